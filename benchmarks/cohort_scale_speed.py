@@ -1,10 +1,12 @@
-"""The cost of a simulated round as population and cohort grow, and the benchmark that FLUTE publishes.
+"""The cost of a simulated round as population and cohort grow, and the benchmark that FLUTE
+publishes.
 
-A round is what `discreet simulate` does: drawing a Poisson cohort, training it, clipping, adding up and noising. Memory
-is the largest resident size of this process during the round above that before it; the workers map it, and each adds
-what one chunk takes. Every client is a view of the data set, decided by its number: none is held. FLUTE's benchmark is
-logistic regression for 100 rounds of 10 of 1000 clients, batches of 10, learning rate 0.03; FLUTE itself reports 200 s
-for it, and Flower's simulation 1814 s.
+A round is what `discreet simulate` does: drawing a Poisson cohort, training it, clipping, adding up
+and noising. Memory is the largest resident size of this process during the round above that before
+it; the workers map it, and each adds what one chunk takes. Every client is a view of the data set,
+decided by its number: none is held. FLUTE's benchmark is logistic regression for 100 rounds of 10
+of 1000 clients, batches of 10, learning rate 0.03; FLUTE itself reports 200 s for it, and Flower's
+simulation 1814 s.
 """
 
 from __future__ import annotations
@@ -27,8 +29,16 @@ from discreet.server.transport import ReplyStats
 from discreet.settings.compose import load_config
 from discreet.simulation.cohort import BatchedTransport, engine_of
 
-# (population, expected cohort): more and more clients, and then larger and larger cohorts of all of them.
-SCALES = ((1000, 100), (10_000, 100), (100_000, 100), (1_000_000, 100), (1_000_000, 1000), (1_000_000, 10_000))
+# (population, expected cohort): more and more clients, and then larger and larger cohorts of all of
+# them.
+SCALES = (
+    (1000, 100),
+    (10_000, 100),
+    (100_000, 100),
+    (1_000_000, 100),
+    (1_000_000, 1000),
+    (1_000_000, 10_000),
+)
 FLUTE = (
     "model.name=logistic_regression",
     "data.num_clients=1000",
@@ -41,7 +51,10 @@ PER_CLIENT = 60
 
 
 def rows(
-    *, model: str = "logistic_regression", scales: Sequence[tuple[int, int]] = SCALES, flute_rounds: int = FLUTE_ROUNDS
+    *,
+    model: str = "logistic_regression",
+    scales: Sequence[tuple[int, int]] = SCALES,
+    flute_rounds: int = FLUTE_ROUNDS,
 ) -> list[Row]:
     """A row for each scale, and one for FLUTE's benchmark."""
     task = digits_like()
@@ -63,21 +76,28 @@ def scale(model: str, task: Task, population: int, cohort: int) -> Row:
 
 def _rounds(plan: Plan, task: Task, *, count: int, population: int) -> State:
     held = SampledExamples(population, len(task.train), PER_CLIENT, SEED)
-    model = build_model(plan.run.model.name, task.shape.input_shape, task.shape.num_classes, seed=SEED)
+    model = build_model(
+        plan.run.model.name, task.shape.input_shape, task.shape.num_classes, seed=SEED
+    )
     state = initial_state(flatten_parameters(model), clip_norm=plan.first_clip_norm)
     engine = engine_of(plan, task, dealt=held)
     with BatchedTransport(plan, engine, accounts=None) as exchange:
         for number in range(1, count + 1):
             cohort = plan.sampling.draw(exchange.available_clients(), secure_source())
-            replies = exchange.ask(TrainRequest(number, state.clip_norm, plan.run), state.params, cohort)
+            replies = exchange.ask(
+                TrainRequest(number, state.clip_norm, plan.run), state.params, cohort
+            )
             updates = ReplyStats().accept(replies)
-            released = plan.mechanism.release(plan.mechanism.add_up(updates, state), state, secure_source())
+            released = plan.mechanism.release(
+                plan.mechanism.add_up(updates, state), state, secure_source()
+            )
             state = stepped(state, plan, released)
     return state
 
 
 def _timed(run: Callable[[], object]) -> tuple[float, float | None]:
-    """Seconds, and MiB of resident memory at the peak above the start; None if the system does not say."""
+    """Seconds, and MiB of resident memory at the peak above the start; None if the system does not
+    say."""
     before = _reset_peak()
     started = time.perf_counter()
     run()

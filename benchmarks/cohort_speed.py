@@ -1,9 +1,11 @@
-"""How fast virtual clients are trained: whole cohorts in one computation, against one client after the other.
+"""How fast virtual clients are trained: whole cohorts in one computation, against one client after
+the other.
 
-The work: 1000 clients of 60 examples of MNIST's shape, 100 of them a round, batches of 10, one epoch, learning rate
-0.1, every update clipped and added up. Everything that is compared runs in turns, so that a busy machine slows all of
-it alike. Times are medians of rounds by the clock. Whole cohorts are trained by a process for each core; what is not
-batched has as many threads as PyTorch takes. pfl-research is compared if it is installed, and skipped by name if
+The work: 1000 clients of 60 examples of MNIST's shape, 100 of them a round, batches of 10, one
+epoch, learning rate 0.1, every update clipped and added up. Everything that is compared runs in
+turns, so that a busy machine slows all of it alike. Times are medians of rounds by the clock. Whole
+cohorts are trained by a process for each core; what is not batched has as many threads as PyTorch
+takes. pfl-research is compared if it is installed, and skipped by name if
 it is not.
 """
 
@@ -61,17 +63,32 @@ DP_SGD = ("privacy.example.enabled=true", "privacy.example.noise_multiplier=1.0"
 def digits_like(count: int = EXAMPLES) -> Task:
     """Random images of MNIST's shape: what they show does not change how long training takes."""
     generator = torch.Generator().manual_seed(SEED)
-    pixels, targets = torch.randint(256, (count, 1, 28, 28), generator=generator), torch.arange(count) % 10
+    pixels, targets = (
+        torch.randint(256, (count, 1, 28, 28), generator=generator),
+        torch.arange(count) % 10,
+    )
     inputs = pixels.float().div_(255)
-    return Task("digits-like", Examples(inputs, targets), Examples(inputs[:10], targets[:10]), SHAPES["mnist"])
+    return Task(
+        "digits-like",
+        Examples(inputs, targets),
+        Examples(inputs[:10], targets[:10]),
+        SHAPES["mnist"],
+    )
 
 
 def rows(
-    *, models: Sequence[str] = MODELS, examples: int = EXAMPLES, clients: int = CLIENTS, repetitions: int = 7
+    *,
+    models: Sequence[str] = MODELS,
+    examples: int = EXAMPLES,
+    clients: int = CLIENTS,
+    repetitions: int = 7,
 ) -> list[Row]:
-    """Clients a second for each model and way, and ratios to sequential training and to pfl-research."""
+    """Clients a second for each model and way, and ratios to sequential training and to
+    pfl-research."""
     task = digits_like(examples)
-    parts = partition_indices(task.train.targets, DataConfig(num_clients=clients, partition_seed=SEED))
+    parts = partition_indices(
+        task.train.targets, DataConfig(num_clients=clients, partition_seed=SEED)
+    )
     found = []
     with TemporaryDirectory() as folder:
         for name in models:
@@ -82,17 +99,24 @@ def rows(
 
 
 def device_ways(name: str, *, clients: int, device: str) -> dict[str, Rounds]:
-    """Rounds of `clients` clients of 60 images on a device: trained together, and by a loop over the clients there."""
+    """Rounds of `clients` clients of 60 images on a device: trained together, and by a loop over
+    the clients there."""
     task = digits_like(EXAMPLES * clients // CLIENTS)
     held = PartitionedExamples.of(
         partition_indices(task.train.targets, DataConfig(num_clients=clients, partition_seed=SEED))
     )
     run = load_config([*WORK, f"model.name={name}", "privacy.noise=float", f"device={device}"])
-    return {"together": _batched(run, task, held, None), "loop": _plain_loop(run, task, held, device=device)}
+    return {
+        "together": _batched(run, task, held, None),
+        "loop": _plain_loop(run, task, held, device=device),
+    }
 
 
 def _sgd_ways(name: str, task: Task, held: ClientExamples, folder: Path) -> dict[str, Rounds]:
-    run, exact = (load_config([*WORK, f"model.name={name}", f"privacy.noise={noise}"]) for noise in ("float", "grid"))
+    run, exact = (
+        load_config([*WORK, f"model.name={name}", f"privacy.noise={noise}"])
+        for noise in ("float", "grid")
+    )
     ways = {
         "plain loop of PyTorch": _plain_loop(run, task, held),
         "sequential": _sequential(run, task, held, None),
@@ -120,7 +144,8 @@ def _compared(name: str, ways: dict[str, Rounds], *, clients: int, repetitions: 
         for way, rounds in ways.items():
             # Rounds cost nothing beside their clients where these are trained sequentially.
             few = max(1, cohort // 10) if "sequential" in way or "plain" in way else cohort
-            # Several rounds a turn: the first one finds the caches as another way left them. Turn 0 warms up.
+            # Several rounds a turn: the first one finds the caches as another way left them. Turn 0
+            # warms up.
             turn, number = time.perf_counter(), repetition
             while (started := time.perf_counter()) < turn + TURN_SECONDS:
                 rounds([(number * cohort + client) % clients for client in range(few)])
@@ -128,7 +153,10 @@ def _compared(name: str, ways: dict[str, Rounds], *, clients: int, repetitions: 
                 if repetition:
                     times[way].append((time.perf_counter() - started) / few)
     speeds = {way: 1 / median(values) for way, values in times.items()}
-    base, peer = next(speed for way, speed in speeds.items() if "sequential" in way), speeds.get("pfl-research")
+    base, peer = (
+        next(speed for way, speed in speeds.items() if "sequential" in way),
+        speeds.get("pfl-research"),
+    )
     return [
         {"model": name, "way": way, "clients_per_second": speed, "ratio": speed / base}
         | ({"to_pfl": speed / peer} if peer else {})
@@ -137,8 +165,11 @@ def _compared(name: str, ways: dict[str, Rounds], *, clients: int, repetitions: 
 
 
 def _plain_loop(run: Settings, task: Task, held: ClientExamples, *, device: str = "cpu") -> Rounds:
-    """What a person would write without any library: SGD on each client, its update clipped and added."""
-    model = build_model(run.model.name, task.shape.input_shape, task.shape.num_classes, seed=SEED).to(device)
+    """What a person would write without any library: SGD on each client, its update clipped and
+    added."""
+    model = build_model(
+        run.model.name, task.shape.input_shape, task.shape.num_classes, seed=SEED
+    ).to(device)
     inputs, targets = task.train.inputs.to(device), task.train.targets.to(device)
     start, generator = flatten_parameters(model), np.random.default_rng(SEED)
 
@@ -159,7 +190,9 @@ def _plain_loop(run: Settings, task: Task, held: ClientExamples, *, device: str 
     return rounds
 
 
-def _sequential(run: Settings, task: Task, held: ClientExamples, ledger: DurableLedger | None) -> Rounds:
+def _sequential(
+    run: Settings, task: Task, held: ClientExamples, ledger: DurableLedger | None
+) -> Rounds:
     """The clients that Flower runs, called one after the other."""
     model = build_model(run.model.name, task.shape.input_shape, task.shape.num_classes, seed=SEED)
     start, request = flatten_parameters(model), TrainRequest(1, CLIP_NORM, client_settings(run))
@@ -168,7 +201,11 @@ def _sequential(run: Settings, task: Task, held: ClientExamples, ledger: Durable
         total = ClippedSum(len(start), CLIP_NORM)
         for client in clients:
             examples = task.train.subset(torch.from_numpy(held.examples(client)))
-            accounts = None if ledger is None else Accounts(ledger, run.privacy.delta, run.privacy.accountant)
+            accounts = (
+                None
+                if ledger is None
+                else Accounts(ledger, run.privacy.delta, run.privacy.accountant)
+            )
             who = Client(model, examples, accounts, ClientPolicy(), secure_source(), str(client))
             reply = who.answer(work_of(request), start)
             total.add(reply.update.unsqueeze(0))
@@ -176,10 +213,14 @@ def _sequential(run: Settings, task: Task, held: ClientExamples, ledger: Durable
     return rounds
 
 
-def _batched(run: Settings, task: Task, held: ClientExamples, ledger: DurableLedger | None) -> Rounds:
+def _batched(
+    run: Settings, task: Task, held: ClientExamples, ledger: DurableLedger | None
+) -> Rounds:
     """The cohort as one computation."""
     model = build_model(run.model.name, task.shape.input_shape, task.shape.num_classes, seed=SEED)
-    accounts = None if ledger is None else Accounts(ledger, run.privacy.delta, run.privacy.accountant)
+    accounts = (
+        None if ledger is None else Accounts(ledger, run.privacy.delta, run.privacy.accountant)
+    )
     plan = planned(run)
     exchange = BatchedTransport(plan, engine_of(plan, task, dealt=held), accounts=accounts)
     start = RoundStart(0, flatten_parameters(model), CLIP_NORM)
@@ -209,21 +250,38 @@ class _Classifier(nn.Module):
 
 def _pfl_research(run: Settings, task: Task, held: ClientExamples) -> Rounds:
     """Federated averaging with central Gaussian noise, by Apple's simulator."""
-    names = ("aggregate.simulate", "data", "data.pytorch", "hyperparam", "algorithm", "model.pytorch", "privacy")
-    simulate, data, tensors, hyperparam, algorithm, models, privacy = (import_module(f"pfl.{name}") for name in names)
+    names = (
+        "aggregate.simulate",
+        "data",
+        "data.pytorch",
+        "hyperparam",
+        "algorithm",
+        "model.pytorch",
+        "privacy",
+    )
+    simulate, data, tensors, hyperparam, algorithm, models, privacy = (
+        import_module(f"pfl.{name}") for name in names
+    )
 
     def examples(client: int) -> Any:
         numbers = torch.from_numpy(held.examples(client))
-        return tensors.PyTorchTensorDataset((task.train.inputs[numbers], task.train.targets[numbers]))
+        return tensors.PyTorchTensorDataset(
+            (task.train.inputs[numbers], task.train.targets[numbers])
+        )
 
     waiting: list[int] = []
     layers = build_model(run.model.name, task.shape.input_shape, task.shape.num_classes, seed=SEED)
     classifier = _Classifier(layers)
-    model = models.PyTorchModel(classifier, torch.optim.SGD, torch.optim.SGD(classifier.parameters(), lr=1.0))
+    model = models.PyTorchModel(
+        classifier, torch.optim.SGD, torch.optim.SGD(classifier.parameters(), lr=1.0)
+    )
     noise = privacy.CentrallyAppliedPrivacyMechanism(privacy.GaussianMechanism(CLIP_NORM, 1.0))
     users = data.FederatedDataset(examples, lambda: waiting.pop())
     backend = simulate.SimulatedBackend(users, None, postprocessors=[noise])
-    sizes = {"local_batch_size": run.training.batch_size, "local_learning_rate": run.training.learning_rate}
+    sizes = {
+        "local_batch_size": run.training.batch_size,
+        "local_learning_rate": run.training.learning_rate,
+    }
     local, rated = (
         hyperparam.NNTrainHyperParams(local_num_epochs=1, **sizes),
         hyperparam.NNEvalHyperParams(local_batch_size=None),
@@ -231,8 +289,14 @@ def _pfl_research(run: Settings, task: Task, held: ClientExamples) -> Rounds:
 
     def rounds(clients: Sequence[int]) -> None:
         waiting[:] = clients
-        counts = {"train_cohort_size": len(clients), "val_cohort_size": 0, "evaluation_frequency": 1000}
+        counts = {
+            "train_cohort_size": len(clients),
+            "val_cohort_size": 0,
+            "evaluation_frequency": 1000,
+        }
         plan = algorithm.NNAlgorithmParams(central_num_iterations=1, **counts)
-        algorithm.FederatedAveraging().run(plan, backend, model, local, rated, send_metrics_to_platform=False)
+        algorithm.FederatedAveraging().run(
+            plan, backend, model, local, rated, send_metrics_to_platform=False
+        )
 
     return rounds

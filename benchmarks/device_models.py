@@ -1,4 +1,5 @@
-"""Models of the usual sizes for a GPU, and small ones of the same kind to try them on a CPU. Nothing is downloaded."""
+"""Models of the usual sizes for a GPU, and small ones of the same kind to try them on a CPU.
+Nothing is downloaded."""
 
 from __future__ import annotations
 
@@ -18,7 +19,8 @@ TOKENS, CLASSES = 128, 10
 
 
 def device_cases(*, small: bool) -> dict[str, Make]:
-    """The makers of the cases by their names. A maker raises ImportError if its library is not installed."""
+    """The makers of the cases by their names. A maker raises ImportError if its library is not
+    installed."""
     return {
         "CNN": lambda count: _images(convolutions(), count, 1, 28),
         "ResNet-18, GroupNorm": lambda count: _images(_resnet(), count, 3, 32),
@@ -39,11 +41,14 @@ def _resnet() -> nn.Module:
 
 
 def _vit(count: int, *, small: bool) -> Case:
-    """ViT-S/16 on images of 224 pixels (Touvron et al. 2021); a small one of 4 layers on images of 32."""
+    """ViT-S/16 on images of 224 pixels (Touvron et al. 2021); a small one of 4 layers on images of
+    32."""
     transformer: Any = import_module("torchvision.models").VisionTransformer
     side, patch, layers, heads, width = (32, 4, 4, 4, 128) if small else (224, 16, 12, 6, 384)
     model = transformer(side, patch, layers, heads, width, 4 * width, num_classes=CLASSES)
-    nn.init.normal_(model.heads.head.weight, std=0.1)  # it begins at zero: the rest would have no gradient
+    nn.init.normal_(
+        model.heads.head.weight, std=0.1
+    )  # it begins at zero: the rest would have no gradient
     return _images(model, count, 3, side)
 
 
@@ -57,12 +62,15 @@ def _bert(count: int, *, small: bool) -> Case:
 
 
 def _gpt2_lora(count: int, *, small: bool) -> Case:
-    """GPT-2 (Radford et al. 2019) with LoRA of rank 8 in its attention; a small one has 2 layers of 128."""
+    """GPT-2 (Radford et al. 2019) with LoRA of rank 8 in its attention; a small one has 2 layers of
+    128."""
     transformers: Any = import_module("transformers")
     layers, heads, width = (2, 2, 128) if small else (12, 12, 768)
     sizes = {"n_layer": layers, "n_head": heads, "n_embd": width}
     config = transformers.GPT2Config(num_labels=CLASSES, pad_token_id=0, **sizes)
-    return _texts(lora(transformers.GPT2ForSequenceClassification(config)), count, config.vocab_size)
+    return _texts(
+        lora(transformers.GPT2ForSequenceClassification(config)), count, config.vocab_size
+    )
 
 
 def _texts(model: nn.Module, count: int, vocabulary: int) -> Case:

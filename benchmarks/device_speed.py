@@ -1,15 +1,18 @@
-"""Measures Discreet on one device, a GPU above all: sums, steps, cohorts, noise, and a run that is killed.
+"""Measures Discreet on one device, a GPU above all: sums, steps, cohorts, noise, and a run that is
+killed.
 
-It ends within `minutes`, prints a table for each section, and writes what it has to one JSON file after each of them.
-A library that is missing, a model that does not run and a section for which no time is left are named, and the others
-go on.
+It ends within `minutes`, prints a table for each section, and writes what it has to one JSON file
+after each of them. A library that is missing, a model that does not run and a section for which no
+time is left are named, and the others go on.
 
-- `sums`: clipped gradient sums on the device beside those of the CPU, for the models of `people_models`: the relative
-  error should be at most 1e-4.
-- `steps`: the plain step, DPSGD's and Opacus', each at a batch that fills the device; examples a second, and the most
-  memory that was allocated.
-- `cohorts`: virtual clients a second, trained together, and by a loop over the clients on the same device.
-- `noise`: normal values a second from the operating system's randomness, beside PyTorch's generator.
+- `sums`: clipped gradient sums on the device beside those of the CPU, for the models of
+  `people_models`: the relative error should be at most 1e-4.
+- `steps`: the plain step, DPSGD's and Opacus', each at a batch that fills the device; examples a
+  second, and the most memory that was allocated.
+- `cohorts`: virtual clients a second, trained together, and by a loop over the clients on the same
+  device.
+- `noise`: normal values a second from the operating system's randomness, beside PyTorch's
+  generator.
 - `run`: `discreet simulate` on the device, killed after a few rounds and resumed.
 """
 
@@ -54,7 +57,13 @@ from discreet.per_example.trial import Undrawn, exact_products
 from discreet.privacy.mechanisms import Gaussian
 from discreet.privacy.randomness import secure_source
 
-SHARES = {"sums": 0.25, "steps": 0.75, "cohorts": 0.88, "noise": 0.9, "run": 1.0}  # of the time, by each section's end
+SHARES = {
+    "sums": 0.25,
+    "steps": 0.75,
+    "cohorts": 0.88,
+    "noise": 0.9,
+    "run": 1.0,
+}  # of the time, by each section's end
 FILLED = 0.5  # of the device's memory, by the clipped sum as it was measured at smaller batches
 LARGEST_BATCH, MODE_BATCH, SMALL_BATCH, PROBE = 4096, 128, 16, 8
 LONGEST_MS = 1000.0  # of a clipped sum
@@ -63,7 +72,11 @@ OPACUS_MODES = ("hooks", "ghost", "ew")
 NOISE_VALUES = {"cpu": 2_000_000, "cuda": 20_000_000}
 RUN_WORDS = ("rounds=12", "seed=null", "data.name=digits", "privacy.user.target_epsilon=8")
 KILLED_AFTER = 4  # rounds
-FAILED = (*UNSERVED, AssertionError, TimeoutError)  # what a model that a library does not serve may raise
+FAILED = (
+    *UNSERVED,
+    AssertionError,
+    TimeoutError,
+)  # what a model that a library does not serve may raise
 
 
 @dataclass(frozen=True)
@@ -77,7 +90,8 @@ class Bench:
 
     @contextmanager
     def within(self, section: str) -> Iterator[None]:
-        """Within it TimeoutError is raised when that section's share of the time is over, and at most once."""
+        """Within it TimeoutError is raised when that section's share of the time is over, and at
+        most once."""
         left = self.end - (1 - SHARES[section]) * self.seconds - time.monotonic()
         before = signal.signal(signal.SIGALRM, _out_of_time)
         signal.setitimer(signal.ITIMER_REAL, max(left, 0.01))
@@ -122,11 +136,19 @@ def measure(device: str, *, small: bool, minutes: float, json_file: Path | None)
 
 def machine(device: torch.device) -> dict[str, Any]:
     """The names and versions that a number from this machine needs beside it."""
-    found: dict[str, Any] = {"device": str(device), "cores": os.cpu_count(), "python": platform.python_version()}
+    found: dict[str, Any] = {
+        "device": str(device),
+        "cores": os.cpu_count(),
+        "python": platform.python_version(),
+    }
     found["torch"] = torch.__version__
     if device.type == "cuda":
         card = torch.cuda.get_device_properties(device)
-        found |= {"card": card.name, "memory_gb": round(card.total_memory / 1e9, 1), "cuda": torch.version.cuda}
+        found |= {
+            "card": card.name,
+            "memory_gb": round(card.total_memory / 1e9, 1),
+            "cuda": torch.version.cuda,
+        }
     return found
 
 
@@ -146,9 +168,12 @@ def _rows_within(bench: Bench, section: str, cases: dict[str, Callable[[], Row]]
 
 
 def sum_rows(bench: Bench) -> Iterator[Row]:
-    """The relative error of each model's clipped sum to the CPU's, with half of the norms clipped."""
+    """The relative error of each model's clipped sum to the CPU's, with half of the norms
+    clipped."""
     with exact_products():
-        yield from _rows_within(bench, "sums", {name: partial(_sum_row, CASES[name], bench) for name in CASES})
+        yield from _rows_within(
+            bench, "sums", {name: partial(_sum_row, CASES[name], bench) for name in CASES}
+        )
 
 
 def _sum_row(build: Callable[[], Case], bench: Bench) -> Row:
@@ -167,7 +192,9 @@ def _sum_error(build: Callable[[], Case], device: torch.device) -> float:
 def step_rows(bench: Bench) -> Iterator[Row]:
     """The plain step, DPSGD's and Opacus' of each model, in examples a second."""
     makers = device_cases(small=bench.small)
-    yield from _rows_within(bench, "steps", {name: partial(_steps, make, bench) for name, make in makers.items()})
+    yield from _rows_within(
+        bench, "steps", {name: partial(_steps, make, bench) for name, make in makers.items()}
+    )
 
 
 def _steps(make: Make, bench: Bench) -> Row:
@@ -185,7 +212,10 @@ def _steps(make: Make, bench: Bench) -> Row:
 def _own_steps(make: Make, count: int, bench: Bench) -> Row:
     """The plain step, the clipped sum, and the step of DPSGD."""
     case = _made(make, count, bench.device)
-    plain, total = Step(_plain_step(case), _nothing), Step(lambda: clipped_sum(case, CLIP), _nothing)
+    plain, total = (
+        Step(_plain_step(case), _nothing),
+        Step(lambda: clipped_sum(case, CLIP), _nothing),
+    )
     row = _timed({"plain": plain, "sum": total}, count, bench)
     return row | _timed({"DPSGD": private_step(_made(make, count, bench.device))}, count, bench)
 
@@ -250,8 +280,8 @@ def _plain_step(case: Case) -> Call:
 
 
 def _filling_batch(make: Make, bench: Bench) -> int:
-    """The largest power of two at which the clipped sum should fill the share `FILLED` of the device, or take a second
-    at most."""
+    """The largest power of two at which the clipped sum should fill the share `FILLED` of the
+    device, or take a second at most."""
     if bench.small or bench.device.type != "cuda":
         return SMALL_BATCH
     (peak, before), (twice, after) = (_probed(make, count, bench) for count in (PROBE, 2 * PROBE))
@@ -259,7 +289,9 @@ def _filling_batch(make: Make, bench: Bench) -> int:
     room = FILLED * torch.cuda.mem_get_info(bench.device)[0] - peak
     slow = max((after - before) / PROBE, 1e-6)
     batch = PROBE
-    while 2 * batch <= LARGEST_BATCH and 2 * batch * each <= room and 2 * batch * slow <= LONGEST_MS:
+    while (
+        2 * batch <= LARGEST_BATCH and 2 * batch * each <= room and 2 * batch * slow <= LONGEST_MS
+    ):
         batch *= 2
     return batch
 
@@ -274,7 +306,8 @@ def _probed(make: Make, count: int, bench: Bench) -> tuple[int, float]:
 
 
 def _milliseconds(call: Call, bench: Bench, before: Call = tuple) -> float:
-    """The median time of a call by the clock, after one to warm up; what is called before each is not timed."""
+    """The median time of a call by the clock, after one to warm up; what is called before each is
+    not timed."""
     before()
     call()
     times = []
@@ -289,7 +322,8 @@ def _milliseconds(call: Call, bench: Bench, before: Call = tuple) -> float:
 
 
 def _peak_bytes(call: Call, bench: Bench) -> int:
-    """The most bytes of tensors alive at once inside a call, beside those that were there before."""
+    """The most bytes of tensors alive at once inside a call, beside those that were there
+    before."""
     if bench.device.type != "cuda":
         return peak_bytes(call)
     bench.synchronise()
@@ -304,7 +338,9 @@ def cohort_rows(bench: Bench) -> Iterator[Row]:
     """Clients a second, trained together and in a loop."""
     cohort = 20 if bench.small else 1000
     models = ("logistic_regression", "mlp", "cnn")
-    yield from _rows_within(bench, "cohorts", {name: partial(_cohorts, name, cohort, bench) for name in models})
+    yield from _rows_within(
+        bench, "cohorts", {name: partial(_cohorts, name, cohort, bench) for name in models}
+    )
 
 
 def _cohorts(name: str, cohort: int, bench: Bench) -> Row:
@@ -312,14 +348,20 @@ def _cohorts(name: str, cohort: int, bench: Bench) -> Row:
     few = max(cohort // 100, 2)
     together = _milliseconds(lambda: ways["together"](range(cohort)), bench)
     alone = _milliseconds(lambda: ways["loop"](range(few)), bench)
-    row: Row = {"clients": cohort, "together/s": 1e3 * cohort / together, "loop/s": 1e3 * few / alone}
+    row: Row = {
+        "clients": cohort,
+        "together/s": 1e3 * cohort / together,
+        "loop/s": 1e3 * few / alone,
+    }
     row["together/loop"] = row["together/s"] / row["loop/s"]
     return row
 
 
 def noise_rows(bench: Bench) -> Iterator[Row]:
     """Normal values a second for a sum on the device."""
-    total = torch.zeros(NOISE_VALUES["cpu" if bench.small else bench.device.type], device=bench.device)
+    total = torch.zeros(
+        NOISE_VALUES["cpu" if bench.small else bench.device.type], device=bench.device
+    )
     source, mechanism = secure_source(), Gaussian(NOISE_MULTIPLIER)
     secure = _milliseconds(lambda: mechanism.add_noise(total, 1.0, source), bench)
     torchs = _milliseconds(lambda: total + torch.randn_like(total), bench)
@@ -334,17 +376,26 @@ def run_rows(bench: Bench) -> Iterator[Row]:
         words = [*RUN_WORDS, f"device={bench.device}", f"output_dir={output}"]
         killed = _rounds_until_killed(words)
         resumed = subprocess.run(
-            _command([f"output_dir={output}", "resume=true"]), capture_output=True, text=True, check=False, timeout=300
+            _command([f"output_dir={output}", "resume=true"]),
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=300,
         )
     rounds = [line for line in resumed.stdout.splitlines() if line.startswith("round ")]
-    row: Row = {"killed after": killed, "exit code": resumed.returncode, "last": rounds[-1] if rounds else ""}
+    row: Row = {
+        "killed after": killed,
+        "exit code": resumed.returncode,
+        "last": rounds[-1] if rounds else "",
+    }
     if resumed.returncode:
         row["missing"] = (resumed.stdout + resumed.stderr)[-500:]
     yield row
 
 
 def _rounds_until_killed(words: list[str]) -> int:
-    """Starts a run, kills it when it has said its fourth round, and returns the number of rounds that it said."""
+    """Starts a run, kills it when it has said its fourth round, and returns the number of rounds
+    that it said."""
     rounds = 0
     with subprocess.Popen(_command(words), stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
@@ -366,7 +417,9 @@ def _made(make: Make, count: int, device: torch.device) -> Case:
 
 def on_device(case: Case, device: torch.device) -> Case:
     """The case with its model and its batch there; the model is moved, not copied."""
-    inputs, targets = tree_map_only(torch.Tensor, lambda value: value.to(device), (case.inputs, case.targets))
+    inputs, targets = tree_map_only(
+        torch.Tensor, lambda value: value.to(device), (case.inputs, case.targets)
+    )
     return case._replace(model=case.model.to(device), inputs=inputs, targets=targets)
 
 

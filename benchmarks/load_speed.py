@@ -1,8 +1,9 @@
 """The load of many nodes on one server: `discreet benchmark load`.
 
-A SuperLink and its node proxy, with TLS and node keys, and as many light nodes: threads of one process, each with a key
-and a connection of its own, and no ClientApp. A server can't tell them from SuperNodes. Processor seconds of the
-server's three processes are measured beside the clock, which other programs on the machine disturb more.
+A SuperLink and its node proxy, with TLS and node keys, and as many light nodes: threads of one
+process, each with a key and a connection of its own, and no ClientApp. A server can't tell them
+from SuperNodes. Processor seconds of the server's three processes are measured beside the clock,
+which other programs on the machine disturb more.
 """
 
 from __future__ import annotations
@@ -34,32 +35,44 @@ PATIENCE_SECONDS, LOOK_SECONDS = 3600.0, 0.25
 TICKS, MEBIBYTE = os.sysconf("SC_CLK_TCK"), 2**20
 
 
-def rows(nodes: Sequence[int] = NODES, sizes: Sequence[int] = SIZES, *, rounds: int = 3) -> list[Row]:
-    """A row for each number of nodes and of parameters: seconds of a round by the clock, processor seconds of the
-    node proxy (gate), the SuperLink (link) and the ServerApp (app) for a round, and their peaks of resident memory in
-    MiB."""
+def rows(
+    nodes: Sequence[int] = NODES, sizes: Sequence[int] = SIZES, *, rounds: int = 3
+) -> list[Row]:
+    """A row for each number of nodes and of parameters: seconds of a round by the clock, processor
+    seconds of the node proxy (gate), the SuperLink (link) and the ServerApp (app) for a round, and
+    their peaks of resident memory in MiB."""
     return [row for count in nodes for row in rows_of(count, sizes, rounds=rounds)]
 
 
 def rows_of(nodes: int, sizes: Sequence[int], *, rounds: int) -> Iterator[Row]:
-    """Starts a federation, and measures it with each size, the smallest first: memory that was used is kept."""
+    """Starts a federation, and measures it with each size, the smallest first: memory that was used
+    is kept."""
     with tempfile.TemporaryDirectory() as folder, _federation(nodes, Path(folder)) as federation:
         for size in sorted(sizes):
             watch = ServerWatch(federation)
-            words = (f"nodes={nodes}", f"rounds={rounds}", f"size={size}", f"timeout={PATIENCE_SECONDS}")
+            words = (
+                f"nodes={nodes}",
+                f"rounds={rounds}",
+                f"size={size}",
+                f"timeout={PATIENCE_SECONDS}",
+            )
             run = federation.run(f"floor-{size}", *words, app=EMPTY_APP)
             finish(federation, run, watch)
             facts = json.loads(run.path.with_suffix(".json").read_text())
             yield {
                 **{"nodes": nodes, "parameters": size, "replies": sum(facts["replies"]) / rounds},
                 "seconds": sum(facts["seconds"]) / rounds,
-                **{f"{name}_seconds": used / rounds for name, used in watch.processor_seconds().items()},
+                **{
+                    f"{name}_seconds": used / rounds
+                    for name, used in watch.processor_seconds().items()
+                },
                 **{f"{name}_mib": watch.peaks.get(name, 0) / MEBIBYTE for name in PARTS},
             }
 
 
 class ServerWatch:
-    """Processor seconds and peaks of memory of a server's processes, from its making until its last look."""
+    """Processor seconds and peaks of memory of a server's processes, from its making until its last
+    look."""
 
     def __init__(self, federation: Federation) -> None:
         self.federation = federation
@@ -75,12 +88,19 @@ class ServerWatch:
         """Reads all processes. A process that is gone can't be asked for its peak: look often."""
         for name, pid in self._processes():
             try:
-                status, stat = (Path(f"/proc/{pid}/{file}").read_text() for file in ("status", "stat"))
+                status, stat = (
+                    Path(f"/proc/{pid}/{file}").read_text() for file in ("status", "stat")
+                )
             except OSError:
                 continue
-            peak = next(int(line.split()[1]) * 1024 for line in status.splitlines() if line.startswith("VmHWM:"))
+            peak = next(
+                int(line.split()[1]) * 1024
+                for line in status.splitlines()
+                if line.startswith("VmHWM:")
+            )
             self.peaks[name] = max(self.peaks.get(name, 0), peak)
-            # The name in parentheses may hold anything; the eleventh and twelfth word after it are ticks.
+            # The name in parentheses may hold anything; the eleventh and twelfth word after it are
+            # ticks.
             words = stat.rpartition(")")[2].split()
             self._last[pid] = name, (int(words[11]) + int(words[12])) / TICKS
 
@@ -109,20 +129,34 @@ def finish(federation: Federation, folder: RunFolder, watch: ServerWatch) -> Non
         watch.look()
         return process.poll() is not None
 
-    wait_until(over, PATIENCE_SECONDS, f"{name} is over; see {federation.log(name)}", every=LOOK_SECONDS)
+    wait_until(
+        over, PATIENCE_SECONDS, f"{name} is over; see {federation.log(name)}", every=LOOK_SECONDS
+    )
 
 
 @contextmanager
 def _federation(nodes: int, folder: Path) -> Iterator[Federation]:
     names = [f"node-{number}" for number in range(nodes)]
     with empty_federation(folder, names, pause=PAUSE_SECONDS) as federation:
-        ready, keys = folder / "nodes-ready", [federation.secrets / "nodes" / f"{name}.key" for name in names]
+        ready, keys = (
+            folder / "nodes-ready",
+            [federation.secrets / "nodes" / f"{name}.key" for name in names],
+        )
         command = [
-            *(sys.executable, "-m", "benchmarks.load_speed", f"127.0.0.1:{federation.proxy_port}"),
-            *(federation.authority, ready, *keys),
+            sys.executable,
+            "-m",
+            "benchmarks.load_speed",
+            f"127.0.0.1:{federation.proxy_port}",
+            federation.authority,
+            ready,
+            *keys,
         ]
         process = federation.start("nodes", [str(word) for word in command])
-        wait_until(lambda: ready.exists() or process.poll() is not None, PATIENCE_SECONDS, "all nodes are let in")
+        wait_until(
+            lambda: ready.exists() or process.poll() is not None,
+            PATIENCE_SECONDS,
+            "all nodes are let in",
+        )
         yield federation
 
 
@@ -133,7 +167,13 @@ def main() -> None:
     signal.signal(signal.SIGTERM, lambda *_: asked.set())
     with ExitStack() as nodes:
         for key in map(Path, keys):
-            node = raw_node(address, authority=Path(authority), key=key, behaviour=answer_to, pause=PAUSE_SECONDS)
+            node = raw_node(
+                address,
+                authority=Path(authority),
+                key=key,
+                behaviour=answer_to,
+                pause=PAUSE_SECONDS,
+            )
             nodes.enter_context(node)
         Path(ready).touch()
         asked.wait()

@@ -1,14 +1,17 @@
-"""What a private step costs for models as people write them, beside the plain gradient and the best mode of Opacus.
+"""What a private step costs for models as people write them, beside the plain gradient and the best
+mode of Opacus.
 
     python -m benchmarks.loop_speed BERT nanoGPT        # these alone
 
-A row a model, all measured in one process with one thread, by processor time, in turns. The clipped sum is compared
-with the gradient of the mean loss by autograd. A whole step of DPSGD is compared with one of Opacus: both clip, draw
-noise and change the parameters, and none draws its batch; the noise of Opacus comes from PyTorch's generator, that of
-DPSGD from the operating system's randomness.
-Memory is the most bytes of tensors alive at once, beside the model; that of Opacus is its least in any mode, which need
-not be the fastest one. The error is that of the clipped sum against a loop over single examples, each given twice,
-since some forwards squeeze a batch of one away. What is not installed or does not run has its reason.
+A row a model, all measured in one process with one thread, by processor time, in turns. The clipped
+sum is compared with the gradient of the mean loss by autograd. A whole step of DPSGD is compared
+with one of Opacus: both clip, draw noise and change the parameters, and none draws its batch; the
+noise of Opacus comes from PyTorch's generator, that of DPSGD from the operating system's
+randomness.
+Memory is the most bytes of tensors alive at once, beside the model; that of Opacus is its least in
+any mode, which need not be the fastest one. The error is that of the clipped sum against a loop
+over single examples, each given twice, since some forwards squeeze a batch of one away. What is not
+installed or does not run has its reason.
 """
 
 from __future__ import annotations
@@ -62,27 +65,34 @@ def rows(names: Sequence[str] = tuple(CASES), *, seconds: float = SECONDS) -> li
 
 
 def compared(
-    cases: Mapping[str, Callable[[], Case]], seconds: float, *, stepped: Callable[[Case], Step] | None = None
+    cases: Mapping[str, Callable[[], Case]],
+    seconds: float,
+    *,
+    stepped: Callable[[Case], Step] | None = None,
 ) -> list[Row]:
     """A row for each case; `stepped`: makes the private step, if it is not that of DPSGD.
 
-    `sum` and `step` are ratios to the plain gradient, `Opacus/step` is above 1 if Opacus takes longer; `memory` is that
-    of the sum over that of the plain gradient, `Opacus/memory` is above 1 if a step of Opacus needs more than ours.
-    """
+    `sum` and `step` are ratios to the plain gradient, `Opacus/step` is above 1 if Opacus takes
+    longer; `memory` is that of the sum over that of the plain gradient, `Opacus/memory` is above 1
+    if a step of Opacus needs more than ours."""
     threads, log, said = torch.get_num_threads(), logging.getLogger("discreet"), _Said()
     torch.set_num_threads(1)
     log.addHandler(said)
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of Opacus, at every layer
-            return [{"model": name} | _row(cases[name], seconds, said, stepped or private_step) for name in cases]
+            return [
+                {"model": name} | _row(cases[name], seconds, said, stepped or private_step)
+                for name in cases
+            ]
     finally:
         log.removeHandler(said)
         torch.set_num_threads(threads)
 
 
 class _Said(logging.Handler):
-    """The way that the gradients of the last model were found, "watched" unless the log said otherwise."""
+    """The way that the gradients of the last model were found, "watched" unless the log said
+    otherwise."""
 
     way = "watched"
 
@@ -91,14 +101,19 @@ class _Said(logging.Handler):
             self.way = f"{record.args[1]}: {record.args[2]}"
 
 
-def _row(build: Callable[[], Case], seconds: float, said: _Said, stepped: Callable[[Case], Step]) -> Row:
+def _row(
+    build: Callable[[], Case], seconds: float, said: _Said, stepped: Callable[[Case], Step]
+) -> Row:
     said.way = "watched"
     try:
         case = seeded(build)
         clipped_sum(case, CLIP)  # also tries the model
     except (ImportError, ValueError) as error:
         return {"way": str(error)}
-    calls: dict[str, Call] = {"plain": lambda: plain_gradient(case), "sum": lambda: clipped_sum(case, CLIP)}
+    calls: dict[str, Call] = {
+        "plain": lambda: plain_gradient(case),
+        "sum": lambda: clipped_sum(case, CLIP),
+    }
     plain, ours = map(peak_bytes, calls.values())
     step = stepped(seeded(build))
     calls["step"], peak = step.take, _peak(step)
@@ -106,9 +121,21 @@ def _row(build: Callable[[], Case], seconds: float, said: _Said, stepped: Callab
     calls |= {"Opacus": opacus} if opacus else {}
     times = times_in_turns(calls, seconds, before={"step": step.draw})
     ms = {what: median(found) for what, found in times.items()}
-    row: Row = {"batch": len(case.targets), "error": error_of(case), "plain ms": ms["plain"], "plain MB": plain / 1e6}
-    row |= {"sum": ms["sum"] / ms["plain"], "step": ms["step"] / ms["plain"], "memory": ours / plain, "Opacus": mode}
-    row |= {"Opacus/step": ms["Opacus"] / ms["step"], "Opacus/memory": theirs / peak} if opacus else {}
+    row: Row = {
+        "batch": len(case.targets),
+        "error": error_of(case),
+        "plain ms": ms["plain"],
+        "plain MB": plain / 1e6,
+    }
+    row |= {
+        "sum": ms["sum"] / ms["plain"],
+        "step": ms["step"] / ms["plain"],
+        "memory": ours / plain,
+        "Opacus": mode,
+    }
+    row |= (
+        {"Opacus/step": ms["Opacus"] / ms["step"], "Opacus/memory": theirs / peak} if opacus else {}
+    )
     return row | {"way": said.way}
 
 
@@ -120,7 +147,8 @@ def seeded(build: Callable[[], Case]) -> Case:
 
 
 def _peak(step: Step) -> int:
-    """The most bytes of two steps in a row and their batches, from a model without gradients, after one to warm up."""
+    """The most bytes of two steps in a row and their batches, from a model without gradients, after
+    one to warm up."""
     step.draw()
     step.take()
     step.clear()
@@ -128,7 +156,8 @@ def _peak(step: Step) -> int:
 
 
 def _opacus(build: Callable[[], Case]) -> tuple[Call | None, int, str]:
-    """Opacus' fastest step, the least memory of any mode, and the mode's name, or the reason why none runs."""
+    """Opacus' fastest step, the least memory of any mode, and the mode's name, or the reason why
+    none runs."""
     found, reason = [], ""
     for mode in OPACUS_MODES:
         try:
@@ -159,8 +188,8 @@ def clipped_sum(case: Case, clip_norm: float) -> tuple[Tensor, Tensor]:
 
 
 def error_of(case: Case) -> float:
-    """The relative error of the sum with half of the norms clipped, against one example after the other; dropout keeps
-    everything in both."""
+    """The relative error of the sum with half of the norms clipped, against one example after the
+    other; dropout keeps everything in both."""
     with Undrawn():
         clip = float(clipped_sum(case, 1.0)[1].median())
         found, wanted = clipped_sum(case, clip)[0], torch.zeros(())
@@ -174,18 +203,27 @@ def error_of(case: Case) -> float:
 
 def private_step(case: Case) -> Step:
     """`DPSGD.step` on the same batch each time: every example joins with the chance 1."""
-    trained, count = [value for value in case.model.parameters() if value.requires_grad], len(case.targets)
-    optimizer, privacy = torch.optim.SGD(trained, lr=LEARNING_RATE), LoopPrivacy(noise_multiplier=NOISE_MULTIPLIER)
+    trained, count = (
+        [value for value in case.model.parameters() if value.requires_grad],
+        len(case.targets),
+    )
+    optimizer, privacy = (
+        torch.optim.SGD(trained, lr=LEARNING_RATE),
+        LoopPrivacy(noise_multiplier=NOISE_MULTIPLIER),
+    )
     data = [(rows_of(case.inputs, place), case.targets[place]) for place in range(count)]
     settings = {"batch_size": count, "epochs": 10**6, "delta": 1e-5, "clip_norm": CLIP}
     loop = DPSGD(case.model, optimizer, data, **settings, loss=case.loss, privacy=privacy)  # type: ignore[arg-type]
     batches, drawn = iter(loop), list[Any]()
-    return Step(lambda: loop.step(*drawn.pop()), optimizer.zero_grad, lambda: drawn.append(next(batches)))
+    return Step(
+        lambda: loop.step(*drawn.pop()), optimizer.zero_grad, lambda: drawn.append(next(batches))
+    )
 
 
 @dataclass
 class _Criterion:
-    """A loss of one value an example, as Opacus wants it: its mean, unless `reduction` says "none"."""
+    """A loss of one value an example, as Opacus wants it: its mean, unless `reduction` says
+    "none"."""
 
     loss: Callable[[Any, Any], Tensor]
     reduction: str = "mean"
@@ -196,11 +234,13 @@ class _Criterion:
 
 
 def opacus_step(mode: str, case: Case) -> Step:
-    """One step as Opacus documents it, on the case's batch, with what its `get_compatible_module` makes of the model:
-    its own attention and recurrent layers in place of PyTorch's."""
+    """One step as Opacus documents it, on the case's batch, with what its `get_compatible_module`
+    makes of the model: its own attention and recurrent layers in place of PyTorch's."""
     engine, count = import_module("opacus").PrivacyEngine(), len(case.targets)
     model = engine.get_compatible_module(case.model)
-    for layer in model.modules():  # in-place activations break its hooks, so they are switched off for it
+    for (
+        layer
+    ) in model.modules():  # in-place activations break its hooks, so they are switched off for it
         layer.__dict__.update({"inplace": False} if getattr(layer, "inplace", False) else {})
     trained = [value for value in model.parameters() if value.requires_grad]
     wrapped, optimizer, *more = engine.make_private(

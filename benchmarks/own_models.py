@@ -1,4 +1,5 @@
-"""Models as people write them, for cohorts: forwards of their own, dropout, frozen parts, a recurrent layer."""
+"""Models as people write them, for cohorts: forwards of their own, dropout, frozen parts, a
+recurrent layer."""
 
 from __future__ import annotations
 
@@ -7,14 +8,20 @@ from torch import Tensor, nn
 
 
 class Residual(nn.Module):
-    """Images to logits: a convolution, then attention of one head over the rows, beside the rows themselves.
+    """Images to logits: a convolution, then attention of one head over the rows, beside the rows
+    themselves.
 
     With `drop` it has dropout of channels and of numbers; with `frozen` only the last layers learn.
     """
 
-    def __init__(self, shape: tuple[int, ...], classes: int, *, drop: float = 0.0, frozen: bool = False) -> None:
+    def __init__(
+        self, shape: tuple[int, ...], classes: int, *, drop: float = 0.0, frozen: bool = False
+    ) -> None:
         super().__init__()
-        self.entry, self.heads = nn.Conv2d(shape[0], 4, 3, padding=1), nn.Linear(shape[2], 3 * 16, bias=False)
+        self.entry, self.heads = (
+            nn.Conv2d(shape[0], 4, 3, padding=1),
+            nn.Linear(shape[2], 3 * 16, bias=False),
+        )
         self.norm, self.exit = nn.LayerNorm(16), nn.Linear(16, classes)
         self.channels, self.numbers = nn.Dropout2d(drop), nn.Dropout(drop)
         generator = torch.Generator().manual_seed(50_333)
@@ -51,4 +58,7 @@ class Recurrent(nn.Module):
         return logits
 
 
-OWN = tuple(f"benchmarks.own_models:{name}" for name in ("Residual", "dropping", "partly_frozen", "Recurrent"))
+OWN = tuple(
+    f"benchmarks.own_models:{name}"
+    for name in ("Residual", "dropping", "partly_frozen", "Recurrent")
+)

@@ -1,9 +1,11 @@
-"""Models as people write them: those of Opacus' and PyTorch's examples and of nanoGPT, written anew, and models built
-by torchvision, transformers and peft from random weights. Nothing is downloaded.
+"""Models as people write them: those of Opacus' and PyTorch's examples and of nanoGPT, written
+anew, and models built by torchvision, transformers and peft from random weights. Nothing is
+downloaded.
 
-Layers, forwards and sizes are the originals'; batches, images and vocabularies are smaller if one core would need more
-than half a second for the plain gradient. BatchNorm mixes examples, and is GroupNorm here. Examples are rows, as a data
-set gives them: a model whose time comes first transposes them itself.
+Layers, forwards and sizes are the originals'; batches, images and vocabularies are smaller if one
+core would need more than half a second for the plain gradient. BatchNorm mixes examples, and is
+GroupNorm here. Examples are rows, as a data set gives them: a model whose time comes first
+transposes them itself.
 """
 
 from __future__ import annotations
@@ -22,8 +24,8 @@ from discreet.per_example.objective import Loss, Tree, cross_entropy
 
 
 class Case(NamedTuple):
-    """A model, a batch for it, and its loss: one value an example. Opacus has to be told if its layers see the batch
-    in the second dimension."""
+    """A model, a batch for it, and its loss: one value an example. Opacus has to be told if its
+    layers see the batch in the second dimension."""
 
     model: nn.Module
     inputs: Tree
@@ -70,7 +72,8 @@ def imdb(net: Any, x: Tensor) -> Any:
 
 
 def discriminators(net: Any, real: Tensor, fake: Tensor) -> Any:
-    """The discriminator of Opacus' dcgan.py, for a real and a generated image: an example has two losses."""
+    """The discriminator of Opacus' dcgan.py, for a real and a generated image: an example has two
+    losses."""
     return tuple(net.main(x).view(-1, 1).squeeze(1) for x in (real, fake))
 
 
@@ -90,7 +93,10 @@ def mnist_rnn(net: Any, x: Tensor) -> Any:
 
 def word_language_model(net: Any, ids: Tensor) -> Any:
     """PyTorch's word_language_model: an LSTM whose time comes first."""
-    hidden = tuple(net.decoder.weight.new_zeros(net.rnn.num_layers, len(ids), net.rnn.hidden_size) for _ in range(2))
+    hidden = tuple(
+        net.decoder.weight.new_zeros(net.rnn.num_layers, len(ids), net.rnn.hidden_size)
+        for _ in range(2)
+    )
     output, hidden = net.rnn(net.drop(net.encoder(ids.t())), hidden)
     decoded = net.decoder(net.drop(output)).view(-1, net.tokens)
     return functional.log_softmax(decoded, dim=1).view(-1, len(ids), net.tokens).permute(1, 2, 0)
@@ -107,27 +113,36 @@ def vae(net: Any, x: Tensor) -> Any:
 
 def super_resolution(net: Any, x: Tensor) -> Any:
     """PyTorch's super_resolution."""
-    return net.pixel_shuffle(net.conv4(net.relu(net.conv3(net.relu(net.conv2(net.relu(net.conv1(x))))))))
+    return net.pixel_shuffle(
+        net.conv4(net.relu(net.conv3(net.relu(net.conv2(net.relu(net.conv1(x)))))))
+    )
 
 
 def siamese(net: Any, first: Tensor, second: Tensor) -> Any:
     """PyTorch's siamese_network: one ResNet for two images."""
     features = [net.resnet(x) for x in (first, second)]
-    return torch.sigmoid(net.fc(torch.cat([x.view(x.size()[0], -1) for x in features], 1))).squeeze(1)
+    return torch.sigmoid(net.fc(torch.cat([x.view(x.size()[0], -1) for x in features], 1))).squeeze(
+        1
+    )
 
 
 def block(net: Any, x: Tensor) -> Any:
     """nanoGPT's block: causal attention and a perceptron, each added to what came in."""
     batch, time, width = x.size()
     parts = net.c_attn(net.ln_1(x)).split(width, dim=2)
-    query, key, value = (part.view(batch, time, net.heads, width // net.heads).transpose(1, 2) for part in parts)
-    inner = functional.scaled_dot_product_attention(query, key, value, dropout_p=0.0, is_causal=True)
+    query, key, value = (
+        part.view(batch, time, net.heads, width // net.heads).transpose(1, 2) for part in parts
+    )
+    inner = functional.scaled_dot_product_attention(
+        query, key, value, dropout_p=0.0, is_causal=True
+    )
     x = x + net.c_proj(inner.transpose(1, 2).contiguous().view(batch, time, width))
     return x + net.mlp(net.ln_2(x))
 
 
 def nano_gpt(net: Any, ids: Tensor, targets: Tensor | None = None) -> Any:
-    """nanoGPT's model. It also gives a loss of its own, the mean over the batch, which nobody uses here."""
+    """nanoGPT's model. It also gives a loss of its own, the mean over the batch, which nobody uses
+    here."""
     _, time = ids.size()
     assert time <= net.block_size, f"at most {net.block_size} tokens"
     x = net.wte(ids) + net.wpe(torch.arange(0, time, dtype=torch.long, device=ids.device))
@@ -136,7 +151,9 @@ def nano_gpt(net: Any, ids: Tensor, targets: Tensor | None = None) -> Any:
     logits = net.lm_head(net.ln_f(x))
     if targets is None:
         return logits[:, [-1], :], None
-    return logits, functional.cross_entropy(logits.view(-1, logits.size(-1)), targets.view(-1), ignore_index=-1)
+    return logits, functional.cross_entropy(
+        logits.view(-1, logits.size(-1)), targets.view(-1), ignore_index=-1
+    )
 
 
 def two_towers(net: Any, user: Tensor, item: Tensor) -> Any:
@@ -153,7 +170,9 @@ def _real_and_fake(outputs: tuple[Tensor, Tensor], targets: Tensor) -> Tensor:
 
 def _vae_loss(outputs: tuple[Tensor, ...], targets: Tensor) -> Tensor:
     drawn, mean, log_variance = outputs
-    return BINARY(drawn, targets.view(-1, 784)).sum(1) - 0.5 * (1 + log_variance - mean**2 - log_variance.exp()).sum(1)
+    return BINARY(drawn, targets.view(-1, 784)).sum(1) - 0.5 * (
+        1 + log_variance - mean**2 - log_variance.exp()
+    ).sum(1)
 
 
 def _squared(outputs: Tensor, targets: Tensor) -> Tensor:
@@ -170,7 +189,9 @@ def of_logits(outputs: Any, targets: Tensor) -> Tensor:
 
 
 def _negative_log(outputs: Tensor, targets: Tensor) -> Tensor:
-    return functional.nll_loss(outputs, targets, reduction="none").reshape(targets.size(0), -1).mean(1)
+    return (
+        functional.nll_loss(outputs, targets, reduction="none").reshape(targets.size(0), -1).mean(1)
+    )
 
 
 def _cifar_convnet() -> nn.Module:
@@ -182,33 +203,56 @@ def _cifar_convnet() -> nn.Module:
 
 
 def _resnet() -> Any:
-    return import_module("torchvision.models").resnet18(num_classes=10, norm_layer=partial(nn.GroupNorm, 32))
+    return import_module("torchvision.models").resnet18(
+        num_classes=10, norm_layer=partial(nn.GroupNorm, 32)
+    )
 
 
 def _vit() -> nn.Module:
-    model: Any = import_module("torchvision.models").VisionTransformer(32, 4, 4, 4, 128, 256, num_classes=10)
-    nn.init.normal_(model.heads.head.weight, std=0.1)  # it begins at zero: the rest would have no gradient
+    model: Any = import_module("torchvision.models").VisionTransformer(
+        32, 4, 4, 4, 128, 256, num_classes=10
+    )
+    nn.init.normal_(
+        model.heads.head.weight, std=0.1
+    )  # it begins at zero: the rest would have no gradient
     return model  # type: ignore[no-any-return]
 
 
 def _text(kind: str, change: Callable[[nn.Module], nn.Module] = lambda model: model) -> Case:
-    """A classifier of transformers, two layers of 128, for 16 texts of 32 to 64 tokens with their attention masks."""
-    found, sizes = import_module("transformers"), {"vocab_size": 5000, "num_labels": 3, "pad_token_id": 0}
+    """A classifier of transformers, two layers of 128, for 16 texts of 32 to 64 tokens with their
+    attention masks."""
+    found, sizes = (
+        import_module("transformers"),
+        {"vocab_size": 5000, "num_labels": 3, "pad_token_id": 0},
+    )
     if kind == "Bert":
-        sizes |= {"hidden_size": 128, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 512}
+        sizes |= {
+            "hidden_size": 128,
+            "num_hidden_layers": 2,
+            "num_attention_heads": 2,
+            "intermediate_size": 512,
+        }
     else:
         sizes |= {"n_embd": 128, "n_layer": 2, "n_head": 2, "bos_token_id": 1, "eos_token_id": 1}
-    model = getattr(found, f"{kind}ForSequenceClassification")(getattr(found, f"{kind}Config")(**sizes))
+    model = getattr(found, f"{kind}ForSequenceClassification")(
+        getattr(found, f"{kind}Config")(**sizes)
+    )
     mask = (torch.arange(64) < torch.randint(32, 65, (16, 1))).long()
     inputs = {"input_ids": torch.randint(1, 5000, (16, 64)) * mask, "attention_mask": mask}
     return Case(change(model.train()), inputs, torch.randint(3, (16,)), of_logits)
 
 
 def lora(model: nn.Module) -> nn.Module:
-    """peft's LoRA of rank 8 in the attention, after some training: at the start half of it has no gradient."""
+    """peft's LoRA of rank 8 in the attention, after some training: at the start half of it has no
+    gradient."""
     peft, is_gpt2 = import_module("peft"), hasattr(model, "transformer")
     modules = ["c_attn"] if is_gpt2 else ["query", "value"]
-    settings = {"task_type": "SEQ_CLS", "target_modules": modules, "fan_in_fan_out": is_gpt2, "lora_dropout": 0.1}
+    settings = {
+        "task_type": "SEQ_CLS",
+        "target_modules": modules,
+        "fan_in_fan_out": is_gpt2,
+        "lora_dropout": 0.1,
+    }
     changed: nn.Module = peft.get_peft_model(model, peft.LoraConfig(r=8, lora_alpha=16, **settings))
     for name, value in changed.named_parameters():
         nn.init.normal_(value, std=0.1) if "lora_B" in name else None
@@ -227,12 +271,20 @@ def _images(model: nn.Module, *shape: int, loss: Loss = cross_entropy) -> Case:
 
 def _opacus_mnist() -> Case:
     convolutions = {"conv1": nn.Conv2d(1, 16, 8, 2, padding=3), "conv2": nn.Conv2d(16, 32, 4, 2)}
-    return _images(Net(opacus_mnist, **convolutions, fc1=nn.Linear(512, 32), fc2=nn.Linear(32, 10)), 64, 1, 28, 28)
+    return _images(
+        Net(opacus_mnist, **convolutions, fc1=nn.Linear(512, 32), fc2=nn.Linear(32, 10)),
+        64,
+        1,
+        28,
+        28,
+    )
 
 
 def _chars(recurrent: Callable[..., nn.Module]) -> Case:
     rnn = recurrent(64, 128, num_layers=1, bidirectional=False, batch_first=True)
-    net = Net(last_character, embedding=nn.Embedding(257, 64), rnn=rnn, out_layer=nn.Linear(128, 18))
+    net = Net(
+        last_character, embedding=nn.Embedding(257, 64), rnn=rnn, out_layer=nn.Linear(128, 18)
+    )
     return Case(net, torch.randint(257, (128, 16)), torch.randint(18, (128,)))
 
 
@@ -243,9 +295,15 @@ def _imdb() -> Case:
 
 
 def _dcgan() -> Case:
-    layers: list[nn.Module] = [nn.Conv2d(3, 64, 4, 2, 1, bias=False), nn.LeakyReLU(0.2, inplace=True)]
+    layers: list[nn.Module] = [
+        nn.Conv2d(3, 64, 4, 2, 1, bias=False),
+        nn.LeakyReLU(0.2, inplace=True),
+    ]
     for before in (64, 128, 256):
-        convolution, norm = nn.Conv2d(before, 2 * before, 4, 2, 1, bias=False), nn.GroupNorm(32, 2 * before)
+        convolution, norm = (
+            nn.Conv2d(before, 2 * before, 4, 2, 1, bias=False),
+            nn.GroupNorm(32, 2 * before),
+        )
         layers += [convolution, norm, nn.LeakyReLU(0.2, inplace=True)]
     main = nn.Sequential(*layers, nn.Conv2d(512, 1, 4, 1, 0, bias=False), nn.Sigmoid())
     images = tuple(2 * torch.rand(2, 16, 3, 64, 64) - 1)
@@ -253,34 +311,63 @@ def _dcgan() -> Case:
 
 
 def _pytorch_mnist() -> Case:
-    convolutions = {"conv1": nn.Conv2d(1, 32, 3, 1), "conv2": nn.Conv2d(32, 64, 3, 1), "dropout1": nn.Dropout(0.25)}
+    convolutions = {
+        "conv1": nn.Conv2d(1, 32, 3, 1),
+        "conv2": nn.Conv2d(32, 64, 3, 1),
+        "dropout1": nn.Dropout(0.25),
+    }
     linear = {"dropout2": nn.Dropout(0.5), "fc1": nn.Linear(9216, 128), "fc2": nn.Linear(128, 10)}
     return _images(Net(pytorch_mnist, **convolutions, **linear), 64, 1, 28, 28, loss=_negative_log)
 
 
 def _mnist_rnn() -> Case:
-    first = {"rnn": nn.LSTM(28, 64, batch_first=True), "norm": nn.GroupNorm(1, 64), "dropout1": nn.Dropout2d(0.25)}
+    first = {
+        "rnn": nn.LSTM(28, 64, batch_first=True),
+        "norm": nn.GroupNorm(1, 64),
+        "dropout1": nn.Dropout2d(0.25),
+    }
     linear = {"dropout2": nn.Dropout2d(0.5), "fc1": nn.Linear(64, 32), "fc2": nn.Linear(32, 10)}
     return _images(Net(mnist_rnn, **first, **linear), 64, 1, 28, 28, loss=_negative_log)
 
 
 def _words(tokens: int = 10_000, width: int = 200) -> Case:
-    ids, drop, rnn = torch.randint(tokens, (20, 36)), nn.Dropout(0.2), nn.LSTM(width, width, 2, dropout=0.2)
+    ids, drop, rnn = (
+        torch.randint(tokens, (20, 36)),
+        nn.Dropout(0.2),
+        nn.LSTM(width, width, 2, dropout=0.2),
+    )
     encoder, decoder = nn.Embedding(tokens, width), nn.Linear(width, tokens)
-    net = Net(word_language_model, tokens=tokens, drop=drop, encoder=encoder, rnn=rnn, decoder=decoder)
+    net = Net(
+        word_language_model, tokens=tokens, drop=drop, encoder=encoder, rnn=rnn, decoder=decoder
+    )
     return Case(net, ids[:, :-1].clone(), ids[:, 1:].clone(), _negative_log, False)
 
 
 def _vae() -> Case:
-    sizes = {"fc1": (784, 400), "fc21": (400, 20), "fc22": (400, 20), "fc3": (20, 400), "fc4": (400, 784)}
+    sizes = {
+        "fc1": (784, 400),
+        "fc21": (400, 20),
+        "fc22": (400, 20),
+        "fc3": (20, 400),
+        "fc4": (400, 784),
+    }
     images = torch.rand(128, 1, 28, 28)
-    return Case(Net(vae, **{name: nn.Linear(*size) for name, size in sizes.items()}), images, images, _vae_loss)
+    return Case(
+        Net(vae, **{name: nn.Linear(*size) for name, size in sizes.items()}),
+        images,
+        images,
+        _vae_loss,
+    )
 
 
 def _super_resolution() -> Case:
     sizes = {"conv2": (64, 64), "conv3": (64, 32), "conv4": (32, 9)}
     layers = {name: nn.Conv2d(*size, 3, 1, 1) for name, size in sizes.items()}
-    others = {"conv1": nn.Conv2d(1, 64, 5, 1, 2), "relu": nn.ReLU(), "pixel_shuffle": nn.PixelShuffle(3)}
+    others = {
+        "conv1": nn.Conv2d(1, 64, 5, 1, 2),
+        "relu": nn.ReLU(),
+        "pixel_shuffle": nn.PixelShuffle(3),
+    }
     net = Net(super_resolution, **others, **layers)
     return Case(net, torch.rand(16, 1, 32, 32), torch.rand(16, 1, 96, 96), _squared)
 
@@ -289,7 +376,9 @@ def _siamese() -> Case:
     resnet = nn.Sequential(nn.Conv2d(1, 64, 7, 2, 3, bias=False), *list(_resnet().children())[1:-1])
     linear = nn.Sequential(nn.Linear(2 * 512, 256), nn.ReLU(inplace=True), nn.Linear(256, 1))
     images = tuple(torch.rand(2, 32, 1, 28, 28))
-    return Case(Net(siamese, resnet=resnet, fc=linear), images, torch.randint(2, (32,)).float(), BINARY)
+    return Case(
+        Net(siamese, resnet=resnet, fc=linear), images, torch.randint(2, (32,)).float(), BINARY
+    )
 
 
 def _block(width: int) -> nn.Module:
@@ -304,8 +393,17 @@ def _block(width: int) -> nn.Module:
 def _nano_gpt(tokens: int = 65, width: int = 128) -> Case:
     """As its README trains on a processor: characters, 4 layers, tied embeddings."""
     embeddings = {"wte": nn.Embedding(tokens, width), "wpe": nn.Embedding(64, width)}
-    last = {"ln_f": nn.LayerNorm(width, bias=False), "lm_head": nn.Linear(width, tokens, bias=False)}
-    net: Any = Net(nano_gpt, block_size=64, **embeddings, h=nn.ModuleList(_block(width) for _ in range(4)), **last)
+    last = {
+        "ln_f": nn.LayerNorm(width, bias=False),
+        "lm_head": nn.Linear(width, tokens, bias=False),
+    }
+    net: Any = Net(
+        nano_gpt,
+        block_size=64,
+        **embeddings,
+        h=nn.ModuleList(_block(width) for _ in range(4)),
+        **last,
+    )
     net.wte.weight = net.lm_head.weight
     for value in net.parameters():
         nn.init.normal_(value, std=0.02) if value.dim() > 1 else None
@@ -316,7 +414,10 @@ def _nano_gpt(tokens: int = 65, width: int = 128) -> Case:
 
 def _two_towers() -> Case:
     towers = (nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 32)) for _ in range(2))
-    parts = {"users": nn.Embedding(6040, 64), "items": nn.Embedding(3706, 64)}  # as many as MovieLens 1M has
+    parts = {
+        "users": nn.Embedding(6040, 64),
+        "items": nn.Embedding(3706, 64),
+    }  # as many as MovieLens 1M has
     net = Net(two_towers, user_tower=next(towers), item_tower=next(towers), **parts)
     inputs = {"user": torch.randint(6040, (512,)), "item": torch.randint(3706, (512,))}
     clicked = partial(functional.binary_cross_entropy_with_logits, reduction="none")

@@ -1,6 +1,8 @@
-"""What per-example clipping costs for three small models that are a Sequential: as `loop`, without its account.
+"""What per-example clipping costs for three small models that are a Sequential: as `loop`, without
+its account.
 
-The step is that of a client: the clipped sum, noise from the operating system's randomness, and the update.
+The step is that of a client: the clipped sum, noise from the operating system's randomness, and the
+update.
 """
 
 from __future__ import annotations
@@ -10,7 +12,15 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import nn
 
-from benchmarks.loop_speed import CLIP, LEARNING_RATE, NOISE_MULTIPLIER, SECONDS, Step, clipped_sum, compared
+from benchmarks.loop_speed import (
+    CLIP,
+    LEARNING_RATE,
+    NOISE_MULTIPLIER,
+    SECONDS,
+    Step,
+    clipped_sum,
+    compared,
+)
 from benchmarks.people_models import Case
 from benchmarks.side_by_side import Row
 from discreet.privacy.mechanisms import Gaussian
@@ -34,25 +44,40 @@ def convolutions() -> nn.Module:
     return nn.Sequential(*first, *second, nn.Linear(512, 32), nn.Tanh(), nn.Linear(32, 10))
 
 
-MODELS: dict[str, Callable[[], nn.Module]] = {"lr": logistic_regression, "mlp": perceptron, "cnn": convolutions}
+MODELS: dict[str, Callable[[], nn.Module]] = {
+    "lr": logistic_regression,
+    "mlp": perceptron,
+    "cnn": convolutions,
+}
 
 
 def rows(
-    models: Sequence[str] = tuple(MODELS), batches: Sequence[int] = (64, 256), *, seconds: float = SECONDS
+    models: Sequence[str] = tuple(MODELS),
+    batches: Sequence[int] = (64, 256),
+    *,
+    seconds: float = SECONDS,
 ) -> list[Row]:
     """A row for each model and size of a batch, as in `loop_speed.compared`."""
 
     def case(name: str, count: int) -> Callable[[], Case]:
-        return lambda: Case(MODELS[name](), torch.randn(count, 1, 28, 28), torch.randint(0, 10, (count,)))
+        return lambda: Case(
+            MODELS[name](), torch.randn(count, 1, 28, 28), torch.randint(0, 10, (count,))
+        )
 
     return compared(
-        {f"{name}, {count}": case(name, count) for name in models for count in batches}, seconds, stepped=step_of
+        {f"{name}, {count}": case(name, count) for name in models for count in batches},
+        seconds,
+        stepped=step_of,
     )
 
 
 def step_of(case: Case) -> Step:
     """One step of DP-SGD: the clipped sum, noise, and the update over the batch size."""
-    parameters, source, mechanism = tuple(case.model.parameters()), secure_source(), Gaussian(NOISE_MULTIPLIER)
+    parameters, source, mechanism = (
+        tuple(case.model.parameters()),
+        secure_source(),
+        Gaussian(NOISE_MULTIPLIER),
+    )
     sizes = [value.numel() for value in parameters]
 
     @torch.no_grad()

@@ -1,8 +1,8 @@
 """The cost of a Ray cluster on one machine, beside the forked workers.
 
-Rounds are those of benchmarks/cohort_speed.py: 100 of 1000 clients of 60 images, sums on the grid. Each way has a
-process of its own and two CPUs, and they take turns. One way is a cluster of two nodes of one CPU each, both of them on
-this machine.
+Rounds are those of benchmarks/cohort_speed.py: 100 of 1000 clients of 60 images, sums on the grid.
+Each way has a process of its own and two CPUs, and they take turns. One way is a cluster of two
+nodes of one CPU each, both of them on this machine.
 """
 
 from __future__ import annotations
@@ -30,12 +30,18 @@ from discreet.server.transport import ReplyStats
 from discreet.settings.compose import load_config
 from discreet.simulation.cohort import BatchedTransport, MakesWorkers, engine_of
 
-FORKED, ONE_NODE, TWO_NODES = "forked workers", "Ray, one node of two CPUs", "Ray, two nodes of one CPU"
+FORKED, ONE_NODE, TWO_NODES = (
+    "forked workers",
+    "Ray, one node of two CPUs",
+    "Ray, two nodes of one CPU",
+)
 WAYS: dict[str, tuple[int, ...]] = {FORKED: (), ONE_NODE: (2,), TWO_NODES: (1, 1)}
 CLIENTS, TURN_SECONDS = 1000, 1.0
 
 
-def rows(*, models: Sequence[str] = MODELS, examples: int = 60_000, repetitions: int = 9) -> list[Row]:
+def rows(
+    *, models: Sequence[str] = MODELS, examples: int = 60_000, repetitions: int = 9
+) -> list[Row]:
     """A row for each model and way."""
     with ExitStack() as held:
         asked = {way: held.enter_context(_process(nodes, examples)) for way, nodes in WAYS.items()}
@@ -53,7 +59,13 @@ def _compared(name: str, asked: dict[str, Connection], repetitions: int) -> list
     each = {way: median(values) for way, values in times.items()}
     beside = {FORKED: FORKED, ONE_NODE: FORKED, TWO_NODES: ONE_NODE}
     return [
-        {"what": f"round, {name}", "way": way, "seconds": each[way], "beside": other, "ratio": each[way] / each[other]}
+        {
+            "what": f"round, {name}",
+            "way": way,
+            "seconds": each[way],
+            "beside": other,
+            "ratio": each[way] / each[other],
+        }
         for way, other in beside.items()
     ]
 
@@ -62,7 +74,9 @@ def _compared(name: str, asked: dict[str, Connection], repetitions: int) -> list
 def _process(nodes: tuple[int, ...], examples: int) -> Iterator[Connection]:
     """A process that answers, with a cluster of these nodes, by their CPUs."""
     here, there = multiprocessing.Pipe()
-    process = multiprocessing.get_context("spawn").Process(target=_serve, args=(there, nodes, examples))
+    process = multiprocessing.get_context("spawn").Process(
+        target=_serve, args=(there, nodes, examples)
+    )
     process.start()
     there.close()
     here.recv()  # one cluster starts after the other: Ray gives a node half a minute

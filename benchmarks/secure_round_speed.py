@@ -1,9 +1,9 @@
 """The price of secure aggregation in a real federation: `discreet benchmark secure_round`.
 
-One SuperLink, a node proxy, and as many SuperNode processes, all on this machine, with TLS and node keys, and a model
-of a million parameters: rounds whose updates the server reads, and rounds under secure aggregation, which are three
-exchanges in place of one. The bar is 1.6 times as long. Beside it: the seconds that a node takes to mask a million
-values for so many peers, at most 0.3 s.
+One SuperLink, a node proxy, and as many SuperNode processes, all on this machine, with TLS and node
+keys, and a model of a million parameters: rounds whose updates the server reads, and rounds under
+secure aggregation, which are three exchanges in place of one. The bar is 1.6 times as long. Beside
+it: the seconds that a node takes to mask a million values for so many peers, at most 0.3 s.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ SECURE = ("privacy.user.aggregation=secure", "privacy.accountant=rdp", "privacy.
 
 
 def rows(nodes: int = 20, rounds: int = 3) -> list[Row]:
-    """Seconds of a round (the median) without and with masks, their ratio, peaks of memory of the server's processes in
-    MiB, and the masks' seconds at a node."""
+    """Seconds of a round (the median) without and with masks, their ratio, peaks of memory of the
+    server's processes in MiB, and the masks' seconds at a node."""
     with tempfile.TemporaryDirectory() as folder:
         words = ["--data", str(make_data(Path(folder) / "data")), "--task", "digits"]
         with federation_of([words] * nodes, Path(folder) / "federation") as federation:
@@ -47,17 +47,37 @@ def make_data(folder: Path) -> Path:
     folder.mkdir(parents=True)
     inputs = np.arange(EXAMPLES * 64, dtype=np.float32).reshape(EXAMPLES, 1, 8, 8) % 17
     np.savez(folder / "made.npz", inputs=inputs, digit=np.arange(EXAMPLES) % CLASSES)
-    facts = f'format = "npz"\nfile = "made.npz"\ntarget = "digit"\nlow = 0\nhigh = 16\nmodel = "{MODEL}"\n'
+    facts = (
+        f'format = "npz"\nfile = "made.npz"\ntarget = "digit"\nlow = 0\nhigh = 16\nmodel = '
+        f'"{MODEL}"\n'
+    )
     (folder / "data.toml").write_text(facts)
     return folder
 
 
-def _rounds(federation: Federation, what: str, *, nodes: int, rounds: int, more: Sequence[str] = ()) -> Row:
-    words = (f"rounds={rounds + WARM_UP}", f"data.num_clients={nodes}", f"sampling.min_nodes={nodes}")
-    light = (f"model.name={MODEL}", "training.epochs=1", f"training.batch_size={EXAMPLES}", "sampling.kind=everyone")
-    privacy = ("privacy.user.noise_multiplier=4", f"privacy.delta={0.5 / nodes}", "privacy.user.too_noisy=warn")
+def _rounds(
+    federation: Federation, what: str, *, nodes: int, rounds: int, more: Sequence[str] = ()
+) -> Row:
+    words = (
+        f"rounds={rounds + WARM_UP}",
+        f"data.num_clients={nodes}",
+        f"sampling.min_nodes={nodes}",
+    )
+    light = (
+        f"model.name={MODEL}",
+        "training.epochs=1",
+        f"training.batch_size={EXAMPLES}",
+        "sampling.kind=everyone",
+    )
+    privacy = (
+        "privacy.user.noise_multiplier=4",
+        f"privacy.delta={0.5 / nodes}",
+        "privacy.user.too_noisy=warn",
+    )
     watch = ServerWatch(federation)
-    folder = federation.run(what, *words, *light, *privacy, *more, f"server.round_timeout={PATIENCE_SECONDS}")
+    folder = federation.run(
+        what, *words, *light, *privacy, *more, f"server.round_timeout={PATIENCE_SECONDS}"
+    )
     finish(federation, folder, watch)
     measured = folder.read_metrics()[WARM_UP:]
     seconds = statistics.median(row["seconds"] or 0.0 for row in measured)
@@ -67,7 +87,8 @@ def _rounds(federation: Federation, what: str, *, nodes: int, rounds: int, more:
 
 
 def masking_seconds(nodes: int) -> float:
-    """Seconds that a node takes to add its own mask and one for each other node to a million values."""
+    """Seconds that a node takes to add its own mask and one for each other node to a million
+    values."""
     total, started = np.zeros(VALUES, dtype=np.uint32), time.perf_counter()
     for _ in range(nodes):
         add_mask(total, os.urandom(KEY_BYTES), subtract=False)

@@ -1,4 +1,5 @@
-"""Times and memory of calls that are compared: in turns, in one process, so that a busy machine slows all alike."""
+"""Times and memory of calls that are compared: in turns, in one process, so that a busy machine
+slows all alike."""
 
 from __future__ import annotations
 
@@ -13,14 +14,17 @@ Row = dict[str, Any]
 TURN_SECONDS = 0.1
 
 
-def times_in_turns(calls: dict[str, Call], seconds: float, *, before: dict[str, Call]) -> dict[str, list[float]]:
-    """Milliseconds of processor time of each call, for `seconds` times their number; three rounds at least. The calls
-    are warm; what is called `before` one of them is not timed."""
+def times_in_turns(
+    calls: dict[str, Call], seconds: float, *, before: dict[str, Call]
+) -> dict[str, list[float]]:
+    """Milliseconds of processor time of each call, for `seconds` times their number; three rounds
+    at least. The calls are warm; what is called `before` one of them is not timed."""
     times: dict[str, list[float]] = {what: [] for what in calls}
     end = time.perf_counter() + seconds * len(calls)
     while time.perf_counter() < end or min(map(len, times.values())) < 3:
         for what, call in calls.items():
-            # Several calls a turn, as in training: the first one finds the caches as another's turn left them.
+            # Several calls a turn, as in training: the first one finds the caches as another's turn
+            # left them.
             turn = time.perf_counter()
             while time.perf_counter() < turn + TURN_SECONDS:
                 before.get(what, tuple)()
@@ -31,12 +35,15 @@ def times_in_turns(calls: dict[str, Call], seconds: float, *, before: dict[str, 
 
 
 def peak_bytes(call: Call) -> int:
-    """The most bytes of tensors alive at once inside a call, beside those that were there before."""
+    """The most bytes of tensors alive at once inside a call, beside those that were there
+    before."""
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as watched:
         call()
     assert watched.profiler is not None
     assert watched.profiler.kineto_results is not None
-    changes = [event for event in watched.profiler.kineto_results.events() if event.name() == "[memory]"]
+    changes = [
+        event for event in watched.profiler.kineto_results.events() if event.name() == "[memory]"
+    ]
     level = peak = 0
     for event in sorted(changes, key=lambda event: event.start_ns()):
         level += event.nbytes()

@@ -1,4 +1,5 @@
-"""Differentially private federated learning on Flower: the library that server and clients share."""
+"""Differentially private federated learning on Flower: the library that server and clients
+share."""
 
 from __future__ import annotations
 
@@ -7,8 +8,8 @@ from typing import Any
 
 __version__ = "0.2.0"
 
-# What `discreet.NAME` is, and the module that is imported when it is first asked for: `import discreet` stays light,
-# and a node does not need what the server has.
+# What `discreet.NAME` is, and the module that is imported when it is first asked for: `import
+# discreet` stays light, and a node does not need what the server has.
 _HOMES = {
     "AdaptiveClipping": "discreet.settings.clip_choice",
     "BatchError": "discreet.dpsgd.dpsgd",

@@ -14,11 +14,14 @@ from typing import Any, TextIO
 
 LOG_FORMATS = ("text", "json")
 LOG_FORMAT_VARIABLE = "DISCREET_LOG_FORMAT"
-FIELDS = "fields"  # logger.info("...", extra={FIELDS: {...}}): values beside the message, in JSON only
+FIELDS = (
+    "fields"  # logger.info("...", extra={FIELDS: {...}}): values beside the message, in JSON only
+)
 
 
 def json_ready(value: Any) -> Any:
-    """The same value with infinity and NaN, which JSON has no numbers for, as the strings "inf", "-inf" and "nan".
+    """The same value with infinity and NaN, which JSON has no numbers for, as the strings "inf",
+    "-inf" and "nan".
 
     >>> json_ready({"epsilon": [math.inf, 2.5]})
     {'epsilon': ['inf', 2.5]}
@@ -27,13 +30,16 @@ def json_ready(value: Any) -> Any:
         return {str(name): json_ready(item) for name, item in value.items()}
     if isinstance(value, list | tuple):
         return [json_ready(item) for item in value]
-    return str(value) if isinstance(value, float) and not math.isfinite(value) else value
+    if isinstance(value, float) and not math.isfinite(value):
+        return str(value)
+    return value
 
 
 def json_line(record: logging.LogRecord) -> str:
     """A record as one JSON object with time (UTC), level, logger, message, and its `fields`.
 
-    >>> record = logging.makeLogRecord({"msg": "hello", "levelname": "INFO", "name": "discreet", FIELDS: {"round": 1}})
+    >>> fields = {"msg": "hello", "levelname": "INFO", "name": "discreet", FIELDS: {"round": 1}}
+    >>> record = logging.makeLogRecord(fields)
     >>> sorted(json.loads(json_line(record)))
     ['level', 'logger', 'message', 'round', 'time']
     """
@@ -54,8 +60,8 @@ def log_to(stream: TextIO, *, log_format: str | None = None, name: str = "discre
 
     Args:
       stream: of text.
-      log_format: `text`, one plain line for each message, or `json`; None takes the environment variable
-        DISCREET_LOG_FORMAT, and `text` without one.
+      log_format: `text`, one plain line for each message, or `json`; None takes the environment
+        variable DISCREET_LOG_FORMAT, and `text` without one.
       name: of the logger, and of those below it.
 
     If the stream is a pipe that nobody reads any more, logging raises BrokenPipeError.
@@ -79,5 +85,6 @@ def log_to(stream: TextIO, *, log_format: str | None = None, name: str = "discre
 def _handle_error(handler: logging.Handler, record: logging.LogRecord) -> None:
     error = sys.exception()
     if isinstance(error, BrokenPipeError):
-        raise error  # nobody reads: logging would print a traceback for this line and for each that follows
+        # nobody reads: logging would print a traceback for this line and for each that follows
+        raise error
     logging.Handler.handleError(handler, record)

@@ -1,4 +1,5 @@
-"""A model of somebody's own, `model.name=examples.million:million`: a perceptron of a million parameters."""
+"""A model of somebody's own, `model.name=examples.million:million`: a perceptron of a million
+parameters."""
 
 from __future__ import annotations
 
@@ -10,7 +11,10 @@ PARAMETERS = 1_000_000
 
 
 def million(input_shape: tuple[int, ...], num_classes: int) -> nn.Module:
-    """From inputs (n, *input_shape) to logits (n, num_classes); as wide as a million parameters allow."""
+    """From inputs (n, *input_shape) to logits (n, num_classes); as wide as a million parameters
+    allow."""
     inputs = math.prod(input_shape)
     width = (PARAMETERS - num_classes) // (inputs + 1 + num_classes)
-    return nn.Sequential(nn.Flatten(), nn.Linear(inputs, width), nn.ReLU(), nn.Linear(width, num_classes))
+    return nn.Sequential(
+        nn.Flatten(), nn.Linear(inputs, width), nn.ReLU(), nn.Linear(width, num_classes)
+    )

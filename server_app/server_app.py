@@ -1,4 +1,5 @@
-"""The ServerApp: Discreet's own server, from `discreet.flower.serving`, with this app's strategy."""
+"""The ServerApp: Discreet's own server, from `discreet.flower.serving`, with this app's
+strategy."""
 
 from __future__ import annotations
 

@@ -12,8 +12,10 @@ def _run(verb: str, words: list[str]) -> int:
 
 
 advise, audit, calibrate, data, export, ledger, new, predict = (
-    partial(_run, verb) for verb in ("advise", "audit", "calibrate", "data", "export", "ledger", "new", "predict")
+    partial(_run, verb)
+    for verb in ("advise", "audit", "calibrate", "data", "export", "ledger", "new", "predict")
 )
 plan, report, run, simulate, statistics, status, tune = (
-    partial(_run, verb) for verb in ("plan", "report", "run", "simulate", "statistics", "status", "tune")
+    partial(_run, verb)
+    for verb in ("plan", "report", "run", "simulate", "statistics", "status", "tune")
 )

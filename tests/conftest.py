@@ -34,7 +34,8 @@ def _own_state(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 
 @pytest.fixture(scope="session")
 def shared_data() -> Path:
-    """The folder with MNIST, Shakespeare and hospitals, which the project does not ship; skips where it is missing."""
+    """The folder with MNIST, Shakespeare and hospitals, which the project does not ship; skips
+    where it is missing."""
     folder = Path(os.environ.get("DISCREET_TEST_DATA", REPOSITORY.parent / "shared" / "data"))
     if not folder.is_dir():
         pytest.skip("needs MNIST in IDX files: name their parent folder in DISCREET_TEST_DATA")
@@ -43,10 +44,13 @@ def shared_data() -> Path:
 
 @pytest.fixture(scope="session")
 def fetched_texts() -> Path:
-    """The folder with MiniLM and graded tweets, which the project does not ship; skips where it is missing."""
+    """The folder with MiniLM and graded tweets, which the project does not ship; skips where it is
+    missing."""
     folder = Path(os.environ.get("DISCREET_TEST_TEXTS", "~/.cache/discreet")).expanduser()
     if not ((folder / "minilm").is_dir() and (folder / "tweets").is_dir()):
-        pytest.skip(f"needs minilm and tweets in {folder}: python examples/text/fetch.py fetches them")
+        pytest.skip(
+            f"needs minilm and tweets in {folder}: python examples/text/fetch.py fetches them"
+        )
     return folder
 
 
@@ -58,7 +62,8 @@ def _the_same_first_weights() -> None:
 
 @pytest.fixture(autouse=True)
 def _the_log_as_it_is_at_the_start() -> None:
-    """A command that a test calls sends the log elsewhere: the next test finds it as Python makes it."""
+    """A command that a test calls sends the log elsewhere: the next test finds it as Python makes
+    it."""
     for name in ("discreet", "discreet.client"):
         logger = logging.getLogger(name)
         logger.handlers, logger.propagate = [], True

@@ -1,7 +1,9 @@
-"""Faults on privacy, and the test that must notice each: `python -m tests.faults` plants them one by one.
+"""Faults on privacy, and the test that must notice each: `python -m tests.faults` plants them one
+by one.
 
-It says which was caught, and exits with 1 if one was not. `--only WORDS` takes those whose names hold the words. Faults
-of the algorithm as a whole, which the neighbour replay finds, are in `tests.test_replay_faults`.
+It says which was caught, and exits with 1 if one was not. `--only WORDS` takes those whose names
+hold the words. Faults of the algorithm as a whole, which the neighbour replay finds, are in
+`tests.test_replay_faults`.
 """
 
 from __future__ import annotations
@@ -58,7 +60,9 @@ def _answered(self: Any, work: Any, params: Any) -> TrainReply:
 
 def _noised_by_replies(real: Any) -> Any:
     def noised(self: Any, total: Any, keys: Any, number: int) -> Any:
-        user = replace(self.run.user, noise_multiplier=self.run.user.noise_multiplier / max(1, total.replies))
+        user = replace(
+            self.run.user, noise_multiplier=self.run.user.noise_multiplier / max(1, total.replies)
+        )
         return real(replace(self, run=replace(self.run, user=user)), total, keys, number)
 
     return noised
@@ -74,7 +78,9 @@ def _growing(real: Any) -> Any:
 BY_TEST = {
     # Clipping, noise and sampling.
     "privacy/test_clipping.py::test_no_row_leaves_with_more_than_the_clip_norm": Fault(
-        "a clipped row may be longer than the clip norm by rounding", "privacy.clipping:CLIP_MARGIN", lambda _: 0.0
+        "a clipped row may be longer than the clip norm by rounding",
+        "privacy.clipping:CLIP_MARGIN",
+        lambda _: 0.0,
     ),
     "training/test_local_training.py::test_one_example_moves_it_by_at_most_its_norm_and_none_give_zeros": Fault(
         "the gradients of a shared step are not clipped",
@@ -95,18 +101,22 @@ BY_TEST = {
     "training/test_local_training.py::test_dp_sgd_draws_poisson_batches_and_noise_for_every_step": Fault(
         "DP-SGD noises its first step alone",
         "training.local_training:OneClient.add_noise",
-        lambda real: lambda self, sums, clip, *, step: sums if step else real(self, sums, clip, step=step),
+        lambda real: (
+            lambda self, sums, clip, *, step: sums if step else real(self, sums, clip, step=step)
+        ),
     ),
     "server/test_round.py::test_a_poisson_cohort_is_empty_as_often_as_it_should_be": Fault(
         "a Poisson cohort is drawn again until it is not empty",
         "server.cohort_sampling:CohortSampling.draw",
-        lambda real: lambda self, members, source: real(self, members, source) or real(self, members, source),
+        lambda real: (
+            lambda self, members, source: real(self, members, source) or real(self, members, source)
+        ),
     ),
     # Clients who take turns.
     "mechanisms/test_turn_replay.py::test_a_client_out_of_its_turn_is_not_counted": Fault(
         "a client is counted out of its turn", "privacy.sampling:in_turn", always(True)
     ),
-    "mechanisms/test_turn_replay.py::test_rounds_that_old_files_have_the_server_make_again_cost_no_more_than_is_charged": Fault(  # noqa: E501
+    "mechanisms/test_turn_replay.py::test_rounds_that_old_files_have_the_server_make_again_cost_no_more_than_is_charged": Fault(
         "a round that is made again is charged as what it adds to those before it",
         "accounting.correlation:Turns.largest_move",
         lambda _: lambda self, number: float(self.moves()[number - 1]),
@@ -117,10 +127,12 @@ BY_TEST = {
         "accounting.loss_distribution:_frames",
         lambda real: lambda *args: real(*args)[:1],
     ),
-    "accounting/test_accounting.py::test_the_bound_holds_against_the_exact_divergence_and_is_loose_by_less_than_half_a_per_cent": Fault(  # noqa: E501
-        "a sum of discrete Gaussians is taken for one", "accounting.distributed_gaussian:convolution_gap", always(0.0)
+    "accounting/test_accounting.py::test_the_bound_holds_against_the_exact_divergence_and_is_loose_by_less_than_half_a_per_cent": Fault(
+        "a sum of discrete Gaussians is taken for one",
+        "accounting.distributed_gaussian:convolution_gap",
+        always(0.0),
     ),
-    "simulation/test_private_evaluation.py::test_the_ledger_holds_what_was_planned_and_the_last_row_what_is_spent": Fault(  # noqa: E501
+    "simulation/test_private_evaluation.py::test_the_ledger_holds_what_was_planned_and_the_last_row_what_is_spent": Fault(
         "a round that also rates the model is charged as if it did not",
         "mechanisms.central_gaussian:CentralGaussian.event",
         lambda real: lambda self, number, **more: real(self, 1, **more),
@@ -140,7 +152,9 @@ BY_TEST = {
     ),
     # Ledgers and budgets.
     "ledger/test_durable_ledger.py::test_a_charge_has_reached_the_disk_when_it_returns": Fault(
-        "a charge may still be in memory when it returns", "ledger.durable_ledger:DurableLedger._connect", _unsynced
+        "a charge may still be in memory when it returns",
+        "ledger.durable_ledger:DurableLedger._connect",
+        _unsynced,
     ),
     "node/test_admission.py::test_budgets_are_looked_at_again_if_another_run_has_charged_a_client_meanwhile": Fault(
         "a charge goes through although another was made since the budget was looked at",
@@ -165,7 +179,9 @@ BY_TEST = {
     "server/test_training_run.py::test_the_budget_ends_the_run_before_the_round_that_would_pass_it": Fault(
         "a run stops after the round that passed its budget",
         "ledger.budget:ServerBudget.require_room",
-        lambda real: lambda self, spent, charges, what="the next round": real(self, spent, [], what),
+        lambda real: (
+            lambda self, spent, charges, what="the next round": real(self, spent, [], what)
+        ),
     ),
     "server/test_lost_ledgers.py::test_a_node_does_not_work_without_all_that_it_spent": Fault(
         "a ledger in the place of another one is charged",
@@ -180,7 +196,11 @@ BY_TEST = {
     "dpsgd/test_schedules.py::test_each_step_draws_the_noise_that_it_is_charged_for_the_clip_norm_that_clipped": Fault(
         "a step's noise is for the first clip norm of its schedule",
         "dpsgd.loop_plan:LoopPlan.released",
-        lambda real: lambda self, total, count, _, **more: real(self, total, count, self.first_clip_norm, **more),
+        lambda real: (
+            lambda self, total, count, _, **more: real(
+                self, total, count, self.first_clip_norm, **more
+            )
+        ),
     ),
     "dpsgd/test_reading.py::test_a_batch_is_drawn_once_although_it_is_read_again_after_an_error": Fault(
         "a batch that is read again is drawn again",
@@ -208,24 +228,32 @@ BY_TEST = {
         "a forward may mean a batch", "per_example.agreement:_check_alone", always(None)
     ),
     "per_example/test_watch.py::test_a_wrong_rule_is_noticed_on_made_up_examples": Fault(
-        "a forward is not compared with what single examples give", "per_example.agreement:_tried_on", always("")
+        "a forward is not compared with what single examples give",
+        "per_example.agreement:_tried_on",
+        always(""),
     ),
     "per_example/test_watch.py::test_examples_that_answer_differently_are_run_apart": Fault(
         "all examples take the way of the first one", "per_example.branches:are_alike", always(True)
     ),
     "per_example/test_watch.py::test_a_branch_on_what_was_drawn_is_not_watched": Fault(
-        "a branch may read what was drawn at random", "per_example.alone:Alone._check_drawn", always(None)
+        "a branch may read what was drawn at random",
+        "per_example.alone:Alone._check_drawn",
+        always(None),
     ),
     "per_example/test_left_behind.py::test_what_an_outlier_leaves_on_a_module_reaches_no_later_step": Fault(
-        "what a forward leaves on a module stays there", "per_example.attributes:Attributes.put_back", always(None)
+        "what a forward leaves on a module stays there",
+        "per_example.attributes:Attributes.put_back",
+        always(None),
     ),
     "per_example/test_left_behind.py::test_a_hook_on_all_modules_is_part_of_the_forward": Fault(
-        "hooks on all modules are not looked at", "per_example.perceptron:_has_global_hooks", always(False)
+        "hooks on all modules are not looked at",
+        "per_example.perceptron:_has_global_hooks",
+        always(False),
     ),
     "per_example/test_left_behind.py::test_a_step_without_any_finite_gradient_is_an_error_and_costs_nothing": Fault(
         "a step may be noise alone", "per_example.per_example:check_finite", always(None)
     ),
-    "per_example/test_scales.py::test_what_one_example_adds_is_at_most_the_clip_norm_and_the_norm_that_is_reported": Fault(  # noqa: E501
+    "per_example/test_scales.py::test_what_one_example_adds_is_at_most_the_clip_norm_and_the_norm_that_is_reported": Fault(
         "squares of norms are lost where they are too small for float32",
         "per_example.terms:mass",
         lambda _: lambda values, order: values.flatten(1).abs().pow(order).sum(1),
@@ -235,7 +263,9 @@ BY_TEST = {
         "an owner's budget counts at the delta that the server names",
         "node.policy:budgets_of",
         lambda real: (
-            lambda policy, run, *names: tuple(replace(each, delta=run.delta) for each in real(policy, run, *names))
+            lambda policy, run, *names: tuple(
+                replace(each, delta=run.delta) for each in real(policy, run, *names)
+            )
         ),
     ),
     "node/test_client.py::test_what_an_owner_allows_is_not_spent_once_for_each_guarantee": Fault(
@@ -243,7 +273,7 @@ BY_TEST = {
         "node.account:_together",
         lambda _: lambda *each: max(each, key=lambda spent: spent.num_releases),
     ),
-    "node/test_admission.py::test_a_masked_sum_counts_for_a_client_whose_data_change_beside_what_is_accounted_for_a_change": Fault(  # noqa: E501
+    "node/test_admission.py::test_a_masked_sum_counts_for_a_client_whose_data_change_beside_what_is_accounted_for_a_change": Fault(
         "beside others a masked sum counts as if its client were left out",
         "node.account:_at_twice",
         lambda _: lambda event: event,
@@ -257,11 +287,13 @@ BY_TEST = {
             )
         ),
     ),
-    "node/test_noised_answers.py::test_what_is_reported_is_what_updates_and_answers_cost_and_a_budget_holds_both": Fault(  # noqa: E501
+    "node/test_noised_answers.py::test_what_is_reported_is_what_updates_and_answers_cost_and_a_budget_holds_both": Fault(
         "a client charges no answer", "node.admission:own_noise", always(None)
     ),
     "node/test_client.py::test_on_a_real_node_the_client_that_a_request_names_is_not_obeyed": Fault(
-        "a virtual member is believed without a ticket", "node.secure_aggregation:is_simulations", always(True)
+        "a virtual member is believed without a ticket",
+        "node.secure_aggregation:is_simulations",
+        always(True),
     ),
     "deployment/test_gate.py::test_everything_else_stops_at_the_node_proxy": Fault(
         "the node proxy passes on the registering of nodes",
@@ -276,19 +308,22 @@ BY_TEST = {
         "a node takes keys that nobody signed", "masking.node:is_signed", always(True)
     ),
     "masking/test_attacks.py::test_fewer_signatures_than_the_threshold_open_nothing": Fault(
-        "a node opens a sum whose lists others did not sign", "masking.node:MaskingNode._check_signatures", always(None)
+        "a node opens a sum whose lists others did not sign",
+        "masking.node:MaskingNode._check_signatures",
+        always(None),
     ),
     "masking/test_attacks.py::test_a_round_that_was_opened_can_not_be_tried_again": Fault(
         "a node that has given its shares does not close the round",
         "masking.store:NodeState.closed_until",
         lambda _: lambda self, number: self,
     ),
-    "privacy/test_clipping.py::test_the_noise_of_the_accounted_clients_has_at_least_the_variance_that_was_asked_for": Fault(  # noqa: E501
+    "privacy/test_clipping.py::test_the_noise_of_the_accounted_clients_has_at_least_the_variance_that_was_asked_for": Fault(
         "the noise of a secure sum is shared among all nodes, not among the honest survivors",
         "privacy.secure_grid:_at",
         lambda real: (
             lambda *given, **beside: replace(
-                found := real(*given, **beside), variance=found.variance * found.summands // found.nodes
+                found := real(*given, **beside),
+                variance=found.variance * found.summands // found.nodes,
             )
         ),
     ),
@@ -308,7 +343,9 @@ BY_TEST = {
         lambda _: lambda mechanism, number, **more: mechanism.event(number, **more),
     ),
     "flower/test_masked_transport.py::test_each_node_charges_its_own_ledger_what_the_server_charges": Fault(
-        "a node's masked vector leaves before it is paid for", "node.masked_work:MaskedWork.release", always(None)
+        "a node's masked vector leaves before it is paid for",
+        "node.masked_work:MaskedWork.release",
+        always(None),
     ),
     "simulation/test_secure.py::test_a_sum_of_fewer_clients_than_may_be_left_is_not_opened": Fault(
         "a simulation opens a sum of fewer clients than may be left",
@@ -324,18 +361,22 @@ BY_TEST = {
         "the noise of a masked sum may be half of what the owner's policy asks for",
         "node.masked_work:check_own_count",
         lambda real: (
-            lambda policy, event: real(replace(policy, min_noise_multiplier=policy.min_noise_multiplier / 2), event)
+            lambda policy, event: real(
+                replace(policy, min_noise_multiplier=policy.min_noise_multiplier / 2), event
+            )
         ),
     ),
     "node/test_secure_doors.py::test_each_door_asks_the_owners_policy": Fault(
-        "an app behind the mod does not ask its owner's policy", "flower.secure_sum_mod:admit_one", always(None)
+        "an app behind the mod does not ask its owner's policy",
+        "flower.secure_sum_mod:admit_one",
+        always(None),
     ),
     "node/test_bound_terms.py::test_no_stage_is_answered_on_other_terms_than_those_of_the_keys": Fault(
         "a node answers a stage on other terms than those of its keys",
         "masking.node:MaskingNode.agreed",
         lambda _: property(lambda self: b""),
     ),
-    "node/test_admission.py::test_in_a_shared_step_a_client_may_have_16_batches_of_examples_and_not_one_example_more": Fault(  # noqa: E501
+    "node/test_admission.py::test_in_a_shared_step_a_client_may_have_16_batches_of_examples_and_not_one_example_more": Fault(
         "a shared step of a client with any number of batches is put on the grid",
         "privacy.secure_grid:MOST_GRADIENTS",
         lambda _: 2**30,
@@ -346,17 +387,23 @@ BY_TEST = {
         lambda _: lambda forward, inputs, modules: forward(inputs),
     ),
     "models/test_frozen.py::test_a_client_refuses_to_train_on_other_frozen_values_than_the_servers": Fault(
-        "a client trains on other frozen values than the server's", "node.client:frozen_digest", always(ANY)
+        "a client trains on other frozen values than the server's",
+        "node.client:frozen_digest",
+        always(ANY),
     ),
     "models/test_transformer.py::test_code_in_a_folder_is_never_run": Fault(
-        "code in a folder of weights runs", "data.text:LOCAL", lambda real: real | {"trust_remote_code": True}
+        "code in a folder of weights runs",
+        "data.text:LOCAL",
+        lambda real: real | {"trust_remote_code": True},
     ),
 }
 # Of one test, which replays whole runs of clients who take turns.
 BY_TEST |= {
     # What has been moved or added since.
     "accounting/test_correlation.py::test_noise_whose_coefficients_rise_or_are_negative_is_refused": Fault(
-        "the coefficients of correlated noise may rise", "accounting.correlation:never_rises", always(True)
+        "the coefficients of correlated noise may rise",
+        "accounting.correlation:never_rises",
+        always(True),
     ),
     "mechanisms/test_correlated_noise.py::test_the_slack_of_the_grid_is_for_each_term_that_a_rounds_noise_has": Fault(
         "correlated noise on the grid has slack for one term",
@@ -366,16 +413,18 @@ BY_TEST |= {
     "dpsgd/test_item_watch.py::test_a_data_set_that_mixes_items_is_refused_and_charges_no_batch_with_one": Fault(
         "an item may be mixed from rows of its data set", "dpsgd.item_watch:rows_at", always(set())
     ),
-    "dpsgd/test_state.py::test_a_loop_that_goes_on_without_its_state_is_refused_as_epsilon_would_leave_steps_out": Fault(  # noqa: E501
+    "dpsgd/test_state.py::test_a_loop_that_goes_on_without_its_state_is_refused_as_epsilon_would_leave_steps_out": Fault(
         "a loop goes on without its state", "dpsgd.loop_checks:check_fresh", always(None)
     ),
     "node/test_allowance.py::test_no_door_imports_what_a_server_names_and_the_owner_does_not": Fault(
-        "a node imports the mechanism that a server names", "node.allowance:_check_mechanism", always(None)
+        "a node imports the mechanism that a server names",
+        "node.allowance:_check_mechanism",
+        always(None),
     ),
     "node/test_policy.py::test_a_misspelt_key_of_a_policy_is_refused_with_every_message": Fault(
         "a misspelt key of a policy is no policy", "node.policy:_check_spelling", always(None)
     ),
-    "node/test_policy.py::test_the_least_noise_is_that_of_the_dearest_round_and_not_of_the_noise_that_is_new_in_it": Fault(  # noqa: E501
+    "node/test_policy.py::test_the_least_noise_is_that_of_the_dearest_round_and_not_of_the_noise_that_is_new_in_it": Fault(
         "an owner's least noise is held to the new noise of a round",
         "node.policy:least_noise",
         lambda _: lambda run, noise: noise,
@@ -386,10 +435,14 @@ BY_TEST |= {
         lambda _: lambda parts: noise_in(parts[0][0]),
     ),
     "per_example/test_left_behind.py::test_what_an_outlier_leaves_on_a_module_reaches_no_later_step": Fault(
-        "what a forward keeps in an attribute stays", "per_example.attributes:Attributes.put_back", always(None)
+        "what a forward keeps in an attribute stays",
+        "per_example.attributes:Attributes.put_back",
+        always(None),
     ),
     "per_example/test_left_behind.py::test_a_step_without_any_finite_gradient_is_an_error_and_costs_nothing": Fault(
-        "a step without any finite gradient trains on noise", "per_example.per_example:check_finite", always(None)
+        "a step without any finite gradient trains on noise",
+        "per_example.per_example:check_finite",
+        always(None),
     ),
     "privacy/test_randomness.py::test_float32_values_follow_the_normal_law_in_body_tails_and_centre": Fault(
         "normal values of float32 have radii of half the length",
@@ -433,7 +486,12 @@ FAULTS = (
 
 CHECKS = (
     Fault("no fault at all", "privacy.clipping:CLIP_MARGIN", lambda real: real, FAULTS[0].test),
-    Fault("one that fits no longer", "privacy.clipping:clip_by_norm", lambda _: lambda: None, FAULTS[0].test),
+    Fault(
+        "one that fits no longer",
+        "privacy.clipping:clip_by_norm",
+        lambda _: lambda: None,
+        FAULTS[0].test,
+    ),
 )
 EVERY = (*FAULTS, *CHECKS)
 
@@ -441,7 +499,9 @@ EVERY = (*FAULTS, *CHECKS)
 def main(words: Sequence[str] | None = None) -> int:
     """Plants the faults; 1 if one was not caught."""
     parser = argparse.ArgumentParser(prog="python -m tests.faults", description=__doc__)
-    parser.add_argument("--only", default="", metavar="WORDS", help="faults whose names hold these words")
+    parser.add_argument(
+        "--only", default="", metavar="WORDS", help="faults whose names hold these words"
+    )
     only = parser.parse_args(words).only
     chosen = [fault for fault in FAULTS if only in fault.name]
     if not chosen:

@@ -1,4 +1,5 @@
-"""Run folders made by hand, for tests of what reads them: no training, and numbers that are known."""
+"""Run folders made by hand, for tests of what reads them: no training, and numbers that are
+known."""
 
 from __future__ import annotations
 
@@ -16,11 +17,16 @@ ENDED = {"rounds": 1, "stopped": None, "guarantees": []}
 
 
 def make_run(
-    path: Path, *overrides: str, accuracies: Sequence[float] = (0.5, 0.7), per_round: int = 1, ended: bool = True
+    path: Path,
+    *overrides: str,
+    accuracies: Sequence[float] = (0.5, 0.7),
+    per_round: int = 1,
+    ended: bool = True,
 ) -> RunFolder:
     """A run with a row for each accuracy, and its rounds in the ledger, `per_round` times each.
 
-    The user level is off where the overrides say so. epsilon_user in metrics.csv grows by one a round.
+    The user level is off where the overrides say so. epsilon_user in metrics.csv grows by one a
+    round.
     """
     asked = load_config(overrides)
     config = replace(resolve_noise(asked), output_dir=str(path))
@@ -33,7 +39,12 @@ def make_run(
     ledger = folder.ledger(plan)
     user = config.privacy.user
     for number, accuracy in enumerate(accuracies, start=1):
-        row: dict[str, object] = {"round": number, "loss": 2.0 - accuracy, "accuracy": accuracy, "seconds": 0.5}
+        row: dict[str, object] = {
+            "round": number,
+            "loss": 2.0 - accuracy,
+            "accuracy": accuracy,
+            "seconds": 0.5,
+        }
         row |= {"clip_norm": 0.1 * number, "fraction_below": 0.4, "cohort": 10, "replies": 9}
         row |= {f"epsilon_{name}": float("inf") for name in ("user", "example", "local")}
         if user.enabled and user.noise_multiplier is not None:

@@ -1,4 +1,5 @@
-"""Plants a fault at run time, by patching a name, and runs the test that must notice it in a process of its own."""
+"""Plants a fault at run time, by patching a name, and runs the test that must notice it in a
+process of its own."""
 
 from __future__ import annotations
 
@@ -19,8 +20,16 @@ TESTS = Path(__file__).resolve().parent
 SECONDS = 300
 CAUGHT, SURVIVED, BROKE = "caught", "SURVIVED", "BROKE ITS TEST"
 CODES = {11: CAUGHT, 10: SURVIVED, 12: BROKE}  # Python ends with 1 on its own account
-# Importing these takes longer than most tests: a process is forked for each fault that has them already.
-PRELOADED = ["torch", "flwr.client", "flwr.serverapp.strategy", "dp_accounting.pld", "dp_accounting.rdp", "scipy.stats"]
+# Importing these takes longer than most tests: a process is forked for each fault that has them
+# already.
+PRELOADED = [
+    "torch",
+    "flwr.client",
+    "flwr.serverapp.strategy",
+    "dp_accounting.pld",
+    "dp_accounting.rdp",
+    "scipy.stats",
+]
 
 
 @dataclass(frozen=True)
@@ -28,8 +37,8 @@ class Fault:
     """A fault, which `name` describes.
 
     Attributes:
-      at: `module:name` or `module:Class.name` below discreet, what is patched: in that module alone if it has it from
-        elsewhere, else wherever it was imported.
+      at: `module:name` or `module:Class.name` below discreet, what is patched: in that module alone
+        if it has it from elsewhere, else wherever it was imported.
       plant: what is there, to what takes its place.
       test: `path::name` below tests/, which must fail.
     """
@@ -84,7 +93,8 @@ def verdict(fault: Fault) -> str:
 
 
 class _Planting:
-    """A plugin of pytest that plants a fault before tests are read, and keeps whether they failed by an assertion."""
+    """A plugin of pytest that plants a fault before tests are read, and keeps whether they failed
+    by an assertion."""
 
     def __init__(self, fault: Fault) -> None:
         self.fault = fault
@@ -105,6 +115,13 @@ def _run(name: str, log: str) -> None:
         os.dup2(out.fileno(), 2)
     (fault,) = [each for each in importlib.import_module("tests.faults").EVERY if each.name == name]
     planting = _Planting(fault)
-    code = pytest.main(["-q", "-x", "-p", "no:cacheprovider", f"tests/{fault.test}"], plugins=[planting])
-    ended = {pytest.ExitCode.OK: SURVIVED, pytest.ExitCode.TESTS_FAILED: CAUGHT if all(planting.asserted) else BROKE}
-    raise SystemExit({said: number for number, said in CODES.items()}.get(ended.get(code, ""), int(code)))
+    code = pytest.main(
+        ["-q", "-x", "-p", "no:cacheprovider", f"tests/{fault.test}"], plugins=[planting]
+    )
+    ended = {
+        pytest.ExitCode.OK: SURVIVED,
+        pytest.ExitCode.TESTS_FAILED: CAUGHT if all(planting.asserted) else BROKE,
+    }
+    raise SystemExit(
+        {said: number for number, said in CODES.items()}.get(ended.get(code, ""), int(code))
+    )

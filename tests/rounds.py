@@ -1,4 +1,5 @@
-"""Rounds by the page of the server, `discreet.server.round.one_round`, with replies that are there already."""
+"""Rounds by the page of the server, `discreet.server.round.one_round`, with replies that are there
+already."""
 
 from __future__ import annotations
 
@@ -44,7 +45,9 @@ class Answered:
     def available_clients(self) -> Sequence[int]:
         return ()
 
-    def ask(self, asked: TrainRequest, params: Tensor, cohort: Sequence[int]) -> Iterable[UsableReply]:
+    def ask(
+        self, asked: TrainRequest, params: Tensor, cohort: Sequence[int]
+    ) -> Iterable[UsableReply]:
         return self.replies
 
 
@@ -60,7 +63,8 @@ class OnlyCharges:
 
 
 class Unsplit:
-    """A source that gives its cohort none, and its noise itself: a test's source is that of the noise."""
+    """A source that gives its cohort none, and its noise itself: a test's source is that of the
+    noise."""
 
     def __init__(self, source: RandomSource) -> None:
         self.source = source
@@ -102,7 +106,10 @@ def round_of(
 
 
 def query_of(
-    answers: AnswerMechanism, replies: Iterable[UsableReply], source: RandomSource, charge: Charge = free
+    answers: AnswerMechanism,
+    replies: Iterable[UsableReply],
+    source: RandomSource,
+    charge: Charge = free,
 ) -> Sums:
     """The noised sum of the answers of a cohort that is asked for nothing else."""
     ledger = RunLedger(cast(Any, OnlyCharges(charge)))

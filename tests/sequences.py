@@ -1,4 +1,5 @@
-"""Sequences of tokens with a tag at each position, padded: a folder of them, and models of one's own that tag them."""
+"""Sequences of tokens with a tag at each position, padded: a folder of them, and models of one's
+own that tag them."""
 
 from __future__ import annotations
 
@@ -63,8 +64,8 @@ def built(how: str = "by rules", *, seed: int = 90121) -> nn.Module:
 
 
 def rows(count: int, *, seed: int, longest: int = LENGTH) -> tuple[np.ndarray, np.ndarray]:
-    """Tokens (count, LENGTH), 0 where there is none, and tags, -1 there; lengths from 0 to `longest`. A tag follows
-    from the token and the one before it."""
+    """Tokens (count, LENGTH), 0 where there is none, and tags, -1 there; lengths from 0 to
+    `longest`. A tag follows from the token and the one before it."""
     draw = np.random.default_rng(seed)
     lengths = draw.integers(0, longest + 1, count)
     lengths[:2] = (longest, 0)[:count]
@@ -89,9 +90,14 @@ def folder(path: Path, description: str = TAGGED, *, seed: int = 70111, count: i
     for name, number in (("train", count), ("test", 40)):
         tokens, tags = rows(number, seed=seed + len(name))
         owners = np.arange(number) % 8
-        np.savez(path / f"{name}.npz", inputs=tokens, tags=tags, who=owners + 1000 * (name == "test"))
+        np.savez(
+            path / f"{name}.npz", inputs=tokens, tags=tags, who=owners + 1000 * (name == "test")
+        )
     target = "" if "next_token" in description else 'target = "tags"\n'
-    words = f'format = "npz"\nfile = "train.npz"\ntest = "test.npz"\nowner = "who"\nmodel = "{LAYERS}"\n{target}'
+    words = (
+        f'format = "npz"\nfile = "train.npz"\ntest = "test.npz"\nowner = "who"\nmodel = '
+        f'"{LAYERS}"\n{target}'
+    )
     (path / "data.toml").write_text(words + description)
     return path
 

@@ -1,5 +1,5 @@
-"""What is wrong with a configuration is one line that names the setting; where conf/ is found, and what secure
-aggregation asks."""
+"""What is wrong with a configuration is one line that names the setting; where conf/ is found, and
+what secure aggregation asks."""
 
 from __future__ import annotations
 
@@ -22,42 +22,63 @@ from discreet.settings.privacy import SecureConfig
 from discreet.settings.rules import ALIASES, ConfigError, rules
 from discreet.settings.settings import Settings, client_settings
 
-STEP = "privacy.user.enabled=false training.epochs=1 privacy.local.kind=laplace_step privacy.local.epsilon=1"
+STEP = (
+    "privacy.user.enabled=false training.epochs=1 privacy.local.kind=laplace_step "
+    "privacy.local.epsilon=1"
+)
 WRONG = {
     "privacy.dleta=1e-3": "unknown setting privacy.dleta; did you mean privacy.delta?",
     "rounds=true": "rounds must be a whole number, at least 1 (got True)",
     "rounds=many": "rounds must be a whole number, at least 1 (got many)",
     "data=3": "data must be a group of settings (got 3); did you mean data.name?",
-    "privacy.local.schedule=[1,-1]": "privacy.local.schedule must be uniform, geometric, or a list of numbers within",
+    "privacy.local.schedule=[1,-1]": "privacy.local.schedule must be uniform, geometric, or a "
+    "list of numbers within",
     "normaliser.means=[one]": "normaliser.means must be a list of numbers within",
     "data={partition:sampled,examples_per_client:0}": "data.examples_per_client must be",
     "data.partition=sampled": "data.examples_per_client must be given with data.partition=sampled",
-    "data.examples_per_client=3": "data.partition must be sampled with data.examples_per_client (got iid)",
+    "data.examples_per_client=3": "data.partition must be sampled with data.examples_per_client "
+    "(got iid)",
     "sampling.probability=0": "sampling.probability must be within (0, 1]",
-    "sampling.population_size=199": "sampling.population_size must be at least data.num_clients = 200",
-    "privacy.delta=0.005": "privacy.delta must be below 1 / population_size = 0.005, for instance 0.001 (got 0.005)",
-    "data.num_clients=1000": "privacy.delta must be below 1 / population_size = 0.001, for instance 0.0001 (got 0.001)",
-    "training.dropout=0.5": "unknown setting training.dropout; there are training.batch_size, training.epochs, ",
-    "training={optimizer:adamw,momentum:0.9}": "training.momentum must be 0 with training.optimizer=adamw (got 0.9)",
+    "sampling.population_size=199": "sampling.population_size must be at least data.num_clients = "
+    "200",
+    "privacy.delta=0.005": "privacy.delta must be below 1 / population_size = 0.005, for instance "
+    "0.001 (got 0.005)",
+    "data.num_clients=1000": "privacy.delta must be below 1 / population_size = 0.001, for "
+    "instance 0.0001 (got 0.001)",
+    "training.dropout=0.5": "unknown setting training.dropout; there are training.batch_size, "
+    "training.epochs, ",
+    "training={optimizer:adamw,momentum:0.9}": "training.momentum must be 0 with "
+    "training.optimizer=adamw (got 0.9)",
     "privacy.user.target_epsilon=null": "privacy.user.target_epsilon are both missing",
     "privacy.example.enabled=true": "privacy.example.target_epsilon are both missing",
-    f"{STEP} training.epochs=2": "training.epochs must be 1 with privacy.local.kind=laplace_step: its sensitivity",
-    f"{STEP} training.optimizer=adam": "training.optimizer must be sgd with privacy.local.kind=laplace_step: a plain",
-    f"{STEP} training.weight_decay=0.1": "training.weight_decay must be 0 with privacy.local.kind=laplace_step",
+    f"{STEP} training.epochs=2": "training.epochs must be 1 with privacy.local.kind=laplace_step: "
+    "its sensitivity",
+    f"{STEP} training.optimizer=adam": "training.optimizer must be sgd with "
+    "privacy.local.kind=laplace_step: a plain",
+    f"{STEP} training.weight_decay=0.1": "training.weight_decay must be 0 with "
+    "privacy.local.kind=laplace_step",
     "privacy.local.kind=gaussian privacy.local.epsilon=1": "the server's clip would cut the noise",
-    "privacy.local.kind=gaussian": "both missing with privacy.local.kind=gaussian: give one, for instance",
+    "privacy.local.kind=gaussian": "both missing with privacy.local.kind=gaussian: give one, for "
+    "instance",
     "experiment=silo": "there is no experiment=silo; did you mean silos? There are adam_server, ",
-    "experiment=adaptive_clipping_sweep": "is a sweep of several runs, not one: discreet simulate experiment=",
-    "rounds=2,3": "is a list of values: discreet simulate --multirun rounds=2,3 makes a run of each",
-    "privacy.user.clip.norm=1,2,": "privacy.user.clip.norm=1,2, is no NAME=VALUE that can be read: quote a value",
-    "output_dir=out/lr=0.1": "output_dir=out/lr=0.1 is no NAME=VALUE that can be read: quote a value with special",
-    "experiment=default": "there is no experiment=default: without an experiment it is the default run",
+    "experiment=adaptive_clipping_sweep": "is a sweep of several runs, not one: discreet simulate "
+    "experiment=",
+    "rounds=2,3": "is a list of values: discreet simulate --multirun rounds=2,3 makes a run of "
+    "each",
+    "privacy.user.clip.norm=1,2,": "privacy.user.clip.norm=1,2, is no NAME=VALUE that can be "
+    "read: quote a value",
+    "output_dir=out/lr=0.1": "output_dir=out/lr=0.1 is no NAME=VALUE that can be read: quote a "
+    "value with special",
+    "experiment=default": "there is no experiment=default: without an experiment it is the "
+    "default run",
     "server.beta_1=0.5": "server.beta_1 must be left out with server.optimizer=sgd (got 0.5)",
     "rounds='5'": "rounds must be a whole number, at least 1 (got the text '5')",
 }
 
 HABITS = {  # what people type, and the setting that a user-level run means
-    **dict.fromkeys(["epsilon", "eps", "target_epsilon", "privacy.epsilon"], "privacy.user.target_epsilon"),
+    **dict.fromkeys(
+        ["epsilon", "eps", "target_epsilon", "privacy.epsilon"], "privacy.user.target_epsilon"
+    ),
     **dict.fromkeys(["noise", "sigma", "noise_multiplier"], "privacy.user.noise_multiplier"),
     **dict.fromkeys(["clip", "clip_norm", "max_grad_norm"], "privacy.user.clip.norm"),
     **dict.fromkeys(["clients", "num_clients", "nodes"], "data.num_clients"),
@@ -65,7 +86,12 @@ HABITS = {  # what people type, and the setting that a user-level run means
     **dict.fromkeys(["lr", "learning_rate", "training.lr"], "training.learning_rate"),
     **dict.fromkeys(["num_rounds", "server_rounds"], "rounds"),
     **dict.fromkeys(["fraction_fit", "q"], "sampling.probability"),
-    **{"delta": "privacy.delta", "epochs": "training.epochs", "dataset": "data.name", "alpha": "data.alpha"},
+    **{
+        "delta": "privacy.delta",
+        "epochs": "training.epochs",
+        "dataset": "data.name",
+        "alpha": "data.alpha",
+    },
     **{"server.lr": "server.learning_rate", "momentum": "server.momentum", "output": "output_dir"},
     **{
         "privacy.example.epsilon": "privacy.example.target_epsilon",
@@ -75,7 +101,9 @@ HABITS = {  # what people type, and the setting that a user-level run means
 
 
 @pytest.mark.parametrize(("typed", "meant"), HABITS.items())
-def test_a_name_typed_from_habit_is_told_the_setting_of_a_user_level_run(typed: str, meant: str) -> None:
+def test_a_name_typed_from_habit_is_told_the_setting_of_a_user_level_run(
+    typed: str, meant: str
+) -> None:
     with pytest.raises(ConfigError) as error:
         load_config([f"{typed}=3"])
     assert str(error.value) == f"unknown setting {typed}; did you mean {meant}?"
@@ -87,14 +115,25 @@ def test_every_alias_means_a_setting_and_is_none_itself() -> None:
     assert not known & ALIASES.keys()
 
 
-@pytest.mark.parametrize("guarantee", ["user.enabled=true", "local.kind=gaussian", "local.kind=laplace"])
+@pytest.mark.parametrize(
+    "guarantee", ["user.enabled=true", "local.kind=gaussian", "local.kind=laplace"]
+)
 def test_delta_is_held_below_one_in_all_clients_that_there_are(guarantee: str) -> None:
-    # A small population_size would let a delta pass at which ten of two hundred clients may be published whole.
-    off = ["privacy.user.enabled=false", "privacy.user.target_epsilon=8", "privacy.local.noise_multiplier=2"]
+    # A small population_size would let a delta pass at which ten of two hundred clients may be
+    # published whole.
+    off = [
+        "privacy.user.enabled=false",
+        "privacy.user.target_epsilon=8",
+        "privacy.local.noise_multiplier=2",
+    ]
     words = [*off, f"privacy.{guarantee}", "privacy.delta=0.05"]
-    with pytest.raises(ConfigError, match=r"privacy\.delta must be below 1 / population_size = 0\.005"):
+    with pytest.raises(
+        ConfigError, match=r"privacy\.delta must be below 1 / population_size = 0\.005"
+    ):
         load_config(words)
-    with pytest.raises(ConfigError, match=r"population_size must be at least data\.num_clients = 200"):
+    with pytest.raises(
+        ConfigError, match=r"population_size must be at least data\.num_clients = 200"
+    ):
         load_config([*words, "sampling.population_size=10"])
 
 
@@ -117,7 +156,9 @@ def test_settings_in_a_list_are_refused_with_how_they_are_given() -> None:
 
 
 def test_a_wrong_value_that_was_given_by_its_position_is_named_too() -> None:
-    with pytest.raises(ConfigError, match=r"server_optimizer\.learning_rate must be within .* \(got -1\.0\)"):
+    with pytest.raises(
+        ConfigError, match=r"server_optimizer\.learning_rate must be within .* \(got -1\.0\)"
+    ):
         ServerSGD(-1.0)
 
 
@@ -128,10 +169,18 @@ def test_a_given_noise_multiplier_takes_the_place_of_the_default_target() -> Non
 
 @pytest.mark.parametrize("declared", [7, 1000])
 def test_a_declared_number_of_examples_goes_with_batch_size_and_delta(declared: int) -> None:
-    words = ["privacy.example.enabled=true", "privacy.example.noise_multiplier=1", "data.public_num_examples="]
-    with pytest.raises(ConfigError, match=r"and below 1 / privacy.delta: within \[8, 1000\)") as error:
+    words = [
+        "privacy.example.enabled=true",
+        "privacy.example.noise_multiplier=1",
+        "data.public_num_examples=",
+    ]
+    with pytest.raises(
+        ConfigError, match=r"and below 1 / privacy.delta: within \[8, 1000\)"
+    ) as error:
         load_config([*words[:2], f"{words[2]}{declared}"])
-    assert str(error.value).startswith("data.public_num_examples must be at least training.batch_size")
+    assert str(error.value).startswith(
+        "data.public_num_examples must be at least training.batch_size"
+    )
     assert load_config([*words[:2], f"{words[2]}999"]).data.public_num_examples == 999
 
 
@@ -140,7 +189,11 @@ def comments() -> dict[str, str]:
     found: dict[str, str] = {}
     sections: list[str] = []
     for line in (
-        (conf_folder() / "config.yaml").read_text().split("experiment: null\n")[1].split("\nhydra:")[0].splitlines()
+        (conf_folder() / "config.yaml")
+        .read_text()
+        .split("experiment: null\n")[1]
+        .split("\nhydra:")[0]
+        .splitlines()
     ):
         setting = re.match(r"( *)(\w*):?(.*)", line)
         indent, key, rest = setting.groups()
@@ -167,15 +220,24 @@ def test_the_yaml_tree_says_the_range_of_every_setting(name: str) -> None:
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8),
     lambda inner: (
-        st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from(["rounds", "privacy", "user", "x"]), inner)
+        st.lists(inner, max_size=3)
+        | st.dictionaries(st.sampled_from(["rounds", "privacy", "user", "x"]), inner)
     ),
     max_leaves=8,
 )
 
 
 @settings(deadline=None, max_examples=100)
-@given(st.dictionaries(st.sampled_from(["rounds", "seed", "data", "privacy", "sampling", "other"]), JSON, max_size=4))
-def test_whatever_is_parsed_either_is_a_configuration_or_a_config_error(tree: dict[str, object]) -> None:
+@given(
+    st.dictionaries(
+        st.sampled_from(["rounds", "seed", "data", "privacy", "sampling", "other"]),
+        JSON,
+        max_size=4,
+    )
+)
+def test_whatever_is_parsed_either_is_a_configuration_or_a_config_error(
+    tree: dict[str, object],
+) -> None:
     try:
         outcome = repr(parse_config(tree))
     except ConfigError as error:
@@ -185,7 +247,14 @@ def test_whatever_is_parsed_either_is_a_configuration_or_a_config_error(tree: di
 
 @pytest.mark.parametrize("entry", ["simulate", "run"])
 def test_every_entry_point_says_one_line_and_ends_with_code_2(entry: str, tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "discreet", entry, "privacy.delta=1", f"output_dir={tmp_path / 'run'}"]
+    command = [
+        sys.executable,
+        "-m",
+        "discreet",
+        entry,
+        "privacy.delta=1",
+        f"output_dir={tmp_path / 'run'}",
+    ]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == 2
     assert done.stderr.strip() == "discreet: privacy.delta must be within (0, 1) (got 1)"
@@ -201,7 +270,9 @@ def project(tmp_path: Path) -> Path:
     (tmp_path / "project" / "conf" / "experiment").mkdir(parents=True)
     (tmp_path / "project" / "pyproject.toml").write_text("[tool.discreet]\n")
     text = (ROOT / "conf" / "config.yaml").read_text()
-    (tmp_path / "project" / "conf" / "config.yaml").write_text(text.replace("rounds: 30 ", "rounds: 17 "))
+    (tmp_path / "project" / "conf" / "config.yaml").write_text(
+        text.replace("rounds: 30 ", "rounds: 17 ")
+    )
     return tmp_path / "project"
 
 
@@ -228,7 +299,9 @@ def test_elsewhere_conf_is_that_of_the_checkout_or_what_the_wheel_brought(
     assert (conf_folder(), app_folder()) == (ROOT / "conf", ROOT)
     assert conf_folder(installed) == installed / "app" / "conf"
     assert own_files(installed) == installed / "app"
-    with pytest.raises(ConfigError, match=r"is no project: go to a checkout of Discreet, or to a folder that"):
+    with pytest.raises(
+        ConfigError, match=r"is no project: go to a checkout of Discreet, or to a folder that"
+    ):
         app_folder(installed)
 
 
@@ -239,15 +312,23 @@ def test_in_a_project_an_experiment_of_discreet_is_what_it_is_elsewhere_unless_t
     elsewhere = [load_config([f"experiment={name}"], of_sweep=True) for name in names]
     monkeypatch.chdir(project)
     assert [load_config([f"experiment={name}"], of_sweep=True) for name in names] == elsewhere
-    assert load_config(["experiment=silos"], conf=project / "conf").rounds == 30  # as a ServerApp composes
-    (project / "conf" / "experiment" / "silos.yaml").write_text("# @package _global_\ndata: {num_clients: 11}\n")
+    assert (
+        load_config(["experiment=silos"], conf=project / "conf").rounds == 30
+    )  # as a ServerApp composes
+    (project / "conf" / "experiment" / "silos.yaml").write_text(
+        "# @package _global_\ndata: {num_clients: 11}\n"
+    )
     own = load_config(["experiment=silos"])
     assert (own.rounds, own.data.num_clients) == (17, 11)
 
 
 SECURE = (
-    *("privacy.user.aggregation=secure", "sampling.kind=everyone", "privacy.accountant=rdp", "data.num_clients=20"),
-    *("privacy.user.noise_multiplier=1", "privacy.secure.dropouts=2"),
+    "privacy.user.aggregation=secure",
+    "sampling.kind=everyone",
+    "privacy.accountant=rdp",
+    "data.num_clients=20",
+    "privacy.user.noise_multiplier=1",
+    "privacy.secure.dropouts=2",
 )
 
 REFUSED = {
@@ -270,7 +351,12 @@ def test_what_does_not_fit_is_refused(message: str, words: list[str]) -> None:
 
 
 def test_no_two_disjoint_sets_open_two_sums_and_the_losses_that_are_allowed_leave_enough() -> None:
-    every = ((nodes, lost, bad) for nodes in range(3, 101) for lost in range(nodes) for bad in range(nodes - lost))
+    every = (
+        (nodes, lost, bad)
+        for nodes in range(3, 101)
+        for lost in range(nodes)
+        for bad in range(nodes - lost)
+    )
     for nodes, dropouts, colluding in every:
         secure = SecureConfig(dropouts, colluding)
         threshold, safe = secure.threshold_of(nodes), nodes > 2 * dropouts + colluding
@@ -281,13 +367,26 @@ def test_no_two_disjoint_sets_open_two_sums_and_the_losses_that_are_allowed_leav
 
 
 def test_a_node_is_told_all_that_its_share_of_the_noise_follows_from() -> None:
-    told = client_settings(load_config([*SECURE, "privacy.secure.colluding=3", "privacy.user.clip.count_stddev=7"]))
+    told = client_settings(
+        load_config([*SECURE, "privacy.secure.colluding=3", "privacy.user.clip.count_stddev=7"])
+    )
     read = request_of(request_items(TrainRequest(1, 0.5, told))).run
     assert (read.secure, read.user) == (SecureConfig(2, 3), told.user)
-    assert (read.user.aggregation, read.user.adaptive, read.user.count_stddev) == ("secure", True, 7.0)
+    assert (read.user.aggregation, read.user.adaptive, read.user.count_stddev) == (
+        "secure",
+        True,
+        7.0,
+    )
 
 
 def test_a_resumed_run_keeps_what_decides_who_can_read_what() -> None:
     facts, plain = (planned(load_config(words)).deciding for words in (SECURE, SECURE[1:]))
-    added = {"privacy.user.aggregation": "secure", "privacy.secure.dropouts": 2, "privacy.secure.colluding": 1}
-    assert facts == plain | added | {"privacy.secure.threshold": 11, "privacy.example.aggregation": "plain"}
+    added = {
+        "privacy.user.aggregation": "secure",
+        "privacy.secure.dropouts": 2,
+        "privacy.secure.colluding": 1,
+    }
+    assert facts == plain | added | {
+        "privacy.secure.threshold": 11,
+        "privacy.example.aggregation": "plain",
+    }

@@ -1,5 +1,5 @@
-"""The pages: named tests exist, commands and prices are right, nothing is fetched from elsewhere, and the notebook
-runs."""
+"""The pages: named tests exist, commands and prices are right, nothing is fetched from elsewhere,
+and the notebook runs."""
 
 from __future__ import annotations
 
@@ -34,7 +34,9 @@ def named_tests(text: str) -> list[tuple[str, str]]:
 
 @cache
 def defined_in(path: Path) -> set[str]:
-    return {node.name for node in ast.parse(path.read_text()).body if isinstance(node, ast.FunctionDef)}
+    return {
+        node.name for node in ast.parse(path.read_text()).body if isinstance(node, ast.FunctionDef)
+    }
 
 
 def test_a_test_that_is_named_exists() -> None:
@@ -45,7 +47,14 @@ def test_a_test_that_is_named_exists() -> None:
 def test_every_guarantee_names_its_tests() -> None:
     sections = re.split(r"^## ", (DOCS / "privacy.md").read_text(), flags=re.MULTILINE)
     of_clients = ("Example level", "Local", "What a client can do")
-    for title in ("User level", "Clients who take turns", "Another Flower app", *of_clients, "The account", "Noise"):
+    for title in (
+        "User level",
+        "Clients who take turns",
+        "Another Flower app",
+        *of_clients,
+        "The account",
+        "Noise",
+    ):
         (section,) = (text for text in sections if text.startswith(title))
         assert len(named_tests(section)) >= 5, title
 
@@ -53,7 +62,9 @@ def test_every_guarantee_names_its_tests() -> None:
 def test_every_page_is_in_the_nav_of_the_site() -> None:
     named = set(re.findall(r"[\w/]+\.md\b", (ROOT / "mkdocs.yml").read_text()))
     # Reports for another project are no pages of this one.
-    pages = {str(path.relative_to(DOCS)) for path in DOCS.rglob("*.md") if path.parent.name != "upstream"}
+    pages = {
+        str(path.relative_to(DOCS)) for path in DOCS.rglob("*.md") if path.parent.name != "upstream"
+    }
     assert pages - named == set(), "add these pages to the nav in mkdocs.yml"
     assert named - pages == set(), "the nav in mkdocs.yml names pages that are not there"
 
@@ -76,7 +87,10 @@ def overrides_of(words: list[str]) -> list[str]:
     """The Hydra overrides of a command that takes them; of a sweep the first value of each."""
     if words[0] == "scripts/run" or words[:2] in (["discreet", "run"], ["discreet", "simulate"]):
         given = [word for word in words if re.match(r"^[\w.]+=", word)]
-        return [word.split(",")[0] if "--multirun" in words and "[" not in word else word for word in given]
+        return [
+            word.split(",")[0] if "--multirun" in words and "[" not in word else word
+            for word in given
+        ]
     if words[:2] == ["flwr", "run"] and "--run-config" in words:
         text = words[words.index("--run-config") + 1]
         return shlex.split(re.sub(r"^overrides=", "", text).strip('"'))
@@ -95,12 +109,20 @@ def test_a_command_names_what_is_there() -> None:
 
 
 def test_the_overrides_of_a_command_compose() -> None:
-    every = {tuple(word for word in overrides_of(words) if not word.startswith("hydra")) for words in LINES}
+    every = {
+        tuple(word for word in overrides_of(words) if not word.startswith("hydra"))
+        for words in LINES
+    }
     for given in every - {()}:
-        assert load_config([*given], of_sweep=any(word.endswith("_sweep") for word in given)).rounds >= 1
+        assert (
+            load_config([*given], of_sweep=any(word.endswith("_sweep") for word in given)).rounds
+            >= 1
+        )
 
 
-@pytest.mark.parametrize("words", [words for words in LINES if words[:2] == ["discreet", "calibrate"]])
+@pytest.mark.parametrize(
+    "words", [words for words in LINES if words[:2] == ["discreet", "calibrate"]]
+)
 def test_calibrate_answers(words: list[str]) -> None:
     assert calibrate(words[2:]) == 0
 
@@ -108,7 +130,16 @@ def test_calibrate_answers(words: list[str]) -> None:
 @pytest.fixture(scope="module")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("site")
-    words = [sys.executable, "-m", "mkdocs", "build", "--quiet", "--strict", "--site-dir", str(folder)]
+    words = [
+        sys.executable,
+        "-m",
+        "mkdocs",
+        "build",
+        "--quiet",
+        "--strict",
+        "--site-dir",
+        str(folder),
+    ]
     ended = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, timeout=300)
     assert ended.returncode == 0, ended.stdout + ended.stderr
     return folder
@@ -118,20 +149,28 @@ def test_no_page_fetches_anything_from_another_host(site: Path) -> None:
     for path in site.rglob("*.html"):
         tags = re.findall(r"<(?:script|img|iframe|source|link)\b[^>]*>", path.read_text())
         elsewhere = [tag for tag in tags if re.search(r"""(?:src|href)=["']?(?:\w+:)?//""", tag)]
-        assert [tag for tag in elsewhere if not re.search("rel=.?(canonical|next|prev)", tag)] == [], path
+        assert [
+            tag for tag in elsewhere if not re.search("rel=.?(canonical|next|prev)", tag)
+        ] == [], path
     for path in site.rglob("*.css"):
         assert not re.search(r"""(?:url\(|@import\s+)["']?(?:\w+:)?//""", path.read_text()), path
 
 
 def test_both_first_pages_say_the_accuracy_of_the_default_run_that_was_measured() -> None:
-    runs = [line.split(",") for line in (DOCS / "results" / "default_run.csv").read_text().splitlines()[1:]]
+    runs = [
+        line.split(",")
+        for line in (DOCS / "results" / "default_run.csv").read_text().splitlines()[1:]
+    ]
     first = load_config().privacy.user.clip.norm
     measured = [100 * float(accuracy) for norm, accuracy in runs if float(norm) == first]
     assert len(measured) >= 5
     said = f"{sum(measured) / len(measured):.0f} %"
     assert f"{said} accuracy on a public test set, epsilon 8" in (ROOT / "README.md").read_text()
     assert f"the default has 200 clients, and reaches {said}" in (DOCS / "index.md").read_text()
-    assert f"{min(measured):.1f} %, the highest at {max(measured):.1f} %" in (ROOT / "README.md").read_text()
+    assert (
+        f"{min(measured):.1f} %, the highest at {max(measured):.1f} %"
+        in (ROOT / "README.md").read_text()
+    )
 
 
 def prices() -> list[list[str]]:
@@ -142,15 +181,26 @@ def prices() -> list[list[str]]:
 
 @pytest.mark.parametrize("row", prices())
 def test_calibrate_gives_the_prices_of_the_first_page(row: list[str]) -> None:
-    clients, cohort, rounds, delta, noise = int(row[0]), int(row[1]), int(row[2]), float(row[3]), row[5]
+    clients, cohort, rounds, delta, noise = (
+        int(row[0]),
+        int(row[1]),
+        int(row[2]),
+        float(row[3]),
+        row[5],
+    )
     poisson, _, _, everyone = sampled_prices(clients, cohort)
-    assert [f"{price.noise(2.0, rounds, delta):.5g}" for price in (poisson, everyone)] == [noise, row[7]]
+    assert [f"{price.noise(2.0, rounds, delta):.5g}" for price in (poisson, everyone)] == [
+        noise,
+        row[7],
+    ]
 
 
 @pytest.fixture(scope="module")
 def tool() -> ModuleType:
     """docs/hooks/notebook_page.py, which is no package."""
-    spec = importlib.util.spec_from_file_location("notebook_page", ROOT / "docs" / "hooks" / "notebook_page.py")
+    spec = importlib.util.spec_from_file_location(
+        "notebook_page", ROOT / "docs" / "hooks" / "notebook_page.py"
+    )
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
@@ -160,18 +210,26 @@ def test_the_page_has_every_cell_in_order(tool: ModuleType) -> None:
     text, at = tool.PAGE.read_text(), 0
     for cell in tool.nbformat.read(tool.NOTEBOOK, as_version=4).cells:
         found = text.find(tool.source_of(cell), at)
-        assert found >= 0, f"run python docs/hooks/notebook_page.py: the page lacks {cell.source[:60]!r}"
+        assert found >= 0, (
+            f"run python docs/hooks/notebook_page.py: the page lacks {cell.source[:60]!r}"
+        )
         at = found + len(cell.source)
 
 
 def test_the_page_of_the_package_lists_what_the_package_has() -> None:
-    listed = re.findall(r"^::: [\w.]+\.(\w+)$", (ROOT / "docs" / "api" / "discreet.md").read_text(), flags=re.MULTILINE)
+    listed = re.findall(
+        r"^::: [\w.]+\.(\w+)$",
+        (ROOT / "docs" / "api" / "discreet.md").read_text(),
+        flags=re.MULTILINE,
+    )
     assert sorted(listed) == sorted(discreet.__all__)
     assert all(getattr(discreet, name).__name__ == name for name in listed)
 
 
 @pytest.mark.slow
-def test_all_cells_run_and_end_within_the_budget(tool: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_all_cells_run_and_end_within_the_budget(
+    tool: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
     monkeypatch.setenv("JUPYTER_PLATFORM_DIRS", "1")
     said = "\n".join(tool.said_by(cell) for cell in tool.executed().cells)

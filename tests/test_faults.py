@@ -24,7 +24,10 @@ def test_each_fault_has_a_name_patches_what_is_there_and_names_a_test_that_exist
 
 @pytest.mark.parametrize(
     "fault",
-    [pytest.param(fault, marks=() if fault.name in SAMPLE else pytest.mark.slow) for fault in FAULTS],
+    [
+        pytest.param(fault, marks=() if fault.name in SAMPLE else pytest.mark.slow)
+        for fault in FAULTS
+    ],
     ids=lambda fault: fault.name,
 )
 def test_a_planted_fault_is_caught(fault: Fault) -> None:

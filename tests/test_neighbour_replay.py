@@ -1,4 +1,5 @@
-"""Every mechanism of Discreet, replayed on neighbouring inputs: see tests/replay.py for what is compared."""
+"""Every mechanism of Discreet, replayed on neighbouring inputs: see tests/replay.py for what is
+compared."""
 
 from __future__ import annotations
 
@@ -56,14 +57,22 @@ WILD = {
 }
 wild = pytest.mark.parametrize("update", WILD.values(), ids=WILD.keys())
 
-OTHERS = [TrainReply(1, torch.tensor([0.1, 0.2, -0.3]), below=True), TrainReply(1, torch.full((3,), 9.0), below=False)]
+OTHERS = [
+    TrainReply(1, torch.tensor([0.1, 0.2, -0.3]), below=True),
+    TrainReply(1, torch.full((3,), 9.0), below=False),
+]
 
 
-def rounds(user: CentralGaussian, updates: Updates, source: RandomSource, *, number: int = 1) -> list[object]:
-    """Everything that rounds with these clients release, but the number of replies, which is not covered."""
+def rounds(
+    user: CentralGaussian, updates: Updates, source: RandomSource, *, number: int = 1
+) -> list[object]:
+    """Everything that rounds with these clients release, but the number of replies, which is not
+    covered."""
     state, left = initial_state(torch.zeros(3), clip_norm=C), list[object]()
     for index in range(number):
-        state, metrics = round_of(user, state, updates, source.child(index), optimizer=ServerSGD(0.7, momentum=0.9))
+        state, metrics = round_of(
+            user, state, updates, source.child(index), optimizer=ServerSGD(0.7, momentum=0.9)
+        )
         left += [state, replace(metrics, replies=0)]
     return left
 
@@ -71,7 +80,9 @@ def rounds(user: CentralGaussian, updates: Updates, source: RandomSource, *, num
 def add_and_remove(user: CentralGaussian, who: TrainReply, *, number: int = 1) -> list[Replay]:
     with_it, without = [*OTHERS, who], list(OTHERS)
     pairs = [(with_it, without), (without, with_it), ([who], [])]
-    return [replay(lambda u, s: rounds(user, u, s, number=number), one, other) for one, other in pairs]
+    return [
+        replay(lambda u, s: rounds(user, u, s, number=number), one, other) for one, other in pairs
+    ]
 
 
 @kinds
@@ -82,7 +93,9 @@ def test_one_client_more_or_less_moves_update_and_bits_within_their_sensitivitie
 ) -> None:
     for found in add_and_remove(user, TrainReply(1, update, below)):
         assert found.faults == ()
-        assert found.gaussian_distance <= (1 + 1e-9) / Z  # what the round's event says both cost together
+        assert (
+            found.gaussian_distance <= (1 + 1e-9) / Z
+        )  # what the round's event says both cost together
 
 
 @kinds
@@ -104,7 +117,9 @@ def test_over_rounds_in_which_the_clip_norm_moves_each_step_keeps_to_its_sensiti
 
 
 def test_many_clients_at_once_are_summed_as_sequentially() -> None:
-    rows = torch.stack([update.update for update in [*OTHERS, TrainReply(1, WILD["huge"], below=True)]])
+    rows = torch.stack(
+        [update.update for update in [*OTHERS, TrainReply(1, WILD["huge"], below=True)]]
+    )
     bits = torch.tensor([True, False, True])
 
     def run(count: int, source: RandomSource) -> list[object]:
@@ -121,8 +136,12 @@ def test_many_clients_at_once_are_summed_as_sequentially() -> None:
 def test_with_cohorts_of_a_fixed_size_replacing_a_client_moves_the_sum_by_twice_the_clip_norm(
     user: CentralGaussian, update: Tensor
 ) -> None:
-    one, other = ([*OTHERS, TrainReply(1, sign * update, below)] for sign, below in ((1, True), (-1, False)))
-    found = replay(lambda updates, source: rounds(user, updates, source), one, other, sensitivities=2.0)
+    one, other = (
+        [*OTHERS, TrainReply(1, sign * update, below)] for sign, below in ((1, True), (-1, False))
+    )
+    found = replay(
+        lambda updates, source: rounds(user, updates, source), one, other, sensitivities=2.0
+    )
     assert found.faults == ()
     # That is why the event of such a round holds half the noise multiplier.
     event = fixed_size_round_event(3, population_size=10, noise_multiplier=Z)
@@ -139,10 +158,15 @@ each_masked = pytest.mark.parametrize("how", MASKED.values(), ids=MASKED.keys())
 NOBODY = TrainReply(1, torch.zeros(3), below=False)
 
 
-def masked_rounds(how: MaskedGaussian, updates: Updates, source: RandomSource, *, number: int = 1) -> list[object]:
-    """What the server learns of rounds under secure aggregation; `NOBODY` is a client that is zeroed out."""
+def masked_rounds(
+    how: MaskedGaussian, updates: Updates, source: RandomSource, *, number: int = 1
+) -> list[object]:
+    """What the server learns of rounds under secure aggregation; `NOBODY` is a client that is
+    zeroed out."""
     vector, optimizer = how.vector, ServerSGD(0.7, momentum=0.9)
-    state = replace(initial_state(torch.zeros(3), clip_norm=C), round=1)  # the first round rates nothing
+    state = replace(
+        initial_state(torch.zeros(3), clip_norm=C), round=1
+    )  # the first round rates nothing
     left = list[object]()
     for index in range(number):
         total = sum_of_vectors(vector, updates, state.clip_norm, source.child(index))
@@ -152,12 +176,18 @@ def masked_rounds(how: MaskedGaussian, updates: Updates, source: RandomSource, *
     return left
 
 
-def sum_of_vectors(vector: SecureSum, updates: Updates, clip_norm: float, source: RandomSource) -> Tensor:
+def sum_of_vectors(
+    vector: SecureSum, updates: Updates, clip_norm: float, source: RandomSource
+) -> Tensor:
     total = torch.zeros(vector.length, dtype=torch.int64)
     for number, who in enumerate(updates):
-        answer = who.update.new_full((2,), 9.0) if vector.answer_length and who is not NOBODY else None
+        answer = (
+            who.update.new_full((2,), 9.0) if vector.answer_length and who is not NOBODY else None
+        )
         below = None if who is NOBODY or not vector.bit_steps else who.below
-        encoded = vector.encode(None if who is NOBODY else who.update, clip_norm, below=below, answer=answer)
+        encoded = vector.encode(
+            None if who is NOBODY else who.update, clip_norm, below=below, answer=answer
+        )
         total += encoded + vector.noise(source.child("client", number))
     return total
 
@@ -179,17 +209,27 @@ def test_zeroing_out_a_client_moves_a_masked_sum_within_its_sensitivity(
 
 
 @each_masked
-def test_the_worst_client_costs_all_that_the_event_of_a_masked_sum_says(how: MaskedGaussian) -> None:
+def test_the_worst_client_costs_all_that_the_event_of_a_masked_sum_says(
+    how: MaskedGaussian,
+) -> None:
     update, answered = torch.tensor([30.0, 0.0, 0.0]), how.vector.answer_length > 0
-    found = replay(partial(masked_rounds, how), [*OTHERS, TrainReply(1, update, False)], [*OTHERS, NOBODY])
-    # Update and answer are truncated towards zero, by less than 1 part in 1000; the event is of the whole.
+    found = replay(
+        partial(masked_rounds, how), [*OTHERS, TrainReply(1, update, False)], [*OTHERS, NOBODY]
+    )
+    # Update and answer are truncated towards zero, by less than 1 part in 1000; the event is of the
+    # whole.
     assert found.shares == pytest.approx([1.0], rel=2e-3)
     assert answered or found.gaussian_distance == pytest.approx(1 / Z, rel=5e-3)
 
 
 def masked_federation(shares: list[Examples | None], source: RandomSource) -> list[object]:
-    """A whole round: every client trains, clips, goes on the grid and adds noise; None is one that is zeroed out."""
-    run, params, vector = config(*OFF, "training.epochs=2"), params_of(linear()), MASKED_MODEL.vector
+    """A whole round: every client trains, clips, goes on the grid and adds noise; None is one that
+    is zeroed out."""
+    run, params, vector = (
+        config(*OFF, "training.epochs=2"),
+        params_of(linear()),
+        MASKED_MODEL.vector,
+    )
     asked, total = request(run, clip_norm=C), torch.zeros(vector.length, dtype=torch.int64)
     for number, share in enumerate(shares):
         own = source.child("client", number)
@@ -199,7 +239,9 @@ def masked_federation(shares: list[Examples | None], source: RandomSource) -> li
             reply = client(share, source=own).answer(work_of(asked), params)
             total += noised_vector(vector, ExactReply(reply.update, reply.below), asked, own)
     state = State(0, params, torch.zeros_like(params), C)
-    return list(round_of(MASKED_MODEL, state, [UnopenedSum(lambda: vector.centred(total), 3)], source))
+    return list(
+        round_of(MASKED_MODEL, state, [UnopenedSum(lambda: vector.centred(total), 3)], source)
+    )
 
 
 def test_a_whole_masked_round_from_the_clients_data_to_the_servers_model() -> None:
@@ -219,7 +261,9 @@ def federation(shares: list[Examples], source: RandomSource) -> list[object]:
     """A whole round: every client trains, clips and sends its bit, and the server does the rest."""
     run, params, updates = config(*OFF, "training.epochs=2"), params_of(linear()), []
     for number, share in enumerate(shares):
-        reply = client(share, source=source.child("client", number)).answer(work_of(request(run, clip_norm=C)), params)
+        reply = client(share, source=source.child("client", number)).answer(
+            work_of(request(run, clip_norm=C)), params
+        )
         updates.append(TrainReply(1, reply.update, reply.below))
     state = State(0, params, torch.zeros_like(params), C)
     state, metrics = round_of(KINDS["on the grid"], state, updates, source.child("server"))
@@ -242,10 +286,14 @@ wild_examples = pytest.mark.parametrize("factor", WILD_EXAMPLES.values(), ids=WI
 
 def with_example(data: Examples, factor: float) -> Examples:
     more = examples(1, seed=50021)
-    return Examples(torch.cat([data.inputs, factor * more.inputs]), torch.cat([data.targets, more.targets]))
+    return Examples(
+        torch.cat([data.inputs, factor * more.inputs]), torch.cat([data.targets, more.targets])
+    )
 
 
-def dp_sgd(data: Examples, source: RandomSource, *, batch_size: int = 8, declared: int | None = None) -> Tensor:
+def dp_sgd(
+    data: Examples, source: RandomSource, *, batch_size: int = 8, declared: int | None = None
+) -> Tensor:
     how = LocalSettings(3, batch_size, 0.5, 0.9, ExamplePrivacy(C, Z, public_num_examples=declared))
     return local_update(linear(), params_of(linear()), data, settings=how, source=source)
 
@@ -261,7 +309,8 @@ def check_steps(found: Replay, steps: int) -> None:
 def test_an_example_that_contributes_nothing_instead_moves_each_step_of_dp_sgd_within_the_clip(
     factor: float, batch_size: int
 ) -> None:
-    # An example whose gradient is not finite is clipped to zero: n stays, and it contributes nothing.
+    # An example whose gradient is not finite is clipped to zero: n stays, and it contributes
+    # nothing.
     there, zeroed = with_example(examples(6), factor), with_example(examples(6), math.nan)
     for one, other in ((there, zeroed), (zeroed, there)):
         found = replay(partial(dp_sgd, batch_size=batch_size), one, other)
@@ -273,7 +322,8 @@ def test_an_example_that_contributes_nothing_instead_moves_each_step_of_dp_sgd_w
 def test_with_a_declared_number_one_example_more_or_less_moves_each_step_within_the_clip(
     factor: float, count: int
 ) -> None:
-    # 3 epochs of batches of 3 expected of 9 declared, also for a client that has none, and for one that has more.
+    # 3 epochs of batches of 3 expected of 9 declared, also for a client that has none, and for one
+    # that has more.
     data, run = examples(count), partial(dp_sgd, batch_size=3, declared=9)
     more = with_example(data, factor)
     check_steps(replay(run, data, more), 9)
@@ -313,7 +363,9 @@ def test_a_sequence_of_padding_alone_instead_moves_each_step_within_the_clip(
 
 def test_an_outlier_puts_the_clip_of_dp_sgd_to_the_test() -> None:
     zeroed = with_example(examples(6), math.nan)
-    assert replay(dp_sgd, zeroed, with_example(examples(6), 1e6)).shares == pytest.approx([1.0] * 3, rel=1e-4)
+    assert replay(dp_sgd, zeroed, with_example(examples(6), 1e6)).shares == pytest.approx(
+        [1.0] * 3, rel=1e-4
+    )
     removed = replay(partial(dp_sgd, declared=8), examples(6), with_example(examples(6), 1e6))
     assert removed.shares == pytest.approx([1.0] * 3, rel=1e-4)
 
@@ -333,7 +385,9 @@ def test_a_client_with_dp_sgd_sends_nothing_beside_what_was_noised(factor: float
 
 @wild_examples
 @pytest.mark.parametrize("count", [0, 8])
-def test_with_a_declared_number_the_number_of_examples_is_not_to_be_seen(factor: float, count: int) -> None:
+def test_with_a_declared_number_the_number_of_examples_is_not_to_be_seen(
+    factor: float, count: int
+) -> None:
     def answer(data: Examples, source: RandomSource) -> object:
         return dp_sgd_client(data, source, "data.public_num_examples=16")
 
@@ -343,7 +397,8 @@ def test_with_a_declared_number_the_number_of_examples_is_not_to_be_seen(factor:
 
 
 def test_the_number_of_steps_follows_from_the_number_of_examples_which_is_taken_as_known() -> None:
-    # docs/privacy.md says so under "not covered": with 9 examples in batches of 8 there are two steps an epoch.
+    # docs/privacy.md says so under "not covered": with 9 examples in batches of 8 there are two
+    # steps an epoch.
     (fault, *_) = replay(dp_sgd, examples(8), with_example(examples(8), 1.0)).faults
     assert fault == "noise was drawn 3 times for one input and 6 times for the other"
 
@@ -356,10 +411,19 @@ def local_round(run: Settings, data: Examples, source: RandomSource) -> object:
 
 @pytest.mark.parametrize("kind", ["gaussian", "laplace"])
 @wild_examples
-def test_replacing_all_data_of_a_client_moves_its_update_by_twice_the_clip_norm(kind: str, factor: float) -> None:
-    run = config(*OFF, f"privacy.local.kind={kind}", "privacy.local.noise_multiplier=2", "privacy.local.clip_norm=0.1")
+def test_replacing_all_data_of_a_client_moves_its_update_by_twice_the_clip_norm(
+    kind: str, factor: float
+) -> None:
+    run = config(
+        *OFF,
+        f"privacy.local.kind={kind}",
+        "privacy.local.noise_multiplier=2",
+        "privacy.local.clip_norm=0.1",
+    )
     other = Examples(factor * examples(9, seed=77).inputs, examples(9, seed=77).targets)
-    assert replay(lambda data, source: local_round(run, data, source), examples(6), other).faults == ()
+    assert (
+        replay(lambda data, source: local_round(run, data, source), examples(6), other).faults == ()
+    )
 
 
 @pytest.mark.parametrize("kind", ["gaussian", "laplace"])
@@ -373,7 +437,9 @@ def test_opposite_updates_put_the_local_clip_to_the_test(kind: str, noise: str) 
 
 def laplace_step(data: Examples, source: RandomSource) -> Tensor:
     privacy, model = LocalPrivacy("laplace_step", C, Z), linear()
-    return release_step(model, data, training=LocalSettings(1, 1, 0.3, 0.0), privacy=privacy, source=source)
+    return release_step(
+        model, data, training=LocalSettings(1, 1, 0.3, 0.0), privacy=privacy, source=source
+    )
 
 
 @wild_examples
@@ -386,7 +452,10 @@ def test_opposite_examples_put_the_clip_of_a_laplace_step_to_the_test() -> None:
     rest = examples(6)
     inputs = torch.full((1, 5), 1e4)
     one, other = (
-        Examples(torch.cat([rest.inputs, sign * inputs]), torch.cat([rest.targets, torch.zeros(1, dtype=torch.int64)]))
+        Examples(
+            torch.cat([rest.inputs, sign * inputs]),
+            torch.cat([rest.targets, torch.zeros(1, dtype=torch.int64)]),
+        )
         for sign in (1.0, -1.0)
     )
     assert replay(laplace_step, one, other).shares[0] > 0.4

@@ -44,7 +44,9 @@ def test_the_guide_shows_the_example_as_it_is() -> None:
     assert build in (OWN / "model.py").read_text()
 
 
-def test_the_commands_of_the_guide_train_and_predict(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_commands_of_the_guide_train_and_predict(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(ROOT)
     lines = [
         [word.replace("outputs/", f"{tmp_path}/") for word in words]
@@ -55,7 +57,12 @@ def test_the_commands_of_the_guide_train_and_predict(tmp_path: Path, monkeypatch
     assert simulate_main([*lines[0][2:], "rounds=2", "seed=31013"]) == 0
     assert (RunFolder(tmp_path / "own").read_metrics()[-1]["accuracy"] or 0) > 0.6
     assert predict(lines[1][2:]) == 0
-    assert (tmp_path / "own" / "said.csv").read_text().splitlines()[0].startswith("row,target,prediction")
+    assert (
+        (tmp_path / "own" / "said.csv")
+        .read_text()
+        .splitlines()[0]
+        .startswith("row,target,prediction")
+    )
 
 
 def owns(tmp_path: Path, change: Callable[[str], str] = str) -> Path:
@@ -72,12 +79,15 @@ def owns(tmp_path: Path, change: Callable[[str], str] = str) -> Path:
         ("Ann Lee,5,0.1,70,32,rest,HIV", "line 8: 7 columns, and the header has 6"),
         (
             "Ann Lee,HIV,0.1,70,32,rest",
-            "line 8: steps is not a number: make it one, or say what is public of it under [columns] in data.toml",
+            "line 8: steps is not a number: make it one, or say what is public of it under "
+            "[columns] in data.toml",
         ),
         ("Ann Lee,5,0.1,70,32,HIV", "line 8: the class is not in classes"),
     ],
 )
-def test_what_is_wrong_with_a_row_is_said_without_the_row(row: str, said: str, tmp_path: Path) -> None:
+def test_what_is_wrong_with_a_row_is_said_without_the_row(
+    row: str, said: str, tmp_path: Path
+) -> None:
     folder = owns(tmp_path)
     lines = (folder / "train.csv").read_text().splitlines()
     (folder / "train.csv").write_text("\n".join([*lines[:7], row, *lines[8:]]))
@@ -89,8 +99,12 @@ def test_what_is_wrong_with_a_row_is_said_without_the_row(row: str, said: str, t
 
 def test_how_many_classes_occur_is_not_taken_from_the_data(tmp_path: Path) -> None:
     np.savez(tmp_path / "a.npz", inputs=np.zeros((4, 2)), y=np.array([0, 1, 1, 0]))
-    (tmp_path / "data.toml").write_text('format = "npz"\nfile = "a.npz"\ntest = "a.npz"\ntarget = "y"\n')
-    with pytest.raises(FolderError, match="must give classes or num_classes: how many occur is not public"):
+    (tmp_path / "data.toml").write_text(
+        'format = "npz"\nfile = "a.npz"\ntest = "a.npz"\ntarget = "y"\n'
+    )
+    with pytest.raises(
+        FolderError, match="must give classes or num_classes: how many occur is not public"
+    ):
         load_task("folder", path=str(tmp_path))
 
 
@@ -142,27 +156,43 @@ def observed(input_shape: tuple[int, ...], num_classes: int) -> nn.Module:
 
 
 REFUSED = {
-    "./tests/test_own.py:wide": r"module as Python imports it, such as tests\.test_own:wide \(got ./t",
-    "tests.test_own:detached": "detached has no gradient by its parameters: element 0 of tensors does not require grad",
-    "no.such.module:build": "'no.such.module' of no.such.module:build can't be imported: No module named 'no'",
+    "./tests/test_own.py:wide": r"module as Python imports it, such as tests\.test_own:wide \(got "
+    r"./t",
+    "tests.test_own:detached": "detached has no gradient by its parameters: element 0 of tensors "
+    "does not require grad",
+    "no.such.module:build": "'no.such.module' of no.such.module:build can't be imported: No "
+    "module named 'no'",
     "tests.test_own:wide": r"can't read inputs of shape \(4,\)",
     "tests.test_own:centred": "mixes the examples of a batch",
     "tests.test_own:observed": "the model's forward changes 1.largest: ",
     "tests.test_own:jitter": "draws random numbers by itself",
-    "mpl": "no model 'mpl'; known are logistic_regression, .*, package.module:function, or hf:FOLDER",
+    "mpl": "no model 'mpl'; known are logistic_regression, .*, package.module:function, or "
+    "hf:FOLDER",
 }
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_a_model_that_can_not_be_trained_is_refused_before_anything_starts(name: str, tmp_path: Path) -> None:
-    words = ["data.name=folder", f"data.path={OWN}", f"model.name='{name}'", f"output_dir={tmp_path / 'run'}"]
+def test_a_model_that_can_not_be_trained_is_refused_before_anything_starts(
+    name: str, tmp_path: Path
+) -> None:
+    words = [
+        "data.name=folder",
+        f"data.path={OWN}",
+        f"model.name='{name}'",
+        f"output_dir={tmp_path / 'run'}",
+    ]
     with pytest.raises(ConfigError, match=REFUSED[name]) as error:
         simulate(load_config(words))
     assert "\n" not in str(error.value)
     assert not (tmp_path / "run").exists()
 
 
-NODE_RUN = ("privacy.user.enabled=false", "privacy.user.target_epsilon=null", "data.name=folder", "data.num_clients=2")
+NODE_RUN = (
+    "privacy.user.enabled=false",
+    "privacy.user.target_epsilon=null",
+    "data.name=folder",
+    "data.num_clients=2",
+)
 
 
 def test_a_node_trains_the_model_that_its_owner_has_named(tmp_path: Path) -> None:
@@ -170,7 +200,10 @@ def test_a_node_trains_the_model_that_its_owner_has_named(tmp_path: Path) -> Non
     node = {"data": str(owns(tmp_path))}
     client = node_client(received(request(run), node), node)
     assert len(client.examples) == 2400
-    assert sum(parameter.numel() for parameter in client.model.parameters()) == 4 * 16 + 16 + 32 + 16 * 3 + 3
+    assert (
+        sum(parameter.numel() for parameter in client.model.parameters())
+        == 4 * 16 + 16 + 32 + 16 * 3 + 3
+    )
 
 
 @pytest.mark.parametrize("name", ["tests.test_own:wide", "os:abort"])

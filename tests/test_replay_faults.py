@@ -1,4 +1,5 @@
-"""The neighbour replay finds planted faults: each is a small round of its own that gets one thing wrong."""
+"""The neighbour replay finds planted faults: each is a small round of its own that gets one thing
+wrong."""
 
 from __future__ import annotations
 
@@ -51,7 +52,9 @@ def sound(cohort: Cohort, source: RandomSource) -> object:
     bits = torch.tensor([sum(0.5 if client.below else -0.5 for client in cohort)])
     noised = NOISE.add_noise(total_of(cohort), C, source.child("update"))
     count = Gaussian(4.0 / BIT_SENSITIVITY).add_noise(bits, BIT_SENSITIVITY, source.child("count"))
-    estimator, _ = QuantileEstimator(C, 0.5, 0.2).update(float(count), expected_cohort=EXPECTED_COHORT)
+    estimator, _ = QuantileEstimator(C, 0.5, 0.2).update(
+        float(count), expected_cohort=EXPECTED_COHORT
+    )
     return noised / EXPECTED_COHORT, estimator.estimate
 
 
@@ -61,15 +64,22 @@ def clip_after_noise(cohort: Cohort, source: RandomSource) -> object:
 
 
 def no_clip(cohort: Cohort, source: RandomSource) -> object:
-    return NOISE.add_noise(sum((client.update for client in cohort), torch.zeros(2)), C, source) / EXPECTED_COHORT
+    return (
+        NOISE.add_noise(sum((client.update for client in cohort), torch.zeros(2)), C, source)
+        / EXPECTED_COHORT
+    )
 
 
 def noise_for_the_next_clip_norm(
     cohort: Cohort, source: RandomSource, *, stddev: float = 0.1, rate: float = 0.2
 ) -> object:
     bits = torch.tensor([sum(0.5 if client.below else -0.5 for client in cohort)])
-    count = Gaussian(stddev / BIT_SENSITIVITY).add_noise(bits, BIT_SENSITIVITY, source.child("count"))
-    estimator, _ = QuantileEstimator(C, 0.5, rate).update(float(count), expected_cohort=EXPECTED_COHORT)
+    count = Gaussian(stddev / BIT_SENSITIVITY).add_noise(
+        bits, BIT_SENSITIVITY, source.child("count")
+    )
+    estimator, _ = QuantileEstimator(C, 0.5, rate).update(
+        float(count), expected_cohort=EXPECTED_COHORT
+    )
     noised = NOISE.add_noise(total_of(cohort), estimator.estimate, source.child("update"))
     return noised / EXPECTED_COHORT, estimator.estimate
 
@@ -95,7 +105,10 @@ def weights_that_add_up_to_one(cohort: Cohort, source: RandomSource) -> object:
 
 def unclipped_integer_buffer(cohort: Cohort, source: RandomSource) -> object:
     noised = NOISE.add_noise(total_of(cohort), C, source) / EXPECTED_COHORT
-    return {"weight": noised, "num_batches_tracked": sum(client.batches_seen for client in cohort) // 4}
+    return {
+        "weight": noised,
+        "num_batches_tracked": sum(client.batches_seen for client in cohort) // 4,
+    }
 
 
 def integer_buffer_noised_but_not_clipped(cohort: Cohort, source: RandomSource) -> object:
@@ -103,13 +116,19 @@ def integer_buffer_noised_but_not_clipped(cohort: Cohort, source: RandomSource) 
     return NOISE.add_noise(torch.cat([total_of(cohort), seen]), C, source) / EXPECTED_COHORT
 
 
-def bits_that_are_not_centred(cohort: Cohort, source: RandomSource, *, stddev: float = 4.0) -> object:
+def bits_that_are_not_centred(
+    cohort: Cohort, source: RandomSource, *, stddev: float = 4.0
+) -> object:
     count = torch.tensor([float(sum(client.below for client in cohort))])
     return Gaussian(stddev / BIT_SENSITIVITY).add_noise(count, BIT_SENSITIVITY, source)
 
 
 def noise_only_where_somebody_replied(cohort: Cohort, source: RandomSource) -> object:
-    return NOISE.add_noise(total_of(cohort), C, source) / EXPECTED_COHORT if len(cohort) > 2 else torch.zeros(2)
+    return (
+        NOISE.add_noise(total_of(cohort), C, source) / EXPECTED_COHORT
+        if len(cohort) > 2
+        else torch.zeros(2)
+    )
 
 
 def clip_norm_from_the_data(cohort: Cohort, source: RandomSource) -> object:
@@ -147,7 +166,9 @@ def vector_with_a_bit_of_one(client: Client) -> Tensor:
 VECTOR = secure_sum(2, SecureCohort(4, 2), noise_multiplier=Z, count_stddev=4.0)
 
 
-def masked(cohort: Cohort, source: RandomSource, *, encode: Encode = plain_vector, noised: int = 100) -> Tensor:
+def masked(
+    cohort: Cohort, source: RandomSource, *, encode: Encode = plain_vector, noised: int = 100
+) -> Tensor:
     """A masked sum, each client's vector with noise of its own; of the first `noised` only."""
     total = torch.zeros(VECTOR.length, dtype=torch.int64)
     for number, client in enumerate(cohort):
@@ -191,7 +212,10 @@ FAULTS: dict[Callable[[Cohort, RandomSource], object], tuple[Client, str]] = {
     unclipped_integer_buffer: (EXTRA, f"num_batches_tracked {DEPENDS}"),
     integer_buffer_noised_but_not_clipped: (EXTRA, DIFFER),
     bits_that_are_not_centred: (EXTRA, DIFFER),
-    noise_only_where_somebody_replied: (EXTRA, "noise was drawn 1 times for one input and 0 times for the other"),
+    noise_only_where_somebody_replied: (
+        EXTRA,
+        "noise was drawn 1 times for one input and 0 times for the other",
+    ),
     clip_norm_from_the_data: (LONG, "the noise depends on the data"),
     no_noise: (EXTRA, "there is no noise"),
     noise_of_its_own: (EXTRA, "nothing was noised"),
@@ -207,7 +231,9 @@ def found_in(run: Callable[[Cohort, RandomSource], object], extra: Client) -> Re
 
 
 @pytest.mark.parametrize(("run", "planted"), FAULTS.items(), ids=[run.__name__ for run in FAULTS])
-def test_a_planted_fault_is_found(run: Callable[[Cohort, RandomSource], object], planted: tuple[Client, str]) -> None:
+def test_a_planted_fault_is_found(
+    run: Callable[[Cohort, RandomSource], object], planted: tuple[Client, str]
+) -> None:
     extra, message = planted
     assert any(message in fault for fault in found_in(run, extra).faults)
 
@@ -220,7 +246,9 @@ def test_a_sound_round_is_not_accused(extra: Client) -> None:
 
 
 def test_noise_of_fewer_clients_than_are_accounted_is_not_taken_for_enough() -> None:
-    enough, one = (replay(partial(masked, noised=count), [*OTHERS, EXTRA], OTHERS) for count in (2, 1))
+    enough, one = (
+        replay(partial(masked, noised=count), [*OTHERS, EXTRA], OTHERS) for count in (2, 1)
+    )
     assert one.gaussian_distance == pytest.approx(math.sqrt(2) * enough.gaussian_distance)
 
 
@@ -254,7 +282,8 @@ def test_a_local_mechanism_with_the_wrong_sensitivity_is_found(
     assert DIFFER in fault
 
 
-# A step that clients share, in its worst case: h clients, each with the gradients (m, 2) of its examples.
+# A step that clients share, in its worst case: h clients, each with the gradients (m, 2) of its
+# examples.
 STEP = example_secure_sum(2, SecureCohort(3, 2), noise_multiplier=Z, largest_sum=4)
 Shares = list[Tensor]
 
@@ -313,29 +342,64 @@ def truncated_sum(total: Tensor) -> Tensor:
 
 
 FEW_STEPS = torch.tensor([[10.25, 20.65]], dtype=torch.float64) * (C / STEP.clip_steps)
-SHARES = [torch.cat([FEW_STEPS, torch.zeros(1, 2)]), torch.tensor([[-0.1, 0.3]], dtype=torch.float64)]
+SHARES = [
+    torch.cat([FEW_STEPS, torch.zeros(1, 2)]),
+    torch.tensor([[-0.1, 0.3]], dtype=torch.float64),
+]
 EMPTY = [torch.zeros(0, 2, dtype=torch.float64), SHARES[1]]
-AT_THE_CLIP, FAR = (factor * torch.tensor([[0.3, 0.4]], dtype=torch.float64) for factor in (1.0, 100.0))
+AT_THE_CLIP, FAR = (
+    factor * torch.tensor([[0.3, 0.4]], dtype=torch.float64) for factor in (1.0, 100.0)
+)
 TOO_LITTLE = "is accounted"
 FAULTS_OF_STEPS: dict[str, tuple[dict[str, Any], Shares, Tensor, str]] = {
     "clipped as a sum": ({"sum_of": sum_clipped_as_a_whole}, SHARES, FAR, DIFFER),
-    "divided by the own number": ({"sum_of": mean_over_the_own_number}, SHARES, AT_THE_CLIP, DIFFER),
+    "divided by the own number": (
+        {"sum_of": mean_over_the_own_number},
+        SHARES,
+        AT_THE_CLIP,
+        DIFFER,
+    ),
     "counted twice over epochs": ({"sum_of": two_epochs}, EMPTY, AT_THE_CLIP, DIFFER),
-    "counted twice over batches": ({"sum_of": batches_that_overlap}, [AT_THE_CLIP, SHARES[1]], AT_THE_CLIP, DIFFER),
-    "noise for another clip norm than clipped": ({"sum_of": clipped_for_another_norm}, SHARES, FAR, DIFFER),
+    "counted twice over batches": (
+        {"sum_of": batches_that_overlap},
+        [AT_THE_CLIP, SHARES[1]],
+        AT_THE_CLIP,
+        DIFFER,
+    ),
+    "noise for another clip norm than clipped": (
+        {"sum_of": clipped_for_another_norm},
+        SHARES,
+        FAR,
+        DIFFER,
+    ),
     "rounded after summing, and not counted": (
-        {"encode": truncated_sum, "draws": replace(STEP, largest_sum=0), "read": replace(STEP, largest_sum=0)},
-        *(SHARES, AT_THE_CLIP, DIFFER),
+        {
+            "encode": truncated_sum,
+            "draws": replace(STEP, largest_sum=0),
+            "read": replace(STEP, largest_sum=0),
+        },
+        SHARES,
+        AT_THE_CLIP,
+        DIFFER,
     ),
     "a share of noise for half the clip norm": (
         {"draws": replace(STEP, variance=STEP.variance // 4)},
-        *(SHARES, AT_THE_CLIP, TOO_LITTLE),
+        SHARES,
+        AT_THE_CLIP,
+        TOO_LITTLE,
     ),
     "noise shared among all nodes": (
         {"draws": example_secure_sum(2, SecureCohort(3, 3), noise_multiplier=Z, largest_sum=4)},
-        *(SHARES, AT_THE_CLIP, TOO_LITTLE),
+        SHARES,
+        AT_THE_CLIP,
+        TOO_LITTLE,
     ),
-    "no noise of clients without examples": ({"noised": lambda rows: len(rows) > 0}, EMPTY, AT_THE_CLIP, TOO_LITTLE),
+    "no noise of clients without examples": (
+        {"noised": lambda rows: len(rows) > 0},
+        EMPTY,
+        AT_THE_CLIP,
+        TOO_LITTLE,
+    ),
     "no noise of clients": ({"noised": lambda _: False}, SHARES, AT_THE_CLIP, "there is no noise"),
 }
 
@@ -347,7 +411,9 @@ def found_in_step(shares: Shares, more: Tensor, how: dict[str, Any]) -> tuple[st
 
 
 @pytest.mark.parametrize("planted", FAULTS_OF_STEPS.values(), ids=FAULTS_OF_STEPS.keys())
-def test_a_planted_fault_of_a_shared_step_is_found(planted: tuple[dict[str, Any], Shares, Tensor, str]) -> None:
+def test_a_planted_fault_of_a_shared_step_is_found(
+    planted: tuple[dict[str, Any], Shares, Tensor, str],
+) -> None:
     how, shares, more, message = planted
     assert any(message in fault for fault in found_in_step(shares, more, how))
 
@@ -358,7 +424,9 @@ def test_a_sound_shared_step_is_not_accused(shares: Shares, more: Tensor) -> Non
     assert found_in_step(shares, more, {}) == ()
 
 
-def test_a_sum_that_is_rounded_as_a_whole_differs_by_so_little_that_only_exact_integers_show_it() -> None:
+def test_a_sum_that_is_rounded_as_a_whole_differs_by_so_little_that_only_exact_integers_show_it() -> (
+    None
+):
     how, shares, more, _ = FAULTS_OF_STEPS["rounded after summing, and not counted"]
     found = replay(partial(shared, **how), [torch.cat([shares[0], more]), shares[1]], shares)
     assert 1 < found.shares[0] < 1.001

@@ -1,6 +1,8 @@
-"""Rounds in which clients share a step at example level, replayed with one example more or less: see tests/replay.py.
+"""Rounds in which clients share a step at example level, replayed with one example more or less:
+see tests/replay.py.
 
-A round is whole: from the clients' examples, through what either engine makes of them, to what the server opens.
+A round is whole: from the clients' examples, through what either engine makes of them, to what the
+server opens.
 """
 
 from __future__ import annotations
@@ -35,10 +37,21 @@ from tests.rounds import round_of
 
 ROUNDS, PUBLIC = 3, 8  # training.batch_size: what stands for a client's number of examples
 RUN = config(
-    *("privacy.user.enabled=false", "privacy.user.target_epsilon=null", "privacy.accountant=rdp", f"rounds={ROUNDS}"),
-    *("privacy.example.enabled=true", "privacy.example.aggregation=secure", "privacy.example.noise_multiplier=1.5"),
-    *("privacy.example.clip_norm=0.5", "sampling.kind=everyone", "data.num_clients=3", "privacy.secure.dropouts=0"),
-    *("training.epochs=1", f"training.batch_size={PUBLIC}", "training.learning_rate=0.7", "server.momentum=0.9"),
+    "privacy.user.enabled=false",
+    "privacy.user.target_epsilon=null",
+    "privacy.accountant=rdp",
+    f"rounds={ROUNDS}",
+    "privacy.example.enabled=true",
+    "privacy.example.aggregation=secure",
+    "privacy.example.noise_multiplier=1.5",
+    "privacy.example.clip_norm=0.5",
+    "sampling.kind=everyone",
+    "data.num_clients=3",
+    "privacy.secure.dropouts=0",
+    "training.epochs=1",
+    f"training.batch_size={PUBLIC}",
+    "training.learning_rate=0.7",
+    "server.momentum=0.9",
     "seed=7919",
 )
 Shares = Sequence[Examples]
@@ -61,26 +74,40 @@ def plan_of(model: nn.Module) -> Plan:
     return Plan(RUN, num_params=params_of(model).numel())
 
 
-def sequential(model: nn.Module, shares: Shares, params: Tensor, number: int, *, source: RandomSource) -> UnopenedSum:
+def sequential(
+    model: nn.Module, shares: Shares, params: Tensor, number: int, *, source: RandomSource
+) -> UnopenedSum:
     """What nodes do, each by itself."""
     vector, asked = vector_of_model(model), request(RUN, number)
     total = torch.zeros(vector.length, dtype=torch.int64)
     for name, share in enumerate(shares):
         own = source.child("client", number, name)
-        total += Client(model, share, None, ClientPolicy(), own).vector(work_of(asked), params, vector)
+        total += Client(model, share, None, ClientPolicy(), own).vector(
+            work_of(asked), params, vector
+        )
     return UnopenedSum(lambda: vector.centred(total), len(shares))
 
 
 def together(model: nn.Module, shares: Shares, params: Tensor, number: int) -> UnopenedSum:
     """What the simulation does for many clients at once."""
     layers, vector = sequence_of(nn.Sequential(model), (DIMS,)), vector_of_model(model)
-    whole = Examples(torch.cat([each.inputs for each in shares]), torch.cat([each.targets for each in shares]))
+    whole = Examples(
+        torch.cat([each.inputs for each in shares]), torch.cat([each.targets for each in shares])
+    )
     rows = torch.split(torch.arange(len(whole)), [len(each) for each in shares])
-    plan, data, held = Plan(RUN), shared_examples(whole, torch.device("cpu")), PartitionedExamples.of(rows)
-    engine = Engine(plan.settings.seed, plan.mechanism, data, held, layers, chunk=3, workers=1, vector=vector)
+    plan, data, held = (
+        Plan(RUN),
+        shared_examples(whole, torch.device("cpu")),
+        PartitionedExamples.of(rows),
+    )
+    engine = Engine(
+        plan.settings.seed, plan.mechanism, data, held, layers, chunk=3, workers=1, vector=vector
+    )
     with BatchedTransport(plan, engine, accounts=None) as transport:
         clear = UnmaskedSum(transport, vector, 3)
-        (unopened,) = clear.ask(TrainRequest(number, math.inf, transport.plan.run), params, range(3))
+        (unopened,) = clear.ask(
+            TrainRequest(number, math.inf, transport.plan.run), params, range(3)
+        )
         return unopened
 
 
@@ -91,7 +118,9 @@ def rounds(shares: Shares, source: RandomSource, *, engine: str, model: nn.Modul
     for number in range(1, ROUNDS + 1):
         ask = together if engine == "together" else partial(sequential, source=source)
         unopened = ask(model, shares, state.params, number)
-        state, metrics = round_of(plan.mechanism, state, [unopened], source, optimizer=plan.optimizer)
+        state, metrics = round_of(
+            plan.mechanism, state, [unopened], source, optimizer=plan.optimizer
+        )
         left += [state, metrics]
     return left
 
@@ -100,7 +129,8 @@ ENGINES = ("sequential", "together")
 
 
 def cancelling(dtype: torch.dtype = torch.float32, *, half: int = 32) -> nn.Module:
-    """What a server may choose: hidden units twice, whose huge weights cancel, so that rounding alone decides."""
+    """What a server may choose: hidden units twice, whose huge weights cancel, so that rounding
+    alone decides."""
     draws = torch.Generator().manual_seed(40693)
     order, first = torch.randperm(half, generator=draws), torch.randn(half, DIMS, generator=draws)
     second = torch.randn(3, half, generator=draws) / torch.finfo(dtype).eps
@@ -115,7 +145,11 @@ def cancelling(dtype: torch.dtype = torch.float32, *, half: int = 32) -> nn.Modu
 
 OTHERS = [examples(6, seed=1), examples(3, seed=2)]
 CROWD = Examples(torch.full((2 * PUBLIC, DIMS), 1e4), torch.zeros(2 * PUBLIC, dtype=torch.int64))
-DATA_OWNERS = {"one with others": examples(5, seed=3), "empty": examples(0), "one with too many": CROWD}
+DATA_OWNERS = {
+    "one with others": examples(5, seed=3),
+    "empty": examples(0),
+    "one with too many": CROWD,
+}
 ORDINARY = examples(1, seed=50021)
 
 
@@ -135,7 +169,10 @@ def mistaken(factor: float) -> Examples:
 
 
 WORST = {
-    **{name: scaled(factor) for name, factor in {"ordinary": 1.0, "huge": 1e6, "overflow": 1e38, "zero": 0.0}.items()},
+    **{
+        name: scaled(factor)
+        for name, factor in {"ordinary": 1.0, "huge": 1e6, "overflow": 1e38, "zero": 0.0}.items()
+    },
     **{name: scaled(factor) for name, factor in {"NaN": math.nan, "infinite": math.inf}.items()},
     "flipped": flipped(DATA_OWNERS["one with others"]),
     "huge and mistaken": mistaken(1e9),
@@ -143,7 +180,9 @@ WORST = {
 
 
 def joined(share: Examples, more: Examples) -> Examples:
-    return Examples(torch.cat([share.inputs, more.inputs]), torch.cat([share.targets, more.targets]))
+    return Examples(
+        torch.cat([share.inputs, more.inputs]), torch.cat([share.targets, more.targets])
+    )
 
 
 def found_by(one: Shares, other: Shares, engine: str, **how: float) -> Replay:
@@ -168,17 +207,27 @@ def test_one_example_more_or_less_moves_a_shared_step_within_its_sensitivity_in_
 
 @pytest.mark.parametrize("engine", ENGINES)
 @pytest.mark.parametrize(
-    "data_owner", [DATA_OWNERS["one with others"], DATA_OWNERS["empty"]], ids=["with others", "empty"]
+    "data_owner",
+    [DATA_OWNERS["one with others"], DATA_OWNERS["empty"]],
+    ids=["with others", "empty"],
 )
-def test_a_huge_example_costs_all_that_the_event_of_a_shared_step_says(engine: str, data_owner: Examples) -> None:
-    found = found_by([*OTHERS, joined(data_owner, WORST["huge and mistaken"])], [*OTHERS, data_owner], engine)
+def test_a_huge_example_costs_all_that_the_event_of_a_shared_step_says(
+    engine: str, data_owner: Examples
+) -> None:
+    found = found_by(
+        [*OTHERS, joined(data_owner, WORST["huge and mistaken"])], [*OTHERS, data_owner], engine
+    )
     # What truncation and float64 may add is counted: 7 of 8199 steps of this model.
     assert found.shares[0] == pytest.approx(1.0, rel=2e-3)
 
 
 @pytest.mark.parametrize("engine", ENGINES)
-def test_a_flipped_label_replaces_an_example_which_is_two_steps_of_the_guarantee(engine: str) -> None:
-    found = found_by([*OTHERS, mistaken(1e4)], [*OTHERS, flipped(mistaken(1e4))], engine, sensitivities=2.0)
+def test_a_flipped_label_replaces_an_example_which_is_two_steps_of_the_guarantee(
+    engine: str,
+) -> None:
+    found = found_by(
+        [*OTHERS, mistaken(1e4)], [*OTHERS, flipped(mistaken(1e4))], engine, sensitivities=2.0
+    )
     assert found.faults == ()
     assert found.shares[0] > 0.45
 
@@ -186,12 +235,17 @@ def test_a_flipped_label_replaces_an_example_which_is_two_steps_of_the_guarantee
 @pytest.mark.parametrize("engine", ENGINES)
 @pytest.mark.parametrize("worst", WORST.values(), ids=WORST.keys())
 def test_of_a_model_with_hidden_units_too(engine: str, worst: Examples) -> None:
-    there, gone = [*OTHERS, joined(DATA_OWNERS["one with others"], worst)], [*OTHERS, DATA_OWNERS["one with others"]]
+    there, gone = (
+        [*OTHERS, joined(DATA_OWNERS["one with others"], worst)],
+        [*OTHERS, DATA_OWNERS["one with others"]],
+    )
     assert replay(partial(rounds, engine=engine, model=perceptron()), there, gone).faults == ()
 
 
 @pytest.mark.parametrize("others", [1, 3])
-def test_parameters_that_cancel_do_not_make_the_gradients_of_others_round_otherwise(others: int) -> None:
+def test_parameters_that_cancel_do_not_make_the_gradients_of_others_round_otherwise(
+    others: int,
+) -> None:
     data_owner, model = examples(others, seed=4), cancelling(torch.float64)
     there, gone = [*OTHERS, joined(data_owner, ORDINARY)], [*OTHERS, data_owner]
     assert replay(partial(rounds, engine="sequential", model=model), there, gone).faults == ()
@@ -200,7 +254,9 @@ def test_parameters_that_cancel_do_not_make_the_gradients_of_others_round_otherw
 def test_a_batch_of_one_runs_the_kernels_of_a_larger_one() -> None:
     model, data = cancelling(), examples(2, seed=4)
     sums = [
-        clipped_gradient_sum(model, data.inputs[:count], targets=data.targets[:count], clip_norm=0.5)[0]
+        clipped_gradient_sum(
+            model, data.inputs[:count], targets=data.targets[:count], clip_norm=0.5
+        )[0]
         for count in (1, 2)
     ]
     assert float((sums[1] - sums[0]).double().norm()) <= 0.5 * (1 + 1e-5)

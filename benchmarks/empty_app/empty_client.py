@@ -17,7 +17,8 @@ def train(message: Message, context: Context) -> Message:
 
 
 def answer_to(message: Message) -> RecordDict:
-    """The values that were sent, in another order: a SuperLink that is sent the same content twice takes it once."""
+    """The values that were sent, in another order: a SuperLink that is sent the same content twice
+    takes it once."""
     sent = message.content.array_records["parameters"]["parameters"]
     head, values = sent.data[: -4 * sent.shape[0]], sent.data[-4 * sent.shape[0] :]
     first = 4 * random.randrange(1, sent.shape[0])

@@ -1,4 +1,5 @@
-"""The floor: Discreet's exchange with clients that do nothing; adds up the replies as they come, and keeps the time."""
+"""The floor: Discreet's exchange with clients that do nothing; adds up the replies as they come,
+and keeps the time."""
 
 from __future__ import annotations
 
@@ -21,11 +22,14 @@ app = ServerApp()
 
 @app.main()
 def main(grid: Grid, context: Context) -> None:
-    """Rounds with every node; writes seconds, replies, and when rounds began and ended, to a file."""
+    """Rounds with every node; writes seconds, replies, and when rounds began and ended, to a
+    file."""
     settings = dict(word.split("=", 1) for word in str(context.run_config["overrides"]).split())
     nodes, rounds, size = (int(settings[name]) for name in ("nodes", "rounds", "size"))
     run, timeout = client_settings(Settings()), float(settings["timeout"])
-    exchange = GridTransport(grid, own_messages, timeout=timeout, population_size=nodes, min_nodes=nodes)
+    exchange = GridTransport(
+        grid, own_messages, timeout=timeout, population_size=nodes, min_nodes=nodes
+    )
     replies, ends = [], [time.monotonic()]
     for number in range(1, rounds + 1):
         total, count, params = torch.zeros(size), 0, torch.rand(size)
@@ -36,5 +40,9 @@ def main(grid: Grid, context: Context) -> None:
         ends.append(time.monotonic())
         replies.append(count)
         print(f"round {number}/{rounds}  replies {count}  {ends[-1] - ends[-2]:.2f} s", flush=True)
-    facts = {"seconds": [end - start for start, end in pairwise(ends)], "replies": replies, "ends": ends}
+    facts = {
+        "seconds": [end - start for start, end in pairwise(ends)],
+        "replies": replies,
+        "ends": ends,
+    }
     Path(settings["output_dir"].strip("'")).with_suffix(".json").write_text(json.dumps(facts))

@@ -2,17 +2,22 @@
 
 Which adjacency an epsilon speaks about follows from the events:
 
-- a Poisson-sampled event: add or remove one member, if its probability does not follow from who is there; zero-out (a
-  member contributes nothing, and is still counted) if it does;
+- a Poisson-sampled event: add or remove one member, if its probability does not follow from who is
+  there; zero-out (a member contributes nothing, and is still counted) if it does;
 - an event sampled without replacement: replace one member;
-- a Gaussian or Laplace event that is not sampled: the adjacency under which its ``noise_multiplier`` (noise
-  over sensitivity) was taken, so the caller's. Beside Poisson-sampled events it means add or remove;
-- a sum of several clients' discrete Gaussians (``DistributedDiscreteGaussianDpEvent``): zero out one member. Beside
-  Gaussian events all of them mean zero-out, which moves a sum as adding or removing does.
+- a Gaussian or Laplace event that is not sampled: the adjacency under which its
+  ``noise_multiplier`` (noise
+  over sensitivity) was taken, so the caller's. Beside Poisson-sampled events it means add or
+  remove;
+- a sum of several clients' discrete Gaussians (``DistributedDiscreteGaussianDpEvent``): zero out
+  one member. Beside Gaussian events all of them mean zero-out, which moves a sum as adding or
+  removing does.
 
-A choice among trials (``RepeatAndSelectDpEvent``, see ``discreet.privacy.selection``) has the adjacency of its trials.
+A choice among trials (``RepeatAndSelectDpEvent``, see ``discreet.privacy.selection``) has the
+adjacency of its trials.
 
-Releases may be chosen adaptively: each may depend on what the ones before it released. Events of different
+Releases may be chosen adaptively: each may depend on what the ones before it released. Events of
+different
 adjacency never share an epsilon.
 """
 
@@ -37,27 +42,34 @@ from discreet.accounting.loss_distribution import composed_epsilon
 Entries = Sequence[tuple[dp.DpEvent, int]]
 Counts = Mapping[dp.DpEvent, int]
 
-RDP_ORDERS = tuple([1 + x / 10 for x in range(1, 100)] + list(range(11, 64)) + [128, 256, 512, 1024])
+RDP_ORDERS = tuple(
+    [1 + x / 10 for x in range(1, 100)] + list(range(11, 64)) + [128, 256, 512, 1024]
+)
 PRIMIHUB_ORDERS = tuple([1 + x / 10 for x in range(1, 100)] + list(range(12, 64)))
 _GAUSSIAN_TOLERANCE = 1e-12
 _SMALL_DELTA = 1e-18
 # Beyond these, floating point fails: noise is rounded down, probabilities up, and so epsilon up.
-_NO_NOISE, _MUCH_NOISE = 1e-6, 1e100
-_NEARLY_ZERO, _NEARLY_ONE = 1e-30, 1 - 1e-12
+_NO_NOISE = 1e-6
+_MUCH_NOISE = 1e100
+_NEARLY_ZERO = 1e-30
+_NEARLY_ONE = 1 - 1e-12
 
 
 def epsilon_spent(entries: Entries, *, delta: float, accountant: str = PLD) -> float:
-    """The epsilon at ``delta`` of all releases together, under the adjacency of the events (see the module).
+    """The epsilon at ``delta`` of all releases together, under the adjacency of the events (see the
+    module).
 
-    ``entries`` are events and how often each was released, in any order. 0 if nothing was released, inf if a release
-    had no noise. ``pld`` (privacy loss distributions) is the tighter one; it knows Gaussian and Laplace events,
-    Poisson-sampled or not. Below a delta of 1e-18, where the tails that it counts as infinite loss weigh, it is the
-    smaller one of both bounds. ``rdp`` (Renyi, with the conversion of Canonne, Kamath and Steinke 2020, Proposition 12)
-    does not know sampled Laplace events, but Gaussian ones sampled without replacement, the choice among trials, and
-    the discrete Gaussians of secure aggregation. Raises ValueError: what has no epsilon by this accountant at this
-    delta, or events of different adjacency.
+    ``entries`` are events and how often each was released, in any order. 0 if nothing was released,
+    inf if a release had no noise. ``pld`` (privacy loss distributions) is the tighter one; it knows
+    Gaussian and Laplace events, Poisson-sampled or not. Below a delta of 1e-18, where the tails
+    that it counts as infinite loss weigh, it is the smaller one of both bounds. ``rdp`` (Renyi,
+    with the conversion of Canonne, Kamath and Steinke 2020, Proposition 12) does not know sampled
+    Laplace events, but Gaussian ones sampled without replacement, the choice among trials, and the
+    discrete Gaussians of secure aggregation. Raises ValueError: what has no epsilon by this
+    accountant at this delta, or events of different adjacency.
 
-    >>> round(epsilon_spent([(dp.PoissonSampledDpEvent(0.1, dp.GaussianDpEvent(3.0)), 512)], delta=1e-6), 4)
+    >>> event = dp.PoissonSampledDpEvent(0.1, dp.GaussianDpEvent(3.0))
+    >>> round(epsilon_spent([(event, 512)], delta=1e-6), 4)
     3.7697
     """
     if accountant not in ACCOUNTANTS:
@@ -75,8 +87,8 @@ def epsilon_spent(entries: Entries, *, delta: float, accountant: str = PLD) -> f
 
 
 def pure_epsilon(entries: Entries) -> float:
-    """The epsilon at delta 0, where epsilons add up: 1 / noise_multiplier of a Laplace event that is not sampled, and
-    inf of any other release.
+    """The epsilon at delta 0, where epsilons add up: 1 / noise_multiplier of a Laplace event that
+    is not sampled, and inf of any other release.
 
     >>> pure_epsilon([(dp.LaplaceDpEvent(2.0), 3)])
     1.5
@@ -90,11 +102,13 @@ def pure_epsilon(entries: Entries) -> float:
 def rdp_epsilon(
     entries: Entries, *, delta: float, orders: Sequence[float] = RDP_ORDERS, classic: bool = False
 ) -> float:
-    """Epsilon by Renyi differential privacy at chosen orders, otherwise as ``epsilon_spent(accountant="rdp")``.
+    """Epsilon by Renyi differential privacy at chosen orders, otherwise as
+    ``epsilon_spent(accountant="rdp")``.
 
-    With ``PRIMIHUB_ORDERS`` it is the number that this system reports. ``classic`` takes the conversion of older
-    published numbers, the smallest rdp(order) + log(1 / delta) / (order - 1) (Mironov 2017, Proposition 3), which is
-    larger. With it and the orders 2 to 33 this is the moments accountant of Abadi et al. 2016.
+    With ``PRIMIHUB_ORDERS`` it is the number that this system reports. ``classic`` takes the
+    conversion of older published numbers, the smallest rdp(order) + log(1 / delta) / (order - 1)
+    (Mironov 2017, Proposition 3), which is larger. With it and the orders 2 to 33 this is the
+    moments accountant of Abadi et al. 2016.
     """
     _require_delta(delta)
     if not orders or min(orders) <= 1:
@@ -108,7 +122,8 @@ def rdp_epsilon(
 
 
 def rdp_curve(entries: Entries, orders: tuple[float, ...] = RDP_ORDERS) -> NDArray[np.float64]:
-    """The Renyi divergence of all releases together at each order; infinite without noise, or at an order given up."""
+    """The Renyi divergence of all releases together at each order; infinite without noise, or at an
+    order given up."""
     total = np.zeros(len(orders))
     for event, count in merged(entries).items():
         total += count * _rdp_of(event, orders)
@@ -117,7 +132,10 @@ def rdp_curve(entries: Entries, orders: tuple[float, ...] = RDP_ORDERS) -> NDArr
 
 def _require_delta(delta: float) -> None:
     if not 0.0 < delta < 1.0:
-        hint = "; pure_epsilon gives the epsilon at delta 0" if delta == 0 else ""
+        if delta == 0:
+            hint = "; pure_epsilon gives the epsilon at delta 0"
+        else:
+            hint = ""
         raise ValueError(f"delta must be between 0 and 1, both excluded, not {delta}{hint}")
 
 
@@ -131,7 +149,8 @@ def merged(entries: Entries) -> dict[dp.DpEvent, int]:
     noisy = counts.keys() - {dp.NonPrivateDpEvent()}
     if len({_replaces(event) for event in noisy}) > 1:
         raise ValueError(
-            "events sampled without replacement (adjacency: replace one) and others (add or remove one) "
+            "events sampled without replacement (adjacency: replace one) and others (add or "
+            "remove one) "
             "do not share an epsilon"
         )
     return counts
@@ -144,8 +163,8 @@ def _replaces(event: dp.DpEvent) -> bool:
 
 
 def _parts(event: dp.DpEvent) -> list[tuple[dp.DpEvent, int]]:
-    """An event as Gaussian and Laplace ones, sums of discrete Gaussians, choices and ``NonPrivateDpEvent``, with how
-    often each happens."""
+    """An event as Gaussian and Laplace ones, sums of discrete Gaussians, choices and
+    ``NonPrivateDpEvent``, with how often each happens."""
     match event:
         case dp.NoOpDpEvent():
             return []
@@ -158,26 +177,43 @@ def _parts(event: dp.DpEvent) -> list[tuple[dp.DpEvent, int]]:
         case dp.GaussianDpEvent() | dp.LaplaceDpEvent():
             return [(_noise(event), 1)]
         case dp.PoissonSampledDpEvent(event=dp.GaussianDpEvent() | dp.LaplaceDpEvent()):
-            probability, noise = float(event.sampling_probability), _noise(event.event)
+            probability = float(event.sampling_probability)
+            noise = _noise(event.event)
             if not 0.0 <= probability <= 1.0:
-                raise ValueError(f"sampling_probability of an event must be in 0 .. 1, not {probability}")
+                raise ValueError(
+                    f"sampling_probability of an event must be in 0 .. 1, not {probability}"
+                )
             if probability <= _NEARLY_ONE and not isinstance(noise, dp.NonPrivateDpEvent):
                 noise = dp.PoissonSampledDpEvent(max(probability, _NEARLY_ZERO), noise)
-            return [(noise, 1)] if probability else []
+            if probability:
+                return [(noise, 1)]
+            return []
         case dp.SampledWithoutReplacementDpEvent(event=dp.GaussianDpEvent()):
-            population, size, noise = event.source_dataset_size, event.sample_size, _noise(event.event)
+            population = event.source_dataset_size
+            size = event.sample_size
+            noise = _noise(event.event)
             if not 0 <= size <= population or population < 1:
-                raise ValueError(f"a sample of {size} out of {population} without replacement does not exist")
+                raise ValueError(
+                    f"a sample of {size} out of {population} without replacement does not exist"
+                )
             if not isinstance(noise, dp.NonPrivateDpEvent):
                 noise = dp.SampledWithoutReplacementDpEvent(population, size, noise)
-            return [(noise, 1)] if size else []
+            if size:
+                return [(noise, 1)]
+            return []
         case RepeatAndSelectDpEvent():
             inner = merged([(event.event, 1)])
             if not inner or dp.NonPrivateDpEvent() in inner:
-                return [(dp.NonPrivateDpEvent(), 1)] if inner else []
-            trial = dp.ComposedDpEvent(tuple(dp.SelfComposedDpEvent(_in_renyi(part), n) for part, n in inner.items()))
+                if inner:
+                    return [(dp.NonPrivateDpEvent(), 1)]
+                return []
+            trial = dp.ComposedDpEvent(
+                tuple(dp.SelfComposedDpEvent(_in_renyi(part), n) for part, n in inner.items())
+            )
             return [(RepeatAndSelectDpEvent(trial, event.mean, event.shape), 1)]
-    raise ValueError(f"no accountant knows the event {event}; compose sampled events into one Gaussian first")
+    raise ValueError(
+        f"no accountant knows the event {event}; compose sampled events into one Gaussian first"
+    )
 
 
 def _times(parts: list[tuple[dp.DpEvent, int]], count: int) -> list[tuple[dp.DpEvent, int]]:
@@ -190,7 +226,9 @@ def _noise(event: dp.DpEvent) -> dp.DpEvent:
     noise = float(event.noise_multiplier)
     if not 0.0 <= noise < math.inf:
         raise ValueError(f"noise_multiplier of an event must be finite and at least 0, not {noise}")
-    return type(event)(min(noise, _MUCH_NOISE)) if noise >= _NO_NOISE else dp.NonPrivateDpEvent()
+    if noise >= _NO_NOISE:
+        return type(event)(min(noise, _MUCH_NOISE))
+    return dp.NonPrivateDpEvent()
 
 
 _RDP_ALONE: dict[type[dp.DpEvent], str] = {
@@ -203,8 +241,12 @@ _RDP_ALONE: dict[type[dp.DpEvent], str] = {
 def _pld(counts: Counts, delta: float) -> float:
     for kind, words in _RDP_ALONE.items():
         if any(isinstance(event, kind) for event in counts):
-            raise ValueError(f"accountant 'pld' does not know {words}: choose 'rdp' (privacy.accountant=rdp)")
-    precision = math.fsum(n / e.noise_multiplier**2 for e, n in counts.items() if isinstance(e, dp.GaussianDpEvent))
+            raise ValueError(
+                f"accountant 'pld' does not know {words}: choose 'rdp' (privacy.accountant=rdp)"
+            )
+    precision = math.fsum(
+        n / e.noise_multiplier**2 for e, n in counts.items() if isinstance(e, dp.GaussianDpEvent)
+    )
     others = {event: n for event, n in counts.items() if not isinstance(event, dp.GaussianDpEvent)}
     if not precision:
         return composed_epsilon(others, delta=delta)
@@ -215,22 +257,29 @@ def _pld(counts: Counts, delta: float) -> float:
 
 
 def _has_renyi(event: dp.DpEvent) -> bool:
-    """True for events whose Renyi divergence is known too: all that have a PLD but sampled Laplace ones."""
-    return not (isinstance(event, dp.PoissonSampledDpEvent) and isinstance(event.event, dp.LaplaceDpEvent))
+    """True for events whose Renyi divergence is known too: all that have a PLD but sampled Laplace
+    ones."""
+    return not (
+        isinstance(event, dp.PoissonSampledDpEvent) and isinstance(event.event, dp.LaplaceDpEvent)
+    )
 
 
 def _gaussian(noise: float, delta: float) -> float:
     """The analytic Gaussian mechanism (Balle and Wang 2018, Theorem 8)."""
     with np.errstate(divide="ignore"):
         epsilon = float(dp.get_epsilon_gaussian(noise, delta, tol=_GAUSSIAN_TOLERANCE))
-    return epsilon + _GAUSSIAN_TOLERANCE * max(1.0, epsilon) if epsilon else 0.0
+    if epsilon:
+        return epsilon + _GAUSSIAN_TOLERANCE * max(1.0, epsilon)
+    return 0.0
 
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Silences absl on orders that dp_accounting gives up: that only makes the bound looser. A root logger without a
-    handler would get one from absl, which prints every library's lines."""
-    logger, root, placeholder = logging.getLogger("absl"), logging.getLogger(), logging.NullHandler()
+    """Silences absl on orders that dp_accounting gives up: that only makes the bound looser. A root
+    logger without a handler would get one from absl, which prints every library's lines."""
+    logger = logging.getLogger("absl")
+    root = logging.getLogger()
+    placeholder = logging.NullHandler()
     level = logger.level
     logger.setLevel(logging.ERROR)
     root.addHandler(placeholder)
@@ -243,7 +292,8 @@ def _quiet() -> Iterator[None]:
 
 @lru_cache(maxsize=1024)
 def _rdp_of(event: dp.DpEvent, orders: tuple[float, ...]) -> NDArray[np.float64]:
-    """The Renyi divergence of one release at each order; infinite without noise, or where rounding spoils it."""
+    """The Renyi divergence of one release at each order; infinite without noise, or where rounding
+    spoils it."""
     every = np.full(len(orders), math.inf)
     if isinstance(event, dp.NonPrivateDpEvent):
         return every
@@ -256,14 +306,18 @@ def _rdp_of(event: dp.DpEvent, orders: tuple[float, ...]) -> NDArray[np.float64]
 
 
 def _in_renyi(event: dp.DpEvent) -> dp.DpEvent:
-    """An event whose Renyi divergence at every order is at least that of `event`, and known to dp_accounting."""
+    """An event whose Renyi divergence at every order is at least that of `event`, and known to
+    dp_accounting."""
     if isinstance(event, DistributedDiscreteGaussianDpEvent):
         return dp.GaussianDpEvent(event.renyi_noise_multiplier)
     return event
 
 
 def _composed_rdp(event: dp.DpEvent, orders: tuple[float, ...]) -> NDArray[np.float64]:
-    relation = dp.NeighboringRelation.REPLACE_ONE if _replaces(event) else dp.NeighboringRelation.ADD_OR_REMOVE_ONE
+    if _replaces(event):
+        relation = dp.NeighboringRelation.REPLACE_ONE
+    else:
+        relation = dp.NeighboringRelation.ADD_OR_REMOVE_ONE
     accountant = RdpAccountant(orders, relation)
     if not accountant.supports(event):
         raise ValueError(f"accountant 'rdp' does not know the event {event}: choose 'pld'")

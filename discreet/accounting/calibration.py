@@ -20,15 +20,22 @@ MAX_ROUNDS = 10_000_000
 _PRECISION = 1e-4  # relative, of a noise multiplier
 _FEW_ORDERS = (1.3, 1.6, 2, 2.5, 3, 4, 5, 6.5, 8, 10, 13, 16, 20, 25, 32, 40, 50, 63)  # of RDP
 _SCHEDULE_RATIO = 0.9  # of a round's epsilon to that of the round before it
-_ROUNDING = 2.0**-40  # part of a total kept back, so that a schedule's sum never passes it by rounding
+_ROUNDING = (
+    2.0**-40
+)  # part of a total kept back, so that a schedule's sum never passes it by rounding
 
 
 def noise_multiplier_for_epsilon(
-    target_epsilon: float, *, releases: Callable[[float], Entries], delta: float, accountant: str = PLD
+    target_epsilon: float,
+    *,
+    releases: Callable[[float], Entries],
+    delta: float,
+    accountant: str = PLD,
 ) -> float:
-    """The smallest noise multiplier with which releases cost at most a target, to a relative precision of 1e-4 and
-    rounded up. `releases` gives the events of a noise multiplier, each with its count; some may not depend on it.
-    Raises ValueError: none within NOISE_RANGE meets the target, or any does.
+    """The smallest noise multiplier with which releases cost at most a target, to a relative
+    precision of 1e-4 and rounded up. `releases` gives the events of a noise multiplier, each with
+    its count; some may not depend on it. Raises ValueError: none within NOISE_RANGE meets the
+    target, or any does.
 
     >>> from discreet.accounting.events import poisson_round_event
     >>> rounds = lambda noise: ((poisson_round_event(0.1, noise_multiplier=noise), 512),)
@@ -42,15 +49,21 @@ def noise_multiplier_for_epsilon(
 
     if accountant == RDP:
         noise = _by_few_orders(target_epsilon, releases, delta)
-        # By all orders it may cost less than the target, but hardly less: otherwise there is a smaller one.
-        if noise is not None and (1 - _PRECISION / 2) * target_epsilon <= epsilon(noise) <= target_epsilon:
+        # By all orders it may cost less than the target, but hardly less: otherwise there is a
+        # smaller one.
+        if (
+            noise is not None
+            and (1 - _PRECISION / 2) * target_epsilon <= epsilon(noise) <= target_epsilon
+        ):
             return noise
     return _search(target_epsilon, epsilon)
 
 
-def _by_few_orders(target: float, releases: Callable[[float], Entries], delta: float) -> float | None:
-    """The noise multiplier by the Renyi orders near the best one, in a third of the time; None if they find none. It
-    is never too small, because each order alone bounds epsilon."""
+def _by_few_orders(
+    target: float, releases: Callable[[float], Entries], delta: float
+) -> float | None:
+    """The noise multiplier by the Renyi orders near the best one, in a third of the time; None if
+    they find none. It is never too small, because each order alone bounds epsilon."""
     from discreet.accounting.accounting import RDP_ORDERS, rdp_epsilon
 
     def epsilon(noise: float, orders: Sequence[float]) -> float:
@@ -59,20 +72,31 @@ def _by_few_orders(target: float, releases: Callable[[float], Entries], delta: f
     try:
         rough = _search(target, lambda noise: epsilon(noise, _FEW_ORDERS), precision=0.05)
         best = min(_FEW_ORDERS, key=lambda order: epsilon(rough, [order]))
-        most = 1.3 * best if best < _FEW_ORDERS[-1] else math.inf
+        if best < _FEW_ORDERS[-1]:
+            most = 1.3 * best
+        else:
+            most = math.inf
         near = [order for order in RDP_ORDERS if best / 1.3 <= order <= most]
         return _search(target, lambda noise: epsilon(noise, near))
     except ValueError:
         return None
 
 
-def _search(target: float, epsilon: Callable[[float], float], precision: float = _PRECISION) -> float:
+def _search(
+    target: float, epsilon: Callable[[float], float], precision: float = _PRECISION
+) -> float:
     """The smallest noise multiplier that meets a target, to a relative precision and rounded up."""
-    from scipy.optimize import brentq  # imported here: a client that calibrates nothing starts without it
+    from scipy.optimize import (
+        brentq,
+    )  # imported here: a client that calibrates nothing starts without it
 
-    def log_ratio(log_noise: float) -> float:  # of the target to epsilon, bounded if epsilon is 0 or infinite
+    def log_ratio(
+        log_noise: float,
+    ) -> float:  # of the target to epsilon, bounded if epsilon is 0 or infinite
         spent = epsilon(math.exp(log_noise))
-        return min(max(-50.0, math.log(target) - math.log(spent)), 50.0) if spent else 50.0
+        if spent:
+            return min(max(-50.0, math.log(target) - math.log(spent)), 50.0)
+        return 50.0
 
     enough = _power_of_two_that_meets(target, epsilon)
     root = brentq(log_ratio, math.log(enough / 2), math.log(enough), xtol=precision / 5)
@@ -94,14 +118,17 @@ def _power_of_two_that_meets(target: float, epsilon: Callable[[float], float]) -
         noise /= 2
         if noise < NOISE_RANGE[0]:
             raise ValueError(
-                f"target_epsilon {target} is met by every noise_multiplier down to {noise:g}: it asks for no noise"
+                f"target_epsilon {target} is met by every noise_multiplier down to {noise:g}: it "
+                f"asks for no noise"
             )
     return noise
 
 
-def rounds_within(max_epsilon: float, epsilon: Callable[[int], float], *, most: int = MAX_ROUNDS) -> int:
-    """The number of rounds, of which `epsilon` gives the cost by their number, that fit before it passes
-    ``max_epsilon``: 0 if not one fits. Raises ValueError: more than `most` fit.
+def rounds_within(
+    max_epsilon: float, epsilon: Callable[[int], float], *, most: int = MAX_ROUNDS
+) -> int:
+    """The number of rounds, of which `epsilon` gives the cost by their number, that fit before it
+    passes ``max_epsilon``: 0 if not one fits. Raises ValueError: more than `most` fit.
 
     >>> rounds_within(1.0, lambda count: count / 10)
     10
@@ -109,21 +136,29 @@ def rounds_within(max_epsilon: float, epsilon: Callable[[int], float], *, most: 
     high = 1
     while epsilon(high) <= max_epsilon:
         if high >= most:
-            raise ValueError(f"more than {most} rounds fit within max_epsilon {max_epsilon}: not computed")
+            raise ValueError(
+                f"more than {most} rounds fit within max_epsilon {max_epsilon}: not computed"
+            )
         high = min(2 * high, most)
     return bisect_right(range(high), max_epsilon, lo=high // 2 + 1, key=epsilon) - 1
 
 
-def epsilon_schedule(total_epsilon: float, *, kind: str | Sequence[float], rounds: int) -> tuple[float, ...]:
-    """Per-round pure epsilons that add up to a total. ``kind`` is ``"uniform"``, ``"geometric"`` (each round gets 0.9
-    times that of the round before it), or a list of the rounds' shares, which are scaled to the total. A part of 1e-12
-    is kept back, so that the releases' epsilons never pass the total by rounding.
+def epsilon_schedule(
+    total_epsilon: float, *, kind: str | Sequence[float], rounds: int
+) -> tuple[float, ...]:
+    """Per-round pure epsilons that add up to a total. ``kind`` is ``"uniform"``, ``"geometric"``
+    (each round gets 0.9 times that of the round before it), or a list of the rounds' shares, which
+    are scaled to the total. A part of 1e-12 is kept back, so that the releases' epsilons never pass
+    the total by rounding.
 
     >>> [round(e, 6) for e in epsilon_schedule(2.71, kind="geometric", rounds=3)]
     [1.0, 0.9, 0.81]
     """
     ratio = {"uniform": 1.0, "geometric": _SCHEDULE_RATIO}
-    shares = [ratio[kind] ** t for t in range(rounds)] if isinstance(kind, str) else [float(share) for share in kind]
+    if isinstance(kind, str):
+        shares = [ratio[kind] ** t for t in range(rounds)]
+    else:
+        shares = [float(share) for share in kind]
     whole = math.fsum(shares)
     return tuple(total_epsilon * (1 - _ROUNDING) * (share / whole) for share in shares)
 

@@ -1,7 +1,9 @@
-"""The events that Discreet spends privacy on, their JSON form for the durable ledger, and the names of the accountants.
+"""The events that Discreet spends privacy on, their JSON form for the durable ledger, and the names
+of the accountants.
 
-An event's ``noise_multiplier`` is the standard deviation (Gaussian) or the scale (Laplace) of the noise, over the
-sensitivity. The function that makes an event says what it means, and under which adjacency.
+An event's ``noise_multiplier`` is the standard deviation (Gaussian) or the scale (Laplace) of the
+noise, over the sensitivity. The function that makes an event says what it means, and under which
+adjacency.
 """
 
 from __future__ import annotations
@@ -16,7 +18,8 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from dp_accounting import DpEvent
 
-PLD, RDP = "pld", "rdp"
+PLD = "pld"
+RDP = "rdp"
 ACCOUNTANTS = (PLD, RDP)
 _ROUNDING = 1e-9  # a target of 8 that is met at 8.000000001 is met
 
@@ -45,9 +48,9 @@ def check_noise_multiplier(noise_multiplier: float) -> None:
 def poisson_round_event(sampling_probability: float, *, noise_multiplier: float) -> DpEvent:
     """The event of one round whose cohort takes each member with a probability, independently.
 
-    Adjacency: add or remove one member. ``noise_multiplier`` is the noise's standard deviation over the clip norm C,
-    the sensitivity of the sum. A probability of 1 gives the plain Gaussian, noise 0 ``NonPrivateDpEvent``, and a
-    probability of 0, which releases only noise, ``NoOpDpEvent``.
+    Adjacency: add or remove one member. ``noise_multiplier`` is the noise's standard deviation over
+    the clip norm C, the sensitivity of the sum. A probability of 1 gives the plain Gaussian, noise
+    0 ``NonPrivateDpEvent``, and a probability of 0, which releases only noise, ``NoOpDpEvent``.
 
     >>> poisson_round_event(1.0, noise_multiplier=1.5)
     GaussianDpEvent(noise_multiplier=1.5)
@@ -62,50 +65,68 @@ def poisson_round_event(sampling_probability: float, *, noise_multiplier: float)
     if noise_multiplier == 0.0:
         return NonPrivateDpEvent()
     gaussian = GaussianDpEvent(float(noise_multiplier))
-    return gaussian if sampling_probability == 1.0 else PoissonSampledDpEvent(float(sampling_probability), gaussian)
+    if sampling_probability == 1.0:
+        return gaussian
+    return PoissonSampledDpEvent(float(sampling_probability), gaussian)
 
 
-def fixed_size_round_event(cohort_size: int, *, population_size: int, noise_multiplier: float) -> DpEvent:
+def fixed_size_round_event(
+    cohort_size: int, *, population_size: int, noise_multiplier: float
+) -> DpEvent:
     """The event of one round whose cohort is a uniform subset of fixed size.
 
-    Adjacency: replace one member. ``noise_multiplier`` is the noise's standard deviation over the clip norm C.
-    Replacing a member moves the sum by up to 2C, which dp_accounting's bound (Wang, Balle and Kasiviswanathan 2019,
-    Theorem 27) leaves to its caller: the event holds ``noise_multiplier / 2``.
+    Adjacency: replace one member. ``noise_multiplier`` is the noise's standard deviation over the
+    clip norm C. Replacing a member moves the sum by up to 2C, which dp_accounting's bound (Wang,
+    Balle and Kasiviswanathan 2019, Theorem 27) leaves to its caller: the event holds
+    ``noise_multiplier / 2``.
 
     >>> fixed_size_round_event(10, population_size=100, noise_multiplier=2.0).event
     GaussianDpEvent(noise_multiplier=1.0)
     """
-    from dp_accounting import GaussianDpEvent, NonPrivateDpEvent, NoOpDpEvent, SampledWithoutReplacementDpEvent
+    from dp_accounting import (
+        GaussianDpEvent,
+        NonPrivateDpEvent,
+        NoOpDpEvent,
+        SampledWithoutReplacementDpEvent,
+    )
 
     if population_size < 1:
         raise ValueError(f"population_size must be at least 1, not {population_size}")
     if not 0 <= cohort_size <= population_size:
-        raise ValueError(f"cohort_size must be in 0 .. {population_size} (population_size), not {cohort_size}")
+        raise ValueError(
+            f"cohort_size must be in 0 .. {population_size} (population_size), not {cohort_size}"
+        )
     check_noise_multiplier(noise_multiplier)
     if cohort_size == 0:
         return NoOpDpEvent()
     if noise_multiplier == 0.0:
         return NonPrivateDpEvent()
-    return SampledWithoutReplacementDpEvent(population_size, cohort_size, GaussianDpEvent(noise_multiplier / 2))
+    return SampledWithoutReplacementDpEvent(
+        population_size, cohort_size, GaussianDpEvent(noise_multiplier / 2)
+    )
 
 
 def joined_noise_multiplier(first: float, second: float) -> float:
-    """The noise multiplier of the one Gaussian that two Gaussian releases about the same members cost together.
+    """The noise multiplier of the one Gaussian that two Gaussian releases about the same members
+    cost together.
 
-    Divided by its own noise, one member moves the first by at most 1 / first and both together in L2 by sqrt(first^-2
-    + second^-2). Exact for one sampled cohort too, which two events are not. 0 if one of them is 0.
+    Divided by its own noise, one member moves the first by at most 1 / first and both together in
+    L2 by sqrt(first^-2 + second^-2). Exact for one sampled cohort too, which two events are not. 0
+    if one of them is 0.
 
     >>> round(joined_noise_multiplier(3.0, 4.0), 6)
     2.4
     """
     check_noise_multiplier(first)
     check_noise_multiplier(second)
-    return first * second / math.hypot(first, second) if first and second else 0.0
+    if first and second:
+        return first * second / math.hypot(first, second)
+    return 0.0
 
 
 def event_to_json(event: DpEvent) -> str:
-    """The canonical JSON text of an event: equal events have equal texts. Raises ValueError: Discreet does not know
-    it.
+    """The canonical JSON text of an event: equal events have equal texts. Raises ValueError:
+    Discreet does not know it.
 
     >>> from dp_accounting import GaussianDpEvent, PoissonSampledDpEvent
     >>> event_to_json(PoissonSampledDpEvent(0.5, GaussianDpEvent(1)))
@@ -127,7 +148,8 @@ def event_from_json(text: str) -> DpEvent:
 
 
 def releases_in(event: DpEvent) -> float:
-    """The number of noised releases in an event: of a choice among trials, on average over the number of trials."""
+    """The number of noised releases in an event: of a choice among trials, on average over the
+    number of trials."""
     from dp_accounting import ComposedDpEvent, SelfComposedDpEvent
     from dp_accounting.dp_event import RepeatAndSelectDpEvent
 
@@ -142,10 +164,12 @@ def releases_in(event: DpEvent) -> float:
 
 
 def noise_in(event: DpEvent) -> float:
-    """The noise multiplier of an event as one release: the noise over the sensitivity, whatever sampling adds to it.
+    """The noise multiplier of an event as one release: the noise over the sensitivity, whatever
+    sampling adds to it.
 
-    Parts that are composed count together: Gaussians as the one that they are, others by the sum of what each costs. 0
-    for an event without noise, infinity for one that releases nothing. Raises ValueError: an event of another kind.
+    Parts that are composed count together: Gaussians as the one that they are, others by the sum of
+    what each costs. 0 for an event without noise, infinity for one that releases nothing. Raises
+    ValueError: an event of another kind.
 
     >>> from dp_accounting import GaussianDpEvent, PoissonSampledDpEvent, SelfComposedDpEvent
     >>> noise_in(PoissonSampledDpEvent(0.1, SelfComposedDpEvent(GaussianDpEvent(3.0), 9)))
@@ -178,68 +202,108 @@ def _noise_together(parts: list[tuple[DpEvent, int]]) -> float:
     noises = [(noise_in(part), count) for part, count in parts if count]
     if any(noise == 0 for noise, _ in noises):
         return 0.0
-    power = 2 if all(isinstance(part, dp.GaussianDpEvent) for part, _ in parts) else 1
+    if all(isinstance(part, dp.GaussianDpEvent) for part, _ in parts):
+        power = 2
+    else:
+        power = 1
     total = math.fsum(count / noise**power for noise, count in noises)
     return total ** (-1 / power) if total else math.inf
 
 
 def _number(name: str, value: Any) -> int | float:
     """The value of a field that is a number, checked, in the one form in which it is written."""
-    whole, largest = name in _WHOLE, 1.0 if name == "sampling_probability" else sys.float_info.max
+    whole = name in _WHOLE
+    if name == "sampling_probability":
+        largest = 1.0
+    else:
+        largest = sys.float_info.max
     kinds = int if whole else int | float
     if isinstance(value, bool) or not isinstance(value, kinds) or not 0 <= value <= largest:
-        kind = "whole number of at least 0" if whole else f"number in 0 .. {largest:g}"
+        if whole:
+            kind = "whole number of at least 0"
+        else:
+            kind = f"number in 0 .. {largest:g}"
         raise ValueError(f"{name} of an event must be a {kind}, not {value!r}")
-    return value if whole else float(value) + 0.0  # the sum has no negative zero
+    # the sum has no negative zero
+    if whole:
+        return value
+    return float(value) + 0.0
 
 
 def _encode(event: DpEvent) -> dict[str, Any]:
     for kind, (event_type, *names) in _kinds().items():
         if type(event) is event_type:
-            return {"kind": kind} | {name: _field(name, getattr(event, name), _encode) for name in names}
+            return {"kind": kind} | {
+                name: _field(name, getattr(event, name), _encode) for name in names
+            }
     raise ValueError(f"an event of type {type(event).__name__} is not known to Discreet")
 
 
 def _decode(value: Any) -> DpEvent:
-    kind = value.get("kind") if isinstance(value, dict) else None
+    if isinstance(value, dict):
+        kind = value.get("kind")
+    else:
+        kind = None
     kinds = _kinds()
     if not isinstance(kind, str) or kind not in kinds:
         raise ValueError(f"an event must have one of the kinds {', '.join(kinds)}, not {kind!r}")
     event_type, *names = kinds[kind]
     given = value.keys() - {"kind"}
     if given != set(names):
-        raise ValueError(f"an event of kind {kind} has the fields {sorted(names)}, not {sorted(given)}")
+        raise ValueError(
+            f"an event of kind {kind} has the fields {sorted(names)}, not {sorted(given)}"
+        )
     return event_type(**{name: _field(name, value[name], _decode) for name in names})
 
 
 def _field(name: str, value: Any, convert: Callable[[Any], Any]) -> Any:
-    """A field of an event, from one form to the other, as `convert` does it with the events in it."""
+    """A field of an event, from one form to the other, as `convert` does it with the events in
+    it."""
     match name:
         case "event":
             return convert(value)
         case "events" if isinstance(value, list | tuple):
             return [convert(part) for part in value]
         case "shape" if value == ("inf" if convert is _decode else math.inf):
-            return math.inf if convert is _decode else "inf"
+            if convert is _decode:
+                return math.inf
+            return "inf"
     return _number(name, value)
 
 
-_WHOLE = {"variance", "summands", "sensitivity_squared", "dimension", "source_dataset_size", "sample_size", "count"}
+_WHOLE = {
+    "variance",
+    "summands",
+    "sensitivity_squared",
+    "dimension",
+    "source_dataset_size",
+    "sample_size",
+    "count",
+}
 
 
 @lru_cache(maxsize=1)
 def _kinds() -> dict[str, tuple[Any, ...]]:
-    """The type and the fields of each known event, by name. dp_accounting takes a second to import, hence here."""
+    """The type and the fields of each known event, by name. dp_accounting takes a second to import,
+    hence here."""
     import dp_accounting as dp
     from dp_accounting import SampledWithoutReplacementDpEvent as FixedSize
     from dp_accounting.dp_event import RepeatAndSelectDpEvent
 
-    from discreet.accounting.distributed_gaussian import DistributedDiscreteGaussianDpEvent as Distributed
+    from discreet.accounting.distributed_gaussian import (
+        DistributedDiscreteGaussianDpEvent as Distributed,
+    )
 
     return {
         "gaussian": (dp.GaussianDpEvent, "noise_multiplier"),
         "laplace": (dp.LaplaceDpEvent, "noise_multiplier"),
-        "distributed_discrete_gaussian": (Distributed, "variance", "summands", "sensitivity_squared", "dimension"),
+        "distributed_discrete_gaussian": (
+            Distributed,
+            "variance",
+            "summands",
+            "sensitivity_squared",
+            "dimension",
+        ),
         "poisson_sampled": (dp.PoissonSampledDpEvent, "sampling_probability", "event"),
         "sampled_without_replacement": (FixedSize, "source_dataset_size", "sample_size", "event"),
         "self_composed": (dp.SelfComposedDpEvent, "count", "event"),

@@ -1,7 +1,7 @@
 """Epsilon by privacy loss distributions: the proof in docs/accounting.md, step by step.
 
-What depends on one event alone is computed once and kept, so that epsilon can be asked for after every round. Whatever
-is rounded is rounded up.
+What depends on one event alone is computed once and kept, so that epsilon can be asked for after
+every round. Whatever is rounded is rounded up.
 """
 
 from __future__ import annotations
@@ -24,7 +24,8 @@ _MAX_EVENT_POINTS = 2**18  # grid points of one event: above, the grid gets coar
 _MAX_SUM_POINTS = 2**20  # of a composition
 _TAIL_MASS = 1e-15  # tilted mass that may lie outside the window of a composition
 _ROUNDING = 5e-6  # part of delta set aside for rounding errors that are relative to the masses
-_LARGEST_HIDDEN = 1e-4  # part of delta that rounding errors of the transforms may hide before another tilt is tried
+# part of delta that rounding errors of the transforms may hide before another tilt is tried
+_LARGEST_HIDDEN = 1e-4
 _UNIT = 2.0**-53  # largest relative error of an operation in float64
 _POWERS = range(-24, 25)  # powers of two tried as orders in Chernoff's bound
 _SMALLEST_TILT = 1e-6  # below, no tilt at all
@@ -38,7 +39,8 @@ FloatArray = NDArray[np.float64]
 
 @dataclass(frozen=True, eq=False)
 class LossMasses:
-    """The loss in one direction: ``masses[i]`` at loss (first + i) * interval, ``infinite`` at infinity."""
+    """The loss in one direction: ``masses[i]`` at loss (first + i) * interval, ``infinite`` at
+    infinity."""
 
     first: int
     masses: FloatArray
@@ -53,18 +55,26 @@ class _Pair(NamedTuple):
 
     probability: float
     cdf: Callable[[FloatArray], FloatArray]  # of the noise, symmetric around 0
-    place: Callable[[FloatArray], FloatArray]  # where log(noise(mean 1) / noise(mean 0)) takes a value
-    reach: float  # the grid covers losses of noise(mean 1) against noise(mean 0) from -reach to reach
+    place: Callable[
+        [FloatArray], FloatArray
+    ]  # where log(noise(mean 1) / noise(mean 0)) takes a value
+    reach: (
+        float  # the grid covers losses of noise(mean 1) against noise(mean 0) from -reach to reach
+    )
     bounded: bool  # no loss lies beyond reach
 
 
 def _pair_of(event: DpEvent) -> _Pair:
     sampled = isinstance(event, PoissonSampledDpEvent)
-    probability, noise = (float(event.sampling_probability), event.event) if sampled else (1.0, event)
+    probability, noise = (
+        (float(event.sampling_probability), event.event) if sampled else (1.0, event)
+    )
     match noise:
         case GaussianDpEvent(noise_multiplier=scale):
             reach = (0.5 + _TRUNCATION * scale) / scale**2
-            return _Pair(probability, lambda x: ndtr(x / scale), lambda u: scale**2 * u + 0.5, reach, False)
+            return _Pair(
+                probability, lambda x: ndtr(x / scale), lambda u: scale**2 * u + 0.5, reach, False
+            )
         case LaplaceDpEvent(noise_multiplier=scale):
 
             def cdf(x: FloatArray) -> FloatArray:
@@ -89,23 +99,27 @@ def _unsampled_loss(losses: FloatArray, probability: float) -> FloatArray:
 def grid_of(event: DpEvent, interval: float) -> tuple[int, int]:
     """The first and the last loss of one release's grid, in intervals."""
     pair = _pair_of(event)
-    low, high = -pair.reach, pair.reach
+    low = -pair.reach
+    high = pair.reach
     if (q := pair.probability) < 1:
-        low, high = (float(np.logaddexp(math.log1p(-q), math.log(q) + loss)) for loss in (low, high))
+        low, high = (
+            float(np.logaddexp(math.log1p(-q), math.log(q) + loss)) for loss in (low, high)
+        )
     first = math.floor(low / interval)
     return first, max(math.ceil(high / interval), first + 1)
 
 
 def _bin_masses(cdf: Callable[[FloatArray], FloatArray], edges: FloatArray) -> FloatArray:
-    """The noise's mass between edges, from the nearer tail: small masses keep their relative precision."""
+    """The noise's mass between edges, from the nearer tail: small masses keep their relative
+    precision."""
     masses: FloatArray = np.where(edges[1:] <= 0, np.diff(cdf(edges)), -np.diff(cdf(-edges)))
     return np.maximum(masses, 0.0)
 
 
 @lru_cache(maxsize=64)  # up to four megabytes each
 def loss_masses(event: DpEvent, interval: float) -> tuple[LossMasses, LossMasses]:
-    """The loss of one release when a member is removed, and when one is added. Mass beyond the grid counts as
-    infinite.
+    """The loss of one release when a member is removed, and when one is added. Mass beyond the grid
+    counts as infinite.
     """
     pair = _pair_of(event)
     first, last = grid_of(event, interval)
@@ -115,7 +129,8 @@ def loss_masses(event: DpEvent, interval: float) -> tuple[LossMasses, LossMasses
         edges[0] = -math.inf
     if pair.bounded:
         edges[-1] = math.inf
-    lower, shifted = _bin_masses(pair.cdf, edges), _bin_masses(pair.cdf, edges - 1)
+    lower = _bin_masses(pair.cdf, edges)
+    shifted = _bin_masses(pair.cdf, edges - 1)
     upper = pair.probability * shifted + (1 - pair.probability) * lower
     beyond_lower, beyond_shifted = (
         float(pair.cdf(np.array([each[0], -each[-1]])).sum()) for each in (edges, edges - 1)
@@ -125,9 +140,11 @@ def loss_masses(event: DpEvent, interval: float) -> tuple[LossMasses, LossMasses
     return LossMasses(first, removed, beyond_upper), LossMasses(-last, added[::-1], beyond_lower)
 
 
-def _connect_dots(upper: FloatArray, lower: FloatArray, first: int, interval: float) -> tuple[FloatArray, FloatArray]:
-    """Step 2: bin masses split over the bins' ends, under ``upper`` and under ``lower``, such that at every point the
-    ratio of the two is the exponential of the point's loss."""
+def _connect_dots(
+    upper: FloatArray, lower: FloatArray, first: int, interval: float
+) -> tuple[FloatArray, FloatArray]:
+    """Step 2: bin masses split over the bins' ends, under ``upper`` and under ``lower``, such that
+    at every point the ratio of the two is the exponential of the point's loss."""
     losses = np.arange(first, first + len(upper)) * interval
     with np.errstate(over="ignore", invalid="ignore"):
         to_right = np.clip((upper - np.exp(losses) * lower) / -math.expm1(-interval), 0.0, upper)
@@ -167,21 +184,30 @@ def _log_moment_of(event: DpEvent, interval: float, direction: int, order: float
 
 
 def _log_moment(counts: Counts, frame: _Frame, order: float) -> float:
-    """log E[exp(order * summed loss)] over the finite losses; it does not depend on the frame's tilt."""
-    return math.fsum(n * _log_moment_of(e, frame.interval, frame.direction, order) for e, n in counts.items())
+    """log E[exp(order * summed loss)] over the finite losses; it does not depend on the frame's
+    tilt."""
+    return math.fsum(
+        n * _log_moment_of(e, frame.interval, frame.direction, order) for e, n in counts.items()
+    )
 
 
 def _descend(bound: Callable[[float], float]) -> float:
-    """The power of two at which a bound with one minimum is smallest; upward only while that gains a hundredth."""
-    place, best = 4, bound(2.0**4)
+    """The power of two at which a bound with one minimum is smallest; upward only while that gains
+    a hundredth."""
+    place = 4
+    best = bound(2.0**4)
     for step, gain in ((1, 0.01), (-1, 0.0)):
-        while place + step in _POWERS and (further := bound(2.0 ** (place + step))) < best - gain * abs(best):
-            place, best = place + step, further
+        while place + step in _POWERS and (
+            further := bound(2.0 ** (place + step))
+        ) < best - gain * abs(best):
+            place = place + step
+            best = further
     return 2.0**place
 
 
 def _extent(counts: Counts, frame: _Frame, sign: int) -> int:
-    """Step 4: the intervals that sign * (summed loss) exceeds with a tilted probability of at most _TAIL_MASS / 2."""
+    """Step 4: the intervals that sign * (summed loss) exceeds with a tilted probability of at most
+    _TAIL_MASS / 2."""
     level = math.log(2 / _TAIL_MASS) - _log_moment(counts, frame, frame.tilt)
 
     def bound(order: float) -> float:
@@ -196,7 +222,8 @@ def _extent(counts: Counts, frame: _Frame, sign: int) -> int:
 
 @lru_cache(maxsize=64)  # up to eight megabytes each
 def _transform(event: DpEvent, frame: _Frame, length: int) -> tuple[FloatArray, FloatArray]:
-    """Step 5, one release: log modulus and phase of the transform of its tilted loss, with loss 0 at index 0."""
+    """Step 5, one release: log modulus and phase of the transform of its tilted loss, with loss 0
+    at index 0."""
     loss = loss_masses(event, frame.interval)[frame.direction]
     present = np.flatnonzero(loss.masses)
     steps = loss.first + present
@@ -208,12 +235,15 @@ def _transform(event: DpEvent, frame: _Frame, length: int) -> tuple[FloatArray, 
 
 
 def _tilted_sum(counts: Counts, frame: _Frame, length: int) -> tuple[FloatArray, float]:
-    """Step 5: the tilted masses of the summed loss, circular, loss 0 at index 0; and step 6's bound on their errors."""
+    """Step 5: the tilted masses of the summed loss, circular, loss 0 at index 0; and step 6's bound
+    on their errors."""
     total = np.zeros((3, length // 2 + 1))
     for event, count in counts.items():
         log_modulus, phase = _transform(event, frame, length)
         with np.errstate(over="ignore"):
-            total += np.multiply(count, [log_modulus, phase, math.log2(length) * np.exp(-log_modulus) + 10])
+            total += np.multiply(
+                count, [log_modulus, phase, math.log2(length) * np.exp(-log_modulus) + 10]
+            )
     log_modulus, phase, relative = total
     spectrum = np.zeros(len(phase), dtype=np.complex128)
     heard = log_modulus > _SMALLEST_EXPONENT
@@ -223,16 +253,18 @@ def _tilted_sum(counts: Counts, frame: _Frame, length: int) -> tuple[FloatArray,
 
 
 def _error_norm(masses: FloatArray, modulus: FloatArray, relative: FloatArray) -> float:
-    """Step 6: bound on the Euclidean norm of the errors of `masses`, by the modulus of their transform and the relative
-    errors of that."""
+    """Step 6: bound on the Euclidean norm of the errors of `masses`, by the modulus of their
+    transform and the relative errors of that."""
     levels = math.log2(len(masses))
-    forward = math.sqrt(2 / len(masses)) * float(np.linalg.norm(modulus * (relative - _SMALLEST_EXPONENT)))
+    forward = math.sqrt(2 / len(masses)) * float(
+        np.linalg.norm(modulus * (relative - _SMALLEST_EXPONENT))
+    )
     return _UNIT * (forward + levels * float(np.linalg.norm(masses)))
 
 
 def _weight(frame: _Frame, points: int) -> float:
-    """Step 6: bound on the norm of exp(-tilt * x) * (1 - exp(-x)) over x = interval, 2 * interval .. (so many points):
-    1 - exp(-x) is at most x, and at most 1."""
+    """Step 6: bound on the norm of exp(-tilt * x) * (1 - exp(-x)) over x = interval, 2 * interval
+    .. (so many points): 1 - exp(-x) is at most x, and at most 1."""
     step = frame.tilt * frame.interval
     if step == 0:
         return math.sqrt(points)
@@ -242,17 +274,27 @@ def _weight(frame: _Frame, points: int) -> float:
 
 
 def _epsilon_in(counts: Counts, frame: _Frame, delta: float) -> float:
-    """Step 7: epsilon in one direction. If rounding errors may hide much of delta, or epsilon lies below the window, a
-    smaller tilt may find less."""
-    low, high = -_extent(counts, frame, -1), _extent(counts, frame, 1)
+    """Step 7: epsilon in one direction. If rounding errors may hide much of delta, or epsilon lies
+    below the window, a smaller tilt may find less."""
+    low = -_extent(counts, frame, -1)
+    high = _extent(counts, frame, 1)
     if high - low > _MAX_SUM_POINTS:
-        return math.inf  # only with a smaller tilt, after very many releases: what was found before stands
-    # The next power of two, or three quarters of one: a growing count seldom changes the transform's length.
+        return (
+            math.inf
+        )  # only with a smaller tilt, after very many releases: what was found before stands
+    # The next power of two, or three quarters of one: a growing count seldom changes the
+    # transform's length.
     power = 1 << max(high - low, 3).bit_length()
-    tilted, error = _tilted_sum(counts, frame, 3 * power // 4 if high - low < 3 * power // 4 else power)
+    tilted, error = _tilted_sum(
+        counts, frame, 3 * power // 4 if high - low < 3 * power // 4 else power
+    )
     log_moment = _log_moment(counts, frame, frame.tilt)
     step = frame.tilt * frame.interval
-    representable = math.ceil((log_moment - _LARGEST_EXPONENT) / step) if step else 0  # below, untilting overflows
+    # below, untilting overflows
+    if step:
+        representable = math.ceil((log_moment - _LARGEST_EXPONENT) / step)
+    else:
+        representable = 0
     start = max(low, representable, 0)
     losses: FloatArray = frame.interval * np.arange(start, max(high, start) + 1, dtype=np.float64)
     untilt = np.exp(np.minimum(log_moment - frame.tilt * losses, _LARGEST_EXPONENT))
@@ -260,7 +302,10 @@ def _epsilon_in(counts: Counts, frame: _Frame, delta: float) -> float:
     infinite = _TAIL_MASS * float(untilt[-1]) + _infinite_mass(counts, frame)
     hidden = error * _weight(frame, len(losses)) * untilt
     epsilon = _epsilon_from_masses(losses, masses, infinite, delta=delta - hidden)
-    precise = hidden[min(int(np.searchsorted(losses, epsilon)), len(losses) - 1)] < _LARGEST_HIDDEN * delta
+    precise = (
+        hidden[min(int(np.searchsorted(losses, epsilon)), len(losses) - 1)]
+        < _LARGEST_HIDDEN * delta
+    )
     if frame.tilt == 0 or (precise and (start == 0 or epsilon > losses[0])):
         return epsilon
     smaller = frame._replace(tilt=frame.tilt / 16 if frame.tilt > _SMALLEST_TILT else 0.0)
@@ -272,26 +317,46 @@ def _infinite_mass(counts: Counts, frame: _Frame) -> float:
     return -math.expm1(math.fsum(n * math.log1p(-infinite) for n, infinite in masses))
 
 
-def _epsilon_from_masses(losses: FloatArray, masses: FloatArray, infinite: float, *, delta: FloatArray) -> float:
-    """Step 7: the smallest epsilon, not below the first loss, with infinite + sum over losses > epsilon of
-    mass * (1 - exp(epsilon - loss)) at most delta, which grows with the loss: between two it is that of the lower."""
-    ratio = math.exp(losses[0] - losses[1]) if len(losses) > 1 else 1.0
+def _epsilon_from_masses(
+    losses: FloatArray, masses: FloatArray, infinite: float, *, delta: FloatArray
+) -> float:
+    """Step 7: the smallest epsilon, not below the first loss, with infinite + sum over losses >
+    epsilon of
+    mass * (1 - exp(epsilon - loss)) at most delta, which grows with the loss: between two it is
+    that of the lower."""
+    if len(losses) > 1:
+        ratio = math.exp(losses[0] - losses[1])
+    else:
+        ratio = 1.0
     downward = masses[::-1]
     at_least = infinite + np.cumsum(downward)[::-1]  # mass at or above each loss
-    discounted = lfilter([1.0], [1.0, -ratio], downward)[::-1]  # mass * exp(loss here - its loss), likewise
-    too_much = np.flatnonzero(at_least - discounted > delta)  # the difference is the delta at each loss
-    index = int(too_much[-1]) + 1 if len(too_much) else 0
+    discounted = lfilter([1.0], [1.0, -ratio], downward)[
+        ::-1
+    ]  # mass * exp(loss here - its loss), likewise
+    too_much = np.flatnonzero(
+        at_least - discounted > delta
+    )  # the difference is the delta at each loss
+    if len(too_much):
+        index = int(too_much[-1]) + 1
+    else:
+        index = 0
     if index == len(losses):
         return math.inf
     excess = at_least[index] - delta[max(index - 1, 0)]
     if index == 0 or excess <= 0:
         return float(losses[index])
-    return float(losses[index] + min(math.log(excess / discounted[index]), 0.0) if discounted[index] else losses[index])
+    return float(
+        losses[index] + min(math.log(excess / discounted[index]), 0.0)
+        if discounted[index]
+        else losses[index]
+    )
 
 
 def _chernoff(counts: Counts, frame: _Frame, delta: float) -> float:
-    """Step 8: epsilon in one direction by the moment of one order: mostly a few percent above `_epsilon_in`."""
-    order, left = 2 * frame.tilt, delta - _infinite_mass(counts, frame)
+    """Step 8: epsilon in one direction by the moment of one order: mostly a few percent above
+    `_epsilon_in`."""
+    order = 2 * frame.tilt
+    left = delta - _infinite_mass(counts, frame)
     if left <= 0:
         return math.inf
     log_touching = order * math.log(order) - (1 + order) * math.log1p(order)
@@ -303,17 +368,23 @@ def _fits(counts: Counts, interval: float, delta: float) -> bool:
     if max(last - first for first, last in grids) >= _MAX_EVENT_POINTS:
         return False
     frames = _frames(counts, interval, delta)
-    return max(_extent(counts, frame, 1) + _extent(counts, frame, -1) for frame in frames) < _MAX_SUM_POINTS
+    return (
+        max(_extent(counts, frame, 1) + _extent(counts, frame, -1) for frame in frames)
+        < _MAX_SUM_POINTS
+    )
 
 
 def _frames(counts: Counts, interval: float, delta: float) -> list[_Frame]:
-    """Step 3. A frame for each direction; without sampling the two are mirror images, and one will do.
+    """Step 3. A frame for each direction; without sampling the two are mirror images, and one will
+    do.
 
-    The tilt is half of the order at which Chernoff's bound is smallest: nearly as precise, and the window stays short
-    if a single release can lose much.
+    The tilt is half of the order at which Chernoff's bound is smallest: nearly as precise, and the
+    window stays short if a single release can lose much.
     """
     frames = []
-    for direction in (0, 1) if any(isinstance(event, PoissonSampledDpEvent) for event in counts) else (0,):
+    for direction in (
+        (0, 1) if any(isinstance(event, PoissonSampledDpEvent) for event in counts) else (0,)
+    ):
         frame = _Frame(interval, direction, 0.0)
 
         def bound(order: float, frame: _Frame = frame) -> float:
@@ -324,13 +395,15 @@ def _frames(counts: Counts, interval: float, delta: float) -> list[_Frame]:
 
 
 def composed_epsilon(counts: Counts, *, delta: float) -> float:
-    """Epsilon at ``delta`` of all releases together: never below the true value, however small delta is.
+    """Epsilon at ``delta`` of all releases together: never below the true value, however small
+    delta is.
 
-    ``counts`` maps Gaussian and Laplace events, Poisson-sampled or not, to how often they were released. Adjacency:
-    add or remove one member, or, if no event is sampled, whatever adjacency the sensitivities were taken under. 0 if
-    ``counts`` is empty; inf if delta is below the mass at infinite loss (8e-24 a release). If delta and a sampling
-    probability are both tiny (1e-12 and 1e-6), epsilon is rounded up by percents, at worst to Chernoff's bound. Raises
-    ValueError: an event of another kind.
+    ``counts`` maps Gaussian and Laplace events, Poisson-sampled or not, to how often they were
+    released. Adjacency: add or remove one member, or, if no event is sampled, whatever adjacency
+    the sensitivities were taken under. 0 if ``counts`` is empty; inf if delta is below the mass at
+    infinite loss (8e-24 a release). If delta and a sampling probability are both tiny (1e-12 and
+    1e-6), epsilon is rounded up by percents, at worst to Chernoff's bound. Raises ValueError: an
+    event of another kind.
     """
     if not counts:
         return 0.0
@@ -339,4 +412,6 @@ def composed_epsilon(counts: Counts, *, delta: float) -> float:
     while not _fits(counts, interval, delta):
         interval *= 2
     frames = _frames(counts, interval, delta)
-    return max(min(_epsilon_in(counts, frame, delta), _chernoff(counts, frame, delta)) for frame in frames)
+    return max(
+        min(_epsilon_in(counts, frame, delta), _chernoff(counts, frame, delta)) for frame in frames
+    )

@@ -17,9 +17,9 @@ if TYPE_CHECKING:
 class PrivacyLedger:
     """The releases one guarantee has made about the same data.
 
-    ``entries`` holds each distinct event once, with how often it was released, in order of first appearance:
-    composition does not depend on order. The epsilon holds under the adjacency of the events (see
-    ``discreet.accounting.accounting``), for adaptively chosen releases.
+    ``entries`` holds each distinct event once, with how often it was released, in order of first
+    appearance: composition does not depend on order. The epsilon holds under the adjacency of the
+    events (see ``discreet.accounting.accounting``), for adaptively chosen releases.
 
     >>> from dp_accounting import GaussianDpEvent
     >>> ledger = PrivacyLedger().record(GaussianDpEvent(2.0)).record(GaussianDpEvent(2.0), count=3)
@@ -41,26 +41,31 @@ class PrivacyLedger:
         object.__setattr__(self, "entries", tuple(merged.values()))
 
     def record(self, event: DpEvent, count: int = 1) -> PrivacyLedger:
-        """The ledger after ``count`` more releases of an event. Raises ValueError: Discreet does not know the event."""
+        """The ledger after ``count`` more releases of an event. Raises ValueError: Discreet does
+        not know the event."""
         return PrivacyLedger((*self.entries, (event, count)))
 
     def epsilon(self, delta: float, accountant: str = PLD) -> float:
-        """The epsilon at ``delta`` of all releases together: 0 if there are none, inf if one had no noise."""
-        # Imported here: a client that accounts nothing starts without dp_accounting, in half the time.
+        """The epsilon at ``delta`` of all releases together: 0 if there are none, inf if one had no
+        noise."""
+        # Imported here: a client that accounts nothing starts without dp_accounting, in half the
+        # time.
         from discreet.accounting.accounting import epsilon_spent
 
         return epsilon_spent(self.entries, delta=delta, accountant=accountant)
 
     @property
     def num_releases(self) -> int:
-        """The number of releases, rounded up; a choice among trials counts as often as it releases on average."""
+        """The number of releases, rounded up; a choice among trials counts as often as it releases
+        on average."""
         return math.ceil(math.fsum(count * releases_in(event) for event, count in self.entries))
 
 
 @lru_cache(maxsize=65536)
 def epsilon_of(spent: PrivacyLedger, delta: float, accountant: str) -> float:
-    """`PrivacyLedger.epsilon`, computed once for all who have released the same. At delta 0 it is pure epsilon,
-    infinity with Gaussian noise; with a masked sum, which the PLD does not know, it is by RDP."""
+    """`PrivacyLedger.epsilon`, computed once for all who have released the same. At delta 0 it is
+    pure epsilon, infinity with Gaussian noise; with a masked sum, which the PLD does not know, it
+    is by RDP."""
     if delta == 0:
         from discreet.accounting.accounting import pure_epsilon
 
@@ -70,7 +75,8 @@ def epsilon_of(spent: PrivacyLedger, delta: float, accountant: str) -> float:
 
 
 def passes(spent: PrivacyLedger, budget: float | None, *, delta: float, accountant: str) -> bool:
-    """True if releases cost more than a budget, by more than rounding: the one check, for server, clients and `DPSGD`.
+    """True if releases cost more than a budget, by more than rounding: the one check, for server,
+    clients and `DPSGD`.
 
     None is no budget, and one of pure epsilon (delta 0) does not hold releases that have none.
     """

@@ -1,5 +1,5 @@
-"""Canaries: units that an audit puts into a mechanism or leaves out, each by its own fair coin; their scores, and the
-claim that these are set beside."""
+"""Canaries: units that an audit puts into a mechanism or leaves out, each by its own fair coin;
+their scores, and the claim that these are set beside."""
 
 from __future__ import annotations
 
@@ -32,8 +32,9 @@ Facts = Mapping[str, str | int | float | bool]
 class Canaries:
     """k canaries, whose directions are k rows of one random orthonormal basis of the updates.
 
-    The basis is the discrete cosine transform of a vector whose signs were flipped at random. Such rows point nowhere
-    in particular, do not disturb each other, and need no memory: all inner products with a vector are one transform.
+    The basis is the discrete cosine transform of a vector whose signs were flipped at random. Such
+    rows point nowhere in particular, do not disturb each other, and need no memory: all inner
+    products with a vector are one transform.
 
     Attributes:
       signs: (num_params,) float64 of -1 and 1, the flipped signs.
@@ -55,23 +56,31 @@ class Canaries:
 
     def along(self, vector: Tensor) -> NDArray[np.float64]:
         """The inner product of each canary's direction with `vector` (num_params,): (k,)."""
-        products: NDArray[np.float64] = dct(self.signs * vector.double().numpy(), norm="ortho")[self.rows]
+        products: NDArray[np.float64] = dct(self.signs * vector.double().numpy(), norm="ortho")[
+            self.rows
+        ]
         return products
 
 
 def draw_canaries(count: int, num_params: int, source: RandomSource) -> Canaries:
-    """Canaries with random directions, random bits and fair coins; ConfigError if there are not so many directions."""
+    """Canaries with random directions, random bits and fair coins; ConfigError if there are not so
+    many directions."""
     if not 1 <= count <= num_params:
-        raise ConfigError(f"canaries must be within 1 .. {num_params}, the number of parameters (got {count})")
+        raise ConfigError(
+            f"canaries must be within 1 .. {num_params}, the number of parameters (got {count})"
+        )
     rows = source.child("rows").permutation(num_params)[:count].numpy()
     numbers = {"signs": num_params, "bits": count, "coins": count}
-    signs, bits, coins = (source.child(name).words(number) % 2 == 1 for name, number in numbers.items())
+    signs, bits, coins = (
+        source.child(name).words(number) % 2 == 1 for name, number in numbers.items()
+    )
     return Canaries(np.where(signs, 1.0, -1.0), rows, bits, coins)
 
 
 @dataclass(frozen=True, eq=False)
 class Canary:
-    """One canary, which adds (num_params,) float64 to the sum of updates, over the norm that clips."""
+    """One canary, which adds (num_params,) float64 to the sum of updates, over the norm that
+    clips."""
 
     added: Tensor
     bit: bool = False
@@ -88,22 +97,31 @@ class Canary:
 
 @dataclass(frozen=True, eq=False)
 class Auditor:
-    """Scores canaries by a round's noised sum of updates and noised count of bits. A score is the inner product of what
-    a canary would add and what was released, over the variance of the noise: the log-likelihood ratio of in and out, up
-    to constants, if every member takes part, and its best linear stand-in if cohorts are sampled."""
+    """Scores canaries by a round's noised sum of updates and noised count of bits. A score is the
+    inner product of what a canary would add and what was released, over the variance of the noise:
+    the log-likelihood ratio of in and out, up to constants, if every member takes part, and its
+    best linear stand-in if cohorts are sampled."""
 
     plan: Plan
     canaries: Canaries | Canary
 
     def scores(
-        self, total: Tensor, clip_norm: float, fraction: object, *, known: Tensor | float = 0.0, below: int = 0
+        self,
+        total: Tensor,
+        clip_norm: float,
+        fraction: object,
+        *,
+        known: Tensor | float = 0.0,
+        below: int = 0,
     ) -> NDArray[np.float64]:
-        """The scores of a round with this clip norm, (k,), by its noised sum of updates `total`. `fraction`: the
-        released share of norms below the clip norm, if there is one. `known`, `below`: the sum of updates and of
-        centred bits, in halves, of honest clients, as the auditor knows it.
+        """The scores of a round with this clip norm, (k,), by its noised sum of updates `total`.
+        `fraction`: the released share of norms below the clip norm, if there is one. `known`,
+        `below`: the sum of updates and of centred bits, in halves, of honest clients, as the
+        auditor knows it.
         """
         expected = self.plan.mechanism.expected_noise(clip_norm)
-        counted, noise = expected.count_stddev, expected.multiplier
+        counted = expected.count_stddev
+        noise = expected.multiplier
         if counted is not None:  # the noise of the update that is accounted
             noise = update_noise_multiplier(noise_of(self.plan.run), count_stddev=counted)
         scores = self.canaries.along(total.double() - known) / (expected.norm * noise**2)
@@ -116,17 +134,21 @@ class Auditor:
 
 
 def noised_sum(plan: Plan, before: State, after: State) -> Tensor:
-    """The release of a round's updates, (num_params,) float64, from the first moment of the server's optimizer."""
+    """The release of a round's updates, (num_params,) float64, from the first moment of the
+    server's optimizer."""
     optimizer = plan.optimizer
     keep, share = (
-        (optimizer.momentum, 1.0) if isinstance(optimizer, ServerSGD) else (optimizer.beta_1, 1 - optimizer.beta_1)
+        (optimizer.momentum, 1.0)
+        if isinstance(optimizer, ServerSGD)
+        else (optimizer.beta_1, 1 - optimizer.beta_1)
     )
     return (after.velocity.double() - keep * before.velocity.double()) * (plan.denominator / share)
 
 
 @dataclass(frozen=True)
 class Claim:
-    """The guarantee that a ledger states for the releases that were scored; `adjacency` is in words."""
+    """The guarantee that a ledger states for the releases that were scored; `adjacency` is in
+    words."""
 
     epsilon: float
     delta: float
@@ -145,9 +167,10 @@ class Scores:
 
     Attributes:
       values: (k,) float64, finite; a higher score says "in".
-      included: (k,) bool, true if the canary was in. The bounds of one run hold only for independent fair coins.
-      centred: the score of a canary that is out has the mean 0 by design. It has if the canary then sends nothing and
-        its direction has a random sign: the release does not depend on that sign.
+      included: (k,) bool, true if the canary was in. The bounds of one run hold only for
+      independent fair coins. centred: the score of a canary that is out has the mean 0 by design.
+      It has if the canary then sends nothing and its direction has a random sign: the release does
+      not depend on that sign.
     """
 
     values: NDArray[np.float64]
@@ -176,8 +199,9 @@ class Releases:
     Attributes:
       probability: with which a canary is in the cohort of one.
       noise_multiplier: of each; None if the noise is not Gaussian, so that nothing is fitted.
-      repeated: one canary is released again and again, half of the times without it. Then the mean of the scores
-        without it is fitted too: of canaries whose directions have random signs it is known to be 0.
+      repeated: one canary is released again and again, half of the times without it. Then the mean
+        of the scores without it is fitted too: of canaries whose directions have random signs it is
+        known to be 0.
     """
 
     rounds: int
@@ -187,17 +211,20 @@ class Releases:
     repeated: bool = False
 
     def shift(self, share: float) -> float:
-        """The distance between in and out, in standard deviations, if the noise is `share` of its size. A canary that
-        is in adds rounds * q of its own length on the average, with the variance rounds * q (1 - q); the noise adds
-        rounds * (share * z)^2 to each canary. In is as likely as out, so half of the former counts."""
+        """The distance between in and out, in standard deviations, if the noise is `share` of its
+        size. A canary that is in adds rounds * q of its own length on the average, with the
+        variance rounds * q (1 - q); the noise adds rounds * (share * z)^2 to each canary. In is as
+        likely as out, so half of the former counts."""
         assert self.noise_multiplier is not None
-        added, noise = self.rounds * self.probability, self.rounds * (share * self.noise_multiplier) ** 2
+        added = self.rounds * self.probability
+        noise = self.rounds * (share * self.noise_multiplier) ** 2
         return added / math.sqrt(noise + added * (1 - self.probability) / 2)
 
 
 @dataclass(frozen=True)
 class Observation:
-    """The scores from one release ("round 3"), or from all of a run ("run"), and the claim for exactly these."""
+    """The scores from one release ("round 3"), or from all of a run ("run"), and the claim for
+    exactly these."""
 
     name: str
     claim: Claim
@@ -206,8 +233,8 @@ class Observation:
 
 @dataclass(frozen=True)
 class Experiment:
-    """Everything an audit observed; the last observation is of the whole run, and so are the releases. The settings are
-    those that are written to audit.json."""
+    """Everything an audit observed; the last observation is of the whole run, and so are the
+    releases. The settings are those that are written to audit.json."""
 
     mechanism: str
     observations: tuple[Observation, ...]

@@ -1,5 +1,6 @@
-"""Epsilon by the scores of canaries: lower bounds from guesses at many canaries in one run, and from many runs with and
-without one canary; and an estimate, with its interval, from Gaussians fitted to the scores."""
+"""Epsilon by the scores of canaries: lower bounds from guesses at many canaries in one run, and
+from many runs with and without one canary; and an estimate, with its interval, from Gaussians
+fitted to the scores."""
 
 from __future__ import annotations
 
@@ -21,7 +22,8 @@ from scipy.stats import f as f_distribution
 from discreet.audit.canaries import Scores
 
 FEWEST = 20  # scores of a kind, below which a fit says nothing
-DOUBT = 1e-3  # a test with this false-alarm rate says that spreads differ, or that scores are not Gaussian
+# a test with this false-alarm rate says that spreads differ, or that scores are not Gaussian
+DOUBT = 1e-3
 STEP = 1e-4  # of numerical derivatives, in units of a spread
 MOST_FITTED = 700.0  # beyond it an epsilon means nothing, and e^epsilon is no number
 MOST_EPSILON = 50.0  # of a bound from guesses: beyond it every guess is certain in floating point
@@ -38,12 +40,15 @@ def epsilon_of_shift(shift: float, *, delta: float) -> float:
 
     A Gaussian mechanism with noise multiplier z, without sampling, has the shift 1 / z.
 
-    Source: Balle, Wang 2018 (arXiv 1805.06530), Theorem 8; Dong, Roth, Su 2022 (arXiv 1905.02383), Corollary 2.13.
+    Source: Balle, Wang 2018 (arXiv 1805.06530), Theorem 8; Dong, Roth, Su 2022 (arXiv 1905.02383),
+      Corollary 2.13.
 
     >>> round(epsilon_of_shift(1.0, delta=1e-3), 3)
     3.139
     """
-    return float(get_epsilon_gaussian(1 / shift, delta)) if shift > 0 else 0.0
+    if shift > 0:
+        return float(get_epsilon_gaussian(1 / shift, delta))
+    return 0.0
 
 
 @lru_cache(maxsize=4096)
@@ -60,30 +65,37 @@ class Normal(NamedTuple):
 
 
 def epsilon_of_normals(one: Normal, other: Normal, *, delta: float) -> float:
-    """The least epsilon at `delta` for which neither of two Gaussians gives a set more than e^epsilon times the other's
-    probability plus delta; exact.
+    """The least epsilon at `delta` for which neither of two Gaussians gives a set more than
+    e^epsilon times the other's probability plus delta; exact.
 
-    Source: Steinke 2022 (arXiv 2210.00597), Proposition 7, as in Andrew et al. 2023 (arXiv 2302.03098), Section 3.
-    """
+    Source: Steinke 2022 (arXiv 2210.00597), Proposition 7, as in Andrew et al. 2023 (arXiv
+    2302.03098), Section 3."""
 
     def excess(epsilon: float) -> float:
-        return max(delta_of_normals(one, other, epsilon), delta_of_normals(other, one, epsilon)) - delta
+        return (
+            max(delta_of_normals(one, other, epsilon), delta_of_normals(other, one, epsilon))
+            - delta
+        )
 
     if excess(0.0) <= 0:
         return 0.0
-    return math.inf if excess(MOST_FITTED) > 0 else float(brentq(excess, 0.0, MOST_FITTED, xtol=1e-10))
+    if excess(MOST_FITTED) > 0:
+        return math.inf
+    return float(brentq(excess, 0.0, MOST_FITTED, xtol=1e-10))
 
 
 def delta_of_normals(one: Normal, other: Normal, epsilon: float) -> float:
-    """The most that P(S) - e^epsilon Q(S) can be over all sets S, with P of `one` and Q of `other`: S lies between the
-    roots of a x^2 + b x + c, the log of the ratio of densities less epsilon."""
+    """The most that P(S) - e^epsilon Q(S) can be over all sets S, with P of `one` and Q of `other`:
+    S lies between the roots of a x^2 + b x + c, the log of the ratio of densities less epsilon."""
     a = 0.5 * (other.spread**-2 - one.spread**-2)
     b = one.mean / one.spread**2 - other.mean / other.spread**2
     c = 0.5 * ((other.mean / other.spread) ** 2 - (one.mean / one.spread) ** 2)
     c += math.log(other.spread / one.spread) - epsilon
     square = b**2 - 4 * a * c
     if square <= 0:
-        return 0.0  # the ratio never passes e^epsilon: it can't everywhere, for both are probabilities
+        return (
+            0.0  # the ratio never passes e^epsilon: it can't everywhere, for both are probabilities
+        )
     # The stable form of the two roots: no difference of nearly equal numbers.
     half = -0.5 * (b + math.copysign(math.sqrt(square), b))
     edges = np.array([-math.inf, *sorted((half / a, c / half)), math.inf])
@@ -92,9 +104,12 @@ def delta_of_normals(one: Normal, other: Normal, epsilon: float) -> float:
 
 
 def _masses(normal: Normal, edges: NDArray[np.float64]) -> NDArray[np.float64]:
-    """The probability of each interval between two edges; by the upper tail above the mean, where it keeps digits."""
+    """The probability of each interval between two edges; by the upper tail above the mean, where
+    it keeps digits."""
     low, high = ((each - normal.mean) / normal.spread for each in (edges[:-1], edges[1:]))
-    masses: NDArray[np.float64] = np.where(low > 0, ndtr(-low) - ndtr(-high), ndtr(high) - ndtr(low))
+    masses: NDArray[np.float64] = np.where(
+        low > 0, ndtr(-low) - ndtr(-high), ndtr(high) - ndtr(low)
+    )
     return masses
 
 
@@ -102,13 +117,15 @@ def _masses(normal: Normal, edges: NDArray[np.float64]) -> NDArray[np.float64]:
 class GaussianFit:
     """Gaussians fitted to the scores of canaries that were in, and of those that were out.
 
-    Assumed: scores are independent given the coins, and Gaussian. For orthogonal canaries under Gaussian noise without
-    sampling that is so exactly; under Poisson sampling it holds in the limit of many rounds. It is an estimate.
+    Assumed: scores are independent given the coins, and Gaussian. For orthogonal canaries under
+    Gaussian noise without sampling that is so exactly; under Poisson sampling it holds in the limit
+    of many rounds. It is an estimate.
 
     Attributes:
       seen, unseen: means and standard deviations (divisor n - 1).
       counts: the numbers of scores in, and out.
-      centred: the mean of those that were out is known to be 0; then its spread is about 0, with divisor n.
+      centred: the mean of those that were out is known to be 0; then its spread is about 0, with
+        divisor n.
     """
 
     seen: Normal
@@ -130,31 +147,37 @@ class GaussianFit:
 
     @property
     def shift(self) -> float:
-        """The difference of the means in units of the pooled standard deviation: mu of Gaussian DP."""
+        """The difference of the means in units of the pooled standard deviation: mu of Gaussian
+        DP."""
         pooled = np.average([self.seen.spread**2, self.unseen.spread**2], weights=self.free)
         return float((self.seen.mean - self.unseen.mean) / math.sqrt(pooled))
 
     def epsilon(self, *, delta: float) -> float:
-        """The estimate. With one spread it is that of `shift`; else exact for the two fitted Gaussians.
+        """The estimate. With one spread it is that of `shift`; else exact for the two fitted
+        Gaussians.
 
-        Source: Andrew, Kairouz, Oh, Oprea, McMahan, Suriyakumar 2023 (arXiv 2302.03098), Section 3 and Algorithm 1,
-        with the canaries that were out in place of the known N(0, 1 / d) of random directions.
+        Source: Andrew, Kairouz, Oh, Oprea, McMahan, Suriyakumar 2023 (arXiv 2302.03098), Section 3
+        and Algorithm 1, with the canaries that were out in place of the known N(0, 1 / d) of random
+        directions.
         """
         if self.one_spread:
             return epsilon_of_shift(self.shift, delta=delta)
         return epsilon_of_normals(self.seen, self.unseen, delta=delta)
 
     def interval(self, *, delta: float, level: float = 0.95) -> tuple[float, float]:
-        """An interval that holds the epsilon in a share `level` of repetitions, approximately and for many scores.
+        """An interval that holds the epsilon in a share `level` of repetitions, approximately and
+        for many scores.
 
-        With one spread: the shifts s for which (fitted - s)^2 <= z^2 Var(s), with the large-sample variance
-        Var(s) = 1/n + 1/m + s^2 / (2 (n + m - 2)) (Hedges, Olkin 1985, Section 5.B), mapped to epsilon, which rises
-        with s. With two: the delta method, for epsilon is a function of four independent fitted numbers. A mean that is
-        known has no error: 1/m is left out.
+        With one spread: the shifts s for which (fitted - s)^2 <= z^2 Var(s), with the large-sample
+        variance
+        Var(s) = 1/n + 1/m + s^2 / (2 (n + m - 2)) (Hedges, Olkin 1985, Section 5.B), mapped to
+        epsilon, which rises with s. With two: the delta method, for epsilon is a function of four
+        independent fitted numbers. A mean that is known has no error: 1/m is left out.
         """
         quantile = float(norm.isf((1 - level) / 2))
         if not self.one_spread:
-            centre, error = self.epsilon(delta=delta), quantile * self._standard_error(delta)
+            centre = self.epsilon(delta=delta)
+            error = quantile * self._standard_error(delta)
             return max(centre - error, 0.0), centre + error
         free = sum(self.free)
         of_means = 1 / self.counts[0] + (0.0 if self.centred else 1 / self.counts[1])
@@ -164,8 +187,9 @@ class GaussianFit:
         return epsilon_of_shift(low, delta=delta), epsilon_of_shift(high, delta=delta)
 
     def lower_bound(self, *, delta: float, significance: float = 0.05) -> float:
-        """A value that the epsilon is below in a share `significance` of repetitions, approximately. One-sided with one
-        spread. With two it has half of that rate: a spread may differ either way, and both cost."""
+        """A value that the epsilon is below in a share `significance` of repetitions,
+        approximately. One-sided with one spread. With two it has half of that rate: a spread may
+        differ either way, and both cost."""
         return self.interval(delta=delta, level=1 - (2 if self.one_spread else 1) * significance)[0]
 
     def _standard_error(self, delta: float) -> float:
@@ -175,15 +199,26 @@ class GaussianFit:
             return epsilon_of_normals(Normal(*fitted[:2]), Normal(*fitted[2:]), delta=delta)
 
         fitted = np.array([self.seen.mean, self.seen.spread, self.unseen.mean, self.unseen.spread])
-        spreads, free = fitted[[1, 1, 3, 3]], np.array(self.free)
-        shares = [1 / self.counts[0], 1 / (2 * free[0]), 0.0 if self.centred else 1 / self.counts[1], 1 / (2 * free[1])]
-        return float(np.linalg.norm(approx_fprime(fitted, epsilon, STEP * spreads) * spreads * np.sqrt(shares)))
+        spreads = fitted[[1, 1, 3, 3]]
+        free = np.array(self.free)
+        shares = [
+            1 / self.counts[0],
+            1 / (2 * free[0]),
+            0.0 if self.centred else 1 / self.counts[1],
+            1 / (2 * free[1]),
+        ]
+        return float(
+            np.linalg.norm(
+                approx_fprime(fitted, epsilon, STEP * spreads) * spreads * np.sqrt(shares)
+            )
+        )
 
 
 def fit_gaussians(scores: Scores) -> GaussianFit | None:
-    """Fits by moments; the mean of the canaries that were out is 0 if the scores are `centred`. None if there is
-    nothing to fit: fewer than `FEWEST` scores of a kind, or scores of a kind that are all one; or if D'Agostino's test
-    says that one of the two kinds is not Gaussian, at a false-alarm rate of `DOUBT` for both."""
+    """Fits by moments; the mean of the canaries that were out is 0 if the scores are `centred`.
+    None if there is nothing to fit: fewer than `FEWEST` scores of a kind, or scores of a kind that
+    are all one; or if D'Agostino's test says that one of the two kinds is not Gaussian, at a
+    false-alarm rate of `DOUBT` for both."""
     kinds = scores.seen, scores.unseen
     if any(len(values) < FEWEST or np.ptp(values) == 0 for values in kinds):
         return None
@@ -197,7 +232,8 @@ def fit_gaussians(scores: Scores) -> GaussianFit | None:
 
 @dataclass(frozen=True)
 class Guesses:
-    """r guesses who was in, of which v are correct, at m canaries, each in or out by its own fair coin."""
+    """r guesses who was in, of which v are correct, at m canaries, each in or out by its own fair
+    coin."""
 
     canaries: int  # m
     made: int  # r, within [1, m]: nothing is said of the other canaries
@@ -205,29 +241,44 @@ class Guesses:
 
 
 def guess(scores: Scores, *, made: int) -> Guesses:
-    """Says "in" of the highest scores and "out" of the lowest, half of `made` each (one more "in" if it is odd). Of
-    equal scores the first come first: the coins decide nothing."""
-    order, out = np.argsort(scores.values, kind="stable"), made // 2
-    said_out, said_in = order[:out], order[len(order) - made + out :]
-    return Guesses(len(order), made, int(np.sum(~scores.included[said_out]) + np.sum(scores.included[said_in])))
+    """Says "in" of the highest scores and "out" of the lowest, half of `made` each (one more "in"
+    if it is odd). Of equal scores the first come first: the coins decide nothing."""
+    order = np.argsort(scores.values, kind="stable")
+    out = made // 2
+    said_out = order[:out]
+    said_in = order[len(order) - made + out :]
+    return Guesses(
+        len(order), made, int(np.sum(~scores.included[said_out]) + np.sum(scores.included[said_in]))
+    )
 
 
 @lru_cache(maxsize=64)
 def planned(canaries: int, epsilon: float, delta: float, *, shifts: bool) -> int:
-    """The number of guesses that makes `one_run_bound`, or with `shifts` `fdp_bound`, largest if scores are N(s, 1) in
-    and N(0, 1) out, with the s of the claim. It reads no score, so a bound needs no correction for having chosen."""
-    shift = shift_of_epsilon(epsilon, delta=delta) if 0 < epsilon < math.inf else WITHOUT_CLAIM
-    bound: Callable[[Guesses], float] = fdp_shift_bound if shifts else partial(one_run_bound, delta=delta)
-    best, number = -1.0, canaries
+    """The number of guesses that makes `one_run_bound`, or with `shifts` `fdp_bound`, largest if
+    scores are N(s, 1) in and N(0, 1) out, with the s of the claim. It reads no score, so a bound
+    needs no correction for having chosen."""
+    if 0 < epsilon < math.inf:
+        shift = shift_of_epsilon(epsilon, delta=delta)
+    else:
+        shift = WITHOUT_CLAIM
+    bound: Callable[[Guesses], float] = (
+        fdp_shift_bound if shifts else partial(one_run_bound, delta=delta)
+    )
+    best = -1.0
+    number = canaries
     for cut in shift / 2 + np.linspace(0, 2.5, PLANS):
-        right, wrong = ndtr(shift - cut), ndtr(-cut)
-        made = int(canaries * (right + wrong))  # two tails, and each canary is in with probability 1/2
+        right = ndtr(shift - cut)
+        wrong = ndtr(-cut)
+        made = int(
+            canaries * (right + wrong)
+        )  # two tails, and each canary is in with probability 1/2
         correct = int(canaries * right)
         if correct < 1:
             break
         found = bound(Guesses(canaries, made, correct))
         if found > best:
-            best, number = found, made
+            best = found
+            number = made
     return number
 
 
@@ -237,14 +288,16 @@ def one_run_p_value(guesses: Guesses, *, epsilon: float, delta: float) -> float:
     With W ~ Binomial(r, e^epsilon / (1 + e^epsilon)):
     P[W >= v] + 2 m delta max over i in 1 .. v of P[v > W >= v - i] / i.
 
-    Assumed: each canary is in by its own fair coin, independent of everything else, and guesses are a function of the
-    release. Nothing is assumed of the mechanism, of the scores, or of how canaries influence each other.
+    Assumed: each canary is in by its own fair coin, independent of everything else, and guesses are
+    a function of the release. Nothing is assumed of the mechanism, of the scores, or of how
+    canaries influence each other.
 
     Source: Steinke, Nasr, Jagielski 2023 (arXiv 2305.08846), Theorem 5.2 and Appendix D.
     """
     if guesses.correct == 0:
         return 1.0
-    success, below = expit(epsilon), np.arange(1, guesses.correct + 1)
+    success = expit(epsilon)
+    below = np.arange(1, guesses.correct + 1)
     gained = np.cumsum(binom.pmf(guesses.correct - below, guesses.made, success))
     least = binom.sf(guesses.correct - 1, guesses.made, success)
     return float(min(1.0, least + 2 * guesses.canaries * delta * np.max(gained / below)))
@@ -253,23 +306,26 @@ def one_run_p_value(guesses: Guesses, *, epsilon: float, delta: float) -> float:
 def one_run_bound(guesses: Guesses, *, delta: float, significance: float = 0.05) -> float:
     """The largest epsilon whose p-value is at most `significance`; 0 if there is none.
 
-    Guarantee: it passes the epsilon of the mechanism at `delta` with probability at most `significance`, if the number
-    of guesses was decided without looking at the scores.
+    Guarantee: it passes the epsilon of the mechanism at `delta` with probability at most
+    `significance`, if the number of guesses was decided without looking at the scores.
     """
 
     def room(epsilon: float) -> float:
         return one_run_p_value(guesses, epsilon=epsilon, delta=delta) - significance
 
-    return 0.0 if room(0.0) >= 0 else float(brentq(room, 0.0, MOST_EPSILON, xtol=1e-9))
+    if room(0.0) >= 0:
+        return 0.0
+    return float(brentq(room, 0.0, MOST_EPSILON, xtol=1e-9))
 
 
 def least_probability(guesses: Guesses, *, shift: float, level: float) -> float:
-    """The probability that a Gaussian-DP mechanism needs, times r / m, if v correct guesses of r have probability
-    `level`. More than r / m is impossible, and refutes it.
+    """The probability that a Gaussian-DP mechanism needs, times r / m, if v correct guesses of r
+    have probability `level`. More than r / m is impossible, and refutes it.
 
-    For j from v down: let right be the probability that a random canary is guessed correctly while at least j guesses
-    are correct, and wrong that it is guessed wrongly while at least j are. Turning that canary's coin makes the first
-    event of j + 1 the second of j, so that Phi(Phi^-1(right) - shift) <= wrong one step lower.
+    For j from v down: let right be the probability that a random canary is guessed correctly while
+    at least j guesses are correct, and wrong that it is guessed wrongly while at least j are.
+    Turning that canary's coin makes the first event of j + 1 the second of j, so that
+    Phi(Phi^-1(right) - shift) <= wrong one step lower.
 
     Source: Mahloujifar, Melis, Chaudhuri 2025 (arXiv 2410.22235), Algorithm 3, for the trade-off
     function of Gaussian DP (Dong, Roth, Su 2022, arXiv 1905.02383, Definition 2.6).
@@ -278,7 +334,10 @@ def least_probability(guesses: Guesses, *, shift: float, level: float) -> float:
     right = level * guesses.correct / guesses.canaries
     wrong = level * (made - guesses.correct) / guesses.canaries
     for correct in range(guesses.correct - 1, -1, -1):
-        needed = _UNIT.cdf(_UNIT.inv_cdf(right) - shift) if 0 < right < 1 else float(right >= 1)
+        if 0 < right < 1:
+            needed = _UNIT.cdf(_UNIT.inv_cdf(right) - shift)
+        else:
+            needed = float(right >= 1)
         if needed <= wrong:
             break
         right = min(1.0, right + correct / (made - correct) * (needed - wrong))
@@ -289,35 +348,42 @@ def least_probability(guesses: Guesses, *, shift: float, level: float) -> float:
 def fdp_shift_bound(guesses: Guesses, *, significance: float = 0.05) -> float:
     """The largest shift of Gaussian DP that the guesses refute: 0 if there is none.
 
-    Guarantee: it passes the shift of a Gaussian-DP mechanism with probability at most `significance`. Assumed: fair and
-    independent coins, guesses from the release alone, and their number decided without looking at the scores.
+    Guarantee: it passes the shift of a Gaussian-DP mechanism with probability at most
+    `significance`. Assumed: fair and independent coins, guesses from the release alone, and their
+    number decided without looking at the scores.
     """
 
     def room(shift: float) -> float:
-        return guesses.made / guesses.canaries - least_probability(guesses, shift=shift, level=significance)
+        return guesses.made / guesses.canaries - least_probability(
+            guesses, shift=shift, level=significance
+        )
 
     if room(0.0) >= 0:
         return 0.0
-    return MOST_SHIFT if room(MOST_SHIFT) < 0 else float(brentq(room, 0.0, MOST_SHIFT, xtol=1e-9))
+    if room(MOST_SHIFT) < 0:
+        return MOST_SHIFT
+    return float(brentq(room, 0.0, MOST_SHIFT, xtol=1e-9))
 
 
 def fdp_bound(guesses: Guesses, *, delta: float, significance: float = 0.05) -> float:
-    """`fdp_shift_bound` as an epsilon at `delta`: for mechanisms that are Gaussian-DP with the shift of that epsilon,
-    as Gaussian ones are. It is no bound for Laplace noise."""
+    """`fdp_shift_bound` as an epsilon at `delta`: for mechanisms that are Gaussian-DP with the
+    shift of that epsilon, as Gaussian ones are. It is no bound for Laplace noise."""
     return epsilon_of_shift(fdp_shift_bound(guesses, significance=significance), delta=delta)
 
 
 def repeated_bound(scores: Scores, *, delta: float, significance: float = 0.05) -> float:
-    """log((1 - delta - b) / a), the larger of both ways, with upper limits a, b of a threshold's two error rates.
+    """log((1 - delta - b) / a), the larger of both ways, with upper limits a, b of a threshold's
+    two error rates.
 
-    The threshold, and the way, are chosen on every other score; the rates are counted on the rest, with
-    Clopper-Pearson limits at `significance` / 2 each. At or above 0.
+    The threshold, and the way, are chosen on every other score; the rates are counted on the rest,
+    with Clopper-Pearson limits at `significance` / 2 each. At or above 0.
 
-    Guarantee: it passes the epsilon of the mechanism at `delta` with probability at most `significance`. Assumed: the
-    scores are of independent releases. Nothing is assumed of their distribution.
+    Guarantee: it passes the epsilon of the mechanism at `delta` with probability at most
+    `significance`. Assumed: the scores are of independent releases. Nothing is assumed of their
+    distribution.
 
-    Source: Jagielski, Ullman, Oprea 2020 (arXiv 2006.07709), Algorithm 1; Nasr et al. 2021 (arXiv 2101.04535), Eq. 2
-    and 3; Clopper, Pearson 1934.
+    Source: Jagielski, Ullman, Oprea 2020 (arXiv 2006.07709), Algorithm 1; Nasr et al. 2021 (arXiv
+    2101.04535), Eq. 2 and 3; Clopper, Pearson 1934.
     """
     first, rest = ((scores.seen[start::2], scores.unseen[start::2]) for start in (0, 1))
     if min(map(len, rest)) == 0:
@@ -330,16 +396,24 @@ def repeated_bound(scores: Scores, *, delta: float, significance: float = 0.05) 
 
 
 def _both_ways(
-    seen: NDArray[np.float64], unseen: NDArray[np.float64], cuts: NDArray[np.float64], *, delta: float, level: float
+    seen: NDArray[np.float64],
+    unseen: NDArray[np.float64],
+    cuts: NDArray[np.float64],
+    *,
+    delta: float,
+    level: float,
 ) -> NDArray[np.float64]:
     """(2, cuts): the bound from "in is likely above the cut", and from "out is likely below it"."""
     missed = _upper_limit(np.searchsorted(np.sort(seen), cuts), len(seen), level)
     false = _upper_limit(len(unseen) - np.searchsorted(np.sort(unseen), cuts), len(unseen), level)
     with np.errstate(divide="ignore"):
-        return np.log(np.maximum(1 - delta - np.stack([missed, false]), 0) / np.stack([false, missed]))
+        return np.log(
+            np.maximum(1 - delta - np.stack([missed, false]), 0) / np.stack([false, missed])
+        )
 
 
 def _upper_limit(counts: NDArray[np.int64], number: int, level: float) -> NDArray[np.float64]:
-    """Clopper-Pearson's upper limit of a rate that was counted: below the rate with probability at most `level`."""
+    """Clopper-Pearson's upper limit of a rate that was counted: below the rate with probability at
+    most `level`."""
     inside = np.minimum(counts, number - 1)
     return np.where(counts < number, beta.isf(level, inside + 1, number - inside), 1.0)

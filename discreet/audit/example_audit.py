@@ -1,8 +1,10 @@
-"""The audit of example-level privacy: DP-SGD of one client, some of whose examples are canaries by a secret coin.
+"""The audit of example-level privacy: DP-SGD of one client, some of whose examples are canaries by
+a secret coin.
 
-The batches, the clipping, the sum and the noise are those of the client. A canary is an example whose gradient is its
-direction, far longer than the clip: the worst that an example can be, whatever the model (the "Dirac canary" of Nasr et
-al. 2023, arXiv 2302.07956). The auditor sees the noised gradient of each step, and knows the other examples.
+The batches, the clipping, the sum and the noise are those of the client. A canary is an example
+whose gradient is its direction, far longer than the clip: the worst that an example can be,
+whatever the model (the "Dirac canary" of Nasr et al. 2023, arXiv 2302.07956). The auditor sees the
+noised gradient of each step, and knows the other examples.
 """
 
 from __future__ import annotations
@@ -14,7 +16,16 @@ import torch
 from torch import Tensor, nn
 
 from discreet.accounting.privacy_ledger import PrivacyLedger
-from discreet.audit.canaries import Canaries, Claim, Experiment, Facts, Releases, Scores, draw_canaries, observed
+from discreet.audit.canaries import (
+    Canaries,
+    Claim,
+    Experiment,
+    Facts,
+    Releases,
+    Scores,
+    draw_canaries,
+    observed,
+)
 from discreet.data.examples import Examples, Task
 from discreet.data.partition import client_examples_of
 from discreet.mechanisms.local_dp_sgd import local_settings
@@ -25,16 +36,25 @@ from discreet.privacy.randomness import source_of
 from discreet.server.plan import Plan
 from discreet.settings.privacy import EXAMPLE
 from discreet.settings.rules import ConfigError
-from discreet.training.local_training import OneClient, dp_sgd, example_event, sampling_probability, steps_of
+from discreet.training.local_training import (
+    OneClient,
+    dp_sgd,
+    example_event,
+    sampling_probability,
+    steps_of,
+)
 
 LONG = 10.0  # times the clip: the length of a canary's gradient
 
 
-def audit_examples(plan: Plan, task: Task, *, canaries: int, rounds: int | None = None) -> Experiment:
+def audit_examples(
+    plan: Plan, task: Task, *, canaries: int, rounds: int | None = None
+) -> Experiment:
     """Trains client 0 by DP-SGD as a run does, with canaries among its examples, and scores them.
 
-    The client keeps its number of examples: its last ones become canaries. A canary that is out contributes nothing, as
-    zero-out neighbours have it; with `data.public_num_examples` it is not there at all.
+    The client keeps its number of examples: its last ones become canaries. A canary that is out
+    contributes nothing, as zero-out neighbours have it; with `data.public_num_examples` it is not
+    there at all.
 
     Args:
       canaries: at most the number of parameters.
@@ -44,42 +64,64 @@ def audit_examples(plan: Plan, task: Task, *, canaries: int, rounds: int | None 
       ConfigError: there is no example-level guarantee, or the client has too few examples.
     """
     if not plan.noised(EXAMPLE):
-        raise ConfigError("privacy.example.enabled must be true, with noise: without it there is no claim to audit")
+        raise ConfigError(
+            "privacy.example.enabled must be true, with noise: without it there is no claim to "
+            "audit"
+        )
     model, examples = model_and_examples(plan, task)
     if not 1 <= canaries <= (count := len(examples)):
         raise ConfigError(f"client 0 has room for 1 .. {count} canaries (got {canaries})")
-    settings, source = local_settings(plan.run, count), source_of(plan.settings.seed).child("audit")
+    settings = local_settings(plan.run, count)
+    source = source_of(plan.settings.seed).child("audit")
     assert settings.example is not None
-    noise, size = settings.example.noise_multiplier, sum(parameter.numel() for parameter in trainable(model))
+    noise = settings.example.noise_multiplier
+    size = sum(parameter.numel() for parameter in trainable(model))
     drawn = draw_canaries(canaries, size, source.child("canaries"))
     seen = [
-        _scores_of(OneClient(model, examples, settings, source.child("round", number)), drawn, noise)
+        _scores_of(
+            OneClient(model, examples, settings, source.child("round", number)), drawn, noise
+        )
         for number in range(plan.run.rounds if rounds is None else rounds)
     ]
-    event, steps = example_event(count, settings), steps_of(count, settings)
+    event = example_event(count, settings)
+    steps = steps_of(count, settings)
     total = steps * len(seen)
-    once, claim = (Claim.of(plan, EXAMPLE, PrivacyLedger().record(event, number)) for number in (steps, total))
+    once, claim = (
+        Claim.of(plan, EXAMPLE, PrivacyLedger().record(event, number)) for number in (steps, total)
+    )
     facts: Facts = {
         **{"canaries": canaries, "examples": count, "rounds": len(seen), "steps": total},
-        **{"batch_size": settings.batch_size, "noise_multiplier": noise, "secure": plan.settings.seed is None},
+        **{
+            "batch_size": settings.batch_size,
+            "noise_multiplier": noise,
+            "secure": plan.settings.seed is None,
+        },
     }
     releases = Releases(total, sampling_probability(count, settings), noise, claim)
-    return Experiment("example level", observed([(once, scores) for scores in seen], claim), facts, releases)
+    return Experiment(
+        "example level", observed([(once, scores) for scores in seen], claim), facts, releases
+    )
 
 
 def model_and_examples(plan: Plan, task: Task) -> tuple[nn.Module, Examples]:
-    """The model before the first round, and the examples of client 0, behind the part of the model that is fixed."""
-    examples = task.train.subset(torch.from_numpy(client_examples_of(task, plan.run.data).examples(0)))
+    """The model before the first round, and the examples of client 0, behind the part of the model
+    that is fixed."""
+    examples = task.train.subset(
+        torch.from_numpy(client_examples_of(task, plan.run.data).examples(0))
+    )
     return behind_fixed(model_for(plan.settings.model, task.shape, seed=0), examples)
 
 
 def _scores_of(client: OneClient, canaries: Canaries, noise_multiplier: float) -> Scores:
-    """The scores of one round, added up over its steps. The last k examples of the client are the places of the
-    canaries; its model is moved."""
-    ordinary, places = len(client.examples) - len(canaries.rows), np.arange(len(canaries.rows))
+    """The scores of one round, added up over its steps. The last k examples of the client are the
+    places of the canaries; its model is moved."""
+    ordinary = len(client.examples) - len(canaries.rows)
+    places = np.arange(len(canaries.rows))
     if client.settings.example and client.settings.example.public_num_examples is not None:
         places = places[canaries.included]  # the others are not there
-        client = replace(client, examples=client.examples.subset(torch.arange(ordinary + len(places))))
+        client = replace(
+            client, examples=client.examples.subset(torch.arange(ordinary + len(places)))
+        )
     steps = ScoredSteps(client, canaries, places, noise_multiplier)
     to_train(client.model)
     rows = [parameter.detach().unsqueeze(0) for parameter in trainable(client.model)]
@@ -89,14 +131,20 @@ def _scores_of(client: OneClient, canaries: Canaries, noise_multiplier: float) -
 
 
 class ScoredSteps:
-    """`DpSgdClients` of one client, the last of whose examples are canaries: each step's noised sum scores them.
-    `places` are the numbers of the canaries at the last examples. A score is the inner product with the noised sum,
-    less the other examples, over the variance of the noise."""
+    """`DpSgdClients` of one client, the last of whose examples are canaries: each step's noised sum
+    scores them. `places` are the numbers of the canaries at the last examples. A score is the inner
+    product with the noised sum, less the other examples, over the variance of the noise."""
 
-    def __init__(self, client: OneClient, canaries: Canaries, places: np.ndarray, noise_multiplier: float) -> None:
-        self.client, self.canaries, self.places = client, canaries, places
-        self.poisson_batch, self.views = client.poisson_batch, client.views
-        self.noise_multiplier, self.known = noise_multiplier, torch.zeros(len(canaries.signs), dtype=torch.float64)
+    def __init__(
+        self, client: OneClient, canaries: Canaries, places: np.ndarray, noise_multiplier: float
+    ) -> None:
+        self.client = client
+        self.canaries = canaries
+        self.places = places
+        self.poisson_batch = client.poisson_batch
+        self.views = client.views
+        self.noise_multiplier = noise_multiplier
+        self.known = torch.zeros(len(canaries.signs), dtype=torch.float64)
         self.scores = np.zeros(len(canaries.rows))
 
     def clipped_sums(self, params: list[Tensor], batch: Tensor, clip_norm: float) -> Tensor:
@@ -112,6 +160,7 @@ class ScoredSteps:
 
     def add_noise(self, sums: Tensor, clip_norm: float, *, step: int) -> Tensor:
         """The client's noised sum, which is scored on the way."""
-        noised, variance = self.client.add_noise(sums, clip_norm, step=step), clip_norm * self.noise_multiplier**2
+        noised = self.client.add_noise(sums, clip_norm, step=step)
+        variance = clip_norm * self.noise_multiplier**2
         self.scores = self.scores + self.canaries.along(noised[0].double() - self.known) / variance
         return noised

@@ -6,7 +6,12 @@ from dataclasses import dataclass, replace
 
 from discreet.audit.canaries import Experiment
 from discreet.audit.example_audit import audit_examples
-from discreet.audit.release_audit import audit_local, audit_round, audit_shared_step, audit_statistics
+from discreet.audit.release_audit import (
+    audit_local,
+    audit_round,
+    audit_shared_step,
+    audit_statistics,
+)
 from discreet.audit.user_audit import audit_users
 from discreet.mechanisms.mechanism import Mechanism
 from discreet.mechanisms.mechanism_table import mechanisms_of, server_mechanism
@@ -17,7 +22,8 @@ from discreet.settings.settings import Settings, client_settings
 
 MOST_CANARIES = 500  # unless more are asked for
 RELEASES = 2000  # of each round and of either neighbour, where one release is repeated
-RATINGS, STATISTICS = "evaluation", "statistics"
+RATINGS = "evaluation"
+STATISTICS = "statistics"
 
 
 @dataclass(frozen=True)
@@ -32,25 +38,32 @@ class Asked:
 
 
 def experiment_of(config: Settings, asked: Asked) -> Experiment:
-    """Makes the plan, once, and carries out the experiment. ConfigError: it can't be audited with these settings or
-    options."""
+    """Makes the plan, once, and carries out the experiment. ConfigError: it can't be audited with
+    these settings or options."""
     run = client_settings(config)
     of = asked.of or next(iter(mechanisms_of(run)), USER)
-    server, user = server_mechanism(run), config.privacy.user
-    # Canaries of whole runs follow a clip norm that moves; a sum that is opened is audited by itself.
+    server = server_mechanism(run)
+    user = config.privacy.user
+    # Canaries of whole runs follow a clip norm that moves; a sum that is opened is audited by
+    # itself.
     whole = server is None or not (run.masked or _is_clipped_once(run, server))
     if of not in (USER, RATINGS):  # that a run would not learn is no reason not to audit it
         user = replace(user, too_noisy="warn")
     if of != RATINGS and whole:  # all releases are thrown away
         user = replace(user, account=None)
     plan, task = resolve(replace(config, privacy=replace(config.privacy, user=user)))
-    half, releases = run.user.population_size // 2, asked.canaries or RELEASES
+    half = run.user.population_size // 2
+    releases = asked.canaries or RELEASES
     if of == EXAMPLE and server is not None and server.guarantee == EXAMPLE:
         return audit_shared_step(plan, task, releases=releases)
     if of == EXAMPLE:
-        return audit_examples(plan, task, canaries=asked.canaries or MOST_CANARIES, rounds=asked.rounds)
+        return audit_examples(
+            plan, task, canaries=asked.canaries or MOST_CANARIES, rounds=asked.rounds
+        )
     if of == LOCAL:
-        return audit_local(plan, releases=releases, rounds=1 if asked.rounds is None else asked.rounds)
+        return audit_local(
+            plan, releases=releases, rounds=1 if asked.rounds is None else asked.rounds
+        )
     if of == STATISTICS:
         return audit_statistics(plan, task, releases=releases)
     if of == RATINGS or not whole:

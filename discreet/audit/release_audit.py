@@ -1,10 +1,11 @@
-"""Audits that repeat releases with a canary, and with what stands in its place: a round, a rating of a model,
-statistics, a step that clients share, or what a client noises itself.
+"""Audits that repeat releases with a canary, and with what stands in its place: a round, a rating
+of a model, statistics, a step that clients share, or what a client noises itself.
 
-The canary is far longer than may be; the real cohort sampling, clipping and noise decide what is seen of it. No other
-client takes part: the auditor knows what all others send, and would take it off. Under secure aggregation only the
-honest clients of the worst case take part, n - d - c of them: what more of them add, and the noise that colluding
-clients know and take off, makes no sum easier to read. Masks change no bit of a sum: there are none.
+The canary is far longer than may be; the real cohort sampling, clipping and noise decide what is
+seen of it. No other client takes part: the auditor knows what all others send, and would take it
+off. Under secure aggregation only the honest clients of the worst case take part, n - d - c of
+them: what more of them add, and the noise that colluding clients know and take off, makes no sum
+easier to read. Masks change no bit of a sum: there are none.
 """
 
 from __future__ import annotations
@@ -21,7 +22,17 @@ from torch import Tensor, nn
 
 from discreet.accounting.distributed_gaussian import DistributedDiscreteGaussianDpEvent
 from discreet.accounting.privacy_ledger import PrivacyLedger
-from discreet.audit.canaries import Auditor, Canary, Claim, Experiment, Facts, Releases, Scores, draw_canaries, observed
+from discreet.audit.canaries import (
+    Auditor,
+    Canary,
+    Claim,
+    Experiment,
+    Facts,
+    Releases,
+    Scores,
+    draw_canaries,
+    observed,
+)
 from discreet.audit.example_audit import model_and_examples
 from discreet.audit.user_audit import check_noised, event_of
 from discreet.audit.verdict import outlook
@@ -42,7 +53,7 @@ from discreet.protocol.messages import Assignment, TrainReply, TrainRequest
 from discreet.queries.query import EVALUATION, STATISTICS, query_of
 from discreet.server.cohort_sampling import CohortSampling
 from discreet.server.data_questions import statistics_noise
-from discreet.server.model_ratings import rating_plan
+from discreet.server.model_ratings import RatingPlan, rating_plan
 from discreet.server.plan import Plan
 from discreet.settings.client_settings import ClientSettings
 from discreet.settings.privacy import EXAMPLE, LOCAL, USER
@@ -58,7 +69,8 @@ EXAMPLES = 4  # of a client that takes one full-batch step
 FIRST = 0  # the canary's number among the population's
 NOTHING = "nothing"  # the query of a request that asks for no update, and that no client answers
 LOOKED_AT = 256  # examples of a client, of which the canary is one
-# By what a cohort does, trains and rates: the release of a server that reads replies, and of one that opens a sum.
+# By what a cohort does, trains and rates: the release of a server that reads replies, and of one
+# that opens a sum.
 NAMES = {
     (True, False): ("one round of the mechanism", "a masked sum"),
     (True, True): ("a round that also rates the model", "a masked sum that also rates the model"),
@@ -78,44 +90,72 @@ class Repeated:
 
     name: str
     guarantee: str
-    rounds: Sequence[tuple[DpEvent, Score]]  # the event and the score of each; several are also scored together
+    rounds: Sequence[
+        tuple[DpEvent, Score]
+    ]  # the event and the score of each; several are also scored together
     sampling: CohortSampling = ALONE  # of the cohort, among which the canary may be
     facts: Facts = field(default_factory=dict)
 
     def experiment(self, plan: Plan, count: int) -> Experiment:
-        """Scores `count` releases with the canary and as many without. How small a fault so many find is logged first.
-        ConfigError: there are fewer than two."""
+        """Scores `count` releases with the canary and as many without. How small a fault so many
+        find is logged first. ConfigError: there are fewer than two."""
         if count < 2:
             raise ConfigError(f"an audit needs at least two releases of either kind (got {count})")
         events = [event for event, _ in self.rounds]
-        spent = [PrivacyLedger(tuple((event, 1) for event in each)) for each in (*zip(events, strict=True), events)]
+        spent = [
+            PrivacyLedger(tuple((event, 1) for event in each))
+            for each in (*zip(events, strict=True), events)
+        ]
         *claims, claim = (Claim.of(plan, self.guarantee, each) for each in spent)
         releases = Releases(1, self.sampling.probability, _noise_of(events), claim, repeated=True)
         logger.info("%s", outlook(releases, count, rounds=len(events) if len(events) > 1 else 0))
-        source, scores = source_of(plan.settings.seed).child("audit"), list[Scores]()
+        source = source_of(plan.settings.seed).child("audit")
+        scores = list[Scores]()
         for number, (_, score) in enumerate(self.rounds, 1):
             scores.append(self._scores(score, count, source.child("round", number)))
-        facts = {"event": str(events[0]), "sampling": f"{self.sampling.kind}, {self.sampling.probability:g}"}
-        more: Facts = {"releases": count, "rounds": len(events), "secure": plan.settings.seed is None}
+        facts = {
+            "event": str(events[0]),
+            "sampling": f"{self.sampling.kind}, {self.sampling.probability:g}",
+        }
+        more: Facts = {
+            "releases": count,
+            "rounds": len(events),
+            "secure": plan.settings.seed is None,
+        }
         seen = observed(list(zip(claims, scores, strict=True)), claim)
-        return Experiment(self.name, seen[-1:] if len(events) == 1 else seen, {**self.facts, **facts, **more}, releases)
+        return Experiment(
+            self.name,
+            seen[-1:] if len(events) == 1 else seen,
+            {**self.facts, **facts, **more},
+            releases,
+        )
 
     def _scores(self, score: Score, count: int, source: RandomSource) -> Scores:
-        """With cohorts of a fixed size neighbours replace a client: a canary that is out sends the opposite."""
-        included, population, values = np.arange(2 * count) < count, range(self.sampling.population_size), []
-        out = -1 if self.sampling.kind == "fixed" else 0
+        """With cohorts of a fixed size neighbours replace a client: a canary that is out sends the
+        opposite."""
+        included = np.arange(2 * count) < count
+        population = range(self.sampling.population_size)
+        values = []
+        if self.sampling.kind == "fixed":
+            out = -1
+        else:
+            out = 0
         for number, is_in in enumerate(included):
             own = source.child(str(is_in), number % count)
             drawn = FIRST in self.sampling.draw(population, own.child("cohort"))
             sent = 0
             if drawn:
-                sent = 1 if is_in else out
+                if is_in:
+                    sent = 1
+                else:
+                    sent = out
             values.append(score(sent, own.child("noise")))
         return Scores(np.array(values), included)
 
 
 def _noise_of(events: Sequence[DpEvent]) -> float | None:
-    """The noise multiplier of one Gaussian, as all together are; None if one is none, as of a sampled cohort."""
+    """The noise multiplier of one Gaussian, as all together are; None if one is none, as of a
+    sampled cohort."""
     precision = 0.0
     for event in events:
         if isinstance(event, DistributedDiscreteGaussianDpEvent):
@@ -128,40 +168,62 @@ def _noise_of(events: Sequence[DpEvent]) -> float | None:
 
 
 def audit_round(plan: Plan, *, releases: int, of_answers: bool = False) -> Experiment:
-    """Repeats the first round of a run, and scores the canary by all that it releases: the update, the count, and with
-    `evaluation.cohort=same` the answers; they are one release, which is charged as a whole.
+    """Repeats the first round of a run, and scores the canary by all that it releases: the update,
+    the count, and with `evaluation.cohort=same` the answers; they are one release, which is charged
+    as a whole.
 
     Args:
       of_answers: audits what rates the model, by itself if a cohort of its own is asked for that.
 
     Raises:
-      ConfigError: there is no noise at user level, the answers of clients that answer nothing are to be audited, or
-        there are fewer than two releases.
+      ConfigError: there is no noise at user level, the answers of clients that answer nothing are
+        to be audited, or there are fewer than two releases.
     """
-    rated, own = rating_plan(plan), plan.run.evaluation.cohort == "own"
-    if of_answers and rated is None:
-        raise ConfigError("evaluation.kind must be private: otherwise clients answer nothing that could be audited")
-    if of_answers and not plan.charges_server:
-        raise ConfigError("the answers that clients noise themselves are not audited: only those noised at the server")
+    rated = rating_plan(plan)
+    own = plan.run.evaluation.cohort == "own"
+    if of_answers:
+        _check_answers(plan, rated)
     check_noised(plan)
-    rates, trains = rated is not None and (of_answers or not own), not (of_answers and own)
-    before = plan.run.evaluation.every if rates and trains else 0  # the round after so many rates the model too
+    rates = rated is not None and (of_answers or not own)
+    trains = not (of_answers and own)
+    # The round after so many rates the model too.
+    if rates and trains:
+        before = plan.run.evaluation.every
+    else:
+        before = 0
     start = RoundStart(before, torch.zeros(plan.num_params), plan.first_clip_norm)
-    drawn = draw_canaries(1, plan.num_params, source_of(plan.settings.seed).child("audit").child("direction"))
-    length = rated.answers.length if rated and rates else None
+    drawn = draw_canaries(
+        1, plan.num_params, source_of(plan.settings.seed).child("audit").child("direction")
+    )
+    if rated and rates:
+        length = rated.answers.length
+    else:
+        length = None
     values = _far(LONG * start.clip_norm * drawn.direction(0), length, below=bool(drawn.bits[0]))
-    replies, added = _replies(values), drawn.direction(0)
+    replies = _replies(values)
+    added = drawn.direction(0)
     vector = plan.mechanism.participation.vector
     if vector is not None:
         request = TrainRequest(
-            before + 1, start.clip_norm, plan.run, work=Assignment(trains, EVALUATION if rates else "")
+            before + 1,
+            start.clip_norm,
+            plan.run,
+            work=Assignment(trains, EVALUATION if rates else ""),
         )
-        silent = replace(request, work=Assignment(trains=False, query=NOTHING)), ExactReply(values.update)
+        silent = (
+            replace(request, work=Assignment(trains=False, query=NOTHING)),
+            ExactReply(values.update),
+        )
         replies = vectors(vector, [(request, values), silent, silent])
     elif trains:
-        total: PartialReply = plan.mechanism.add_up([TrainReply(1, values.update, values.below)], start).part()
+        total: PartialReply = plan.mechanism.add_up(
+            [TrainReply(1, values.update, values.below)], start
+        ).part()
         added = total.in_floats / plan.mechanism.expected_noise(start.clip_norm).norm
-    event = plan.mechanism.event(before + 1) if trains or rated is None else rated.event
+    if trains or rated is None:
+        event = plan.mechanism.event(before + 1)
+    else:
+        event = rated.event
     assert event is not None
     score = _of_round(plan, start, replies, Canary(added, values.below))
     if not trains:
@@ -172,57 +234,84 @@ def audit_round(plan: Plan, *, releases: int, of_answers: bool = False) -> Exper
     return Repeated(name, USER, [(event, score)], plan.sampling, facts).experiment(plan, releases)
 
 
+def _check_answers(plan: Plan, rated: RatingPlan | None) -> None:
+    """Raises ConfigError if no answers are noised at the server."""
+    if rated is None:
+        raise ConfigError(
+            "evaluation.kind must be private: otherwise clients answer nothing that could be "
+            "audited"
+        )
+    if not plan.charges_server:
+        raise ConfigError(
+            "the answers that clients noise themselves are not audited: only those noised at the "
+            "server"
+        )
+
+
 def audit_statistics(plan: Plan, task: Task, *, releases: int) -> Experiment:
-    """Repeats the release of statistics of clients' data, as `discreet statistics` and `data.normalise=private` ask for
-    them: everybody answers. ConfigError: they are not paid for at user level, or there are fewer than two releases."""
+    """Repeats the release of statistics of clients' data, as `discreet statistics` and
+    `data.normalise=private` ask for them: everybody answers. ConfigError: they are not paid for at
+    user level, or there are fewer than two releases."""
     plan.run.check_server_noise("an audit of statistics")
     query = query_of(STATISTICS, plan.run, task.shape)
-    nothing, event = torch.zeros(0), plan.run.statistics.event
-    replies, start = _replies(_far(nothing, query.length)), RoundStart(0, nothing, 1.0)
+    nothing = torch.zeros(0)
+    event = plan.run.statistics.event
+    replies = _replies(_far(nothing, query.length))
+    start = RoundStart(0, nothing, 1.0)
     score = _of_answers(statistics_noise(plan, query.length), start, replies)
     facts = {"statistics": ", ".join(plan.run.statistics.of)}
     return Repeated("statistics", USER, [(event, score)], facts=facts).experiment(plan, releases)
 
 
 def audit_shared_step(plan: Plan, task: Task, *, releases: int) -> Experiment:
-    """Repeats the first step of a run with `privacy.example.aggregation=secure`, and scores an example of client 0 by
-    what it moves the opened sum by.
+    """Repeats the first step of a run with `privacy.example.aggregation=secure`, and scores an
+    example of client 0 by what it moves the opened sum by.
 
-    The canary is the one with the longest gradient, after its inputs were made far larger. It goes the way of all
-    examples, through the client's own clip and sum.
+    The canary is the one with the longest gradient, after its inputs were made far larger. It goes
+    the way of all examples, through the client's own clip and sum.
 
     Raises:
-      ConfigError: the guarantee has no noise, the client has no example or more than it may have, or there are fewer
-        than two releases.
+      ConfigError: the guarantee has no noise, the client has no example or more than it may have,
+        or there are fewer than two releases.
     """
     masked = plan.run.gives(EXAMPLE) and plan.run.masked
     if not masked or not plan.noised(EXAMPLE):
-        raise ConfigError("an audit of a shared step needs privacy.example.aggregation=secure, with noise")
+        raise ConfigError(
+            "an audit of a shared step needs privacy.example.aggregation=secure, with noise"
+        )
     request, params, without, within = step_parts(plan, task)
-    added, start = within.update - without.update, RoundStart(0, params, math.inf)
+    added = within.update - without.update
+    start = RoundStart(0, params, math.inf)
     silent = replace(without, update=torch.zeros_like(added))
     parts = [(request, values) for values in (within, without, silent)]
     vector = plan.mechanism.participation.vector
     assert vector is not None
-    replies, canary = vectors(vector, parts), added.double() / plan.mechanism.expected_noise(math.inf).norm
+    replies = vectors(vector, parts)
+    canary = added.double() / plan.mechanism.expected_noise(math.inf).norm
     score = _of_round(plan, start, replies, Canary(canary), known=without.update)
     rounds = [(event_of(plan.mechanism, 1), score)]
-    return Repeated("a step that clients share", EXAMPLE, rounds, plan.sampling).experiment(plan, releases)
+    return Repeated("a step that clients share", EXAMPLE, rounds, plan.sampling).experiment(
+        plan, releases
+    )
 
 
 def audit_local(plan: Plan, *, releases: int, rounds: int = 1) -> Experiment:
-    """Repeats the local mechanism of the first rounds of a run on a canary, and on its opposite: everybody sees what a
-    client sends, so that one canary, as far from its opposite as the clip allows, is the strongest test.
+    """Repeats the local mechanism of the first rounds of a run on a canary, and on its opposite:
+    everybody sees what a client sends, so that one canary, as far from its opposite as the clip
+    allows, is the strongest test.
 
-    `gaussian`, `laplace`: the update is one long vector along one coordinate, or its negative. `laplace_step`: of a
-    linear model's examples one has a long input, or its negative; the others are known.
+    `gaussian`, `laplace`: the update is one long vector along one coordinate, or its negative.
+    `laplace_step`: of a linear model's examples one has a long input, or its negative; the others
+    are known.
 
     Raises:
       ConfigError: there is no local privacy, or there are fewer rounds, or fewer than two releases.
     """
     run = plan.run
     if LOCAL not in plan.mechanisms:
-        raise ConfigError("privacy.local.kind must not be none: without noise there is no claim to audit")
+        raise ConfigError(
+            "privacy.local.kind must not be none: without noise there is no claim to audit"
+        )
     if not 1 <= rounds <= run.rounds:
         raise ConfigError(f"an audit needs 1 .. {run.rounds} rounds (got {rounds})")
     training = settings_without_noise(run.training)
@@ -233,10 +322,16 @@ def audit_local(plan: Plan, *, releases: int, rounds: int = 1) -> Experiment:
 
 
 def _local_score(privacy: LocalPrivacy, training: LocalSettings) -> Score:
-    """The log-likelihood ratio of a release, but for a factor that is the same in each round, by an auditor who knows
-    what either unit gives without noise."""
-    still, power = replace(privacy, noise_multiplier=0.0), 2 if privacy.kind == "gaussian" else 1
-    ours, theirs = (_released(still, training, included, secure_source()).double() for included in (1, 0))
+    """The log-likelihood ratio of a release, but for a factor that is the same in each round, by an
+    auditor who knows what either unit gives without noise."""
+    still = replace(privacy, noise_multiplier=0.0)
+    if privacy.kind == "gaussian":
+        power = 2
+    else:
+        power = 1
+    ours, theirs = (
+        _released(still, training, included, secure_source()).double() for included in (1, 0)
+    )
 
     def score(included: int, source: RandomSource) -> float:
         released = _released(privacy, training, included, source).double()
@@ -246,8 +341,13 @@ def _local_score(privacy: LocalPrivacy, training: LocalSettings) -> Score:
     return score
 
 
-def _released(privacy: LocalPrivacy, training: LocalSettings, included: int, source: RandomSource) -> Tensor:
-    far = LONG if included else -LONG
+def _released(
+    privacy: LocalPrivacy, training: LocalSettings, included: int, source: RandomSource
+) -> Tensor:
+    if included:
+        far = LONG
+    else:
+        far = -LONG
     if privacy.kind != "laplace_step":
         update = torch.zeros(COORDINATES)
         update[0] = far
@@ -262,40 +362,62 @@ def _released(privacy: LocalPrivacy, training: LocalSettings, included: int, sou
 
 
 def step_parts(plan: Plan, task: Task) -> tuple[TrainRequest, Tensor, ExactReply, ExactReply]:
-    """The request of a run's first step, its parameters, and client 0's answer without the canary and with it."""
+    """The request of a run's first step, its parameters, and client 0's answer without the canary
+    and with it."""
     model, examples = model_and_examples(plan, task)
     if len(examples) == 0:
         raise ConfigError("client 0 has no example that could be a canary")
-    request, params = TrainRequest(1, math.inf, plan.run), flatten_parameters(model)
+    request = TrainRequest(1, math.inf, plan.run)
+    params = flatten_parameters(model)
     canary = _worst_of(examples, model, plan.run)
-    more = Examples(torch.cat([examples.inputs, canary.inputs]), torch.cat([examples.targets, canary.targets]))
+    more = Examples(
+        torch.cat([examples.inputs, canary.inputs]), torch.cat([examples.targets, canary.targets])
+    )
     work = work_of(request)
-    nodes = (Client(model, share, None, ClientPolicy(), source_of(plan.settings.seed)) for share in (examples, more))
+    nodes = (
+        Client(model, share, None, ClientPolicy(), source_of(plan.settings.seed))
+        for share in (examples, more)
+    )
     try:
-        without, within = (node._values(work, params)[0] for node in nodes)  # no client of a run gives them away
+        without, within = (
+            node._values(work, params)[0] for node in nodes
+        )  # no client of a run gives them away
     except Refused as refusal:
         raise ConfigError(str(refusal)) from refusal
     return request, params, without, within
 
 
 def _worst_of(examples: Examples, model: nn.Module, run: ClientSettings) -> Examples:
-    """The one of the first examples whose gradient is the longest, with far larger inputs if they are numbers."""
+    """The one of the first examples whose gradient is the longest, with far larger inputs if they
+    are numbers."""
     few = examples.subset(torch.arange(min(LOOKED_AT, len(examples))))
     if few.inputs.is_floating_point():
         few = Examples(few.inputs * LONG, few.targets)
-    clip, loss = run.example.clip_norm, loss_of(run.task)
-    _, norms = clipped_gradient_sum(model, few.inputs, targets=few.targets, clip_norm=clip, loss=loss)
+    clip = run.example.clip_norm
+    loss = loss_of(run.task)
+    _, norms = clipped_gradient_sum(
+        model, few.inputs, targets=few.targets, clip_norm=clip, loss=loss
+    )
     return few.subset(norms.nan_to_num(posinf=0.0).argmax().reshape(1))
 
 
-def _of_round(plan: Plan, start: RoundStart, replies: Replies, canary: Canary, *, known: Tensor | float = 0.0) -> Score:
-    """The log-likelihood ratio of in and out, up to constants; `known`: what others add to the sum of updates."""
+def _of_round(
+    plan: Plan, start: RoundStart, replies: Replies, canary: Canary, *, known: Tensor | float = 0.0
+) -> Score:
+    """The log-likelihood ratio of in and out, up to constants; `known`: what others add to the sum
+    of updates."""
 
     def score(sent: int, source: RandomSource) -> float:
         summed = plan.mechanism.add_up(replies(sent, source), start)
         seen = plan.mechanism.release(summed, start, source)
-        (found,) = Auditor(plan, canary).scores(seen.total, start.clip_norm, seen.fraction_below, known=known)
-        return float(found if seen.answers is None else found + seen.answers.values[0] / seen.answers.stddev**2)
+        (found,) = Auditor(plan, canary).scores(
+            seen.total, start.clip_norm, seen.fraction_below, known=known
+        )
+        return float(
+            found
+            if seen.answers is None
+            else found + seen.answers.values[0] / seen.answers.stddev**2
+        )
 
     return score
 
@@ -311,8 +433,12 @@ def _of_answers(answers: AnswerMechanism, start: RoundStart, replies: Replies) -
 
 
 def _far(update: Tensor, length: int | None, *, below: bool = False) -> ExactReply:
-    """An update, and an answer of this length that is far longer than may be, if the round has answers."""
-    answer = None if length is None else torch.zeros(length)
+    """An update, and an answer of this length that is far longer than may be, if the round has
+    answers."""
+    if length is None:
+        answer = None
+    else:
+        answer = torch.zeros(length)
     if answer is not None:
         answer[0] = LONG
     return ExactReply(update.float(), below, answer)
@@ -322,20 +448,28 @@ def _replies(values: ExactReply) -> Replies:
     """Those of a cohort of which the canary alone replies."""
 
     def replies(sent: int, source: RandomSource) -> list[TrainReply]:
-        answer = None if values.answer is None else sent * values.answer
-        return [TrainReply(1, sent * values.update, values.below == (sent > 0), answer=answer)] if sent else []
+        if values.answer is None:
+            answer = None
+        else:
+            answer = sent * values.answer
+        if sent:
+            return [TrainReply(1, sent * values.update, values.below == (sent > 0), answer=answer)]
+        return []
 
     return replies
 
 
 def vectors(vector: SecureSum, parts: Sequence[tuple[TrainRequest, ExactReply]]) -> Replies:
-    """The sum of clients' noised vectors, as a server reads it. `parts`: of the canary's client with the canary and
-    without, and of each other honest client."""
+    """The sum of clients' noised vectors, as a server reads it. `parts`: of the canary's client
+    with the canary and without, and of each other honest client."""
     within, without, other = parts
 
     def replies(sent: int, source: RandomSource) -> list[UnopenedSum]:
         sums = [within if sent else without, *[other] * (vector.summands - 1)]
-        made = [noised_vector(vector, each, asked, source.child(number)) for number, (asked, each) in enumerate(sums)]
+        made = [
+            noised_vector(vector, each, asked, source.child(number))
+            for number, (asked, each) in enumerate(sums)
+        ]
         total = torch.stack(made).sum(dim=0) % 2**vector.bits
         return [UnopenedSum(lambda: vector.centred(total), len(made))]
 

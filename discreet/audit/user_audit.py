@@ -1,8 +1,10 @@
-"""The audit of user-level privacy: whole runs in which canary clients take part, each in or out by a secret coin.
+"""The audit of user-level privacy: whole runs in which canary clients take part, each in or out by
+a secret coin.
 
-Everything but the canaries is the run itself: its cohorts, its clipping, its noise, its ledger. The auditor sees every
-release, the noised sum and the noised count of each round, and knows what the honest clients have sent, as the
-adversary of the definition does (Nasr et al. 2021, arXiv 2101.04535; Andrew et al. 2023, arXiv 2302.03098).
+Everything but the canaries is the run itself: its cohorts, its clipping, its noise, its ledger. The
+auditor sees every release, the noised sum and the noised count of each round, and knows what the
+honest clients have sent, as the adversary of the definition does (Nasr et al. 2021, arXiv
+2101.04535; Andrew et al. 2023, arXiv 2302.03098).
 """
 
 from __future__ import annotations
@@ -61,34 +63,46 @@ logger = logging.getLogger("discreet")
 SeenRun = tuple[Sequence[Scores], PrivacyLedger]
 
 
-def audit_users(plan: Plan, task: Task, *, canaries: int, honest: int | None = None, runs: int = 1) -> Experiment:
+def audit_users(
+    plan: Plan, task: Task, *, canaries: int, honest: int | None = None, runs: int = 1
+) -> Experiment:
     """Runs a plan with canaries, in a folder that is thrown away, and scores them.
 
-    The canaries are members of the population: `population_size`, the sampling and the noise are those of the plan. A
-    canary that is drawn into a cohort sends its direction, as long as the clip norm, and its bit; the server clips it
-    as anybody's. If neighbours differ by adding or removing a client, a canary that is out is no member. If they differ
-    by replacing one (cohorts of a fixed size), it is a member and sends the opposite of what it would send.
+    The canaries are members of the population: `population_size`, the sampling and the noise are
+    those of the plan. A canary that is drawn into a cohort sends its direction, as long as the clip
+    norm, and its bit; the server clips it as anybody's. If neighbours differ by adding or removing
+    a client, a canary that is out is no member. If they differ by replacing one (cohorts of a fixed
+    size), it is a member and sends the opposite of what it would send.
 
     Args:
       canaries: of each of the `runs`, at most the number of parameters.
-      honest: how many other clients take part, the first ones of the run; None for all there is room for.
+      honest: how many other clients take part, the first ones of the run; None for all there is
+        room for.
 
     Raises:
-      ConfigError: the configuration can't run, gives no user-level guarantee, or has no room for the canaries.
+      ConfigError: the configuration can't run, gives no user-level guarantee, or has no room for
+        the canaries.
     """
     check_noised(plan)
     population = plan.run.user.population_size
     if not 1 <= canaries <= population or runs < 1:
         raise ConfigError(
-            f"an audit needs 1 .. {population} canaries, members of the population, and at least one run "
+            f"an audit needs 1 .. {population} canaries, members of the population, and at least "
+            f"one run "
             f"(got {canaries} and {runs})"
         )
     most = min(population - canaries, plan.run.data.num_clients)
-    honest = most if honest is None else honest
+    if honest is None:
+        honest = most
     if not 0 <= honest <= most:
-        raise ConfigError(f"beside {canaries} canaries there is room for 0 .. {most} clients (got {honest})")
+        raise ConfigError(
+            f"beside {canaries} canaries there is room for 0 .. {most} clients (got {honest})"
+        )
     releases = said_first(plan, canaries * runs)
-    seeds = [None if plan.settings.seed is None else plan.settings.seed + number for number in range(runs)]
+    seeds = [
+        None if plan.settings.seed is None else plan.settings.seed + number
+        for number in range(runs)
+    ]
     plans = [replace(plan, settings=replace(plan.settings, seed=seed)) for seed in seeds]
     seen = [_one_run(each, task, canaries, honest) for each in plans]
     facts: Facts = {"canaries": canaries, "runs": runs, "honest clients": honest}
@@ -98,29 +112,42 @@ def audit_users(plan: Plan, task: Task, *, canaries: int, honest: int | None = N
 def check_noised(plan: Plan) -> None:
     """Raises ConfigError unless there is a user-level guarantee."""
     if not plan.noised(USER):
-        raise ConfigError("privacy.user.enabled must be true, with noise: without it there is no claim to audit")
+        raise ConfigError(
+            "privacy.user.enabled must be true, with noise: without it there is no claim to audit"
+        )
 
 
 def said_first(plan: Plan, canaries: int) -> Releases:
     """The planned releases of a run; logs how small a fault so many canaries of all runs find."""
-    user, rounds = plan.mechanism, plan.run.rounds
+    user = plan.mechanism
+    rounds = plan.run.rounds
     spent = PrivacyLedger(tuple((event_of(user, number), 1) for number in range(1, rounds + 1)))
     claim = Claim.of(plan, USER, spent)
-    noise, turns = noise_of(plan.run), user.participation.turns
-    releases, alone = Releases(rounds, plan.run.user.probability, noise, claim), rounds
+    noise = noise_of(plan.run)
+    turns = user.participation.turns
+    releases = Releases(rounds, plan.run.user.probability, noise, claim)
+    alone = rounds
     if turns is not None:  # all rounds are one observation, and none is judged by itself
-        releases, alone = Releases(1, 1.0, noise / turns.sensitivity, claim), 0
+        releases = Releases(1, 1.0, noise / turns.sensitivity, claim)
+        alone = 0
     logger.info("%s", outlook(releases, canaries, rounds=alone))
     return releases
 
 
-def together(mechanism: str, plan: Plan, releases: Releases, seen: Sequence[SeenRun], facts: Facts) -> Experiment:
-    """The findings of runs with different canaries: each round, then all of them, by their ledger."""
-    user, rounds = plan.mechanism, []
+def together(
+    mechanism: str, plan: Plan, releases: Releases, seen: Sequence[SeenRun], facts: Facts
+) -> Experiment:
+    """The findings of runs with different canaries: each round, then all of them, by their
+    ledger."""
+    user = plan.mechanism
+    rounds = []
     one = PrivacyLedger().record(event_of(user, 1))
     claim, run_claim = (Claim.of(plan, USER, each) for each in (one, seen[-1][1]))
     for same in zip(*(scores for scores, _ in seen), strict=True):
-        values, included = (np.concatenate([getattr(each, name) for each in same]) for name in ("values", "included"))
+        values, included = (
+            np.concatenate([getattr(each, name) for each in same])
+            for name in ("values", "included")
+        )
         rounds.append((claim, Scores(values, included, same[0].centred)))
     more: Facts = {
         "population_size": plan.run.user.population_size,
@@ -131,7 +158,10 @@ def together(mechanism: str, plan: Plan, releases: Releases, seen: Sequence[Seen
         "secure": plan.settings.seed is None,
     }
     found = observed(rounds, run_claim)
-    found = found if user.participation.turns is None else found[-1:]
+    if user.participation.turns is None:
+        found = found
+    else:
+        found = found[-1:]
     return Experiment(mechanism, found, {**facts, **more}, releases)
 
 
@@ -143,11 +173,16 @@ def event_of(mechanism: Mechanism, number: int) -> DpEvent:
 
 
 def _joined(plan: Plan, turns: Turns, rounds: Sequence[Scores], first: int) -> Scores:
-    """The scores of canaries, whose numbers begin with `first`, by all rounds together: the noise of each is made
-    independent of the others' by C, and what a canary adds to them is looked for in all at once."""
+    """The scores of canaries, whose numbers begin with `first`, by all rounds together: the noise
+    of each is made independent of the others' by C, and what a canary adds to them is looked for in
+    all at once."""
     noise = plan.mechanism.expected_noise(plan.first_clip_norm).multiplier
-    values, canaries = np.stack([each.values for each in rounds]) * noise**2, range(len(rounds[0].values))
-    asked = [[in_turn(first + each, at + 1, groups=turns.groups) for each in canaries] for at in range(len(rounds))]
+    values = np.stack([each.values for each in rounds]) * noise**2
+    canaries = range(len(rounds[0].values))
+    asked = [
+        [in_turn(first + each, at + 1, groups=turns.groups) for each in canaries]
+        for at in range(len(rounds))
+    ]
     factor = toeplitz(turns.factor[: len(rounds)], np.zeros(len(rounds)))
     added = factor @ np.array(asked, dtype=float)
     seen = (added * (factor @ values)).sum(0) / np.linalg.norm(added, axis=0).clip(min=1.0)
@@ -161,11 +196,19 @@ def _one_run(plan: Plan, task: Task, count: int, honest: int) -> SeenRun:
         settings = replace(plan.settings, output_dir=f"{folder}/run", resume=False)
         plan = replace(plan, settings=settings, query=None, chance_loss=math.inf)
         session = opened(plan, task, simulated=True, held=held)
-        context, turns = session.context, plan.mechanism.participation.turns
+        context = session.context
+        turns = plan.mechanism.participation.turns
         canaries = draw_canaries(count, plan.num_params, context.source.child("canaries"))
-        inner, replaced = virtual_clients(session, held) if honest else None, plan.run.user.sampling == "fixed"
-        transport = CanaryTransport(inner, canaries, honest=honest, user=plan.mechanism, replaced=replaced)
-        states, known = [context.state], list[PartialReply]()
+        if honest:
+            inner = virtual_clients(session, held)
+        else:
+            inner = None
+        replaced = plan.run.user.sampling == "fixed"
+        transport = CanaryTransport(
+            inner, canaries, honest=honest, user=plan.mechanism, replaced=replaced
+        )
+        states = [context.state]
+        known = list[PartialReply]()
 
         def look(_: Mapping[str, object]) -> None:
             states.extend(filter(None, [context.folder.load_checkpoint()]))
@@ -178,29 +221,49 @@ def _one_run(plan: Plan, task: Task, count: int, honest: int) -> SeenRun:
 
 
 def scored(
-    plan: Plan, run: RunFolder, states: Sequence[State], canaries: Canaries, known: Sequence[PartialReply | None] = ()
+    plan: Plan,
+    run: RunFolder,
+    states: Sequence[State],
+    canaries: Canaries,
+    known: Sequence[PartialReply | None] = (),
 ) -> SeenRun:
-    """Scores canaries by a run folder and the states before the first round and after each. `known`: the sums of
-    others in each round; empty if there are none."""
-    auditor, rows, found = Auditor(plan, canaries), run.read_metrics(), list[Scores]()
-    for (before, after), row, others in zip(pairwise(states), rows, known or [None] * len(rows), strict=True):
+    """Scores canaries by a run folder and the states before the first round and after each.
+    `known`: the sums of others in each round; empty if there are none."""
+    auditor = Auditor(plan, canaries)
+    rows = run.read_metrics()
+    found = list[Scores]()
+    for (before, after), row, others in zip(
+        pairwise(states), rows, known or [None] * len(rows), strict=True
+    ):
         sums, below = (others.in_floats, others.below) if others else (0.0, 0)
         total = noised_sum(plan, before, after)
-        values = auditor.scores(total, before.clip_norm, row["fraction_below"], known=sums, below=below)
+        values = auditor.scores(
+            total, before.clip_norm, row["fraction_below"], known=sums, below=below
+        )
         found.append(Scores(values, canaries.included, centred=True))
     return found, DurableLedger(run.ledger_path).spent(USER)
 
 
 class CanaryTransport:
-    """Asks honest clients by another transport, and answers for the canaries. Clients 0 .. honest - 1 are those of
-    `inner`; after them come the canaries. What honest clients sent in a round is added up, as the auditor knows
+    """Asks honest clients by another transport, and answers for the canaries. Clients 0 .. honest -
+    1 are those of `inner`; after them come the canaries. What honest clients sent in a round is
+    added up, as the auditor knows
     it. `replaced`: a canary that is out sends the opposite instead of being no member."""
 
     def __init__(
-        self, inner: Transport | None, canaries: Canaries, *, honest: int, user: Mechanism, replaced: bool = False
+        self,
+        inner: Transport | None,
+        canaries: Canaries,
+        *,
+        honest: int,
+        user: Mechanism,
+        replaced: bool = False,
     ) -> None:
-        self.inner, self.canaries, self.honest = inner, canaries, honest
-        self.user, self.replaced = user, replaced
+        self.inner = inner
+        self.canaries = canaries
+        self.honest = honest
+        self.user = user
+        self.replaced = replaced
         self.start = RoundStart(0, torch.zeros(len(canaries.signs)), 1.0)
         self.others = list[UsableReply]()
 
@@ -211,12 +274,16 @@ class CanaryTransport:
 
     def available_clients(self) -> Sequence[int]:
         """The honest clients, and the canaries that are in; all canaries if they are replaced."""
-        there = np.ones_like(self.canaries.included) if self.replaced else self.canaries.included
+        if self.replaced:
+            there = np.ones_like(self.canaries.included)
+        else:
+            there = self.canaries.included
         return [*range(self.honest), *(self.honest + np.flatnonzero(there)).tolist()]
 
     def ask(self, asked: TrainRequest, params: Tensor, cohort: Sequence[int]) -> Iterator[Reply]:
         """Replies of the honest clients of a cohort, then of its canaries."""
-        self.start, self.others = RoundStart(asked.round - 1, params, asked.clip_norm), []
+        self.start = RoundStart(asked.round - 1, params, asked.clip_norm)
+        self.others = []
         if self.inner is not None:
             honest = [client for client in cohort if client < self.honest]
             for reply in self.inner.ask(asked, params, honest):
@@ -231,4 +298,6 @@ class CanaryTransport:
         index = client - self.honest
         opposite = self.replaced and not self.canaries.included[index]
         update = self.canaries.direction(index) * (-clip_norm if opposite else clip_norm)
-        return TrainReply(round_number, update.float(), bool(self.canaries.bits[index]) != opposite, client=client)
+        return TrainReply(
+            round_number, update.float(), bool(self.canaries.bits[index]) != opposite, client=client
+        )

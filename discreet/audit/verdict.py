@@ -1,4 +1,5 @@
-"""The verdict: what a ledger claims beside what an audit found and what it could have found; in words and in files."""
+"""The verdict: what a ledger claims beside what an audit found and what it could have found; in
+words and in files."""
 
 from __future__ import annotations
 
@@ -40,14 +41,22 @@ ENOUGH = 3 * FEWEST  # scores: with fewer the coins too often leave less than `F
 MOST_CANARIES = 10**7
 HALF = 0.5
 LEAST_SHARE = 1e-3  # of the noise: with less there is as good as none
-RECORD, PICTURE = "audit.json", "audit.svg"
+RECORD = "audit.json"
+PICTURE = "audit.svg"
 BINS = 40
-_NOTE = "Filled: how often a score was seen, in the whole run. Lines: the Gaussians that were fitted to the scores."
+_NOTE = (
+    "Filled: how often a score was seen, in the whole run. Lines: the Gaussians that were "
+    "fitted to the scores."
+)
 
-ONE_RUN, FDP, REPEATED, FIT = "one run", "f-DP", "any scores", "Gaussian fit"
+ONE_RUN = "one run"
+FDP = "f-DP"
+REPEATED = "any scores"
+FIT = "Gaussian fit"
 ASSUMES = {
     ONE_RUN: "fair and independent coins",
-    FDP: "fair and independent coins, and a mechanism as private as a Gaussian one with the claimed epsilon",
+    FDP: "fair and independent coins, and a mechanism as private as a Gaussian one with the "
+    "claimed epsilon",
     REPEATED: "independent runs",
     FIT: "Gaussian scores",
 }
@@ -59,11 +68,12 @@ class Judgement:
 
     Attributes:
       claimed, delta, adjacency: what the ledger states.
-      estimate, interval: by the Gaussian fit, the interval at 95 %. None if the noise or the scores are not Gaussian,
-        or if there are fewer than 20 scores of a kind; and for a single round whose claim stands: it is too rough to
-        be set beside one, and of a sampled round no Gaussian.
-      bounds: lower bounds of epsilon by method of `ASSUMES`, with the strongest assumption last: `epsilon` is at 95 %,
-        and `strict` at the level of the verdict.
+      estimate, interval: by the Gaussian fit, the interval at 95 %. None if the noise or the scores
+        are not Gaussian, or if there are fewer than 20 scores of a kind; and for a single round
+        whose claim stands: it is too rough to be set beside one, and of a sampled round no
+        Gaussian.
+      bounds: lower bounds of epsilon by method of `ASSUMES`, with the strongest assumption last:
+        `epsilon` is at 95 %, and `strict` at the level of the verdict.
       refuted_by: the methods whose strict bound passes the claim.
     """
 
@@ -84,7 +94,10 @@ class Judgement:
             "claimed": self.claimed,
             "estimate": "-" if self.estimate is None else f"{self.estimate:.3g}",
             "interval": "-" if self.interval is None else "{:.3g} .. {:.3g}".format(*self.interval),
-            **{f"bound: {method}": f"{bound['epsilon']:.3g}" for method, bound in self.bounds.items()},
+            **{
+                f"bound: {method}": f"{bound['epsilon']:.3g}"
+                for method, bound in self.bounds.items()
+            },
             "refuted by": ", ".join(self.refuted_by) or "none",
         }
 
@@ -94,8 +107,9 @@ class Verdict:
     """The findings of an audit; the last observation is of the whole run.
 
     Attributes:
-      false_alarm: if every claim holds, and what the bounds assume, the probability of `refuted` is at most this.
-      power: what the bounds of the whole run could have found, in words; `finds`: there is something.
+      false_alarm: if every claim holds, and what the bounds assume, the probability of `refuted` is
+      at most this. power: what the bounds of the whole run could have found, in words; `finds`:
+      there is something.
     """
 
     mechanism: str
@@ -106,14 +120,18 @@ class Verdict:
 
     @property
     def refuted(self) -> bool:
-        """True if a lower bound passes a claim. If none does, that shows no privacy: another audit may find more."""
+        """True if a lower bound passes a claim. If none does, that shows no privacy: another audit
+        may find more."""
         return any(found.refuted_by for found in self.observations)
 
     @property
     def shown(self) -> list[Judgement]:
         """The judgements to print: the run, the first ten rounds, and all that are refuted."""
         *rounds, run = self.observations
-        return [*(found for number, found in enumerate(rounds) if found.refuted_by or number < SHOWN), run]
+        return [
+            *(found for number, found in enumerate(rounds) if found.refuted_by or number < SHOWN),
+            run,
+        ]
 
     def lines(self) -> Iterator[str]:
         """The words below the table: what each bound assumes, and the verdict."""
@@ -124,19 +142,31 @@ class Verdict:
         yield from (f"bound: {method} assumes {ASSUMES[method]}" for method in run.bounds)
         rate = f"false-alarm rate {self.false_alarm:g}"
         if self.refuted:
-            yield f"REFUTED ({rate}): {', '.join(found.name for found in self.observations if found.refuted_by)}"
+            yield (
+                f"REFUTED ({rate}): "
+                f"{', '.join(found.name for found in self.observations if found.refuted_by)}"
+            )
         elif self.finds:
             yield f"not refuted: no bound passes its claim ({rate}); this is no proof"
         else:
-            yield "no verdict: nothing was found, and nothing could have been; ask for more --canaries or --runs"
+            yield (
+                "no verdict: nothing was found, and nothing could have been; ask for more "
+                "--canaries or --runs"
+            )
 
 
 def judge(experiment: Experiment, *, false_alarm: float = FALSE_ALARM) -> Verdict:
-    """Sets each claim beside the estimate and the lower bounds. `false_alarm` is within (0, `SIGNIFICANCE`]."""
-    releases, count = experiment.releases, len(experiment.observations)
+    """Sets each claim beside the estimate and the lower bounds. `false_alarm` is within (0,
+    `SIGNIFICANCE`]."""
+    releases = experiment.releases
+    count = len(experiment.observations)
     levels = levels_of(count - 1, false_alarm=false_alarm)
-    *rounds, run = (_judged(*each, releases) for each in zip(experiment.observations, levels, strict=True))
-    told = (each if each.refuted_by else replace(each, estimate=None, interval=None) for each in rounds)
+    *rounds, run = (
+        _judged(*each, releases) for each in zip(experiment.observations, levels, strict=True)
+    )
+    told = (
+        each if each.refuted_by else replace(each, estimate=None, interval=None) for each in rounds
+    )
     scores = experiment.observations[-1].scores
     canaries = len(scores.seen if releases.repeated else scores.values)
     power = power_of(releases, canaries, level=levels[-1])
@@ -144,39 +174,55 @@ def judge(experiment: Experiment, *, false_alarm: float = FALSE_ALARM) -> Verdic
 
 
 def outlook(releases: Releases, count: int, *, rounds: int = 0) -> str:
-    """What an audit of so many rounds will be able to find, in words: at the usual false-alarm rate."""
+    """What an audit of so many rounds will be able to find, in words: at the usual false-alarm
+    rate."""
     return power_of(releases, count, level=levels_of(rounds, false_alarm=FALSE_ALARM)[-1])[0]
 
 
 def levels_of(rounds: int, *, false_alarm: float) -> list[float]:
     """The level of each bound of the observations of so many rounds, and of the run after them.
 
-    The run has half of the false-alarm rate and the rounds share the other half, each evenly over its bounds
-    (Bonferroni). If there is no round by itself, the run has all.
+    The run has half of the false-alarm rate and the rounds share the other half, each evenly over
+    its bounds (Bonferroni). If there is no round by itself, the run has all.
 
     >>> levels_of(0, false_alarm=0.03), levels_of(2, false_alarm=0.12)
     ([0.01], [0.01, 0.01, 0.02])
     """
     share = false_alarm / MOST_BOUNDS
-    return [share] if rounds == 0 else [*[share / 2 / rounds] * rounds, share / 2]
+    if rounds == 0:
+        return [share]
+    return [*[share / 2 / rounds] * rounds, share / 2]
 
 
 def _judged(seen: Observation, level: float, releases: Releases) -> Judgement:
-    fit, claim = None if releases.noise_multiplier is None else fit_gaussians(seen.scores), seen.claim
+    if releases.noise_multiplier is None:
+        fit = None
+    else:
+        fit = fit_gaussians(seen.scores)
+    claim = seen.claim
     bounds = {
         method: {"epsilon": bound(significance=SIGNIFICANCE), "strict": bound(significance=level)}
         for method, bound in _methods(seen, releases, fit)
     }
-    estimate = fit.epsilon(delta=claim.delta) if fit else None
-    interval = fit.interval(delta=claim.delta, level=1 - SIGNIFICANCE) if fit else None
+    if fit:
+        estimate = fit.epsilon(delta=claim.delta)
+    else:
+        estimate = None
+    if fit:
+        interval = fit.interval(delta=claim.delta, level=1 - SIGNIFICANCE)
+    else:
+        interval = None
     refuted = tuple(method for method, bound in bounds.items() if bound["strict"] > claim.epsilon)
-    return Judgement(seen.name, claim.epsilon, claim.delta, claim.adjacency, estimate, interval, bounds, refuted)
+    return Judgement(
+        seen.name, claim.epsilon, claim.delta, claim.adjacency, estimate, interval, bounds, refuted
+    )
 
 
 def _methods(
     seen: Observation, releases: Releases, fit: GaussianFit | None
 ) -> Iterator[tuple[str, Callable[..., float]]]:
-    claim, scores = seen.claim, seen.scores
+    claim = seen.claim
+    scores = seen.scores
     if releases.repeated:
         yield REPEATED, partial(repeated_bound, scores, delta=claim.delta)
     else:
@@ -189,18 +235,30 @@ def _methods(
 
 
 def power_of(releases: Releases, count: int, *, level: float) -> tuple[str, bool]:
-    """The faults that an audit is able to find whose bounds have this level, in words, and true if there are any.
-    `count`: the canaries of all runs together; if one is released again and again, how often with it, and as often
-    without."""
+    """The faults that an audit is able to find whose bounds have this level, in words, and true if
+    there are any. `count`: the canaries of all runs together; if one is released again and again,
+    how often with it, and as often without."""
     claimed = releases.claim.epsilon
     if not claimed < math.inf:
         return "it could have found nothing: there is no claim", False
-    many = f"{count} releases with the canary and as many without" if releases.repeated else f"{count} canaries"
-    scores = 2 * count if releases.repeated else count
+    if releases.repeated:
+        many = f"{count} releases with the canary and as many without"
+    else:
+        many = f"{count} canaries"
+    if releases.repeated:
+        scores = 2 * count
+    else:
+        scores = count
     fitted = _fitted(releases, scores, level)
-    few = f"; they are too few for the Gaussian fit, which needs {ENOUGH}" if scores < ENOUGH else ""
+    if scores < ENOUGH:
+        few = f"; they are too few for the Gaussian fit, which needs {ENOUGH}"
+    else:
+        few = ""
     shown = _shown_without_noise(releases, count, level)
-    without = f"without any noise {many} show epsilon {shown:.3g} on average, and {claimed:.4g} is claimed"
+    without = (
+        f"without any noise {many} show epsilon {shown:.3g} on average, and {claimed:.4g} "
+        f"is claimed"
+    )
     if not fitted and shown <= claimed:
         return f"it could have found nothing: even {without}{few}", False
     return f"what it could have found: {without}{fitted or few}", True
@@ -212,69 +270,105 @@ def _fitted(releases: Releases, canaries: int, level: float) -> str:
     if share is None:
         return ""
     numbers = range(ENOUGH, MOST_CANARIES + 1)
-    needed = bisect_left(numbers, True, key=lambda number: _excess(releases, HALF, number, level) > 0)
-    said = f"; in nine of ten audits they refute the claim if noise has {share:.0%} of its size or less; "
+    needed = bisect_left(
+        numbers, True, key=lambda number: _excess(releases, HALF, number, level) > 0
+    )
+    said = (
+        f"; in nine of ten audits they refute the claim if noise has {share:.0%} of its size "
+        f"or less; "
+    )
     if needed == len(numbers):
         return f"{said}noise at half its size is not found by any number of them"
-    return f"{said}for noise at half its size {-(-numbers[needed] // (1 + releases.repeated))} are needed"
+    return (
+        f"{said}for noise at half its size {-(-numbers[needed] // (1 + releases.repeated))} "
+        f"are needed"
+    )
 
 
 def smallest_fault(releases: Releases, canaries: int, *, level: float) -> float | None:
-    """The share of its size, within (0, 1], that noise may have left to be found in nine of ten audits by the Gaussian
-    fit; None if not even noise that is gone would be. `level`: of the fit's lower bound, one-sided."""
+    """The share of its size, within (0, 1], that noise may have left to be found in nine of ten
+    audits by the Gaussian fit; None if not even noise that is gone would be. `level`: of the fit's
+    lower bound, one-sided."""
 
     def excess(share: float) -> float:
         return _excess(releases, share, canaries, level)
 
     if releases.noise_multiplier is None or canaries < ENOUGH or excess(LEAST_SHARE) <= 0:
         return None
-    return float(brentq(excess, LEAST_SHARE, 1.0, xtol=1e-6)) if excess(1.0) < 0 else 1.0
+    if excess(1.0) < 0:
+        return float(brentq(excess, LEAST_SHARE, 1.0, xtol=1e-6))
+    return 1.0
 
 
 def _excess(releases: Releases, share: float, canaries: int, level: float) -> float:
     """Above 0 if nine of ten fits pass the claim by so much that the claim is refuted."""
-    claimed, true = shift_of_epsilon(releases.claim.epsilon, delta=releases.claim.delta), releases.shift(share)
+    claimed = shift_of_epsilon(releases.claim.epsilon, delta=releases.claim.delta)
+    true = releases.shift(share)
     # The errors of fitted shifts, half of the canaries being out: `GaussianFit.interval`.
     of_claimed, of_true = (
-        math.sqrt((4 if releases.repeated else 2) / canaries + shift**2 / (2 * canaries)) for shift in (claimed, true)
+        math.sqrt((4 if releases.repeated else 2) / canaries + shift**2 / (2 * canaries))
+        for shift in (claimed, true)
     )
     return float(true - norm.isf(1 - POWER) * of_true - claimed - norm.isf(level) * of_claimed)
 
 
 def _shown_without_noise(releases: Releases, count: int, level: float) -> float:
-    """The largest of the bounds that assume nothing of scores if canaries that were drawn are seen without any noise,
-    for an average number of them."""
-    seen, claim = 1 - (1 - releases.probability) ** releases.rounds, releases.claim
+    """The largest of the bounds that assume nothing of scores if canaries that were drawn are seen
+    without any noise, for an average number of them."""
+    seen = 1 - (1 - releases.probability) ** releases.rounds
+    claim = releases.claim
     if releases.repeated:
         drawn = np.arange(1, count + 1) * seen % 1 < seen  # that share of them, evenly spread
-        scores = Scores(np.concatenate([drawn.astype(float), np.zeros(count)]), np.arange(2 * count) < count)
+        scores = Scores(
+            np.concatenate([drawn.astype(float), np.zeros(count)]), np.arange(2 * count) < count
+        )
         return repeated_bound(scores, delta=claim.delta, significance=level)
     found = []
     for shifts in (False,) if releases.noise_multiplier is None else (False, True):
         made = planned(count, claim.epsilon, claim.delta, shifts=shifts)
-        drawn_in, said_in = count * seen / 2, made - made // 2
-        right = min(said_in, drawn_in) + (max(said_in - drawn_in, 0) * (1 - seen) + made // 2) / (2 - seen)
-        guesses, bound = Guesses(count, made, min(made, round(right))), fdp_bound if shifts else one_run_bound
+        drawn_in = count * seen / 2
+        said_in = made - made // 2
+        right = min(said_in, drawn_in) + (max(said_in - drawn_in, 0) * (1 - seen) + made // 2) / (
+            2 - seen
+        )
+        guesses = Guesses(count, made, min(made, round(right)))
+        if shifts:
+            bound = fdp_bound
+        else:
+            bound = one_run_bound
         found.append(bound(guesses, delta=claim.delta, significance=level))
     return max(found)
 
 
 def score_picture(experiment: Experiment) -> Picture:
-    """Two histograms as densities, of the scores of the whole run, in and out, and the Gaussians that are fitted."""
+    """Two histograms as densities, of the scores of the whole run, in and out, and the Gaussians
+    that are fitted."""
     scores = experiment.observations[-1].scores
     edges = np.histogram_bin_edges(scores.values, BINS)
 
     def draw(axes: Any) -> str:
         for number, (name, values) in enumerate({"out": scores.unseen, "in": scores.seen}.items()):
-            axes.hist(values, edges, density=True, color=SERIES[number], alpha=0.35, label=f"{name}: {len(values)}")
+            axes.hist(
+                values,
+                edges,
+                density=True,
+                color=SERIES[number],
+                alpha=0.35,
+                label=f"{name}: {len(values)}",
+            )
         axes.axhline(0, color=INK, linewidth=0.6)
         axes.set_xlabel("score: what all releases say of a canary")
         axes.set_ylabel("density")
-        fit = None if experiment.releases.noise_multiplier is None else fit_gaussians(scores)
+        if experiment.releases.noise_multiplier is None:
+            fit = None
+        else:
+            fit = fit_gaussians(scores)
         at = np.linspace(edges[0], edges[-1], 200)
         for number, normal in enumerate((fit.unseen, fit.seen) if fit else ()):
             axes.plot(at, norm.pdf(at, normal.mean, normal.spread), color=SERIES[number])
-        return _NOTE if fit else ""
+        if fit:
+            return _NOTE
+        return ""
 
     return picture(f"Scores of canaries, {experiment.mechanism}", draw)
 
@@ -282,6 +376,11 @@ def score_picture(experiment: Experiment) -> Picture:
 def write_audit(folder: Path, experiment: Experiment, verdict: Verdict) -> None:
     """Writes both files into a folder, which is made if it is not there."""
     folder.mkdir(parents=True, exist_ok=True)
-    facts = {"discreet": __version__, "settings": experiment.settings, "level": 1 - SIGNIFICANCE, "assumes": ASSUMES}
+    facts = {
+        "discreet": __version__,
+        "settings": experiment.settings,
+        "level": 1 - SIGNIFICANCE,
+        "assumes": ASSUMES,
+    }
     write_json(folder / RECORD, facts | asdict(verdict) | {"refuted": verdict.refuted})
     replace_file(folder / PICTURE, score_picture(experiment).svg.encode())

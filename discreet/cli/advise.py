@@ -1,10 +1,12 @@
-"""Five questions, and where to start: which guarantee, which experiment, how much noise, what to expect.
+"""Five questions, and where to start: which guarantee, which experiment, how much noise, what to
+expect.
 
 --clients        people or devices with data of their own, organisations, or the people in one table
 --rows           of all of them together
 --rows-a-person  of the person with most; 1 if each row is another person
 --trusted        with the updates of clients: server; most (of the clients, not the server); nobody
---code           whose code trains: command (Discreet's), app (your Flower app), loop (your PyTorch loop, in one place)
+--code           whose code trains: command (Discreet's), app (your Flower app), loop (your PyTorch
+                 loop, in one place)
 
 What is not given is asked for. Nothing is read but the answers.
 
@@ -27,9 +29,12 @@ def command(
     rows: Annotated[int, Option(prompt="How many rows have they together?")],
     rows_a_person: Annotated[int, Option(prompt="How many rows has the person with most?")],
     trusted: Annotated[
-        Literal["server", "most", "nobody"], Option(prompt="Who is trusted with updates (server, most, nobody)?")
+        Literal["server", "most", "nobody"],
+        Option(prompt="Who is trusted with updates (server, most, nobody)?"),
     ],
-    code: Annotated[Literal["command", "app", "loop"], Option(prompt="Whose code trains (command, app, loop)?")],
+    code: Annotated[
+        Literal["command", "app", "loop"], Option(prompt="Whose code trains (command, app, loop)?")
+    ],
 ) -> None:
     """Asks, and answers in some lines."""
     print(*advice(Situation(clients, rows, rows_a_person, trusted, code)), sep="\n")

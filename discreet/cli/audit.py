@@ -1,13 +1,15 @@
 """Tries to break the privacy claim of a run, and sets what it found beside the claim.
 
-The experiment has the settings that are given, or those of a run folder, and canaries that are in or out by coin. Its
-ledger is thrown away with its folder: an audit spends nothing of a real one. First it says how small a fault so many
-canaries find, then for each round and for the run the claimed epsilon, lower bounds at 95 % and, for the run, an
-estimate. The claim is refuted if a bound passes it at the false-alarm rate. That none does is no proof.
+The experiment has the settings that are given, or those of a run folder, and canaries that are in
+or out by coin. Its ledger is thrown away with its folder: an audit spends nothing of a real one.
+First it says how small a fault so many canaries find, then for each round and for the run the
+claimed epsilon, lower bounds at 95 % and, for the run, an estimate. The claim is refuted if a bound
+passes it at the false-alarm rate. That none does is no proof.
 
 --canaries: at user level clients of each run (half of the population, at most 500);
-at example level examples of client 0 (500); of masked sums of either level, and with --of local, evaluation or
-statistics: releases with the canary, and as many without it or with its opposite (2000).
+at example level examples of client 0 (500); of masked sums of either level, and with --of local,
+evaluation or statistics: releases with the canary, and as many without it or with its opposite
+(2000).
 
 examples:
   discreet audit experiment=mnist_users_scattering --canaries 2000
@@ -37,13 +39,25 @@ Of = Literal["user", "example", "local", "evaluation", "statistics"]
 
 def command(
     overrides: Words = None,
-    run: Annotated[Path | None, Option(metavar="FOLDER", help="the settings of the run in this folder")] = None,
+    run: Annotated[
+        Path | None, Option(metavar="FOLDER", help="the settings of the run in this folder")
+    ] = None,
     canaries: Annotated[int | None, Option(metavar="N", min=1, help="see above")] = None,
-    of: Annotated[Of | None, Option(help="the guarantee (the first that is on), or what is asked of data")] = None,
-    rounds: Annotated[int | None, Option(help="example level: of client 0 (all); local: of the schedule (1)")] = None,
-    runs: Annotated[int, Option(help="user level: how many runs, each with canaries of its own")] = 1,
-    honest: Annotated[int | None, Option(help="user level: other clients that train; 0 is fastest (all)")] = None,
-    output: Annotated[Path | None, Option(metavar="FOLDER", help="for audit.json and audit.svg (audits/TIME)")] = None,
+    of: Annotated[
+        Of | None, Option(help="the guarantee (the first that is on), or what is asked of data")
+    ] = None,
+    rounds: Annotated[
+        int | None, Option(help="example level: of client 0 (all); local: of the schedule (1)")
+    ] = None,
+    runs: Annotated[
+        int, Option(help="user level: how many runs, each with canaries of its own")
+    ] = 1,
+    honest: Annotated[
+        int | None, Option(help="user level: other clients that train; 0 is fastest (all)")
+    ] = None,
+    output: Annotated[
+        Path | None, Option(metavar="FOLDER", help="for audit.json and audit.svg (audits/TIME)")
+    ] = None,
     false_alarm: Annotated[float, Option(help="the false-alarm rate of the verdict")] = FALSE_ALARM,
 ) -> int:
     """Audits, writes and prints; 1 if the claim is refuted."""
@@ -51,9 +65,14 @@ def command(
         raise ConfigError(f"--false-alarm must be within (0, {SIGNIFICANCE}] (got {false_alarm})")
     if run and overrides:
         raise ConfigError("--run takes the settings of that run: give no others")
-    config = RunFolder(run.expanduser().resolve()).read_config() if run else asked_settings(overrides or [])
+    if run:
+        config = RunFolder(run.expanduser().resolve()).read_config()
+    else:
+        config = asked_settings(overrides or [])
     log_to(sys.stderr, log_format=config.operations.log_format)
-    with ending(lambda reason: f"the audit has ended before it was done ({reason}); nothing was spent"):
+    with ending(
+        lambda reason: f"the audit has ended before it was done ({reason}); nothing was spent"
+    ):
         experiment = experiment_of(config, Asked(of, canaries, rounds, runs, honest))
     verdict = judge(experiment, false_alarm=false_alarm)
     folder = output or new_folder("audits/")
@@ -61,4 +80,6 @@ def command(
     print(verdict.power)
     print_table([found.row for found in verdict.shown])
     print(*verdict.lines(), f"{folder / RECORD}, {folder / PICTURE}", sep="\n")
-    return 1 if verdict.refuted else 0
+    if verdict.refuted:
+        return 1
+    return 0

@@ -1,4 +1,5 @@
-"""Measures things side by side in one run, and prints a table for each section; without a SECTION, all of them.
+"""Measures things side by side in one run, and prints a table for each section; without a SECTION,
+all of them.
 
 sections:
   per_example   clipped per-example gradients against plain ones, and whole steps against Opacus
@@ -6,9 +7,12 @@ sections:
   cohort        virtual clients per second, batched and sequential, beside pfl-research
   cohort_scale  time and memory against cohort and population, up to a million virtual clients
   ray           chunks as tasks of a Ray cluster against forked workers: rounds and whole runs
-  load          4 to 40 nodes that do nothing, 0.1 to 5 million parameters: what a round costs the server
-  secure_round  20 SuperNodes, a million parameters: a round under secure aggregation against one in the clear
-  device        a GPU, only where it is named: sums, steps, cohorts, noise and a resumed run within --minutes
+  load          4 to 40 nodes that do nothing, 0.1 to 5 million parameters: what a round costs the
+                server
+  secure_round  20 SuperNodes, a million parameters: a round under secure aggregation against one in
+                the clear
+  device        a GPU, only where it is named: sums, steps, cohorts, noise and a resumed run within
+                --minutes
 
 examples:
   discreet benchmark
@@ -39,10 +43,18 @@ SECTIONS = ("per_example", "loop", "cohort", "cohort_scale", "ray", "load", "sec
 
 def command(
     sections: Annotated[list[str] | None, typer.Argument(metavar="SECTION ...")] = None,
-    json_file: Annotated[Path | None, typer.Option("--json", help="also write the rows to this file")] = None,
-    device: Annotated[str, typer.Option(help="of the section device: cuda, cuda:1 or cpu")] = "cuda",
-    small: Annotated[bool, typer.Option("--small", help="of the section device: small models and batches")] = False,
-    minutes: Annotated[float, typer.Option(min=0.1, help="of the section device: the time it may take")] = 8.0,
+    json_file: Annotated[
+        Path | None, typer.Option("--json", help="also write the rows to this file")
+    ] = None,
+    device: Annotated[
+        str, typer.Option(help="of the section device: cuda, cuda:1 or cpu")
+    ] = "cuda",
+    small: Annotated[
+        bool, typer.Option("--small", help="of the section device: small models and batches")
+    ] = False,
+    minutes: Annotated[
+        float, typer.Option(min=0.1, help="of the section device: the time it may take")
+    ] = 8.0,
 ) -> None:
     """Measures, prints, and writes the rows of each section."""
     if unknown := [name for name in sections or () if name not in (*SECTIONS, "device")]:
@@ -53,8 +65,16 @@ def command(
             raise ConfigError("the section device is measured alone: discreet benchmark device")
         _measure_device(device, small=small, minutes=minutes, json_file=json_file)
         return
-    machine = {"python": platform.python_version(), "torch": torch.__version__, "machine": platform.machine()}
-    cores = {"cores": os.cpu_count(), "torch_threads": torch.get_num_threads(), "load": os.getloadavg()}
+    machine = {
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "machine": platform.machine(),
+    }
+    cores = {
+        "cores": os.cpu_count(),
+        "torch_threads": torch.get_num_threads(),
+        "load": os.getloadavg(),
+    }
     results: dict[str, Any] = {"machine": machine | cores}
     print(json.dumps(results["machine"]))
     for name in sections or SECTIONS:
@@ -70,6 +90,9 @@ def _measure_device(device: str, *, small: bool, minutes: float, json_file: Path
         raise ConfigError(f"--device must be cuda, cuda:N or cpu (got {device})")
     if device != "cpu" and not torch.cuda.is_available():
         raise ConfigError(
-            f"--device {device} needs a GPU that PyTorch can use: --device cpu tries the command without one"
+            f"--device {device} needs a GPU that PyTorch can use: --device cpu tries the command "
+            f"without one"
         )
-    import_module("benchmarks.device_speed").measure(device, small=small, minutes=minutes, json_file=json_file)
+    import_module("benchmarks.device_speed").measure(
+        device, small=small, minutes=minutes, json_file=json_file
+    )

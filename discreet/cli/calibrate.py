@@ -1,23 +1,29 @@
-"""Epsilon, noise or rounds: give two, the third is computed for every way of sampling, side by side.
+"""Epsilon, noise or rounds: give two, the third is computed for every way of sampling, side by
+side.
 
-  epsilon for given noise    discreet calibrate user --population 3383 --cohort 120 --rounds 100 --noise 1.2
-  noise for given epsilon    discreet calibrate user --population 3383 --cohort 120 --rounds 100 --epsilon 2
-  rounds for a budget        discreet calibrate user --population 3383 --cohort 120 --noise 1.2 --epsilon 2
-  without secret sampling    discreet calibrate user --sampling cyclic --groups 28 --rounds 100 --epsilon 2
-  without a trusted server   discreet calibrate user --aggregation secure --clients 10 --dropouts 2 --colluding 1
-                             --rounds 100 --noise 4
+  epsilon for given noise    discreet calibrate user --population 3383 --cohort 120 --rounds 100
+                             --noise 1.2
+  noise for given epsilon    discreet calibrate user --population 3383 --cohort 120 --rounds 100
+                             --epsilon 2
+  rounds for a budget        discreet calibrate user --population 3383 --cohort 120 --noise 1.2
+                             --epsilon 2
+  without secret sampling    discreet calibrate user --sampling cyclic --groups 28 --rounds 100
+                             --epsilon 2
+  without a trusted server   discreet calibrate user --aggregation secure --clients 10 --dropouts 2
+                             --colluding 1 --rounds 100 --noise 4
 
 user      population: clients; cohort: expected clients a round; rounds
-example   population: a client's examples (zero-out neighbours), or data.public_num_examples (add or remove one);
-          cohort: the batch size; rounds: local steps
+example   population: a client's examples (zero-out neighbours), or data.public_num_examples (add or
+          remove one); cohort: the batch size; rounds: local steps
 local     each round is one release of one client; nothing is sampled
 
-With --sampling cyclic so many --groups of clients take turns, one a round; the noise is that of each round, before it
-is correlated. With --population and --cohort the other ways of sampling are shown beside it.
+With --sampling cyclic so many --groups of clients take turns, one a round; the noise is that of
+each round, before it is correlated. With --population and --cohort the other ways of sampling are
+shown beside it.
 
 With --aggregation secure everybody takes part in every round, and adds a share of the noise. n is
---clients, d --dropouts, c --colluding. At example level a client adds up all of its examples, at most --examples.
-"""
+--clients, d --dropouts, c --colluding. At example level a client adds up all of its examples, at
+most --examples."""
 
 from __future__ import annotations
 
@@ -35,36 +41,58 @@ from discreet.settings.privacy import EXAMPLE, LOCAL, USER, ZERO_OUT, SecureConf
 def command(
     guarantee: Annotated[Literal["user", "example", "local"], typer.Argument()],
     population: Annotated[int | None, Option(help="clients, or a client's examples")] = None,
-    cohort: Annotated[int | None, Option(help="expected clients a round, or the batch size")] = None,
+    cohort: Annotated[
+        int | None, Option(help="expected clients a round, or the batch size")
+    ] = None,
     rounds: Annotated[int | None, Option(help="rounds, or local steps")] = None,
-    noise: Annotated[float | None, Option(help="the noise multiplier: noise over sensitivity")] = None,
+    noise: Annotated[
+        float | None, Option(help="the noise multiplier: noise over sensitivity")
+    ] = None,
     epsilon: Annotated[float | None, Option()] = None,
     delta: Annotated[float, Option()] = 1e-5,
-    aggregation: Annotated[Literal["plain", "secure"], Option(help="secure: with --clients")] = "plain",
-    sampling: Annotated[Literal["all", "cyclic"], Option(help="user: cyclic: with --groups")] = "all",
+    aggregation: Annotated[
+        Literal["plain", "secure"], Option(help="secure: with --clients")
+    ] = "plain",
+    sampling: Annotated[
+        Literal["all", "cyclic"], Option(help="user: cyclic: with --groups")
+    ] = "all",
     groups: Annotated[int | None, Option(help="cyclic: how many groups take turns")] = None,
     mechanism: Annotated[str | None, Option(help="user: your own, as package.module:Class")] = None,
     clients: Annotated[
         int | None, Option(help="secure aggregation: how many there are, all of which take part")
     ] = None,
     dropouts: Annotated[int, Option(help="secure: how many may be missing from a round")] = 1,
-    colluding: Annotated[int, Option(help="secure: how many may tell the server all they know")] = 1,
+    colluding: Annotated[
+        int, Option(help="secure: how many may tell the server all they know")
+    ] = 1,
     parameters: Annotated[int, Option(help="secure: of the model")] = 1_000_000,
-    examples: Annotated[int | None, Option(help="secure: of a client at most, at example level")] = None,
+    examples: Annotated[
+        int | None, Option(help="secure: of a client at most, at example level")
+    ] = None,
 ) -> None:
     """Answers in a table."""
     prices: list[offers.Price]
-    question, of_examples = offers.Question(noise, epsilon, rounds, delta), guarantee == EXAMPLE
-    adjacency = "zero-out" if of_examples else "add or remove one"
+    question = offers.Question(noise, epsilon, rounds, delta)
+    of_examples = guarantee == EXAMPLE
+    if of_examples:
+        adjacency = "zero-out"
+    else:
+        adjacency = "add or remove one"
     lines = [f"{guarantee}-level, delta {delta:g}; noise multipliers are noise over the clip norm"]
-    if (aggregation == "secure") != (clients is not None) or (sampling == "cyclic") != (groups is not None):
-        raise ValueError("--aggregation secure and --clients belong together, and --sampling cyclic and --groups")
+    if (aggregation == "secure") != (clients is not None) or (sampling == "cyclic") != (
+        groups is not None
+    ):
+        raise ValueError(
+            "--aggregation secure and --clients belong together, and --sampling cyclic and --groups"
+        )
     if clients is not None:
         if guarantee == LOCAL or of_examples != (examples is not None):
             raise ValueError("--aggregation secure is for user, or for example with --examples")
         secure = SecureConfig(dropouts, colluding)
         secure.check_fits(clients)
-        summed = partial(offers.masked_sum, clients, secure, parameters=parameters, examples=examples)
+        summed = partial(
+            offers.masked_sum, clients, secure, parameters=parameters, examples=examples
+        )
         prices = offers.secure_prices(lambda z: summed(z).event_of(), adjacency=adjacency)
         lines += offers.masked_lines(summed(noise or question.answer(prices[0])), clients, secure)
     elif groups is not None and guarantee != USER:
@@ -72,14 +100,23 @@ def command(
     elif guarantee == LOCAL:
         prices = offers.LOCAL_PRICES
     else:
-        prices = [] if groups is None else offers.turn_prices(groups, adjacency=adjacency)
+        if groups is None:
+            prices = []
+        else:
+            prices = offers.turn_prices(groups, adjacency=adjacency)
         if population is not None and cohort is not None:
-            prices += [] if mechanism is None else [offers.own_price(mechanism, population, cohort)]
+            if mechanism is None:
+                prices += []
+            else:
+                prices += [offers.own_price(mechanism, population, cohort)]
             prices += offers.sampled_prices(population, cohort, adjacency=adjacency)
         elif groups is None:
             raise ValueError(f"{guarantee} needs --population and --cohort")
     if of_examples and clients is None:
-        holds = "The numbers hold for adding or removing one if --population is data.public_num_examples"
+        holds = (
+            "The numbers hold for adding or removing one if --population is "
+            "data.public_num_examples"
+        )
         lines.append(f"{ZERO_OUT}. {holds}")
     print_table(question.rows(prices))
     print(*lines, *question.running_sums(prices), sep="\n")

@@ -1,4 +1,5 @@
-"""The things that several verbs share: words that are settings, folders named by the time, tables on the terminal."""
+"""The things that several verbs share: words that are settings, folders named by the time, tables
+on the terminal."""
 
 from __future__ import annotations
 
@@ -22,7 +23,8 @@ def new_folder(begin: str) -> Path:
 
 
 def print_table(rows: Sequence[dict[str, object]] | Sequence[dict[str, str]]) -> None:
-    """A row for each of `rows`, a column for each name that any of them has; nothing without columns."""
+    """A row for each of `rows`, a column for each name that any of them has; nothing without
+    columns."""
     columns = list(dict.fromkeys(name for row in rows for name in row))
     table = Table(*columns)
     for row in rows:

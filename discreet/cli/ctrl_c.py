@@ -12,8 +12,9 @@ from typing import NoReturn
 
 @contextmanager
 def ends_at_once() -> Iterator[None]:
-    """A Ctrl-C in the block ends this process at once: nothing has begun that would need cleaning up, and an extension
-    may turn an exception during its import into another error, or print a traceback of its own."""
+    """A Ctrl-C in the block ends this process at once: nothing has begun that would need cleaning
+    up, and an extension may turn an exception during its import into another error, or print a
+    traceback of its own."""
     before = signal.getsignal(signal.SIGINT)
     if before is signal.default_int_handler:  # not if this process was started with Ctrl-C ignored
         signal.signal(signal.SIGINT, _end)

@@ -1,9 +1,9 @@
 """Writes a run's model as a folder that PyTorch and scikit-learn load without Discreet.
 
-RUN is a run folder. FOLDER must not be there yet, or must be empty. It gets the model (model.pt2, model.safetensors),
-its description (model.json), the encoding of a table's cells (encoding.py), a class with predict_proba (classifier.py),
-an example that was run (example.py), and a model card (README.md). Nothing in it comes from the clients' data but the
-model itself.
+RUN is a run folder. FOLDER must not be there yet, or must be empty. It gets the model (model.pt2,
+model.safetensors), its description (model.json), the encoding of a table's cells (encoding.py), a
+class with predict_proba (classifier.py), an example that was run (example.py), and a model card
+(README.md). Nothing in it comes from the clients' data but the model itself.
 
 examples:
   discreet export outputs/first exported

@@ -5,12 +5,14 @@ RUN is a run folder, or a ledger file.
 show    what was spent, for each guarantee and data owner, with epsilon by each accountant
 verify  whether any row was changed, inserted or deleted; exit code 1 if so
 export  every row as JSON, one object a line
-create  makes a node's ledger: RUN is the file, which must not be there. With --population, --size and --delta it is
-        the account of a population, which all runs over it charge (privacy.user.account=FILE)
-adopt   lets this machine go on with ledgers that it never charged, or that were moved. Adopt no copy of one that is
-        charged elsewhere too: what the two spend is nowhere added up
-backup  copies a ledger file, also while it is in use, to the file COPY, which must not be there, and verifies the copy.
-        Whoever keeps the digest that is printed, its head, can prove later that nothing before it was rewritten
+create  makes a node's ledger: RUN is the file, which must not be there. With --population, --size
+        and --delta it is the account of a population, which all runs over it charge
+        (privacy.user.account=FILE)
+adopt   lets this machine go on with ledgers that it never charged, or that were moved. Adopt no
+        copy of one that is charged elsewhere too: what the two spend is nowhere added up
+backup  copies a ledger file, also while it is in use, to the file COPY, which must not be there,
+        and verifies the copy. Whoever keeps the digest that is printed, its head, can prove later
+        that nothing before it was rewritten
 
 examples:
   discreet ledger show outputs/first
@@ -36,7 +38,13 @@ from discreet.accounting.accounting import pure_epsilon
 from discreet.accounting.events import ACCOUNTANTS
 from discreet.accounting.privacy_ledger import PrivacyLedger
 from discreet.ledger.durable_ledger import DurableLedger, LedgerError
-from discreet.server.population_account import ADJACENCIES, LIMIT, Population, create_account, is_account
+from discreet.server.population_account import (
+    ADJACENCIES,
+    LIMIT,
+    Population,
+    create_account,
+    is_account,
+)
 from discreet.server.run_folder import CONFIG, RunFolder
 from discreet.settings.rules import ConfigError
 
@@ -44,26 +52,40 @@ DEFAULT_DELTA = 1e-5
 
 
 def command(
-    action: Annotated[Literal["show", "verify", "export", "create", "adopt", "backup"], typer.Argument()],
+    action: Annotated[
+        Literal["show", "verify", "export", "create", "adopt", "backup"], typer.Argument()
+    ],
     run: Annotated[Path, typer.Argument(metavar="RUN")],
-    copy: Annotated[Path | None, typer.Argument(metavar="[COPY]", help="backup: the file to be made")] = None,
-    delta: Annotated[float | None, Option(help="of the epsilons shown; the run's own by default, else 1e-5")] = None,
+    copy: Annotated[
+        Path | None, typer.Argument(metavar="[COPY]", help="backup: the file to be made")
+    ] = None,
+    delta: Annotated[
+        float | None, Option(help="of the epsilons shown; the run's own by default, else 1e-5")
+    ] = None,
     population: Annotated[
         str | None, Option(metavar="NAME", help="create: sampling.population_name of its runs")
     ] = None,
     size: Annotated[int | None, Option(help="of the population: how many clients it has")] = None,
-    replace: Annotated[bool, Option("--replace", help="neighbours differ by one client (sampling.kind=fixed)")] = False,
-    max_epsilon: Annotated[float | None, Option(help="no run over the population may pass it")] = None,
+    replace: Annotated[
+        bool, Option("--replace", help="neighbours differ by one client (sampling.kind=fixed)")
+    ] = False,
+    max_epsilon: Annotated[
+        float | None, Option(help="no run over the population may pass it")
+    ] = None,
 ) -> int:
     """Does one action; 1 if `verify` finds a fault."""
     if action == "create":
         if population is None:
-            ledger, whose = DurableLedger.create(run), ""
+            ledger = DurableLedger.create(run)
+            whose = ""
         elif size is None or delta is None:
-            raise ConfigError("--size and --delta must be given with --population: whose account it is, for good")
+            raise ConfigError(
+                "--size and --delta must be given with --population: whose account it is, for good"
+            )
         else:
             people = Population(population, size, ADJACENCIES[replace], delta)
-            ledger, whose = create_account(run, people, max_epsilon=max_epsilon), f" account of {population},"
+            ledger = create_account(run, people, max_epsilon=max_epsilon)
+            whose = f" account of {population},"
         print(f"{run}:{whose} nothing is spent yet; head {ledger.position().head}")
         return 0
     if (copy is None) is (action == "backup"):
@@ -72,12 +94,17 @@ def command(
         copied = backup(run, copy)
         print(f"{copy}: {len(copied.releases())} rows, head {copied.position().head}")
         return 0
-    files = [run] if run.is_file() else [RunFolder(run).ledger_path, RunFolder(run).clients_ledger_path]
-    ledgers, code = [DurableLedger(path) for path in files if path.exists()], 0
+    if run.is_file():
+        files = [run]
+    else:
+        files = [RunFolder(run).ledger_path, RunFolder(run).clients_ledger_path]
+    ledgers = [DurableLedger(path) for path in files if path.exists()]
+    code = 0
     if not ledgers:
         raise LedgerError(f"{run} holds no ledger")
     if action == "show":
-        delta = _delta_of(run, ledgers[0]) if delta is None else delta
+        if delta is None:
+            delta = _delta_of(run, ledgers[0])
         print(f"epsilon at delta {delta:g}")
         print(*(line for ledger in ledgers for line in _spending(ledger, delta)), sep="\n")
         return 0
@@ -91,14 +118,19 @@ def command(
             print(f"{ledger.path}: goes on here after {ledger.position().rows} rows")
         else:
             faults = ledger.verify()
-            print(f"{ledger.path.name}: {'; '.join(faults) or f'{len(ledger.releases())} rows, the chain holds'}")
+            print(
+                f"{ledger.path.name}: "
+                f"{'; '.join(faults) or f'{len(ledger.releases())} rows, the chain holds'}"
+            )
             print(f"  head {ledger.position().head}")
-            code = 1 if faults else code
+            if faults:
+                code = 1
     return code
 
 
 def backup(ledger: Path, copy: Path) -> DurableLedger:
-    """A whole and verified copy of a ledger: a plain copy of the file may miss what SQLite still keeps beside it.
+    """A whole and verified copy of a ledger: a plain copy of the file may miss what SQLite still
+    keeps beside it.
 
     Raises:
       LedgerError: there is no ledger, the copy would overwrite a file, or the chain does not hold.
@@ -109,7 +141,9 @@ def backup(ledger: Path, copy: Path) -> DurableLedger:
         with DurableLedger(ledger).reading() as source, closing(sqlite3.connect(copy)) as target:
             source.backup(target)
     except (OSError, sqlite3.Error) as error:
-        raise LedgerError(f"{ledger} can't be copied, and nothing is overwritten: {error}") from error
+        raise LedgerError(
+            f"{ledger} can't be copied, and nothing is overwritten: {error}"
+        ) from error
     copied = DurableLedger(copy)
     if faults := copied.verify():
         raise LedgerError(f"{ledger} is damaged: {faults[0]}")
@@ -120,25 +154,37 @@ def _delta_of(run: Path, ledger: DurableLedger) -> float:
     """The run's or the population's own delta; of another ledger `DEFAULT_DELTA`."""
     if (run / CONFIG).exists():
         return RunFolder(run).read_config().privacy.delta
-    return float(ledger.facts()["delta"]) if is_account(ledger.facts()) else DEFAULT_DELTA
+    if is_account(ledger.facts()):
+        return float(ledger.facts()["delta"])
+    return DEFAULT_DELTA
 
 
 def _spending(ledger: DurableLedger, delta: float) -> Iterator[str]:
-    """The spending of each guarantee and data owner; of an account, that of each run and of all of them together."""
-    facts, total = ledger.facts(), PrivacyLedger()
-    account, owners = is_account(facts), dict.fromkeys((row.guarantee, row.data_owner) for row in ledger.releases())
+    """The spending of each guarantee and data owner; of an account, that of each run and of all of
+    them together."""
+    facts = ledger.facts()
+    total = PrivacyLedger()
+    account = is_account(facts)
+    owners = dict.fromkeys((row.guarantee, row.data_owner) for row in ledger.releases())
     if account:
-        yield f"population {facts['name']}: {facts['size']} clients, {facts['adjacency']}, delta {facts['delta']:g}"
+        yield (
+            f"population {facts['name']}: {facts['size']} clients, {facts['adjacency']}, delta "
+            f"{facts['delta']:g}"
+        )
     for guarantee, owner in owners:
         spent = ledger.spent(guarantee, data_owner=owner)
-        whose = (
-            f"run {owner.rpartition(' ')[0]}" if account else f"{guarantee}-level" + f", client {owner}" * bool(owner)
-        )
+        if account:
+            whose = f"run {owner.rpartition(' ')[0]}"
+        else:
+            whose = f"{guarantee}-level" + f", client {owner}" * bool(owner)
         yield f"{whose}: {'; '.join(f'{count} x {event}' for event, count in spent.entries)}"
         yield f"  {_epsilons(spent, delta)}"
         total = PrivacyLedger((*total.entries, *spent.entries))
     if account:
-        limit = "" if facts[LIMIT] is None else f"; no run may pass {facts[LIMIT]:g}"
+        if facts[LIMIT] is None:
+            limit = ""
+        else:
+            limit = f"; no run may pass {facts[LIMIT]:g}"
         yield f"all runs together ({len(owners)}): {total.num_releases} releases{limit}"
         yield f"  {_epsilons(total, delta)}"
 

@@ -1,8 +1,9 @@
 """Makes a project to start from: a model, data and their description, conf/, a Flower app, tests.
 
-FOLDER must not be there yet, or must be empty. The project trains at once, on invented data; its README says with which
-commands, and how to put your own model and data in their place. With --table it starts from a CSV file of your own,
-which is copied to FOLDER/data and not read: its README says how to go on.
+FOLDER must not be there yet, or must be empty. The project trains at once, on invented data; its
+README says with which commands, and how to put your own model and data in their place. With --table
+it starts from a CSV file of your own, which is copied to FOLDER/data and not read: its README says
+how to go on.
 
 examples:
   discreet new my-project
@@ -39,12 +40,17 @@ NAME = re.compile("[A-Za-z][A-Za-z0-9-]{0,31}")
 
 def command(
     folder: Annotated[Path, typer.Argument(metavar="FOLDER")],
-    table: Annotated[Path | None, Option("--table", metavar="FILE", help="a CSV file to start from")] = None,
+    table: Annotated[
+        Path | None, Option("--table", metavar="FILE", help="a CSV file to start from")
+    ] = None,
 ) -> None:
     """Makes the project."""
     folder = folder.expanduser().resolve()
     if not NAME.fullmatch(folder.name):
-        rule = "a letter, then letters, digits and hyphens, at most 32, for Flower takes it as the app's name"
+        rule = (
+            "a letter, then letters, digits and hyphens, at most 32, for Flower takes it as "
+            "the app's name"
+        )
         raise ConfigError(f"the name of the folder must be {rule} (got {folder.name!r})")
     if table is not None and not table.is_file():
         raise ConfigError(f"--table: {table} is no file")
@@ -54,13 +60,20 @@ def command(
         _fill(folder, own_files(), table)
     except OSError as error:
         raise ConfigError(f"{folder} can't be made: {error}") from error
-    start = "discreet simulate experiment=quick" if table is None else f"discreet data split data/{table.name}"
-    more = "" if table is None else " --owner COLUMN (README.md has all steps)"
+    if table is None:
+        start = "discreet simulate experiment=quick"
+    else:
+        start = f"discreet data split data/{table.name}"
+    if table is None:
+        more = ""
+    else:
+        more = " --owner COLUMN (README.md has all steps)"
     print(f"made {folder}: cd there, then: {start}{more}")
 
 
 def _fill(folder: Path, source: Path, table: Path | None) -> None:
-    ignore, example = shutil.ignore_patterns("__pycache__"), source / "examples" / "own"
+    ignore = shutil.ignore_patterns("__pycache__")
+    example = source / "examples" / "own"
     shutil.copytree(source / "examples" / "project", folder, ignore=ignore, dirs_exist_ok=True)
     (folder / "gitignore").rename(folder / ".gitignore")
     shutil.copytree(source / "strategies", folder / "strategies", ignore=ignore)
@@ -82,7 +95,10 @@ def _fill(folder: Path, source: Path, table: Path | None) -> None:
         shutil.rmtree(folder / "tests")  # of the invented data
     for name in ("pyproject.toml", "README.md", "model.py"):
         _replace(folder / name, folder.name)
-    settings = SETTINGS if table is None else OF_A_TABLE
+    if table is None:
+        settings = SETTINGS
+    else:
+        settings = OF_A_TABLE
     text = (source / "conf" / "config.yaml").read_text()
     (folder / "conf" / "config.yaml").write_text(_with_settings(text, settings))
 

@@ -1,10 +1,10 @@
 """A table of your own, before the first run: `discreet data split|check FILE`.
 
-split   cuts FILE into train.csv and test.csv beside it, all rows of an owner in one of the two. The test set is
-        public: nobody in it is protected. Take people for it who have agreed to that
-check   without a data.toml beside FILE, proposes one; --write writes it there. It reads the data for that, and says
-        what has to be replaced by public knowledge before a run starts. With a data.toml beside FILE, says whether
-        all rows fit it, and what to set
+split   cuts FILE into train.csv and test.csv beside it, all rows of an owner in one of the two. The
+        test set is public: nobody in it is protected. Take people for it who have agreed to that
+check   without a data.toml beside FILE, proposes one; --write writes it there. It reads the data
+        for that, and says what has to be replaced by public knowledge before a run starts. With a
+        data.toml beside FILE, says whether all rows fit it, and what to set
 
 examples:
   discreet data split data/hospital.csv --owner patient_id --test 0.2
@@ -32,13 +32,16 @@ def command(
     owner: Annotated[str | None, Option(metavar="COLUMN", help="whose each row is")] = None,
     target: Annotated[str | None, Option(metavar="COLUMN", help="check: what is predicted")] = None,
     test: Annotated[float, Option(metavar="SHARE", help="split: of all owners")] = 0.2,
-    encoding: Annotated[str | None, Option(help="of FILE, if it is not UTF-8, such as cp1252")] = None,
+    encoding: Annotated[
+        str | None, Option(help="of FILE, if it is not UTF-8, such as cp1252")
+    ] = None,
     write: Annotated[bool, Option("--write", help="check: write data.toml beside FILE")] = False,
 ) -> None:
     """Does one action."""
     if not file.is_file():
         raise FolderError(f"{file} is no file")
-    table, description = CsvTable(file, encoding=encoding), file.parent / DESCRIPTION
+    table = CsvTable(file, encoding=encoding)
+    description = file.parent / DESCRIPTION
     if action == "split":
         _split(table, owner, test)
     elif description.is_file():
@@ -48,7 +51,9 @@ def command(
         print(proposal.text, end="")
         if write:
             description.write_text(proposal.text)
-            print(f"\nwritten to {description}. Not a run starts before `unconfirmed` in it is empty.")
+            print(
+                f"\nwritten to {description}. Not a run starts before `unconfirmed` in it is empty."
+            )
 
 
 def _split(table: CsvTable, owner: str | None, share: float) -> None:
@@ -62,9 +67,13 @@ def _check(file: Path) -> None:
     from discreet.data.folder import load_folder  # it imports PyTorch
 
     folder = file.parent
-    description, task = read_description(folder), load_folder(str(folder))
+    description = read_description(folder)
+    task = load_folder(str(folder))
     width = ", ".join(map(str, task.shape.input_shape))
-    print(f"{folder / DESCRIPTION} fits: {len(task.train)} rows, inputs of shape ({width}), {len(task.test)} to test")
+    print(
+        f"{folder / DESCRIPTION} fits: {len(task.train)} rows, inputs of shape ({width}), "
+        f"{len(task.test)} to test"
+    )
     if task.owners is not None:
         owners = int(task.owners.max()) + 1
         print(f"{owners} owners ({description.owner}), each of whom becomes a client. Start with:")

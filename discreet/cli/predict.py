@@ -1,9 +1,10 @@
 """Predicts with the model of a run.
 
-RUN is a run folder. --data is a .csv, .parquet, .jsonl or .npz file; without it the test set of the run's own data is
-predicted. `read_inputs` in discreet/server/predictions.py says which columns a file needs. Without --out the
-predictions go to predictions.csv in the run folder. The description that was saved with the model (model.json) holds,
-not what data.toml says today; where they differ, the keys are named.
+RUN is a run folder. --data is a .csv, .parquet, .jsonl or .npz file; without it the test set of the
+run's own data is predicted. `read_inputs` in discreet/server/predictions.py says which columns a
+file needs. Without --out the predictions go to predictions.csv in the run folder. The description
+that was saved with the model (model.json) holds, not what data.toml says today; where they differ,
+the keys are named.
 
 examples:
   discreet predict outputs/first
@@ -30,9 +31,12 @@ def command(
     run: Annotated[Path, typer.Argument(metavar="RUN")],
     data: Annotated[Path | None, Option(metavar="FILE", help="what is predicted")] = None,
     id_column: Annotated[
-        str | None, Option("--id", metavar="COLUMN", help="tells the rows of FILE apart: it is copied")
+        str | None,
+        Option("--id", metavar="COLUMN", help="tells the rows of FILE apart: it is copied"),
     ] = None,
-    out: Annotated[Path | None, Option(metavar="FILE", help="where the predictions are written, as CSV")] = None,
+    out: Annotated[
+        Path | None, Option(metavar="FILE", help="where the predictions are written, as CSV")
+    ] = None,
 ) -> None:
     """Predicts and writes."""
     saved = predictions.load_model(run)
@@ -41,23 +45,41 @@ def command(
         inputs, targets, cells = predictions.read_inputs(data, saved, id_column=id_column)
     else:
         test = predictions.task_of(run).test
-        inputs, targets, cells = test.inputs, test.targets, None
-    ids = None if id_column is None or cells is None else (id_column, cells.tolist())
+        inputs = test.inputs
+        targets = test.targets
+        cells = None
+    if id_column is None or cells is None:
+        ids = None
+    else:
+        ids = (id_column, cells.tolist())
     said = predictions.predict(saved, inputs)
     out = out or run / predictions.PREDICTIONS_FILE
     replace_file(out, predictions.predictions_csv(saved, said, targets, ids=ids).encode())
     print(f"{len(said)} predictions: {out.resolve()}")
     if targets is not None and len(targets):
         found = predictions.indicators_of(said, targets, saved.shape.target).items()
-        print("  ".join(f"{name} {'-' if value is None else format(value, '.4f')}" for name, value in found))
+        print(
+            "  ".join(
+                f"{name} {'-' if value is None else format(value, '.4f')}" for name, value in found
+            )
+        )
 
 
 def _say_differences(run: Path, then: DataDescription | None) -> None:
     try:
-        now = predictions.described_today(run) if then is not None else None
+        if then is not None:
+            now = predictions.described_today(run)
+        else:
+            now = None
     except FolderError as error:
-        print(f"discreet: {error}: the description that was saved with the model holds", file=sys.stderr)
+        print(
+            f"discreet: {error}: the description that was saved with the model holds",
+            file=sys.stderr,
+        )
         return
     if then is not None and now is not None and (keys := differences(then, now)):
         told = f"data.toml says otherwise by now of {', '.join(keys)}"
-        print(f"discreet: {told}: the description that was saved with the model holds", file=sys.stderr)
+        print(
+            f"discreet: {told}: the description that was saved with the model holds",
+            file=sys.stderr,
+        )

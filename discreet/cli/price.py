@@ -1,8 +1,8 @@
-"""Says what a run will cost before it spends anything: epsilon a round and in all, noise over clip norm, whether it can
-learn through that noise, bytes a node sends, minutes and memory.
+"""Says what a run will cost before it spends anything: epsilon a round and in all, noise over clip
+norm, whether it can learn through that noise, bytes a node sends, minutes and memory.
 
-Minutes and memory are those of a round that is done on made-up data of the same sizes. The data themselves are read for
-their sizes, and nothing is trained on them.
+Minutes and memory are those of a round that is done on made-up data of the same sizes. The data
+themselves are read for their sizes, and nothing is trained on them.
 
 examples:
   discreet plan
@@ -33,5 +33,8 @@ def command(overrides: Words = None) -> None:
     logging.getLogger("discreet").setLevel(logging.ERROR)
     timed = timed_round(plan, task)
     minutes = timed.seconds * plan.run.rounds / 60
-    print(f"{timed.seconds:.2g} s a round, {minutes:.2g} minutes in all, on this machine (timed on made-up data)")
+    print(
+        f"{timed.seconds:.2g} s a round, {minutes:.2g} minutes in all, on this machine (timed on "
+        f"made-up data)"
+    )
     print(f"memory: {timed.memory / 1e9:.2g} GB")

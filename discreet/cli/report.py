@@ -1,7 +1,8 @@
 """Shows runs as a table, and writes a page with pictures of them.
 
-PATH is a run folder, or a folder that holds run folders. The page, report.html, goes into the folder of a single run,
-or into the first PATH if there are several runs. Without a PATH it is about the newest run under outputs/.
+PATH is a run folder, or a folder that holds run folders. The page, report.html, goes into the
+folder of a single run, or into the first PATH if there are several runs. Without a PATH it is about
+the newest run under outputs/.
 
 examples:
   discreet report
@@ -27,15 +28,22 @@ from discreet.server.run_folder import replace_file
 def command(
     paths: Annotated[list[Path] | None, typer.Argument(metavar="PATH ...")] = None,
     csv: Annotated[Path | None, Option(metavar="FILE", help="write the table there too")] = None,
-    pictures: Annotated[Path | None, Option(metavar="FOLDER", help="write each picture as SVG there too")] = None,
+    pictures: Annotated[
+        Path | None, Option(metavar="FOLDER", help="write each picture as SVG there too")
+    ] = None,
 ) -> None:
-    """Prints the table and the cost of choosing, and writes. A cell that is the same in every run is printed once."""
-    paths = paths or [max(find_runs([Path("outputs")]), key=lambda folder: (folder / "ledger.db").stat().st_mtime)]
+    """Prints the table and the cost of choosing, and writes. A cell that is the same in every run
+    is printed once."""
+    paths = paths or [
+        max(find_runs([Path("outputs")]), key=lambda folder: (folder / "ledger.db").stat().st_mtime)
+    ]
     report = report_of(paths)
     html = (report.records[0].path if len(report.records) == 1 else paths[0]) / REPORT_FILE
     report.write_page(html)
     if csv:
-        replace_file(csv, csv_text([report.rows[0], *(row.values() for row in report.rows)]).encode())
+        replace_file(
+            csv, csv_text([report.rows[0], *(row.values() for row in report.rows)]).encode()
+        )
     if pictures:
         report.write_pictures(pictures)
     same, rows = split_same(report.rows)

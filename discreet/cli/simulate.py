@@ -2,14 +2,15 @@
 
 The settings with their meaning and their ranges stand in conf/config.yaml.
 
-With --multirun there is a run for each combination of listed values. All of them are checked before the first one
-starts. They lie in FOLDER/0, FOLDER/1, and so on; FOLDER/multirun.yaml says what the sweep was started with. --jobs N
-does N runs at a time, as tasks of the Ray cluster that ray.address names, or of one that is started here. A run that
-fails does not stop the others. If a sweep was ended early, or runs of it failed, `--multirun resume=true
-hydra.sweep.dir=FOLDER` goes on with it: it keeps the runs that are done, and resumes or starts the others.
+With --multirun there is a run for each combination of listed values. All of them are checked before
+the first one starts. They lie in FOLDER/0, FOLDER/1, and so on; FOLDER/multirun.yaml says what the
+sweep was started with. --jobs N does N runs at a time, as tasks of the Ray cluster that ray.address
+names, or of one that is started here. A run that fails does not stop the others. If a sweep was
+ended early, or runs of it failed, `--multirun resume=true hydra.sweep.dir=FOLDER` goes on with it:
+it keeps the runs that are done, and resumes or starts the others.
 
-With --baseline the same clients are trained once more without privacy, into RUN-baseline, to see what privacy costs:
-for public or made-up data alone.
+With --baseline the same clients are trained once more without privacy, into RUN-baseline, to see
+what privacy costs: for public or made-up data alone.
 
 examples:
   discreet simulate rounds=5 privacy.user.noise_multiplier=0.8
@@ -47,7 +48,9 @@ def command(
     overrides: Words = None,
     multirun: Annotated[bool, Option("--multirun", "-m", help="a sweep")] = False,
     baseline: Annotated[bool, Option("--baseline", help="once more, without privacy")] = False,
-    jobs: Annotated[int | None, Option(metavar="N", min=1, help="so many runs of a sweep at a time")] = None,
+    jobs: Annotated[
+        int | None, Option(metavar="N", min=1, help="so many runs of a sweep at a time")
+    ] = None,
 ) -> int:
     """Runs, once or as a sweep; 1 if runs of a sweep failed."""
     words = overrides or []
@@ -82,11 +85,22 @@ def _baseline(config: Settings, folder: Path) -> None:
 
 
 def _sweep(sweep: Sweep, at_a_time: int) -> int:
-    print(f"{len(sweep.runs)} runs are checked before the first one starts; they will lie in {sweep.folder}")
+    print(
+        f"{len(sweep.runs)} runs are checked before the first one starts; they will lie in "
+        f"{sweep.folder}"
+    )
     jobs = sweep.jobs()
     if at_a_time > 1:
         check_parallel([job.plan for job in jobs])
     sweep.save()
     log_to(sys.stdout, log_format=jobs[0].plan.settings.operations.log_format)
-    again = ["discreet", "simulate", "--multirun", "resume=true", override("hydra.sweep.dir", sweep.folder)]
-    return 0 if all_succeed(jobs, at_a_time=at_a_time, shared=sweep.folder, again=shlex.join(again)) else 1
+    again = [
+        "discreet",
+        "simulate",
+        "--multirun",
+        "resume=true",
+        override("hydra.sweep.dir", sweep.folder),
+    ]
+    if all_succeed(jobs, at_a_time=at_a_time, shared=sweep.folder, again=shlex.join(again)):
+        return 0
+    return 1

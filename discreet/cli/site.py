@@ -1,11 +1,12 @@
 """A guarded site: `discreet site split|check|try|log WHERE`.
 
-split   deals the patients of the data WHERE to blocks, once, into the folder --out: a table (csv, jsonl, parquet, npz),
-        a folder with data.toml, or with --id folders a folder that has one for each patient. With --unit site there is
-        one block, and no --id
-check   WHERE is a guard.toml: policy, split, account, and what a hostile app reaches from inside the sandbox
-try     runs the app WHERE, a folder or a .fab, as a whole in the sandbox on the public rows in --mock; all errors are
-        shown, and nothing is charged
+split   deals the patients of the data WHERE to blocks, once, into the folder --out: a table (csv,
+        jsonl, parquet, npz), a folder with data.toml, or with --id folders a folder that has one
+        for each patient. With --unit site there is one block, and no --id
+check   WHERE is a guard.toml: policy, split, account, and what a hostile app reaches from inside
+        the sandbox
+try     runs the app WHERE, a folder or a .fab, as a whole in the sandbox on the public rows in
+        --mock; all errors are shown, and nothing is charged
 log     WHERE is a guard.toml: what has run, for which app, what it cost, and what was refused
 
 examples:
@@ -31,22 +32,36 @@ from discreet.settings.rules import ConfigError
 def command(
     action: Annotated[Literal["split", "check", "try", "log"], typer.Argument()],
     where: Annotated[Path, typer.Argument(metavar="WHERE")],
-    id_column: Annotated[str | None, Option("--id", help="split: the column of the patients' ids, or folders")] = None,
+    id_column: Annotated[
+        str | None, Option("--id", help="split: the column of the patients' ids, or folders")
+    ] = None,
     blocks: Annotated[int | None, Option(help="split: how many blocks, a public number")] = None,
-    out: Annotated[Path | None, Option(help="split: the folder to be made, for this user alone")] = None,
-    unit: Annotated[Literal["patient", "site"], Option(help="split: whom the guard protects")] = "patient",
-    mock: Annotated[Path | None, Option(help="try: a folder of public rows, as a block would hold them")] = None,
-    guard: Annotated[Path | None, Option(help="try: a guard.toml, for its limits and its mock folder")] = None,
+    out: Annotated[
+        Path | None, Option(help="split: the folder to be made, for this user alone")
+    ] = None,
+    unit: Annotated[
+        Literal["patient", "site"], Option(help="split: whom the guard protects")
+    ] = "patient",
+    mock: Annotated[
+        Path | None, Option(help="try: a folder of public rows, as a block would hold them")
+    ] = None,
+    guard: Annotated[
+        Path | None, Option(help="try: a guard.toml, for its limits and its mock folder")
+    ] = None,
 ) -> int:
     """Does one action; 1 if `check` finds a wall that does not hold."""
     if action == "split":
         return _split(where, id_column, blocks=blocks, out=out, unit=unit)
     if action == "try":
         return _try(where, mock, guard)
-    return _check(where) if action == "check" else _log(where)
+    if action == "check":
+        return _check(where)
+    return _log(where)
 
 
-def _split(data: Path, id_column: str | None, *, blocks: int | None, out: Path | None, unit: str) -> int:
+def _split(
+    data: Path, id_column: str | None, *, blocks: int | None, out: Path | None, unit: str
+) -> int:
     from discreet.guard.patient_blocks import split_site
 
     if out is None:
@@ -56,7 +71,10 @@ def _split(data: Path, id_column: str | None, *, blocks: int | None, out: Path |
     if unit == SITE and (id_column is not None or blocks is not None):
         raise ConfigError("--id and --blocks go without --unit site: all data are in one block")
     split = split_site(data, out, id_column=id_column or "", count=blocks or 1)
-    whom = f"{split.patients} patients" if unit == PATIENT else "all rows"
+    if unit == PATIENT:
+        whom = f"{split.patients} patients"
+    else:
+        whom = "all rows"
     print(f"{out}: {whom} in {split.count} blocks. Keep the folder to yourself: its key is secret")
     return 0
 
@@ -75,13 +93,18 @@ def _check(path: Path) -> int:
     if not reached:
         print(f"  a hostile app reaches nothing in {policy.enclosure}")
     print(f"  a reply comes {policy.round_seconds:g} s after its message, whatever happens")
-    return 1 if reached else 0
+    if reached:
+        return 1
+    return 0
 
 
 def _try(app: Path, mock: Path | None, guard: Path | None) -> int:
     from discreet.guard.operating import bundle_of, trial_policy, try_app
 
-    policy = None if guard is None else read_guard(guard)
+    if guard is None:
+        policy = None
+    else:
+        policy = read_guard(guard)
     folder = mock or (Path(policy.mock) if policy is not None and policy.mock else None)
     if folder is None:
         raise ConfigError("--mock must be given, or a guard.toml that names one")

@@ -1,12 +1,14 @@
-"""Says what clients' data are like, for a price: means, deviations, quantiles and counts, each with its standard error.
+"""Says what clients' data are like, for a price: means, deviations, quantiles and counts, each with
+its standard error.
 
-The settings are those of discreet simulate. Everybody is asked once; the sum of the answers is noised at the server, at
-user level, and charged to ledger.db in output_dir. statistics.json there holds what is printed.
+The settings are those of discreet simulate. Everybody is asked once; the sum of the answers is
+noised at the server, at user level, and charged to ledger.db in output_dir. statistics.json there
+holds what is printed.
 
 examples:
   discreet statistics data.name=breast_cancer data.num_clients=100 statistics.noise_multiplier=5
   discreet statistics 'statistics.of=[quantiles,examples]' output_dir=outputs/first
-  discreet statistics resume=true output_dir=outputs/first      once more, charged to the ledger of that run
+  discreet statistics resume=true output_dir=outputs/first      again, charged to that run's ledger
 """
 
 from __future__ import annotations
@@ -33,6 +35,7 @@ def command(overrides: Words = None) -> None:
     client_settings(config).check_server_noise("discreet statistics")
     with ExitStack() as held:
         session = prepare(config, simulated=True, held=held)
-        plan, task = session.plan, load_task(config.data.name, path=config.data.path)
+        plan = session.plan
+        task = load_task(config.data.name, path=config.data.path)
         answers = data_answers(STATISTICS, plan, task)
         print(written_statistics(session.context, task, answers), end="")

@@ -30,7 +30,9 @@ Facts = dict[str, Any]
 
 def command(
     folder: Annotated[Path, typer.Argument(metavar="RUN", help="a run folder")],
-    as_json: Annotated[bool, typer.Option("--json", help="print one JSON object instead of text")] = False,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="print one JSON object instead of text")
+    ] = False,
 ) -> None:
     """Prints the status of a run."""
     run = RunFolder(folder.expanduser().resolve())
@@ -40,25 +42,44 @@ def command(
 def status_facts(folder: RunFolder) -> Facts:
     """The state of a run: round, epsilon spent and left, connected nodes, last failure.
 
-    The user-level epsilon comes from the ledger, which a crash may leave ahead of the metrics, never behind them. The
-    other epsilons are the largest that a client reported. Raises ConfigError: the folder holds no run; LedgerError: its
-    ledger is damaged."""
-    plan, status, rows = Plan(folder.read_config()), read_status(folder), folder.read_metrics()
-    row = rows[-1] if rows else {}
+    The user-level epsilon comes from the ledger, which a crash may leave ahead of the metrics,
+    never behind them. The other epsilons are the largest that a client reported. Raises
+    ConfigError: the folder holds no run; LedgerError: its ledger is damaged."""
+    plan = Plan(folder.read_config())
+    status = read_status(folder)
+    rows = folder.read_metrics()
+    if rows:
+        row = rows[-1]
+    else:
+        row = {}
     facts: Facts = {"run": str(folder.path), "state": status.state if status else "not started"}
-    facts |= {"round": int(row.get("round") or 0), "rounds": status.rounds if status else plan.run.rounds}
+    facts |= {
+        "round": int(row.get("round") or 0),
+        "rounds": status.rounds if status else plan.run.rounds,
+    }
     if status:
         since = datetime.now(UTC) - datetime.fromisoformat(status.updated)
-        facts |= {"seconds_since_update": round(since.total_seconds()), "failures": dict(status.failures)}
+        facts |= {
+            "seconds_since_update": round(since.total_seconds()),
+            "failures": dict(status.failures),
+        }
         for name in ("reason", "nodes", "last_failure", "last_failure_round"):
             facts[name] = getattr(status, name)
     facts |= {name: row.get(name) for name in (*score_columns([row]), "loss", "cohort", "replies")}
     facts["epsilon"] = _epsilons(folder, plan, row)
     rated = ((each["round"], rated_in(each)) for each in reversed(rows))
-    ratings = ({"round": int(at or 0), "numbers": list(map(asdict, found))} for at, found in rated if found)
+    ratings = (
+        {"round": int(at or 0), "numbers": list(map(asdict, found))} for at, found in rated if found
+    )
     if account := PopulationAccount.of(plan):
-        whose = {"population": account.population.name, "file": str(account.path), "runs": account.runs}
-        facts["account"] = whose | _spending(account.budget.epsilon(account.ledger.total()), account.budget.max_epsilon)
+        whose = {
+            "population": account.population.name,
+            "file": str(account.path),
+            "runs": account.runs,
+        }
+        facts["account"] = whose | _spending(
+            account.budget.epsilon(account.ledger.total()), account.budget.max_epsilon
+        )
     return {"account": None} | facts | {"rating": next(ratings, None)}
 
 
@@ -66,17 +87,28 @@ def _epsilons(folder: RunFolder, plan: Plan, row: Any) -> dict[str, Facts | None
     """The spending of each guarantee; None if it is off."""
     found = dict[str, Facts | None].fromkeys(GUARANTEES)
     for name in plan.mechanisms:
-        spent, budget = row.get(f"epsilon_{name}") or 0.0, plan.run.largest_epsilon(name)
+        spent = row.get(f"epsilon_{name}") or 0.0
+        budget = plan.run.largest_epsilon(name)
         if not REPORTED[name]:
-            budget = None if plan.account is not None else budget  # that of all runs on the population
+            # that of all runs on the population
+            if plan.account is not None:
+                budget = None
             if folder.ledger_path.exists():
-                spent = DurableLedger(folder.ledger_path).spent(name).epsilon(plan.run.delta, plan.run.accountant)
+                spent = (
+                    DurableLedger(folder.ledger_path)
+                    .spent(name)
+                    .epsilon(plan.run.delta, plan.run.accountant)
+                )
         found[name] = _spending(spent, budget)
     return found
 
 
 def _spending(spent: float, budget: float | None) -> Facts:
-    return {"spent": spent, "budget": budget, "left": None if budget is None else max(0.0, budget - spent)}
+    return {
+        "spent": spent,
+        "budget": budget,
+        "left": None if budget is None else max(0.0, budget - spent),
+    }
 
 
 def status_lines(folder: RunFolder) -> Iterator[str]:
@@ -84,27 +116,45 @@ def status_lines(folder: RunFolder) -> Iterator[str]:
     facts = status_facts(folder)
     yield f"run        {facts['run']}"
     yield f"state      {facts['state']}" + (f": {facts['reason']}" if facts.get("reason") else "")
-    since = f", {facts['seconds_since_update']} s ago" if "seconds_since_update" in facts else ""
+    if "seconds_since_update" in facts:
+        since = f", {facts['seconds_since_update']} s ago"
+    else:
+        since = ""
     yield f"round      {facts['round']} of {facts['rounds']}{since}"
-    known = [f"{name} {facts[name]:.4f}" for name in (*SCORES, "loss") if facts.get(name) is not None]
+    known = [
+        f"{name} {facts[name]:.4f}" for name in (*SCORES, "loss") if facts.get(name) is not None
+    ]
     if rating := facts["rating"]:
         numbers = ", ".join(str(Rated(**each)) for each in rating["numbers"])
         yield f"rated      after round {rating['round']} by clients: {numbers}"
     elif known:
         yield f"model      {', '.join(known)}"
-    account, unlimited = facts["account"], "; its budget is that of all runs" if facts["account"] else ", no budget"
+    account = facts["account"]
+    if facts["account"]:
+        unlimited = "; its budget is that of all runs"
+    else:
+        unlimited = ", no budget"
     for name, spending in facts["epsilon"].items():
         yield f"epsilon    {name} {_spent(spending, unlimited) if spending else 'none (off)'}"
     if account:
-        yield f"account    all runs on {account['population']} ({account['runs']}) {_spent(account, ', no budget')}"
+        yield (
+            f"account    all runs on {account['population']} ({account['runs']}) "
+            f"{_spent(account, ', no budget')}"
+        )
     if facts.get("nodes") is not None:
-        asked, replied = facts["cohort"] or 0, facts["replies"] or 0
+        asked = facts["cohort"] or 0
+        replied = facts["replies"] or 0
         yield f"nodes      {facts['nodes']} connected, {asked:.0f} asked, {replied:.0f} replied"
     if failures := facts.get("failures"):
         counted = ", ".join(f"{kind} {count}" for kind, count in failures.items())
-        yield f"failures   {counted}; in round {facts['last_failure_round']}: {facts['last_failure']}"
+        yield (
+            f"failures   {counted}; in round {facts['last_failure_round']}: {facts['last_failure']}"
+        )
 
 
 def _spent(spending: Facts, unlimited: str) -> str:
-    left = unlimited if spending["budget"] is None else ", {left:.4g} of {budget:g} left".format(**spending)
+    if spending["budget"] is None:
+        left = unlimited
+    else:
+        left = ", {left:.4g} of {budget:g} left".format(**spending)
     return f"{spending['spent']:.4g} spent{left}"

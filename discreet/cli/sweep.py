@@ -1,4 +1,5 @@
-"""Sweeps: the runs that lists of values make, as Hydra composes them, and the file with which they go on."""
+"""Sweeps: the runs that lists of values make, as Hydra composes them, and the file with which they
+go on."""
 
 from __future__ import annotations
 
@@ -31,8 +32,8 @@ RAY = "ray."
 
 @dataclass(frozen=True)
 class Sweep:
-    """Several runs: the overrides and Hydra's own settings that the sweep was started with, and those of each run,
-    without lists. The folder is absolute."""
+    """Several runs: the overrides and Hydra's own settings that the sweep was started with, and
+    those of each run, without lists. The folder is absolute."""
 
     folder: Path
     settings: tuple[str, ...]
@@ -40,45 +41,61 @@ class Sweep:
     runs: tuple[tuple[str, ...], ...]
 
     def name(self, number: int) -> str:
-        """`run 3 of 11 (rounds=40)`: its number, from 1, and the settings in which it differs from other runs."""
+        """`run 3 of 11 (rounds=40)`: its number, from 1, and the settings in which it differs from
+        other runs."""
         same = set.intersection(*map(set, self.runs))
         own = ", ".join(word for word in self.runs[number - 1] if word not in same)
         return f"run {number} of {len(self.runs)}" + (f" ({own})" if own else "")
 
     def save(self) -> None:
-        """Makes the folder and, unless it is there, the file that says what the sweep was started with, as Hydra's."""
+        """Makes the folder and, unless it is there, the file that says what the sweep was started
+        with, as Hydra's."""
         self.folder.mkdir(parents=True, exist_ok=True)
         if not (self.folder / PLAN).exists():
-            started = OmegaConf.create({"hydra": {"overrides": {"hydra": [*self.hydra], "task": [*self.settings]}}})
+            started = OmegaConf.create(
+                {"hydra": {"overrides": {"hydra": [*self.hydra], "task": [*self.settings]}}}
+            )
             replace_file(self.folder / PLAN, OmegaConf.to_yaml(started).encode())
 
     def jobs(self) -> list[Job]:
         """Every run, checked. Raises ConfigError: the fault of the first run that has one."""
         found = []
         for number, overrides in enumerate(self.runs):
-            folder, name = RunFolder(self.folder / str(number)), self.name(number + 1)
+            folder = RunFolder(self.folder / str(number))
+            name = self.name(number + 1)
             try:
                 config = load_config(overrides, of_sweep=True)
                 if config.output_dir is not None:
-                    raise ConfigError("output_dir is chosen by a sweep: give hydra.sweep.dir=FOLDER")
+                    raise ConfigError(
+                        "output_dir is chosen by a sweep: give hydra.sweep.dir=FOLDER"
+                    )
                 plan = check(config)
             except ConfigError as error:
                 raise ConfigError(f"{name}: {error}") from error
-            found.append(Job(name, folder, plan, partial(go_on, folder, name, config, decided=plan.settings.privacy)))
+            found.append(
+                Job(
+                    name,
+                    folder,
+                    plan,
+                    partial(go_on, folder, name, config, decided=plan.settings.privacy),
+                )
+            )
         return found
 
 
 def sweep_of(overrides: Sequence[str], *, multirun: bool) -> Sweep | None:
-    """The sweep that overrides ask for, or with `resume=true` the one in hydra.sweep.dir as it was started. None for a
-    single run: without `multirun`, and if the experiment is no sweep. Raises ConfigError: the settings can't be
-    composed, or there is no such sweep to go on with."""
+    """The sweep that overrides ask for, or with `resume=true` the one in hydra.sweep.dir as it was
+    started. None for a single run: without `multirun`, and if the experiment is no sweep. Raises
+    ConfigError: the settings can't be composed, or there is no such sweep to go on with."""
     asked, is_sweep = composed(overrides)
     if not (multirun or is_sweep):
         return None
     if "resume=true" in overrides:
         return _resumed(asked, named=any(word.startswith("hydra.sweep.dir=") for word in overrides))
     if (asked.folder / PLAN).exists():
-        raise ConfigError(f"hydra.sweep.dir={asked.folder} holds a sweep already: resume=true goes on with it")
+        raise ConfigError(
+            f"hydra.sweep.dir={asked.folder} holds a sweep already: resume=true goes on with it"
+        )
     return asked
 
 
@@ -87,7 +104,9 @@ def composed(overrides: Sequence[str]) -> tuple[Sweep, bool]:
     plan, runs = listed_runs(overrides)
     for word in plan.overrides.hydra:
         if not word.lstrip("+").startswith((*NOT_PART, PARAMS)):
-            raise ConfigError(f"{word} is not of a sweep: it starts its runs itself, --jobs N so many at a time")
+            raise ConfigError(
+                f"{word} is not of a sweep: it starts its runs itself, --jobs N so many at a time"
+            )
     settings, of_hydra = (
         tuple(word for word in given if not word.startswith(NOT_PART))
         for given in (plan.overrides.task, plan.overrides.hydra)
@@ -100,8 +119,13 @@ def _resumed(asked: Sweep, *, named: bool) -> Sweep:
     """The sweep in a folder, on the Ray cluster that is asked for now."""
     path = asked.folder / PLAN
     if not named or not path.exists():
-        where = f"{asked.folder} holds none" if named else "name its folder"
-        raise ConfigError(f"resume=true of a sweep goes on with the one in hydra.sweep.dir=FOLDER: {where}")
+        if named:
+            where = f"{asked.folder} holds none"
+        else:
+            where = "name its folder"
+        raise ConfigError(
+            f"resume=true of a sweep goes on with the one in hydra.sweep.dir=FOLDER: {where}"
+        )
     try:
         plan = OmegaConf.load(path)
         before, _ = composed([*plan.hydra.overrides.hydra, *plan.hydra.overrides.task])
@@ -109,26 +133,38 @@ def _resumed(asked: Sweep, *, named: bool) -> Sweep:
         raise ConfigError(f"{path} is damaged: {str(error).splitlines()[0]}") from error
     if not all(word.startswith(RAY) for word in asked.settings):
         given = " ".join(before.settings)
-        raise ConfigError(f"the sweep in {asked.folder} was started with {given}: give no settings but ray.address")
+        raise ConfigError(
+            f"the sweep in {asked.folder} was started with {given}: give no settings but "
+            f"ray.address"
+        )
     runs = before.runs
     if asked.settings:
-        runs = tuple((*(word for word in run if not word.startswith(RAY)), *asked.settings) for run in runs)
+        runs = tuple(
+            (*(word for word in run if not word.startswith(RAY)), *asked.settings) for run in runs
+        )
     return replace(before, folder=asked.folder, runs=runs)
 
 
 def candidates_of(overrides: Sequence[str]) -> list[Settings]:
-    """The settings of every combination of the listed values. Raises ConfigError: a setting is wrong, or there are none
-    or too many combinations."""
+    """The settings of every combination of the listed values. Raises ConfigError: a setting is
+    wrong, or there are none or too many combinations."""
     if not overrides:
-        raise ConfigError("there is nothing to try: give settings; a comma lists values (see --help)")
+        raise ConfigError(
+            "there is nothing to try: give settings; a comma lists values (see --help)"
+        )
     candidates = composed(overrides)[0].runs
     if len(candidates) > MOST_CANDIDATES:
-        raise ConfigError(f"more than {MOST_CANDIDATES} combinations of settings: list fewer values")
+        raise ConfigError(
+            f"more than {MOST_CANDIDATES} combinations of settings: list fewer values"
+        )
     return [load_config(words, of_sweep=True) for words in candidates]
 
 
-def all_succeed(jobs: Sequence[Job], *, at_a_time: int, shared: Path, again: str, until_then: str = "") -> bool:
-    """Does runs in a shared folder. `again` is the command that goes on with them, and is told if any did not end."""
+def all_succeed(
+    jobs: Sequence[Job], *, at_a_time: int, shared: Path, again: str, until_then: str = ""
+) -> bool:
+    """Does runs in a shared folder. `again` is the command that goes on with them, and is told if
+    any did not end."""
     again += f" --jobs {at_a_time}" * (at_a_time > 1) + until_then
     with ending(partial(interrupt_below, shared, f"to go on: {again}")):
         failed = run_all(jobs, at_a_time=at_a_time, shared=shared)

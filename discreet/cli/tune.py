@@ -1,13 +1,15 @@
 """Tries settings and keeps the best run, and accounts for the cost of choosing it.
 
-A comma lists the values to try. Each trial draws one value of each list, uniformly, and trains. The number of trials
-is drawn before the first one, from --trials with mean --mean (Papernot and Steinke 2022). The run with the best
-accuracy (of regression: R2) on the public test set is moved to OUTPUT/chosen; the others are deleted, because the
-guarantee is for somebody who sees the chosen run alone. For the same reason keep the number of trials to yourself.
-Every file of the chosen run states the cost of the choice, not that of a trial.
+A comma lists the values to try. Each trial draws one value of each list, uniformly, and trains. The
+number of trials is drawn before the first one, from --trials with mean --mean (Papernot and Steinke
+2022). The run with the best accuracy (of regression: R2) on the public test set is moved to
+OUTPUT/chosen; the others are deleted, because the guarantee is for somebody who sees the chosen run
+alone. For the same reason keep the number of trials to yourself. Every file of the chosen run
+states the cost of the choice, not that of a trial.
 
-The trials are drawn once, and stored before the first one starts: if a tune was ended early, --resume goes on with the
-same trials. A tune that is never resumed has spent what the ledgers of its trials say: add them up.
+The trials are drawn once, and stored before the first one starts: if a tune was ended early,
+--resume goes on with the same trials. A tune that is never resumed has spent what the ledgers of
+its trials say: add them up.
 
 examples:
   discreet tune rounds=20 privacy.user.clip.norm=0.1,0.3,1 --output outputs/tuned
@@ -40,14 +42,23 @@ from discreet.simulation.tuning import Tune, drawn, price, publish_best, read_tu
 def command(
     overrides: Words = None,
     trials: Annotated[
-        Literal["logarithmic", "geometric", "poisson"], Option(help="the distribution of the number of trials")
+        Literal["logarithmic", "geometric", "poisson"],
+        Option(help="the distribution of the number of trials"),
     ] = "logarithmic",
     mean: Annotated[float, Option(help="the mean number of trials")] = 10.0,
-    max_epsilon: Annotated[float | None, Option(help="refuse to start if the choice would cost more")] = None,
-    output: Annotated[Path | None, Option(help="the folder of the chosen run (outputs/tune_TIME)")] = None,
+    max_epsilon: Annotated[
+        float | None, Option(help="refuse to start if the choice would cost more")
+    ] = None,
+    output: Annotated[
+        Path | None, Option(help="the folder of the chosen run (outputs/tune_TIME)")
+    ] = None,
     cost: Annotated[bool, Option("--cost", help="only print what the choice would cost")] = False,
-    resume: Annotated[bool, Option("--resume", help="go on with the trials that were drawn in --output")] = False,
-    jobs: Annotated[int, Option(metavar="N", min=1, help="trials at a time, as tasks of a Ray cluster")] = 1,
+    resume: Annotated[
+        bool, Option("--resume", help="go on with the trials that were drawn in --output")
+    ] = False,
+    jobs: Annotated[
+        int, Option(metavar="N", min=1, help="trials at a time, as tasks of a Ray cluster")
+    ] = 1,
 ) -> int:
     """Tunes; 1 if trials failed."""
     logging.getLogger("absl").setLevel(logging.ERROR)
@@ -55,8 +66,13 @@ def command(
     folder = (output or new_folder("outputs/tune_")).expanduser().resolve()
     with ending(partial(not_begun, folder=RunFolder(folder))):
         if resume and (overrides or output is None):
-            raise ConfigError("--resume needs --output, the folder of the tune to go on with, and no settings")
-        tune = read_tune(folder) if resume else Tune(overrides or [], trials, mean, max_epsilon, [])
+            raise ConfigError(
+                "--resume needs --output, the folder of the tune to go on with, and no settings"
+            )
+        if resume:
+            tune = read_tune(folder)
+        else:
+            tune = Tune(overrides or [], trials, mean, max_epsilon, [])
         plans = list(map(planned, candidates_of(tune.overrides)))
         if not resume:
             print(price(tune, plans))
@@ -68,7 +84,9 @@ def command(
         runs = trial_jobs(tune, plans, folder / "trials")
         again = f"discreet tune --resume --output {shlex.quote(str(folder))}"
         then = "; until then nothing is chosen"
-        if not all_succeed(runs, at_a_time=jobs, shared=folder / "trials", again=again, until_then=then):
+        if not all_succeed(
+            runs, at_a_time=jobs, shared=folder / "trials", again=again, until_then=then
+        ):
             return 1
         if runs:
             print(publish_best(tune, plans, [job.folder for job in runs], folder))

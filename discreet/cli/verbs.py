@@ -1,4 +1,5 @@
-"""The verbs of the `discreet` command: one Typer app. Only the verb that is asked for is imported."""
+"""The verbs of the `discreet` command: one Typer app. Only the verb that is asked for is
+imported."""
 
 from __future__ import annotations
 
@@ -35,11 +36,38 @@ IN_A_PROJECT = {
     "benchmark": "measures Discreet side by side with others *",
 }
 VERBS = ANYWHERE | IN_A_PROJECT
-FILES = {"data": "own_table", "plan": "price"}  # of verbs whose file has another name, as no two files share one
-OF_SETTINGS = ("run", "simulate", "plan", "statistics", "audit", "tune")  # which are checked before PyTorch is imported
+FILES = {
+    "data": "own_table",
+    "plan": "price",
+}  # of verbs whose file has another name, as no two files share one
+OF_SETTINGS = (
+    "run",
+    "simulate",
+    "plan",
+    "statistics",
+    "audit",
+    "tune",
+)  # which are checked before PyTorch is imported
 # PyTorch, for some seconds.
-LOADS = ("export", "plan", "site", "simulate", "tune", "audit", "statistics", "predict", "report", "benchmark")
-SAY_VALUES = ("calibrate", "data", "ledger", "predict", "tune")  # a ValueError there is about a value that was given
+LOADS = (
+    "export",
+    "plan",
+    "site",
+    "simulate",
+    "tune",
+    "audit",
+    "statistics",
+    "predict",
+    "report",
+    "benchmark",
+)
+SAY_VALUES = (
+    "calibrate",
+    "data",
+    "ledger",
+    "predict",
+    "tune",
+)  # a ValueError there is about a value that was given
 HELP = ("-h", "--help")
 EPILOG = """* in a project that `discreet new` made, or in a checkout of Discreet
 
@@ -59,38 +87,64 @@ def run(given: Sequence[str]) -> int:
     except typer.Exit as ended:
         return ended.exit_code
     except _told(given[0]) as error:
-        said = error.format_message() if isinstance(error, click.ClickException) else str(error)
-        if isinstance(error, click.NoSuchOption) and given[0] in IN_A_PROJECT and not error.possibilities:
+        if isinstance(error, click.ClickException):
+            said = error.format_message()
+        else:
+            said = str(error)
+        if (
+            isinstance(error, click.NoSuchOption)
+            and given[0] in IN_A_PROJECT
+            and not error.possibilities
+        ):
             said += " A setting has no dashes: write NAME=VALUE"
         print(f"discreet: {said}", file=sys.stderr)
         return 2
 
 
 def _check_locale(given: Sequence[str]) -> None:
-    """Raises click.UsageError for a word that this process can't read: Python has then put something else for it."""
+    """Raises click.UsageError for a word that this process can't read: Python has then put
+    something else for it."""
     for word in given:
         if any("\udc80" <= character <= "\udcff" for character in word):
             shown = word.encode("ascii", "replace").decode()
-            raise click.UsageError(f"the locale of this process can't read {shown}: set LC_ALL=C.UTF-8")
+            raise click.UsageError(
+                f"the locale of this process can't read {shown}: set LC_ALL=C.UTF-8"
+            )
 
 
 def _app(given: Sequence[str]) -> typer.Typer:
-    """The app for these words. A verb that they do not name has its line in the help, and nothing else."""
-    typer.core.HAS_RICH = False  # with it, Typer escapes brackets even in help that it prints as plain text
+    """The app for these words. A verb that they do not name has its line in the help, and nothing
+    else."""
+    typer.core.HAS_RICH = (
+        False  # with it, Typer escapes brackets even in help that it prints as plain text
+    )
     settings = {"help_option_names": [*HELP]}
-    app = typer.Typer(rich_markup_mode=None, add_completion=False, suggest_commands=False, context_settings=settings)
+    app = typer.Typer(
+        rich_markup_mode=None,
+        add_completion=False,
+        suggest_commands=False,
+        context_settings=settings,
+    )
     app.callback(epilog=_as_written(EPILOG))(_root)
     if given[0] in IN_A_PROJECT and not {*HELP} & {*given}:
         import_module("discreet.settings.places").app_folder()
         if given[0] in OF_SETTINGS:
-            listed = ["--multirun"] if given[0] == "tune" else []
+            if given[0] == "tune":
+                listed = ["--multirun"]
+            else:
+                listed = []
             import_module("discreet.settings.compose").check_words([*listed, *given[1:]])
     if given[0] in LOADS and sys.stderr.isatty():
         print(f"discreet {given[0]}: loading PyTorch", file=sys.stderr)
     for verb, line in VERBS.items():
-        module = import_module(f"discreet.cli.{FILES.get(verb, verb)}") if verb == given[0] else None
+        if verb == given[0]:
+            module = import_module(f"discreet.cli.{FILES.get(verb, verb)}")
+        else:
+            module = None
         command: Callable[..., object] = module.command if module else lambda: None
-        app.command(verb, help=_as_written(module.__doc__ or "") if module else None, short_help=line)(command)
+        app.command(
+            verb, help=_as_written(module.__doc__ or "") if module else None, short_help=line
+        )(command)
     return app
 
 
@@ -100,7 +154,9 @@ def _version(asked: bool) -> None:
         raise typer.Exit
 
 
-def _root(version: Annotated[bool, typer.Option("--version", callback=_version, is_eager=True)] = False) -> None:
+def _root(
+    version: Annotated[bool, typer.Option("--version", callback=_version, is_eager=True)] = False,
+) -> None:
     """Differentially private federated learning on Flower."""
 
 
@@ -110,8 +166,13 @@ def _as_written(text: str) -> str:
 
 
 def _told(verb: str) -> tuple[type[Exception], ...]:
-    """The errors whose message is all that a person needs. They are imported if something was raised."""
+    """The errors whose message is all that a person needs. They are imported if something was
+    raised."""
     from discreet.ledger.rollback_guard import LedgerError
     from discreet.settings.rules import ConfigError
 
-    return click.ClickException, OSError, *((ValueError,) if verb in SAY_VALUES else (ConfigError, LedgerError))
+    return (
+        click.ClickException,
+        OSError,
+        *((ValueError,) if verb in SAY_VALUES else (ConfigError, LedgerError)),
+    )

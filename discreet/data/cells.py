@@ -1,5 +1,5 @@
-"""Columns of a table as arrays: numbers, encoded cells, classes by their places, owners. What is wrong is told by its
-row, and never shown."""
+"""Columns of a table as arrays: numbers, encoded cells, classes by their places, owners. What is
+wrong is told by its row, and never shown."""
 
 from __future__ import annotations
 
@@ -43,8 +43,13 @@ def numbers_in(column: Any, name: str) -> Array:
         with suppress(TypeError, ValueError):
             if math.isfinite(float(cell)):
                 continue
-        wrong = "is empty: fill it with a public constant" if is_empty(cell) else "is not a number: make it one"
-        raise RowError(row, f"{name} {wrong}, or say what is public of it under [columns] in data.toml")
+        if is_empty(cell):
+            wrong = "is empty: fill it with a public constant"
+        else:
+            wrong = "is not a number: make it one"
+        raise RowError(
+            row, f"{name} {wrong}, or say what is public of it under [columns] in data.toml"
+        )
     raise FolderError(f"the column {name} is no number in any row")
 
 
@@ -53,12 +58,20 @@ def numbered(targets: Array, name: str, description: DataDescription) -> Array:
     if not description.classes:
         return _target_numbers(targets, name, description)
     places = {word: place for place, word in enumerate(description.classes)}
-    places |= {} if description.padding is None else {str(description.padding): PADDING}
+    if description.padding is None:
+        places |= {}
+    else:
+        places |= {str(description.padding): PADDING}
     for place, value in enumerate(targets.flat):
         if str(value) not in places:
-            problem = f"{name} is empty" if is_empty(value) else "the class is not in classes"
+            if is_empty(value):
+                problem = f"{name} is empty"
+            else:
+                problem = "the class is not in classes"
             raise RowError(place * len(targets) // targets.size, problem)
-    return np.asarray([places[str(value)] for value in targets.flat], np.int64).reshape(targets.shape)
+    return np.asarray([places[str(value)] for value in targets.flat], np.int64).reshape(
+        targets.shape
+    )
 
 
 def _target_numbers(targets: Array, name: str, description: DataDescription) -> Array:
@@ -70,4 +83,6 @@ def _target_numbers(targets: Array, name: str, description: DataDescription) -> 
     try:
         return np.asarray(targets, np.float64)
     except ValueError as error:
-        raise FolderError(f"{description.file}: targets must be numbers, or words listed in classes") from error
+        raise FolderError(
+            f"{description.file}: targets must be numbers, or words listed in classes"
+        ) from error

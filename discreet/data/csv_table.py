@@ -1,4 +1,5 @@
-"""A CSV file as it is: its separator, encoding and byte order mark, the lines of its rows, and its columns."""
+"""A CSV file as it is: its separator, encoding and byte order mark, the lines of its rows, and its
+columns."""
 
 from __future__ import annotations
 
@@ -52,7 +53,10 @@ class CsvTable:
         try:
             return content.decode(encoding)
         except (UnicodeDecodeError, LookupError) as error:
-            written = 'encoding = "cp1252"' if self.encoding is None else "the encoding that it was written in"
+            if self.encoding is None:
+                written = 'encoding = "cp1252"'
+            else:
+                written = "the encoding that it was written in"
             raise FolderError(
                 f"{self.path} can't be read: it is not {encoding}: write {written} in data.toml"
             ) from error
@@ -85,31 +89,41 @@ class CsvTable:
         return names
 
     def columns(self, *, as_text: bool = False) -> dict[str, Any]:
-        """Columns of pyarrow by their names; `as_text`: each cell as it is written. FolderError: it can't be read."""
+        """Columns of pyarrow by their names; `as_text`: each cell as it is written. FolderError: it
+        can't be read."""
         require_extra("pyarrow", extra="simulation", why=self.path.name)
         import pyarrow  # type: ignore[import-untyped]
         from pyarrow import csv as reader
 
         names = self.header()
-        kinds = dict.fromkeys(names, pyarrow.string()) if as_text else None
+        if as_text:
+            kinds = dict.fromkeys(names, pyarrow.string())
+        else:
+            kinds = None
         try:
             table = reader.read_csv(
                 io.BytesIO(self.text.encode()),
                 parse_options=reader.ParseOptions(delimiter=self.mark, newlines_in_values=True),
-                convert_options=reader.ConvertOptions(column_types=kinds, decimal_point=self.decimal),
+                convert_options=reader.ConvertOptions(
+                    column_types=kinds, decimal_point=self.decimal
+                ),
             )
         except (OSError, ValueError) as error:
             raise FolderError(self.unreadable(" ".join(str(error).split()))) from None
         return {name: table.column(name) for name in names}
 
     def unreadable(self, said: str) -> str:
-        """The reason why it can't be read: the line of a row with too few or too many cells, and never the row."""
+        """The reason why it can't be read: the line of a row with too few or too many cells, and
+        never the row."""
         expected, got, _ = said.partition(", got ")
         with suppress(csv.Error):
             (_, header), *rows = self.records() if got else [(0, [])]
             for line, row in rows:
                 if len(row) != len(header):
-                    return f"{self.path}, line {line}: {len(row)} columns, and the header has {len(header)}"
+                    return (
+                        f"{self.path}, line {line}: {len(row)} columns, and the header has "
+                        f"{len(header)}"
+                    )
         return f"{self.path} can't be read: {expected}"
 
 

@@ -1,4 +1,5 @@
-"""Data sets by name: each a function of a path (or None) that gives a Task, loading libraries when called.
+"""Data sets by name: each a function of a path (or None) that gives a Task, loading libraries when
+called.
 
 Small ones come with scikit-learn, so that a first run needs no download.
 """
@@ -18,12 +19,14 @@ from discreet.data.images import load_cifar10, load_femnist, load_mnist
 from discreet.data.targets import Array
 from discreet.data.text import load_shakespeare
 
-# The split is part of the data set: fixed, public and stratified by class if there are classes, the same in every run.
+# The split is part of the data set: fixed, public and stratified by class if there are classes, the
+# same in every run.
 _TEST_FRACTION = 0.2
 _SPLIT_SEED = 20937
 
-# (low, high), mapped to [-1, 1], of each quantity measured on the nuclei: its mean, standard error and worst value.
-# They are the ranges that the public documentation of the data set prints, rounded, and no statistics of the data.
+# (low, high), mapped to [-1, 1], of each quantity measured on the nuclei: its mean, standard error
+# and worst value. They are the ranges that the public documentation of the data set prints,
+# rounded, and no statistics of the data.
 _CELL_RANGES: dict[str, tuple[tuple[float, float], tuple[float, float], tuple[float, float]]] = {
     "radius": ((5, 30), (0, 3), (5, 40)),
     "texture": ((5, 40), (0, 5), (10, 50)),
@@ -42,14 +45,25 @@ BREAST_CANCER_RANGES = tuple(ranges[part] for part in range(3) for ranges in _CE
 
 # As above, rounded, of the data set's ten features; sex is 1 or 2.
 DIABETES_RANGES = (
-    *((18, 80), (1, 2), (15, 45), (60, 140)),  # age, sex, body mass index, blood pressure
-    *((90, 310), (40, 250), (20, 100), (1, 10), (3, 6.5), (50, 130)),  # six blood measurements
+    (18, 80),
+    (1, 2),
+    (15, 45),
+    (60, 140),  # age, sex, body mass index, blood pressure
+    (90, 310),
+    (40, 250),
+    (20, 100),
+    (1, 10),
+    (3, 6.5),
+    (50, 130),  # six blood measurements
 )
-_LABELLED, _LABEL_SEED = 1500, 40813  # examples that are made, and from which seed
+# examples that are made, and from which seed
+_LABELLED = 1500
+_LABEL_SEED = 40813
 
 
 def load_digits(path: str | None) -> Task:
-    """Handwritten digits of scikit-learn: 1797 images (1, 8, 8) in [0, 1], 10 classes; no `path`."""
+    """Handwritten digits of scikit-learn: 1797 images (1, 8, 8) in [0, 1], 10 classes; no
+    `path`."""
     from sklearn.datasets import load_digits as load
 
     inputs, targets = load(return_X_y=True)
@@ -57,8 +71,8 @@ def load_digits(path: str | None) -> Task:
 
 
 def load_breast_cancer(path: str | None) -> Task:
-    """Breast cancer Wisconsin of scikit-learn: 569 examples of 30 features, 2 classes (1 is benign), scaled by
-    `BREAST_CANCER_RANGES`, public constants, and clamped to [-1, 1]; no `path`.
+    """Breast cancer Wisconsin of scikit-learn: 569 examples of 30 features, 2 classes (1 is
+    benign), scaled by `BREAST_CANCER_RANGES`, public constants, and clamped to [-1, 1]; no `path`.
     """
     from sklearn.datasets import load_breast_cancer as load
 
@@ -67,10 +81,11 @@ def load_breast_cancer(path: str | None) -> Task:
 
 
 def load_diabetes(path: str | None) -> Task:
-    """Diabetes of scikit-learn: 442 patients, 10 features, and a number, how far the disease has gone a year later.
+    """Diabetes of scikit-learn: 442 patients, 10 features, and a number, how far the disease has
+    gone a year later.
 
-    Features are scaled by `DIABETES_RANGES`, and the number, in 0..400, to -1..1: public constants. scikit-learn's own
-    scaling is computed from the data. No `path`.
+    Features are scaled by `DIABETES_RANGES`, and the number, in 0..400, to -1..1: public constants.
+    scikit-learn's own scaling is computed from the data. No `path`.
     """
     from sklearn.datasets import load_diabetes as load
 
@@ -80,8 +95,9 @@ def load_diabetes(path: str | None) -> Task:
 
 
 def load_multilabel(path: str | None) -> Task:
-    """Made-up documents of scikit-learn's `make_multilabel_classification`, the same at every call: 1500 counts of 20
-    words each, and which of 5 topics they are about, any number of them. Counts are divided by 10 and cut at 1.
+    """Made-up documents of scikit-learn's `make_multilabel_classification`, the same at every call:
+    1500 counts of 20 words each, and which of 5 topics they are about, any number of them. Counts
+    are divided by 10 and cut at 1.
     """
     from sklearn.datasets import make_multilabel_classification
 
@@ -95,13 +111,28 @@ def _split(name: str, path: str | None, inputs: Array, targets: Array) -> Task:
     from sklearn.model_selection import train_test_split
 
     if path is not None:
-        raise ValueError(f"data.path: {name} comes with scikit-learn and reads no path (got {path!r})")
-    classes = targets if targets.ndim == 1 else None
-    parts = train_test_split(inputs, targets, test_size=_TEST_FRACTION, random_state=_SPLIT_SEED, stratify=classes)
-    train_x, test_x, train_y, test_y = (torch.from_numpy(np.ascontiguousarray(part)) for part in parts)
-    kind = torch.float32 if classes is None else torch.int64
+        raise ValueError(
+            f"data.path: {name} comes with scikit-learn and reads no path (got {path!r})"
+        )
+    if targets.ndim == 1:
+        classes = targets
+    else:
+        classes = None
+    parts = train_test_split(
+        inputs, targets, test_size=_TEST_FRACTION, random_state=_SPLIT_SEED, stratify=classes
+    )
+    train_x, test_x, train_y, test_y = (
+        torch.from_numpy(np.ascontiguousarray(part)) for part in parts
+    )
+    if classes is None:
+        kind = torch.float32
+    else:
+        kind = torch.int64
     return Task(
-        name, Examples(train_x.float(), train_y.to(kind)), Examples(test_x.float(), test_y.to(kind)), SHAPES[name]
+        name,
+        Examples(train_x.float(), train_y.to(kind)),
+        Examples(test_x.float(), test_y.to(kind)),
+        SHAPES[name],
     )
 
 
@@ -124,9 +155,12 @@ DATASETS: dict[str, Callable[[str | None], Task]] = {
 def load_task(name: str, *, path: str | None = None) -> Task:
     """The data set `name`, from `path` if it reads local files; loaded once per process.
 
-    Raises ValueError: an unknown name or a path that it does not read, FileNotFoundError: files are missing,
+    Raises ValueError: an unknown name or a path that it does not read, FileNotFoundError: files are
+    missing,
     which it names.
     """
     if name not in DATASETS:
-        raise ValueError(f"data.name: no data set {name!r}; known are {', '.join(sorted(DATASETS))}")
+        raise ValueError(
+            f"data.name: no data set {name!r}; known are {', '.join(sorted(DATASETS))}"
+        )
     return DATASETS[name](path)

@@ -1,4 +1,5 @@
-"""`data.toml`, which describes the data in a folder: its keys are in the head of `discreet/data/folder.py`."""
+"""`data.toml`, which describes the data in a folder: its keys are in the head of
+`discreet/data/folder.py`."""
 
 from __future__ import annotations
 
@@ -67,46 +68,92 @@ class DataDescription(BaseModel):
         yield from _range_rules("low", self.low, self.high)
         yield from _range_rules("target_low", self.target_low, self.target_high)
         yield self.tokens is None or self.low is None, "tokens goes without low and high"
-        kind, rule = (str, "a text that is none of classes") if self.classes else (int, "a whole number")
-        fine = self.padding is None or (isinstance(self.padding, kind) and self.padding not in self.classes)
+        kind, rule = (
+            (str, "a text that is none of classes") if self.classes else (int, "a whole number")
+        )
+        fine = self.padding is None or (
+            isinstance(self.padding, kind) and self.padding not in self.classes
+        )
         yield fine, f"padding must be {rule} (got {self.padding!r})"
-        others = (self.target, self.targets, self.classes, self.num_classes, self.target_low, self.test_target)
+        others = (
+            self.target,
+            self.targets,
+            self.classes,
+            self.num_classes,
+            self.target_low,
+            self.test_target,
+        )
         alone = not self.next_token or (bool(self.tokens or self.text) and not any(others))
-        yield alone, "next_token needs tokens or text, and goes without a target, classes and a range"
-        yield (self.text is None) == (self.max_tokens is None), "text and max_tokens must be given together"
+        yield (
+            alone,
+            "next_token needs tokens or text, and goes without a target, classes and a range",
+        )
+        yield (
+            (self.text is None) == (self.max_tokens is None),
+            "text and max_tokens must be given together",
+        )
         if self.text is not None:
             given = {self.inputs, self.low, self.tokens, self.padding, self.shape} != {None}
-            yield not given and self.format not in ("npz", "idx"), "text is a column, and the only input"
-            yield (self.model or "").startswith(HF), f'text needs model = "{HF}FOLDER", whose tokenizer reads it'
+            yield (
+                not given and self.format not in ("npz", "idx"),
+                "text is a column, and the only input",
+            )
+            yield (
+                (self.model or "").startswith(HF),
+                f'text needs model = "{HF}FOLDER", whose tokenizer reads it',
+            )
         yield from self._column_rules()
         one = (self.target is None) != (not self.targets)
         yield self.next_token or one, "target or targets must be given, and not both"
-        yield not (self.num_classes and self.classes), "num_classes and classes are both given: give one"
+        yield (
+            not (self.num_classes and self.classes),
+            "num_classes and classes are both given: give one",
+        )
         single = (not self.targets or self.padding is not None) and self.target_low is None
-        rule = "classes and num_classes are of a single target, and go with neither targets nor a range"
+        rule = (
+            "classes and num_classes are of a single target, and go with neither targets nor a "
+            "range"
+        )
         yield single or not (self.num_classes or self.classes), rule
 
     def _column_rules(self) -> Iterator[tuple[bool, str]]:
-        names, taken = [column.name for column in self.columns], {*self.target_names, self.owner}
-        yield not self.columns or self.format in ("csv", "parquet", "jsonl"), "columns are of a table"
-        given = {self.inputs, self.low, self.tokens, self.text, self.shape} != {None} or self.next_token
-        yield not (self.columns and given), "columns goes without inputs, low, high, tokens, text and shape"
+        names = [column.name for column in self.columns]
+        taken = {*self.target_names, self.owner}
+        yield (
+            not self.columns or self.format in ("csv", "parquet", "jsonl"),
+            "columns are of a table",
+        )
+        given = {self.inputs, self.low, self.tokens, self.text, self.shape} != {
+            None
+        } or self.next_token
+        yield (
+            not (self.columns and given),
+            "columns goes without inputs, low, high, tokens, text and shape",
+        )
         both = [name for name in names if name in taken]
         yield not both, f"columns: {', '.join(both)} is the target or the owner, and no input"
         told = ", ".join(self.unconfirmed)
         yield (
             not self.unconfirmed,
-            f"unconfirmed lists {told}: what is written of them was read from the data, and is not private. "
+            f"unconfirmed lists {told}: what is written of them was read from the data, and is "
+            f"not private. "
             "Replace it by public knowledge, and take the names out of the list",
         )
-        form = self.format == "csv" or (self.separator, self.encoding, self.decimal) == (None, None, ".")
+        form = self.format == "csv" or (self.separator, self.encoding, self.decimal) == (
+            None,
+            None,
+            ".",
+        )
         yield form, "separator, decimal and encoding are of csv"
         yield self.separator is None or len(self.separator) == 1, "separator must be one character"
 
     @property
     def target_names(self) -> tuple[str, ...]:
         """The columns or arrays of what is predicted."""
-        return self.targets if self.target is None else (self.target,)  # none with next_token
+        # none with next_token
+        if self.target is None:
+            return self.targets
+        return (self.target,)
 
     def facts(self) -> dict[str, Any]:
         """The keys that are given, as JSON and `description_of` have them."""
@@ -117,17 +164,26 @@ class DataDescription(BaseModel):
     @property
     def mark(self) -> int:
         """The number that is padding among targets, after words have become numbers."""
-        return self.padding if isinstance(self.padding, int) else PADDING
+        if isinstance(self.padding, int):
+            return self.padding
+        return PADDING
 
     def predicted(self, targets: Array) -> Target:
         """The target of the task that the folder describes, of which `targets` are an example."""
         if self.next_token or self.padding is not None:
             if targets.ndim != 2 or not targets.shape[1]:
-                raise FolderError(f"{self.file}: targets of sequences must be (n, length), not {targets.shape}")
+                raise FolderError(
+                    f"{self.file}: targets of sequences must be (n, length), not {targets.shape}"
+                )
             return Target(SEQUENCES, length=targets.shape[1])
         if self.target_low is None or self.target_high is None:
-            return Target(LABELS, self.targets) if self.targets else CLASS
-        low, high = (_for_each(bound, len(self.target_names)) for bound in (self.target_low, self.target_high))
+            if self.targets:
+                return Target(LABELS, self.targets)
+            return CLASS
+        low, high = (
+            _for_each(bound, len(self.target_names))
+            for bound in (self.target_low, self.target_high)
+        )
         return Target(NUMBERS, self.target_names, low, high)
 
 
@@ -135,7 +191,8 @@ def _range_rules(name: str, low: Bound | None, high: Bound | None) -> Iterator[t
     above = name.replace("low", "high")
     yield (low is None) == (high is None), f"{name} and {above} must be given together"
     if low is not None and high is not None:
-        lows, highs = np.asarray(low, float), np.asarray(high, float)
+        lows = np.asarray(low, float)
+        highs = np.asarray(high, float)
         as_many = len({lows.size, highs.size} - {1}) < 2
         yield as_many, f"{name} and {above} must be one number, or equally many"
         fine = bool(np.all((highs > lows) & np.isfinite(highs - lows)))
@@ -143,25 +200,33 @@ def _range_rules(name: str, low: Bound | None, high: Bound | None) -> Iterator[t
 
 
 def _for_each(bound: Bound, count: int) -> tuple[float, ...]:
-    values = tuple(map(float, bound)) if isinstance(bound, tuple) else (float(bound),) * count
+    if isinstance(bound, tuple):
+        values = tuple(map(float, bound))
+    else:
+        values = (float(bound),) * count
     if len(values) != count:
         raise FolderError(f"target_low and target_high must be one number or {count} of them")
     return values
 
 
 def read_description(folder: Path) -> DataDescription:
-    """`data.toml` of a folder; a transformer that it names beside the folder by its absolute path. Raises FolderError:
-    it is missing, is not TOML, or has a key that is unknown, missing, or of the wrong kind.
+    """`data.toml` of a folder; a transformer that it names beside the folder by its absolute path.
+    Raises FolderError: it is missing, is not TOML, or has a key that is unknown, missing, or of the
+    wrong kind.
     """
     path = folder / DESCRIPTION
     try:
         settings = tomllib.loads(path.read_text())
     except (FileNotFoundError, NotADirectoryError) as error:
-        raise FolderError(f"{path} is missing: it says in which file the data are, and in which form") from error
+        raise FolderError(
+            f"{path} is missing: it says in which file the data are, and in which form"
+        ) from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise FolderError(f"{path} is not TOML: {error}") from error
     if str(settings.get("model", "")).startswith(HF):
-        settings["model"] = f"{HF}{(folder / Path(settings['model'].removeprefix(HF)).expanduser()).resolve()}"
+        settings["model"] = (
+            f"{HF}{(folder / Path(settings['model'].removeprefix(HF)).expanduser()).resolve()}"
+        )
     try:
         return description_of(settings)
     except FolderError as error:
@@ -169,16 +234,25 @@ def read_description(folder: Path) -> DataDescription:
 
 
 def description_of(settings: Mapping[str, Any]) -> DataDescription:
-    """The description with these keys, as TOML or JSON has them. FolderError: what is wrong, with the key."""
-    given = {key: tuple(value) if isinstance(value, list) else value for key, value in settings.items()}
+    """The description with these keys, as TOML or JSON has them. FolderError: what is wrong, with
+    the key."""
+    given = {
+        key: tuple(value) if isinstance(value, list) else value for key, value in settings.items()
+    }
     try:
         if isinstance(columns := given.get("columns"), Mapping):
             given["columns"] = columns_of(columns)
         return DataDescription.model_validate(given)
     except ValidationError as error:
         wrong = error.errors()[0]
-        key = str(wrong["loc"][0]) if wrong["loc"] else ""
-        said = f"{key}: {wrong['msg']}" if key else wrong["msg"].removeprefix("Value error, ")
+        if wrong["loc"]:
+            key = str(wrong["loc"][0])
+        else:
+            key = ""
+        if key:
+            said = f"{key}: {wrong['msg']}"
+        else:
+            said = wrong["msg"].removeprefix("Value error, ")
         if wrong["type"] == "extra_forbidden":
             said = f"unknown key {key}{did_you_mean(key, DataDescription.model_fields)}"
         raise FolderError(said) from error

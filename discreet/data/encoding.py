@@ -18,7 +18,10 @@ import numpy as np
 
 Array = np.ndarray[Any, Any]
 
-NUMBER, CATEGORY, DATE, TEXT = "number", "category", "date", "text"
+NUMBER = "number"
+CATEGORY = "category"
+DATE = "date"
+TEXT = "text"
 KINDS = (NUMBER, CATEGORY, DATE, TEXT)
 MIDDLE = "middle"
 # The words for an empty cell, unless a column lists them as levels.
@@ -27,11 +30,13 @@ _WORD = re.compile(r"\w+")
 
 
 class CellError(ValueError):
-    """A cell that can't be encoded: its row, counted from 0, and what is wrong. It holds no value."""
+    """A cell that can't be encoded: its row, counted from 0, and what is wrong. It holds no
+    value."""
 
     def __init__(self, row: int, problem: str) -> None:
         super().__init__(f"row {row}: {problem}")
-        self.row, self.problem = row, problem
+        self.row = row
+        self.problem = problem
 
 
 @dataclass(frozen=True)
@@ -41,7 +46,8 @@ class Column:
     Attributes:
       kind: number, category, date or text.
       low, high: the range of a number, or the first and the last day, as 2022-01-31.
-      missing: what an empty cell counts as: of a number or a date "middle" or a value, and a further
+      missing: what an empty cell counts as: of a number or a date "middle" or a value, and a
+        further
         column tells which cells were empty; of a category one of its levels, or "category", which
         is a level of its own. None: an empty cell is refused.
       levels: of a category; one more output is for what is not listed.
@@ -60,7 +66,9 @@ class Column:
 
     def __post_init__(self) -> None:
         if self.kind not in KINDS:
-            raise ValueError(f"{self.name}: kind must be one of {', '.join(KINDS)} (got {self.kind})")
+            raise ValueError(
+                f"{self.name}: kind must be one of {', '.join(KINDS)} (got {self.kind})"
+            )
         allowed = {"name", "kind", *_KEYS[self.kind]}
         wrong = [each.name for each in fields(self) if getattr(self, each.name) != each.default]
         wrong = [key for key in wrong if key not in allowed]
@@ -73,11 +81,16 @@ class Column:
         """The names of the numbers that a cell becomes."""
         if self.kind == CATEGORY:
             own = [f"{self.name} is {level}" for level in self.levels]
-            empty = [f"{self.name} is empty"] if self.missing == CATEGORY else []
+            if self.missing == CATEGORY:
+                empty = [f"{self.name} is empty"]
+            else:
+                empty = []
             return (*own, f"{self.name} is another", *empty)
         if self.kind == TEXT:
             return tuple(f"{self.name} word {place}" for place in range(self.width))
-        return (self.name,) if self.missing is None else (self.name, f"{self.name} is empty")
+        if self.missing is None:
+            return (self.name,)
+        return (self.name, f"{self.name} is empty")
 
     def facts(self) -> dict[str, Any]:
         """The column as JSON and `columns_of` have it."""
@@ -96,7 +109,9 @@ _KEYS = {
 
 
 def _check_number(column: Column) -> None:
-    low, high, name = column.low, column.high, column.name
+    low = column.low
+    high = column.high
+    name = column.name
     if low is None or high is None:
         raise ValueError(f"{name}: low and high are not given: write the public range")
     if not all(isinstance(end, int | float) and math.isfinite(end) for end in (low, high)):
@@ -109,10 +124,14 @@ def _check_number(column: Column) -> None:
 
 def _check_date(column: Column) -> None:
     if column.low is None or column.high is None:
-        raise ValueError(f"{column.name}: low and high are not given: write the first and the last public day")
+        raise ValueError(
+            f"{column.name}: low and high are not given: write the first and the last public day"
+        )
     ends = [_iso_day(column, end) for end in (column.low, column.high)]
     if not ends[0] < ends[1]:
-        raise ValueError(f"{column.name}: high must be after low (got {column.high} and {column.low})")
+        raise ValueError(
+            f"{column.name}: high must be after low (got {column.high} and {column.low})"
+        )
     if column.missing not in (None, MIDDLE):
         _iso_day(column, column.missing)
 
@@ -121,19 +140,25 @@ def _iso_day(column: Column, day: object) -> float:
     try:
         return float(date.fromisoformat(str(day)).toordinal())
     except ValueError as error:
-        raise ValueError(f"{column.name}: a public day is written 2022-01-31 (got {day})") from error
+        raise ValueError(
+            f"{column.name}: a public day is written 2022-01-31 (got {day})"
+        ) from error
 
 
 def _check_category(column: Column) -> None:
     if not column.levels or len({*column.levels}) < len(column.levels):
         raise ValueError(f"{column.name}: levels must be given, each once: write the public ones")
     if column.missing not in (None, CATEGORY, *column.levels):
-        raise ValueError(f'{column.name}: missing must be "{CATEGORY}" or a level (got {column.missing!r})')
+        raise ValueError(
+            f'{column.name}: missing must be "{CATEGORY}" or a level (got {column.missing!r})'
+        )
 
 
 def _check_text(column: Column) -> None:
     if column.width < 2:
-        raise ValueError(f"{column.name}: width must be given, at least 2: words are hashed into so many columns")
+        raise ValueError(
+            f"{column.name}: width must be given, at least 2: words are hashed into so many columns"
+        )
 
 
 _CHECKS: dict[str, Callable[[Column], None]] = {
@@ -145,7 +170,8 @@ _CHECKS: dict[str, Callable[[Column], None]] = {
 
 
 def columns_of(given: Mapping[str, Any]) -> tuple[Column, ...]:
-    """Columns by their names, each a table of its attributes or a short form: `[18, 100]` is the range
+    """Columns by their names, each a table of its attributes or a short form: `[18, 100]` is the
+    range
     of a number, two dates are the range of a date, and words are the levels of a category.
 
     Raises ValueError, which names the column and what to write.
@@ -165,7 +191,9 @@ def _column_of(name: str, value: Any) -> Column:
     unknown = [key for key in value if key not in known]
     if unknown:
         raise ValueError(f"{name}: unknown key {unknown[0]}; there are {', '.join(sorted(known))}")
-    facts: dict[str, Any] = {key: str(each) if isinstance(each, date) else each for key, each in value.items()}
+    facts: dict[str, Any] = {
+        key: str(each) if isinstance(each, date) else each for key, each in value.items()
+    }
     facts["levels"] = tuple(map(str, facts.get("levels", ())))
     return Column(name, **{key: each for key, each in facts.items() if key != "name"})
 
@@ -174,7 +202,10 @@ def _long_form(name: str, values: list[Any]) -> dict[str, Any]:
     if values and all(isinstance(value, str) for value in values):
         return {"kind": CATEGORY, "levels": values}
     if len(values) == 2:
-        kind = DATE if isinstance(values[0], date) else NUMBER
+        if isinstance(values[0], date):
+            kind = DATE
+        else:
+            kind = NUMBER
         return {"kind": kind, "low": values[0], "high": values[1]}
     raise ValueError(f"{name}: a list is [low, high], two days, or the levels as words")
 
@@ -202,7 +233,9 @@ def encode(table: Mapping[str, Any], columns: Sequence[Column], *, decimal: str 
     >>> encode({"age": ["75", "200"], "sex": ["M", "?"]}, columns).tolist()
     [[0.5, 0.0, 1.0, 0.0], [1.0, 0.0, 0.0, 1.0]]
     """
-    parts = [_ENCODERS[column.kind](column, list(table[column.name]), decimal) for column in columns]
+    parts = [
+        _ENCODERS[column.kind](column, list(table[column.name]), decimal) for column in columns
+    ]
     return np.concatenate(parts, axis=1)
 
 
@@ -218,17 +251,25 @@ def is_empty(cell: object) -> bool:
 
 
 def _quantities(column: Column, cells: list[Any], decimal: str) -> Array:
-    """Numbers and dates: the place in the range, and where empty cells are allowed, which were empty."""
+    """Numbers and dates: the place in the range, and where empty cells are allowed, which were
+    empty."""
     dates = column.kind == DATE
-    low, high = (_iso_day(column, end) if dates else float(end or 0) for end in (column.low, column.high))
+    low, high = (
+        _iso_day(column, end) if dates else float(end or 0) for end in (column.low, column.high)
+    )
     filled = (low + high) / 2
     if column.missing not in (None, MIDDLE):
-        filled = _iso_day(column, column.missing) if dates else float(column.missing or 0)
-    values, empty = np.zeros(len(cells)), np.zeros(len(cells))
+        if dates:
+            filled = _iso_day(column, column.missing)
+        else:
+            filled = float(column.missing or 0)
+    values = np.zeros(len(cells))
+    empty = np.zeros(len(cells))
     for row, cell in enumerate(cells):
         if is_empty(cell):
             _refuse_empty(column, row)
-            values[row], empty[row] = filled, 1.0
+            values[row] = filled
+            empty[row] = 1.0
         else:
             values[row] = _day(column, row, cell) if dates else _number(column, row, cell, decimal)
     places = np.clip((values - low) / (high - low), 0, 1) * 2 - 1
@@ -237,12 +278,18 @@ def _quantities(column: Column, cells: list[Any], decimal: str) -> Array:
 
 def _refuse_empty(column: Column, row: int) -> None:
     if column.missing is None:
-        choice = f'missing = "{CATEGORY}"' if column.kind == CATEGORY else f'missing = "{MIDDLE}", or a value'
+        if column.kind == CATEGORY:
+            choice = f'missing = "{CATEGORY}"'
+        else:
+            choice = f'missing = "{MIDDLE}", or a value'
         raise CellError(row, f"{column.name} is empty: write {choice} for it in data.toml")
 
 
 def _number(column: Column, row: int, cell: Any, decimal: str) -> float:
-    text = cell.strip().replace(decimal, ".") if isinstance(cell, str) else cell
+    if isinstance(cell, str):
+        text = cell.strip().replace(decimal, ".")
+    else:
+        text = cell
     try:
         value = float(text)
     except (TypeError, ValueError):
@@ -250,7 +297,10 @@ def _number(column: Column, row: int, cell: Any, decimal: str) -> float:
     if math.isfinite(value):
         return value
     comma = isinstance(cell, str) and decimal == "." and re.fullmatch(r"[+-]?\d*,\d+", cell.strip())
-    hint = ': write decimal = "," in data.toml' if comma else "; words are of a column with kind = category"
+    if comma:
+        hint = ': write decimal = "," in data.toml'
+    else:
+        hint = "; words are of a column with kind = category"
     raise CellError(row, f"{column.name} is not a number{hint}")
 
 
@@ -260,17 +310,26 @@ def _day(column: Column, row: int, cell: Any) -> float:
         if isinstance(cell, date):  # a datetime is one, and so is a Timestamp of pandas
             return float(cell.toordinal())
         text = str(cell).strip()
-        read = datetime.strptime(text, column.format) if column.format else datetime.fromisoformat(text)
+        if column.format:
+            read = datetime.strptime(text, column.format)
+        else:
+            read = datetime.fromisoformat(text)
         return float(read.toordinal())
     except ValueError:
-        known = f"in the format {column.format}" if column.format else "such as 2022-01-31"
-        problem = f'{column.name} is not a date {known}: write its format, such as format = "%d.%m.%Y"'
+        if column.format:
+            known = f"in the format {column.format}"
+        else:
+            known = "such as 2022-01-31"
+        problem = (
+            f'{column.name} is not a date {known}: write its format, such as format = "%d.%m.%Y"'
+        )
         raise CellError(row, problem) from None
 
 
 def _one_hot(column: Column, cells: list[Any], decimal: str) -> Array:
     places = {level: place for place, level in enumerate(column.levels)}
-    another, found = len(places), np.zeros((len(cells), len(column.outputs)))
+    another = len(places)
+    found = np.zeros((len(cells), len(column.outputs)))
     for row, cell in enumerate(cells):
         word = _word(cell)
         if word not in places and is_empty(cell):
@@ -284,11 +343,14 @@ def _one_hot(column: Column, cells: list[Any], decimal: str) -> Array:
 def _word(cell: Any) -> str:
     """A level as text: 1.0 of a column of numbers is 1."""
     whole = isinstance(cell, float | np.floating) and float(cell).is_integer()
-    return str(int(cell)) if whole else str(cell).strip()
+    if whole:
+        return str(int(cell))
+    return str(cell).strip()
 
 
 def _hashed(column: Column, cells: list[Any], decimal: str) -> Array:
-    """Counts of words by a public hash, with its sign, divided by their length; all 0 of an empty text."""
+    """Counts of words by a public hash, with its sign, divided by their length; all 0 of an empty
+    text."""
     found = np.zeros((len(cells), column.width))
     for row, cell in enumerate(cells):
         for word in [] if is_empty(cell) else _WORD.findall(str(cell).lower()):

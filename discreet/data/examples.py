@@ -1,5 +1,5 @@
-"""The values that every data set becomes: a table of examples, and a task of training and test examples; and the
-normalising of their inputs, if a run does that."""
+"""The values that every data set becomes: a table of examples, and a task of training and test
+examples; and the normalising of their inputs, if a run does that."""
 
 from __future__ import annotations
 
@@ -15,16 +15,21 @@ from discreet.data.targets import CLASS, LABELS, NUMBERS, SEQUENCES, Array, Targ
 from discreet.per_example.objective import PADDING
 from discreet.settings.data import NormaliserConfig
 
-_TARGETS = ((torch.int64, 1), (torch.int64, 2), (torch.float32, 2))  # types of targets and how many dimensions
+_TARGETS = (
+    (torch.int64, 1),
+    (torch.int64, 2),
+    (torch.float32, 2),
+)  # types of targets and how many dimensions
 
 
 @dataclass(frozen=True, eq=False)
 class Examples:
     """One table of examples; row i of `inputs` belongs to entry i of `targets`.
 
-    inputs: (n, *input_shape), float32, or int64 token ids for text. targets: (n,), int64 class numbers; (n, length),
-    int64 class numbers of sequences, -100 (`PADDING`) where a position does not count; or (n, k), float32: k labels
-    that are 0 or 1, or k numbers. n may be 0. Raises ValueError if lengths or types do not fit.
+    inputs: (n, *input_shape), float32, or int64 token ids for text. targets: (n,), int64 class
+    numbers; (n, length), int64 class numbers of sequences, -100 (`PADDING`) where a position does
+    not count; or (n, k), float32: k labels that are 0 or 1, or k numbers. n may be 0. Raises
+    ValueError if lengths or types do not fit.
 
     >>> table = Examples(torch.zeros(3, 2), torch.tensor([0, 1, 1]))
     >>> len(table), len(table.subset(torch.tensor([2])))
@@ -39,26 +44,36 @@ class Examples:
             raise ValueError(f"inputs must be float32 or int64, not {self.inputs.dtype}")
         if (self.targets.dtype, self.targets.ndim) not in _TARGETS:
             found = f"{self.targets.dtype} of shape {tuple(self.targets.shape)}"
-            raise ValueError(f"targets must be int64 of shape (n,) or (n, k), or float32 of shape (n, k), not {found}")
+            raise ValueError(
+                f"targets must be int64 of shape (n,) or (n, k), or float32 of shape (n, k), not "
+                f"{found}"
+            )
         if self.inputs.ndim < 1 or len(self.inputs) != len(self.targets):
-            raise ValueError(f"{tuple(self.inputs.shape)} inputs do not fit {len(self.targets)} targets")
+            raise ValueError(
+                f"{tuple(self.inputs.shape)} inputs do not fit {len(self.targets)} targets"
+            )
 
     def __len__(self) -> int:
         return len(self.targets)
 
     def subset(self, indices: torch.Tensor) -> Examples:
-        """The rows at `indices`, (m,) int64, in that order; a copy. Empty indices give an empty table."""
+        """The rows at `indices`, (m,) int64, in that order; a copy. Empty indices give an empty
+        table."""
         return Examples(self.inputs[indices], self.targets[indices])
 
 
 def joined(tables: Sequence[Examples]) -> Examples:
     """One table after the other."""
-    return Examples(torch.cat([table.inputs for table in tables]), torch.cat([table.targets for table in tables]))
+    return Examples(
+        torch.cat([table.inputs for table in tables]),
+        torch.cat([table.targets for table in tables]),
+    )
 
 
 def to_unit_box(features: Array, ranges: Sequence[tuple[float, float]]) -> Array:
-    """Features (n, k) to [-1, 1] by a public range (low, high) of each; what lies outside is set to the nearer end, and
-    NaN stays NaN. A range that is computed from the data would be a release without an account."""
+    """Features (n, k) to [-1, 1] by a public range (low, high) of each; what lies outside is set to
+    the nearer end, and NaN stays NaN. A range that is computed from the data would be a release
+    without an account."""
     low, high = np.asarray(ranges).T
     return np.clip((features - low) / (high - low) * 2 - 1, -1, 1)  # type: ignore[no-any-return]
 
@@ -69,9 +84,11 @@ class TaskShape:
 
     Attributes:
       input_shape: of one input, without the batch.
-      num_classes: targets that are classes lie in [0, num_classes); 0 if labels or numbers are predicted.
+      num_classes: targets that are classes lie in [0, num_classes); 0 if labels or numbers are
+        predicted.
       scale: the range of inputs that are numbers.
-      num_tokens: inputs are whole numbers in [0, num_tokens), as in text; 0 if they are other numbers.
+      num_tokens: inputs are whole numbers in [0, num_tokens), as in text; 0 if they are other
+        numbers.
       target: what is predicted.
     """
 
@@ -83,13 +100,14 @@ class TaskShape:
 
     @property
     def num_outputs(self) -> int:
-        """The count of numbers that a model gives for an example, or for each position of a sequence: a logit for each
-        class or label, or the numbers."""
+        """The count of numbers that a model gives for an example, or for each position of a
+        sequence: a logit for each class or label, or the numbers."""
         return self.num_classes or len(self.target.names)
 
     @property
     def output_shape(self) -> tuple[int, ...]:
-        """The shape of what a model gives for an example: (num_outputs,), or (num_classes, length) for sequences."""
+        """The shape of what a model gives for an example: (num_outputs,), or (num_classes, length)
+        for sequences."""
         return (self.num_outputs, *((self.target.length,) if self.target.length else ()))
 
 
@@ -102,20 +120,25 @@ SHAPES = {
     "cifar10": TaskShape((3, 32, 32), 10),
     "femnist": TaskShape((1, 28, 28), 62),
     "shakespeare": TaskShape((80,), 98, num_tokens=98),
-    "diabetes": TaskShape((10,), 0, scale=(-1.0, 1.0), target=Target(NUMBERS, ("progression",), (0.0,), (400.0,))),
+    "diabetes": TaskShape(
+        (10,), 0, scale=(-1.0, 1.0), target=Target(NUMBERS, ("progression",), (0.0,), (400.0,))
+    ),
     "heart": TaskShape((13,), 2, scale=(-1.0, 1.0)),
-    "multilabel": TaskShape((20,), 0, target=Target(LABELS, tuple(f"topic{number}" for number in range(5)))),
+    "multilabel": TaskShape(
+        (20,), 0, target=Target(LABELS, tuple(f"topic{number}" for number in range(5)))
+    ),
 }
 
 
 @dataclass(frozen=True, eq=False)
 class Task:
-    """A data set ready to be learned: what the clients hold, and the public test set that the server holds; it is
-    empty if there is none.
+    """A data set ready to be learned: what the clients hold, and the public test set that the
+    server holds; it is empty if there is none.
 
-    owners: (len(train),) int64, the natural user of each training example, numbered from 0, or None if the data have no
-    natural users. description: the data.toml of a folder. Raises ValueError: the train set is empty, inputs have
-    another shape, a class is none, or all of the test set is padding.
+    owners: (len(train),) int64, the natural user of each training example, numbered from 0, or None
+    if the data have no natural users. description: the data.toml of a folder. Raises ValueError:
+    the train set is empty, inputs have another shape, a class is none, or all of the test set is
+    padding.
     """
 
     name: str
@@ -131,30 +154,45 @@ class Task:
         for part, table in (("train", self.train), ("test", self.test)):
             shape = tuple(table.inputs.shape[1:])
             if shape != self.shape.input_shape:
-                raise ValueError(f"{self.name}: {part} inputs have shape {shape}, not {self.shape.input_shape}")
+                raise ValueError(
+                    f"{self.name}: {part} inputs have shape {shape}, not {self.shape.input_shape}"
+                )
             if self.shape.num_classes:
                 self._check_classes(part, table.targets)
 
     def _check_classes(self, part: str, targets: torch.Tensor) -> None:
-        counted = targets[targets != PADDING] if self.shape.target.kind == SEQUENCES else targets
+        if self.shape.target.kind == SEQUENCES:
+            counted = targets[targets != PADDING]
+        else:
+            counted = targets
         if len(targets) and not len(counted) and part == "test":
             raise ValueError(f"{self.name}: all targets of the test set are padding")
-        if len(counted) and not 0 <= int(counted.min()) <= int(counted.max()) < self.shape.num_classes:
-            between = f"[{int(counted.min())}, {int(counted.max())}], not in [0, {self.shape.num_classes})"
+        if (
+            len(counted)
+            and not 0 <= int(counted.min()) <= int(counted.max()) < self.shape.num_classes
+        ):
+            between = (
+                f"[{int(counted.min())}, {int(counted.max())}], not in [0, "
+                f"{self.shape.num_classes})"
+            )
             raise ValueError(f"{self.name}: {part} targets lie in {between}")
 
 
 def normalised_inputs(inputs: Tensor, by: NormaliserConfig) -> Tensor:
-    """Inputs (n, columns) or (n, channels, height, width), float32: (input - mean) / deviation, of each column or
-    channel; without means as they are. Raises ValueError if there are not as many columns as means.
+    """Inputs (n, columns) or (n, channels, height, width), float32: (input - mean) / deviation, of
+    each column or channel; without means as they are. Raises ValueError if there are not as many
+    columns as means.
 
-    >>> normalised_inputs(torch.tensor([[5.0, 40.0]]), NormaliserConfig([1.0, 50.0], [2.0, 10.0])).tolist()
+    >>> config = NormaliserConfig([1.0, 50.0], [2.0, 10.0])
+    >>> normalised_inputs(torch.tensor([[5.0, 40.0]]), config).tolist()
     [[2.0, -1.0]]
     """
     if not by.means:
         return inputs
     if inputs.ndim not in (2, 4) or inputs.shape[1] != len(by.means):
-        raise ValueError(f"normaliser.means are {len(by.means)}, for inputs of shape {tuple(inputs.shape[1:])}")
+        raise ValueError(
+            f"normaliser.means are {len(by.means)}, for inputs of shape {tuple(inputs.shape[1:])}"
+        )
     pairs = torch.tensor((by.means, by.deviations), dtype=torch.float64)
     means, deviations = pairs.reshape(2, -1, *(1,) * (inputs.ndim - 2))
     normalised: Tensor = (inputs.double() - means) / deviations
@@ -163,10 +201,14 @@ def normalised_inputs(inputs: Tensor, by: NormaliserConfig) -> Tensor:
 
 def normalised_examples(examples: Examples, by: NormaliserConfig) -> Examples:
     """Examples with their inputs normalised."""
-    return Examples(normalised_inputs(examples.inputs, by), examples.targets) if by.means else examples
+    if by.means:
+        return Examples(normalised_inputs(examples.inputs, by), examples.targets)
+    return examples
 
 
 def normalised_task(task: Task, by: NormaliserConfig) -> Task:
     """A task with all its inputs normalised."""
     train, test = (normalised_examples(examples, by) for examples in (task.train, task.test))
-    return replace(task, train=train, test=test) if by.means else task
+    if by.means:
+        return replace(task, train=train, test=test)
+    return task

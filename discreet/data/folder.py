@@ -1,57 +1,71 @@
-"""Data of one's own: a folder with tables and a small description, `data.toml`, that says what is where.
+"""Data of one's own: a folder with tables and a small description, `data.toml`, that says what is
+where.
 
     format = "csv"                  # csv, parquet, jsonl, npz, idx
     file = "train.csv"              # for idx: the file of the inputs
-    target = "label"                # the column or array of what is predicted; for idx: the file of the labels
-    inputs = ["p0", "p1"]           # columns in their order, or the name of an array; left out: all others, or "inputs"
-    low = 0                         # public ranges, one for all inputs or one for each: low..high becomes what the
-    high = 16                       # task's inputs lie in, 0..1 or -1..1
-    classes = ["benign", "malign"]  # if classes are words: their numbers are their places in this list
+    target = "label"                # the column or array to predict; for idx: the labels' file
+    inputs = ["p0", "p1"]           # columns in order, or the name of an array
+                                    # (default: all other columns, or the array "inputs")
+    low = 0                         # public ranges, one for all inputs or one for each: low..high
+    high = 16                       # is mapped to the range of the task's inputs, 0..1 or -1..1
+    classes = ["benign", "malign"]  # if classes are words; each is numbered by its place here
     task = "digits"                 # left out: any task that they fit
 
-and for `data.name=folder`, a task that only these data have (its inputs lie in -1..1 if low and high are given):
+and for `data.name=folder`, a task that only these data have (its inputs lie in -1..1 if low and
+high are given):
 
     test = "test.csv"               # the public test set, of the same form; left out: there is none
     test_target = "test-labels"     # for idx: the file of its labels
     num_classes = 3                 # if classes are numbers
-    target_low = 0                  # in place of classes, the public range of a target that is a number: regression
+    target_low = 0                  # regression, in place of classes: the target's public range
     target_high = 500
-    targets = ["mild", "severe"]    # in place of target: several columns or arrays. Without a range they are labels,
-                                    # each 0 or 1; with target_low and target_high, one or several, numbers
-    shape = [1, 28, 28]             # of one input; left out: that of the array, or the number of columns
-    owner = "patient"               # the column or array of whose each example is, for data.partition=natural
-    model = "mine.model:build"      # at a node: the one model.name outside Discreet that may be trained on these data
-    public = true                   # nobody's data: discreet simulate --baseline may train on them without privacy
+    targets = ["mild", "severe"]    # in place of target: several columns or arrays. They are
+                                    # labels, each 0 or 1, or with target_low and target_high
+                                    # (one or several) numbers
+    shape = [1, 28, 28]             # of one input; left out: the array's, or the number of columns
+    owner = "patient"               # the column or array that names each example's owner, for
+                                    # data.partition=natural
+    model = "mine.model:build"      # at a node: the one model.name outside Discreet that may be
+                                    # trained on these data
+    public = true                   # nobody's data: discreet simulate --baseline may train on them
+                                    # without privacy
 
-in place of inputs, low and high, for the columns of a table as it is (docs/guide/csv.md; `discreet data check` proposes
-them):
+in place of inputs, low and high, for the columns of a table as it is (docs/guide/csv.md; `discreet
+data check` proposes them):
 
-    separator = ";"                 # of CSV; left out: found. A byte order mark is found, too
+    separator = ";"                 # of CSV; left out: detected. A byte order mark is detected, too
     decimal = ","                   # left out: "."
     encoding = "cp1252"             # left out: UTF-8, or what a byte order mark says
-    unconfirmed = ["age"]           # columns whose range or levels were read from the data: no run starts with any
-    [columns]
+    unconfirmed = ["age"]           # columns whose range or levels were read from the data: no run
+                                    # starts with any
+    [columns]                       # `Column` in encoding.py explains every key
     age = [0, 110]                  # short for { kind = "number", low = 0, high = 110 }
     sex = ["F", "M"]                # short for { kind = "category", levels = ["F", "M"] }
-    hba1c = { kind = "number", low = 3, high = 14, missing = "middle" }  # `Column` in encoding.py explains every key
+    hba1c = { kind = "number", low = 3, high = 14, missing = "middle" }
 
 and for sequences, a class for each position of an input:
 
-    tokens = 30                     # inputs are whole numbers in 0..29, which a model reads as int64, and no quantities
-    padding = -1                    # at a position with this target there is nothing to predict. `target` is an array
-                                    # (n, length), or `targets` are columns, one for each position
-    next_token = true               # in place of target: each position's target is the next token of the inputs, which
-                                    # are one longer than the sequences; a token that is `padding` is no target
+    tokens = 30                     # inputs are whole numbers in 0..29, which a model reads as
+                                    # int64, and no quantities
+    padding = -1                    # at a position with this target there is nothing to predict.
+                                    # `target` is an array (n, length), or `targets` are columns,
+                                    # one for each position
+    next_token = true               # in place of target: each position's target is the next token
+                                    # of the inputs, which are one longer than the sequences; a
+                                    # token equal to `padding` is no target
 
 and for text, read by the tokenizer of a pretrained transformer:
 
-    text = "message"                # the column of the texts, in place of inputs (csv, parquet, jsonl)
+    text = "message"                # the column of the texts, in place of inputs (csv, parquet,
+                                    # jsonl)
     max_tokens = 64                 # of a row: longer texts are cut there, shorter ones padded
-    model = "hf:../minilm"          # its folder, beside this one or absolute; at a node the one whose weights it trains
+    model = "hf:../minilm"          # its folder, beside this one or absolute; at a node the one
+                                    # whose weights it trains
     next_token = true               # in place of target, for a language model: padding is no target
 
-A range, a number of classes or tokens, or the length of sequences is a constant that is known without looking at the
-data: a minimum, a mean or a count of what occurs would be a release without an account.
+A range, a number of classes or tokens, or the length of sequences is a constant that is known
+without looking at the data: a minimum, a mean or a count of what occurs would be a release without
+an account.
 """
 
 from __future__ import annotations
@@ -84,12 +98,14 @@ logger = logging.getLogger("discreet")
 
 FOLDER = "folder"  # the data.name of a task that a folder describes
 SCALE = (-1.0, 1.0)
-# The contents of a file: inputs (n, ...), numbered targets (n,) or (n, targets), owners (n,); None if it has none.
+# The contents of a file: inputs (n, ...), numbered targets (n,) or (n, targets), owners (n,); None
+# if it has none.
 _Table = tuple[Array, Array | None, Array | None]
 
 
 def load_folder(path: str | None) -> Task:
-    """The task that the folder `path` describes: training examples, public test set and owners if it names them."""
+    """The task that the folder `path` describes: training examples, public test set and owners if
+    it names them."""
     if path is None:
         raise FolderError(f"data.path: data.name={FOLDER} needs a folder with {DESCRIPTION}")
     folder = Path(path).expanduser().resolve()
@@ -102,37 +118,48 @@ def load_folder(path: str | None) -> Task:
             test_path = folder / description.test
             with _lines_of(test_path, description):
                 _refuse_shared(description, owners, tested)
-    numbers = None if owners is None else torch.from_numpy(np.unique(owners, return_inverse=True)[1])
+    if owners is None:
+        numbers = None
+    else:
+        numbers = torch.from_numpy(np.unique(owners, return_inverse=True)[1])
     return Task(FOLDER, train, test, shape, numbers, description)
 
 
-def _test_of(folder: Path, description: DataDescription, shape: TaskShape) -> tuple[Examples, Array | None]:
+def _test_of(
+    folder: Path, description: DataDescription, shape: TaskShape
+) -> tuple[Examples, Array | None]:
     """The public test set, and its owners if it has that column."""
     target = description.test_target or description.target
     changed: dict[str, Any] = {"file": description.test, "target": target, "owner": None}
     test = description.model_copy(update=changed)
     if description.owner is not None and description.format != "idx":
         there = _opened(_file(folder, test.file), test)
-        test = test.model_copy(update={"owner": description.owner if description.owner in there else None})
+        test = test.model_copy(
+            update={"owner": description.owner if description.owner in there else None}
+        )
     examples, _, owners = _labelled(folder, test, shape)
     return examples, owners
 
 
 def _refuse_shared(description: DataDescription, owners: Array, tested: Array) -> None:
-    """Raises RowError for an owner of rows in both tables: the test set is public, and protects nobody in it."""
+    """Raises RowError for an owner of rows in both tables: the test set is public, and protects
+    nobody in it."""
     shared = np.flatnonzero(np.isin(tested.astype(str), owners.astype(str)))
     if len(shared):
         people = len(np.unique(tested[shared].astype(str)))
-        problem = f"this {description.owner} has rows in {description.file} too, as {people} in all have"
+        problem = (
+            f"this {description.owner} has rows in {description.file} too, as {people} in all have"
+        )
         raise RowError(
-            int(shared[0]), f"{problem}: nobody in the public test set may be in the data that are protected"
+            int(shared[0]),
+            f"{problem}: nobody in the public test set may be in the data that are protected",
         )
 
 
 @lru_cache(maxsize=4)
 def node_table(folder: Path, task: str) -> tuple[Examples, TaskShape]:
-    """The training examples in a node's own folder, and their shape, for a task of `SHAPES` or the one that the folder
-    describes (`data.name=folder`). Read once per process.
+    """The training examples in a node's own folder, and their shape, for a task of `SHAPES` or the
+    one that the folder describes (`data.name=folder`). Read once per process.
 
     Raises:
       FolderError: what is wrong, with the file, the row or the class.
@@ -143,7 +170,9 @@ def node_table(folder: Path, task: str) -> tuple[Examples, TaskShape]:
         raise FolderError(f"no task {task!r}; data of a node's own can be given for {known}")
     description = read_description(folder)
     if description.task not in (None, task):
-        raise FolderError(f"{folder / DESCRIPTION} gives these data for {description.task}, not for {task}")
+        raise FolderError(
+            f"{folder / DESCRIPTION} gives these data for {description.task}, not for {task}"
+        )
     examples, shape, _ = _labelled(folder, description, SHAPES.get(task))
     return examples, shape
 
@@ -156,54 +185,90 @@ def _labelled(
     with _lines_of(path, description):
         inputs, targets, owners = _read(folder, description)
         if targets is None:
-            raise FolderError(f"{path} has no column or array {' or '.join(description.target_names)}")
+            raise FolderError(
+                f"{path} has no column or array {' or '.join(description.target_names)}"
+            )
         shape = shape or _shape_of(folder, description, inputs, targets)
         read = _inputs_of(inputs, description, shape, str(path))
-        return Examples(read, _targets_of(targets, len(inputs), description, shape, str(path))), shape, owners
+        return (
+            Examples(read, _targets_of(targets, len(inputs), description, shape, str(path))),
+            shape,
+            owners,
+        )
 
 
 def read_file(
     path: Path, description: DataDescription, shape: TaskShape, *, id_column: str | None = None
 ) -> tuple[torch.Tensor, torch.Tensor | None, Array | None]:
-    """Inputs (n, *input_shape) of a file that ends in .csv, .parquet, .jsonl or .npz, its targets if it has them, and
-    the cells of a column that tells the rows apart. The description says which columns or arrays they are, and their
-    range.
+    """Inputs (n, *input_shape) of a file that ends in .csv, .parquet, .jsonl or .npz, its targets
+    if it has them, and the cells of a column that tells the rows apart. The description says which
+    columns or arrays they are, and their range.
     """
     kind = path.suffix.lower().removeprefix(".")
     if kind not in ("csv", "parquet", "jsonl", "npz"):
         raise FolderError(f"{path}: a file of inputs ends in .csv, .parquet, .jsonl or .npz")
-    description = description.model_copy(update={"format": kind, "file": path.name, "owner": id_column})
+    description = description.model_copy(
+        update={"format": kind, "file": path.name, "owner": id_column}
+    )
     with _lines_of(path, description):
         inputs, targets, ids = _read(path.parent, description)
-        read, count = _inputs_of(inputs, description, shape, str(path)), len(inputs)
-        return read, None if targets is None else _targets_of(targets, count, description, shape, str(path)), ids
+        read = _inputs_of(inputs, description, shape, str(path))
+        count = len(inputs)
+        return (
+            read,
+            None if targets is None else _targets_of(targets, count, description, shape, str(path)),
+            ids,
+        )
 
 
-def _shape_of(folder: Path, description: DataDescription, inputs: Array, targets: Array) -> TaskShape:
-    tokens = description.tokens or (num_tokens_in(_weights_of(description)) if description.text is not None else 0)
-    counted, target = description.num_classes or len(description.classes), description.predicted(targets)
+def _shape_of(
+    folder: Path, description: DataDescription, inputs: Array, targets: Array
+) -> TaskShape:
+    tokens = description.tokens or (
+        num_tokens_in(_weights_of(description)) if description.text is not None else 0
+    )
+    counted = description.num_classes or len(description.classes)
+    target = description.predicted(targets)
     num_classes = counted or tokens * description.next_token
     if target.kind in (CLASSES, SEQUENCES) and num_classes < 2:
-        rule = "classes or num_classes: how many occur is not public; or of a number target_low and target_high"
+        rule = (
+            "classes or num_classes: how many occur is not public; or of a number target_low "
+            "and target_high"
+        )
         raise FolderError(f"{folder / DESCRIPTION} must give {rule}")
-    return TaskShape(description.shape or tuple(inputs.shape[1:]), num_classes, SCALE, tokens, target)
+    return TaskShape(
+        description.shape or tuple(inputs.shape[1:]), num_classes, SCALE, tokens, target
+    )
 
 
-def _targets_of(values: Array, count: int, description: DataDescription, shape: TaskShape, what: str) -> torch.Tensor:
+def _targets_of(
+    values: Array, count: int, description: DataDescription, shape: TaskShape, what: str
+) -> torch.Tensor:
     if len(values) != count:
         raise FolderError(f"{what} has {count} rows of inputs and {len(values)} targets")
-    return targets_of(values, shape.target, num_classes=shape.num_classes, what=what, padding=description.mark)
+    return targets_of(
+        values, shape.target, num_classes=shape.num_classes, what=what, padding=description.mark
+    )
 
 
-def _inputs_of(values: Array, description: DataDescription, shape: TaskShape, what: str) -> torch.Tensor:
-    size, found = math.prod(shape.input_shape), math.prod(values.shape[1:])
+def _inputs_of(
+    values: Array, description: DataDescription, shape: TaskShape, what: str
+) -> torch.Tensor:
+    size = math.prod(shape.input_shape)
+    found = math.prod(values.shape[1:])
     if found != size:
-        raise FolderError(f"{what} do not fit: {found} inputs a row, not {size} for the shape {shape.input_shape}")
+        raise FolderError(
+            f"{what} do not fit: {found} inputs a row, not {size} for the shape {shape.input_shape}"
+        )
     if shape.num_tokens:
         with np.errstate(invalid="ignore"):  # of NaN, which is no whole number
             whole = np.asarray(values, np.int64)
-        if not (np.array_equal(whole, values) and np.all((whole >= 0) & (whole < shape.num_tokens))):
-            raise FolderError(f"{what} do not fit: inputs must be whole numbers in [0, {shape.num_tokens})")
+        if not (
+            np.array_equal(whole, values) and np.all((whole >= 0) & (whole < shape.num_tokens))
+        ):
+            raise FolderError(
+                f"{what} do not fit: inputs must be whole numbers in [0, {shape.num_tokens})"
+            )
         return torch.from_numpy(whole.reshape(-1, *shape.input_shape))
     numbers = np.asarray(values, np.float64).reshape(len(values), size)
     wrong = np.flatnonzero(~np.isfinite(numbers).all(axis=1))
@@ -216,31 +281,47 @@ def _inputs_of(values: Array, description: DataDescription, shape: TaskShape, wh
         # Clamped: a value outside the public range must not tell how far outside it is.
         outside = np.count_nonzero((numbers < low) | (numbers > high))
         if outside:
-            logger.warning("%s: %d of %d values lie outside low..high, and are set to it", what, outside, numbers.size)
+            logger.warning(
+                "%s: %d of %d values lie outside low..high, and are set to it",
+                what,
+                outside,
+                numbers.size,
+            )
         share = np.clip((numbers - low) / (high - low), 0.0, 1.0)
         numbers = shape.scale[0] + share * (shape.scale[1] - shape.scale[0])
     return torch.from_numpy(numbers.astype(np.float32).reshape(-1, *shape.input_shape))
 
 
 def _read(folder: Path, description: DataDescription) -> _Table:
-    path, owner = _file(folder, description.file), description.owner
+    path = _file(folder, description.file)
+    owner = description.owner
     if description.format == "idx":
         if owner is not None or description.target is None:
-            raise FolderError("with idx, which holds one array a file, target must be given, and no targets and owner")
+            raise FolderError(
+                "with idx, which holds one array a file, target must be given, and no targets and "
+                "owner"
+            )
         files = path, _file(folder, description.target)
         try:
             images, labels = (read_idx(file) for file in files)
         except (OSError, ValueError) as error:
             raise FolderError(str(error)) from error
         return images, numbered(labels, "target", description), None
-    found, arrays = _opened(path, description), description.format == "npz"
-    names, kind = _input_names(found, description), "array" if arrays else "column"
+    found = _opened(path, description)
+    arrays = description.format == "npz"
+    names = _input_names(found, description)
+    if arrays:
+        kind = "array"
+    else:
+        kind = "column"
     for name in (*names, owner):
         if name is not None and name not in found:
             raise FolderError(f"{path.name} has no {kind} {name}")
     counted: Array | bool = True
     if description.text is not None and description.max_tokens is not None:
-        inputs, counted = tokens_of(found[description.text], _weights_of(description), length=description.max_tokens)
+        inputs, counted = tokens_of(
+            found[description.text], _weights_of(description), length=description.max_tokens
+        )
     elif arrays:
         inputs = found[names[0]]
     elif description.columns:
@@ -248,13 +329,21 @@ def _read(folder: Path, description: DataDescription) -> _Table:
     else:
         nothing = np.zeros((len(next(iter(found.values()), ())), 0))
         inputs = np.column_stack([nothing, *(numbers_in(found[name], name) for name in names)])
-    targets, wanted = None, description.target_names
+    targets = None
+    wanted = description.target_names
     if wanted and all(name in found and name not in names for name in wanted):
         columns = [numbered(np.asarray(found[name]), name, description) for name in wanted]
-        targets = columns[0] if description.target is not None else np.stack(columns, axis=1)
+        if description.target is not None:
+            targets = columns[0]
+        else:
+            targets = np.stack(columns, axis=1)
     if description.next_token:
-        following = inputs if counted is True else np.where(counted, inputs, PADDING)
-        inputs, targets = inputs[:, :-1], np.asarray(following[:, 1:])
+        if counted is True:
+            following = inputs
+        else:
+            following = np.where(counted, inputs, PADDING)
+        inputs = inputs[:, :-1]
+        targets = np.asarray(following[:, 1:])
     return inputs, targets, None if owner is None else owners_of(found[owner], owner)
 
 
@@ -278,7 +367,8 @@ def _opened(path: Path, description: DataDescription) -> dict[str, Any]:
 
 
 def open_table(path: Path, form: str) -> dict[str, Any]:
-    """The columns (csv, parquet, jsonl; of pyarrow) or the arrays (npz; of numpy) of a file by their names."""
+    """The columns (csv, parquet, jsonl; of pyarrow) or the arrays (npz; of numpy) of a file by
+    their names."""
     if form == "csv":
         return CsvTable(path).columns()
     require_extra("pyarrow", extra="simulation", why=path.name)
@@ -310,7 +400,8 @@ def _lines_of(path: Path, description: DataDescription) -> AbstractContextManage
 
 
 def _input_names(found: Iterable[str], description: DataDescription) -> tuple[str, ...]:
-    """The inputs that the description names; by default all columns but target and owner, or the array `inputs`."""
+    """The inputs that the description names; by default all columns but target and owner, or the
+    array `inputs`."""
     if description.format == "npz":
         if isinstance(description.inputs, tuple):
             raise FolderError("inputs must be the name of one array in an npz file")
@@ -320,12 +411,17 @@ def _input_names(found: Iterable[str], description: DataDescription) -> tuple[st
     if description.columns:
         return tuple(column.name for column in description.columns)
     if description.inputs is None:
-        return tuple(name for name in found if name not in (*description.target_names, description.owner))
-    return (description.inputs,) if isinstance(description.inputs, str) else description.inputs
+        return tuple(
+            name for name in found if name not in (*description.target_names, description.owner)
+        )
+    if isinstance(description.inputs, str):
+        return (description.inputs,)
+    return description.inputs
 
 
 def with_inputs(folder: Path, description: DataDescription) -> DataDescription:
-    """The description with the columns of inputs that the training table of a folder has, if it leaves them out."""
+    """The description with the columns of inputs that the training table of a folder has, if it
+    leaves them out."""
     if (
         description.inputs
         or description.columns
@@ -338,8 +434,11 @@ def with_inputs(folder: Path, description: DataDescription) -> DataDescription:
 
 
 def main(words: Sequence[str]) -> int:
-    """Checks a node's own data: says how many examples a folder holds for a task; 2 if they do not fit."""
-    parser = argparse.ArgumentParser(prog="python -m discreet.data.folder", description=main.__doc__)
+    """Checks a node's own data: says how many examples a folder holds for a task; 2 if they do not
+    fit."""
+    parser = argparse.ArgumentParser(
+        prog="python -m discreet.data.folder", description=main.__doc__
+    )
     parser.add_argument("folder", type=Path)
     parser.add_argument("task", help=", ".join((*SHAPES, FOLDER)))
     arguments = parser.parse_args(words)

@@ -28,33 +28,44 @@ BY_CLASS = ("dirichlet", "shards")
 def partition_indices(
     targets: torch.Tensor, data: DataConfig, *, owners: torch.Tensor | None = None
 ) -> list[torch.Tensor]:
-    """The example numbers of each client, int64 vectors: disjoint, none empty, together all of [0, n).
+    """The example numbers of each client, int64 vectors: disjoint, none empty, together all of [0,
+    n).
 
-    targets: (n,) class numbers, or (n, k) labels, numbers or sequences. `data.partition_seed` decides the draw;
-    "natural" draws nothing. `data.partition`:
+    targets: (n,) class numbers, or (n, k) labels, numbers or sequences. `data.partition_seed`
+    decides the draw; "natural" draws nothing. `data.partition`:
 
     - "iid": shuffled and dealt; sizes differ by at most 1.
-    - "dirichlet": each class is shared out in proportions from Dirichlet(alpha): small alpha, skewed clients
-      (Hsu et al. 2019). A client that the draw leaves empty gets one example of the client that has most.
-    - "shards": sorted by class and cut in equal shards, of which each client gets two at random (McMahan et
-      al. 2017, section 3). If the examples do not divide, the rest makes more shards, a third for some.
-    - "natural": by `owners`, (n,), in sorted order of the owner; num_clients must be the number of owners.
+    - "dirichlet": each class is shared out in proportions from Dirichlet(alpha): small alpha,
+      skewed clients
+      (Hsu et al. 2019). A client that the draw leaves empty gets one example of the client that has
+      most.
+    - "shards": sorted by class and cut in equal shards, of which each client gets two at random
+      (McMahan et
+      al. 2017, section 3). If the examples do not divide, the rest makes more shards, a third for
+      some.
+    - "natural": by `owners`, (n,), in sorted order of the owner; num_clients must be the number of
+      owners.
 
     Raises:
-      ValueError: more clients than examples (twice as many for "shards"), a partition by classes of data that have
-        none, natural owners that are missing or of another number.
+      ValueError: more clients than examples (twice as many for "shards"), a partition by classes of
+        data that have none, natural owners that are missing or of another number.
     """
     if data.num_clients > len(targets):
-        raise ValueError(f"data.num_clients: {data.num_clients} clients cannot share {len(targets)} training examples")
+        raise ValueError(
+            f"data.num_clients: {data.num_clients} clients cannot share {len(targets)} training "
+            f"examples"
+        )
     if data.partition == "natural":
         parts = _natural(data, owners)
     elif data.partition == "iid":
-        # The same split as flwr-datasets' IidPartitioner on shuffled data, without the seconds that its import takes
-        # in every client process.
+        # The same split as flwr-datasets' IidPartitioner on shuffled data, without the seconds that
+        # its import takes in every client process.
         order = np.random.default_rng(data.partition_seed).permutation(len(targets))
         parts = np.array_split(order, data.num_clients)
     elif data.partition in BY_CLASS and targets.ndim > 1:
-        raise ValueError(f"data.partition: {data.partition} goes by classes, and these data have none: take iid")
+        raise ValueError(
+            f"data.partition: {data.partition} goes by classes, and these data have none: take iid"
+        )
     else:
         parts = _drawn(data, targets.numpy())
     return [torch.from_numpy(np.asarray(part, dtype=np.int64)) for part in parts]
@@ -62,8 +73,8 @@ def partition_indices(
 
 @dataclass(frozen=True, eq=False)
 class PartitionedExamples:
-    """Clients that share the examples out: `rows` of all clients, one after the other, and where each begins,
-    (clients + 1,)."""
+    """Clients that share the examples out: `rows` of all clients, one after the other, and where
+    each begins, (clients + 1,)."""
 
     rows: Numbers
     starts: Numbers
@@ -88,11 +99,14 @@ class PartitionedExamples:
 
 @dataclass(frozen=True)
 class SampledExamples:
-    """Any number of clients, each with `examples_per_client` different examples that its number and a public `seed`
-    decide. Nothing is held for a client: a million of them cost nothing until they take part. Clients share examples:
-    what an example-level guarantee says of an example holds for each of its copies by itself.
+    """Any number of clients, each with `examples_per_client` different examples that its number and
+    a public `seed` decide. Nothing is held for a client: a million of them cost nothing until they
+    take part. Clients share examples: what an example-level guarantee says of an example holds for
+    each of its copies by itself.
 
-    >>> examples = SampledExamples(num_clients=10**6, num_examples=5, examples_per_client=5, seed=20731)
+    >>> examples = SampledExamples(
+    ...     num_clients=10**6, num_examples=5, examples_per_client=5, seed=20731
+    ... )
     >>> len(examples), sorted(examples.examples(999_999).tolist())
     (1000000, [0, 1, 2, 3, 4])
     """
@@ -110,8 +124,12 @@ class SampledExamples:
 
     def examples(self, client: int) -> Numbers:
         """The time depends on `examples_per_client` alone."""
-        generator = np.random.Generator(np.random.Philox(key=np.array([self.seed, client], dtype=np.uint64)))
-        return generator.choice(self.num_examples, self.examples_per_client, replace=False, shuffle=False)
+        generator = np.random.Generator(
+            np.random.Philox(key=np.array([self.seed, client], dtype=np.uint64))
+        )
+        return generator.choice(
+            self.num_examples, self.examples_per_client, replace=False, shuffle=False
+        )
 
 
 ClientExamples = PartitionedExamples | SampledExamples
@@ -121,14 +139,20 @@ ClientExamples = PartitionedExamples | SampledExamples
 def client_examples_of(task: Task, data: DataConfig) -> ClientExamples:
     """The training examples of each client, dealt once per process for the same task object."""
     if data.examples_per_client is None:
-        return PartitionedExamples.of(partition_indices(task.train.targets, data, owners=task.owners))
-    return SampledExamples(data.num_clients, len(task.train), data.examples_per_client, data.partition_seed)
+        return PartitionedExamples.of(
+            partition_indices(task.train.targets, data, owners=task.owners)
+        )
+    return SampledExamples(
+        data.num_clients, len(task.train), data.examples_per_client, data.partition_seed
+    )
 
 
 def _natural(data: DataConfig, owners: torch.Tensor | None) -> _Parts:
     # What NaturalIdPartitioner does, without its progress bar on the terminal.
     if owners is None:
-        raise ValueError("data.partition: natural needs data with owners, as femnist and shakespeare have")
+        raise ValueError(
+            "data.partition: natural needs data with owners, as femnist and shakespeare have"
+        )
     _, numbers, counts = np.unique(owners.numpy(), return_inverse=True, return_counts=True)
     if len(counts) != data.num_clients:
         owners_are = f"{len(counts)} for a natural partition, the number of owners"
@@ -138,11 +162,17 @@ def _natural(data: DataConfig, owners: torch.Tensor | None) -> _Parts:
 
 def _drawn(data: DataConfig, targets: np.ndarray[Any, Any]) -> _Parts:
     """The partitions of flwr-datasets."""
-    require_extra("datasets", "flwr_datasets", extra="simulation", why=f"data.partition={data.partition}")
+    require_extra(
+        "datasets", "flwr_datasets", extra="simulation", why=f"data.partition={data.partition}"
+    )
     from datasets import Dataset
     from flwr_datasets.partitioner import DirichletPartitioner, ShardPartitioner
 
-    same: dict[str, Any] = {"num_partitions": data.num_clients, "partition_by": "target", "seed": data.partition_seed}
+    same: dict[str, Any] = {
+        "num_partitions": data.num_clients,
+        "partition_by": "target",
+        "seed": data.partition_seed,
+    }
     partitioner: DirichletPartitioner | ShardPartitioner
     if data.partition == "dirichlet":
         # With a larger minimum it draws again and again, and with many clients never succeeds.
@@ -151,14 +181,23 @@ def _drawn(data: DataConfig, targets: np.ndarray[Any, Any]) -> _Parts:
         shards = _SHARDS_PER_CLIENT * data.num_clients
         if shards > len(targets):
             few = f"{len(targets)} training examples are too few for {data.num_clients} clients"
-            raise ValueError(f"data.num_clients: shards need {_SHARDS_PER_CLIENT} examples a client; {few}")
-        # Asked for two shards a client it drops what does not divide; given the size of a shard it deals all.
-        partitioner = ShardPartitioner(shard_size=len(targets) // shards, keep_incomplete_shard=True, **same)
+            raise ValueError(
+                f"data.num_clients: shards need {_SHARDS_PER_CLIENT} examples a client; {few}"
+            )
+        # Asked for two shards a client it drops what does not divide; given the size of a shard it
+        # deals all.
+        partitioner = ShardPartitioner(
+            shard_size=len(targets) // shards, keep_incomplete_shard=True, **same
+        )
     partitioner.dataset = Dataset.from_dict({"index": np.arange(len(targets)), "target": targets})
     with warnings.catch_warnings():
-        # datasets sorts with an argument that pyarrow calls deprecated from 25 on; not ours to change.
+        # datasets sorts with an argument that pyarrow calls deprecated from 25 on; not ours to
+        # change.
         warnings.simplefilter("ignore", FutureWarning)
-        parts = [np.asarray(partitioner.load_partition(client)["index"][:]) for client in range(data.num_clients)]
+        parts = [
+            np.asarray(partitioner.load_partition(client)["index"][:])
+            for client in range(data.num_clients)
+        ]
     for client in [number for number, part in enumerate(parts) if not len(part)]:
         largest = max(range(len(parts)), key=lambda number: len(parts[number]))
         parts[client], parts[largest] = parts[largest][:1], parts[largest][1:]
@@ -166,12 +205,13 @@ def _drawn(data: DataConfig, targets: np.ndarray[Any, Any]) -> _Parts:
 
 
 def held_out_rows(num_examples: int, client_id: int, *, share: float) -> torch.Tensor:
-    """The rows, ascending, (m,) int64, that a client of so many examples never trains on, so that it can rate models on
-    them: of each run of 1 / share rows one, chosen by a public seed and the client's number alone.
+    """The rows, ascending, (m,) int64, that a client of so many examples never trains on, so that
+    it can rate models on them: of each run of 1 / share rows one, chosen by a public seed and the
+    client's number alone.
 
-    The values of the examples do not matter, and rows that are added at the end leave the earlier choice as it is, so
-    that nothing that was trained on is ever held out. m differs from share * num_examples by less than 1; it may be 0
-    for fewer than 1 / share examples.
+    The values of the examples do not matter, and rows that are added at the end leave the earlier
+    choice as it is, so that nothing that was trained on is ever held out. m differs from share *
+    num_examples by less than 1; it may be 0 for fewer than 1 / share examples.
 
     >>> held_out_rows(20, 7, share=0.2).tolist() == held_out_rows(23, 7, share=0.2).tolist()[:4]
     True
@@ -183,8 +223,11 @@ def held_out_rows(num_examples: int, client_id: int, *, share: float) -> torch.T
     return torch.from_numpy(rows[rows < num_examples])
 
 
-def split_rows(num_examples: int, client_id: int, *, share: float) -> tuple[torch.Tensor, torch.Tensor]:
-    """The rows that a client trains on, and those that it holds out: both ascending, together all of them."""
+def split_rows(
+    num_examples: int, client_id: int, *, share: float
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The rows that a client trains on, and those that it holds out: both ascending, together all
+    of them."""
     held = held_out_rows(num_examples, client_id, share=share)
     trained = torch.ones(num_examples, dtype=torch.bool)
     trained[held] = False

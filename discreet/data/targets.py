@@ -1,5 +1,5 @@
-"""The target of an example: its class, labels of which any number may hold, numbers in public ranges, or a class for
-each position of a sequence."""
+"""The target of an example: its class, labels of which any number may hold, numbers in public
+ranges, or a class for each position of a sequence."""
 
 from __future__ import annotations
 
@@ -17,12 +17,16 @@ logger = logging.getLogger("discreet")
 
 Array = np.ndarray[Any, Any]
 
-CLASSES, LABELS, NUMBERS, SEQUENCES = "classes", "labels", "numbers", "sequences"
+CLASSES = "classes"
+LABELS = "labels"
+NUMBERS = "numbers"
+SEQUENCES = "sequences"
 KINDS = (CLASSES, LABELS, NUMBERS, SEQUENCES)
 
 
 class FolderError(ValueError):
-    """Data in a folder that are missing, can't be read, or do not fit. The message holds no value of the data."""
+    """Data in a folder that are missing, can't be read, or do not fit. The message holds no value
+    of the data."""
 
 
 class RowError(FolderError):
@@ -30,7 +34,8 @@ class RowError(FolderError):
 
     def __init__(self, row: int, problem: str) -> None:
         super().__init__(f"row {row}: {problem}")
-        self.row, self.problem = row, problem
+        self.row = row
+        self.problem = problem
 
 
 @dataclass(frozen=True)
@@ -38,16 +43,18 @@ class Target:
     """The kind of what is predicted of an example, and its public ranges.
 
     Attributes:
-      kind: classes (one of several), labels (each of several holds or does not), numbers, or sequences (one of several
-        classes at each position that is not padding).
+      kind: classes (one of several), labels (each of several holds or does not), numbers, or
+        sequences (one of several classes at each position that is not padding).
       names: of the labels or numbers, at least one; of classes none.
-      low, high: the public range of each number. A model learns numbers as -1..1, which is low..high. A value outside
-        is set to the nearer end: how far outside it is must not be told.
+      low, high: the public range of each number. A model learns numbers as -1..1, which is
+        low..high. A value outside is set to the nearer end: how far outside it is must not be told.
       length: how many positions a sequence has, padding counted; 0 for other kinds.
 
     >>> price = Target(NUMBERS, ("price",), (0.0,), (200.0,))
-    >>> price.scaled(torch.tensor([[50.0], [900.0]])).tolist(), price.in_units(torch.tensor([[-0.5]])).tolist()
-    ([[-0.5], [1.0]], [[50.0]])
+    >>> price.scaled(torch.tensor([[50.0], [900.0]])).tolist()
+    [[-0.5], [1.0]]
+    >>> price.in_units(torch.tensor([[-0.5]])).tolist()
+    [[50.0]]
     """
 
     kind: str = CLASSES
@@ -68,23 +75,34 @@ class Target:
         return low + (outputs.double() + 1) / 2 * (high - low)
 
     def _range(self) -> tuple[Tensor, Tensor]:
-        return torch.tensor(self.low, dtype=torch.float64), torch.tensor(self.high, dtype=torch.float64)
+        return torch.tensor(self.low, dtype=torch.float64), torch.tensor(
+            self.high, dtype=torch.float64
+        )
 
 
 CLASS = Target()
 
 
-def targets_of(values: Array, target: Target, *, num_classes: int, what: str, padding: int = PADDING) -> Tensor:
-    """Targets as examples hold them: class numbers (n,) int64, or (n, length) for sequences, with `PADDING` where a
-    value is `padding`; otherwise (n, k) float32, labels as 0 and 1, numbers scaled. `values` are (n,), or (n, k) for
-    labels and numbers; `what` names them in errors. Raises FolderError: one is missing, or is none of what is
-    predicted.
+def targets_of(
+    values: Array, target: Target, *, num_classes: int, what: str, padding: int = PADDING
+) -> Tensor:
+    """Targets as examples hold them: class numbers (n,) int64, or (n, length) for sequences, with
+    `PADDING` where a value is `padding`; otherwise (n, k) float32, labels as 0 and 1, numbers
+    scaled. `values` are (n,), or (n, k) for labels and numbers; `what` names them in errors. Raises
+    FolderError: one is missing, or is none of what is predicted.
     """
     if target.kind in (CLASSES, SEQUENCES):
-        return _class_numbers(values, target.length, num_classes=num_classes, padding=padding, what=what)
-    columns = values.reshape(len(values), -1) if values.dtype.kind in "fiub" else np.zeros((0, 0))
+        return _class_numbers(
+            values, target.length, num_classes=num_classes, padding=padding, what=what
+        )
+    if values.dtype.kind in "fiub":
+        columns = values.reshape(len(values), -1)
+    else:
+        columns = np.zeros((0, 0))
     if columns.shape[1] != len(target.names):
-        raise FolderError(f"{what}: targets must be {len(target.names)} numbers a row: {', '.join(target.names)}")
+        raise FolderError(
+            f"{what}: targets must be {len(target.names)} numbers a row: {', '.join(target.names)}"
+        )
     numbers = columns.astype(np.float64)
     _refuse_row(~np.isfinite(numbers), "is missing or not finite", target)
     if target.kind == LABELS:
@@ -93,7 +111,10 @@ def targets_of(values: Array, target: Target, *, num_classes: int, what: str, pa
     outside = np.count_nonzero((numbers < np.array(target.low)) | (numbers > np.array(target.high)))
     if outside:
         logger.warning(
-            "%s: %d of %d targets lie outside target_low..target_high, and are set to it", what, outside, numbers.size
+            "%s: %d of %d targets lie outside target_low..target_high, and are set to it",
+            what,
+            outside,
+            numbers.size,
         )
     return target.scaled(torch.from_numpy(numbers))
 
@@ -104,11 +125,18 @@ def _refuse_row(wrong: Array, how: str, target: Target) -> None:
         raise RowError(row, f"{target.names[column]} {how}")
 
 
-def _class_numbers(values: Array, length: int, *, num_classes: int, padding: int, what: str) -> Tensor:
+def _class_numbers(
+    values: Array, length: int, *, num_classes: int, padding: int, what: str
+) -> Tensor:
     """One class a row (length 0), or one a position, which may be padding."""
     if values.shape[1:] != ((length,) if length else ()) or values.dtype.kind not in "fiu":
-        wanted = f"{length} numbers a row, one for each position" if length else "one number a row"
-        raise FolderError(f"{what}: targets must be {wanted}, not {values.dtype} of shape {values.shape}")
+        if length:
+            wanted = f"{length} numbers a row, one for each position"
+        else:
+            wanted = "one number a row"
+        raise FolderError(
+            f"{what}: targets must be {wanted}, not {values.dtype} of shape {values.shape}"
+        )
     padded = (values == padding) & (length > 0)
     whole = np.where(np.isfinite(values) & ~padded, values, -1).astype(np.int64)
     wrong = np.argwhere(~padded & ((whole != values) | (whole < 0) | (whole >= num_classes)))
@@ -116,6 +144,8 @@ def _class_numbers(values: Array, length: int, *, num_classes: int, padding: int
         known = f"one of 0 to {num_classes - 1}"
         told = f"the class is not {known}"
         if length:
-            told = f"the class at position {wrong[0][1]} is neither {known} nor the padding {padding}"
+            told = (
+                f"the class at position {wrong[0][1]} is neither {known} nor the padding {padding}"
+            )
         raise RowError(int(wrong[0][0]), told)
     return torch.from_numpy(np.where(padded, PADDING, whole))

@@ -1,5 +1,6 @@
-"""Texts as whole numbers: by the tokenizer in a folder in Hugging Face's layout, of which nothing is fetched from the
-network; and plays as next-character prediction, each speaking role a user (McMahan et al. 2017, section 3)."""
+"""Texts as whole numbers: by the tokenizer in a folder in Hugging Face's layout, of which nothing
+is fetched from the network; and plays as next-character prediction, each speaking role a user
+(McMahan et al. 2017, section 3)."""
 
 from __future__ import annotations
 
@@ -18,60 +19,84 @@ from discreet.settings.rules import require_extra
 from discreet.settings.training import HF
 
 (WINDOW,) = SHAPES["shakespeare"].input_shape
-# Every eighth character of a role is a target. Neighbouring windows share 79 of 80 characters: all of them
+# Every eighth character of a role is a target. Neighbouring windows share 79 of 80 characters: all
+# of them
 # would take eight times the memory and teach little more.
 STRIDE = 8
-PADDING, UNKNOWN = 0, 1
-# A fixed public alphabet: collecting the characters that occur would tell which characters the users wrote.
+PADDING = 0
+UNKNOWN = 1
+# A fixed public alphabet: collecting the characters that occur would tell which characters the
+# users wrote.
 ALPHABET = "\n" + "".join(chr(code) for code in range(32, 127))
 NUM_TOKENS = len(ALPHABET) + 2
-LOCAL = {"local_files_only": True, "trust_remote_code": False}  # nothing is fetched, and no code of a folder runs
+LOCAL = {
+    "local_files_only": True,
+    "trust_remote_code": False,
+}  # nothing is fetched, and no code of a folder runs
 _TEST_SHARE = 5
 _LONGEST_NAME = 60
 
 
 def load_shakespeare(path: str | None) -> Task:
-    """Next-character prediction from a text of plays; owners are the speaking roles, sorted by name.
+    """Next-character prediction from a text of plays; owners are the speaking roles, sorted by
+    name.
 
-    inputs: (n, 80) int64, the characters before the target, with 0 before the role's text begins. targets: the next
-    character. Both are numbers in [0, 98): 0 padding, 1 unknown, then `ALPHABET`. The last fifth of a role's speeches
-    (rounded down, so none below five speeches) is the public test set.
+    inputs: (n, 80) int64, the characters before the target, with 0 before the role's text begins.
+    targets: the next character. Both are numbers in [0, 98): 0 padding, 1 unknown, then `ALPHABET`.
+    The last fifth of a role's speeches (rounded down, so none below five speeches) is the public
+    test set.
     """
     if path is None:
         raise ValueError("data.path: shakespeare is read from a text file; set data.path to it")
     file = Path(path).expanduser()
     if not file.is_file():
-        raise FileNotFoundError(f"data.path: {file} is no file of plays, with a line for each speaker")
-    train, test = [], []
+        raise FileNotFoundError(
+            f"data.path: {file} is no file of plays, with a line for each speaker"
+        )
+    train = []
+    test = []
     for _, speeches in sorted(read_speeches(file.read_text(encoding="utf-8")).items()):
         kept = len(speeches) - len(speeches) // _TEST_SHARE
         train.append(_windows(speeches[:kept]))
-        test += [_windows(speeches[kept:])] if speeches[kept:] else []
+        if speeches[kept:]:
+            test += [_windows(speeches[kept:])]
     if not test:
-        raise ValueError(f"data.path: no role in {file} has {_TEST_SHARE} speeches; the test set is empty")
-    owners = torch.repeat_interleave(torch.arange(len(train)), torch.tensor([len(table) for table in train]))
+        raise ValueError(
+            f"data.path: no role in {file} has {_TEST_SHARE} speeches; the test set is empty"
+        )
+    owners = torch.repeat_interleave(
+        torch.arange(len(train)), torch.tensor([len(table) for table in train])
+    )
     return Task("shakespeare", joined(train), joined(test), SHAPES["shakespeare"], owners)
 
 
 def read_speeches(text: str) -> dict[str, list[str]]:
     """Speeches by role, in the order of the text. Raises ValueError if there are none.
 
-    A speech is a block of lines between empty lines whose first line is the speaker's name and a mark, ":" or "." (the
-    one that ends more first lines). Blocks without such a line, and speakers without a speech, are left out.
+    A speech is a block of lines between empty lines whose first line is the speaker's name and a
+    mark, ":" or "." (the one that ends more first lines). Blocks without such a line, and speakers
+    without a speech, are left out.
 
     >>> read_speeches("ANNA:\\nGood day.\\n\\nBEN:\\nWho\\nis there?\\n\\nANNA:\\nI.\\n")
     {'ANNA': ['Good day.', 'I.'], 'BEN': ['Who\\nis there?']}
     """
-    blocks = [block.strip().split("\n") for block in re.split(r"\n\s*\n", text.replace("\r\n", "\n"))]
+    blocks = [
+        block.strip().split("\n") for block in re.split(r"\n\s*\n", text.replace("\r\n", "\n"))
+    ]
     heads = Counter(lines[0].rstrip()[-1:] for lines in blocks if len(lines) > 1)
-    mark = ":" if heads[":"] >= heads["."] else "."
+    if heads[":"] >= heads["."]:
+        mark = ":"
+    else:
+        mark = "."
     speeches: dict[str, list[str]] = {}
     for head, *lines in blocks:
         name = head.rstrip()
         if lines and name.endswith(mark) and 1 < len(name) <= _LONGEST_NAME:
             speeches.setdefault(name[:-1], []).append("\n".join(line.strip() for line in lines))
     if not speeches:
-        raise ValueError("the text names no speakers: expected lines such as 'ROMEO:' before each speech")
+        raise ValueError(
+            "the text names no speakers: expected lines such as 'ROMEO:' before each speech"
+        )
     return speeches
 
 
@@ -95,12 +120,14 @@ def _windows(speeches: list[str]) -> Examples:
 
 
 def pretrained_folder(name: str, *, setting: str = "model.name") -> Path:
-    """The folder that `hf:FOLDER` names, absolute. Raises FolderError, which names the setting, if no model in Hugging
-    Face's layout is there.
+    """The folder that `hf:FOLDER` names, absolute. Raises FolderError, which names the setting, if
+    no model in Hugging Face's layout is there.
     """
     folder = Path(name.removeprefix(HF)).expanduser().resolve()
     if not (folder / "config.json").is_file():
-        raise FolderError(f"{setting}: {name}: {folder / 'config.json'} is missing, and no model is ever fetched")
+        raise FolderError(
+            f"{setting}: {name}: {folder / 'config.json'} is missing, and no model is ever fetched"
+        )
     return folder
 
 
@@ -117,7 +144,8 @@ def transformers_library(*, why: str) -> Any:
 
 @lru_cache(maxsize=4)
 def tokenizer_in(folder: Path) -> Any:
-    """The tokenizer in a folder. It pads at the end, by its own padding token or else by the one that ends a text."""
+    """The tokenizer in a folder. It pads at the end, by its own padding token or else by the one
+    that ends a text."""
     try:
         tokenizer = transformers_library(why="text").AutoTokenizer.from_pretrained(
             folder, padding_side="right", truncation_side="right", **LOCAL
@@ -126,7 +154,9 @@ def tokenizer_in(folder: Path) -> Any:
         raise FolderError(f"{folder} has no tokenizer that transformers reads: {error}") from error
     tokenizer.pad_token = tokenizer.pad_token or tokenizer.eos_token
     if tokenizer.pad_token is None:
-        raise FolderError(f"{folder}: its tokenizer has neither a token for padding nor one that ends a text")
+        raise FolderError(
+            f"{folder}: its tokenizer has neither a token for padding nor one that ends a text"
+        )
     return tokenizer
 
 
@@ -137,12 +167,16 @@ def num_tokens_in(folder: Path) -> int:
 
 
 def tokens_of(texts: Any, folder: Path, *, length: int) -> tuple[Array, Array]:
-    """The ids of a column of texts, (n, length) int64, cut or padded at the end, and which of them are no padding.
-    Raises RowError: a cell is no text.
+    """The ids of a column of texts, (n, length) int64, cut or padded at the end, and which of them
+    are no padding. Raises RowError: a cell is no text.
     """
     cells = texts.to_pylist()
     for row, cell in enumerate(cells):
         if not isinstance(cell, str):
-            raise RowError(row, "the text is missing" if cell is None else "the text is none in UTF-8")
-    read = tokenizer_in(folder)(cells, truncation=True, max_length=length, padding="max_length", return_tensors="np")
+            raise RowError(
+                row, "the text is missing" if cell is None else "the text is none in UTF-8"
+            )
+    read = tokenizer_in(folder)(
+        cells, truncation=True, max_length=length, padding="max_length", return_tensors="np"
+    )
     return np.asarray(read["input_ids"], np.int64), np.asarray(read["attention_mask"], bool)

@@ -1,11 +1,15 @@
-"""Certificates and node keys of a federation: `scripts/certs COMMAND NAMES...`, below the folder `secrets`.
+"""Certificates and node keys of a federation: `scripts/certs COMMAND NAMES...`, below the folder
+`secrets`.
 
     all             authority, server, node-0 to node-3, and peers: for one machine
-    authority       ca.crt, by which nodes and flwr check the server, and its private key ca.key: keep it off the server
-    server NAME ... server.crt and server.key, for every name and address that nodes and flwr connect to
-    node NAME ...   nodes/NAME.key for the node alone, and public/NAME.pub for the server; run it where the node is
-    peers           public/peers.json, all public/NAME.pub, for secure aggregation: a copy at each node, of which people
-                    compare the fingerprints that are printed
+    authority       ca.crt, by which nodes and flwr check the server, and its private key ca.key:
+                    keep it off the server
+    server NAME ... server.crt and server.key, for every name and address that nodes and flwr
+                    connect to
+    node NAME ...   nodes/NAME.key for the node alone, and public/NAME.pub for the server; run it
+                    on the node's machine
+    peers           public/peers.json, all public/NAME.pub, for secure aggregation: each node gets
+                    a copy, and people compare the fingerprints that are printed
 
 Nothing that exists is ever overwritten: a lost key can't be made again.
 """
@@ -27,38 +31,53 @@ from typing import Any
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.asymmetric import ec
-from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat, load_pem_private_key
+from cryptography.hazmat.primitives.serialization import (
+    Encoding,
+    NoEncryption,
+    PrivateFormat,
+    load_pem_private_key,
+)
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from discreet.masking.identity import Identity
 from discreet.settings.rules import ConfigError
 
-CA_DAYS, SERVER_DAYS = 1826, 397
-CLOCK_SKEW = timedelta(minutes=5)  # a node whose clock is behind must not find the certificate not yet valid
+CA_DAYS = 1826
+SERVER_DAYS = 397
+CLOCK_SKEW = timedelta(
+    minutes=5
+)  # a node whose clock is behind must not find the certificate not yet valid
 ALREADY_KNOWN = "Public key already in use"  # what Flower 1.41 says
 PEERS_FILE = "peers.json"
 DEMONSTRATION_NODES = ("node-0", "node-1", "node-2", "node-3")
-# Always in the server's certificate: how it is reached on its own host, and inside docker-compose.yml.
+# Always in the server's certificate: how it is reached on its own host, and inside
+# docker-compose.yml.
 OWN_HOSTS = ("localhost", "127.0.0.1", "superlink", "gate")
 NAMES = {"all": 0, "authority": 0, "server": 1, "node": 1, "peers": 0}  # how many a command needs
 
 
 def make_authority(folder: Path) -> None:
-    """`ca.key` and `ca.crt`: a P-384 authority that may sign servers, nothing below it. ConfigError if they exist."""
-    key, name = ec.generate_private_key(ec.SECP384R1()), _name("Discreet federation authority")
+    """`ca.key` and `ca.crt`: a P-384 authority that may sign servers, nothing below it. ConfigError
+    if they exist."""
+    key = ec.generate_private_key(ec.SECP384R1())
+    name = _name("Discreet federation authority")
     made = _certificate(name, name, key, days=CA_DAYS, is_authority=True)
-    made = made.add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
+    made = made.add_extension(
+        x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False
+    )
     _write_pair(folder / "ca", made.sign(key, hashes.SHA384()), key)
 
 
 def make_server(folder: Path, hosts: Sequence[str]) -> None:
-    """`server.key` and `server.crt`, valid for every host name and address that nodes and `flwr` connect to.
-    ConfigError if one of the files exists, or the authority does not."""
+    """`server.key` and `server.crt`, valid for every host name and address that nodes and `flwr`
+    connect to. ConfigError if one of the files exists, or the authority does not."""
     try:
         authority = x509.load_pem_x509_certificate((folder / "ca.crt").read_bytes())
         signer: Any = load_pem_private_key((folder / "ca.key").read_bytes(), password=None)
     except (OSError, ValueError) as error:
-        raise ConfigError(f"scripts/certs authority makes what signs a server's certificate: {error}") from error
+        raise ConfigError(
+            f"scripts/certs authority makes what signs a server's certificate: {error}"
+        ) from error
     names: list[x509.GeneralName] = []
     for host in dict.fromkeys([*hosts, *OWN_HOSTS]):
         try:
@@ -66,7 +85,9 @@ def make_server(folder: Path, hosts: Sequence[str]) -> None:
         except ValueError:
             names.append(x509.DNSName(host))
     key = ec.generate_private_key(ec.SECP384R1())
-    made = _certificate(_name(hosts[0][:64]), authority.subject, key, days=SERVER_DAYS, is_authority=False)
+    made = _certificate(
+        _name(hosts[0][:64]), authority.subject, key, days=SERVER_DAYS, is_authority=False
+    )
     for extension in (
         x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH]),
         x509.SubjectAlternativeName(names),
@@ -77,20 +98,23 @@ def make_server(folder: Path, hosts: Sequence[str]) -> None:
 
 
 def make_node(folder: Path, name: str) -> None:
-    """`nodes/NAME.key` and `public/NAME.pub`: a P-384 pair in OpenSSH's format, as Flower reads them. ConfigError if
-    they exist, or the name is not a plain file name."""
+    """`nodes/NAME.key` and `public/NAME.pub`: a P-384 pair in OpenSSH's format, as Flower reads
+    them. ConfigError if they exist, or the name is not a plain file name."""
     if not name or name != Path(name).name or name.startswith("."):
         raise ConfigError(f"a node's name must be a plain file name (got {name!r})")
     node = Identity.generate(name)
     private = node.key.private_bytes(Encoding.PEM, PrivateFormat.OpenSSH, NoEncryption())
-    public, public_file = f"{node.public_text()} {name}\n".encode(), folder / "public" / f"{name}.pub"
+    public = f"{node.public_text()} {name}\n".encode()
+    public_file = folder / "public" / f"{name}.pub"
     _write({folder / "nodes" / f"{name}.key": private, public_file: public})
 
 
 def make_peers(folder: Path) -> Path:
-    """`public/peers.json`: each node's name and public key, of the files beside it; made anew if nodes have come.
-    ConfigError if there is none."""
-    keys = {path.stem: path.read_text().strip() for path in sorted((folder / "public").glob("*.pub"))}
+    """`public/peers.json`: each node's name and public key, of the files beside it; made anew if
+    nodes have come. ConfigError if there is none."""
+    keys = {
+        path.stem: path.read_text().strip() for path in sorted((folder / "public").glob("*.pub"))
+    }
     if not keys:
         raise ConfigError(f"{folder / 'public'} is missing: scripts/certs node makes keys of nodes")
     path = folder / "public" / PEERS_FILE
@@ -99,7 +123,8 @@ def make_peers(folder: Path) -> Path:
 
 
 def make_secrets(folder: Path, nodes: Sequence[str]) -> Path:
-    """An authority, a certificate for a server on this machine, keys of nodes, and the list of these."""
+    """An authority, a certificate for a server on this machine, keys of nodes, and the list of
+    these."""
     make_authority(folder)
     make_server(folder, OWN_HOSTS)
     for name in nodes:
@@ -110,15 +135,17 @@ def make_secrets(folder: Path, nodes: Sequence[str]) -> Path:
 
 
 def fingerprint(public_key: str) -> str:
-    """The fingerprint of a public key in OpenSSH's form, as `ssh-keygen -l` shows it: people compare it."""
+    """The fingerprint of a public key in OpenSSH's form, as `ssh-keygen -l` shows it: people
+    compare it."""
     digest = hashlib.sha256(base64.b64decode(public_key.split()[1])).digest()
     return "SHA256:" + base64.b64encode(digest).decode().rstrip("=")
 
 
 def register_node(public_key: Path, *, connection: str) -> bool:
-    """Makes a node's public key known to the SuperLink of a Flower connection; False if it is known already.
-    ConfigError if the SuperLink refuses."""
-    # Flower's command line in this process: importing it takes a second, and a federation may have many nodes.
+    """Makes a node's public key known to the SuperLink of a Flower connection; False if it is known
+    already. ConfigError if the SuperLink refuses."""
+    # Flower's command line in this process: importing it takes a second, and a federation may have
+    # many nodes.
     import click
     from flwr.cli.app import app
 
@@ -130,12 +157,15 @@ def register_node(public_key: Path, *, connection: str) -> bool:
             return False
         raise ConfigError(f"{public_key} can't be registered: {error.message}") from error
     except SystemExit as error:
-        raise ConfigError(f"{public_key} can't be registered: it is not a public key that Flower takes") from error
+        raise ConfigError(
+            f"{public_key} can't be registered: it is not a public key that Flower takes"
+        ) from error
     return True
 
 
 def give_to(folder: Path, owner: int) -> None:
-    """Makes everything but the authority's key belong to a user, so that a container of that user can read it."""
+    """Makes everything but the authority's key belong to a user, so that a container of that user
+    can read it."""
     for path in {folder, *folder.rglob("*")} - {folder / "ca.key"}:
         os.chown(path, owner, owner)
 
@@ -145,11 +175,20 @@ def _name(text: str) -> x509.Name:
 
 
 def _certificate(
-    subject: x509.Name, issuer: x509.Name, key: ec.EllipticCurvePrivateKey, *, days: int, is_authority: bool
+    subject: x509.Name,
+    issuer: x509.Name,
+    key: ec.EllipticCurvePrivateKey,
+    *,
+    days: int,
+    is_authority: bool,
 ) -> x509.CertificateBuilder:
-    """A certificate to be signed, for TLS or, of an authority, for certificates and lists of revoked ones."""
-    now, signs = datetime.now(UTC), is_authority
-    builder = x509.CertificateBuilder(issuer, subject, key.public_key(), x509.random_serial_number())
+    """A certificate to be signed, for TLS or, of an authority, for certificates and lists of
+    revoked ones."""
+    now = datetime.now(UTC)
+    signs = is_authority
+    builder = x509.CertificateBuilder(
+        issuer, subject, key.public_key(), x509.random_serial_number()
+    )
     builder = builder.not_valid_before(now - CLOCK_SKEW).not_valid_after(now + timedelta(days=days))
     constraints = x509.BasicConstraints(ca=is_authority, path_length=0 if is_authority else None)
     usage = x509.KeyUsage(not signs, False, False, False, False, signs, signs, False, False)
@@ -158,17 +197,28 @@ def _certificate(
 
 def _write_pair(path: Path, certificate: x509.Certificate, key: ec.EllipticCurvePrivateKey) -> None:
     private = key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
-    _write({path.with_suffix(".crt"): certificate.public_bytes(Encoding.PEM), path.with_suffix(".key"): private})
+    _write(
+        {
+            path.with_suffix(".crt"): certificate.public_bytes(Encoding.PEM),
+            path.with_suffix(".key"): private,
+        }
+    )
 
 
 def _write(contents: Mapping[Path, bytes]) -> None:
     """Writes files that are not there yet, a `.key` for its owner alone."""
     if there := [str(path) for path in contents if path.exists()]:
-        raise ConfigError(f"{' and '.join(there)} exist already and are never overwritten: move them away first")
+        raise ConfigError(
+            f"{' and '.join(there)} exist already and are never overwritten: move them away first"
+        )
     for path, content in contents.items():
         path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-        mode = 0o600 if path.suffix == ".key" else 0o644
-        # O_EXCL and the mode together: no existing file is replaced, and no key is readable by others for a moment.
+        if path.suffix == ".key":
+            mode = 0o600
+        else:
+            mode = 0o644
+        # O_EXCL and the mode together: no existing file is replaced, and no key is readable by
+        # others for a moment.
         with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode), "wb") as file:
             file.write(content)
 
@@ -177,14 +227,24 @@ def main(words: Sequence[str]) -> int:
     """Runs one command; 2 if something is in the way."""
     parser = argparse.ArgumentParser(prog="scripts/certs", description=__doc__)
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
-    parser.add_argument("--folder", type=Path, default=Path("secrets"), help="where the files are (default: secrets)")
-    parser.add_argument("--owner", type=int, help="give the files to this user number, for a container (needs root)")
+    parser.add_argument(
+        "--folder",
+        type=Path,
+        default=Path("secrets"),
+        help="where the files are (default: secrets)",
+    )
+    parser.add_argument(
+        "--owner", type=int, help="give the files to this user number, for a container (needs root)"
+    )
     parser.add_argument("command", choices=NAMES)
     parser.add_argument("names", nargs="*")
     arguments = parser.parse_args(words)
-    needed, folder = NAMES[arguments.command], arguments.folder
+    needed = NAMES[arguments.command]
+    folder = arguments.folder
     if len(arguments.names) < needed or (arguments.names and not needed):
-        parser.error(f"{arguments.command} takes {f'{needed} names or more' if needed else 'no name'}")
+        parser.error(
+            f"{arguments.command} takes {f'{needed} names or more' if needed else 'no name'}"
+        )
     try:
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         match arguments.command:

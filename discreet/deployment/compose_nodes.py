@@ -1,4 +1,5 @@
-"""Prints an override of docker-compose.yml with the nodes from node-4 on, each with its own key, ledger and partition:
+"""Prints an override of docker-compose.yml with the nodes from node-4 on, each with its own key,
+ledger and partition:
 
     scripts/certs node node-4 node-5 node-6 node-7 && scripts/certs peers
     python -m discreet.deployment.compose_nodes 8 > docker-compose.nodes.yml
@@ -23,18 +24,26 @@ THERE = 4
 
 def more_nodes(count: int) -> dict[str, Any]:
     """The override for `count` nodes in all; empty sections for no more than are there."""
-    compose, numbers = yaml.safe_load(COMPOSE.read_text()), range(THERE, count)
+    compose = yaml.safe_load(COMPOSE.read_text())
+    numbers = range(THERE, count)
 
     def copied(part: object, number: int) -> Any:
         return json.loads(re.sub(r"\b(node|ledger|known)-0\b", rf"\1-{number}", json.dumps(part)))
 
-    services = {f"node-{number}": copied(compose["services"]["node-0"], number) for number in numbers}
+    services = {
+        f"node-{number}": copied(compose["services"]["node-0"], number) for number in numbers
+    }
     for number in numbers:
         services[f"node-{number}"]["environment"]["PARTITION"] = str(number)
     return {
         "services": services,
-        "volumes": {f"{volume}-{number}": {} for number in numbers for volume in ("ledger", "known")},
-        "secrets": {f"node-{number}.key": copied(compose["secrets"]["node-0.key"], number) for number in numbers},
+        "volumes": {
+            f"{volume}-{number}": {} for number in numbers for volume in ("ledger", "known")
+        },
+        "secrets": {
+            f"node-{number}.key": copied(compose["secrets"]["node-0.key"], number)
+            for number in numbers
+        },
     }
 
 

@@ -1,4 +1,5 @@
-"""Flower's processes on this machine: start, port, environment, the connection of `flwr`, its command line."""
+"""Flower's processes on this machine: start, port, environment, the connection of `flwr`, its
+command line."""
 
 from __future__ import annotations
 
@@ -21,8 +22,9 @@ LOOK_SECONDS = 0.1
 
 
 def free_port() -> int:
-    """A port of the loopback interface that nobody listens on. On Linux the system gives it to nobody else as long as
-    this process lasts, but to a server that sets SO_REUSEADDR, as asyncio's and Python's own do."""
+    """A port of the loopback interface that nobody listens on. On Linux the system gives it to
+    nobody else as long as this process lasts, but to a server that sets SO_REUSEADDR, as asyncio's
+    and Python's own do."""
     probe = socket.socket()
     probe.bind(("127.0.0.1", 0))
     port = int(probe.getsockname()[1])
@@ -35,7 +37,8 @@ def free_port() -> int:
 
 
 def flower_environment(home: Path) -> dict[str, str]:
-    """The environment of Flower's processes: own home, no installation at run time, no calling home."""
+    """The environment of Flower's processes: own home, no installation at run time, no calling
+    home."""
     return os.environ | {
         "FLWR_HOME": str(home),
         "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
@@ -52,16 +55,24 @@ def flower_environment(home: Path) -> dict[str, str]:
 def start(
     command: Sequence[str], log: Path | None, *, folder: Path | None, environment: Mapping[str, str]
 ) -> subprocess.Popen[bytes]:
-    """Starts a process that ends with this one, even by kill -9, and adds to the log, if there is one. Its session is
-    its own: a Ctrl-C comes to this one alone."""
+    """Starts a process that ends with this one, even by kill -9, and adds to the log, if there is
+    one. Its session is its own: a Ctrl-C comes to this one alone."""
     with nullcontext() if log is None else log.open("ab") as output:
         return subprocess.Popen(
-            tied(command), cwd=folder, env=environment, stdout=output, stderr=output, start_new_session=True
+            tied(command),
+            cwd=folder,
+            env=environment,
+            stdout=output,
+            stderr=output,
+            start_new_session=True,
         )
 
 
-def wait_until(holds: Callable[[], object], seconds: float, what: str, *, every: float = LOOK_SECONDS) -> None:
-    """Returns as soon as `holds()` is true; TimeoutError, which names `what`, if it is not after so many seconds."""
+def wait_until(
+    holds: Callable[[], object], seconds: float, what: str, *, every: float = LOOK_SECONDS
+) -> None:
+    """Returns as soon as `holds()` is true; TimeoutError, which names `what`, if it is not after so
+    many seconds."""
     deadline = time.monotonic() + seconds
     while not holds():
         if time.monotonic() > deadline:
@@ -70,16 +81,33 @@ def wait_until(holds: Callable[[], object], seconds: float, what: str, *, every:
 
 
 def write_connection(home: Path, *, address: str, authority: Path | None) -> None:
-    """Flower's connection file, so that `flwr ... deployment` works with this FLWR_HOME. No authority: no TLS."""
-    trust = f'root-certificates = "{authority.resolve()}"' if authority else "insecure = true"
+    """Flower's connection file, so that `flwr ... deployment` works with this FLWR_HOME. No
+    authority: no TLS."""
+    if authority:
+        trust = f'root-certificates = "{authority.resolve()}"'
+    else:
+        trust = "insecure = true"
     home.mkdir(parents=True, exist_ok=True)
     (home / "config.toml").write_text(
-        f'[superlink]\ndefault = "{CONNECTION}"\n\n[superlink.{CONNECTION}]\naddress = "{address}"\n{trust}\n'
+        f'[superlink]\ndefault = "{CONNECTION}"\n\n[superlink.{CONNECTION}]\naddress = '
+        f'"{address}"\n{trust}\n'
     )
 
 
-def flwr_run_command(settings: Path, overrides: Sequence[str], app: Path | None = None) -> list[str]:
-    """The command line of `flwr run` for an app (None: that of `app_folder()`); writes its overrides to `settings`."""
-    # A file, not an argument: overrides may hold quotes and brackets. A JSON string is a TOML string.
+def flwr_run_command(
+    settings: Path, overrides: Sequence[str], app: Path | None = None
+) -> list[str]:
+    """The command line of `flwr run` for an app (None: that of `app_folder()`); writes its
+    overrides to `settings`."""
+    # A file, not an argument: overrides may hold quotes and brackets. A JSON string is a TOML
+    # string.
     settings.write_text(f"overrides = {json.dumps(shlex.join(overrides))}\n")
-    return ["flwr", "run", str(app or app_folder()), CONNECTION, "--stream", "--run-config", str(settings)]
+    return [
+        "flwr",
+        "run",
+        str(app or app_folder()),
+        CONNECTION,
+        "--stream",
+        "--run-config",
+        str(settings),
+    ]

@@ -1,5 +1,6 @@
-"""`flwr run . --stream`, for `discreet run` and `scripts/run`, on a SuperLink that ends with the run: one that was left
-running can't answer instead. It listens on the loopback interface, as Ray does, which has a token too."""
+"""`flwr run . --stream`, for `discreet run` and `scripts/run`, on a SuperLink that ends with the
+run: one that was left running can't answer instead. It listens on the loopback interface, as Ray
+does, which has a token too."""
 
 from __future__ import annotations
 
@@ -16,7 +17,14 @@ from discreet.deployment.interruption import override, resumable
 from discreet.deployment.run_watch import RunWatch, follow
 from discreet.logs import log_to
 from discreet.server.resuming import asked_settings
-from discreet.server.run_folder import OVER, RunFolder, RunStatus, check_output, read_status, state_of
+from discreet.server.run_folder import (
+    OVER,
+    RunFolder,
+    RunStatus,
+    check_output,
+    read_status,
+    state_of,
+)
 from discreet.server.session import resolve
 from discreet.settings.rules import require_extra
 from discreet.simulation.processes import RunLostError, ray_environment, scratch_folder
@@ -27,15 +35,23 @@ START_SECONDS = 120
 
 @contextmanager
 def simulation_superlink(folder: Path) -> Iterator[tuple[str, Path, subprocess.Popen[bytes]]]:
-    """A SuperLink for simulations, started in `folder`; gives its address, its FLWR_HOME and its process. All that came
-    of it ends with the block, or with this process, however that ends. RunLostError if it does not start."""
+    """A SuperLink for simulations, started in `folder`; gives its address, its FLWR_HOME and its
+    process. All that came of it ends with the block, or with this process, however that ends.
+    RunLostError if it does not start."""
     port = flower_home.free_port()
-    command = superlink_command("superlink", "--insecure", "--simulation", "--host", "127.0.0.1", "--port", str(port))
-    with scratch_folder() as home, _started(command, home / "superlink.log", folder=folder) as process:
+    command = superlink_command(
+        "superlink", "--insecure", "--simulation", "--host", "127.0.0.1", "--port", str(port)
+    )
+    with (
+        scratch_folder() as home,
+        _started(command, home / "superlink.log", folder=folder) as process,
+    ):
         url = f"http://127.0.0.1:{port}/health"
         with suppress(TimeoutError):
             flower_home.wait_until(
-                lambda: process.poll() is not None or healthy(url, authority=None), START_SECONDS, "it answers"
+                lambda: process.poll() is not None or healthy(url, authority=None),
+                START_SECONDS,
+                "it answers",
             )
         if process.poll() is not None or not healthy(url, authority=None):
             lines = (home / "superlink.log").read_text(errors="replace").strip().splitlines()
@@ -44,7 +60,9 @@ def simulation_superlink(folder: Path) -> Iterator[tuple[str, Path, subprocess.P
 
 
 @contextmanager
-def _started(command: Sequence[str], log: Path, *, folder: Path) -> Iterator[subprocess.Popen[bytes]]:
+def _started(
+    command: Sequence[str], log: Path, *, folder: Path
+) -> Iterator[subprocess.Popen[bytes]]:
     """A process of Flower's, until the block ends. FLWR_HOME is the folder of its log."""
     environment = flower_home.flower_environment(log.parent) | ray_environment(log.parent)
     process = flower_home.start(command, log, folder=folder, environment=environment)
@@ -56,16 +74,18 @@ def _started(command: Sequence[str], log: Path, *, folder: Path) -> Iterator[sub
 
 
 def exit_code(run: RunFolder, before: RunStatus | None) -> int:
-    """The exit code after `flwr run` has ended: 0 if the run is complete, and was not so `before`. RunLostError if its
-    files say that it goes on."""
+    """The exit code after `flwr run` has ended: 0 if the run is complete, and was not so `before`.
+    RunLostError if its files say that it goes on."""
     if state_of(run) == "running":
         raise RunLostError("flwr run has ended before the run")
-    return 0 if state_of(run) in OVER and read_status(run) != before else 1
+    if state_of(run) in OVER and read_status(run) != before:
+        return 0
+    return 1
 
 
 def run_app(words: Sequence[str], *, program: str) -> int:
-    """Checks Hydra overrides, and runs the app of `app_folder()`. Exit code 0: the run folder is complete. `program` is
-    what a person types to run it again.
+    """Checks Hydra overrides, and runs the app of `app_folder()`. Exit code 0: the run folder is
+    complete. `program` is what a person types to run it again.
 
     Raises:
       ConfigError, LedgerError: a setting is wrong, or a ledger of the run that goes on.
@@ -77,13 +97,23 @@ def run_app(words: Sequence[str], *, program: str) -> int:
     plan, _ = resolve(config)
     if plan.settings.resume:
         run.check_ledgers(plan, simulated=True)
-    print(f"discreet: starting Flower and Ray takes up to a minute; the run folder is {run.path}", file=sys.stderr)
-    before, folder, nodes = read_status(run), Path.cwd(), min(config.data.num_clients, MOST_NODES)
+    print(
+        f"discreet: starting Flower and Ray takes up to a minute; the run folder is {run.path}",
+        file=sys.stderr,
+    )
+    before = read_status(run)
+    folder = Path.cwd()
+    nodes = min(config.data.num_clients, MOST_NODES)
     with resumable(run, *program.split()):
         with simulation_superlink(folder) as (address, home, superlink):
             flower_home.write_connection(home, address=address, authority=None)
-            command = flower_home.flwr_run_command(home / "run.toml", [*words, override("output_dir", run.path)])
-            command += ["--federation-config", f"num-supernodes={nodes} client-resources-num-cpus=1"]
+            command = flower_home.flwr_run_command(
+                home / "run.toml", [*words, override("output_dir", run.path)]
+            )
+            command += [
+                "--federation-config",
+                f"num-supernodes={nodes} client-resources-num-cpus=1",
+            ]
             with _started(command, home / "run.log", folder=folder) as process:
                 follow(process, home / "run.log", RunWatch(run, superlink))
         return exit_code(run, before)

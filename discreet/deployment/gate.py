@@ -1,14 +1,15 @@
-"""The node proxy, the only door that nodes of other organisations reach: `python -m discreet.deployment.gate`.
+"""The node proxy, the only door that nodes of other organisations reach: `python -m
+discreet.deployment.gate`.
 
-A SuperLink serves everything on one port: what nodes need, but also starting runs, registering nodes and taking over a
-run's ServerApp, none of which asks who is calling. The node proxy stands in front with the server's certificate and
-passes on the calls of a registered node, and nothing else. Who calls is still decided by the SuperLink, from the
-signature that each call of a node carries.
+A SuperLink serves everything on one port: what nodes need, but also starting runs, registering
+nodes and taking over a run's ServerApp, none of which asks who is calling. The node proxy stands in
+front with the server's certificate and passes on the calls of a registered node, and nothing else.
+Who calls is still decided by the SuperLink, from the signature that each call of a node carries.
 
-It takes the whole of a call before it passes it on, and the whole of an answer before it gives it back, in a file
-without a name if it is large. So a SuperLink waits for no node's line, and holds a few calls with content at a time.
-TLS, the head of each call and its body have deadlines: connections on which nothing comes do not use up its files.
-"""
+It takes the whole of a call before it passes it on, and the whole of an answer before it gives it
+back, in a file without a name if it is large. So a SuperLink waits for no node's line, and holds a
+few calls with content at a time. TLS, the head of each call and its body have deadlines:
+connections on which nothing comes do not use up its files."""
 
 from __future__ import annotations
 
@@ -19,7 +20,14 @@ import resource
 import ssl
 import sys
 from collections.abc import AsyncIterable, AsyncIterator, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager, ExitStack, aclosing, asynccontextmanager, nullcontext, suppress
+from contextlib import (
+    AbstractAsyncContextManager,
+    ExitStack,
+    aclosing,
+    asynccontextmanager,
+    nullcontext,
+    suppress,
+)
 from functools import partial
 from pathlib import Path
 from tempfile import SpooledTemporaryFile
@@ -34,24 +42,40 @@ try:
     from starlette.routing import Route
     from uvicorn.protocols.http.auto import AutoHTTPProtocol
 except ModuleNotFoundError as error:
-    raise SystemExit(f'discreet: the node proxy needs {error.name}: pip install "discreet[deployment]"') from None
+    raise SystemExit(
+        f'discreet: the node proxy needs {error.name}: pip install "discreet[deployment]"'
+    ) from None
 
 from discreet.logs import log_to
 
 logger = logging.getLogger("discreet.gate")
 
-# Neither register-node nor unregister-node: a node's key is made known by a person, on the server's side.
+# Neither register-node nor unregister-node: a node's key is made known by a person, on the server's
+# side.
 CONTENT = ("push-object", "pull-object")
 CALLS = (
-    *("activate-node", "deactivate-node", "send-node-heartbeat", "pull-messages", "push-messages"),
-    *("get-run", "get-fab", "confirm-message-received", *CONTENT),
+    "activate-node",
+    "deactivate-node",
+    "send-node-heartbeat",
+    "pull-messages",
+    "push-messages",
+    "get-run",
+    "get-fab",
+    "confirm-message-received",
+    *CONTENT,
 )
 AT_ONCE = 4  # calls with content that the SuperLink is given: it is one process
 EVERY_METHOD = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS")
-HOP_BY_HOP = frozenset({"connection", "keep-alive", "transfer-encoding", "upgrade", "te", "trailer", "host"})
+HOP_BY_HOP = frozenset(
+    {"connection", "keep-alive", "transfer-encoding", "upgrade", "te", "trailer", "host"}
+)
 # A caller says in these who it is. A server that trusts the node proxy would believe it.
-FORWARDED = frozenset({"forwarded", "x-forwarded-for", "x-forwarded-host", "x-forwarded-proto", "x-real-ip"})
-HEAD_SECONDS, BODY_SECONDS = 10.0, 30.0  # for TLS, and for the head of a call; for its body, beside its share of
+FORWARDED = frozenset(
+    {"forwarded", "x-forwarded-for", "x-forwarded-host", "x-forwarded-proto", "x-real-ip"}
+)
+# for TLS, and for the head of a call; for its body, beside its share of
+HEAD_SECONDS = 10.0
+BODY_SECONDS = 30.0
 SLOWEST = 2**14  # bytes a second
 MOST_FILES = 2**16
 LARGEST_BODY = 2**28  # bytes of one call
@@ -60,27 +84,41 @@ TIMEOUT = httpx.Timeout(60.0, connect=5.0)
 Held = SpooledTemporaryFile[bytes]
 
 
-def make_node_proxy(upstream: str, *, verify: ssl.SSLContext | bool, largest_body: int) -> Starlette:
-    """The node proxy of the SuperLink `upstream` as an ASGI application. `verify`: how its certificate is checked. A
-    call of more than `largest_body` bytes is refused with 413, one without a length with 411."""
+def make_node_proxy(
+    upstream: str, *, verify: ssl.SSLContext | bool, largest_body: int
+) -> Starlette:
+    """The node proxy of the SuperLink `upstream` as an ASGI application. `verify`: how its
+    certificate is checked. A call of more than `largest_body` bytes is refused with 413, one
+    without a length with 411."""
 
     @asynccontextmanager
     async def lifespan(app: Starlette) -> AsyncIterator[dict[str, httpx.AsyncClient]]:
-        loop = asyncio.get_running_loop()  # uvicorn listens only now, and names no deadline for TLS: 60 s
-        loop.__dict__["create_server"] = partial(loop.create_server, ssl_handshake_timeout=HEAD_SECONDS)
+        loop = (
+            asyncio.get_running_loop()
+        )  # uvicorn listens only now, and names no deadline for TLS: 60 s
+        loop.__dict__["create_server"] = partial(
+            loop.create_server, ssl_handshake_timeout=HEAD_SECONDS
+        )
         async with httpx.AsyncClient(base_url=upstream, verify=verify, timeout=TIMEOUT) as client:
             yield {"client": client}
 
-    places, routes = asyncio.Semaphore(AT_ONCE), []
+    places = asyncio.Semaphore(AT_ONCE)
+    routes = []
     for name in CALLS:
-        call = partial(_pass_on, largest_body=largest_body, places=places if name in CONTENT else nullcontext())
+        call = partial(
+            _pass_on, largest_body=largest_body, places=places if name in CONTENT else nullcontext()
+        )
         routes.append(Route(f"/v1/fleet/{name}", call, methods=["POST"]))
-    routes.append(Route("/health", partial(_pass_on, largest_body=0, places=nullcontext()), methods=["GET"]))
+    routes.append(
+        Route("/health", partial(_pass_on, largest_body=0, places=nullcontext()), methods=["GET"])
+    )
     routes.append(Route("/{path:path}", _refuse, methods=EVERY_METHOD))
     return Starlette(routes=routes, lifespan=lifespan)
 
 
-async def _pass_on(request: Request, *, largest_body: int, places: AbstractAsyncContextManager[None]) -> Response:
+async def _pass_on(
+    request: Request, *, largest_body: int, places: AbstractAsyncContextManager[None]
+) -> Response:
     length = request.headers.get("content-length", "0" if request.method == "GET" else "")
     if not length.isdigit():
         return PlainTextResponse("a call needs its length", status_code=411)
@@ -97,7 +135,9 @@ async def _pass_on(request: Request, *, largest_body: int, places: AbstractAsync
     except ClientDisconnect:
         return PlainTextResponse("the caller has gone", status_code=400)
     except TimeoutError:
-        return PlainTextResponse("the call came too slowly", status_code=408, headers={"connection": "close"})
+        return PlainTextResponse(
+            "the call came too slowly", status_code=408, headers={"connection": "close"}
+        )
     # 503 is what a node tries again after; the SuperLink may be starting anew.
     except httpx.TransportError as error:
         logger.warning("the SuperLink can't be reached: %s", error)
@@ -110,9 +150,14 @@ async def _pass_on(request: Request, *, largest_body: int, places: AbstractAsync
 async def _answer(request: Request, body: Held, sent: int) -> Response:
     """The SuperLink's answer to a body of `sent` bytes, when all of it is there."""
     client: httpx.AsyncClient = request.state.client
-    content = _pieces(body) if request.method == "POST" else None
+    if request.method == "POST":
+        content = _pieces(body)
+    else:
+        content = None
     headers = _end_to_end(request.headers)
-    outgoing = client.build_request(request.method, request.url.path, headers=headers, content=content)
+    outgoing = client.build_request(
+        request.method, request.url.path, headers=headers, content=content
+    )
     answer = await client.send(outgoing, stream=True)
     with ExitStack() as until_filled:
         held = until_filled.enter_context(Held(LARGE))
@@ -121,7 +166,9 @@ async def _answer(request: Request, body: Held, sent: int) -> Response:
         until_filled.pop_all()  # whoever reads it closes it
     returned = _end_to_end(answer.headers)
     if max(sent, received) > LARGE:
-        returned["connection"] = "close"  # it would keep what TLS took for this call, 0.9 MiB, while its node is idle
+        returned["connection"] = (
+            "close"  # it would keep what TLS took for this call, 0.9 MiB, while its node is idle
+        )
     return StreamingResponse(_pieces(held), status_code=answer.status_code, headers=returned)
 
 
@@ -130,8 +177,13 @@ def _end_to_end(headers: Mapping[str, str]) -> dict[str, str]:
 
 
 async def _fill(held: Held, pieces: AsyncIterable[bytes], *, slowest: int | None = None) -> int:
-    """Writes pieces down; raises TimeoutError if they come with less than `slowest` bytes a second."""
-    size, until = 0, None if slowest is None else asyncio.get_running_loop().time() + BODY_SECONDS
+    """Writes pieces down; raises TimeoutError if they come with less than `slowest` bytes a
+    second."""
+    size = 0
+    if slowest is None:
+        until = None
+    else:
+        until = asyncio.get_running_loop().time() + BODY_SECONDS
     async with asyncio.timeout_at(until) as limit:
         async for piece in pieces:
             size += held.write(piece)
@@ -148,22 +200,32 @@ async def _pieces(held: Held) -> AsyncIterator[bytes]:
 
 
 async def _refuse(request: Request) -> Response:
-    # As Python writes a string: what a path holds is otherwise for the terminal that shows this log.
-    logger.warning("refused %s %s from %s", request.method, ascii(request.url.path[:200]), _caller(request))
+    # As Python writes a string: what a path holds is otherwise for the terminal that shows this
+    # log.
+    logger.warning(
+        "refused %s %s from %s", request.method, ascii(request.url.path[:200]), _caller(request)
+    )
     return PlainTextResponse("not here", status_code=404)
 
 
 def _caller(request: Request) -> str:
-    return request.client.host if request.client else "an unknown caller"
+    if request.client:
+        return request.client.host
+    return "an unknown caller"
 
 
 def protocol_with_deadline(**settings: Any) -> asyncio.Protocol:
-    """uvicorn's protocol of a connection, which ends if the head of its first or of a further call does not come."""
+    """uvicorn's protocol of a connection, which ends if the head of its first or of a further call
+    does not come."""
     protocol: Any = AutoHTTPProtocol(**settings)
-    made, received, waiting = protocol.connection_made, protocol.data_received, list[asyncio.TimerHandle]()
+    made = protocol.connection_made
+    received = protocol.data_received
+    waiting = list[asyncio.TimerHandle]()
 
     def wait() -> None:
-        waiting.append(asyncio.get_running_loop().call_later(HEAD_SECONDS, lambda: protocol.transport.abort()))
+        waiting.append(
+            asyncio.get_running_loop().call_later(HEAD_SECONDS, lambda: protocol.transport.abort())
+        )
 
     def connection_made(transport: asyncio.Transport) -> None:
         made(transport)
@@ -184,8 +246,12 @@ def protocol_with_deadline(**settings: Any) -> asyncio.Protocol:
 def main(words: Sequence[str]) -> int:
     """Serves until it is told to end."""
     parser = argparse.ArgumentParser(prog="python -m discreet.deployment.gate", description=__doc__)
-    parser.add_argument("--upstream", required=True, help="the SuperLink, for instance https://superlink:8000")
-    parser.add_argument("--secrets", type=Path, default=Path("secrets"), help="holds ca.crt, server.crt, server.key")
+    parser.add_argument(
+        "--upstream", required=True, help="the SuperLink, for instance https://superlink:8000"
+    )
+    parser.add_argument(
+        "--secrets", type=Path, default=Path("secrets"), help="holds ca.crt, server.crt, server.key"
+    )
     parser.add_argument("--host", default="127.0.0.1")
     parser.add_argument("--port", type=int, default=9092)
     arguments = parser.parse_args(words)
@@ -195,7 +261,9 @@ def main(words: Sequence[str]) -> int:
     now, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     with suppress(ValueError, OSError):  # a system that allows less than it says
         resource.setrlimit(resource.RLIMIT_NOFILE, (max(now, min(most, MOST_FILES)), most))
-    logger.info("the node proxy to %s is on %s:%d", arguments.upstream, arguments.host, arguments.port)
+    logger.info(
+        "the node proxy to %s is on %s:%d", arguments.upstream, arguments.host, arguments.port
+    )
     uvicorn.run(
         proxy,
         host=arguments.host,

@@ -1,4 +1,5 @@
-"""Asks a server if it answers: the healthcheck of docker-compose.yml. Light on purpose, it runs every few seconds.
+"""Asks a server if it answers: the healthcheck of docker-compose.yml. Light on purpose, it runs
+every few seconds.
 
     python -m discreet.deployment.healthy URL [CA_CERTIFICATE [FILE_THAT_MUST_EXIST]]
 
@@ -16,7 +17,10 @@ from pathlib import Path
 def healthy(url: str, *, authority: Path | None) -> bool:
     """True if `url` answers 200; over TLS with a certificate of the authority."""
     try:
-        context = ssl.create_default_context(cafile=authority) if authority else None
+        if authority:
+            context = ssl.create_default_context(cafile=authority)
+        else:
+            context = None
         with urllib.request.urlopen(url, timeout=5, context=context) as answer:
             return bool(answer.status == 200)
     except OSError:

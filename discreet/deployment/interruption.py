@@ -1,5 +1,5 @@
-"""The end of a command before it is done, by Ctrl-C, SIGTERM, the loss of its terminal, or of whoever reads its output
-(`| head`): files that say so, and one line that tells how to go on."""
+"""The end of a command before it is done, by Ctrl-C, SIGTERM, the loss of its terminal, or of
+whoever reads its output (`| head`): files that say so, and one line that tells how to go on."""
 
 from __future__ import annotations
 
@@ -17,7 +17,13 @@ from pathlib import Path
 from typing import NoReturn
 
 from discreet.logs import log_to
-from discreet.server.run_folder import CONFIG, RunFolder, note_interruption, only_writer, output_folder
+from discreet.server.run_folder import (
+    CONFIG,
+    RunFolder,
+    note_interruption,
+    only_writer,
+    output_folder,
+)
 from discreet.settings.rules import ConfigError
 from discreet.simulation.processes import RunLostError, heard
 
@@ -28,15 +34,17 @@ PLAIN = re.compile(r"[\w./:@%+-]+", re.ASCII)  # what Hydra reads as it stands
 
 
 class AskedToEnd(KeyboardInterrupt):
-    """A signal asked this process to end. Nothing on the way takes it for a failure, and Ray, which drops whatever else
-    a signal raises while it waits, ends its waiting. Its argument is the number of the signal."""
+    """A signal asked this process to end. Nothing on the way takes it for a failure, and Ray, which
+    drops whatever else a signal raises while it waits, ends its waiting. Its argument is the number
+    of the signal."""
 
 
 @contextmanager
 def ending(tell: Callable[[str], str]) -> Iterator[None]:
-    """Ends the process, if it is asked to end while the block runs, after the block has cleaned up and `tell` has put
-    files right, which gives the one line to log for a reason. The exit code is 128 and the number of the signal, 141 if
-    nobody reads the output, 1 if the run was lost, for instance to a full disk."""
+    """Ends the process, if it is asked to end while the block runs, after the block has cleaned up
+    and `tell` has put files right, which gives the one line to log for a reason. The exit code is
+    128 and the number of the signal, 141 if nobody reads the output, 1 if the run was lost, for
+    instance to a full disk."""
     asked: list[AskedToEnd] = []
 
     def ask(number: int, _: object) -> NoReturn:
@@ -49,21 +57,28 @@ def ending(tell: Callable[[str], str]) -> Iterator[None]:
     except BaseException as raised:
         for number in before:
             signal.signal(number, signal.SIG_IGN)
-        error = asked[0] if asked else raised  # what is raised on the way out, to a lost terminal, hides what was asked
+        error = (
+            asked[0] if asked else raised
+        )  # what is raised on the way out, to a lost terminal, hides what was asked
         if isinstance(error, AskedToEnd):
-            reason, code = f"ended by {signal.Signals(error.args[0]).name}", 128 + error.args[0]
+            reason = f"ended by {signal.Signals(error.args[0]).name}"
+            code = 128 + error.args[0]
         elif isinstance(error, BrokenPipeError):
             log_to(sys.stderr)
-            reason, code = "nobody reads the output any more", 128 + signal.SIGPIPE
+            reason = "nobody reads the output any more"
+            code = 128 + signal.SIGPIPE
         elif isinstance(error, OSError | RunLostError):
-            reason, code = str(error) or type(error).__name__, 1
+            reason = str(error) or type(error).__name__
+            code = 1
         else:
             raise
         logger.warning("%s", tell(reason))
         for stream in (sys.stdout, sys.stderr):
             try:
                 stream.flush()
-            except OSError:  # output that nobody can read would make a traceback of its own when Python ends
+            except (
+                OSError
+            ):  # output that nobody can read would make a traceback of its own when Python ends
                 os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
         raise SystemExit(code) from None
     finally:
@@ -91,20 +106,30 @@ def _interrupt(folder: RunFolder, command: str, reason: str) -> str:
 
 
 def not_begun(reason: str, folder: RunFolder | None = None) -> str:
-    """The line as long as a command has not begun. `folder`: of the run, or of the runs, that it would go on with."""
+    """The line as long as a command has not begun. `folder`: of the run, or of the runs, that it
+    would go on with."""
     if folder is not None and any(folder.path.rglob("*.db")):
-        return f"interrupted before the run went on ({reason}): what was spent before stands in {folder.path}"
-    return f"interrupted before the run began ({reason}): nothing was spent, the same command starts it again"
+        return (
+            f"interrupted before the run went on ({reason}): what was spent before stands in "
+            f"{folder.path}"
+        )
+    return (
+        f"interrupted before the run began ({reason}): nothing was spent, the same command "
+        f"starts it again"
+    )
 
 
 def folder_in(words: Sequence[str]) -> RunFolder | None:
     """The run folder that overrides name; None if they name none."""
     named = [word.partition("=")[2] for word in words if word.startswith("output_dir=")]
-    return RunFolder(output_folder(named[-1].strip("'\""))) if named else None
+    if named:
+        return RunFolder(output_folder(named[-1].strip("'\"")))
+    return None
 
 
 def interrupt_below(folder: Path, what_next: str, reason: str) -> str:
-    """Notes the interruption of the runs directly below a folder, as far as they have begun and are not over."""
+    """Notes the interruption of the runs directly below a folder, as far as they have begun and are
+    not over."""
     for config in sorted(folder.glob("*/config.yaml")):
         note_interruption(RunFolder(config.parent), reason)
     return f"interrupted ({reason}); {what_next}"

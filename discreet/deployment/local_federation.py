@@ -1,13 +1,15 @@
-"""A federation of processes on loopback: SuperLink, node proxy and SuperNodes, with TLS and keys for the occasion.
+"""A federation of processes on loopback: SuperLink, node proxy and SuperNodes, with TLS and keys
+for the occasion.
 
     python -m discreet.deployment.local_federation rounds=3
 
-With `--data FOLDER` the nodes are the folders in it, each with the data and, if it has one, the policy of its owner.
-"""
+With `--data FOLDER` the nodes are the folders in it, each with the data and, if it has one, the
+policy of its owner."""
 
 from __future__ import annotations
 
 import argparse
+import functools
 import signal
 import subprocess
 import sys
@@ -35,8 +37,11 @@ from discreet.settings.rules import ConfigError, require_extra
 from discreet.simulation.processes import RunLostError, end_carrying, scratch_folder
 
 REPOSITORY = PACKAGE.parent  # where Discreet itself is imported from
-START_SECONDS, END_SECONDS = 90.0, 10.0
-SHORTEST_PAUSE = 0.05  # also between looks of all nodes together, if there are many: they would fill the machine
+START_SECONDS = 90.0
+END_SECONDS = 10.0
+SHORTEST_PAUSE = (
+    0.05  # also between looks of all nodes together, if there are many: they would fill the machine
+)
 DEMONSTRATION_NODES = 4
 POLICY = "policy.json"  # in a node's folder, if its owner has one
 SERVERS = ("httpx", "starlette", "uvicorn")  # what the node proxy is made of
@@ -45,11 +50,12 @@ PROGRAM = ("python", "-m", "discreet.deployment.local_federation")
 
 @dataclass
 class Federation:
-    """Starts processes, knows their logs, and ends every one of them. They end with this process, even by kill -9.
+    """Starts processes, knows their logs, and ends every one of them. They end with this process,
+    even by kill -9.
 
     Attributes:
-      folder: everything that is written lies in it. `secrets` in it is of `make_secrets`; its nodes are registered.
-      pause: seconds between two looks of each node for work.
+      folder: everything that is written lies in it. `secrets` in it is of `make_secrets`; its nodes
+      are registered. pause: seconds between two looks of each node for work.
     """
 
     folder: Path
@@ -60,18 +66,24 @@ class Federation:
     proxy_port: int = field(default_factory=flower_home.free_port)
 
     def __post_init__(self) -> None:
-        self.home, self.secrets = self.folder / "home", self.folder / "secrets"
+        self.home = self.folder / "home"
+        self.secrets = self.folder / "secrets"
         self.environment = flower_home.flower_environment(self.home) | {
             "OMP_NUM_THREADS": "1",
             "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": str(self.pause),
             "PYTHONPATH": str(REPOSITORY),
         }
-        self.environment.pop("PYTHONDONTWRITEBYTECODE", None)  # a node compiles an app once, not for every message
+        self.environment.pop(
+            "PYTHONDONTWRITEBYTECODE", None
+        )  # a node compiles an app once, not for every message
         self.authority = self.secrets / "ca.crt"
 
     def start(self, name: str, command: Sequence[str]) -> subprocess.Popen[bytes]:
-        """Starts a process with a log of its own, which a later one of the same name goes on with."""
-        process = flower_home.start(command, self.log(name), folder=self.folder, environment=self.environment)
+        """Starts a process with a log of its own, which a later one of the same name goes on
+        with."""
+        process = flower_home.start(
+            command, self.log(name), folder=self.folder, environment=self.environment
+        )
         self.processes[name] = process
         self.started.append(process)
         return process
@@ -85,31 +97,48 @@ class Federation:
         return self.log(name).read_text(errors="replace")
 
     def start_superlink(self) -> None:
-        """Starts the SuperLink and the node proxy if they do not run, and waits until both answer."""
+        """Starts the SuperLink and the node proxy if they do not run, and waits until both
+        answer."""
         ready = self.folder / "ready"
         ready.unlink(missing_ok=True)
-        options = {"secrets": self.secrets, "state": self.folder / "state", "port": self.port, "ready": ready}
+        options = {
+            "secrets": self.secrets,
+            "state": self.folder / "state",
+            "port": self.port,
+            "ready": ready,
+        }
         self.start("superlink", _module("superlink", **options))
         if "gate" not in self.processes:
-            options = {"upstream": f"https://127.0.0.1:{self.port}", "secrets": self.secrets, "port": self.proxy_port}
+            options = {
+                "upstream": f"https://127.0.0.1:{self.port}",
+                "secrets": self.secrets,
+                "port": self.proxy_port,
+            }
             self.start("gate", _module("gate", **options))
         flower_home.wait_until(ready.exists, START_SECONDS, "the SuperLink knows the nodes' keys")
         url = f"https://127.0.0.1:{self.proxy_port}/health"
-        flower_home.wait_until(lambda: healthy(url, authority=self.authority), START_SECONDS, "the node proxy answers")
-        flower_home.write_connection(self.home, address=f"127.0.0.1:{self.port}", authority=self.authority)
+        flower_home.wait_until(
+            lambda: healthy(url, authority=self.authority), START_SECONDS, "the node proxy answers"
+        )
+        flower_home.write_connection(
+            self.home, address=f"127.0.0.1:{self.port}", authority=self.authority
+        )
 
     def start_preforked_clients(self) -> None:
-        """Starts the preforked clients of all nodes; on machines of their own each has one itself."""
+        """Starts the preforked clients of all nodes; on machines of their own each has one
+        itself."""
         path = self.folder / "clients"
         process = self.start("clients", clients_command(path))
         self.environment[SOCKET_VARIABLE] = str(path)
         flower_home.wait_until(
-            lambda: path.exists() or process.poll() is not None, START_SECONDS, "ClientApps can be started"
+            lambda: path.exists() or process.poll() is not None,
+            START_SECONDS,
+            "ClientApps can be started",
         )
 
     def start_node(self, name: str, *words: str) -> subprocess.Popen[bytes]:
-        """Starts a SuperNode with the key and the ledger of its name; `words` come last and win. The first start makes
-        the ledger; a later one finds it or is refused."""
+        """Starts a SuperNode with the key and the ledger of its name; `words` come last and win.
+        The first start makes the ledger; a later one finds it or is refused."""
         ledger = self.folder / f"{name}.db"
         if not self.log(name).exists() and "--ledger" not in words:
             DurableLedger.create(ledger)
@@ -125,30 +154,44 @@ class Federation:
 
     def wait_for_nodes(self, names: Sequence[str]) -> None:
         """Until each of these SuperNodes has been let in; RunLostError if one has ended."""
-        seconds = START_SECONDS * max(1.0, len(names) / DEMONSTRATION_NODES)  # they start side by side
+        seconds = START_SECONDS * max(
+            1.0, len(names) / DEMONSTRATION_NODES
+        )  # they start side by side
 
         def is_let_in(name: str) -> bool:
-            code, said = self.processes[name].poll(), self.says(name)
+            code = self.processes[name].poll()
+            said = self.says(name)
             if code is not None and "SuperNode ID" not in said:
                 last = " ".join(said.strip().splitlines()[-1:])
-                raise RunLostError(f"{name} has ended with {code} before it was connected; it said last: {last}")
+                raise RunLostError(
+                    f"{name} has ended with {code} before it was connected; it said last: {last}"
+                )
             return "SuperNode ID" in said
 
         for name in names:
-            flower_home.wait_until(lambda name=name: is_let_in(name), seconds, f"{name} is connected")  # type: ignore[misc]
+            let_in = functools.partial(is_let_in, name)
+            flower_home.wait_until(let_in, seconds, f"{name} is connected")
 
-    def run(self, name: str, *overrides: str, app: Path | None = None, output: Path | None = None) -> RunFolder:
-        """Starts `flwr run`, in an output folder of that name if no other is given, and does not wait for it."""
+    def run(
+        self, name: str, *overrides: str, app: Path | None = None, output: Path | None = None
+    ) -> RunFolder:
+        """Starts `flwr run`, in an output folder of that name if no other is given, and does not
+        wait for it."""
         output = output or self.folder / name
         words = [*overrides, override("output_dir", output)]
-        self.start(f"run-{name}", flower_home.flwr_run_command(self.folder / f"{name}.toml", words, app))
+        self.start(
+            f"run-{name}", flower_home.flwr_run_command(self.folder / f"{name}.toml", words, app)
+        )
         return RunFolder(output)
 
     def watch(self, run: RunFolder) -> RunWatch:
         """What the run needs of this federation."""
         processes = self.processes
         nodes = {name: process for name, process in processes.items() if name.startswith("node-")}
-        helpers = {"the starter of ClientApps": processes["clients"]} if "clients" in processes else {}
+        if "clients" in processes:
+            helpers = {"the starter of ClientApps": processes["clients"]}
+        else:
+            helpers = {}
         return RunWatch(run, processes["superlink"], processes["gate"], nodes, helpers)
 
     def stop(self) -> None:
@@ -173,21 +216,29 @@ def demonstration(count: int) -> list[list[str]]:
 
 
 def owned(parent: Path) -> list[list[str]]:
-    """The words that tell a node of its data and policy, for each folder in `parent` with a `data.toml`, by name.
-    ConfigError if there is none."""
+    """The words that tell a node of its data and policy, for each folder in `parent` with a
+    `data.toml`, by name. ConfigError if there is none."""
     folders = sorted(file.parent.resolve() for file in parent.glob(f"*/{DESCRIPTION}"))
     if not folders:
-        raise ConfigError(f"--data: {parent} has no folder with a {DESCRIPTION}; each node needs one")
+        raise ConfigError(
+            f"--data: {parent} has no folder with a {DESCRIPTION}; each node needs one"
+        )
     return [
-        ["--data", str(folder), *(["--policy", str(folder / POLICY)] if (folder / POLICY).is_file() else [])]
+        [
+            "--data",
+            str(folder),
+            *(["--policy", str(folder / POLICY)] if (folder / POLICY).is_file() else []),
+        ]
         for folder in folders
     ]
 
 
 @contextmanager
-def empty_federation(folder: Path, names: Sequence[str], *, pause: float = SHORTEST_PAUSE) -> Iterator[Federation]:
-    """A federation with a SuperLink, its node proxy, and keys of nodes that are still to be started; every process ends
-    with the block."""
+def empty_federation(
+    folder: Path, names: Sequence[str], *, pause: float = SHORTEST_PAUSE
+) -> Iterator[Federation]:
+    """A federation with a SuperLink, its node proxy, and keys of nodes that are still to be
+    started; every process ends with the block."""
     make_secrets(folder / "secrets", names)
     federation = Federation(folder, pause)
     try:
@@ -198,21 +249,28 @@ def empty_federation(folder: Path, names: Sequence[str], *, pause: float = SHORT
 
 
 @contextmanager
-def federation_of(nodes: Sequence[Sequence[str]], folder: Path, *, ledgers: Path | None = None) -> Iterator[Federation]:
-    """A federation whose nodes are connected; every process ends with the block. `nodes` tell each node of its data, as
-    `demonstration` and `owned` do. `ledgers`: the nodes' accounts lie there, and outlive the federation."""
+def federation_of(
+    nodes: Sequence[Sequence[str]], folder: Path, *, ledgers: Path | None = None
+) -> Iterator[Federation]:
+    """A federation whose nodes are connected; every process ends with the block. `nodes` tell each
+    node of its data, as `demonstration` and `owned` do. `ledgers`: the nodes' accounts lie there,
+    and outlive the federation."""
     names = [f"node-{number}" for number in range(len(nodes))]
     with empty_federation(folder, names, pause=max(1, len(nodes)) * SHORTEST_PAUSE) as federation:
         federation.start_preforked_clients()
         for name, data in zip(names, nodes, strict=True):
-            ledger = ["--ledger", str(ledgers / f"{name}.db")] if ledgers else []
+            if ledgers:
+                ledger = ["--ledger", str(ledgers / f"{name}.db")]
+            else:
+                ledger = []
             federation.start_node(name, *data, *ledger)
         federation.wait_for_nodes(names)
         yield federation
 
 
 def node_ledgers(run: RunFolder, count: int) -> list[Path]:
-    """The ledgers of the nodes that serve one run: they lie in its folder, and it goes on with them."""
+    """The ledgers of the nodes that serve one run: they lie in its folder, and it goes on with
+    them."""
     return [run.path / "nodes" / f"node-{number}.db" for number in range(count)]
 
 
@@ -221,15 +279,26 @@ def main(words: Sequence[str]) -> int:
 
     Exit code 0: the run folder is complete; 2: a setting is wrong.
     """
-    parser = argparse.ArgumentParser(prog="python -m discreet.deployment.local_federation", description=__doc__)
+    parser = argparse.ArgumentParser(
+        prog="python -m discreet.deployment.local_federation", description=__doc__
+    )
     parser.add_argument("--nodes", type=int, default=DEMONSTRATION_NODES)
     parser.add_argument("--data", type=Path, help="instead: the folder with a folder for each node")
-    parser.add_argument("overrides", nargs="*", help="of conf/config.yaml, for instance rounds=3 output_dir=RUN")
+    parser.add_argument(
+        "overrides", nargs="*", help="of conf/config.yaml, for instance rounds=3 output_dir=RUN"
+    )
     arguments = parser.parse_args(words)
     log_to(sys.stderr)
     try:
-        nodes = demonstration(arguments.nodes) if arguments.data is None else owned(arguments.data)
-        defaults = ["experiment=deployment", f"data.num_clients={len(nodes)}", f"sampling.min_nodes={len(nodes)}"]
+        if arguments.data is None:
+            nodes = demonstration(arguments.nodes)
+        else:
+            nodes = owned(arguments.data)
+        defaults = [
+            "experiment=deployment",
+            f"data.num_clients={len(nodes)}",
+            f"sampling.min_nodes={len(nodes)}",
+        ]
         config = asked_settings(arguments.overrides, defaults=defaults)
         app_folder()
         require_extra(*SERVERS, extra="deployment", why="the node proxy of a federation")
@@ -241,17 +310,33 @@ def main(words: Sequence[str]) -> int:
     except (ConfigError, LedgerError) as error:
         print(f"discreet: {error}", file=sys.stderr)
         return 2
-    print(f"discreet: starting {len(nodes)} nodes takes up to a minute; the run folder is {run.path}", file=sys.stderr)
-    which = ("--nodes", str(len(nodes))) if arguments.data is None else ("--data", str(arguments.data.resolve()))
-    overrides = arguments.overrides if config.resume else [*defaults, *arguments.overrides]
+    print(
+        f"discreet: starting {len(nodes)} nodes takes up to a minute; the run folder is {run.path}",
+        file=sys.stderr,
+    )
+    if arguments.data is None:
+        which = ("--nodes", str(len(nodes)))
+    else:
+        which = ("--data", str(arguments.data.resolve()))
+    if config.resume:
+        overrides = arguments.overrides
+    else:
+        overrides = [*defaults, *arguments.overrides]
     with resumable(run, *PROGRAM, *which):
         before = read_status(run)
         for ledger in node_ledgers(run, len(nodes)):
-            if not ledger.exists():  # they are there if the run goes on, or an earlier try ended before it began
+            if (
+                not ledger.exists()
+            ):  # they are there if the run goes on, or an earlier try ended before it began
                 DurableLedger.create(ledger)
-        with scratch_folder() as folder, federation_of(nodes, folder, ledgers=run.path / "nodes") as federation:
+        with (
+            scratch_folder() as folder,
+            federation_of(nodes, folder, ledgers=run.path / "nodes") as federation,
+        ):
             federation.run("run", *overrides, output=run.path)
-            follow(federation.processes["run-run"], federation.log("run-run"), federation.watch(run))
+            follow(
+                federation.processes["run-run"], federation.log("run-run"), federation.watch(run)
+            )
         return exit_code(run, before)
 
 

@@ -1,6 +1,8 @@
-"""A node whose owner has changed what it sends: it speaks Flower's protocol, and answers as its program wants.
+"""A node whose owner has changed what it sends: it speaks Flower's protocol, and answers as its
+program wants.
 
-Tests and benchmarks take part by it. It runs in a thread of the process that calls it, over the same TLS
+Tests and benchmarks take part by it. It runs in a thread of the process that calls it, over the
+same TLS
 connection and with the same kind of key as a SuperNode.
 """
 
@@ -15,26 +17,37 @@ from typing import Any
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import load_ssh_private_key
 from flwr.app import Message, RecordDict
-from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects, get_object_tree, iterate_object_tree
+from flwr.supercore.inflatable.inflatable_object import (
+    get_all_nested_objects,
+    get_object_tree,
+    iterate_object_tree,
+)
 from flwr.supercore.inflatable.inflatable_utils import inflate_object_from_contents, pull_objects
 from flwr.supercore.run import RunNotRunningException
 from flwr.supernode.fleet_http_connection import http_request_response
 
 Behaviour = Callable[[Message], RecordDict | None]
-PAUSE, START_SECONDS = 0.1, 60.0
+PAUSE = 0.1
+START_SECONDS = 60.0
 
 
 @contextmanager
-def raw_node(address: str, *, authority: Path, key: Path, behaviour: Behaviour, pause: float = PAUSE) -> Iterator[None]:
-    """Answers every message with what `behaviour` makes of it, while the block runs; None never answers. `pause`: the
-    seconds between two looks for a message. TimeoutError if it is not let in."""
-    ended, connected = threading.Event(), threading.Event()
+def raw_node(
+    address: str, *, authority: Path, key: Path, behaviour: Behaviour, pause: float = PAUSE
+) -> Iterator[None]:
+    """Answers every message with what `behaviour` makes of it, while the block runs; None never
+    answers. `pause`: the seconds between two looks for a message. TimeoutError if it is not let
+    in."""
+    ended = threading.Event()
+    connected = threading.Event()
     private = load_ssh_private_key(key.read_bytes(), None)
     assert isinstance(private, ec.EllipticCurvePrivateKey)
 
     def serve() -> None:
         keys = (private, private.public_key())
-        with http_request_response(address, False, authority.read_bytes(), keys, max_retries=3) as connection:
+        with http_request_response(
+            address, False, authority.read_bytes(), keys, max_retries=3
+        ) as connection:
             connected.set()
             while not ended.wait(pause):
                 try:
@@ -59,7 +72,8 @@ def _answer_one(connection: tuple[Any, ...], behaviour: Behaviour) -> None:
     if received is None:
         return
     head, tree = received
-    run_id, message_id = head.metadata.run_id, head.metadata.message_id
+    run_id = head.metadata.run_id
+    message_id = head.metadata.message_id
     names = [part.object_id for part in iterate_object_tree(tree)]
     contents = pull_objects(names, pull_object_fn=lambda name: pull_object(run_id, name))
     message = inflate_object_from_contents(message_id, contents)

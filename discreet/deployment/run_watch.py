@@ -14,9 +14,14 @@ from discreet.deployment.flower_home import LOOK_SECONDS
 from discreet.server.run_folder import OVER, RunFolder, state_of
 from discreet.simulation.processes import RunLostError, below
 
-APPS = (b"flwr-serverapp", b"flwr-simulation")  # the programs of a ServerApp, which run below a SuperLink
+APPS = (
+    b"flwr-serverapp",
+    b"flwr-simulation",
+)  # the programs of a ServerApp, which run below a SuperLink
 APP_LOOK_SECONDS = 1.0
-GONE_SECONDS = 5.0  # of a ServerApp: one that has ended by itself says so first, and Flower asks for its end
+GONE_SECONDS = (
+    5.0  # of a ServerApp: one that has ended by itself says so first, and Flower asks for its end
+)
 LOST_SECONDS = 5.0
 
 logger = logging.getLogger("discreet")
@@ -48,7 +53,8 @@ class RunWatch:
     _looked: float = 0.0
 
     def check(self) -> None:
-        """Raises RunLostError if something has ended without which the run can't go on; says once what else has."""
+        """Raises RunLostError if something has ended without which the run can't go on; says once
+        what else has."""
         for name, process in (("the SuperLink", self.superlink), ("the node proxy", self.proxy)):
             if process is not None and process.poll() is not None:
                 raise RunLostError(f"{name} has ended, with exit code {process.returncode}")
@@ -56,7 +62,9 @@ class RunWatch:
         ended = {name for name, process in others.items() if process.poll() is not None}
         for name in sorted(ended - self._told):
             code = others[name].returncode
-            logger.warning("%s has ended, with exit code %d: the run goes on without it", name, code)
+            logger.warning(
+                "%s has ended, with exit code %d: the run goes on without it", name, code
+            )
         self._told |= ended
         if self.nodes and ended.issuperset(self.nodes):
             raise RunLostError("all nodes have ended")
@@ -69,14 +77,19 @@ class RunWatch:
         self._looked = now
         if below(self.superlink.pid, APPS):
             self._app_seen = now
-        elif self._app_seen is not None and now - self._app_seen > GONE_SECONDS and state_of(self.run) not in OVER:
+        elif (
+            self._app_seen is not None
+            and now - self._app_seen > GONE_SECONDS
+            and state_of(self.run) not in OVER
+        ):
             raise RunLostError("the ServerApp has ended without a word")
 
 
 def follow(process: Process, log: Path, watch: RunWatch) -> None:
-    """Prints a process's log until its end: it never writes itself to whoever reads this one's output. RunLostError if
-    something that the run needs has ended before it."""
-    shown, ended = 0, False
+    """Prints a process's log until its end: it never writes itself to whoever reads this one's
+    output. RunLostError if something that the run needs has ended before it."""
+    shown = 0
+    ended = False
     while not ended:
         ended = process.poll() is not None
         text = log.read_text(errors="replace")

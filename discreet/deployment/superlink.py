@@ -1,7 +1,9 @@
-"""A SuperLink with TLS, and with its nodes' keys registered: `python -m discreet.deployment.superlink`.
+"""A SuperLink with TLS, and with its nodes' keys registered: `python -m
+discreet.deployment.superlink`.
 
-It starts Flower's SuperLink, waits until it answers, makes the public keys of a folder known to it, and ends with it.
-If this process is killed, Flower's SuperLink ends too. Its state is a file, so that it survives a restart.
+It starts Flower's SuperLink, waits until it answers, makes the public keys of a folder known to it,
+and ends with it. If this process is killed, Flower's SuperLink ends too. Its state is a file, so
+that it survives a restart.
 """
 
 from __future__ import annotations
@@ -34,26 +36,41 @@ SERVER_APP = b"flwr-serverapp"  # the program of a ServerApp, which runs below a
 START_SECONDS = 120.0
 LOOK_SECONDS = 0.2
 WATCH_SECONDS = 5.0
-# With glibc, whatever is larger than so many bytes goes back to the system when it is freed. Without this, each thread
-# of a SuperLink keeps what the models took that it has passed on.
+# With glibc, whatever is larger than so many bytes goes back to the system when it is freed.
+# Without this, each thread of a SuperLink keeps what the models took that it has passed on.
 RETURNED_FROM = {"MALLOC_MMAP_THRESHOLD_": str(2**17)}
-APPS_SECONDS, SIGNAL_SECONDS = 8.0, 4.0  # together below the 20 s after which docker-compose.yml ends the container
+# together below the 20 s after which docker-compose.yml ends the container
+APPS_SECONDS = 8.0
+SIGNAL_SECONDS = 4.0
 
 
 def _start(arguments: argparse.Namespace) -> subprocess.Popen[bytes]:
-    """Flower's SuperLink: nothing insecure, nothing installed at run time, and its state is its owner's alone."""
-    secrets, database = arguments.secrets, arguments.state / DATABASE
+    """Flower's SuperLink: nothing insecure, nothing installed at run time, and its state is its
+    owner's alone."""
+    secrets = arguments.secrets
+    database = arguments.state / DATABASE
     arguments.state.mkdir(mode=0o700, parents=True, exist_ok=True)
     database.touch()
-    for path in arguments.state.glob(f"{DATABASE}*"):  # SQLite gives what it makes beside it the same rights
+    for path in arguments.state.glob(
+        f"{DATABASE}*"
+    ):  # SQLite gives what it makes beside it the same rights
         path.chmod(0o600)
     command = [
         *commands.command("superlink"),
-        *("--ssl-ca-certfile", str(secrets / "ca.crt")),
-        *("--ssl-certfile", str(secrets / "server.crt")),
-        *("--ssl-keyfile", str(secrets / "server.key")),
-        *("--enable-supernode-auth", "--disable-runtime-dependency-installation"),
-        *("--database", str(database), "--host", arguments.host, "--port", str(arguments.port)),
+        "--ssl-ca-certfile",
+        str(secrets / "ca.crt"),
+        "--ssl-certfile",
+        str(secrets / "server.crt"),
+        "--ssl-keyfile",
+        str(secrets / "server.key"),
+        "--enable-supernode-auth",
+        "--disable-runtime-dependency-installation",
+        "--database",
+        str(database),
+        "--host",
+        arguments.host,
+        "--port",
+        str(arguments.port),
     ]
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', os.defpath)}"
     operators = " ".join(str(getpwnam(name).pw_uid) for name in arguments.operator)
@@ -63,14 +80,18 @@ def _start(arguments: argparse.Namespace) -> subprocess.Popen[bytes]:
 
 
 def end(process: subprocess.Popen[bytes]) -> None:
-    """Ends the ServerApps, which then still reach the SuperLink and say how far they got, and after them the SuperLink,
-    which would wait for whoever still reads the log of a run."""
+    """Ends the ServerApps, which then still reach the SuperLink and say how far they got, and after
+    them the SuperLink, which would wait for whoever still reads the log of a run."""
     apps = below(process.pid, SERVER_APP)
     for pid in apps:
         with suppress(ProcessLookupError):
             os.kill(pid, signal.SIGTERM)
     with suppress(TimeoutError):
-        wait_until(lambda: {*apps}.isdisjoint(below(process.pid, SERVER_APP)), APPS_SECONDS, "ServerApps have ended")
+        wait_until(
+            lambda: {*apps}.isdisjoint(below(process.pid, SERVER_APP)),
+            APPS_SECONDS,
+            "ServerApps have ended",
+        )
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGKILL):
         process.send_signal(number)
         with suppress(subprocess.TimeoutExpired):
@@ -79,17 +100,31 @@ def end(process: subprocess.Popen[bytes]) -> None:
 
 
 def main(words: Sequence[str]) -> int:
-    """Runs until the SuperLink ends or this is told to end; gives the SuperLink's exit code, 0 if it was told to."""
-    parser = argparse.ArgumentParser(prog="python -m discreet.deployment.superlink", description=__doc__)
-    parser.add_argument("--secrets", type=Path, default=Path("secrets"), help="holds ca.crt, server.crt, server.key")
-    parser.add_argument("--keys", type=Path, help="public keys of nodes, NAME.pub (default: SECRETS/public)")
-    parser.add_argument("--state", type=Path, default=Path(), help="where the SuperLink keeps its state")
+    """Runs until the SuperLink ends or this is told to end; gives the SuperLink's exit code, 0 if
+    it was told to."""
+    parser = argparse.ArgumentParser(
+        prog="python -m discreet.deployment.superlink", description=__doc__
+    )
+    parser.add_argument(
+        "--secrets", type=Path, default=Path("secrets"), help="holds ca.crt, server.crt, server.key"
+    )
+    parser.add_argument(
+        "--keys", type=Path, help="public keys of nodes, NAME.pub (default: SECRETS/public)"
+    )
+    parser.add_argument(
+        "--state", type=Path, default=Path(), help="where the SuperLink keeps its state"
+    )
     parser.add_argument("--host", default="127.0.0.1")
     parser.add_argument("--port", type=int, default=8000)
     parser.add_argument(
-        "--operator", action="append", default=[], help="a further user of this machine who may start runs"
+        "--operator",
+        action="append",
+        default=[],
+        help="a further user of this machine who may start runs",
     )
-    parser.add_argument("--ready", type=Path, help="a file that is made when all keys are known, for a healthcheck")
+    parser.add_argument(
+        "--ready", type=Path, help="a file that is made when all keys are known, for a healthcheck"
+    )
     arguments = parser.parse_args(words)
     log_to(sys.stdout)
     if arguments.ready:
@@ -104,32 +139,47 @@ def main(words: Sequence[str]) -> int:
             started = below(process.pid, STARTER)
             while process.poll() is None and not asked.wait(WATCH_SECONDS):
                 if started and not below(process.pid, STARTER):
-                    # The SuperLink goes on without it, takes runs, and starts none: whoever started this does it again.
-                    logger.error("the SuperLink's %s has ended: no run would start any more", STARTER.decode())
+                    # The SuperLink goes on without it, takes runs, and starts none: whoever started
+                    # this does it again.
+                    logger.error(
+                        "the SuperLink's %s has ended: no run would start any more",
+                        STARTER.decode(),
+                    )
                     break
         else:
             logger.error("the SuperLink did not start")
     finally:
         if process.poll() is None:
             end(process)
-    return 0 if asked.is_set() else process.returncode or 1
+    if asked.is_set():
+        return 0
+    return process.returncode or 1
 
 
-def _answers(process: subprocess.Popen[bytes], asked: threading.Event, *, port: int, authority: Path) -> bool:
+def _answers(
+    process: subprocess.Popen[bytes], asked: threading.Event, *, port: int, authority: Path
+) -> bool:
     deadline = time.monotonic() + START_SECONDS
     while process.poll() is None and time.monotonic() < deadline and not asked.wait(LOOK_SECONDS):
-        # Another SuperLink that was left on the port answers, too, until this one finds the port taken.
-        if listens(process.pid, port) and healthy(f"https://127.0.0.1:{port}/health", authority=authority):
+        # Another SuperLink that was left on the port answers, too, until this one finds the port
+        # taken.
+        if listens(process.pid, port) and healthy(
+            f"https://127.0.0.1:{port}/health", authority=authority
+        ):
             return True
     return False
 
 
 def _register(arguments: argparse.Namespace) -> None:
     home = Path(os.environ.get("FLWR_HOME", Path.home() / ".flwr"))
-    write_connection(home, address=f"127.0.0.1:{arguments.port}", authority=arguments.secrets / "ca.crt")
+    write_connection(
+        home, address=f"127.0.0.1:{arguments.port}", authority=arguments.secrets / "ca.crt"
+    )
     for public_key in sorted((arguments.keys or arguments.secrets / "public").glob("*.pub")):
         new = register_node(public_key, connection=CONNECTION)
-        logger.info("%s the node key %s", "registered" if new else "known already:", public_key.name)
+        logger.info(
+            "%s the node key %s", "registered" if new else "known already:", public_key.name
+        )
     if arguments.ready:
         arguments.ready.touch()
 

@@ -1,7 +1,8 @@
 """A SuperNode that is checked before it connects: `python -m discreet.deployment.supernode`.
 
-Its data, policy and ledger are checked; then this process becomes `flower-supernode` (`flower_fixes/commands.py`), with
-TLS and the node's own key. Beside it stand the preforked clients (`flower_fixes/preforked_clients.py`).
+Its data, policy and ledger are checked; then this process becomes `flower-supernode`
+(`flower_fixes/commands.py`), with TLS and the node's own key. Beside it stand the preforked clients
+(`flower_fixes/preforked_clients.py`).
 """
 
 from __future__ import annotations
@@ -19,7 +20,11 @@ from pathlib import Path
 
 from discreet.data.folder import node_table
 from discreet.deployment.flower_fixes import commands, hand_over
-from discreet.deployment.flower_fixes.commands import FLOWERS_SECONDS, LONGEST_PAUSE, SHORTEST_SECONDS
+from discreet.deployment.flower_fixes.commands import (
+    FLOWERS_SECONDS,
+    LONGEST_PAUSE,
+    SHORTEST_SECONDS,
+)
 from discreet.deployment.flower_fixes.hand_over import SOCKET_VARIABLE
 from discreet.guard.site_check import check_site
 from discreet.ledger.durable_ledger import DurableLedger
@@ -32,13 +37,18 @@ from discreet.simulation.processes import SCRATCH, removed_folder
 
 logger = logging.getLogger("discreet.node")
 
-PEM = "its first line must be -----BEGIN CERTIFICATE-----; of a binary one, openssl x509 -inform der -in FILE makes it"
+PEM = (
+    "its first line must be -----BEGIN CERTIFICATE-----; of a binary one, openssl x509 -inform "
+    "der -in FILE makes it"
+)
 LONGEST_SECONDS = 60.0  # what a node's pause may be
 
 
 def node_config(arguments: argparse.Namespace) -> dict[str, str | int]:
-    """The node configuration, which Flower passes on to each ClientApp of this node. ConfigError: no data, or two."""
-    given, config = arguments, dict[str, str | int]()
+    """The node configuration, which Flower passes on to each ClientApp of this node. ConfigError:
+    no data, or two."""
+    given = arguments
+    config = dict[str, str | int]()
     if given.guard is not None:
         _check_no_more_than_the_guard(given)
         return _peers_of(given, given.guard.with_name("masking"))
@@ -48,7 +58,9 @@ def node_config(arguments: argparse.Namespace) -> dict[str, str | int]:
         raise ConfigError("give either --data FOLDER or --partition NUMBER --of COUNT")
     if given.partition is not None:
         if given.of is None or not 0 <= given.partition < given.of:
-            raise ConfigError(f"--partition must be within 0 and --of ({given.partition} of {given.of})")
+            raise ConfigError(
+                f"--partition must be within 0 and --of ({given.partition} of {given.of})"
+            )
         config = {"partition-id": given.partition, "num-partitions": given.of}
         if given.task is not None:
             config[TASK] = given.task
@@ -58,18 +70,24 @@ def node_config(arguments: argparse.Namespace) -> dict[str, str | int]:
 
 
 def _peers_of(given: argparse.Namespace, state: Path) -> dict[str, str | int]:
-    """What secure aggregation needs of a node: its name, key, peers, and a folder for its state, by default `state`."""
+    """What secure aggregation needs of a node: its name, key, peers, and a folder for its state, by
+    default `state`."""
     if given.peers is None:
         return {}
     paths = {KEY: given.key, PEERS: given.peers, STATE: given.masking_state or state}
-    return {NAME: given.name or given.key.stem, **{name: str(path.resolve()) for name, path in paths.items()}}
+    return {
+        NAME: given.name or given.key.stem,
+        **{name: str(path.resolve()) for name, path in paths.items()},
+    }
 
 
 def _check_no_more_than_the_guard(given: argparse.Namespace) -> None:
     """Raises ConfigError for what a guarded node takes from guard.toml alone, or can't be."""
     for name in ("data", "partition", "of", "ledger", "policy", "task"):
         if getattr(given, name) is not None:
-            raise ConfigError(f"--{name} goes without --guard: guard.toml says which data, account and policy")
+            raise ConfigError(
+                f"--{name} goes without --guard: guard.toml says which data, account and policy"
+            )
 
 
 @contextmanager
@@ -82,11 +100,15 @@ def _about(option: str) -> Iterator[None]:
 
 
 def check(arguments: argparse.Namespace, config: dict[str, str | int]) -> None:
-    """Raises ConfigError if anything is wrong on the node itself: data that do not fit, a policy that can't be read, a
-    ledger that is missing, damaged or old, a key that is not in the list of peers, or a pause."""
+    """Raises ConfigError if anything is wrong on the node itself: data that do not fit, a policy
+    that can't be read, a ledger that is missing, damaged or old, a key that is not in the list of
+    peers, or a pause."""
     pause: float = arguments.longest_pause
     if not SHORTEST_SECONDS <= pause <= LONGEST_SECONDS:
-        raise ConfigError(f"--longest-pause must be from {SHORTEST_SECONDS} to {LONGEST_SECONDS:g} s (got {pause:g})")
+        raise ConfigError(
+            f"--longest-pause must be from {SHORTEST_SECONDS} to {LONGEST_SECONDS:g} s (got "
+            f"{pause:g})"
+        )
     with _about("--authority"):
         check_authority(arguments.authority)
     _check_peers(arguments, config)
@@ -108,11 +130,13 @@ def check(arguments: argparse.Namespace, config: dict[str, str | int]) -> None:
 
 
 def check_authority(path: Path) -> None:
-    """Raises ValueError unless a file holds certificates as Flower reads them, which otherwise tries for ever to
-    connect. OSError: it can't be read."""
+    """Raises ValueError unless a file holds certificates as Flower reads them, which otherwise
+    tries for ever to connect. OSError: it can't be read."""
     content = path.read_bytes()
     try:
-        ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT).load_verify_locations(cadata=content.decode("ascii"))
+        ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT).load_verify_locations(
+            cadata=content.decode("ascii")
+        )
     except (ssl.SSLError, ValueError) as error:
         raise ValueError(f"{path} holds no certificate in PEM: {PEM}") from error
 
@@ -131,7 +155,8 @@ def supernode_command(arguments: argparse.Namespace, config: dict[str, str | int
         if '"' in str(value):
             raise ConfigError(f"{name}: a path must not hold a quotation mark ({value})")
     words = " ".join(
-        f'{name}="{value}"' if isinstance(value, str) else f"{name}={value}" for name, value in config.items()
+        f'{name}="{value}"' if isinstance(value, str) else f"{name}={value}"
+        for name, value in config.items()
     )
     started = commands.command("supernode")
     if arguments.guard is not None:
@@ -139,18 +164,27 @@ def supernode_command(arguments: argparse.Namespace, config: dict[str, str | int
         started = [*guarded, "--isolation", "process"]
     command = [
         *started,
-        *("--superlink", arguments.superlink),
-        *("--root-certificates", str(arguments.authority)),
-        *("--auth-supernode-private-key", str(arguments.key)),
-        *("--host", "127.0.0.1", "--port", str(arguments.port)),
+        "--superlink",
+        arguments.superlink,
+        "--root-certificates",
+        str(arguments.authority),
+        "--auth-supernode-private-key",
+        str(arguments.key),
+        "--host",
+        "127.0.0.1",
+        "--port",
+        str(arguments.port),
         *(("--node-config", words) if words else ()),
     ]
-    return command if arguments.max_retries is None else [*command, "--max-retries", str(arguments.max_retries)]
+    if arguments.max_retries is None:
+        return command
+    return [*command, "--max-retries", str(arguments.max_retries)]
 
 
 def start_preforked_clients() -> None:
-    """Starts the preforked clients unless the environment names some, and has Flower find them. They end with this
-    process, and with what it becomes, and so does what they keep of the examples."""
+    """Starts the preforked clients unless the environment names some, and has Flower find them.
+    They end with this process, and with what it becomes, and so does what they keep of the
+    examples."""
     if SOCKET_VARIABLE not in os.environ:
         folder, _ = removed_folder()
         path = folder / "clients"
@@ -161,25 +195,51 @@ def start_preforked_clients() -> None:
 
 
 def _parsed(words: Sequence[str]) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="python -m discreet.deployment.supernode", description=__doc__)
+    parser = argparse.ArgumentParser(
+        prog="python -m discreet.deployment.supernode", description=__doc__
+    )
     parser.add_argument("--superlink", required=True, help="host:port of the server's node proxy")
     parser.add_argument("--authority", type=Path, required=True, help="ca.crt of the federation")
     parser.add_argument("--key", type=Path, required=True, help="this node's private key")
     parser.add_argument("--ledger", type=Path, help="its account, made by discreet ledger create")
-    guard = "a guard.toml: this node runs any app, on blocks of patients, and each patient stays private"
+    guard = (
+        "a guard.toml: this node runs any app, on blocks of patients, and each patient stays "
+        "private"
+    )
     parser.add_argument("--guard", type=Path, help=guard)
-    parser.add_argument("--policy", type=Path, help="a JSON file: the least privacy that this node accepts")
-    parser.add_argument("--peers", type=Path, help="for secure aggregation: all nodes' public keys, as people compared")
-    parser.add_argument("--name", help="this node's name in that list (default: the file name of its key)")
-    parser.add_argument("--masking-state", type=Path, help="a folder for its state (default: beside the ledger)")
+    parser.add_argument(
+        "--policy", type=Path, help="a JSON file: the least privacy that this node accepts"
+    )
+    parser.add_argument(
+        "--peers",
+        type=Path,
+        help="for secure aggregation: all nodes' public keys, as people compared",
+    )
+    parser.add_argument(
+        "--name", help="this node's name in that list (default: the file name of its key)"
+    )
+    parser.add_argument(
+        "--masking-state", type=Path, help="a folder for its state (default: beside the ledger)"
+    )
     parser.add_argument("--data", type=Path, help="a folder with data.toml: this node's own data")
-    parser.add_argument("--task", help="the task that the data are checked for at start, or are a share of")
-    parser.add_argument("--partition", type=int, help="instead of --data: a share of the demonstration data")
+    parser.add_argument(
+        "--task", help="the task that the data are checked for at start, or are a share of"
+    )
+    parser.add_argument(
+        "--partition", type=int, help="instead of --data: a share of the demonstration data"
+    )
     parser.add_argument("--of", type=int, help="how many shares there are")
-    parser.add_argument("--port", type=int, default=9094, help="on loopback, for this node's own processes")
-    pause = "seconds between looks for a message while there is nothing to do (default: 3; with hundreds of nodes 20)"
+    parser.add_argument(
+        "--port", type=int, default=9094, help="on loopback, for this node's own processes"
+    )
+    pause = (
+        "seconds between looks for a message while there is nothing to do (default: 3; with "
+        "hundreds of nodes 20)"
+    )
     parser.add_argument("--longest-pause", type=float, default=FLOWERS_SECONDS, help=pause)
-    parser.add_argument("--max-retries", type=int, help="give up after so many attempts to connect (default: never)")
+    parser.add_argument(
+        "--max-retries", type=int, help="give up after so many attempts to connect (default: never)"
+    )
     return parser.parse_args(words)
 
 

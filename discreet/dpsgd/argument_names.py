@@ -16,7 +16,10 @@ ELSEWHERE = {each.name: f"privacy=LoopPrivacy({each.name}=...)" for each in fiel
 MEANT = {
     **dict.fromkeys(("max_grad_norm", "l2_norm_clip", "clip", "max_norm"), "clip_norm"),
     **dict.fromkeys(("epsilon", "eps"), "target_epsilon"),
-    **dict.fromkeys(("data_loader", "dataloader", "loader", "train_loader", "train_dataloader", "data"), "dataset"),
+    **dict.fromkeys(
+        ("data_loader", "dataloader", "loader", "train_loader", "train_dataloader", "data"),
+        "dataset",
+    ),
     **dict.fromkeys(("criterion", "loss_fn", "loss_function"), "loss"),
     **dict.fromkeys(("noise", "sigma", "noise_scale"), ELSEWHERE["noise_multiplier"]),
     **dict.fromkeys(("max_physical_batch_size", "microbatches"), ELSEWHERE["max_physical_batch"]),
@@ -26,7 +29,8 @@ MEANT = {
 
 
 def names_meant(init: Callable[Given, None]) -> Callable[Given, None]:
-    """A constructor whose TypeError about an argument that it does not have says which one is meant."""
+    """A constructor whose TypeError about an argument that it does not have says which one is
+    meant."""
     known = inspect.signature(init).parameters
 
     @wraps(init)
@@ -40,4 +44,6 @@ def names_meant(init: Callable[Given, None]) -> Callable[Given, None]:
 
 
 def _hint(name: str, known: Iterable[str]) -> str:
-    return f"; did you mean {MEANT[name]}?" if name in MEANT else did_you_mean(name, known)
+    if name in MEANT:
+        return f"; did you mean {MEANT[name]}?"
+    return did_you_mean(name, known)

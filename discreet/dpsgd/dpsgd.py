@@ -1,4 +1,5 @@
-"""DP-SGD for a training loop of one's own: a model, an optimizer and a data set of PyTorch, and an account."""
+"""DP-SGD for a training loop of one's own: a model, an optimizer and a data set of PyTorch, and an
+account."""
 
 from __future__ import annotations
 
@@ -38,8 +39,19 @@ from discreet.dpsgd.poisson_batches import (
 )
 from discreet.dpsgd.step_account import account_name, account_of
 from discreet.models.models import torch_draws_from
-from discreet.per_example.objective import Loss, Tree, cross_entropy, given, modules_of, parameters_of
-from discreet.per_example.per_example import check_finite, clipped_gradient_sum, clipped_sum_by_owner
+from discreet.per_example.objective import (
+    Loss,
+    Tree,
+    cross_entropy,
+    given,
+    modules_of,
+    parameters_of,
+)
+from discreet.per_example.per_example import (
+    check_finite,
+    clipped_gradient_sum,
+    clipped_sum_by_owner,
+)
 from discreet.per_example.trial import is_same
 from discreet.privacy.randomness import source_of
 from discreet.settings.clip_choice import AdaptiveClipping
@@ -50,58 +62,69 @@ DEFAULT = LoopPrivacy()
 
 
 class BatchError(RuntimeError):
-    """A batch that was not drawn here, was skipped or was stepped before: what is charged would not be what ran."""
+    """A batch that was not drawn here, was skipped or was stepped before: what is charged would not
+    be what ran."""
 
 
 class DPSGD:
-    """Private training in a loop of one's own (Abadi et al. 2016, Algorithm 1, with Poisson batches).
+    """Private training in a loop of one's own (Abadi et al. 2016, Algorithm 1, with Poisson
+    batches).
 
-        private = DPSGD(model, optimizer, dataset, batch_size=256, epochs=10, delta=1e-5, target_epsilon=3.0)
+        private = DPSGD(model, optimizer, dataset, batch_size=256, epochs=10, delta=1e-5,
+        target_epsilon=3.0)
         for inputs, targets in private:
             private.step(inputs, targets)
         print(private.epsilon())
 
-    Guarantee: (epsilon(), delta)-differential privacy of the examples of `dataset`, for whoever sees the parameters at
-    any time and everything computed from them. Each example joins a batch with the chance batch_size / n,
-    independently; its gradient is clipped to `clip_norm`; noise of noise_multiplier * clip_norm is added to the sum,
-    also if the batch is empty, and the sum is divided by `batch_size`, a constant. n is the data set's size, and the
-    guarantee is zero-out (an example contributes nothing; n stays, and is public). Or n is the constant
-    `public_num_examples`, and the guarantee is add-or-remove. Whatever the optimizer does with the noised mean
-    (momentum, Adam, weight decay, schedules) is post-processing, which costs nothing.
+    Guarantee: (epsilon(), delta)-differential privacy of the examples of `dataset`, for whoever
+    sees the parameters at any time and everything computed from them. Each example joins a batch
+    with the chance batch_size / n, independently; its gradient is clipped to `clip_norm`; noise of
+    noise_multiplier * clip_norm is added to the sum, also if the batch is empty, and the sum is
+    divided by `batch_size`, a constant. n is the data set's size, and the guarantee is zero-out (an
+    example contributes nothing; n stays, and is public). Or n is the constant
+    `public_num_examples`, and the guarantee is add-or-remove. Whatever the optimizer does with the
+    noised mean (momentum, Adam, weight decay, schedules) is post-processing, which costs nothing.
 
-    Not covered: batches, their sizes and pieces, losses and metrics on the training data, and whatever else of the data
-    is shown; the choice of settings, if the data guided it; several threads, and what passes between several processes.
+    Not covered: batches, their sizes and pieces, losses and metrics on the training data, and
+    whatever else of the data is shown; the choice of settings, if the data guided it; several
+    threads, and what passes between several processes.
 
     Args:
-      model: any that `clipped_gradient_sum` serves: no layer may mix examples (no BatchNorm). Frozen parameters get
-        neither gradient nor noise. The batches come on its device.
-      optimizer: of torch.optim, over the trainable parameters of the model, all of them and no others; or several, each
-        over a part; or an empty list for a trainer that steps by itself: the noised mean then stays in `.grad`.
-      dataset: a map-style data set, or a list, of pairs (input, target), in which an input may be a tuple of tensors
-        for the model's arguments or a dictionary for its arguments by name; or of dictionaries alone, which the loss is
-        given too, with None for the targets. That it has one at least is public. Or a DataLoader of such a data set,
-        which is read with its workers, prefetching and collate_fn; Poisson batches take the place of its sampler.
-      batch_size: the expected size of a batch, from 1 to the number of examples; if None, the DataLoader's.
+      model: any that `clipped_gradient_sum` serves: no layer may mix examples (no BatchNorm).
+        Frozen parameters get neither gradient nor noise. The batches come on its device.
+      optimizer: of torch.optim, over the trainable parameters of the model, all of them and no
+        others; or several, each over a part; or an empty list for a trainer that steps by itself:
+        the noised mean then stays in `.grad`. dataset: a map-style data set, or a list, of pairs
+        (input, target), in which an input may be a tuple of tensors for the model's arguments or a
+        dictionary for its arguments by name; or of dictionaries alone, which the loss is given too,
+        with None for the targets. That it has one at least is public. Or a DataLoader of such a
+        data set, which is read with its workers, prefetching and collate_fn; Poisson batches take
+        the place of its sampler. batch_size: the expected size of a batch, from 1 to the number of
+        examples; if None, the DataLoader's.
       epochs: of epochs * ceil(n / batch_size) steps in all: `len(private)`.
       steps: the number of steps, in place of epochs.
       delta: of epsilon; above 0 and below 1 / n, better far below.
-      target_epsilon: chooses the least noise with which all steps, and all that the ledger says was spent before, cost
-        at most that; it is then also the budget, unless `privacy` has another one.
-      clip_norm: the L2 norm that each example's gradient is clipped to, within [1e-9, 1e9]. Or a schedule: a list with
-        a value for each step, or a function of the step, from 0 on, that does not follow from the data. Or
-        `AdaptiveClipping`, which tracks a quantile of the gradients' norms by noised counts; the noise pays for both.
-      loss: one value an example, (n,), that depends on that example alone; a loss of torch.nn with reduction="none",
-        whose values are averaged over an example's own positions and labels (`per_example_loss`).
-      collate_fn: makes tensors of a list of pairs, as for torch's DataLoader; each row from its own pair but for
-        padding. Tried on a few examples.
-      owners: whose each row is, one for each example: the guarantee is then for an owner with all its rows, n and
-        batch_size count owners, a step reads at most `LoopPrivacy.rows_per_owner` rows of an owner that it
+      target_epsilon: chooses the least noise with which all steps, and all that the ledger says was
+        spent before, cost at most that; it is then also the budget, unless `privacy` has another
+        one.
+      clip_norm: the L2 norm that each example's gradient is clipped to, within [1e-9, 1e9]. Or a
+        schedule: a list with a value for each step, or a function of the step, from 0 on, that does
+        not follow from the data. Or `AdaptiveClipping`, which tracks a quantile of the gradients'
+        norms by noised counts; the noise pays for both. loss: one value an example, (n,), that
+        depends on that example alone; a loss of torch.nn with reduction="none", whose values are
+        averaged over an example's own positions and labels (`per_example_loss`).
+      collate_fn: makes tensors of a list of pairs, as for torch's DataLoader; each row from its own
+        pair but for padding. Tried on a few examples.
+      owners: whose each row is, one for each example: the guarantee is then for an owner with all
+        its rows, n and batch_size count owners, a step reads at most `LoopPrivacy.rows_per_owner`
+        rows of an owner that it
         drew, and the gradient of the mean loss over them is clipped as one. It takes no collate_fn.
-      privacy: noise, budget, accountant, ledger, declared n, seed and pieces, for loops that choose them.
+      privacy: noise, budget, accountant, ledger, declared n, seed and pieces, for loops that choose
+        them.
 
     Raises:
-      ValueError: a setting out of range, or a model, an optimizer, a loss or a data set that can't be served.
-      LedgerError: the ledger file is missing or can't be used.
+      ValueError: a setting out of range, or a model, an optimizer, a loss or a data set that can't
+      be served. LedgerError: the ledger file is missing or can't be used.
     """
 
     @names_meant
@@ -123,26 +146,50 @@ class DPSGD:
         privacy: LoopPrivacy = DEFAULT,
     ) -> None:
         check_model(model)
-        self._model, self._privacy, self._target = model, privacy, target_epsilon
+        self._model = model
+        self._privacy = privacy
+        self._target = target_epsilon
         self._optimizers = optimizers_of(optimizer)
         check_optimizers(self._optimizers, parameters_of(*modules_of(model)))
         self._loss, self._is_plain = one_value_an_example(loss)
         examples, how = loaded(dataset, collate_fn)
         of_loader = how.pop("batch_size", None)
-        expected, n = of_loader if batch_size is None else batch_size, len(examples.dataset)
-        self._owners = None if owners is None else owners_of(owners, examples, privacy)
-        n = n if self._owners is None else len(self._owners)
-        plan = planned(privacy, n, batch_size=expected, clip_norm=clip_norm, epochs=epochs, steps=steps)
+        if batch_size is None:
+            expected = of_loader
+        else:
+            expected = batch_size
+        n = len(examples.dataset)
+        if owners is None:
+            self._owners = None
+        else:
+            self._owners = owners_of(owners, examples, privacy)
+        if self._owners is None:
+            n = n
+        else:
+            n = len(self._owners)
+        plan = planned(
+            privacy, n, batch_size=expected, clip_norm=clip_norm, epochs=epochs, steps=steps
+        )
         check_price(plan, privacy, delta, target_epsilon)
 
         self._processes = processes_of(privacy.distributed)
-        account = replace(privacy, data_owner=account_name(privacy.data_owner, by_owner=owners is not None))
-        plan, self._account = account_of(plan, account, self._processes, delta=delta, target=target_epsilon)
-        self._plan, self._clip_norm, self._has_epochs = plan, plan.first_clip_norm, steps is None
+        account = replace(
+            privacy, data_owner=account_name(privacy.data_owner, by_owner=owners is not None)
+        )
+        plan, self._account = account_of(
+            plan, account, self._processes, delta=delta, target=target_epsilon
+        )
+        self._plan = plan
+        self._clip_norm = plan.first_clip_norm
+        self._has_epochs = steps is None
         self._source = source_of(privacy.seed)
         if privacy.seed is not None:
-            _log.warning("DPSGD with a seed: batches and noise can be computed again from it, and protect nobody")
-        shared, at_most = self._processes.start(model, self._source), privacy.max_physical_batch
+            _log.warning(
+                "DPSGD with a seed: batches and noise can be computed again from it, and protect "
+                "nobody"
+            )
+        shared = self._processes.start(model, self._source)
+        at_most = privacy.max_physical_batch
         self._batches = PoissonBatches(
             examples, plan.probability, model, shared, self._processes, at_most, how, self._owners
         )
@@ -165,7 +212,8 @@ class DPSGD:
 
     @property
     def clip_norm(self) -> float:
-        """The clip norm of the next step; one that adapts follows from noised counts, and is covered."""
+        """The clip norm of the next step; one that adapts follows from noised counts, and is
+        covered."""
         return self._clip_norm
 
     @property
@@ -176,8 +224,13 @@ class DPSGD:
     @property
     def adjacency(self) -> str:
         """The data sets that are neighbours, in words."""
-        words = ZERO_OUT if self._privacy.public_num_examples is None else ADD_OR_REMOVE
-        return words if self._owners is None else words.replace("example", "owner, with all its rows,")
+        if self._privacy.public_num_examples is None:
+            words = ZERO_OUT
+        else:
+            words = ADD_OR_REMOVE
+        if self._owners is None:
+            return words
+        return words.replace("example", "owner, with all its rows,")
 
     @property
     def steps_taken(self) -> int:
@@ -185,41 +238,53 @@ class DPSGD:
         return self._account.taken
 
     def epsilon(self, delta: float | None = None) -> float:
-        """Epsilon up to now, at `delta` or the loop's own: of this loop, and of all that its ledger knows. Of several
-        processes the first one knows it: RuntimeError in another one, if there is a ledger."""
+        """Epsilon up to now, at `delta` or the loop's own: of this loop, and of all that its ledger
+        knows. Of several processes the first one knows it: RuntimeError in another one, if there is
+        a ledger."""
         if self._processes.rank and self._privacy.ledger is not None:
             raise RuntimeError("epsilon: the first process has the ledger")
-        budget = self._account.budget if delta is None else replace(self._account.budget, delta=delta)
+        if delta is None:
+            budget = self._account.budget
+        else:
+            budget = replace(self._account.budget, delta=delta)
         return budget.epsilon(self._account.spent())
 
     def __iter__(self) -> Iterator[Batch]:
-        """The batches of the steps that are still to be taken, whole or in pieces, each for one call of `step`: one
-        that was not stepped, by which a loop was left, is the first of the next loop. Raises BatchError: it goes on
-        without a step, or all steps are taken.
+        """The batches of the steps that are still to be taken, whole or in pieces, each for one
+        call of `step`: one that was not stepped, by which a loop was left, is the first of the next
+        loop. Raises BatchError: it goes on without a step, or all steps are taken.
         """
         return self._until(len(self))
 
     def epoch(self) -> Iterator[Batch]:
-        """The batches up to the end of an epoch, for a loop over epochs with something to do after each. ValueError for
-        a loop of `steps`."""
+        """The batches up to the end of an epoch, for a loop over epochs with something to do after
+        each. ValueError for a loop of `steps`."""
         if not self._has_epochs:
             raise ValueError("epoch: the loop was made with steps, which end no epoch")
-        return self._until(self.steps_taken + self._plan.epoch - self.steps_taken % self._plan.epoch)
+        return self._until(
+            self.steps_taken + self._plan.epoch - self.steps_taken % self._plan.epoch
+        )
 
     def _until(self, end: int) -> Iterator[Batch]:
         if self.steps_taken >= len(self):
-            raise BatchError(f"all {len(self)} steps are taken: more epochs need a new DPSGD, which costs more epsilon")
+            raise BatchError(
+                f"all {len(self)} steps are taken: more epochs need a new DPSGD, which costs more "
+                f"epsilon"
+            )
         while self.steps_taken < end:
             self._waiting = self._waiting or self._read()
             yield given(self._waiting.batch[0]), given(self._waiting.batch[1])
             if self._waiting is not None:
                 raise BatchError(
-                    "the last batch was not stepped: each one takes its step, an empty one too. To accumulate "
+                    "the last batch was not stepped: each one takes its step, an empty one too. "
+                    "To accumulate "
                     "gradients give LoopPrivacy(max_physical_batch=...)"
                 )
 
     def _read(self) -> Piece:
-        reading, self._reading = self._reading, iter(())  # one that raises is not gone on with
+        # one that raises is not gone on with
+        reading = self._reading
+        self._reading = iter(())
         piece = next(reading, None)
         if piece is None:  # the batch begins, or begins again; it is not drawn anew
             self._sums, reading = None, self._batches.pieces(range(self.steps_taken, len(self)))
@@ -228,27 +293,32 @@ class DPSGD:
         return piece
 
     def step(self, inputs: Tree, targets: Tree = None) -> bool:
-        """One step: the batch's clipped gradients, summed, charged, noised and over batch_size, then the optimizer.
+        """One step: the batch's clipped gradients, summed, charged, noised and over batch_size,
+        then the optimizer.
 
-        The noised mean replaces `.grad` of each trainable parameter; one that the pass did not use has noise alone. Of
-        a batch in pieces each is added up, and the last one ends the step: one noise, one charge. No loss comes back: a
-        mean over private examples is private. Measure on other data, or pay for it (docs/guide/dpsgd.md).
+        The noised mean replaces `.grad` of each trainable parameter; one that the pass did not use
+        has noise alone. Of a batch in pieces each is added up, and the last one ends the step: one
+        noise, one charge. No loss comes back: a mean over private examples is private. Measure on
+        other data, or pay for it (docs/guide/dpsgd.md).
 
         Returns:
-          True if it took a step, False for a piece that is not the last one. How many pieces there are depends on the
-          size of the batch, which is not covered: show nobody how often it was False.
+          True if it took a step, False for a piece that is not the last one. How many pieces there
+          are depends on the size of the batch, which is not covered: show nobody how often it was
+          False.
 
         Raises:
           BatchError: the batch is not the one that was drawn last, or was stepped already.
-          ValueError: the loss mixes examples, the forward changes the model, no gradient is finite, or the optimizer no
-            longer holds exactly the model's trainable parameters, or comes from steps that no account here knows;
-            nothing was charged.
+          ValueError: the loss mixes examples, the forward changes the model, no gradient is finite,
+            or the optimizer no longer holds exactly the model's trainable parameters, or comes from
+            steps that no account here knows; nothing was charged.
           BudgetSpent: the step would pass the budget; nothing was charged or changed.
           LedgerError: the ledger file can't be charged; nothing was changed.
         """
         piece = self._drawn((inputs, targets))
         parameters = parameters_of(*modules_of(self._model))
-        check_optimizers(self._optimizers, parameters)  # groups may have been added, and parameters frozen, since
+        check_optimizers(
+            self._optimizers, parameters
+        )  # groups may have been added, and parameters frozen, since
         if not self.steps_taken and self._privacy.ledger is None:
             check_fresh(self._optimizers)
         labels = ("step", piece.step, "piece", piece.number, "process", self._processes.rank)
@@ -257,7 +327,8 @@ class DPSGD:
         if self._sums is not None:  # not in place: a step that is refused may be tried again
             sums = list(map(add, self._sums, sums))
         if not piece.is_last:
-            self._sums, self._waiting = sums, None
+            self._sums = sums
+            self._waiting = None
             return False
         if self._processes.count == 1:
             check_finite(*map(int, sums[2]))
@@ -272,12 +343,16 @@ class DPSGD:
     def _take(self, sums: list[Tensor], step: int, parameters: Sequence[nn.Parameter]) -> None:
         total, count, gradients = self._processes.added(sums)
         check_finite(*map(int, gradients))
-        release = partial(self._plan.released, total, count, self._clip_norm, step=step, source=self._source)
+        release = partial(
+            self._plan.released, total, count, self._clip_norm, step=step, source=self._source
+        )
         mean, self._clip_norm = self._processes.first(release)
         trained = [value for value in parameters if value.requires_grad]
         for value in parameters:
             value.grad = None  # of frozen parameters too
-        for value, part in zip(trained, torch.split(mean, [value.numel() for value in trained]), strict=True):
+        for value, part in zip(
+            trained, torch.split(mean, [value.numel() for value in trained]), strict=True
+        ):
             value.grad = part.view_as(value).to(value.dtype)
         for optimizer in self._optimizers:
             optimizer.step()
@@ -285,12 +360,19 @@ class DPSGD:
             self._reading = iter(())  # ends its workers
 
     def _clipped_sums(self, inputs: Tree, targets: Tree, owners: Tensor | None) -> list[Tensor]:
-        """The sum of clipped gradients, and of (b - 1/2), b being 1 for a norm within the clip norm and else 0: both
-        without the gradients that are not finite. And the number of gradients, and of those that are finite."""
-        loss, plain = self._loss, self._is_plain and isinstance(targets, Tensor)
+        """The sum of clipped gradients, and of (b - 1/2), b being 1 for a norm within the clip norm
+        and else 0: both without the gradients that are not finite. And the number of gradients, and
+        of those that are finite."""
+        loss = self._loss
+        plain = self._is_plain and isinstance(targets, Tensor)
         if (plain or loss is cross_entropy) and isinstance(targets, Tensor):
             check_classes(targets)
-        if plain and targets.dim() == 1 and targets.dtype == torch.int64 and not (targets < 0).any():
+        if (
+            plain
+            and targets.dim() == 1
+            and targets.dtype == torch.int64
+            and not (targets < 0).any()
+        ):
             loss = cross_entropy  # the one whose gradient is known
         how: dict[str, Any] = {"clip_norm": self._clip_norm, "loss": loss}
         if owners is None:
@@ -299,25 +381,42 @@ class DPSGD:
             total, norms = clipped_sum_by_owner(self._model, (inputs, targets), owners, **how)
         finite = norms[norms.isfinite()]
         below = (finite <= self._clip_norm).to(total.dtype)
-        return [total, below.sub_(0.5).sum(), torch.tensor([len(norms), len(finite)], device=total.device)]
+        return [
+            total,
+            below.sub_(0.5).sum(),
+            torch.tensor([len(norms), len(finite)], device=total.device),
+        ]
 
     def _drawn(self, batch: Batch) -> Piece:
         piece = self._waiting
         if piece is None:
-            raise BatchError("no batch is waiting: each one is stepped once, in the loop over the batches")
+            raise BatchError(
+                "no batch is waiting: each one is stepped once, in the loop over the batches"
+            )
         trees = piece.batch, batch, piece.as_drawn
-        drawn, given, copies = ([part for part in tree_leaves(tree) if part is not None] for tree in trees)
-        if len(drawn) != len(given) or any(map(is_not, drawn, given)) or not all(map(is_same, given, copies)):
-            raise BatchError("this is not the batch that was drawn: step takes the loop's own tensors, unchanged")
+        drawn, given, copies = (
+            [part for part in tree_leaves(tree) if part is not None] for tree in trees
+        )
+        if (
+            len(drawn) != len(given)
+            or any(map(is_not, drawn, given))
+            or not all(map(is_same, given, copies))
+        ):
+            raise BatchError(
+                "this is not the batch that was drawn: step takes the loop's own tensors, unchanged"
+            )
         return piece
 
     def state_dict(self) -> dict[str, Any]:
-        """The loop's position, of plain values: steps taken, noise, clip norm, settings, and which ledger has them.
+        """The loop's position, of plain values: steps taken, noise, clip norm, settings, and which
+        ledger has them.
 
-        Save it together with the model's and the optimizer's, after a step. Raises BatchError: a batch is waiting.
-        """
+        Save it together with the model's and the optimizer's, after a step. Raises BatchError: a
+        batch is waiting."""
         if self._waiting or self._sums:
-            raise BatchError("state_dict: a batch was drawn and not stepped yet: save after its step")
+            raise BatchError(
+                "state_dict: a batch was drawn and not stepped yet: save after its step"
+            )
         return {
             "settings": self._settings(),
             "steps_taken": self.steps_taken,
@@ -327,30 +426,49 @@ class DPSGD:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Goes on from a state, in a new DPSGD with the same settings; of a target's noise with that of the state.
+        """Goes on from a state, in a new DPSGD with the same settings; of a target's noise with
+        that of the state.
 
-        Without a ledger file the steps of the state are spent. With one the file says what is spent: steps taken after
-        the state stay charged, and taken again they are charged again, with new noise. A seed would give the same noise
-        again: a state older than the file is then refused; without a file nothing can tell.
+        Without a ledger file the steps of the state are spent. With one the file says what is
+        spent: steps taken after the state stay charged, and taken again they are charged again,
+        with new noise. A seed would give the same noise again: a state older than the file is then
+        refused; without a file nothing can tell.
 
         Raises:
           ValueError: the state has other settings; the message names them.
           BatchError: this loop has drawn a batch.
-          LedgerError: the steps are in another ledger file, in a newer copy of it, or in none; or as said of a seed.
+          LedgerError: the steps are in another ledger file, in a newer copy of it, or in none; or
+            as said of a seed.
         """
         if self.steps_taken or self._waiting or self._sums:
-            raise BatchError("load_state_dict: this loop has begun: load into a new DPSGD, before its first batch")
-        was, now = state["settings"], self._settings()
-        differing = [f"{name} was {was.get(name)}, is {now[name]}" for name in now if was.get(name) != now[name]]
+            raise BatchError(
+                "load_state_dict: this loop has begun: load into a new DPSGD, before its first "
+                "batch"
+            )
+        was = state["settings"]
+        now = self._settings()
+        differing = [
+            f"{name} was {was.get(name)}, is {now[name]}"
+            for name in now
+            if was.get(name) != now[name]
+        ]
         if differing:
-            raise ValueError(f"load_state_dict: the state has other settings: {'; '.join(differing)}")
-        ledger, is_seeded = None if self._processes.rank else state["ledger"], self._privacy.seed is not None
+            raise ValueError(
+                f"load_state_dict: the state has other settings: {'; '.join(differing)}"
+            )
+        if self._processes.rank:
+            ledger = None
+        else:
+            ledger = state["ledger"]
+        is_seeded = self._privacy.seed is not None
         self._account.resume(state["steps_taken"], ledger, is_seeded=is_seeded)
-        self._plan, self._clip_norm = replace(self._plan, scale=state["scale"]), state["clip_norm"]
+        self._plan = replace(self._plan, scale=state["scale"])
+        self._clip_norm = state["clip_norm"]
         self._account.events = self._plan.events()
 
     def _settings(self) -> dict[str, Any]:
-        delta, privacy = self._account.budget.delta, self._privacy
+        delta = self._account.budget.delta
+        privacy = self._privacy
         how = {"delta": delta, "target_epsilon": self._target, "data_owner": privacy.data_owner}
         if self._owners is not None:
             how["rows_per_owner"] = self._owners.most

@@ -13,23 +13,38 @@ from torch.utils.data import Dataset
 
 Noted = Callable[[Any], None]
 _CHANGES = (
-    *("__setitem__", "__delitem__", "__iadd__", "__imul__", "append", "extend", "insert"),
-    *("pop", "remove", "clear", "sort", "reverse"),
+    "__setitem__",
+    "__delitem__",
+    "__iadd__",
+    "__imul__",
+    "append",
+    "extend",
+    "insert",
+    "pop",
+    "remove",
+    "clear",
+    "sort",
+    "reverse",
 )
 
 
 class ItemWatch:
     """The items of a data set, each of its own index alone.
 
-    An item that is mixed from several (mixup, mosaic, a random partner) would carry an example into batches that did
-    not draw it. Noted are reads of the data set by itself, of data sets in its attributes, and of lists, tensors and
-    arrays there that have as many rows as there are items. Rows that it reads elsewhere are not seen.
+    An item that is mixed from several (mixup, mosaic, a random partner) would carry an example into
+    batches that did not draw it. Noted are reads of the data set by itself, of data sets in its
+    attributes, and of lists, tensors and arrays there that have as many rows as there are items.
+    Rows that it reads elsewhere are not seen.
     """
 
     def __init__(self, dataset: Any) -> None:
         self.dataset = dataset
-        self._rows = dict[int, set[int]]()  # read for the present item, by the identity of what holds them
-        self._stand_ins = dict[object, tuple[Any, Any]]()  # what is read in place of an object, and the object
+        self._rows = dict[
+            int, set[int]
+        ]()  # read for the present item, by the identity of what holds them
+        self._stand_ins = dict[
+            object, tuple[Any, Any]
+        ]()  # what is read in place of an object, and the object
 
     def __getstate__(self) -> dict[str, Any]:
         """What a worker is given: classes made here can't be sent."""
@@ -41,7 +56,8 @@ class ItemWatch:
         item = self._watched(self.dataset)[position]
         if any(len(rows) > 1 for rows in self._rows.values()):
             raise ValueError(
-                "dataset: reading one item reads others too (mixup, mosaic, a random partner), and would carry an "
+                "dataset: reading one item reads others too (mixup, mosaic, a random partner), "
+                "and would carry an "
                 "example into batches that did not draw it: make an item of its own index alone"
             )
         return item
@@ -50,7 +66,8 @@ class ItemWatch:
         self._rows.setdefault(id(holder), set()).update(rows_at(index, count))
 
     def _watched(self, dataset: Any) -> Any:
-        """An object with the attributes of a data set, the same ones, and a class that notes what is read."""
+        """An object with the attributes of a data set, the same ones, and a class that notes what
+        is read."""
         if id(dataset) not in self._stand_ins:
             self._stand_ins[id(dataset)] = self._stand_in(dataset), dataset
         return self._stand_ins[id(dataset)][0]
@@ -65,14 +82,26 @@ class ItemWatch:
 
         def get_attribute(stand_in: Any, name: str) -> Any:
             value = kind.__getattribute__(stand_in, name)
-            return value if name.startswith("__") else self._attribute(value, (id(dataset), name), count)
+            if name.startswith("__"):
+                return value
+            return self._attribute(value, (id(dataset), name), count)
 
-        names = {"__getitem__": get_item, "__getattribute__": get_attribute, "__module__": kind.__module__}
-        names |= {"__qualname__": kind.__qualname__, "__del__": lambda _: None}  # the data set itself is still there
+        names = {
+            "__getitem__": get_item,
+            "__getattribute__": get_attribute,
+            "__module__": kind.__module__,
+        }
+        names |= {
+            "__qualname__": kind.__qualname__,
+            "__del__": lambda _: None,
+        }  # the data set itself is still there
         try:
-            made: Any = object.__new__(new_class(kind.__name__, (kind,), {}, lambda body: body.update(names)))
+            made: Any = object.__new__(
+                new_class(kind.__name__, (kind,), {}, lambda body: body.update(names))
+            )
             object.__setattr__(made, "__dict__", vars(dataset))
-        except TypeError:  # a list, or a class that is not written in Python: it has no attributes to read others by
+        # a list, or a class that is not written in Python: it has no attributes to read others by
+        except TypeError:
             return dataset
         return made
 
@@ -80,7 +109,9 @@ class ItemWatch:
         if isinstance(value, Dataset):
             return self._watched(value)
         if type(value) in (list, tuple) and value and isinstance(value[0], Dataset):
-            return type(value)(self._watched(each) if isinstance(each, Dataset) else each for each in value)
+            return type(value)(
+                self._watched(each) if isinstance(each, Dataset) else each for each in value
+            )
         make = _ROWS.get(type(value))
         if make is None or getattr(value, "ndim", 1) == 0 or len(value) != count:
             return value
@@ -97,12 +128,17 @@ def rows_at(index: Any, count: int) -> set[int]:
     >>> rows_at(-1, 5), rows_at(slice(1, 3), 5), rows_at([0, 2], 5)
     ({4}, {1, 2}, {0, 2})
     """
-    first = index[0] if isinstance(index, tuple) and index else index
+    if isinstance(index, tuple) and index:
+        first = index[0]
+    else:
+        first = index
     if hasattr(first, "__index__") and not (isinstance(first, Tensor | np.ndarray) and first.ndim):
         return {whole_number(first) % count}
     if not isinstance(first, slice | list | Tensor | np.ndarray):
         return set()  # the name of a column, for instance
-    return set(np.arange(count)[np.asarray(first) if isinstance(first, Tensor) else first].ravel().tolist())
+    return set(
+        np.arange(count)[np.asarray(first) if isinstance(first, Tensor) else first].ravel().tolist()
+    )
 
 
 class _List(list[Any]):
@@ -124,7 +160,9 @@ def _changed_with(name: str) -> Callable[..., Any]:
     def change(self: _List, *given: Any) -> Any:
         getattr(list, name)(self, *given)
         changed = getattr(self.whole, name)(*given)
-        return self if changed is self.whole else changed
+        if changed is self.whole:
+            return self
+        return changed
 
     return change
 
@@ -160,7 +198,8 @@ class _Array(np.ndarray[Any, Any]):
 
 def _list(value: list[Any], noted: Noted) -> _List:
     made = _List(value)
-    made.noted, made.whole = noted, value
+    made.noted = noted
+    made.whole = value
     return made
 
 

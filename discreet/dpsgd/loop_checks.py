@@ -17,18 +17,25 @@ from discreet.training.losses import per_example_loss
 
 
 def one_value_an_example(loss: Loss) -> tuple[Loss, bool]:
-    """A loss of one value an example, and True if for class numbers it is the plain cross-entropy."""
+    """A loss of one value an example, and True if for class numbers it is the plain
+    cross-entropy."""
     reduction = getattr(loss, "reduction", "none")
     if reduction != "none":
-        raise ValueError(f'loss: reduction={reduction!r} gives one value for a whole batch: give it reduction="none"')
+        raise ValueError(
+            f"loss: reduction={reduction!r} gives one value for a whole batch: give it "
+            f'reduction="none"'
+        )
     if not (isinstance(loss, nn.Module) and type(loss).__module__.startswith("torch.nn.")):
         return loss, False
-    is_plain = type(loss) is nn.CrossEntropyLoss and loss.weight is None and loss.label_smoothing == 0
+    is_plain = (
+        type(loss) is nn.CrossEntropyLoss and loss.weight is None and loss.label_smoothing == 0
+    )
     return per_example_loss(loss), bool(is_plain and loss.ignore_index == PADDING)
 
 
 def check_classes(targets: Tensor) -> None:
-    """Raises ValueError for targets of cross-entropy that are single numbers of another type than int64."""
+    """Raises ValueError for targets of cross-entropy that are single numbers of another type than
+    int64."""
     if targets.dim() == 1 and targets.dtype != torch.int64:
         wanted = "class numbers as torch.int64 (targets.long()), or another loss"
         raise ValueError(f"targets: cross-entropy needs {wanted}, not {targets.dtype}")
@@ -36,52 +43,84 @@ def check_classes(targets: Tensor) -> None:
 
 def check_model(model: nn.Module) -> None:
     if isinstance(model, DistributedDataParallel):
-        raise ValueError("model: give the module inside DistributedDataParallel, and LoopPrivacy(distributed=True)")
+        raise ValueError(
+            "model: give the module inside DistributedDataParallel, and "
+            "LoopPrivacy(distributed=True)"
+        )
     if any(isinstance(value, UninitializedParameter) for value in model.parameters()):
-        raise ValueError("model: a lazy layer has no parameters before its first pass: call the model once on an input")
+        raise ValueError(
+            "model: a lazy layer has no parameters before its first pass: call the model once on "
+            "an input"
+        )
     if not trainable(model):
         raise ValueError("model: no parameter is trainable (requires_grad)")
 
 
 def check_price(plan: LoopPlan, privacy: LoopPrivacy, delta: float, target: float | None) -> None:
-    n, noise = plan.num_examples, privacy.noise_multiplier
+    n = plan.num_examples
+    noise = privacy.noise_multiplier
     if not 0 < delta < 1 / n:
         raise ValueError(f"delta must be above 0 and below 1 / {n}, for {n} examples, not {delta}")
     if (noise is None) if target is None else isinstance(noise, int | float):
-        raise ValueError("give target_epsilon or privacy=LoopPrivacy(noise_multiplier=...), one of them")
+        raise ValueError(
+            "give target_epsilon or privacy=LoopPrivacy(noise_multiplier=...), one of them"
+        )
 
 
 def optimizers_of(optimizer: Optimizer | Sequence[Optimizer]) -> list[Optimizer]:
-    listed = [optimizer] if isinstance(optimizer, Optimizer | type) else list(optimizer)
+    if isinstance(optimizer, Optimizer | type):
+        listed = [optimizer]
+    else:
+        listed = list(optimizer)
     for each in listed:
         if not isinstance(each, Optimizer):
-            name = each.__name__ if isinstance(each, type) else type(each).__name__
-            raise ValueError(f"optimizer: make one of {name}, such as torch.optim.SGD(model.parameters(), lr=0.1)")
+            if isinstance(each, type):
+                name = each.__name__
+            else:
+                name = type(each).__name__
+            raise ValueError(
+                f"optimizer: make one of {name}, such as torch.optim.SGD(model.parameters(), "
+                f"lr=0.1)"
+            )
     return listed
 
 
 def check_fresh(optimizers: Sequence[Optimizer]) -> None:
-    """Raises ValueError if an optimizer has taken steps before the first step of a loop without a ledger."""
+    """Raises ValueError if an optimizer has taken steps before the first step of a loop without a
+    ledger."""
     if any(optimizer.state for optimizer in optimizers):
         raise ValueError(
-            "optimizer: it has taken steps that this DPSGD does not know, and epsilon() would leave them out. To go on "
-            "with a loop load its DPSGD.state_dict(); to add loops up give LoopPrivacy(ledger=...); otherwise begin "
+            "optimizer: it has taken steps that this DPSGD does not know, and epsilon() would "
+            "leave them out. To go on "
+            "with a loop load its DPSGD.state_dict(); to add loops up give "
+            "LoopPrivacy(ledger=...); otherwise begin "
             "with a new optimizer"
         )
 
 
 def check_optimizers(optimizers: Sequence[Optimizer], parameters: Sequence[nn.Parameter]) -> None:
-    """Raises ValueError unless they hold the trainable ones of a model's parameters, each in one of them."""
+    """Raises ValueError unless they hold the trainable ones of a model's parameters, each in one of
+    them."""
     for optimizer in optimizers:
         if isinstance(optimizer, LBFGS | SparseAdam):
             name = type(optimizer).__name__
-            raise ValueError(f"optimizer: {name} is not served: it needs a closure or sparse gradients")
+            raise ValueError(
+                f"optimizer: {name} is not served: it needs a closure or sparse gradients"
+            )
     groups = [group for optimizer in optimizers for group in optimizer.param_groups]
     listed = [id(value) for group in groups for value in group["params"]]
     held = set(listed)
     if len(held) < len(listed):
-        raise ValueError("optimizer: two of them hold the same parameter, which would take two steps")
+        raise ValueError(
+            "optimizer: two of them hold the same parameter, which would take two steps"
+        )
     if held - {id(value) for value in parameters}:
-        raise ValueError("optimizer: it holds parameters that are not the model's, which nothing would make private")
+        raise ValueError(
+            "optimizer: it holds parameters that are not the model's, which nothing would make "
+            "private"
+        )
     if optimizers and {id(value) for value in parameters if value.requires_grad} - held:
-        raise ValueError("optimizer: it does not hold all trainable parameters: freeze others by requires_grad_(False)")
+        raise ValueError(
+            "optimizer: it does not hold all trainable parameters: freeze others by "
+            "requires_grad_(False)"
+        )

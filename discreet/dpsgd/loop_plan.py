@@ -1,4 +1,5 @@
-"""The public numbers of a loop: the chance of an example, and each step's noise, clip norm and cost."""
+"""The public numbers of a loop: the chance of an example, and each step's noise, clip norm and
+cost."""
 
 from __future__ import annotations
 
@@ -25,14 +26,22 @@ from discreet.training.local_training import step_noise
 if TYPE_CHECKING:
     from dp_accounting import DpEvent
 
-Schedule = float | Sequence[float] | Callable[[int], float]  # one number, or one for each step from step 0 on
-LARGEST_DOUBT = 0.2  # the share that says "much too short" is 0.5 away from the one that says "right"
+Schedule = (
+    float | Sequence[float] | Callable[[int], float]
+)  # one number, or one for each step from step 0 on
+LARGEST_DOUBT = (
+    0.2  # the share that says "much too short" is 0.5 away from the one that says "right"
+)
 
 
 def check_search(clip: ClipConfig, count_stddev: float, cohort: float, *, advice: str = "") -> None:
-    """Raises ConfigError if a clip norm is to be searched for, and noise on the bits would hide where it is."""
+    """Raises ConfigError if a clip norm is to be searched for, and noise on the bits would hide
+    where it is."""
     if clip.search_rate and count_stddev >= LARGEST_DOUBT * cohort:
-        noise = f"noise {count_stddev / cohort:.2g} on the share of clipped ones; the limit is {LARGEST_DOUBT:g}"
+        noise = (
+            f"noise {count_stddev / cohort:.2g} on the share of clipped ones; the limit is "
+            f"{LARGEST_DOUBT:g}"
+        )
         found = f"with so few at a time it can't be found automatically ({noise})"
         raise ConfigError(f"clip_norm must be given, from public data: {found}{advice}")
 
@@ -42,24 +51,27 @@ class LoopPrivacy:
     """The choices that few loops need: `DPSGD(..., privacy=LoopPrivacy(...))`.
 
     Attributes:
-      noise_multiplier: the noise's standard deviation over the clip norm, at least 0; 0 protects nobody. Give this or
-        `target_epsilon`. It may be a schedule, a list or a function of the step (`DPSGD`'s `clip_norm`), each step
-        accounted by its own noise; with `target_epsilon` its values are relative ones. Change it from epoch to epoch:
-        of 200 different values an epsilon takes some 10 s by "pld".
-      max_epsilon: the budget; a step that would pass it raises BudgetSpent. None: `target_epsilon`, if that is given.
-      accountant: "pld" or "rdp".
-      ledger: a ledger file, made before by `discreet ledger create FILE`, in which runs add up and which outlives them.
-        None: the account is in memory.
+      noise_multiplier: the noise's standard deviation over the clip norm, at least 0; 0 protects
+        nobody. Give this or `target_epsilon`. It may be a schedule, a list or a function of the
+        step (`DPSGD`'s `clip_norm`), each step accounted by its own noise; with `target_epsilon`
+        its values are relative ones. Change it from epoch to epoch: of 200 different values an
+        epsilon takes some 10 s by "pld".
+      max_epsilon: the budget; a step that would pass it raises BudgetSpent. None: `target_epsilon`,
+      if that is given. accountant: "pld" or "rdp".
+      ledger: a ledger file, made before by `discreet ledger create FILE`, in which runs add up and
+        which outlives them. None: the account is in memory.
       data_owner: whose data these are, if a ledger file knows of several data sets.
-      public_num_examples: a constant that takes the place of n in the sampling and the account, which makes the
-        guarantee add-or-remove; at least batch_size, and chosen without looking at the data.
-      seed: makes batches, dropout and noise reproducible; they then protect nobody. None: secure randomness.
-      max_physical_batch: the most examples that are read and worked on at a time. The loop then yields larger batches
-        in pieces; None: whole.
-      rows_per_owner: with `DPSGD(..., owners=...)` the most rows of one owner in a step, drawn secretly. More need no
-        more noise, and more work.
-      distributed: the loop is one of the processes of torch.distributed's default group, each of which works on its
-        part of every batch. All are given the same; the first one keeps the account and draws the one noise.
+      public_num_examples: a constant that takes the place of n in the sampling and the account,
+        which makes the guarantee add-or-remove; at least batch_size, and chosen without looking at
+        the data.
+      seed: makes batches, dropout and noise reproducible; they then protect nobody. None: secure
+      randomness. max_physical_batch: the most examples that are read and worked on at a time. The
+      loop then yields larger batches in pieces; None: whole.
+      rows_per_owner: with `DPSGD(..., owners=...)` the most rows of one owner in a step, drawn
+        secretly. More need no more noise, and more work.
+      distributed: the loop is one of the processes of torch.distributed's default group, each of
+        which works on its part of every batch. All are given the same; the first one keeps the
+        account and draws the one noise.
 
     Raises:
       ValueError: one is out of range; the message names it.
@@ -80,21 +92,26 @@ class LoopPrivacy:
         if self.max_epsilon is not None and not self.max_epsilon > 0:
             raise ValueError(f"max_epsilon must be above 0, not {self.max_epsilon}")
         if self.accountant not in ACCOUNTANTS:
-            raise ValueError(f"accountant must be one of {', '.join(ACCOUNTANTS)}, not {self.accountant!r}")
+            raise ValueError(
+                f"accountant must be one of {', '.join(ACCOUNTANTS)}, not {self.accountant!r}"
+            )
         for name in ("public_num_examples", "max_physical_batch", "rows_per_owner"):
             if getattr(self, name) is not None:
                 check_whole(name, getattr(self, name))
 
 
 def values_of(schedule: Schedule, steps: int, *, name: str) -> tuple[float, ...]:
-    """The number of each step, (steps,). A function is called here for all steps, before a batch is drawn: what it
-    gives can't follow from what the loop sees. Raises ValueError: a list of another length."""
+    """The number of each step, (steps,). A function is called here for all steps, before a batch is
+    drawn: what it gives can't follow from what the loop sees. Raises ValueError: a list of another
+    length."""
     if callable(schedule):
         return tuple(float(schedule(step)) for step in range(steps))
     if not isinstance(schedule, Sequence):
         return (float(schedule),) * steps
     if len(schedule) != steps:
-        raise ValueError(f"{name} must have a value for each of the {steps} steps, not {len(schedule)}")
+        raise ValueError(
+            f"{name} must have a value for each of the {steps} steps, not {len(schedule)}"
+        )
     return tuple(map(float, schedule))
 
 
@@ -148,14 +165,22 @@ class LoopPlan:
     @property
     def first_clip_norm(self) -> float:
         """The clip norm of step 0."""
-        return self.clips.norm if isinstance(self.clips, ClipConfig) else self.clips[0]
+        if isinstance(self.clips, ClipConfig):
+            return self.clips.norm
+        return self.clips[0]
 
     @property
     def count_stddev(self) -> float:
-        """The standard deviation of the noise on the sum of (b - 1/2), b = [norm <= C], of an adaptive clip norm C."""
-        given = self.clips.count_stddev if isinstance(self.clips, ClipConfig) else None
+        """The standard deviation of the noise on the sum of (b - 1/2), b = [norm <= C], of an
+        adaptive clip norm C."""
+        if isinstance(self.clips, ClipConfig):
+            given = self.clips.count_stddev
+        else:
+            given = None
         largest = self.scale * max(self.noises)
-        return default_count_stddev(self.batch_size, noise_multiplier=largest) if given is None else given
+        if given is None:
+            return default_count_stddev(self.batch_size, noise_multiplier=largest)
+        return given
 
     @property
     def epoch(self) -> int:
@@ -165,7 +190,8 @@ class LoopPlan:
     def within(
         self, epsilon: float, spent: Sequence[tuple[DpEvent, int]], *, delta: float, accountant: str
     ) -> LoopPlan:
-        """The plan with the least noise with which all steps, and what was spent before, cost at most epsilon."""
+        """The plan with the least noise with which all steps, and what was spent before, cost at
+        most epsilon."""
         scale = noise_multiplier_for_epsilon(
             epsilon,
             releases=lambda scale: (*spent, *replace(self, scale=scale).events()),
@@ -175,7 +201,8 @@ class LoopPlan:
         return replace(self, scale=scale)
 
     def noise_multiplier(self, step: int) -> float:
-        """The noise of a step as a whole, over its clip norm; after the last step that of the last one."""
+        """The noise of a step as a whole, over its clip norm; after the last step that of the last
+        one."""
         return self.scale * self.noises[min(step, self.steps - 1)]
 
     def events(self) -> list[tuple[DpEvent, int]]:
@@ -186,29 +213,49 @@ class LoopPlan:
         ]
 
     def released(
-        self, total: Tensor, centred_count: Tensor, clip_norm: float, *, step: int, source: RandomSource
+        self,
+        total: Tensor,
+        centred_count: Tensor,
+        clip_norm: float,
+        *,
+        step: int,
+        source: RandomSource,
     ) -> tuple[Tensor, float]:
-        """The noised mean of a step, with noise for the clip norm that clipped, and the clip norm of the next step.
+        """The noised mean of a step, with noise for the clip norm that clipped, and the clip norm
+        of the next step.
 
-        Guarantee: with an adaptive clip norm C the sum of gradients is noised by z_sum * C, and the centred count, of
-        sensitivity 1/2, by `count_stddev`: together they cost one Gaussian of the step's multiplier (Andrew et al.
-        2021, Theorem 1).
+        Guarantee: with an adaptive clip norm C the sum of gradients is noised by z_sum * C, and the
+        centred count, of sensitivity 1/2, by `count_stddev`: together they cost one Gaussian of the
+        step's multiplier (Andrew et al. 2021, Theorem 1).
         """
         noise = self.noise_multiplier(step)
         if isinstance(self.clips, ClipConfig):
-            stddev, counting = self.count_stddev, source.child("step", step).child("count")
-            below = float(Gaussian(stddev / BIT_SENSITIVITY).add_noise(centred_count, BIT_SENSITIVITY, counting))
+            stddev = self.count_stddev
+            counting = source.child("step", step).child("count")
+            below = float(
+                Gaussian(stddev / BIT_SENSITIVITY).add_noise(
+                    centred_count, BIT_SENSITIVITY, counting
+                )
+            )
             cohort = self.batch_size
-            following, _ = self.clips.next_norm(clip_norm, below, number=step, cohort=cohort, count_stddev=stddev)
+            following, _ = self.clips.next_norm(
+                clip_norm, below, number=step, cohort=cohort, count_stddev=stddev
+            )
             noise = split_noise_multiplier(noise, count_stddev=stddev)
         else:
             following = self.clips[min(step + 1, self.steps - 1)]
-        return Gaussian(noise).add_noise(total, clip_norm, step_noise(source, step)).div_(self.batch_size), following
+        return Gaussian(noise).add_noise(total, clip_norm, step_noise(source, step)).div_(
+            self.batch_size
+        ), following
 
     def facts(self) -> dict[str, object]:
         """What a state must agree with, as JSON would have it: all but the scale."""
         clips = asdict(self.clips) if isinstance(self.clips, ClipConfig) else stretches(self.clips)
-        sizes = {"num_examples": self.num_examples, "batch_size": self.batch_size, "steps": self.steps}
+        sizes = {
+            "num_examples": self.num_examples,
+            "batch_size": self.batch_size,
+            "steps": self.steps,
+        }
         return {**sizes, "noise_multiplier": stretches(self.noises), "clip_norm": clips}
 
 
@@ -220,11 +267,13 @@ def planned(
     clip_norm: Schedule | AdaptiveClipping,
     **amount: int | None,
 ) -> LoopPlan:
-    """The plan of a loop over so many examples, before a target scales its noise. `amount`: epochs or steps. Raises
-    ValueError: one is out of its range."""
-    n, counted = num_examples, "the number of examples"
+    """The plan of a loop over so many examples, before a target scales its noise. `amount`: epochs
+    or steps. Raises ValueError: one is out of its range."""
+    n = num_examples
+    counted = "the number of examples"
     if privacy.public_num_examples is not None:
-        n, counted = privacy.public_num_examples, "public_num_examples"
+        n = privacy.public_num_examples
+        counted = "public_num_examples"
     check_whole("batch_size", batch_size)
     if batch_size > n:
         raise ValueError(f"batch_size must be at most {n}, {counted}, not {batch_size}")

@@ -23,34 +23,42 @@ class OwnerRows:
         return len(self.rows)
 
     def drawn(self, owner: int, source: RandomSource) -> list[int]:
-        """The rows of an owner that a step reads, ascending. Every set of `most` of them is equally likely."""
+        """The rows of an owner that a step reads, ascending. Every set of `most` of them is equally
+        likely."""
         rows = self.rows[owner]
         if len(rows) > self.most:
-            rows = rows[source.child("owner", owner).permutation(len(rows))[: self.most].sort().values]
+            rows = rows[
+                source.child("owner", owner).permutation(len(rows))[: self.most].sort().values
+            ]
         found: list[int] = rows.tolist()
         return found
 
     def pieces(
         self, owners: Sequence[int], source: RandomSource, most: int | None
     ) -> Iterator[tuple[list[int], list[int]]]:
-        """The rows of some owners, and the owner of each row, in pieces of at most `most` rows: all rows of an owner
-        are in one. One piece at least, which may be empty."""
-        rows, of = list[int](), list[int]()
+        """The rows of some owners, and the owner of each row, in pieces of at most `most` rows: all
+        rows of an owner are in one. One piece at least, which may be empty."""
+        rows = list[int]()
+        of = list[int]()
         for owner in owners:
             more = self.drawn(owner, source)
             if rows and most is not None and len(rows) + len(more) > most:
                 yield rows, of
-                rows, of = [], []
+                rows = []
+                of = []
             rows += more
             of += [owner] * len(more)
         yield rows, of
 
 
 def owner_rows(owners: Sequence[object] | Tensor, count: int, most: int) -> OwnerRows:
-    """The rows of each owner, by the owner of each of `count` rows. Raises ValueError: there are not as many."""
+    """The rows of each owner, by the owner of each of `count` rows. Raises ValueError: there are
+    not as many."""
     named = np.asarray(owners.tolist() if isinstance(owners, Tensor) else list(owners))
     if named.shape != (count,):
-        raise ValueError(f"owners must be one for each of the {count} examples, not of shape {named.shape}")
+        raise ValueError(
+            f"owners must be one for each of the {count} examples, not of shape {named.shape}"
+        )
     _, numbers, sizes = np.unique(named, return_inverse=True, return_counts=True)
     order = torch.from_numpy(np.argsort(numbers, kind="stable"))
     return OwnerRows(torch.split(order, sizes.tolist()), most)

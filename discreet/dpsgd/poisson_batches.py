@@ -1,5 +1,6 @@
-"""Poisson batches of a data set: each example is in, or not, independently of the others. And the processes of
-torch.distributed, if a loop has several: each works on its part of every batch, and there is one noise."""
+"""Poisson batches of a data set: each example is in, or not, independently of the others. And the
+processes of torch.distributed, if a loop has several: each works on its part of every batch, and
+there is one noise."""
 
 from __future__ import annotations
 
@@ -35,8 +36,16 @@ from discreet.per_example.trial import differ, is_same
 from discreet.privacy.randomness import RandomSource
 from discreet.training.local_training import step_batch
 
-_TRIED, _SEEDS = 5, 16  # examples and draws that show whether a collate_fn mixes examples
-_WORKERS = ("num_workers", "prefetch_factor", "timeout", "worker_init_fn", "multiprocessing_context")
+# examples and draws that show whether a collate_fn mixes examples
+_TRIED = 5
+_SEEDS = 16
+_WORKERS = (
+    "num_workers",
+    "prefetch_factor",
+    "timeout",
+    "worker_init_fn",
+    "multiprocessing_context",
+)
 _log = logging.getLogger("discreet")
 Batch = tuple[Tree, Tree]  # inputs and targets; targets are None if an example has none
 Collate = Callable[[list[Any]], Any]
@@ -44,7 +53,8 @@ Made = TypeVar("Made")
 
 
 class MapDataset(Protocol):
-    """A map-style data set of PyTorch, or a list: `dataset[index]` is an example, (input, target)."""
+    """A map-style data set of PyTorch, or a list: `dataset[index]` is an example, (input,
+    target)."""
 
     def __len__(self) -> int: ...
     def __getitem__(self, index: int, /) -> Any: ...
@@ -52,8 +62,8 @@ class MapDataset(Protocol):
 
 @dataclass(frozen=True, eq=False)
 class Piece:
-    """A part of a step's batch, or all of it. `as_drawn` is a copy: some writes to a tensor leave no trace in it.
-    `owners`: of each row, for a loop whose units are owners."""
+    """A part of a step's batch, or all of it. `as_drawn` is a copy: some writes to a tensor leave
+    no trace in it. `owners`: of each row, for a loop whose units are owners."""
 
     step: int
     number: int
@@ -65,9 +75,10 @@ class Piece:
 
 @dataclass(frozen=True, eq=False)
 class ExampleReader:
-    """The data set by lists of positions: tensors with the examples in their first dimension, or tuples and
-    dictionaries of them, made by `collate`, or by PyTorch's default_collate if that is None. Raises ValueError if there
-    are none, the data set has no length or no index, `collate` mixes examples, or an item is made of several."""
+    """The data set by lists of positions: tensors with the examples in their first dimension, or
+    tuples and dictionaries of them, made by `collate`, or by PyTorch's default_collate if that is
+    None. Raises ValueError if there are none, the data set has no length or no index, `collate`
+    mixes examples, or an item is made of several."""
 
     dataset: MapDataset
     collate: Collate | None
@@ -76,8 +87,12 @@ class ExampleReader:
     def __post_init__(self) -> None:
         data = self.dataset
         if isinstance(data, Tensor):
-            raise ValueError("dataset: a tensor has no targets: give TensorDataset(inputs, targets)")
-        if isinstance(data, IterableDataset) or not (hasattr(data, "__len__") and hasattr(data, "__getitem__")):
+            raise ValueError(
+                "dataset: a tensor has no targets: give TensorDataset(inputs, targets)"
+            )
+        if isinstance(data, IterableDataset) or not (
+            hasattr(data, "__len__") and hasattr(data, "__getitem__")
+        ):
             raise ValueError("dataset must be map-style, with len(dataset) and dataset[index]")
         if len(data) < 1:
             raise ValueError("dataset must have an example at least")
@@ -90,9 +105,12 @@ class ExampleReader:
     def __getitem__(self, positions: Sequence[int]) -> Batch:
         if isinstance(self.dataset, TensorDataset) and self.collate is None:
             parts = [
-                part[torch.tensor(positions, dtype=torch.int64, device=part.device)] for part in self.dataset.tensors
+                part[torch.tensor(positions, dtype=torch.int64, device=part.device)]
+                for part in self.dataset.tensors
             ]
-            return _checked(parts if len(parts) == 2 else [tuple(parts[:-1]), parts[-1]], len(positions))
+            return _checked(
+                parts if len(parts) == 2 else [tuple(parts[:-1]), parts[-1]], len(positions)
+            )
         # Shapes and types of an empty batch are those of a batch of one.
         examples = [self._items[position] for position in positions or [0]]
         inputs, targets = _checked((self.collate or default_collate)(examples), len(examples))
@@ -101,11 +119,12 @@ class ExampleReader:
 
 @dataclass(frozen=True, eq=False)
 class PoissonBatches:
-    """Poisson batches on the device of `model`, in pieces of at most `most` examples of what this process reads.
+    """Poisson batches on the device of `model`, in pieces of at most `most` examples of what this
+    process reads.
 
-    An example, or with `owners` an owner, is in a batch with `probability`, independently of the others and of earlier
-    batches. So a batch may have any size, 0 included. A step's batch is `drawn` once, however often it is read. `how`:
-    as torch's DataLoader reads.
+    An example, or with `owners` an owner, is in a batch with `probability`, independently of the
+    others and of earlier batches. So a batch may have any size, 0 included. A step's batch is
+    `drawn` once, however often it is read. `how`: as torch's DataLoader reads.
     """
 
     examples: ExampleReader
@@ -119,7 +138,8 @@ class PoissonBatches:
     drawn: dict[int, Tensor] = field(default_factory=dict)
 
     def pieces(self, steps: range) -> Iterator[Piece]:
-        """The pieces of the batches of some steps. With workers later ones are being read meanwhile."""
+        """The pieces of the batches of some steps. With workers later ones are being read
+        meanwhile."""
         asked = deque[tuple[int, int, bool, Tensor | None]]()
 
         def positions() -> Iterator[Sequence[int]]:
@@ -132,21 +152,35 @@ class PoissonBatches:
 
         generator = torch.Generator().manual_seed(int(self.source.child("workers").words(1)[0]))
         whole: Any = self.examples  # whose positions are lists: torch makes no batches of its own
-        how = {"batch_size": None, "sampler": positions(), "collate_fn": _as_it_is, "generator": generator, **self.how}
+        how = {
+            "batch_size": None,
+            "sampler": positions(),
+            "collate_fn": _as_it_is,
+            "generator": generator,
+            **self.how,
+        }
 
         def piece(read: Batch) -> Piece:
             device = next(self.model.parameters()).device  # it may have been moved since
             batch = tree_map(lambda part: part if part is None else part.to(device), read)
             copy = tree_map(lambda part: part if part is None else part.clone(), batch)
             step, number, is_last, owners = asked.popleft()
-            return Piece(step, number, is_last, owners if owners is None else owners.to(device), batch, copy)
+            return Piece(
+                step, number, is_last, owners if owners is None else owners.to(device), batch, copy
+            )
 
-        return map(piece, DataLoader(whole, **how))  # no generator, which would hold a piece while the next one is read
+        return map(
+            piece, DataLoader(whole, **how)
+        )  # no generator, which would hold a piece while the next one is read
 
-    def _parts(self, mine: Sequence[int], step: int) -> Iterator[tuple[Sequence[int], Tensor | None]]:
+    def _parts(
+        self, mine: Sequence[int], step: int
+    ) -> Iterator[tuple[Sequence[int], Tensor | None]]:
         """The rows of each piece, and their owners; an empty batch is one piece."""
         if self.owners is not None:
-            for rows, of in self.owners.pieces(mine, self.source.child("step", step).child("rows"), self.most):
+            for rows, of in self.owners.pieces(
+                mine, self.source.child("step", step).child("rows"), self.most
+            ):
                 yield rows, torch.tensor(of, dtype=torch.int64)
             return
         size = self.most or max(1, len(mine))
@@ -162,32 +196,59 @@ class PoissonBatches:
         return positions
 
 
-def owners_of(owners: Sequence[object] | Tensor, examples: ExampleReader, privacy: LoopPrivacy) -> OwnerRows:
-    """The rows of each owner of a data set. Raises ValueError: there are not as many owners as rows, or what would take
-    rows from their owners."""
+def owners_of(
+    owners: Sequence[object] | Tensor, examples: ExampleReader, privacy: LoopPrivacy
+) -> OwnerRows:
+    """The rows of each owner of a data set. Raises ValueError: there are not as many owners as
+    rows, or what would take rows from their owners."""
     if examples.collate is not None:
-        raise ValueError("owners: a collate_fn may bring rows into another order: give a data set of finished rows")
+        raise ValueError(
+            "owners: a collate_fn may bring rows into another order: give a data set of finished "
+            "rows"
+        )
     most = privacy.max_physical_batch
     if most is not None and most < privacy.rows_per_owner:
-        raise ValueError(f"max_physical_batch must be at least rows_per_owner, {privacy.rows_per_owner}, not {most}")
+        raise ValueError(
+            f"max_physical_batch must be at least rows_per_owner, {privacy.rows_per_owner}, not "
+            f"{most}"
+        )
     return owner_rows(owners, len(examples.dataset), privacy.rows_per_owner)
 
 
-def loaded(dataset: MapDataset | DataLoader[Any], collate: Collate | None) -> tuple[ExampleReader, dict[str, Any]]:
-    """The examples of a data set or a DataLoader, and how to read them: with the loader's workers and prefetching.
-    Raises ValueError: it has no examples by number, or the loader makes no batches, or leaves examples out."""
+def loaded(
+    dataset: MapDataset | DataLoader[Any], collate: Collate | None
+) -> tuple[ExampleReader, dict[str, Any]]:
+    """The examples of a data set or a DataLoader, and how to read them: with the loader's workers
+    and prefetching. Raises ValueError: it has no examples by number, or the loader makes no
+    batches, or leaves examples out."""
     if not isinstance(dataset, DataLoader):
         return ExampleReader(dataset, collate), {}
-    inner, sampler, batches = cast(Any, dataset.dataset), dataset.sampler, dataset.batch_sampler
+    inner = cast(Any, dataset.dataset)
+    sampler = dataset.sampler
+    batches = dataset.batch_sampler
     if batches is None:
-        raise ValueError("dataset: a DataLoader with batch_size=None makes no batches: give its data set itself")
+        raise ValueError(
+            "dataset: a DataLoader with batch_size=None makes no batches: give its data set itself"
+        )
     if isinstance(sampler, SubsetRandomSampler):
-        raise ValueError("dataset: SubsetRandomSampler leaves examples out: give it a torch.utils.data.Subset instead")
-    own = None if dataset.collate_fn is default_collate else dataset.collate_fn
-    reader, replaced = ExampleReader(inner, collate or own), sampler if type(batches) is BatchSampler else batches
+        raise ValueError(
+            "dataset: SubsetRandomSampler leaves examples out: give it a torch.utils.data.Subset "
+            "instead"
+        )
+    if dataset.collate_fn is default_collate:
+        own = None
+    else:
+        own = dataset.collate_fn
+    reader = ExampleReader(inner, collate or own)
+    if type(batches) is BatchSampler:
+        replaced = sampler
+    else:
+        replaced = batches
     said = "DPSGD replaces %s by Poisson batches of all %d examples of the DataLoader"
     _log.warning(said, type(replaced).__name__, len(inner))
-    return reader, {name: getattr(dataset, name) for name in ("batch_size", "pin_memory", *_WORKERS)}
+    return reader, {
+        name: getattr(dataset, name) for name in ("batch_size", "pin_memory", *_WORKERS)
+    }
 
 
 def _as_it_is(batch: Batch) -> Batch:
@@ -195,22 +256,33 @@ def _as_it_is(batch: Batch) -> Batch:
 
 
 def _check_collate(collate: Collate, examples: list[Any]) -> None:
-    """Raises ValueError if a row of collate's batch follows from several examples. Rows may come in another order, and
-    padding to the longest example is fine: only batches of one shape are compared."""
+    """Raises ValueError if a row of collate's batch follows from several examples. Rows may come in
+    another order, and padding to the longest example is fine: only batches of one shape are
+    compared."""
     drawn = [_seeded(collate, examples, seed=seed) for seed in range(_SEEDS)]
     if _strangers(drawn[0], _seeded(collate, examples, seed=0)):
-        raise ValueError("collate_fn: it draws random numbers that the seeds of torch, random and numpy do not repeat")
-    draws, mixes = any(_strangers(drawn[0], other) for other in drawn), False
+        raise ValueError(
+            "collate_fn: it draws random numbers that the seeds of torch, random and numpy do not "
+            "repeat"
+        )
+    draws = any(_strangers(drawn[0], other) for other in drawn)
+    mixes = False
     for place in range(len(examples) if len(examples) > 1 else 0):
-        before, after = examples[:place], examples[place + 1 :]
+        before = examples[:place]
+        after = examples[place + 1 :]
         if draws:  # and would draw otherwise for fewer examples
             changed = [*before, tree_map(_changed, examples[place]), *after]
-            found = (_strangers(_seeded(collate, changed, seed=seed), drawn[seed]) for seed in range(_SEEDS))
+            found = (
+                _strangers(_seeded(collate, changed, seed=seed), drawn[seed])
+                for seed in range(_SEEDS)
+            )
             mixes = mixes or max(found) > 1
         else:
             mixes = mixes or _strangers(_seeded(collate, before + after, seed=0), drawn[0]) > 0
     if mixes:
-        raise ValueError("collate_fn: a row of the batch follows from several examples: make it of its own alone")
+        raise ValueError(
+            "collate_fn: a row of the batch follows from several examples: make it of its own alone"
+        )
 
 
 def _seeded(collate: Collate, examples: list[Any], *, seed: int) -> Batch:
@@ -228,8 +300,12 @@ def _seeded(collate: Collate, examples: list[Any], *, seed: int) -> Batch:
 
 
 def _strangers(some: Batch, among: Batch) -> int:
-    """The number of rows of a batch that are not among those of another one; 0 for batches of other shapes."""
-    shapes = [[each.shape[1:] for each in batches_in(batch) if isinstance(each, Tensor)] for batch in (some, among)]
+    """The number of rows of a batch that are not among those of another one; 0 for batches of other
+    shapes."""
+    shapes = [
+        [each.shape[1:] for each in batches_in(batch) if isinstance(each, Tensor)]
+        for batch in (some, among)
+    ]
     if shapes[0] != shapes[1]:
         return 0
 
@@ -237,14 +313,17 @@ def _strangers(some: Batch, among: Batch) -> int:
         return [tree_leaves(rows_of(batch, [place])) for place in range(count_of(batch))]
 
     def alike(one: Tensor, other: Tensor) -> bool:
-        return not differ(one, other) if one.is_floating_point() else is_same(one, other)
+        if one.is_floating_point():
+            return not differ(one, other)
+        return is_same(one, other)
 
     wanted = rows(among)
     return sum(not any(all(map(alike, row, each)) for each in wanted) for row in rows(some))
 
 
 def _changed(value: Any) -> Any:
-    """Other values of the same kind and shape; single whole numbers, and what is no number, stay as they are."""
+    """Other values of the same kind and shape; single whole numbers, and what is no number, stay as
+    they are."""
     if isinstance(value, float):
         return 0.5 * value + 0.125
     if not isinstance(value, Tensor | np.ndarray):
@@ -254,39 +333,55 @@ def _changed(value: Any) -> Any:
         changed = 0.5 * changed + 0.125
     elif changed.dim():
         changed = changed.flip(0)
-    return changed if isinstance(value, Tensor) else changed.numpy()
+    if isinstance(value, Tensor):
+        return changed
+    return changed.numpy()
 
 
 def _checked(batch: Any, count: int) -> Batch:
-    """A pair is (inputs, targets); of a tensor or of tensors by name all are inputs, which the loss is given too."""
+    """A pair is (inputs, targets); of a tensor or of tensors by name all are inputs, which the loss
+    is given too."""
     is_pair = isinstance(batch, tuple | list)
     inputs, targets = batch if is_pair and len(batch) == 2 else (None if is_pair else batch, None)
-    inputs, targets = as_tree(inputs), None if targets is None else as_tree(targets)
+    inputs = as_tree(inputs)
+    if targets is None:
+        targets = None
+    else:
+        targets = as_tree(targets)
     parts = batches_in((inputs, () if targets is None else targets))
     if not all(isinstance(part, Tensor | Graphs) for part in parts):
-        raise ValueError("dataset: an example must be a pair, an input and a target, or tensors by name")
+        raise ValueError(
+            "dataset: an example must be a pair, an input and a target, or tensors by name"
+        )
     if any((isinstance(part, Tensor) and part.dim() == 0) or len(part) != count for part in parts):
         shapes = " and ".join(str(tuple(part.shape)) for part in tree_leaves(parts))
-        raise ValueError(f"collate_fn: a batch of {count} examples must have as many rows, not shapes {shapes}")
+        raise ValueError(
+            f"collate_fn: a batch of {count} examples must have as many rows, not shapes {shapes}"
+        )
     return inputs, targets
 
 
 @dataclass(frozen=True)
 class Processes:
-    """A process among those of a loop, by default the only one. The first one, of rank 0, keeps the account and
-    draws the noise. Sums without noise travel between them: whoever sees that network sees the data."""
+    """A process among those of a loop, by default the only one. The first one, of rank 0, keeps the
+    account and draws the noise. Sums without noise travel between them: whoever sees that network
+    sees the data."""
 
     rank: int = 0
     count: int = 1
 
     def start(self, model: nn.Module, source: RandomSource) -> RandomSource:
-        """Gives all the model of the first one. Returns the source of batches, which is the same for all."""
+        """Gives all the model of the first one. Returns the source of batches, which is the same
+        for all."""
         if self.count == 1:
             return source
         for value in model.state_dict().values():
             distributed.broadcast(value, 0)
-        # No seed that somebody chose: 32 bytes of the operating system, which no one but these processes knows.
-        return RandomSource(self.first(lambda: os.urandom(32)), is_secure=False) if source.is_secure else source
+        # No seed that somebody chose: 32 bytes of the operating system, which no one but these
+        # processes knows.
+        if source.is_secure:
+            return RandomSource(self.first(lambda: os.urandom(32)), is_secure=False)
+        return source
 
     def part(self, positions: Sequence[int]) -> Sequence[int]:
         """The positions that this process reads: each belongs to one process."""
@@ -299,7 +394,8 @@ class Processes:
         return sums
 
     def first(self, make: Callable[[], Made]) -> Made:
-        """What `make` returns in the first process, in all of them; what the account refuses is refused in all."""
+        """What `make` returns in the first process, in all of them; what the account refuses is
+        refused in all."""
         if self.count == 1:
             return make()
         held: list[Any] = [None, None]
@@ -317,4 +413,6 @@ class Processes:
 
 def processes_of(is_distributed: bool) -> Processes:
     """The processes of torch.distributed's default group, or this one alone."""
-    return Processes(distributed.get_rank(), distributed.get_world_size()) if is_distributed else Processes()
+    if is_distributed:
+        return Processes(distributed.get_rank(), distributed.get_world_size())
+    return Processes()

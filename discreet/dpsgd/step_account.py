@@ -23,15 +23,20 @@ _BY_OWNER = " (each owner's rows as one)"
 
 
 def account_name(data_owner: str, *, by_owner: bool) -> str:
-    """The account of a data set in a ledger file. Loops whose units are owners have one of their own."""
-    return data_owner + _BY_OWNER if by_owner else data_owner
+    """The account of a data set in a ledger file. Loops whose units are owners have one of their
+    own."""
+    if by_owner:
+        return data_owner + _BY_OWNER
+    return data_owner
 
 
 def spent_in(ledger: DurableLedger | None, account: str) -> PrivacyLedger:
-    """The releases that a ledger file knows of, about the examples of a data set, or its owners; none without a file.
+    """The releases that a ledger file knows of, about the examples of a data set, or its owners;
+    none without a file.
 
-    What a loop over owners spends counts for each single example too. Raises LedgerError: for owners, if a loop over
-    single examples has charged the file, since no epsilon of an owner follows from that.
+    What a loop over owners spends counts for each single example too. Raises LedgerError: for
+    owners, if a loop over single examples has charged the file, since no epsilon of an owner
+    follows from that.
     """
     if ledger is None:
         return PrivacyLedger()
@@ -42,7 +47,8 @@ def spent_in(ledger: DurableLedger | None, account: str) -> PrivacyLedger:
         return PrivacyLedger((*of_examples.entries, *of_owners.entries))
     if of_examples.entries:
         raise LedgerError(
-            f"{ledger.path} was charged for single examples: no epsilon of an owner follows from that. Give owners "
+            f"{ledger.path} was charged for single examples: no epsilon of an owner follows from "
+            f"that. Give owners "
             "from the first loop on, or another ledger for other data"
         )
     return of_owners
@@ -53,9 +59,10 @@ class StepAccount:
     """Charges the steps of one loop, each before its noise is used, and counts them.
 
     Attributes:
-      events: the cost of each step of the plan, in order: an event, and how many steps on end cost that.
-      ledger: a file that outlives the loop, or None. All that it says of `data_owner` counts, from whatever loop.
-      taken: the steps of this loop that were charged.
+      events: the cost of each step of the plan, in order: an event, and how many steps on end cost
+        that.
+      ledger: a file that outlives the loop, or None. All that it says of `data_owner` counts, from
+      whatever loop. taken: the steps of this loop that were charged.
     """
 
     events: Sequence[tuple[DpEvent, int]]
@@ -63,10 +70,14 @@ class StepAccount:
     ledger: DurableLedger | None
     data_owner: str
     taken: int = 0
-    _before: PrivacyLedger = field(default_factory=PrivacyLedger)  # all but the steps since `_first`
+    _before: PrivacyLedger = field(
+        default_factory=PrivacyLedger
+    )  # all but the steps since `_first`
     _first: int = 0
     _read_at: LedgerPosition | None = None
-    _last: int | None = None  # the steps that the budget has room for, of the plan; None: not known yet
+    _last: int | None = (
+        None  # the steps that the budget has room for, of the plan; None: not known yet
+    )
 
     def __post_init__(self) -> None:
         self._read()
@@ -76,7 +87,9 @@ class StepAccount:
         if self.ledger is None or self._read_at == (position := self.ledger.position()):
             return
         self._before = spent_in(self.ledger, self.data_owner)
-        self._read_at, self._first, self._last = position, self.taken, None
+        self._read_at = position
+        self._first = self.taken
+        self._last = None
 
     def _steps(self, first: int, end: int) -> Iterator[tuple[DpEvent, int]]:
         start = 0
@@ -94,8 +107,8 @@ class StepAccount:
         return self._after(self.taken)
 
     def charge(self) -> None:
-        """Charges one more step. With a file, it is on disk when this returns. Raises BudgetSpent: the step would pass
-        the budget; LedgerError: the file can't be charged."""
+        """Charges one more step. With a file, it is on disk when this returns. Raises BudgetSpent:
+        the step would pass the budget; LedgerError: the file can't be charged."""
         event = next(event for event, count in self._steps(self.taken, self.taken + 1) if count)
         charge = Charge(self.taken + 1, EXAMPLE, self.data_owner, event)
         self._require_room(charge)
@@ -117,46 +130,85 @@ class StepAccount:
     def _steps_within_budget(self) -> int:
         def beyond(steps: int) -> bool:
             budget = self.budget
-            return passes(self._after(steps), budget.max_epsilon, delta=budget.delta, accountant=budget.accountant)
+            return passes(
+                self._after(steps),
+                budget.max_epsilon,
+                delta=budget.delta,
+                accountant=budget.accountant,
+            )
 
         planned = sum(count for _, count in self.events)
         possible = range(self._first, planned + 1)
-        return planned if not beyond(planned) else self._first + bisect_right(possible, 0, key=beyond) - 1
+        if not beyond(planned):
+            return planned
+        return self._first + bisect_right(possible, 0, key=beyond) - 1
 
     def position(self) -> dict[str, Any] | None:
         """The ledger file's identity, rows and head, wherever it lies; None without a file."""
-        return None if self.ledger is None else asdict(self.ledger.position())
+        if self.ledger is None:
+            return None
+        return asdict(self.ledger.position())
 
     def resume(self, taken: int, position: dict[str, Any] | None, *, is_seeded: bool) -> None:
-        """Goes on after steps that an earlier process took and charged. What a file says of them stays as it is. Raises
-        LedgerError: the file is not that of `position`, or an older copy of it, or only one of both has one; or it was
-        charged since, and a seed would give the noise of those steps to other parameters."""
-        known = None if position is None else LedgerPosition(**position)
+        """Goes on after steps that an earlier process took and charged. What a file says of them
+        stays as it is. Raises LedgerError: the file is not that of `position`, or an older copy of
+        it, or only one of both has one; or it was charged since, and a seed would give the noise of
+        those steps to other parameters."""
+        if position is None:
+            known = None
+        else:
+            known = LedgerPosition(**position)
         if self.ledger is None:
             if known is not None:
-                raise LedgerError("the state's steps are in a ledger file: give it as LoopPrivacy(ledger=...)")
+                raise LedgerError(
+                    "the state's steps are in a ledger file: give it as LoopPrivacy(ledger=...)"
+                )
         elif known is None or not self.ledger.contains(known):
-            raise LedgerError(f"{self.ledger.path} is not the ledger that the state's steps are in, or an older copy")
+            raise LedgerError(
+                f"{self.ledger.path} is not the ledger that the state's steps are in, or an older "
+                f"copy"
+            )
         elif is_seeded and self.ledger.position() != known:
-            raise LedgerError(f"{self.ledger.path} was charged since the state: with a seed its noise would come again")
+            raise LedgerError(
+                f"{self.ledger.path} was charged since the state: with a seed its noise would "
+                f"come again"
+            )
         else:
-            self._first, self._last = taken, None
+            self._first = taken
+            self._last = None
         self.taken = taken
 
 
 def account_of(
-    plan: LoopPlan, privacy: LoopPrivacy, processes: Processes, *, delta: float, target: float | None
+    plan: LoopPlan,
+    privacy: LoopPrivacy,
+    processes: Processes,
+    *,
+    delta: float,
+    target: float | None,
 ) -> tuple[LoopPlan, StepAccount]:
-    """The plan with the noise that a target needs after what was spent, the same in all processes, and its account,
-    which the first process keeps."""
-    is_first, n = processes.rank == 0, plan.num_examples
-    ledger = DurableLedger(Path(privacy.ledger)) if is_first and privacy.ledger is not None else None
+    """The plan with the noise that a target needs after what was spent, the same in all processes,
+    and its account, which the first process keeps."""
+    is_first = processes.rank == 0
+    n = plan.num_examples
+    if is_first and privacy.ledger is not None:
+        ledger = DurableLedger(Path(privacy.ledger))
+    else:
+        ledger = None
     if target is not None and is_first:
         spent = spent_in(ledger, privacy.data_owner).entries
         plan = plan.within(target, spent, delta=delta, accountant=privacy.accountant)
     plan = processes.first(lambda: plan)
     if plan.num_examples != n:
-        raise ValueError(f"dataset: each process needs all {plan.num_examples} examples of the first one, not {n}")
-    most = target if privacy.max_epsilon is None else privacy.max_epsilon
-    budget = ServerBudget(most if is_first else None, delta, privacy.accountant, "max_epsilon", guarantee=EXAMPLE)
+        raise ValueError(
+            f"dataset: each process needs all {plan.num_examples} examples of the first one, not "
+            f"{n}"
+        )
+    if privacy.max_epsilon is None:
+        most = target
+    else:
+        most = privacy.max_epsilon
+    budget = ServerBudget(
+        most if is_first else None, delta, privacy.accountant, "max_epsilon", guarantee=EXAMPLE
+    )
     return plan, StepAccount(plan.events(), budget, ledger, privacy.data_owner)

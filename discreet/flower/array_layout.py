@@ -1,4 +1,5 @@
-"""The arrays of somebody else's Flower app as one vector of parameters, and back; and the messages that hold them."""
+"""The arrays of somebody else's Flower app as one vector of parameters, and back; and the messages
+that hold them."""
 
 from __future__ import annotations
 
@@ -27,8 +28,14 @@ STATISTICS = ("running_mean", "running_var")
 FLOATS = ("float16", "float32", "float64")
 KEPT = ("bool", *(f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64)), *FLOATS)
 HALF = float(np.finfo("float16").max)
-WRAPPED = "each array has the prefix {} before its name: send the state_dict of the model that the wrapper holds"
-UNWRAPPED = "each array lacks the prefix {} that its name has in initial_arrays: make them of the model without wrapper"
+WRAPPED = (
+    "each array has the prefix {} before its name: send the state_dict of the model that "
+    "the wrapper holds"
+)
+UNWRAPPED = (
+    "each array lacks the prefix {} that its name has in initial_arrays: make them of the "
+    "model without wrapper"
+)
 ROUND = "server-round"  # as Flower's own strategies say it to clients
 
 Values = NDArray[Any]
@@ -37,7 +44,8 @@ TrainConfig = ConfigRecord | Callable[[int], ConfigRecord]
 
 @dataclass(frozen=True)
 class ArrayPart:
-    """One array. `learned`: it is part of the vector of parameters; otherwise the server's value stays."""
+    """One array. `learned`: it is part of the vector of parameters; otherwise the server's value
+    stays."""
 
     name: str
     shape: tuple[int, ...]
@@ -55,8 +63,8 @@ class ArrayLayout:
 
     Attributes:
       parts: every array; those that are learned, one after the other, are the vector of parameters.
-      kept: the values of the others by name: whole numbers, and what was declared frozen. They are sent as they are,
-        and what a client makes of them is not read.
+      kept: the values of the others by name: whole numbers, and what was declared frozen. They are
+        sent as they are, and what a client makes of them is not read.
     """
 
     parts: tuple[ArrayPart, ...]
@@ -72,27 +80,34 @@ class ArrayLayout:
         return self.difference(arrays, np.zeros(self.num_params, np.float32))
 
     def difference(self, arrays: ArrayRecord, sent: NDArray[np.float32]) -> Tensor:
-        """The learned arrays of a record as one vector (num_params,), float32, minus what was `sent`. Raises
-        MalformedMessage: the record does not fit the layout, or holds a value that is not finite in float32."""
+        """The learned arrays of a record as one vector (num_params,), float32, minus what was
+        `sent`. Raises MalformedMessage: the record does not fit the layout, or holds a value that
+        is not finite in float32."""
         named = self._named(arrays)
-        found, start = np.empty(self.num_params, np.float32), 0
+        found = np.empty(self.num_params, np.float32)
+        start = 0
         for part in self.parts:
-            # What counts is what the array holds: Flower's NumPyClient says nothing of shapes beside it.
+            # What counts is what the array holds: Flower's NumPyClient says nothing of shapes
+            # beside it.
             shape = messages.header_of(named[part.name], part.name)[0]
             if shape != part.shape:
-                raise MalformedMessage(f"the array {part.name} must have the shape {part.shape}, got {shape}")
+                raise MalformedMessage(
+                    f"the array {part.name} must have the shape {part.shape}, got {shape}"
+                )
             if part.learned:
                 where = slice(start, start := start + part.size)
                 values = messages.floats_of(named[part.name], part.name).reshape(-1)
                 with np.errstate(over="ignore", invalid="ignore"):
-                    # A wider reply is compared in its own precision; what is beyond float32 becomes infinite.
+                    # A wider reply is compared in its own precision; what is beyond float32 becomes
+                    # infinite.
                     np.subtract(values, sent[where], out=found[where], casting="same_kind")
         if not messages.all_finite(found):
             raise MalformedMessage("an array holds NaN, infinity, or values beyond float32")
         return torch.from_numpy(found)
 
     def _named(self, arrays: ArrayRecord) -> Mapping[str, Array]:
-        """The arrays by name. A NumPyClient has none, and numbers its arrays in the order in which it got them."""
+        """The arrays by name. A NumPyClient has none, and numbers its arrays in the order in which
+        it got them."""
         wanted = [part.name for part in self.parts]
         if set(wanted) == set(arrays):
             return arrays
@@ -102,8 +117,11 @@ class ArrayLayout:
         return {name: arrays[number] for name, number in zip(wanted, numbers, strict=True)}
 
     def record(self, params: Tensor) -> ArrayRecord:
-        """The arrays with these parameters (num_params,), each in its own dtype and range: what is sent is finite."""
-        vector, start, found = params.detach().cpu().numpy(), 0, dict(self.kept)
+        """The arrays with these parameters (num_params,), each in its own dtype and range: what is
+        sent is finite."""
+        vector = params.detach().cpu().numpy()
+        start = 0
+        found = dict(self.kept)
         for part in self.parts:
             if part.learned:
                 values = vector[start : start + part.size].reshape(part.shape)
@@ -114,15 +132,18 @@ class ArrayLayout:
         return ArrayRecord({part.name: Array(found[part.name]) for part in self.parts})
 
     def described(self) -> str:
-        """Names, shapes, dtypes and what is learned, as JSON: the same for two runs that may follow one another."""
+        """Names, shapes, dtypes and what is learned, as JSON: the same for two runs that may follow
+        one another."""
         return json.dumps([asdict(part) for part in self.parts])
 
 
 def differing_names(wanted: Sequence[str], found: Sequence[str]) -> str:
-    """The difference between the names of the arrays that are wanted and of those that were found, in words.
+    """The difference between the names of the arrays that are wanted and of those that were found,
+    in words.
 
     >>> differing_names(["weight", "bias"], ["_module.weight", "_module.bias"])
-    "each array has the prefix '_module.' before its name: send the state_dict of the model that the wrapper holds"
+    "each array has the prefix '_module.' before its name: send the state_dict of the model that the
+    wrapper holds"
     >>> differing_names(["weight", "bias"], ["weight", "scale", "shift"])
     "3 arrays in place of 2; missing: 'bias'; not asked for: 'scale' and 1 more"
     """
@@ -131,37 +152,48 @@ def differing_names(wanted: Sequence[str], found: Sequence[str]) -> str:
         if prefix and {prefix + name for name in shorter} == set(longer):
             return what.format(repr(prefix))
     said = f"{len(found)} arrays in place of {len(wanted)}"
-    missing, more = sorted({*wanted}.difference(found)), sorted({*found}.difference(wanted))
+    missing = sorted({*wanted}.difference(found))
+    more = sorted({*found}.difference(wanted))
     for what, names in (("missing", missing), ("not asked for", more)):
         if names:
             said += f"; {what}: {names[0]!r}"
-            said += f" and {len(names) - 1} more" if names[1:] else ""
+            if names[1:]:
+                said += f" and {len(names) - 1} more"
     return said
 
 
 def layout_of(arrays: ArrayRecord, *, frozen: Sequence[str] = ()) -> ArrayLayout:
-    """The layout of the arrays that a run starts from. Floats are learned unless a pattern of `frozen`, as fnmatch has
-    them, fits their name. Raises ConfigError: nothing is left to learn, a pattern fits no name, an array is of a dtype
-    that has no place here, or a layer such as BatchNorm keeps running statistics that are not frozen."""
+    """The layout of the arrays that a run starts from. Floats are learned unless a pattern of
+    `frozen`, as fnmatch has them, fits their name. Raises ConfigError: nothing is left to learn, a
+    pattern fits no name, an array is of a dtype that has no place here, or a layer such as
+    BatchNorm keeps running statistics that are not frozen."""
     values = {name: _initial(name, array) for name, array in arrays.items()}
     for pattern in frozen:
         if not any(fnmatchcase(name, pattern) for name in values):
             raise ConfigError(f"frozen={pattern} fits no array; there are {', '.join(values)}")
     parts = []
     for name, found in values.items():
-        fixed, (layer, _, what) = any(fnmatchcase(name, pattern) for pattern in frozen), name.rpartition(".")
+        fixed = any(fnmatchcase(name, pattern) for pattern in frozen)
+        layer, _, what = name.rpartition(".")
         learned = str(found.dtype) in FLOATS and not fixed
-        if learned and what in STATISTICS:  # noised, a variance is negative soon; and such a layer mixes examples
+        if (
+            learned and what in STATISTICS
+        ):  # noised, a variance is negative soon; and such a layer mixes examples
             raise ConfigError(
-                f"initial_arrays: {layer or name} keeps running statistics ({name}), which noise would spoil: take "
-                'GroupNorm, by discreet.to_group_norm(model), or frozen=("*running_mean", "*running_var")'
+                f"initial_arrays: {layer or name} keeps running statistics ({name}), which noise "
+                f"would spoil: take "
+                'GroupNorm, by discreet.to_group_norm(model), or frozen=("*running_mean", '
+                '"*running_var")'
             )
         parts.append(ArrayPart(name, found.shape, str(found.dtype), learned))
     if not any(part.learned and part.size for part in parts):
         raise ConfigError(
-            "initial_arrays must hold floats that are not frozen: nothing would be learned (trees are bytes)"
+            "initial_arrays must hold floats that are not frozen: nothing would be learned (trees "
+            "are bytes)"
         )
-    return ArrayLayout(tuple(parts), {part.name: values[part.name] for part in parts if not part.learned})
+    return ArrayLayout(
+        tuple(parts), {part.name: values[part.name] for part in parts if not part.learned}
+    )
 
 
 def _initial(name: str, array: Array) -> Values:
@@ -170,7 +202,9 @@ def _initial(name: str, array: Array) -> Values:
     except (TypeError, ValueError) as error:
         raise ConfigError(f"initial_arrays: {name} can't be read: {error}") from error
     if str(values.dtype) not in KEPT:
-        raise ConfigError(f"initial_arrays: {name} must be of one of {', '.join(KEPT)} (got {values.dtype})")
+        raise ConfigError(
+            f"initial_arrays: {name} must be of one of {', '.join(KEPT)} (got {values.dtype})"
+        )
     if str(values.dtype) in FLOATS and not np.isfinite(values.astype(np.float32)).all():
         raise ConfigError(f"initial_arrays: {name} holds NaN, infinity, or values beyond float32")
     return values
@@ -194,44 +228,77 @@ class FlowerMessages:
     masked: tuple[str, ...] | None = None
 
     def __call__(self, asked: TrainRequest, params: Tensor) -> RoundMessages:
-        """The messages of one round: training, or Flower's evaluate messages, by which clients rate a model."""
-        number, trains, arrays = asked.round, asked.work.trains, self.layout.record(params)
+        """The messages of one round: training, or Flower's evaluate messages, by which clients rate
+        a model."""
+        number = asked.round
+        trains = asked.work.trains
+        arrays = self.layout.record(params)
         # What was sent, and not `params`: an array of float16 holds less.
         sent = self.layout.vector(arrays)
-        given = self.config if isinstance(self.config, ConfigRecord) else self.config(number)
+        if isinstance(self.config, ConfigRecord):
+            given = self.config
+        else:
+            given = self.config(number)
         if not isinstance(given, ConfigRecord):
-            raise ConfigError(f"train_config must give a ConfigRecord for each round (got {given!r} for {number})")
+            raise ConfigError(
+                f"train_config must give a ConfigRecord for each round (got {given!r} for {number})"
+            )
         # A NumPyClient reads the records of training and of evaluation by different names.
         keys = [key if trains else key.replace("fitins.", "evaluateins.") for key in self.keys]
-        content = RecordDict(dict(zip(keys, (arrays, ConfigRecord({**given, ROUND: number})), strict=True)))
+        content = RecordDict(
+            dict(zip(keys, (arrays, ConfigRecord({**given, ROUND: number})), strict=True))
+        )
         if self.masked is not None:
-            content[ASKED] = ConfigRecord({**messages.request_items(asked), FROZEN: list(self.masked)})
+            content[ASKED] = ConfigRecord(
+                {**messages.request_items(asked), FROZEN: list(self.masked)}
+            )
         if not trains:
-            return RoundMessages(MessageType.EVALUATE, 1, lambda _: content, partial(self._rating, number))
+            return RoundMessages(
+                MessageType.EVALUATE, 1, lambda _: content, partial(self._rating, number)
+            )
         size = sum(part.size for part in self.layout.parts)  # with those that are not learned
-        return RoundMessages(MessageType.TRAIN, size, lambda _: content, partial(self._update, asked, sent))
+        return RoundMessages(
+            MessageType.TRAIN, size, lambda _: content, partial(self._update, asked, sent)
+        )
 
     def _update(self, asked: TrainRequest, sent: Tensor, content: RecordDict) -> TrainReply:
-        """The difference of what came back to what was sent, and its bit. All else that a client says is not read."""
+        """The difference of what came back to what was sent, and its bit. All else that a client
+        says is not read."""
         update = self.layout.difference(only_arrays(content, "the reply"), sent.numpy())
         # The norm before any clipping: the bit says whether this client would have been clipped.
-        return TrainReply(asked.round, update, float(row_norms(update.unsqueeze(0))[0]) <= asked.clip_norm)
+        return TrainReply(
+            asked.round, update, float(row_norms(update.unsqueeze(0))[0]) <= asked.clip_norm
+        )
 
     def _rating(self, number: int, content: RecordDict) -> TrainReply:
         """The answer of a client with this accuracy."""
-        value = next((record[self.metric] for record in content.values() if self.metric in record), None)
+        value = next(
+            (record[self.metric] for record in content.values() if self.metric in record), None
+        )
         if not isinstance(value, int | float) or not 0 <= value <= 1:
             records = [record for record in content.values() if isinstance(record, MetricRecord)]
             names = sorted({name for record in records for name in record})
-            there = f"{value!r}" if value is not None else f"none; there are {', '.join(names) or 'no metrics'}"
-            raise MalformedMessage(f"the metric {self.metric} must be a number from 0 to 1 (got {there})")
-        return TrainReply(number, torch.zeros(0), False, answer=torch.tensor([2 * float(value) - 1]))
+            if value is not None:
+                there = f"{value!r}"
+            else:
+                there = f"none; there are {', '.join(names) or 'no metrics'}"
+            raise MalformedMessage(
+                f"the metric {self.metric} must be a number from 0 to 1 (got {there})"
+            )
+        return TrainReply(
+            number, torch.zeros(0), False, answer=torch.tensor([2 * float(value) - 1])
+        )
 
 
 def only_arrays(content: RecordDict, what: str) -> ArrayRecord:
-    """The one record of arrays of a content. Raises MalformedMessage: there is another number of them."""
+    """The one record of arrays of a content. Raises MalformedMessage: there is another number of
+    them."""
     records = [record for record in content.values() if isinstance(record, ArrayRecord)]
     if len(records) != 1:
-        names = ", ".join(repr(name) for name, record in content.items() if isinstance(record, ArrayRecord))
-        raise MalformedMessage(f"{what} must hold one record of arrays (got {len(records)}: {names or 'none'})")
+        names = ", ".join(
+            repr(name) for name, record in content.items() if isinstance(record, ArrayRecord)
+        )
+        raise MalformedMessage(
+            f"{what} must hold one record of arrays (got {len(records)}: {names or 'none'})"
+        )
     return records[0]

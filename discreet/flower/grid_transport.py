@@ -1,8 +1,10 @@
-"""Asks clients through Flower's grid: nodes, messages, polling, deadlines, and replies read as they come.
+"""Asks clients through Flower's grid: nodes, messages, polling, deadlines, and replies read as they
+come.
 
-Flower stores equal pieces of an array once and joins them when it unpacks a message, so a node can make gigabytes of
-ten megabytes. Here a reply's size is known before anything is unpacked, and pulling stops at the limit. The SuperLink,
-which knows the node, says to which message it replied; the reply itself may say anything.
+Flower stores equal pieces of an array once and joins them when it unpacks a message, so a node can
+make gigabytes of ten megabytes. Here a reply's size is known before anything is unpacked, and
+pulling stops at the limit. The SuperLink, which knows the node, says to which message it replied;
+the reply itself may say anything.
 """
 
 from __future__ import annotations
@@ -32,33 +34,53 @@ from flwr.supercore.inflatable.inflatable_object import (
     iterate_object_tree,
 )
 from flwr.supercore.inflatable.inflatable_protobuf_utils import make_pull_object_fn_protobuf
-from flwr.supercore.inflatable.inflatable_utils import ObjectPullError, inflate_object_from_contents, pull_objects
+from flwr.supercore.inflatable.inflatable_utils import (
+    ObjectPullError,
+    inflate_object_from_contents,
+    pull_objects,
+)
 from flwr.superlink.grid import InMemoryGrid
 from flwr.superlink.grid.http_grid import HttpGrid
 from torch import Tensor
 
 from discreet.masking.wire import MalformedBytes
-from discreet.protocol.messages import REFUSED_CODE, MalformedMessage, TrainReply, TrainRequest, VirtualClient
+from discreet.protocol.messages import (
+    REFUSED_CODE,
+    MalformedMessage,
+    TrainReply,
+    TrainRequest,
+    VirtualClient,
+)
 from discreet.server.transport import Failure, MessagesTooLarge, readable
 
 logger = logging.getLogger("discreet")
 
-# What a SuperLink says of a node that it has lost, and of messages and replies that have passed their deadline.
-NO_REPLY_CODES = (ErrorCode.MESSAGE_UNAVAILABLE, ErrorCode.REPLY_MESSAGE_UNAVAILABLE, ErrorCode.NODE_UNAVAILABLE)
+# What a SuperLink says of a node that it has lost, and of messages and replies that have passed
+# their deadline.
+NO_REPLY_CODES = (
+    ErrorCode.MESSAGE_UNAVAILABLE,
+    ErrorCode.REPLY_MESSAGE_UNAVAILABLE,
+    ErrorCode.NODE_UNAVAILABLE,
+)
 # The head of what Flower writes of an exception in a ClientApp: its class, before its text.
 EXCEPTION = re.compile(r"<class '(?:[\w.]{0,200}\.)?(\w{1,60})'>:")
-POLL_SECONDS, LONGEST_POLL_SECONDS = 0.05, 0.5
+POLL_SECONDS = 0.05
+LONGEST_POLL_SECONDS = 0.5
 PULL_FLOATS = 2**24  # replies that are asked for at once hold at most so many: 64 MiB
-MOST_BYTES_EACH, MORE_BYTES = 8, 2**20  # of a reply: for each value, as a float64, and for what is beside the values
-PUSH_AT_ONCE = 4  # messages: Flower announces all of them first, and nodes ask for content again until it is there
-POLL_SHARE = 0.05  # of the time waited so far: looking for replies costs a process, a late look costs the round
+# of a reply: for each value, as a float64, and for what is beside the values
+MOST_BYTES_EACH = 8
+MORE_BYTES = 2**20
+# messages: Flower announces all of them first, and nodes ask for content again until it is there
+PUSH_AT_ONCE = 4
+# of the time waited so far: looking for replies costs a process, a late look costs the round
+POLL_SHARE = 0.05
 
 
 @dataclass(frozen=True)
 class RoundMessages:
-    """The messages of a round, of Flower's type `kind`, and the reading of their replies, which hold `reply_size`
-    values, at least 1. `request` makes a message, in a simulation for the client to be; `reply` raises
-    MalformedMessage."""
+    """The messages of a round, of Flower's type `kind`, and the reading of their replies, which
+    hold `reply_size` values, at least 1. `request` makes a message, in a simulation for the client
+    to be; `reply` raises MalformedMessage."""
 
     kind: str
     reply_size: int
@@ -76,10 +98,12 @@ class GridTransport:
 
     Attributes:
       timeout: seconds until a round's deadline; who has not replied by then is `late`.
-      population_size: the declared number of clients. One node is one client, so that no more may be connected.
-      virtual: the clients of a simulation, where client c runs on node c modulo the number of nodes.
-      min_nodes: how many nodes to wait for before the first cohort is drawn; after that one is enough.
-      in_every_round: wait for `min_nodes` before each cohort, as Flower's own strategies do.
+      population_size: the declared number of clients. One node is one client, so that no more may
+      be connected. virtual: the clients of a simulation, where client c runs on node c modulo the
+      number of nodes.
+      min_nodes: how many nodes to wait for before the first cohort is drawn; after that one is
+      enough. in_every_round: wait for `min_nodes` before each cohort, as Flower's own strategies
+      do.
       translate: names settings in a message.
     """
 
@@ -94,10 +118,15 @@ class GridTransport:
     nodes: list[int] = field(default_factory=list)
 
     def available_clients(self) -> Sequence[int]:
-        """Virtual clients, or the connected nodes. A later round waits for one node only: a node that is gone for good
-        must not stop the others. Of more nodes than clients are declared one may be a client's second: it waits. Raises
-        TimeoutError: too few or too many nodes are connected, or no worker answers, for `timeout`. Nobody is asked."""
-        wanted, seen = 1 if self.nodes and not self.in_every_round else self.min_nodes, -1
+        """Virtual clients, or the connected nodes. A later round waits for one node only: a node
+        that is gone for good must not stop the others. Of more nodes than clients are declared one
+        may be a client's second: it waits. Raises TimeoutError: too few or too many nodes are
+        connected, or no worker answers, for `timeout`. Nobody is asked."""
+        if self.nodes and not self.in_every_round:
+            wanted = 1
+        else:
+            wanted = self.min_nodes
+        seen = -1
         for _ in looks(self.timeout):
             nodes = sorted(self.grid.get_node_ids())
             fault = self._miscounted(len(nodes), wanted)
@@ -105,39 +134,57 @@ class GridTransport:
                 if self.virtual and not self.nodes:
                     self._wait_for_workers(nodes[: os.cpu_count()])
                 self.nodes = nodes
-                return range(len(self.virtual)) if self.virtual else nodes
+                if self.virtual:
+                    return range(len(self.virtual))
+                return nodes
             if len(nodes) > self.population_size and isinstance(self.grid, InMemoryGrid):
                 raise TimeoutError(fault)  # the nodes of a simulation never leave
             if len(nodes) != seen:
                 seen = len(nodes)
                 logger.info("waiting for nodes: %s", fault)
-        raise TimeoutError(self.translate(f"after {self.timeout:g} s (server.round_timeout) {fault}"))
+        raise TimeoutError(
+            self.translate(f"after {self.timeout:g} s (server.round_timeout) {fault}")
+        )
 
     def _miscounted(self, connected: int, wanted: int) -> str | None:
         if connected < wanted:
-            return self.translate(f"{connected} of {wanted} nodes are connected (sampling.min_nodes)")
-        if connected > self.population_size and not self.virtual:
-            declared = f"sampling.population_size={self.population_size} clients are declared: disconnect nodes"
             return self.translate(
-                f"{connected} nodes are connected, and {declared}, or start with a larger data.num_clients"
+                f"{connected} of {wanted} nodes are connected (sampling.min_nodes)"
+            )
+        if connected > self.population_size and not self.virtual:
+            declared = (
+                f"sampling.population_size={self.population_size} clients are declared: "
+                f"disconnect nodes"
+            )
+            return self.translate(
+                f"{connected} nodes are connected, and {declared}, or start with a larger "
+                f"data.num_clients"
             )
         return None
 
     def _wait_for_workers(self, nodes: Sequence[int]) -> None:
-        """Waits until one client for each of Flower's workers has refused to evaluate: they are there."""
+        """Waits until one client for each of Flower's workers has refused to evaluate: they are
+        there."""
         logger.info("starting Ray, which trains the clients")
-        asked = [Message(RecordDict(), node, MessageType.EVALUATE, ttl=self.timeout) for node in nodes]
+        asked = [
+            Message(RecordDict(), node, MessageType.EVALUATE, ttl=self.timeout) for node in nodes
+        ]
         waiting = set(self.grid.push_messages(asked))
         for waited in looks(self.timeout):
-            waiting -= {reply.metadata.reply_to_message_id for reply in self.grid.pull_messages(waiting)}
+            waiting -= {
+                reply.metadata.reply_to_message_id for reply in self.grid.pull_messages(waiting)
+            }
             if not waiting:
                 logger.info("Ray has started, after %.0f s", waited)
                 return
         raise TimeoutError(f"Ray has not started after {self.timeout:g} s (server.round_timeout)")
 
-    def ask(self, asked: TrainRequest, params: Tensor, cohort: Sequence[int]) -> Iterator[TrainReply | Failure]:
-        """Sends each client its request, and decodes replies as they come: until all are there, or the deadline. Raises
-        MessagesTooLarge: the SuperLink, or a proxy before it, refused the messages for their size."""
+    def ask(
+        self, asked: TrainRequest, params: Tensor, cohort: Sequence[int]
+    ) -> Iterator[TrainReply | Failure]:
+        """Sends each client its request, and decodes replies as they come: until all are there, or
+        the deadline. Raises MessagesTooLarge: the SuperLink, or a proxy before it, refused the
+        messages for their size."""
         messages = self.messages(asked, params)
         contents = ((client, messages.request(self.virtual_client(client))) for client in cohort)
         for client, answer in self.exchange(contents, str(asked.round), messages):
@@ -145,7 +192,9 @@ class GridTransport:
 
     def virtual_client(self, client: int) -> VirtualClient | None:
         """The virtual client that a message is for; None if it goes to a node."""
-        return self.virtual[client] if self.virtual else None
+        if self.virtual:
+            return self.virtual[client]
+        return None
 
     def exchange(
         self,
@@ -155,10 +204,11 @@ class GridTransport:
         *,
         needed: Collection[int] | None = None,
     ) -> Iterator[tuple[int, Any]]:
-        """Sends each client its content, and yields what `asked` reads of the replies, or failures, as they come: until
-        all are there, or the deadline. `group`: the round, in the metadata of messages. `needed`: the clients that are
-        worth the wait; once they have answered, the others have as long again. Raises MessagesTooLarge: the SuperLink,
-        or a proxy before it, refused the messages for their size."""
+        """Sends each client its content, and yields what `asked` reads of the replies, or failures,
+        as they come: until all are there, or the deadline. `group`: the round, in the metadata of
+        messages. `needed`: the clients that are worth the wait; once they have answered, the others
+        have as long again. Raises MessagesTooLarge: the SuperLink, or a proxy before it, refused
+        the messages for their size."""
         waiting = yield from self._push(contents, group, asked.kind)
         enough = math.inf
         for waited in looks(self.timeout):
@@ -169,12 +219,19 @@ class GridTransport:
                     yield client, read(reply, client, asked)
             if not waiting:
                 return
-            if needed is not None and enough == math.inf and not set(needed).intersection(waiting.values()):
+            if (
+                needed is not None
+                and enough == math.inf
+                and not set(needed).intersection(waiting.values())
+            ):
                 enough = 2 * waited + LONGEST_POLL_SECONDS
             if waited > enough:
                 break
         for client in waiting.values():
-            yield client, Failure(client, "late", f"no reply within {min(enough, self.timeout):.3g} s")
+            yield (
+                client,
+                Failure(client, "late", f"no reply within {min(enough, self.timeout):.3g} s"),
+            )
 
     def _push(
         self, contents: Iterable[tuple[int, RecordDict]], group: str, kind: str
@@ -185,27 +242,43 @@ class GridTransport:
         while some := list(islice(contents, PUSH_AT_ONCE)):
             messages = []
             for client, content in some:
-                node = self.nodes[client % len(self.nodes)] if self.virtual else client
+                if self.virtual:
+                    node = self.nodes[client % len(self.nodes)]
+                else:
+                    node = client
                 messages.append(Message(content, node, kind, ttl=self.timeout, group_id=group))
             numbers = list(self.grid.push_messages(messages))
-            # Flower's grid makes an empty list of HTTP 413, and lists None for a message that was not taken.
+            # Flower's grid makes an empty list of HTTP 413, and lists None for a message that was
+            # not taken.
             if len(numbers) != len(messages):
                 how = "raise the limit of what stands before the SuperLink, or take a smaller model"
-                raise MessagesTooLarge(f"the messages of round {group} were refused as too large (HTTP 413): {how}")
+                raise MessagesTooLarge(
+                    f"the messages of round {group} were refused as too large (HTTP 413): {how}"
+                )
             for number, (client, _) in zip(numbers, some, strict=True):
                 if number:
                     waiting[number] = client
                 else:
-                    yield client, Failure(client, "error", "the SuperLink took no message for it: it has left")
+                    yield (
+                        client,
+                        Failure(
+                            client, "error", "the SuperLink took no message for it: it has left"
+                        ),
+                    )
         return waiting
 
-    def _pull(self, numbers: Sequence[str], reply_size: int) -> Iterator[tuple[str, Message | Failure]]:
-        """The replies that are there, with the numbers of what they reply to; a few at a time are held."""
+    def _pull(
+        self, numbers: Sequence[str], reply_size: int
+    ) -> Iterator[tuple[str, Message | Failure]]:
+        """The replies that are there, with the numbers of what they reply to; a few at a time are
+        held."""
         at_once = max(1, PULL_FLOATS // reply_size)
         for start in range(0, len(numbers), at_once):
             some = numbers[start : start + at_once]
             if isinstance(self.grid, HttpGrid):
-                yield from pull_replies(self.grid, some, most=MOST_BYTES_EACH * reply_size + MORE_BYTES)
+                yield from pull_replies(
+                    self.grid, some, most=MOST_BYTES_EACH * reply_size + MORE_BYTES
+                )
                 continue
             arrived = deque(self.grid.pull_messages(some))
             while arrived:
@@ -213,14 +286,19 @@ class GridTransport:
                 yield message.metadata.reply_to_message_id, message
 
 
-def pull_replies(grid: HttpGrid, numbers: Sequence[str], *, most: int) -> Iterator[tuple[str, Message | Failure]]:
-    """The replies that are there to these messages, each with the number of its message, as `HttpGrid.pull_messages`
-    gives them. One of more than `most` bytes, packed or unpacked, is a failure, of the client 0."""
-    client, run_id = grid._runtime_client, grid.run.run_id
+def pull_replies(
+    grid: HttpGrid, numbers: Sequence[str], *, most: int
+) -> Iterator[tuple[str, Message | Failure]]:
+    """The replies that are there to these messages, each with the number of its message, as
+    `HttpGrid.pull_messages` gives them. One of more than `most` bytes, packed or unpacked, is a
+    failure, of the client 0."""
+    client = grid._runtime_client
+    run_id = grid.run.run_id
     answer = client.PullMessages(PullAppMessagesRequest(message_ids=numbers))
     pull = make_pull_object_fn_protobuf(client.PullObject, grid.node, run_id)
     for head, tree in zip(answer.messages_list, answer.message_object_trees, strict=True):
-        number, name = head.metadata.reply_to_message_id, head.metadata.message_id
+        number = head.metadata.reply_to_message_id
+        name = head.metadata.message_id
         try:
             reply: Message | Failure = _unpacked(name, _pulled(tree, pull, most), most)
         except ObjectPullError as error:
@@ -228,14 +306,19 @@ def pull_replies(grid: HttpGrid, numbers: Sequence[str], *, most: int) -> Iterat
             continue
         except MalformedMessage as error:
             reply = Failure(0, "malformed", str(error))
-        received = ConfirmMessageReceivedRequest(node=grid.node, run_id=run_id, message_object_id=name)
+        received = ConfirmMessageReceivedRequest(
+            node=grid.node, run_id=run_id, message_object_id=name
+        )
         client.ConfirmMessageReceived(received)
         yield number, reply
 
 
 def _pulled(tree: ObjectTree, pull: Callable[[str], bytes], most: int) -> dict[str, bytes]:
-    """The contents of a message's objects by their numbers; MalformedMessage as soon as they are more than `most`."""
-    size, lock = 0, threading.Lock()  # Flower pulls in several threads
+    """The contents of a message's objects by their numbers; MalformedMessage as soon as they are
+    more than `most`."""
+    # Flower pulls in several threads
+    size = 0
+    lock = threading.Lock()
 
     def counted(name: str) -> bytes:
         nonlocal size
@@ -243,7 +326,9 @@ def _pulled(tree: ObjectTree, pull: Callable[[str], bytes], most: int) -> dict[s
         with lock:
             size += len(content)
         if size > most:
-            raise MalformedMessage(f"the reply has more than {most} bytes, the most that what was asked can take")
+            raise MalformedMessage(
+                f"the reply has more than {most} bytes, the most that what was asked can take"
+            )
         return content
 
     with strange():
@@ -255,7 +340,9 @@ def _unpacked(name: str, contents: dict[str, bytes], most: int) -> Message:
     with strange():
         size = sum(_unpacked_size(content, contents) for content in contents.values())
         if size > most:
-            raise MalformedMessage(f"the reply unpacks to {size} bytes, of {most} that what was asked can take")
+            raise MalformedMessage(
+                f"the reply unpacks to {size} bytes, of {most} that what was asked can take"
+            )
         message = inflate_object_from_contents(name, contents)
         if not isinstance(message, Message):
             raise MalformedMessage(f"the reply is a {type(message).__name__}, no message")
@@ -273,8 +360,10 @@ def _unpacked_size(content: bytes, contents: Mapping[str, bytes]) -> int:
 
 
 def looks(timeout: float) -> Iterator[float]:
-    """When to look: the seconds waited so far, with pauses between, until the deadline has passed."""
-    started, waited = time.monotonic(), 0.0
+    """When to look: the seconds waited so far, with pauses between, until the deadline has
+    passed."""
+    started = time.monotonic()
+    waited = 0.0
     while waited <= timeout:
         waited = time.monotonic() - started
         yield waited
@@ -284,7 +373,8 @@ def looks(timeout: float) -> Iterator[float]:
 
 @contextmanager
 def strange() -> Iterator[None]:
-    """A block that reads what a stranger has sent: whatever it raises makes the message a malformed one."""
+    """A block that reads what a stranger has sent: whatever it raises makes the message a malformed
+    one."""
     try:
         yield
     except (MalformedMessage, MalformedBytes) as error:
@@ -297,23 +387,33 @@ def read(reply: Message | Failure, client: int, asked: RoundMessages) -> Any:
     """What was asked for, or the failure that came in its place."""
     try:
         with strange():
-            answer = reply if isinstance(reply, Failure) else _failure(reply) or asked.reply(reply.content)
+            if isinstance(reply, Failure):
+                answer = reply
+            else:
+                answer = _failure(reply) or asked.reply(reply.content)
     except MalformedMessage as error:
         answer = Failure(client, "malformed", str(error))
-    return replace(answer, client=client) if isinstance(answer, Failure) else answer
+    if isinstance(answer, Failure):
+        return replace(answer, client=client)
+    return answer
 
 
 def _failure(reply: Message) -> Failure | None:
     """The failure that a client reports; None if it has answered."""
     if not reply.has_error():
         return None
-    code, said = reply.error.code, reply.error.reason or ""
+    code = reply.error.code
+    said = reply.error.reason or ""
     if code == REFUSED_CODE:
         lines = said.strip().splitlines()
         return Failure(0, "refused", readable(lines[-1]) if lines else "")
     if code in NO_REPLY_CODES:
         return Failure(0, "late", f"no reply came in time (code {code})")
-    # Flower sends the whole text of an exception, which may hold a value of the client's data: only its class is read.
+    # Flower sends the whole text of an exception, which may hold a value of the client's data: only
+    # its class is read.
     found = EXCEPTION.match(said)
-    kind = "an error" if found is None else found[1]
+    if found is None:
+        kind = "an error"
+    else:
+        kind = found[1]
     return Failure(0, "error", f"{kind} (code {code}); the client's own log says why")

@@ -1,4 +1,5 @@
-"""Local differential privacy for the ClientApp of any Flower app, in place of Flower's `LocalDpMod`."""
+"""Local differential privacy for the ClientApp of any Flower app, in place of Flower's
+`LocalDpMod`."""
 
 from __future__ import annotations
 
@@ -24,7 +25,9 @@ from discreet.settings.rules import Count, OpenShare, Positive, section
 
 Ranges = Mapping[str, tuple[float, float]]
 Next = Callable[[Message, Context], Message]
-EXAMPLES = "num-examples"  # always 1: how many there are is private, and Flower's FedAvg weighs by it
+EXAMPLES = (
+    "num-examples"  # always 1: how many there are is private, and Flower's FedAvg weighs by it
+)
 
 logger = logging.getLogger("discreet.client")
 
@@ -38,23 +41,28 @@ def local_dp_mod(
     ledger: str | Path | None = None,
     metrics: Ranges | None = None,
 ) -> Callable[[Message, Context, Next], Message]:
-    """A mod for a node that trusts nobody: what its app trained leaves clipped, noised and accounted.
+    """A mod for a node that trusts nobody: what its app trained leaves clipped, noised and
+    accounted.
 
-    Guarantee: (target_epsilon, delta) over `rounds` train messages for replacing all data of the node, towards
-    everybody who sees its replies. The difference to the arrays that came is clipped to `clip_norm` in L2 and noised on
-    an exact grid for 2 * clip_norm. Whole numbers keep the server's values. What does not fit or is not finite counts
-    as no change. Each reply is charged before the app is called; what is beyond the budget, and every other message, is
-    refused. That a node took part is not covered.
+    Guarantee: (target_epsilon, delta) over `rounds` train messages for replacing all data of the
+    node, towards everybody who sees its replies. The difference to the arrays that came is clipped
+    to `clip_norm` in L2 and noised on an exact grid for 2 * clip_norm. Whole numbers keep the
+    server's values. What does not fit or is not finite counts as no change. Each reply is charged
+    before the app is called; what is beyond the budget, and every other message, is refused. That a
+    node took part is not covered.
 
     Args:
-      ledger: a file of `discreet ledger create`; None: the one that the node's owner names in --node-config.
-      metrics: public ranges (low, high) of metrics that are sent, noised, for one more release a round; none else is.
+      ledger: a file of `discreet ledger create`; None: the one that the node's owner names in
+      --node-config. metrics: public ranges (low, high) of metrics that are sent, noised, for one
+      more release a round; none else is.
 
     >>> mod = local_dp_mod(clip_norm=1.0, target_epsilon=8.0, delta=1e-5, rounds=20)"""
     ranges = {name: (float(low), float(high)) for name, (low, high) in (metrics or {}).items()}
     if not all(math.isfinite(high - low) and low < high for low, high in ranges.values()):
         raise ValueError(f"metrics must have finite ranges (low, high) (got {ranges})")
-    mod = _LocalDp(clip_norm, target_epsilon, delta, rounds, None if ledger is None else Path(ledger), ranges)
+    mod = _LocalDp(
+        clip_norm, target_epsilon, delta, rounds, None if ledger is None else Path(ledger), ranges
+    )
     return lambda message, context, call_next: answered(
         message, lambda: mod.reply(message, context, call_next), context.node_config
     )
@@ -71,12 +79,17 @@ class _LocalDp:
 
     def reply(self, message: Message, context: Context, call_next: Next) -> RecordDict:
         if message.metadata.message_type.partition(".")[0] != MessageType.TRAIN:
-            raise Refused("this node answers train messages alone: other answers would leave in the clear")
-        sent, privacy = only_arrays(message.content, "the message"), self._privacy(self.clip_norm)
+            raise Refused(
+                "this node answers train messages alone: other answers would leave in the clear"
+            )
+        sent = only_arrays(message.content, "the message")
+        privacy = self._privacy(self.clip_norm)
         layout = layout_of(sent)
         before = layout.vector(sent)
         self._charge(message.content, privacy, context)
-        content = call_next(message, context).content  # an app's error has none, and raises: its words stay here
+        content = call_next(
+            message, context
+        ).content  # an app's error has none, and raises: its words stay here
         trained = only_arrays(content, "the app's reply")
         try:
             update = layout.difference(trained, before.numpy())
@@ -91,17 +104,29 @@ class _LocalDp:
     def _privacy(self, norm: float) -> LocalPrivacy:
         """A release's noise: Gaussians of z spend together what one of z / sqrt(count) spends."""
         whole = analytic_gaussian_noise_multiplier(self.target_epsilon, delta=self.delta)
-        return LocalPrivacy("gaussian", norm, whole * math.sqrt(self.rounds * (1 + bool(self.ranges))), "grid")
+        return LocalPrivacy(
+            "gaussian", norm, whole * math.sqrt(self.rounds * (1 + bool(self.ranges))), "grid"
+        )
 
     def _charge(self, content: RecordDict, privacy: LocalPrivacy, context: Context) -> None:
         path = self.ledger or context.node_config.get("ledger")
         if path is None:
-            raise Refused("this node has no ledger: give local_dp_mod one, or name it in --node-config")
-        ledger, policy = DurableLedger(Path(str(path))), policy_from(context.node_config)
+            raise Refused(
+                "this node has no ledger: give local_dp_mod one, or name it in --node-config"
+            )
+        ledger = DurableLedger(Path(str(path)))
+        policy = policy_from(context.node_config)
         ledger.check()
-        budgets = Budget(self.target_epsilon, self.delta, LOCAL), Budget(policy.max_epsilon, policy.max_delta)
+        budgets = (
+            Budget(self.target_epsilon, self.delta, LOCAL),
+            Budget(policy.max_epsilon, policy.max_delta),
+        )
         numbers = [record[ROUND] for record in content.config_records.values() if ROUND in record]
-        owner, number = str(context.node_config.get("partition-id", "")), int(str(numbers[0])) if numbers else 0
+        owner = str(context.node_config.get("partition-id", ""))
+        if numbers:
+            number = int(str(numbers[0]))
+        else:
+            number = 0
         accounts = Accounts(ledger, self.delta, "pld")
         charge = [Charge(number, LOCAL, owner, privacy.event, 1 + bool(self.ranges))]
         accounts.after(charge, budgets[: 1 + math.isfinite(policy.max_epsilon)])
@@ -110,11 +135,24 @@ class _LocalDp:
 
     def _metrics(self, content: RecordDict) -> dict[str, float]:
         """Those with a public range, noised together: in half ranges a vector of norm at most 1."""
-        found = {name: value for record in content.metric_records.values() for name, value in record.items()}
-        known, root = {name: found.get(name) for name in self.ranges}, math.sqrt(len(self.ranges))
+        found = {
+            name: value
+            for record in content.metric_records.values()
+            for name, value in record.items()
+        }
+        known = {name: found.get(name) for name in self.ranges}
+        root = math.sqrt(len(self.ranges))
         low, high = torch.tensor([*self.ranges.values()], dtype=torch.float64).reshape(-1, 2).T
-        middle, half = (low + high) / 2, (high - low) / 2
-        said = torch.tensor([float(x) if isinstance(x, int | float) else math.nan for x in known.values()]).double()
+        middle = (low + high) / 2
+        half = (high - low) / 2
+        said = torch.tensor(
+            [float(x) if isinstance(x, int | float) else math.nan for x in known.values()]
+        ).double()
         places = ((said - middle) / half).nan_to_num(0.0).clamp(-1, 1) / max(root, 1)
-        noised = release_update(places.float(), self._privacy(1.0), source=secure_source()).double() if known else said
+        if known:
+            noised = release_update(
+                places.float(), self._privacy(1.0), source=secure_source()
+            ).double()
+        else:
+            noised = said
         return dict(zip(known, (middle + noised * root * half).tolist(), strict=True))

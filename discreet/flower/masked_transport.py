@@ -1,9 +1,10 @@
-"""Masked sums through Flower's grid: exchanges with deadlines, replies added up as they come, and who is missing.
+"""Masked sums through Flower's grid: exchanges with deadlines, replies added up as they come, and
+who is missing.
 
-A round costs three exchanges: masked vectors, signatures of who is in the sum, and shares that unmask it. The keys of
-the next round are made along with the last two; the first round is preceded by three more, one of which asks nodes who
-they are. A node that does not answer an exchange in time is missing from this round, and asked again in the next one.
-"""
+A round costs three exchanges: masked vectors, signatures of who is in the sum, and shares that
+unmask it. The keys of the next round are made along with the last two; the first round is preceded
+by three more, one of which asks nodes who they are. A node that does not answer an exchange in time
+is missing from this round, and asked again in the next one."""
 
 from __future__ import annotations
 
@@ -59,8 +60,8 @@ class MaskedTransport:
       vector: what is added up.
       virtual: which client of a simulation one is to be; gives None in a real federation.
       members_of: by client, who each one says that it is.
-      number: of the masked sum that comes next. A server that starts anew draws another name for its run, so that
-        nothing of before can be asked for: a sum that was not opened stays so.
+      number: of the masked sum that comes next. A server that starts anew draws another name for
+        its run, so that nothing of before can be asked for: a sum that was not opened stays so.
     """
 
     asking: GridTransport
@@ -75,50 +76,71 @@ class MaskedTransport:
         """As `GridTransport.available_clients`."""
         return self.asking.available_clients()
 
-    def ask(self, asked: TrainRequest, params: Tensor, cohort: Sequence[int]) -> Iterator[Failure | UnopenedSum]:
-        """The clients that are missing, and the sum of the others: of at least n - d of them, or of none. Raises
-        RoundAbandoned: fewer are left, or their lists of peers differ; MessagesTooLarge: see `GridTransport.exchange`.
-        """
-        messages, missing, alive = self.asking.messages(asked, params), Missing(), 0
+    def ask(
+        self, asked: TrainRequest, params: Tensor, cohort: Sequence[int]
+    ) -> Iterator[Failure | UnopenedSum]:
+        """The clients that are missing, and the sum of the others: of at least n - d of them, or of
+        none. Raises RoundAbandoned: fewer are left, or their lists of peers differ;
+        MessagesTooLarge: see `GridTransport.exchange`."""
+        messages = self.asking.messages(asked, params)
+        missing = Missing()
+        alive = 0
         self._meet(cohort, str(asked.round), missing)
         server = self._masking(asked.run, missing)
         # With the last round that the run plans no keys for a next one are made.
-        then = self.number + 1 if asked.work.trains and asked.round < asked.run.rounds else None
+        if asked.work.trains and asked.round < asked.run.rounds:
+            then = self.number + 1
+        else:
+            then = None
         exchange = server.begin(self.number, then=then, asked=asked_bytes(asked))
         while exchange.stage is not Stage.UNMASK:
             masked = exchange.stage is Stage.MASKED
-            taken = self._send(exchange, messages if masked else None, cohort=cohort, missing=missing)
-            alive = taken if masked else alive
+            taken = self._send(
+                exchange, messages if masked else None, cohort=cohort, missing=missing
+            )
+            if masked:
+                alive = taken
             exchange = _closed(exchange, missing)
         yield from [failure for client, failure in missing.items() if client in set(cohort)]
         yield UnopenedSum(partial(self._open, exchange, cohort, missing), alive)
 
     def _open(self, exchange: Exchange, cohort: Sequence[int], missing: Missing) -> Tensor:
-        """The shares of who is left, and what they open. Whatever comes of it, this sum's number is used up."""
+        """The shares of who is left, and what they open. Whatever comes of it, this sum's number is
+        used up."""
         self.number += 1
         self._send(exchange, None, cohort=cohort, missing=missing)
         return self.vector.centred(torch.from_numpy(_closed(exchange, missing).total))
 
     def _masking(self, run: ClientSettings, missing: Missing) -> MaskingServer:
-        """The server's side of all sums of this run, made when the names of all nodes are known: those of the list of
-        peers that as many nodes have as a sum needs. A node with another list is missing."""
+        """The server's side of all sums of this run, made when the names of all nodes are known:
+        those of the list of peers that as many nodes have as a sum needs. A node with another list
+        is missing."""
         if self._server is None:
             terms = terms_of(secrets.token_hex(16), run, self.vector)
             lists = Counter(member.peers for member in self.members_of.values())
             peers, holders = max(lists.items(), key=lambda each: each[1], default=((), 0))
             if holders < terms.survivors:
-                raise RoundAbandoned(f"the nodes have {len(lists)} different lists of peers: {SAME_LIST}")
-            for client in [client for client, member in self.members_of.items() if member.peers != peers]:
+                raise RoundAbandoned(
+                    f"the nodes have {len(lists)} different lists of peers: {SAME_LIST}"
+                )
+            for client in [
+                client for client, member in self.members_of.items() if member.peers != peers
+            ]:
                 self.members_of.pop(client)
                 missing[client] = Failure(client, "malformed", OTHER_LIST)
-            logger.info("a masked vector has %d values modulo 2^%d", self.vector.length, self.vector.bits)
+            logger.info(
+                "a masked vector has %d values modulo 2^%d", self.vector.length, self.vector.bits
+            )
             self._server = MaskingServer(terms, peers)
         return self._server
 
     def _meet(self, cohort: Sequence[int], group: str, missing: Missing) -> None:
         """Asks clients that are not known yet who they are."""
         new = [client for client in cohort if client not in self.members_of]
-        contents = ((client, RecordDict({MASKING: masking_record(WHO, self.virtual(client))})) for client in new)
+        contents = (
+            (client, RecordDict({MASKING: masking_record(WHO, self.virtual(client))}))
+            for client in new
+        )
         for client, member in self.asking.exchange(contents, group, _small(self._member)):
             if isinstance(member, Failure):
                 missing[client] = member
@@ -126,27 +148,52 @@ class MaskedTransport:
                 self.members_of[client] = member
 
     def _member(self, content: RecordDict) -> Member:
-        member, nodes = read_member(content), self.vector.nodes
+        member = read_member(content)
+        nodes = self.vector.nodes
         if len(member.peers) != nodes:
-            raise MalformedMessage(f"{member.name!r} has a list of {len(member.peers)} peers, of {nodes} nodes")
+            raise MalformedMessage(
+                f"{member.name!r} has a list of {len(member.peers)} peers, of {nodes} nodes"
+            )
         if self._server is not None and member.peers != self._server.names:
             raise MalformedMessage(OTHER_LIST)
         if member.name in {other.name for other in self.members_of.values()}:
             raise MalformedMessage(f"{member.name!r} is the name of another node, too")
         return member
 
-    def _send(self, exchange: Exchange, asked: RoundMessages | None, *, cohort: Sequence[int], missing: Missing) -> int:
-        """One exchange with the clients that are there; how many replies were taken. Who has keys to make alone is
-        not waited for."""
-        clients = {self.members_of[client].name: client for client in cohort if client in self.members_of}
+    def _send(
+        self,
+        exchange: Exchange,
+        asked: RoundMessages | None,
+        *,
+        cohort: Sequence[int],
+        missing: Missing,
+    ) -> int:
+        """One exchange with the clients that are there; how many replies were taken. Who has keys
+        to make alone is not waited for."""
+        clients = {
+            self.members_of[client].name: client for client in cohort if client in self.members_of
+        }
         names = {client: name for name, client in clients.items()}
-        requests = {clients[name]: each for name, each in exchange.requests.items() if name in clients}
-        rounds = {client: {part.round for part in read_request(each)[1]} for client, each in requests.items()}
+        requests = {
+            clients[name]: each for name, each in exchange.requests.items() if name in clients
+        }
+        rounds = {
+            client: {part.round for part in read_request(each)[1]}
+            for client, each in requests.items()
+        }
         needed = [client for client in requests if exchange.round in rounds[client]]
-        messages = ((client, self._content(each, client, asked)) for client, each in requests.items())
-        size, taken = SMALL if asked is None else self.vector.length * self.vector.bits // FLOAT_BITS + SMALL, 0
+        messages = (
+            (client, self._content(each, client, asked)) for client, each in requests.items()
+        )
+        if asked is None:
+            size = SMALL
+        else:
+            size = self.vector.length * self.vector.bits // FLOAT_BITS + SMALL
+        taken = 0
         reading = replace(_small(read_masking_reply), reply_size=size)
-        for client, reply in self.asking.exchange(messages, str(exchange.round), reading, needed=needed):
+        for client, reply in self.asking.exchange(
+            messages, str(exchange.round), reading, needed=needed
+        ):
             try:
                 if isinstance(reply, Failure):
                     missing[client] = reply
@@ -160,19 +207,25 @@ class MaskedTransport:
 
     def _content(self, request: bytes, client: int, asked: RoundMessages | None) -> RecordDict:
         virtual = self.virtual(client)
-        content = RecordDict() if asked is None else asked.request(virtual)
+        if asked is None:
+            content = RecordDict()
+        else:
+            content = asked.request(virtual)
         return RecordDict({**content, MASKING: masking_record(request, virtual)})
 
 
 def members_of(plan: Plan) -> int:
     """The number of nodes that make masked sums; 0 if the server reads replies."""
-    return plan.run.user.population_size if plan.run.masked else 0
+    if plan.run.masked:
+        return plan.run.user.population_size
+    return 0
 
 
 def transport_of(
     plan: Plan, asking: GridTransport, virtual: Callable[[int], VirtualClient | None] | None = None
 ) -> GridTransport | MaskedTransport:
-    """The transport of a run: `asking`, or one of masked sums. `virtual`: as of that; None: `asking` knows."""
+    """The transport of a run: `asking`, or one of masked sums. `virtual`: as of that; None:
+    `asking` knows."""
     vector = plan.mechanism.participation.vector
     if vector is None:
         return asking
@@ -180,19 +233,30 @@ def transport_of(
 
 
 def read_masking_reply(content: RecordDict) -> bytes:
-    """A node's answer to a masking request, or MalformedMessage: what `masked_messages.reply_content` wrote."""
+    """A node's answer to a masking request, or MalformedMessage: what
+    `masked_messages.reply_content` wrote."""
     record = content.get(MASKING)
-    reply = record.get(MASKING_REPLY) if isinstance(record, ConfigRecord) and len(record) == 1 else None
+    if isinstance(record, ConfigRecord) and len(record) == 1:
+        reply = record.get(MASKING_REPLY)
+    else:
+        reply = None
     if len(content) != 1 or not isinstance(reply, bytes):
         raise MalformedMessage("the reply does not hold the answer to a masking request")
     return reply
 
 
 def read_member(content: RecordDict) -> Member:
-    """The node that answers and its peers, as `masked_messages.member_content` wrote them, or MalformedMessage."""
+    """The node that answers and its peers, as `masked_messages.member_content` wrote them, or
+    MalformedMessage."""
     record = content.get(MASKING)
-    name, peers = (record.get(NAME), record.get(PEERS)) if isinstance(record, ConfigRecord) else (None, None)
-    if not isinstance(name, str) or not isinstance(peers, list) or not all(isinstance(each, str) for each in peers):
+    name, peers = (
+        (record.get(NAME), record.get(PEERS)) if isinstance(record, ConfigRecord) else (None, None)
+    )
+    if (
+        not isinstance(name, str)
+        or not isinstance(peers, list)
+        or not all(isinstance(each, str) for each in peers)
+    ):
         raise MalformedMessage("the reply does not say which node it is, and among whom")
     member = Member(name, tuple(sorted(str(each) for each in peers)))
     if name not in member.peers or len(set(member.peers)) != len(member.peers):

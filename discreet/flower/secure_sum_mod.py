@@ -1,4 +1,5 @@
-"""Secure aggregation for the ClientApp of any Flower app: `app = ClientApp(mods=[secure_sum_mod])`."""
+"""Secure aggregation for the ClientApp of any Flower app: `app =
+ClientApp(mods=[secure_sum_mod])`."""
 
 from __future__ import annotations
 
@@ -28,15 +29,17 @@ ClientAppCallable = Callable[[Message, Context], Message]
 
 
 def secure_sum_mod(message: Message, context: Context, call_next: ClientAppCallable) -> Message:
-    """Has a ClientApp take part in secure aggregation, as `DPFedAvg(mechanism=MaskedGaussian(...))` asks for it.
+    """Has a ClientApp take part in secure aggregation, as `DPFedAvg(mechanism=MaskedGaussian(...))`
+    asks for it.
 
-    The app trains as ever. What it returns leaves as its difference to the arrays that came, clipped, on a grid, noised
-    with this node's share, and masked; metrics and numbers of examples do not leave. Every other message is refused,
-    whatever its type, and the app is not called: it would answer in the clear.
+    The app trains as ever. What it returns leaves as its difference to the arrays that came,
+    clipped, on a grid, noised with this node's share, and masked; metrics and numbers of examples
+    do not leave. Every other message is refused, whatever its type, and the app is not called: it
+    would answer in the clear.
 
-    The node's owner names in `--node-config` what secure aggregation needs (docs/deployment.md): `name`,
-    `identity-key`, `peers`, `masking-state` and `ledger`, and a `policy` if there is one. In Flower's simulation they
-    are made for the run.
+    The node's owner names in `--node-config` what secure aggregation needs (docs/deployment.md):
+    `name`, `identity-key`, `peers`, `masking-state` and `ledger`, and a `policy` if there is one.
+    In Flower's simulation they are made for the run.
 
     Example:
       >>> from flwr.clientapp import ClientApp
@@ -51,7 +54,10 @@ def secure_sum_mod(message: Message, context: Context, call_next: ClientAppCalla
 
 
 def _refuse() -> RecordDict:
-    raise Refused("this app answers under secure aggregation alone, and this message asks for an answer in the clear")
+    raise Refused(
+        "this app answers under secure aggregation alone, and this message asks for an answer in "
+        "the clear"
+    )
 
 
 def _read_work(message: Message, context: Context, call_next: ClientAppCallable) -> MaskedWork:
@@ -61,7 +67,11 @@ def _read_work(message: Message, context: Context, call_next: ClientAppCallable)
     request = read_request(items, context.node_config)
     arrays = only_arrays(content, "the message")
     layout = layout_of(arrays, frozen=frozen)
-    params, data_owner = layout.vector(arrays), "" if virtual is None else str(virtual.client_id)
+    params = layout.vector(arrays)
+    if virtual is None:
+        data_owner = ""
+    else:
+        data_owner = str(virtual.client_id)
     asked = work_of(request, Sizes(layout.num_params))
     accounts = accounts_of(asked.run, virtual, context.node_config)
     policy = policy_from(context.node_config)
@@ -70,7 +80,10 @@ def _read_work(message: Message, context: Context, call_next: ClientAppCallable)
     def work(sums: SecureSum) -> Tensor:
         """The clipped difference of what the app returns to what it was sent, and its bit."""
         if not asked.run.masked or USER not in asked.mechanisms:
-            raise Refused("this app adds up updates of whole clients: the run needs privacy.user.aggregation=secure")
+            raise Refused(
+                "this app adds up updates of whole clients: the run needs "
+                "privacy.user.aggregation=secure"
+            )
         admit_one(asked, data_owner, 0, accounts=accounts, policy=policy)
         trained = only_arrays(call_next(message, context).content, "the app's reply")
         update = layout.difference(trained, params.numpy().astype(np.float32))

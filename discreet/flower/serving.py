@@ -1,5 +1,5 @@
-"""The ServerApp of a project or a checkout: composes conf/ once, runs the federation, writes the run folder; and the
-messages to clients of Discreet, as the server writes and reads them."""
+"""The ServerApp of a project or a checkout: composes conf/ once, runs the federation, writes the
+run folder; and the messages to clients of Discreet, as the server writes and reads them."""
 
 from __future__ import annotations
 
@@ -66,7 +66,8 @@ OVERRIDES_VARIABLE = "DISCREET_OVERRIDES"
 
 
 def server_app(bundle: Path, strategy: Strategy) -> ServerApp:
-    """The ServerApp of a project, whose conf/ and `strategy` (strategies/dp_fedavg.py) come from its bundle."""
+    """The ServerApp of a project, whose conf/ and `strategy` (strategies/dp_fedavg.py) come from
+    its bundle."""
     app = ServerApp()
 
     @app.main()
@@ -83,23 +84,35 @@ def serve(grid: Grid, context: Context, *, strategy: Strategy, bundle: Path | No
         config = config_of(context, bundle=bundle)
         log_to(sys.stdout, log_format=config.operations.log_format)
         run(grid, config, strategy=strategy)
-    except (ConfigError, LedgerError, OSError) as error:  # of the system: no time is left, a full disk, a large message
+    except (
+        ConfigError,
+        LedgerError,
+        OSError,
+    ) as error:  # of the system: no time is left, a full disk, a large message
         end_run(grid, error)
 
 
 def config_of(context: Context, *, bundle: Path | None = None) -> Settings:
-    """The configuration of a run: a new one starts from the overrides of the machine (DISCREET_OVERRIDES). `bundle`: a
-    project's, which has a conf/ of its own. Raises ConfigError, also for one with a Discreet of its own."""
+    """The configuration of a run: a new one starts from the overrides of the machine
+    (DISCREET_OVERRIDES). `bundle`: a project's, which has a conf/ of its own. Raises ConfigError,
+    also for one with a Discreet of its own."""
     if bundle is not None and (bundle / "discreet").exists():
-        raise ConfigError("this run brings a package discreet of its own: leave it out of fab-include")
-    words, machine = str(context.run_config.get("overrides", "")), os.environ.get(OVERRIDES_VARIABLE, "")
-    conf = None if bundle is None else bundle / "conf"
+        raise ConfigError(
+            "this run brings a package discreet of its own: leave it out of fab-include"
+        )
+    words = str(context.run_config.get("overrides", ""))
+    machine = os.environ.get(OVERRIDES_VARIABLE, "")
+    if bundle is None:
+        conf = None
+    else:
+        conf = bundle / "conf"
     return asked_settings(shlex.split(words), defaults=shlex.split(machine), conf=conf)
 
 
 def run(grid: Grid, config: Settings, *, strategy: Strategy) -> None:
-    """Trains over a grid and writes the run folder. Raises ConfigError or LedgerError before anything has started;
-    MessagesTooLarge or TimeoutError, after which what is done is kept and can be resumed."""
+    """Trains over a grid and writes the run folder. Raises ConfigError or LedgerError before
+    anything has started; MessagesTooLarge or TimeoutError, after which what is done is kept and can
+    be resumed."""
     simulated = isinstance(grid, InMemoryGrid)
     if not simulated:
         check_secure(config.seed)
@@ -116,10 +129,14 @@ def run(grid: Grid, config: Settings, *, strategy: Strategy) -> None:
 
 
 def _transport(grid: Grid, session: Session, held: ExitStack) -> GridTransport:
-    """Asks nodes; in a simulation virtual clients, whose processes find their ticket as long as `held` is open."""
-    plan, folder, virtual = session.plan, session.folder.path, list[VirtualClient]()
+    """Asks nodes; in a simulation virtual clients, whose processes find their ticket as long as
+    `held` is open."""
+    plan = session.plan
+    folder = session.folder.path
+    virtual = list[VirtualClient]()
     if isinstance(grid, InMemoryGrid):
-        ticket, settings = set_up_simulation(folder, held, members=members_of(plan)), plan.settings
+        ticket = set_up_simulation(folder, held, members=members_of(plan))
+        settings = plan.settings
         where = str(folder), ticket, settings.seed, settings.data.path
         virtual = [VirtualClient(number, *where) for number in range(settings.data.num_clients)]
     return GridTransport(
@@ -133,7 +150,8 @@ def _transport(grid: Grid, session: Session, held: ExitStack) -> GridTransport:
 
 
 def _messages(session: Session) -> Messages:
-    plan, lengths = session.plan, {}
+    plan = session.plan
+    lengths = {}
     if plan.query:
         lengths[EVALUATION] = answers_of(plan, plan.query).sent
     if plan.run.asks_of_data:
@@ -143,18 +161,29 @@ def _messages(session: Session) -> Messages:
 
 def ask_and_end(session: Session, transport: Transport) -> None:
     """Asks for `statistics.of`. The folder is one that a run can go on in."""
-    plan, folder = session.plan, session.folder
-    text = written_statistics(session.context, session.task, answers_by(transport, session.plan, STATISTICS))
+    plan = session.plan
+    folder = session.folder
+    text = written_statistics(
+        session.context, session.task, answers_by(transport, session.plan, STATISTICS)
+    )
     for line in text.splitlines():
         logger.info("%s", line)
     statistics = replace(plan.settings.statistics, only=False)
     folder.write_config(replace(plan.settings, statistics=statistics))
     done = state_of(folder) == "finished"
-    change_state(folder, "finished" if done else "stopped", None if done else "statistics.only=true: no round is begun")
+    change_state(
+        folder,
+        "finished" if done else "stopped",
+        None if done else "statistics.only=true: no round is begun",
+    )
 
 
 def own_messages(
-    asked: TrainRequest, params: Tensor, *, lengths: Mapping[str, int] = NO_QUERY, frozen: str | None = None
+    asked: TrainRequest,
+    params: Tensor,
+    *,
+    lengths: Mapping[str, int] = NO_QUERY,
+    frozen: str | None = None,
 ) -> RoundMessages:
     """The messages of one round to clients of Discreet; the parameters are encoded once.
 
@@ -163,12 +192,21 @@ def own_messages(
       frozen: the digest of the model's frozen values.
     """
     asked, work, parameters = replace(asked, frozen=frozen), asked.work, parameters_record(params)
-    num_params, answer_size = params.numel() if work.trains else 0, lengths[work.query] if work.query else 0
+    if work.trains:
+        num_params = params.numel()
+    else:
+        num_params = 0
+    if work.query:
+        answer_size = lengths[work.query]
+    else:
+        answer_size = 0
     return RoundMessages(
         MessageType.TRAIN,
         max(1, num_params + answer_size),
         request=lambda client: encode_request(replace(asked, virtual=client), parameters),
-        reply=partial(decode_reply, round_number=asked.round, num_params=num_params, answer_size=answer_size),
+        reply=partial(
+            decode_reply, round_number=asked.round, num_params=num_params, answer_size=answer_size
+        ),
     )
 
 
@@ -182,20 +220,29 @@ def encode_request(request: TrainRequest, parameters: ArrayRecord) -> RecordDict
     return RecordDict({PARAMETERS: parameters, REQUEST: ConfigRecord(dict(request_items(request)))})
 
 
-def decode_reply(content: RecordDict, *, round_number: int, num_params: int, answer_size: int = 0) -> TrainReply:
-    """A client's reply, checked before anything is computed from it. `answer_size`: of its answer, 0 for none. Raises
-    MalformedMessage: another round, a missing or further part, a wrong shape or dtype, a value that is not finite, a
-    bit that is not a bit, an epsilon that is not a number of at least 0. A client that sends such a reply counts as
-    zero, and neither noise nor denominator change."""
-    numbers, arrays = content.get(REPLY), content.get(UPDATE)
-    if not isinstance(numbers, MetricRecord) or not isinstance(arrays, ArrayRecord) or list(arrays) != [UPDATE]:
+def decode_reply(
+    content: RecordDict, *, round_number: int, num_params: int, answer_size: int = 0
+) -> TrainReply:
+    """A client's reply, checked before anything is computed from it. `answer_size`: of its answer,
+    0 for none. Raises MalformedMessage: another round, a missing or further part, a wrong shape or
+    dtype, a value that is not finite, a bit that is not a bit, an epsilon that is not a number of
+    at least 0. A client that sends such a reply counts as zero, and neither noise nor denominator
+    change."""
+    numbers = content.get(REPLY)
+    arrays = content.get(UPDATE)
+    if (
+        not isinstance(numbers, MetricRecord)
+        or not isinstance(arrays, ArrayRecord)
+        or list(arrays) != [UPDATE]
+    ):
         raise MalformedMessage("the reply does not hold exactly one update and its numbers")
     if numbers.get("round") != round_number:
         raise MalformedMessage(f"the reply is for round {numbers.get('round')}, not {round_number}")
     below = numbers.get("below")
     if not isinstance(below, int) or below not in (0, 1):
         raise MalformedMessage(f"the bit must be 0 or 1 (got {below})")
-    update, answer = _vector(arrays, UPDATE, num_params), None
+    update = _vector(arrays, UPDATE, num_params)
+    answer = None
     if answer_size:
         answered = content.get(ANSWER)
         if not isinstance(answered, ArrayRecord) or list(answered) != [ANSWER]:

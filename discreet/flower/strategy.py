@@ -1,4 +1,5 @@
-"""DP-FedAvg as a Flower Strategy, for any Flower app on the Message API; the plan, evaluation and file of its run."""
+"""DP-FedAvg as a Flower Strategy, for any Flower app on the Message API; the plan, evaluation and
+file of its run."""
 
 from __future__ import annotations
 
@@ -43,7 +44,13 @@ from discreet.queries.scores import EvaluationResult, unrated
 from discreet.server.noise_outlook import EXAMPLES_INSTEAD, FEW_CLIENTS, check_noise
 from discreet.server.plan import Plan, check_cost, resolve_noise
 from discreet.server.resuming import same_settings
-from discreet.server.run_context import RunContext, close_run, interruptible, open_run, say_how_it_ended
+from discreet.server.run_context import (
+    RunContext,
+    close_run,
+    interruptible,
+    open_run,
+    say_how_it_ended,
+)
 from discreet.server.run_folder import RunFolder, check_output, replace_file
 from discreet.server.server_optimizer import ServerOptimizer
 from discreet.server.session import check_secure
@@ -60,66 +67,78 @@ EvaluateFn = Callable[[int, ArrayRecord], MetricRecord | None]
 
 # What clients of another app rate by: one accuracy, whatever their examples are.
 RATED = Query(metric_blocks(["accuracy"], TaskShape((1,), 2)))
-UNSEEN = "nobody will see whether the model learns: give start an evaluate_fn, or the strategy private_evaluation"
+UNSEEN = (
+    "nobody will see whether the model learns: give start an evaluate_fn, or the strategy "
+    "private_evaluation"
+)
 PARTS = ("configure_train", "aggregate_train", "configure_evaluate", "aggregate_evaluate")
-ITSELF = "DPFedAvg does its rounds itself, by what is accounted: call start, whose train_config may be a function"
+ITSELF = (
+    "DPFedAvg does its rounds itself, by what is accounted: call start, whose train_config "
+    "may be a function"
+)
 
 
 def _refuse_part(*_: object, **__: object) -> NoReturn:
-    """A strategy around this one, or a loop of one's own, could send and add up what no ledger knows of."""
+    """A strategy around this one, or a loop of one's own, could send and add up what no ledger
+    knows of."""
     raise NotImplementedError(ITSELF)
 
 
 class DPFedAvg(Strategy):
-    """DP-FedAvg in the place of `flwr.serverapp.strategy.FedAvg`: the server's `start` stays, and clients stay as they
-    are.
+    """DP-FedAvg in the place of `flwr.serverapp.strategy.FedAvg`: the server's `start` stays, and
+    clients stay as they are.
 
-        strategy = DPFedAvg(fraction_train=0.5, population_size=100, target_epsilon=8.0, output_dir="outputs/private")
-        result = strategy.start(grid=grid, initial_arrays=arrays, num_rounds=30, evaluate_fn=global_evaluate)
+        strategy = DPFedAvg(fraction_train=0.5, population_size=100, target_epsilon=8.0,
+        output_dir="outputs/private") result = strategy.start(grid=grid, initial_arrays=arrays,
+        num_rounds=30, evaluate_fn=global_evaluate)
 
-    Guarantee: all that one node holds is hidden by add-or-remove differential privacy (epsilon, delta) from whoever
-    sees the models of all rounds, but not who takes part; the server is trusted. In each round a node is asked with
-    probability `fraction_train`, independently of all others. The server takes the difference of the arrays that come
-    back to those that it sent, as one vector of all learned floats, and clips it to the L2 norm C_t. It adds the
-    differences up with equal weights, and noises the sum. A ledger in the run folder is charged before anything is
-    released. What else a reply holds (metrics, numbers of examples) is not read. A reply that is late, an error, or
-    malformed counts as zero, and changes neither noise nor denominator.
+    Guarantee: all that one node holds is hidden by add-or-remove differential privacy (epsilon,
+    delta) from whoever sees the models of all rounds, but not who takes part; the server is
+    trusted. In each round a node is asked with probability `fraction_train`, independently of all
+    others. The server takes the difference of the arrays that come back to those that it sent, as
+    one vector of all learned floats, and clips it to the L2 norm C_t. It adds the differences up
+    with equal weights, and noises the sum. A ledger in the run folder is charged before anything is
+    released. What else a reply holds (metrics, numbers of examples) is not read. A reply that is
+    late, an error, or malformed counts as zero, and changes neither noise nor denominator.
 
     Args:
-      fraction_train: the probability with which each node is in a round's cohort; a cohort may be empty.
-      min_available_nodes: how many nodes must be connected before a round begins.
-      arrayrecord_key, configrecord_key: of the records with the arrays and the config, in a message to a client.
-      population_size: how many nodes there may be, a public constant: the average is over fraction_train *
-        population_size, whoever replies, and no more nodes may be connected.
-      target_epsilon, delta, clip_norm: short for mechanism=CentralGaussian(target_epsilon=..., delta=...,
-        clipping=AdaptiveClipping(norm=clip_norm)). Without a delta it is 1e-5, without a clip norm it is searched for.
-      mechanism: `discreet.CentralGaussian`, `MaskedGaussian` or `CorrelatedNoise`, or one of your own: noise, budget,
-        clipping, accountant, for the three above.
+      fraction_train: the probability with which each node is in a round's cohort; a cohort may be
+      empty. min_available_nodes: how many nodes must be connected before a round begins.
+      arrayrecord_key, configrecord_key: of the records with the arrays and the config, in a message
+      to a client. population_size: how many nodes there may be, a public constant: the average is
+      over fraction_train * population_size, whoever replies, and no more nodes may be connected.
+      target_epsilon, delta, clip_norm: short for mechanism=CentralGaussian(target_epsilon=...,
+        delta=..., clipping=AdaptiveClipping(norm=clip_norm)). Without a delta it is 1e-5, without a
+        clip norm it is searched for. mechanism: `discreet.CentralGaussian`, `MaskedGaussian` or
+        `CorrelatedNoise`, or one of your own: noise, budget, clipping, accountant, for the three
+        above.
       population_name: of the population whose account the run charges; given with `account`.
-      account: a file, made by `discreet ledger create`: what all runs over the population have spent. It is charged
-        before the run's own ledger, and the budget of the mechanism then holds over all runs together.
-      sampling: "poisson"; "fixed", that share of the population without replacement; "everyone", with fraction_train=1;
-        "cyclic", with mechanism=CorrelatedNoise(groups=...).
-      server_optimizer: `discreet.ServerSGD(learning_rate, momentum)`, as FedAvgM; `ServerAdam(eta, beta_1, beta_2,
-        tau)`, as FedAdam; or `ServerYogi`, as FedYogi. None: the step of FedAvg.
+      account: a file, made by `discreet ledger create`: what all runs over the population have
+        spent. It is charged before the run's own ledger, and the budget of the mechanism then holds
+        over all runs together.
+      sampling: "poisson"; "fixed", that share of the population without replacement; "everyone",
+        with fraction_train=1; "cyclic", with mechanism=CorrelatedNoise(groups=...).
+      server_optimizer: `discreet.ServerSGD(learning_rate, momentum)`, as FedAvgM; `ServerAdam(eta,
+        beta_1, beta_2, tau)`, as FedAdam; or `ServerYogi`, as FedYogi. None: the step of FedAvg.
       frozen: patterns of names of arrays that stay at the server's value, such as "backbone.*".
-      seed: None for secure randomness; a number is for tests in a simulation, and its noise protects nobody.
-      private_evaluation: `discreet.PrivateEvaluation`: clients rate the model, and the mean of what they say is noised
-        and paid for; `evaluate_fn` is then left out. None: they are not asked.
-      on_round: is called with the row of metrics.csv of each round, a dict, once the round can't be lost any more; what
-        `private_evaluation` finds comes as a row of its own.
-      output_dir: the run folder, which must not hold a run; by default one under outputs/, named by the time.
-      resume: go on with the run in `output_dir` from its last checkpoint. What decides privacy must be as it was.
-      flower: the other arguments of `FedAvg`, left out, None or 0, for what clients would report is not private, all
-        count the same, and no cohort is filled up. If every node is asked, `min_train_nodes` may be up to
-        `min_available_nodes`.
+      seed: None for secure randomness; a number is for tests in a simulation, and its noise
+      protects nobody. private_evaluation: `discreet.PrivateEvaluation`: clients rate the model, and
+      the mean of what they say is noised and paid for; `evaluate_fn` is then left out. None: they
+      are not asked.
+      on_round: is called with the row of metrics.csv of each round, a dict, once the round can't be
+        lost any more; what `private_evaluation` finds comes as a row of its own.
+      output_dir: the run folder, which must not hold a run; by default one under outputs/, named by
+      the time. resume: go on with the run in `output_dir` from its last checkpoint. What decides
+      privacy must be as it was. flower: the other arguments of `FedAvg`, left out, None or 0, for
+      what clients would report is not private, all count the same, and no cohort is filled up. If
+      every node is asked, `min_train_nodes` may be up to `min_available_nodes`.
 
     Raises:
       ConfigError: an argument that can't be honoured, in one line that names it.
       TypeError: there is no such argument.
 
-    Source: McMahan et al. 2018 (arXiv 1710.06963), Algorithm 1; Andrew et al. 2021 (arXiv 1905.03871), Algorithm 1.
-    """
+    Source: McMahan et al. 2018 (arXiv 1710.06963), Algorithm 1; Andrew et al. 2021 (arXiv
+    1905.03871), Algorithm 1."""
 
     def __init__(
         self,
@@ -152,7 +171,10 @@ class DPFedAvg(Strategy):
         self.on_round = on_round
         self.frozen = (frozen,) if isinstance(frozen, str) else tuple(frozen)
         self.keys = (arrayrecord_key, configrecord_key)
-        self.metric = private_evaluation.metric if private_evaluation else ""
+        if private_evaluation:
+            self.metric = private_evaluation.metric
+        else:
+            self.metric = ""
         self.outcome: Outcome | None = None
 
     def summary(self) -> None:
@@ -172,34 +194,53 @@ class DPFedAvg(Strategy):
 
         Args:
           grid: Flower's.
-          initial_arrays: what the first round sends. A run that goes on takes only their names, shapes and dtypes.
-          num_rounds: in all, those of before a resumption too.
+          initial_arrays: what the first round sends. A run that goes on takes only their names,
+          shapes and dtypes. num_rounds: in all, those of before a resumption too.
           timeout: seconds to wait for the replies of a round; who is later counts as zero.
-          train_config: sent to clients, with the number of the round; or a function of that number that gives it.
-          evaluate_config: must be left out.
-          evaluate_fn: gets the number of a round and its arrays, before the first round too, and works on data of the
-            server's own. What it says is logged and returned, and its loss tells whether training runs away.
+          train_config: sent to clients, with the number of the round; or a function of that number
+          that gives it. evaluate_config: must be left out.
+          evaluate_fn: gets the number of a round and its arrays, before the first round too, and
+            works on data of the server's own. What it says is logged and returned, and its loss
+            tells whether training runs away.
 
         Returns:
-          The arrays of the last round (of a run that ran away the best ones), and what `evaluate_fn` said by round.
-          Metrics of clients are never in it. `outcome` says whether the run ended before its last round, and why.
+          The arrays of the last round (of a run that ran away the best ones), and what
+          `evaluate_fn` said by round. Metrics of clients are never in it. `outcome` says whether
+          the run ended before its last round, and why.
 
         Raises:
           ConfigError, LedgerError: before any client is asked.
-          MessagesTooLarge, TimeoutError: messages are refused, or too few nodes are connected; what is done is kept.
+          MessagesTooLarge, TimeoutError: messages are refused, or too few nodes are connected; what
+            is done is kept.
         """
         self._refuse_overrides()
         _make_log_visible()
-        simulated, result = isinstance(grid, InMemoryGrid), Result()
+        simulated = isinstance(grid, InMemoryGrid)
+        result = Result()
         evaluate = evaluation_by(evaluate_fn, result.evaluate_metrics_serverapp)
         with ExitStack() as held:
             with said_in_arguments():
-                private, kind = self.config.evaluation.private, type(initial_arrays).__name__
+                private = self.config.evaluation.private
+                kind = type(initial_arrays).__name__
                 two = "left out with private_evaluation: a row has place for one accuracy"
                 require(not (private and evaluate_fn), "evaluate_fn", two, evaluate_fn)
-                require(isinstance(initial_arrays, ArrayRecord), "initial_arrays", "an ArrayRecord", kind)
-                require(not evaluate_config, "evaluate_config", f"left out: {EVALUATED}", evaluate_config)
-                usable = train_config is None or callable(train_config) or isinstance(train_config, ConfigRecord)
+                require(
+                    isinstance(initial_arrays, ArrayRecord),
+                    "initial_arrays",
+                    "an ArrayRecord",
+                    kind,
+                )
+                require(
+                    not evaluate_config,
+                    "evaluate_config",
+                    f"left out: {EVALUATED}",
+                    evaluate_config,
+                )
+                usable = (
+                    train_config is None
+                    or callable(train_config)
+                    or isinstance(train_config, ConfigRecord)
+                )
                 rule = "a ConfigRecord, or a function of the round that gives one"
                 require(usable, "train_config", rule, type(train_config).__name__)
                 server = replace(self.config.server, round_timeout=plain(timeout))
@@ -208,11 +249,16 @@ class DPFedAvg(Strategy):
                     check_secure(asked.seed)
                 layout = layout_of(initial_arrays, frozen=self.frozen)
                 plan, layout = planned_app(asked, initial_arrays, layout, evaluate)
-                opened = open_run(plan, params=layout.vector(initial_arrays), simulated=simulated, held=held)
+                opened = open_run(
+                    plan, params=layout.vector(initial_arrays), simulated=simulated, held=held
+                )
                 run = replace(opened, translate=said)
                 keep_arrays(run.folder, layout, plan.chance_loss)
             transport = self._transport(grid, run, layout, train_config or ConfigRecord(), held)
-            logger.info("metrics and numbers of examples that clients report are not read: they are not private")
+            logger.info(
+                "metrics and numbers of examples that clients report are not read: they are not "
+                "private"
+            )
             if evaluate_fn is None and not private:
                 logger.warning("%s", UNSEEN)
 
@@ -222,20 +268,35 @@ class DPFedAvg(Strategy):
                 return evaluate(state.round, layout.record(state.params))
 
             with interruptible(run.folder, f'resume=True, output_dir="{run.folder.path}"'):
-                outcome = TrainingRun(run, transport=transport, evaluate=after, on_round=self.on_round).run()
+                outcome = TrainingRun(
+                    run, transport=transport, evaluate=after, on_round=self.on_round
+                ).run()
                 result.arrays = layout.record(outcome.model.params)
-                metadata = {"discreet": discreet.__version__, "model": FLOWER_APP, "data": FLOWER_APP}
+                metadata = {
+                    "discreet": discreet.__version__,
+                    "model": FLOWER_APP,
+                    "data": FLOWER_APP,
+                }
                 close_run(run, outcome, result.arrays.to_torch_state_dict(), metadata)
                 say_how_it_ended(run, outcome)
         self.outcome = outcome
         return result
 
     def _transport(
-        self, grid: Grid, run: RunContext, layout: ArrayLayout, train_config: TrainConfig, held: ExitStack
+        self,
+        grid: Grid,
+        run: RunContext,
+        layout: ArrayLayout,
+        train_config: TrainConfig,
+        held: ExitStack,
     ) -> GridTransport | MaskedTransport:
         """Asks the app's clients; under secure aggregation for masked vectors."""
-        plan, folder = run.plan, run.folder.path
-        masked = self.frozen if members_of(plan) else None
+        plan = run.plan
+        folder = run.folder.path
+        if members_of(plan):
+            masked = self.frozen
+        else:
+            masked = None
         transport = GridTransport(
             grid,
             FlowerMessages(layout, train_config, self.keys, self.metric, masked),
@@ -247,23 +308,33 @@ class DPFedAvg(Strategy):
         )
         if masked is None or not isinstance(grid, InMemoryGrid):
             return transport_of(plan, transport)
-        ticket, numbers = set_up_simulation(folder, held, members=members_of(plan)), dict[int, int]()
+        ticket = set_up_simulation(folder, held, members=members_of(plan))
+        numbers = dict[int, int]()
         return transport_of(
-            plan, transport, lambda node: VirtualClient(numbers.setdefault(node, len(numbers)), str(folder), ticket)
+            plan,
+            transport,
+            lambda node: VirtualClient(numbers.setdefault(node, len(numbers)), str(folder), ticket),
         )
 
     def _refuse_overrides(self) -> None:
-        """Raises ConfigError if a part of a round was replaced, by a subclass or on the object: nobody calls it."""
+        """Raises ConfigError if a part of a round was replaced, by a subclass or on the object:
+        nobody calls it."""
         for name in PARTS:
             own = getattr(getattr(self, name), "__func__", None) is _refuse_part
-            require(own, name, f"DPFedAvg's own, for it is never called: {ITSELF}", f"that of {type(self).__name__}")
+            require(
+                own,
+                name,
+                f"DPFedAvg's own, for it is never called: {ITSELF}",
+                f"that of {type(self).__name__}",
+            )
 
     configure_train = aggregate_train = configure_evaluate = aggregate_evaluate = _refuse_part
     initialize_parameters = _refuse_part  # what a server of Flower's first API asks a strategy for
 
 
 def _make_log_visible() -> None:
-    """A ServerApp shows what it prints; an app that has not configured logging would see nothing of the rounds."""
+    """A ServerApp shows what it prints; an app that has not configured logging would see nothing of
+    the rounds."""
     if not logger.hasHandlers():
         log_to(sys.stdout)
     if logger.level == logging.NOTSET:
@@ -273,71 +344,110 @@ def _make_log_visible() -> None:
 def evaluation_by(
     evaluate_fn: EvaluateFn | None, found: dict[int, MetricRecord]
 ) -> Callable[[int, ArrayRecord], EvaluationResult]:
-    """Evaluates the arrays after a round by the app's own function; what it says goes to `found`, by the round. Loss
-    and accuracy are the first numbers whose names end in `loss`, and in `accuracy` or `acc`."""
+    """Evaluates the arrays after a round by the app's own function; what it says goes to `found`,
+    by the round. Loss and accuracy are the first numbers whose names end in `loss`, and in
+    `accuracy` or `acc`."""
 
     def evaluate(number: int, arrays: ArrayRecord) -> EvaluationResult:
-        metrics = None if evaluate_fn is None else evaluate_fn(number, arrays)
+        if evaluate_fn is None:
+            metrics = None
+        else:
+            metrics = evaluate_fn(number, arrays)
         kind = type(metrics).__name__
         require(
-            metrics is None or isinstance(metrics, Mapping), "evaluate_fn", "a function that gives a MetricRecord", kind
+            metrics is None or isinstance(metrics, Mapping),
+            "evaluate_fn",
+            "a function that gives a MetricRecord",
+            kind,
         )
         if metrics is not None:
             found[number] = metrics
-        numbers = {name.lower(): each for name, each in (metrics or {}).items() if isinstance(each, int | float)}
+        numbers = {
+            name.lower(): each
+            for name, each in (metrics or {}).items()
+            if isinstance(each, int | float)
+        }
         loss, accuracy = (
             next((float(value) for name, value in numbers.items() if name.endswith(ends)), None)
             for ends in ("loss", ("accuracy", "acc"))
         )
         if number == 1 and evaluate_fn is not None and loss is None and accuracy is None:
-            logger.warning("evaluate_fn gives no number whose name ends in loss, accuracy or acc: %s", UNSEEN)
+            logger.warning(
+                "evaluate_fn gives no number whose name ends in loss, accuracy or acc: %s", UNSEEN
+            )
         return EvaluationResult(loss, {"accuracy": accuracy})
 
     return evaluate
 
 
 def planned_app(
-    asked: Settings, arrays: ArrayRecord, layout: ArrayLayout, evaluate: Callable[[int, ArrayRecord], EvaluationResult]
+    asked: Settings,
+    arrays: ArrayRecord,
+    layout: ArrayLayout,
+    evaluate: Callable[[int, ArrayRecord], EvaluationResult],
 ) -> tuple[Plan, ArrayLayout]:
-    """The plan of a run, with the loss that it started with as yardstick, and the layout with its values of then."""
+    """The plan of a run, with the loss that it started with as yardstick, and the layout with its
+    values of then."""
 
     def plan(decided: Settings) -> Plan:
-        query = RATED if decided.evaluation.private else None
+        if decided.evaluation.private:
+            query = RATED
+        else:
+            query = None
         return Plan(decided, asked, num_params=layout.num_params, query=query)
 
-    found = plan(same_settings(asked) if asked.resume else resolve_noise(asked, Sizes(layout.num_params)))
-    advice = f"; {EXAMPLES_INSTEAD}" if asked.population_size < FEW_CLIENTS else ""
+    found = plan(
+        same_settings(asked) if asked.resume else resolve_noise(asked, Sizes(layout.num_params))
+    )
+    if asked.population_size < FEW_CLIENTS:
+        advice = f"; {EXAMPLES_INSTEAD}"
+    else:
+        advice = ""
     check_search(found.clip, count_stddev(found.run) or 0.0, found.denominator, advice=advice)
     check_cost(found)
     folder = check_output(found.settings.output_dir, resume=asked.resume)
-    resumed = _read_arrays(folder, layout) if asked.resume else None
+    if asked.resume:
+        resumed = _read_arrays(folder, layout)
+    else:
+        resumed = None
     check_noise(found, lambda rounds: plan(resolve_noise(replace(asked, rounds=rounds))))
     started, loss = resumed or (layout, evaluate(0, arrays).loss)
     return found if loss is None else replace(found, chance_loss=loss), started
 
 
 def keep_arrays(folder: RunFolder, layout: ArrayLayout, loss: float) -> None:
-    """Writes what a run started with, unless it is there; a loss of infinity is one that is not known."""
+    """Writes what a run started with, unless it is there; a loss of infinity is one that is not
+    known."""
     path = folder.arrays_path
     if not path.exists():
         path.parent.mkdir(exist_ok=True)
-        metadata = {"layout": layout.described(), "loss": json.dumps(None if math.isinf(loss) else loss)}
+        metadata = {
+            "layout": layout.described(),
+            "loss": json.dumps(None if math.isinf(loss) else loss),
+        }
         replace_file(path, save(dict(layout.kept), metadata=metadata))
 
 
 def _read_arrays(folder: RunFolder, layout: ArrayLayout) -> tuple[ArrayLayout, float | None] | None:
-    """The layout with the values that stay since the run began, and the loss; None if it ended before it began. Raises
-    ConfigError: the run has other arrays; LedgerError: the file is damaged."""
+    """The layout with the values that stay since the run began, and the loss; None if it ended
+    before it began. Raises ConfigError: the run has other arrays; LedgerError: the file is
+    damaged."""
     path = folder.arrays_path
     if not path.exists():
         if folder.checkpoint_path.exists():
-            raise LedgerError(f"{path} is missing: put back the one that belongs to the checkpoint beside it")
+            raise LedgerError(
+                f"{path} is missing: put back the one that belongs to the checkpoint beside it"
+            )
         return None
     try:
         with safe_open(path, framework="np") as file:
-            facts, kept = file.metadata(), {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+            facts = file.metadata()
+            kept = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
         if facts["layout"] != layout.described():
-            raise ConfigError(f"initial_arrays must have the names, shapes, dtypes and frozen arrays of {folder.path}")
+            raise ConfigError(
+                f"initial_arrays must have the names, shapes, dtypes and frozen arrays of "
+                f"{folder.path}"
+            )
         return ArrayLayout(layout.parts, kept), json.loads(facts["loss"])
     except (SafetensorError, KeyError, TypeError, json.JSONDecodeError) as error:
         raise LedgerError(f"{path} is damaged: {error}") from error

@@ -1,4 +1,5 @@
-"""From the arguments of `DPFedAvg` to settings of a run, and what of Flower's arguments privacy can't honour."""
+"""From the arguments of `DPFedAvg` to settings of a run, and what of Flower's arguments privacy
+can't honour."""
 
 from __future__ import annotations
 
@@ -25,16 +26,18 @@ from discreet.settings.training import FLOWER_APP
 
 @dataclass(frozen=True)
 class PrivateEvaluation:
-    """Clients rate the model on data of their own, and what they say is noised and paid for: of `DPFedAvg`.
+    """Clients rate the model on data of their own, and what they say is noised and paid for: of
+    `DPFedAvg`.
 
-    A cohort drawn as those of training rounds gets Flower's evaluate message. Each client's `metric` is held to [0, 1],
-    the server adds up what it is above one half, and noises the sum for one client: an event of its own in the ledger.
+    A cohort drawn as those of training rounds gets Flower's evaluate message. Each client's
+    `metric` is held to [0, 1], the server adds up what it is above one half, and noises the sum for
+    one client: an event of its own in the ledger.
 
     Attributes:
       every: after so many rounds, again and again, and after the last one.
       metric: its name among the metrics that clients send back: an accuracy, or another share.
-      noise_multiplier: of the noise, over what one client can add. The standard error of the mean over clients is
-        noise_multiplier / (2 * fraction_train * population_size).
+      noise_multiplier: of the noise, over what one client can add. The standard error of the mean
+        over clients is noise_multiplier / (2 * fraction_train * population_size).
     """
 
     every: int = 10
@@ -47,17 +50,29 @@ OF_A_RUN = ("run", "clip", "sizes")  # fields of a mechanism that a run fills in
 SHORT = ("target_epsilon", "delta", "clip_norm")
 HELD = tuple(each.name for each in fields(CentralGaussian) if each.name not in OF_A_RUN)
 VERBS = ("add_up", "event", "release")
-EVALUATED = "what clients report of their own data is not private. Evaluate on data of the server's own by evaluate_fn"
+EVALUATED = (
+    "what clients report of their own data is not private. Evaluate on data of the "
+    "server's own by evaluate_fn"
+)
 # Arguments of Flower's FedAvg that privacy can't honour, and why.
 REFUSED = {
     **dict.fromkeys(("fraction_evaluate", "min_evaluate_nodes"), EVALUATED),
     **dict.fromkeys(("evaluate_metrics_aggr_fn", "train_metrics_aggr_fn"), EVALUATED),
-    "weighted_by_key": "weights that clients report would make one count for more than the noise is for",
+    "weighted_by_key": "weights that clients report would make one count for more than the noise "
+    "is for",
 }
-# What is given elsewhere: of the mechanism, and of Flower's strategies that are FedAvg with other steps.
+# What is given elsewhere: of the mechanism, and of Flower's strategies that are FedAvg with other
+# steps.
 ELSEWHERE = {
-    **{each.name: "mechanism" for kind in KINDS for each in fields(kind) if each.name not in OF_A_RUN},
-    **dict.fromkeys(("eta", "beta_1", "beta_2", "tau"), "server_optimizer, a discreet.ServerAdam or ServerYogi"),
+    **{
+        each.name: "mechanism"
+        for kind in KINDS
+        for each in fields(kind)
+        if each.name not in OF_A_RUN
+    },
+    **dict.fromkeys(
+        ("eta", "beta_1", "beta_2", "tau"), "server_optimizer, a discreet.ServerAdam or ServerYogi"
+    ),
     "proximal_mu": "clients, in the train_config of start",
 }
 # The settings of conf/ by the arguments of the constructor and of the mechanism that give them.
@@ -71,19 +86,31 @@ GIVEN = {
     "sampling.groups": "groups",
     "data.num_clients": "population_size",
     **{f"privacy.{name}": name for name in ("delta", "accountant", "noise")},
-    **{f"privacy.user.{name}": name for name in ("noise_multiplier", "target_epsilon", "max_epsilon", "too_noisy")},
+    **{
+        f"privacy.user.{name}": name
+        for name in ("noise_multiplier", "target_epsilon", "max_epsilon", "too_noisy")
+    },
     "privacy.user.account": "account",
     "privacy.user.mechanism": "own",
     "privacy.user.correlation.kind": "correlation",
     "privacy.user.correlation.bandwidth": "bandwidth",
     **{f"privacy.secure.{name}": name for name in ("dropouts", "colluding", "threshold")},
 }
-# What messages call these, the settings of other values and those of `start`; with `rounds` where it is a setting.
+# What messages call these, the settings of other values and those of `start`; with `rounds` where
+# it is a setting.
 ARGUMENTS = {
     **GIVEN,
-    **{f"server.{name}": f"server_optimizer.{name}" for name in ("learning_rate", "momentum", "shrink_with_noise")},
-    **{f"evaluation.{name}": f"private_evaluation.{name}" for name in ("every", "noise_multiplier")},
-    **{f"privacy.user.clip.{field.name}": f"clipping.{field.name}" for field in fields(AdaptiveClipping)},
+    **{
+        f"server.{name}": f"server_optimizer.{name}"
+        for name in ("learning_rate", "momentum", "shrink_with_noise")
+    },
+    **{
+        f"evaluation.{name}": f"private_evaluation.{name}" for name in ("every", "noise_multiplier")
+    },
+    **{
+        f"privacy.user.clip.{field.name}": f"clipping.{field.name}"
+        for field in fields(AdaptiveClipping)
+    },
     "privacy.user.clip.norm": "clip_norm",
     "privacy.user.clip.max": "clipping.maximum",
     "privacy.user.clip.kind": "clipping",
@@ -97,7 +124,8 @@ SETTING = re.compile(r"\brounds(?==| must)|\bresume=true|\b[a-z]\w*(?:\.\w+)+(?:
 
 
 def said(message: str) -> str:
-    """A message that calls settings as the arguments of the strategy, or of its mechanism, are called."""
+    """A message that calls settings as the arguments of the strategy, or of its mechanism, are
+    called."""
     return SETTING.sub(lambda found: ARGUMENTS.get(found[0], found[0]), message)
 
 
@@ -111,18 +139,27 @@ def said_in_arguments() -> Iterator[None]:
 
 
 def _refuse(given: Mapping[str, Any]) -> None:
-    """Raises for arguments of Flower's strategies that can't be honoured, and for those that there are none of."""
+    """Raises for arguments of Flower's strategies that can't be honoured, and for those that there
+    are none of."""
     for name, value in given["flower"].items():
         if name in REFUSED:
             require(value in (None, 0), name, f"left out, None or 0: {REFUSED[name]}", value)
         elif name != "min_train_nodes":
-            hint = f": give it to {ELSEWHERE[name]}" if name in ELSEWHERE else did_you_mean(name, given)
+            if name in ELSEWHERE:
+                hint = f": give it to {ELSEWHERE[name]}"
+            else:
+                hint = did_you_mean(name, given)
             raise TypeError(f"DPFedAvg has no argument {name}{hint}")
-    drawn, share = given["sampling"], given["fraction_train"]
+    drawn = given["sampling"]
+    share = given["fraction_train"]
     if drawn in ("everyone", "cyclic"):
         require(share == 1, "fraction_train", f"1 with sampling={drawn}", share)
-    least, available = given["flower"].get("min_train_nodes", 0), given["min_available_nodes"]
-    rule = "0: a cohort that is filled up is not the one that is accounted for. min_available_nodes waits for nodes"
+    least = given["flower"].get("min_train_nodes", 0)
+    available = given["min_available_nodes"]
+    rule = (
+        "0: a cohort that is filled up is not the one that is accounted for. "
+        "min_available_nodes waits for nodes"
+    )
     asks_all = share == 1 and drawn in ("poisson", "everyone")
     require(least == 0 or (asks_all and least <= available), "min_train_nodes", rule, least)
 
@@ -133,9 +170,16 @@ def _mechanism(given: Mapping[str, Any]) -> Mechanism:
     short = {name: given[name] for name in SHORT if given[name] is not None}
     if mechanism is None:
         named = "target_epsilon" in short
-        require(named, "target_epsilon", "given, or mechanism, such as discreet.CentralGaussian(...)", None)
+        require(
+            named,
+            "target_epsilon",
+            "given, or mechanism, such as discreet.CentralGaussian(...)",
+            None,
+        )
         return CentralGaussian(clipping=AdaptiveClipping(short.pop("clip_norm", None)), **short)
-    if isinstance(mechanism, type) or not (is_dataclass(mechanism) and all(hasattr(mechanism, verb) for verb in VERBS)):
+    if isinstance(mechanism, type) or not (
+        is_dataclass(mechanism) and all(hasattr(mechanism, verb) for verb in VERBS)
+    ):
         kinds = "CentralGaussian, CorrelatedNoise or MaskedGaussian, or one of your own"
         raise ConfigError(f"mechanism must be a {kinds} (got {type(mechanism).__name__})")
     for name, value in short.items():
@@ -151,7 +195,8 @@ def asked_of(mechanism: Mechanism) -> dict[str, Any]:
 
 
 def _own_name(mechanism: Mechanism, asked: Mapping[str, Any]) -> str | None:
-    """The name `module:Class` of a mechanism from outside, which the run folder keeps; None of Discreet's own.
+    """The name `module:Class` of a mechanism from outside, which the run folder keeps; None of
+    Discreet's own.
 
     Raises:
       ConfigError: it has a field that no setting holds, with another value than its default.
@@ -161,38 +206,57 @@ def _own_name(mechanism: Mechanism, asked: Mapping[str, Any]) -> str | None:
         return None
     plain = asked_of(kind())
     for name, value in asked.items():
-        rule = f"its default, {plain[name]!r}: the run folder keeps {', '.join(HELD)} of a mechanism of your own"
+        rule = (
+            f"its default, {plain[name]!r}: the run folder keeps {', '.join(HELD)} of a "
+            f"mechanism of your own"
+        )
         require(name in HELD or value == plain[name], f"mechanism.{name}", rule, value)
     return f"{kind.__module__}:{kind.__qualname__}"
 
 
 def flower_settings(given: Mapping[str, Any]) -> Settings:
-    """The settings of a run with one round and Flower's timeout, which `start` replaces. Nothing is ignored. Raises
-    ConfigError: one is of the wrong type, out of range or not private, or two contradict each other; TypeError: there
-    is no such argument."""
+    """The settings of a run with one round and Flower's timeout, which `start` replaces. Nothing is
+    ignored. Raises ConfigError: one is of the wrong type, out of range or not private, or two
+    contradict each other; TypeError: there is no such argument."""
     _refuse(given)
-    mechanism, rating = _mechanism(given), given["private_evaluation"]
-    own, masked = asked_of(mechanism), isinstance(mechanism, MaskedGaussian)
+    mechanism = _mechanism(given)
+    rating = given["private_evaluation"]
+    own = asked_of(mechanism)
+    masked = isinstance(mechanism, MaskedGaussian)
     asked = {**given, **own, "own": _own_name(mechanism, own)}
     asked["delta"] = 1e-5 if asked["delta"] is None else asked["delta"]
     settings: dict[str, Any] = {key: asked[name] for key, name in GIVEN.items() if name in asked}
     if rating is not None:
         why = "another app's metrics are not masked"
-        require(not masked, "private_evaluation", f"None with mechanism=MaskedGaussian: {why}", rating)
-        settings["evaluation"] = {"kind": "private", "every": rating.every, "noise_multiplier": rating.noise_multiplier}
+        require(
+            not masked, "private_evaluation", f"None with mechanism=MaskedGaussian: {why}", rating
+        )
+        settings["evaluation"] = {
+            "kind": "private",
+            "every": rating.every,
+            "noise_multiplier": rating.noise_multiplier,
+        }
     settings |= {
         **{"rounds": 1, "data.name": FLOWER_APP, "model.name": FLOWER_APP},
-        "server": server_section(ServerSGD() if given["server_optimizer"] is None else given["server_optimizer"]),
+        "server": server_section(
+            ServerSGD() if given["server_optimizer"] is None else given["server_optimizer"]
+        ),
         "privacy.user.enabled": True,
         "privacy.user.aggregation": SECURE if masked else PLAIN,
         "privacy.user.clip": _clip(asked.get("clipping", AdaptiveClipping(given["clip_norm"]))),
     }
-    require(given["on_round"] is None or callable(given["on_round"]), "on_round", "a function", given["on_round"])
+    require(
+        given["on_round"] is None or callable(given["on_round"]),
+        "on_round",
+        "a function",
+        given["on_round"],
+    )
     nested: dict[str, Any] = {}
     for key, value in settings.items():
         *path, name = key.split(".")
         reduce(lambda section, part: section.setdefault(part, {}), path, nested)[name] = value
-    config, least = parse_config(nested), given["min_available_nodes"]
+    config = parse_config(nested)
+    least = given["min_available_nodes"]
     rule = f"within [1, population_size={config.population_size}]"
     require(least <= config.population_size, "min_available_nodes", rule, least)
     return config
@@ -203,5 +267,8 @@ def _clip(clipping: AdaptiveClipping | FixedClipping) -> dict[str, object]:
     if isinstance(clipping, FixedClipping):
         return {"kind": "fixed", "norm": clipping.norm}
     if not isinstance(clipping, AdaptiveClipping):
-        raise ConfigError(f"clipping must be an AdaptiveClipping or a FixedClipping (got {type(clipping).__name__})")
+        raise ConfigError(
+            f"clipping must be an AdaptiveClipping or a FixedClipping (got "
+            f"{type(clipping).__name__})"
+        )
     return asdict(clipping.section())

@@ -1,7 +1,8 @@
-"""The app in its block: unpacks what the guard has sent, runs the ClientApp as Flower does, and writes one vector.
+"""The app in its block: unpacks what the guard has sent, runs the ClientApp as Flower does, and
+writes one vector.
 
-This runs behind the walls, in a process that has nothing of the site but its block. Nobody parses what it writes.
-"""
+This runs behind the walls, in a process that has nothing of the site but its block. Nobody parses
+what it writes."""
 
 from __future__ import annotations
 
@@ -19,12 +20,14 @@ from discreet.guard.self_test import reached
 from discreet.guard.whole_app import run_whole
 
 HEAD_BYTES = 8
-TRIAL, SELF_TEST = "trial", "self-test"
+TRIAL = "trial"
+SELF_TEST = "self-test"
 
 
 @dataclass(frozen=True)
 class BlockTask:
-    """What every block of a round is given: the bundle, the message and the context, as Flower's bytes.
+    """What every block of a round is given: the bundle, the message and the context, as Flower's
+    bytes.
 
     Attributes:
       app: id, version and digest of the bundle.
@@ -34,7 +37,8 @@ class BlockTask:
       sizes: the number of values of each.
       metric: the name of the number that leaves; empty if arrays do.
       limits: of `enclosure.BlockLimits`.
-      instead: what runs in place of the ClientApp on one message: `TRIAL`, all of the app, or `SELF_TEST`.
+      instead: what runs in place of the ClientApp on one message: `TRIAL`, all of the app, or
+        `SELF_TEST`.
       facts: what a self-test is told of the site.
     """
 
@@ -54,7 +58,9 @@ class BlockTask:
     @property
     def size(self) -> int:
         """The number of values that leave."""
-        return 1 if self.metric else sum(self.sizes)
+        if self.metric:
+            return 1
+        return sum(self.sizes)
 
     def packed(self) -> bytes:
         """The task as the bytes that `unpacked` reads."""
@@ -80,8 +86,8 @@ def unpacked(packed: bytes) -> BlockTask:
 
 
 def run_app(task: BlockTask, *, archive: bytes, state: bytes, data: Path, out: int) -> None:
-    """Runs the app on the files of one block, in the folder `data`, and writes to `out` the vector that leaves, then
-    the app's state. Raises whatever the app raises."""
+    """Runs the app on the files of one block, in the folder `data`, and writes to `out` the vector
+    that leaves, then the app's state. Raises whatever the app raises."""
     from flwr.app import Context, Message
     from flwr.cli.install import install_from_fab
     from flwr.clientapp.utils import get_load_client_app_fn
@@ -102,7 +108,9 @@ def run_app(task: BlockTask, *, archive: bytes, state: bytes, data: Path, out: i
     if task.instead == SELF_TEST:
         print(json.dumps(reached(task.facts)), flush=True)
         return
-    TaskIdentity.task_id, TaskIdentity.run_id, TaskIdentity.node_id = 1, task.run_id, task.node_id
+    TaskIdentity.task_id = 1
+    TaskIdentity.run_id = task.run_id
+    TaskIdentity.node_id = task.node_id
     context: Context = context_from_proto(ContextProto.FromString(task.context))
     context.node_config = {"data": str(data)}
     if state:
@@ -115,7 +123,10 @@ def run_app(task: BlockTask, *, archive: bytes, state: bytes, data: Path, out: i
     app = get_load_client_app_fn(default_app_ref="", app_path=None, multi_app=True)(*task.app)
     message: Message = message_from_proto(MessageProto.FromString(task.message))
     reply = app(message=message, context=context)
-    vector = metric_vector(reply, task.metric) if task.metric else array_vector(reply, task)
+    if task.metric:
+        vector = metric_vector(reply, task.metric)
+    else:
+        vector = array_vector(reply, task)
     kept = recorddict_to_proto(context.state).SerializeToString()
     with os.fdopen(out, "wb") as pipe:
         pipe.write(vector)
@@ -123,7 +134,8 @@ def run_app(task: BlockTask, *, archive: bytes, state: bytes, data: Path, out: i
 
 
 def array_vector(reply: Any, task: BlockTask) -> bytes:
-    """The arrays of a reply with the names that were sent, as float32. ValueError: they do not fit."""
+    """The arrays of a reply with the names that were sent, as float32. ValueError: they do not
+    fit."""
     import numpy as np
 
     for record in reply.content.array_records.values():
@@ -146,7 +158,8 @@ def metric_vector(reply: Any, name: str) -> bytes:
 
 
 def seed_anew() -> None:
-    """Gives each block draws of its own: the generators were copied from the process that forked."""
+    """Gives each block draws of its own: the generators were copied from the process that
+    forked."""
     import numpy as np
     import torch
 

@@ -1,10 +1,13 @@
-"""What leaves a site: the noised sum of its blocks' clipped updates, paid for before a block starts.
+"""What leaves a site: the noised sum of its blocks' clipped updates, paid for before a block
+starts.
 
-The guarantee (sample and aggregate: Nissim, Raskhodnikova and Smith 2007; GUPT, Mohan et al. 2012). A patient is in one
-block, and stays out of all others. What an app makes of that block is anything within the ball of radius C, with the
-patient or without: the sum moves by at most 2C. Not by C: the block does not vanish with the patient. So the noise is
-for 2C, and a round is charged as PoissonSampled(q, Gaussian(z)), also where the app keeps a state in each block. (Given
-what was released before and the coins of the other blocks, a round is the mixture (1 - q) N(0) + q N(u) against
+The guarantee (sample and aggregate: Nissim, Raskhodnikova and Smith 2007; GUPT, Mohan et al. 2012).
+A patient is in one block, and stays out of all others. What an app makes of that block is anything
+within the ball of radius C, with the patient or without: the sum moves by at most 2C. Not by C: the
+block does not vanish with the patient. So the noise is for 2C, and a round is charged as
+PoissonSampled(q, Gaussian(z)), also where the app keeps a state in each block. (Given what was
+released before and the coins of the other blocks, a round is the mixture (1 - q) N(0) + q N(u)
+against
 (1 - q) N(0) + q N(u') with |u - u'| <= 2C, and the divergence is jointly convex.)
 """
 
@@ -36,7 +39,8 @@ Vector = NDArray[np.float32]
 
 @dataclass(frozen=True)
 class BlockSum:
-    """The sum of vectors, one from each block, on the grid; how many blocks ran, and how many of them gave none."""
+    """The sum of vectors, one from each block, on the grid; how many blocks ran, and how many of
+    them gave none."""
 
     total: Tensor
     drawn: int
@@ -45,7 +49,8 @@ class BlockSum:
 
 @dataclass(frozen=True)
 class BlockRelease:
-    """The mechanism of one round: clip each block's vector (size,), add them up, noise, divide by q times the blocks.
+    """The mechanism of one round: clip each block's vector (size,), add them up, noise, divide by q
+    times the blocks.
 
     Guarantee: add, remove or change one unit of one block; the event is `Terms.event(q)`.
 
@@ -62,7 +67,8 @@ class BlockRelease:
     blocks: int
 
     def add_up(self, vectors: Iterable[Vector | None]) -> BlockSum:
-        """The sum without noise. A block that failed is None and counts as zero, as does one that is not finite."""
+        """The sum without noise. A block that failed is None and counts as zero, as does one that
+        is not finite."""
         clip_norm = self.terms.clip_norm
         summed = ClippedSum(self.size, clip_norm, grid=self.grid)
         drawn = failed = 0
@@ -75,7 +81,8 @@ class BlockRelease:
         return BlockSum(summed.values, drawn, failed)
 
     def mean(self, summed: BlockSum, source: RandomSource) -> Tensor:
-        """The noised mean (size,), float64: the noise is for 2C, whichever blocks ran, failed or were empty."""
+        """The noised mean (size,), float64: the noise is for 2C, whichever blocks ran, failed or
+        were empty."""
         gaussian = Gaussian(self.terms.noise_multiplier)
         sensitivity = MOVES * self.terms.clip_norm
         noised = gaussian.add_grid_noise(summed.total, sensitivity, grid=self.grid, source=source)
@@ -85,7 +92,9 @@ class BlockRelease:
     def grid(self) -> Grid:
         """The grid on which updates are added up exactly, from public values alone."""
         stddev = self.terms.noise_multiplier * MOVES * self.terms.clip_norm
-        return grid_for(self.terms.clip_norm, self.size, largest_cohort=self.blocks, noise_scale=stddev)
+        return grid_for(
+            self.terms.clip_norm, self.size, largest_cohort=self.blocks, noise_scale=stddev
+        )
 
 
 def drawn_blocks(policy: GuardPolicy, source: RandomSource) -> list[int]:
@@ -95,8 +104,8 @@ def drawn_blocks(policy: GuardPolicy, source: RandomSource) -> list[int]:
 
 
 def read_layout(arrays: ArrayRecord, policy: GuardPolicy, terms: Terms) -> ArrayLayout:
-    """The layout of the arrays that a server sent. Refused: they are too large, can't be read, or hold something that
-    is not finite, or statistics of BatchNorm that are not frozen."""
+    """The layout of the arrays that a server sent. Refused: they are too large, can't be read, or
+    hold something that is not finite, or statistics of BatchNorm that are not frozen."""
     most = policy.limits.model_values
     try:
         values = 0
@@ -111,7 +120,8 @@ def read_layout(arrays: ArrayRecord, policy: GuardPolicy, terms: Terms) -> Array
 
 
 def of_metric(metric: MetricSettings, value: float) -> Vector | None:
-    """A block's number as a vector of norm at most 1: -1 at the low end of its range, 1 at the high end."""
+    """A block's number as a vector of norm at most 1: -1 at the low end of its range, 1 at the high
+    end."""
     if not np.isfinite(value):
         return None
     half = (metric.high - metric.low) / 2

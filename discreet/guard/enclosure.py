@@ -1,9 +1,10 @@
 """The walls around one block, which its process puts up itself before it loads any code of the app.
 
-With bubblewrap a block has user, mount, process, IPC, network and host name spaces of its own, in the spaces of the
-sandbox: files that it may write are in memory and end with it. In a container that forbids namespaces Landlock takes
-their place: files, TCP, signals and abstract sockets. In both a seccomp filter denies what no training needs, and the
-rights to get any of it back are given up for good.
+With bubblewrap a block has user, mount, process, IPC, network and host name spaces of its own, in
+the spaces of the sandbox: files that it may write are in memory and end with it. In a container
+that forbids namespaces Landlock takes their place: files, TCP, signals and abstract sockets. In
+both a seccomp filter denies what no training needs, and the rights to get any of it back are given
+up for good.
 """
 
 from __future__ import annotations
@@ -18,15 +19,28 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-NEWNS, NEWUTS, NEWIPC = 0x20000, 0x4000000, 0x8000000
-NEWUSER, NEWPID, NEWNET = 0x10000000, 0x20000000, 0x40000000
-NOSUID, NODEV, NOEXEC, READ_ONLY, RECURSIVE, PRIVATE = 2, 4, 8, 1, 0x4000, 0x40000
-NO_NEW_PRIVILEGES, SECCOMP, DUMPABLE, DROP_BOUNDING = 38, 22, 4, 24
+NEWNS = 0x20000
+NEWUTS = 0x4000000
+NEWIPC = 0x8000000
+NEWUSER = 0x10000000
+NEWPID = 0x20000000
+NEWNET = 0x40000000
+NOSUID = 2
+NODEV = 4
+NOEXEC = 8
+READ_ONLY = 1
+RECURSIVE = 0x4000
+PRIVATE = 0x40000
+NO_NEW_PRIVILEGES = 38
+SECCOMP = 22
+DUMPABLE = 4
+DROP_BOUNDING = 24
 SUBREAPER = 36
 CAPABILITIES = 64
 MEMORY = 1 << 20
 BIND = 0x1000
-WRITABLE, SHARED_MEMORY = "/tmp", "/dev/shm"
+WRITABLE = "/tmp"
+SHARED_MEMORY = "/dev/shm"
 LANDLOCK_NEEDS = 6  # the version of Landlock that keeps signals and abstract sockets in
 
 libc = ctypes.CDLL(None, use_errno=True)
@@ -57,14 +71,19 @@ def call(name: str, *arguments: object) -> int:
 
 def mount(source: str, target: str, kind: str | None, flags: int, data: str = "") -> None:
     """Mounts a file system, or changes how one is mounted."""
-    kind_bytes = None if kind is None else kind.encode()
+    if kind is None:
+        kind_bytes = None
+    else:
+        kind_bytes = kind.encode()
     flagged = ctypes.c_ulong(flags)
     call("mount", source.encode(), target.encode(), kind_bytes, flagged, data.encode())
 
 
 def new_spaces() -> None:
-    """Moves this process into namespaces of its own; its next child is the first process of the new process space."""
-    user, group = os.getuid(), os.getgid()
+    """Moves this process into namespaces of its own; its next child is the first process of the new
+    process space."""
+    user = os.getuid()
+    group = os.getgid()
     call("unshare", NEWUSER | NEWNS | NEWPID | NEWIPC | NEWNET | NEWUTS)
     Path("/proc/self/setgroups").write_text("deny")
     Path("/proc/self/uid_map").write_text(f"{user} {user} 1")
@@ -72,7 +91,8 @@ def new_spaces() -> None:
 
 
 def enclose_in_spaces(limits: BlockLimits) -> None:
-    """In the first process of new spaces: files in memory alone, processes of its own alone, no capability."""
+    """In the first process of new spaces: files in memory alone, processes of its own alone, no
+    capability."""
     mount("none", "/", None, RECURSIVE | PRIVATE)
     size = f"size={limits.disk_mb}m,mode=0700"
     mount("tmpfs", WRITABLE, "tmpfs", NOSUID | NODEV, size)
@@ -88,7 +108,8 @@ def enclose_in_spaces(limits: BlockLimits) -> None:
 
 
 def enclose_by_landlock(limits: BlockLimits, readable: Sequence[str], scratch: str) -> None:
-    """Without namespaces: what is in `readable` can be read, `scratch` can be written, and nothing else opened."""
+    """Without namespaces: what is in `readable` can be read, `scratch` can be written, and nothing
+    else opened."""
     _limit(limits, limits.processes + _tasks_of_this_user())
     _restrict(readable, scratch)
     call("prctl", DUMPABLE, 0, 0, 0, 0)
@@ -117,12 +138,16 @@ def _limit(limits: BlockLimits, processes: int) -> None:
     }
     for what, most in bounds.items():
         _, hard = resource.getrlimit(what)
-        least = most if hard == resource.RLIM_INFINITY else min(most, hard)
+        if hard == resource.RLIM_INFINITY:
+            least = most
+        else:
+            least = min(most, hard)
         resource.setrlimit(what, (least, least))
 
 
 def _tasks_of_this_user() -> int:
-    user, count = os.getuid(), 0
+    user = os.getuid()
+    count = 0
     for entry in os.scandir("/proc"):
         if entry.name.isdigit():
             with suppress(OSError):  # it has ended in the meantime
@@ -130,13 +155,19 @@ def _tasks_of_this_user() -> int:
     return count
 
 
-# Landlock: include/uapi/linux/landlock.h. Rights of files, of which a file that is no folder has some.
-_CREATE, _ADD_RULE, _RESTRICT = 444, 445, 446
-_EXECUTE, _READ_FILE, _READ_FOLDER = 1 << 0, 1 << 2, 1 << 3
+# Landlock: include/uapi/linux/landlock.h. Rights of files, of which a file that is no folder has
+# some.
+_CREATE = 444
+_ADD_RULE = 445
+_RESTRICT = 446
+_EXECUTE = 1 << 0
+_READ_FILE = 1 << 2
+_READ_FOLDER = 1 << 3
 _READ = _EXECUTE | _READ_FILE | _READ_FOLDER
 _ALL_RIGHTS = (1 << 16) - 1
 _OF_FILES = _EXECUTE | (1 << 1) | _READ_FILE | (1 << 14) | (1 << 15)
-_TCP, _SCOPED = 3, 3
+_TCP = 3
+_SCOPED = 3
 
 
 def landlock_version() -> int:
@@ -145,15 +176,20 @@ def landlock_version() -> int:
 
 
 def check_landlock(readable: Sequence[str]) -> None:
-    """Raises EnclosureError unless Landlock can hold a block here: the kernel has it, and the file systems that blocks
-    read from note no times of access, by which one block could write to another."""
+    """Raises EnclosureError unless Landlock can hold a block here: the kernel has it, and the file
+    systems that blocks read from note no times of access, by which one block could write to
+    another."""
     version = landlock_version()
     if version < LANDLOCK_NEEDS:
-        raise EnclosureError(f"the kernel has Landlock {version}, and {LANDLOCK_NEEDS} is needed (Linux 6.12)")
+        raise EnclosureError(
+            f"the kernel has Landlock {version}, and {LANDLOCK_NEEDS} is needed (Linux 6.12)"
+        )
     for path in readable:
         flags = os.statvfs(path).f_flag
         if not flags & (os.ST_RDONLY | os.ST_NOATIME):
-            raise EnclosureError(f"{path} must be mounted read-only, or with noatime, for enclosure landlock")
+            raise EnclosureError(
+                f"{path} must be mounted read-only, or with noatime, for enclosure landlock"
+            )
 
 
 def _restrict(readable: Sequence[str], scratch: str) -> None:
@@ -164,7 +200,10 @@ def _restrict(readable: Sequence[str], scratch: str) -> None:
     rules += [(path, _ALL_RIGHTS) for path in (scratch, "/dev/null")]
     for path, rights in rules:
         folder = os.open(path, os.O_PATH)
-        allowed = rights if os.path.isdir(path) else rights & _OF_FILES
+        if os.path.isdir(path):
+            allowed = rights
+        else:
+            allowed = rights & _OF_FILES
         rule = struct.pack("=Qi", allowed, folder)
         call("syscall", ctypes.c_long(_ADD_RULE), ctypes.c_int(ruleset), 1, rule, 0)
         os.close(folder)
@@ -173,37 +212,66 @@ def _restrict(readable: Sequence[str], scratch: str) -> None:
 
 
 # seccomp: numbers of system calls of x86-64, and instructions of the classic packet filter.
-MACHINE, _ARCHITECTURE, _OTHER_ABI = "x86_64", 0xC000003E, 0x40000000
-_SOCKET, _SOCKETPAIR, _CLONE, _CLONE3, _PRLIMIT = 41, 53, 56, 435, 302
-AF_UNIX, _STREAM = 1, 1
-_NO_PERMISSION, _NO_SUCH_CALL = 0x50001, 0x50026
-_ALLOW, _KILL, _FEIGN = 0x7FFF0000, 0x80000000, 0x50000
-_LOAD, _EQUAL, _AT_LEAST, _ANY_BIT, _MASK, _RETURN = 0x20, 0x15, 0x35, 0x45, 0x54, 0x06
-_NUMBER_AT, _ARCHITECTURE_AT, _FIRST_AT, _SECOND_AT = 0, 4, 16, 24
-# Namespaces and mounts, tracing, other processes' memory, keys, BPF, performance counters, io_uring, handles of files,
-# modules, clocks, and userfaultfd.
-DENIED = (
-    *(101, 103, 105, 106, 113, 114, 116, 117, 119, 122, 123, 155, 161, 163, 164, 165, 166, 167, 168),
-    *(169, 170, 171, 172, 173, 175, 176, 179, 227, 246, 248, 249, 250, 256, 272, 279, 298, 300, 303),
-    *(304, 305, 308, 310, 311, 312, 313, 320, 321, 323, 425, 426, 427, 428, 429, 430, 431, 432, 433),
-    *(438, 440, 442, 448),
+MACHINE = "x86_64"
+_ARCHITECTURE = 0xC000003E
+_OTHER_ABI = 0x40000000
+_SOCKET = 41
+_SOCKETPAIR = 53
+_CLONE = 56
+_CLONE3 = 435
+_PRLIMIT = 302
+AF_UNIX = 1
+_STREAM = 1
+_NO_PERMISSION = 0x50001
+_NO_SUCH_CALL = 0x50026
+_ALLOW = 0x7FFF0000
+_KILL = 0x80000000
+_FEIGN = 0x50000
+_LOAD = 0x20
+_EQUAL = 0x15
+_AT_LEAST = 0x35
+_ANY_BIT = 0x45
+_MASK = 0x54
+_RETURN = 0x06
+_NUMBER_AT = 0
+_ARCHITECTURE_AT = 4
+_FIRST_AT = 16
+_SECOND_AT = 24
+
+
+def _numbers(words: str) -> tuple[int, ...]:
+    return tuple(int(word) for word in words.split())
+
+
+# Namespaces and mounts, tracing, other processes' memory, keys, BPF, performance counters,
+# io_uring, handles of files, modules, clocks, and userfaultfd.
+DENIED = _numbers(
+    "101 103 105 106 113 114 116 117 119 122 123 155 161 163 164 165 166 167 168 169 170 171 "
+    "172 173 175 176 179 227 246 248 249 250 256 272 279 298 300 303 304 305 308 310 311 312 "
+    "313 320 321 323 425 426 427 428 429 430 431 432 433 438 440 442 448 "
 )
 # What a name space would keep apart: connections, System V and POSIX queues and memory.
-DENIED_WITHOUT_SPACES = (42, 49, 50, 29, 30, 31, 64, 65, 66, 67, 68, 69, 70, 71, 220, 240, 241, 242, 243)
-# What changes the mode, owner, times or attributes of a file, or the priority or processors of another process:
-# Landlock covers none of it, and one block could write so to the next. It does nothing, and says that it did.
-FEIGNED_WITHOUT_SPACES = (
-    *(90, 91, 92, 93, 94, 132, 188, 189, 190, 197, 198, 199, 235, 260, 261, 268, 280, 452, 463, 466),
-    *(141, 142, 144, 203, 251, 314),
+DENIED_WITHOUT_SPACES = _numbers("42 49 50 29 30 31 64 65 66 67 68 69 70 71 220 240 241 242 243 ")
+# What changes the mode, owner, times or attributes of a file, or the priority or processors of
+# another process: Landlock covers none of it, and one block could write so to the next. It does
+# nothing, and says that it did.
+FEIGNED_WITHOUT_SPACES = _numbers(
+    "90 91 92 93 94 132 188 189 190 197 198 199 235 260 261 268 280 452 463 466 141 142 144 203 "
+    "251 314 "
 )
 _Instruction = tuple[int, int, int, int]
 
 
-def filter_calls(denied: Sequence[int], *, sockets: Sequence[int], feigned: Sequence[int] = ()) -> None:
-    """Has the kernel deny system calls of this process and its children for good, and do nothing for those `feigned`.
-    Sockets are of the families in `sockets`. EnclosureError: this is no x86-64, or the kernel takes no filter."""
+def filter_calls(
+    denied: Sequence[int], *, sockets: Sequence[int], feigned: Sequence[int] = ()
+) -> None:
+    """Has the kernel deny system calls of this process and its children for good, and do nothing
+    for those `feigned`. Sockets are of the families in `sockets`. EnclosureError: this is no
+    x86-64, or the kernel takes no filter."""
     if platform.machine() != MACHINE:
-        raise EnclosureError(f"the filter of system calls knows {MACHINE} alone, not {platform.machine()}")
+        raise EnclosureError(
+            f"the filter of system calls knows {MACHINE} alone, not {platform.machine()}"
+        )
     program = _program(denied, sockets=sockets, feigned=feigned)
     code = b"".join(struct.pack("HBBI", *each) for each in program)
     buffer = ctypes.create_string_buffer(code)
@@ -211,7 +279,9 @@ def filter_calls(denied: Sequence[int], *, sockets: Sequence[int], feigned: Sequ
     call("prctl", SECCOMP, 2, ctypes.c_char_p(header), 0, 0)
 
 
-def _program(denied: Sequence[int], *, sockets: Sequence[int], feigned: Sequence[int]) -> list[_Instruction]:
+def _program(
+    denied: Sequence[int], *, sockets: Sequence[int], feigned: Sequence[int]
+) -> list[_Instruction]:
     start: list[_Instruction] = [
         (_LOAD, 0, 0, _ARCHITECTURE_AT),
         (_EQUAL, 1, 0, _ARCHITECTURE),
@@ -222,7 +292,9 @@ def _program(denied: Sequence[int], *, sockets: Sequence[int], feigned: Sequence
     ]
     each = [_answer(number, _NO_PERMISSION) for number in denied]
     each += [_answer(number, _FEIGN) for number in feigned]
-    each += [_answer(_CLONE3, _NO_SUCH_CALL)]  # its flags can't be looked at: clone is tried instead
+    each += [
+        _answer(_CLONE3, _NO_SUCH_CALL)
+    ]  # its flags can't be looked at: clone is tried instead
     spaces = NEWUSER | NEWNS | NEWPID | NEWIPC | NEWNET | NEWUTS
     new_spaces = [
         (_EQUAL, 0, 4, _CLONE),

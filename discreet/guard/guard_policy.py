@@ -11,7 +11,7 @@
     block-seconds = 20              # what a block may take
     at-once = 1                     # blocks that run side by side
     reply-seconds = 0               # the least time until a reply; blocks need more often
-    min-colluding = 1               # under secure aggregation: how many sites may work with the server
+    min-colluding = 1               # secure aggregation: how many sites may collude with the server
     min-summands = 2                # and of how many honest sites' vectors a sum must be
     enclosure = "bubblewrap"        # or "landlock", where a container forbids namespaces
     evaluate = "refuse"             # or the table [metric]
@@ -22,7 +22,7 @@
     id = "patient"
     count = 100
 
-    [metric]                        # what an app's evaluation may say: one number, in a public range
+    [metric]                        # what an evaluation may release: one number in a public range
     name = "accuracy"
     low = 0
     high = 1
@@ -65,10 +65,15 @@ from discreet.settings.rules import (
 if TYPE_CHECKING:
     from dp_accounting import DpEvent
 
-PATIENT, SITE = "patient", "site"
-BUBBLEWRAP, LANDLOCK = "bubblewrap", "landlock"
-REFUSE, METRIC = "refuse", "metric"
-CLIP_NORM, NOISE, FROZEN = "guard-clip-norm", "guard-noise-multiplier", "guard-frozen"
+PATIENT = "patient"
+SITE = "site"
+BUBBLEWRAP = "bubblewrap"
+LANDLOCK = "landlock"
+REFUSE = "refuse"
+METRIC = "metric"
+CLIP_NORM = "guard-clip-norm"
+NOISE = "guard-noise-multiplier"
+FROZEN = "guard-frozen"
 HEX = frozenset("0123456789abcdef")
 Digests = Annotated[
     tuple[str, ...],
@@ -153,11 +158,23 @@ class GuardPolicy:
         both = "a list of digests, or else any = true, and not both"
         require(bool(self.apps) != self.any, "apps", both, list(self.apps))
         with_table = 'a table with evaluate = "metric", and left out without it'
-        require((self.metric is not None) == (self.evaluate == METRIC), "metric", with_table, self.metric)
+        require(
+            (self.metric is not None) == (self.evaluate == METRIC),
+            "metric",
+            with_table,
+            self.metric,
+        )
         if self.unit == SITE:
-            require(self.blocks.count == 1, "blocks.count", '1 with unit = "site"', self.blocks.count)
+            require(
+                self.blocks.count == 1, "blocks.count", '1 with unit = "site"', self.blocks.count
+            )
             return
-        require(self.blocks.count > 1, "blocks.count", 'above 1 with unit = "patient"', self.blocks.count)
+        require(
+            self.blocks.count > 1,
+            "blocks.count",
+            'above 1 with unit = "patient"',
+            self.blocks.count,
+        )
         require(bool(self.blocks.id), "blocks.id", "the name of the patients' column", "''")
 
     @property
@@ -168,7 +185,8 @@ class GuardPolicy:
 
     @property
     def slot_seconds(self) -> float:
-        """The time from one block's start to that of the next in its place: a block is ended before."""
+        """The time from one block's start to that of the next in its place: a block is ended
+        before."""
         return self.block_seconds + ENDING_SECONDS
 
 
@@ -192,7 +210,8 @@ class Terms:
 
 
 def read_guard(path: Path) -> GuardPolicy:
-    """The policy of a `guard.toml`, with absolute paths. ConfigError: what is wrong with it, in one line."""
+    """The policy of a `guard.toml`, with absolute paths. ConfigError: what is wrong with it, in one
+    line."""
     try:
         given = tomllib.loads(path.read_text())
     except OSError as error:
@@ -232,16 +251,25 @@ def _underscored(given: dict[str, Any]) -> dict[str, Any]:
 
 def _with_paths(policy: GuardPolicy, folder: Path) -> GuardPolicy:
     blocks = replace(policy.blocks, folder=str(folder / policy.blocks.folder))
-    mock = None if policy.mock is None else str(folder / policy.mock)
+    if policy.mock is None:
+        mock = None
+    else:
+        mock = str(folder / policy.mock)
     return replace(policy, ledger=str(folder / policy.ledger), blocks=blocks, mock=mock)
 
 
 def statement_lines(policy: GuardPolicy) -> Iterator[str]:
     """What the guard of this policy guarantees, a sentence each."""
-    whose = "all records of one patient id" if policy.unit == PATIENT else "all data"
+    if policy.unit == PATIENT:
+        whose = "all records of one patient id"
+    else:
+        whose = "all data"
     yield f"unit: {whose} at this site; add, remove or change them"
     yield f"blocks: {policy.blocks.count}, a public number, each drawn with q = {policy.q:g}"
-    yield f"noise: at least {policy.min_noise_multiplier:g} times 2C, where C clips the update of a block"
+    yield (
+        f"noise: at least {policy.min_noise_multiplier:g} times 2C, where C clips the update of "
+        f"a block"
+    )
     budget = f"epsilon {policy.max_epsilon:g} at delta {policy.max_delta:g}, over all runs"
     yield f"budget: {budget}; by PLD, a masked sum by RDP"
     yield "trusted: this site's operator and kernel; not the app, not the server"
@@ -249,7 +277,8 @@ def statement_lines(policy: GuardPolicy) -> Iterator[str]:
 
 
 def terms_of_run(policy: GuardPolicy, config: PublicConfig) -> Terms:
-    """What a run's configuration asks of the guard. Refused: less noise than the policy wants, or no numbers."""
+    """What a run's configuration asks of the guard. Refused: less noise than the policy wants, or
+    no numbers."""
     clip_norm = _number(config, CLIP_NORM, policy.clip_norm)
     noise = _number(config, NOISE, policy.min_noise_multiplier)
     if noise < policy.min_noise_multiplier:

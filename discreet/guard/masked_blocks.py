@@ -1,10 +1,12 @@
-"""A guarded site under secure aggregation: the mean of its blocks leaves with a share of the noise, masked.
+"""A guarded site under secure aggregation: the mean of its blocks leaves with a share of the noise,
+masked.
 
-The server runs `DPFedAvg(mechanism=MaskedGaussian(clipping=FixedClipping(C)))` as for other nodes. It reads the sum of
-all sites' vectors alone; so nobody's server is trusted, and one noise, which all sites add in shares, is enough for
-everybody. A block's update has a norm of at most C, and so has their mean, which is what `secure_sum` expects of a
-node. But one patient moves it by 2C / k alone: that is what this site charges, by its own count of the noise that
-honest sites are sure to add.
+The server runs `DPFedAvg(mechanism=MaskedGaussian(clipping=FixedClipping(C)))` as for other nodes.
+It reads the sum of all sites' vectors alone; so nobody's server is trusted, and one noise, which
+all sites add in shares, is enough for everybody. A block's update has a norm of at most C, and so
+has their mean, which is what `secure_sum` expects of a node. But one patient moves it by 2C / k
+alone: that is what this site charges, by its own count of the noise that honest sites are sure to
+add.
 """
 
 from __future__ import annotations
@@ -63,7 +65,8 @@ class MaskedBlocks:
     run: Callable[[], BlockSum]
 
     def vector(self) -> NDArray[np.int64]:
-        """The site's vector (length,), with its share of noise. It is charged before a block starts."""
+        """The site's vector (length,), with its share of noise. It is charged before a block
+        starts."""
         self.charge(block_event(self.sums, self.blocks.blocks))
         vector: NDArray[np.int64] = site_vector(self, self.run(), secure_source()).numpy()
         return vector
@@ -78,7 +81,8 @@ class MaskedBlocks:
 
 def site_vector(work: MaskedBlocks, summed: BlockSum, source: RandomSource) -> Tensor:
     """The mean of the blocks in whole steps, int64 (length,), with one share of noise."""
-    sums, blocks = work.sums, work.blocks
+    sums = work.sums
+    blocks = work.blocks
     mean = blocks.grid.to_float(summed.total, torch.float64) / blocks.blocks
     steps = (mean * (sums.clip_steps / blocks.terms.clip_norm)).trunc().long()
     return steps + sums.noise(source)
@@ -87,16 +91,22 @@ def site_vector(work: MaskedBlocks, summed: BlockSum, source: RandomSource) -> T
 def block_event(sums: SecureSum, blocks: int) -> DpEvent:
     """The event of a masked sum for one patient of one of a site's blocks.
 
-    The mean moves by at most 2C / k, which is 2R / k steps. Truncation moves each coordinate of the difference by less
-    than 1, which is sqrt(length) in L2; what float64 rounds is far below the whole step that is added for it.
+    The mean moves by at most 2C / k, which is 2R / k steps. Truncation moves each coordinate of the
+    difference by less than 1, which is sqrt(length) in L2; what float64 rounds is far below the
+    whole step that is added for it.
     """
     most = MOVES * sums.clip_steps / blocks + math.isqrt(sums.length - 1) + 2
     sensitivity_squared = math.ceil(most) ** 2
-    return DistributedDiscreteGaussianDpEvent(sums.variance, sums.summands, sensitivity_squared, sums.length)
+    return DistributedDiscreteGaussianDpEvent(
+        sums.variance, sums.summands, sensitivity_squared, sums.length
+    )
 
 
-def read_masked(message: Message, policy: GuardPolicy, charge: Charge, *, run: RunBlocks) -> MaskedBlocks:
-    """The work that a message asks for. Refused: it is none that a guard does. MalformedMessage: it can't be read."""
+def read_masked(
+    message: Message, policy: GuardPolicy, charge: Charge, *, run: RunBlocks
+) -> MaskedBlocks:
+    """The work that a message asks for. Refused: it is none that a guard does. MalformedMessage: it
+    can't be read."""
     content = RecordDict(dict(message.content))
     items, frozen = take_asked(content)
     request = request_of(items)
@@ -109,15 +119,23 @@ def read_masked(message: Message, policy: GuardPolicy, charge: Charge, *, run: R
 
 
 def _sum_of(request: TrainRequest, layout: ArrayLayout, policy: GuardPolicy) -> SecureSum:
-    """The sum that a request means. Refused: one of another kind, or with too little noise for one patient."""
+    """The sum that a request means. Refused: one of another kind, or with too little noise for one
+    patient."""
     mechanism = masked_mechanism(request.run, Sizes(layout.num_params))
-    sums = None if mechanism is None else mechanism.participation.vector
+    if mechanism is None:
+        sums = None
+    else:
+        sums = mechanism.participation.vector
     if mechanism is None or sums is None or mechanism.guarantee != USER or not request.work.trains:
         raise Refused("a guard adds to sums of sites' updates alone: the run needs MaskedGaussian")
     if sums.bit_steps or sums.answer_length:
-        raise Refused("a guard gives neither bit nor answer: the run needs clipping=FixedClipping(...)")
+        raise Refused(
+            "a guard gives neither bit nor answer: the run needs clipping=FixedClipping(...)"
+        )
     if policy.q < 1:
-        raise Refused("this site's guard draws its blocks (q < 1), which a masked sum does not account for")
+        raise Refused(
+            "this site's guard draws its blocks (q < 1), which a masked sum does not account for"
+        )
     if not sums.variance:
         raise Refused("the masked sum has no noise")
     noise = block_event(sums, policy.blocks.count).renyi_noise_multiplier

@@ -1,4 +1,5 @@
-"""What a site's people do with a guard beside running it: check its walls, try an app, read what has run."""
+"""What a site's people do with a guard beside running it: check its walls, try an app, read what
+has run."""
 
 from __future__ import annotations
 
@@ -26,8 +27,8 @@ TRIAL_SECONDS = 120.0
 
 
 def broken_walls(policy: GuardPolicy) -> list[str]:
-    """What a hostile app reaches from a block of this site's sandbox; empty if the walls hold. SandboxError: it can't
-    be started, or a block in it."""
+    """What a hostile app reaches from a block of this site's sandbox; empty if the walls hold.
+    SandboxError: it can't be started, or a block in it."""
     with tempfile.TemporaryDirectory() as folder, listening(Path(folder)) as (port, path):
         facts = {
             "site": policy.blocks.folder,

@@ -1,7 +1,8 @@
 """A site's patients in blocks: each patient in one, by a keyed hash of the patient's id alone.
 
-Who is in a block depends on nobody else. So a patient who is added, removed or changed changes one block, and nothing
-in the others: no count of all rows, no list of all categories, no date of a file.
+Who is in a block depends on nobody else. So a patient who is added, removed or changed changes one
+block, and nothing in the others: no count of all rows, no list of all categories, no date of a
+file.
 """
 
 from __future__ import annotations
@@ -29,7 +30,9 @@ from discreet.data.folder import open_table
 from discreet.data.targets import FolderError
 from discreet.settings.rules import ConfigError
 
-KEY, SPLIT, BLOCKS = "key", "split.json", "blocks"
+KEY = "key"
+SPLIT = "split.json"
+BLOCKS = "blocks"
 FOLDERS = "folders"  # the id of data in which each patient is a folder
 KEY_BYTES = 32
 Files = dict[str, bytes]  # the files of a block by their names
@@ -62,13 +65,16 @@ def block_of(patient: str, *, key: bytes, count: int) -> int:
 
 
 def split_site(data: Path, folder: Path, *, id_column: str, count: int) -> Split:
-    """Splits a site's data into blocks, once, and writes key and blocks to `folder`, for its owner alone.
+    """Splits a site's data into blocks, once, and writes key and blocks to `folder`, for its owner
+    alone.
 
-    `data` is a table (csv, jsonl, parquet or npz), a folder with a data.toml that names one, or with `folders` as the
-    id a folder that holds a folder for each patient. Without an id, for one block, any folder or file.
+    `data` is a table (csv, jsonl, parquet or npz), a folder with a data.toml that names one, or
+    with `folders` as the id a folder that holds a folder for each patient. Without an id, for one
+    block, any folder or file.
 
     Raises:
-      ConfigError: the data can't be split, or `folder` is there already: another key would be another split.
+      ConfigError: the data can't be split, or `folder` is there already: another key would be
+        another split.
     """
     if folder.exists():
         raise ConfigError(f"{folder} is there already: a site is split once, and keeps its key")
@@ -93,7 +99,8 @@ def split_site(data: Path, folder: Path, *, id_column: str, count: int) -> Split
 
 
 def read_blocks(folder: Path, *, id_column: str, count: int) -> SiteBlocks:
-    """The blocks that `split_site` made. ConfigError: it made others, some are missing, or others can read them."""
+    """The blocks that `split_site` made. ConfigError: it made others, some are missing, or others
+    can read them."""
     try:
         split = Split(**json.loads((folder / SPLIT).read_bytes()))
     except (OSError, ValueError, TypeError) as error:
@@ -114,7 +121,9 @@ def check_private(path: Path) -> None:
     """Raises ConfigError unless a path belongs to this user, and nobody else may read it."""
     status = path.stat()
     if status.st_uid != os.geteuid() or stat.S_IMODE(status.st_mode) & 0o077:
-        raise ConfigError(f"{path} must belong to this user, and be closed to all others (chmod go= {path})")
+        raise ConfigError(
+            f"{path} must belong to this user, and be closed to all others (chmod go= {path})"
+        )
 
 
 def archive_of(files: Mapping[str, bytes]) -> bytes:
@@ -143,7 +152,8 @@ _Blocks = tuple[list[str], Callable[[Sequence[int]], Files]]
 
 
 def _read(data: Path, id_column: str) -> _Blocks:
-    """The patient of each row or folder, and the files of a block that has the rows or folders of given places."""
+    """The patient of each row or folder, and the files of a block that has the rows or folders of
+    given places."""
     if not id_column:
         return _whole(data)
     if id_column == FOLDERS:
@@ -152,7 +162,9 @@ def _read(data: Path, id_column: str) -> _Blocks:
         return _table(data, id_column)
     description = read_description(data)
     if description.test is not None:
-        raise FolderError(f"{data / DESCRIPTION} names a test set, which every block would hold: take it out")
+        raise FolderError(
+            f"{data / DESCRIPTION} names a test set, which every block would hold: take it out"
+        )
     patients, files_of = _table(data / description.file, id_column)
     beside = {DESCRIPTION: (data / DESCRIPTION).read_bytes()}
     return patients, lambda places: files_of(places) | beside
@@ -160,8 +172,14 @@ def _read(data: Path, id_column: str) -> _Blocks:
 
 def _whole(data: Path) -> _Blocks:
     """All data as one unit: the site."""
-    root = data if data.is_dir() else data.parent
-    files = dict(_files_below(data, root)) if data.is_dir() else {data.name: data.read_bytes()}
+    if data.is_dir():
+        root = data
+    else:
+        root = data.parent
+    if data.is_dir():
+        files = dict(_files_below(data, root))
+    else:
+        files = {data.name: data.read_bytes()}
     return ["site"], lambda places: files if places else {}
 
 
@@ -197,7 +215,9 @@ def _table(path: Path, id_column: str) -> _Blocks:
 
 def _patient(cell: object, path: Path, row: int) -> str:
     if isinstance(cell, bool | float) or not str(cell if cell is not None else "").strip():
-        raise FolderError(f"{path}, row {row}: the patient's id must be a text or a whole number, and be there")
+        raise FolderError(
+            f"{path}, row {row}: the patient's id must be a text or a whole number, and be there"
+        )
     return str(cell).strip()
 
 
@@ -266,7 +286,9 @@ def _npz(path: Path, id_column: str) -> _Rows:
     rows = len(arrays[id_column])
     for name, values in arrays.items():
         if values.ndim < 1 or len(values) != rows:
-            raise FolderError(f"{path}: {name} must have {rows} rows, one for each id: it would be in every block")
+            raise FolderError(
+                f"{path}: {name} must have {rows} rows, one for each id: it would be in every block"
+            )
 
     def content_of(places: Sequence[int]) -> bytes:
         sink = io.BytesIO()

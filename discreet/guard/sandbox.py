@@ -1,7 +1,9 @@
-"""The sandbox as the guard sees it: it runs an app once for each block, and gives back one vector or nothing.
+"""The sandbox as the guard sees it: it runs an app once for each block, and gives back one vector
+or nothing.
 
-Nothing of what a block does moves another block, or the time of the reply: each starts at a moment that was fixed
-before, is over before its place is taken by the next, and what it prints and keeps is stored after the last one.
+Nothing of what a block does moves another block, or the time of the reply: each starts at a moment
+that was fixed before, is over before its place is taken by the next, and what it prints and keeps
+is stored after the last one.
 """
 
 from __future__ import annotations
@@ -55,7 +57,8 @@ class SandboxError(RuntimeError):
 
 @dataclass(frozen=True)
 class BlockInput:
-    """One block's part of a round: its number, an open file with its archive, and the state that it has kept."""
+    """One block's part of a round: its number, an open file with its archive, and the state that it
+    has kept."""
 
     number: int
     archive: int
@@ -64,7 +67,8 @@ class BlockInput:
 
 @dataclass(frozen=True)
 class BlockResult:
-    """What came of a block: its vector (size,) and its state, or None if it failed; what it printed."""
+    """What came of a block: its vector (size,) and its state, or None if it failed; what it
+    printed."""
 
     number: int
     vector: Vector | None
@@ -85,12 +89,16 @@ class _Running:
 
 
 class Sandbox:
-    """A process in bubblewrap, or one that Landlock will hold block by block, of which blocks are forked."""
+    """A process in bubblewrap, or one that Landlock will hold block by block, of which blocks are
+    forked."""
 
     def __init__(self, policy: GuardPolicy) -> None:
-        """Starts it, and waits until it has imported Flower and PyTorch. SandboxError: it can't be started."""
+        """Starts it, and waits until it has imported Flower and PyTorch. SandboxError: it can't be
+        started."""
         if os.geteuid() == 0:
-            raise ConfigError("the guard does not run as root: limits do not bind root. Start it as another user")
+            raise ConfigError(
+                "the guard does not run as root: limits do not bind root. Start it as another user"
+            )
         self.policy = policy
         self.control, theirs = socket.socketpair()
         command = sandbox_command(policy, theirs.fileno())
@@ -117,15 +125,19 @@ class Sandbox:
         self.process.wait()
 
     def run(self, task: BlockTask, blocks: Sequence[BlockInput]) -> Iterator[BlockResult]:
-        """Runs a task on blocks, in their order, and yields what came of each. A slot is as long whatever a block does;
-        SandboxError: the sandbox has ended, or a block has not."""
+        """Runs a task on blocks, in their order, and yields what came of each. A slot is as long
+        whatever a block does; SandboxError: the sandbox has ended, or a block has not."""
         shared = _sealed(task.packed())
-        side_by_side, seconds = self.policy.at_once, self.policy.slot_seconds
-        started, ending = time.monotonic(), []
+        side_by_side = self.policy.at_once
+        seconds = self.policy.slot_seconds
+        started = time.monotonic()
+        ending = []
         try:
             for slot, first in enumerate(range(0, len(blocks), side_by_side)):
                 _sleep_until(started + slot * seconds)
-                running = [self._start(shared, block) for block in blocks[first : first + side_by_side]]
+                running = [
+                    self._start(shared, block) for block in blocks[first : first + side_by_side]
+                ]
                 ending += [each.done for each in running]
                 self._read(running, task, until=started + (slot + 1) * seconds)
                 for each in running:
@@ -137,7 +149,9 @@ class Sandbox:
 
     def _start(self, task: int, block: BlockInput) -> _Running:
         state = _sealed(block.state)
-        (out, out_end), (log, log_end), (done, done_end) = os.pipe(), os.pipe(), os.pipe()
+        out, out_end = os.pipe()
+        log, log_end = os.pipe()
+        done, done_end = os.pipe()
         given = [task, block.archive, state, out_end, log_end, done_end]
         try:
             socket.send_fds(self.control, [b"b"], given)
@@ -171,7 +185,9 @@ class Sandbox:
         return min(MOST_STATE, MOST_STATES // self.policy.blocks.count)
 
     def _result(self, block: _Running, task: BlockTask) -> BlockResult:
-        size, said, log = 4 * task.size, bytes(block.said), bytes(block.logged)
+        size = 4 * task.size
+        said = bytes(block.said)
+        log = bytes(block.logged)
         if not size <= len(said) <= size + self.most_state:
             return BlockResult(block.number, None, b"", log)
         vector = np.frombuffer(said[:size], np.float32)
@@ -188,15 +204,40 @@ def sandbox_command(policy: GuardPolicy, control: int) -> list[str]:
     settings = {**ENVIRONMENT, "PYTHONPATH": str(PACKAGE.parent)}
     environment = [word for name, value in settings.items() for word in ("--setenv", name, value)]
     return [
-        *("bwrap", "--unshare-all", "--die-with-parent", "--new-session", "--cap-drop", "ALL"),
-        *("--uid", "1000", "--gid", "1000", "--clearenv", *environment),
-        *("--proc", "/proc", "--dev", "/dev", "--tmpfs", "/tmp", *binds),
-        *("--remount-ro", "/dev", "--remount-ro", "/", "--chdir", "/", "--", *python, SPACES),
+        "bwrap",
+        "--unshare-all",
+        "--die-with-parent",
+        "--new-session",
+        "--cap-drop",
+        "ALL",
+        "--uid",
+        "1000",
+        "--gid",
+        "1000",
+        "--clearenv",
+        *environment,
+        "--proc",
+        "/proc",
+        "--dev",
+        "/dev",
+        "--tmpfs",
+        "/tmp",
+        *binds,
+        "--remount-ro",
+        "/dev",
+        "--remount-ro",
+        "/",
+        "--chdir",
+        "/",
+        "--",
+        *python,
+        SPACES,
     ]
 
 
 def readable_places() -> list[str]:
-    """What a block may read: the system's programs, Python, its packages and Discreet. Nothing of the site."""
+    """What a block may read: the system's programs, Python, its packages and Discreet. Nothing of
+    the site."""
     own = [sys.base_prefix, sys.prefix, str(PACKAGE)]
     return [path for path in dict.fromkeys((*SYSTEM, *own)) if os.path.exists(path)]
 

@@ -1,4 +1,5 @@
-"""A hostile app's first tries, by which a site checks its sandbox before it trusts it: `discreet site check`."""
+"""A hostile app's first tries, by which a site checks its sandbox before it trusts it: `discreet
+site check`."""
 
 from __future__ import annotations
 
@@ -13,9 +14,11 @@ LEFT = "left-by-a-block"
 
 
 def reached(facts: Mapping[str, str]) -> list[str]:
-    """What can be reached from inside a block that must not be; empty if the walls hold. `facts` name the site's folder
-    and account, a TCP port and a UNIX socket that listen, and the guard's process."""
-    site, guard = facts["site"], int(facts["guard"])
+    """What can be reached from inside a block that must not be; empty if the walls hold. `facts`
+    name the site's folder and account, a TCP port and a UNIX socket that listen, and the guard's
+    process."""
+    site = facts["site"]
+    guard = int(facts["guard"])
     tries: dict[str, Callable[[], object]] = {
         "the site's folder": lambda: os.listdir(site),
         "the site's key": lambda: Path(site, "key").read_bytes(),

@@ -20,7 +20,8 @@ MEMORY = 1 << 20
 
 
 def check_site(path: Path) -> GuardPolicy:
-    """The policy of a guard.toml that this machine and user can keep. ConfigError, LedgerError: they can't, and why."""
+    """The policy of a guard.toml that this machine and user can keep. ConfigError, LedgerError:
+    they can't, and why."""
     policy = read_guard(path)
     for fault in faults_of(policy):
         raise ConfigError(f"{path}: {fault}")
@@ -41,7 +42,10 @@ def faults_of(policy: GuardPolicy) -> Iterator[str]:
         yield 'enclosure = "bubblewrap" needs bwrap: apt-get install bubblewrap'
     if policy.enclosure == LANDLOCK:
         if policy.at_once > 1:
-            yield 'at-once must be 1 with enclosure = "landlock": blocks side by side could see each other\'s processes'
+            yield (
+                'at-once must be 1 with enclosure = "landlock": blocks side by side could see '
+                "each other's processes"
+            )
         try:
             check_landlock(readable_places())
         except EnclosureError as error:
@@ -50,4 +54,7 @@ def faults_of(policy: GuardPolicy) -> Iterator[str]:
     wanted = policy.at_once * (limits.memory_mb + limits.disk_mb)
     there = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // MEMORY
     if wanted > there:
-        yield f"at-once * (limits.memory-mb + limits.disk-mb) is {wanted} MB, and the machine has {there}"
+        yield (
+            f"at-once * (limits.memory-mb + limits.disk-mb) is {wanted} MB, and the machine has "
+            f"{there}"
+        )

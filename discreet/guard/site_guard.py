@@ -1,4 +1,5 @@
-"""The guard of a site: it answers a server's message with what its blocks release, and with nothing else."""
+"""The guard of a site: it answers a server's message with what its blocks release, and with nothing
+else."""
 
 from __future__ import annotations
 
@@ -58,9 +59,12 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("discreet.guard")
 
-TRAIN, EVALUATE = "train", "evaluate"
+TRAIN = "train"
+EVALUATE = "evaluate"
 NUM_EXAMPLES = "num-examples"  # as FedAvg weighs replies: the number of blocks
-STATES, LOGS, JOURNAL = "states", "logs", "journal.jsonl"
+STATES = "states"
+LOGS = "logs"
+JOURNAL = "journal.jsonl"
 
 
 @dataclass(frozen=True)
@@ -99,25 +103,29 @@ class Answer:
 
 
 class SiteGuard:
-    """Holds a site's policy, blocks, account and sandbox, and answers one message after the other."""
+    """Holds a site's policy, blocks, account and sandbox, and answers one message after the
+    other."""
 
     def __init__(self, policy: GuardPolicy, *, sandbox: Sandbox | None = None) -> None:
-        """Reads what the policy names, and starts the sandbox. ConfigError, LedgerError: what is wrong with it."""
+        """Reads what the policy names, and starts the sandbox. ConfigError, LedgerError: what is
+        wrong with it."""
         self.policy = policy
         self.site = Path(policy.blocks.folder)
         open_again(self.site)
-        self.blocks: SiteBlocks = read_blocks(self.site, id_column=policy.blocks.id, count=policy.blocks.count)
+        self.blocks: SiteBlocks = read_blocks(
+            self.site, id_column=policy.blocks.id, count=policy.blocks.count
+        )
         self.ledger = guard_ledger(policy)
         shutil.rmtree(self.site / STATES, ignore_errors=True)  # of runs before: an app starts anew
         self.sandbox = sandbox or Sandbox(policy)
 
     def answer(self, message: Message, context: Context, app: App) -> Answer:
-        """The content of the reply. The round is on the ledger before a block starts, and if it is asked again, also
-        after a crash, it is charged again.
+        """The content of the reply. The round is on the ledger before a block starts, and if it is
+        asked again, also after a crash, it is charged again.
 
         Raises:
-          Refused: the bundle, the message or the run is not allowed, or the budget is spent. It says why, in words that
-            no patient has part in. Nothing was charged.
+          Refused: the bundle, the message or the run is not allowed, or the budget is spent. It
+            says why, in words that no patient has part in. Nothing was charged.
           LedgerError, SandboxError: something is wrong at the site.
         """
         try:
@@ -138,10 +146,13 @@ class SiteGuard:
         assert work.layout is not None
         sent = work.layout.vector(only_arrays(message.content, "the message"))
         arrays = work.layout.record(sent.double().add_(mean).float())
-        return Answer(RecordDict({work.key: arrays, "metrics": MetricRecord(dict(metrics))}), charged=True)
+        return Answer(
+            RecordDict({work.key: arrays, "metrics": MetricRecord(dict(metrics))}), charged=True
+        )
 
     def _masked(self, message: Message, context: Context, app: App) -> Answer:
-        """The answer to one stage of a masked sum; to that which asks for the vector, that of the blocks."""
+        """The answer to one stage of a masked sum; to that which asks for the vector, that of the
+        blocks."""
         asked = []
 
         def charge(event: DpEvent) -> None:
@@ -152,7 +163,10 @@ class SiteGuard:
             return self._run(plain, context, app, work=Work(release, layout, "", None))
 
         work = partial(read_masked, message, self.policy, charge, run=run)
-        least = {"min-colluding": self.policy.min_colluding, "min-summands": self.policy.min_summands}
+        least = {
+            "min-colluding": self.policy.min_colluding,
+            "min-summands": self.policy.min_summands,
+        }
         content = answer_masking(message.content, {**context.node_config, **least}, work=work)
         return Answer(content, charged=bool(asked))
 
@@ -165,7 +179,10 @@ class SiteGuard:
         """What a message asks for. Refused: it is none that a guard answers."""
         terms = terms_of_run(self.policy, context.run_config)
         kind = message.metadata.message_type.partition(".")[0]
-        metric = self.policy.metric if kind == EVALUATE else None
+        if kind == EVALUATE:
+            metric = self.policy.metric
+        else:
+            metric = None
         if kind != TRAIN and metric is None:
             raise Refused(f"this site's guard answers no message of type {kind}")
         try:
@@ -176,9 +193,13 @@ class SiteGuard:
         if metric is not None:
             release = self._release(1, Terms(1.0, metric.noise_multiplier))
             return Work(release, None, "", metric)
-        (key,) = (name for name, record in message.content.items() if isinstance(record, ArrayRecord))
+        (key,) = (
+            name for name, record in message.content.items() if isinstance(record, ArrayRecord)
+        )
         if key.startswith("fitins."):
-            raise Refused("this site's guard answers apps of Flower's Message API, and no NumPyClient")
+            raise Refused(
+                "this site's guard answers apps of Flower's Message API, and no NumPyClient"
+            )
         return Work(self._release(layout.num_params, terms), layout, key, None)
 
     def _release(self, size: int, terms: Terms) -> BlockRelease:
@@ -191,7 +212,8 @@ class SiteGuard:
         self.ledger.charge([Charge(number, self.policy.unit, "", event)], allowed=allowed)
 
     def _run(self, message: Message, context: Context, app: App, *, work: Work) -> BlockSum:
-        """The sum over the blocks that are drawn. Their states and logs are stored when the last one has ended."""
+        """The sum over the blocks that are drawn. Their states and logs are stored when the last
+        one has ended."""
         task = self._task(message, context, app, work=work)
         drawn = drawn_blocks(self.policy, secure_source())
         states = self.site / STATES / str(app.run_id)
@@ -227,7 +249,10 @@ class SiteGuard:
             run_config=context.run_config,
             series_id=context.series_id,
         )
-        learned = [] if work.layout is None else [part for part in work.layout.parts if part.learned]
+        if work.layout is None:
+            learned = []
+        else:
+            learned = [part for part in work.layout.parts if part.learned]
         return BlockTask(
             app=(app.fab_id, app.version, app.digest),
             bundle=app.bundle,
@@ -242,7 +267,8 @@ class SiteGuard:
         )
 
     def _note(self, message: Message, app: App, **what: object) -> None:
-        """Writes to the journal what a message came to, for the site's people alone, and logs it."""
+        """Writes to the journal what a message came to, for the site's people alone, and logs
+        it."""
         row = {
             "time": datetime.now(UTC).isoformat(timespec="seconds"),
             "run": app.run_id,
@@ -262,7 +288,9 @@ def _number(message: Message) -> int:
     group = message.metadata.group_id
     if group.isdecimal():
         return int(group)
-    given = [record.get(ROUND) for record in message.content.values() if isinstance(record, ConfigRecord)]
+    given = [
+        record.get(ROUND) for record in message.content.values() if isinstance(record, ConfigRecord)
+    ]
     return next((each for each in given if isinstance(each, int)), 0)
 
 
@@ -278,13 +306,16 @@ def block_limits(policy: GuardPolicy) -> dict[str, float]:
 
 
 def guard_ledger(policy: GuardPolicy) -> DurableLedger:
-    """The guard's account. LedgerError: it is missing, damaged or old; ConfigError: it has accounts of another unit."""
+    """The guard's account. LedgerError: it is missing, damaged or old; ConfigError: it has accounts
+    of another unit."""
     ledger = DurableLedger(Path(policy.ledger))
     ledger.check()
     units = {row.guarantee for row in ledger.releases()}
     if units - {policy.unit}:
         others = ", ".join(sorted(units - {policy.unit}))
-        raise ConfigError(f"{policy.ledger} has releases of {others}: a guard has an account of its own")
+        raise ConfigError(
+            f"{policy.ledger} has releases of {others}: a guard has an account of its own"
+        )
     return ledger
 
 
@@ -301,7 +332,10 @@ def opened(blocks: SiteBlocks, numbers: Sequence[int], states: Path) -> Iterator
     try:
         for number in numbers:
             kept = states / str(number)
-            state = kept.read_bytes() if kept.exists() else b""
+            if kept.exists():
+                state = kept.read_bytes()
+            else:
+                state = b""
             inputs.append(BlockInput(number, os.open(blocks.archives[number], os.O_RDONLY), state))
         yield inputs
     finally:
@@ -311,8 +345,8 @@ def opened(blocks: SiteBlocks, numbers: Sequence[int], states: Path) -> Iterator
 
 @contextmanager
 def closed(site: Path, policy: GuardPolicy) -> Iterator[None]:
-    """The site's folder, closed to everybody while blocks run that Landlock holds: it does not cover what a file's
-    size and date are."""
+    """The site's folder, closed to everybody while blocks run that Landlock holds: it does not
+    cover what a file's size and date are."""
     if policy.enclosure != LANDLOCK:
         yield
         return
@@ -346,9 +380,11 @@ def _store(results: Sequence[BlockResult], states: Path, logs: Path) -> None:
 
 
 def wait_until(moment: float) -> None:
-    """Sleeps until a moment of the monotonic clock. One that has passed is told of: the time of a reply must not
-    depend on what blocks did."""
+    """Sleeps until a moment of the monotonic clock. One that has passed is told of: the time of a
+    reply must not depend on what blocks did."""
     left = moment - time.monotonic()
     if left < 0:
-        logger.warning("the reply is %.1f s late: give reply-seconds, longer than this round took", -left)
+        logger.warning(
+            "the reply is %.1f s late: give reply-seconds, longer than this round took", -left
+        )
     time.sleep(max(0.0, left))

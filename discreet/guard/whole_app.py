@@ -1,8 +1,8 @@
 """All of an app in one block, on public rows: what `discreet site try` runs for a researcher.
 
-Its ServerApp asks a grid whose nodes are its own ClientApp, in the same process. Nothing is clipped or noised, nothing
-is charged, and every error is shown. Server and client run behind the walls: a site can try what it has not read.
-"""
+Its ServerApp asks a grid whose nodes are its own ClientApp, in the same process. Nothing is clipped
+or noised, nothing is charged, and every error is shown. Server and client run behind the walls: a
+site can try what it has not read."""
 
 from __future__ import annotations
 
@@ -18,7 +18,8 @@ class OwnGrid:
     """A grid whose nodes are one ClientApp on one table, which starts anew for each message."""
 
     def __init__(self, app: Any, context: Any) -> None:
-        self.app, self.context = app, context
+        self.app = app
+        self.context = context
         self.replies: dict[str, Any] = {}
 
     def get_node_ids(self) -> list[int]:
@@ -40,13 +41,16 @@ class OwnGrid:
         """The answers to some messages."""
         return [self.replies[number] for number in message_ids]
 
-    def send_and_receive(self, messages: Iterable[Any], *, timeout: float | None = None) -> list[Any]:
+    def send_and_receive(
+        self, messages: Iterable[Any], *, timeout: float | None = None
+    ) -> list[Any]:
         """The answers to messages."""
         return self.pull_messages(self.push_messages(messages))
 
 
 def run_whole(app: tuple[str, str, str], context: Any) -> None:
-    """Loads the two parts of an installed app, and runs the server's with a grid of the client's."""
+    """Loads the two parts of an installed app, and runs the server's with a grid of the
+    client's."""
     from flwr.clientapp.utils import get_load_client_app_fn
     from flwr.common.config import get_project_config, get_project_dir
     from flwr.serverapp import ServerApp
@@ -65,12 +69,22 @@ def _say_norm(message: Any, reply: Any) -> None:
     """Prints by how much a reply's arrays differ from what was sent, which a guard would clip."""
     if reply.has_error() or not message.has_content():
         return
-    sent = {name: each for record in message.content.array_records.values() for name, each in record.items()}
-    square, size = 0.0, 0
+    sent = {
+        name: each
+        for record in message.content.array_records.values()
+        for name, each in record.items()
+    }
+    square = 0.0
+    size = 0
     for record in reply.content.array_records.values():
         for name, each in record.items():
             if name in sent:
-                moved = np.asarray(each.numpy(), np.float64) - np.asarray(sent[name].numpy(), np.float64)
-                square, size = square + float((moved**2).sum()), size + moved.size
+                moved = np.asarray(each.numpy(), np.float64) - np.asarray(
+                    sent[name].numpy(), np.float64
+                )
+                square = square + float((moved**2).sum())
+                size = size + moved.size
     if size:
-        print(f"guard: {size} values, an update of norm {square**0.5:.4g} before clipping", flush=True)
+        print(
+            f"guard: {size} values, an update of norm {square**0.5:.4g} before clipping", flush=True
+        )

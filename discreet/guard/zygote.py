@@ -1,8 +1,9 @@
-"""The process that blocks are forked from: `python -m discreet.guard.zygote`, which the guard starts in its sandbox.
+"""The process that blocks are forked from: `python -m discreet.guard.zygote`, which the guard
+starts in its sandbox.
 
-It has imported Python, Flower and PyTorch, and no module of an app. For each block it forks a keeper, which puts the
-block behind walls of its own (`enclosure`), watches what it uses, and ends it with all its children at the deadline.
-"""
+It has imported Python, Flower and PyTorch, and no module of an app. For each block it forks a
+keeper, which puts the block behind walls of its own (`enclosure`), watches what it uses, and ends
+it with all its children at the deadline."""
 
 from __future__ import annotations
 
@@ -36,13 +37,21 @@ from discreet.guard.enclosure import (
 from discreet.simulation.processes import below
 
 LOADED = (
-    *("flwr.supernode.cli.flwr_clientapp", "flwr.clientapp.utils", "torch", "torch.optim", "torch._dynamo"),
-    *("torch.utils.data", "torch.fx.experimental.symbolic_shapes", "numpy.random", "pyarrow"),
+    "flwr.supernode.cli.flwr_clientapp",
+    "flwr.clientapp.utils",
+    "torch",
+    "torch.optim",
+    "torch._dynamo",
+    "torch.utils.data",
+    "torch.fx.experimental.symbolic_shapes",
+    "numpy.random",
+    "pyarrow",
 )
 SPACES = "spaces"  # in place of the folders that Landlock lets blocks read
 WATCH_SECONDS = 0.1
 DATA = "/tmp/data"
-FAILED, ENDED = b"\0", b"\1"
+FAILED = b"\0"
+ENDED = b"\1"
 PAGE = os.sysconf("SC_PAGE_SIZE")
 
 
@@ -59,14 +68,17 @@ class Pipes:
 
 
 def load() -> None:
-    """Imports what apps need, once. Discreet's own modules are forgotten: an app may bring another release."""
+    """Imports what apps need, once. Discreet's own modules are forgotten: an app may bring another
+    release."""
     for name in LOADED:
         with suppress(ModuleNotFoundError):
             importlib.import_module(name)
     import torch
 
     torch.set_num_threads(1)
-    torch.nn.functional.linear(torch.ones(2, 2), torch.ones(2, 2)).sum()  # looks at the processor now
+    torch.nn.functional.linear(
+        torch.ones(2, 2), torch.ones(2, 2)
+    ).sum()  # looks at the processor now
     for name in [name for name in sys.modules if name.split(".")[0] == "discreet"]:
         del sys.modules[name]
 
@@ -127,7 +139,12 @@ def _keep_by_landlock(
         pid = os.fork()
         if pid == 0:
             _at_home_in(scratch)
-            _block(task, pipes, scratch / "data", lambda: enclose_by_landlock(limits, readable, str(scratch)))
+            _block(
+                task,
+                pipes,
+                scratch / "data",
+                lambda: enclose_by_landlock(limits, readable, str(scratch)),
+            )
         _close(pipes)
         _watch(pid, limits, ends, scratch=scratch)
         _end_all_below()
@@ -145,7 +162,8 @@ def _at_home_in(scratch: Path) -> None:
 
 
 def _end_all_below() -> None:
-    """Kills what is below this process, until nothing is: what a process forks while it is killed is killed next."""
+    """Kills what is below this process, until nothing is: what a process forks while it is killed
+    is killed next."""
     while True:
         for pid in below(os.getpid()):
             with suppress(ProcessLookupError):
@@ -159,7 +177,8 @@ def _end_all_below() -> None:
 
 
 def _watch(pid: int, limits: BlockLimits, ends: float, *, scratch: Path | None) -> None:
-    """Returns when the block's first process has ended, its time is over, or it uses more than it may."""
+    """Returns when the block's first process has ended, its time is over, or it uses more than it
+    may."""
     watched = os.pidfd_open(pid)
     try:
         while (left := ends - time.monotonic()) > 0:
@@ -174,8 +193,8 @@ def _watch(pid: int, limits: BlockLimits, ends: float, *, scratch: Path | None) 
 
 
 def _resident_mb(scratch: Path | None) -> float:
-    """The memory of all processes of the block that is not of a file, in megabytes. In spaces of its own they are all
-    that /proc shows."""
+    """The memory of all processes of the block that is not of a file, in megabytes. In spaces of
+    its own they are all that /proc shows."""
     own = [int(name) for name in os.listdir("/proc") if name.isdigit()]
     pages = 0
     for pid in own if scratch is None else below(os.getpid()):
@@ -195,13 +214,15 @@ def _disk_mb(folder: Path) -> float:
 
 
 def _block(task: BlockTask, pipes: Pipes, data: Path, enclose: object) -> NoReturn:
-    """The first process of a block. Behind the walls it holds the two pipes, and nothing else that was open."""
+    """The first process of a block. Behind the walls it holds the two pipes, and nothing else that
+    was open."""
     code = 1
     try:
         os.close(pipes.done)
         os.setsid()
         Path("/proc/self/oom_score_adj").write_text("1000")  # before the sandbox and the guard
-        archive, state = _contents(pipes.archive), _contents(pipes.state)
+        archive = _contents(pipes.archive)
+        state = _contents(pipes.state)
         out = _only_these_open(pipes)
         enclose()  # type: ignore[operator]
         data.mkdir(exist_ok=True)
@@ -217,21 +238,27 @@ def _block(task: BlockTask, pipes: Pipes, data: Path, enclose: object) -> NoRetu
 
 
 def _only_these_open(pipes: Pipes) -> int:
-    """Has the log as output, nothing as input, and the pipe of the result as the one other descriptor, which is
-    returned."""
+    """Has the log as output, nothing as input, and the pipe of the result as the one other
+    descriptor, which is returned."""
     out = 3
-    result, log = os.dup(pipes.out), os.dup(pipes.log)
+    result = os.dup(pipes.out)
+    log = os.dup(pipes.log)
     nothing = os.open("/dev/null", os.O_RDONLY)
     for source, target in ((nothing, 0), (log, 1), (log, 2)):
         os.dup2(source, target)
-    kept = os.dup2(result, out) if result != out else result
+    if result != out:
+        kept = os.dup2(result, out)
+    else:
+        kept = result
     os.closerange(out + 1, 1 << 16)
     return kept
 
 
 def _contents(descriptor: int) -> bytes:
     """All that a file holds, whatever others that share the descriptor have read."""
-    size, parts, at = os.fstat(descriptor).st_size, [], 0
+    size = os.fstat(descriptor).st_size
+    parts = []
+    at = 0
     while at < size:
         part = os.pread(descriptor, size - at, at)
         if not part:
@@ -247,9 +274,10 @@ def _close(pipes: Pipes) -> None:
 
 
 def main(words: Sequence[str]) -> int:
-    """Serves the guard over the descriptor that the first word numbers. The others are what Landlock lets blocks read,
-    or `spaces`."""
-    control, readable = socket.socket(fileno=int(words[0])), list(words[1:])
+    """Serves the guard over the descriptor that the first word numbers. The others are what
+    Landlock lets blocks read, or `spaces`."""
+    control = socket.socket(fileno=int(words[0]))
+    readable = list(words[1:])
     if readable != [SPACES]:
         check_landlock(readable)
     load()

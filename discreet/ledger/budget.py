@@ -11,12 +11,14 @@ from discreet.settings.privacy import USER
 
 
 class BudgetSpent(RuntimeError):
-    """The next round, or the next step of a loop, would pass a budget. The message says which, and what is left."""
+    """The next round, or the next step of a loop, would pass a budget. The message says which, and
+    what is left."""
 
 
 @dataclass(frozen=True)
 class ServerBudget:
-    """The largest epsilon of a guarantee that the server accounts at `delta`, by `accountant`; None: no budget.
+    """The largest epsilon of a guarantee that the server accounts at `delta`, by `accountant`;
+    None: no budget.
 
     Attributes:
       guarantee: user; example if clients share a step under secure aggregation.
@@ -35,8 +37,11 @@ class ServerBudget:
         """Of what was spent, 0 before the first release."""
         return epsilon_of(spent, self.delta, self.accountant)
 
-    def require_room(self, spent: PrivacyLedger, charges: Iterable[Charge], what: str = "the next round") -> None:
-        """Raises BudgetSpent if these charges, for `what`, would pass the budget after what was spent."""
+    def require_room(
+        self, spent: PrivacyLedger, charges: Iterable[Charge], what: str = "the next round"
+    ) -> None:
+        """Raises BudgetSpent if these charges, for `what`, would pass the budget after what was
+        spent."""
         if self.max_epsilon is None:
             return
         after = spent
@@ -44,16 +49,23 @@ class ServerBudget:
             after = after.record(charge.event, charge.count)
         if passes(after, self.max_epsilon, delta=self.delta, accountant=self.accountant):
             left = max(0.0, self.max_epsilon - self.epsilon(spent))
-            level = "a user-level" if self.guarantee == USER else "an example-level"
+            if self.guarantee == USER:
+                level = "a user-level"
+            else:
+                level = "an example-level"
             raise BudgetSpent(
-                f"{what} would reach {level} epsilon of {self.epsilon(after):.4g}{self.whose}, beyond "
+                f"{what} would reach {level} epsilon of {self.epsilon(after):.4g}{self.whose}, "
+                f"beyond "
                 f"{self.name}={self.max_epsilon:g}; {left:.4g} is left"
             )
 
 
-def require_room_for(charge: Charge, what: str, *, ledger: DurableLedger, budget: ServerBudget) -> None:
-    """Raises BudgetSpent if a release that is charged so, for `what`, would pass the budget: that of all runs over
-    the population if the ledger charges an account, else `budget`, that of the run."""
+def require_room_for(
+    charge: Charge, what: str, *, ledger: DurableLedger, budget: ServerBudget
+) -> None:
+    """Raises BudgetSpent if a release that is charged so, for `what`, would pass the budget: that
+    of all runs over the population if the ledger charges an account, else `budget`, that of the
+    run."""
     if ledger.account is not None:
         ledger.account.require_room([charge], what)
         return

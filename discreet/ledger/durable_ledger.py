@@ -1,11 +1,12 @@
 """The ledger on disk: an append-only SQLite file whose rows are chained by digest.
 
-The server keeps one for the user-level guarantee of a run; a client keeps one of its own for its example-level and
-local guarantees, over every run it takes part in. A row is on disk before the release that it pays for is made, so a
-crash may make the ledger say more than was released, never less.
+The server keeps one for the user-level guarantee of a run; a client keeps one of its own for its
+example-level and local guarantees, over every run it takes part in. A row is on disk before the
+release that it pays for is made, so a crash may make the ledger say more than was released, never
+less.
 
-A ledger is made by an explicit act. One that is missing, damaged or older than it was is an error, never a new one.
-"""
+A ledger is made by an explicit act. One that is missing, damaged or older than it was is an error,
+never a new one."""
 
 from __future__ import annotations
 
@@ -42,7 +43,9 @@ if TYPE_CHECKING:
 __all__ = ["CLIENTS_LEDGER", "Charge", "DurableLedger", "LedgerError", "LedgerPosition", "Release"]
 
 COPIES = 10  # tries to copy a ledger that is being written to
-CLIENTS_LEDGER = "clients.db"  # in the run folder of a simulation: what the virtual clients have spent
+CLIENTS_LEDGER = (
+    "clients.db"  # in the run folder of a simulation: what the virtual clients have spent
+)
 SCHEMA = """
 create table facts (name text primary key, value text not null) without rowid;
 create table releases (
@@ -72,7 +75,8 @@ class Charge:
 
 @dataclass(frozen=True)
 class Release:
-    """A row of the ledger. `nonce` is random: the same charge to two copies of a ledger gives two digests."""
+    """A row of the ledger. `nonce` is random: the same charge to two copies of a ledger gives two
+    digests."""
 
     number: int
     round: int
@@ -91,19 +95,23 @@ def _digest(previous: str, content: Sequence[object]) -> str:
 class DurableLedger:
     """Appends charges to a SQLite file and adds up what was spent.
 
-    The connection is opened for each use: a ledger object holds no lock and may be shared between threads and passed on
-    to another process. WAL with full synchronisation: `charge` returns after the rows have reached the disk.
+    The connection is opened for each use: a ledger object holds no lock and may be shared between
+    threads and passed on to another process. WAL with full synchronisation: `charge` returns after
+    the rows have reached the disk.
 
-    Every charge is checked against what this machine knows of the ledger (`rollback_guard`), so that neither an older
-    copy nor a second one is charged. If the ledger has an `account`, a `discreet.server.population_account`, that is
-    charged first: a crash between the two leaves an account that says more than the ledger.
+    Every charge is checked against what this machine knows of the ledger (`rollback_guard`), so
+    that neither an older copy nor a second one is charged. If the ledger has an `account`, a
+    `discreet.server.population_account`, that is charged first: a crash between the two leaves an
+    account that says more than the ledger.
 
     Args:
       path: the file.
-      facts: the settings that decide the privacy of what is charged here, which the ledger must have been made with.
+      facts: the settings that decide the privacy of what is charged here, which the ledger must
+        have been made with.
 
     Raises:
-      LedgerError: the file is missing, can't be used, or was made with other facts; the message names what differs.
+      LedgerError: the file is missing, can't be used, or was made with other facts; the message
+        names what differs.
     """
 
     def __init__(self, path: Path, *, facts: Mapping[str, object] | None = None) -> None:
@@ -111,7 +119,8 @@ class DurableLedger:
         self.account: Any = None
         if not path.is_file():
             raise LedgerError(
-                f"{path} is missing: put the ledger back, what was spent is not forgotten with it. The first one of a "
+                f"{path} is missing: put the ledger back, what was spent is not forgotten with "
+                f"it. The first one of a "
                 f"node is made by `discreet ledger create {path}`"
             )
         was = self.facts()
@@ -121,7 +130,9 @@ class DurableLedger:
         differing = [name for name in sorted({*was, *wanted}) if was.get(name) != wanted.get(name)]
         if differing:
             parts = [f"{name} was {was.get(name)}, is {wanted.get(name)}" for name in differing]
-            raise LedgerError(f"{self.path} belongs to a run with other privacy settings: {'; '.join(parts)}")
+            raise LedgerError(
+                f"{self.path} belongs to a run with other privacy settings: {'; '.join(parts)}"
+            )
 
     @classmethod
     def create(cls, path: Path, *, facts: Mapping[str, object] | None = None) -> Self:
@@ -131,15 +142,22 @@ class DurableLedger:
           LedgerError: there is a file already, or none can be made.
         """
         identity = secrets.token_hex(16)
-        settings = {name: json.dumps(value) for name, value in {**(facts or {}), "identity": identity}.items()}
+        settings = {
+            name: json.dumps(value)
+            for name, value in {**(facts or {}), "identity": identity}.items()
+        }
         position = LedgerPosition(identity, 0, _digest("", sorted(settings.items())))
         rows = [*settings.items(), ("head", position.head), ("rows", "0")]
         with ExitStack() as undone:
             try:
                 path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-                if not make_database(path, SCHEMA, [("insert into facts values (?, ?)", row) for row in rows]):
+                if not make_database(
+                    path, SCHEMA, [("insert into facts values (?, ?)", row) for row in rows]
+                ):
                     raise LedgerError(f"{path} exists already, and is not made anew")
-                undone.callback(remove_database, path)  # one that can't be used, or is not known here, is of no use
+                undone.callback(
+                    remove_database, path
+                )  # one that can't be used, or is not known here, is of no use
                 flush_folder(path.parent)
             except (OSError, sqlite3.DatabaseError) as error:
                 raise LedgerError(f"{path} can't be made: {error}") from error
@@ -151,13 +169,16 @@ class DurableLedger:
 
     @contextmanager
     def reading(self) -> Iterator[sqlite3.Connection]:
-        """A connection that writes nothing. SQLite writes beside a file that it reads: where it can't, on a disk that
-        is read-only, a copy is read."""
+        """A connection that writes nothing. SQLite writes beside a file that it reads: where it
+        can't, on a disk that is read-only, a copy is read."""
         if os.access(self.path.resolve().parent, os.W_OK):
             with self._connect() as connection:
                 yield connection
             return
-        with tempfile.TemporaryDirectory() as folder, _connected(_copied(self.path, Path(folder))) as connection:
+        with (
+            tempfile.TemporaryDirectory() as folder,
+            _connected(_copied(self.path, Path(folder))) as connection,
+        ):
             yield connection
 
     def _connect(self) -> AbstractContextManager[sqlite3.Connection]:
@@ -170,12 +191,13 @@ class DurableLedger:
         since: LedgerPosition | None = None,
         allowed: Callable[[PrivacyLedger], None] | None = None,
     ) -> LedgerPosition | None:
-        """Appends rows in one transaction; they are on disk when this returns. No charges: nothing is written.
+        """Appends rows in one transaction; they are on disk when this returns. No charges: nothing
+        is written.
 
         Args:
           since: nothing is written if one of the data owners was charged since this position.
-          allowed: nothing is written if it raises. It is given what `total` gives, which stays all that is spent until
-            the charges are written.
+          allowed: nothing is written if it raises. It is given what `total` gives, which stays all
+            that is spent until the charges are written.
 
         Returns:
           The ledger's position with these charges; None if nothing was written.
@@ -186,36 +208,43 @@ class DurableLedger:
             self.account.charge(charges)
         with RollbackGuard.opened() as guard, self._connect() as connection:
             with _transaction(connection):
-                if since is not None and _charged_since(connection, since) & {charge.data_owner for charge in charges}:
+                if since is not None and _charged_since(connection, since) & {
+                    charge.data_owner for charge in charges
+                }:
                     return None
                 if allowed is not None:
                     allowed(_total(connection))
                 known = self._known(connection, guard)
                 position = _append(connection, charges)
-            # If another process was faster, it has charged this very file, or else another copy of it.
+            # If another process was faster, it has charged this very file, or else another copy of
+            # it.
             while known.rows < position.rows and not guard.note(position, self.path, since=known):
                 known = self._known(connection, guard)
         return position
 
     def total(self) -> PrivacyLedger:
-        """The spending of all data owners together. The event that was charged last comes last: epsilon is computed
-        from what did not change, and that."""
+        """The spending of all data owners together. The event that was charged last comes last:
+        epsilon is computed from what did not change, and that."""
         with self.reading() as connection:
             return _total(connection)
 
     def _known(self, connection: sqlite3.Connection, guard: RollbackGuard) -> LedgerPosition:
-        """The last position that this machine knows; LedgerError if none, or if the ledger lacks rows of it."""
+        """The last position that this machine knows; LedgerError if none, or if the ledger lacks
+        rows of it."""
         _, position = _settings(connection)
         known = guard.recall(position.identity)
         if known is None:
             raise LedgerError(
-                f"{self.path} was never charged on this machine: it may be a copy. If no other copy will be charged, "
+                f"{self.path} was never charged on this machine: it may be a copy. If no other "
+                f"copy will be charged, "
                 f"`discreet ledger adopt {self.path}` lets it go on here"
             )
         if _head_at(connection, known.rows) != known.head:
             raise LedgerError(
-                f"{self.path} is an older copy, or another copy of it was charged: this machine knows {known.rows} "
-                f"rows of it, which are not all among the {position.rows} in the file. Put back the one that has them"
+                f"{self.path} is an older copy, or another copy of it was charged: this machine "
+                f"knows {known.rows} "
+                f"rows of it, which are not all among the {position.rows} in the file. Put back "
+                f"the one that has them"
             )
         if _head_at(connection, position.rows) != position.head:
             raise LedgerError(f"{self.path} is damaged: its last rows are missing")
@@ -225,7 +254,8 @@ class DurableLedger:
         """Checks that the ledger may be charged further.
 
         Raises:
-          LedgerError: its chain does not hold, this machine never charged it, or knows more of it than is there.
+          LedgerError: its chain does not hold, this machine never charged it, or knows more of it
+            than is there.
         """
         with RollbackGuard.opened() as guard, self._connect() as connection:
             for fault in _faults(connection):
@@ -233,7 +263,8 @@ class DurableLedger:
             known = self._known(connection, guard)
             if guard.another_at(self.path, known.identity):
                 raise LedgerError(
-                    f"{self.path} is not the ledger that this machine charged there before. If it is the right one and "
+                    f"{self.path} is not the ledger that this machine charged there before. If it "
+                    f"is the right one and "
                     f"was moved there, `discreet ledger adopt {self.path}` lets it go on"
                 )
 
@@ -254,7 +285,10 @@ class DurableLedger:
         """True if this is the ledger of a position, and holds all rows up to it."""
         with self.reading() as connection:
             _, own = _settings(connection)
-            return own.identity == position.identity and _head_at(connection, position.rows) == position.head
+            return (
+                own.identity == position.identity
+                and _head_at(connection, position.rows) == position.head
+            )
 
     def facts(self) -> dict[str, Any]:
         """The settings that the ledger was made with."""
@@ -263,7 +297,8 @@ class DurableLedger:
         return {name: json.loads(value) for name, value in stored.items() if name != "identity"}
 
     def position(self) -> LedgerPosition:
-        """The ledger's position. A copy of its head, kept elsewhere, proves later that nothing was rewritten."""
+        """The ledger's position. A copy of its head, kept elsewhere, proves later that nothing was
+        rewritten."""
         with self.reading() as connection:
             return _settings(connection)[1]
 
@@ -278,7 +313,9 @@ class DurableLedger:
         try:
             return PrivacyLedger(tuple((event_from_json(text), count) for text, count in rows))
         except (KeyError, TypeError, ValueError) as error:
-            raise LedgerError(f"{self.path} is damaged: an event can't be read ({error})") from error
+            raise LedgerError(
+                f"{self.path} is damaged: an event can't be read ({error})"
+            ) from error
 
     def data_owners(self, guarantee: str) -> list[str]:
         """Whose data a guarantee has been charged for."""
@@ -289,13 +326,17 @@ class DurableLedger:
     def releases(self) -> list[Release]:
         """Every row, oldest first."""
         with self.reading() as connection:
-            return [Release(*row) for row in connection.execute("select * from releases order by number")]
+            return [
+                Release(*row)
+                for row in connection.execute("select * from releases order by number")
+            ]
 
     def verify(self) -> list[str]:
         """Lists the faults of the file, a sentence each; empty if the chain holds.
 
-        The chain finds a changed, inserted, reordered or deleted row. It does not stop somebody who rewrites the whole
-        file with a new chain: compare the head digest with a copy kept elsewhere for that.
+        The chain finds a changed, inserted, reordered or deleted row. It does not stop somebody who
+        rewrites the whole file with a new chain: compare the head digest with a copy kept elsewhere
+        for that.
         """
         with self.reading() as connection:
             return _faults(connection)
@@ -306,7 +347,9 @@ def _connected(path: Path) -> Iterator[sqlite3.Connection]:
     # "rw": a file that was deleted meanwhile is an error, not an empty ledger.
     address = f"{path.resolve().as_uri()}?mode=rw"
     try:
-        with closing(sqlite3.connect(address, uri=True, timeout=LOCK_SECONDS, isolation_level=None)) as connection:
+        with closing(
+            sqlite3.connect(address, uri=True, timeout=LOCK_SECONDS, isolation_level=None)
+        ) as connection:
             connection.row_factory = typed
             connection.execute("pragma synchronous = full")
             yield connection
@@ -315,8 +358,8 @@ def _connected(path: Path) -> Iterator[sqlite3.Connection]:
 
 
 def _copied(path: Path, folder: Path) -> Path:
-    """A copy of an SQLite file in a folder, with what SQLite keeps beside it. LedgerError: it was written to meanwhile,
-    as often as it was copied, or can't be read."""
+    """A copy of an SQLite file in a folder, with what SQLite keeps beside it. LedgerError: it was
+    written to meanwhile, as often as it was copied, or can't be read."""
     beside = path.with_name(f"{path.name}-wal")
     files = [each for each in (path, beside) if each.exists()]
     try:
@@ -325,7 +368,9 @@ def _copied(path: Path, folder: Path) -> Path:
             for each in files:
                 shutil.copyfile(each, folder / each.name)
             after = [each.stat() for each in files]
-            if [(at.st_mtime_ns, at.st_size) for at in before] == [(at.st_mtime_ns, at.st_size) for at in after]:
+            if [(at.st_mtime_ns, at.st_size) for at in before] == [
+                (at.st_mtime_ns, at.st_size) for at in after
+            ]:
                 return folder / path.name
     except OSError as error:
         raise LedgerError(f"{path} can't be read: {error}") from error
@@ -333,10 +378,12 @@ def _copied(path: Path, folder: Path) -> Path:
 
 
 def _settings(connection: sqlite3.Connection) -> tuple[dict[str, str], LedgerPosition]:
-    """The facts that the ledger was made with, as JSON, its identity among them; and how far it has come."""
+    """The facts that the ledger was made with, as JSON, its identity among them; and how far it has
+    come."""
     facts = dict(connection.execute("select name, value from facts"))
     try:
-        head, rows = facts.pop("head"), int(facts.pop("rows"))
+        head = facts.pop("head")
+        rows = int(facts.pop("rows"))
         return facts, LedgerPosition(json.loads(facts["identity"]), rows, head)
     except (KeyError, ValueError) as error:
         raise sqlite3.DatabaseError("it has no identity") from error
@@ -347,7 +394,9 @@ def _head_at(connection: sqlite3.Connection, rows: int) -> str | None:
     if rows == 0:
         return _digest("", sorted(_settings(connection)[0].items()))
     row = connection.execute("select digest from releases where number = ?", (rows,)).fetchone()
-    return None if row is None else str(row[0])
+    if row is None:
+        return None
+    return str(row[0])
 
 
 def _charged_since(connection: sqlite3.Connection, position: LedgerPosition) -> set[str]:
@@ -357,16 +406,29 @@ def _charged_since(connection: sqlite3.Connection, position: LedgerPosition) -> 
 
 def _total(connection: sqlite3.Connection) -> PrivacyLedger:
     query = "select event, sum(count) from releases group by event order by max(number)"
-    return PrivacyLedger(tuple((event_from_json(text), count) for text, count in connection.execute(query)))
+    return PrivacyLedger(
+        tuple((event_from_json(text), count) for text, count in connection.execute(query))
+    )
 
 
 def _append(connection: sqlite3.Connection, charges: Sequence[Charge]) -> LedgerPosition:
     _, before = _settings(connection)
-    head, number, nonce, rows = before.head, before.rows, secrets.token_hex(8), []
+    head = before.head
+    number = before.rows
+    nonce = secrets.token_hex(8)
+    rows = []
     for charge in charges:
         number += 1
         text = event_to_json(charge.event)
-        content = (number, charge.round, charge.guarantee, charge.data_owner, text, charge.count, nonce)
+        content = (
+            number,
+            charge.round,
+            charge.guarantee,
+            charge.data_owner,
+            text,
+            charge.count,
+            nonce,
+        )
         head = _digest(head, content)
         rows.append((*content, head))
     connection.executemany("insert into releases values (?, ?, ?, ?, ?, ?, ?, ?)", rows)
@@ -385,15 +447,22 @@ def _faults(connection: sqlite3.Connection) -> list[str]:
         if content[0] != number:
             return [f"row {number} is missing: the next one is numbered {content[0]}"]
         if found != digest:
-            return [f"row {number} does not fit the chain: it, a row before it, or the settings were changed"]
+            return [
+                f"row {number} does not fit the chain: it, a row before it, or the settings were "
+                f"changed"
+            ]
     if len(rows) != position.rows or digest != position.head:
-        return [f"the last rows are missing: {len(rows)} of {position.rows} are there, and the head digest differs"]
+        return [
+            f"the last rows are missing: {len(rows)} of {position.rows} are there, and the head "
+            f"digest differs"
+        ]
     return []
 
 
 @contextmanager
 def _transaction(connection: sqlite3.Connection, kind: str = "immediate") -> Iterator[None]:
-    # "immediate": two processes that append take turns, and each chains to the row that is really the last.
+    # "immediate": two processes that append take turns, and each chains to the row that is really
+    # the last.
     connection.execute(f"begin {kind}")
     with connection:
         yield

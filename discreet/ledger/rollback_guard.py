@@ -1,8 +1,10 @@
-"""The rollback guard: the last position of each ledger that this machine charges, kept apart from the ledgers.
+"""The rollback guard: the last position of each ledger that this machine charges, kept apart from
+the ledgers.
 
-A ledger that was put back from an older copy, or one of two copies that were both charged, is whole in itself: only
-something that is not copied along can tell. That is a small SQLite file in a folder of the user's own. It holds no
-events: for each ledger its identity, where it lies, its number of rows and its head digest.
+A ledger that was put back from an older copy, or one of two copies that were both charged, is whole
+in itself: only something that is not copied along can tell. That is a small SQLite file in a folder
+of the user's own. It holds no events: for each ledger its identity, where it lies, its number of
+rows and its head digest.
 """
 
 from __future__ import annotations
@@ -19,14 +21,31 @@ from typing import Any, Self
 STATE_VARIABLE = "DISCREET_STATE"
 LOCK_SECONDS = 60.0  # how long a process waits for the others that use the same file
 SCHEMA = """
-create table ledgers (identity text primary key, path text not null, rows integer not null, head text not null)
-without rowid;
+create table ledgers (
+    identity text primary key, path text not null, rows integer not null, head text not null
+) without rowid;
 create index by_path on ledgers (path);
 """
 
 
-COLUMNS: dict[str, type] = dict.fromkeys(("number", "round", "count", "sum(count)", "last", "rows"), int) | (
-    dict.fromkeys(("name", "value", "guarantee", "holder", "event", "nonce", "digest", "identity", "path", "head"), str)
+COLUMNS: dict[str, type] = dict.fromkeys(
+    ("number", "round", "count", "sum(count)", "last", "rows"), int
+) | (
+    dict.fromkeys(
+        (
+            "name",
+            "value",
+            "guarantee",
+            "holder",
+            "event",
+            "nonce",
+            "digest",
+            "identity",
+            "path",
+            "head",
+        ),
+        str,
+    )
 )
 
 
@@ -35,19 +54,22 @@ class LedgerError(ValueError):
 
 
 class LedgerDiskError(LedgerError, OSError):
-    """The disk under a ledger is full, or fails: no fault of the ledger, which can be used when the disk can."""
+    """The disk under a ledger is full, or fails: no fault of the ledger, which can be used when the
+    disk can."""
 
 
 def unusable(what: str, error: Exception) -> LedgerError:
     """The ledger's error for an error of SQLite, said of `what`."""
-    code = getattr(error, "sqlite_errorcode", 0) & 0xFF  # without the details of SQLite's extended codes
+    code = (
+        getattr(error, "sqlite_errorcode", 0) & 0xFF
+    )  # without the details of SQLite's extended codes
     kind = LedgerDiskError if code in (sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR) else LedgerError
     return kind(f"{what}: {error}")
 
 
 def typed(cursor: sqlite3.Cursor, row: tuple[Any, ...]) -> tuple[Any, ...]:
-    """A row as it is, for `row_factory`; DatabaseError if a value is of another type than its column, which SQLite
-    lets pass."""
+    """A row as it is, for `row_factory`; DatabaseError if a value is of another type than its
+    column, which SQLite lets pass."""
     for (name, *_), value in zip(cursor.description, row, strict=True):
         if name in COLUMNS and type(value) is not COLUMNS[name]:
             raise sqlite3.DatabaseError(f"it is damaged, {name} is of type {type(value).__name__}")
@@ -69,7 +91,9 @@ def state_folder() -> Path:
     if named:
         return Path(named)
     try:
-        return Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state") / "discreet"
+        return (
+            Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state") / "discreet"
+        )
     except RuntimeError as error:
         raise LedgerError(f"{STATE_VARIABLE} must name a folder: this user has no home") from error
 
@@ -100,7 +124,8 @@ class RollbackGuard:
             raise _unusable(path, error) from error
         with closing(connection):
             known = cls(path, connection)
-            # A note is not flushed to disk: if a power cut takes it away, the ledger is ahead of it, which is no fault.
+            # A note is not flushed to disk: if a power cut takes it away, the ledger is ahead of
+            # it, which is no fault.
             known._execute("pragma synchronous = normal")
             yield known
 
@@ -113,10 +138,13 @@ class RollbackGuard:
             raise _unusable(self.path, error) from error
 
     def recall(self, identity: str) -> LedgerPosition | None:
-        """The position of a ledger after this machine's last charge; None if it never charged it."""
+        """The position of a ledger after this machine's last charge; None if it never charged
+        it."""
         query = "select identity, rows, head from ledgers where identity = ?"
         rows, _ = self._execute(query, (identity,))
-        return LedgerPosition(*rows[0]) if rows else None
+        if rows:
+            return LedgerPosition(*rows[0])
+        return None
 
     def another_at(self, path: Path, identity: str) -> bool:
         """True if this machine knows another ledger at the path."""
@@ -125,7 +153,8 @@ class RollbackGuard:
         return bool(count)
 
     def enter(self, position: LedgerPosition, path: Path) -> None:
-        """Notes a ledger that is new to this machine, or at a new path. Of another one there the path is forgotten."""
+        """Notes a ledger that is new to this machine, or at a new path. Of another one there the
+        path is forgotten."""
         self._execute("begin immediate")
         with self.connection:
             self._execute("update ledgers set path = '' where path = ?", (str(path.resolve()),))
@@ -133,19 +162,26 @@ class RollbackGuard:
             self._execute("insert or replace into ledgers values (?, ?, ?, ?)", row)
 
     def note(self, position: LedgerPosition, path: Path, *, since: LedgerPosition) -> bool:
-        """Notes the step of a ledger from `since` to `position`; False if another process noted a step from `since`."""
+        """Notes the step of a ledger from `since` to `position`; False if another process noted a
+        step from `since`."""
         change = "update ledgers set path = ?, rows = ?, head = ? where identity = ? and head = ?"
         values = (str(path.resolve()), position.rows, position.head, position.identity, since.head)
         return self._execute(change, values)[1] == 1
 
 
 def _unusable(path: Path, error: Exception) -> LedgerError:
-    what = f"{path}, where this machine notes how far its ledgers have come ({STATE_VARIABLE} names another folder)"
+    what = (
+        f"{path}, where this machine notes how far its ledgers have come ({STATE_VARIABLE} "
+        f"names another folder)"
+    )
     return unusable(f"{what}, can't be used", error)
 
 
-def make_database(path: Path, script: str, rows: Sequence[tuple[str, Sequence[object]]] = ()) -> bool:
-    """Makes an SQLite file in WAL mode, whole or not at all, for this user alone; False if there is a file already.
+def make_database(
+    path: Path, script: str, rows: Sequence[tuple[str, Sequence[object]]] = ()
+) -> bool:
+    """Makes an SQLite file in WAL mode, whole or not at all, for this user alone; False if there is
+    a file already.
 
     Raises:
       OSError, sqlite3.DatabaseError: it can't be made.
@@ -158,7 +194,9 @@ def make_database(path: Path, script: str, rows: Sequence[tuple[str, Sequence[ob
             connection.executescript(script)
             for statement, values in rows:
                 connection.execute(statement, values)
-            connection.execute("pragma journal_mode = wal")  # last: all that was written lies in the file itself
+            connection.execute(
+                "pragma journal_mode = wal"
+            )  # last: all that was written lies in the file itself
         os.link(beside, path)  # unlike a rename it replaces nothing
     except FileExistsError:
         return False

@@ -1,1 +1,2 @@
-"""Secure aggregation: a server adds vectors of integers of which it can read the sum alone (Bonawitz et al. 2017)."""
+"""Secure aggregation: a server adds vectors of integers of which it can read the sum alone
+(Bonawitz et al. 2017)."""

@@ -1,5 +1,5 @@
-"""The key that a node registered with, the list of the others' public keys, which people compared; and its public keys
-for one attempt, signed with the first, and what else is bound to them."""
+"""The key that a node registered with, the list of the others' public keys, which people compared;
+and its public keys for one attempt, signed with the first, and what else is bound to them."""
 
 from __future__ import annotations
 
@@ -37,7 +37,8 @@ class IdentityError(ValueError):
 
 @dataclass(frozen=True)
 class Identity:
-    """A node's name and its long-term private key on the curve P-384, as `scripts/certs node` makes it."""
+    """A node's name and its long-term private key on the curve P-384, as `scripts/certs node` makes
+    it."""
 
     name: str
     key: ec.EllipticCurvePrivateKey = field(repr=False)
@@ -49,8 +50,8 @@ class Identity:
 
     @classmethod
     def read(cls, name: str, path: Path) -> Self:
-        """A key from a file, PEM or OpenSSH, without a password. Raises IdentityError: it can't be read, or it is no
-        key on P-384.
+        """A key from a file, PEM or OpenSSH, without a password. Raises IdentityError: it can't be
+        read, or it is no key on P-384.
         """
         data = _bytes_of(path)
         load = load_ssh_private_key if b"BEGIN OPENSSH" in data else load_pem_private_key
@@ -71,8 +72,8 @@ class Identity:
 
 @dataclass(frozen=True)
 class Directory:
-    """The names of all nodes, in ascending order, each with its public key on P-384. Raises IdentityError: a name is
-    empty or too long, or two names have one key.
+    """The names of all nodes, in ascending order, each with its public key on P-384. Raises
+    IdentityError: a name is empty or too long, or two names have one key.
     """
 
     keys: Mapping[str, ec.EllipticCurvePublicKey]
@@ -82,7 +83,9 @@ class Directory:
             if not 0 < len(name.encode()) <= 200:
                 raise IdentityError(f"a node's name must have from 1 to 200 bytes (got {name!r})")
         if len({key.public_numbers() for key in self.keys.values()}) != len(self.keys):
-            raise IdentityError("two nodes have the same public key, so that one of them could speak for two")
+            raise IdentityError(
+                "two nodes have the same public key, so that one of them could speak for two"
+            )
         object.__setattr__(self, "keys", {name: self.keys[name] for name in sorted(self.keys)})
 
     @classmethod
@@ -92,30 +95,38 @@ class Directory:
 
     @classmethod
     def read(cls, path: Path) -> Self:
-        """A JSON object: for each node's name its public key, PEM or OpenSSH. Raises IdentityError: the file is no
-        such object, or a key is none on P-384.
+        """A JSON object: for each node's name its public key, PEM or OpenSSH. Raises IdentityError:
+        the file is no such object, or a key is none on P-384.
         """
         try:
             found = json.loads(_bytes_of(path), object_pairs_hook=_each_once)
             keys = {name: str(text).encode() for name, text in found.items()}
         except (ValueError, AttributeError, RecursionError) as error:
-            raise IdentityError(f"{path} is no JSON object of names and public keys, each name once") from error
+            raise IdentityError(
+                f"{path} is no JSON object of names and public keys, each name once"
+            ) from error
         read = dict[str, ec.EllipticCurvePublicKey]()
         for name, data in keys.items():
-            load = load_pem_public_key if data.lstrip().startswith(b"-----") else load_ssh_public_key
+            if data.lstrip().startswith(b"-----"):
+                load = load_pem_public_key
+            else:
+                load = load_ssh_public_key
             read[name] = _on_p384(partial(load, data), f"the key of {name} in {path}")
         return cls(read)
 
     @property
     def names(self) -> tuple[str, ...]:
-        """In ascending order: the place of a name in it, from 1, is the place of its Shamir shares."""
+        """In ascending order: the place of a name in it, from 1, is the place of its Shamir
+        shares."""
         return tuple(self.keys)
 
     @cached_property
     def digest(self) -> bytes:
         """Of the names and keys: two lists have the same one if they are the same."""
         form = Encoding.X962, PublicFormat.UncompressedPoint
-        return wire.digest(wire.join_named({name: key.public_bytes(*form) for name, key in self.keys.items()}))
+        return wire.digest(
+            wire.join_named({name: key.public_bytes(*form) for name, key in self.keys.items()})
+        )
 
     def has(self, identity: Identity) -> bool:
         """True if it names this identity's public key by this identity's name."""
@@ -147,9 +158,13 @@ def _on_p384(load: Callable[[], object], name: str) -> Any:
     try:
         key = load()
     except (ValueError, TypeError, UnsupportedAlgorithm) as error:
-        raise IdentityError(f"{name} is none that can be read without a password, PEM or OpenSSH") from error
+        raise IdentityError(
+            f"{name} is none that can be read without a password, PEM or OpenSSH"
+        ) from error
     if not isinstance(getattr(key, "curve", None), ec.SECP384R1):
-        raise IdentityError(f"{name} is of another kind than EC P-384, which `scripts/certs node` makes")
+        raise IdentityError(
+            f"{name} is of another kind than EC P-384, which `scripts/certs node` makes"
+        )
     return key
 
 
@@ -168,26 +183,35 @@ class SignedKeys(NamedTuple):
     signature: bytes
 
 
-def sign_keys(identity: Identity, directory: Directory, place: bytes, values: tuple[bytes, bytes, bytes]) -> SignedKeys:
+def sign_keys(
+    identity: Identity, directory: Directory, place: bytes, values: tuple[bytes, bytes, bytes]
+) -> SignedKeys:
     """Signs `values`: the public keys for shares and for masks, and the seed's check."""
     return SignedKeys(*values, identity.sign(_message(identity.name, directory, place, values)))
 
 
 def is_signed(keys: SignedKeys, name: str, *, directory: Directory, place: bytes) -> bool:
-    """True if `name` signed these keys for this place and list of peers with its key in this list."""
+    """True if `name` signed these keys for this place and list of peers with its key in this
+    list."""
     return directory.verify(name, keys.signature, _message(name, directory, place, keys[:3]))
 
 
-def _message(name: str, directory: Directory, place: bytes, values: tuple[bytes, bytes, bytes]) -> bytes:
+def _message(
+    name: str, directory: Directory, place: bytes, values: tuple[bytes, bytes, bytes]
+) -> bytes:
     return wire.join(TAG + b" keys", place, directory.digest, name.encode(), *values)
 
 
 def read_keys(data: bytes) -> SignedKeys:
-    """Signed keys as they travelled; the signature is not checked. Raises MalformedBytes: the keys have other sizes,
-    or one can't be used.
+    """Signed keys as they travelled; the signature is not checked. Raises MalformedBytes: the keys
+    have other sizes, or one can't be used.
     """
     keys = SignedKeys(*wire.split(data, 4))
-    if (len(keys.sealing), len(keys.masking), len(keys.check)) != (KEY_BYTES, KEY_BYTES, CHECK_BYTES):
+    if (len(keys.sealing), len(keys.masking), len(keys.check)) != (
+        KEY_BYTES,
+        KEY_BYTES,
+        CHECK_BYTES,
+    ):
         raise MalformedBytes("public keys of another size")
     for public in (keys.sealing, keys.masking):
         exchanged_key(bytes(KEY_BYTES), public, b"")  # any private key finds one that gives zero
@@ -212,17 +236,19 @@ def place_of(terms: Terms, part: Part) -> bytes:
 def context_of_keys(place: bytes, keys: Mapping[str, SignedKeys]) -> bytes:
     """The digest of a place and of all signed keys in it.
 
-    Each node's own fresh keys are among them, so that nothing of another attempt fits, even if a server gives two
-    attempts one name. The server has no list of peers: through the keys it is bound to that for which they were signed.
-    """
+    Each node's own fresh keys are among them, so that nothing of another attempt fits, even if a
+    server gives two attempts one name. The server has no list of peers: through the keys it is
+    bound to that for which they were signed."""
     return wire.digest(TAG + b" context", place, join_keys(keys))
 
 
 def context_of_vectors(context: bytes, asked: bytes) -> bytes:
-    """The context of masks, which `asked` is part of: masks of nodes that were asked differently do not cancel."""
+    """The context of masks, which `asked` is part of: masks of nodes that were asked differently do
+    not cancel."""
     return wire.digest(TAG + b" asked", context, asked)
 
 
 def survivors_message(context: bytes, alive: Iterable[str], gone: Iterable[str]) -> bytes:
-    """The message that nodes sign in the confirm stage: who is in the sum, and who shared and is not."""
+    """The message that nodes sign in the confirm stage: who is in the sum, and who shared and is
+    not."""
     return wire.join(TAG + b" survivors", context, wire.join_names(alive), wire.join_names(gone))

@@ -1,5 +1,6 @@
-"""Masks: streams of AES-256 in counter mode under fresh keys, as words that are added modulo 2^32; and their secrets in
-shares of which t open them and t - 1 say nothing (Shamir 1979), by PyCryptodome, sealed for travel.
+"""Masks: streams of AES-256 in counter mode under fresh keys, as words that are added modulo 2^32;
+and their secrets in shares of which t open them and t - 1 say nothing (Shamir 1979), by
+PyCryptodome, sealed for travel.
 
 The low k bits of a uniform word are uniform modulo 2^k, so that one stream serves every k up to 32.
 """
@@ -22,7 +23,9 @@ from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
 from discreet.masking.wire import TAG, MalformedBytes, Words, join, join_names
 
-KEY_BYTES, SEED_BYTES, CHECK_BYTES = 32, 16, 16
+KEY_BYTES = 32
+SEED_BYTES = 16
+CHECK_BYTES = 16
 _BLOCK = 16  # bytes: the field of PyCryptodome's Shamir is GF(2^128)
 _NONCE = 12
 _CHUNK = 1 << 16  # words: 256 KiB, which stays in a core's cache between the cipher and the sum
@@ -34,11 +37,14 @@ def public_key(private: bytes) -> bytes:
 
 
 def exchanged_key(private: bytes, peer: bytes, info: bytes) -> bytes:
-    """32 bytes that a private X25519 key, a peer's public one and `info` give, by HKDF with SHA-256. Raises
-    MalformedBytes: `peer` is no public key, or one with which every exchange gives zero.
+    """32 bytes that a private X25519 key, a peer's public one and `info` give, by HKDF with
+    SHA-256. Raises MalformedBytes: `peer` is no public key, or one with which every exchange gives
+    zero.
     """
     try:
-        shared = X25519PrivateKey.from_private_bytes(private).exchange(X25519PublicKey.from_public_bytes(peer))
+        shared = X25519PrivateKey.from_private_bytes(private).exchange(
+            X25519PublicKey.from_public_bytes(peer)
+        )
     except ValueError as error:
         raise MalformedBytes("a public key that can't be used") from error
     return _derived(shared, info, KEY_BYTES)
@@ -52,8 +58,8 @@ def own_key(seed: bytes, context: bytes) -> bytes:
 def seed_check(seed: bytes) -> bytes:
     """16 public bytes by which a seed that was put together from wrong shares is found out.
 
-    The check and the mask's key are outputs of HKDF for different `info`: who knows one learns nothing of the other.
-    """
+    The check and the mask's key are outputs of HKDF for different `info`: who knows one learns
+    nothing of the other."""
     return _derived(seed, TAG + b" check", CHECK_BYTES)
 
 
@@ -67,7 +73,8 @@ def add_mask(total: Words, key: bytes, *, subtract: bool) -> None:
     A key is for one stream, so the counter begins at zero.
     """
     cipher = Cipher(AES(key), CTR(bytes(16))).encryptor()
-    zeros, stream = bytes(4 * min(_CHUNK, len(total))), bytearray(4 * _CHUNK + 15)
+    zeros = bytes(4 * min(_CHUNK, len(total)))
+    stream = bytearray(4 * _CHUNK + 15)
     change = np.subtract if subtract else np.add
     for start in range(0, len(total), _CHUNK):
         part = total[start : start + _CHUNK]
@@ -75,39 +82,49 @@ def add_mask(total: Words, key: bytes, *, subtract: bool) -> None:
         change(part, np.frombuffer(stream, dtype="<u4", count=len(part)), out=part)
 
 
-def add_pair_masks(total: Words, private: bytes, name: str, peers: Mapping[str, bytes], *, context: bytes) -> None:
-    """Adds the masks that a node has with its peers, by their public keys: what one adds, the other subtracts. Raises
-    MalformedBytes: as `exchanged_key`.
+def add_pair_masks(
+    total: Words, private: bytes, name: str, peers: Mapping[str, bytes], *, context: bytes
+) -> None:
+    """Adds the masks that a node has with its peers, by their public keys: what one adds, the other
+    subtracts. Raises MalformedBytes: as `exchanged_key`.
     """
     for peer, public in peers.items():
-        key = exchanged_key(private, public, join(TAG + b" pair", context) + join_names((name, peer)))
+        key = exchanged_key(
+            private, public, join(TAG + b" pair", context) + join_names((name, peer))
+        )
         add_mask(total, key, subtract=name > peer)
 
 
 def split_secret(secret: bytes, *, threshold: int, count: int) -> list[bytes]:
-    """A share for each of the places 1 .. count, as long as the secret, which is a multiple of 16 bytes.
+    """A share for each of the places 1 .. count, as long as the secret, which is a multiple of 16
+    bytes.
 
     >>> shares = split_secret(bytes(range(32)), threshold=2, count=3)
     >>> combine({1: shares[0], 3: shares[2]}) == bytes(range(32))
     True
     """
     blocks = (secret[start : start + _BLOCK] for start in range(0, len(secret), _BLOCK))
-    columns = ([share for _, share in Shamir.split(threshold, count, block, False)] for block in blocks)
+    columns = (
+        [share for _, share in Shamir.split(threshold, count, block, False)] for block in blocks
+    )
     return [b"".join(row) for row in zip(*columns, strict=True)]
 
 
 def combine(shares: Mapping[int, bytes]) -> bytes:
-    """The secret, from exactly `threshold` shares by their places; from wrong shares, wrong bytes."""
+    """The secret, from exactly `threshold` shares by their places; from wrong shares, wrong
+    bytes."""
     size = len(next(iter(shares.values())))
     return b"".join(
-        Shamir.combine([(place, share[start : start + _BLOCK]) for place, share in shares.items()], False)
+        Shamir.combine(
+            [(place, share[start : start + _BLOCK]) for place, share in shares.items()], False
+        )
         for start in range(0, size, _BLOCK)
     )
 
 
 def seal(plain: bytes, private: bytes, peer: bytes, *, bound: bytes) -> bytes:
-    """AES-256-GCM under a key that both X25519 keys give, for this `route` alone: nonce, then ciphertext and tag.
-    Raises MalformedBytes: `peer` is no public key that can be used.
+    """AES-256-GCM under a key that both X25519 keys give, for this `route` alone: nonce, then
+    ciphertext and tag. Raises MalformedBytes: `peer` is no public key that can be used.
     """
     nonce = os.urandom(_NONCE)
     return nonce + AESGCM(exchanged_key(private, peer, bound)).encrypt(nonce, plain, bound)
@@ -116,11 +133,14 @@ def seal(plain: bytes, private: bytes, peer: bytes, *, bound: bytes) -> bytes:
 def unseal(data: bytes, private: bytes, peer: bytes, *, bound: bytes) -> bytes:
     """Inverse of `seal`. Raises MalformedBytes: other bytes, another key, or another `bound`."""
     try:
-        return AESGCM(exchanged_key(private, peer, bound)).decrypt(data[:_NONCE], data[_NONCE:], bound)
+        return AESGCM(exchanged_key(private, peer, bound)).decrypt(
+            data[:_NONCE], data[_NONCE:], bound
+        )
     except (InvalidTag, ValueError) as error:
         raise MalformedBytes("shares that can't be opened") from error
 
 
 def route(context: bytes, sender: str, receiver: str) -> bytes:
-    """The `bound` of shares on their way in one attempt: it goes into their key and is authenticated."""
+    """The `bound` of shares on their way in one attempt: it goes into their key and is
+    authenticated."""
     return join(TAG + b" shares", context, sender.encode(), receiver.encode())

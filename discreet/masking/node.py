@@ -1,7 +1,8 @@
 """A node's side of a masked sum: bytes in, bytes out, every answer on disk before it leaves.
 
-Bonawitz et al. 2017, figure 4, with the checks against a malicious server. Added to it: an attempt's context binds all
-signed keys (`identity.context_of_keys`), survivors are signed with those who are gone, and a seed has a check.
+Bonawitz et al. 2017, figure 4, with the checks against a malicious server. Added to it: an
+attempt's context binds all signed keys (`identity.context_of_keys`), survivors are signed with
+those who are gone, and a seed has a check.
 """
 
 from __future__ import annotations
@@ -39,10 +40,11 @@ Release = Callable[[], None]
 class MaskingNode:
     """A node that takes part in the masked sums of one run, and gives away nothing but these sums.
 
-    Whatever the server sends, it and up to c nodes of its choice learn at most one sum for each round, of at least
-    n - d vectors, this node's among them: they learn nothing else of this node's vector, as long as X25519, HKDF,
-    AES and ECDSA are what they are believed to be, at most c of the others give away what they know, and nobody puts an
-    old state back.
+    Whatever the server sends, it and up to c nodes of its choice learn at most one sum for each
+    round, of at least
+    n - d vectors, this node's among them: they learn nothing else of this node's vector, as long as
+    X25519, HKDF, AES and ECDSA are what they are believed to be, at most c of the others give away
+    what they know, and nobody puts an old state back.
 
     Args:
       identity: this node's name and private key.
@@ -60,33 +62,42 @@ class MaskingNode:
     store: FolderStore
 
     def __post_init__(self) -> None:
-        names, nodes = len(self.directory.keys), self.terms.nodes
+        names = len(self.directory.keys)
+        nodes = self.terms.nodes
         if names != nodes:
             raise ValueError(f"the list of nodes has {names} names, and the run has {nodes} nodes")
         if not self.directory.has(self.identity):
-            raise ValueError(f"the list of nodes has not the public key of {self.identity.name!r}, which is this node")
+            raise ValueError(
+                f"the list of nodes has not the public key of {self.identity.name!r}, which is "
+                f"this node"
+            )
 
     @property
     def agreed(self) -> bytes:
-        """The digest of all that decides a sum before it is asked for: the terms, and who is who."""
+        """The digest of all that decides a sum before it is asked for: the terms, and who is
+        who."""
         return wire.digest(self.terms.encode(), self.directory.digest)
 
-    def answer(self, request: bytes, vector: Vector, release: Release, *, asked: bytes = b"") -> bytes:
+    def answer(
+        self, request: bytes, vector: Vector, release: Release, *, asked: bytes = b""
+    ) -> bytes:
         """The reply to a request, once.
 
         Args:
           request: as it came from the server.
-          vector: gives what is to be summed, int64 of shape (length,), any integers; they count modulo 2^k. Called
-            only if the masked vector is asked for and everything is in order.
-          release: pays for the release of this round's sum, after `vector` and before the masked vector leaves; called
-            once a round, also if the round is tried more often, since at most one attempt can be opened. An exception
-            from it goes to the caller, and nothing leaves.
-          asked: all that the round asks for beyond the terms of the run, in any bytes. Vectors of nodes that were asked
-            differently can't be opened together. An attempt at a round that asks for something else than the one
-            before, or on other terms, is paid anew, so that nobody gets a dear sum for the price of a cheap one.
+          vector: gives what is to be summed, int64 of shape (length,), any integers; they count
+            modulo 2^k. Called only if the masked vector is asked for and everything is in order.
+          release: pays for the release of this round's sum, after `vector` and before the masked
+            vector leaves; called once a round, also if the round is tried more often, since at most
+            one attempt can be opened. An exception from it goes to the caller, and nothing leaves.
+          asked: all that the round asks for beyond the terms of the run, in any bytes. Vectors of
+            nodes that were asked differently can't be opened together. An attempt at a round that
+            asks for something else than the one before, or on other terms, is paid anew, so that
+            nobody gets a dear sum for the price of a cheap one.
 
         Raises:
-          MaskingRefused: the request is malformed, a repetition, or asks for what this node does not give. The
+          MaskingRefused: the request is malformed, a repetition, or asks for what this node does
+            not give. The
             state is as it was.
           ValueError: `vector` gave something else.
         """
@@ -95,7 +106,10 @@ class MaskingNode:
             parts = self._parts(request)
             with self.store.locked(self.terms.run):
                 saved = self.store.load(self.terms.run)
-                state = NodeState() if saved is None else read_state(saved)
+                if saved is None:
+                    state = NodeState()
+                else:
+                    state = read_state(saved)
                 for part in parts:
                     match part.stage:
                         case Stage.KEYS:
@@ -109,7 +123,9 @@ class MaskingNode:
                         case Stage.UNMASK:
                             state, body = self._unmask(state, part)
                     replies.append(part.answered(body))
-                self.store.save(self.terms.run, state.encode())  # before the reply leaves: it is never given again
+                self.store.save(
+                    self.terms.run, state.encode()
+                )  # before the reply leaves: it is never given again
         except MalformedBytes as error:
             raise MaskingRefused(f"malformed: {error}") from error
         return wire.write_reply(replies)
@@ -125,7 +141,8 @@ class MaskingNode:
         return parts
 
     def _keys(self, state: NodeState, part: Part) -> Answer:
-        """Fresh keys and a fresh seed, signed. A new attempt at a round puts an end to the one before."""
+        """Fresh keys and a fresh seed, signed. A new attempt at a round puts an end to the one
+        before."""
         _check_open(state, part)
         if part.attempt in state.begun:
             raise MaskingRefused(f"this attempt at round {part.round} has begun already")
@@ -143,30 +160,48 @@ class MaskingNode:
 
     def _shares(self, state: NodeState, part: Part) -> Answer:
         """A share of this node's seed and mask key for each other node, sealed for it."""
-        attempt, me, place = self._held(state, part), self.identity.name, place_of(self.terms, part)
+        attempt = self._held(state, part)
+        me = self.identity.name
+        place = place_of(self.terms, part)
         keys = split_keys(part.body)
         if strangers := [name for name in keys if name not in self.directory.keys]:
             raise MaskingRefused(f"{strangers[0]!r} is not in this node's list of nodes")
         if keys.get(me) != attempt.keys[me]:
-            raise MaskingRefused("the keys that are said to be this node's are not those that it made for this attempt")
+            raise MaskingRefused(
+                "the keys that are said to be this node's are not those that it made for this "
+                "attempt"
+            )
         self._check_enough(keys, "take part")
         for name in keys:
             if not is_signed(keys[name], name, directory=self.directory, place=place):
-                raise MaskingRefused(f"the keys of {name!r} are not signed with its registered key for this attempt")
+                raise MaskingRefused(
+                    f"the keys of {name!r} are not signed with its registered key for this attempt"
+                )
         context = context_of_keys(place, keys)
         sealing, masking, seed = _split(attempt.secrets)
-        shares = masks.split_secret(seed + masking, threshold=self.terms.threshold, count=self.terms.nodes)
-        mine, sealed = dict(zip(self.directory.names, shares, strict=True)), {}
+        shares = masks.split_secret(
+            seed + masking, threshold=self.terms.threshold, count=self.terms.nodes
+        )
+        mine = dict(zip(self.directory.names, shares, strict=True))
+        sealed = {}
         for name in keys.keys() - {me}:
-            sealed[name] = masks.seal(mine[name], sealing, keys[name].sealing, bound=masks.route(context, me, name))
-        attempt = replace(attempt, stage=Stage.SHARES, keys=keys, context=context, shares={me: mine[me]})
+            sealed[name] = masks.seal(
+                mine[name], sealing, keys[name].sealing, bound=masks.route(context, me, name)
+            )
+        attempt = replace(
+            attempt, stage=Stage.SHARES, keys=keys, context=context, shares={me: mine[me]}
+        )
         return state.with_attempt(attempt), wire.join_named(sealed)
 
-    def _masked(self, state: NodeState, part: Part, vector: Vector, release: Release, asked: bytes) -> Answer:
-        """The vector behind its masks. Its release is paid for before it leaves, once a round, or once for each price.
+    def _masked(
+        self, state: NodeState, part: Part, vector: Vector, release: Release, asked: bytes
+    ) -> Answer:
+        """The vector behind its masks. Its release is paid for before it leaves, once a round, or
+        once for each price.
 
-        From here on other nodes can open it, whatever this node does. At most one attempt at a round can be opened: it
-        takes t nodes, and those have closed the round or have ended every other attempt at it.
+        From here on other nodes can open it, whatever this node does. At most one attempt at a
+        round can be opened: it takes t nodes, and those have closed the round or have ended every
+        other attempt at it.
         """
         attempt = self._held(state, part)
         shares = {**attempt.shares, **self._opened_shares(attempt, wire.split_named(part.body))}
@@ -178,7 +213,8 @@ class MaskingNode:
         price = wire.digest(self.terms.encode(), asked)
         if (part.round, price) != (state.charged, state.price):
             release()
-        words, context = values.astype(np.uint32), context_of_vectors(attempt.context, asked)
+        words = values.astype(np.uint32)
+        context = context_of_vectors(attempt.context, asked)
         _, masking, seed = _split(attempt.secrets)
         masks.add_mask(words, masks.own_key(seed, context), subtract=False)
         peers = {name: attempt.keys[name].masking for name in shares if name != self.identity.name}
@@ -190,14 +226,18 @@ class MaskingNode:
     def _opened_shares(self, attempt: Attempt, sealed: Mapping[str, bytes]) -> dict[str, bytes]:
         """Shares are opened before anything is masked.
 
-        Whether the server or the sender spoilt one can't be told from here, and a node that left the sender out alone
-        would have other masks than the rest: so it refuses, and says whose shares they are.
+        Whether the server or the sender spoilt one can't be told from here, and a node that left
+        the sender out alone would have other masks than the rest: so it refuses, and says whose
+        shares they are.
         """
-        me, opened = self.identity.name, {}
+        me = self.identity.name
+        opened = {}
         sealing, _, _ = _split(attempt.secrets)
         for name, data in sealed.items():
             if name not in attempt.keys or name == me:
-                raise MaskingRefused(f"shares of {name!r}, which is not among the others in this attempt")
+                raise MaskingRefused(
+                    f"shares of {name!r}, which is not among the others in this attempt"
+                )
             bound = masks.route(attempt.context, name, me)
             try:
                 opened[name] = masks.unseal(data, sealing, attempt.keys[name].sealing, bound=bound)
@@ -217,15 +257,22 @@ class MaskingNode:
 
     def _check_lists(self, attempt: Attempt, alive: tuple[str, ...], gone: tuple[str, ...]) -> None:
         if both := set(alive) & set(gone):
-            raise MaskingRefused(f"{min(both)!r} is in both lists: its seed and mask key together show its vector")
+            raise MaskingRefused(
+                f"{min(both)!r} is in both lists: its seed and mask key together show its vector"
+            )
         if set(alive) | set(gone) != set(attempt.shares):
-            raise MaskingRefused("the lists are not, together, the nodes whose shares this node was given")
+            raise MaskingRefused(
+                "the lists are not, together, the nodes whose shares this node was given"
+            )
         if self.identity.name not in alive:
-            raise MaskingRefused("the list of survivors leaves this node out, which sent its vector")
+            raise MaskingRefused(
+                "the list of survivors leaves this node out, which sent its vector"
+            )
         self._check_enough(alive, "are in the sum")
 
     def _unmask(self, state: NodeState, part: Part) -> Answer:
-        """For each node that shared: the share of its seed if it is in the sum, else of its mask key. Then forget."""
+        """For each node that shared: the share of its seed if it is in the sum, else of its mask
+        key. Then forget."""
         attempt = self._held(state, part)
         self._check_signatures(attempt, wire.split_named(part.body))
         given = {
@@ -235,38 +282,56 @@ class MaskingNode:
         return state.closed_until(part.round), wire.join_named(given)
 
     def _check_signatures(self, attempt: Attempt, signatures: Mapping[str, bytes]) -> None:
-        message = survivors_message(attempt.context, attempt.alive, attempt.shares.keys() - set(attempt.alive))
+        message = survivors_message(
+            attempt.context, attempt.alive, attempt.shares.keys() - set(attempt.alive)
+        )
         for name, signature in signatures.items():
             if name not in attempt.alive:
                 raise MaskingRefused(f"a signature of {name!r}, which is not in the sum")
             if not self.directory.verify(name, signature, message):
                 raise MaskingRefused(f"{name!r} did not sign the lists that this node signed")
         if len(signatures) < self.terms.threshold:
-            raise MaskingRefused(f"{len(signatures)} nodes signed the lists, and it takes {self.terms.threshold}")
+            raise MaskingRefused(
+                f"{len(signatures)} nodes signed the lists, and it takes {self.terms.threshold}"
+            )
 
     def _check_enough(self, names: Collection[str], what: str) -> None:
         if len(names) < self.terms.survivors:
             least = self.terms.survivors
-            raise MaskingRefused(f"only {len(names)} nodes {what}, and a sum of fewer than {least} is none")
+            raise MaskingRefused(
+                f"only {len(names)} nodes {what}, and a sum of fewer than {least} is none"
+            )
 
     def _held(self, state: NodeState, part: Part) -> Attempt:
         """The attempt of a part, if its stage is the next one."""
         _check_open(state, part)
-        attempt, before = state.attempts.get(part.round), Stage(part.stage - 1)
+        attempt = state.attempts.get(part.round)
+        before = Stage(part.stage - 1)
         if attempt is None or attempt.attempt != part.attempt:
-            raise MaskingRefused(f"no part in this attempt at round {part.round}: it ended, or never began")
+            raise MaskingRefused(
+                f"no part in this attempt at round {part.round}: it ended, or never began"
+            )
         if attempt.agreed != self.agreed:
-            raise MaskingRefused("it signed its keys for this attempt with other terms, or another list of peers")
+            raise MaskingRefused(
+                "it signed its keys for this attempt with other terms, or another list of peers"
+            )
         if attempt.stage >= part.stage:
-            raise MaskingRefused(f"the stage {part.stage.name} of this attempt is answered, and each is answered once")
+            raise MaskingRefused(
+                f"the stage {part.stage.name} of this attempt is answered, and each is answered "
+                f"once"
+            )
         if attempt.stage != before:
-            raise MaskingRefused(f"{part.stage.name} comes after {before.name}, not after {attempt.stage.name}")
+            raise MaskingRefused(
+                f"{part.stage.name} comes after {before.name}, not after {attempt.stage.name}"
+            )
         return attempt
 
 
 def _check_open(state: NodeState, part: Part) -> None:
     if part.round <= state.closed:
-        raise MaskingRefused(f"round {part.round} is over for this node, which takes part in rising order only")
+        raise MaskingRefused(
+            f"round {part.round} is over for this node, which takes part in rising order only"
+        )
 
 
 def _split(secrets: bytes) -> tuple[bytes, bytes, bytes]:

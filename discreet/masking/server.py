@@ -1,4 +1,5 @@
-"""The server's side of masked sums: it says what to send to whom, takes the replies, and gets the sum or nothing."""
+"""The server's side of masked sums: it says what to send to whom, takes the replies, and gets the
+sum or nothing."""
 
 from __future__ import annotations
 
@@ -10,9 +11,24 @@ import numpy as np
 from numpy.typing import NDArray
 
 from discreet.masking import masks, wire
-from discreet.masking.identity import SignedKeys, context_of_keys, context_of_vectors, join_keys, place_of, read_keys
+from discreet.masking.identity import (
+    SignedKeys,
+    context_of_keys,
+    context_of_vectors,
+    join_keys,
+    place_of,
+    read_keys,
+)
 from discreet.masking.masks import KEY_BYTES, SEED_BYTES
-from discreet.masking.wire import ATTEMPT_BYTES, Abandoned, MalformedBytes, Part, Stage, Terms, Words
+from discreet.masking.wire import (
+    ATTEMPT_BYTES,
+    Abandoned,
+    MalformedBytes,
+    Part,
+    Stage,
+    Terms,
+    Words,
+)
 
 
 @dataclass(frozen=True)
@@ -20,7 +36,8 @@ class Opened:
     """A sum that was read.
 
     Attributes:
-      total: the sum of the vectors of `names` modulo 2^k, int64 of shape (length,), from 0 to 2^k - 1.
+      total: the sum of the vectors of `names` modulo 2^k, int64 of shape (length,), from 0 to 2^k -
+        1.
       names: the nodes in it, in ascending order: at least n - d.
     """
 
@@ -33,7 +50,8 @@ class Collected:
     """The answers to one attempt at one round. Memory: one vector, whatever the number of nodes.
 
     Attributes:
-      asked: all that nodes are asked for with their vectors, beyond the terms; known when the round begins.
+      asked: all that nodes are asked for with their vectors, beyond the terms; known when the round
+        begins.
       keys: signed keys, of who takes part.
       sealed: of each node that shared, its sealed share for each other node.
       alive: the nodes that sent a masked vector; their sum is `total`.
@@ -68,11 +86,15 @@ class Collected:
                 bodies = dict.fromkeys(self.keys, join_keys(self.keys))
             case Stage.MASKED:
                 bodies = {
-                    name: wire.join_named({of: each[name] for of, each in self.sealed.items() if of != name})
+                    name: wire.join_named(
+                        {of: each[name] for of, each in self.sealed.items() if of != name}
+                    )
                     for name in self.sealed
                 }
             case Stage.CONFIRM:
-                bodies = dict.fromkeys(self.alive, wire.join(wire.join_names(self.alive), wire.join_names(self.gone)))
+                bodies = dict.fromkeys(
+                    self.alive, wire.join(wire.join_names(self.alive), wire.join_names(self.gone))
+                )
             case Stage.UNMASK:
                 bodies = dict.fromkeys(self.signatures, wire.join_named(self.signatures))
         return {name: self._part(body) for name, body in bodies.items()}
@@ -96,22 +118,37 @@ class Collected:
                 self.signatures[name] = body
             case Stage.UNMASK:
                 given = _complete(wire.split_named(body), self.sealed.keys())
-                if any(len(share) != (SEED_BYTES if of in self.alive else KEY_BYTES) for of, share in given.items()):
+                if any(
+                    len(share) != (SEED_BYTES if of in self.alive else KEY_BYTES)
+                    for of, share in given.items()
+                ):
                     raise MalformedBytes("a share of another size")
                 self.given[name] = given
 
     def advance(self) -> None:
         """To the next stage, with those who answered. Raises Abandoned: they are too few."""
-        answers: tuple[Collection[str], ...] = (self.keys, self.sealed, self.alive, self.signatures, self.given)
+        answers: tuple[Collection[str], ...] = (
+            self.keys,
+            self.sealed,
+            self.alive,
+            self.signatures,
+            self.given,
+        )
         answered = len(answers[self.stage - 1])
-        least = self.terms.survivors if self.stage <= Stage.MASKED else self.terms.threshold
+        if self.stage <= Stage.MASKED:
+            least = self.terms.survivors
+        else:
+            least = self.terms.threshold
         if answered < least:
-            raise Abandoned(f"{answered} nodes answered the stage {self.stage.name}, and it takes {least}")
+            raise Abandoned(
+                f"{answered} nodes answered the stage {self.stage.name}, and it takes {least}"
+            )
         if self.stage is not Stage.UNMASK:
             self.stage = Stage(self.stage + 1)
 
     def opened(self) -> Opened:
-        """The sum of the vectors of `alive`. Raises Abandoned: shares do not fit together, a node sent wrong ones."""
+        """The sum of the vectors of `alive`. Raises Abandoned: shares do not fit together, a node
+        sent wrong ones."""
         peers = {name: self.keys[name].masking for name in self.alive}
         place = place_of(self.terms, self._part(b""))
         context = context_of_vectors(context_of_keys(place, self.keys), self.asked)
@@ -127,14 +164,20 @@ class Collected:
         return Opened(total.astype(np.int64), tuple(sorted(self.alive)))
 
     def _secret(self, name: str, public: Callable[[bytes], bytes], published: bytes) -> bytes:
-        """A node's seed or mask key from t neighbours among the givers: a wrong share is outside some run of t."""
-        shares = [(self.names.index(giver) + 1, given[name]) for giver, given in sorted(self.given.items())]
+        """A node's seed or mask key from t neighbours among the givers: a wrong share is outside
+        some run of t."""
+        shares = [
+            (self.names.index(giver) + 1, given[name])
+            for giver, given in sorted(self.given.items())
+        ]
         for start in range(len(shares)):
             turned = shares[start:] + shares[:start]
             secret = masks.combine(dict(turned[: self.terms.threshold]))
             if public(secret) == published:
                 return secret
-        raise Abandoned(f"the shares of the secrets of {name!r} do not fit together: a node gave wrong ones")
+        raise Abandoned(
+            f"the shares of the secrets of {name!r} do not fit together: a node gave wrong ones"
+        )
 
 
 def _complete(given: dict[str, bytes], names: Collection[str]) -> dict[str, bytes]:
@@ -147,25 +190,33 @@ class Exchange:
     """Requests to nodes, and the place for their replies.
 
     Attributes:
-      stage: of this round. Before the requests of `Stage.UNMASK` are sent the caller charges its ledger.
+      stage: of this round. Before the requests of `Stage.UNMASK` are sent the caller charges its
+        ledger.
       round: its number.
       requests: bytes for each node that is asked.
     """
 
-    def __init__(self, server: MaskingServer, attempts: Sequence[Collected], then: int | None) -> None:
-        self._server, self._attempts, self._then = server, attempts, then
-        self.stage, self.round = attempts[0].stage, attempts[0].round
+    def __init__(
+        self, server: MaskingServer, attempts: Sequence[Collected], then: int | None
+    ) -> None:
+        self._server = server
+        self._attempts = attempts
+        self._then = then
+        self.stage = attempts[0].stage
+        self.round = attempts[0].round
         self._asked: dict[str, list[tuple[Collected, Part]]] = {}
         for attempt in attempts:
             for name, part in attempt.parts().items():
                 self._asked.setdefault(name, []).append((attempt, part))
         self.requests: Mapping[str, bytes] = {
-            name: wire.write_request(server.terms, [part for _, part in asked]) for name, asked in self._asked.items()
+            name: wire.write_request(server.terms, [part for _, part in asked])
+            for name, asked in self._asked.items()
         }
 
     def take(self, name: str, reply: bytes) -> None:
-        """Takes a node's reply, in any order. A node without a reply that was taken is gone for this attempt. Raises
-        MalformedBytes: it is no answer to this request, or this node has answered.
+        """Takes a node's reply, in any order. A node without a reply that was taken is gone for
+        this attempt. Raises MalformedBytes: it is no answer to this request, or this node has
+        answered.
         """
         asked = self._asked.pop(name, None)
         if asked is None:
@@ -179,8 +230,8 @@ class Exchange:
     def close(self) -> Exchange | Opened:
         """Goes on with those who have answered.
 
-        If too few nodes made keys for the round that follows, it begins anew when its time comes. Raises Abandoned:
-        they are too few. The server can begin a new attempt.
+        If too few nodes made keys for the round that follows, it begins anew when its time comes.
+        Raises Abandoned: they are too few. The server can begin a new attempt.
         """
         now, *following = self._attempts
         now.advance()
@@ -201,8 +252,9 @@ class Exchange:
 class MaskingServer:
     """Runs masked sums, round by round, without any way to wait or to send: the caller does both.
 
-    A round takes the stages KEYS, SHARES, MASKED, CONFIRM and UNMASK. With `then`, the first two stages of the round
-    that follows ride along with the last two of this one, so that a round costs three exchanges.
+    A round takes the stages KEYS, SHARES, MASKED, CONFIRM and UNMASK. With `then`, the first two
+    stages of the round that follows ride along with the last two of this one, so that a round costs
+    three exchanges.
 
     Args:
       terms: of the run.
@@ -222,7 +274,10 @@ class MaskingServer:
     def __post_init__(self) -> None:
         self.names = tuple(sorted(self.names))
         if len(set(self.names)) != self.terms.nodes or len(self.names) != self.terms.nodes:
-            raise ValueError(f"a run of {self.terms.nodes} nodes needs as many different names (got {self.names})")
+            raise ValueError(
+                f"a run of {self.terms.nodes} nodes needs as many different names (got "
+                f"{self.names})"
+            )
 
     def begin(self, round: int, *, then: int | None = None, asked: bytes = b"") -> Exchange:
         """The first exchange of a new attempt at a round.
@@ -230,9 +285,14 @@ class MaskingServer:
         Args:
           round: rises from one opened sum to the next. An abandoned round may be begun again.
           then: the round whose keys are made while this one ends; None if none follows.
-          asked: all that nodes are asked for with their vectors, as `MaskingNode.answer` is told it.
+          asked: all that nodes are asked for with their vectors, as `MaskingNode.answer` is told
+            it.
         """
-        ready, self.ready = [each for each in self.ready if each.round == round], ()
-        now = ready[0] if ready else Collected(self.terms, self.names, round)
+        ready = [each for each in self.ready if each.round == round]
+        self.ready = ()
+        if ready:
+            now = ready[0]
+        else:
+            now = Collected(self.terms, self.names, round)
         now.asked = asked
         return Exchange(self, (now,), then)

@@ -1,4 +1,5 @@
-"""A node's memory of the masked sums of one run, and its folder: a process that starts anew answers nothing twice."""
+"""A node's memory of the masked sums of one run, and its folder: a process that starts anew answers
+nothing twice."""
 
 from __future__ import annotations
 
@@ -27,12 +28,13 @@ class Attempt:
     Attributes:
       round, attempt: its names.
       stage: the last one that was answered.
-      secrets: the private keys for shares and for masks, and the seed; empty once the masked vector has been made.
-      keys: of each node that takes part, its signed public keys.
+      secrets: the private keys for shares and for masks, and the seed; empty once the masked vector
+      has been made. keys: of each node that takes part, its signed public keys.
       agreed: the digest of the terms and the list of peers that this node's keys were signed for.
-      context: the digest of the terms, the round, the attempt and all these keys; once the masked vector has been made
-        also of what it was asked for.
-      shares: of each node that shared, the share of its seed and of its mask key that this node holds.
+      context: the digest of the terms, the round, the attempt and all these keys; once the masked
+        vector has been made also of what it was asked for.
+      shares: of each node that shared, the share of its seed and of its mask key that this node
+        holds.
       alive: the nodes in the sum, once this node has signed that.
     """
 
@@ -49,7 +51,8 @@ class Attempt:
 
 @dataclass(frozen=True, config=_FORM)
 class NodeState:
-    """A node's memory of a run: closed rounds, the last round it charged, and at most two attempts that go on.
+    """A node's memory of a run: closed rounds, the last round it charged, and at most two attempts
+    that go on.
 
     Attributes:
       closed: nothing of this round or an earlier one is answered any more; -1 at first.
@@ -70,8 +73,11 @@ class NodeState:
         return replace(self, attempts={**self.attempts, attempt.round: attempt})
 
     def begin(self, attempt: Attempt) -> NodeState:
-        """A new attempt: of the others only one of the round before it is kept, which may wait for its last stages."""
-        kept = {number: each for number, each in self.attempts.items() if number == attempt.round - 1}
+        """A new attempt: of the others only one of the round before it is kept, which may wait for
+        its last stages."""
+        kept = {
+            number: each for number, each in self.attempts.items() if number == attempt.round - 1
+        }
         begun = {**self.begun, attempt.attempt: attempt.round}
         return replace(self, attempts={**kept, attempt.round: attempt}, begun=begun)
 
@@ -100,22 +106,25 @@ def read_state(data: bytes) -> NodeState:
 
 @dataclass(frozen=True)
 class FolderStore:
-    """A folder of the node's owner, which nobody else can read: a file for each run, replaced whole and fsynced.
+    """A folder of the node's owner, which nobody else can read: a file for each run, replaced whole
+    and fsynced.
 
-    Secrets of a round are gone from the file once the round is over; whether the disk keeps old blocks is the disk's
-    matter. A copy of the folder that is put back later lets the node answer twice: no backup of it is of any use.
-    """
+    Secrets of a round are gone from the file once the round is over; whether the disk keeps old
+    blocks is the disk's matter. A copy of the folder that is put back later lets the node answer
+    twice: no backup of it is of any use."""
 
     folder: Path
 
     @contextmanager
     def locked(self, run: str) -> Iterator[None]:
-        """Refuses while another process answers for the same node. Raises MaskingRefused: that is so, or the folder
-        can't be written.
+        """Refuses while another process answers for the same node. Raises MaskingRefused: that is
+        so, or the folder can't be written.
         """
         try:
             self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-            handle = os.open(self.folder / f"{run}.lock", os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
+            handle = os.open(
+                self.folder / f"{run}.lock", os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600
+            )
         except OSError as error:
             raise MaskingRefused(f"the node's state can't be kept: {error.strerror}") from error
         try:
@@ -127,22 +136,28 @@ class FolderStore:
             os.close(handle)
 
     def load(self, run: str) -> bytes | None:
-        """The state that was saved last; None if none was. Raises MaskingRefused: the file is damaged."""
+        """The state that was saved last; None if none was. Raises MaskingRefused: the file is
+        damaged."""
         try:
             data = (self.folder / f"{run}.state").read_bytes()
         except FileNotFoundError:
             return None
         if hashlib.sha256(data[_CHECK_BYTES:]).digest() != data[:_CHECK_BYTES]:
-            raise MaskingRefused("the node's state of this run is damaged, so that it can't know what it has answered")
+            raise MaskingRefused(
+                "the node's state of this run is damaged, so that it can't know what it has "
+                "answered"
+            )
         return data[_CHECK_BYTES:]
 
     def save(self, run: str, state: bytes) -> None:
-        """Keeps the state in place of the last one; when it returns the state is safe from a crash. Raises
-        MaskingRefused: that can't be done.
+        """Keeps the state in place of the last one; when it returns the state is safe from a crash.
+        Raises MaskingRefused: that can't be done.
         """
         new = self.folder / f"{run}.new"
         try:
-            with os.fdopen(os.open(new, os.O_CREAT | os.O_TRUNC | os.O_WRONLY | os.O_CLOEXEC, 0o600), "wb") as file:
+            with os.fdopen(
+                os.open(new, os.O_CREAT | os.O_TRUNC | os.O_WRONLY | os.O_CLOEXEC, 0o600), "wb"
+            ) as file:
                 file.write(hashlib.sha256(state).digest() + state)
                 file.flush()
                 os.fsync(file.fileno())

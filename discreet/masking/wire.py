@@ -1,5 +1,5 @@
-"""The terms of masked sums, the errors with which one can end, and the bytes of requests and replies: fields that say
-their length, read strictly, so that one message has one form."""
+"""The terms of masked sums, the errors with which one can end, and the bytes of requests and
+replies: fields that say their length, read strictly, so that one message has one form."""
 
 from __future__ import annotations
 
@@ -16,13 +16,15 @@ from numpy.typing import NDArray
 TAG = b"discreet masking 2"
 ATTEMPT_BYTES = 16
 MOST_ROUND = 2**63 - 1
-_LENGTH_BYTES, _ROUND_BYTES = 8, 8
+_LENGTH_BYTES = 8
+_ROUND_BYTES = 8
 
 Words = NDArray[np.uint32]
 
 
 class MaskingRefused(Exception):
-    """A node does not answer. The message says why; it holds nothing secret and may be sent to the server."""
+    """A node does not answer. The message says why; it holds nothing secret and may be sent to the
+    server."""
 
 
 class Abandoned(Exception):
@@ -38,13 +40,15 @@ class Terms:
       nodes: n, the number of nodes that take part, from 3 to 100.
       dropouts: d, the number of them that may be gone when a sum is read.
       colluding: c, the number of nodes that may tell the server, or each other, all that they know.
-      threshold: t, the number of nodes whose shares open a secret: n + c < 2t, so that two sets of t nodes have an
-        honest one in common and the server can't gather shares for two lists of survivors, and t <= n - d.
+      threshold: t, the number of nodes whose shares open a secret: n + c < 2t, so that two sets of
+        t nodes have an honest one in common and the server can't gather shares for two lists of
+        survivors, and t <= n - d.
       bits: k, sums are modulo 2^k, from 16 to 32.
       length: of each vector, at most 2^31.
-      variance: of the noise that each node adds in each place, as an integer of at most 2^64; 0 if none. Nodes sign it,
-        so that a server can't tell each of them of another noise: a node's account counts on the others' noise too.
-      settings: SHA-256, in hexadecimal digits, of all else of the run that decides a sum; empty if nothing does.
+      variance: of the noise that each node adds in each place, as an integer of at most 2^64; 0 if
+        none. Nodes sign it, so that a server can't tell each of them of another noise: a node's
+        account counts on the others' noise too. settings: SHA-256, in hexadecimal digits, of all
+        else of the run that decides a sum; empty if nothing does.
 
     Raises:
       ValueError: a number is out of its range.
@@ -117,7 +121,8 @@ class Stage(IntEnum):
 
 @dataclass(frozen=True)
 class Part:
-    """One stage of one attempt at one round; `body` is the question in a request, and the answer in a reply."""
+    """One stage of one attempt at one round; `body` is the question in a request, and the answer in
+    a reply."""
 
     stage: Stage
     round: int
@@ -139,8 +144,10 @@ def join(*values: bytes) -> bytes:
 
 
 def split(data: bytes, count: int | None = None) -> list[bytes]:
-    """Inverse of `join`. Raises MalformedBytes: the lengths do not fit, or there are not `count` values."""
-    values, place = [], 0
+    """Inverse of `join`. Raises MalformedBytes: the lengths do not fit, or there are not `count`
+    values."""
+    values = []
+    place = 0
     while place < len(data):
         start = place + _LENGTH_BYTES
         place = start + int.from_bytes(data[place:start], "big")
@@ -158,7 +165,8 @@ def join_names(names: Iterable[str]) -> bytes:
 
 
 def split_names(data: bytes) -> tuple[str, ...]:
-    """Inverse of `join_names`. Raises MalformedBytes: not names, not in ascending order, or one twice."""
+    """Inverse of `join_names`. Raises MalformedBytes: not names, not in ascending order, or one
+    twice."""
     return _names(split(data))
 
 
@@ -228,7 +236,11 @@ def _read_terms(data: bytes) -> Terms:
 
 def _read_part(data: bytes) -> Part:
     stage, number, attempt, body = split(data, 4)
-    if len(number) != _ROUND_BYTES or len(attempt) != ATTEMPT_BYTES or int.from_bytes(number, "big") > MOST_ROUND:
+    if (
+        len(number) != _ROUND_BYTES
+        or len(attempt) != ATTEMPT_BYTES
+        or int.from_bytes(number, "big") > MOST_ROUND
+    ):
         raise MalformedBytes("a round or an attempt that can't be")
     if len(stage) != 1 or stage[0] not in tuple(Stage):
         raise MalformedBytes("a stage that does not exist")
@@ -246,25 +258,32 @@ def round_bytes(number: int) -> bytes:
 
 
 def pack(words: Words, bits: int) -> bytes:
-    """The low `bits` bits of each word: first the planes of whole bytes, the lowest first, then those of single bits.
+    """The low `bits` bits of each word: first the planes of whole bytes, the lowest first, then
+    those of single bits.
 
     >>> unpack(pack(np.array([1, 2, 131071], dtype=np.uint32), 17), length=3, bits=17).tolist()
     [1, 2, 131071]
     """
     whole = bits - bits % 8
     planes = [(words >> np.uint32(shift)).astype(np.uint8) for shift in range(0, whole, 8)]
-    planes += [np.packbits((words >> np.uint32(shift) & 1).astype(np.uint8)) for shift in range(whole, bits)]
+    planes += [
+        np.packbits((words >> np.uint32(shift) & 1).astype(np.uint8))
+        for shift in range(whole, bits)
+    ]
     return b"".join(plane.tobytes() for plane in planes)
 
 
 def unpack(data: bytes, *, length: int, bits: int) -> Words:
-    """Inverse of `pack`, modulo 2^bits, shape (length,). Raises MalformedBytes: another number of bytes, or bits set
-    behind the last value.
+    """Inverse of `pack`, modulo 2^bits, shape (length,). Raises MalformedBytes: another number of
+    bytes, or bits set behind the last value.
     """
-    whole, single, row = bits // 8, bits % 8, (length + 7) // 8
+    whole = bits // 8
+    single = bits % 8
+    row = (length + 7) // 8
     if len(data) != whole * length + single * row:
         raise MalformedBytes(f"{len(data)} bytes in place of {whole * length + single * row}")
-    words, source = np.zeros(length, dtype=np.uint32), np.frombuffer(data, dtype=np.uint8)
+    words = np.zeros(length, dtype=np.uint32)
+    source = np.frombuffer(data, dtype=np.uint8)
     for place, plane in enumerate(source[: whole * length].reshape(whole, length)):
         words |= plane.astype(np.uint32) << np.uint32(8 * place)
     for place, plane in enumerate(source[whole * length :].reshape(single, row), start=8 * whole):

@@ -14,7 +14,14 @@ from discreet.accounting.events import (
     joined_noise_multiplier,
     poisson_round_event,
 )
-from discreet.mechanisms.mechanism import IN_THE_CLEAR, SERVER, ClientRound, ExpectedNoise, Participation, Statement
+from discreet.mechanisms.mechanism import (
+    IN_THE_CLEAR,
+    SERVER,
+    ClientRound,
+    ExpectedNoise,
+    Participation,
+    Statement,
+)
 from discreet.mechanisms.round_state import Released
 from discreet.privacy.quantile import BIT_SENSITIVITY, default_count_stddev, split_noise_multiplier
 from discreet.settings.client_settings import UNBOUND, ClientSettings
@@ -32,40 +39,48 @@ if TYPE_CHECKING:
     from discreet.privacy.mechanisms import Gaussian
     from discreet.privacy.randomness import RandomSource
 
-ASKED_BEFORE = "; and before the first round a Gaussian of everybody's means and deviations of inputs"
+ASKED_BEFORE = (
+    "; and before the first round a Gaussian of everybody's means and deviations of inputs"
+)
 OF_ANOTHER_APP = (
     "the train_config and the initial arrays, which are sent as they are",
     "the data that evaluate_fn works on, which are the server's own",
     "what the clients' code sends elsewhere",
 )
 REPORTED = ("the epsilons that clients report about their own guarantees",)
-STATEFUL = "nodes that keep state from round to round: draws of a cohort of fixed size depend on each other"
+STATEFUL = (
+    "nodes that keep state from round to round: draws of a cohort of fixed size depend on "
+    "each other"
+)
 
 
 @dataclass(frozen=True)
 class CentralGaussian:
     """All data of one client, from whoever sees the released models; the server is trusted.
 
-    Guarantee: for neighbouring cohorts that differ in one client, the sum before noise differs by at most C_t in L2
-    and the centred count by at most 1/2, whatever that client sends. Both are noised together as one Gaussian
-    mechanism of multiplier z, sampled as the event says. Noise and denominator are functions of public constants
-    and C_t alone: not of who replied. A sum of answers, which differs by at most 1, is part of the same mechanism,
-    of multiplier (z^-2 + z_answers^-2)^(-1/2).
+    Guarantee: for neighbouring cohorts that differ in one client, the sum before noise differs by
+    at most C_t in L2 and the centred count by at most 1/2, whatever that client sends. Both are
+    noised together as one Gaussian mechanism of multiplier z, sampled as the event says. Noise and
+    denominator are functions of public constants
+    and C_t alone: not of who replied. A sum of answers, which differs by at most 1, is part of the
+    same mechanism, of multiplier (z^-2 + z_answers^-2)^(-1/2).
 
-    `DPFedAvg(mechanism=...)` takes one with what it is to be, by keyword; in a run it is made of the run's settings.
+    `DPFedAvg(mechanism=...)` takes one with what it is to be, by keyword; in a run it is made of
+    the run's settings.
 
     Attributes:
       run: the settings that clients are told.
       clip: the rule by which an adaptive clip norm moves.
       sizes: of what is released.
       noise_multiplier: noise per sensitivity, of a round as a whole. Give this or `target_epsilon`.
-      target_epsilon: the noise is chosen so that `num_rounds` rounds cost at most this, and it is the budget.
-      max_epsilon: a round that would pass it is not begun: the run ends, and `start` returns what there is.
+      target_epsilon: the noise is chosen so that `num_rounds` rounds cost at most this, and it is
+      the budget. max_epsilon: a round that would pass it is not begun: the run ends, and `start`
+      returns what there is.
       delta: below 1 / population_size.
       clipping: `AdaptiveClipping` or `FixedClipping`.
       accountant: "pld" or "rdp".
-      noise: "grid" (exact sums and rounded noise), "float", or "secure_sum" (each value a sum of 4 draws).
-      too_noisy: "refuse" or "warn", of settings with which noise will drive the model.
+      noise: "grid" (exact sums and rounded noise), "float", or "secure_sum" (each value a sum of 4
+      draws). too_noisy: "refuse" or "warn", of settings with which noise will drive the model.
     """
 
     run: ClientSettings = UNBOUND
@@ -84,7 +99,9 @@ class CentralGaussian:
     charged_at: ClassVar[frozenset[str]] = frozenset((SERVER,))
 
     def statement(self) -> Statement:
-        user, cohort, foreign = self.run.user, round(self.run.expected_cohort), self.run.model.name == FLOWER_APP
+        user = self.run.user
+        cohort = round(self.run.expected_cohort)
+        foreign = self.run.model.name == FLOWER_APP
         drawn, accounting = {
             "poisson": (
                 f"Poisson cohorts, q = {user.probability:g}",
@@ -92,7 +109,8 @@ class CentralGaussian:
             ),
             "fixed": (
                 f"cohorts of {cohort} of {user.population_size} without replacement",
-                "a Gaussian of half the noise multiplier, sampled without replacement, a round; by RDP",
+                "a Gaussian of half the noise multiplier, sampled without replacement, a round; "
+                "by RDP",
             ),
             "everyone": (
                 "everybody in every round, no amplification",
@@ -100,16 +118,25 @@ class CentralGaussian:
             ),
         }[user.sampling]
         rated, priced = ratings(self.run, "a Gaussian", "Gaussian noise on their sum at the server")
-        kind, (unit, who) = "adaptive" if user.adaptive else "fixed", protected(self.run)
-        neighbours = "replace" if user.sampling == "fixed" else "add or remove"
+        kind = "adaptive" if user.adaptive else "fixed"
+        unit, who = protected(self.run)
+        if user.sampling == "fixed":
+            neighbours = "replace"
+        else:
+            neighbours = "add or remove"
+        if self.run.data.normalise == "private":
+            asked = ASKED_BEFORE
+        else:
+            asked = ""
         unamplified = "amplification by sampling, towards who sees which clients are asked"
         return Statement(
             unit=unit,
             adjacency=f"{neighbours} one {who}",
             trusted="the server",
             observer="who sees every released model and clip norm, but not who takes part",
-            mechanism=f"DP-FedAvg with {kind} clip norm, {drawn}, Gaussian noise on the sum at the server{rated}",
-            accounting=f"{accounting}{priced}{ASKED_BEFORE if self.run.data.normalise == 'private' else ''}",
+            mechanism=f"DP-FedAvg with {kind} clip norm, {drawn}, Gaussian noise on the sum at "
+            f"the server{rated}",
+            accounting=f"{accounting}{priced}{asked}",
             not_covered=(
                 "who took part in a round, and how many replied",
                 *((unamplified,) if user.sampling != "everyone" else ()),
@@ -120,11 +147,15 @@ class CentralGaussian:
 
     @property
     def price_settings(self) -> Mapping[str, object]:
-        return user_price_settings(self.run) | {"privacy.user.clip.count_stddev": count_stddev(self.run)}
+        return user_price_settings(self.run) | {
+            "privacy.user.clip.count_stddev": count_stddev(self.run)
+        }
 
     @property
     def accountants(self) -> tuple[str, ...]:
-        return (RDP,) if self.run.user.sampling == "fixed" else ACCOUNTANTS
+        if self.run.user.sampling == "fixed":
+            return (RDP,)
+        return ACCOUNTANTS
 
     @property
     def participation(self) -> Participation:
@@ -134,13 +165,19 @@ class CentralGaussian:
         from discreet.privacy.grid import grid_slack
 
         count = count_stddev(self.run)
-        slack = grid_slack if self._exact else None
-        return ExpectedNoise(self._update_noise, clip_norm, self.run.expected_cohort, count_stddev=count, slack=slack)
+        if self._exact:
+            slack = grid_slack
+        else:
+            slack = None
+        return ExpectedNoise(
+            self._update_noise, clip_norm, self.run.expected_cohort, count_stddev=count, slack=slack
+        )
 
     def event(self, number: int, *, again: bool = False) -> DpEvent:
-        """Of a cohort that trains and rates the model, update, bits and answer are one Gaussian of the multiplier
-        (z^-2 + z_evaluation^-2)^(-1/2)."""
-        noise, ratings = noise_of(self.run), self.run.evaluation
+        """Of a cohort that trains and rates the model, update, bits and answer are one Gaussian of
+        the multiplier (z^-2 + z_evaluation^-2)^(-1/2)."""
+        noise = noise_of(self.run)
+        ratings = self.run.evaluation
         if ratings.joins(number):
             noise = joined_noise_multiplier(noise, ratings.noise_multiplier)
         return cohort_event(self.run, noise)
@@ -158,17 +195,28 @@ class CentralGaussian:
     def add_up(self, replies: Replies, state: RoundState) -> RoundSum:
         from discreet.mechanisms.sums import CohortSum, RoundSum, add_all, ratings_in
 
-        size, clip_norm = state.params.numel(), state.clip_norm
+        size = state.params.numel()
+        clip_norm = state.clip_norm
         grid = self._grid(clip_norm, size, self._update_noise * clip_norm)
-        return add_all(replies, RoundSum(CohortSum(size, clip_norm, grid), ratings_in(self.run, self.sizes, state)))
+        return add_all(
+            replies,
+            RoundSum(CohortSum(size, clip_norm, grid), ratings_in(self.run, self.sizes, state)),
+        )
 
     def release(self, summed: RoundSum, state: RoundState, source: RandomSource) -> Released:
         """Noises the sum, the count and the answers, and moves the clip norm."""
-        updates, answers = summed.updates, summed.answers
-        said = None if answers is None else answers.released(source.child("answer"))
+        updates = summed.updates
+        answers = summed.answers
+        if answers is None:
+            said = None
+        else:
+            said = answers.released(source.child("answer"))
         # Noise before the clip norm moves: C_t, not C_{t+1}, bounded this sum.
         noised = updates.clipped.noised(self._gaussian(self._update_noise), source.child("update"))
-        below = self._noised_count(updates.below, source.child("count")) if self.run.user.adaptive else None
+        if self.run.user.adaptive:
+            below = self._noised_count(updates.below, source.child("count"))
+        else:
+            below = None
         clip_norm, fraction = next_clip_norm(self.clip, self.run, state, below)
         return Released(noised, clip_norm, fraction, updates.replies, said)
 
@@ -187,11 +235,14 @@ class CentralGaussian:
         return Gaussian(noise_multiplier, draws=PRIVACY_DRAWS.get(self.run.noise, 1))
 
     def _grid(self, norm: float, length: int, noise_scale: float) -> Grid | None:
-        """For exact sums of the whole population (`discreet.privacy.grid`); None for sums in floating point."""
+        """For exact sums of the whole population (`discreet.privacy.grid`); None for sums in
+        floating point."""
         from discreet.privacy.grid import grid_for
 
         most = self.run.user.population_size
-        return grid_for(norm, length, largest_cohort=most, noise_scale=noise_scale) if self._exact else None
+        if self._exact:
+            return grid_for(norm, length, largest_cohort=most, noise_scale=noise_scale)
+        return None
 
     def _noised_count(self, below: int, source: RandomSource) -> float:
         """The noised sum of (b - 1/2); `below` counts it in halves, so it is a whole number."""
@@ -199,18 +250,21 @@ class CentralGaussian:
 
         stddev = count_stddev(self.run)
         assert stddev is not None
-        grid, count = self._grid(BIT_SENSITIVITY, 1, stddev), below * BIT_SENSITIVITY
+        grid = self._grid(BIT_SENSITIVITY, 1, stddev)
+        count = below * BIT_SENSITIVITY
         total = ClippedSum(1, BIT_SENSITIVITY, grid=grid)
         total.values[0] = count if grid is None else round(count / grid.step)
         return float(total.noised(self._gaussian(stddev / BIT_SENSITIVITY), source)[0])
 
 
 def noise_of(run: ClientSettings) -> float:
-    """The noise multiplier of a round as a whole at user level; 0 draws no noise and protects nobody. ConfigError: a
-    target has yet to choose it."""
+    """The noise multiplier of a round as a whole at user level; 0 draws no noise and protects
+    nobody. ConfigError: a target has yet to choose it."""
     noise = run.user.noise_multiplier
     if noise is None:
-        raise ConfigError("privacy.user.noise_multiplier must be given, or resolved from its target (got null)")
+        raise ConfigError(
+            "privacy.user.noise_multiplier must be given, or resolved from its target (got null)"
+        )
     return noise
 
 
@@ -218,8 +272,11 @@ def cohort_event(run: ClientSettings, noise_multiplier: float) -> DpEvent:
     """The event of a Gaussian sum over one cohort of a run."""
     user = run.user
     if user.sampling == "fixed":
-        size, population = round(user.probability * user.population_size), user.population_size
-        return fixed_size_round_event(size, population_size=population, noise_multiplier=noise_multiplier)
+        size = round(user.probability * user.population_size)
+        population = user.population_size
+        return fixed_size_round_event(
+            size, population_size=population, noise_multiplier=noise_multiplier
+        )
     return poisson_round_event(user.probability, noise_multiplier=noise_multiplier)
 
 
@@ -234,20 +291,24 @@ def user_price_settings(run: ClientSettings) -> dict[str, object]:
 def next_clip_norm(
     clip: ClipConfig, run: ClientSettings, state: RoundState, below: float | None
 ) -> tuple[float, float | None]:
-    """The next clip norm, and the fraction below this one, by the noised sum of (b - 1/2): a function of public
-    constants and of the round."""
+    """The next clip norm, and the fraction below this one, by the noised sum of (b - 1/2): a
+    function of public constants and of the round."""
     stddev = count_stddev(run)
     if stddev is None or below is None:
         return state.clip_norm, None
     cohort = run.expected_cohort
-    return clip.next_norm(state.clip_norm, below, number=state.round, cohort=cohort, count_stddev=stddev)
+    return clip.next_norm(
+        state.clip_norm, below, number=state.round, cohort=cohort, count_stddev=stddev
+    )
 
 
 def protected(run: ClientSettings) -> tuple[str, str]:
-    """The unit that is protected, and who holds it. Of another app only its nodes are known: whether one is a person,
-    a device or a hospital is the app's to say."""
+    """The unit that is protected, and who holds it. Of another app only its nodes are known:
+    whether one is a person, a device or a hospital is the app's to say."""
     foreign = run.model.name == FLOWER_APP
-    return ("everything that one node holds", "node") if foreign else ("all data of one client", "client")
+    if foreign:
+        return ("everything that one node holds", "node")
+    return ("all data of one client", "client")
 
 
 def ratings(run: ClientSettings, what: str, drawn: str) -> tuple[str, str]:
@@ -256,38 +317,50 @@ def ratings(run: ClientSettings, what: str, drawn: str) -> tuple[str, str]:
     if not asked.private:
         return "", ""
     own = asked.cohort == "own"
-    rated = "for each rating, by a cohort of its own," if own else "for the last rating"
-    joined = "" if own else "in a round that also rates the model its answer too; "
+    if own:
+        rated = "for each rating, by a cohort of its own,"
+    else:
+        rated = "for the last rating"
+    if own:
+        joined = ""
+    else:
+        joined = "in a round that also rates the model its answer too; "
     return (
-        f"; clients rate the model on held-out examples of their own every {asked.every} rounds and at the end, each "
+        f"; clients rate the model on held-out examples of their own every {asked.every} rounds "
+        f"and at the end, each "
         f"answer clipped to norm 1, {drawn}",
         f"; {joined}{rated} {what} of noise multiplier {asked.noise_multiplier:g}",
     )
 
 
 def count_stddev(run: ClientSettings, noise: float | None = None) -> float | None:
-    """The noise on the count of norms below the clip norm; None with a fixed clip norm. `noise`: the multiplier of a
-    round; None: that of the run, which a target has chosen by now.
+    """The noise on the count of norms below the clip norm; None with a fixed clip norm. `noise`:
+    the multiplier of a round; None: that of the run, which a target has chosen by now.
 
     Raises:
       ConfigError: so little that the bits alone would cost more than the round may.
     """
     if not run.user.adaptive:
         return None
-    noise = run.user.noise_multiplier if noise is None else noise
+    if noise is None:
+        noise = run.user.noise_multiplier
     assert noise is not None
     value = run.user.count_stddev
     if value is None:
-        value = default_count_stddev(run.user.probability * run.user.population_size, noise_multiplier=noise)
+        value = default_count_stddev(
+            run.user.probability * run.user.population_size, noise_multiplier=noise
+        )
     if noise > 0 and value <= noise / 2:
         raise ConfigError(
-            f"privacy.user.clip.count_stddev must be above noise_multiplier / 2 = {noise / 2:g} (got {value:g})"
+            f"privacy.user.clip.count_stddev must be above noise_multiplier / 2 = {noise / 2:g} "
+            f"(got {value:g})"
         )
     return value
 
 
 def update_noise_multiplier(noise_multiplier: float, *, count_stddev: float | None) -> float:
-    """z_update: so that update and bits together are one Gaussian of multiplier z; z itself if there are no bits."""
+    """z_update: so that update and bits together are one Gaussian of multiplier z; z itself if
+    there are no bits."""
     if count_stddev is None or noise_multiplier == 0:
         return noise_multiplier
     return split_noise_multiplier(noise_multiplier, count_stddev=count_stddev)

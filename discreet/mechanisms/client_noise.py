@@ -18,7 +18,8 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class LocalPrivacy:
-    """One round's local mechanism: its kind, the norm that clips, and the noise over the sensitivity."""
+    """One round's local mechanism: its kind, the norm that clips, and the noise over the
+    sensitivity."""
 
     kind: str
     clip_norm: float
@@ -36,43 +37,56 @@ class LocalPrivacy:
 
     @property
     def event(self) -> DpEvent:
-        """The cost of one release. Sampling of cohorts does not lower it: the server sees who sends."""
+        """The cost of one release. Sampling of cohorts does not lower it: the server sees who
+        sends."""
         return self.mechanism.event()
 
 
 def release_update(update: Tensor, privacy: LocalPrivacy, *, source: RandomSource) -> Tensor:
     """Clips a whole update (num_params,) and noises it: kinds `gaussian` (L2) and `laplace` (L1).
 
-    Guarantee: replacing all of the client's data moves the clipped update by at most 2 * clip_norm, and the noise is
-    drawn for that. On the grid both hold in exact arithmetic. An update that is not finite is released as zero plus
-    noise.
+    Guarantee: replacing all of the client's data moves the clipped update by at most 2 * clip_norm,
+    and the noise is drawn for that. On the grid both hold in exact arithmetic. An update that is
+    not finite is released as zero plus noise.
     """
     from discreet.privacy.clipping import clip_by_norm, clip_to_grid
     from discreet.privacy.grid import grid_for
 
-    order, sensitivity = (2 if privacy.kind == "gaussian" else 1), 2 * privacy.clip_norm
+    if privacy.kind == "gaussian":
+        order = 2
+    else:
+        order = 1
+    sensitivity = 2 * privacy.clip_norm
     if privacy.noise != "grid":
         clipped, _ = clip_by_norm(update.unsqueeze(0), privacy.clip_norm, order=order)
         return privacy.mechanism.add_noise(clipped[0], sensitivity, source)
     grid = grid_for(
-        privacy.clip_norm, len(update), largest_cohort=1, noise_scale=privacy.noise_multiplier * sensitivity
+        privacy.clip_norm,
+        len(update),
+        largest_cohort=1,
+        noise_scale=privacy.noise_multiplier * sensitivity,
     )
     steps = clip_to_grid(update, privacy.clip_norm, grid=grid, order=order)
-    return grid.to_float(privacy.mechanism.add_grid_noise(steps, sensitivity, grid=grid, source=source))
+    return grid.to_float(
+        privacy.mechanism.add_grid_noise(steps, sensitivity, grid=grid, source=source)
+    )
 
 
 @dataclass(frozen=True)
 class OwnNoise:
-    """The noise of a client on its own answer to a query, whoever is in the cohort: the server sees who answers.
+    """The noise of a client on its own answer to a query, whoever is in the cohort: the server sees
+    who answers.
 
-    Guarantee for all of its data (replace): an answer is clipped to a norm that it can't pass anyway, in L2 for
-    Gaussian noise and in L1 for Laplace noise, so other data of this client move it by at most twice that norm. Noise
-    is drawn for that (`release_update`), and on the zeros of a client that holds nothing out too: the number of
-    examples that a client holds is hidden with the rest.
+    Guarantee for all of its data (replace): an answer is clipped to a norm that it can't pass
+    anyway, in L2 for Gaussian noise and in L1 for Laplace noise, so other data of this client move
+    it by at most twice that norm. Noise is drawn for that (`release_update`), and on the zeros of a
+    client that holds nothing out too: the number of examples that a client holds is hidden with the
+    rest.
 
-    Guarantee `of_examples` (zero-out: one example contributes nothing, and how many there are stays): an answer is the
-    mean, over m held-out examples, of vectors of L2 norm at most 1 (`client_settings.MEANS`), so one of them moves it
-    by at most 1 / m, and Gaussian noise is drawn for that.
+    Guarantee `of_examples` (zero-out: one example contributes nothing, and how many there are
+    stays): an answer is the mean, over m held-out examples, of vectors of L2 norm at most 1
+    (`client_settings.MEANS`), so one of them moves it by at most 1 / m, and Gaussian noise is drawn
+    for that.
     """
 
     privacy: LocalPrivacy
@@ -80,21 +94,26 @@ class OwnNoise:
 
     @property
     def unit(self) -> float:
-        """Its standard deviation on each number, over its noise multiplier; an m-th about m examples."""
+        """Its standard deviation on each number, over its noise multiplier; an m-th about m
+        examples."""
         if self.of_examples:
             return 1.0
         # Laplace noise is for the L1 norm, and its standard deviation is sqrt(2) times its scale.
-        return (2.0 if self.privacy.kind == "gaussian" else 2 * math.sqrt(2)) * self.privacy.clip_norm
+        return (
+            2.0 if self.privacy.kind == "gaussian" else 2 * math.sqrt(2)
+        ) * self.privacy.clip_norm
 
     def noised(self, answer: Tensor, held_out: int, source: RandomSource) -> Tensor:
-        """An answer (length,) about `held_out` examples as it leaves: (length + 1,), float32, whose last number is the
-        variance of the noise on each of the others. `of_examples` the variance follows from `held_out`, which zero-out
-        does not hide, and a client that holds nothing out sends zeros, as one that is missing."""
+        """An answer (length,) about `held_out` examples as it leaves: (length + 1,), float32, whose
+        last number is the variance of the noise on each of the others. `of_examples` the variance
+        follows from `held_out`, which zero-out does not hide, and a client that holds nothing out
+        sends zeros, as one that is missing."""
         import torch
 
         if self.of_examples and held_out == 0:
             return torch.zeros(len(answer) + 1)
-        source, stddev = source.child("answer"), self.unit * self.privacy.noise_multiplier
+        source = source.child("answer")
+        stddev = self.unit * self.privacy.noise_multiplier
         if self.of_examples:
             stddev /= held_out
             sent = self.privacy.mechanism.add_noise(answer.double(), 1 / held_out, source)

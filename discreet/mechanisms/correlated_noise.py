@@ -1,9 +1,10 @@
-"""DP-FedAvg without secret sampling: clients take turns, and the server's noise is correlated over rounds.
+"""DP-FedAvg without secret sampling: clients take turns, and the server's noise is correlated over
+rounds.
 
-Each round's noise takes back a part of what earlier rounds added (matrix factorisation, DP-FTRL): the running sum of
-updates, which the model is, holds less of it. Matrices, sensitivity and account: `discreet.accounting.correlation`.
-Source: Kalinin and Lampert 2024 (arXiv 2405.13763); Kalinin, McKenna, Upadhyay and Lampert 2025 (arXiv 2505.12128).
-"""
+Each round's noise takes back a part of what earlier rounds added (matrix factorisation, DP-FTRL):
+the running sum of updates, which the model is, holds less of it. Matrices, sensitivity and account:
+`discreet.accounting.correlation`. Source: Kalinin and Lampert 2024 (arXiv 2405.13763); Kalinin,
+McKenna, Upadhyay and Lampert 2025 (arXiv 2505.12128)."""
 
 from __future__ import annotations
 
@@ -23,7 +24,13 @@ from discreet.mechanisms.central_gaussian import (
     protected,
     user_price_settings,
 )
-from discreet.mechanisms.mechanism import SERVER, ClientRound, ExpectedNoise, Participation, Statement
+from discreet.mechanisms.mechanism import (
+    SERVER,
+    ClientRound,
+    ExpectedNoise,
+    Participation,
+    Statement,
+)
 from discreet.mechanisms.round_state import Released
 from discreet.settings.client_settings import UNBOUND, ClientSettings
 from discreet.settings.clip_choice import AdaptiveClipping, FixedClipping
@@ -38,29 +45,35 @@ if TYPE_CHECKING:
     from discreet.mechanisms.sums import CohortSum, Replies, RoundSum
     from discreet.privacy.randomness import RandomSource
 
-BLOCK = 8  # rounds whose share of all earlier noise is drawn at once, and held: so many vectors of float64
-SPREAD = 4.0  # the grid is for so much more noise than a round's own: the weights of all kinds add up to less in size
+# rounds whose share of all earlier noise is drawn at once, and held: so many vectors of float64
+BLOCK = 8
+# the grid is for so much more noise than a round's own: the weights of all kinds add up to less in
+# size
+SPREAD = 4.0
 
 
 @dataclass(frozen=True)
 class CorrelatedNoise:
-    """All data of one client, from whoever sees the released models and who is asked; the server is trusted.
+    """All data of one client, from whoever sees the released models and who is asked; the server is
+    trusted.
 
-    Guarantee: for neighbouring runs that differ in one client, which is asked at most every `groups` rounds, the
-    rounds so far are together one Gaussian mechanism, as `discreet.accounting.correlation` says, if each round's
-    noise is made once. So a round is on disk, with the keys of the noise, before it is out: one that a crash cuts
-    off is released again as it was, to the last bit, and nobody is asked for it again. If it was charged and is not
-    on disk, it is charged again, as a release of its own: old files that were put back look the same. Noise does
+    Guarantee: for neighbouring runs that differ in one client, which is asked at most every
+    `groups` rounds, the rounds so far are together one Gaussian mechanism, as
+    `discreet.accounting.correlation` says, if each round's noise is made once. So a round is on
+    disk, with the keys of the noise, before it is out: one that a crash cuts off is released again
+    as it was, to the last bit, and nobody is asked for it again. If it was charged and is not on
+    disk, it is charged again, as a release of its own: old files that were put back look the same.
+    Noise does
     not depend on who replies.
 
     `DPFedAvg` takes it with sampling="cyclic", or "everyone", for which it wins nothing.
 
     Attributes:
-      run, clip, sizes, noise_multiplier, target_epsilon, max_epsilon, delta, accountant, noise, too_noisy: as
-        `CentralGaussian` has them.
+      run, clip, sizes, noise_multiplier, target_epsilon, max_epsilon, delta, accountant, noise,
+        too_noisy: as `CentralGaussian` has them.
       clipping: `FixedClipping`.
-      groups: how many take turns: a node, by its number, is in one of them, and is asked at most every so many rounds.
-      correlation: "bsr", "bisr", "sqrt" or "none" (independent noise).
+      groups: how many take turns: a node, by its number, is in one of them, and is asked at most
+      every so many rounds. correlation: "bsr", "bisr", "sqrt" or "none" (independent noise).
       bandwidth: of bsr and bisr; None for that of the least noise on the running sum.
     """
 
@@ -83,16 +96,24 @@ class CorrelatedNoise:
     charged_at: ClassVar[frozenset[str]] = frozenset((SERVER,))
 
     def statement(self) -> Statement:
-        groups, foreign = self.turns.groups, self.run.model.name == FLOWER_APP
-        turns = f"{groups} public groups in turn, one a round" if groups > 1 else "everybody in every round"
-        asked, (unit, who) = ASKED_BEFORE if self.run.data.normalise == "private" else "", protected(self.run)
+        groups = self.turns.groups
+        foreign = self.run.model.name == FLOWER_APP
+        if groups > 1:
+            turns = f"{groups} public groups in turn, one a round"
+        else:
+            turns = "everybody in every round"
+        asked = ASKED_BEFORE if self.run.data.normalise == "private" else ""
+        unit, who = protected(self.run)
         return Statement(
             unit=unit,
-            adjacency=f"add or remove one {who}; to whoever sees who takes part: its updates count as zero",
+            adjacency=f"add or remove one {who}; to whoever sees who takes part: its updates "
+            f"count as zero",
             trusted="the server, which keeps the keys of earlier noise until the run is over",
             observer="who sees every released model, and who takes part in which round",
-            mechanism=f"DP-FedAvg with fixed clip norm, {turns}, Gaussian noise on the sum at the server {self._words}",
-            accounting="one Gaussian for all rounds, of the noise over their sensitivity, not amplified; each round is "
+            mechanism=f"DP-FedAvg with fixed clip norm, {turns}, Gaussian noise on the sum at the "
+            f"server {self._words}",
+            accounting="one Gaussian for all rounds, of the noise over their sensitivity, not "
+            "amplified; each round is "
             f"charged as what it adds to those before it{asked}",
             not_covered=OF_ANOTHER_APP if foreign else REPORTED,
         )
@@ -118,7 +139,8 @@ class CorrelatedNoise:
     @property
     def turns(self) -> Turns:
         """Those of the clients."""
-        user, rounds = self.run.user, self.run.rounds
+        user = self.run.user
+        rounds = self.run.rounds
         width = user.correlation.width(groups=user.groups, rounds=rounds)
         return Turns(user.correlation.kind, width, user.groups, rounds)
 
@@ -127,16 +149,20 @@ class CorrelatedNoise:
         return ExpectedNoise(noise, clip_norm, self.run.expected_cohort, slack=self._slack)
 
     def _slack(self, values: int, scale: float) -> float:
-        """Each round's noise has at most one term of each round, of a weight of at most 1 in size: replace one key's
-        Gaussians after the other, each moves as for a single one."""
+        """Each round's noise has at most one term of each round, of a weight of at most 1 in size:
+        replace one key's Gaussians after the other, each moves as for a single one."""
         from discreet.privacy.grid import grid_slack
 
         return min(1.0, self.run.rounds * grid_slack(values, scale))
 
     def event(self, number: int, *, again: bool = False) -> DpEvent:
-        """Of what the round adds to those before it; nothing in rounds that no client of the first group moves."""
+        """Of what the round adds to those before it; nothing in rounds that no client of the first
+        group moves."""
         turns = self._turns_of(number)
-        moved = turns.largest_move(number) if again else _moves(turns)[number - 1]
+        if again:
+            moved = turns.largest_move(number)
+        else:
+            moved = _moves(turns)[number - 1]
         return _gaussian(noise_of(self.run), moved)
 
     @property
@@ -152,12 +178,21 @@ class CorrelatedNoise:
         from discreet.privacy.grid import grid_for
         from discreet.privacy.sampling import in_turn
 
-        size, clip_norm, number = state.params.numel(), state.clip_norm, state.round + 1
+        size = state.params.numel()
+        clip_norm = state.clip_norm
+        number = state.round + 1
         scale = SPREAD * noise_of(self.run) * clip_norm
-        grid = grid_for(clip_norm, size, largest_cohort=self.run.user.population_size, noise_scale=scale)
+        grid = grid_for(
+            clip_norm, size, largest_cohort=self.run.user.population_size, noise_scale=scale
+        )
         # Parts, without a client's number, were made by this process.
-        clients, groups = ((reply, getattr(reply, "client", -1)) for reply in replies), self.turns.groups
-        theirs = (reply for reply, client in clients if client < 0 or in_turn(client, number, groups=groups))
+        clients = ((reply, getattr(reply, "client", -1)) for reply in replies)
+        groups = self.turns.groups
+        theirs = (
+            reply
+            for reply, client in clients
+            if client < 0 or in_turn(client, number, groups=groups)
+        )
         return add_all(theirs, RoundSum(CohortSum(size, clip_norm, grid)))
 
     def release(self, summed: RoundSum, state: RoundState, source: RandomSource) -> Released:
@@ -168,7 +203,9 @@ class CorrelatedNoise:
         """
         import torch
 
-        kept, number, total = _earlier(state), state.round + 1, summed.updates
+        kept = _earlier(state)
+        number = state.round + 1
+        total = summed.updates
         keys = self._keys(source, kept.get("keys"))
         noised = self._noised(total, keys, number)
         # On disk before it is out, with the key of its noise: this round has no other release.
@@ -177,12 +214,17 @@ class CorrelatedNoise:
         return Released(noised, state.clip_norm, None, total.replies)
 
     def _keys(self, source: RandomSource, before: Tensor | None) -> Tensor:
-        """The keys of this round's noise and of all earlier noise that this or a later round has a part of, uint8
-        (n, 32)."""
+        """The keys of this round's noise and of all earlier noise that this or a later round has a
+        part of, uint8 (n, 32)."""
         import torch
 
-        new = torch.frombuffer(bytearray(source.child("update").words(4).tobytes()), dtype=torch.uint8).unsqueeze(0)
-        keys = new if before is None else torch.cat([before, new])
+        new = torch.frombuffer(
+            bytearray(source.child("update").words(4).tobytes()), dtype=torch.uint8
+        ).unsqueeze(0)
+        if before is None:
+            keys = new
+        else:
+            keys = torch.cat([before, new])
         used = self.turns.weights.nonzero()[0].max() + 1
         return keys[-used:]
 
@@ -193,12 +235,18 @@ class CorrelatedNoise:
 
         assert total.grid is not None
         # The newest key is the last one, and its weight the first.
-        weights, grid = self._turns_of(len(keys) + BLOCK).weights.tolist(), total.grid
+        weights = self._turns_of(len(keys) + BLOCK).weights.tolist()
+        grid = total.grid
         parts = tuple(zip(weights, map(bytes, reversed(keys.tolist())), strict=False))
-        at, block = (len(keys) - 1) % BLOCK, None
+        at = (len(keys) - 1) % BLOCK
+        block = None
         if number == len(keys) > BLOCK:
-            old = range(len(keys) - at - 1)  # the keys of finished blocks, of which none was removed yet
-            block = Block(at, tuple(tuple(weights[row + 1 + each] for each in old) for row in range(BLOCK)))
+            old = range(
+                len(keys) - at - 1
+            )  # the keys of finished blocks, of which none was removed yet
+            block = Block(
+                at, tuple(tuple(weights[row + 1 + each] for each in old) for row in range(BLOCK))
+            )
         add = CorrelatedGaussian(noise_of(self.run)).add_grid_noise
         noised = add(total.clipped.values, total.clip_norm, grid=grid, parts=parts, block=block)
         return grid.to_float(noised, torch.float64)
@@ -209,7 +257,8 @@ class CorrelatedNoise:
 
     @property
     def _words(self) -> str:
-        kind, band = self.turns.kind, self.turns.bandwidth
+        kind = self.turns.kind
+        band = self.turns.bandwidth
         said = {NONE: "independent in each round", SQRT: "correlated over all rounds (square root)"}
         return said.get(kind, f"correlated over rounds ({kind.upper()}, bandwidth {band})")
 
@@ -217,10 +266,14 @@ class CorrelatedNoise:
 def _earlier(state: RoundState) -> Mapping[str, Tensor]:
     """What the rounds before have left. LedgerError: it is not that of the round before."""
     kept = state.carried.load()
-    done = int(kept["round"]) if kept else 0
+    if kept:
+        done = int(kept["round"])
+    else:
+        done = 0
     if done != state.round:
         raise LedgerError(
-            f"the keys of the noise are those after round {done}, and the run goes on after round {state.round}: a "
+            f"the keys of the noise are those after round {done}, and the run goes on after round "
+            f"{state.round}: a "
             "run that is over does not go on, and one whose keys are lost must begin anew"
         )
     return kept
@@ -233,4 +286,6 @@ def _moves(turns: Turns) -> tuple[float, ...]:
 
 def _gaussian(noise_multiplier: float, moved: float) -> DpEvent:
     """The event of Gaussian noise on a sum that moves by so many clip norms."""
-    return poisson_round_event(1.0 if moved else 0.0, noise_multiplier=noise_multiplier / (moved or 1.0))
+    return poisson_round_event(
+        1.0 if moved else 0.0, noise_multiplier=noise_multiplier / (moved or 1.0)
+    )

@@ -1,7 +1,9 @@
-"""What guarded sites release, simulated: each client is a block of patients, and one patient moves the sum by 2C.
+"""What guarded sites release, simulated: each client is a block of patients, and one patient moves
+the sum by 2C.
 
-The mechanism of `discreet.guard.block_release`, with one noise that all sites share, as `experiment=guarded` has it, so
-that people choose blocks, q and C before they ask a hospital. The server of a real run has no part in it.
+The mechanism of `discreet.guard.block_release`, with one noise that all sites share, as
+`experiment=guarded` has it, so that people choose blocks, q and C before they ask a hospital. The
+server of a real run has no part in it.
 """
 
 from __future__ import annotations
@@ -12,7 +14,14 @@ from typing import TYPE_CHECKING, ClassVar
 
 from discreet.accounting.events import ACCOUNTANTS, poisson_round_event
 from discreet.mechanisms.central_gaussian import noise_of, user_price_settings
-from discreet.mechanisms.mechanism import IN_THE_CLEAR, SERVER, ClientRound, ExpectedNoise, Participation, Statement
+from discreet.mechanisms.mechanism import (
+    IN_THE_CLEAR,
+    SERVER,
+    ClientRound,
+    ExpectedNoise,
+    Participation,
+    Statement,
+)
 from discreet.mechanisms.round_state import Released
 from discreet.settings.client_settings import UNBOUND, ClientSettings
 from discreet.settings.privacy import CLIP, PLANNED, USER, ClipConfig, Sizes
@@ -43,13 +52,17 @@ class GuardedBlocks:
 
     def statement(self) -> Statement:
         user = self.run.user
-        drawn = "every block in every round" if user.probability == 1 else f"blocks drawn with q = {user.probability:g}"
+        if user.probability == 1:
+            drawn = "every block in every round"
+        else:
+            drawn = f"blocks drawn with q = {user.probability:g}"
         return Statement(
             unit="all records of one patient at one site",
             adjacency="add, remove or change them; the number of blocks is public and stays",
             trusted="the operator of that site, and its kernel: not the app, not the server",
             observer="everybody else, over all rounds",
-            mechanism=f"each block of patients is a client, {drawn}; updates clipped to C, noise for 2C on the sum",
+            mechanism=f"each block of patients is a client, {drawn}; updates clipped to C, noise "
+            f"for 2C on the sum",
             accounting="a Poisson-sampled Gaussian a round, its noise over 2C",
             not_covered=(
                 "a simulation: nothing was held in a sandbox",
@@ -74,13 +87,20 @@ class GuardedBlocks:
         if self._exact:
             slack = grid_slack
         setting = "privacy.user.clip.norm"
-        return ExpectedNoise(self.sum_noise, clip_norm, self.run.expected_cohort, setting, slack=slack)
+        return ExpectedNoise(
+            self.sum_noise, clip_norm, self.run.expected_cohort, setting, slack=slack
+        )
 
     def event(self, number: int, *, again: bool = False) -> DpEvent:
         user = self.run.user
-        if self.run.evaluation.private or user.adaptive or user.sampling not in ("poisson", "everyone"):
+        if (
+            self.run.evaluation.private
+            or user.adaptive
+            or user.sampling not in ("poisson", "everyone")
+        ):
             raise ConfigError(
-                "guarded blocks have privacy.user.clip.kind=fixed, sampling.kind=poisson or everyone, and rate nothing"
+                "guarded blocks have privacy.user.clip.kind=fixed, sampling.kind=poisson or "
+                "everyone, and rate nothing"
             )
         return poisson_round_event(user.probability, noise_multiplier=noise_of(self.run))
 
@@ -91,10 +111,12 @@ class GuardedBlocks:
         from discreet.mechanisms.sums import CohortSum, RoundSum, add_all
         from discreet.privacy.grid import grid_for
 
-        size, clip_norm = state.params.numel(), state.clip_norm
+        size = state.params.numel()
+        clip_norm = state.clip_norm
         grid = None
         if self._exact:
-            scale, most = self.sum_noise * clip_norm, self.run.user.population_size
+            scale = self.sum_noise * clip_norm
+            most = self.run.user.population_size
             grid = grid_for(clip_norm, size, largest_cohort=most, noise_scale=scale)
         return add_all(replies, RoundSum(CohortSum(size, clip_norm, grid)))
 

@@ -56,10 +56,15 @@ class LocalDpSgd:
     charged_at: ClassVar[frozenset[str]] = frozenset((CLIENTS,))
 
     def statement(self) -> Statement:
-        declared, size, asked = self.run.data.public_num_examples, self.run.training.batch_size, self.run.evaluation
-        probability, rated, priced = "batch_size / n", "", ""
+        declared = self.run.data.public_num_examples
+        size = self.run.training.batch_size
+        asked = self.run.evaluation
+        probability = "batch_size / n"
+        rated = ""
+        priced = ""
         uncovered = [
-            "the number n of a client's examples, which decides q, the number of steps, and so the epsilon it reports",
+            "the number n of a client's examples, which decides q, the number of steps, and so "
+            "the epsilon it reports",
             "adding or removing an example: it changes q for all others, and may cost more; see "
             "data.public_num_examples",
         ]
@@ -69,12 +74,15 @@ class LocalDpSgd:
             uncovered = [f"adding or removing an example, {where}"]
         if asked.private:
             rated = (
-                f"; the client rates the model every {asked.every} rounds and at the end on the m examples that it "
-                f"holds out, with Gaussian noise of standard deviation {asked.noise_multiplier:g} / m on its own "
+                f"; the client rates the model every {asked.every} rounds and at the end on the m "
+                f"examples that it "
+                f"holds out, with Gaussian noise of standard deviation {asked.noise_multiplier:g} "
+                f"/ m on its own "
                 "answer, which one example moves by 1 / m"
             )
             priced = (
-                f", and for each answer a Gaussian of noise multiplier {asked.noise_multiplier:g}, added up as if "
+                f", and for each answer a Gaussian of noise multiplier "
+                f"{asked.noise_multiplier:g}, added up as if "
                 "both were about the same examples"
             )
         return Statement(
@@ -82,9 +90,11 @@ class LocalDpSgd:
             adjacency=ZERO_OUT if declared is None else ADD_OR_REMOVE,
             trusted="nobody but the client itself",
             observer="everybody else, the server too",
-            mechanism=f"DP-SGD inside the client: Poisson batches with q = {probability}, per-example clipping, "
+            mechanism=f"DP-SGD inside the client: Poisson batches with q = {probability}, "
+            f"per-example clipping, "
             f"Gaussian noise on the sum{rated}",
-            accounting=f"a Poisson-sampled Gaussian a local step{priced}, over every round of every run in the "
+            accounting=f"a Poisson-sampled Gaussian a local step{priced}, over every round of "
+            f"every run in the "
             "client's ledger",
             not_covered=(
                 *uncovered,
@@ -122,7 +132,10 @@ class LocalDpSgd:
 
         training = local_settings(self.run, num_examples)
         assert training.example is not None
-        steps = steps_of(num_examples, training) if trains else 0
+        if trains:
+            steps = steps_of(num_examples, training)
+        else:
+            steps = 0
         events = ((example_event(num_examples, training), steps),) if steps else ()
         return ClientRound(training.example.noise_multiplier, events, training=training)
 
@@ -155,44 +168,68 @@ def answer_noise(run: ClientSettings) -> OwnNoise:
 def local_settings(run: ClientSettings, num_examples: int) -> LocalSettings:
     """The local work of a client with `num_examples` examples.
 
-    `privacy.example.target_epsilon` is met by the noise for taking part in every planned round, and for rating every
-    model that is to be rated: a client that is sampled less often spends less.
+    `privacy.example.target_epsilon` is met by the noise for taking part in every planned round, and
+    for rating every model that is to be rated: a client that is sampled less often spends less.
 
     Raises:
       Unreachable: no noise meets the target, since the ratings alone pass it.
     """
-    from discreet.training.local_training import ExamplePrivacy, sampling_probability, settings_without_noise, steps_of
+    from discreet.training.local_training import (
+        ExamplePrivacy,
+        sampling_probability,
+        settings_without_noise,
+        steps_of,
+    )
 
-    example, settings = run.example, settings_without_noise(run.training, run.task)
-    draws, declared = PRIVACY_DRAWS.get(run.noise, 1), run.data.public_num_examples
+    example = run.example
+    settings = settings_without_noise(run.training, run.task)
+    draws = PRIVACY_DRAWS.get(run.noise, 1)
+    declared = run.data.public_num_examples
     private = ExamplePrivacy(example.clip_norm, example.noise_multiplier or 0.0, draws, declared)
     settings = replace(settings, example=private)
     if example.noise_multiplier is not None:
         return settings
     assert example.target_epsilon is not None
-    size, rating = max(1, num_examples), run.evaluation
+    size = max(1, num_examples)
+    rating = run.evaluation
     stepped = sampling_probability(size, settings), steps_of(size, settings) * run.rounds
     rated = rating.noise_multiplier, sum(rating.ratings(run.rounds))
     try:
         noise_multiplier = _calibrate(
-            example.target_epsilon, run.delta, accountant=run.accountant, stepped=stepped, rated=rated
+            example.target_epsilon,
+            run.delta,
+            accountant=run.accountant,
+            stepped=stepped,
+            rated=rated,
         )
     except ValueError as error:
         target = f"privacy.example.target_epsilon={example.target_epsilon:g}"
-        raise Unreachable(f"{target} can't be reached with the ratings of models: {error}") from error
+        raise Unreachable(
+            f"{target} can't be reached with the ratings of models: {error}"
+        ) from error
     return replace(settings, example=replace(private, noise_multiplier=noise_multiplier))
 
 
 @lru_cache(maxsize=1024)
 def _calibrate(
-    target: float, delta: float, *, accountant: str, stepped: tuple[float, int], rated: tuple[float, int]
+    target: float,
+    delta: float,
+    *,
+    accountant: str,
+    stepped: tuple[float, int],
+    rated: tuple[float, int],
 ) -> float:
-    """`stepped`: with which probability a step samples, and how many steps; `rated`: noise and number of answers."""
-    (probability, count), (rating, times) = stepped, rated
+    """`stepped`: with which probability a step samples, and how many steps; `rated`: noise and
+    number of answers."""
+    probability, count = stepped
+    rating, times = rated
     answers = ((poisson_round_event(1.0, noise_multiplier=rating), times),) if times else ()
     return noise_multiplier_for_epsilon(
         target,
-        releases=lambda noise: ((poisson_round_event(probability, noise_multiplier=noise), count), *answers),
+        releases=lambda noise: (
+            (poisson_round_event(probability, noise_multiplier=noise), count),
+            *answers,
+        ),
         delta=delta,
         accountant=accountant,
     )

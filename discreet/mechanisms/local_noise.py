@@ -37,7 +37,8 @@ if TYPE_CHECKING:
     from discreet.training.local_training import LocalSettings
 
 LOCAL_SETTINGS = ("kind", "epsilon", "noise_multiplier", "clip_norm")
-EXAMPLES, WHOLE = "one example of one client", "all data of one client"
+EXAMPLES = "one example of one client"
+WHOLE = "all data of one client"
 CLIPPED = "the update is clipped in {} noise for 2 * clip_norm at the client"
 # By the kind of noise: the unit, the mechanism, and what is not covered.
 SAID: dict[str, tuple[str, str, tuple[str, ...]]] = {
@@ -54,8 +55,8 @@ SAID: dict[str, tuple[str, str, tuple[str, ...]]] = {
 
 @dataclass(frozen=True)
 class LocalNoise:
-    """All data of one client, or with `laplace_step` one of its examples, from everybody else; nobody but the client
-    itself is trusted.
+    """All data of one client, or with `laplace_step` one of its examples, from everybody else;
+    nobody but the client itself is trusted.
 
     Attributes:
       run, clip, sizes: as `CentralGaussian` has them.
@@ -68,11 +69,15 @@ class LocalNoise:
     charged_at: ClassVar[frozenset[str]] = frozenset((CLIENTS,))
 
     def statement(self) -> Statement:
-        asked, rated, priced = self.run.evaluation, "", ""
+        asked = self.run.evaluation
+        rated = ""
+        priced = ""
         if asked.private:
             rated = (
-                f"; the client rates the model every {asked.every} rounds and at the end, its answer clipped and "
-                f"noised the same way for twice its largest norm, with the noise multiplier {asked.noise_multiplier:g}"
+                f"; the client rates the model every {asked.every} rounds and at the end, its "
+                f"answer clipped and "
+                f"noised the same way for twice its largest norm, with the noise multiplier "
+                f"{asked.noise_multiplier:g}"
             )
             priced = " and another for each answer"
         unit, how, uncovered = SAID[self.run.local.kind]
@@ -82,7 +87,8 @@ class LocalNoise:
             trusted="nobody but the client itself",
             observer="everybody else, the server too",
             mechanism=how + rated,
-            accounting=f"a Gaussian or Laplace event a round in which the client takes part{priced}, over every run in "
+            accounting=f"a Gaussian or Laplace event a round in which the client takes "
+            f"part{priced}, over every run in "
             "its ledger",
             not_covered=("that a client took part", *uncovered),
         )
@@ -93,18 +99,26 @@ class LocalNoise:
 
     @property
     def accountants(self) -> tuple[str, ...]:
-        return (*ACCOUNTANTS, PURE) if self.run.local.kind in ("laplace", "laplace_step") else ACCOUNTANTS
+        if self.run.local.kind in ("laplace", "laplace_step"):
+            return (*ACCOUNTANTS, PURE)
+        return ACCOUNTANTS
 
     @property
     def participation(self) -> Participation:
-        step = "privacy.local.kind=laplace_step" if self.run.local.kind == "laplace_step" else None
+        if self.run.local.kind == "laplace_step":
+            step = "privacy.local.kind=laplace_step"
+        else:
+            step = None
         return Participation(one_by_one=step)
 
     def expected_noise(self, clip_norm: float) -> ExpectedNoise:
         from discreet.privacy.grid import grid_slack, laplace_grid_slack
 
         slacks = {"gaussian": grid_slack, "laplace": laplace_grid_slack}
-        slack = slacks.get(self.run.local.kind) if self.run.noise == "grid" else None
+        if self.run.noise == "grid":
+            slack = slacks.get(self.run.local.kind)
+        else:
+            slack = None
         return replace(unnoised_at_server(self.run), slack=slack)
 
     def event(self, number: int, *, again: bool = False) -> None:
@@ -129,7 +143,11 @@ class LocalNoise:
 
             load_parameters(model, params)
             return release_step(
-                model, examples, training=how["settings"], privacy=privacy, source=how["source"].child("local")
+                model,
+                examples,
+                training=how["settings"],
+                privacy=privacy,
+                source=how["source"].child("local"),
             )
 
         return replace(found, local=None, step=step)
@@ -137,7 +155,9 @@ class LocalNoise:
     def add_up(self, replies: Replies, state: RoundState) -> RoundSum:
         from discreet.mechanisms.sums import add_up_unnoised, ratings_in
 
-        answers = ratings_in(self.run, self.sizes, state, own=answer_noise(self.run, self.sizes.l1_norm))
+        answers = ratings_in(
+            self.run, self.sizes, state, own=answer_noise(self.run, self.sizes.l1_norm)
+        )
         return add_up_unnoised(replies, state, answers)
 
     def release(self, summed: RoundSum, state: RoundState, source: RandomSource) -> Released:
@@ -149,19 +169,23 @@ class LocalNoise:
 
 def answer_noise(run: ClientSettings, l1_norm: float = 1.0) -> OwnNoise:
     """The noise that a client draws on its own answers, of at most this L1 norm."""
-    norm = l1_norm if run.local.kind == "laplace" else 1.0
+    if run.local.kind == "laplace":
+        norm = l1_norm
+    else:
+        norm = 1.0
     return OwnNoise(LocalPrivacy(run.local.kind, norm, run.evaluation.noise_multiplier, run.noise))
 
 
 def round_privacy(run: ClientSettings, *, round_number: int) -> LocalPrivacy:
     """The local mechanism of a round.
 
-    With `privacy.local.epsilon` the total is spread over the planned rounds by the schedule's shares w_t, which add up
-    to 1. Laplace: epsilon_t = epsilon * w_t, and pure epsilons add. Gaussian: the rounds together are one Gaussian of
-    multiplier z with z^-2 = sum of z_t^-2, so z_t = z / sqrt(w_t) spends (epsilon, delta) exactly at the last round.
+    With `privacy.local.epsilon` the total is spread over the planned rounds by the schedule's
+    shares w_t, which add up to 1. Laplace: epsilon_t = epsilon * w_t, and pure epsilons add.
+    Gaussian: the rounds together are one Gaussian of multiplier z with z^-2 = sum of z_t^-2, so z_t
+    = z / sqrt(w_t) spends (epsilon, delta) exactly at the last round.
 
-    If clients rate models with local noise on their answers, each planned answer has its part of the total: 1 / z of a
-    pure epsilon, or z^-2 of the Gaussian; the rounds share what is left.
+    If clients rate models with local noise on their answers, each planned answer has its part of
+    the total: 1 / z of a pure epsilon, or z^-2 of the Gaussian; the rounds share what is left.
 
     Raises:
       ValueError: `round_number` is beyond the planned rounds, where nothing is left.
@@ -174,32 +198,50 @@ def round_privacy(run: ClientSettings, *, round_number: int) -> LocalPrivacy:
         return LocalPrivacy(local.kind, local.clip_norm, local.noise_multiplier, run.noise)
     if not 1 <= round_number <= run.rounds:
         raise ValueError(
-            f"privacy.local.epsilon is spread over {run.rounds} rounds: nothing is left for {round_number}"
+            f"privacy.local.epsilon is spread over {run.rounds} rounds: nothing is left for "
+            f"{round_number}"
         )
     assert local.epsilon is not None
     share = epsilon_schedule(1.0, kind=local.schedule, rounds=run.rounds)[round_number - 1]
-    gaussian, rating, times = local.kind == "gaussian", run.evaluation, sum(run.evaluation.ratings(run.rounds))
-    power = 2 if gaussian else 1  # what adds up: z^-2 of Gaussian noise, 1 / z of Laplace noise
-    whole = analytic_gaussian_noise_multiplier(local.epsilon, delta=run.delta) if gaussian else 1 / local.epsilon
+    gaussian = local.kind == "gaussian"
+    rating = run.evaluation
+    times = sum(run.evaluation.ratings(run.rounds))
+    # what adds up: z^-2 of Gaussian noise, 1 / z of Laplace noise
+    if gaussian:
+        power = 2
+    else:
+        power = 1
+    if gaussian:
+        whole = analytic_gaussian_noise_multiplier(local.epsilon, delta=run.delta)
+    else:
+        whole = 1 / local.epsilon
     left = whole**-power - times * rating.noise_multiplier**-power
     if left <= 0:
         raise Unreachable(
-            f"privacy.local.epsilon={local.epsilon:g} can't be reached with the ratings of models: {times} answers "
+            f"privacy.local.epsilon={local.epsilon:g} can't be reached with the ratings of "
+            f"models: {times} answers "
             f"with evaluation.noise_multiplier={rating.noise_multiplier:g} alone pass it"
         )
     return LocalPrivacy(local.kind, local.clip_norm, (left * share) ** (-1 / power), run.noise)
 
 
 def release_step(
-    model: nn.Module, examples: Examples, *, training: LocalSettings, privacy: LocalPrivacy, source: RandomSource
+    model: nn.Module,
+    examples: Examples,
+    *,
+    training: LocalSettings,
+    privacy: LocalPrivacy,
+    source: RandomSource,
 ) -> Tensor:
-    """One full-batch gradient step with Laplace noise from the model's parameters: kind `laplace_step`.
+    """One full-batch gradient step with Laplace noise from the model's parameters: kind
+    `laplace_step`.
 
     Returns the update (num_params,).
 
     Guarantee: each example's gradient is clipped to an L1 norm of C, so replacing one example moves
-    -learning_rate * mean(g_i) by at most 2 * learning_rate * C / n in L1, and the noise is drawn for that. n is the
-    client's number of examples, which replacing leaves as it is. A client without examples releases zero.
+    -learning_rate * mean(g_i) by at most 2 * learning_rate * C / n in L1, and the noise is drawn
+    for that. n is the client's number of examples, which replacing leaves as it is. A client
+    without examples releases zero.
     """
     import torch
 
@@ -209,10 +251,14 @@ def release_step(
     if len(examples) == 0:
         return torch.zeros_like(flatten_parameters(model))
     to_train(model)
-    inputs, targets, learning_rate = examples.inputs, examples.targets, training.learning_rate
+    inputs = examples.inputs
+    targets = examples.targets
+    learning_rate = training.learning_rate
     with masks_from(source, model):
         total, _ = l1_clipped_gradient_sum(
             model, inputs, targets=targets, clip_norm=privacy.clip_norm, loss=training.loss
         )
     step = -learning_rate * total / len(examples)
-    return privacy.mechanism.add_noise(step, 2 * learning_rate * privacy.clip_norm / len(examples), source)
+    return privacy.mechanism.add_noise(
+        step, 2 * learning_rate * privacy.clip_norm / len(examples), source
+    )

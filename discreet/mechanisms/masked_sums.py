@@ -1,7 +1,8 @@
-"""Secure aggregation: clients noise whole numbers together, and the server reads their sum alone. At user level it is
-DP-FedAvg; at example level one step a round over all examples of all clients.
+"""Secure aggregation: clients noise whole numbers together, and the server reads their sum alone.
+At user level it is DP-FedAvg; at example level one step a round over all examples of all clients.
 
-Source: Kairouz, Liu and Steinke 2021 (arXiv 2102.06387), Algorithm 1, with the clip norm of Andrew et al. 2021.
+Source: Kairouz, Liu and Steinke 2021 (arXiv 2102.06387), Algorithm 1, with the clip norm of Andrew
+  et al. 2021.
 """
 
 from __future__ import annotations
@@ -114,19 +115,22 @@ def noise_in(vector: SecureSum) -> float:
 
 @dataclass(frozen=True)
 class MaskedGaussian:
-    """All data of one client, from everybody; at least n - c clients are trusted to be honest, the server is not.
+    """All data of one client, from everybody; at least n - c clients are trusted to be honest, the
+    server is not.
 
-    Guarantee: what is opened is a sum of integers to which each of its clients has added discrete Gaussian noise. If
-    one client's vector is zeroed out it moves by at most `vector.sensitivity_squared` in squared L2 norm, and the
-    noise of h honest clients is what the event says. All that follows is post-processing. A dishonest client can send
-    any integers, and nobody sees them: it spoils the model, not the privacy of others. The denominator is a public
+    Guarantee: what is opened is a sum of integers to which each of its clients has added discrete
+    Gaussian noise. If one client's vector is zeroed out it moves by at most
+    `vector.sensitivity_squared` in squared L2 norm, and the noise of h honest clients is what the
+    event says. All that follows is post-processing. A dishonest client can send any integers, and
+    nobody sees them: it spoils the model, not the privacy of others. The denominator is a public
     constant.
 
-    The clients' app has `ClientApp(mods=[discreet.secure_sum_mod])`; `DPFedAvg` needs sampling="everyone".
+    The clients' app has `ClientApp(mods=[discreet.secure_sum_mod])`; `DPFedAvg` needs
+    sampling="everyone".
 
     Attributes:
-      run, clip, sizes, noise_multiplier, target_epsilon, max_epsilon, delta, clipping, noise, too_noisy: as
-        `CentralGaussian` has them.
+      run, clip, sizes, noise_multiplier, target_epsilon, max_epsilon, delta, clipping, noise,
+        too_noisy: as `CentralGaussian` has them.
       accountant: "rdp".
       dropouts: how many nodes may be lost in a round, before it is abandoned unread.
       colluding: how many nodes may work with the server.
@@ -153,9 +157,11 @@ class MaskedGaussian:
 
     def statement(self) -> Statement:
         rated, priced = ratings(self.run, "such a sum", "in the same vector")
-        kind, (unit, who) = "adaptive" if self.run.user.adaptive else "fixed", protected(self.run)
+        kind = "adaptive" if self.run.user.adaptive else "fixed"
+        unit, who = protected(self.run)
         how = (
-            f"DP-FedAvg with {kind} clip norm, everybody in every round, on whole numbers; each client "
+            f"DP-FedAvg with {kind} clip norm, everybody in every round, on whole numbers; each "
+            f"client "
             "adds discrete Gaussian noise and masks, of which the server reads the sum alone"
         )
         one = f"one {who}'s update counts as zero, and it still takes part and adds its noise"
@@ -182,8 +188,11 @@ class MaskedGaussian:
         return Participation(self.vector)
 
     def expected_noise(self, clip_norm: float) -> ExpectedNoise:
-        noise, cohort = noise_in(self.vector), self.run.expected_cohort
-        return ExpectedNoise(noise, clip_norm, cohort, count_stddev=count_stddev(self.run), slack=_exactly)
+        noise = noise_in(self.vector)
+        cohort = self.run.expected_cohort
+        return ExpectedNoise(
+            noise, clip_norm, cohort, count_stddev=count_stddev(self.run), slack=_exactly
+        )
 
     def event(self, number: int, *, again: bool = False) -> DpEvent:
         return self.vector.event_of(trains=True, rates=self.run.evaluation.joins(number))
@@ -215,8 +224,8 @@ class MaskedGaussian:
 
     @property
     def vector(self) -> SecureSum:
-        """The sum that clients make, the same in every round, with the noise that is declared, by which a client finds
-        its share.
+        """The sum that clients make, the same in every round, with the noise that is declared, by
+        which a client finds its share.
 
         Raises:
           ConfigError: a target has yet to choose the noise.
@@ -224,7 +233,8 @@ class MaskedGaussian:
         """
         from discreet.privacy.secure_grid import secure_sum
 
-        noise, rating = noise_of(self.run), self.run.evaluation
+        noise = noise_of(self.run)
+        rating = self.run.evaluation
         count = count_stddev(self.run)
         return secure_sum(
             self.sizes.num_params,
@@ -237,13 +247,15 @@ class MaskedGaussian:
 
 @dataclass(frozen=True)
 class MaskedStep:
-    """One example of one client, from everybody; the client, and at least n - c clients, are trusted to be honest.
+    """One example of one client, from everybody; the client, and at least n - c clients, are
+    trusted to be honest.
 
-    Guarantee: what is opened is a sum of integers to which each of its clients has added discrete Gaussian noise. If
-    one example is zeroed out it moves by at most `vector.sensitivity_squared` in squared L2 norm, and the
-    noise of h honest clients is what the event says. All that follows is post-processing. A dishonest client can send
-    any integers, and nobody sees them: it spoils the model, not the privacy of others. The denominator is a public
-    constant.
+    Guarantee: what is opened is a sum of integers to which each of its clients has added discrete
+    Gaussian noise. If one example is zeroed out it moves by at most `vector.sensitivity_squared` in
+    squared L2 norm, and the
+    noise of h honest clients is what the event says. All that follows is post-processing. A
+    dishonest client can send any integers, and nobody sees them: it spoils the model, not the
+    privacy of others. The denominator is a public constant.
 
     Attributes:
       run, clip, sizes: as `CentralGaussian` has them.
@@ -257,14 +269,21 @@ class MaskedStep:
 
     def statement(self) -> Statement:
         how = (
-            "one step a round over all examples of all clients, on whole numbers: each client adds up a clipped "
-            "gradient of each of its examples, and adds discrete Gaussian noise and masks; the server reads the sum "
+            "one step a round over all examples of all clients, on whole numbers: each client "
+            "adds up a clipped "
+            "gradient of each of its examples, and adds discrete Gaussian noise and masks; the "
+            "server reads the sum "
             "alone"
         )
         said = masked_statement(self.run, how)
-        earlier = "earlier runs over the same examples, in the server's account: each client's own ledger adds them up"
+        earlier = (
+            "earlier runs over the same examples, in the server's account: each client's "
+            "own ledger adds them up"
+        )
         uncovered = (*said.not_covered, ONE_PERSON, earlier)
-        return replace(said, trusted=f"{said.trusted}; and the client itself", not_covered=uncovered)
+        return replace(
+            said, trusted=f"{said.trusted}; and the client itself", not_covered=uncovered
+        )
 
     @property
     def price_settings(self) -> Mapping[str, object]:
@@ -280,11 +299,13 @@ class MaskedStep:
         return Participation(self.vector)
 
     def expected_noise(self, clip_norm: float) -> ExpectedNoise:
-        """The norm is the one that a step of the sum refers to: no rule moves it. The mean over all examples, by their
-        public number, is at most the clip norm long."""
+        """The norm is the one that a step of the sum refers to: no rule moves it. The mean over all
+        examples, by their public number, is at most the clip norm long."""
         mean_over = self.run.expected_cohort * self.run.training.batch_size
         setting = "privacy.example.clip_norm"
-        return ExpectedNoise(noise_in(self.vector), step_norm(self.run), mean_over, setting, slack=_exactly)
+        return ExpectedNoise(
+            noise_in(self.vector), step_norm(self.run), mean_over, setting, slack=_exactly
+        )
 
     def event(self, number: int, *, again: bool = False) -> DpEvent:
         return self.vector.event_of(trains=True, rates=False)
@@ -299,7 +320,8 @@ class MaskedStep:
         most = MOST_GRADIENTS * self.run.training.batch_size
         if num_examples > most:
             raise Unreachable(
-                f"this client has more examples than {MOST_GRADIENTS} * training.batch_size={most}, beyond which a "
+                f"this client has more examples than {MOST_GRADIENTS} * "
+                f"training.batch_size={most}, beyond which a "
                 "float64 sum of gradients is not bounded"
             )
 
@@ -331,7 +353,10 @@ class MaskedStep:
             raise ConfigError(f"{name} must be given, or resolved from its target (got null)")
         largest = self.run.training.batch_size
         return example_secure_sum(
-            self.sizes.num_params, secure_cohort(self.run), noise_multiplier=noise, largest_sum=largest
+            self.sizes.num_params,
+            secure_cohort(self.run),
+            noise_multiplier=noise,
+            largest_sum=largest,
         )
 
 
@@ -341,22 +366,27 @@ def _exactly(values: int, scale: float) -> float:
 
 
 def step_norm(run: ClientSettings) -> float:
-    """The L2 norm that one example can add to a shared step, which is minus the learning rate times the sum of the
-    clipped gradients over `batch_size`."""
+    """The L2 norm that one example can add to a shared step, which is minus the learning rate times
+    the sum of the clipped gradients over `batch_size`."""
     return run.training.learning_rate * run.example.clip_norm / run.training.batch_size
 
 
 def masked_statement(run: ClientSettings, how: str, *, joined: str = "") -> Statement:
-    """The parts that statements about masked sums have in common. `how`: a client's part, in words; `joined`: the
-    releases that are accounted together."""
-    nodes, lost, bad = run.user.population_size, run.secure.dropouts, run.secure.colluding
+    """The parts that statements about masked sums have in common. `how`: a client's part, in words;
+    `joined`: the releases that are accounted together."""
+    nodes = run.user.population_size
+    lost = run.secure.dropouts
+    bad = run.secure.colluding
     return Statement(
         unit="one example of one client",
         adjacency=ADD_OR_REMOVE,
-        trusted=f"not the server: that at least {nodes - bad} of the {nodes} clients are honest and add their noise",
-        observer=f"everybody else: the server and up to {bad} of the clients, who know who takes part",
+        trusted=f"not the server: that at least {nodes - bad} of the {nodes} clients are honest "
+        f"and add their noise",
+        observer=f"everybody else: the server and up to {bad} of the clients, who know who takes "
+        f"part",
         mechanism=f"{how}; up to {lost} clients may be lost in a round",
-        accounting=f"a sum of {run.secure.summands(nodes)} clients' discrete Gaussians a round, the least that is left "
+        accounting=f"a sum of {run.secure.summands(nodes)} clients' discrete Gaussians a round, "
+        f"the least that is left "
         f"of honest ones; {joined}not amplified; by RDP",
         not_covered=(
             "who takes part in a round, and who is lost in it",

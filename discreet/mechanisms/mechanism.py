@@ -1,4 +1,5 @@
-"""The Protocol of mechanisms: a run, its transports, its clients, its reports and its audits know no more of one."""
+"""The Protocol of mechanisms: a run, its transports, its clients, its reports and its audits know
+no more of one."""
 
 from __future__ import annotations
 
@@ -23,7 +24,9 @@ if TYPE_CHECKING:
     from discreet.privacy.secure_grid import SecureSum
     from discreet.training.local_training import LocalSettings
 
-SERVER, CLIENTS = "server", "clients"  # whose ledgers pay
+# whose ledgers pay
+SERVER = "server"
+CLIENTS = "clients"
 PURE = "pure"  # the accountant of epsilon at delta 0
 # The epsilons that clients report of a guarantee, by their names in a reply.
 REPORTED = {
@@ -49,7 +52,8 @@ class Statement:
     Attributes:
       observer: from whom the unit is hidden.
       mechanism, accounting: how, and as which events.
-      name, enabled: which guarantee it is; False: the run gives none of this kind, epsilon is infinite.
+      name, enabled: which guarantee it is; False: the run gives none of this kind, epsilon is
+        infinite.
     """
 
     unit: str
@@ -64,11 +68,13 @@ class Statement:
 
 
 class Unreachable(ValueError):
-    """A client can't do this work with the noise or the examples that it has. The message says why."""
+    """A client can't do this work with the noise or the examples that it has. The message says
+    why."""
 
 
 class Uncharged(ValueError):
-    """A mechanism has no cost for what it would release, or opens a sum that was not charged: nothing is released."""
+    """A mechanism has no cost for what it would release, or opens a sum that was not charged:
+    nothing is released."""
 
 
 @dataclass(frozen=True)
@@ -76,10 +82,12 @@ class Participation:
     """The way in which clients take part.
 
     Attributes:
-      vector: the masked sum that they add to, which is all that the server reads; None if it reads replies.
-      turns: theirs, if noise is correlated over rounds, so that all rounds are one observation; None if each round is
-        one by itself.
-      one_by_one: the setting that keeps a simulation from training many clients at a time; None if it can.
+      vector: the masked sum that they add to, which is all that the server reads; None if it reads
+        replies.
+      turns: theirs, if noise is correlated over rounds, so that all rounds are one observation;
+        None if each round is one by itself.
+      one_by_one: the setting that keeps a simulation from training many clients at a time; None if
+        it can.
     """
 
     vector: SecureSum | None = None
@@ -95,15 +103,16 @@ class ExpectedNoise:
     """The noise that is expected in the sum that a round releases.
 
     Attributes:
-      multiplier: of the noise, over `norm`: more than what is accounted if clients that are not counted on add theirs
-        too.
+      multiplier: of the noise, over `norm`: more than what is accounted if clients that are not
+        counted on add theirs too.
       norm: the bound on a client's part in the sum.
       denominator: the public number of updates, or of examples, over which a step is the mean.
-      clip_setting: the setting of the norm that clips, if it never follows the updates, so that noise can't feed
-        itself.
-      count_stddev: of the noise on the count of norms below the clip norm; None if there is no such count.
-      slack: the distance of so many values of the noise, of a scale in steps of a grid, to exact noise; None if it is
-        not bounded.
+      clip_setting: the setting of the norm that clips, if it never follows the updates, so that
+        noise can't feed itself.
+      count_stddev: of the noise on the count of norms below the clip norm; None if there is no such
+        count.
+      slack: the distance of so many values of the noise, of a scale in steps of a grid, to exact
+        noise; None if it is not bounded.
     """
 
     multiplier: float
@@ -119,12 +128,14 @@ class ClientRound:
     """A mechanism's part of one client's work in a round.
 
     Attributes:
-      noise_multiplier: of what is noised for it, by the client or by what the server declares; infinity if nothing is.
-      events: the cost to a ledger of the client's own, each with its count, before anything leaves.
+      noise_multiplier: of what is noised for it, by the client or by what the server declares;
+      infinity if nothing is. events: the cost to a ledger of the client's own, each with its count,
+      before anything leaves.
       training: the settings of local training, if they hold the noise.
       local: the noise on the update.
       step: makes the update in place of local training.
-      bounded: updates (n, num_params) as they leave by a clip norm, and their bits (n,); None if they are clipped.
+      bounded: updates (n, num_params) as they leave by a clip norm, and their bits (n,); None if
+        they are clipped.
     """
 
     noise_multiplier: float
@@ -138,9 +149,10 @@ class ClientRound:
 class Mechanism(Protocol):
     """A guarantee that a run gives, or would give if it were on.
 
-    A mechanism is made of a run's `ClientSettings`, the rule of its clip norm, and the sizes of what it releases.
-    In a round the server calls `add_up`, charges `event`, and calls `release`: nothing is noised or opened before the
-    charge is on disk, and a mechanism knows no ledger.
+    A mechanism is made of a run's `ClientSettings`, the rule of its clip norm, and the sizes of
+    what it releases.
+    In a round the server calls `add_up`, charges `event`, and calls `release`: nothing is noised or
+    opened before the charge is on disk, and a mechanism knows no ledger.
 
     Attributes:
       guarantee: which of the three it is, and whose name its releases have in a ledger.
@@ -155,7 +167,8 @@ class Mechanism(Protocol):
 
     @property
     def price_settings(self) -> Mapping[str, object]:
-        """All that decides what a release costs, by the names of settings: a resumed run has to keep it."""
+        """All that decides what a release costs, by the names of settings: a resumed run has to
+        keep it."""
 
     @property
     def accountants(self) -> tuple[str, ...]:
@@ -169,21 +182,25 @@ class Mechanism(Protocol):
         """The noise that is expected in the sum of a round with this clip norm."""
 
     def event(self, number: int, *, again: bool = False) -> DpEvent | None:
-        """The cost of round `number`, from 1 on, to the server's ledger; None if only clients pay. `again`: it was
-        charged before, by a process that has died, and may be out with other noise."""
+        """The cost of round `number`, from 1 on, to the server's ledger; None if only clients pay.
+        `again`: it was charged before, by a process that has died, and may be out with other
+        noise."""
 
     def at_client(self, number: int, num_examples: int, *, trains: bool) -> ClientRound:
         """Its part of the work of a client with so many examples. Unreachable if there is none."""
 
     def add_up(self, replies: Replies, state: RoundState) -> Any:
-        """The sum of replies, which are taken as they come and clipped again. Nothing is noised and nothing opened."""
+        """The sum of replies, which are taken as they come and clipped again. Nothing is noised and
+        nothing opened."""
 
     def release(self, summed: Any, state: RoundState, source: RandomSource) -> Released:
-        """Noises what `add_up` gave, or opens it. The event is on disk by now. `source`: of the noise."""
+        """Noises what `add_up` gave, or opens it. The event is on disk by now. `source`: of the
+        noise."""
 
     @property
     def answers(self) -> AnswerMechanism | None:
-        """The release of answers of a cohort that is asked for nothing else; None if it pays for none."""
+        """The release of answers of a cohort that is asked for nothing else; None if it pays for
+        none."""
 
 
 def unnoised_at_server(run: ClientSettings) -> ExpectedNoise:
@@ -192,23 +209,36 @@ def unnoised_at_server(run: ClientSettings) -> ExpectedNoise:
 
 
 def finite_epsilons(mechanism: Mechanism, run: ClientSettings) -> tuple[str, ...]:
-    """The epsilons that clients report of a mechanism and that the run keeps finite, by their names in a reply."""
+    """The epsilons that clients report of a mechanism and that the run keeps finite, by their names
+    in a reply."""
     if run.configured_noise_multiplier(mechanism.guarantee) == 0:
         return ()
     names = REPORTED[mechanism.guarantee]
-    return names if PURE in mechanism.accountants else names[:1]
+    if PURE in mechanism.accountants:
+        return names
+    return names[:1]
 
 
 def stated(mechanism: Mechanism, run: ClientSettings, *, account: bool) -> Statement:
-    """The statement of a mechanism, with its name and all that is not covered. `account`: the run charges a
-    population's."""
-    said, gaps = mechanism.statement(), list(NOT_COVERED)
-    if run.data.partition == "sampled":  # for measuring: real people would not hold each other's examples
-        gaps.append(f"{SHARED}: with data.partition=sampled views overlap, each is counted by itself")
+    """The statement of a mechanism, with its name and all that is not covered. `account`: the run
+    charges a population's."""
+    said = mechanism.statement()
+    gaps = list(NOT_COVERED)
+    if (
+        run.data.partition == "sampled"
+    ):  # for measuring: real people would not hold each other's examples
+        gaps.append(
+            f"{SHARED}: with data.partition=sampled views overlap, each is counted by itself"
+        )
     gaps += said.not_covered
     if mechanism.guarantee == USER:
         gaps += ONE_NODE, IN_NO_ACCOUNT if account else EARLIER_RUNS
-    return replace(said, name=mechanism.guarantee, enabled=run.gives(mechanism.guarantee), not_covered=tuple(gaps))
+    return replace(
+        said,
+        name=mechanism.guarantee,
+        enabled=run.gives(mechanism.guarantee),
+        not_covered=tuple(gaps),
+    )
 
 
 def charged(mechanism: Mechanism, number: int, *, again: bool = False) -> DpEvent | None:
@@ -221,11 +251,16 @@ def charged(mechanism: Mechanism, number: int, *, again: bool = False) -> DpEven
         return None
     event = mechanism.event(number, again=again)
     if event is None:
-        raise Uncharged(f"{type(mechanism).__name__} is charged at the server, and has no cost for round {number}")
+        raise Uncharged(
+            f"{type(mechanism).__name__} is charged at the server, and has no cost for round "
+            f"{number}"
+        )
     return event
 
 
-def releases_of(mechanism: Mechanism, run: ClientSettings, rounds: int) -> tuple[tuple[DpEvent, int], ...]:
+def releases_of(
+    mechanism: Mechanism, run: ClientSettings, rounds: int
+) -> tuple[tuple[DpEvent, int], ...]:
     """The events of so many rounds, with ratings, and with the question about data before them."""
     releases = Counter[Any]()
     if run.asks_of_data:

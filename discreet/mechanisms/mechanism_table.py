@@ -29,16 +29,26 @@ from discreet.settings.privacy import (
 )
 from discreet.settings.rules import ConfigError
 
-# Of the settings that clients are told, the rule of the clip norm, and the sizes of what is released.
+# Of the settings that clients are told, the rule of the clip norm, and the sizes of what is
+# released.
 Make = Callable[[ClientSettings, ClipConfig, Sizes], Mechanism]
 
-OF_USERS: Mapping[str, Make] = {PLAIN: CentralGaussian, SECURE: MaskedGaussian, CORRELATED: CorrelatedNoise}
+OF_USERS: Mapping[str, Make] = {
+    PLAIN: CentralGaussian,
+    SECURE: MaskedGaussian,
+    CORRELATED: CorrelatedNoise,
+}
 OF_EXAMPLES: Mapping[str, Make] = {PLAIN: LocalDpSgd, SECURE: MaskedStep}
 
 
-def guarantees_of(run: ClientSettings, clip: ClipConfig = CLIP, sizes: Sizes = PLANNED) -> tuple[Mechanism, ...]:
+def guarantees_of(
+    run: ClientSettings, clip: ClipConfig = CLIP, sizes: Sizes = PLANNED
+) -> tuple[Mechanism, ...]:
     """The mechanism of each of the three guarantees, those that are off included."""
-    of_users = OF_USERS[run.user.mechanism_kind] if run.user.mechanism is None else _own(run.user.mechanism)
+    if run.user.mechanism is None:
+        of_users = OF_USERS[run.user.mechanism_kind]
+    else:
+        of_users = _own(run.user.mechanism)
     makes: tuple[Make, ...] = (of_users, OF_EXAMPLES[run.example.aggregation], LocalNoise)
     return tuple(make(run, clip, sizes) for make in makes)
 
@@ -56,9 +66,15 @@ def _own(name: str) -> Make:
     return make
 
 
-def mechanisms_of(run: ClientSettings, clip: ClipConfig = CLIP, sizes: Sizes = PLANNED) -> dict[str, Mechanism]:
+def mechanisms_of(
+    run: ClientSettings, clip: ClipConfig = CLIP, sizes: Sizes = PLANNED
+) -> dict[str, Mechanism]:
     """The mechanisms of a run by their guarantees; those that are off are left out."""
-    return {each.guarantee: each for each in guarantees_of(run, clip, sizes) if run.gives(each.guarantee)}
+    return {
+        each.guarantee: each
+        for each in guarantees_of(run, clip, sizes)
+        if run.gives(each.guarantee)
+    }
 
 
 def accounts_itself(run: ClientSettings) -> bool:
@@ -67,27 +83,38 @@ def accounts_itself(run: ClientSettings) -> bool:
 
 
 def own_noise(run: ClientSettings, l1_norm: float = 1.0) -> OwnNoise | None:
-    """The noise that each client draws on its own answers, of at most this L1 norm; None if the server does. The
-    event does not depend on the norm."""
+    """The noise that each client draws on its own answers, of at most this L1 norm; None if the
+    server does. The event does not depend on the norm."""
     if not run.evaluation.private or run.gives(USER):
         return None
     if run.gives(EXAMPLE):
         return local_dp_sgd.answer_noise(run)
-    return local_noise.answer_noise(run, l1_norm) if run.gives(LOCAL) else None
+    if run.gives(LOCAL):
+        return local_noise.answer_noise(run, l1_norm)
+    return None
 
 
-def server_mechanism(run: ClientSettings, clip: ClipConfig = CLIP, sizes: Sizes = PLANNED) -> Mechanism | None:
-    """The mechanism whose releases the server is charged for; None if clients alone noise what they send."""
+def server_mechanism(
+    run: ClientSettings, clip: ClipConfig = CLIP, sizes: Sizes = PLANNED
+) -> Mechanism | None:
+    """The mechanism whose releases the server is charged for; None if clients alone noise what they
+    send."""
     found = mechanisms_of(run, clip, sizes).values()
     return next((each for each in found if SERVER in each.charged_at), None)
 
 
-def round_mechanism(run: ClientSettings, clip: ClipConfig = CLIP, sizes: Sizes = PLANNED) -> Mechanism:
+def round_mechanism(
+    run: ClientSettings, clip: ClipConfig = CLIP, sizes: Sizes = PLANNED
+) -> Mechanism:
     """The mechanism that a round of the server goes by."""
     of_clients = mechanisms_of(run, clip, sizes).values()
-    return server_mechanism(run, clip, sizes) or next(iter(of_clients), Unprotected(run, clip, sizes))
+    return server_mechanism(run, clip, sizes) or next(
+        iter(of_clients), Unprotected(run, clip, sizes)
+    )
 
 
 def masked_mechanism(run: ClientSettings, sizes: Sizes = PLANNED) -> Mechanism | None:
     """The mechanism of masked sums; None if the server reads replies."""
-    return server_mechanism(run, sizes=sizes) if run.masked else None
+    if run.masked:
+        return server_mechanism(run, sizes=sizes)
+    return None

@@ -11,8 +11,8 @@ if TYPE_CHECKING:
 
 
 class CarriedState:
-    """What a release carries to later rounds, in memory: a secret of the run. That of a run with a folder is on its
-    disk, as `discreet.server.run_folder.RunSecrets` has it."""
+    """What a release carries to later rounds, in memory: a secret of the run. That of a run with a
+    folder is on its disk, as `discreet.server.run_folder.RunSecrets` has it."""
 
     def __init__(self, tensors: Mapping[str, Tensor] | None = None) -> None:
         self.tensors = tensors or {}
@@ -66,9 +66,11 @@ class Released:
     Attributes:
       total: the noised sum of the updates, (num_params,).
       clip_norm: of the next round.
-      fraction_below: the noised fraction of update norms at or below the clip norm; None without an adaptive one.
-      replies: how many updates were added up. Who takes part is not covered by the guarantee.
-      answers: the noised sum of the answers to a query (`queries.query.Sums`); None in a round without one.
+      fraction_below: the noised fraction of update norms at or below the clip norm; None without an
+      adaptive one. replies: how many updates were added up. Who takes part is not covered by the
+      guarantee.
+      answers: the noised sum of the answers to a query (`queries.query.Sums`); None in a round
+        without one.
     """
 
     total: Tensor

@@ -1,5 +1,5 @@
-"""The sums of what clients send, updates and answers to queries: as a process adds them up, and as the server is given
-them."""
+"""The sums of what clients send, updates and answers to queries: as a process adds them up, and as
+the server is given them."""
 
 from __future__ import annotations
 
@@ -34,16 +34,19 @@ SENSITIVITY = 1.0  # the L2 norm that an answer is clipped to
 class PartialReply:
     """The part of some clients in a round's sums, made by this process or by one forked from it.
 
-    It never comes in a message: it is added as it is, while an update that a client sends is clipped once more.
+    It never comes in a message: it is added as it is, while an update that a client sends is
+    clipped once more.
 
     Attributes:
-      values: (num_params,), the clipped updates' sum: float64, or int64 in steps of the grid. Under secure aggregation
-        the sum of the clients' noised vectors, int64 (length,), as `SecureSum` has them.
+      values: (num_params,), the clipped updates' sum: float64, or int64 in steps of the grid. Under
+        secure aggregation the sum of the clients' noised vectors, int64 (length,), as `SecureSum`
+        has them.
       below: the centred bits' sum, in halves.
       replies: how many clients.
       clip_norm, grid: what clipped the updates, and on which grid (None: in floating point).
       answers: the answers' sum, as `AnswerSum.part` has it; empty if no query was asked.
-      epsilon_example, epsilon_local, epsilon_local_pure: the largest over these clients, by their own accounts.
+      epsilon_example, epsilon_local, epsilon_local_pure: the largest over these clients, by their
+        own accounts.
     """
 
     values: Tensor
@@ -59,7 +62,9 @@ class PartialReply:
     @property
     def in_floats(self) -> Tensor:
         """The updates' sum, float64."""
-        return self.values if self.grid is None else self.values.double() * self.grid.step
+        if self.grid is None:
+            return self.values
+        return self.values.double() * self.grid.step
 
 
 @dataclass(frozen=True, eq=False)
@@ -67,8 +72,9 @@ class UnopenedSum:
     """A sum of clients' noised vectors that nobody has read.
 
     Attributes:
-      open: reads it: the noised total, int64 (length,), centred as `SecureSum.centred` has it. It raises
-        `RoundAbandoned` if too many clients are lost meanwhile. It is charged before it is opened.
+      open: reads it: the noised total, int64 (length,), centred as `SecureSum.centred` has it. It
+        raises `RoundAbandoned` if too many clients are lost meanwhile. It is charged before it is
+        opened.
       replies: how many clients' vectors are in it.
     """
 
@@ -78,7 +84,8 @@ class UnopenedSum:
 
 @dataclass(frozen=True, eq=False)
 class UpdateRows:
-    """Updates of several clients as this process has made them: (n, num_params), and their bits (n,)."""
+    """Updates of several clients as this process has made them: (n, num_params), and their bits
+    (n,)."""
 
     updates: Tensor
     below: Tensor
@@ -91,15 +98,18 @@ Replies = Iterable[UsableReply]
 class CohortSum:
     """Clips updates to `clip_norm` and adds them up, beside their bits.
 
-    Guarantee: adding or removing one client moves the sum by at most `clip_norm` in L2 and `below` by one half, as
-    `ClippedSum` states it, however the cohort is cut into parts: on the grid sums are exact, and in
+    Guarantee: adding or removing one client moves the sum by at most `clip_norm` in L2 and `below`
+    by one half, as `ClippedSum` states it, however the cohort is cut into parts: on the grid sums
+    are exact, and in
     float64 their order changes only the last bits.
     """
 
     def __init__(self, num_params: int, clip_norm: float, grid: Grid | None) -> None:
-        self.clip_norm, self.grid = clip_norm, grid
+        self.clip_norm = clip_norm
+        self.grid = grid
         self.clipped = ClippedSum(num_params, clip_norm, grid=grid)
-        self.below, self.replies = 0, 0
+        self.below = 0
+        self.replies = 0
 
     def add(self, updates: Tensor, below: Tensor) -> None:
         """Adds clients: updates (n, num_params), bits (n,)."""
@@ -121,35 +131,44 @@ class CohortSum:
             self.add(reply.update.unsqueeze(0), torch.tensor([reply.below]))
             return
         values = self.clipped.values
-        ours, theirs = (self.clip_norm, self.grid, values.shape), (reply.clip_norm, reply.grid, reply.values.shape)
+        ours = (self.clip_norm, self.grid, values.shape)
+        theirs = (reply.clip_norm, reply.grid, reply.values.shape)
         if ours != theirs or values.dtype != reply.values.dtype:
-            raise ValueError(f"a part must have the clip norm, the grid and the shape {ours}, not {theirs}")
+            raise ValueError(
+                f"a part must have the clip norm, the grid and the shape {ours}, not {theirs}"
+            )
         values.add_(reply.values)
         self.replies += reply.replies
         self.below += reply.below
 
     def part(self) -> PartialReply:
         """The values added so far, for another sum to take in. Not a copy."""
-        return PartialReply(self.clipped.values, self.below, self.replies, self.clip_norm, self.grid)
+        return PartialReply(
+            self.clipped.values, self.below, self.replies, self.clip_norm, self.grid
+        )
 
 
 @dataclass(frozen=True)
 class AnswerRelease:
-    """The release of the sum of a cohort's answers, noised at the server or by each client: what a cohort that is asked
-    for nothing else costs and gives, by the verbs of a mechanism.
+    """The release of the sum of a cohort's answers, noised at the server or by each client: what a
+    cohort that is asked for nothing else costs and gives, by the verbs of a mechanism.
 
-    Guarantee: that of `AnswerSum`, noised as one Gaussian mechanism of its noise multiplier, sampled as `event` says.
-    Noise and denominator are functions of public constants alone: not of who replied.
+    Guarantee: that of `AnswerSum`, noised as one Gaussian mechanism of its noise multiplier,
+    sampled as `event` says. Noise and denominator are functions of public constants alone: not of
+    who replied.
 
     Attributes:
       length: of an answer before it is noised.
       expected_cohort: q * population_size, a public constant.
-      noise_multiplier: of the noise on the sum, over `SENSITIVITY`, or of each client's; 0 protects nobody.
+      noise_multiplier: of the noise on the sum, over `SENSITIVITY`, or of each client's; 0 protects
+        nobody.
       noise: the way in which the server draws it, one of `settings.privacy.Noise`.
-      largest_cohort: sums on the grid are exact, of at most so many answers (`discreet.privacy.grid`).
+      largest_cohort: sums on the grid are exact, of at most so many answers
+        (`discreet.privacy.grid`).
       probability: q, with which a client is asked.
       own: the noise that each client draws on its own answer; None if the server noises the sum.
-      event: the cost to the server's ledger of a cohort that is asked for nothing else; None if clients alone pay.
+      event: the cost to the server's ledger of a cohort that is asked for nothing else; None if
+        clients alone pay.
     """
 
     length: int
@@ -179,42 +198,56 @@ class AnswerRelease:
 
     @property
     def sent(self) -> int:
-        """The count of numbers that a client sends: the answer, and the variance of its own noise."""
+        """The count of numbers that a client sends: the answer, and the variance of its own
+        noise."""
         return self.length + (self.own is not None)
 
     @property
     def stddev(self) -> float:
-        """Of the noise on each number of the sum; with clients' own noise as expected if each answer is about one
-        example: about m examples it is an m-th of that."""
-        unit = SENSITIVITY if self.own is None else self.own.unit * math.sqrt(self.expected_cohort)
+        """Of the noise on each number of the sum; with clients' own noise as expected if each
+        answer is about one example: about m examples it is an m-th of that."""
+        if self.own is None:
+            unit = SENSITIVITY
+        else:
+            unit = self.own.unit * math.sqrt(self.expected_cohort)
         return self.noise_multiplier * unit
 
     def opened(self, values: Tensor) -> Sums:
-        """A sum (sent,) that has its noise. If nobody has answered with noise of its own, all is unknown."""
-        numbers, stddev = values.tolist(), self.stddev
+        """A sum (sent,) that has its noise. If nobody has answered with noise of its own, all is
+        unknown."""
+        numbers = values.tolist()
+        stddev = self.stddev
         if self.own is not None:
             *numbers, variance = numbers
-            stddev = math.sqrt(variance) if variance else math.inf
+            if variance:
+                stddev = math.sqrt(variance)
+            else:
+                stddev = math.inf
         return Sums(tuple(numbers), self.expected_cohort, stddev, self.probability)
 
 
 class AnswerSum:
     """Adds up answers.
 
-    Guarantee of those that the server noises: adding or removing one client moves the sum by at most `SENSITIVITY` in
-    L2, whatever it answers, as `ClippedSum` states it. An answer that is missing adds zero. Answers that
+    Guarantee of those that the server noises: adding or removing one client moves the sum by at
+    most `SENSITIVITY` in L2, whatever it answers, as `ClippedSum` states it. An answer that is
+    missing adds zero. Answers that
     clients have noised are added up as they are: that is post-processing of what they released.
     """
 
     def __init__(self, how: AnswerRelease) -> None:
-        self.how, self.opened = how, how.opened
+        self.how = how
+        self.opened = how.opened
         grid = None
         if how.on_grid:
-            grid = grid_for(SENSITIVITY, how.sent, largest_cohort=how.largest_cohort, noise_scale=how.stddev)
+            grid = grid_for(
+                SENSITIVITY, how.sent, largest_cohort=how.largest_cohort, noise_scale=how.stddev
+            )
         self.rows = ClippedSum(how.sent, SENSITIVITY, grid=grid)
 
     def add(self, answers: Tensor) -> None:
-        """Adds clients: answers (n, how.sent). One with own noise that is not finite, or has no variance, adds zero."""
+        """Adds clients: answers (n, how.sent). One with own noise that is not finite, or has no
+        variance, adds zero."""
         if self.how.own is None:
             self.rows.add(answers)
             return
@@ -238,18 +271,23 @@ class AnswerSum:
         if self.how.own is not None:
             return self.opened(self.rows.values)
         return self.opened(
-            self.rows.noised(Gaussian(self.how.noise_multiplier, draws=PRIVACY_DRAWS.get(self.how.noise, 1)), source)
+            self.rows.noised(
+                Gaussian(self.how.noise_multiplier, draws=PRIVACY_DRAWS.get(self.how.noise, 1)),
+                source,
+            )
         )
 
 
 def clipped(updates: Tensor, clip_norm: float) -> tuple[Tensor, Tensor]:
-    """Updates (n, num_params) clipped to an L2 norm, and whether each was within it: what a client does of its own."""
+    """Updates (n, num_params) clipped to an L2 norm, and whether each was within it: what a client
+    does of its own."""
     rows, norms = clip_by_norm(updates, clip_norm)
     return rows, norms <= clip_norm
 
 
 class AnswerMechanism(Protocol):
-    """The release of the answers of a cohort, by the verbs of a mechanism (`discreet.mechanisms.mechanism`)."""
+    """The release of the answers of a cohort, by the verbs of a mechanism
+    (`discreet.mechanisms.mechanism`)."""
 
     @property
     def event(self) -> DpEvent | None: ...
@@ -275,11 +313,14 @@ class RoundSum:
     def part(self) -> PartialReply:
         """The values added so far, for another sum to take in. Not a copy."""
         part = self.updates.part()
-        return part if self.answers is None else replace(part, answers=self.answers.part())
+        if self.answers is None:
+            return part
+        return replace(part, answers=self.answers.part())
 
 
 def in_the_clear(reply: UsableReply) -> TrainReply | UpdateRows | PartialReply:
-    """A reply that is added up. ValueError: it is a sum that nobody has read, which is opened and not added up."""
+    """A reply that is added up. ValueError: it is a sum that nobody has read, which is opened and
+    not added up."""
     if isinstance(reply, UnopenedSum):
         raise ValueError("a sum that nobody has read was given to a mechanism that reads replies")
     return reply
@@ -295,7 +336,8 @@ def add_all(replies: Replies, total: RoundSum) -> RoundSum:
 def rating_release(
     run: ClientSettings, sizes: Sizes, *, own: OwnNoise | None = None, event: DpEvent | None = None
 ) -> AnswerRelease:
-    """The release of a cohort's ratings of a model: noised at the server, or by `own` at each client."""
+    """The release of a cohort's ratings of a model: noised at the server, or by `own` at each
+    client."""
     user = run.user
     return AnswerRelease(
         sizes.answers,
@@ -320,11 +362,17 @@ def ratings_in(
 
 def add_up_unnoised(replies: Replies, state: RoundState, answers: AnswerSum | None) -> RoundSum:
     """The sum of replies that the server does not noise: clients have, or nobody does."""
-    return add_all(replies, RoundSum(CohortSum(state.params.numel(), state.clip_norm, None), answers))
+    return add_all(
+        replies, RoundSum(CohortSum(state.params.numel(), state.clip_norm, None), answers)
+    )
 
 
 def release_unnoised(summed: RoundSum, state: RoundState, source: RandomSource) -> Released:
     """The sum as it is; `source` noises no answer that clients have not noised."""
-    updates, answers = summed.updates, summed.answers
-    said = None if answers is None else answers.released(source)
+    updates = summed.updates
+    answers = summed.answers
+    if answers is None:
+        said = None
+    else:
+        said = answers.released(source)
     return Released(updates.clipped.total, state.clip_norm, None, updates.replies, said)

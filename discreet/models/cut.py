@@ -1,10 +1,11 @@
-"""The cut of a model before its first trained layer, whatever its forward: calls of frozen layers are recorded once for
-each example, and replayed while the rest is trained.
+"""The cut of a model before its first trained layer, whatever its forward: calls of frozen layers
+are recorded once for each example, and replayed while the rest is trained.
 
-The forward runs as it is in training too; only calls of frozen layers give what was recorded in place of computing it.
-So nothing is traced, and residual sums, masks and shapes between layers need no care. A call is recorded if it ends
-before anything has read a trained parameter or drawn a mask, and if its results have a row for each example. Of the
-results only those are kept that something else than a recorded call reads.
+The forward runs as it is in training too; only calls of frozen layers give what was recorded in
+place of computing it. So nothing is traced, and residual sums, masks and shapes between layers need
+no care. A call is recorded if it ends before anything has read a trained parameter or drawn a mask,
+and if its results have a row for each example. Of the results only those are kept that something
+else than a recorded call reads.
 """
 
 from __future__ import annotations
@@ -27,13 +28,15 @@ from discreet.per_example.functions import function_of
 from discreet.per_example.perceptron import unchanged
 from discreet.per_example.trial import made_up, same_chance
 
-_COUNTS, _AGREEMENT = (7, 5), 1e-5  # of made-up examples on which the parts are tried; how near the outputs must come
+# of made-up examples on which the parts are tried; how near the outputs must come
+_COUNTS = (7, 5)
+_AGREEMENT = 1e-5
 _TYPES = (torch.float32, torch.int64, torch.int32, torch.bool)  # of what the rest may read
 
 
 class Call(NamedTuple):
-    """The call of a layer that is recorded: its name, the structure of its result, and for each leaf of it the place of
-    a tensor among all that is recorded, or a plain value."""
+    """The call of a layer that is recorded: its name, the structure of its result, and for each
+    leaf of it the place of a tensor among all that is recorded, or a plain value."""
 
     name: str
     structure: TreeSpec
@@ -41,7 +44,8 @@ class Call(NamedTuple):
 
 
 class Column(NamedTuple):
-    """A tensor of which each example has a row: the shape of the row, its type, and if the rest reads it."""
+    """A tensor of which each example has a row: the shape of the row, its type, and if the rest
+    reads it."""
 
     shape: tuple[int, ...]
     dtype: torch.dtype
@@ -49,37 +53,42 @@ class Column(NamedTuple):
 
 
 class Reads(TorchFunctionMode):
-    """Notes which of some tensors an operation reads. What tells nothing of values does not count, but for the device
-    of whole numbers."""
+    """Notes which of some tensors an operation reads. What tells nothing of values does not count,
+    but for the device of whole numbers."""
 
     def __init__(self, tensors: Sequence[Tensor]) -> None:
         super().__init__()
-        self.wanted, self.read = {id(value) for value in tensors}, set[int]()
+        self.wanted = {id(value) for value in tensors}
+        self.read = set[int]()
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         function = function_of(func)
-        for value in () if function.is_fact and function.name != "device" else tree_leaves((args, kwargs)):
+        for value in (
+            () if function.is_fact and function.name != "device" else tree_leaves((args, kwargs))
+        ):
             if id(value) in self.wanted and not (function.is_fact and value.is_floating_point()):
                 self.read.add(id(value))
         return func(*args, **kwargs or {})
 
 
 class FrozenPart(nn.Module):
-    """The rows that the rest of a model reads, float32, from inputs (n, *input_shape): one tensor (n, *shape), or
-    several as (n, k), in which whole numbers stand as floats. `columns`: of the inputs, and of the tensors in the
-    calls."""
+    """The rows that the rest of a model reads, float32, from inputs (n, *input_shape): one tensor
+    (n, *shape), or several as (n, k), in which whole numbers stand as floats. `columns`: of the
+    inputs, and of the tensors in the calls."""
 
     def __init__(self, model: nn.Module, calls: list[Call], columns: list[Column]) -> None:
         super().__init__()
-        self.model, self.calls, self.columns = model, calls, columns
+        self.model = model
+        self.calls = calls
+        self.columns = columns
 
     def forward(self, inputs: Tensor) -> Tensor:
         """The rows. Raises what `of` and `recorded` raise."""
         return self.of(inputs, self.recorded(inputs))
 
     def of(self, inputs: Tensor, recorded: Sequence[Tensor]) -> Tensor:
-        """The rows from what was recorded. Raises ValueError if it has other shapes than it had when it was tried, or
-        if a whole number is too large for a float."""
+        """The rows from what was recorded. Raises ValueError if it has other shapes than it had
+        when it was tried, or if a whole number is too large for a float."""
         values = [inputs, *recorded]
         if [(*value.shape[1:], value.dtype) for value in values] != [
             (*each.shape, each.dtype) for each in self.columns
@@ -93,9 +102,10 @@ class FrozenPart(nn.Module):
         return torch.cat([value.reshape(len(inputs), -1).float() for value in read], 1)
 
     def recorded(self, inputs: Tensor) -> list[Tensor]:
-        """The tensors in the calls. The forward is not run beyond them. Raises ValueError if it calls other layers than
-        it did when it was tried."""
-        found, waiting = list[Tensor](), list(reversed(self.calls))
+        """The tensors in the calls. The forward is not run beyond them. Raises ValueError if it
+        calls other layers than it did when it was tried."""
+        found = list[Tensor]()
+        waiting = list(reversed(self.calls))
 
         def note(name: str, _layer: nn.Module, _given: Any, output: Any) -> None:
             if name == waiting[-1].name:
@@ -105,7 +115,10 @@ class FrozenPart(nn.Module):
                     raise _AllRecordedError
 
         names = {call.name for call in self.calls}
-        hooks = [self.model.get_submodule(name).register_forward_hook(partial(note, name)) for name in names]
+        hooks = [
+            self.model.get_submodule(name).register_forward_hook(partial(note, name))
+            for name in names
+        ]
         try:
             self.model(inputs)
         except _AllRecordedError:
@@ -113,7 +126,9 @@ class FrozenPart(nn.Module):
         finally:
             for hook in hooks:
                 hook.remove()
-        raise ValueError("the forward does not call the frozen layers that it called for made-up examples")
+        raise ValueError(
+            "the forward does not call the frozen layers that it called for made-up examples"
+        )
 
 
 class _AllRecordedError(Exception):
@@ -121,12 +136,16 @@ class _AllRecordedError(Exception):
 
 
 class Rest(nn.Module):
-    """The outputs of a model from the rows of its `FrozenPart`; arguments as there. The parameters are shared."""
+    """The outputs of a model from the rows of its `FrozenPart`; arguments as there. The parameters
+    are shared."""
 
     def __init__(self, model: nn.Module, calls: list[Call], columns: list[Column]) -> None:
         super().__init__()
-        self.model, self.calls, self.columns = model, calls, columns
-        self.waiting, self.values = list[Call](), list[Tensor]()
+        self.model = model
+        self.calls = calls
+        self.columns = columns
+        self.waiting = list[Call]()
+        self.values = list[Tensor]()
         for name in dict.fromkeys(call.name for call in calls):
             layer = model.get_submodule(name)
             layer.forward = partial(self._called, name, layer)
@@ -135,7 +154,9 @@ class Rest(nn.Module):
         if not self.waiting or self.waiting[-1].name != name:
             return type(layer).forward(layer, *args, **kwargs)
         _, structure, leaves = self.waiting.pop()
-        return tree_unflatten([plain if at is None else self.values[at] for at, plain in leaves], structure)
+        return tree_unflatten(
+            [plain if at is None else self.values[at] for at, plain in leaves], structure
+        )
 
     def forward(self, rows: Tensor) -> Any:
         """Raises ValueError if the forward does not call the frozen layers that were recorded."""
@@ -155,40 +176,54 @@ class Rest(nn.Module):
     def made_up_rows(self, rows: Tensor) -> Tensor:
         """Rows between 0 and 1, with 0 and 1 for whole numbers and 1 alone in the last row."""
         read = [column for column in self.columns if column.is_read]
-        floats = [column.dtype == torch.float32 for column in read for _ in range(math.prod(column.shape))]
+        floats = [
+            column.dtype == torch.float32 for column in read for _ in range(math.prod(column.shape))
+        ]
         whole = rows.round()
         whole[-1:] = 1
-        return rows if _alone(self.columns) else torch.where(torch.tensor(floats, device=rows.device), rows, whole)
+        if _alone(self.columns):
+            return rows
+        return torch.where(torch.tensor(floats, device=rows.device), rows, whole)
 
     def _columns_of(self, rows: Tensor) -> list[Tensor]:
-        """What is not read is NaN, or if it holds whole numbers on no device: an error if it is read after all."""
-        found, at, alone = list[Tensor](), 0, _alone(self.columns)
+        """What is not read is NaN, or if it holds whole numbers on no device: an error if it is
+        read after all."""
+        found = list[Tensor]()
+        at = 0
+        alone = _alone(self.columns)
         for column in self.columns:
             if column.is_read:
                 size = math.prod(column.shape)
-                part = rows if alone else rows[:, at : at + size].reshape(len(rows), *column.shape)
+                if alone:
+                    part = rows
+                else:
+                    part = rows[:, at : at + size].reshape(len(rows), *column.shape)
                 part = part.clone()  # which the forward may overwrite
                 at += size
             else:
                 ones = (len(rows), *(1 for _ in column.shape))
-                part = (
-                    rows.new_full(ones, math.nan) if column.dtype.is_floating_point else rows.new_empty(ones).to("meta")
-                )
+                if column.dtype.is_floating_point:
+                    part = rows.new_full(ones, math.nan)
+                else:
+                    part = rows.new_empty(ones).to("meta")
                 part = part.expand(len(rows), *column.shape)
             found.append(part if column.dtype == torch.float32 else part.to(column.dtype))
         return found
 
 
 def cut(model: nn.Module, inputs: Tensor) -> tuple[nn.Module, nn.Module]:
-    """A model in two parts: what gives rows from inputs, and what gives outputs from the rows and learns. They share
-    the parameters with the model. Of `inputs` only the type and the shape are used. Raises ValueError: with the reason,
-    if the model can't be cut; and what a model raises that can't be copied."""
+    """A model in two parts: what gives rows from inputs, and what gives outputs from the rows and
+    learns. They share the parameters with the model. Of `inputs` only the type and the shape are
+    used. Raises ValueError: with the reason, if the model can't be cut; and what a model raises
+    that can't be copied."""
     to_train(model)
     tried = [made_up(model, inputs, count) for count in _COUNTS]
     calls, columns, others = _calls_of(model, tried[0])
     layers = dict(model.named_modules())
     if not any(_works(layers[call.name]) for call in calls):
-        raise ValueError("no frozen layer that multiplies matrices is called before a trained parameter is read")
+        raise ValueError(
+            "no frozen layer that multiplies matrices is called before a trained parameter is read"
+        )
     plain = type(model) is nn.Sequential and unchanged(model) and columns[-1].dtype == torch.float32
     if plain and [call.name for call in calls] == [*model._modules][: len(calls)]:
         return model[: len(calls)], model[len(calls) :]  # type: ignore[index]
@@ -201,7 +236,8 @@ def cut(model: nn.Module, inputs: Tensor) -> tuple[nn.Module, nn.Module]:
         with Reads(values) as reads:
             rest.replay(values)
         columns[:] = [
-            column._replace(is_read=id(value) in reads.read) for column, value in zip(columns, values, strict=True)
+            column._replace(is_read=id(value) in reads.read)
+            for column, value in zip(columns, values, strict=True)
         ]
         if any(column.is_read and column.dtype not in _TYPES for column in columns):
             raise ValueError("the features are neither float32 nor whole numbers")
@@ -223,11 +259,14 @@ def _alone(columns: list[Column]) -> bool:
 
 def _shared_copy(model: nn.Module) -> nn.Module:
     """The modules again, over the same parameters and buffers."""
-    return copy.deepcopy(model, {id(value): value for value in (*model.parameters(), *model.buffers())})
+    return copy.deepcopy(
+        model, {id(value): value for value in (*model.parameters(), *model.buffers())}
+    )
 
 
 def _empty(layer: nn.Module) -> None:
-    """Takes the values of a layer that computes nothing any more; its parameters keep names and types."""
+    """Takes the values of a layer that computes nothing any more; its parameters keep names and
+    types."""
     for part in layer.modules():
         for name, value in part._parameters.items():
             if value is not None:
@@ -235,9 +274,17 @@ def _empty(layer: nn.Module) -> None:
 
 
 def _works(layer: nn.Module) -> bool:
-    """True if computing what a layer gives costs more than reading it again: no table of embeddings alone."""
-    parts = [part for part in layer.modules() if not isinstance(part, nn.Embedding | nn.EmbeddingBag)]
-    held = (value for part in parts for values in (part._parameters, part._buffers) for value in values.values())
+    """True if computing what a layer gives costs more than reading it again: no table of embeddings
+    alone."""
+    parts = [
+        part for part in layer.modules() if not isinstance(part, nn.Embedding | nn.EmbeddingBag)
+    ]
+    held = (
+        value
+        for part in parts
+        for values in (part._parameters, part._buffers)
+        for value in values.values()
+    )
     return any(value is not None and value.dim() > 1 for value in held)
 
 
@@ -251,7 +298,8 @@ class _Seen:
     stays: bool = False
 
     def outermost(self, count: int) -> Iterator[_Seen]:
-        """The outermost calls that never change and have a row for each of `count` examples, in their order."""
+        """The outermost calls that never change and have a row for each of `count` examples, in
+        their order."""
         values = [leaf for leaf in tree_leaves(self.output) if isinstance(leaf, Tensor)]
         if self.stays and values and all(value.dim() and len(value) == count for value in values):
             yield self
@@ -261,8 +309,10 @@ class _Seen:
 
 
 def _calls_of(model: nn.Module, inputs: Tensor) -> tuple[list[Call], list[Column], set[str]]:
-    """The calls to record; the inputs and the tensors in them; and the names of layers that have other calls too."""
-    calls, columns = list[Call](), [Column(tuple(inputs.shape[1:]), inputs.dtype)]
+    """The calls to record; the inputs and the tensors in them; and the names of layers that have
+    other calls too."""
+    calls = list[Call]()
+    columns = [Column(tuple(inputs.shape[1:]), inputs.dtype)]
     with _seen(model) as every, torch.no_grad():
         model(inputs)
     recorded = list(every[0].outermost(len(inputs)))
@@ -276,17 +326,22 @@ def _calls_of(model: nn.Module, inputs: Tensor) -> tuple[list[Call], list[Column
             else:
                 leaves.append((None, leaf if isinstance(leaf, bool | int | float | str) else None))
         calls.append(Call(seen.name, structure, leaves))
-    return calls, columns, {seen.name for seen in every if all(seen is not each for each in recorded)}
+    return (
+        calls,
+        columns,
+        {seen.name for seen in every if all(seen is not each for each in recorded)},
+    )
 
 
 @contextmanager
 def _seen(model: nn.Module) -> Iterator[list[_Seen]]:
-    """Within it each call of a layer is noted, in the call around it, and behind all before it; first is that around
-    all of them."""
+    """Within it each call of a layer is noted, in the call around it, and behind all before it;
+    first is that around all of them."""
     names = {layer: name for name, layer in model.named_modules()}
     still = {layer for layer in names if unchanged(layer) and not trainable(layer)}
     drawing = {layer for layer in dropout_layers(model) if layer.training}
-    every, reads = [_Seen("")], Reads(trainable(model))
+    every = [_Seen("")]
+    reads = Reads(trainable(model))
     around = every[:]
 
     def begun(layer: nn.Module, _: Any) -> None:
@@ -298,7 +353,8 @@ def _seen(model: nn.Module) -> Iterator[list[_Seen]]:
 
     def ended(layer: nn.Module, _: Any, output: Any) -> None:
         call = around.pop()
-        call.output, call.stays = output, layer in still and not reads.read
+        call.output = output
+        call.stays = layer in still and not reads.read
 
     hooks = [layer.register_forward_pre_hook(begun) for layer in names]
     hooks += [layer.register_forward_hook(ended) for layer in names]

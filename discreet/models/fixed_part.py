@@ -1,8 +1,10 @@
-"""The part of a model that never changes and comes first: its features are computed once, and the rest learns.
+"""The part of a model that never changes and comes first: its features are computed once, and the
+rest learns.
 
-Features are as private as the examples, and stay where these are: in memory, or in a file without a name if they are
-many, which is gone with the process. At a node, where each message has a process of its own, they are files in a
-folder that its SuperNode makes for them, and erases when it ends (`FEATURES`).
+Features are as private as the examples, and stay where these are: in memory, or in a file without a
+name if they are many, which is gone with the process. At a node, where each message has a process
+of its own, they are files in a folder that its SuperNode makes for them, and erases when it ends
+(`FEATURES`).
 """
 
 from __future__ import annotations
@@ -36,8 +38,9 @@ _held: dict[str, Tensor] = {}  # features by what they were computed from, the l
 
 
 def behind_fixed(model: nn.Module, examples: Examples) -> tuple[nn.Module, Examples]:
-    """The part of a model that learns, and the examples as it reads them: both as they are if the model has no frozen
-    part that comes first. The parts share the parameters with the model, which is then in training mode."""
+    """The part of a model that learns, and the examples as it reads them: both as they are if the
+    model has no frozen part that comes first. The parts share the parameters with the model, which
+    is then in training mode."""
     fixed, learned = split_fixed(model, examples.inputs)
     if fixed is None:
         return model, examples
@@ -49,8 +52,9 @@ def behind_fixed(model: nn.Module, examples: Examples) -> tuple[nn.Module, Examp
 
 
 def split_fixed(model: nn.Module, inputs: Tensor) -> tuple[nn.Module | None, nn.Module]:
-    """The part of a model that never changes and comes first (None if there is none, or no way to cut it off was found;
-    the log then says why), and the rest. Of the inputs only shape and type are used."""
+    """The part of a model that never changes and comes first (None if there is none, or no way to
+    cut it off was found; the log then says why), and the rest. Of the inputs only shape and type
+    are used."""
     fixed = any(isinstance(part, Scattering) for part in model.modules())
     if not fixed and all(value.requires_grad for value in model.parameters()):
         return None, model
@@ -65,12 +69,15 @@ def split_fixed(model: nn.Module, inputs: Tensor) -> tuple[nn.Module | None, nn.
 
 @torch.no_grad()
 def features_of(fixed: nn.Module, examples: Examples, *, batch_size: int = 256) -> Examples:
-    """The examples as the learning part of a model reads them, on the CPU. Computed once for the same frozen values and
-    inputs, where the fixed part is. Raises ValueError: an example goes another way through the model than others;
-    OSError: there is no room for a file of features."""
-    inputs, digest = examples.inputs, hashlib.sha256()
+    """The examples as the learning part of a model reads them, on the CPU. Computed once for the
+    same frozen values and inputs, where the fixed part is. Raises ValueError: an example goes
+    another way through the model than others; OSError: there is no room for a file of features."""
+    inputs = examples.inputs
+    digest = hashlib.sha256()
     # A bundle of other code, whose forward may be another one, lies in another file.
-    digest.update(f"{__file__} {fixed} {frozen_digest(fixed)} {inputs.dtype} {tuple(inputs.shape)}".encode())
+    digest.update(
+        f"{__file__} {fixed} {frozen_digest(fixed)} {inputs.dtype} {tuple(inputs.shape)}".encode()
+    )
     digest.update(inputs.cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
     key = digest.hexdigest()
     if (found := _held.pop(key, None)) is None:
@@ -83,17 +90,23 @@ def features_of(fixed: nn.Module, examples: Examples, *, batch_size: int = 256) 
 
 def _computed(fixed: nn.Module, inputs: Tensor, key: str, batch_size: int) -> Tensor:
     folder = os.environ.get(FEATURES)
-    kept = Path(folder, f"{key}.npy") if folder else None
+    if folder:
+        kept = Path(folder, f"{key}.npy")
+    else:
+        kept = None
     if kept is not None and kept.exists():
         return torch.from_numpy(np.load(kept, mmap_mode="r+"))
     unfinished = kept and kept.with_suffix(f".{os.getpid()}")
     device = next(iter((*fixed.parameters(), *fixed.buffers()))).device
     to_train(fixed)
     logger.info("the features of %d examples are computed once", len(inputs))
-    table, done, said = None, 0, time.monotonic()
+    table = None
+    done = 0
+    said = time.monotonic()
     for part in torch.split(inputs, batch_size):
         rows = _rows(fixed, part.to(device)).cpu()
-        table = _table((len(inputs), *rows.shape[1:]), unfinished) if table is None else table
+        if table is None:
+            table = _table((len(inputs), *rows.shape[1:]), unfinished)
         table[done : done + len(rows)] = rows
         done += len(rows)
         if time.monotonic() - said > _EVERY:
@@ -106,7 +119,8 @@ def _computed(fixed: nn.Module, inputs: Tensor, key: str, batch_size: int) -> Te
 
 
 def _rows(fixed: nn.Module, inputs: Tensor) -> Tensor:
-    """Features (n, ...), each of its own example alone. Raises ValueError if the layers mix examples."""
+    """Features (n, ...), each of its own example alone. Raises ValueError if the layers mix
+    examples."""
     modules = list(fixed.modules())
     if isinstance(fixed, FrozenPart):
         return fixed.of(inputs, rows_apart(fixed.recorded, inputs, modules))
@@ -114,13 +128,15 @@ def _rows(fixed: nn.Module, inputs: Tensor) -> Tensor:
 
 
 def _table(shape: tuple[int, ...], path: Path | None) -> Tensor:
-    """Room for features: in a file of a node's folder, or else in memory if they are few, and in a file whose name is
-    gone at once if they are many."""
+    """Room for features: in a file of a node's folder, or else in memory if they are few, and in a
+    file whose name is gone at once if they are many."""
     if path is None and 4 * torch.Size(shape).numel() <= MEMORY:
         return torch.empty(shape)
     with tempfile.TemporaryDirectory(prefix="discreet-") as folder:
         path = path or Path(folder, "features.npy")
         table = np.lib.format.open_memmap(path, mode="w+", dtype=np.float32, shape=shape)
         with path.open("r+b") as file:
-            os.posix_fallocate(file.fileno(), 0, path.stat().st_size)  # an error now, and no crash later
+            os.posix_fallocate(
+                file.fileno(), 0, path.stat().st_size
+            )  # an error now, and no crash later
     return torch.from_numpy(table)

@@ -24,52 +24,76 @@ from discreet.per_example.objective import cross_entropy, objective_of
 from discreet.per_example.trial import two_passes
 from discreet.settings.training import ModelConfig
 
-_TRIAL_SEED, _OTHER_SEED = 7, 24359
+_TRIAL_SEED = 7
+_OTHER_SEED = 24359
 _TRIAL_EXAMPLES = 3
-_OUTPUTS = {CLASSES: "logits", LABELS: "logits", NUMBERS: "numbers", SEQUENCES: "logits (inputs, classes, positions)"}
+_OUTPUTS = {
+    CLASSES: "logits",
+    LABELS: "logits",
+    NUMBERS: "numbers",
+    SEQUENCES: "logits (inputs, classes, positions)",
+}
 
 
 def check_model(model: nn.Module) -> None:
     """Raises ValueError with the reason if `model` cannot be trained with per-example clipping.
 
-    Refused: BatchNorm, which mixes the examples of a batch, so that no gradient of a single example exists, unless its
-    weights are frozen, and its statistics with them; any other buffer that is saved with the model, since it would
-    leave a client outside the clipped update; no trainable parameters; parameters that are NaN or infinite from the
-    start; parameters that are not floats.
+    Refused: BatchNorm, which mixes the examples of a batch, so that no gradient of a single example
+    exists, unless its weights are frozen, and its statistics with them; any other buffer that is
+    saved with the model, since it would leave a client outside the clipped update; no trainable
+    parameters; parameters that are NaN or infinite from the start; parameters that are not floats.
     """
     still = {id(layer) for layer in frozen_norms(model)}
-    how = "mixes the examples of a batch: use GroupNorm, by discreet.to_group_norm(model), or freeze its weights"
+    how = (
+        "mixes the examples of a batch: use GroupNorm, by discreet.to_group_norm(model), or "
+        "freeze its weights"
+    )
     for name, module in model.named_modules():
         if isinstance(module, _BatchNorm) and id(module) not in still:
             raise ValueError(f"{name or 'the model'} is a {type(module).__name__}, which {how}")
-    known = {name for name, _ in model.named_parameters(remove_duplicate=False)} | frozen(model).keys()
+    known = {name for name, _ in model.named_parameters(remove_duplicate=False)} | frozen(
+        model
+    ).keys()
     saved = [name for name in model.state_dict(keep_vars=True) if name not in known]
     if saved:
-        raise ValueError(f"the model saves the buffer {saved[0]}, which would leave a client without being clipped")
+        raise ValueError(
+            f"the model saves the buffer {saved[0]}, which would leave a client without being "
+            f"clipped"
+        )
     if not any(parameter.numel() for parameter in trainable(model)):
         raise ValueError("the model has no trainable parameters")
     for name, parameter in model.named_parameters():
         if not parameter.is_floating_point():
-            raise ValueError(f"the parameter {name} is {parameter.dtype}; only floating-point parameters can be noised")
+            raise ValueError(
+                f"the parameter {name} is {parameter.dtype}; only floating-point parameters can "
+                f"be noised"
+            )
         if not torch.isfinite(parameter).all():
-            raise ValueError(f"the parameter {name} holds NaN or infinity before any training: mend its initial values")
+            raise ValueError(
+                f"the parameter {name} holds NaN or infinity before any training: mend its "
+                f"initial values"
+            )
 
 
 def check_fits(settings: ModelConfig, task: Task) -> int:
-    """The number of parameters that are trained. Raises ValueError, naming the model and the data set, if the model of
-    `settings` cannot learn the task.
+    """The number of parameters that are trained. Raises ValueError, naming the model and the data
+    set, if the model of `settings` cannot learn the task.
 
-    It is tried on three examples of the public test set, or on zeros if there is none. Text models read token ids and
-    the others numbers, which a shape does not tell. Refused too: what `check_model` refuses, outputs of another shape,
-    an example that changes the outputs of another, a forward that changes its own parameters or buffers, and a model
-    that draws random numbers outside dropout layers of torch.nn. So are frozen parameters that are not the same
-    whenever the model is built: they are not sent, and server and clients each build the model.
+    It is tried on three examples of the public test set, or on zeros if there is none. Text models
+    read token ids and the others numbers, which a shape does not tell. Refused too: what
+    `check_model` refuses, outputs of another shape, an example that changes the outputs of another,
+    a forward that changes its own parameters or buffers, and a model that draws random numbers
+    outside dropout layers of torch.nn. So are frozen parameters that are not the same whenever the
+    model is built: they are not sent, and server and clients each build the model.
     """
     name = settings.name
-    reads_text, is_text = name == LSTM, not task.train.inputs.is_floating_point()
+    reads_text = name == LSTM
+    is_text = not task.train.inputs.is_floating_point()
     if name in MODELS and reads_text != is_text:
         words = {True: "text", False: "numbers"}
-        raise ValueError(f"model.name: {name} reads {words[reads_text]}, but {task.name} is {words[is_text]}")
+        raise ValueError(
+            f"model.name: {name} reads {words[reads_text]}, but {task.name} is {words[is_text]}"
+        )
     try:
         model = model_for(settings, task.shape, seed=_TRIAL_SEED)
         check_model(model)
@@ -81,16 +105,25 @@ def check_fits(settings: ModelConfig, task: Task) -> int:
 
 
 def _check_frozen(name: str, model: nn.Module, again: nn.Module) -> None:
-    one, other = frozen(model), frozen(again)
-    how = "other values each time it is built: load them from a file, or draw them from a seeded torch.Generator"
+    one = frozen(model)
+    other = frozen(again)
+    how = (
+        "other values each time it is built: load them from a file, or draw them from a seeded "
+        "torch.Generator"
+    )
     for parameter in sorted(one.keys() | other.keys()):
-        if parameter not in one or parameter not in other or not torch.equal(one[parameter], other[parameter]):
+        if (
+            parameter not in one
+            or parameter not in other
+            or not torch.equal(one[parameter], other[parameter])
+        ):
             raise ValueError(f"model.name: {name} gives the frozen {parameter} {how}")
 
 
 @torch.no_grad()
 def _try_model(name: str, model: nn.Module, task: Task) -> None:
-    inputs, shape = task.test.inputs[:_TRIAL_EXAMPLES], task.shape
+    inputs = task.test.inputs[:_TRIAL_EXAMPLES]
+    shape = task.shape
     if len(inputs) == 0:
         inputs = task.train.inputs.new_zeros(_TRIAL_EXAMPLES, *shape.input_shape)
     to_train(model)
@@ -99,9 +132,12 @@ def _try_model(name: str, model: nn.Module, task: Task) -> None:
     with torch.random.fork_rng(devices=[]):
         try:
             _, logits, moved = two_passes(objective_of(model, cross_entropy), inputs)
-            again, alone = model(inputs), [model(one) for one in torch.split(inputs, 1)]
+            again = model(inputs)
+            alone = [model(one) for one in torch.split(inputs, 1)]
         except MISTAKES as error:
-            raise ValueError(f"model.name: {name} can't read inputs of shape {shape.input_shape}: {error}") from error
+            raise ValueError(
+                f"model.name: {name} can't read inputs of shape {shape.input_shape}: {error}"
+            ) from error
     if moved:
         raise ValueError(f"model.name: {name}: {writes(moved)}")
     wanted = (len(inputs), *shape.output_shape)
@@ -110,11 +146,17 @@ def _try_model(name: str, model: nn.Module, task: Task) -> None:
         what = f"{_OUTPUTS[shape.target.kind]} of shape {wanted}"
         raise ValueError(f"model.name: {name} gives {given} for {len(inputs)} inputs, not {what}")
     if not torch.equal(logits, again):
-        raise ValueError(f"model.name: {name} draws random numbers by itself: only layers such as nn.Dropout may")
+        raise ValueError(
+            f"model.name: {name} draws random numbers by itself: only layers such as nn.Dropout may"
+        )
     if not torch.allclose(logits, torch.cat(alone), rtol=1e-3, atol=1e-4):
-        raise ValueError(f"model.name: {name} mixes the examples of a batch: none has a gradient of its own")
+        raise ValueError(
+            f"model.name: {name} mixes the examples of a batch: none has a gradient of its own"
+        )
     try:
         with torch.enable_grad():
             torch.autograd.grad(model(inputs).sum(), trainable(model), allow_unused=True)
     except MISTAKES as error:
-        raise ValueError(f"model.name: {name} has no gradient by its parameters: {error}") from error
+        raise ValueError(
+            f"model.name: {name} has no gradient by its parameters: {error}"
+        ) from error

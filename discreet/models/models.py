@@ -1,4 +1,5 @@
-"""Models by name, ours or one's own, their parameters as one vector, and the masks of their dropout.
+"""Models by name, ours or one's own, their parameters as one vector, and the masks of their
+dropout.
 
 None mixes the examples of a batch: every example has a gradient of its own.
 """
@@ -43,49 +44,70 @@ def _perceptron(*hidden: int) -> Builder:
 
 
 def _cnn(input_shape: tuple[int, ...], num_classes: int) -> nn.Module:
-    """Convolutions with tanh, whose bounded activations suit clipped gradients (Papernot et al. 2021). Those of 28x28
-    and of 32x32 pixels are the MNIST and CIFAR-10 networks of that paper and of Tramer and Boneh 2021: 26 010 and
-    550 570 parameters."""
+    """Convolutions with tanh, whose bounded activations suit clipped gradients (Papernot et al.
+    2021). Those of 28x28 and of 32x32 pixels are the MNIST and CIFAR-10 networks of that paper and
+    of Tramer and Boneh 2021: 26 010 and 550 570 parameters."""
 
     def same(before: int, after: int) -> list[nn.Module]:
         return [nn.Conv2d(before, after, 3, padding=1), nn.Tanh()]
 
-    channels, size = input_shape[0], input_shape[1:]
+    channels = input_shape[0]
+    size = input_shape[1:]
     layers: list[nn.Module] = []
     if size == (8, 8):
         for before, after in ((channels, 16), (16, 32)):
             layers += [*same(before, after), nn.MaxPool2d(2)]
-        flat, wide = 128, 32
+        flat = 128
+        wide = 32
     elif size == (28, 28):
-        layers += [nn.Conv2d(channels, 16, 8, stride=2, padding=2), nn.Tanh(), nn.MaxPool2d(2, stride=1)]
+        layers += [
+            nn.Conv2d(channels, 16, 8, stride=2, padding=2),
+            nn.Tanh(),
+            nn.MaxPool2d(2, stride=1),
+        ]
         layers += [nn.Conv2d(16, 32, 4, stride=2), nn.Tanh(), nn.MaxPool2d(2, stride=1)]
-        flat, wide = 512, 32
+        flat = 512
+        wide = 32
     elif size == (32, 32):
         for before, after in ((channels, 32), (32, 64), (64, 128)):
             layers += [*same(before, after), *same(after, after), nn.MaxPool2d(2)]
-        flat, wide = 2048, 128
+        flat = 2048
+        wide = 128
     else:
         known = "8x8, 28x28, 32x32"
-        raise ValueError(f"model.name: cnn reads images (channels, height, width) of {known}, not {input_shape}")
-    return nn.Sequential(*layers, nn.Flatten(), nn.Linear(flat, wide), nn.Tanh(), nn.Linear(wide, num_classes))
+        raise ValueError(
+            f"model.name: cnn reads images (channels, height, width) of {known}, not {input_shape}"
+        )
+    return nn.Sequential(
+        *layers, nn.Flatten(), nn.Linear(flat, wide), nn.Tanh(), nn.Linear(wide, num_classes)
+    )
 
 
 def _lstm(
-    input_shape: tuple[int, ...], num_classes: int, *, num_tokens: int = 0, at_each_step: bool = False
+    input_shape: tuple[int, ...],
+    num_classes: int,
+    *,
+    num_tokens: int = 0,
+    at_each_step: bool = False,
 ) -> nn.Module:
-    """Logits (n, num_classes) from token ids (n, steps), int64, with at least one step; or, `at_each_step`, logits
-    (n, num_classes, steps), as losses of torch.nn take sequences.
+    """Logits (n, num_classes) from token ids (n, steps), int64, with at least one step; or,
+    `at_each_step`, logits (n, num_classes, steps), as losses of torch.nn take sequences.
 
-    An embedding, LSTM layers, and a linear output from the last step, or from each, after McMahan et al. 2017, section
-    3 (widths 8, 256 and 256), with narrower layers. ids outside [0, num_tokens) raise IndexError.
+    An embedding, LSTM layers, and a linear output from the last step, or from each, after McMahan
+    et al. 2017, section 3 (widths 8, 256 and 256), with narrower layers. ids outside [0,
+    num_tokens) raise IndexError.
     """
     if len(input_shape) != 1 or input_shape[0] < 1:
         raise ValueError(f"model.name: lstm reads token ids of shape (steps,), not {input_shape}")
     widths = (8, 128, 128)
     layers = nn.Sequential(*(LSTMLayer(before, after) for before, after in pairwise(widths)))
-    embedding, output = nn.Embedding(num_tokens or num_classes, widths[0]), nn.Linear(widths[-1], num_classes)
+    embedding = nn.Embedding(num_tokens or num_classes, widths[0])
+    output = nn.Linear(widths[-1], num_classes)
     parts = OrderedDict[str, nn.Module](embedding=embedding, recurrent=layers)
-    parts |= {"output": output, "turned": ClassesSecond()} if at_each_step else {"last": LastStep(), "output": output}
+    if at_each_step:
+        parts |= {"output": output, "turned": ClassesSecond()}
+    else:
+        parts |= {"last": LastStep(), "output": output}
     return nn.Sequential(parts)
 
 
@@ -111,37 +133,51 @@ LSTM = "lstm"  # the one that reads tokens
 
 # Everything that a mistake in a model of one's own raises.
 MISTAKES = (
-    *(ArithmeticError, AssertionError, AttributeError, ImportError, LookupError, NameError),
-    *(RuntimeError, SyntaxError, TypeError, ValueError),
+    ArithmeticError,
+    AssertionError,
+    AttributeError,
+    ImportError,
+    LookupError,
+    NameError,
+    RuntimeError,
+    SyntaxError,
+    TypeError,
+    ValueError,
 )
 
 OWN = ":"  # in the name of a model of one's own, `package.module:function`
 
 
-def build_model(name: str, input_shape: tuple[int, ...], num_classes: int, *, seed: int) -> nn.Module:
+def build_model(
+    name: str, input_shape: tuple[int, ...], num_classes: int, *, seed: int
+) -> nn.Module:
     """`model_for` classes, and `lstm` with as many tokens."""
     return model_for(ModelConfig(name), TaskShape(tuple(input_shape), num_classes), seed=seed)
 
 
 def model_for(settings: ModelConfig, shape: TaskShape, *, seed: int) -> nn.Module:
-    """The model of `settings` for inputs (n, *input_shape), giving (n, num_outputs), on the CPU: logits of classes or
-    labels, or numbers; for sequences it gives (n, num_classes, length).
+    """The model of `settings` for inputs (n, *input_shape), giving (n, num_outputs), on the CPU:
+    logits of classes or labels, or numbers; for sequences it gives (n, num_classes, length).
 
-    Its name is one of `MODELS`, or `package.module:function` with a function like theirs: from an input shape and a
-    number of outputs to a module; or `hf:FOLDER`, a pretrained transformer. The same `seed` gives the same initial
-    parameters; the global random generator is left as it was. Raises ValueError for an unknown name, or if the model
-    cannot take the input shape, naming both.
+    Its name is one of `MODELS`, or `package.module:function` with a function like theirs: from an
+    input shape and a number of outputs to a module; or `hf:FOLDER`, a pretrained transformer. The
+    same `seed` gives the same initial parameters; the global random generator is left as it was.
+    Raises ValueError for an unknown name, or if the model cannot take the input shape, naming both.
     """
-    name, arguments = settings.name, (shape.input_shape, shape.num_outputs)
+    name = settings.name
+    arguments = (shape.input_shape, shape.num_outputs)
     build: Callable[[], nn.Module]
     if name.startswith(HF):
         build = partial(transformer, settings, shape)
     elif name == LSTM:
-        build = partial(_lstm, *arguments, num_tokens=shape.num_tokens, at_each_step=shape.target.length > 0)
+        build = partial(
+            _lstm, *arguments, num_tokens=shape.num_tokens, at_each_step=shape.target.length > 0
+        )
     else:
         build = partial(MODELS.get(name) or own_builder(name), *arguments)
     with torch.random.fork_rng(devices=[]):
-        # Only the CPU's generator, which fork_rng restores: torch.manual_seed would change the GPU's too.
+        # Only the CPU's generator, which fork_rng restores: torch.manual_seed would change the
+        # GPU's too.
         torch.default_generator.manual_seed(seed)
         try:
             model = build()
@@ -161,26 +197,36 @@ def _freeze(model: nn.Module, patterns: Sequence[str]) -> None:
     for pattern in patterns:
         matched = fnmatch.filter(named, pattern)
         if not matched:
-            raise ValueError(f"model.freeze: {pattern} matches no parameter; there are {', '.join(named)}")
+            raise ValueError(
+                f"model.freeze: {pattern} matches no parameter; there are {', '.join(named)}"
+            )
         for name in matched:
             named[name].requires_grad_(False)
     if patterns and not trainable(model):
-        raise ValueError(f"model.freeze: {', '.join(patterns)} leaves no parameter to train, of {', '.join(named)}")
+        raise ValueError(
+            f"model.freeze: {', '.join(patterns)} leaves no parameter to train, of "
+            f"{', '.join(named)}"
+        )
 
 
 def own_builder(name: str, *, setting: str = "model.name") -> Builder:
-    """The function that `package.module:function` names. Raises ValueError, in one line that names the setting, if
-    there is none."""
+    """The function that `package.module:function` names. Raises ValueError, in one line that names
+    the setting, if there is none."""
     module, mark, function = name.partition(OWN)
     if "/" in module or module.endswith(".py"):
         known = module.removesuffix(".py").strip("./").replace("/", ".")
-        raise ValueError(f"{setting} must name a module as Python imports it, such as {known}:{function} (got {name})")
+        raise ValueError(
+            f"{setting} must name a module as Python imports it, such as {known}:{function} (got "
+            f"{name})"
+        )
     if not mark and setting != "model.name":
         raise ValueError(f"{setting} must be package.module:Class (got {name})")
     if not mark:
         known = f"{', '.join(MODELS)}, package.module:function, or {HF}FOLDER"
         raise ValueError(f"{setting}: no model {name!r}; known are {known}")
-    here = str(Path.cwd())  # not on the path of every process that builds a model: Flower starts its own commands
+    here = str(
+        Path.cwd()
+    )  # not on the path of every process that builds a model: Flower starts its own commands
     if here not in sys.path:
         sys.path.append(here)
     try:
@@ -195,36 +241,57 @@ def own_builder(name: str, *, setting: str = "model.name") -> Builder:
 
 
 def trainable(model: nn.Module) -> list[nn.Parameter]:
-    """The parameters that are trained, clipped, noised and sent: those with a gradient, tied ones once, in the order of
-    model.parameters(). Frozen ones (requires_grad is False) stay as the model was built."""
+    """The parameters that are trained, clipped, noised and sent: those with a gradient, tied ones
+    once, in the order of model.parameters(). Frozen ones (requires_grad is False) stay as the model
+    was built."""
     return [value for value in parameters_of(*modules_of(model)) if value.requires_grad]
 
 
 def frozen(model: nn.Module) -> dict[str, Tensor]:
-    """The values that stay as the model was built, by name: the other parameters, and statistics of frozen layers."""
-    values = {name: value.detach() for name, value in model.named_parameters() if not value.requires_grad}
+    """The values that stay as the model was built, by name: the other parameters, and statistics of
+    frozen layers."""
+    values = {
+        name: value.detach() for name, value in model.named_parameters() if not value.requires_grad
+    }
     kept = {id(value) for layer in frozen_norms(model) for value in layer.buffers()}
-    return values | {name: value for name, value in model.named_buffers(remove_duplicate=False) if id(value) in kept}
+    return values | {
+        name: value
+        for name, value in model.named_buffers(remove_duplicate=False)
+        if id(value) in kept
+    }
 
 
 def frozen_digest(model: nn.Module) -> str:
-    """SHA-256 of a model's frozen values with their names, types and shapes; an empty text if nothing is frozen."""
-    values, digest = frozen(model), hashlib.sha256()
+    """SHA-256 of a model's frozen values with their names, types and shapes; an empty text if
+    nothing is frozen."""
+    values = frozen(model)
+    digest = hashlib.sha256()
     for name, value in sorted(values.items()):
         digest.update(f"{name} {value.dtype} {tuple(value.shape)}\n".encode())
         digest.update(value.cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
-    return digest.hexdigest() if values else ""
+    if values:
+        return digest.hexdigest()
+    return ""
 
 
 def frozen_norms(model: nn.Module) -> list[nn.Module]:
-    """Layers such as BatchNorm with statistics, whose weights are frozen: they normalise by these statistics."""
-    norms = [layer for layer in model.modules() if isinstance(layer, _NormBase) and layer.running_mean is not None]
-    return [layer for layer in norms if layer.affine and not any(value.requires_grad for value in layer.parameters())]
+    """Layers such as BatchNorm with statistics, whose weights are frozen: they normalise by these
+    statistics."""
+    norms = [
+        layer
+        for layer in model.modules()
+        if isinstance(layer, _NormBase) and layer.running_mean is not None
+    ]
+    return [
+        layer
+        for layer in norms
+        if layer.affine and not any(value.requires_grad for value in layer.parameters())
+    ]
 
 
 def to_train(model: nn.Module) -> None:
-    """Training mode, in place. Layers whose parameters are all frozen stay in evaluation mode: they keep their
-    statistics, and dropout in them is off."""
+    """Training mode, in place. Layers whose parameters are all frozen stay in evaluation mode: they
+    keep their statistics, and dropout in them is off."""
     model.train()
     for layer in model.modules():
         values = list(layer.parameters())
@@ -242,13 +309,15 @@ def flatten_parameters(model: nn.Module) -> Tensor:
     torch.Size([3])
     """
     parts = [parameter.detach().reshape(-1).to(torch.float32) for parameter in trainable(model)]
-    return torch.cat(parts) if parts else torch.empty(0)
+    if parts:
+        return torch.cat(parts)
+    return torch.empty(0)
 
 
 @torch.no_grad()
 def outputs_of(model: nn.Module, inputs: Tensor, *, batch_size: int = 1024) -> Tensor:
-    """The model's outputs, (n, k), on the CPU, in evaluation mode: dropout is off. They are computed where the model's
-    parameters are; the training mode is left as it was."""
+    """The model's outputs, (n, k), on the CPU, in evaluation mode: dropout is off. They are
+    computed where the model's parameters are; the training mode is left as it was."""
     device = next((parameter.device for parameter in model.parameters()), torch.device("cpu"))
     was_training = model.training
     model.eval()
@@ -260,11 +329,13 @@ def outputs_of(model: nn.Module, inputs: Tensor, *, batch_size: int = 1024) -> T
 
 @torch.no_grad()
 def load_parameters(model: nn.Module, vector: Tensor) -> None:
-    """Write `vector`, (num_params,) as from `flatten_parameters`, into the trainable parameters, in place.
+    """Write `vector`, (num_params,) as from `flatten_parameters`, into the trainable parameters, in
+    place.
 
-    Values are converted to each parameter's type and device; NaN and infinities are written as they are.
-    Raises ValueError unless the length is exactly the number of trainable parameters; the model is then unchanged.
-    """
+    Values are converted to each parameter's type and device; NaN and infinities are written as they
+    are.
+    Raises ValueError unless the length is exactly the number of trainable parameters; the model is
+    then unchanged."""
     for parameter, part in zip(trainable(model), parts_of(model, vector), strict=True):
         parameter.copy_(part)
 
@@ -274,20 +345,30 @@ def parts_of(model: nn.Module, vector: Tensor) -> list[Tensor]:
     parameters = trainable(model)
     sizes = [parameter.numel() for parameter in parameters]
     if vector.shape != (sum(sizes),):
-        raise ValueError(f"a vector of {tuple(vector.shape)} does not fit the {sum(sizes)} trainable parameters")
-    return [part.view_as(parameter) for part, parameter in zip(torch.split(vector, sizes), parameters, strict=True)]
+        raise ValueError(
+            f"a vector of {tuple(vector.shape)} does not fit the {sum(sizes)} trainable parameters"
+        )
+    return [
+        part.view_as(parameter)
+        for part, parameter in zip(torch.split(vector, sizes), parameters, strict=True)
+    ]
 
 
 # The one kind of layer that may draw random numbers as a model trains.
 _DROPOUTS = {
-    *(nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout, nn.FeatureAlphaDropout),
+    nn.Dropout,
+    nn.Dropout1d,
+    nn.Dropout2d,
+    nn.Dropout3d,
+    nn.AlphaDropout,
+    nn.FeatureAlphaDropout,
     nn.MultiheadAttention,  # which drops by itself
 }
 
 
 def dropout_layers(model: nn.Module) -> list[nn.Module]:
-    """The layers of torch.nn that draw masks as `model` trains. A class derived from one may draw in another way, and
-    is none of them.
+    """The layers of torch.nn that draw masks as `model` trains. A class derived from one may draw
+    in another way, and is none of them.
 
     >>> dropout_layers(nn.Sequential(nn.Linear(4, 3), nn.Dropout(0.2), nn.Dropout(0.0)))
     [Dropout(p=0.2, inplace=False)]
@@ -297,20 +378,24 @@ def dropout_layers(model: nn.Module) -> list[nn.Module]:
 
 
 def masks_from(source: RandomSource, model: nn.Module) -> AbstractContextManager[None]:
-    """`torch_draws_from` for a model with dropout. For another one, PyTorch's generator is not touched."""
-    return torch_draws_from(source, model) if dropout_layers(model) else nullcontext()
+    """`torch_draws_from` for a model with dropout. For another one, PyTorch's generator is not
+    touched."""
+    if dropout_layers(model):
+        return torch_draws_from(source, model)
+    return nullcontext()
 
 
 @contextmanager
 def torch_draws_from(source: RandomSource, model: nn.Module) -> Iterator[None]:
-    """Within it, PyTorch's generators draw as `source` says: the same masks again for a seeded source, others each time
-    for a secure one. Afterwards those of the CPU and of the model's device are as they were.
+    """Within it, PyTorch's generators draw as `source` says: the same masks again for a seeded
+    source, others each time for a secure one. Afterwards those of the CPU and of the model's device
+    are as they were.
 
-    Masks are not noise that protects, and need not be secret for that. They are drawn independently of all data, each
-    example's apart from the others', and what one example adds to a clipped sum is at most the clip norm for each fixed
-    choice of everybody's masks. But their seed must be secret, and of a secure source it never leaves this function:
-    who knew it could compute which masks go to which place in a batch, and places shift if an example is missing.
-    """
+    Masks are not noise that protects, and need not be secret for that. They are drawn independently
+    of all data, each example's apart from the others', and what one example adds to a clipped sum
+    is at most the clip norm for each fixed choice of everybody's masks. But their seed must be
+    secret, and of a secure source it never leaves this function: who knew it could compute which
+    masks go to which place in a batch, and places shift if an example is missing."""
     seed = int(source.child("dropout").words(1)[0])
     devices = [value.device.index for value in [next(model.parameters())] if value.is_cuda]
     with torch.random.fork_rng(devices=devices):

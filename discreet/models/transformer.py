@@ -1,8 +1,9 @@
-"""Pretrained transformers from a local folder in Hugging Face's layout, to classify texts or to go on with them.
+"""Pretrained transformers from a local folder in Hugging Face's layout, to classify texts or to go
+on with them.
 
-The weights are safetensors; no code of the folder runs, and nothing is fetched. Dropout is off: a frozen part then
-gives the same features each time. What the folder does not hold (a new head, low-rank matrices) starts from public
-random numbers, the same wherever the model is built.
+The weights are safetensors; no code of the folder runs, and nothing is fetched. Dropout is off: a
+frozen part then gives the same features each time. What the folder does not hold (a new head,
+low-rank matrices) starts from public random numbers, the same wherever the model is built.
 """
 
 from __future__ import annotations
@@ -22,67 +23,97 @@ from discreet.data.text import LOCAL, pretrained_folder, tokenizer_in, transform
 from discreet.settings.training import LoraConfig, ModelConfig
 
 ADAPTER = "adapter"  # in a run folder: what peft loads
-_PUBLIC_SEED, _SMALLEST = 60937, 1e-12
+_PUBLIC_SEED = 60937
+_SMALLEST = 1e-12
 
 
 class Reader(nn.Module):
-    """Logits of a transformer with a head from token ids (n, length): (n, classes), or (n, tokens, length) of a
-    language model."""
+    """Logits of a transformer with a head from token ids (n, length): (n, classes), or (n, tokens,
+    length) of a language model."""
 
     def __init__(self, body: nn.Module, pad: int, *, at_each_step: bool) -> None:
         super().__init__()
-        self.body, self.pad, self.at_each_step = body, pad, at_each_step
+        self.body = body
+        self.pad = pad
+        self.at_each_step = at_each_step
 
     def forward(self, tokens: Tensor) -> Tensor:
-        logits: Tensor = self.body(input_ids=tokens, attention_mask=mask_of(tokens, self.pad)).logits
-        return logits.transpose(1, 2) if self.at_each_step else logits
+        logits: Tensor = self.body(
+            input_ids=tokens, attention_mask=mask_of(tokens, self.pad)
+        ).logits
+        if self.at_each_step:
+            return logits.transpose(1, 2)
+        return logits
 
 
 class Pooled(nn.Module):
-    """A vector for each text, (n, hidden), from token ids (n, length): the mean over what is no padding, or that of the
-    first token; of length 1 if `normalised`. So sentence-transformers reads its folders (Reimers and Gurevych 2019)."""
+    """A vector for each text, (n, hidden), from token ids (n, length): the mean over what is no
+    padding, or that of the first token; of length 1 if `normalised`. So sentence-transformers reads
+    its folders (Reimers and Gurevych 2019)."""
 
     def __init__(self, body: nn.Module, pad: int, *, first: bool, normalised: bool) -> None:
         super().__init__()
-        self.body, self.pad, self.first, self.normalised = body, pad, first, normalised
+        self.body = body
+        self.pad = pad
+        self.first = first
+        self.normalised = normalised
 
     def forward(self, tokens: Tensor) -> Tensor:
         mask = mask_of(tokens, self.pad)
         hidden: Tensor = self.body(input_ids=tokens, attention_mask=mask).last_hidden_state
         weights = mask.unsqueeze(2).to(hidden.dtype)
-        found = hidden[:, 0] if self.first else (hidden * weights).sum(1) / weights.sum(1)
-        return found / found.norm(dim=1, keepdim=True).clamp_min(_SMALLEST) if self.normalised else found
+        if self.first:
+            found = hidden[:, 0]
+        else:
+            found = (hidden * weights).sum(1) / weights.sum(1)
+        return (
+            found / found.norm(dim=1, keepdim=True).clamp_min(_SMALLEST)
+            if self.normalised
+            else found
+        )
 
 
 def mask_of(tokens: Tensor, pad: int) -> Tensor:
-    """1 for a token and 0 for padding, int64. The first one always counts: a softmax over nothing has no value."""
+    """1 for a token and 0 for padding, int64. The first one always counts: a softmax over nothing
+    has no value."""
     first = torch.arange(tokens.shape[1], device=tokens.device) == 0
     return ((tokens != pad) | first).long()
 
 
 def transformer(settings: ModelConfig, shape: TaskShape) -> nn.Module:
-    """The model in the folder of its name, `hf:FOLDER`, for token ids (n, length): with a new head for classes, or as
-    the language model that it is for sequences. A folder of sentence-transformers gets a linear head on its own
-    pooling; another one the head that transformers gives its architecture.
+    """The model in the folder of its name, `hf:FOLDER`, for token ids (n, length): with a new head
+    for classes, or as the language model that it is for sequences. A folder of
+    sentence-transformers gets a linear head on its own pooling; another one the head that
+    transformers gives its architecture.
 
-    With `model.lora` the folder's weights are frozen, and the head and the low-rank matrices learn. Raises ValueError:
-    the folder has no such model, the task is of another kind, or the low-rank matrices fit none of its layers.
+    With `model.lora` the folder's weights are frozen, and the head and the low-rank matrices learn.
+    Raises ValueError: the folder has no such model, the task is of another kind, or the low-rank
+    matrices fit none of its layers.
     """
-    name, lora = settings.name, settings.lora
+    name = settings.name
+    lora = settings.lora
     if not shape.num_tokens or shape.target.kind not in (CLASSES, SEQUENCES):
-        raise ValueError(f"model.name: {name} reads text, and predicts one class of it or each next token")
+        raise ValueError(
+            f"model.name: {name} reads text, and predicts one class of it or each next token"
+        )
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(_PUBLIC_SEED)
         return _built(pretrained_folder(name), shape, lora)
 
 
 def _built(folder: Path, shape: TaskShape, lora: LoraConfig) -> nn.Module:
-    library, pad = transformers_library(why="a pretrained transformer"), tokenizer_in(folder).pad_token_id
+    library = transformers_library(why="a pretrained transformer")
+    pad = tokenizer_in(folder).pad_token_id
     at_each_step = shape.target.kind == SEQUENCES
-    pooling = None if at_each_step else _pooling_of(folder)
+    if at_each_step:
+        pooling = None
+    else:
+        pooling = _pooling_of(folder)
     if pooling is not None:
         body = _loaded(library.AutoModel, folder, library)
-        body.pooler = None  # of BERT: it stands behind what is pooled, and would get noise for nothing
+        body.pooler = (
+            None  # of BERT: it stands behind what is pooled, and would get noise for nothing
+        )
         head = nn.Linear(body.config.hidden_size, shape.num_outputs)
         parts = OrderedDict[str, nn.Module](features=Pooled(body, pad, **pooling), head=head)
         return with_lora(nn.Sequential(parts), lora, kind=body.config.model_type, saved=["head"])
@@ -92,8 +123,14 @@ def _built(folder: Path, shape: TaskShape, lora: LoraConfig) -> nn.Module:
     sizes = {"num_labels": shape.num_outputs, "pad_token_id": pad}
     body = _loaded(library.AutoModelForSequenceClassification, folder, library, **sizes)
     # All around the pretrained model itself is new: a head, and what may stand before it.
-    saved = [name for name, part in body.named_children() if name != body.base_model_prefix and [*part.parameters()]]
-    return Reader(with_lora(body, lora, kind=body.config.model_type, saved=saved), pad, at_each_step=False)
+    saved = [
+        name
+        for name, part in body.named_children()
+        if name != body.base_model_prefix and [*part.parameters()]
+    ]
+    return Reader(
+        with_lora(body, lora, kind=body.config.model_type, saved=saved), pad, at_each_step=False
+    )
 
 
 def _loaded(kind: Any, folder: Path, library: Any, **settings: Any) -> Any:
@@ -103,7 +140,9 @@ def _loaded(kind: Any, folder: Path, library: Any, **settings: Any) -> Any:
         if isinstance(value, float) and "drop" in key:
             setattr(config, key, 0.0)
     try:
-        return kind.from_pretrained(folder, config=config, dtype=torch.float32, use_safetensors=True, **LOCAL)
+        return kind.from_pretrained(
+            folder, config=config, dtype=torch.float32, use_safetensors=True, **LOCAL
+        )
     except OSError as error:
         raise ValueError(f"{folder} holds no safetensors of such a model: {error}") from error
 
@@ -117,14 +156,18 @@ def _pooling_of(folder: Path) -> dict[str, bool] | None:
     pooling = json.loads((folder / parts["Pooling"] / "config.json").read_text())
     kinds = [kind for kind in ("mean_tokens", "cls_token") if pooling.get(f"pooling_mode_{kind}")]
     if len(kinds) != 1 or not parts.keys() <= {"Transformer", "Pooling", "Normalize"}:
-        raise ValueError(f"{folder}: of sentence-transformers' parts mean or cls pooling is known, and Normalize")
+        raise ValueError(
+            f"{folder}: of sentence-transformers' parts mean or cls pooling is known, and Normalize"
+        )
     return {"first": kinds == ["cls_token"], "normalised": "Normalize" in parts}
 
 
-def with_lora(model: nn.Module, lora: LoraConfig, *, kind: str, saved: list[str] | None = None) -> nn.Module:
-    """The model with low-rank matrices B A beside its linear layers (Hu et al. 2021), by peft; as it is if `lora.kind`
-    is none. B starts at zero. Of kind ffa A is frozen, so that a mean of updates B is the update of the product (Sun et
-    al. 2024, arXiv 2403.12313).
+def with_lora(
+    model: nn.Module, lora: LoraConfig, *, kind: str, saved: list[str] | None = None
+) -> nn.Module:
+    """The model with low-rank matrices B A beside its linear layers (Hu et al. 2021), by peft; as
+    it is if `lora.kind` is none. B starts at zero. Of kind ffa A is frozen, so that a mean of
+    updates B is the update of the product (Sun et al. 2024, arXiv 2403.12313).
 
     Args:
       kind: the architecture, for peft's choice of layers if there are no `lora.targets`.
@@ -137,14 +180,22 @@ def with_lora(model: nn.Module, lora: LoraConfig, *, kind: str, saved: list[str]
 
     layers: str | list[str] = lora.targets or list(USUAL.get(kind, ())) or "all-linear"
     settings = peft.LoraConfig(
-        r=lora.rank, lora_alpha=lora.alpha, target_modules=layers, modules_to_save=saved, exclude_modules=saved
+        r=lora.rank,
+        lora_alpha=lora.alpha,
+        target_modules=layers,
+        modules_to_save=saved,
+        exclude_modules=saved,
     )
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of peft, for what transformers 6 will rename, and for GPT-2's layers
+            warnings.simplefilter(
+                "ignore"
+            )  # of peft, for what transformers 6 will rename, and for GPT-2's layers
             adapted: nn.Module = peft.get_peft_model(model, settings)
     except ValueError as error:
-        raise ValueError(f"model.lora.targets: {layers} fits no layer of this {kind}: {error}") from error
+        raise ValueError(
+            f"model.lora.targets: {layers} fits no layer of this {kind}: {error}"
+        ) from error
     for name, value in adapted.named_parameters():
         if lora.kind == "ffa" and ".lora_A." in name:
             value.requires_grad_(False)

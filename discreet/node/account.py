@@ -1,4 +1,5 @@
-"""The accounts of clients: their spending over all rounds of all runs, and the budgets that end it."""
+"""The accounts of clients: their spending over all rounds of all runs, and the budgets that end
+it."""
 
 from __future__ import annotations
 
@@ -21,19 +22,23 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("discreet.client")
 
-REMEMBERED = 100_000  # how many clients' ledgers are kept in memory; beyond it they are read from disk again
+REMEMBERED = (
+    100_000  # how many clients' ledgers are kept in memory; beyond it they are read from disk again
+)
 
 
 class Refused(RuntimeError):
-    """The client does not do this work: its budget or its owner's policy forbids it. The message says why."""
+    """The client does not do this work: its budget or its owner's policy forbids it. The message
+    says why."""
 
 
 @dataclass(frozen=True)
 class Budget:
-    """The largest epsilon that may be spent, at the delta of whoever set it; delta 0 is pure epsilon.
+    """The largest epsilon that may be spent, at the delta of whoever set it; delta 0 is pure
+    epsilon.
 
-    `guarantee`: the one whose releases are held to it; None, as of an owner: those of all guarantees, as one account.
-    """
+    `guarantee`: the one whose releases are held to it; None, as of an owner: those of all
+    guarantees, as one account."""
 
     epsilon: float
     delta: float
@@ -42,10 +47,12 @@ class Budget:
 
 @dataclass
 class Accounts:
-    """Charges the guarantees that clients account themselves, each client by its own name, and stops at a budget.
+    """Charges the guarantees that clients account themselves, each client by its own name, and
+    stops at a budget.
 
     Attributes:
-      ledger: a node's own, whose only data owner is ""; in a simulation one file holds all virtual clients.
+      ledger: a node's own, whose only data owner is ""; in a simulation one file holds all virtual
+        clients.
       delta, accountant: how the epsilon that is reported is computed: those of the run.
     """
 
@@ -56,7 +63,8 @@ class Accounts:
     _read_at: LedgerPosition | None = None
 
     def spent(self, guarantee: str, data_owner: str) -> PrivacyLedger:
-        """The releases on disk for a guarantee on the data of one client. Read once, and then followed."""
+        """The releases on disk for a guarantee on the data of one client. Read once, and then
+        followed."""
         if self._read_at is None:
             self._read_at = self.ledger.position()
         if (guarantee, data_owner) not in self._spent:
@@ -67,8 +75,11 @@ class Accounts:
         """The epsilon that is reported, 0 before the first charge."""
         return epsilon_of(spent, self.delta, self.accountant)
 
-    def after(self, charges: Sequence[Charge], budgets: Iterable[Budget]) -> dict[str, PrivacyLedger]:
-        """The spending of each guarantee with charges of one round and data owner that are not written yet.
+    def after(
+        self, charges: Sequence[Charge], budgets: Iterable[Budget]
+    ) -> dict[str, PrivacyLedger]:
+        """The spending of each guarantee with charges of one round and data owner that are not
+        written yet.
 
         Raises:
           Refused: it would pass a budget.
@@ -79,20 +90,32 @@ class Accounts:
         for budget in budgets:
             if budget.guarantee is None:
                 name = "budget of max-epsilon, for all guarantees together,"
-                held = _together(*(after.get(each) or self.spent(each, charges[0].data_owner) for each in GUARANTEES))
+                held = _together(
+                    *(
+                        after.get(each) or self.spent(each, charges[0].data_owner)
+                        for each in GUARANTEES
+                    )
+                )
             else:
-                name, held = f"{budget.guarantee}-level budget", after[budget.guarantee]
+                name = f"{budget.guarantee}-level budget"
+                held = after[budget.guarantee]
             if passes(held, budget.epsilon, delta=budget.delta, accountant=self.accountant):
-                said = f"{epsilon_of(held, budget.delta, self.accountant):.4g} of {budget.epsilon:g}"
-                said = f"epsilon {said} at delta {budget.delta:g}" if budget.delta else f"a pure epsilon of {said}"
+                said = (
+                    f"{epsilon_of(held, budget.delta, self.accountant):.4g} of {budget.epsilon:g}"
+                )
+                if budget.delta:
+                    said = f"epsilon {said} at delta {budget.delta:g}"
+                else:
+                    said = f"a pure epsilon of {said}"
                 raise Refused(f"the {name} is spent: this round would reach {said}")
         return after
 
     def write(self, charges: Sequence[Charge]) -> bool:
-        """Writes charges that were looked at by `after`: all of them are on disk when this returns True.
+        """Writes charges that were looked at by `after`: all of them are on disk when this returns
+        True.
 
-        A node may serve two runs at once: if the other one has charged one of these clients since its account was
-        read, nothing is written, and the budgets have to be looked at again.
+        A node may serve two runs at once: if the other one has charged one of these clients since
+        its account was read, nothing is written, and the budgets have to be looked at again.
         """
         if not charges:
             return True
@@ -110,29 +133,42 @@ class Accounts:
         return True
 
 
-def accounts_of(run: ClientSettings, virtual: VirtualClient | None, node_config: Mapping[str, object]) -> Accounts:
-    """The accounts of a virtual client, in the run folder, or of a node, in the ledger that its owner names.
+def accounts_of(
+    run: ClientSettings, virtual: VirtualClient | None, node_config: Mapping[str, object]
+) -> Accounts:
+    """The accounts of a virtual client, in the run folder, or of a node, in the ledger that its
+    owner names.
 
     Raises:
       Refused: the owner names no ledger.
       LedgerError: a node's ledger is missing, damaged, or older than what was charged to it.
     """
     if virtual is not None:
-        return Accounts(DurableLedger(Path(virtual.state_folder) / CLIENTS_LEDGER), run.delta, run.accountant)
+        return Accounts(
+            DurableLedger(Path(virtual.state_folder) / CLIENTS_LEDGER), run.delta, run.accountant
+        )
     if "ledger" not in node_config:
-        raise Refused("this node has no ledger: start it with --node-config 'ledger=\"/path/ledger.db\"'")
+        raise Refused(
+            "this node has no ledger: start it with --node-config 'ledger=\"/path/ledger.db\"'"
+        )
     ledger = DurableLedger(Path(str(node_config["ledger"])))
     ledger.check()
     return Accounts(ledger, run.delta, run.accountant)
 
 
 def say_spent(event: str, what: str, number: int, **spent: float) -> None:
-    """Logs what a node has sent in a round, and what it has spent by its own account, by guarantee."""
+    """Logs what a node has sent in a round, and what it has spent by its own account, by
+    guarantee."""
     known = [f"{name} {value:.4g}" for name, value in spent.items() if 0 < value < math.inf]
     logger.info(
         "round %d: %s sent; spent by this node's own account: epsilon %s",
-        *(number, what, ", ".join(known) or "none"),
-        extra={"fields": {"event": event, "round": number} | {f"epsilon_{name}": spent[name] for name in spent}},
+        number,
+        what,
+        ", ".join(known) or "none",
+        extra={
+            "fields": {"event": event, "round": number}
+            | {f"epsilon_{name}": spent[name] for name in spent}
+        },
     )
 
 
@@ -146,9 +182,10 @@ def _recorded(spent: PrivacyLedger, event: DpEvent, count: int) -> PrivacyLedger
 def _together(user: PrivacyLedger, example: PrivacyLedger, local: PrivacyLedger) -> PrivacyLedger:
     """All releases about a client's data as one account.
 
-    Who changes an example changes the client's data: what protects the whole client protects each example too. A masked
-    sum is accounted for a client that is zeroed out. If its data change instead, what it adds moves by up to twice as
-    much: it counts so beside releases that are accounted for a change.
+    Who changes an example changes the client's data: what protects the whole client protects each
+    example too. A masked sum is accounted for a client that is zeroed out. If its data change
+    instead, what it adds moves by up to twice as much: it counts so beside releases that are
+    accounted for a change.
     """
     others = (*example.entries, *local.entries)
     if not others:
@@ -161,4 +198,6 @@ def _at_twice(event: DpEvent) -> DpEvent:
 
     if event == NonPrivateDpEvent():
         return event
-    return replace(event, sensitivity_squared=4 * event.sensitivity_squared)  # TypeError: it is no masked sum
+    return replace(
+        event, sensitivity_squared=4 * event.sensitivity_squared
+    )  # TypeError: it is no masked sum

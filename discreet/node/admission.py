@@ -1,6 +1,7 @@
-"""Admission of clients to a round. All that a client is asked is checked against its guarantees, its owner's policy and
-its budgets, and what it costs is on disk, before anything is computed that could leave. A client is a cohort of one: a
-node and a simulation of a million clients are admitted alike.
+"""Admission of clients to a round. All that a client is asked is checked against its guarantees,
+its owner's policy and its budgets, and what it costs is on disk, before anything is computed that
+could leave. A client is a cohort of one: a node and a simulation of a million clients are admitted
+alike.
 """
 
 from __future__ import annotations
@@ -28,14 +29,16 @@ NO_LEDGER = "this client has no ledger, and spends nothing it can't write down: 
 
 @dataclass(frozen=True)
 class Admitted:
-    """A client that takes part: its work, what this costs, and what it has spent with this round, which is on its disk.
+    """A client that takes part: its work, what this costs, and what it has spent with this round,
+    which is on its disk.
 
     Attributes:
       training, local: the settings of its work.
       charges: of a round; without the client's name.
       budgets: that hold them.
       step: makes the update in place of local training.
-      bounded: updates (n, num_params) as they leave by a clip norm, and their bits (n,); None if they are clipped.
+      bounded: updates (n, num_params) as they leave by a clip norm, and their bits (n,); None if
+        they are clipped.
     """
 
     training: LocalSettings | None
@@ -50,7 +53,12 @@ class Admitted:
 
 
 def admit_one(
-    work: Work, data_owner: str, num_examples: int, *, accounts: Accounts | None, policy: ClientPolicy
+    work: Work,
+    data_owner: str,
+    num_examples: int,
+    *,
+    accounts: Accounts | None,
+    policy: ClientPolicy,
 ) -> Admitted:
     """`admit` for one client.
 
@@ -65,7 +73,11 @@ def admit_one(
 
 
 def admit(
-    work: Work, sizes: Mapping[str, int], *, accounts: Accounts | None, policy: ClientPolicy = ANYTHING
+    work: Work,
+    sizes: Mapping[str, int],
+    *,
+    accounts: Accounts | None,
+    policy: ClientPolicy = ANYTHING,
 ) -> dict[str, Admitted | Refused]:
     """Checks and charges clients for one round; the charges are on disk after, in one transaction.
 
@@ -82,12 +94,15 @@ def admit(
       ConfigError: the number of examples that the owner declares does not go with the run.
     """
     declared = policy.public_num_examples
-    if declared is not None:  # either number is a constant, and what it costs is charged: add-or-remove holds with both
+    if (
+        declared is not None
+    ):  # either number is a constant, and what it costs is charged: add-or-remove holds with both
         run = replace(work.run, data=replace(work.run.data, public_num_examples=declared))
         work = work_of(replace(work.request, run=run))
     asked = {size: _asked(work, size, policy) for size in set(sizes.values())}
     while True:
-        found, charges = dict[str, Admitted | Refused](), list[Charge]()
+        found = dict[str, Admitted | Refused]()
+        charges = list[Charge]()
         for data_owner, size in sizes.items():
             each = asked[size]
             if isinstance(each, Admitted) and each.charges:
@@ -97,7 +112,9 @@ def admit(
             return found
 
 
-def _enter(asked: Admitted, data_owner: str, accounts: Accounts | None, charges: list[Charge]) -> Admitted | Refused:
+def _enter(
+    asked: Admitted, data_owner: str, accounts: Accounts | None, charges: list[Charge]
+) -> Admitted | Refused:
     """Holds what a client would spend to its budgets, and adds it to the charges."""
     if accounts is None:
         return Refused(NO_LEDGER)
@@ -107,21 +124,31 @@ def _enter(asked: Admitted, data_owner: str, accounts: Accounts | None, charges:
     except Refused as refusal:
         return refusal
     charges += own
-    example, local = (accounts.epsilon(spent[name]) if name in spent else 0.0 for name in (EXAMPLE, LOCAL))
-    pure = epsilon_of(spent[LOCAL], 0.0, RDP) if LOCAL in spent else 0.0
+    example, local = (
+        accounts.epsilon(spent[name]) if name in spent else 0.0 for name in (EXAMPLE, LOCAL)
+    )
+    if LOCAL in spent:
+        pure = epsilon_of(spent[LOCAL], 0.0, RDP)
+    else:
+        pure = 0.0
     return replace(asked, epsilon_example=example, epsilon_local=local, epsilon_local_pure=pure)
 
 
 def _asked(work: Work, num_examples: int, policy: ClientPolicy) -> Admitted | Refused:
-    """Everything that follows from the number of examples alone; refused if it may not be asked at all."""
-    run, number, trains = work.run, work.request.round, work.training is not None
+    """Everything that follows from the number of examples alone; refused if it may not be asked at
+    all."""
+    run = work.run
+    number = work.request.round
+    trains = work.training is not None
     parts = dict[str, ClientRound]()
     charges = list[Charge]()
     found = Admitted(work.training)
     try:
         # After the last round a cohort may be asked to rate the last model.
         if number > run.rounds + (not trains):
-            raise Refused(f"the train request is for round {number}, and the run has rounds={run.rounds}")
+            raise Refused(
+                f"the train request is for round {number}, and the run has rounds={run.rounds}"
+            )
         for name, mechanism in work.mechanisms.items():
             part = mechanism.at_client(number, num_examples, trains=trains)
             parts[name] = part
@@ -144,9 +171,11 @@ def _asked(work: Work, num_examples: int, policy: ClientPolicy) -> Admitted | Re
 
 
 def _charge_of_answer(work: Work) -> Charge:
-    """The charge of an answer that the client noises. No example is both trained on and held out, so that an account of
-    the two together is an upper bound."""
+    """The charge of an answer that the client noises. No example is both trained on and held out,
+    so that an account of the two together is an upper bound."""
     noise = own_noise(work.run)
     assert noise is not None
-    payer = next(name for name, mechanism in work.mechanisms.items() if SERVER not in mechanism.charged_at)
+    payer = next(
+        name for name, mechanism in work.mechanisms.items() if SERVER not in mechanism.charged_at
+    )
     return Charge(work.request.round, payer, "", noise.privacy.event)

@@ -1,7 +1,7 @@
 """The owner's allowance: the code and the files that a server may name at a node.
 
-A server names a model, a mechanism and a task. Names of Discreet's own are always allowed. What is `module:name`, or a
-folder, is imported or read only if the owner's `data.toml` has the same name.
+A server names a model, a mechanism and a task. Names of Discreet's own are always allowed. What is
+`module:name`, or a folder, is imported or read only if the owner's `data.toml` has the same name.
 """
 
 from __future__ import annotations
@@ -34,12 +34,12 @@ class Names:
 def check_names(request: TrainRequest, *, node_config: Mapping[str, object]) -> None:
     """Refuses a request that names code or a file that the node's owner has not named.
 
-    Nothing is imported before the answer is yes. In a simulation the server and its clients have one owner, and every
-    name is allowed.
+    Nothing is imported before the answer is yes. In a simulation the server and its clients have
+    one owner, and every name is allowed.
 
     Raises:
-      Refused: with the setting and its value; of an owner's file that can't be read, and of a mechanism that can't be
-        imported, the reason stays in the log.
+      Refused: with the setting and its value; of an owner's file that can't be read, and of a
+        mechanism that can't be imported, the reason stays in the log.
     """
     if _is_simulation(request.virtual, node_config):
         return
@@ -49,7 +49,8 @@ def check_names(request: TrainRequest, *, node_config: Mapping[str, object]) -> 
 
 
 def names_of(node_config: Mapping[str, object]) -> Names:
-    """The names in the `data.toml` of the folder that `data` names; none if the node has no such folder.
+    """The names in the `data.toml` of the folder that `data` names; none if the node has no such
+    folder.
 
     Raises:
       Refused: the file can't be read.
@@ -71,7 +72,9 @@ def _is_simulation(virtual: VirtualClient | None, node_config: Mapping[str, obje
 
 
 def _check_model(name: str, owner: Names) -> None:
-    from discreet.models.models import MODELS  # PyTorch's layers: most messages of a masked sum name no model
+    from discreet.models.models import (
+        MODELS,
+    )  # PyTorch's layers: most messages of a masked sum name no model
 
     if name in MODELS or name in (FLOWER_APP, owner.model):
         return

@@ -38,18 +38,22 @@ if TYPE_CHECKING:
 logger = logging.getLogger("discreet.client")
 
 FAILED_CODE = 500  # Error.code of a client that could not do the work; why stays in its own log
-UNIFORM_WEIGHT = 1  # NumPyClient.fit must return a number of examples; the real one does not leave the client
+UNIFORM_WEIGHT = (
+    1  # NumPyClient.fit must return a number of examples; the real one does not leave the client
+)
 
 
 @dataclass(frozen=True)
 class DPClient(NumPyClient):
-    """A client as Flower knows them: a node, or a virtual client of a simulation. `node_config`, `node_id`: as Flower
-    has them."""
+    """A client as Flower knows them: a node, or a virtual client of a simulation. `node_config`,
+    `node_id`: as Flower has them."""
 
     node_config: Mapping[str, object]
     node_id: int | None = None
 
-    def fit(self, parameters: list[Floats], config: Mapping[str, object]) -> tuple[list[Floats], int, dict[str, Any]]:
+    def fit(
+        self, parameters: list[Floats], config: Mapping[str, object]
+    ) -> tuple[list[Floats], int, dict[str, Any]]:
         """One round of local training, or of rating a model.
 
         Args:
@@ -57,14 +61,16 @@ class DPClient(NumPyClient):
           config: a train request as `messages.request_items` writes it.
 
         Returns:
-          The clipped update (num_params,), float32, and the answer to the request's query if it has one; the constant
-          1; and the numbers of a `TrainReply`.
+          The clipped update (num_params,), float32, and the answer to the request's query if it has
+          one; the constant 1; and the numbers of a `TrainReply`.
 
         Raises:
           MalformedMessage: the request can't be read.
-          Refused, LedgerError, ConfigError: as `nodes.client_of` and `Client.answer`; nothing is computed then.
+          Refused, LedgerError, ConfigError: as `nodes.client_of` and `Client.answer`; nothing is
+            computed then.
         """
-        # Here, not above: most messages of a masked sum need neither a model nor data, and each has its own process.
+        # Here, not above: most messages of a masked sum need neither a model nor data, and each has
+        # its own process.
         from discreet.node.nodes import client_of
         from discreet.node.work import read_work
 
@@ -73,12 +79,22 @@ class DPClient(NumPyClient):
         params = torch.from_numpy(np.array(parameters[0], dtype=np.float32))
         reply = client_of(work, self.node_config, self.node_id).answer(work, params)
         if work.request.virtual is None:
-            say_spent("update", "update", reply.round, example=reply.epsilon_example, local=reply.epsilon_local)
-        answers = [] if reply.answer is None else [reply.answer.numpy()]
+            say_spent(
+                "update",
+                "update",
+                reply.round,
+                example=reply.epsilon_example,
+                local=reply.epsilon_local,
+            )
+        if reply.answer is None:
+            answers = []
+        else:
+            answers = [reply.answer.numpy()]
         return [reply.update.numpy(), *answers], UNIFORM_WEIGHT, reply_numbers(reply)
 
     def evaluate(self, parameters: list[Floats], config: Mapping[str, object]) -> NoReturn:
-        """Refused, always: a client's loss and accuracy are not private. The server rates on its public test set."""
+        """Refused, always: a client's loss and accuracy are not private. The server rates on its
+        public test set."""
         raise Refused("a client's loss and accuracy are not private, and do not leave it")
 
 
@@ -94,7 +110,9 @@ def train(message: Message, context: Context) -> Message:
 @app.evaluate()
 def evaluate(message: Message, context: Context) -> Message:
     """Refused: see `DPClient.evaluate`."""
-    return answered(message, lambda: DPClient(context.node_config).evaluate([], {}), context.node_config)
+    return answered(
+        message, lambda: DPClient(context.node_config).evaluate([], {}), context.node_config
+    )
 
 
 def _work(message: Message, context: Context) -> RecordDict:
@@ -112,26 +130,37 @@ def _work(message: Message, context: Context) -> RecordDict:
     return encode_arrays(arrays, numbers)
 
 
-def answered(message: Message, work: Callable[[], RecordDict], node_config: Mapping[str, object]) -> Message:
-    """The reply to a message, whose work ends at the message's time to live, or after the `max-seconds` of the node's
-    policy. A refusal goes to the server with its reason, a failure without a word of its own; the client's log has
-    both."""
+def answered(
+    message: Message, work: Callable[[], RecordDict], node_config: Mapping[str, object]
+) -> Message:
+    """The reply to a message, whose work ends at the message's time to live, or after the
+    `max-seconds` of the node's policy. A refusal goes to the server with its reason, a failure
+    without a word of its own; the client's log has both."""
     try:
         with at_most(seconds_for(policy_from(node_config).max_seconds, message.metadata.ttl)):
             content = work()
         return Message(content, reply_to=message)
     except (Refused, MalformedMessage, ConfigError) as error:
-        if message.content:  # a server that waits for a simulation's workers sends nothing, and is refused too
+        if (
+            message.content
+        ):  # a server that waits for a simulation's workers sends nothing, and is refused too
             logger.warning("refused: %s", error)
         return Message(Error(code=REFUSED_CODE, reason=str(error)), reply_to=message)
     except LedgerError as error:
         # The name of the file stays here: a reason goes to the server.
         logger.error("%s", error)
-        return Message(Error(code=REFUSED_CODE, reason="the ledger of this client can't be used"), reply_to=message)
+        return Message(
+            Error(code=REFUSED_CODE, reason="the ledger of this client can't be used"),
+            reply_to=message,
+        )
     except Exception as error:
-        # Of an app, a model or a file: the words may hold a value of the client's data, and Flower would send them.
+        # Of an app, a model or a file: the words may hold a value of the client's data, and Flower
+        # would send them.
         logger.error("failed: %s", error, exc_info=True)
-        return Message(Error(code=FAILED_CODE, reason="the client failed; its own log says why"), reply_to=message)
+        return Message(
+            Error(code=FAILED_CODE, reason="the client failed; its own log says why"),
+            reply_to=message,
+        )
 
 
 def _log_of_node(simulated: bool) -> None:

@@ -1,4 +1,5 @@
-"""The work of a client in a round, under its own guarantees, policy and account. It knows nothing of Flower."""
+"""The work of a client in a round, under its own guarantees, policy and account. It knows nothing
+of Flower."""
 
 from __future__ import annotations
 
@@ -27,24 +28,29 @@ from discreet.training.local_training import local_update
 
 @dataclass(frozen=True, eq=False)
 class ExactReply:
-    """The exact results of a client. They have no form that travels: they go into `noised_vector` if the run is under
-    secure aggregation, and into a `TrainReply`, whose fields these are, otherwise."""
+    """The exact results of a client. They have no form that travels: they go into `noised_vector`
+    if the run is under secure aggregation, and into a `TrainReply`, whose fields these are,
+    otherwise."""
 
     update: Tensor
     below: bool = False
     answer: Tensor | None = None
 
 
-def noised_vector(vector: SecureSum, values: ExactReply, request: TrainRequest, source: RandomSource) -> Tensor:
+def noised_vector(
+    vector: SecureSum, values: ExactReply, request: TrainRequest, source: RandomSource
+) -> Tensor:
     """A client's vector, int64 (length,), noise included: this is masked, and nothing else.
 
-    The noise is the client's share: the shares of `vector.summands` clients are what the release is accounted with, and
-    no client's share is enough by itself. `source`: the client's own, of this round.
+    The noise is the client's share: the shares of `vector.summands` clients are what the release is
+    accounted with, and no client's share is enough by itself. `source`: the client's own, of this
+    round.
     """
     if vector.largest_sum:
         encoded = vector.encode_gradients(values.update, step_norm(request.run))
         return encoded + vector.noise(source.child("secure", "step"))
-    trains, query = request.work.trains, request.work.query
+    trains = request.work.trains
+    query = request.work.query
     encoded = vector.encode(
         values.update if trains else None,
         request.clip_norm,
@@ -65,8 +71,8 @@ class Client:
       policy: the demands of its owner.
       source: of all random numbers of this message.
       data_owner: its name in the ledger.
-      held_out: further examples of its own, on which it rates models and never trains; None if the run asks for none.
-      shape: of its data; None if the run asks nothing of them.
+      held_out: further examples of its own, on which it rates models and never trains; None if the
+      run asks for none. shape: of its data; None if the run asks nothing of them.
     """
 
     model: nn.Module
@@ -86,7 +92,8 @@ class Client:
           params: (num_params,), float32.
 
         Returns:
-          The clipped update, its bit, what this client has spent, and its answer to the query of the request.
+          The clipped update, its bit, what this client has spent, and its answer to the query of
+          the request.
 
         Raises:
           Refused: a policy or a budget forbids the work, or the run is under secure aggregation.
@@ -94,13 +101,19 @@ class Client:
           ConfigError: the number of examples that the owner declares does not go with the run.
         """
         if work.run.masked:
-            raise Refused("the run is under secure aggregation, and this message asks for an update in the clear")
+            raise Refused(
+                "the run is under secure aggregation, and this message asks for an update in the "
+                "clear"
+            )
         values, admitted = self._values(work, params)
         spent = admitted.epsilon_example, admitted.epsilon_local, admitted.epsilon_local_pure
-        return TrainReply(work.request.round, values.update, values.below, *spent, answer=values.answer)
+        return TrainReply(
+            work.request.round, values.update, values.below, *spent, answer=values.answer
+        )
 
     def vector(self, work: Work, params: Tensor, sums: SecureSum) -> Tensor:
-        """One round's work for a masked sum, int64 (length,), with this client's share of the noise.
+        """One round's work for a masked sum, int64 (length,), with this client's share of the
+        noise.
 
         Arguments and errors as `answer`.
         """
@@ -110,9 +123,14 @@ class Client:
     def _values(self, work: Work, params: Tensor) -> tuple[ExactReply, Admitted]:
         if work.query not in OF_DATA:
             self._check_model(work.request, params)
-        admitted = admit_one(work, self.data_owner, len(self.examples), accounts=self.accounts, policy=self.policy)
+        admitted = admit_one(
+            work, self.data_owner, len(self.examples), accounts=self.accounts, policy=self.policy
+        )
         # Before training, which leaves other parameters in the model.
-        answer = self._answer(work, params) if work.query else None
+        if work.query:
+            answer = self._answer(work, params)
+        else:
+            answer = None
         settings = admitted.training
         if work.training is None or settings is None:
             return ExactReply(torch.zeros(0), answer=answer), admitted
@@ -128,28 +146,46 @@ class Client:
     def _check_model(self, request: TrainRequest, params: Tensor) -> None:
         size = sum(parameter.numel() for parameter in trainable(self.model))
         if params.shape != (size,):
-            name, given = request.run.model.name, params.numel()
-            raise MalformedMessage(f"the model {name} has {size} trainable parameters, the train request holds {given}")
+            name = request.run.model.name
+            given = params.numel()
+            raise MalformedMessage(
+                f"the model {name} has {size} trainable parameters, the train request holds {given}"
+            )
         if request.frozen is not None and request.frozen != frozen_digest(self.model):
             raise MalformedMessage(
-                f"the frozen values of the model {request.run.model.name} are not the server's: both must load the same"
+                f"the frozen values of the model {request.run.model.name} are not the server's: "
+                f"both must load the same"
             )
 
     def _answer(self, work: Work, params: Tensor) -> Tensor:
-        run, name = work.run, work.query
+        run = work.run
+        name = work.query
         if name in OF_DATA:
             # A run that does not ask it does not plan to pay for it either.
-            asked = run.statistics.only if name == STATISTICS else run.needs_normaliser
+            if name == STATISTICS:
+                asked = run.statistics.only
+            else:
+                asked = run.needs_normaliser
             if not asked or work.training is not None or self.shape is None:
                 raise Refused(f"this run does not ask for {name} of clients' data")
-            told = query_of(name, run, self.shape).answer(self.examples.inputs, self.examples.targets)
+            told = query_of(name, run, self.shape).answer(
+                self.examples.inputs, self.examples.targets
+            )
             return told.to(torch.float32)
         if self.held_out is None or self.shape is None:
-            raise Refused("this client holds nothing out: the run does not have evaluation.kind=private")
+            raise Refused(
+                "this client holds nothing out: the run does not have evaluation.kind=private"
+            )
         query = query_of(name, run, self.shape)
         model, held_out = behind_fixed(self.model, self.held_out)
         load_parameters(model, params)
         answer = query.answer(outputs_of(model, held_out.inputs), held_out.targets)
-        noise = own_noise(run, query.l1_norm) if work.has_own_noise else None
-        sent = answer if noise is None else noise.noised(answer, len(self.held_out), self.source)
+        if work.has_own_noise:
+            noise = own_noise(run, query.l1_norm)
+        else:
+            noise = None
+        if noise is None:
+            sent = answer
+        else:
+            sent = noise.noised(answer, len(self.held_out), self.source)
         return sent.to(torch.float32)

@@ -1,5 +1,5 @@
-"""The work of a client whose update nobody sees: asked for in one stage of a masked sum, and paid for before it
-leaves."""
+"""The work of a client whose update nobody sees: asked for in one stage of a masked sum, and paid
+for before it leaves."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ class MaskedWork:
     Attributes:
       asked: what a message asks for, with the mechanisms of the sizes of what is added up.
       accounts, policy, data_owner: as `discreet.node.client.Client` has them.
-      work: gives the client's vector, int64 (length,), noised, as `Client.vector` does; Refused before anything is
-        computed.
+      work: gives the client's vector, int64 (length,), noised, as `Client.vector` does; Refused
+        before anything is computed.
       sums, guarantee: the masked sum, by the client's own count, and what it is charged to.
     """
 
@@ -44,21 +44,34 @@ class MaskedWork:
 
     def __post_init__(self) -> None:
         mechanism = self.asked.at_server
-        vector = mechanism.participation.vector if mechanism is not None and self.asked.run.masked else None
+        if mechanism is not None and self.asked.run.masked:
+            vector = mechanism.participation.vector
+        else:
+            vector = None
         if mechanism is None or vector is None:
-            raise Refused("a masked vector is asked for, and the train request has aggregation=plain")
-        self.sums, self.guarantee = vector, mechanism.guarantee
+            raise Refused(
+                "a masked vector is asked for, and the train request has aggregation=plain"
+            )
+        self.sums = vector
+        self.guarantee = mechanism.guarantee
 
     @classmethod
     def read(cls, content: RecordDict, node_config: Mapping[str, object]) -> MaskedWork:
         """The work that a message asks for; errors as `client_of`."""
         asked, params = read_message(content, node_config)
-        client, answer = client_of(asked, node_config), 0
+        client = client_of(asked, node_config)
+        answer = 0
         if asked.run.evaluation.private:
             assert client.shape is not None
             answer = query_of(EVALUATION, asked.run, client.shape).length
         asked = work_of(asked.request, Sizes(params.numel(), answer))
-        return cls(asked, client.accounts, client.policy, client.data_owner, partial(client.vector, asked, params))
+        return cls(
+            asked,
+            client.accounts,
+            client.policy,
+            client.data_owner,
+            partial(client.vector, asked, params),
+        )
 
     @property
     def request(self) -> TrainRequest:
@@ -66,31 +79,42 @@ class MaskedWork:
         return self.asked.request
 
     def vector(self) -> NDArray[np.int64]:
-        """The client's vector (length,). Nothing is computed if a budget or the policy forbids it: Refused."""
+        """The client's vector (length,). Nothing is computed if a budget or the policy forbids it:
+        Refused."""
         self._check()
         values: NDArray[np.int64] = self.work(self.sums).numpy()
         return values
 
     def release(self) -> None:
-        """Charges the sum to this client's own ledger, before its masked vector leaves; Refused beyond a budget."""
+        """Charges the sum to this client's own ledger, before its masked vector leaves; Refused
+        beyond a budget."""
         assert self.accounts is not None
         while not self.accounts.write([self._check()]):
-            pass  # the ledger was charged by another run meanwhile, and the budgets are looked at again
+            # the ledger was charged by another run meanwhile, and the budgets are looked at again
+            pass
 
     def _check(self) -> Charge:
-        """The charge, held to the budgets of the run and of the owner; Refused if it would pass one."""
+        """The charge, held to the budgets of the run and of the owner; Refused if it would pass
+        one."""
         if self.accounts is None:
             raise Refused(NO_LEDGER)
-        event = self.sums.event_of(trains=self.asked.training is not None, rates=bool(self.asked.query))
+        event = self.sums.event_of(
+            trains=self.asked.training is not None, rates=bool(self.asked.query)
+        )
         check_own_count(self.policy, event)
         charge = Charge(self.request.round, self.guarantee, self.data_owner, event)
         self.accounts.after([charge], budgets_of(self.policy, self.asked, [charge]))
         return charge
 
     def report(self, size: int) -> None:
-        """Logs what has left: a masked vector of so many bytes, and what this client has spent by its own account."""
+        """Logs what has left: a masked vector of so many bytes, and what this client has spent by
+        its own account."""
         if self.request.virtual is not None or self.accounts is None:
             return
-        spent = {self.guarantee: self.accounts.epsilon(self.accounts.spent(self.guarantee, self.data_owner))}
+        spent = {
+            self.guarantee: self.accounts.epsilon(
+                self.accounts.spent(self.guarantee, self.data_owner)
+            )
+        }
         what = f"a masked vector of {size} bytes ({self.sums.bits} bits a value)"
         say_spent("masked", what, self.request.round, **spent)

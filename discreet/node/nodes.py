@@ -1,4 +1,5 @@
-"""Makes the client that a request is for: a virtual one of a simulation, or the node that the process runs on."""
+"""Makes the client that a request is for: a virtual one of a simulation, or the node that the
+process runs on."""
 
 from __future__ import annotations
 
@@ -37,10 +38,12 @@ logger = logging.getLogger("discreet.client")
 
 
 def client_of(work: Work, node_config: Mapping[str, object], node_id: int | None = None) -> Client:
-    """The client that a request is for: the virtual one that it names, or the node that it has come to.
+    """The client that a request is for: the virtual one that it names, or the node that it has come
+    to.
 
-    A virtual client is made only in a simulation: where the simulation's ticket is found, and nothing is configured but
-    what Flower's simulation configures. A node that an owner has set up is nobody but itself.
+    A virtual client is made only in a simulation: where the simulation's ticket is found, and
+    nothing is configured but what Flower's simulation configures. A node that an owner has set up
+    is nobody but itself.
 
     Raises:
       Refused: the request names a virtual client, and this is no simulation; and as `node_client`.
@@ -55,52 +58,83 @@ def client_of(work: Work, node_config: Mapping[str, object], node_id: int | None
 
 
 def virtual_client(work: Work) -> Client:
-    """The virtual client that a simulation's request names. With a seed it draws by seed, round and client alone."""
-    request, run, virtual = work.request, work.run, work.request.virtual
+    """The virtual client that a simulation's request names. With a seed it draws by seed, round and
+    client alone."""
+    request = work.request
+    run = work.run
+    virtual = work.request.virtual
     assert virtual is not None
-    number, path, source = virtual.client_id, virtual.data_path, secure_source()
+    number = virtual.client_id
+    path = virtual.data_path
+    source = secure_source()
     if virtual.seed is not None:
         source = seeded_source(virtual.seed).child("client", request.round, number)
-    accounts = accounts_of(run, virtual, {}) if work.is_charged else None
+    if work.is_charged:
+        accounts = accounts_of(run, virtual, {})
+    else:
+        accounts = None
     examples, held_out = _split(request, share_of(run.data, number, path=path), number)
     shape = shape_of(run, path=path)
     model = model_of(_beside_data(run.model, Path(path) if path else None), shape)
     return Client(model, examples, accounts, ClientPolicy(), source, str(number), held_out, shape)
 
 
-def node_client(work: Work, node_config: Mapping[str, object], node_id: int | None = None) -> Client:
-    """The client that a SuperNode is, by its own `--node-config`: its examples, ledger and policy. What a request says
-    of virtual clients is not read here. `node_id`: the number by which the server knows it.
+def node_client(
+    work: Work, node_config: Mapping[str, object], node_id: int | None = None
+) -> Client:
+    """The client that a SuperNode is, by its own `--node-config`: its examples, ledger and policy.
+    What a request says of virtual clients is not read here. `node_id`: the number by which the
+    server knows it.
 
     Raises:
-      Refused: the node has no data, or no ledger although one is needed, or its policy can't be read.
+      Refused: the node has no data, or no ledger although one is needed, or its policy can't be
+        read.
       ConfigError: the run's loss or class weights do not fit the data.
       LedgerError: its ledger is missing, damaged, or older than what was charged to it.
     """
-    request, run = work.request, work.run
-    folder = Path(str(node_config["data"])) if "data" in node_config else None
-    accounts = accounts_of(run, None, node_config) if work.is_charged else None
-    number = node_config.get("partition-id", 0)  # of a node with data of its own: any number that stays will do
+    request = work.request
+    run = work.run
+    if "data" in node_config:
+        folder = Path(str(node_config["data"]))
+    else:
+        folder = None
+    if work.is_charged:
+        accounts = accounts_of(run, None, node_config)
+    else:
+        accounts = None
+    number = node_config.get(
+        "partition-id", 0
+    )  # of a node with data of its own: any number that stays will do
     held = node_examples(run.data, node_config)
     examples, held_out = _split(request, held, number if isinstance(number, int) else 0)
-    shape = node_table(folder, FOLDER)[1] if folder is not None and run.data.name == FOLDER else shape_of(run)
+    if folder is not None and run.data.name == FOLDER:
+        shape = node_table(folder, FOLDER)[1]
+    else:
+        shape = shape_of(run)
     check_task(run.task, shape, run.data.name)
     model = model_of(_beside_data(run.model, folder), shape)
     policy = policy_from(node_config)
     if work.training is not None:
         check_turn(policy, run, request.round, node_id)
-    return Client(model, examples, accounts, policy, secure_source(), held_out=held_out, shape=shape)
+    return Client(
+        model, examples, accounts, policy, secure_source(), held_out=held_out, shape=shape
+    )
 
 
 def _beside_data(model: ModelConfig, folder: Path | None) -> ModelConfig:
-    """The model with the folder of a transformer that the data.toml in `folder` names: the server's own does not
-    travel."""
-    return model if folder is None or model.name != HF else replace(model, name=read_description(folder).model or HF)
+    """The model with the folder of a transformer that the data.toml in `folder` names: the server's
+    own does not travel."""
+    if folder is None or model.name != HF:
+        return model
+    return replace(model, name=read_description(folder).model or HF)
 
 
-def _split(request: TrainRequest, examples: Examples, client_id: int) -> tuple[Examples, Examples | None]:
-    """The examples that a client trains on, and those that it holds out, None unless clients rate the model. They are
-    normalised if the run says by what, but for a question about the data as they are."""
+def _split(
+    request: TrainRequest, examples: Examples, client_id: int
+) -> tuple[Examples, Examples | None]:
+    """The examples that a client trains on, and those that it holds out, None unless clients rate
+    the model. They are normalised if the run says by what, but for a question about the data as
+    they are."""
     run = request.run
     if request.work.query not in OF_DATA:
         examples = _normalised(examples, run.normaliser)
@@ -115,35 +149,47 @@ def _normalised(examples: Examples, by: NormaliserConfig) -> Examples:
         return normalised_examples(examples, by)
     except ValueError as error:
         logger.error("%s", error)
-        raise Refused("the run's normaliser does not fit the data of this node; its log says why") from error
+        raise Refused(
+            "the run's normaliser does not fit the data of this node; its log says why"
+        ) from error
 
 
 def node_examples(data: DataConfig, node_config: Mapping[str, object]) -> Examples:
-    """The examples of a node: those in the folder that `data` names, or the share of the demonstration data that
-    `partition-id` names.
+    """The examples of a node: those in the folder that `data` names, or the share of the
+    demonstration data that `partition-id` names.
 
     Raises:
-      Refused: the node says nothing of its data, they do not fit the task, or it was started for another number of
-        clients. What is wrong with the data is only logged: the reason of a refusal goes to the server.
+      Refused: the node says nothing of its data, they do not fit the task, or it was started for
+        another number of clients. What is wrong with the data is only logged: the reason of a
+        refusal goes to the server.
     """
     if "data" in node_config:
         try:
             return node_table(Path(str(node_config["data"])), data.name)[0]
         except FolderError as error:
             logger.error("%s", error)
-            raise Refused(f"this node's own data do not fit the task {data.name}; its log says why") from error
-    number, count = node_config.get("partition-id"), node_config.get("num-partitions")
+            raise Refused(
+                f"this node's own data do not fit the task {data.name}; its log says why"
+            ) from error
+    number = node_config.get("partition-id")
+    count = node_config.get("num-partitions")
     if data.name == FOLDER or not isinstance(number, int) or not isinstance(count, int):
         raise Refused("this node has no data: start it with --node-config 'data=\"/folder\"'")
     if count != data.num_clients:
-        raise Refused(f"this node is one of {count} clients, the run has data.num_clients={data.num_clients}")
+        raise Refused(
+            f"this node is one of {count} clients, the run has data.num_clients={data.num_clients}"
+        )
     if data.name in FROM_HUB and data.name != node_config.get(TASK):
-        raise Refused(f"this node fetches no data set that a server names: start it with --task {data.name}")
+        raise Refused(
+            f"this node fetches no data set that a server names: start it with --task {data.name}"
+        )
     try:
         return share_of(data, number)
     except (ValueError, OSError) as error:
         logger.error("%s", error)
-        raise Refused(f"this node can't have its share of {brief(data.name)}; its log says why") from error
+        raise Refused(
+            f"this node can't have its share of {brief(data.name)}; its log says why"
+        ) from error
 
 
 def share_of(data: DataConfig, client_id: int, *, path: str | None = None) -> Examples:
@@ -161,10 +207,13 @@ def shape_of(run: ClientSettings, *, path: str | None = None) -> TaskShape:
 
 @lru_cache(maxsize=4)
 def model_of(model: ModelConfig, shape: TaskShape) -> nn.Module:
-    """The architecture; its parameters come with each request. Built once per process. Refused: it can't be built of
-    what the request names; why is only logged, in words that may be those of somebody's code."""
+    """The architecture; its parameters come with each request. Built once per process. Refused: it
+    can't be built of what the request names; why is only logged, in words that may be those of
+    somebody's code."""
     try:
         return model_for(model, shape, seed=0)
     except ValueError as error:
         logger.error("%s", error)
-        raise Refused(f"this node can't build the model {brief(model.name)} of the run; its log says why") from error
+        raise Refused(
+            f"this node can't build the model {brief(model.name)} of the run; its log says why"
+        ) from error

@@ -1,4 +1,5 @@
-"""The policy of a client's owner: a client refuses work that gives less privacy than it asks for."""
+"""The policy of a client's owner: a client refuses work that gives less privacy than it asks
+for."""
 
 from __future__ import annotations
 
@@ -46,35 +47,49 @@ REQUIRABLE = (*GUARANTEES, SECURE)
 
 @section(
     "",
-    **{name.replace("-", "_"): name for name in ("min-noise-multiplier", "max-epsilon", "max-delta")},
-    **{name.replace("-", "_"): name for name in ("public-num-examples", "min-colluding", "min-summands", "min-groups")},
+    **{
+        name.replace("-", "_"): name
+        for name in ("min-noise-multiplier", "max-epsilon", "max-delta")
+    },
+    **{
+        name.replace("-", "_"): name
+        for name in ("public-num-examples", "min-colluding", "min-summands", "min-groups")
+    },
     **{name.replace("-", "_"): name for name in ("max-steps", "max-seconds")},
 )
 class ClientPolicy:
     """The least privacy that a client's owner accepts.
 
     Attributes:
-      min_noise_multiplier: of every guarantee that is on, in each of its releases: the noise over what a release moves.
-      max_epsilon: at `max_delta`, of all that the client accounts itself (example, local, masked sums), over all runs
-        and guarantees together: each of them is about the same examples. At user level in the clear it is held to what
-        each run plans. If this or `min_noise_multiplier` is given, at least one guarantee must be on.
-      max_delta: of the run, and the delta at which the owner's `max_epsilon` holds: a budget at a delta that the server
-        chooses is none. So it has to be given with `max_epsilon`; 1 is none.
+      min_noise_multiplier: of every guarantee that is on, in each of its releases: the noise over
+      what a release moves. max_epsilon: at `max_delta`, of all that the client accounts itself
+      (example, local, masked sums), over all runs and guarantees together: each of them is about
+      the same examples. At user level in the clear it is held to what each run plans. If this or
+      `min_noise_multiplier` is given, at least one guarantee must be on.
+      max_delta: of the run, and the delta at which the owner's `max_epsilon` holds: a budget at a
+        delta that the server chooses is none. So it has to be given with `max_epsilon`; 1 is none.
       require: guarantees that must be on; `secure`: nothing leaves but under secure aggregation.
-      public_num_examples: what DP-SGD at this client goes by in place of the run's `data.public_num_examples`; None:
-        as the run says.
-      min_colluding: how many nodes a run under secure aggregation must expect to work with the server.
-      min_summands: of how many honest nodes' vectors a masked sum must be, when all losses that are borne have come.
-      min_groups: how many groups of clients must take turns, at least; the node then trains in its own turn alone. 0:
-        it trains whenever it is asked.
+      public_num_examples: what DP-SGD at this client goes by in place of the run's
+        `data.public_num_examples`; None: as the run says.
+      min_colluding: how many nodes a run under secure aggregation must expect to work with the
+        server.
+      min_summands: of how many honest nodes' vectors a masked sum must be, when all losses that are
+      borne have come. min_groups: how many groups of clients must take turns, at least; the node
+      then trains in its own turn alone. 0: it trains whenever it is asked.
       max_steps: the most local steps that one message may ask for.
       max_seconds: the longest that the work of one message may take.
     """
 
-    min_noise_multiplier: Annotated[float, Rule("a finite number of at least 0", lambda noise: noise >= 0)] = 0.0
-    max_epsilon: Annotated[float, Field(allow_inf_nan=True), Rule("above 0", lambda epsilon: epsilon > 0)] = math.inf
+    min_noise_multiplier: Annotated[
+        float, Rule("a finite number of at least 0", lambda noise: noise >= 0)
+    ] = 0.0
+    max_epsilon: Annotated[
+        float, Field(allow_inf_nan=True), Rule("above 0", lambda epsilon: epsilon > 0)
+    ] = math.inf
     max_delta: Probability = 1.0
-    require: Annotated[tuple[str, ...], Rule(f"of {', '.join(REQUIRABLE)}", set(REQUIRABLE).issuperset)] = ()
+    require: Annotated[
+        tuple[str, ...], Rule(f"of {', '.join(REQUIRABLE)}", set(REQUIRABLE).issuperset)
+    ] = ()
     public_num_examples: Count | None = None
     min_colluding: CountOrZero = 0
     min_summands: CountOrZero = 0
@@ -83,28 +98,56 @@ class ClientPolicy:
     max_seconds: Annotated[float, within(1, 1e8)] = 86_400.0
 
     def __post_init__(self) -> None:
-        both = "given with max-epsilon, below 1 / the number of this node's examples, for instance 1e-5"
-        require(self.max_epsilon == math.inf or self.max_delta < 1, "max-delta", both, self.max_delta)
+        both = (
+            "given with max-epsilon, below 1 / the number of this node's examples, for "
+            "instance 1e-5"
+        )
+        require(
+            self.max_epsilon == math.inf or self.max_delta < 1, "max-delta", both, self.max_delta
+        )
 
 
 FIELDS = {key: key.replace("-", "_") for key, _ in rules(ClientPolicy)}
 FILE = "policy"  # the key of a node that names a file with a policy
 TASK = "task"  # the key of a node that names the demonstration data of which it has a share
 # Other keys of a node, here because none of them is a misspelt one of a policy.
-OTHERS = {"data", "ledger", "name", "identity-key", "peers", "masking-state", "partition-id", "num-partitions", TASK}
-OF_PRIVACY = {"epsilon", "eps", "delta", "noise", "privacy", "policy", "secure"}  # words of what is meant for a policy
+OTHERS = {
+    "data",
+    "ledger",
+    "name",
+    "identity-key",
+    "peers",
+    "masking-state",
+    "partition-id",
+    "num-partitions",
+    TASK,
+}
+OF_PRIVACY = {
+    "epsilon",
+    "eps",
+    "delta",
+    "noise",
+    "privacy",
+    "policy",
+    "secure",
+}  # words of what is meant for a policy
 ALIKE = 0.7  # a key of which so large a share is like one of a policy is a misspelt one
 
 
 def policy_from(node_config: Mapping[str, object]) -> ClientPolicy:
-    """The policy of a node: from the JSON file that `policy` names, and from the node's own keys, which win.
+    """The policy of a node: from the JSON file that `policy` names, and from the node's own keys,
+    which win.
 
     Raises:
-      Refused: a file, a key or a value that is not understood. A policy that can't be read is never taken for none.
+      Refused: a file, a key or a value that is not understood. A policy that can't be read is never
+        taken for none.
     """
     try:
         _check_spelling(node_config)
-        settings = _policy_file(Path(str(node_config[FILE]))) if FILE in node_config else {}
+        if FILE in node_config:
+            settings = _policy_file(Path(str(node_config[FILE])))
+        else:
+            settings = {}
         settings |= {key: node_config[key] for key in FIELDS if key in node_config}
         for key in settings.keys() - FIELDS.keys():
             raise ValueError(unknown(key, ClientPolicy))
@@ -122,11 +165,14 @@ def words_of(policy: ClientPolicy) -> str:
         for key, value in asked.items()
         if value != getattr(nothing, FIELDS[key])
     ]
-    return f"this node's policy: {', '.join(said)}" if said else "this node has no policy: it does what a server asks"
+    if said:
+        return f"this node's policy: {', '.join(said)}"
+    return "this node has no policy: it does what a server asks"
 
 
 def _check_spelling(node_config: Mapping[str, object]) -> None:
-    """Raises ValueError for a key that is like one of a policy: left out in silence it would be no policy at all."""
+    """Raises ValueError for a key that is like one of a policy: left out in silence it would be no
+    policy at all."""
     for key in sorted(node_config.keys() - FIELDS.keys() - OTHERS - {FILE}):
         written = key.lower().replace("_", "-")
         meant = did_you_mean(written, (*FIELDS, FILE), cutoff=ALIKE)
@@ -149,12 +195,18 @@ def _policy_file(path: Path) -> dict[str, object]:
 
 
 def _value(key: str, value: object) -> Any:
-    """A value as the policy has it: Flower and people may write a number as a text, and one name without a list."""
+    """A value as the policy has it: Flower and people may write a number as a text, and one name
+    without a list."""
     if key == "require":
-        return tuple(map(str, value if isinstance(value, list) else str(value).replace(",", " ").split()))
+        return tuple(
+            map(str, value if isinstance(value, list) else str(value).replace(",", " ").split())
+        )
     with suppress(ValueError):
-        value = float(value) if isinstance(value, str) else value
-    return int(value) if isinstance(value, float) and value.is_integer() else value
+        if isinstance(value, str):
+            value = float(value)
+    if isinstance(value, float) and value.is_integer():
+        return int(value)
+    return value
 
 
 def check_work(
@@ -174,7 +226,10 @@ def check_work(
     Raises:
       Refused: with the setting.
     """
-    from discreet.training.local_training import counted_examples, steps_of  # with PyTorch, for work alone
+    from discreet.training.local_training import (
+        counted_examples,
+        steps_of,
+    )  # with PyTorch, for work alone
 
     run = work.run
     noises = dict[str, float]()
@@ -185,71 +240,115 @@ def check_work(
             noises[name] = min(noises[name], noise_in(event))
         if work.has_own_noise:
             noises[name] = min(noises[name], run.evaluation.noise_multiplier)
-    counted = num_examples if training is None else counted_examples(num_examples, training)
+    if training is None:
+        counted = num_examples
+    else:
+        counted = counted_examples(num_examples, training)
     if work.has_own_noise:
-        counted = math.ceil((counted + 1) / (1 - run.evaluation.share))  # at most so many, with those that it holds out
+        counted = math.ceil(
+            (counted + 1) / (1 - run.evaluation.share)
+        )  # at most so many, with those that it holds out
     _check_deltas(policy, run, counted=counted, of_examples=bool(noises.keys() - {USER}))
-    steps = 0 if work.training is None or training is None else steps_of(num_examples, training)
-    _hold(steps <= policy.max_steps, f"allows {policy.max_steps} local steps; this message asks for {steps}")
+    if work.training is None or training is None:
+        steps = 0
+    else:
+        steps = steps_of(num_examples, training)
+    _hold(
+        steps <= policy.max_steps,
+        f"allows {policy.max_steps} local steps; this message asks for {steps}",
+    )
     check_policy(policy, work, noise_multipliers=noises)
 
 
-def _check_deltas(policy: ClientPolicy, run: ClientSettings, *, counted: int, of_examples: bool) -> None:
-    """A guarantee for a whole client is one for each of its examples too: with 1 / n, one of them might leave as it
-    is."""
+def _check_deltas(
+    policy: ClientPolicy, run: ClientSettings, *, counted: int, of_examples: bool
+) -> None:
+    """A guarantee for a whole client is one for each of its examples too: with 1 / n, one of them
+    might leave as it is."""
     deltas = {"privacy.delta": run.delta}
     if math.isfinite(policy.max_epsilon):
         deltas["max-delta of this client's policy"] = policy.max_delta
     for name, delta in deltas.items():
         if of_examples and counted > 1 and delta >= 1 / counted:
-            raise Refused(f"{name} must be below 1 / n of this client's n examples (it is {delta:g})")
+            raise Refused(
+                f"{name} must be below 1 / n of this client's n examples (it is {delta:g})"
+            )
 
 
 def check_policy(policy: ClientPolicy, work: Work, *, noise_multipliers: dict[str, float]) -> None:
-    """Refuses work below the policy. `noise_multipliers` holds those of the guarantees that are on, of an update.
+    """Refuses work below the policy. `noise_multipliers` holds those of the guarantees that are on,
+    of an update.
 
-    The client draws its own noise, and can hold it to the policy. User-level noise is drawn by the server: there the
-    client can check what the server declares, not what it does.
+    The client draws its own noise, and can hold it to the policy. User-level noise is drawn by the
+    server: there the client can check what the server declares, not what it does.
 
     Raises:
       Refused: with the setting that is too weak.
     """
-    run, user = work.run, work.run.user
+    run = work.run
+    user = work.run.user
     masked = run.masked
     cyclic = f"requires sampling.kind=cyclic with {policy.min_groups} groups or more; the run"
-    _hold(user.groups >= policy.min_groups, f"{cyclic} has sampling.kind={user.sampling} and {user.groups}")
+    _hold(
+        user.groups >= policy.min_groups,
+        f"{cyclic} has sampling.kind={user.sampling} and {user.groups}",
+    )
     plain = SECURE in policy.require and not masked
     _hold(not plain, "requires secure aggregation, and the run would read its update")
     if masked:
-        check_sums(policy, colluding=run.secure.colluding, summands=run.secure.summands(user.population_size))
+        check_sums(
+            policy,
+            colluding=run.secure.colluding,
+            summands=run.secure.summands(user.population_size),
+        )
     for name in policy.require:
-        _hold(name in noise_multipliers or name == SECURE, f"requires the {name}-level guarantee, which is off")
+        _hold(
+            name in noise_multipliers or name == SECURE,
+            f"requires the {name}-level guarantee, which is off",
+        )
     asks = policy.min_noise_multiplier > 0 or math.isfinite(policy.max_epsilon)
-    _hold(bool(noise_multipliers) or not asks, "asks for noise or a largest epsilon, and no guarantee is on")
+    _hold(
+        bool(noise_multipliers) or not asks,
+        "asks for noise or a largest epsilon, and no guarantee is on",
+    )
     for name, noise in noise_multipliers.items():
-        found = least_noise(work, noise) if name == USER and policy.min_noise_multiplier else noise
+        if name == USER and policy.min_noise_multiplier:
+            found = least_noise(work, noise)
+        else:
+            found = noise
         least = f"requires a noise multiplier of {policy.min_noise_multiplier:g}"
         enough = found >= policy.min_noise_multiplier * (1 - ROUNDING)
         _hold(enough, f"{least}; the {name}-level one is {found:g}")
-    _hold(run.delta <= policy.max_delta, f"allows delta up to {policy.max_delta:g}; the run has {run.delta:g}")
+    _hold(
+        run.delta <= policy.max_delta,
+        f"allows delta up to {policy.max_delta:g}; the run has {run.delta:g}",
+    )
     if USER in noise_multipliers and math.isfinite(policy.max_epsilon):
-        planned = planned_user_epsilon(work, noise_multiplier=noise_multipliers[USER], delta=policy.max_delta)
+        planned = planned_user_epsilon(
+            work, noise_multiplier=noise_multipliers[USER], delta=policy.max_delta
+        )
         allowed = f"allows epsilon up to {policy.max_epsilon:g}; the run plans a user-level"
-        _hold(planned <= policy.max_epsilon, f"{allowed} {planned:.4g} at delta {policy.max_delta:g}")
+        _hold(
+            planned <= policy.max_epsilon, f"{allowed} {planned:.4g} at delta {policy.max_delta:g}"
+        )
 
 
 def least_noise(work: Work, noise: float) -> float:
-    """The noise multiplier of the one release of a run, of those that the server is charged for, that has the least.
+    """The noise multiplier of the one release of a run, of those that the server is charged for,
+    that has the least.
 
-    It is that of the release's event, so that a round whose noise is correlated counts with all that the round gives
-    away. The noise of masked sums is here what is declared: `check_own_count` holds what there is.
+    It is that of the release's event, so that a round whose noise is correlated counts with all
+    that the round gives away. The noise of masked sums is here what is declared: `check_own_count`
+    holds what there is.
 
     Raises:
       Refused: an event that has no such number.
     """
     run = work.run
     if run.masked:
-        return min(noise, run.evaluation.noise_multiplier) if run.evaluation.private else noise
+        if run.evaluation.private:
+            return min(noise, run.evaluation.noise_multiplier)
+        return noise
     noised, mechanism = _of_users(work, noise)
     try:
         # As rounds that are made again: by all that each gives away.
@@ -278,23 +377,31 @@ def _hold(holds: bool, said: str) -> None:
 
 
 def check_turn(policy: ClientPolicy, run: ClientSettings, number: int, node_id: int | None) -> None:
-    """Refuses to train out of turn, with `min_groups`: the node's turn follows from its own number, as the server finds
-    it too. `node_id`: None if it is not known."""
+    """Refuses to train out of turn, with `min_groups`: the node's turn follows from its own number,
+    as the server finds it too. `node_id`: None if it is not known."""
     groups = run.user.groups
     if policy.min_groups and not (node_id is not None and in_turn(node_id, number, groups=groups)):
-        raise Refused(f"round {number} is not the turn of this client, which its policy keeps to ({groups} groups)")
+        raise Refused(
+            f"round {number} is not the turn of this client, which its policy keeps to ({groups} "
+            f"groups)"
+        )
 
 
 def check_sums(policy: ClientPolicy, *, colluding: int, summands: int) -> None:
-    """Refuses masked sums that expect fewer colluding nodes, or are of fewer honest ones, than the policy asks for."""
+    """Refuses masked sums that expect fewer colluding nodes, or are of fewer honest ones, than the
+    policy asks for."""
     wanted = f"min-colluding={policy.min_colluding} and min-summands={policy.min_summands}"
-    said = f"requires {wanted}; the run has privacy.secure.colluding={colluding}, and {summands} summands"
+    said = (
+        f"requires {wanted}; the run has privacy.secure.colluding={colluding}, and {summands} "
+        f"summands"
+    )
     _hold(colluding >= policy.min_colluding and summands >= policy.min_summands, said)
 
 
 def check_own_count(policy: ClientPolicy, event: DpEvent) -> None:
-    """Refuses a masked sum whose noise is below the policy by the client's own count: with `min_noise_multiplier`, what
-    the honest clients' shares are sure to add up to, over what one client can add to the sum."""
+    """Refuses a masked sum whose noise is below the policy by the client's own count: with
+    `min_noise_multiplier`, what the honest clients' shares are sure to add up to, over what one
+    client can add to the sum."""
     noise = getattr(event, "renyi_noise_multiplier", 0.0)  # an event without noise has none
     wanted = f"requires a noise multiplier of {policy.min_noise_multiplier:g}"
     enough = noise >= policy.min_noise_multiplier * (1 - ROUNDING)
@@ -302,30 +409,36 @@ def check_own_count(policy: ClientPolicy, event: DpEvent) -> None:
 
 
 def planned_user_epsilon(work: Work, *, noise_multiplier: float, delta: float) -> float:
-    """The user-level epsilon at `delta` after the planned rounds, or the run's budget if that is smaller; never less
-    than what one round costs, whatever budget is declared. `delta` is at least the run's, so its budget holds there."""
+    """The user-level epsilon at `delta` after the planned rounds, or the run's budget if that is
+    smaller; never less than what one round costs, whatever budget is declared. `delta` is at least
+    the run's, so its budget holds there."""
 
-    run, (noised, mechanism) = work.run, _of_users(work, noise_multiplier)
+    run = work.run
+    noised, mechanism = _of_users(work, noise_multiplier)
 
     def epsilon(rounds: int) -> float:
         return PrivacyLedger(releases_of(mechanism, noised, rounds)).epsilon(delta, run.accountant)
 
     budget = run.user.max_epsilon
-    return epsilon(run.rounds) if budget is None else max(epsilon(1), min(epsilon(run.rounds), budget))
+    if budget is None:
+        return epsilon(run.rounds)
+    return max(epsilon(1), min(epsilon(run.rounds), budget))
 
 
 def budgets_of(policy: ClientPolicy, work: Work, charges: Sequence[Charge]) -> tuple[Budget, ...]:
-    """The run's budgets for the guarantees that are charged to the client itself, and the owner's for all releases
-    about the client's data, each at its own delta.
+    """The run's budgets for the guarantees that are charged to the client itself, and the owner's
+    for all releases about the client's data, each at its own delta.
 
-    Laplace releases are held to `privacy.local.epsilon` in the currency in which it is spread, pure epsilon: by loss
-    distributions and a delta the same releases cost less, and a round that is asked again would still fit. Not so if
-    `max_epsilon` names a budget at delta instead.
+    Laplace releases are held to `privacy.local.epsilon` in the currency in which it is spread, pure
+    epsilon: by loss distributions and a delta the same releases cost less, and a round that is
+    asked again would still fit. Not so if `max_epsilon` names a budget at delta instead.
     """
     run = work.run
-    budgets, pure = list[Budget](), list[Budget]()
+    budgets = list[Budget]()
+    pure = list[Budget]()
     for name in dict.fromkeys(charge.guarantee for charge in charges):
-        epsilon, target = run.largest_epsilon(name), run.target_epsilon(name)
+        epsilon = run.largest_epsilon(name)
+        target = run.target_epsilon(name)
         if epsilon is not None:
             budgets.append(Budget(epsilon, run.delta, name))
         is_pure = PURE in work.mechanisms[name].accountants and run.terms(name).max_epsilon is None

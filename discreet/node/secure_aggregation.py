@@ -1,8 +1,9 @@
-"""A node's part in a round under secure aggregation: it answers masking requests, and sends no update in the clear.
+"""A node's part in a round under secure aggregation: it answers masking requests, and sends no
+update in the clear.
 
-What it signs, shares and masks is `discreet.masking`'s matter. Here the node says by its owner's files who it is,
-trains, noises its own vector, and charges its own ledger, by its own count of what the sum costs, before the masked
-vector leaves: from then on the others can open the sum without it.
+What it signs, shares and masks is `discreet.masking`'s matter. Here the node says by its owner's
+files who it is, trains, noises its own vector, and charges its own ledger, by its own count of what
+the sum costs, before the masked vector leaves: from then on the others can open the sum without it.
 """
 
 from __future__ import annotations
@@ -41,15 +42,20 @@ if TYPE_CHECKING:
     from discreet.privacy.secure_grid import SecureSum
     from discreet.protocol.messages import TrainRequest
 
-# Of `--node-config`: a name, a file with the node's private key, one with all public keys, a folder for its state.
-NAME, KEY, PEERS, STATE = "name", "identity-key", "peers", "masking-state"
+# Of `--node-config`: a name, a file with the node's private key, one with all public keys, a folder
+# for its state.
+NAME = "name"
+KEY = "identity-key"
+PEERS = "peers"
+STATE = "masking-state"
 FORGOTTEN_SECONDS = 3600.0  # after that another run, which was killed, is over for this node
 
 logger = logging.getLogger("discreet.client")
 
 
 class MaskedVector(Protocol):
-    """One round's work for a masked sum: `discreet.node.masked_work.MaskedWork`, or that of a guard."""
+    """One round's work for a masked sum: `discreet.node.masked_work.MaskedWork`, or that of a
+    guard."""
 
     @property
     def request(self) -> TrainRequest:
@@ -72,14 +78,15 @@ class MaskedVector(Protocol):
 def answer_masking(
     content: RecordDict, node_config: Mapping[str, object], *, work: Callable[[], MaskedVector]
 ) -> RecordDict:
-    """The reply to a masking request: who this node is, its part of one or two stages, or its masked vector.
+    """The reply to a masking request: who this node is, its part of one or two stages, or its
+    masked vector.
 
-    `work` reads what a masked vector is made of. It is called only if one is asked for: the other stages cost no model
-    and no data.
+    `work` reads what a masked vector is made of. It is called only if one is asked for: the other
+    stages cost no model and no data.
 
     Raises:
-      Refused: the owner has not set the node up for it, a policy or a budget forbids the work, or the request is not
-        one that this node answers, by the rules of `discreet.masking.node`.
+      Refused: the owner has not set the node up for it, a policy or a budget forbids the work, or
+        the request is not one that this node answers, by the rules of `discreet.masking.node`.
       MalformedMessage: the message can't be read.
     """
     request, virtual = read_masking(content)
@@ -88,7 +95,9 @@ def answer_masking(
         identity, directory = read_member(files)
     except IdentityError as error:
         logger.error("%s", error)
-        raise Refused("this node's key or its list of peers can't be used; its log says why") from error
+        raise Refused(
+            "this node's key or its list of peers can't be used; its log says why"
+        ) from error
     if request == WHO:
         return member_content(Member(identity.name, directory.names))
     try:
@@ -100,9 +109,12 @@ def answer_masking(
         # A node gives no keys for a sum that its owner does not allow.
         check_sums(policy_from(node_config), colluding=terms.colluding, summands=terms.summands)
         forget(files.state, but=terms.run)
-    # The terms are the server's. With its keys a node signs them, and no later stage may have others: not that of the
-    # masked vector either, whose terms are the node's own.
-    masked = work() if Stage.MASKED in stages else None
+    # The terms are the server's. With its keys a node signs them, and no later stage may have
+    # others: not that of the masked vector either, whose terms are the node's own.
+    if Stage.MASKED in stages:
+        masked = work()
+    else:
+        masked = None
     if masked is not None:
         terms = terms_of(terms.run, masked.request.run, masked.sums)
     try:
@@ -112,7 +124,9 @@ def answer_masking(
     try:
         if masked is None:
             return reply_content(node.answer(request, _no_work, _no_work))
-        reply = node.answer(request, masked.vector, masked.release, asked=asked_bytes(masked.request))
+        reply = node.answer(
+            request, masked.vector, masked.release, asked=asked_bytes(masked.request)
+        )
     except MaskingRefused as refusal:
         raise Refused(str(refusal)) from refusal
     masked.report(len(reply))
@@ -127,40 +141,54 @@ def read_member(files: MembershipFiles) -> tuple[Identity, Directory]:
     """A node's name and private key, and all nodes' public keys, as people compared them.
 
     Raises:
-      IdentityError: a file is missing or no such key or list, or the list has another key for this node.
+      IdentityError: a file is missing or no such key or list, or the list has another key for this
+        node.
     """
-    identity, directory = Identity.read(files.name, files.key), Directory.read(files.peers)
+    identity = Identity.read(files.name, files.key)
+    directory = Directory.read(files.peers)
     if not directory.has(identity):
-        raise IdentityError(f"{files.peers} must hold the public key of {files.name!r}, this node, too")
+        raise IdentityError(
+            f"{files.peers} must hold the public key of {files.name!r}, this node, too"
+        )
     return identity, directory
 
 
 def forget(folder: Path, *, but: str, now: float | None = None) -> None:
-    """Ends other runs in a node's state that nobody has gone on with for an hour, those that were killed: their secrets
-    are erased.
+    """Ends other runs in a node's state that nobody has gone on with for an hour, those that were
+    killed: their secrets are erased.
 
-    What stays of a run says that it is over. If nodes knew nothing of a round that they have opened, they would open it
-    again, and a node that neither sum asked for shares would pay for one of them.
+    What stays of a run says that it is over. If nodes knew nothing of a round that they have
+    opened, they would open it again, and a node that neither sum asked for shares would pay for one
+    of them.
     """
-    now, store = time.time() if now is None else now, FolderStore(folder)
+    if now is None:
+        now = time.time()
+    store = FolderStore(folder)
     for path in folder.glob("*.state"):
         if path.stem != but and now - path.stat().st_mtime > FORGOTTEN_SECONDS:
-            with suppress(MaskingRefused), store.locked(path.stem):  # refused: another process answers right now
+            with (
+                suppress(MaskingRefused),
+                store.locked(path.stem),
+            ):  # refused: another process answers right now
                 if store.load(path.stem) != OVER:
                     store.save(path.stem, OVER)
 
 
 def files_of(virtual: VirtualClient | None, node_config: Mapping[str, object]) -> MembershipFiles:
-    """The files of a node, which its own `--node-config` names, or of a virtual client. Refused if they are not named,
-    or this is no simulation."""
+    """The files of a node, which its own `--node-config` names, or of a virtual client. Refused if
+    they are not named, or this is no simulation."""
     if virtual is not None:
         folder = Path(virtual.state_folder)
         if not is_simulations(node_config, folder, virtual.ticket):
-            raise Refused("the masking request names a virtual client, and this node is no simulation's")
+            raise Refused(
+                "the masking request names a virtual client, and this node is no simulation's"
+            )
         return virtual_files(folder, str(virtual.client_id))
     missing = [key for key in (NAME, KEY, PEERS, STATE) if key not in node_config]
     if missing:
         absent = " and ".join(missing)
-        raise Refused(f"this node can't take part in secure aggregation without {absent} in its --node-config")
+        raise Refused(
+            f"this node can't take part in secure aggregation without {absent} in its --node-config"
+        )
     key, peers, state = (Path(str(node_config[name])) for name in (KEY, PEERS, STATE))
     return MembershipFiles(str(node_config[NAME]), key, peers, state)

@@ -1,4 +1,5 @@
-"""The end of a message's work at a node: a server must not occupy a node for longer than its owner allows."""
+"""The end of a message's work at a node: a server must not occupy a node for longer than its owner
+allows."""
 
 from __future__ import annotations
 
@@ -13,24 +14,29 @@ from discreet.node.account import Refused
 
 
 class TimeIsUp(BaseException):
-    """The work of a message has taken too long. No `except Exception` in a model or an app may hold it up."""
+    """The work of a message has taken too long. No `except Exception` in a model or an app may hold
+    it up."""
 
 
 def seconds_for(max_seconds: float, time_to_live: float) -> float:
-    """The seconds that a message's work may take from now on: the owner's, or the message's own if that is less.
+    """The seconds that a message's work may take from now on: the owner's, or the message's own if
+    that is less.
 
     >>> seconds_for(86400.0, 600.0), seconds_for(60.0, 600.0)
     (600.0, 60.0)
     """
-    return min(max_seconds, time_to_live) if time_to_live > 0 else 0.0
+    if time_to_live > 0:
+        return min(max_seconds, time_to_live)
+    return 0.0
 
 
 @contextmanager
 def at_most(seconds: float) -> Iterator[None]:
     """A block that ends after so many seconds, wherever it is, if it is not done by then.
 
-    A process has one main thread, and there alone Python runs what a signal asks for; Flower calls a ClientApp there.
-    Elsewhere a block that takes too long is refused when it is done. What was charged before stays charged.
+    A process has one main thread, and there alone Python runs what a signal asks for; Flower calls
+    a ClientApp there. Elsewhere a block that takes too long is refused when it is done. What was
+    charged before stays charged.
 
     Raises:
       Refused: the time is up.
@@ -42,12 +48,15 @@ def at_most(seconds: float) -> Iterator[None]:
     with suppress(TimeIsUp), _alarm(seconds) if is_main else nullcontext():
         yield
     if time.monotonic() - started >= seconds:
-        raise Refused(f"the work of this message took {seconds:g} s, the most that this node allows")
+        raise Refused(
+            f"the work of this message took {seconds:g} s, the most that this node allows"
+        )
 
 
 @contextmanager
 def _alarm(seconds: float) -> Iterator[None]:
-    """Raises TimeIsUp in the block after so many seconds; an alarm that was set before goes on after it."""
+    """Raises TimeIsUp in the block after so many seconds; an alarm that was set before goes on
+    after it."""
     before = signal.signal(signal.SIGALRM, _end)
     left, _ = signal.setitimer(signal.ITIMER_REAL, seconds)
     started = time.monotonic()

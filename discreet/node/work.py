@@ -1,4 +1,5 @@
-"""The work that a request asks of a client: read once, after the owner was asked for all that the request names."""
+"""The work that a request asks of a client: read once, after the owner was asked for all that the
+request names."""
 
 from __future__ import annotations
 
@@ -20,7 +21,8 @@ from discreet.training.local_training import LocalSettings, settings_without_noi
 
 @dataclass(frozen=True, eq=False)
 class Work:
-    """What a request asks of a client. Policy, admission and client take this, and ask the settings for no mechanism.
+    """What a request asks of a client. Policy, admission and client take this, and ask the settings
+    for no mechanism.
 
     Attributes:
       request: the round, its clip norm, and which client to be in a simulation.
@@ -28,8 +30,8 @@ class Work:
       mechanisms: those that the run gives, by their guarantees.
       training: of local training without noise, or None: nothing is trained, and no update leaves.
       query: the name of what the client answers; empty for nothing.
-      at_server: the mechanism whose releases the server is charged for; None if clients alone noise what they send.
-      is_charged: True if a client's own ledger pays for something.
+      at_server: the mechanism whose releases the server is charged for; None if clients alone noise
+      what they send. is_charged: True if a client's own ledger pays for something.
       has_own_noise: True if clients draw the noise on their ratings themselves.
     """
 
@@ -44,18 +46,25 @@ class Work:
 
 
 def work_of(request: TrainRequest, sizes: Sizes = PLANNED) -> Work:
-    """The work of a request whose names are allowed: one that this process has made, or that `read_work` has read.
-    `sizes`: of what masked sums release."""
-    run, asked = request.run, request.work
+    """The work of a request whose names are allowed: one that this process has made, or that
+    `read_work` has read. `sizes`: of what masked sums release."""
+    run = request.run
+    asked = request.work
     mechanisms = mechanisms_of(run, CLIP, sizes)
-    at_server, is_charged = None, False
+    at_server = None
+    is_charged = False
     for mechanism in mechanisms.values():
         is_charged = is_charged or CLIENTS in mechanism.charged_at
         if SERVER in mechanism.charged_at:
             at_server = mechanism
     has_own_noise = run.evaluation.private and bool(mechanisms) and USER not in mechanisms
-    training = settings_without_noise(run.training, run.task) if asked.trains else None
-    return Work(request, run, mechanisms, training, asked.query, at_server, is_charged, has_own_noise)
+    if asked.trains:
+        training = settings_without_noise(run.training, run.task)
+    else:
+        training = None
+    return Work(
+        request, run, mechanisms, training, asked.query, at_server, is_charged, has_own_noise
+    )
 
 
 def read_request(items: Mapping[str, object], node_config: Mapping[str, object]) -> TrainRequest:
@@ -74,6 +83,7 @@ def read_work(items: Mapping[str, object], node_config: Mapping[str, object]) ->
 
 
 def read_message(content: RecordDict, node_config: Mapping[str, object]) -> tuple[Work, Tensor]:
-    """The work that a message asks for, and the parameters (num_params,), float32. Errors as `read_work`."""
+    """The work that a message asks for, and the parameters (num_params,), float32. Errors as
+    `read_work`."""
     request, params = decode_request(content, allowed=partial(check_names, node_config=node_config))
     return work_of(request), params

@@ -1,10 +1,13 @@
-"""A model tried on made-up examples: several together, each alone, and side by side (`passes.py`) must agree.
+"""A model tried on made-up examples: several together, each alone, and side by side (`passes.py`)
+must agree.
 
-If several together give other outputs than each alone, the forward mixes examples. Alone it would be private, and not
-what its author meant: it is refused by the name of the call. If a gradient found side by side is not that of plain
-autograd, which a wrong rule would be to blame for, one example goes after the other.
+If several together give other outputs than each alone, the forward mixes examples. Alone it would
+be private, and not what its author meant: it is refused by the name of the call. If a gradient
+found side by side is not that of plain autograd, which a wrong rule would be to blame for, one
+example goes after the other.
 
-No example of the batch decides it: else one could change by which of two ways the gradients of others are found.
+No example of the batch decides it: else one could change by which of two ways the gradients of
+others are found.
 """
 
 from __future__ import annotations
@@ -39,13 +42,14 @@ from discreet.per_example.trial import (
     same_chance,
 )
 
-# A made-up example may stand at a kink, of a ReLU or a maximum, where rounding decides; a wrong rule is wrong for all.
+# A made-up example may stand at a kink, of a ReLU or a maximum, where rounding decides; a wrong
+# rule is wrong for all.
 _TRIALS = 3
 
 
 class _EachRow:
-    """A loss to which every number of each example's outputs counts otherwise. Outputs without a row for each example,
-    such as a mean, do not count."""
+    """A loss to which every number of each example's outputs counts otherwise. Outputs without a
+    row for each example, such as a mean, do not count."""
 
     __module__ = "discreet.per_example.agreement"
 
@@ -55,53 +59,66 @@ class _EachRow:
     def of(self, outputs: Any, count: int = ROWS) -> None:
         """Finds them in the outputs for so many examples."""
         shapes = (list(map(int, value.shape)) for value in floats_in(outputs))
-        self.found = [(place, sizes.index(count)) for place, sizes in enumerate(shapes) if count in sizes]
+        self.found = [
+            (place, sizes.index(count)) for place, sizes in enumerate(shapes) if count in sizes
+        ]
 
     def __call__(self, outputs: Any, targets: Tensor) -> Tensor:
-        values, count = floats_in(outputs), len(targets)
+        values = floats_in(outputs)
+        count = len(targets)
         parts = [values[place].movedim(dim, 0).reshape(count, -1) for place, dim in self.found]
         rows = torch.cat(parts, 1)
         return rows @ torch.linspace(-1, 2, rows.shape[1], dtype=rows.dtype, device=rows.device)
 
 
 def tried(model: nn.Module, inputs: Tree) -> tuple[str, Questions]:
-    """The reason why the examples of a model do not go side by side, "" if there is none; and its questions. Nothing is
-    drawn at random: dropout keeps everything.
+    """The reason why the examples of a model do not go side by side, "" if there is none; and its
+    questions. Nothing is drawn at random: dropout keeps everything.
 
     Raises:
       MixesExamples: the forward does.
     """
     loss = _EachRow()
     objective = objective_of(model, loss)
-    reason, small, questions = "", False, Questions()
+    reason = ""
+    small = False
+    questions = Questions()
     for seed in range(_TRIALS):
         try:
             examples = made_up(model, inputs, ROWS, seed, small=small)
             with same_chance(objective.parameters[0].device), exact_products(), Undrawn():
                 _check_alone(objective, loss, examples)
                 reason = _reason(objective, examples, questions)
-                questions = questions if reason else _settled(objective, examples, questions)
+                if reason:
+                    questions = questions
+                else:
+                    questions = _settled(objective, examples, questions)
         except Unserved as error:
             return str(error), questions
         except MixesExamples:
             raise
         except CONFUSED as error:
-            reason, small = str(error), True
+            reason = str(error)
+            small = True
         if not reason:
             break
     return reason, questions
 
 
 def _check_alone(objective: Objective, loss: _EachRow, examples: Tree) -> None:
-    """Raises MixesExamples unless the outputs of examples together are those of each alone; those of examples that
-    answer the questions of the forward alike, if they answer differently."""
+    """Raises MixesExamples unless the outputs of examples together are those of each alone; those
+    of examples that answer the questions of the forward alike, if they answer differently."""
     with torch.no_grad(), put_back(objective.kept):
         try:
             loss.of(objective.outputs(examples))
-        except CONFUSED:  # a batch whose lengths have to fall, say: if it is not wrong for each alone, nothing is known
+        # a batch whose lengths have to fall, say: if it is not wrong for each alone, nothing is
+        # known
+        except CONFUSED:
             loss.of(objective.outputs(rows_of(examples, slice(0, 1))), 1)
             return
-        alone = torch.cat([_valued(objective, rows_of(examples, slice(at, at + 1)), 1) for at in range(ROWS)])
+        alone = torch.cat(
+            [_valued(objective, rows_of(examples, slice(at, at + 1)), 1) for at in range(ROWS)]
+        )
     waiting = [torch.arange(ROWS)]
     while waiting:
         places = waiting.pop()
@@ -133,11 +150,14 @@ def _groups(objective: Objective, examples: Tree, count: int) -> list[Tensor]:
 
 
 def _agreement(objective: Objective) -> float:
-    return COARSE_AGREEMENT if objective.rounds else AGREEMENT
+    if objective.rounds:
+        return COARSE_AGREEMENT
+    return AGREEMENT
 
 
 def _reason(objective: Objective, examples: Tree, questions: Questions) -> str:
-    """Says if a gradient is not that of plain autograd, in float64 if it is not in the model's own type."""
+    """Says if a gradient is not that of plain autograd, in float64 if it is not in the model's own
+    type."""
     reason = _tried_on(objective, examples, questions)
     if not reason or objective.parameters[0].dtype == torch.float64:
         return reason
@@ -150,12 +170,15 @@ def _reason(objective: Objective, examples: Tree, questions: Questions) -> str:
 
 
 def _double(value: Any) -> Any:
-    return value.double() if isinstance(value, Tensor) and value.is_floating_point() else value
+    if isinstance(value, Tensor) and value.is_floating_point():
+        return value.double()
+    return value
 
 
 @contextmanager
 def in_float64(model: nn.Module) -> Iterator[None]:
-    """Within it the parameters and buffers of a model are float64, also for autocast, which leaves that type alone."""
+    """Within it the parameters and buffers of a model are float64, also for autocast, which leaves
+    that type alone."""
     floats = {id(value): value for value in tensors_of(model).values() if value.is_floating_point()}
     before = [(value, value.data) for value in floats.values()]
     try:
@@ -168,7 +191,8 @@ def in_float64(model: nn.Module) -> Iterator[None]:
 
 
 def _settled(objective: Objective, examples: Tree, questions: Questions) -> Questions:
-    """Gives questions that were asked one answer for every batch, if the gradients stay as they are."""
+    """Gives questions that were asked one answer for every batch, if the gradients stay as they
+    are."""
     while questions.asked:
         question = next(iter(questions.asked))
         found = None
@@ -223,8 +247,11 @@ class _Calls(TorchFunctionMode):
         super().__init__()
         self.seen = list[tuple[str, str, list[Tensor]]]()
 
-    def __torch_function__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
-        function, result = function_of(func), func(*args, **(kwargs or {}))
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        function = function_of(func)
+        result = func(*args, **(kwargs or {}))
         floats = [value.detach().clone() for value in tree_leaves(result) if _is_float(value)]
         if floats and not function.is_fact:
             self.seen.append((function.name, place(), floats))
@@ -237,7 +264,8 @@ def _is_float(value: Any) -> bool:
 
 @torch.no_grad()
 def _first_difference(objective: Objective, examples: Tree) -> str:
-    """The first call whose results for several examples are not those of each alone, one after the other."""
+    """The first call whose results for several examples are not those of each alone, one after the
+    other."""
     every = list[list[tuple[str, str, list[Tensor]]]]()
     for some in (slice(None), *(slice(at, at + 1) for at in range(ROWS))):
         with put_back(objective.kept), OfMany(), _Calls() as calls:
@@ -257,7 +285,9 @@ def _follows(together: Tensor, alone: list[Tensor]) -> bool:
     if together.shape == alone[0].shape:
         return not any(differ(together, one) for one in alone)
     for dim in range(together.dim()):
-        rest = [one.shape[:dim] + one.shape[dim + 1 :] for one in alone if one.dim() == together.dim()]
+        rest = [
+            one.shape[:dim] + one.shape[dim + 1 :] for one in alone if one.dim() == together.dim()
+        ]
         if rest == [together.shape[:dim] + together.shape[dim + 1 :]] * len(alone):
             joined = torch.cat(alone, dim)
             if joined.shape == together.shape and not differ(together, joined):

@@ -1,15 +1,18 @@
-"""One pass of a model in which each example goes through it alone: under `torch.func.vmap`, as a batch of one.
+"""One pass of a model in which each example goes through it alone: under `torch.func.vmap`, as a
+batch of one.
 
-So nothing can mix examples, whatever the forward does, and nothing has to be checked for it. A `TorchFunctionMode` sees
-the functions that the forward calls:
+So nothing can mix examples, whatever the forward does, and nothing has to be checked for it. A
+`TorchFunctionMode` sees the functions that the forward calls:
 
-- One with a rule (`layer_rules.py`) runs for all examples at once, below vmap. If it reads trainable parameters, it
-  notes the edge at which the gradients of its outputs will appear, and the terms that follow from them.
-- Any other use of a trainable parameter is given a copy for each example, whose gradients are built. So there is no use
-  of a parameter that is not served.
+- One with a rule (`layer_rules.py`) runs for all examples at once, below vmap. If it reads
+  trainable parameters, it notes the edge at which the gradients of its outputs will appear, and the
+  terms that follow from them.
+- Any other use of a trainable parameter is given a copy for each example, whose gradients are
+  built. So there is no use of a parameter that is not served.
 - A number that is read, as a branch does, is read for each example; see `branches.py`.
 
-What examples share is not written: not parameters and buffers, nor anything else that was there before the pass.
+What examples share is not written: not parameters and buffers, nor anything else that was there
+before the pass.
 """
 
 from __future__ import annotations
@@ -52,7 +55,8 @@ class Alone(TorchFunctionMode):
       rules: by the names of functions.
       uses: where output gradients will appear, and the terms that follow from them.
       settled: questions that have one answer for every batch.
-      fills: True if every new tensor may be written into, and not only one that may have the batch in it.
+      fills: True if every new tensor may be written into, and not only one that may have the batch
+        in it.
     """
 
     def __init__(
@@ -65,13 +69,22 @@ class Alone(TorchFunctionMode):
         settled: Mapping[Question, bool] = _NOTHING,
     ) -> None:
         super().__init__()
-        self.slots, self.count, self.uses = slots, count, list[Use]()
-        self.rules, self.settled, self.questions = rules, settled, 0
-        self.modules, self.held = modules, state_of(modules)
-        self.device = self.held[0][0].device if self.held else torch.device("cpu")
+        self.slots = slots
+        self.count = count
+        self.uses = list[Use]()
+        self.rules = rules
+        self.settled = settled
+        self.questions = 0
+        self.modules = modules
+        self.held = state_of(modules)
+        if self.held:
+            self.device = self.held[0][0].device
+        else:
+            self.device = torch.device("cpu")
         self.drawn = _draws(self.device)
         self.inner: Any = None
-        self.level, self.fills = -1, False
+        self.level = -1
+        self.fills = False
         self.copies = dict[int, Tensor]()
         self.memory = set[int]()
 
@@ -85,20 +98,28 @@ class Alone(TorchFunctionMode):
         return self.slots.get(id(value))
 
     def note(self, outputs: Tensor, terms: Terms) -> Tensor:
-        """Notes a use of trainable parameters with these outputs, which are new and no view: an activation in place
-        after it does not move their edge."""
+        """Notes a use of trainable parameters with these outputs, which are new and no view: an
+        activation in place after it does not move their edge."""
         if outputs.requires_grad:
             self.uses.append((get_gradient_edge(outputs), terms))
         return outputs
 
     def rows(self, value: Tensor) -> Tensor:
-        """The tensor of all examples, (n, ...): the same rows for a value that is the same for all."""
-        return all_of(value) if is_lane(value) else value.expand(self.count, *value.shape)
+        """The tensor of all examples, (n, ...): the same rows for a value that is the same for
+        all."""
+        if is_lane(value):
+            return all_of(value)
+        return value.expand(self.count, *value.shape)
 
     def __torch_function__(
-        self, func: Any, types: Iterable[Any], args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+        self,
+        func: Any,
+        types: Iterable[Any],
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
     ) -> Any:
-        named, function = kwargs or {}, function_of(func)
+        named = kwargs or {}
+        function = function_of(func)
         is_python = function.is_python and func is not self.inner
         rule = self.rules.get(function.name)
         if rule is not None and not function.writes and is_python == (function.name in PYTHON):
@@ -116,11 +137,17 @@ class Alone(TorchFunctionMode):
     def _ruled(self, rule: Rule, args: tuple[Any, ...], named: dict[str, Any]) -> Any:
         lanes = [value for value in _tensors((*args, *named.values())) if is_lane(value)]
         uses = lanes or any(self.slot(value) is not None for value in _tensors(args))
-        if not uses or level() != self.level or not all(is_lane_of(value, self.level) for value in lanes):
+        if (
+            not uses
+            or level() != self.level
+            or not all(is_lane_of(value, self.level) for value in lanes)
+        ):
             return NotImplemented
         with below(self.level):
             result = rule(self, *args, **named)
-        return result if result is NotImplemented else self._lifted(result)
+        if result is NotImplemented:
+            return result
+        return self._lifted(result)
 
     def _lifted(self, result: Any) -> Any:
         """Tensors of all examples (n, ...) in the place of which the forward sees those of one."""
@@ -132,7 +159,9 @@ class Alone(TorchFunctionMode):
             return type(result)(map(self._lifted, result))
         return result
 
-    def _called(self, func: Any, function: Function, args: tuple[Any, ...], named: dict[str, Any]) -> Any:
+    def _called(
+        self, func: Any, function: Function, args: tuple[Any, ...], named: dict[str, Any]
+    ) -> Any:
         name = function.name
         if name in READS and is_lane(args[0]):
             return self._read(func, name, args[0])
@@ -155,7 +184,8 @@ class Alone(TorchFunctionMode):
         return result
 
     def _filled(self, value: Tensor) -> Tensor:
-        """A new tensor that may have the batch, of one, among its dimensions: each example has its own."""
+        """A new tensor that may have the batch, of one, among its dimensions: each example has its
+        own."""
         with below(self.level):
             rows = value.expand(self.count, *value.shape).clone()
         return one_of(rows, self.level)
@@ -199,12 +229,20 @@ class Alone(TorchFunctionMode):
             self.memory = {value.untyped_storage().data_ptr() for value, _ in self.held}
         if id(target) in self.slots or target.untyped_storage().data_ptr() in self.memory:
             memory = target.untyped_storage().data_ptr()
-            raise ValueError(writes(self._name(lambda value: value.untyped_storage().data_ptr() == memory)))
+            raise ValueError(
+                writes(self._name(lambda value: value.untyped_storage().data_ptr() == memory))
+            )
 
-    def _with_copies(self, args: tuple[Any, ...], named: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        if not any(self._holds(value) for value in args) and not any(map(self._holds, named.values())):
+    def _with_copies(
+        self, args: tuple[Any, ...], named: dict[str, Any]
+    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        if not any(self._holds(value) for value in args) and not any(
+            map(self._holds, named.values())
+        ):
             return args, named
-        return tuple(map(self.copied, args)), {key: self.copied(value) for key, value in named.items()}
+        return tuple(map(self.copied, args)), {
+            key: self.copied(value) for key, value in named.items()
+        }
 
     def _holds(self, value: Any) -> bool:
         if isinstance(value, Tensor):
@@ -212,7 +250,8 @@ class Alone(TorchFunctionMode):
         return type(value) in _NESTED and any(map(self._holds, value))
 
     def copied(self, value: Any) -> Any:
-        """In the place of a trainable parameter its copy for each example; any other value as it is."""
+        """In the place of a trainable parameter its copy for each example; any other value as it
+        is."""
         if type(value) in _NESTED:
             return type(value)(map(self.copied, value))
         slot = self.slot(value)
@@ -226,29 +265,42 @@ class Alone(TorchFunctionMode):
         return self.copies[slot.index]
 
     def check(self) -> None:
-        """Raises ValueError if the pass has changed a parameter or a buffer; the message names it."""
+        """Raises ValueError if the pass has changed a parameter or a buffer; the message names
+        it."""
         before = {(id(value), version) for value, version in self.held}
         now = {(id(value), value._version) for value, _ in state_of(self.modules)}
         if now != before:
-            raise ValueError(writes(self._name(lambda value: (id(value), value._version) not in before)))
+            raise ValueError(
+                writes(self._name(lambda value: (id(value), value._version) not in before))
+            )
 
     def _name(self, is_it: Callable[[Tensor], bool]) -> str:
         named = tensors_of(self.modules[0]).items()
         return next((name for name, value in named if is_it(value)), "its parameters or buffers")
 
 
-PYTHON = {"embedding_bag", "lstm_layer", "multi_head_attention"}  # functions with rules that are written in Python
+PYTHON = {
+    "embedding_bag",
+    "lstm_layer",
+    "multi_head_attention",
+}  # functions with rules that are written in Python
 
 
 def squeezed(value: Tensor) -> Tensor:
-    """The first dimension stays: of a batch of several examples `squeeze()` would not take it away."""
+    """The first dimension stays: of a batch of several examples `squeeze()` would not take it
+    away."""
     dims = tuple(dim for dim in range(1, value.dim()) if value.shape[dim] == 1)
-    return value.squeeze(dims) if dims else value
+    if dims:
+        return value.squeeze(dims)
+    return value
 
 
 def _viewing(value: Tensor) -> Any:
-    """`view`, or `reshape` where a rule has put other dimensions last in memory than the forward expects."""
-    return Tensor.view if all_of(value).is_contiguous() else Tensor.reshape
+    """`view`, or `reshape` where a rule has put other dimensions last in memory than the forward
+    expects."""
+    if all_of(value).is_contiguous():
+        return Tensor.view
+    return Tensor.reshape
 
 
 def _tensors(values: Iterable[Any]) -> list[Tensor]:
@@ -263,23 +315,34 @@ def _tensors(values: Iterable[Any]) -> list[Tensor]:
 
 def _draws(device: torch.device) -> Tensor:
     """The state of the generator of a device."""
-    return torch.get_rng_state() if device.type == "cpu" else torch.cuda.get_rng_state(device)
+    if device.type == "cpu":
+        return torch.get_rng_state()
+    return torch.cuda.get_rng_state(device)
 
 
 def state_of(modules: Iterable[nn.Module]) -> list[tuple[Tensor, int]]:
     """The parameters and buffers of modules, and how often each was written."""
     groups = [group for part in modules for group in (part._parameters, part._buffers) if group]
-    return [(value, value._version) for group in groups for value in group.values() if value is not None]
+    return [
+        (value, value._version) for group in groups for value in group.values() if value is not None
+    ]
 
 
 def tensors_of(model: nn.Module) -> dict[str, Tensor]:
     """Its parameters and buffers by all their names."""
-    return dict([*model.named_parameters(remove_duplicate=False), *model.named_buffers(remove_duplicate=False)])
+    return dict(
+        [
+            *model.named_parameters(remove_duplicate=False),
+            *model.named_buffers(remove_duplicate=False),
+        ]
+    )
 
 
 def writes(name: str) -> str:
     """The refusal of a model whose forward changes what `name` names."""
     return (
-        f"the model's forward changes {name}: what examples leave there would be neither clipped nor noised. Take out "
-        "what writes it (max_norm, running statistics, observers), or the layer, or put it in eval mode"
+        f"the model's forward changes {name}: what examples leave there would be neither clipped "
+        f"nor noised. Take out "
+        "what writes it (max_norm, running statistics, observers), or the layer, or put it in "
+        "eval mode"
     )

@@ -1,4 +1,5 @@
-"""One example after the other through the model: what vmap can't follow, and the measure for what it gives.
+"""One example after the other through the model: what vmap can't follow, and the measure for what
+it gives.
 
 What is clipped is the very vector that is summed. So no example can add more than the clip norm.
 """
@@ -30,12 +31,16 @@ _told: WeakSet[nn.Module] = WeakSet()  # models that the log has named
 
 
 class OfMany(TorchFunctionMode):
-    """Within it a batch of one keeps its first dimension in `squeeze()`, as a batch of several does."""
+    """Within it a batch of one keeps its first dimension in `squeeze()`, as a batch of several
+    does."""
 
     inner: Any = None
 
-    def __torch_function__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
-        named, function = kwargs or {}, function_of(func)
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        named = kwargs or {}
+        function = function_of(func)
         if function.name == "squeeze" and not function.writes and len(args) == 1 and not named:
             return squeezed(args[0])
         if function.is_python and not function.is_plain and func is not self.inner:
@@ -44,22 +49,32 @@ class OfMany(TorchFunctionMode):
 
 
 def built_terms(objective: Objective, inputs: Tree, targets: Tree, *, reason: str) -> list[Term]:
-    """Builds every gradient, n * num_params floats, by a loop over examples. Each has a seed of its own, so that what
-    one draws changes nothing for the next.
+    """Builds every gradient, n * num_params floats, by a loop over examples. Each has a seed of its
+    own, so that what one draws changes nothing for the next.
 
     `reason`: why they do not go side by side.
     """
-    device, draws = objective.parameters[0].device, torch.Generator().set_state(torch.get_rng_state())
-    seeds, found, drawn = torch.randint(2**62, (count_of(inputs),), generator=draws).tolist(), [], False
-    with torch.random.fork_rng(devices=[] if device.type == "cpu" else [device], device_type=device.type):
+    device = objective.parameters[0].device
+    draws = torch.Generator().set_state(torch.get_rng_state())
+    seeds = torch.randint(2**62, (count_of(inputs),), generator=draws).tolist()
+    found = []
+    drawn = False
+    with torch.random.fork_rng(
+        devices=[] if device.type == "cpu" else [device], device_type=device.type
+    ):
         for place, seed in enumerate(seeds):
             torch.manual_seed(seed)
-            before, one = torch.get_rng_state(), slice(place, place + 1)
+            before = torch.get_rng_state()
+            one = slice(place, place + 1)
             try:
                 with put_back(objective.kept):
-                    found.append(plain_gradient(objective, rows_of(inputs, one), rows_of(targets, one)))
+                    found.append(
+                        plain_gradient(objective, rows_of(inputs, one), rows_of(targets, one))
+                    )
             except RuntimeError as error:
-                raise ValueError(f"the model can't be called with one example alone: {error}") from error
+                raise ValueError(
+                    f"the model can't be called with one example alone: {error}"
+                ) from error
             drawn = drawn or not torch.equal(before, torch.get_rng_state())
     if drawn:
         torch.set_rng_state(draws.get_state())
@@ -80,8 +95,8 @@ def _rows(objective: Objective, found: Iterable[Tensor]) -> list[Term]:
 
 
 def plain_gradient(objective: Objective, inputs: Tree, targets: Tree) -> list[Tensor]:
-    """The gradient of LOSS_SCALE times the loss of a batch of one example, or unit, by plain autograd; zero for
-    parameters that are not used."""
+    """The gradient of LOSS_SCALE times the loss of a batch of one example, or unit, by plain
+    autograd; zero for parameters that are not used."""
     parameters = objective.trainable()
     with torch.enable_grad(), OfMany():
         if objective.of_units:
@@ -91,19 +106,25 @@ def plain_gradient(objective: Objective, inputs: Tree, targets: Tree) -> list[Te
     if not losses.requires_grad:
         return [torch.zeros_like(value) for value in parameters]
     scale = torch.full_like(losses, LOSS_SCALE)
-    found = torch.autograd.grad(losses, parameters, scale, allow_unused=True, materialize_grads=True)
+    found = torch.autograd.grad(
+        losses, parameters, scale, allow_unused=True, materialize_grads=True
+    )
     return [value.to_dense() for value in found]
 
 
 @torch.no_grad()
-def rows_apart(forward: Callable[[Tensor], list[Tensor]], inputs: Tensor, modules: Sequence[nn.Module]) -> list[Tensor]:
-    """What a forward of some modules gives, each tensor (n, ...), with row i from row i of inputs (n, ...) alone: they
-    go side by side, in groups of rows that take the same branches, or else one after the other.
+def rows_apart(
+    forward: Callable[[Tensor], list[Tensor]], inputs: Tensor, modules: Sequence[nn.Module]
+) -> list[Tensor]:
+    """What a forward of some modules gives, each tensor (n, ...), with row i from row i of inputs
+    (n, ...) alone: they go side by side, in groups of rows that take the same branches, or else one
+    after the other.
 
     Raises:
       ValueError: the forward changes its parameters or buffers.
     """
-    count, rows = len(inputs), max(len(inputs), FEWEST)
+    count = len(inputs)
+    rows = max(len(inputs), FEWEST)
     alone = Alone({}, rows, modules, rules=RULES)
     try:
         with put_back(modules):
@@ -119,4 +140,6 @@ def rows_apart(forward: Callable[[Tensor], list[Tensor]], inputs: Tensor, module
     except Unserved:
         pass
     with OfMany():
-        return [torch.cat(parts) for parts in zip(*map(forward, torch.split(inputs, 1)), strict=True)]
+        return [
+            torch.cat(parts) for parts in zip(*map(forward, torch.split(inputs, 1)), strict=True)
+        ]

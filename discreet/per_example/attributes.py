@@ -1,7 +1,8 @@
-"""Plain attributes of modules: what a pass leaves there is taken away again, so that it reaches no other pass.
+"""Plain attributes of modules: what a pass leaves there is taken away again, so that it reaches no
+other pass.
 
-A clipped sum bounds what an example changes in the gradients, and nothing else. A running maximum, a queue or a kept
-mean would carry an example into steps in which it is absent.
+A clipped sum bounds what an example changes in the gradients, and nothing else. A running maximum,
+a queue or a kept mean would carry an example into steps in which it is absent.
 """
 
 from __future__ import annotations
@@ -26,7 +27,8 @@ def _items(container: Any) -> list[Any]:
 
 
 def _look(value: Any, copies: bool) -> Callable[[], bool] | None:
-    """Tells later whether an object still holds what it holds now; None for one that can't be written into."""
+    """Tells later whether an object still holds what it holds now; None for one that can't be
+    written into."""
     if isinstance(value, Tensor):
         return _look_at_tensor(value, copies)
     if isinstance(value, _CONTAINERS):
@@ -50,8 +52,8 @@ def _are_same(now: list[Any], before: list[Any]) -> bool:
 
 
 class Attributes:
-    """The plain attributes of modules as they were when this was made. `copies`: the values of their tensors too, which
-    `tensor.data` changes without a trace."""
+    """The plain attributes of modules as they were when this was made. `copies`: the values of
+    their tensors too, which `tensor.data` changes without a trace."""
 
     def __init__(self, modules: Iterable[nn.Module], *, copies: bool = False) -> None:
         self._held: list[tuple[nn.Module, dict[str, Any]]] = []
@@ -62,7 +64,10 @@ class Attributes:
             if len(own) == len(_OF_MODULES):
                 continue
             for name, value in own.items():
-                look = None if name in _OF_MODULES else _look(value, copies)
+                if name in _OF_MODULES:
+                    look = None
+                else:
+                    look = _look(value, copies)
                 if look is not None:
                     self._looks.append((module, name, look))
 
@@ -101,7 +106,8 @@ def _is_same(now: dict[str, Any], before: dict[str, Any]) -> bool:
 
 @contextmanager
 def put_back(modules: Iterable[nn.Module]) -> Iterator[None]:
-    """Within it a forward may leave what it likes on its modules; afterwards their attributes are as before."""
+    """Within it a forward may leave what it likes on its modules; afterwards their attributes are
+    as before."""
     before = Attributes(modules)
     try:
         yield
@@ -113,6 +119,8 @@ def put_back(modules: Iterable[nn.Module]) -> Iterator[None]:
 def keeps(name: str) -> str:
     """The refusal of a model that carries something from one pass into the next."""
     return (
-        f"the model's forward writes into its attribute {name}: what an example leaves there would reach steps in "
-        "which it is absent, neither clipped nor noised. Take out what keeps it, or make it anew in each forward"
+        f"the model's forward writes into its attribute {name}: what an example leaves there "
+        f"would reach steps in "
+        "which it is absent, neither clipped nor noised. Take out what keeps it, or make it anew "
+        "in each forward"
     )

@@ -1,4 +1,5 @@
-"""Gradient checkpointing, which is undone: what it would compute again in the backward pass, vmap could not follow."""
+"""Gradient checkpointing, which is undone: what it would compute again in the backward pass, vmap
+could not follow."""
 
 from __future__ import annotations
 
@@ -21,7 +22,10 @@ def _nothing(*_: Any, **__: Any) -> Iterator[None]:
     yield
 
 
-_REPLACED: dict[str, Any] = {"CheckpointFunction": _Plain, "_checkpoint_without_reentrant_generator": _nothing}
+_REPLACED: dict[str, Any] = {
+    "CheckpointFunction": _Plain,
+    "_checkpoint_without_reentrant_generator": _nothing,
+}
 
 
 @contextmanager

@@ -13,7 +13,15 @@ from torch.nn import functional
 
 from discreet.per_example.alone import Alone, Rule
 from discreet.per_example.lanes import is_lane, parted
-from discreet.per_example.terms import Outer, Parts, Rows, Slot, Term, floats_at_once, grams_are_cheaper
+from discreet.per_example.terms import (
+    Outer,
+    Parts,
+    Rows,
+    Slot,
+    Term,
+    floats_at_once,
+    grams_are_cheaper,
+)
 
 _PATCH_FLOATS = 2**19  # patches held at once: 2 MB, so that they stay in the processor's cache
 _FEW_PATCHES = 4  # for each output channel: they take little memory, and a matrix product is faster
@@ -21,7 +29,8 @@ _FEW_PATCHES = 4  # for each output channel: they take little memory, and a matr
 
 @dataclass(frozen=True, slots=True)
 class Geometry:
-    """Kernel size, stride, dilation and (left, right) padding by spatial dimension, and the number of groups."""
+    """Kernel size, stride, dilation and (left, right) padding by spatial dimension, and the number
+    of groups."""
 
     kernel: tuple[int, ...]
     stride: tuple[int, ...]
@@ -39,23 +48,32 @@ class Geometry:
         return [(size - dil * (k - 1) - 1) // jump + 1 for size, k, jump, dil in ways]
 
     def patches(self, inputs: Tensor) -> Tensor:
-        """(n, channels, *space) -> (n, groups, positions, kernel * channels / groups), channels running fastest."""
+        """(n, channels, *space) -> (n, groups, positions, kernel * channels / groups), channels
+        running fastest."""
         data = inputs.movedim(1, -1)
         if any(sides != (0, 0) for sides in self.padding):
-            data = functional.pad(data, (0, 0, *(side for sides in reversed(self.padding) for side in sides)))
+            data = functional.pad(
+                data, (0, 0, *(side for sides in reversed(self.padding) for side in sides))
+            )
         data = data.contiguous()
         count, *space, channels = data.shape
         first, *steps, _ = data.stride()
         width = channels // self.groups
-        positions = [(end, step * jump) for end, step, jump in zip(self.ends(space), steps, self.stride, strict=True)]
-        window = [(k, step * dil) for k, step, dil in zip(self.kernel, steps, self.dilation, strict=True)]
+        positions = [
+            (end, step * jump)
+            for end, step, jump in zip(self.ends(space), steps, self.stride, strict=True)
+        ]
+        window = [
+            (k, step * dil) for k, step, dil in zip(self.kernel, steps, self.dilation, strict=True)
+        ]
         dims = _coalesced([(count, first), (self.groups, width), *positions, *window, (width, 1)])
         windows = data.as_strided([size for size, _ in dims], [step for _, step in dims])
         return windows.contiguous().view(count, self.groups, -1, self.width(inputs))
 
 
 def _coalesced(dims: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
-    """The same (size, stride) dimensions in fewer, so that patches are copied in long runs of memory."""
+    """The same (size, stride) dimensions in fewer, so that patches are copied in long runs of
+    memory."""
     merged = [(1, 1)]
     for size, step in reversed(dims):
         inner, stride = merged[0]
@@ -72,9 +90,9 @@ def _coalesced(dims: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
 
 @dataclass(frozen=True, slots=True)
 class Convolved:
-    """The weight of a convolution with one group, called `times` times: inputs (n, times, channels, *space) and grads
-    (n, times, positions, out). Patches are made for some examples at a time, and never held: they are many times larger
-    than inputs."""
+    """The weight of a convolution with one group, called `times` times: inputs (n, times, channels,
+    *space) and grads (n, times, positions, out). Patches are made for some examples at a time, and
+    never held: they are many times larger than inputs."""
 
     slot: Slot
     geometry: Geometry
@@ -88,9 +106,12 @@ class Convolved:
 
     def outer(self, some: slice = slice(None)) -> Outer:
         """The matrix product over the patches of some examples."""
-        inputs, grads = self.inputs[some], self.grads[some]
+        inputs = self.inputs[some]
+        grads = self.grads[some]
         patches = self.geometry.patches(inputs.flatten(0, 1))
-        return Outer(self.slot, patches.view(len(inputs), -1, patches.shape[3]), grads.flatten(1, 2))
+        return Outer(
+            self.slot, patches.view(len(inputs), -1, patches.shape[3]), grads.flatten(1, 2)
+        )
 
     def cheapest(self, order: int) -> Term:
         """The same, or the gradients themselves if they cost less for norms of this order."""
@@ -103,7 +124,9 @@ class Convolved:
 
     def mass(self, order: int) -> Tensor:
         held = floats_at_once(_PATCH_FLOATS, self.inputs.device)
-        step = max(1, held // (self.grads[0, ..., 0].numel() * self.geometry.width(self.inputs[:, 0])))
+        step = max(
+            1, held // (self.grads[0, ..., 0].numel() * self.geometry.width(self.inputs[:, 0]))
+        )
         starts = range(0, len(self.inputs), step)
         return torch.cat([self.outer(slice(start, start + step)).mass(order) for start in starts])
 
@@ -111,60 +134,86 @@ class Convolved:
         if self.grads[..., 0].numel() <= _FEW_PATCHES * self.slot.shape[0]:
             self.outer().add_to(parts, weights, factor)
             return
-        inputs, way = self.inputs.flatten(0, 1), self.geometry
+        inputs = self.inputs.flatten(0, 1)
+        way = self.geometry
         if any(sides != (0, 0) for sides in way.padding):
-            inputs = functional.pad(inputs, [side for sides in reversed(way.padding) for side in sides])
+            inputs = functional.pad(
+                inputs, [side for sides in reversed(way.padding) for side in sides]
+            )
         rows = (self.grads * weights.view(-1, 1, 1, 1)).flatten(0, 1).movedim(-1, 1)
         grads = rows.reshape(len(inputs), -1, *way.ends(inputs.shape[2:]))
         like = inputs.new_empty(self.slot.shape)
         sizes = way.stride, [0] * len(way.kernel), way.dilation, False, [0] * len(way.kernel), 1
-        (_, found, _) = torch.ops.aten.convolution_backward(grads, inputs, like, None, *sizes, [False, True, False])
+        (_, found, _) = torch.ops.aten.convolution_backward(
+            grads, inputs, like, None, *sizes, [False, True, False]
+        )
         parts[self.slot.index].add_(found, alpha=factor)
 
 
 def built(geometry: Geometry, inputs: Tensor, grads: Tensor) -> Tensor:
-    """The gradients themselves, (n, out, width), some examples at a time: patches are many times larger than inputs."""
+    """The gradients themselves, (n, out, width), some examples at a time: patches are many times
+    larger than inputs."""
     count, positions, out = grads.shape
-    groups, width = geometry.groups, geometry.width(inputs)
+    groups = geometry.groups
+    width = geometry.width(inputs)
     rows = grads.new_empty(count, out, width)
     step = max(1, floats_at_once(_PATCH_FLOATS, inputs.device) // (positions * groups * width))
     for start in range(0, count, step):
         some = slice(start, start + step)
         by_group = grads[some].view(-1, positions, groups, out // groups).permute(0, 2, 3, 1)
         patches = geometry.patches(inputs[some])
-        torch.bmm(by_group.flatten(0, 1), patches.flatten(0, 1), out=rows[some].view(-1, out // groups, width))
+        torch.bmm(
+            by_group.flatten(0, 1),
+            patches.flatten(0, 1),
+            out=rows[some].view(-1, out // groups, width),
+        )
     return rows
 
 
 def _convolution(dims: int, *, turned: bool = False) -> Rule:
-    """A convolution; `turned`: a transposed one, in which inputs and output gradients change their parts."""
-    name = f"conv_transpose{dims}d" if turned else f"conv{dims}d"
+    """A convolution; `turned`: a transposed one, in which inputs and output gradients change their
+    parts."""
+    if turned:
+        name = f"conv_transpose{dims}d"
+    else:
+        name = f"conv{dims}d"
     run: Any = getattr(functional, name)
 
-    def rule(alone: Alone, input: Tensor, weight: Tensor, bias: Any = None, *args: Any, **named: Any) -> Any:
+    def rule(
+        alone: Alone, input: Tensor, weight: Tensor, bias: Any = None, *args: Any, **named: Any
+    ) -> Any:
         if is_lane(weight) or is_lane(bias) or input.dim() not in (dims + 1, dims + 2):
             return NotImplemented
         given = _arguments(args, named, turned=turned)
         if turned and any(_each(given["output_padding"], dims)):
             return NotImplemented
         rows = alone.rows(input)
-        inputs = rows if input.dim() == dims + 1 else rows.flatten(0, 1)
-        if dims == 2 and not turned:  # patches are then runs of memory, and pooling is several times as fast
+        if input.dim() == dims + 1:
+            inputs = rows
+        else:
+            inputs = rows.flatten(0, 1)
+        if (
+            dims == 2 and not turned
+        ):  # patches are then runs of memory, and pooling is several times as fast
             inputs = _channels_last(inputs)
         outputs = run(inputs, weight, bias, **given)
-        held, added = alone.slot(weight), alone.slot(bias)
+        held = alone.slot(weight)
+        added = alone.slot(bias)
         if held is not None or added is not None:
             geometry = _geometry(given, weight.shape[2:], dims)
             use = _Use(geometry, held, added, alone.count, turned)
             alone.note(outputs, lambda grads: use.terms(inputs, grads))
-        return outputs if inputs is rows or input.dim() == dims + 1 else parted(outputs, len(rows))
+        if inputs is rows or input.dim() == dims + 1:
+            return outputs
+        return parted(outputs, len(rows))
 
     return rule
 
 
 @dataclass(frozen=True, slots=True)
 class _Use:
-    """A convolution's use of its weight and bias, for `count` examples, of which each may have several images."""
+    """A convolution's use of its weight and bias, for `count` examples, of which each may have
+    several images."""
 
     geometry: Geometry
     weight: Slot | None
@@ -178,13 +227,18 @@ class _Use:
         rows = others.movedim(1, -1).flatten(1, -2)
         found: list[Term] = []
         if self.bias is not None:
-            sums = grads.flatten(2).sum(2) if self.turned else rows.sum(1)
+            if self.turned:
+                sums = grads.flatten(2).sum(2)
+            else:
+                sums = rows.sum(1)
             found.append(Rows(self.bias, self._of_examples(sums).sum(1)))
         if self.weight is None:
             return found
         slot = replace(self.weight, kernel_last=True)
         if self.geometry.groups == 1:
-            convolved = Convolved(slot, self.geometry, self._of_examples(images), self._of_examples(rows))
+            convolved = Convolved(
+                slot, self.geometry, self._of_examples(images), self._of_examples(rows)
+            )
             return [convolved, *found]
         return [Rows(slot, self._of_examples(built(self.geometry, images, rows)).sum(1)), *found]
 
@@ -200,27 +254,34 @@ def _arguments(args: Sequence[Any], named: dict[str, Any], *, turned: bool) -> d
     """All arguments behind the bias, by their names."""
     default: dict[str, Any] = {"stride": 1, "padding": 0, "dilation": 1, "groups": 1}
     names = _TURNED_NAMES if turned else _NAMES
-    default |= {"output_padding": 0} if turned else {}
+    if turned:
+        default |= {"output_padding": 0}
     return {**default, **dict(zip(names, args, strict=False)), **named}
 
 
 def _each(value: Any, dims: int) -> tuple[int, ...]:
-    return (value,) * dims if isinstance(value, int) else tuple(value) * (dims if len(value) == 1 else 1)
+    if isinstance(value, int):
+        return (value,) * dims
+    return tuple(value) * (dims if len(value) == 1 else 1)
 
 
 def _channels_last(images: Tensor) -> Tensor:
-    """Images (n, channels, height, width) with their channels last in memory, a single one too, which PyTorch takes
-    for one that is first."""
+    """Images (n, channels, height, width) with their channels last in memory, a single one too,
+    which PyTorch takes for one that is first."""
     if images.shape[1] == 1:
         return images.squeeze(1).unsqueeze(3).movedim(3, 1)
     return images.contiguous(memory_format=torch.channels_last)
 
 
 def _geometry(given: dict[str, Any], kernel: Sequence[int], dims: int) -> Geometry:
-    stride, dilation = _each(given["stride"], dims), _each(given["dilation"], dims)
+    stride = _each(given["stride"], dims)
+    dilation = _each(given["dilation"], dims)
     padding = given["padding"]
     if isinstance(padding, str):
-        total = [dil * (size - 1) if padding == "same" else 0 for dil, size in zip(dilation, kernel, strict=True)]
+        total = [
+            dil * (size - 1) if padding == "same" else 0
+            for dil, size in zip(dilation, kernel, strict=True)
+        ]
         sides = tuple((each // 2, each - each // 2) for each in total)
     else:
         sides = tuple((side, side) for side in _each(padding, dims))

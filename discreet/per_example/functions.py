@@ -16,27 +16,50 @@ def _words(names: str) -> frozenset[str]:
 
 # They tell nothing of values.
 _FACTS = _words(
-    "shape size numel nelement dim ndimension is_floating_point is_complex is_contiguous stride element_size "
-    "get_device is_signed storage_offset data_ptr is_inference is_tensor type has_names repr format hash device dtype"
+    "shape size numel nelement dim ndimension is_floating_point is_complex is_contiguous stride "
+    "element_size "
+    "get_device is_signed storage_offset data_ptr is_inference is_tensor type has_names repr "
+    "format hash device dtype"
 )
 _VIEWS = _words("T mT H mH data real imag")  # attributes that are tensors
 _BANNED = _words(
-    "register_hook register_post_accumulate_grad_hook backward grad retain_grad grad_fn set_ resize_ __set__"
+    "register_hook register_post_accumulate_grad_hook backward grad retain_grad grad_fn set_ "
+    "resize_ __set__"
 )
 READS = _words("__bool__ __int__ __float__ __complex__ __index__ item tolist is_nonzero")
 FILLED = _words("zeros ones full empty new_zeros new_ones new_full new_empty")
 DROPPING = _words("dropout alpha_dropout feature_dropout feature_alpha_dropout")
-_DRAWN = ("bernoulli", "rand", "randn", "rand_like", "randn_like", "uniform", "normal", "exponential")
-FILLING = frozenset(name + end for name in _DRAWN for end in ("", "_"))  # give numbers that are drawn
+_DRAWN = (
+    "bernoulli",
+    "rand",
+    "randn",
+    "rand_like",
+    "randn_like",
+    "uniform",
+    "normal",
+    "exponential",
+)
+FILLING = frozenset(
+    name + end for name in _DRAWN for end in ("", "_")
+)  # give numbers that are drawn
 RECURRENT = _words("lstm gru rnn_tanh rnn_relu")
-_ALIASES = {"radd": "add", "rmul": "mul", "iadd": "add_", "isub": "sub_", "imul": "mul_", "itruediv": "div_"}
+_ALIASES = {
+    "radd": "add",
+    "rmul": "mul",
+    "iadd": "add_",
+    "isub": "sub_",
+    "imul": "mul_",
+    "itruediv": "div_",
+}
 _ASKING = ("has_torch_function", "has_torch_function_unary", "has_torch_function_variadic")
 # From PyTorch 2.13 on: calls a function that is written in Python under the mode that asks.
 redispatch = getattr(torch.overrides, "redispatch_function", None)
 # Functions in Python that read no values and hide no parameter: what they call need not be seen.
 _PLAIN = _words(
-    "relu relu6 softmax log_softmax softmin silu leaky_relu elu selu celu hardtanh hardswish hardsigmoid mish tanh "
-    "sigmoid max_pool1d max_pool2d max_pool3d adaptive_avg_pool2d adaptive_avg_pool3d logsigmoid softplus normalize"
+    "relu relu6 softmax log_softmax softmin silu leaky_relu elu selu celu hardtanh hardswish "
+    "hardsigmoid mish tanh "
+    "sigmoid max_pool1d max_pool2d max_pool3d adaptive_avg_pool2d adaptive_avg_pool3d logsigmoid "
+    "softplus normalize"
 )
 
 
@@ -64,7 +87,10 @@ class Function:
 def function_of(func: Any) -> Function:
     """What is known of a function."""
     full = _name_of(func)
-    name = full if full.startswith("__") else full.rstrip("_")
+    if full.startswith("__"):
+        name = full
+    else:
+        name = full.rstrip("_")
     is_fact = name in _FACTS or (getattr(func, "__name__", "") == "__get__" and name not in _VIEWS)
     writes = full != name or name == "setitem"
     is_python = type(func) is FunctionType
@@ -81,10 +107,14 @@ def _name_of(func: Any) -> str:
     return _ALIASES.get(bare, bare)
 
 
-def called_inside(mode: Any, func: Any, types: Any, args: tuple[Any, ...], named: dict[str, Any]) -> Any:
-    """Calls a function of PyTorch that is written in Python, with a mode on for what it calls. `mode.inner` is the
-    function meanwhile, so that the mode takes it for one that is not written in Python if it calls itself."""
-    before, mode.inner = mode.inner, func
+def called_inside(
+    mode: Any, func: Any, types: Any, args: tuple[Any, ...], named: dict[str, Any]
+) -> Any:
+    """Calls a function of PyTorch that is written in Python, with a mode on for what it calls.
+    `mode.inner` is the function meanwhile, so that the mode takes it for one that is not written in
+    Python if it calls itself."""
+    before = mode.inner
+    mode.inner = func
     try:
         with mode:
             if redispatch is None:
@@ -96,7 +126,8 @@ def called_inside(mode: Any, func: Any, types: Any, args: tuple[Any, ...], named
 
 @lru_cache(maxsize=4096)
 def undispatched(func: FunctionType) -> FunctionType:
-    """A copy of a function of PyTorch that does not ask a mode for itself; what it calls still does."""
+    """A copy of a function of PyTorch that does not ask a mode for itself; what it calls still
+    does."""
     names = {**func.__globals__, **dict.fromkeys(_ASKING, _no)}
     copied = FunctionType(func.__code__, names, func.__name__, func.__defaults__, func.__closure__)
     copied.__kwdefaults__ = func.__kwdefaults__

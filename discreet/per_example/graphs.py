@@ -1,8 +1,10 @@
-"""Graphs in a batch, the way models of graphs take them: one graph, of which the examples are the parts that no edge
-joins. Nodes and edges have a row each, and `batch` has the number of the graph of each node.
+"""Graphs in a batch, the way models of graphs take them: one graph, of which the examples are the
+parts that no edge joins. Nodes and edges have a row each, and `batch` has the number of the graph
+of each node.
 
-They have different sizes. To go through a model side by side, each has a companion, a graph of zeros that fills it up
-to a power of two; so what an example's lane has follows from that example alone.
+They have different sizes. To go through a model side by side, each has a companion, a graph of
+zeros that fills it up to a power of two; so what an example's lane has follows from that example
+alone.
 """
 
 from __future__ import annotations
@@ -16,16 +18,19 @@ from torch import Tensor
 from torch.utils._pytree import register_pytree_node, tree_flatten, tree_leaves, tree_unflatten
 
 _RULE = (
-    "in a tuple rows of nodes come before edge_index, and rows of edges after it; by name those of edges and graphs "
+    "in a tuple rows of nodes come before edge_index, and rows of edges after it; by name those "
+    "of edges and graphs "
     "begin with edge and graph"
 )
 
 
 def owners_taken(owners: Tensor, places: Tensor, count: int) -> tuple[Tensor, Tensor, Tensor]:
-    """The rows of some of the `count` examples, in the order of `places`, the new number of the example of each, and
-    how far its first row has moved. owners (rows,): the example of each row."""
+    """The rows of some of the `count` examples, in the order of `places`, the new number of the
+    example of each, and how far its first row has moved. owners (rows,): the example of each
+    row."""
     sizes = torch.bincount(owners, minlength=count)
-    starts, taken = sizes.cumsum(0) - sizes, sizes[places]
+    starts = sizes.cumsum(0) - sizes
+    taken = sizes[places]
     new = torch.arange(len(places), device=owners.device).repeat_interleave(taken)
     begins = taken.cumsum(0) - taken
     within = torch.arange(len(new), device=owners.device) - begins[new]
@@ -35,11 +40,13 @@ def owners_taken(owners: Tensor, places: Tensor, count: int) -> tuple[Tensor, Te
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Graphs:
-    """A batch of graphs. It has the graphs for its rows: `len` counts them, and an index picks some.
+    """A batch of graphs. It has the graphs for its rows: `len` counts them, and an index picks
+    some.
 
     Attributes:
       tree: what the model takes: a tuple, or a dictionary of tensors by name.
-      names: of each tensor of the tree, whether it has a row a node, edge or graph, or is "edge_index" or "batch".
+      names: of each tensor of the tree, whether it has a row a node, edge or graph, or is
+        "edge_index" or "batch".
     """
 
     tree: Any
@@ -52,12 +59,19 @@ class Graphs:
     @property
     def owners(self) -> dict[str, Tensor]:
         """The graph of each node, edge and graph."""
-        batch, edges = self.leaf("batch"), self.leaf("edge_index")
-        return {"node": batch, "edge": batch[edges[0]], "graph": torch.arange(len(self), device=batch.device)}
+        batch = self.leaf("batch")
+        edges = self.leaf("edge_index")
+        return {
+            "node": batch,
+            "edge": batch[edges[0]],
+            "graph": torch.arange(len(self), device=batch.device),
+        }
 
     def __len__(self) -> int:
         batch = self.leaf("batch")
-        return int(batch[-1]) + 1 if len(batch) else 0
+        if len(batch):
+            return int(batch[-1]) + 1
+        return 0
 
     def __getitem__(self, index: Any) -> Graphs:
         count = len(self)
@@ -68,10 +82,13 @@ class Graphs:
         return self._with(moved, taken["node"][1], lambda name, value: value[taken[name][0]])
 
     def _with(self, edges: Tensor, batch: Tensor, rows: Callable[[str, Tensor], Tensor]) -> Graphs:
-        """Graphs with other edges and nodes, and other `rows` of the tensors that have them, by their names."""
+        """Graphs with other edges and nodes, and other `rows` of the tensors that have them, by
+        their names."""
         made = {"edge_index": edges, "batch": batch}
         values, spec = tree_flatten(self.tree)
-        parts = [made[n] if n in made else rows(n, v) for n, v in zip(self.names, values, strict=True)]
+        parts = [
+            made[n] if n in made else rows(n, v) for n, v in zip(self.names, values, strict=True)
+        ]
         return Graphs(tree_unflatten(parts, spec), self.names)
 
     def made_up(self, count: int, rows: Any, draws: torch.Generator) -> Graphs:
@@ -83,16 +100,24 @@ class Graphs:
         edges = within.long() + (nodes.cumsum(0) - nodes)[edge_owners]
         sizes = {"node": len(owners), "edge": 3 * count, "graph": count}
         device = self.leaf("batch").device
-        return self._with(edges.to(device), owners.to(device), lambda name, value: rows(value, sizes[name]))
+        return self._with(
+            edges.to(device), owners.to(device), lambda name, value: rows(value, sizes[name])
+        )
 
 
-register_pytree_node(Graphs, lambda one: ([one.tree], one.names), lambda parts, names: Graphs(next(iter(parts)), names))
+register_pytree_node(
+    Graphs,
+    lambda one: ([one.tree], one.names),
+    lambda parts, names: Graphs(next(iter(parts)), names),
+)
 
 
 def filled_up(graphs: Graphs) -> Iterator[tuple[Tensor, Any]]:
-    """Graphs side by side: the places of those that are filled up to one size, and their tree, each tensor (k, ...). An
-    example is a batch of two graphs, itself and one of zeros, each of whose nodes has an edge to itself."""
-    count, owners = len(graphs), graphs.owners
+    """Graphs side by side: the places of those that are filled up to one size, and their tree, each
+    tensor (k, ...). An example is a batch of two graphs, itself and one of zeros, each of whose
+    nodes has an edge to itself."""
+    count = len(graphs)
+    owners = graphs.owners
     nodes, edges = (torch.bincount(owners[name], minlength=count) for name in ("node", "edge"))
     wide = _power_of_two(nodes + 1)
     long = _power_of_two(edges + wide - nodes)
@@ -107,7 +132,8 @@ def _power_of_two(sizes: Tensor) -> Tensor:
 
 
 def _filled(graphs: Graphs, wide: int, long: int) -> Any:
-    count, owners = len(graphs), graphs.owners
+    count = len(graphs)
+    owners = graphs.owners
     own = {"node": wide, "edge": long, "graph": 2}
     sizes = {name: torch.bincount(of, minlength=count) for name, of in owners.items()}
     starts = {name: each.cumsum(0) - each for name, each in sizes.items()}
@@ -124,16 +150,20 @@ def _filled(graphs: Graphs, wide: int, long: int) -> Any:
         return torch.arange(limit, device=owners["node"].device).expand(count, limit)
 
     ends = (graphs.leaf("edge_index") - starts["node"][owners["edge"]]).t()
-    taken, given = sizes["edge"].unsqueeze(1), sizes["node"].unsqueeze(1)
+    taken = sizes["edge"].unsqueeze(1)
+    given = sizes["node"].unsqueeze(1)
     loops = given + (place(long) - taken).clamp(min=0) % (wide - given)
-    numbers = torch.where((place(long) < taken).unsqueeze(2), rows("edge", ends), loops.unsqueeze(2))
+    numbers = torch.where(
+        (place(long) < taken).unsqueeze(2), rows("edge", ends), loops.unsqueeze(2)
+    )
     batch = (place(wide) >= given).long()
     return graphs._with(numbers.transpose(1, 2), batch, rows).tree
 
 
 def graphs_in(tree: Any) -> Graphs | None:
-    """The batch of graphs that a tuple or dictionary of tensors is, or None: it is one if `edge_index`, (2, edges), has
-    numbers of nodes, and `batch`, (nodes,), their graphs in order, from 0; every graph has a node.
+    """The batch of graphs that a tuple or dictionary of tensors is, or None: it is one if
+    `edge_index`, (2, edges), has numbers of nodes, and `batch`, (nodes,), their graphs in order,
+    from 0; every graph has a node.
 
     Raises:
       ValueError: an edge joins two graphs, or a tensor has other rows than its place or name says.
@@ -147,7 +177,9 @@ def graphs_in(tree: Any) -> Graphs | None:
         return None
     whole = [(key, value) for key, value in values if value.dtype == torch.int64]
     if isinstance(tree, dict):
-        edges, batches = ([key for key, _ in whole if key == name] for name in ("edge_index", "batch"))
+        edges, batches = (
+            [key for key, _ in whole if key == name] for name in ("edge_index", "batch")
+        )
     else:
         is_uneven = len({len(value) for _, value in values}) > 1
         edges = [key for key, value in whole if is_uneven and value.dim() == 2 and len(value) == 2]
@@ -157,18 +189,29 @@ def graphs_in(tree: Any) -> Graphs | None:
 
     def name(key: Any) -> str:
         if key in (edges[0], batches[-1]):
-            return "edge_index" if key == edges[0] else "batch"
+            if key == edges[0]:
+                return "edge_index"
+            return "batch"
         if isinstance(key, int):
-            return "node" if key < edges[0] else "edge"
+            if key < edges[0]:
+                return "node"
+            return "edge"
         return next((kind for kind in ("edge", "graph") if key.startswith(kind)), "node")
 
     found = Graphs(tree, tuple(name(key) for key, _ in values))
-    batch, ends, owners = found.leaf("batch"), found.leaf("edge_index"), found.owners
+    batch = found.leaf("batch")
+    ends = found.leaf("edge_index")
+    owners = found.owners
     if not bool((batch[ends[0]] == batch[ends[1]]).all()):
-        raise ValueError("inputs: an edge joins two graphs of the batch, so that no graph goes through the model alone")
+        raise ValueError(
+            "inputs: an edge joins two graphs of the batch, so that no graph goes through the "
+            "model alone"
+        )
     for (key, value), kind in zip(values, found.names, strict=True):
         if kind in owners and len(value) != len(owners[kind]):
-            raise ValueError(f"inputs: {key} must have a row for each {kind}, not {len(value)} rows: {_RULE}")
+            raise ValueError(
+                f"inputs: {key} must have a row for each {kind}, not {len(value)} rows: {_RULE}"
+            )
     return found
 
 

@@ -1,7 +1,8 @@
 """Values of one example under `torch.func.vmap`, and the tensors of all examples below them.
 
-Under vmap a forward sees the value of one example. Below it is one tensor (n, ...) for all. An `autograd.Function` with
-a `vmap` method gets at it by public API, and takes 240 us a call; these few functions of functorch take 5 us.
+Under vmap a forward sees the value of one example. Below it is one tensor (n, ...) for all. An
+`autograd.Function` with a `vmap` method gets at it by public API, and takes 240 us a call; these
+few functions of functorch take 5 us.
 """
 
 from __future__ import annotations
@@ -35,7 +36,9 @@ def all_of(value: Tensor) -> Tensor:
     """The tensor of all examples, (n, ...), below a value of one."""
     dim = _functorch.maybe_get_bdim(value)
     found: Tensor = _functorch.get_unwrapped(value)
-    return found.movedim(dim, 0) if dim else found
+    if dim:
+        return found.movedim(dim, 0)
+    return found
 
 
 def one_of(values: Tensor, of: int) -> Tensor:

@@ -1,8 +1,9 @@
 """Functions of PyTorch that run for all examples at once, below vmap (`alone.py`).
 
-A rule is given the pass and the function's arguments: values of one example, trainable parameters, and what is the same
-for all. It gives tensors of all examples, (n, ...), or NotImplemented, and notes where parameters are used. Then the
-norms of all gradients follow from inputs and output gradients, without building them (`terms.py`).
+A rule is given the pass and the function's arguments: values of one example, trainable parameters,
+and what is the same for all. It gives tensors of all examples, (n, ...), or NotImplemented, and
+notes where parameters are used. Then the norms of all gradients follow from inputs and output
+gradients, without building them (`terms.py`).
 """
 
 from __future__ import annotations
@@ -25,7 +26,9 @@ from discreet.per_example.terms import Lookup, Rows, Slot, Term, product_terms
 def positions(values: Tensor) -> Tensor:
     """(n, ..., d) as (n, d) or (n, T, d)."""
     rows = values.reshape(len(values), -1, values.shape[-1])
-    return rows[:, 0] if rows.shape[1] == 1 else rows
+    if rows.shape[1] == 1:
+        return rows[:, 0]
+    return rows
 
 
 def _fits(*parameters: Any) -> bool:
@@ -33,20 +36,26 @@ def _fits(*parameters: Any) -> bool:
     return not any(is_lane(value) for value in parameters)
 
 
-def _product(alone: Alone, inputs: Tensor, weight: Tensor, bias: Tensor | None, *, turned: bool) -> Any:
+def _product(
+    alone: Alone, inputs: Tensor, weight: Tensor, bias: Tensor | None, *, turned: bool
+) -> Any:
     """inputs @ weight.T + bias, or with `turned` inputs @ weight + bias."""
     if weight.dim() != 2 or not _fits(weight, bias) or inputs.dim() < 1:
         return NotImplemented
-    held, added = alone.slot(weight), alone.slot(bias)
+    held = alone.slot(weight)
+    added = alone.slot(bias)
     rows = alone.rows(inputs)
-    # On rows: of more dimensions the outputs would be a view, whose edge an activation in place would move.
+    # On rows: of more dimensions the outputs would be a view, whose edge an activation in place
+    # would move.
     flat = rows.reshape(-1, rows.shape[-1])
     outputs = functional.linear(flat, weight.t() if turned else weight, bias)
     shape = (*rows.shape[:-1], outputs.shape[-1])
     if held is not None or added is not None:
 
         def terms(grads: Tensor) -> list[Term]:
-            return product_terms(held, added, positions(rows), positions(grads.view(shape)), turned=turned)
+            return product_terms(
+                held, added, positions(rows), positions(grads.view(shape)), turned=turned
+            )
 
         alone.note(outputs, terms)
     return outputs.view(shape)
@@ -68,10 +77,13 @@ def _matmul(alone: Alone, left: Tensor, right: Tensor) -> Any:
     return _product(alone, left, right, None, turned=True)
 
 
-def _embedding(alone: Alone, weight: Tensor, indices: Tensor, padding_idx: int = -1, *options: bool) -> Any:
+def _embedding(
+    alone: Alone, weight: Tensor, indices: Tensor, padding_idx: int = -1, *options: bool
+) -> Any:
     if is_lane(weight) or any(options):
         return NotImplemented
-    slot, ids = alone.slot(weight), alone.rows(indices)
+    slot = alone.slot(weight)
+    ids = alone.rows(indices)
     outputs = torch.embedding(weight, ids, padding_idx)
     if slot is not None:
         alone.note(outputs, lambda grads: [_lookup(slot, ids, grads, padding_idx)])
@@ -81,21 +93,35 @@ def _embedding(alone: Alone, weight: Tensor, indices: Tensor, padding_idx: int =
 def _lookup(slot: Slot, ids: Tensor, grads: Tensor, padding: int) -> Term:
     places = ids.long().reshape(len(ids), -1)
     rows = grads.reshape(*places.shape, grads.shape[-1])
-    return Lookup(slot, places, rows if padding < 0 else rows.masked_fill((places == padding).unsqueeze(2), 0))
+    return Lookup(
+        slot, places, rows if padding < 0 else rows.masked_fill((places == padding).unsqueeze(2), 0)
+    )
 
 
-def _embedding_bag(alone: Alone, input: Tensor, weight: Tensor, offsets: Any = None, **named: Any) -> Any:
-    mode, padding = named.get("mode", "mean"), named.get("padding_idx")
-    if offsets is not None or named.get("per_sample_weights") is not None or input.dim() != 2 or is_lane(weight):
+def _embedding_bag(
+    alone: Alone, input: Tensor, weight: Tensor, offsets: Any = None, **named: Any
+) -> Any:
+    mode = named.get("mode", "mean")
+    padding = named.get("padding_idx")
+    if (
+        offsets is not None
+        or named.get("per_sample_weights") is not None
+        or input.dim() != 2
+        or is_lane(weight)
+    ):
         return NotImplemented
-    slot, ids = alone.slot(weight), alone.rows(input)
+    slot = alone.slot(weight)
+    ids = alone.rows(input)
     if slot is None or mode not in ("sum", "mean"):
         return NotImplemented
     bags = ids.flatten(0, 1)
     outputs = functional.embedding_bag(bags, weight, mode=mode, padding_idx=padding)
 
     def terms(grads: Tensor) -> list[Term]:
-        shares = torch.ones_like(bags, dtype=grads.dtype) if padding is None else (bags != padding).to(grads)
+        if padding is None:
+            shares = torch.ones_like(bags, dtype=grads.dtype)
+        else:
+            shares = (bags != padding).to(grads)
         if mode == "mean":
             shares = shares / shares.sum(1, keepdim=True).clamp(min=1)
         rows = parted(shares.unsqueeze(2) * grads.unsqueeze(1), alone.count).flatten(1, 2)
@@ -107,15 +133,24 @@ def _embedding_bag(alone: Alone, input: Tensor, weight: Tensor, offsets: Any = N
 Gather = Callable[[Tensor], Tensor]
 
 
-def _scaled(alone: Alone, outputs: Tensor, scales: Sequence[Any], normal: Callable[[], Tensor], gather: Gather) -> None:
-    """Notes outputs = normal * weight + bias. `gather`: sums the positions at which an example uses an entry."""
+def _scaled(
+    alone: Alone,
+    outputs: Tensor,
+    scales: Sequence[Any],
+    normal: Callable[[], Tensor],
+    gather: Gather,
+) -> None:
+    """Notes outputs = normal * weight + bias. `gather`: sums the positions at which an example uses
+    an entry."""
     held, added = map(alone.slot, scales)
     if held is None and added is None:
         return
 
     def terms(grads: Tensor) -> list[Term]:
         found: list[Term] = [] if held is None else [Rows(held, gather(grads * normal()))]
-        return found if added is None else [*found, Rows(added, gather(grads))]
+        if added is None:
+            return found
+        return [*found, Rows(added, gather(grads))]
 
     alone.note(outputs, terms)
 
@@ -124,7 +159,8 @@ def _layer_norm(alone: Alone, input: Tensor, shape: Sequence[int], *args: Any, *
     weight, bias, eps = _given({"weight": None, "bias": None, "eps": 1e-5}, args, named)
     if not _fits(weight, bias):
         return NotImplemented
-    rows, shape = alone.rows(input), list(shape)
+    rows = alone.rows(input)
+    shape = list(shape)
     return _normed(alone, functional.layer_norm(rows, shape, eps=eps), len(shape), weight, bias)
 
 
@@ -134,21 +170,29 @@ def _given(default: dict[str, Any], args: Sequence[Any], named: dict[str, Any]) 
     return (given[name] for name in default)
 
 
-def _rms_norm(alone: Alone, input: Tensor, shape: Sequence[int], weight: Any = None, eps: float | None = None) -> Any:
+def _rms_norm(
+    alone: Alone, input: Tensor, shape: Sequence[int], weight: Any = None, eps: float | None = None
+) -> Any:
     if not _fits(weight):
         return NotImplemented
-    rows, shape = alone.rows(input), list(shape)
+    rows = alone.rows(input)
+    shape = list(shape)
     return _normed(alone, functional.rms_norm(rows, shape, eps=eps), len(shape), weight, None)
 
 
 def _normed(alone: Alone, normal: Tensor, dims: int, weight: Any, bias: Any) -> Tensor:
     outputs = normal
     if weight is not None:  # by itself: the gradient needs what comes before
-        outputs = normal * weight if bias is None else torch.addcmul(bias, normal, weight)
+        if bias is None:
+            outputs = normal * weight
+        else:
+            outputs = torch.addcmul(bias, normal, weight)
 
     def gather(values: Tensor) -> Tensor:
         between = tuple(range(1, values.dim() - dims))
-        return values.sum(between) if between else values
+        if between:
+            return values.sum(between)
+        return values
 
     if weight is not None:
         _scaled(alone, outputs, (weight, bias), lambda: normal, gather)
@@ -157,36 +201,54 @@ def _normed(alone: Alone, normal: Tensor, dims: int, weight: Any, bias: Any) -> 
 
 def _channels(values: Tensor) -> Tensor:
     """(N, channels, space...) -> (N, channels)."""
-    return values.sum(tuple(range(2, values.dim()))) if values.dim() > 2 else values
+    if values.dim() > 2:
+        return values.sum(tuple(range(2, values.dim())))
+    return values
 
 
 def _summed(values: Tensor, count: int) -> Tensor:
     """The sums over the batches that an example has made, (n * k, ...) -> (n, ...)."""
-    return values if len(values) == count else parted(values, count).sum(1)
+    if len(values) == count:
+        return values
+    return parted(values, count).sum(1)
 
 
 def _group_norm(alone: Alone, input: Tensor, groups: int, *args: Any, **named: Any) -> Any:
-    """The gradient of the weight follows from sums over space, as in PyTorch's own backward pass, without normalising
-    a second time."""
+    """The gradient of the weight follows from sums over space, as in PyTorch's own backward pass,
+    without normalising a second time."""
     weight, bias, eps = _given({"weight": None, "bias": None, "eps": 1e-5}, args, named)
     if not _fits(weight, bias):
         return NotImplemented
     rows = alone.rows(input)
     inputs = rows.flatten(0, 1)
-    last = inputs.dim() == 4 and not inputs.is_cuda and inputs.is_contiguous(memory_format=torch.channels_last)
-    inputs = inputs if last else inputs.contiguous()
+    last = (
+        inputs.dim() == 4
+        and not inputs.is_cuda
+        and inputs.is_contiguous(memory_format=torch.channels_last)
+    )
+    if last:
+        inputs = inputs
+    else:
+        inputs = inputs.contiguous()
     count, channels = inputs.shape[:2]
     size = inputs[0, 0].numel()
-    outputs, mean, scale = torch.native_group_norm(inputs, weight, bias, count, channels, size, groups, eps)
-    held, added = alone.slot(weight), alone.slot(bias)
+    outputs, mean, scale = torch.native_group_norm(
+        inputs, weight, bias, count, channels, size, groups, eps
+    )
+    held = alone.slot(weight)
+    added = alone.slot(bias)
 
     def terms(grads: Tensor) -> list[Term]:
         sums = _channels(grads)
         found: list[Term] = [] if added is None else [Rows(added, _summed(sums, alone.count))]
         if held is None:
             return found
-        products, shifts = (value.view(count, groups, -1) for value in (_channels(grads * inputs), sums))
-        values = ((products - shifts * mean.unsqueeze(2)) * scale.unsqueeze(2)).view(count, channels)
+        products, shifts = (
+            value.view(count, groups, -1) for value in (_channels(grads * inputs), sums)
+        )
+        values = ((products - shifts * mean.unsqueeze(2)) * scale.unsqueeze(2)).view(
+            count, channels
+        )
         return [Rows(held, _summed(values, alone.count)), *found]
 
     if held is not None or added is not None:
@@ -195,7 +257,8 @@ def _group_norm(alone: Alone, input: Tensor, groups: int, *args: Any, **named: A
 
 
 def _channel_norm(alone: Alone, name: str, input: Tensor, *args: Any) -> Any:
-    """InstanceNorm; and BatchNorm in eval mode, which scales each channel by numbers that no example changes."""
+    """InstanceNorm; and BatchNorm in eval mode, which scales each channel by numbers that no
+    example changes."""
     weight, bias, mean, variance, training, _, eps = args[:7]
     if not _fits(weight, bias, mean) or (training and (name == "batch_norm" or mean is not None)):
         return NotImplemented
@@ -209,13 +272,21 @@ def _channel_norm(alone: Alone, name: str, input: Tensor, *args: Any) -> Any:
     def normal() -> Tensor:
         return run(inputs, mean, variance, eps=eps)  # type: ignore[no-any-return]
 
-    _scaled(alone, outputs, (weight, bias), normal, lambda values: _summed(_channels(values), alone.count))
+    _scaled(
+        alone,
+        outputs,
+        (weight, bias),
+        normal,
+        lambda values: _summed(_channels(values), alone.count),
+    )
     return parted(outputs, len(rows))
 
 
 def _attention(alone: Alone, query: Tensor, key: Tensor, value: Tensor, **named: Any) -> Any:
     """No parameters: vmap would take it apart."""
-    mask, parts, wide = named.pop("attn_mask", None), (query, key, value), query.dim()
+    mask = named.pop("attn_mask", None)
+    parts = (query, key, value)
+    wide = query.dim()
     if wide not in (3, 4) or any(part.dim() != wide for part in parts):
         return NotImplemented
     if any(alone.slot(part) is not None for part in (*parts, mask)):
@@ -224,7 +295,9 @@ def _attention(alone: Alone, query: Tensor, key: Tensor, value: Tensor, **named:
     if is_lane(mask):
         mask = _mask(alone.rows(mask), query)
     found = functional.scaled_dot_product_attention(rows[0], rows[1], rows[2], mask, **named)
-    return parted(found, alone.count) if wide == 4 else found
+    if wide == 4:
+        return parted(found, alone.count)
+    return found
 
 
 _OF_ATTENTION = ("attn_mask", "dropout_p", "is_causal")
@@ -238,9 +311,14 @@ def _attention_of(alone: Alone, *args: Any, **named: Any) -> Any:
 
 def _mask(masks: Tensor, query: Tensor) -> Tensor:
     """Masks (n, ..., T, S) beside queries in which examples and their batches are one dimension."""
-    batches = query.shape[0] if query.dim() == 4 else 1
+    if query.dim() == 4:
+        batches = query.shape[0]
+    else:
+        batches = 1
     wide = masks.reshape(len(masks), *[1] * (query.dim() + 1 - masks.dim()), *masks.shape[1:])
-    return wide.expand(-1, batches, *[-1] * (wide.dim() - 2)).flatten(0, 1) if query.dim() == 4 else wide
+    if query.dim() == 4:
+        return wide.expand(-1, batches, *[-1] * (wide.dim() - 2)).flatten(0, 1)
+    return wide
 
 
 def _dropout(name: str, alone: Alone, input: Tensor, p: float, training: bool) -> Any:
@@ -257,7 +335,10 @@ def _prelu(alone: Alone, input: Tensor, weight: Tensor) -> Any:
     if slot is None or is_lane(weight):
         return NotImplemented
     rows = alone.rows(input)
-    wide = (-1, *[1] * (rows.dim() - 3)) if weight.numel() > 1 else (1,)
+    if weight.numel() > 1:
+        wide = (-1, *[1] * (rows.dim() - 3))
+    else:
+        wide = (1,)
     outputs = torch.where(rows > 0, rows, rows * weight.view(wide))
     low = rows.detach().clamp(max=0)
 
@@ -271,7 +352,9 @@ def _prelu(alone: Alone, input: Tensor, weight: Tensor) -> Any:
 
 
 def _rrelu(alone: Alone, input: Tensor, lower: float, upper: float, training: bool) -> Any:
-    return NotImplemented if training else functional.leaky_relu(alone.rows(input), (lower + upper) / 2)
+    if training:
+        return NotImplemented
+    return functional.leaky_relu(alone.rows(input), (lower + upper) / 2)
 
 
 def _bincount(alone: Alone, input: Tensor, weights: Any = None, minlength: int = 0) -> Any:
@@ -284,7 +367,8 @@ def _bincount(alone: Alone, input: Tensor, weights: Any = None, minlength: int =
 
 
 def _pack(alone: Alone, inputs: Tensor, lengths: Tensor, batch_first: bool) -> Any:
-    """Sequences packed by their lengths, which have to be equal: examples of equal lengths run together."""
+    """Sequences packed by their lengths, which have to be equal: examples of equal lengths run
+    together."""
     if not is_lane(lengths) or lengths.shape != (1,):
         return NotImplemented
     sizes = alone.rows(lengths)[:, 0]
@@ -306,8 +390,15 @@ def _pad(alone: Alone, data: Tensor, sizes: Tensor, batch_first: bool, *args: An
 
 
 def _ctc(alone: Alone, probabilities: Tensor, targets: Tensor, *args: Any, **named: Any) -> Any:
-    """The CTC loss of log probabilities (T, 1, classes), targets (1, S), and the lengths of both."""
-    given = dict(zip(("input_lengths", "target_lengths", "blank", "reduction", "zero_infinity"), args, strict=False))
+    """The CTC loss of log probabilities (T, 1, classes), targets (1, S), and the lengths of
+    both."""
+    given = dict(
+        zip(
+            ("input_lengths", "target_lengths", "blank", "reduction", "zero_infinity"),
+            args,
+            strict=False,
+        )
+    )
     given |= named
     lengths = [given.pop(name) for name in ("input_lengths", "target_lengths")]
     tensors = (probabilities, targets, *lengths)

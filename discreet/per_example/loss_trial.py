@@ -1,7 +1,8 @@
-"""A loss tried on made-up outputs: the value of an example may depend on no other example of the batch.
+"""A loss tried on made-up outputs: the value of an example may depend on no other example of the
+batch.
 
-In a clipped sum each example is alone with the loss, so that this is nothing to privacy. But a loss whose author meant
-a batch, such as in-batch softmax, would be another loss.
+In a clipped sum each example is alone with the loss, so that this is nothing to privacy. But a loss
+whose author meant a batch, such as in-batch softmax, would be another loss.
 """
 
 from __future__ import annotations
@@ -19,14 +20,23 @@ from discreet.per_example.any_model import OfMany
 from discreet.per_example.attributes import put_back
 from discreet.per_example.objective import Objective, Tree, count_of, mapped, rows_of
 from discreet.per_example.refusals import CONFUSED
-from discreet.per_example.trial import AGREEMENT, COARSE_AGREEMENT, ROWS, Undrawn, differ, made_up, same_chance
+from discreet.per_example.trial import (
+    AGREEMENT,
+    COARSE_AGREEMENT,
+    ROWS,
+    Undrawn,
+    differ,
+    made_up,
+    same_chance,
+)
 
 _SEED = 52183
 
 
 def check_loss(objective: Objective, outputs: Any, inputs: Tree, targets: Tree) -> None:
-    """Raises ValueError if the loss mixes examples. It is tried on outputs for `ROWS` made-up examples, and others of
-    their shapes; and with the model, on whose modules it may read what the forward left there."""
+    """Raises ValueError if the loss mixes examples. It is tried on outputs for `ROWS` made-up
+    examples, and others of their shapes; and with the model, on whose modules it may read what the
+    forward left there."""
     with put_back(objective.kept):
         _try_with_model(objective, inputs, targets)
         if outputs is not None:
@@ -34,8 +44,10 @@ def check_loss(objective: Objective, outputs: Any, inputs: Tree, targets: Tree) 
 
 
 _MIXES = (
-    "loss: the value of an example depends on other examples of the batch, so that clipping each gradient bounds "
-    "nothing: give a function whose value i follows from row i of outputs and targets alone, without means, ranks or "
+    "loss: the value of an example depends on other examples of the batch, so that clipping each "
+    "gradient bounds "
+    "nothing: give a function whose value i follows from row i of outputs and targets alone, "
+    "without means, ranks or "
     "pairs over the batch, and without random numbers"
 )
 
@@ -43,14 +55,23 @@ _MIXES = (
 def _try_with_model(objective: Objective, inputs: Tree, targets: Tree) -> None:
     examples = made_up(objective.model, inputs, ROWS)
     places = torch.linspace(0, count_of(targets) - 1, ROWS).long()
-    wanted = examples if targets is inputs else rows_of(targets, places)
+    if targets is inputs:
+        wanted = examples
+    else:
+        wanted = rows_of(targets, places)
 
     def losses(some: slice) -> Tensor:
         given = rows_of(examples, some)
         return objective.losses(objective.outputs(given), rows_of(wanted, some))
 
     mixes = False
-    with suppress(*CONFUSED), torch.no_grad(), same_chance(objective.parameters[0].device), Undrawn(), OfMany():
+    with (
+        suppress(*CONFUSED),
+        torch.no_grad(),
+        same_chance(objective.parameters[0].device),
+        Undrawn(),
+        OfMany(),
+    ):
         whole = losses(slice(None))
         alone = [losses(slice(place, place + 1)) for place in range(ROWS)]
         mixes = differ(whole, torch.cat(alone), COARSE_AGREEMENT if objective.rounds else AGREEMENT)
@@ -59,7 +80,8 @@ def _try_with_model(objective: Objective, inputs: Tree, targets: Tree) -> None:
 
 
 def try_loss(objective: Objective, outputs: Any, targets: Tree) -> None:
-    """ValueError unless the loss of each of three rows, and its gradient, is the same if another row is left out."""
+    """ValueError unless the loss of each of three rows, and its gradient, is the same if another
+    row is left out."""
     tried = _Outputs.of(outputs)
     if tried is None:
         return  # none of it is known to have a row an example
@@ -71,7 +93,8 @@ def try_loss(objective: Objective, outputs: Any, targets: Tree) -> None:
     rows = rows_of(targets, places)
     made = mapped(partial(_marks, draws), rows)
     mixes = False
-    # Some may be out of a loss's range, which is an error on the CPU, and on a GPU the end of the process.
+    # Some may be out of a loss's range, which is an error on the CPU, and on a GPU the end of the
+    # process.
     for some, wanted in ((tried, rows), (between, rows), (between, made), (wide, made)):
         with suppress(*CONFUSED):
             mixes = mixes or _mixes(objective, some, wanted)
@@ -84,14 +107,17 @@ def _marks(draws: torch.Generator, targets: Any) -> Any:
     if not isinstance(targets, Tensor):
         return targets
     marks = torch.rand((3, *targets.shape[1:]), generator=draws)
-    marks = marks if targets.is_floating_point() else marks.sub_(marks.mean(0)) > 0
+    if targets.is_floating_point():
+        marks = marks
+    else:
+        marks = marks.sub_(marks.mean(0)) > 0
     return marks.to(targets)
 
 
 @dataclass(frozen=True)
 class _Outputs:
-    """What a model gives for `ROWS` examples, of which some are taken: the dimension of the examples in each tensor of
-    floats, None for one that has none."""
+    """What a model gives for `ROWS` examples, of which some are taken: the dimension of the
+    examples in each tensor of floats, None for one that has none."""
 
     leaves: list[Any]
     spec: Any
@@ -101,14 +127,17 @@ class _Outputs:
     def of(outputs: Any) -> _Outputs | None:
         leaves, spec = tree_flatten(outputs)
         dims = [_dim_of_rows(value) for value in leaves]
-        return _Outputs(leaves, spec, dims).taken(list(range(3))) if any(dim is not None for dim in dims) else None
+        if any(dim is not None for dim in dims):
+            return _Outputs(leaves, spec, dims).taken(list(range(3)))
+        return None
 
     def taken(self, rows: list[int]) -> _Outputs:
         """Some of the examples, in memory of their own."""
         index = torch.tensor(rows)
         pairs = zip(self.leaves, self.dims, strict=True)
         leaves = [
-            value if dim is None else value.detach().index_select(dim, index.to(value.device)) for value, dim in pairs
+            value if dim is None else value.detach().index_select(dim, index.to(value.device))
+            for value, dim in pairs
         ]
         return replace(self, leaves=leaves)
 
@@ -124,12 +153,21 @@ class _Outputs:
     def floats(self) -> list[Tensor]:
         """The numbers that have a gradient."""
         pairs = zip(self.leaves, self.dims, strict=True)
-        return [value.requires_grad_() for value, dim in pairs if dim is not None and value.is_floating_point()]
+        return [
+            value.requires_grad_()
+            for value, dim in pairs
+            if dim is not None and value.is_floating_point()
+        ]
 
 
 def _dim_of_rows(value: Any) -> int | None:
-    sizes = list(map(int, value.shape)) if isinstance(value, Tensor) else []
-    return sizes.index(ROWS) if ROWS in sizes else None
+    if isinstance(value, Tensor):
+        sizes = list(map(int, value.shape))
+    else:
+        sizes = []
+    if ROWS in sizes:
+        return sizes.index(ROWS)
+    return None
 
 
 def _mixes(objective: Objective, outputs: _Outputs, targets: Tree) -> bool:
@@ -143,15 +181,21 @@ def _mixes(objective: Objective, outputs: _Outputs, targets: Tree) -> bool:
 
 
 def _losses_and_gradients(objective: Objective, outputs: _Outputs, targets: Tree) -> list[Tensor]:
-    """The losses, and the gradients of their sum by the outputs, examples first: what a model's backward pass begins
-    with."""
+    """The losses, and the gradients of their sum by the outputs, examples first: what a model's
+    backward pass begins with."""
     device = objective.parameters[0].device
     with torch.enable_grad(), same_chance(device):
         given = outputs.taken(list(range(count_of(targets))))
         floats = given.floats()
         losses = objective.losses(tree_unflatten(given.leaves, given.spec), targets)
-        total = losses.sum() + sum(0 * value.sum() for value in floats)  # a loss need not depend on the outputs
+        total = losses.sum() + sum(
+            0 * value.sum() for value in floats
+        )  # a loss need not depend on the outputs
     gradients = torch.autograd.grad(total, floats)
-    dims = [dim for value, dim in zip(given.leaves, given.dims, strict=True) if dim is not None and value.requires_grad]
+    dims = [
+        dim
+        for value, dim in zip(given.leaves, given.dims, strict=True)
+        if dim is not None and value.requires_grad
+    ]
     pairs = zip(gradients, dims, strict=True)
     return [losses.detach(), *(gradient.movedim(dim, 0) for gradient, dim in pairs)]

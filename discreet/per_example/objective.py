@@ -22,8 +22,9 @@ Tree = Any  # a tensor, or tuples and dictionaries of tensors, each with one row
 Loss = Callable[[Any, Any], Tensor]
 PADDING = -100  # the target of a position that does not count, as in PyTorch
 
-# A power of two, so exact. It keeps the squares of small gradients above the smallest float: without it inputs of
-# 1e18 with output gradients of 1e-24 would have a norm of 0 by the product rule, and pass unclipped.
+# A power of two, so exact. It keeps the squares of small gradients above the smallest float:
+# without it inputs of 1e18 with output gradients of 1e-24 would have a norm of 0 by the product
+# rule, and pass unclipped.
 LOSS_SCALE = 2.0**20
 _LOSS_SCALE = torch.tensor(LOSS_SCALE)  # a tensor is multiplied by a tensor in half the time
 
@@ -31,16 +32,20 @@ _LOSS_SCALE = torch.tensor(LOSS_SCALE)  # a tensor is multiplied by a tensor in 
 def cross_entropy(outputs: Tensor, targets: Tensor, weights: Tensor | None = None) -> Tensor:
     """Cross-entropy of each example, (n,).
 
-    outputs are logits (n, classes) or, as torch.nn.CrossEntropyLoss takes them, (n, classes, positions...); targets are
-    class numbers (n,) or (n, positions...). If an example has positions (a sequence), its loss is the mean over those
-    whose target is not `PADDING`, -100; if there is none, it is 0, and so is its gradient. It divides by the example's
-    own number of positions, and never by one of the batch: so it depends on that example alone. `weights` (classes,)
-    multiply the loss of each class, and nothing divides by them.
+    outputs are logits (n, classes) or, as torch.nn.CrossEntropyLoss takes them, (n, classes,
+    positions...); targets are class numbers (n,) or (n, positions...). If an example has positions
+    (a sequence), its loss is the mean over those whose target is not `PADDING`, -100; if there is
+    none, it is 0, and so is its gradient. It divides by the example's own number of positions, and
+    never by one of the batch: so it depends on that example alone. `weights` (classes,) multiply
+    the loss of each class, and nothing divides by them.
 
-    >>> cross_entropy(torch.zeros(3, 5, 3), torch.tensor([[0, 1, 4], [2, -100, -100], [-100, -100, -100]]))
+    >>> targets = torch.tensor([[0, 1, 4], [2, -100, -100], [-100, -100, -100]])
+    >>> cross_entropy(torch.zeros(3, 5, 3), targets)
     tensor([1.6094, 1.6094, 0.0000])
     """
-    values = functional.cross_entropy(outputs, targets, weights, reduction="none", ignore_index=PADDING)
+    values = functional.cross_entropy(
+        outputs, targets, weights, reduction="none", ignore_index=PADDING
+    )
     if targets.dim() == 1:
         return values
     return values.flatten(1).sum(1) / (targets != PADDING).flatten(1).sum(1).clamp(min=1)
@@ -54,12 +59,15 @@ class Objective:
       modules: of the model, itself first.
       parameters: all of them, in order.
       slots: of the trainable ones, by identity.
-      of_units: True if what counts as an example is a unit of several rows: inputs and targets are (n, rows, ...), the
-        model sees the rows of one unit as its batch, and the loss of the unit is their mean.
-      of_graphs: True if an example is a batch of two graphs, of which the second one only fills it up.
+      of_units: True if what counts as an example is a unit of several rows: inputs and targets are
+        (n, rows, ...), the model sees the rows of one unit as its batch, and the loss of the unit
+        is their mean.
+      of_graphs: True if an example is a batch of two graphs, of which the second one only fills it
+        up.
       dtype: of norms and sums: float64 if the parameters are, otherwise float32.
-      autocast: the type that torch.autocast gives to the model and the loss, or None. It holds for nothing else: a norm
-        in bfloat16 would be too small by half a percent, and the clipped gradient too long by as much.
+      autocast: the type that torch.autocast gives to the model and the loss, or None. It holds for
+        nothing else: a norm in bfloat16 would be too small by half a percent, and the clipped
+        gradient too long by as much.
     """
 
     model: nn.Module
@@ -80,13 +88,18 @@ class Objective:
 
     @property
     def kept(self) -> tuple[nn.Module, ...]:
-        """The modules on which a pass may leave something: those of the model, and of a loss that is one."""
-        return (*self.modules, *modules_of(self.loss)) if isinstance(self.loss, nn.Module) else self.modules
+        """The modules on which a pass may leave something: those of the model, and of a loss that
+        is one."""
+        if isinstance(self.loss, nn.Module):
+            return (*self.modules, *modules_of(self.loss))
+        return self.modules
 
     @property
     def rounds(self) -> bool:
         """True if the model computes in bfloat16."""
-        return self.autocast is not None or any(value.dtype == torch.bfloat16 for value in self.parameters)
+        return self.autocast is not None or any(
+            value.dtype == torch.bfloat16 for value in self.parameters
+        )
 
     def casting(self, *, on: bool = True) -> AbstractContextManager[Any]:
         """Within it torch.autocast is as the caller has it, or off."""
@@ -107,12 +120,15 @@ class Objective:
         return self.parameters[0].new_zeros(count, dtype=self.dtype, requires_grad=False)
 
     def outputs(self, inputs: Tree) -> Any:
-        """The outputs of the model for a batch: a tuple are its arguments, a dictionary its arguments by name."""
+        """The outputs of the model for a batch: a tuple are its arguments, a dictionary its
+        arguments by name."""
         inputs = given(inputs)
         with self.casting(), undone():
             if isinstance(inputs, Tensor):
                 return self.model(inputs)
-            return self.model(**inputs) if isinstance(inputs, dict) else self.model(*inputs)
+            if isinstance(inputs, dict):
+                return self.model(**inputs)
+            return self.model(*inputs)
 
     def losses(self, outputs: Any, targets: Tree) -> Tensor:
         """The loss of each example; a ValueError if the loss gives anything but (n,)."""
@@ -138,7 +154,10 @@ def _first_of_two(value: Any) -> Any:
     if not isinstance(value, Tensor):
         return value
     if value.shape[:1] != (2,):
-        raise Unserved(f"outputs for graphs that do not have a row for each, but the shape {tuple(value.shape)}")
+        raise Unserved(
+            f"outputs for graphs that do not have a row for each, but the shape "
+            f"{tuple(value.shape)}"
+        )
     return value[:1]
 
 
@@ -148,15 +167,16 @@ def one_each(losses: Any, count: int) -> Tensor:
         shape = tuple(losses.shape) if isinstance(losses, Tensor) else type(losses).__name__
         raise ValueError(
             f"loss must give one value an example, ({count},), not {shape}: wrap a loss of "
-            "torch.nn in per_example_loss, or take the mean or sum over each example's own positions. A loss that "
+            "torch.nn in per_example_loss, or take the mean or sum over each example's own "
+            "positions. A loss that "
             "the model computes itself is a mean over the batch: compute it from the outputs"
         )
     return losses
 
 
 def as_tree(values: Any) -> Tree:
-    """Examples as tensors in tuples and dictionaries: mappings and dataclasses become dictionaries, lists tuples; or
-    as a batch of graphs, if they are one."""
+    """Examples as tensors in tuples and dictionaries: mappings and dataclasses become dictionaries,
+    lists tuples; or as a batch of graphs, if they are one."""
     if isinstance(values, Tensor | Graphs):
         return values
     tree: Tree = values
@@ -177,9 +197,12 @@ def given(tree: Tree) -> Tree:
 
 
 def mapped(function: Callable[[Any], Any], tree: Tree) -> Tree:
-    """A tree with something else in the place of each tensor and each batch of graphs; both have a row an example."""
+    """A tree with something else in the place of each tensor and each batch of graphs; both have a
+    row an example."""
     kinds = (Tensor, Graphs)
-    return tree_map(lambda value: function(value) if isinstance(value, kinds) else value, tree, is_leaf=_is_leaf)
+    return tree_map(
+        lambda value: function(value) if isinstance(value, kinds) else value, tree, is_leaf=_is_leaf
+    )
 
 
 def batches_in(tree: Tree) -> list[Any]:
@@ -197,7 +220,9 @@ def count_of(*trees: Tree) -> int:
     counts = {value.shape[0] if value.dim() else 0 for value in leaves if isinstance(value, Tensor)}
     counts |= {len(value) for value in leaves if isinstance(value, Graphs)}
     if len(counts) != 1:
-        raise ValueError(f"inputs and targets must be equally many, not {' and '.join(map(str, sorted(counts)))}")
+        raise ValueError(
+            f"inputs and targets must be equally many, not {' and '.join(map(str, sorted(counts)))}"
+        )
     return counts.pop()
 
 
@@ -207,44 +232,62 @@ def rows_of(tree: Tree, index: Any) -> Tree:
 
 
 def filled(tree: Tree, rows: int) -> Tree:
-    """A batch with its last row again until there are so many: with fewer rows other kernels run, which round
-    otherwise."""
+    """A batch with its last row again until there are so many: with fewer rows other kernels run,
+    which round otherwise."""
     if isinstance(tree, Tensor) and tree.shape[0] >= rows:
         return tree
     places = torch.arange(rows)
-    return mapped(lambda part: part if len(part) >= rows else part[places.clamp(max=len(part) - 1)], tree)
+    return mapped(
+        lambda part: part if len(part) >= rows else part[places.clamp(max=len(part) - 1)], tree
+    )
 
 
 def objective_of(model: nn.Module, loss: Loss, *, order: int = 2) -> Objective:
     """The objective of a model and a loss.
 
     Raises:
-      ValueError: there are no parameters, or they have other types than float32, float64 and bfloat16 or are on several
-        devices, or a lazy layer has none yet; or torch.autocast is on for another type than bfloat16.
+      ValueError: there are no parameters, or they have other types than float32, float64 and
+        bfloat16 or are on several devices, or a lazy layer has none yet; or torch.autocast is on
+        for another type than bfloat16.
     """
     modules = modules_of(model)
     parameters = parameters_of(*modules)
     if any(isinstance(value, UninitializedParameter) for value in parameters):
-        raise ValueError("a lazy layer has no parameters before its first pass: call the model once on an example")
+        raise ValueError(
+            "a lazy layer has no parameters before its first pass: call the model once on an "
+            "example"
+        )
     kinds = {value.dtype for value in parameters}
     allowed = kinds == {torch.float64} or (kinds and kinds <= {torch.float32, torch.bfloat16})
     if not allowed or len({value.device for value in parameters}) != 1:
         raise ValueError(
-            "the model must have parameters on one device: all float32, all float64, or bfloat16 (with float32 or not)"
+            "the model must have parameters on one device: all float32, all float64, or bfloat16 "
+            "(with float32 or not)"
         )
     device = parameters[0].device.type
-    autocast = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else None
+    if torch.is_autocast_enabled(device):
+        autocast = torch.get_autocast_dtype(device)
+    else:
+        autocast = None
     if autocast not in (None, torch.bfloat16):
-        raise ValueError(f"torch.autocast must be for torch.bfloat16, not {autocast}: small gradients would be lost")
+        raise ValueError(
+            f"torch.autocast must be for torch.bfloat16, not {autocast}: small gradients would be "
+            f"lost"
+        )
     trained = (value for value in parameters if value.requires_grad)
     slots = {id(value): Slot(index, value.shape) for index, value in enumerate(trained)}
-    dtype = torch.float64 if torch.float64 in kinds else torch.float32
+    if torch.float64 in kinds:
+        dtype = torch.float64
+    else:
+        dtype = torch.float32
     return Objective(model, loss, order, modules, parameters, slots, dtype, autocast)
 
 
 def modules_of(model: nn.Module) -> tuple[nn.Module, ...]:
-    """A model and all modules in it, each once, in the order of `model.modules()`, in half of its time."""
-    found, waiting = dict[nn.Module, None](), [model]
+    """A model and all modules in it, each once, in the order of `model.modules()`, in half of its
+    time."""
+    found = dict[nn.Module, None]()
+    waiting = [model]
     while waiting:
         module = waiting.pop()
         if module not in found:
@@ -255,14 +298,19 @@ def modules_of(model: nn.Module) -> tuple[nn.Module, ...]:
 
 def parameters_of(*modules: nn.Module) -> tuple[nn.Parameter, ...]:
     """The parameters that modules hold themselves, each once, in order."""
-    owned = (value for module in modules for value in module._parameters.values() if value is not None)
+    owned = (
+        value for module in modules for value in module._parameters.values() if value is not None
+    )
     return tuple({id(value): value for value in owned}.values())
 
 
 def logit_gradients(logits: Tensor, targets: Tensor) -> Tensor:
     """The gradient of LOSS_SCALE times the cross-entropy at logits (n, classes)."""
     if logits.shape[0] != targets.shape[0]:
-        raise ValueError(f"the model must give one row of logits an example, {targets.shape[0]}, not {logits.shape[0]}")
+        raise ValueError(
+            f"the model must give one row of logits an example, {targets.shape[0]}, not "
+            f"{logits.shape[0]}"
+        )
     wide = logits.to(torch.promote_types(logits.dtype, torch.float32))
     return softmax_minus_one_hot(wide, targets).mul_(_LOSS_SCALE).to(logits.dtype)
 

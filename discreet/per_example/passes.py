@@ -1,8 +1,9 @@
 """Passes that give the terms of per-example gradients.
 
-A forward may ask for one answer of all examples, such as `mask.all()`. Examples that answer differently are run apart
-(`branches.py`). But if made-up examples that answer differently have the same gradients with one answer for all, that
-answer is given for every batch: the question chooses among ways to compute the same (`trial.py`).
+A forward may ask for one answer of all examples, such as `mask.all()`. Examples that answer
+differently are run apart (`branches.py`). But if made-up examples that answer differently have the
+same gradients with one answer for all, that answer is given for every batch: the question chooses
+among ways to compute the same (`trial.py`).
 """
 
 from __future__ import annotations
@@ -47,16 +48,19 @@ NOTHING_SETTLED: Mapping[Question, bool] = MappingProxyType({})
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """Gradients of some examples: their places in the batch, None for all, and terms of `rows` rows, which begin with
-    theirs."""
+    """Gradients of some examples: their places in the batch, None for all, and terms of `rows`
+    rows, which begin with theirs."""
 
     places: Tensor | None
     rows: int
     terms: list[Term]
 
 
-def passes(objective: Objective, inputs: Tree, targets: Tree, questions: Questions) -> Iterator[Part]:
-    """One pass over all examples; or one for each group of examples for which a forward takes the same branches.
+def passes(
+    objective: Objective, inputs: Tree, targets: Tree, questions: Questions
+) -> Iterator[Part]:
+    """One pass over all examples; or one for each group of examples for which a forward takes the
+    same branches.
 
     Raises:
       Unserved: too many groups, or vmap can't follow the forward.
@@ -66,7 +70,11 @@ def passes(objective: Objective, inputs: Tree, targets: Tree, questions: Questio
         for places, tree in filled_up(inputs):
             pairs = replace(objective, of_graphs=True)
             for inner in passes(pairs, tree, rows_of(targets, places), questions):
-                yield Part(places if inner.places is None else places[inner.places], inner.rows, inner.terms)
+                yield Part(
+                    places if inner.places is None else places[inner.places],
+                    inner.rows,
+                    inner.terms,
+                )
         return
     rows = max(count, FEWEST)
     try:
@@ -75,29 +83,46 @@ def passes(objective: Objective, inputs: Tree, targets: Tree, questions: Questio
         if split.question:
             questions.asked[split.question] = None
         for places in split.groups(count):
-            for inner in passes(objective, rows_of(inputs, places), rows_of(targets, places), questions):
-                yield Part(places if inner.places is None else places[inner.places], inner.rows, inner.terms)
+            for inner in passes(
+                objective, rows_of(inputs, places), rows_of(targets, places), questions
+            ):
+                yield Part(
+                    places if inner.places is None else places[inner.places],
+                    inner.rows,
+                    inner.terms,
+                )
         return
     yield Part(None, rows, terms)
 
 
 def one_pass(
-    objective: Objective, inputs: Tree, targets: Tree, settled: Mapping[Question, bool] = NOTHING_SETTLED
+    objective: Objective,
+    inputs: Tree,
+    targets: Tree,
+    settled: Mapping[Question, bool] = NOTHING_SETTLED,
 ) -> list[Term]:
-    """Terms of the gradients of LOSS_SCALE times the loss, for n >= `FEWEST` examples, one for each parameter.
+    """Terms of the gradients of LOSS_SCALE times the loss, for n >= `FEWEST` examples, one for each
+    parameter.
 
     Raises:
       Unserved: vmap can't follow the forward or the loss.
       Split: a branch of the forward asks for examples that answer alike.
     """
-    alone = Alone(objective.slots, count_of(inputs), objective.modules, rules=RULES, settled=settled)
+    alone = Alone(
+        objective.slots, count_of(inputs), objective.modules, rules=RULES, settled=settled
+    )
     with put_back(objective.kept):
         outputs, losses = _forward(objective, alone, inputs, targets)
     alone.check()
-    source = outputs if losses is None else losses
+    if losses is None:
+        source = outputs
+    else:
+        source = losses
     if not alone.uses or not source.requires_grad:
         return []
-    gradients = _output_gradients(objective, outputs, losses, targets, [edge for edge, _ in alone.uses])
+    gradients = _output_gradients(
+        objective, outputs, losses, targets, [edge for edge, _ in alone.uses]
+    )
     held = list[Term]()
     for (_, terms), grads in zip(alone.uses, gradients, strict=True):
         if grads is not None:
@@ -105,9 +130,11 @@ def one_pass(
     return combined(held, objective.order)
 
 
-def _forward(objective: Objective, alone: Alone, inputs: Tree, targets: Tree) -> tuple[Any, Tensor | None]:
-    """The outputs (n, ...) of a pass, and the losses (n,) unless the loss is one of this package, which reads nothing
-    but its own row."""
+def _forward(
+    objective: Objective, alone: Alone, inputs: Tree, targets: Tree
+) -> tuple[Any, Tensor | None]:
+    """The outputs (n, ...) of a pass, and the losses (n,) unless the loss is one of this package,
+    which reads nothing but its own row."""
     keeps = False
 
     def single(example: Tree, target: Tree) -> Tensor:
@@ -127,15 +154,21 @@ def _forward(objective: Objective, alone: Alone, inputs: Tree, targets: Tree) ->
     alone.fills = objective.of_graphs
     given = [inputs, targets]
     if not objective.of_units:
-        given = [inputs if objective.of_graphs else as_batches_of_one(inputs), as_batches_of_one(targets)]
+        given = [
+            inputs if objective.of_graphs else as_batches_of_one(inputs),
+            as_batches_of_one(targets),
+        ]
     found = side_by_side(alone, single, *given)
     with torch.enable_grad():
         rows = found.squeeze(1)
-    return (rows, None) if keeps else (None, rows)
+    if keeps:
+        return (rows, None)
+    return (None, rows)
 
 
 def side_by_side(alone: Alone, single: Any, *trees: Tree) -> Any:
-    """What a function gives for each row of the trees, (n, ...), which it sees by itself, under vmap.
+    """What a function gives for each row of the trees, (n, ...), which it sees by itself, under
+    vmap.
 
     Raises:
       Unserved: vmap can't follow it, and why.
@@ -163,7 +196,9 @@ def side_by_side(alone: Alone, single: Any, *trees: Tree) -> Any:
 
 def as_batches_of_one(tree: Tree) -> Tree:
     """Examples (n, ...) as n batches of one, (n, 1, ...)."""
-    return mapped(lambda values: values.unsqueeze(1) if isinstance(values, Tensor) else values, tree)
+    return mapped(
+        lambda values: values.unsqueeze(1) if isinstance(values, Tensor) else values, tree
+    )
 
 
 def _is_of_vmap(error: ValueError) -> bool:
@@ -179,20 +214,28 @@ def _reason(error: Exception) -> str:
 
 
 def _output_gradients(
-    objective: Objective, outputs: Any, losses: Tensor | None, targets: Tree, edges: Sequence[GradientEdge]
+    objective: Objective,
+    outputs: Any,
+    losses: Tensor | None,
+    targets: Tree,
+    edges: Sequence[GradientEdge],
 ) -> Sequence[Tensor | None]:
     """The gradient of LOSS_SCALE times the loss at the outputs of each use."""
     if losses is None and objective.has_known_gradient(targets) and outputs.dim() == 2:
-        return torch.autograd.grad(outputs, edges, logit_gradients(outputs, targets), allow_unused=True)
+        return torch.autograd.grad(
+            outputs, edges, logit_gradients(outputs, targets), allow_unused=True
+        )
     if losses is None:
         with torch.enable_grad():
             losses = objective.losses(outputs, targets)
-    return torch.autograd.grad(losses, edges, torch.full_like(losses, LOSS_SCALE), allow_unused=True)
+    return torch.autograd.grad(
+        losses, edges, torch.full_like(losses, LOSS_SCALE), allow_unused=True
+    )
 
 
 def combined(terms: list[Term], order: int) -> list[Term]:
-    """Terms of which no two are of one parameter: a parameter that is used several times has one gradient. The list is
-    emptied: what several terms hold is let go of when they are one."""
+    """Terms of which no two are of one parameter: a parameter that is used several times has one
+    gradient. The list is emptied: what several terms hold is let go of when they are one."""
     uses = Counter(slot.index for term in terms for slot in slots_of(term))
     found: list[Term] = []
     shared = defaultdict[int, list[Any]](list)
@@ -211,7 +254,10 @@ def combined(terms: list[Term], order: int) -> list[Term]:
 
 def slots_of(term: Any) -> list[Slot]:
     """The parameters that a term is of."""
-    slots = [term.weight, term.bias] if isinstance(term, Pair) else [term.slot]
+    if isinstance(term, Pair):
+        slots = [term.weight, term.bias]
+    else:
+        slots = [term.slot]
     return [slot for slot in slots if slot is not None]
 
 
@@ -219,15 +265,26 @@ def _apart(term: Any) -> list[Any]:
     """A term as terms of one parameter each."""
     if not isinstance(term, Pair):
         return [term]
-    bias = [] if term.bias is None else [Rows(term.bias, term.grads)]
-    weight = None if term.weight is None else Outer(term.weight, term.inputs.unsqueeze(1), term.grads.unsqueeze(1))
-    return bias if weight is None else [weight, *bias]
+    if term.bias is None:
+        bias = []
+    else:
+        bias = [Rows(term.bias, term.grads)]
+    if term.weight is None:
+        weight = None
+    else:
+        weight = Outer(term.weight, term.inputs.unsqueeze(1), term.grads.unsqueeze(1))
+    if weight is None:
+        return bias
+    return [weight, *bias]
 
 
 def _joined(parts: list[Any]) -> Any:
-    """The sum of several terms of one kind and one parameter: their positions are one behind the other."""
+    """The sum of several terms of one kind and one parameter: their positions are one behind the
+    other."""
     places = ("ids" if type(parts[0]) is Lookup else "inputs", "grads")
-    return replace(parts[0], **{name: torch.cat([getattr(part, name) for part in parts], 1) for name in places})
+    return replace(
+        parts[0], **{name: torch.cat([getattr(part, name) for part in parts], 1) for name in places}
+    )
 
 
 def _one(parts: list[Any], order: int) -> Term:
@@ -236,7 +293,8 @@ def _one(parts: list[Any], order: int) -> Term:
         return _joined(parts).cheapest(order)  # type: ignore[no-any-return]
     parts = [part.outer() if type(part) is Convolved else part for part in parts]
     kinds = ([part for part in parts if type(part) is kind] for kind in (Outer, Lookup))
-    joined, rest = [_joined(some) for some in kinds if some], [part for part in parts if type(part) is Rows]
+    joined = [_joined(some) for some in kinds if some]
+    rest = [part for part in parts if type(part) is Rows]
     if not rest and len(joined) == 2:
         return Tied(lookup=joined[1], outer=joined[0])
     if not rest:
@@ -244,5 +302,8 @@ def _one(parts: list[Any], order: int) -> Term:
     rest += [part.built() for part in joined]
     slot = parts[0].slot
     if len({part.slot for part in rest}) > 1:
-        rest, slot = [Rows(slot, part.slot.plain(part.values)) for part in rest], replace(slot, kernel_last=False)
-    return Rows(slot, reduce(Tensor.add, (part.values.reshape(rest[0].values.shape) for part in rest)))
+        rest = [Rows(slot, part.slot.plain(part.values)) for part in rest]
+        slot = replace(slot, kernel_last=False)
+    return Rows(
+        slot, reduce(Tensor.add, (part.values.reshape(rest[0].values.shape) for part in rest))
+    )

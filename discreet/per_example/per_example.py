@@ -1,11 +1,12 @@
 """Clipped sums of per-example gradients, the quantity that DP-SGD releases with noise.
 
-Each example goes through the model and its loss alone, as a batch of one, under `torch.func.vmap` (`alone.py`): so
-nothing can mix examples. Functions that read parameters run for all examples at once below it, and note what gives the
-norms of all per-example gradients from their inputs and output gradients, without building them (`terms.py` has the
-formulas and their sources). One backward pass then gives the norms, and one matrix product a parameter the clipped
-sum. What vmap can't follow goes one example after the other (`any_model.py`), and the log "discreet" says so once, with
-the line that is the reason. A forward that means a batch is refused (`agreement.py`).
+Each example goes through the model and its loss alone, as a batch of one, under `torch.func.vmap`
+(`alone.py`): so nothing can mix examples. Functions that read parameters run for all examples at
+once below it, and note what gives the norms of all per-example gradients from their inputs and
+output gradients, without building them (`terms.py` has the formulas and their sources). One
+backward pass then gives the norms, and one matrix product a parameter the clipped sum. What vmap
+can't follow goes one example after the other (`any_model.py`), and the log "discreet" says so once,
+with the line that is the reason. A forward that means a batch is refused (`agreement.py`).
 """
 
 from __future__ import annotations
@@ -51,42 +52,55 @@ _UNSCALE = torch.tensor(1 / LOSS_SCALE)
 _BUILT_FLOATS = 2**26
 _FEW = 4  # examples: with fewer, one of them might decide whether a step is an error
 # By model: its state when it was last tried, what was found, and the losses that it was tried with.
-_trials: WeakKeyDictionary[nn.Module, tuple[object, str, Questions, list[ref[Loss]]]] = WeakKeyDictionary()
+_trials: WeakKeyDictionary[nn.Module, tuple[object, str, Questions, list[ref[Loss]]]] = (
+    WeakKeyDictionary()
+)
 
 
 def clipped_gradient_sum(
-    model: nn.Module, inputs: Tree, *, targets: Tree = None, clip_norm: float, loss: Loss = cross_entropy
+    model: nn.Module,
+    inputs: Tree,
+    *,
+    targets: Tree = None,
+    clip_norm: float,
+    loss: Loss = cross_entropy,
 ) -> tuple[Tensor, Tensor]:
     """The sum of per-example gradients, each clipped to an L2 norm, and the norms before clipping.
 
-    With g_i the gradient of example i's loss, total = sum_i g_i min(1, C / ||g_i||) with C = clip_norm (Abadi et
+    With g_i the gradient of example i's loss, total = sum_i g_i min(1, C / ||g_i||) with C =
+    clip_norm (Abadi et
     al. 2016, Algorithm 1, without the noise). Sums of parts of a batch add up to that of the batch.
 
     Args:
-      model: float32, float64 or bfloat16; called on whole batches, and left as it was (gradients, hooks, modes).
-      inputs: (n, ...), of any type that the model takes; a tuple of tensors for its arguments, or a mapping or a
-        dataclass for its arguments by name, each tensor with one row an example.
+      model: float32, float64 or bfloat16; called on whole batches, and left as it was (gradients,
+      hooks, modes). inputs: (n, ...), of any type that the model takes; a tuple of tensors for its
+      arguments, or a mapping or a dataclass for its arguments by name, each tensor with one row an
+      example.
       targets: (n, ...), as the loss takes them; None: the loss is given the inputs.
       clip_norm: C, as `check_clip` allows, in the gradient's units.
-      loss: from what the model gives and targets to one value an example, (n,), that depends on that example alone.
+      loss: from what the model gives and targets to one value an example, (n,), that depends on
+        that example alone.
 
     Returns:
-      total, (num_params,), of the trainable parameters in the order of model.parameters(), tied ones once; float32 for
-        bfloat16 parameters, and under torch.autocast, which holds for the model and the loss alone.
-      norms, (n,), no less than the true ones at any scale (beyond 1e-18). A gradient that is not finite, or whose
-      squared norm overflows, counts as zero in the sum, and its norm is inf.
+      total, (num_params,), of the trainable parameters in the order of model.parameters(), tied
+        ones once; float32 for bfloat16 parameters, and under torch.autocast, which holds for the
+        model and the loss alone.
+      norms, (n,), no less than the true ones at any scale (beyond 1e-18). A gradient that is not
+      finite, or whose squared norm overflows, counts as zero in the sum, and its norm is inf.
 
-    Sensitivity: adding or removing one example changes total by at most C in L2 norm, up to the rounding of the float
-    sum and of the other gradients, for which kernels may depend on n (`sequential_sum` leaves none of the latter).
+    Sensitivity: adding or removing one example changes total by at most C in L2 norm, up to the
+    rounding of the float sum and of the other gradients, for which kernels may depend on n
+    (`sequential_sum` leaves none of the latter).
     n = 0 gives zeros and no norms.
 
     Raises:
-      ValueError: a setting out of range; a forward or a layer that mixes examples (BatchNorm in training mode);
-        parameters of other types or on several devices; a loss that is not (n,).
+      ValueError: a setting out of range; a forward or a layer that mixes examples (BatchNorm in
+        training mode); parameters of other types or on several devices; a loss that is not (n,).
 
-    Dropout and other layers that draw for each example by itself are allowed: the bound holds for each fixed choice of
-    all masks. They come from PyTorch's own generator, whose seed must be secret if the sum is released, since places in
-    a batch shift if an example is missing. Discreet's clients and DPSGD see to that.
+    Dropout and other layers that draw for each example by itself are allowed: the bound holds for
+    each fixed choice of all masks. They come from PyTorch's own generator, whose seed must be
+    secret if the sum is released, since places in a batch shift if an example is missing.
+    Discreet's clients and DPSGD see to that.
 
     >>> x, y = torch.tensor([[3.0, 4.0], [0.0, 0.0]]), torch.tensor([0, 1])
     >>> total, norms = clipped_gradient_sum(nn.Linear(2, 2), x, targets=y, clip_norm=0.25)
@@ -98,21 +112,31 @@ def clipped_gradient_sum(
 
 
 def clipped_sum_by_owner(
-    model: nn.Module, batch: tuple[Tree, Tree], owners: Tensor, *, clip_norm: float, loss: Loss = cross_entropy
+    model: nn.Module,
+    batch: tuple[Tree, Tree],
+    owners: Tensor,
+    *,
+    clip_norm: float,
+    loss: Loss = cross_entropy,
 ) -> tuple[Tensor, Tensor]:
-    """As `clipped_gradient_sum`, for owners: the gradient of the mean loss over an owner's rows is clipped as one.
+    """As `clipped_gradient_sum`, for owners: the gradient of the mean loss over an owner's rows is
+    clipped as one.
 
     Args:
       batch: inputs and targets as there, with a row for each of n; no graphs.
       owners: (n,), whole numbers: the owner of each row.
 
     Returns:
-      total, (num_params,), and the norms of the owners in the order of their numbers. Adding or removing an owner with
-      all its rows changes total by at most C.
+      total, (num_params,), and the norms of the owners in the order of their numbers. Adding or
+      removing an owner with all its rows changes total by at most C.
     """
     check_clip(clip_norm, "clip_norm")
-    objective, inputs = objective_of(model, loss), as_tree(batch[0])
-    targets = inputs if batch[1] is None else as_tree(batch[1])
+    objective = objective_of(model, loss)
+    inputs = as_tree(batch[0])
+    if batch[1] is None:
+        targets = inputs
+    else:
+        targets = as_tree(batch[1])
     if not all(isinstance(part, Tensor) for part in batches_in((inputs, targets))):
         raise ValueError("owners: a graph is a unit by itself, and has no owner")
     if count_of(inputs, targets) != len(owners):
@@ -123,15 +147,24 @@ def clipped_sum_by_owner(
         return objective.parts().total(), objective.zeros(len(sizes))
     with torch.set_grad_enabled(False), objective.casting(on=False):
         reason, questions = _tried(objective, inputs, targets)
-        parts = _of_owners(replace(objective, of_units=True), (inputs, targets), (units, sizes), (reason, questions))
+        parts = _of_owners(
+            replace(objective, of_units=True),
+            (inputs, targets),
+            (units, sizes),
+            (reason, questions),
+        )
         with unmoved(model):
             return _summed(objective, parts, clip_norm, len(sizes))
 
 
 def _of_owners(
-    objective: Objective, trees: tuple[Tree, Tree], of: tuple[Tensor, Tensor], found: tuple[str, Questions]
+    objective: Objective,
+    trees: tuple[Tree, Tree],
+    of: tuple[Tensor, Tensor],
+    found: tuple[str, Questions],
 ) -> Iterator[Part]:
-    """Passes for owners with as many rows as each other. `of`: the owner of each row, and the rows of each owner."""
+    """Passes for owners with as many rows as each other. `of`: the owner of each row, and the rows
+    of each owner."""
     units, sizes = of
     order = units.argsort(stable=True)
     starts = sizes.cumsum(0) - sizes
@@ -140,10 +173,14 @@ def _of_owners(
         rows = order[starts[owners].unsqueeze(1) + torch.arange(size, device=order.device)]
         inputs, targets = (rows_of(tree, rows) for tree in trees)
         for part in _parts(objective, inputs, targets, found):
-            yield Part(owners if part.places is None else owners[part.places], part.rows, part.terms)
+            yield Part(
+                owners if part.places is None else owners[part.places], part.rows, part.terms
+            )
 
 
-def _parts(objective: Objective, inputs: Tree, targets: Tree, found: tuple[str, Questions]) -> list[Part]:
+def _parts(
+    objective: Objective, inputs: Tree, targets: Tree, found: tuple[str, Questions]
+) -> list[Part]:
     reason, questions = found
     if not reason:
         try:
@@ -154,25 +191,43 @@ def _parts(objective: Objective, inputs: Tree, targets: Tree, found: tuple[str, 
 
 
 def l1_clipped_gradient_sum(
-    model: nn.Module, inputs: Tree, *, targets: Tree = None, clip_norm: float, loss: Loss = cross_entropy
+    model: nn.Module,
+    inputs: Tree,
+    *,
+    targets: Tree = None,
+    clip_norm: float,
+    loss: Loss = cross_entropy,
 ) -> tuple[Tensor, Tensor]:
-    """As `clipped_gradient_sum` with L1 norms: one example changes the sum by at most C in L1, for Laplace noise."""
+    """As `clipped_gradient_sum` with L1 norms: one example changes the sum by at most C in L1, for
+    Laplace noise."""
     check_clip(clip_norm, "clip_norm")
     return _clipped_sum(objective_of(model, loss, order=1), inputs, targets, clip_norm)
 
 
 def sequential_sum(
-    model: nn.Module, inputs: Tree, *, targets: Tree = None, clip_norm: float, loss: Loss = cross_entropy
+    model: nn.Module,
+    inputs: Tree,
+    *,
+    targets: Tree = None,
+    clip_norm: float,
+    loss: Loss = cross_entropy,
 ) -> Tensor:
-    """The total of `clipped_gradient_sum` by a pass for each example: 5 (CNN) to 60 times (LR) as slow.
+    """The total of `clipped_gradient_sum` by a pass for each example: 5 (CNN) to 60 times (LR) as
+    slow.
 
-    The rounding of a kernel may depend on the number of rows and on a row's place in memory. Here each example is
-    alone, in memory of its own: one more or less leaves the gradients of the others as they are, to the last bit.
-    """
+    The rounding of a kernel may depend on the number of rows and on a row's place in memory. Here
+    each example is alone, in memory of its own: one more or less leaves the gradients of the others
+    as they are, to the last bit."""
     check_clip(clip_norm, "clip_norm")
-    objective, inputs = objective_of(model, loss), as_tree(inputs)
-    targets = inputs if targets is None else as_tree(targets)
-    total, _ = _clipped_sum(objective, rows_of(inputs, slice(0, 0)), rows_of(targets, slice(0, 0)), clip_norm)
+    objective = objective_of(model, loss)
+    inputs = as_tree(inputs)
+    if targets is None:
+        targets = inputs
+    else:
+        targets = as_tree(targets)
+    total, _ = _clipped_sum(
+        objective, rows_of(inputs, slice(0, 0)), rows_of(targets, slice(0, 0)), clip_norm
+    )
     for place in range(count_of(inputs)):
         one = [place]  # a list copies
         total += _clipped_sum(objective, rows_of(inputs, one), rows_of(targets, one), clip_norm)[0]
@@ -180,20 +235,27 @@ def sequential_sum(
 
 
 def check_finite(count: int, finite: int) -> None:
-    """Raises ValueError if a step of several examples, `count`, has no `finite` gradient: it would be noise alone.
+    """Raises ValueError if a step of several examples, `count`, has no `finite` gradient: it would
+    be noise alone.
 
     One example never decides it: at least three others have no finite gradient either.
     """
     if count >= _FEW and not finite:
         raise ValueError(
-            f"none of the {count} gradients of this step is finite: the parameters are not, or the loss divides by "
+            f"none of the {count} gradients of this step is finite: the parameters are not, or "
+            f"the loss divides by "
             "something that is zero for one example alone, such as a deviation over the batch"
         )
 
 
-def _clipped_sum(objective: Objective, inputs: Any, targets: Any, clip: float) -> tuple[Tensor, Tensor]:
+def _clipped_sum(
+    objective: Objective, inputs: Any, targets: Any, clip: float
+) -> tuple[Tensor, Tensor]:
     inputs = as_tree(inputs)
-    targets = inputs if targets is None else as_tree(targets)
+    if targets is None:
+        targets = inputs
+    else:
+        targets = as_tree(targets)
     count = count_of(inputs, targets)
     if count == 0 or not objective.slots:
         return objective.parts().total(), objective.zeros(count)
@@ -203,18 +265,25 @@ def _clipped_sum(objective: Objective, inputs: Any, targets: Any, clip: float) -
         reason, questions = _tried(objective, inputs, targets)
         if not reason:
             try:
-                return _summed(objective, passes(objective, inputs, targets, questions), clip, count)
-            except Unserved as found:  # of this batch; what its examples do to each other is not known
+                return _summed(
+                    objective, passes(objective, inputs, targets, questions), clip, count
+                )
+            except (
+                Unserved
+            ) as found:  # of this batch; what its examples do to each other is not known
                 reason = str(found)
         with unmoved(objective.model):
             return _summed(objective, _built(objective, inputs, targets, reason), clip, count)
 
 
 def _tried(objective: Objective, inputs: Tree, targets: Tree) -> tuple[str, Questions]:
-    """Tries a model and a loss that are new here, on made-up examples. The reason why examples do not go side by side,
-    or "", and its questions."""
-    model, loss = objective.model, objective.loss
-    state = [(id(part), part.training, id(part.__dict__.get("forward"))) for part in objective.modules]
+    """Tries a model and a loss that are new here, on made-up examples. The reason why examples do
+    not go side by side, or "", and its questions."""
+    model = objective.model
+    loss = objective.loss
+    state = [
+        (id(part), part.training, id(part.__dict__.get("forward"))) for part in objective.modules
+    ]
     key = state, objective.slots.keys(), objective.rounds
     known = _trials.get(model)
     is_new = known is None or known[0] != key
@@ -222,7 +291,10 @@ def _tried(objective: Objective, inputs: Tree, targets: Tree) -> tuple[str, Ques
     tries_loss = not objective.is_own_loss and all(each() is not loss for each in losses)
     if is_new:
         check_layers(model)
-    outputs = try_out(objective, inputs) if tries_loss or known is None else None
+    if tries_loss or known is None:
+        outputs = try_out(objective, inputs)
+    else:
+        outputs = None
     if is_new:
         _trials[model] = known = (key, *tried(model, inputs), losses)
     if tries_loss:
@@ -235,7 +307,8 @@ def _tried(objective: Objective, inputs: Tree, targets: Tree) -> tuple[str, Ques
 
 def _built(objective: Objective, inputs: Tree, targets: Tree, reason: str) -> Iterator[Part]:
     """Gradients of one example after the other, for some at a time."""
-    count, device = count_of(inputs), objective.parameters[0].device
+    count = count_of(inputs)
+    device = objective.parameters[0].device
     held = floats_at_once(_BUILT_FLOATS, device)
     step = max(1, held // sum(slot.shape.numel() for slot in objective.slots.values()))
     for start in range(0, count, step):
@@ -245,22 +318,30 @@ def _built(objective: Objective, inputs: Tree, targets: Tree, reason: str) -> It
         yield Part(places, rows, built_terms(objective, *some, reason=reason))
 
 
-def _summed(objective: Objective, parts: Iterable[Part], clip: float, count: int) -> tuple[Tensor, Tensor]:
-    total, norms = None, None
+def _summed(
+    objective: Objective, parts: Iterable[Part], clip: float, count: int
+) -> tuple[Tensor, Tensor]:
+    total = None
+    norms = None
     for part in parts:
         terms, found = _finite(objective, part)
-        held = count if part.places is None else len(part.places)
+        if part.places is None:
+            held = count
+        else:
+            held = len(part.places)
         weights = clip_factors(found, clip * LOSS_SCALE)
         if held < part.rows:
             weights[held:] = 0  # what fills up counts nothing
         total = total or objective.parts()  # after the backward pass, whose memory the sum can have
-        while terms:  # last layer first: each lets go of its activations before the next, larger ones are scaled
+        # last layer first: each lets go of its activations before the next, larger ones are scaled
+        while terms:
             terms.pop().add_to(total, weights, 1 / LOSS_SCALE)
         found = found[:held] * _UNSCALE
         if part.places is None:
             norms = found
         else:
-            norms = found.new_zeros(count) if norms is None else norms
+            if norms is None:
+                norms = found.new_zeros(count)
             norms[part.places] = found
     assert total is not None
     assert norms is not None
@@ -268,17 +349,22 @@ def _summed(objective: Objective, parts: Iterable[Part], clip: float, count: int
 
 
 def _finite(objective: Objective, part: Part) -> tuple[list[Term], Tensor]:
-    """Terms of the examples, zero for those whose gradient is not finite, and the norms (rows,), inf for the same.
+    """Terms of the examples, zero for those whose gradient is not finite, and the norms (rows,),
+    inf for the same.
 
-    Zeros take the place of such an example in the terms, since in the products 0 * inf would poison the sum. There is
-    no second pass without it: dropout would draw other masks for the others, and what they add would depend on it.
-    """
+    Zeros take the place of such an example in the terms, since in the products 0 * inf would poison
+    the sum. There is no second pass without it: dropout would draw other masks for the others, and
+    what they add would depend on it."""
     terms = part.terms
     if not terms:
         return terms, objective.zeros(part.rows)
-    # A product of two masses may be below the smallest float: such a norm is nothing to the least clip norm.
+    # A product of two masses may be below the smallest float: such a norm is nothing to the least
+    # clip norm.
     total = reduce(add, (term.mass(objective.order) for term in terms))
-    norms = total if objective.order == 1 else total.sqrt()
+    if objective.order == 1:
+        norms = total
+    else:
+        norms = total.sqrt()
     if math.isfinite(norms.sum()):
         return terms, norms
     lost = ~norms.isfinite()

@@ -11,7 +11,9 @@ from discreet.per_example.objective import Objective, Tree, filled, logit_gradie
 from discreet.per_example.passes import FEWEST, Part, combined
 from discreet.per_example.terms import Pair, Term
 
-Back = Callable[[nn.Module, Tensor, Tensor], Tensor]  # from the layer, its outputs and the gradients there
+Back = Callable[
+    [nn.Module, Tensor, Tensor], Tensor
+]  # from the layer, its outputs and the gradients there
 
 # Autograd's own: a product with a mask takes eight times as long.
 _relu_backward = torch.ops.aten.threshold_backward.default
@@ -24,11 +26,11 @@ _BACKWARD: dict[type[nn.Module], Back] = {
 
 
 def by_hand(objective: Objective, inputs: Tree, targets: Tree) -> Part | None:
-    """The pass of Linear, ReLU and Tanh on rows (n, d), behind an nn.Flatten() if there is one, for the cross-entropy;
-    None for another model or loss. Gradients must be switched off.
+    """The pass of Linear, ReLU and Tanh on rows (n, d), behind an nn.Flatten() if there is one, for
+    the cross-entropy; None for another model or loss. Gradients must be switched off.
 
-    On such small models autograd costs as much as the products do: without it a clipped sum takes a third less time.
-    """
+    On such small models autograd costs as much as the products do: without it a clipped sum takes a
+    third less time."""
     if objective.rounds or not objective.has_known_gradient(targets):
         return None
     layers = _in_series(objective.model)
@@ -36,7 +38,10 @@ def by_hand(objective: Objective, inputs: Tree, targets: Tree) -> Part | None:
         return None
     first = layers[0]
     is_flat = type(first) is nn.Flatten and (first.start_dim, first.end_dim) == (1, -1)
-    inner = layers[1:] if is_flat else layers
+    if is_flat:
+        inner = layers[1:]
+    else:
+        inner = layers
     if not (is_flat or inputs.dim() == 2) or not all(type(layer) in _BACKWARD for layer in inner):
         return None
     rows = max(len(inputs), FEWEST)
@@ -53,10 +58,16 @@ def _in_series(model: nn.Module) -> list[nn.Module]:
     return [model]
 
 
-def _back(objective: Objective, layers: list[nn.Module], values: list[Tensor], targets: Tensor) -> list[Term]:
-    """Terms of all linear layers, first layer first. values: the inputs of each layer, and what the last one gives."""
-    grads, terms = logit_gradients(values[-1], targets), list[Term]()
-    first = next((index for index, layer in enumerate(layers) if type(layer) is nn.Linear), len(layers))
+def _back(
+    objective: Objective, layers: list[nn.Module], values: list[Tensor], targets: Tensor
+) -> list[Term]:
+    """Terms of all linear layers, first layer first. values: the inputs of each layer, and what the
+    last one gives."""
+    grads = logit_gradients(values[-1], targets)
+    terms = list[Term]()
+    first = next(
+        (index for index, layer in enumerate(layers) if type(layer) is nn.Linear), len(layers)
+    )
     for index in range(len(layers) - 1, first - 1, -1):
         layer = layers[index]
         if type(layer) is nn.Linear:
@@ -69,8 +80,14 @@ def _back(objective: Objective, layers: list[nn.Module], values: list[Tensor], t
 
 
 def unchanged(layer: nn.Module) -> bool:
-    """True if a layer does what its class says: there are no hooks, of its own or global, and no forward of its own."""
-    hooks = layer._forward_hooks or layer._forward_pre_hooks or layer._backward_hooks or layer._backward_pre_hooks
+    """True if a layer does what its class says: there are no hooks, of its own or global, and no
+    forward of its own."""
+    hooks = (
+        layer._forward_hooks
+        or layer._forward_pre_hooks
+        or layer._backward_hooks
+        or layer._backward_pre_hooks
+    )
     return not (hooks or _has_global_hooks()) and "forward" not in layer.__dict__
 
 

@@ -1,8 +1,10 @@
-"""Recurrent layers: the functions behind torch.nn.LSTM, GRU, RNN and their cells, and layers for sequences.
+"""Recurrent layers: the functions behind torch.nn.LSTM, GRU, RNN and their cells, and layers for
+sequences.
 
-PyTorch's kernels keep the gates to themselves, so a layer is unrolled in plain operations here. Each gate before its
-activation is a matrix product with the inputs plus one with the hidden state before it, so the gradients at the gates
-and these two factors give the gradients of all parameters (`terms.product_terms`).
+PyTorch's kernels keep the gates to themselves, so a layer is unrolled in plain operations here.
+Each gate before its activation is a matrix product with the inputs plus one with the hidden state
+before it, so the gradients at the gates and these two factors give the gradients of all parameters
+(`terms.product_terms`).
 """
 
 from __future__ import annotations
@@ -28,7 +30,8 @@ State = tuple[Tensor, ...]  # hidden, and for an LSTM the cell
 class LSTMLayer(nn.Module):
     """One LSTM layer, (n, steps, width) to (n, steps, hidden), starting from zeros.
 
-    Equal to torch.nn.LSTM with batch_first and one layer, except that there is one bias and not the sum of
+    Equal to torch.nn.LSTM with batch_first and one layer, except that there is one bias and not the
+    sum of
     two. Gates are in its order: input, forget, cell, output. steps is at least 1.
     """
 
@@ -51,7 +54,8 @@ def lstm_layer(inputs: Tensor, input_weight: Tensor, hidden_weight: Tensor, bias
         return found
     gates = functional.linear(inputs, input_weight, bias)
     start = gates.new_zeros(len(gates), hidden_weight.shape[1])
-    state, after = (start, start), []
+    state = (start, start)
+    after = []
     for step in gates.unbind(1):
         state = _lstm(step, functional.linear(state[0], hidden_weight), state)
         after.append(state[0])
@@ -79,12 +83,14 @@ def _lstm(gates: Tensor, product: Tensor, state: State) -> tuple[Tensor, Tensor]
 
 
 def _gru(gates: Tensor, product: Tensor, state: State) -> State:
-    (reset, update, new), (by_reset, by_update, by_new) = gates.chunk(3, dim=1), product.chunk(3, dim=1)
+    reset, update, new = gates.chunk(3, dim=1)
+    by_reset, by_update, by_new = product.chunk(3, dim=1)
     candidate = (new + (reset + by_reset).sigmoid() * by_new).tanh()
     return (candidate + (update + by_update).sigmoid() * (state[0] - candidate),)
 
 
-# By kind: the next state from the gates' part of the inputs, that of the hidden state, and the state before.
+# By kind: the next state from the gates' part of the inputs, that of the hidden state, and the
+# state before.
 _STEPS: dict[str, Callable[[Tensor, Tensor, State], State]] = {
     "lstm": _lstm,
     "gru": _gru,
@@ -95,7 +101,8 @@ _STEPS: dict[str, Callable[[Tensor, Tensor, State], State]] = {
 
 @dataclass(frozen=True, slots=True)
 class _Weights:
-    """One direction of one layer of a kind: weights of the inputs and of the hidden state, and their biases."""
+    """One direction of one layer of a kind: weights of the inputs and of the hidden state, and
+    their biases."""
 
     kind: str
     backwards: bool
@@ -106,36 +113,52 @@ class _Weights:
 
 
 def _run(alone: Alone, weights: _Weights, inputs: Tensor, state: State) -> tuple[Tensor, State]:
-    """One direction of one layer over the steps of inputs (n, T, d): its hidden states (n, T, hidden), and the last
-    state."""
-    kind, backwards = weights.kind, weights.backwards
+    """One direction of one layer over the steps of inputs (n, T, d): its hidden states (n, T,
+    hidden), and the last state."""
+    kind = weights.kind
+    backwards = weights.backwards
     own = [alone.slot(value) for value in (weights.inputs, weights.bias)]
     hidden = [alone.slot(value) for value in (weights.hidden, weights.hidden_bias)]
     flat = functional.linear(inputs.flatten(0, 1), weights.inputs, weights.bias)
     gates = parted(flat, len(inputs))
     # Gradients at zeros that are added are those of the products with the hidden state.
-    added = torch.zeros_like(gates, requires_grad=True) if kind == "gru" else None
+    if kind == "gru":
+        added = torch.zeros_like(gates, requires_grad=True)
+    else:
+        added = None
     zeros: Sequence[Any] = [None] * inputs.shape[1] if added is None else added.unbind(1)
-    befores, afters = [], []
+    befores = []
+    afters = []
     steps = list(zip(gates.unbind(1), zeros, strict=True))
     for step, zero in reversed(steps) if backwards else steps:
         befores.append(state[0])
         product = functional.linear(state[0], weights.hidden, weights.hidden_bias)
         state = _STEPS[kind](step, product if zero is None else product + zero, state)
         afters.append(state[0])
-    before, after = (torch.stack(values[::-1] if backwards else values, dim=1) for values in (befores, afters))
+    before, after = (
+        torch.stack(values[::-1] if backwards else values, dim=1) for values in (befores, afters)
+    )
 
     def of_each(values: Tensor) -> Tensor:
         """(n * k, T, d) -> (n, k * T, d)."""
-        return values if len(values) == alone.count else parted(values, alone.count).flatten(1, 2)
+        if len(values) == alone.count:
+            return values
+        return parted(values, alone.count).flatten(1, 2)
 
     def of_hidden(grads: Tensor) -> list[Term]:
-        return product_terms(hidden[0], hidden[1], of_each(before), of_each(grads)) if any(hidden) else []
+        if any(hidden):
+            return product_terms(hidden[0], hidden[1], of_each(before), of_each(grads))
+        return []
 
     def of_gates(grads: Tensor) -> list[Term]:
         rows = grads.view(gates.shape)
-        terms = product_terms(own[0], own[1], of_each(inputs), of_each(rows)) if any(own) else []
-        return [*terms, *of_hidden(rows)] if added is None else terms
+        if any(own):
+            terms = product_terms(own[0], own[1], of_each(inputs), of_each(rows))
+        else:
+            terms = []
+        if added is None:
+            return [*terms, *of_hidden(rows)]
+        return terms
 
     if any((*own, *hidden)):
         alone.note(flat, of_gates)
@@ -147,16 +170,33 @@ def _run(alone: Alone, weights: _Weights, inputs: Tensor, state: State) -> tuple
 def _layers(kind: str, alone: Alone, *args: Any) -> Any:
     packed = isinstance(args[3], list | tuple)
     inputs, *_, parameters, biased, count, dropout, training, both = args if packed else args[:-1]
-    start, batch_first = args[2 if packed else 1], packed or args[-1]
-    each, ways = 4 if biased else 2, 2 if both else 1
+    start = args[2 if packed else 1]
+    batch_first = packed or args[-1]
+    if biased:
+        each = 4
+    else:
+        each = 2
+    if both:
+        ways = 2
+    else:
+        ways = 1
     starts: State = tuple(start) if kind == "lstm" else (start,)
-    wide = 2 if packed else 3
-    if len(parameters) != each * count * ways or inputs.dim() != wide or any(map(is_lane, parameters)):
+    if packed:
+        wide = 2
+    else:
+        wide = 3
+    if (
+        len(parameters) != each * count * ways
+        or inputs.dim() != wide
+        or any(map(is_lane, parameters))
+    ):
         return NotImplemented
     values = alone.rows(inputs)
     if not packed:
         values = (values if batch_first else values.transpose(1, 2)).flatten(0, 1)  # (n * k, T, d)
-    states = [alone.rows(value).transpose(1, 2).flatten(0, 1) for value in starts]  # (n * k, layers, hidden)
+    states = [
+        alone.rows(value).transpose(1, 2).flatten(0, 1) for value in starts
+    ]  # (n * k, layers, hidden)
     ends = list[State]()
     for layer in range(count):
         if layer and training and dropout:
@@ -169,11 +209,20 @@ def _layers(kind: str, alone: Alone, *args: Any) -> Any:
             after, end = _run(alone, own, values, state)
             found.append(after)
             ends.append(end)
-        values = torch.cat(found, dim=2) if both else found[0]
-    last = [parted(torch.stack(parts, 1), alone.count).transpose(1, 2) for parts in zip(*ends, strict=True)]
+        if both:
+            values = torch.cat(found, dim=2)
+        else:
+            values = found[0]
+    last = [
+        parted(torch.stack(parts, 1), alone.count).transpose(1, 2)
+        for parts in zip(*ends, strict=True)
+    ]
     if not packed:
         values = parted(values, alone.count)
-        values = values if batch_first else values.transpose(1, 2)
+        if batch_first:
+            values = values
+        else:
+            values = values.transpose(1, 2)
     return (values, *last)
 
 
@@ -182,9 +231,13 @@ def _single(kind: str, alone: Alone, inputs: Tensor, start: Any, *parameters: An
     if inputs.dim() != 2 or any(map(is_lane, parameters)):
         return NotImplemented
     rows, *befores = (alone.rows(value).flatten(0, 1).unsqueeze(1) for value in (inputs, *states))
-    _, end = _run(alone, _Weights(kind, False, *parameters), rows, tuple(value[:, 0] for value in befores))
+    _, end = _run(
+        alone, _Weights(kind, False, *parameters), rows, tuple(value[:, 0] for value in befores)
+    )
     found = tuple(parted(value, alone.count) for value in end)
-    return found if kind == "lstm" else found[0]
+    if kind == "lstm":
+        return found
+    return found[0]
 
 
 def _own(alone: Alone, inputs: Tensor, *parameters: Any) -> Any:
@@ -192,7 +245,9 @@ def _own(alone: Alone, inputs: Tensor, *parameters: Any) -> Any:
         return NotImplemented
     rows = alone.rows(inputs).flatten(0, 1)
     start = rows.new_zeros(len(rows), parameters[1].shape[1])
-    return parted(_run(alone, _Weights("lstm", False, *parameters), rows, (start, start))[0], alone.count)
+    return parted(
+        _run(alone, _Weights("lstm", False, *parameters), rows, (start, start))[0], alone.count
+    )
 
 
 RECURRENT_RULES: dict[str, Rule] = {

@@ -31,7 +31,9 @@ def place() -> str:
     frame = sys._getframe(1)
     while frame is not None and frame.f_code.co_filename.startswith(_HOMES):
         frame = frame.f_back  # type: ignore[assignment]
-    return "" if frame is None else _words(frame.f_code.co_filename, frame.f_lineno)
+    if frame is None:
+        return ""
+    return _words(frame.f_code.co_filename, frame.f_lineno)
 
 
 def place_of(error: BaseException) -> str:
@@ -39,7 +41,9 @@ def place_of(error: BaseException) -> str:
     frames = traceback.extract_tb(error.__traceback__)
     outside = [frame for frame in frames if not frame.filename.startswith(_HOMES)]
     lines = [frame for frame in outside if not frame.filename.startswith("<")]
-    return _words(lines[-1].filename, lines[-1].lineno or 0) if lines else ""
+    if lines:
+        return _words(lines[-1].filename, lines[-1].lineno or 0)
+    return ""
 
 
 def _words(file: str, line: int) -> str:

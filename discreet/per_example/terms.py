@@ -1,11 +1,13 @@
-"""The part of one use of a parameter in the gradients of a batch, kept without building those gradients.
+"""The part of one use of a parameter in the gradients of a batch, kept without building those
+gradients.
 
-A term stands for n per-example gradients of one parameter (or of a weight and its bias). It gives the mass that they
-add to each example's norm, and it adds their weighted sum to the parameter's part of a flat vector. For a matrix
-product the gradient of example i is B_i^T A_i, with A the layer's inputs and B the gradients at its outputs, so its
-norm needs no gradient: ||b a^T|| = ||b|| ||a|| for one position (Goodfellow 2015, arXiv 1510.01799), and
-||B^T A||^2 = sum_st (A A^T)_st (B B^T)_st for several (Li et al. 2022, arXiv 2110.05679, section 4). The sums then
-use A and B again (book-keeping: Bu et al. 2022, arXiv 2210.00038).
+A term stands for n per-example gradients of one parameter (or of a weight and its bias). It gives
+the mass that they add to each example's norm, and it adds their weighted sum to the parameter's
+part of a flat vector. For a matrix product the gradient of example i is B_i^T A_i, with A the
+layer's inputs and B the gradients at its outputs, so its norm needs no gradient:
+||b a^T|| = ||b|| ||a|| for one position (Goodfellow 2015, arXiv 1510.01799), and
+||B^T A||^2 = sum_st (A A^T)_st (B B^T)_st for several (Li et al. 2022, arXiv 2110.05679,
+section 4). The sums then use A and B again (book-keeping: Bu et al. 2022, arXiv 2210.00038).
 """
 
 from __future__ import annotations
@@ -19,26 +21,30 @@ from typing import Any, ClassVar, Protocol
 import torch
 from torch import Tensor
 
-# The fast norm loses precision on long rows (4e-4 of the norm of a million equal entries): those take a slower
-# routine with pairwise rounding.
+# The fast norm loses precision on long rows (4e-4 of the norm of a million equal entries): those
+# take a slower routine with pairwise rounding.
 _LONGEST_FAST_ROW = 1024
-# A float of a gradient that is built costs as much as so many flops; the second number if a batch's are many (memory).
-_FLOPS_PER_STORED_FLOAT, _FLOPS_PER_FAR_FLOAT = 8, 160
+# A float of a gradient that is built costs as much as so many flops; the second number if a batch's
+# are many (memory).
+_FLOPS_PER_STORED_FLOAT = 8
+_FLOPS_PER_FAR_FLOAT = 160
 _NEAR_FLOATS = 2**19
 # A GPU has memory for so many, 1 GB, and is slow if it is given little at a time.
 _GPU_FLOATS = 2**28
 # Entries of the table in which places of one id are found: 2 MB.
 _TABLE_ENTRIES = 2**18
-# Gram matrices lose small norms by cancellation: this part of the largest norm possible is added, so that no
-# gradient is taken for shorter than it is.
+# Gram matrices lose small norms by cancellation: this part of the largest norm possible is added,
+# so that no gradient is taken for shorter than it is.
 _GRAM_MARGIN = 1e-6
-# A factor of a gradient that is longer counts as infinite, in L2 because its square overflows float32. A shorter one
-# can't make much of what rounding does to the smallest floats of the other factor.
+# A factor of a gradient that is longer counts as infinite, in L2 because its square overflows
+# float32. A shorter one can't make much of what rounding does to the smallest floats of the other
+# factor.
 _LONGEST_FACTOR = 2.0**64
 
 
 def floats_at_once(on_processor: int, device: torch.device) -> int:
-    """The floats of an intermediate result that are held at once: what fits a processor's cache, or a GPU's memory."""
+    """The floats of an intermediate result that are held at once: what fits a processor's cache, or
+    a GPU's memory."""
     if device.type == "cpu":
         return on_processor
     return max(on_processor, _GPU_FLOATS)
@@ -59,10 +65,11 @@ def _norms(values: Tensor, order: int) -> Tensor:
 
 
 def mass(values: Tensor, order: int) -> Tensor:
-    """The L1 norm or the squared L2 norm, which add up over the parameters of an example: (n, ...) -> (n,).
+    """The L1 norm or the squared L2 norm, which add up over the parameters of an example: (n, ...)
+    -> (n,).
 
-    At least the true one, up to rounding, at any scale: the loss of squares of the smallest floats is added, since
-    another factor may multiply it.
+    At least the true one, up to rounding, at any scale: the loss of squares of the smallest floats
+    is added, since another factor may multiply it.
     """
     norms = _norms(values, order)
     if order == 1:
@@ -73,15 +80,17 @@ def mass(values: Tensor, order: int) -> Tensor:
 
 @lru_cache(maxsize=256)
 def _lost_squares(count: int, dtype: torch.dtype, device: torch.device) -> Tensor:
-    """The most that a sum of so many squares loses if each of them is below the smallest normal float."""
+    """The most that a sum of so many squares loses if each of them is below the smallest normal
+    float."""
     return torch.tensor(count * torch.finfo(dtype).tiny, dtype=dtype, device=device)
 
 
 class Parts:
-    """A flat vector in pieces of the parameters' shapes, in memory that was never written, of the type of `like`.
+    """A flat vector in pieces of the parameters' shapes, in memory that was never written, of the
+    type of `like`.
 
-    A piece is zeroed when it is first asked for, unless its first sum is written over it: zeroing all of them first
-    would cost a small model as much as one of its products.
+    A piece is zeroed when it is first asked for, unless its first sum is written over it: zeroing
+    all of them first would cost a small model as much as one of its products.
     """
 
     def __init__(self, shapes: Sequence[torch.Size], like: Tensor) -> None:
@@ -99,7 +108,10 @@ class Parts:
 
     def add_product(self, index: int, left: Tensor, right: Tensor, factor: float) -> None:
         """Adds factor * left @ right to a piece that is a matrix."""
-        keep = 0 if index in self._unwritten else 1
+        if index in self._unwritten:
+            keep = 0
+        else:
+            keep = 1
         self._unwritten.discard(index)
         self._values[index].addmm_(left, right, beta=keep, alpha=factor)
 
@@ -114,8 +126,8 @@ class Parts:
 class Slot:
     """The index of a parameter among those that are trained, and its shape.
 
-    `kernel_last`: values come as (out, *kernel, in), the way convolutions see patches, not as (out, in, *kernel).
-    """
+    `kernel_last`: values come as (out, *kernel, in), the way convolutions see patches, not as (out,
+    in, *kernel)."""
 
     index: int
     shape: torch.Size
@@ -133,7 +145,8 @@ class Slot:
         parts[self.index].add_(self.plain(values.unsqueeze(0))[0], alpha=factor)
 
     def add_product(self, parts: Parts, grads: Tensor, inputs: Tensor, factor: float) -> None:
-        """Add factor * grads @ inputs, from (p, m) and (m, d), without a copy if the layout allows."""
+        """Add factor * grads @ inputs, from (p, m) and (m, d), without a copy if the layout
+        allows."""
         if self.kernel_last:
             self.add(parts, grads @ inputs, factor)
         else:
@@ -143,25 +156,31 @@ class Slot:
 class Term(Protocol):
     """n per-example gradients of one parameter, ready for norms and sums.
 
-    A dataclass, in whose tensors of floats the first dimension is that of the examples: see `without`.
+    A dataclass, in whose tensors of floats the first dimension is that of the examples: see
+    `without`.
     """
 
     __dataclass_fields__: ClassVar[dict[str, Any]]
 
     def mass(self, order: int) -> Tensor:
-        """(n,): what the parameter adds to each example's L1 norm (order 1) or squared L2 norm (order 2)."""
+        """(n,): what the parameter adds to each example's L1 norm (order 1) or squared L2 norm
+        (order 2)."""
 
     def add_to(self, parts: Parts, weights: Tensor, factor: float) -> None:
-        """Add factor * sum_i weights_i g_i to the parameter's part; weights (n,), parts as the parameters."""
+        """Add factor * sum_i weights_i g_i to the parameter's part; weights (n,), parts as the
+        parameters."""
 
 
 def without(term: Any, lost: Tensor) -> Any:
-    """The same term with zeros for the examples that `lost`, (n,) of booleans, names: their gradients are then zero."""
+    """The same term with zeros for the examples that `lost`, (n,) of booleans, names: their
+    gradients are then zero."""
 
     def kept(value: Any) -> Any:
         if isinstance(value, Tensor) and value.is_floating_point():
             return value.masked_fill(lost.view(-1, *[1] * (value.dim() - 1)), 0)
-        return without(value, lost) if isinstance(value, Lookup | Outer) else value
+        if isinstance(value, Lookup | Outer):
+            return without(value, lost)
+        return value
 
     return replace(term, **{each.name: kept(getattr(term, each.name)) for each in fields(term)})
 
@@ -194,7 +213,9 @@ class Pair:
         if self.weight is None:
             return grads
         inputs = mass(self.inputs, order)
-        return grads * inputs if self.bias is None else torch.addcmul(grads, grads, inputs)
+        if self.bias is None:
+            return grads * inputs
+        return torch.addcmul(grads, grads, inputs)
 
     def add_to(self, parts: Parts, weights: Tensor, factor: float) -> None:
         grads = self.grads.t()
@@ -206,7 +227,8 @@ class Pair:
 
 @dataclass(frozen=True, slots=True)
 class Outer:
-    """A matrix product over T positions: inputs (n, T, d), grads (n, T, p). L2 norms come from two Gram matrices."""
+    """A matrix product over T positions: inputs (n, T, d), grads (n, T, p). L2 norms come from two
+    Gram matrices."""
 
     slot: Slot
     inputs: Tensor
@@ -218,7 +240,9 @@ class Outer:
             return Pair(self.slot, None, self.inputs[:, 0], self.grads[:, 0])
         count, positions, width = self.inputs.shape
         grams = order == 2 and grams_are_cheaper(count, positions, width, self.grads.shape[2])
-        return self if grams else self.built()
+        if grams:
+            return self
+        return self.built()
 
     def built(self) -> Rows:
         """The gradients themselves, (n, p, d)."""
@@ -229,9 +253,15 @@ class Outer:
             return self.built().mass(1)
         factors = (self.inputs, self.grads)
         inputs, grads = grams = [torch.bmm(each, each.transpose(1, 2)) for each in factors]
-        # What a Gram matrix loses below the smallest float, the other one may multiply: it is in the margin too.
-        lost = (_lost_squares(each.shape[2], each.dtype, each.device) / _GRAM_MARGIN for each in factors)
-        lengths = [(gram.diagonal(dim1=1, dim2=2) + each).sqrt() for gram, each in zip(grams, lost, strict=True)]
+        # What a Gram matrix loses below the smallest float, the other one may multiply: it is in
+        # the margin too.
+        lost = (
+            _lost_squares(each.shape[2], each.dtype, each.device) / _GRAM_MARGIN for each in factors
+        )
+        lengths = [
+            (gram.diagonal(dim1=1, dim2=2) + each).sqrt()
+            for gram, each in zip(grams, lost, strict=True)
+        ]
         largest = (lengths[0] * lengths[1]).sum(1).square()
         return (inputs * grads).sum((1, 2)).clamp(min=0) + _GRAM_MARGIN * largest
 
@@ -241,16 +271,21 @@ class Outer:
 
 
 def grams_are_cheaper(count: int, positions: int, width: int, out: int) -> bool:
-    """True if Gram matrices, T^2 (d + p), cost less than stored gradients, d p; both need a product, T d p."""
-    stored = _FLOPS_PER_STORED_FLOAT if count * width * out <= _NEAR_FLOATS else _FLOPS_PER_FAR_FLOAT
+    """True if Gram matrices, T^2 (d + p), cost less than stored gradients, d p; both need a
+    product, T d p."""
+    if count * width * out <= _NEAR_FLOATS:
+        stored = _FLOPS_PER_STORED_FLOAT
+    else:
+        stored = _FLOPS_PER_FAR_FLOAT
     return 2 * positions**2 * (width + out) < stored * width * out
 
 
 def first_places(ids: Tensor, entries: int) -> Tensor:
-    """For each place of ids (n, T), below `entries`, one place of the same example with the same id: (n * T,).
+    """For each place of ids (n, T), below `entries`, one place of the same example with the same
+    id: (n * T,).
 
-    Without sorting: each place is written into a table at its id, and what stands there in the end is read. The table
-    has rows for some examples at a time, and what it held before is not read.
+    Without sorting: each place is written into a table at its id, and what stands there in the end
+    is read. The table has rows for some examples at a time, and what it held before is not read.
     """
     count, width = ids.shape
     step = max(1, _TABLE_ENTRIES // max(entries, 1))
@@ -266,7 +301,8 @@ def first_places(ids: Tensor, entries: int) -> Tensor:
 
 @dataclass(frozen=True, slots=True)
 class Lookup:
-    """Rows picked from a table: ids (n, T), integers, and grads (n, T, d). Rows picked twice add up first."""
+    """Rows picked from a table: ids (n, T), integers, and grads (n, T, d). Rows picked twice add up
+    first."""
 
     slot: Slot
     ids: Tensor
@@ -281,20 +317,24 @@ class Lookup:
     def mass(self, order: int) -> Tensor:
         if self.ids.shape[1] == 1:
             return mass(self.grads, order)
-        first, rows = first_places(self.ids, self.slot.shape[0]), self.grads.flatten(0, 1)
+        first = first_places(self.ids, self.slot.shape[0])
+        rows = self.grads.flatten(0, 1)
         again = (first != torch.arange(len(first), device=first.device)).nonzero().squeeze(1)
         if len(again):
             rows = rows.index_add(0, first[again], rows[again]).index_fill_(0, again, 0)
         return mass(rows.view(self.grads.shape), order)
 
     def add_to(self, parts: Parts, weights: Tensor, factor: float) -> None:
-        rows = self.grads * (factor * weights).view(-1, 1, 1)  # index_add_ with a factor takes three times as long
+        rows = self.grads * (factor * weights).view(
+            -1, 1, 1
+        )  # index_add_ with a factor takes three times as long
         parts[self.slot.index].index_add_(0, self.ids.flatten(), rows.flatten(0, 1))
 
 
 @dataclass(frozen=True, slots=True)
 class Tied:
-    """A table that is looked up and multiplied with: ||A + B||^2 = ||A||^2 + ||B||^2 + 2 <A, B>, none of them built."""
+    """A table that is looked up and multiplied with: ||A + B||^2 = ||A||^2 + ||B||^2 + 2 <A, B>,
+    none of them built."""
 
     lookup: Lookup
     outer: Outer
@@ -303,9 +343,12 @@ class Tied:
         apart = self.lookup.mass(order) + self.outer.mass(order)
         if order == 1:
             return apart  # at least the norm of the sum
-        ids, grads = self.lookup.ids, self.outer.grads
+        ids = self.lookup.ids
+        grads = self.outer.grads
         picked = grads.gather(2, ids.unsqueeze(1).expand(-1, grads.shape[1], -1))
-        both = (picked * torch.bmm(self.outer.inputs, self.lookup.grads.transpose(1, 2))).sum((1, 2))
+        both = (picked * torch.bmm(self.outer.inputs, self.lookup.grads.transpose(1, 2))).sum(
+            (1, 2)
+        )
         return (apart + 2 * both).clamp(min=0) + _GRAM_MARGIN * apart
 
     def add_to(self, parts: Parts, weights: Tensor, factor: float) -> None:
@@ -326,7 +369,8 @@ def product_terms(
     if grads.dim() == 2 and not turned:
         return [Pair(weight, bias, inputs, grads)]
     if grads.dim() == 2:
-        inputs, grads = inputs.unsqueeze(1), grads.unsqueeze(1)
+        inputs = inputs.unsqueeze(1)
+        grads = grads.unsqueeze(1)
     terms: list[Term] = [] if bias is None else [Rows(bias, grads.sum(1))]
     if weight is None:
         return terms

@@ -1,7 +1,7 @@
 """Made-up examples, on which a model is tried before it sees any data.
 
-A clipped sum bounds what an example changes in the gradients. It bounds nothing else: so a forward may not write into
-its model, and what it gives may not follow from what it was given before.
+A clipped sum bounds what an example changes in the gradients. It bounds nothing else: so a forward
+may not write into its model, and what it gives may not follow from what it was given before.
 """
 
 from __future__ import annotations
@@ -33,22 +33,36 @@ State = dict[str, tuple[Tensor, int, Tensor]]  # each tensor, how often it was w
 
 
 def check_layers(model: nn.Module) -> None:
-    """ValueError for statistics of the batch, or that change with it; for a table of embeddings that a pass changes, or
-    whose gradients count rows over a batch; and if the values of an example decide how many numbers are drawn."""
+    """ValueError for statistics of the batch, or that change with it; for a table of embeddings
+    that a pass changes, or whose gradients count rows over a batch; and if the values of an example
+    decide how many numbers are drawn."""
     for name, layer in model.named_modules():
         kind = type(layer).__name__
-        named = f"layer {name!r} ({kind})" if name else kind
+        if name:
+            named = f"layer {name!r} ({kind})"
+        else:
+            named = kind
         running = getattr(layer, "running_mean", None) is not None
-        if isinstance(layer, _NormBase) and (layer.training if running else isinstance(layer, _BatchNorm)):
+        if isinstance(layer, _NormBase) and (
+            layer.training if running else isinstance(layer, _BatchNorm)
+        ):
             raise ValueError(
                 f"{named} mixes examples: use GroupNorm instead (discreet.to_group_norm makes it)"
-                + (", or put the layer in eval mode, so that its statistics stay as they are" if running else "")
+                + (
+                    ", or put the layer in eval mode, so that its statistics stay as they are"
+                    if running
+                    else ""
+                )
             )
         is_table = isinstance(layer, nn.Embedding | nn.EmbeddingBag)
         if is_table and (layer.max_norm is not None or layer.scale_grad_by_freq):
-            raise ValueError("an embedding with max_norm or scale_grad_by_freq mixes examples: switch both off")
+            raise ValueError(
+                "an embedding with max_norm or scale_grad_by_freq mixes examples: switch both off"
+            )
         if isinstance(layer, nn.RReLU) and layer.training:
-            raise ValueError(f"{named} draws a number for each value below 0: use LeakyReLU or PReLU")
+            raise ValueError(
+                f"{named} draws a number for each value below 0: use LeakyReLU or PReLU"
+            )
 
 
 @contextmanager
@@ -64,26 +78,43 @@ class Undrawn(TorchFunctionMode):
 
     inner: Any = None
 
-    def __torch_function__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
-        named, name = kwargs or {}, getattr(func, "__name__", "")
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        named = kwargs or {}
+        name = getattr(func, "__name__", "")
         if type(func) is FunctionType and func is not self.inner:
             return called_inside(self, func, types, args, named)
         if name == "scaled_dot_product_attention":
-            args, named = (*args[:4], *((0.0, *args[5:]) if len(args) > 4 else ())), {**named, "dropout_p": 0.0}
-            named = {key: value for key, value in named.items() if key != "dropout_p" or len(args) <= 4}
+            args = (*args[:4], *((0.0, *args[5:]) if len(args) > 4 else ()))
+            named = {**named, "dropout_p": 0.0}
+            named = {
+                key: value for key, value in named.items() if key != "dropout_p" or len(args) <= 4
+            }
         if name in RECURRENT:
-            at = 6 if isinstance(args[3], list | tuple) else 5  # of packed sequences, and of others
-            args = (*args[:at], 0.0, *args[at + 1 :])  # not its `train`: a GPU has no backward pass without it
+            # of packed sequences, and of others
+            if isinstance(args[3], list | tuple):
+                at = 6
+            else:
+                at = 5
+            args = (
+                *args[:at],
+                0.0,
+                *args[at + 1 :],
+            )  # not its `train`: a GPU has no backward pass without it
         if name in DROPPING:
             return args[0]
         result = func(*args, **named)
-        return result.fill_(0.5) if name in FILLING else result
+        if name in FILLING:
+            return result.fill_(0.5)
+        return result
 
 
 @contextmanager
 def exact_products() -> Iterator[None]:
-    """Within it a GPU multiplies in float32. TF32, which convolutions take by default, has 10 bits: together with
-    others an example differs from itself alone by more than a forward that mixes examples may show."""
+    """Within it a GPU multiplies in float32. TF32, which convolutions take by default, has 10 bits:
+    together with others an example differs from itself alone by more than a forward that mixes
+    examples may show."""
     backends: tuple[Any, ...] = (torch.backends.cudnn, torch.backends.cuda.matmul)
     before = [backend.allow_tf32 for backend in backends]
     for backend in backends:
@@ -95,11 +126,18 @@ def exact_products() -> Iterator[None]:
             backend.allow_tf32 = allowed
 
 
-def made_up(model: nn.Module, inputs: Tree, count: int, seed: int = 0, *, small: bool = False) -> Tree:
-    """Examples of the inputs' types and shapes, the same each time: between 0 and 1, or numbers of embeddings; `small`:
-    whole numbers are 1 or 2, as lengths may be. A model may have `made_up_rows` of its own."""
+def made_up(
+    model: nn.Module, inputs: Tree, count: int, seed: int = 0, *, small: bool = False
+) -> Tree:
+    """Examples of the inputs' types and shapes, the same each time: between 0 and 1, or numbers of
+    embeddings; `small`: whole numbers are 1 or 2, as lengths may be. A model may have
+    `made_up_rows` of its own."""
     draws = torch.Generator().manual_seed(40093 + seed)
-    tables = [part.num_embeddings for part in model.modules() if isinstance(part, nn.Embedding | nn.EmbeddingBag)]
+    tables = [
+        part.num_embeddings
+        for part in model.modules()
+        if isinstance(part, nn.Embedding | nn.EmbeddingBag)
+    ]
     least, end = (1, 3) if small else (0, min(tables, default=2))
 
     def made(value: Any, count: int = count) -> Any:
@@ -117,17 +155,20 @@ def made_up(model: nn.Module, inputs: Tree, count: int, seed: int = 0, *, small:
 
 
 def try_out(objective: Objective, inputs: Tree) -> Any:
-    """Tries a model, and returns what it gives for `ROWS` made-up examples; None if it can't be tried. Inputs give
-    shapes and types alone.
+    """Tries a model, and returns what it gives for `ROWS` made-up examples; None if it can't be
+    tried. Inputs give shapes and types alone.
 
     Raises:
-      ValueError: the model changes its own parameters or buffers, or what it gives depends on what it was given before.
+      ValueError: the model changes its own parameters or buffers, or what it gives depends on what
+        it was given before.
     """
     before = Attributes(objective.kept, copies=True)
     try:
         for small in (False, True):
             try:
-                examples = [made_up(objective.model, inputs, ROWS, seed, small=small) for seed in (0, 1)]
+                examples = [
+                    made_up(objective.model, inputs, ROWS, seed, small=small) for seed in (0, 1)
+                ]
                 with torch.enable_grad():
                     outputs, again, moved = two_passes(objective, *examples)
                 break
@@ -141,7 +182,8 @@ def try_out(objective: Objective, inputs: Tree) -> Any:
             if kept := before.moved():
                 raise ValueError(keeps(kept[0]))
             raise ValueError(
-                "the model gives other outputs for the same inputs: it keeps something of what it was given before, or "
+                "the model gives other outputs for the same inputs: it keeps something of what it "
+                "was given before, or "
                 "draws random numbers that torch.manual_seed does not repeat"
             )
         return outputs
@@ -150,12 +192,14 @@ def try_out(objective: Objective, inputs: Tree) -> Any:
 
 
 def two_passes(objective: Objective, inputs: Tree, others: Tree = None) -> tuple[Any, Any, str]:
-    """The outputs of two passes with the same random numbers, and the parameter or buffer that moved, or "". Between
-    them go `others`, larger ones: something that is kept of them, such as a running maximum, shows in the second pass.
+    """The outputs of two passes with the same random numbers, and the parameter or buffer that
+    moved, or "". Between them go `others`, larger ones: something that is kept of them, such as a
+    running maximum, shows in the second pass.
 
     A buffer that the first pass makes, such as a table of angles, may stay.
     """
-    model, device = objective.model, objective.parameters[0].device
+    model = objective.model
+    device = objective.parameters[0].device
     before = state_of(model)
     with same_chance(device):
         outputs = objective.outputs(inputs)
@@ -184,7 +228,10 @@ def unmoved(model: nn.Module) -> Iterator[None]:
 
 def state_of(model: nn.Module) -> State:
     """The parameters and buffers of a model, as they are."""
-    return {name: (value, value._version, value.detach().clone()) for name, value in tensors_of(model).items()}
+    return {
+        name: (value, value._version, value.detach().clone())
+        for name, value in tensors_of(model).items()
+    }
 
 
 def moved_since(model: nn.Module, before: State) -> list[str]:
@@ -205,7 +252,11 @@ def is_same(one: Tensor, other: Tensor) -> bool:
 
 def floats_in(outputs: Any) -> list[Tensor]:
     """The tensors of floats in what a model gives."""
-    return [value for value in tree_leaves(outputs) if isinstance(value, Tensor) and value.is_floating_point()]
+    return [
+        value
+        for value in tree_leaves(outputs)
+        if isinstance(value, Tensor) and value.is_floating_point()
+    ]
 
 
 def differ(one: Tensor, other: Tensor, part: float = AGREEMENT) -> bool:
@@ -216,4 +267,6 @@ def differ(one: Tensor, other: Tensor, part: float = AGREEMENT) -> bool:
 
 
 def _larger(value: Any) -> Any:
-    return 10 * value if isinstance(value, Tensor) and value.is_floating_point() else value
+    if isinstance(value, Tensor) and value.is_floating_point():
+        return 10 * value
+    return value

@@ -1,4 +1,5 @@
-"""Clipping: rows (updates, per-example gradients, canaries) scaled to a norm by `clip_factors`, and their sums."""
+"""Clipping: rows (updates, per-example gradients, canaries) scaled to a norm by `clip_factors`, and
+their sums."""
 
 from __future__ import annotations
 
@@ -14,20 +15,25 @@ from discreet.privacy.mechanisms import Gaussian
 from discreet.privacy.quantile import LARGEST_NUMBER, LEAST_NUMBER
 from discreet.privacy.randomness import CHUNK, RandomSource
 
-# Rows end this much below the clip norm, so that no rounding lifts one above it. Norms of per-example gradients in
-# float32 have the largest error, up to about 1e-6; rounding a scaled row to float32 moves its norm by 6e-8 at most.
+# Rows end this much below the clip norm, so that no rounding lifts one above it. Norms of
+# per-example gradients in float32 have the largest error, up to about 1e-6; rounding a scaled row
+# to float32 moves its norm by 6e-8 at most.
 CLIP_MARGIN = 2e-6
 
 
 def clip_factors(norms: Tensor, clip_norm: float) -> Tensor:
-    """Factors min(1, limit / norm) for norms (n,), float32 or float64, with limit = clip_norm * (1 - CLIP_MARGIN).
+    """Factors min(1, limit / norm) for norms (n,), float32 or float64, with limit = clip_norm * (1
+    - CLIP_MARGIN).
 
-    Guarantee: a row times its factor has a norm of at most `clip_norm`, even if the norm was off by 1e-6 of itself and
-    the product is rounded to float32. Rows up to the limit keep a factor of exactly 1; an infinite norm gives 0, and
-    so does a clip norm of 0; an infinite one clips nothing. Source: Abadi et al. 2016, Algorithm 1.
+    Guarantee: a row times its factor has a norm of at most `clip_norm`, even if the norm was off by
+    1e-6 of itself and the product is rounded to float32. Rows up to the limit keep a factor of
+    exactly 1; an infinite norm gives 0, and so does a clip norm of 0; an infinite one clips
+    nothing. Source: Abadi et al. 2016, Algorithm 1.
     """
     limit = min(clip_norm * (1 - CLIP_MARGIN), torch.finfo(norms.dtype).max)
-    return (norms / limit).clamp_min_(1).reciprocal_() if limit else torch.zeros_like(norms)
+    if limit:
+        return (norms / limit).clamp_min_(1).reciprocal_()
+    return torch.zeros_like(norms)
 
 
 def row_norms(rows: Tensor, *, order: float = 2) -> Tensor:
@@ -37,11 +43,13 @@ def row_norms(rows: Tensor, *, order: float = 2) -> Tensor:
 
 
 def clip_by_norm(rows: Tensor, clip_norm: float, *, order: float = 2) -> tuple[Tensor, Tensor]:
-    """Rows (n, d), floating point, scaled to a norm of at most `clip_norm`, and their norms before, float64 (n,).
+    """Rows (n, d), floating point, scaled to a norm of at most `clip_norm`, and their norms before,
+    float64 (n,).
 
-    Guarantee: adding or removing one row moves the sum of the result by at most `clip_norm`, replacing one by twice
-    that. A row that is not finite becomes zero; its norm is infinity. `order` is 2 for Gaussian noise, 1 for Laplace.
-    The clip norm is as `check_clip` allows, 0 (all zeros), or infinity (clips nothing, drops what is not finite).
+    Guarantee: adding or removing one row moves the sum of the result by at most `clip_norm`,
+    replacing one by twice that. A row that is not finite becomes zero; its norm is infinity.
+    `order` is 2 for Gaussian noise, 1 for Laplace. The clip norm is as `check_clip` allows, 0 (all
+    zeros), or infinity (clips nothing, drops what is not finite).
 
     >>> clipped, norms = clip_by_norm(torch.tensor([[3.0, 4.0], [0.0, 0.1]]), 1.0)
     >>> norms.tolist()[0], round(clipped.norm(dim=1)[0].item(), 4)
@@ -49,9 +57,15 @@ def clip_by_norm(rows: Tensor, clip_norm: float, *, order: float = 2) -> tuple[T
     """
     check_clip(clip_norm, also=(0, math.inf))
     if rows.dim() != 2 or not rows.is_floating_point():
-        raise ValueError(f"rows must be floating point of shape (n, d), got {rows.dtype} of {tuple(rows.shape)}")
-    # Half precision overflows in its own norm and rounds coarsely: float32 is the least that leaves here.
-    rows = rows if rows.dtype == torch.float64 else rows.to(torch.float32)
+        raise ValueError(
+            f"rows must be floating point of shape (n, d), got {rows.dtype} of {tuple(rows.shape)}"
+        )
+    # Half precision overflows in its own norm and rounds coarsely: float32 is the least that leaves
+    # here.
+    if rows.dtype == torch.float64:
+        rows = rows
+    else:
+        rows = rows.to(torch.float32)
     norms = row_norms(rows, order=order)
     factors = clip_factors(norms, clip_norm)
     if bool((factors == 1).all()):
@@ -62,27 +76,41 @@ def clip_by_norm(rows: Tensor, clip_norm: float, *, order: float = 2) -> tuple[T
 
 
 class ClippedSum:
-    """A sum of updates (size,), each clipped to `clip_norm`: float64, or on a `grid` int64 in whole steps.
+    """A sum of updates (size,), each clipped to `clip_norm`: float64, or on a `grid` int64 in whole
+    steps.
 
-    Guarantee: adding or removing one update moves the sum by at most `clip_norm` in L2, up to float64 rounding (about
-    1e-16 of the sum). On a grid it does so exactly, in the L-`order` norm and in any order: an update counts only if
-    its sum of |steps|^order is at most floor((clip_norm / step)^order). An update within that is only truncated;
-    another one is scaled by `clip_factors` first.
+    Guarantee: adding or removing one update moves the sum by at most `clip_norm` in L2, up to
+    float64 rounding (about 1e-16 of the sum). On a grid it does so exactly, in the L-`order` norm
+    and in any order: an update counts only if its sum of |steps|^order is at most floor((clip_norm
+    / step)^order). An update within that is only truncated; another one is scaled by `clip_factors`
+    first.
     """
 
-    def __init__(self, size: int, clip_norm: float, *, grid: Grid | None = None, order: int = 2) -> None:
+    def __init__(
+        self, size: int, clip_norm: float, *, grid: Grid | None = None, order: int = 2
+    ) -> None:
         if grid is None:
             check_clip(clip_norm, also=(0, math.inf))
         elif not 0 < clip_norm <= LARGEST_CLIP * grid.step:
-            raise ValueError(f"clip_norm must be in (0, {LARGEST_CLIP * grid.step}] on this grid, not {clip_norm}")
-        self.clip_norm, self.grid, self.order = clip_norm, grid, order
+            raise ValueError(
+                f"clip_norm must be in (0, {LARGEST_CLIP * grid.step}] on this grid, not "
+                f"{clip_norm}"
+            )
+        self.clip_norm = clip_norm
+        self.grid = grid
+        self.order = order
         self.values = torch.zeros(size, dtype=torch.float64 if grid is None else torch.int64)
-        self._largest = math.inf if grid is None else float(math.floor(Fraction(clip_norm / grid.step) ** order))
+        if grid is None:
+            self._largest = math.inf
+        else:
+            self._largest = float(math.floor(Fraction(clip_norm / grid.step) ** order))
 
     @property
     def total(self) -> Tensor:
         """The sum without noise, (size,), float64."""
-        return self.values if self.grid is None else self.grid.to_float(self.values, torch.float64)
+        if self.grid is None:
+            return self.values
+        return self.grid.to_float(self.values, torch.float64)
 
     def add(self, rows: Tensor) -> None:
         """Clips rows (n, size) and adds them; rows that are not finite add zero."""
@@ -93,14 +121,20 @@ class ClippedSum:
         for group in torch.split(rows.detach().cpu(), max(1, CHUNK // max(1, size))):
             kept, factors = self._clipped(group)
             for where in self._columns():
-                # On a grid below 2^53 in each coordinate, so that sums of a group are exact in float64.
-                self.values[where] += self._tile(kept[:, where], factors).sum(0).to(self.values.dtype)
+                # On a grid below 2^53 in each coordinate, so that sums of a group are exact in
+                # float64.
+                self.values[where] += (
+                    self._tile(kept[:, where], factors).sum(0).to(self.values.dtype)
+                )
 
     def noised(self, mechanism: Gaussian, source: RandomSource) -> Tensor:
-        """The sum with noise for `clip_norm`, (size,), float64; on a grid rounded, so that every value lies on it."""
+        """The sum with noise for `clip_norm`, (size,), float64; on a grid rounded, so that every
+        value lies on it."""
         if self.grid is None:
             return mechanism.add_noise(self.values, self.clip_norm, source)
-        noised = mechanism.add_grid_noise(self.values, self.clip_norm, grid=self.grid, source=source)
+        noised = mechanism.add_grid_noise(
+            self.values, self.clip_norm, grid=self.grid, source=source
+        )
         return self.grid.to_float(noised, torch.float64)
 
     def _columns(self) -> list[slice]:
@@ -108,7 +142,8 @@ class ClippedSum:
         return [slice(start, start + CHUNK) for start in range(0, len(self.values), CHUNK)]
 
     def _clipped(self, group: Tensor) -> tuple[Tensor, Tensor]:
-        """The rows that are finite, and what to scale each by, so that it is within the clip norm."""
+        """The rows that are finite, and what to scale each by, so that it is within the clip
+        norm."""
         within = torch.zeros(len(group), dtype=torch.bool)
         if self.grid is not None:
             within = self._within(group, torch.ones(len(group), dtype=torch.float64))
@@ -118,22 +153,29 @@ class ClippedSum:
         norms = _power_sums(tiles, self.order) ** (1 / self.order)
         finite = norms.isfinite()
         if not finite.all():
-            group, norms, within = group[finite], norms[finite], within[finite]
+            group = group[finite]
+            norms = norms[finite]
+            within = within[finite]
         factors = torch.where(within, 1.0, clip_factors(norms, self.clip_norm))
         if self.grid is not None and not self._within(group, factors).all():
             raise ArithmeticError("an update that was scaled to the clip norm is above it")
         return group, factors
 
     def _within(self, rows: Tensor, factors: Tensor) -> Tensor:
-        """True for rows within the clip norm once they are on the grid. Sums up to `_largest` < 2^53 are exact."""
+        """True for rows within the clip norm once they are on the grid. Sums up to `_largest` <
+        2^53 are exact."""
         tiles = (self._tile(rows[:, where], factors) for where in self._columns())
         return _power_sums(tiles, self.order) <= self._largest
 
     def _tile(self, part: Tensor, factors: Tensor) -> Tensor:
-        """Float64, each row times its factor; on a grid in whole steps, truncated towards zero: the step is a power of
-        two, so that dividing by it is exact."""
-        scaled = part.double() * (factors if self.grid is None else factors / self.grid.step).unsqueeze(1)
-        return scaled if self.grid is None else scaled.trunc_()
+        """Float64, each row times its factor; on a grid in whole steps, truncated towards zero: the
+        step is a power of two, so that dividing by it is exact."""
+        scaled = part.double() * (
+            factors if self.grid is None else factors / self.grid.step
+        ).unsqueeze(1)
+        if self.grid is None:
+            return scaled
+        return scaled.trunc_()
 
 
 def _power_sums(tiles: Iterable[Tensor], order: int) -> Tensor:
@@ -142,13 +184,17 @@ def _power_sums(tiles: Iterable[Tensor], order: int) -> Tensor:
 
 
 def clip_to_grid(update: Tensor, clip_norm: float, *, grid: Grid, order: int = 2) -> Tensor:
-    """One update (size,), clipped and truncated to whole steps of `grid`: what it adds to a `ClippedSum`, int64."""
+    """One update (size,), clipped and truncated to whole steps of `grid`: what it adds to a
+    `ClippedSum`, int64."""
     total = ClippedSum(len(update), clip_norm, grid=grid, order=order)
     total.add(update.unsqueeze(0))
     return total.values
 
 
 def check_clip(clip_norm: float, name: str = "clip_norm", *, also: tuple[float, ...] = ()) -> None:
-    """Raises ValueError for a clip norm so small or so large that float32 loses it, but for those of `also`."""
+    """Raises ValueError for a clip norm so small or so large that float32 loses it, but for those
+    of `also`."""
     if clip_norm not in also and not LEAST_NUMBER <= clip_norm <= LARGEST_NUMBER:
-        raise ValueError(f"{name} must be within [{LEAST_NUMBER:g}, {LARGEST_NUMBER:g}], not {clip_norm}")
+        raise ValueError(
+            f"{name} must be within [{LEAST_NUMBER:g}, {LARGEST_NUMBER:g}], not {clip_norm}"
+        )

@@ -1,13 +1,14 @@
-"""Gaussian noise that is a combination of a round's own noise and of earlier rounds', which is drawn again from keys.
+"""Gaussian noise that is a combination of a round's own noise and of earlier rounds', which is
+drawn again from keys.
 
-Each round's noise is the stream of one key, so that none is stored: a vector is drawn in pieces, whatever the number
-of rounds. On the grid the combination of exact Gaussians is rounded once, as `discreet.privacy.grid` rounds a single
-one: the release x + round(y) = round(x + y) is that of the real-valued mechanism, rounded. What is drawn is a function
-of the keys alone.
+Each round's noise is the stream of one key, so that none is stored: a vector is drawn in pieces,
+whatever the number of rounds. On the grid the combination of exact Gaussians is rounded once, as
+`discreet.privacy.grid` rounds a single one: the release x + round(y) = round(x + y) is that of the
+real-valued mechanism, rounded. What is drawn is a function of the keys alone.
 
-Drawing all earlier noise again takes longer in each round. So what the noise of finished blocks of rounds adds to each
-round of the next block may be drawn at once, in one pass, and is held until that block is over: a vector for each of
-its rounds.
+Drawing all earlier noise again takes longer in each round. So what the noise of finished blocks of
+rounds adds to each round of the next block may be drawn at once, in one pass, and is held until
+that block is over: a vector for each of its rounds.
 """
 
 from __future__ import annotations
@@ -25,8 +26,12 @@ from discreet.privacy.grid import ERROR, LARGEST_SCALE, Grid, first_normal, seco
 from discreet.privacy.randomness import CHUNK, RandomSource, signed
 
 KEY_WORDS = 4  # of a round's stream, before its noise: a key for more bits
-ADDING = 2.0**-48  # bound on the rounding of one term and of the sum so far, for weights that add up to 1
-Parts = Sequence[tuple[float, bytes]]  # the weight of a round's noise, and the key that it is drawn from
+ADDING = (
+    2.0**-48
+)  # bound on the rounding of one term and of the sum so far, for weights that add up to 1
+Parts = Sequence[
+    tuple[float, bytes]
+]  # the weight of a round's noise, and the key that it is drawn from
 Rows = tuple[tuple[float, ...], ...]
 
 
@@ -36,7 +41,8 @@ class Block:
 
     Attributes:
       at: which of them this round is, from 0 on.
-      rows: for each round of the block the weights of the blocks before it, as the last of a round's parts have them.
+      rows: for each round of the block the weights of the blocks before it, as the last of a
+        round's parts have them.
     """
 
     at: int
@@ -45,7 +51,8 @@ class Block:
 
 @dataclass(frozen=True)
 class CorrelatedGaussian:
-    """The Gaussian mechanism with noise sum_j weight_j z_j: independent z_j of stddev noise_multiplier * sensitivity.
+    """The Gaussian mechanism with noise sum_j weight_j z_j: independent z_j of stddev
+    noise_multiplier * sensitivity.
 
     A noise multiplier of 0 protects nobody.
     """
@@ -53,22 +60,35 @@ class CorrelatedGaussian:
     noise_multiplier: float
 
     def stddev(self, sensitivity: float) -> float:
-        """Standard deviation of each z_j for an L2 `sensitivity` > 0, in its units, rounded up; 0 without noise."""
-        return self.noise_multiplier and math.nextafter(self.noise_multiplier * sensitivity, math.inf)
+        """Standard deviation of each z_j for an L2 `sensitivity` > 0, in its units, rounded up; 0
+        without noise."""
+        return self.noise_multiplier and math.nextafter(
+            self.noise_multiplier * sensitivity, math.inf
+        )
 
     def add_grid_noise(
-        self, total: Tensor, sensitivity: float, *, grid: Grid, parts: Parts, block: Block | None = None
+        self,
+        total: Tensor,
+        sensitivity: float,
+        *,
+        grid: Grid,
+        parts: Parts,
+        block: Block | None = None,
     ) -> Tensor:
-        """`total`, int64 steps of `grid` (size,), plus the rounded noise of `parts`, this round's own among them; the
-        same with a `block`, in less time."""
-        return combined(total.numel(), self.stddev(sensitivity) / grid.step, parts, block).add_(total)
+        """`total`, int64 steps of `grid` (size,), plus the rounded noise of `parts`, this round's
+        own among them; the same with a `block`, in less time."""
+        return combined(total.numel(), self.stddev(sensitivity) / grid.step, parts, block).add_(
+            total
+        )
 
 
 def combined(count: int, scale: float, parts: Parts, block: Block | None = None) -> Tensor:
-    """round(scale * sum of weight * z), int64 (count,): each z is the exact Gaussians (count,) of its key.
+    """round(scale * sum of weight * z), int64 (count,): each z is the exact Gaussians (count,) of
+    its key.
 
-    The float value of each sum is off by at most scale * sum |weight| * (ERROR + ADDING * len(parts)). If that could
-    reach a rounding boundary the sum is computed again in decimal arithmetic of 140 digits.
+    The float value of each sum is off by at most scale * sum |weight| * (ERROR + ADDING *
+    len(parts)). If that could reach a rounding boundary the sum is computed again in decimal
+    arithmetic of 140 digits.
 
     Raises:
       ValueError: the weights make noise of more than 2^32 steps.
@@ -80,16 +100,21 @@ def combined(count: int, scale: float, parts: Parts, block: Block | None = None)
     if span == 0:
         return noise
     doubt = 0.5 - span * (ERROR + ADDING * len(parts))
-    fresh, before = parts, torch.zeros(count + 1, dtype=torch.float64)
+    fresh = parts
+    before = torch.zeros(count + 1, dtype=torch.float64)
     if block is not None:
         fresh = parts[: len(parts) - len(block.rows[block.at])]
-        before = _of_earlier_blocks(count, scale, tuple(key for _, key in parts[len(fresh) :]), block.rows)[block.at]
+        before = _of_earlier_blocks(
+            count, scale, tuple(key for _, key in parts[len(fresh) :]), block.rows
+        )[block.at]
     streams = [(weight, *_opened(key)) for weight, key in fresh]
     for start in range(0, count, CHUNK):
         part = noise[start : start + CHUNK]
         sums = before[start : start + len(part) + len(part) % 2].clone()
         for weight, source, more in streams:
-            sums.add_(_normal(source, len(sums), more + start.to_bytes(8, "big")), alpha=weight * scale)
+            sums.add_(
+                _normal(source, len(sums), more + start.to_bytes(8, "big")), alpha=weight * scale
+            )
         nearest = sums.round()
         unsure = sums.sub_(nearest).abs_() >= doubt
         rounded = nearest.long()
@@ -101,8 +126,10 @@ def combined(count: int, scale: float, parts: Parts, block: Block | None = None)
 
 @lru_cache(maxsize=1)
 def _of_earlier_blocks(count: int, scale: float, keys: tuple[bytes, ...], rows: Rows) -> Tensor:
-    """The sums of scale * weight * z over the keys, float64, by the weights of each row: (rows, count + 1)."""
-    sums, weights = torch.zeros(len(rows), count + 1, dtype=torch.float64), torch.tensor(rows, dtype=torch.float64)
+    """The sums of scale * weight * z over the keys, float64, by the weights of each row: (rows,
+    count + 1)."""
+    sums = torch.zeros(len(rows), count + 1, dtype=torch.float64)
+    weights = torch.tensor(rows, dtype=torch.float64)
     streams = [_opened(key) for key in keys]
     for start in range(0, count, CHUNK):
         part = sums[:, start : start + min(CHUNK, count - start + (count - start) % 2)]
@@ -117,7 +144,8 @@ def _opened(key: bytes) -> tuple[RandomSource, bytes]:
 
 
 def _normal(source: RandomSource, count: int, key: bytes) -> Tensor:
-    """The next Gaussians of a stream, float64 (count,), each off by at most ERROR. `key`: for more bits."""
+    """The next Gaussians of a stream, float64 (count,), each off by at most ERROR. `key`: for more
+    bits."""
     words = signed(source.words(count))
     values, near_end = first_normal(words)
     for index in near_end.nonzero().flatten().tolist():
@@ -133,5 +161,9 @@ def _exactly(start: int, index: int, count: int, scale: float, parts: Parts) -> 
         for weight, key in parts:
             source, more = _opened(key)
             words = signed(source.words(start + count))[start:]
-            total += Decimal(weight) * Decimal(scale) * second_normal(words, index, more + start.to_bytes(8, "big"))
+            total += (
+                Decimal(weight)
+                * Decimal(scale)
+                * second_normal(words, index, more + start.to_bytes(8, "big"))
+            )
         return math.floor(total)

@@ -1,18 +1,22 @@
-"""Exact draws of the discrete Gaussian N_Z(0, sigma^2), which has P(x) proportional to exp(-x^2 / (2 sigma^2)).
+"""Exact draws of the discrete Gaussian N_Z(0, sigma^2), which has P(x) proportional to exp(-x^2 /
+(2 sigma^2)).
 
-By rejection from the discrete Laplace law (Canonne, Kamath and Steinke 2020, "The Discrete Gaussian for Differential
-Privacy", Algorithm 3), with both of its decisions made from uniforms of as many bits as they take:
+By rejection from the discrete Laplace law (Canonne, Kamath and Steinke 2020, "The Discrete Gaussian
+for Differential Privacy", Algorithm 3), with both of its decisions made from uniforms of as many
+bits as they take:
 
-- Let t = floor(sigma) + 1, and u uniform. G = floor(-t ln u) has P(G >= m) = exp(-m / t), exactly. With a fair sign,
-  and without a negative zero, this is the discrete Laplace law of scale t.
-- It is kept if -ln v >= (G - sigma^2 / t)^2 / (2 sigma^2) for another uniform v: with probability exp of minus that.
+- Let t = floor(sigma) + 1, and u uniform. G = floor(-t ln u) has P(G >= m) = exp(-m / t), exactly.
+  With a fair sign, and without a negative zero, this is the discrete Laplace law of scale t.
+- It is kept if -ln v >= (G - sigma^2 / t)^2 / (2 sigma^2) for another uniform v: with probability
+  exp of minus that.
 
-63 bits of a uniform are looked at first, in float64. Only if the certified bound on the float's error says that no more
-bits could change the decision is it taken; otherwise 64 more bits at a time are made, and the decision is taken in
-decimal arithmetic that brackets the logarithm. So every decision is that of the real number, nothing is cut off in the
-tails, and what is drawn is a function of the bits alone, the same on every machine. As in `discreet.privacy.grid`, the
-first look relies on PyTorch's float64 log being right to 4 units in the last place, and the time of a draw varies.
-"""
+63 bits of a uniform are looked at first, in float64. Only if the certified bound on the float's
+error says that no more bits could change the decision is it taken; otherwise 64 more bits at a time
+are made, and the decision is taken in decimal arithmetic that brackets the logarithm. So every
+decision is that of the real number, nothing is cut off in the tails, and what is drawn is a
+function of the bits alone, the same on every machine. As in `discreet.privacy.grid`, the first look
+relies on PyTorch's float64 log being right to 4 units in the last place, and the time of a draw
+varies."""
 
 from __future__ import annotations
 
@@ -27,7 +31,14 @@ import torch
 from torch import Tensor
 
 from discreet.privacy.grid import ERROR
-from discreet.privacy.randomness import CHUNK, FEW_BITS, LOW_63_BITS, RandomSource, open_uniform, signed
+from discreet.privacy.randomness import (
+    CHUNK,
+    FEW_BITS,
+    LOW_63_BITS,
+    RandomSource,
+    open_uniform,
+    signed,
+)
 
 LARGEST_VARIANCE = 2**64
 KEEP_ERROR = 2.0**-36  # bound on the error of the difference that decides whether a draw is kept
@@ -35,13 +46,23 @@ _TRIALS = 1.4  # for a draw: 1.32 where sigma is large, fewer where it is small
 
 
 def discrete_gaussian(count: int, variance: int, source: RandomSource) -> Tensor:
-    """`count` independent draws of N_Z(0, variance), int64, (count,), for a whole variance of at most 2^64."""
-    if isinstance(variance, bool) or not isinstance(variance, int) or not 0 <= variance <= LARGEST_VARIANCE:
+    """`count` independent draws of N_Z(0, variance), int64, (count,), for a whole variance of at
+    most 2^64."""
+    if (
+        isinstance(variance, bool)
+        or not isinstance(variance, int)
+        or not 0 <= variance <= LARGEST_VARIANCE
+    ):
         raise ValueError(f"variance must be a whole number in [0, 2^64], not {variance!r}")
     drawn = torch.zeros(count, dtype=torch.int64)
-    found = 0 if variance else count
+    if variance:
+        found = 0
+    else:
+        found = count
     while found < count:
-        kept = _trials(min(CHUNK, int(_TRIALS * (count - found)) + 16), variance, source)[: count - found]
+        kept = _trials(min(CHUNK, int(_TRIALS * (count - found)) + 16), variance, source)[
+            : count - found
+        ]
         drawn[found : found + len(kept)] = kept
         found += len(kept)
     return drawn
@@ -50,9 +71,12 @@ def discrete_gaussian(count: int, variance: int, source: RandomSource) -> Tensor
 def _trials(count: int, variance: int, source: RandomSource) -> Tensor:
     """The draws that are kept of `count` trials, in their order."""
     key = source.words(4).tobytes()
-    words, others = signed(source.words(count)), signed(source.words(count))
+    words = signed(source.words(count))
+    others = signed(source.words(count))
     sizes = _sizes(words, math.isqrt(variance) + 1, key + b"size")
-    keep = _kept(sizes, others, variance, key + b"keep").logical_and_((sizes > 0).logical_or_(words >= 0))
+    keep = _kept(sizes, others, variance, key + b"keep").logical_and_(
+        (sizes > 0).logical_or_(words >= 0)
+    )
     signs = words >> 63  # -1 or 0: a number is negated by inverting its bits and adding 1
     return sizes.bitwise_xor_(signs).sub_(signs)[keep]
 
@@ -60,8 +84,8 @@ def _trials(count: int, variance: int, source: RandomSource) -> Tensor:
 def _sizes(words: Tensor, scale: int, key: bytes) -> Tensor:
     """floor(-scale * ln u), int64 (n,).
 
-    A first look at -ln u is off by at most ERROR = 2^-43 for u >= 2^-20 (`grid._first_laplace`), and the product with a
-    scale of at most 2^32 + 1 rounds by at most 14 * 2^-53 of the scale more.
+    A first look at -ln u is off by at most ERROR = 2^-43 for u >= 2^-20 (`grid._first_laplace`),
+    and the product with a scale of at most 2^32 + 1 rounds by at most 14 * 2^-53 of the scale more.
     """
     values = open_uniform(words).log_().mul_(-float(scale))
     sizes = values.floor()
@@ -78,10 +102,12 @@ def _sizes(words: Tensor, scale: int, key: bytes) -> Tensor:
 def _kept(sizes: Tensor, words: Tensor, variance: int, key: bytes) -> Tensor:
     """True where -ln v >= (size - variance / t)^2 / (2 variance), bool (n,).
 
-    For sizes up to 45 t the right side is at most 4050, since t^2 <= 4 variance. In float64 the distance is off by at
-    most 46 t * 2^-53, from rounding variance / t and the difference. That moves the right side by at most
-    45 t / variance times as much, 8280 * 2^-53, and four roundings by at most 4050 * 2^-53 each: together by less than
-    2^-38. -ln v is off by 2^-43 for v >= 2^-20. Outside these ranges a second look is taken.
+    For sizes up to 45 t the right side is at most 4050, since t^2 <= 4 variance. In float64 the
+    distance is off by at most 46 t * 2^-53, from rounding variance / t and the difference. That
+    moves the right side by at most
+    45 t / variance times as much, 8280 * 2^-53, and four roundings by at most 4050 * 2^-53 each:
+    together by less than 2^-38. -ln v is off by 2^-43 for v >= 2^-20. Outside these ranges a second
+    look is taken.
     """
     scale = math.isqrt(variance) + 1
     distance = sizes.double().sub_(variance / scale)
@@ -95,39 +121,55 @@ def _kept(sizes: Tensor, words: Tensor, variance: int, key: bytes) -> Tensor:
     return keep
 
 
-def _settled(word: int, more: Iterator[int], decide: Callable[[Decimal, Decimal], int | None]) -> int:
-    """The first answer of `decide` that is not None, on ever smaller intervals that hold -ln u. The bits of u are those
-    of `word`, 63, and then those of `more`."""
-    bits, length = word & LOW_63_BITS, 63
+def _settled(
+    word: int, more: Iterator[int], decide: Callable[[Decimal, Decimal], int | None]
+) -> int:
+    """The first answer of `decide` that is not None, on ever smaller intervals that hold -ln u. The
+    bits of u are those of `word`, 63, and then those of `more`."""
+    bits = word & LOW_63_BITS
+    length = 63
     while True:
-        bits, length = bits << 64 | next(more), length + 64
+        bits = bits << 64 | next(more)
+        length = length + 64
         with localcontext(prec=length + 20):
-            found = decide(*_interval(bits, length)) if bits else None
+            if bits:
+                found = decide(*_interval(bits, length))
+            else:
+                found = None
         if found is not None:
             return found
 
 
 def _interval(bits: int, length: int) -> tuple[Decimal, Decimal]:
-    """Bounds on -ln u for u within [bits, bits + 1] / 2^length. A quotient is exact in this precision; a logarithm and
-    what is made of it are rounded, by less than 10^-(length + 10) of their value."""
+    """Bounds on -ln u for u within [bits, bits + 1] / 2^length. A quotient is exact in this
+    precision; a logarithm and what is made of it are rounded, by less than 10^-(length + 10) of
+    their value."""
     rounding = Decimal(10) ** -(length + 10)
     low, high = (-(Decimal(end) / 2**length).ln() for end in (bits + 1, bits))
     return low * (1 - rounding), high * (1 + rounding)
 
 
 def _floor(scale: int, low: Decimal, high: Decimal) -> int | None:
-    first, last = math.floor(scale * low), math.floor(scale * high)
-    return first if first == last else None
+    first = math.floor(scale * low)
+    last = math.floor(scale * high)
+    if first == last:
+        return first
+    return None
 
 
 def _above(least: Fraction, low: Decimal, high: Decimal) -> bool | None:
-    first, last = Fraction(low) >= least, Fraction(high) >= least
-    return first if first == last else None
+    first = Fraction(low) >= least
+    last = Fraction(high) >= least
+    if first == last:
+        return first
+    return None
 
 
 def _more_bits(key: bytes, index: int) -> Iterator[int]:
     """64 more bits for the uniform at an index, again and again, from SHAKE-256 of a secret key."""
     block = 0
     while True:
-        yield int.from_bytes(shake_256(key + index.to_bytes(8, "big") + block.to_bytes(8, "big")).digest(8), "big")
+        yield int.from_bytes(
+            shake_256(key + index.to_bytes(8, "big") + block.to_bytes(8, "big")).digest(8), "big"
+        )
         block += 1

@@ -23,10 +23,11 @@ Draw = Callable[[int, float], Tensor]  # so many values of this stddev or scale
 
 @dataclass(frozen=True)
 class Gaussian:
-    """The Gaussian mechanism: noise of stddev noise_multiplier * (L2 sensitivity) on each coordinate.
+    """The Gaussian mechanism: noise of stddev noise_multiplier * (L2 sensitivity) on each
+    coordinate.
 
-    A noise multiplier of 0 protects nobody: its event has infinite epsilon. `draws` are added for each noise value; 4
-    is the secure mode (see `RandomSource.normal`).
+    A noise multiplier of 0 protects nobody: its event has infinite epsilon. `draws` are added for
+    each noise value; 4 is the secure mode (see `RandomSource.normal`).
     """
 
     noise_multiplier: float
@@ -36,27 +37,37 @@ class Gaussian:
         check_noise_multiplier(self.noise_multiplier)
 
     def stddev(self, sensitivity: float) -> float:
-        """Standard deviation of the noise for an L2 `sensitivity` > 0, in its units; 0 without noise."""
+        """Standard deviation of the noise for an L2 `sensitivity` > 0, in its units; 0 without
+        noise."""
         return _noise_for(sensitivity, self.noise_multiplier)
 
     def add_noise(self, total: Tensor, sensitivity: float, source: RandomSource) -> Tensor:
-        """`total` plus noise for `sensitivity`: any shape, float32 or float64, same shape and type back.
+        """`total` plus noise for `sensitivity`: any shape, float32 or float64, same shape and type
+        back.
 
-        Between neighbours `total` must change by at most `sensitivity` in L2: C for a sum of vectors clipped to C if
-        one is added or removed, 2C if one is replaced. The low bits of floating-point noise can still tell something
-        about `total` (Mironov 2012); `add_grid_noise` has none. Raises ValueError: `total` is not finite, or the noise
-        is out of range for its type, TypeError: another type.
+        Between neighbours `total` must change by at most `sensitivity` in L2: C for a sum of
+        vectors clipped to C if one is added or removed, 2C if one is replaced. The low bits of
+        floating-point noise can still tell something about `total` (Mironov 2012); `add_grid_noise`
+        has none. Raises ValueError: `total` is not finite, or the noise is out of range for its
+        type, TypeError: another type.
         """
         normal = partial(source.normal, draws=self.draws, dtype=total.dtype, device=total.device)
-        return _noised(total, self.stddev(sensitivity), lambda count, stddev: normal(count, stddev=stddev))
+        return _noised(
+            total, self.stddev(sensitivity), lambda count, stddev: normal(count, stddev=stddev)
+        )
 
-    def add_grid_noise(self, total: Tensor, sensitivity: float, *, grid: Grid, source: RandomSource) -> Tensor:
-        """`total`, int64 steps of `grid`, plus rounded noise for `sensitivity` in the units of the data, rounded up.
+    def add_grid_noise(
+        self, total: Tensor, sensitivity: float, *, grid: Grid, source: RandomSource
+    ) -> Tensor:
+        """`total`, int64 steps of `grid`, plus rounded noise for `sensitivity` in the units of the
+        data, rounded up.
 
-        The guarantee of `add_noise`, with a slack in delta given by `grid_slack`; `draws` do not matter, as the grid
-        leaves no low bits to search.
+        The guarantee of `add_noise`, with a slack in delta given by `grid_slack`; `draws` do not
+        matter, as the grid leaves no low bits to search.
         """
-        return _noised_on_grid(total, self.stddev(sensitivity), partial(grid.gaussian, source=source))
+        return _noised_on_grid(
+            total, self.stddev(sensitivity), partial(grid.gaussian, source=source)
+        )
 
     def event(self) -> DpEvent:
         """The event of one release."""
@@ -67,8 +78,8 @@ class Gaussian:
 class Laplace:
     """The Laplace mechanism: noise of scale noise_multiplier * (L1 sensitivity) on each coordinate.
 
-    One release is (1 / noise_multiplier)-differentially private, with delta = 0. A multiplier of 0 protects nobody.
-    """
+    One release is (1 / noise_multiplier)-differentially private, with delta = 0. A multiplier of 0
+    protects nobody."""
 
     noise_multiplier: float
 
@@ -76,32 +87,42 @@ class Laplace:
         check_noise_multiplier(self.noise_multiplier)
 
     def scale(self, sensitivity: float) -> float:
-        """Scale of the noise for an L1 `sensitivity` > 0; its standard deviation is sqrt(2) times that."""
+        """Scale of the noise for an L1 `sensitivity` > 0; its standard deviation is sqrt(2) times
+        that."""
         return _noise_for(sensitivity, self.noise_multiplier)
 
     def add_noise(self, total: Tensor, sensitivity: float, source: RandomSource) -> Tensor:
         """`total` plus noise for an L1 `sensitivity`; otherwise as `Gaussian.add_noise`."""
         return _noised(
-            total, self.scale(sensitivity), lambda count, scale: source.laplace(count).mul_(scale).to(total.dtype)
+            total,
+            self.scale(sensitivity),
+            lambda count, scale: source.laplace(count).mul_(scale).to(total.dtype),
         )
 
-    def add_grid_noise(self, total: Tensor, sensitivity: float, *, grid: Grid, source: RandomSource) -> Tensor:
-        """`total` steps plus rounded noise for an L1 `sensitivity`; otherwise as `Gaussian.add_grid_noise`."""
+    def add_grid_noise(
+        self, total: Tensor, sensitivity: float, *, grid: Grid, source: RandomSource
+    ) -> Tensor:
+        """`total` steps plus rounded noise for an L1 `sensitivity`; otherwise as
+        `Gaussian.add_grid_noise`."""
         return _noised_on_grid(total, self.scale(sensitivity), partial(grid.laplace, source=source))
 
     def event(self) -> DpEvent:
         """The event of one release."""
         from dp_accounting import LaplaceDpEvent, NonPrivateDpEvent
 
-        return LaplaceDpEvent(self.noise_multiplier) if self.noise_multiplier else NonPrivateDpEvent()
+        if self.noise_multiplier:
+            return LaplaceDpEvent(self.noise_multiplier)
+        return NonPrivateDpEvent()
 
 
 def analytic_gaussian_noise_multiplier(epsilon: float, *, delta: float) -> float:
-    """The least noise multiplier with which one Gaussian release is (epsilon, delta)-differentially private.
+    """The least noise multiplier with which one Gaussian release is (epsilon, delta)-differentially
+    private.
 
-    Solves Phi(1/(2z) - epsilon z) - exp(epsilon) Phi(-1/(2z) - epsilon z) = delta for z (Balle and Wang 2018, Theorem
-    8 and Algorithm 1); the classical sqrt(2 ln(1.25/delta)) / epsilon is wrong above epsilon = 1. The result errs
-    upwards, by less than one part in 10^9. Raises ValueError: epsilon outside [0, inf), delta outside (0, 1).
+    Solves Phi(1/(2z) - epsilon z) - exp(epsilon) Phi(-1/(2z) - epsilon z) = delta for z (Balle and
+    Wang 2018, Theorem 8 and Algorithm 1); the classical sqrt(2 ln(1.25/delta)) / epsilon is wrong
+    above epsilon = 1. The result errs upwards, by less than one part in 10^9. Raises ValueError:
+    epsilon outside [0, inf), delta outside (0, 1).
 
     >>> round(analytic_gaussian_noise_multiplier(1.0, delta=1e-5), 4)
     3.7306
@@ -128,8 +149,11 @@ def _noised(total: Tensor, scale: float, draw: Draw) -> Tensor:
         raise TypeError(f"total must be float32 or float64, not {total.dtype}")
     span = torch.finfo(total.dtype)
     if scale != 0 and not span.tiny < scale < span.max / 64:
-        raise ValueError(f"noise of size {scale} is out of range for {total.dtype}: it would vanish or overflow")
-    # A sum is not finite if a value is not, and is fifty times faster than a look at each; it may overflow.
+        raise ValueError(
+            f"noise of size {scale} is out of range for {total.dtype}: it would vanish or overflow"
+        )
+    # A sum is not finite if a value is not, and is fifty times faster than a look at each; it may
+    # overflow.
     if not math.isfinite(total.sum()) and not torch.isfinite(total).all():
         raise ValueError("total must be finite")
     return _added(total, scale, draw)

@@ -1,4 +1,5 @@
-"""The adaptive clip norm: it follows a quantile of the update norms through noised counts (Andrew et al. 2021)."""
+"""The adaptive clip norm: it follows a quantile of the update norms through noised counts (Andrew
+et al. 2021)."""
 
 from __future__ import annotations
 
@@ -7,14 +8,16 @@ from dataclasses import dataclass, replace
 
 from discreet.accounting.events import check_noise_multiplier, check_positive
 
-# Of clip norms, and of whatever else a server sends as a number above 0: far inside of what float32 bears. The slack of
-# `clip_factors` rests on it: the smallest floats are nothing to a clip norm.
-LEAST_NUMBER, LARGEST_NUMBER = 1e-9, 1e9
+# Of clip norms, and of whatever else a server sends as a number above 0: far inside of what float32
+# bears. The slack of `clip_factors` rests on it: the smallest floats are nothing to a clip norm.
+LEAST_NUMBER = 1e-9
+LARGEST_NUMBER = 1e9
 BIT_SENSITIVITY = 0.5  # a client adds b - 1/2, which is -1/2 or +1/2
 
 
 def default_count_stddev(expected_cohort: float, *, noise_multiplier: float) -> float:
-    """max(cohort / 20, 2.54 * z): never more than 2 % extra noise on the update, and usable for small cohorts.
+    """max(cohort / 20, 2.54 * z): never more than 2 % extra noise on the update, and usable for
+    small cohorts.
 
     >>> default_count_stddev(100, noise_multiplier=1.0)
     5.0
@@ -24,15 +27,17 @@ def default_count_stddev(expected_cohort: float, *, noise_multiplier: float) -> 
 
 @dataclass(frozen=True)
 class QuantileEstimator:
-    """The clip norm `estimate`, which follows the `target_quantile` of the update norms by steps in log space.
+    """The clip norm `estimate`, which follows the `target_quantile` of the update norms by steps in
+    log space.
 
-    Guarantee: `update` reads the clients' bits only through `centred_count`, the noised sum of (b - 1/2), whose
-    sensitivity is 1/2 (add or remove one client). Its cost is part of the round's event (`split_noise_multiplier`).
-    Source: Andrew, Thakkar, McMahan, Ramaswamy 2021 (arXiv 1905.03871), Section 2 and Algorithm 1.
+    Guarantee: `update` reads the clients' bits only through `centred_count`, the noised sum of (b -
+    1/2), whose sensitivity is 1/2 (add or remove one client). Its cost is part of the round's event
+    (`split_noise_multiplier`). Source: Andrew, Thakkar, McMahan, Ramaswamy 2021 (arXiv 1905.03871),
+    Section 2 and Algorithm 1.
 
-    `ceiling` is a public constant that the estimate never passes. While it is far from the median it takes a further
-    step, of `search_rate`; only what a fraction is beyond `doubt`, the reach of noise, from one half counts for that.
-    """
+    `ceiling` is a public constant that the estimate never passes. While it is far from the median
+    it takes a further step, of `search_rate`; only what a fraction is beyond `doubt`, the reach of
+    noise, from one half counts for that."""
 
     estimate: float
     target_quantile: float
@@ -47,15 +52,21 @@ class QuantileEstimator:
         if not 0 < self.target_quantile < 1:
             raise ValueError(f"target_quantile must be within (0, 1) (got {self.target_quantile})")
         if not self.estimate <= self.ceiling <= LARGEST_NUMBER:
-            raise ValueError(f"ceiling must be within [estimate, {LARGEST_NUMBER:g}] (got {self.ceiling})")
+            raise ValueError(
+                f"ceiling must be within [estimate, {LARGEST_NUMBER:g}] (got {self.ceiling})"
+            )
 
-    def update(self, centred_count: float, *, expected_cohort: float) -> tuple[QuantileEstimator, float]:
-        """The estimator after a step, and the noised fraction of norms at or below the clip norm, within [0, 1].
+    def update(
+        self, centred_count: float, *, expected_cohort: float
+    ) -> tuple[QuantileEstimator, float]:
+        """The estimator after a step, and the noised fraction of norms at or below the clip norm,
+        within [0, 1].
 
-        `centred_count` is the sum of (b - 1/2) over the replies, plus Gaussian(count_stddev); `expected_cohort` is q *
-        population_size, a public constant above 0.
+        `centred_count` is the sum of (b - 1/2) over the replies, plus Gaussian(count_stddev);
+        `expected_cohort` is q * population_size, a public constant above 0.
 
-        >>> estimator, fraction = QuantileEstimator(1.0, 0.5, 0.2).update(-50.0, expected_cohort=100)
+        >>> estimator = QuantileEstimator(1.0, 0.5, 0.2)
+        >>> estimator, fraction = estimator.update(-50.0, expected_cohort=100)
         >>> fraction, round(estimator.estimate, 4)     # all norms lie above: the clip norm grows
         (0.0, 1.1052)
         """
@@ -69,16 +80,23 @@ class QuantileEstimator:
 
 
 def split_noise_multiplier(noise_multiplier: float, *, count_stddev: float) -> float:
-    """The noise multiplier for the update with which it and the norm bits together cost one Gaussian.
+    """The noise multiplier for the update with which it and the norm bits together cost one
+    Gaussian.
 
-    z_update = (z^-2 - (2 * count_stddev)^-2)^(-1/2) (Andrew et al. 2021, Theorem 1). 0 gives 0. Raises ValueError if
-    count_stddev <= z / 2: then the bits alone cost more than Gaussian(z).
+    z_update = (z^-2 - (2 * count_stddev)^-2)^(-1/2) (Andrew et al. 2021, Theorem 1). 0 gives 0.
+    Raises ValueError if count_stddev <= z / 2: then the bits alone cost more than Gaussian(z).
 
     >>> round(split_noise_multiplier(1.0, count_stddev=5.0), 6)
     1.005038
     """
     check_noise_multiplier(noise_multiplier)
-    share = noise_multiplier / (2 * count_stddev) if count_stddev > 0 else math.inf
+    if count_stddev > 0:
+        share = noise_multiplier / (2 * count_stddev)
+    else:
+        share = math.inf
     if not share < 1:
-        raise ValueError(f"count_stddev must be > noise_multiplier / 2 = {noise_multiplier / 2}, not {count_stddev}")
+        raise ValueError(
+            f"count_stddev must be > noise_multiplier / 2 = {noise_multiplier / 2}, not "
+            f"{count_stddev}"
+        )
     return noise_multiplier / math.sqrt((1 - share) * (1 + share))

@@ -19,22 +19,28 @@ CPU = torch.device("cpu")
 Words = npt.NDArray[np.uint64]
 
 CHUNK = 1 << 16  # words worked on at a time: they stay in a core's cache
-PAIRS = 1 << 16  # of normal values worked on at a time: PyTorch shares them out between two threads, not more
+PAIRS = (
+    1 << 16
+)  # of normal values worked on at a time: PyTorch shares them out between two threads, not more
 GPU_PAIRS = 1 << 20
 LOW_63_BITS = (1 << 63) - 1
 FEW_BITS = 1 << 43  # 63 bits below this (chance 2^-20) say too little of how small a uniform is
 _HALF = torch.tensor(2.0**-64, dtype=torch.float64)  # of the steps of a radius uniform
-_ZEROS = bytes(1 << 16)  # what is encrypted to a stream: small, so that it leaves the cache to others
+_ZEROS = bytes(
+    1 << 16
+)  # what is encrypted to a stream: small, so that it leaves the cache to others
 
 
 class _Scratch(threading.local):
-    """A thread's memory for normal draws, kept: fresh memory costs as much as the draws. Room for `pairs` of them."""
+    """A thread's memory for normal draws, kept: fresh memory costs as much as the draws. Room for
+    `pairs` of them."""
 
     pairs = -1
 
     def reserve(self, pairs: int) -> None:
         if pairs > self.pairs:
-            self.pairs, self.words = pairs, torch.empty(2 * pairs, dtype=torch.int64)
+            self.pairs = pairs
+            self.words = torch.empty(2 * pairs, dtype=torch.int64)
             self.cosine = torch.empty(pairs, dtype=torch.float64)
             self.radius, self.angle = torch.empty(2, pairs)
 
@@ -43,11 +49,13 @@ _scratch = _Scratch()
 
 
 class RandomSource:
-    """A stream of random 64-bit words: the AES-256-CTR keystream of one key, and the draws made from it.
+    """A stream of random 64-bit words: the AES-256-CTR keystream of one key, and the draws made
+    from it.
 
-    Built by `secure_source` or `seeded_source`; `is_secure` tells which: a seeded stream protects nobody. Not
-    thread-safe. Copying, pickling and use in a forked process are refused: two copies would give the same noise twice,
-    and the difference of two noised releases would be that of the data.
+    Built by `secure_source` or `seeded_source`; `is_secure` tells which: a seeded stream protects
+    nobody. Not thread-safe. Copying, pickling and use in a forked process are refused: two copies
+    would give the same noise twice, and the difference of two noised releases would be that of the
+    data.
     """
 
     def __init__(self, key: bytes, *, is_secure: bool) -> None:
@@ -56,26 +64,32 @@ class RandomSource:
         self.is_secure = is_secure
         self._key = key
         self._process = os.getpid()
-        self._cipher = Cipher(algorithms.AES(_derive(key, "stream")), modes.CTR(bytes(16))).encryptor()
+        self._cipher = Cipher(
+            algorithms.AES(_derive(key, "stream")), modes.CTR(bytes(16))
+        ).encryptor()
 
     def __repr__(self) -> str:
-        return f"RandomSource({'secure' if self.is_secure else 'seeded: reproducible, protects nobody'})"
+        kind = "secure" if self.is_secure else "seeded: reproducible, protects nobody"
+        return f"RandomSource({kind})"
 
     def __reduce__(self) -> NoReturn:
         raise TypeError(
-            "a RandomSource is not copied or pickled: a copy would repeat its noise; pass a child or a seed"
+            "a RandomSource is not copied or pickled: a copy would repeat its noise; pass a child "
+            "or a seed"
         )
 
     def child(self, *labels: str | int) -> RandomSource:
-        """Another stream, independent of this one and of every child with other labels, of which there is at least
-        one.
+        """Another stream, independent of this one and of every child with other labels, of which
+        there is at least one.
 
-        A seeded source gives the same child for the same labels, whatever was drawn before; a secure one a new key
-        from the operating system each time. `child("a", "b")` and `child("a").child("b")` differ.
+        A seeded source gives the same child for the same labels, whatever was drawn before; a
+        secure one a new key from the operating system each time. `child("a", "b")` and
+        `child("a").child("b")` differ.
 
         >>> source = seeded_source(20617)
         >>> _ = source.words(3)
-        >>> bool((source.child("round", 4).words(2) == seeded_source(20617).child("round", 4).words(2)).all())
+        >>> again = seeded_source(20617).child("round", 4)
+        >>> bool((source.child("round", 4).words(2) == again.words(2)).all())
         True
         """
         if not labels:
@@ -85,8 +99,9 @@ class RandomSource:
         return RandomSource(_derive(self._key, "child", *labels), is_secure=False)
 
     def words(self, count: int) -> Words:
-        """`count` independent words, uniform over 0 .. 2^64 - 1, shape (count,), the same however a stream is cut into
-        calls. RuntimeError in another process than the one that built the source.
+        """`count` independent words, uniform over 0 .. 2^64 - 1, shape (count,), the same however a
+        stream is cut into calls. RuntimeError in another process than the one that built the
+        source.
         """
         words = np.empty(count, dtype=np.uint64)
         self._fill(words)
@@ -94,7 +109,9 @@ class RandomSource:
 
     def uniform(self, count: int) -> Tensor:
         """`count` values uniform over the multiples of 2^-53 in [0, 1), float64, shape (count,)."""
-        return torch.from_numpy((self.words(count) >> np.uint64(11)).astype(np.float64)).mul_(2.0**-53)
+        return torch.from_numpy((self.words(count) >> np.uint64(11)).astype(np.float64)).mul_(
+            2.0**-53
+        )
 
     def normal(
         self,
@@ -105,23 +122,26 @@ class RandomSource:
         dtype: torch.dtype = torch.float32,
         device: torch.device = CPU,
     ) -> Tensor:
-        """`count` independent normal values of mean 0, shape (count,), of type `dtype` and on `device`.
+        """`count` independent normal values of mean 0, shape (count,), of type `dtype` and on
+        `device`.
 
-        Box and Muller's method with a radius of 63 bits: the tails follow the normal law to 8 sigma and end at 9.4.
-        Each value is the sum of `draws` draws over sqrt(draws): of 2n, all have to be searched by an attacker who knows
-        how floating-point noise is made (the secure mode of Holohan and Braghin 2021; with their n = 2, draws = 4).
-        One draw of float32 has its angle and its products in float32 (`fast_pairs`); all else is in float64, cast last.
-        """
+        Box and Muller's method with a radius of 63 bits: the tails follow the normal law to 8 sigma
+        and end at 9.4. Each value is the sum of `draws` draws over sqrt(draws): of 2n, all have to
+        be searched by an attacker who knows how floating-point noise is made (the secure mode of
+        Holohan and Braghin 2021; with their n = 2, draws = 4). One draw of float32 has its angle
+        and its products in float32 (`fast_pairs`); all else is in float64, cast last."""
         if not 0 <= stddev < math.inf:
             raise ValueError(f"stddev must be finite and >= 0, not {stddev}")
         if draws == 1 and dtype == torch.float32:
             return self._fast_normal(count, stddev, device)
-        values, each = torch.empty(count, dtype=dtype), stddev / math.sqrt(draws)
+        values = torch.empty(count, dtype=dtype)
+        each = stddev / math.sqrt(draws)
         for part in torch.split(values, 2 * PAIRS):
             pairs = (len(part) + 1) // 2
             cosine, sine = self._normal_pairs(pairs, each)
             if draws > 1:
-                cosine, sine = cosine.clone(), sine.clone()
+                cosine = cosine.clone()
+                sine = sine.clone()
                 for _ in range(draws - 1):
                     more = self._normal_pairs(pairs, each)
                     cosine += more[0]
@@ -131,9 +151,13 @@ class RandomSource:
         return values.to(device)
 
     def _fast_normal(self, count: int, stddev: float, device: torch.device) -> Tensor:
-        """`fast_pairs` of the stream, computed on `device`. The words are always made by this processor."""
+        """`fast_pairs` of the stream, computed on `device`. The words are always made by this
+        processor."""
         values = torch.empty(count, device=device)
-        at_once = PAIRS if device.type == "cpu" else GPU_PAIRS
+        if device.type == "cpu":
+            at_once = PAIRS
+        else:
+            at_once = GPU_PAIRS
         for part in torch.split(values, 2 * at_once):
             pairs = (len(part) + 1) // 2
             _scratch.reserve(pairs)
@@ -146,10 +170,11 @@ class RandomSource:
         return values
 
     def laplace(self, count: int, *, dtype: torch.dtype = torch.float64) -> Tensor:
-        """`count` independent standard Laplace values (density exp(-|x|) / 2, scale 1), shape (count,).
+        """`count` independent standard Laplace values (density exp(-|x|) / 2, scale 1), shape
+        (count,).
 
-        By inversion in float64, from a sign and a uniform of 63 bits, of more where those begin with 20 zeros: the
-        tails follow the law as far as a draw can reach, and end nowhere.
+        By inversion in float64, from a sign and a uniform of 63 bits, of more where those begin
+        with 20 zeros: the tails follow the law as far as a draw can reach, and end nowhere.
         """
         values = torch.empty(count, dtype=dtype)
         for part in torch.split(values, CHUNK):
@@ -162,16 +187,19 @@ class RandomSource:
         return values
 
     def _tail(self, bits: int) -> float:
-        """-ln u for a uniform u whose first 63 bits are `bits`: more of them are drawn until 43 follow the zeros."""
+        """-ln u for a uniform u whose first 63 bits are `bits`: more of them are drawn until 43
+        follow the zeros."""
         length = 63
         while bits < FEW_BITS:
-            bits, length = bits << 64 | int(self.words(1)[0]), length + 64
+            bits = bits << 64 | int(self.words(1)[0])
+            length = length + 64
         return length * math.log(2) - math.log(bits + 0.5)
 
     def permutation(self, count: int) -> Tensor:
         """A uniformly random order of 0 .. count - 1, int64, shape (count,).
 
-        The order of `count` random words, drawn anew if two are equal: every order is then equally likely.
+        The order of `count` random words, drawn anew if two are equal: every order is then equally
+        likely.
         """
         while True:
             words = self.words(count)
@@ -181,18 +209,24 @@ class RandomSource:
                 return torch.from_numpy(order.astype(np.int64, copy=False))
 
     def _normal_pairs(self, pairs: int, stddev: float) -> tuple[Tensor, Tensor]:
-        """`box_muller` of the next 2 * pairs words: two float64 (pairs,), which the next call overwrites."""
+        """`box_muller` of the next 2 * pairs words: two float64 (pairs,), which the next call
+        overwrites."""
         _scratch.reserve(pairs)
-        words, cosine = _scratch.words[: 2 * pairs], _scratch.cosine[:pairs]
+        words = _scratch.words[: 2 * pairs]
+        cosine = _scratch.cosine[:pairs]
         self._fill(words.numpy())
         words[:pairs].bitwise_and_(LOW_63_BITS)
-        floats = words.view(torch.float64).copy_(words)  # in place of the words: less memory is touched
+        floats = words.view(torch.float64).copy_(
+            words
+        )  # in place of the words: less memory is touched
         _rotate(floats[:pairs], floats[pairs:], cosine, stddev)
         return cosine, floats[pairs:]
 
     def _fill(self, words: npt.NDArray[Any]) -> None:
         if os.getpid() != self._process:
-            raise RuntimeError("a RandomSource was carried into another process, where it would repeat its noise")
+            raise RuntimeError(
+                "a RandomSource was carried into another process, where it would repeat its noise"
+            )
         stream = words.view(np.uint8)
         for start in range(0, len(stream), len(_ZEROS)):
             part = stream[start : start + len(_ZEROS)]
@@ -206,11 +240,14 @@ def secure_source() -> RandomSource:
 
 def source_of(seed: int | None) -> RandomSource:
     """A seeded source, or a secure one without a seed."""
-    return secure_source() if seed is None else seeded_source(seed)
+    if seed is None:
+        return secure_source()
+    return seeded_source(seed)
 
 
 def seeded_source(seed: int) -> RandomSource:
-    """A source that gives the same stream for the same seed (an int >= 0): for simulation and tests only.
+    """A source that gives the same stream for the same seed (an int >= 0): for simulation and tests
+    only.
 
     Who knows the seed can subtract the noise, so it protects nobody.
     """
@@ -225,43 +262,53 @@ def signed(words: Words) -> Tensor:
 
 
 def open_uniform(words: Tensor) -> Tensor:
-    """Uniform in (0, 1] from the low 63 bits of int64 words: (low + 1/2) / 2^63 in float64, never 0."""
+    """Uniform in (0, 1] from the low 63 bits of int64 words: (low + 1/2) / 2^63 in float64, never
+    0."""
     return (words & LOW_63_BITS).double().add_(0.5).mul_(2.0**-63)
 
 
 def box_muller(words: Tensor) -> Tensor:
-    """Standard normal values from as many int64 words: shape (2m,) to (2m,), float64 (Box and Muller 1958).
+    """Standard normal values from as many int64 words: shape (2m,) to (2m,), float64 (Box and
+    Muller 1958).
 
-    Words 0 .. m-1 give the radii sqrt(-2 ln u) and words m .. 2m-1 the angles pi * word / 2^63. The first m
+    Words 0 .. m-1 give the radii sqrt(-2 ln u) and words m .. 2m-1 the angles pi * word / 2^63. The
+    first m
     results are the cosines' and the last m the sines'; pair i is (i, m + i).
     """
     half = len(words) // 2
     values = torch.empty(2 * half, dtype=torch.float64)
-    radius, angle = (words[:half] & LOW_63_BITS).double(), values[half:].copy_(words[half:])
+    radius = (words[:half] & LOW_63_BITS).double()
+    angle = values[half:].copy_(words[half:])
     _rotate(radius, angle, values[:half])
     return values
 
 
 def _rotate(radius: Tensor, angle: Tensor, cosine: Tensor, stddev: float = 1.0) -> None:
-    """Box and Muller's method on words as float64 (m,): cosines' values into `cosine`, sines' in place of `angle`."""
+    """Box and Muller's method on words as float64 (m,): cosines' values into `cosine`, sines' in
+    place of `angle`."""
     torch.add(_HALF, radius, alpha=2.0**-63, out=radius)
-    radius.log_().mul_(-2.0).sqrt_().mul_(stddev)  # stddev^2 inside the root could vanish or overflow
+    radius.log_().mul_(-2.0).sqrt_().mul_(
+        stddev
+    )  # stddev^2 inside the root could vanish or overflow
     torch.cos(angle.mul_(math.pi * 2.0**-63), out=cosine).mul_(radius)
     angle.sin_().mul_(radius)
 
 
 def fast_pairs(words: Tensor, out: Tensor, stddev: float, radius: Tensor, angle: Tensor) -> None:
-    """Normal values into `out`, float32 (2m,) or (2m - 1,), by Box and Muller's method (1958), mostly in float32.
+    """Normal values into `out`, float32 (2m,) or (2m - 1,), by Box and Muller's method (1958),
+    mostly in float32.
 
-    The low 63 bits of words 0 .. m-1, int64, give the radii, with a logarithm in float64: in float32 it would have no
-    tail or no centre. The 32-bit halves of the following words give the angles, pi * half / 2^31. The values are the m
-    cosines' and then the sines'. `words` are overwritten; `radius` and `angle`, float32 (m,), are memory to work in.
-    All are on one device.
+    The low 63 bits of words 0 .. m-1, int64, give the radii, with a logarithm in float64: in
+    float32 it would have no tail or no centre. The 32-bit halves of the following words give the
+    angles, pi * half / 2^31. The values are the m cosines' and then the sines'. `words` are
+    overwritten; `radius` and `angle`, float32 (m,), are memory to work in. All are on one device.
     """
     pairs = len(radius)
     bits = words[:pairs].bitwise_and_(LOW_63_BITS)
     uniform = bits.view(torch.float64).copy_(bits).add_(0.5).mul_(2.0**-63)
-    radius.copy_(uniform.log_()).mul_(-2.0).sqrt_().mul_(stddev)  # stddev^2 inside the root could vanish or overflow
+    radius.copy_(uniform.log_()).mul_(-2.0).sqrt_().mul_(
+        stddev
+    )  # stddev^2 inside the root could vanish or overflow
     angle.copy_(words[pairs:].view(torch.int32)[:pairs]).mul_(math.pi * 2.0**-31)
     torch.cos(angle, out=out[:pairs]).mul_(radius)
     rest = len(out) - pairs
@@ -269,10 +316,11 @@ def fast_pairs(words: Tensor, out: Tensor, stddev: float, radius: Tensor, angle:
 
 
 def laplace_values(words: Tensor) -> Tensor:
-    """Standard Laplace values from as many int64 words, float64: -ln u of 63 bits, with the word's sign.
+    """Standard Laplace values from as many int64 words, float64: -ln u of 63 bits, with the word's
+    sign.
 
-    They end at 44.4: a first look at a draw. `RandomSource.laplace` and `Grid.laplace` go on with more bits in the
-    tail.
+    They end at 44.4: a first look at a draw. `RandomSource.laplace` and `Grid.laplace` go on with
+    more bits in the tail.
     """
     return open_uniform(words).log_().copysign_(words)
 

@@ -1,4 +1,5 @@
-"""Poisson samples, and the cohort of a round: a Poisson sample of the nodes, or a set of a fixed size."""
+"""Poisson samples, and the cohort of a round: a Poisson sample of the nodes, or a set of a fixed
+size."""
 
 from __future__ import annotations
 
@@ -12,10 +13,11 @@ from discreet.privacy.randomness import CHUNK, RandomSource
 
 
 def poisson_sample(count: int, *, probability: float, source: RandomSource) -> Tensor:
-    """The indices in [0, count) that are in, each independently with `probability`; int64, ascending, may be empty.
+    """The indices in [0, count) that are in, each independently with `probability`; int64,
+    ascending, may be empty.
 
-    An index is in if its 64-bit word is below floor(probability * 2^64). So its chance is never above `probability`,
-    equal to it from 2^-11 up, and less than 2^-64 below it otherwise.
+    An index is in if its 64-bit word is below floor(probability * 2^64). So its chance is never
+    above `probability`, equal to it from 2^-11 up, and less than 2^-64 below it otherwise.
     """
     if not 0 <= probability <= 1:
         raise ValueError(f"probability must be in [0, 1], not {probability}")
@@ -24,16 +26,18 @@ def poisson_sample(count: int, *, probability: float, source: RandomSource) -> T
     threshold = np.uint64(int(probability * 2**64))
     # In pieces, so that a population of a million takes the memory of those who are drawn.
     pieces = [
-        start + np.flatnonzero(source.words(min(CHUNK, count - start)) < threshold) for start in range(0, count, CHUNK)
+        start + np.flatnonzero(source.words(min(CHUNK, count - start)) < threshold)
+        for start in range(0, count, CHUNK)
     ]
     return torch.from_numpy(np.concatenate([np.zeros(0, dtype=np.int64), *pieces]))
 
 
 def poisson_cohort(node_ids: Sequence[int], probability: float, source: RandomSource) -> list[int]:
-    """The nodes that take part in a round, each independently with `probability`, in the order given; may be empty.
+    """The nodes that take part in a round, each independently with `probability`, in the order
+    given; may be empty.
 
-    Add-or-remove-one adjacency: a node's presence does not change the chances of the others, so that amplification by
-    Poisson sampling holds. Raises ValueError if a node appears twice.
+    Add-or-remove-one adjacency: a node's presence does not change the chances of the others, so
+    that amplification by Poisson sampling holds. Raises ValueError if a node appears twice.
     """
     _check_distinct(node_ids)
     chosen = poisson_sample(len(node_ids), probability=probability, source=source)
@@ -43,19 +47,21 @@ def poisson_cohort(node_ids: Sequence[int], probability: float, source: RandomSo
 def fixed_size_cohort(node_ids: Sequence[int], cohort_size: int, source: RandomSource) -> list[int]:
     """`cohort_size` different nodes, every such set equally likely, in random order.
 
-    Replace-one adjacency. Sensitivity of the clipped sum is 2C, not C: one node leaves and another comes. Raises
-    ValueError if a node appears twice, or there are fewer: each would have a larger chance than was accounted for.
-    """
+    Replace-one adjacency. Sensitivity of the clipped sum is 2C, not C: one node leaves and another
+    comes. Raises ValueError if a node appears twice, or there are fewer: each would have a larger
+    chance than was accounted for."""
     _check_distinct(node_ids)
     if not 0 <= cohort_size <= len(node_ids):
-        raise ValueError(f"cohort_size must be in [0, {len(node_ids)}], the number of nodes, not {cohort_size}")
+        raise ValueError(
+            f"cohort_size must be in [0, {len(node_ids)}], the number of nodes, not {cohort_size}"
+        )
     return [node_ids[index] for index in source.permutation(len(node_ids))[:cohort_size].tolist()]
 
 
 def in_turn(client: int, number: int, *, groups: int) -> bool:
-    """True if round `number`, from 1 on, is the turn of a client: of that of the `groups` that its own number names,
-    whoever else there is. Without randomness and so without amplification: what counts is that turns are so far apart.
-    """
+    """True if round `number`, from 1 on, is the turn of a client: of that of the `groups` that its
+    own number names, whoever else there is. Without randomness and so without amplification: what
+    counts is that turns are so far apart."""
     return client % groups == (number - 1) % groups
 
 

@@ -1,7 +1,8 @@
-"""The integer vector that a client gives to a masked sum: its clipped update on a grid, its bit, answer and noise.
+"""The integer vector that a client gives to a masked sum: its clipped update on a grid, its bit,
+answer and noise.
 
-Vectors are added up modulo 2^k. The grid is tied to the clip norm: R steps, a constant of the run, are one clip norm of
-any round. So the event is the same in every round.
+Vectors are added up modulo 2^k. The grid is tied to the clip norm: R steps, a constant of the run,
+are one clip norm of any round. So the event is the same in every round.
 """
 
 from __future__ import annotations
@@ -23,11 +24,18 @@ from discreet.privacy.randomness import RandomSource
 if TYPE_CHECKING:
     from dp_accounting import DpEvent
 
-FEWEST_BITS, MOST_BITS, MOST_BITS_OF_EXAMPLES = 16, 24, 32
-FINEST, COARSEST = 1024, 16  # steps in C / sqrt(num_params): truncation moves an update by less than C / steps
-MOST_GRADIENTS = 16  # times `SecureSum.largest_sum`: of so many, what a float64 sum rounds is counted
-# Standard deviations of all clients' noise together that fit beside the largest sum. The noise is sub-Gaussian with its
-# own variance (Canonne, Kamath and Steinke 2020): it wraps a coordinate around 2^k with a chance of at most
+FEWEST_BITS = 16
+MOST_BITS = 24
+MOST_BITS_OF_EXAMPLES = 32
+# steps in C / sqrt(num_params): truncation moves an update by less than C / steps
+FINEST = 1024
+COARSEST = 16
+MOST_GRADIENTS = (
+    16  # times `SecureSum.largest_sum`: of so many, what a float64 sum rounds is counted
+)
+# Standard deviations of all clients' noise together that fit beside the largest sum. The noise is
+# sub-Gaussian with its own variance (Canonne, Kamath and Steinke 2020): it wraps a coordinate
+# around 2^k with a chance of at most
 # 2 exp(-12^2 / 2) = 1.1e-31, which spoils the coordinate and costs no privacy.
 NOISE_ROOM = 12
 _WHOLE_STEPS = Grid(1.0)
@@ -35,8 +43,8 @@ _WHOLE_STEPS = Grid(1.0)
 
 @dataclass(frozen=True)
 class SecureCohort:
-    """The clients that add to a secure sum: at most `nodes` (n) add a vector with noise, and at least `summands` (h)
-    honest ones are in a sum that is opened. Only their noise is accounted.
+    """The clients that add to a secure sum: at most `nodes` (n) add a vector with noise, and at
+    least `summands` (h) honest ones are in a sum that is opened. Only their noise is accounted.
     """
 
     nodes: int
@@ -44,22 +52,25 @@ class SecureCohort:
 
     def __post_init__(self) -> None:
         if not 1 <= self.summands <= self.nodes:
-            raise ValueError(f"summands must be within [1, nodes = {self.nodes}], not {self.summands}")
+            raise ValueError(
+                f"summands must be within [1, nodes = {self.nodes}], not {self.summands}"
+            )
 
 
 @dataclass(frozen=True)
 class SecureSum:
     """The public constants of a secure sum of vectors, one from each client; made by `secure_sum`.
 
-    Guarantee: zeroing out what one client encodes (or one example of one client, at example level) moves the sum by an
-    integer vector whose squared L2 norm is at most `sensitivity_squared`, exactly, whatever that client's data is. A
-    dishonest client can send any integers: nobody sees them.
+    Guarantee: zeroing out what one client encodes (or one example of one client, at example level)
+    moves the sum by an integer vector whose squared L2 norm is at most `sensitivity_squared`,
+    exactly, whatever that client's data is. A dishonest client can send any integers: nobody sees
+    them.
 
     Attributes:
         num_params: length of an update.
         clip_steps: R, one clip norm in steps.
-        variance: sigma_i^2, of one client's noise in each coordinate, in steps^2, a whole number; 0 without noise.
-        bits: k; sums are taken modulo 2^k.
+        variance: sigma_i^2, of one client's noise in each coordinate, in steps^2, a whole number; 0
+        without noise. bits: k; sums are taken modulo 2^k.
         nodes, summands: n and h of `SecureCohort`.
         bit_steps: what the bit adds or takes; 0 without a bit.
         answer_length, answer_steps: numbers in an answer, and its norm; 0 without one.
@@ -84,18 +95,24 @@ class SecureSum:
 
     @property
     def sensitivity_squared(self) -> int:
-        """R^2 + bit_steps^2 + answer_steps^2, in steps^2; at example level (R + `gradient_slack`)^2."""
-        return (self.clip_steps + self.gradient_slack) ** 2 + self.bit_steps**2 + self.answer_steps**2
+        """R^2 + bit_steps^2 + answer_steps^2, in steps^2; at example level (R +
+        `gradient_slack`)^2."""
+        return (
+            (self.clip_steps + self.gradient_slack) ** 2 + self.bit_steps**2 + self.answer_steps**2
+        )
 
     @property
     def gradient_slack(self) -> int:
-        """The steps in L2 by which an example may move its client's vector beyond R; 0 at user level.
+        """The steps in L2 by which an example may move its client's vector beyond R; 0 at user
+        level.
 
-        The vector is a truncated float64 sum of m clipped gradients, m at most 16 times `largest_sum`. Truncation moves
-        each coordinate of the difference of two such sums by less than 1: sqrt(num_params) in L2. Adding up m numbers
-        is right to (m + 8) 2^-53 of the sum of their sizes (Higham 2002, section 4.2), which is m R in L2 at most, and
-        an example's own gradient is the same whatever else is in the batch (`shared_step`; of clients that a simulation
-        trains together it is taken to be so to 1e-12 of its norm): both count for either sum.
+        The vector is a truncated float64 sum of m clipped gradients, m at most 16 times
+        `largest_sum`. Truncation moves each coordinate of the difference of two such sums by less
+        than 1: sqrt(num_params) in L2. Adding up m numbers is right to (m + 8) 2^-53 of the sum of
+        their sizes (Higham 2002, section 4.2), which is m R in L2 at most, and an example's own
+        gradient is the same whatever else is in the batch (`shared_step`; of clients that a
+        simulation trains together it is taken to be so to 1e-12 of its norm): both count for either
+        sum.
         """
         if not self.largest_sum:
             return 0
@@ -114,9 +131,9 @@ class SecureSum:
         return max(self.clip_steps * max(1, self.largest_sum), self.bit_steps, self.answer_steps)
 
     def event_of(self, *, trains: bool = True, rates: bool = True) -> DpEvent:
-        """The event of a sum to which clients give an update with its bit only if it `trains`, an answer only if it
-        `rates`. All other places of every client's vector hold noise alone, by a public rule. Adjacency: zero-out.
-        Without noise `NonPrivateDpEvent`."""
+        """The event of a sum to which clients give an update with its bit only if it `trains`, an
+        answer only if it `rates`. All other places of every client's vector hold noise alone, by a
+        public rule. Adjacency: zero-out. Without noise `NonPrivateDpEvent`."""
         from dp_accounting import NonPrivateDpEvent
 
         from discreet.accounting.distributed_gaussian import DistributedDiscreteGaussianDpEvent
@@ -128,16 +145,24 @@ class SecureSum:
         return DistributedDiscreteGaussianDpEvent(self.variance, self.summands, moved, self.length)
 
     def encode(
-        self, update: Tensor | None, clip_norm: float, *, below: bool | None = None, answer: Tensor | None = None
+        self,
+        update: Tensor | None,
+        clip_norm: float,
+        *,
+        below: bool | None = None,
+        answer: Tensor | None = None,
     ) -> Tensor:
-        """A client's vector without noise, int64 (length,); what is not finite, or not given, counts as zeros.
+        """A client's vector without noise, int64 (length,); what is not finite, or not given,
+        counts as zeros.
 
-        The update (num_params,) is truncated to steps of clip_norm / R; if its sum of squares is above R^2 in exact
-        integer arithmetic, it is scaled first (`ClippedSum`). So is the answer (answer_length,), of norm 1: neither is
-        trusted. `below` is True if the norm was at or below C, the `clip_norm` of this round. Raises ValueError: what
-        this sum has no room for.
+        The update (num_params,) is truncated to steps of clip_norm / R; if its sum of squares is
+        above R^2 in exact integer arithmetic, it is scaled first (`ClippedSum`). So is the answer
+        (answer_length,), of norm 1: neither is trusted. `below` is True if the norm was at or below
+        C, the `clip_norm` of this round. Raises ValueError: what this sum has no room for.
         """
-        if (below is not None and not self.bit_steps) or (answer is not None and not self.answer_length):
+        if (below is not None and not self.bit_steps) or (
+            answer is not None and not self.answer_length
+        ):
             raise ValueError("this secure sum has no room for a bit or an answer")
         vector = torch.zeros(self.length, dtype=torch.int64)
         if update is not None:
@@ -149,21 +174,30 @@ class SecureSum:
         return vector
 
     def encode_gradients(self, total: Tensor, clip_norm: float) -> Tensor:
-        """The vector without noise, int64 (length,), of a client that adds up a clipped gradient of each of its
-        examples.
+        """The vector without noise, int64 (length,), of a client that adds up a clipped gradient of
+        each of its examples.
 
-        `total` (num_params,) is the float64 sum, of which each example is a part of L2 norm at most `clip_norm`,
-        computed in float64 throughout. It is truncated to steps of clip_norm / R, and cut off at what `largest_sum`
-        examples reach; what is not finite counts as zeros. `gradient_slack` says by how much more than R one example
-        moves it.
+        `total` (num_params,) is the float64 sum, of which each example is a part of L2 norm at most
+        `clip_norm`, computed in float64 throughout. It is truncated to steps of clip_norm / R, and
+        cut off at what `largest_sum` examples reach; what is not finite counts as zeros.
+        `gradient_slack` says by how much more than R one example moves it.
         """
-        if not self.largest_sum or total.shape != (self.num_params,) or total.dtype != torch.float64:
-            raise ValueError(f"a client's gradients must be a float64 sum of {self.num_params} numbers")
+        if (
+            not self.largest_sum
+            or total.shape != (self.num_params,)
+            or total.dtype != torch.float64
+        ):
+            raise ValueError(
+                f"a client's gradients must be a float64 sum of {self.num_params} numbers"
+            )
         if not 0 < clip_norm < math.inf:
             raise ValueError(f"clip_norm must be finite and > 0, not {clip_norm}")
         most = self.clip_steps * self.largest_sum
         steps = total * (self.clip_steps / clip_norm)
-        finite = steps if bool(steps.isfinite().all()) else torch.zeros_like(steps)
+        if bool(steps.isfinite().all()):
+            finite = steps
+        else:
+            finite = torch.zeros_like(steps)
         return finite.clamp(-most, most).long()
 
     def noise(self, source: RandomSource) -> Tensor:
@@ -171,19 +205,26 @@ class SecureSum:
         return discrete_gaussian(self.length, self.variance, source)
 
     def centred(self, total: Tensor) -> Tensor:
-        """A sum modulo 2^k, int64 (length,), as the integers in [-2^(k-1), 2^(k-1)) that it stands for."""
+        """A sum modulo 2^k, int64 (length,), as the integers in [-2^(k-1), 2^(k-1)) that it stands
+        for."""
         half = 2 ** (self.bits - 1)
         centred: Tensor = (total + half).remainder(2**self.bits) - half
         return centred
 
     def decode(self, total: Tensor, clip_norm: float) -> tuple[Tensor, float | None, Tensor | None]:
-        """A centred sum, int64 (length,), in the units of the data: the sum of the updates, (num_params,) float64;
-        that of (bit - 1/2), None without bits; that of the answers, (answer_length,) float64, None without answers.
-        """
+        """A centred sum, int64 (length,), in the units of the data: the sum of the updates,
+        (num_params,) float64; that of (bit - 1/2), None without bits; that of the answers,
+        (answer_length,) float64, None without answers."""
         values = total.double()
         update = values[: self.num_params] * (clip_norm / self.clip_steps)
-        below = float(values[self.num_params]) / (2 * self.bit_steps) if self.bit_steps else None
-        answers = values[self.length - self.answer_length :] / self.answer_steps if self.answer_length else None
+        if self.bit_steps:
+            below = float(values[self.num_params]) / (2 * self.bit_steps)
+        else:
+            below = None
+        if self.answer_length:
+            answers = values[self.length - self.answer_length :] / self.answer_steps
+        else:
+            answers = None
         return update, below, answers
 
 
@@ -195,29 +236,34 @@ def secure_sum(
     count_stddev: float | None = None,
     answers: tuple[int, float] | None = None,
 ) -> SecureSum:
-    """The secure sum of a round at user level: one update (num_params,) from each client, with a bit and an answer if
-    asked for.
+    """The secure sum of a round at user level: one update (num_params,) from each client, with a
+    bit and an answer if asked for.
 
-    Everything together is one release, of noise multiplier (z^-2 + (2 count_stddev)^-2 + z_answers^-2)^(-1/2) or more:
-    sigma_i^2 = ceil((z R)^2 / h), so that the noise of h clients has at least the standard deviation z R; a bit is +-
-    floor(z R / (2 count_stddev)) steps, an answer has norm floor(z R / z_answers). R = F * 2^e, where 2^e is the power
-    of two at or above sqrt(num_params), and F the largest power of two up to 1024 for which 24 bits hold the largest
+    Everything together is one release, of noise multiplier (z^-2 + (2 count_stddev)^-2 +
+    z_answers^-2)^(-1/2) or more: sigma_i^2 = ceil((z R)^2 / h), so that the noise of h clients has
+    at least the standard deviation z R; a bit is +- floor(z R / (2 count_stddev)) steps, an answer
+    has norm floor(z R / z_answers). R = F * 2^e, where 2^e is the power of two at or above
+    sqrt(num_params), and F the largest power of two up to 1024 for which 24 bits hold the largest
     sum and 12 standard deviations of the noise of all clients; there are at least 16 bits.
 
     Args:
-        noise_multiplier: z of the update alone, noise on the sum over the clip norm. 0: no noise on anything.
-        count_stddev: of the noise on the sum of (bit - 1/2); None: no bit is sent.
-        answers: how many numbers an answer has, and z_answers, the noise on their sum; None: none are sent.
+        noise_multiplier: z of the update alone, noise on the sum over the clip norm. 0: no noise on
+        anything. count_stddev: of the noise on the sum of (bit - 1/2); None: no bit is sent.
+        answers: how many numbers an answer has, and z_answers, the noise on their sum; None: none
+          are sent.
 
     Raises:
-        ValueError: the number of parameters or the noise is out of range, or no F of 16 or more fits.
+        ValueError: the number of parameters or the noise is out of range, or no F of 16 or more
+          fits.
 
     >>> found = secure_sum(10_000, SecureCohort(10, 7), noise_multiplier=1.0)
     >>> found.bits, found.clip_steps, found.summands, round(found.own_noise_stddev, 4)
     (23, 131072, 7, 0.378)
     """
     length, answer_noise = answers or (0, None)
-    bare = SecureSum(num_params, 0, 0, FEWEST_BITS, cohort.nodes, cohort.summands, answer_length=length)
+    bare = SecureSum(
+        num_params, 0, 0, FEWEST_BITS, cohort.nodes, cohort.summands, answer_length=length
+    )
     beside = (count_stddev and 2 * count_stddev, answer_noise)
     return _finest(bare, noise_multiplier, beside=beside, most_bits=MOST_BITS)
 
@@ -225,25 +271,32 @@ def secure_sum(
 def example_secure_sum(
     num_params: int, cohort: SecureCohort, *, noise_multiplier: float, largest_sum: int
 ) -> SecureSum:
-    """The secure sum of a step at example level: each client adds up a clipped gradient of each of its examples.
+    """The secure sum of a step at example level: each client adds up a clipped gradient of each of
+    its examples.
 
-    As `secure_sum`, where C clips one example's gradient, and up to 32 bits hold the sum; beyond `largest_sum`
-    examples, a public number, a client's sum is cut off. Zeroing out, adding or removing one example moves the sum by
-    at most the root of `sensitivity_squared` in L2.
+    As `secure_sum`, where C clips one example's gradient, and up to 32 bits hold the sum; beyond
+    `largest_sum` examples, a public number, a client's sum is cut off. Zeroing out, adding or
+    removing one example moves the sum by at most the root of `sensitivity_squared` in L2.
 
     >>> example_secure_sum(14, SecureCohort(4, 3), noise_multiplier=8.0, largest_sum=200).bits
     23
     """
     if largest_sum < 1:
         raise ValueError(f"largest_sum must be at least 1, not {largest_sum}")
-    bare = SecureSum(num_params, 0, 0, FEWEST_BITS, cohort.nodes, cohort.summands, largest_sum=largest_sum)
+    bare = SecureSum(
+        num_params, 0, 0, FEWEST_BITS, cohort.nodes, cohort.summands, largest_sum=largest_sum
+    )
     return _finest(bare, noise_multiplier, beside=(None, None), most_bits=MOST_BITS_OF_EXAMPLES)
 
 
-Beside = tuple[float | None, float | None]  # noise multipliers of the bit and of the answer; None: there is none
+Beside = tuple[
+    float | None, float | None
+]  # noise multipliers of the bit and of the answer; None: there is none
 
 
-def _finest(bare: SecureSum, noise_multiplier: float, *, beside: Beside, most_bits: int) -> SecureSum:
+def _finest(
+    bare: SecureSum, noise_multiplier: float, *, beside: Beside, most_bits: int
+) -> SecureSum:
     check_noise_multiplier(noise_multiplier)
     if not 1 <= bare.num_params <= 2**30:
         raise ValueError(f"num_params must be in [1, 2^30], not {bare.num_params}")
@@ -252,8 +305,10 @@ def _finest(bare: SecureSum, noise_multiplier: float, *, beside: Beside, most_bi
         fineness //= 2
         if fineness < COARSEST:
             raise ValueError(
-                f"secure aggregation of {found.nodes} clients (sampling.population_size) with {found.num_params} "
-                f"parameters and a noise_multiplier of {noise_multiplier:g} needs {found.bits} bits a value; "
+                f"secure aggregation of {found.nodes} clients (sampling.population_size) with "
+                f"{found.num_params} "
+                f"parameters and a noise_multiplier of {noise_multiplier:g} needs {found.bits} "
+                f"bits a value; "
                 f"it has at most {most_bits}: lower one of the three"
             )
     return found
@@ -272,19 +327,27 @@ def _at(fineness: int, bare: SecureSum, noise_multiplier: float, *, beside: Besi
         answer_steps=answer_steps,
     )
     # Room for the sum of all clients and 12 standard deviations of all their noise, rounded up.
-    reached = found.nodes * found.largest_entry + math.isqrt(NOISE_ROOM**2 * found.nodes * found.variance) + 1
+    reached = (
+        found.nodes * found.largest_entry
+        + math.isqrt(NOISE_ROOM**2 * found.nodes * found.variance)
+        + 1
+    )
     return replace(found, bits=max(FEWEST_BITS, reached.bit_length() + 1))
 
 
 def _entry_for(noise: Fraction, noise_multiplier: float | None, clip_steps: int) -> int:
-    """The norm, in whole steps, to which this noise has the noise multiplier; one clip norm if there is no noise."""
+    """The norm, in whole steps, to which this noise has the noise multiplier; one clip norm if
+    there is no noise."""
     if noise_multiplier is None:
         return 0
     if noise == 0:
         return clip_steps
     steps = math.floor(noise / Fraction(noise_multiplier))
     if steps < 1:
-        raise ValueError(f"noise on bits or answers of {noise_multiplier:g} times their norm leaves nothing of them")
+        raise ValueError(
+            f"noise on bits or answers of {noise_multiplier:g} times their norm leaves nothing of "
+            f"them"
+        )
     return steps
 
 

@@ -1,8 +1,9 @@
-"""The cost of the best of several private trainings, if their number was drawn at random beforehand.
+"""The cost of the best of several private trainings, if their number was drawn at random
+beforehand.
 
 Source: Papernot and Steinke 2022 (arXiv 2110.03620), Theorems 2 and 6, through dp_accounting's
-`RepeatAndSelectDpEvent`. The guarantee is for whoever sees the chosen training alone: the number of trials and the
-trials that were not chosen must stay with the server.
+`RepeatAndSelectDpEvent`. The guarantee is for whoever sees the chosen training alone: the number of
+trials and the trials that were not chosen must stay with the server.
 """
 
 from __future__ import annotations
@@ -12,21 +13,28 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from dp_accounting import ComposedDpEvent, DpEvent, NonPrivateDpEvent, NoOpDpEvent, SelfComposedDpEvent
+from dp_accounting import (
+    ComposedDpEvent,
+    DpEvent,
+    NonPrivateDpEvent,
+    NoOpDpEvent,
+    SelfComposedDpEvent,
+)
 from dp_accounting.dp_event import RepeatAndSelectDpEvent
 
 from discreet.accounting.accounting import Entries, rdp_curve
 from discreet.privacy.randomness import RandomSource
 
-# By name, the shape of the distribution (Papernot and Steinke 2022, Definition 1; Poisson is the limit).
+# By name, the shape of the distribution (Papernot and Steinke 2022, Definition 1; Poisson is the
+# limit).
 SHAPES = {"logarithmic": 0.0, "geometric": 1.0, "poisson": math.inf}
 LARGEST_MEAN = 1000.0
 
 
 @dataclass(frozen=True)
 class TrialCount:
-    """The distribution of the number of trials, with a mean within [1, 1000]: `logarithmic` and `geometric` give at
-    least 1, `poisson` may give 0.
+    """The distribution of the number of trials, with a mean within [1, 1000]: `logarithmic` and
+    `geometric` give at least 1, `poisson` may give 0.
     """
 
     distribution: str
@@ -34,15 +42,20 @@ class TrialCount:
 
     def __post_init__(self) -> None:
         if self.distribution not in SHAPES:
-            raise ValueError(f"the distribution of trials must be one of {', '.join(SHAPES)} (got {self.distribution})")
+            raise ValueError(
+                f"the distribution of trials must be one of {', '.join(SHAPES)} (got "
+                f"{self.distribution})"
+            )
         if not 1 <= self.mean <= LARGEST_MEAN:
-            raise ValueError(f"the mean number of trials must be within [1, {LARGEST_MEAN:g}] (got {self.mean})")
+            raise ValueError(
+                f"the mean number of trials must be within [1, {LARGEST_MEAN:g}] (got {self.mean})"
+            )
 
     def draw(self, source: RandomSource) -> int:
         """One number of trials, from uniform values of 53 bits.
 
-        Poisson by inversion. The logarithmic distribution is a mixture of geometric ones, whose parameter 1 - gamma^U
-        is drawn first (Kemp 1981).
+        Poisson by inversion. The logarithmic distribution is a mixture of geometric ones, whose
+        parameter 1 - gamma^U is drawn first (Kemp 1981).
         """
         from scipy import stats
 
@@ -52,43 +65,60 @@ class TrialCount:
         if self.mean == 1:
             return 1
         geometric = self.distribution == "geometric"
-        going_on = 1 - 1 / self.mean if geometric else -math.expm1(-second * _log_inverse_gamma(self.mean))
+        if geometric:
+            going_on = 1 - 1 / self.mean
+        else:
+            going_on = -math.expm1(-second * _log_inverse_gamma(self.mean))
         return 1 + math.floor(math.log(first) / math.log(going_on))
 
 
 def _log_inverse_gamma(mean: float) -> float:
-    """log(1 / gamma) of the logarithmic distribution with this mean, which is (1 / gamma - 1) / log(1 / gamma)."""
+    """log(1 / gamma) of the logarithmic distribution with this mean, which is (1 / gamma - 1) /
+    log(1 / gamma)."""
     from scipy.optimize import brentq
 
-    return float(brentq(lambda x: math.expm1(x) / x - mean, 1e-12, 4 * math.log(LARGEST_MEAN), xtol=1e-15))
+    return float(
+        brentq(lambda x: math.expm1(x) / x - mean, 1e-12, 4 * math.log(LARGEST_MEAN), xtol=1e-15)
+    )
 
 
 def selection_event(candidates: Sequence[Entries], *, trials: TrialCount) -> DpEvent:
     """The event of releasing the best of a random number of trials, which the RDP accountant knows.
 
-    A trial draws one of the candidates at random, whatever the data, and costs its entries. "Best" may be judged by
-    anything that is computed from what a trial releases. Adjacency: that of the events. ``NoOpDpEvent`` if trials
-    release nothing, ``NonPrivateDpEvent`` if one may be not private.
+    A trial draws one of the candidates at random, whatever the data, and costs its entries. "Best"
+    may be judged by anything that is computed from what a trial releases. Adjacency: that of the
+    events. ``NoOpDpEvent`` if trials release nothing, ``NonPrivateDpEvent`` if one may be not
+    private.
 
-    One candidate has to cost at least as much as every other one at every Renyi order, or it is a ValueError: the
-    Renyi divergence of a public mixture is at most the largest of its parts, so the trials together cost no more than
-    trials of it alone.
+    One candidate has to cost at least as much as every other one at every Renyi order, or it is a
+    ValueError: the Renyi divergence of a public mixture is at most the largest of its parts, so the
+    trials together cost no more than trials of it alone.
     """
     if not candidates:
         raise ValueError("there are no candidates")
-    if any(isinstance(event, NonPrivateDpEvent) and count for entries in candidates for event, count in entries):
+    if any(
+        isinstance(event, NonPrivateDpEvent) and count
+        for entries in candidates
+        for event, count in entries
+    ):
         return NonPrivateDpEvent()
     # Divergences grow with the order: if one was given up, that of the next order is a bound.
-    curves = np.array([np.minimum.accumulate(rdp_curve(entries)[::-1])[::-1] for entries in candidates])
+    curves = np.array(
+        [np.minimum.accumulate(rdp_curve(entries)[::-1])[::-1] for entries in candidates]
+    )
     if not curves.any():
         return NoOpDpEvent()
     pairs = zip(candidates, (curves == curves.max(axis=0)).all(axis=1), strict=True)
     costliest = next((entries for entries, is_highest in pairs if is_highest), None)
     if costliest is None:
         raise ValueError(
-            "the candidates differ in more than how much noise they draw, and none costs most at every Renyi order: "
+            "the candidates differ in more than how much noise they draw, and none costs most at "
+            "every Renyi order: "
             "give all of them the same rounds and sampling"
         )
     parts = [SelfComposedDpEvent(event, count) for event, count in costliest if count]
-    whole = parts[0] if len(parts) == 1 else ComposedDpEvent(parts)
+    if len(parts) == 1:
+        whole = parts[0]
+    else:
+        whole = ComposedDpEvent(parts)
     return RepeatAndSelectDpEvent(whole, float(trials.mean), SHAPES[trials.distribution])

@@ -1,7 +1,7 @@
 """Messages of a masked sum: bytes of `discreet.masking` in a record of their own.
 
-The stage that asks for a masked vector goes with the train request and the parameters; the other stages go alone. An
-empty request asks a node who it is.
+The stage that asks for a masked vector goes with the train request and the parameters; the other
+stages go alone. An empty request asks a node who it is.
 """
 
 from __future__ import annotations
@@ -24,9 +24,13 @@ if TYPE_CHECKING:
 MASKING = "masking"  # the record's name
 WHO = b""
 # A train request beside another app's records, and what is in it.
-ASKED, FROZEN = "masking-train-request", "frozen-arrays"
-MASKING_REPLY, NAME, PEERS = "reply", "name", "peers"
-_REQUEST, _VIRTUAL = "request", "virtual"
+ASKED = "masking-train-request"
+FROZEN = "frozen-arrays"
+MASKING_REPLY = "reply"
+NAME = "name"
+PEERS = "peers"
+_REQUEST = "request"
+_VIRTUAL = "virtual"
 
 
 @dataclass(frozen=True)
@@ -38,26 +42,32 @@ class Member:
 
 
 def terms_of(name: str, run: ClientSettings, sums: SecureSum) -> Terms:
-    """The terms of a run's masked sums. The server and each node find them by themselves, from what the run asks."""
-    nodes, secure = run.user.population_size, run.secure
+    """The terms of a run's masked sums. The server and each node find them by themselves, from what
+    the run asks."""
+    nodes = run.user.population_size
+    secure = run.secure
     counts = (nodes, secure.dropouts, secure.colluding, secure.threshold_of(nodes))
     settings = hashlib.sha256(f"{write_json(run)}{sums!r}".encode()).hexdigest()
     return Terms(name, *counts, sums.bits, sums.length, sums.variance, settings=settings)
 
 
 def asked_bytes(request: TrainRequest) -> bytes:
-    """The request of one round as bytes. The terms leave it out: its clip norm is unknown when its keys are made."""
+    """The request of one round as bytes. The terms leave it out: its clip norm is unknown when its
+    keys are made."""
     work = request.work
     return json.dumps([request.round, float(request.clip_norm), work.trains, work.query]).encode()
 
 
 def masking_record(request: bytes, virtual: VirtualClient | None) -> ConfigRecord:
     """Makes the record that a node is asked with; in a simulation it names the client to be."""
-    return ConfigRecord({_REQUEST: request, **({} if virtual is None else {_VIRTUAL: write_json(virtual)})})
+    return ConfigRecord(
+        {_REQUEST: request, **({} if virtual is None else {_VIRTUAL: write_json(virtual)})}
+    )
 
 
 def take_asked(content: RecordDict) -> tuple[dict[str, object], tuple[str, ...]]:
-    """The train request beside another app's records, as it travels, and the patterns of its frozen arrays.
+    """The train request beside another app's records, as it travels, and the patterns of its frozen
+    arrays.
 
     Takes them and the masking record out of `content`: what is left is the app's own.
 
@@ -70,7 +80,10 @@ def take_asked(content: RecordDict) -> tuple[dict[str, object], tuple[str, ...]]
         raise MalformedMessage("the message holds no train request of this version of Discreet")
     items: dict[str, object] = dict(record)
     frozen = items.pop(FROZEN, None)
-    patterns = tuple(str(each) for each in frozen) if isinstance(frozen, list) else ()
+    if isinstance(frozen, list):
+        patterns = tuple(str(each) for each in frozen)
+    else:
+        patterns = ()
     return items, patterns
 
 
@@ -84,7 +97,10 @@ def read_masking(content: RecordDict) -> tuple[bytes, VirtualClient | None]:
     left: dict[str, object] = dict(record) if isinstance(record, ConfigRecord) else {}
     request = left.pop(_REQUEST, None)
     which = "which virtual client to be"
-    virtual = read_canonical(VirtualClient, left.pop(_VIRTUAL), which) if _VIRTUAL in left else None
+    if _VIRTUAL in left:
+        virtual = read_canonical(VirtualClient, left.pop(_VIRTUAL), which)
+    else:
+        virtual = None
     if not isinstance(request, bytes) or left:
         raise MalformedMessage("the message holds no masking request of this version of Discreet")
     return request, virtual

@@ -1,9 +1,10 @@
 """Messages between server and client: typed records, and their form as Flower's RecordDict.
 
-To a client go the round, the parameters, the clip norm and what it needs to know of the run. Back come the clipped
-update, one bit, and what the client has spent by its own account; and the answer to a query, if the run pays for one.
-Nothing else: no number of examples, no loss. Of an answer that the client noises itself it says how large the noise is,
-too, and that follows from how many examples it holds out.
+To a client go the round, the parameters, the clip norm and what it needs to know of the run. Back
+come the clipped update, one bit, and what the client has spent by its own account; and the answer
+to a query, if the run pays for one. Nothing else: no number of examples, no loss. Of an answer that
+the client noises itself it says how large the noise is, too, and that follows from how many
+examples it holds out.
 """
 
 from __future__ import annotations
@@ -22,12 +23,25 @@ from pydantic import Field
 from torch import Tensor
 
 from discreet.settings.client_settings import ClientSettings
-from discreet.settings.rules import POSITIVE, ConfigError, Count, CountOrZero, Rule, read_json, section, write_json
+from discreet.settings.rules import (
+    POSITIVE,
+    ConfigError,
+    Count,
+    CountOrZero,
+    Rule,
+    read_json,
+    section,
+    write_json,
+)
 
 VERSION = 7  # of the train request
-REQUEST, PARAMETERS, REPLY, UPDATE, ANSWER = "request", "parameters", "reply", "update", "answer"
-# The start of an array in NumPy's format, as NumPy and others write it. NumPy's own reader gives the header to Python's
-# parser: it raises whatever that raises, and takes memory as it likes.
+REQUEST = "request"
+PARAMETERS = "parameters"
+REPLY = "reply"
+UPDATE = "update"
+ANSWER = "answer"
+# The start of an array in NumPy's format, as NumPy and others write it. NumPy's own reader gives
+# the header to Python's parser: it raises whatever that raises, and takes memory as it likes.
 MAGIC = re.compile(rb"\x93NUMPY(?:\x01\x00(..)|\x02\x00(....))", re.DOTALL)
 LONGEST_HEADER = 1024  # bytes
 HEADER = re.compile(
@@ -45,19 +59,22 @@ EPSILONS = ("epsilon_example", "epsilon_local", "epsilon_local_pure")
 
 
 class MalformedMessage(ValueError):
-    """A message does not hold what it should. The sender is counted as failed; the round goes on."""
+    """A message does not hold what it should. The sender is counted as failed; the round goes
+    on."""
 
 
 @section("virtual.")
 class VirtualClient:
-    """The client of a simulation to be: obeyed only in a simulation (`discreet.protocol.simulated`).
+    """The client of a simulation to be: obeyed only in a simulation
+    (`discreet.protocol.simulated`).
 
     Attributes:
       client_id: its number.
       state_folder: where virtual clients keep their ledger.
       ticket: what the simulation has left in that folder.
       seed: of its random numbers; None for secure ones.
-      data_path: where the simulation's data lie; None for data that are built in or come from the hub.
+      data_path: where the simulation's data lie; None for data that are built in or come from the
+        hub.
     """
 
     client_id: CountOrZero
@@ -73,7 +90,8 @@ class Assignment:
 
     Attributes:
       trains: whether they train, and send an update with its bit.
-      query: the name of a query that they answer beside it (`discreet.queries.query`); empty for none.
+      query: the name of a query that they answer beside it (`discreet.queries.query`); empty for
+        none.
     """
 
     trains: bool = True
@@ -90,17 +108,20 @@ CLIP_NORM = Rule(POSITIVE.words, lambda norm: norm == math.inf or POSITIVE.holds
 class TrainRequest:
     """The request to a client for one round.
 
-    It has a version of its own, a whole number. A client reads its own version alone, and refuses a request with a
-    key that it does not know: a setting that it does not know may be what its guarantees rest on.
+    It has a version of its own, a whole number. A client reads its own version alone, and refuses a
+    request with a key that it does not know: a setting that it does not know may be what its
+    guarantees rest on.
 
     Attributes:
       round: counted from 1.
       clip_norm: C_t, the L2 norm to clip the update to; infinity if user-level privacy is off.
       run: what the run asks, the same in every round.
       work: what this round asks.
-      virtual: which client to be, in a simulation; None in a real federation, where a node is itself.
-      frozen: the digest of what is frozen in the server's model (`discreet.models.models.frozen_digest`); None if the
-        client is in the server's process, and builds the same.
+      virtual: which client to be, in a simulation; None in a real federation, where a node is
+        itself.
+      frozen: the digest of what is frozen in the server's model
+        (`discreet.models.models.frozen_digest`); None if the client is in the server's process, and
+        builds the same.
     """
 
     round: Count
@@ -117,13 +138,14 @@ class TrainReply:
 
     Attributes:
       round: the round that was asked for.
-      update: the clipped change of the parameters, (num_params,), float32, or (0,) if none was asked for. Not to be
-        written to: one that was decoded lies in the memory of its message.
+      update: the clipped change of the parameters, (num_params,), float32, or (0,) if none was
+        asked for. Not to be written to: one that was decoded lies in the memory of its message.
       below: the bit b, whether the update's norm was at or below the clip norm.
-      epsilon_example, epsilon_local, epsilon_local_pure: spent by the client's own account, over every round it took
-        part in; 0 if the guarantee is off. They are not noised: docs/privacy.md says what they give away.
-      answer: to the query that was asked, (length,), float32; None if none was. (length + 1,) if the client noises it
-        itself, as `discreet.mechanisms.client_noise.OwnNoise` says.
+      epsilon_example, epsilon_local, epsilon_local_pure: spent by the client's own account, over
+        every round it took part in; 0 if the guarantee is off. They are not noised: docs/privacy.md
+        says what they give away.
+      answer: to the query that was asked, (length,), float32; None if none was. (length + 1,) if
+        the client noises it itself, as `discreet.mechanisms.client_noise.OwnNoise` says.
       client: who sent it, which the server knows by itself; it does not travel.
     """
 
@@ -138,7 +160,8 @@ class TrainReply:
 
 
 def request_items(request: TrainRequest) -> Items:
-    """The request as it travels: its version, and canonical JSON. `NumPyClient.fit` takes the same."""
+    """The request as it travels: its version, and canonical JSON. `NumPyClient.fit` takes the
+    same."""
     return {"version": VERSION, REQUEST: write_json(request)}
 
 
@@ -147,9 +170,12 @@ Allowed = Callable[[TrainRequest], None]
 
 def no_outside_name(request: TrainRequest) -> None:
     """Raises MalformedMessage if a request names code or a folder outside Discreet."""
-    model, mechanism = request.run.model.name, request.run.user.mechanism
+    model = request.run.model.name
+    mechanism = request.run.user.mechanism
     if OUTSIDE in model or mechanism is not None:
-        raise MalformedMessage("the train request names code or a folder, and this reader allows none")
+        raise MalformedMessage(
+            "the train request names code or a folder, and this reader allows none"
+        )
 
 
 def unresolved(request: TrainRequest) -> None:
@@ -160,27 +186,33 @@ def request_of(items: Mapping[str, object], *, allowed: Allowed = no_outside_nam
     """Reads what `request_items` wrote.
 
     Args:
-      allowed: raises if the reader's owner does not allow the code and the folders that the request names. No other
-        function makes a request of a message, so no name is resolved before it was asked.
+      allowed: raises if the reader's owner does not allow the code and the folders that the request
+        names. No other function makes a request of a message, so no name is resolved before it was
+        asked.
 
     Raises:
-      MalformedMessage: another version, a key that is missing or unknown, a value of the wrong type or out of range.
+      MalformedMessage: another version, a key that is missing or unknown, a value of the wrong type
+        or out of range.
     """
     version = items.get("version")
     if version != VERSION:
         raise MalformedMessage(
-            f"the train request has version {version}, this client reads version {VERSION}: server and client need the "
+            f"the train request has version {version}, this client reads version {VERSION}: "
+            f"server and client need the "
             "same release of Discreet"
         )
     if unknown := items.keys() - {"version", REQUEST}:
-        raise MalformedMessage(f"the train request holds {', '.join(sorted(unknown))}, which this client does not know")
+        raise MalformedMessage(
+            f"the train request holds {', '.join(sorted(unknown))}, which this client does not know"
+        )
     request = read_canonical(TrainRequest, items.get(REQUEST), "the train request")
     allowed(request)
     return request
 
 
 def read_canonical(kind: type[Record], text: object, what: str) -> Record:
-    """The record of a text that `write_json` wrote. In another text a key may be missing, or be there twice.
+    """The record of a text that `write_json` wrote. In another text a key may be missing, or be
+    there twice.
 
     Raises:
       MalformedMessage: the text is not canonical, or the record has a wrong value.
@@ -192,19 +224,28 @@ def read_canonical(kind: type[Record], text: object, what: str) -> Record:
     except ConfigError as error:
         raise MalformedMessage(f"{what} can't be followed: {error}") from error
     if write_json(record) != text:
-        raise MalformedMessage(f"{what} must hold every setting once, as this release of Discreet writes it")
+        raise MalformedMessage(
+            f"{what} must hold every setting once, as this release of Discreet writes it"
+        )
     return record
 
 
 def read_content(content: RecordDict) -> tuple[ConfigRecord, Floats]:
-    """Reads a message to a client: the request's record as it is, and the parameters, (num_params,).
+    """Reads a message to a client: the request's record as it is, and the parameters,
+    (num_params,).
 
     Raises:
       MalformedMessage: a part is missing or of the wrong kind.
     """
-    # Not content.config_records and its like: they would tie the message into a cycle, and keep its arrays for long.
-    record, arrays = content.get(REQUEST), content.get(PARAMETERS)
-    if not isinstance(record, ConfigRecord) or not isinstance(arrays, ArrayRecord) or PARAMETERS not in arrays:
+    # Not content.config_records and its like: they would tie the message into a cycle, and keep its
+    # arrays for long.
+    record = content.get(REQUEST)
+    arrays = content.get(PARAMETERS)
+    if (
+        not isinstance(record, ConfigRecord)
+        or not isinstance(arrays, ArrayRecord)
+        or PARAMETERS not in arrays
+    ):
         raise MalformedMessage("the message holds no train request and parameters of Discreet")
     params = floats_of(arrays[PARAMETERS], PARAMETERS)
     if params.ndim != 1:
@@ -212,7 +253,9 @@ def read_content(content: RecordDict) -> tuple[ConfigRecord, Floats]:
     return record, params
 
 
-def decode_request(content: RecordDict, *, allowed: Allowed = no_outside_name) -> tuple[TrainRequest, Tensor]:
+def decode_request(
+    content: RecordDict, *, allowed: Allowed = no_outside_name
+) -> tuple[TrainRequest, Tensor]:
     """`read_content`, read: the parameters as float32. `allowed`: as of `request_of`.
 
     Raises:
@@ -231,13 +274,19 @@ def reply_numbers(reply: TrainReply) -> dict[str, int | float]:
 def encode_arrays(arrays: Sequence[Floats], numbers: Mapping[str, int | float]) -> RecordDict:
     """The content of a reply: its update, its answer if there is one, and its numbers."""
     named = zip((UPDATE, ANSWER), arrays, strict=False)
-    content = {name: ArrayRecord({name: array_of(torch.from_numpy(values))}) for name, values in named}
+    content = {
+        name: ArrayRecord({name: array_of(torch.from_numpy(values))}) for name, values in named
+    }
     return RecordDict({**content, REPLY: MetricRecord(dict(numbers))})
 
 
 def encode_reply(reply: TrainReply) -> RecordDict:
     """The content of a reply."""
-    arrays = [vector.detach().cpu().numpy() for vector in (reply.update, reply.answer) if vector is not None]
+    arrays = [
+        vector.detach().cpu().numpy()
+        for vector in (reply.update, reply.answer)
+        if vector is not None
+    ]
     return encode_arrays(arrays, reply_numbers(reply))
 
 
@@ -247,34 +296,42 @@ def array_of(vector: Tensor) -> Array:
 
 
 def floats_of(array: Array, name: str) -> Floats:
-    """An array of any shape and any float dtype. The header is checked before memory is taken for what it announces.
-    Not to be written to: its memory is that of the message."""
+    """An array of any shape and any float dtype. The header is checked before memory is taken for
+    what it announces. Not to be written to: its memory is that of the message."""
     shape, by_columns, dtype, start = header_of(array, name)
     if dtype not in (np.float16, np.float32, np.float64):
         raise MalformedMessage(f"the array {name} must be floats, got {dtype} of {shape}")
     try:
         values: Floats = np.frombuffer(array.data, dtype=dtype, offset=start)
         if len(values) != math.prod(shape):
-            raise MalformedMessage(f"the array {name} announces {math.prod(shape)} values and holds {len(values)}")
+            raise MalformedMessage(
+                f"the array {name} announces {math.prod(shape)} values and holds {len(values)}"
+            )
         return values.reshape(shape, order="F" if by_columns else "C")
     except ValueError as error:
         raise MalformedMessage(f"the array {name} can't be decoded: {error}") from error
 
 
 def header_of(array: Array, name: str) -> tuple[tuple[int, ...], bool, np.dtype[Any], int]:
-    """Reads the header of an array in NumPy's format, by a grammar of its own, and trusts nothing else that the message
-    says of it.
+    """Reads the header of an array in NumPy's format, by a grammar of its own, and trusts nothing
+    else that the message says of it.
 
     The result is the shape, whether it lies by columns, the dtype, and where the values start."""
     magic = MAGIC.match(array.data)
     if magic is None:
-        raise MalformedMessage(f"the array {name} can't be decoded: it does not begin as NumPy's arrays do")
+        raise MalformedMessage(
+            f"the array {name} can't be decoded: it does not begin as NumPy's arrays do"
+        )
     start = magic.end() + int.from_bytes(magic[1] or magic[2], "little")
     if start - magic.end() > LONGEST_HEADER:
-        raise MalformedMessage(f"the array {name} can't be decoded: its header is longer than {LONGEST_HEADER} bytes")
+        raise MalformedMessage(
+            f"the array {name} can't be decoded: its header is longer than {LONGEST_HEADER} bytes"
+        )
     header = HEADER.fullmatch(array.data, magic.end(), start)
     if header is None:
-        raise MalformedMessage(f"the array {name} can't be decoded: its header is not one that NumPy writes")
+        raise MalformedMessage(
+            f"the array {name} can't be decoded: its header is not one that NumPy writes"
+        )
     try:
         dtype = np.dtype(header[1].decode())
     except TypeError as error:

@@ -15,6 +15,7 @@ def end_run(grid: Grid, error: Exception) -> NoReturn:
     logging.getLogger("discreet").error("discreet: %s", error)
     if isinstance(grid, InMemoryGrid):
         raise SystemExit(2) from error
-    # A SuperLink learns of a plain exit only when the heartbeats stay away, a minute later. It counts the run as failed
-    # by this code too, and does not say here, as for its code of an error, that an exception was unhandled.
+    # A SuperLink learns of a plain exit only when the heartbeats stay away, a minute later. It
+    # counts the run as failed by this code too, and does not say here, as for its code of an error,
+    # that an exception was unhandled.
     flwr_exit(ExitCode.GRACEFUL_EXIT_SIGTERM, "The run has failed.")

@@ -1,12 +1,14 @@
-"""Files in a simulation's run folder: a ticket, which proves a simulation to a process, and keys for masked sums.
+"""Files in a simulation's run folder: a ticket, which proves a simulation to a process, and keys
+for masked sums.
 
-On a real node a server must not choose which client the node is, nor where its account is kept, nor its random numbers.
-So the word for it does not come with the message alone. A simulation leaves a random ticket in its run folder, readable
-by its own user only, and sends it along: whoever finds the same ticket in that folder shares the simulation's disk. A
-server elsewhere has nothing to show that lies on the node's disk.
+On a real node a server must not choose which client the node is, nor where its account is kept, nor
+its random numbers. So the word for it does not come with the message alone. A simulation leaves a
+random ticket in its run folder, readable by its own user only, and sends it along: whoever finds
+the same ticket in that folder shares the simulation's disk. A server elsewhere has nothing to show
+that lies on the node's disk.
 
-For masked sums it makes keys of all virtual clients. In a federation each key is its owner's, and nobody has two.
-"""
+For masked sums it makes keys of all virtual clients. In a federation each key is its owner's, and
+nobody has two."""
 
 from __future__ import annotations
 
@@ -21,12 +23,18 @@ from pathlib import Path
 
 from discreet.masking.identity import Identity
 
-TICKET, FOLDER, PEERS = ".simulation_ticket", "masking", "peers.json"
-SIMULATION_KEYS = {"partition-id", "num-partitions"}  # of `node_config`, as Flower's simulation makes it
+TICKET = ".simulation_ticket"
+FOLDER = "masking"
+PEERS = "peers.json"
+SIMULATION_KEYS = {
+    "partition-id",
+    "num-partitions",
+}  # of `node_config`, as Flower's simulation makes it
 
 
 def is_simulations(node_config: Mapping[str, object], folder: Path, ticket: str) -> bool:
-    """True in a virtual client's process: the ticket lies there, and no owner has set up a node here."""
+    """True in a virtual client's process: the ticket lies there, and no owner has set up a node
+    here."""
     try:
         found = (folder / TICKET).read_text()
     except (OSError, ValueError):
@@ -59,7 +67,8 @@ def virtual_files(run_folder: Path, name: str) -> MembershipFiles:
 
 
 def set_up_simulation(folder: Path, held: ExitStack, *, members: int) -> str:
-    """Leaves a ticket, and keys for so many `members` of masked sums, as long as `held` is open; the ticket."""
+    """Leaves a ticket, and keys for so many `members` of masked sums, as long as `held` is open;
+    the ticket."""
     ticket = leave_ticket(folder)
     held.callback((folder / TICKET).unlink, missing_ok=True)
     if members:
@@ -70,7 +79,9 @@ def set_up_simulation(folder: Path, held: ExitStack, *, members: int) -> str:
         people = [Identity.generate(str(client)) for client in range(members)]
         for person in people:
             _write(virtual_files(folder, person.name).key, person.private_text())
-        (keys / PEERS).write_text(json.dumps({person.name: person.public_text() for person in people}, indent=1))
+        (keys / PEERS).write_text(
+            json.dumps({person.name: person.public_text() for person in people}, indent=1)
+        )
     return ticket
 
 

@@ -1,1 +1,2 @@
-"""Questions to clients beside training: metrics and statistics, and how their noised sums are read."""
+"""Questions to clients beside training: metrics and statistics, and how their noised sums are
+read."""

@@ -1,8 +1,9 @@
-"""Metrics of a model: on public examples, by scikit-learn; and by its outputs for a client's examples: a client's block
-of each, and the numbers that are read from the noised mean of all clients' blocks.
+"""Metrics of a model: on public examples, by scikit-learn; and by its outputs for a client's
+examples: a client's block of each, and the numbers that are read from the noised mean of all
+clients' blocks.
 
-Of a sequence, its own share of right positions and its own mean loss count, and one of padding alone has 0 of both, so
-that no number of positions moves what another example adds.
+Of a sequence, its own share of right positions and its own mean loss count, and one of padding
+alone has 0 of both, so that no number of positions moves what another example adds.
 """
 
 from __future__ import annotations
@@ -33,20 +34,26 @@ from discreet.queries.answers import (
 )
 from discreet.queries.scores import EvaluationResult
 
-SCORE_BINS, LARGEST_LOGIT = 32, 8.0  # of scores, in logits: half a logit each
-CONFIDENCE_BINS, CLIENT_BINS = 10, 20
+# of scores, in logits: half a logit each
+SCORE_BINS = 32
+LARGEST_LOGIT = 8.0
+CONFIDENCE_BINS = 10
+CLIENT_BINS = 20
 LARGEST_ERROR = 1.0  # of a number, where numbers are learned as -1..1: half of its public range
 UNEVEN = 1.2  # times the share that all classes would have alike
 QUANTILES = {"clients_worst_tenth": 0.1, "clients_median": 0.5}
 
 
 def metric_blocks(names: Sequence[str], shape: TaskShape) -> tuple[Block, ...]:
-    """The blocks that metrics are read from, in their order. ValueError: a name is unknown for what is predicted, or is
-    given twice; it names the choices."""
+    """The blocks that metrics are read from, in their order. ValueError: a name is unknown for what
+    is predicted, or is given twice; it names the choices."""
     known = metrics_of(shape.target.kind)
     unknown = [name for name in names if name not in known]
     if unknown or not names or len({*names}) < len(names):
-        why = f" ({unknown[0]} is none of them)" if unknown else ""
+        if unknown:
+            why = f" ({unknown[0]} is none of them)"
+        else:
+            why = ""
         choices = f"{', '.join(known)} if {shape.target.kind} are predicted"
         raise ValueError(f"must be a list of different names of {choices}{why}")
     return tuple(_METRICS[name][1](shape) for name in names)
@@ -58,11 +65,15 @@ def metrics_of(kind: str) -> list[str]:
 
 
 def _scalar(name: str, largest: float, value: Answer, root: bool = False) -> Block:
-    """The mean of values in 0..largest, sent less the middle; NaN counts as the largest. `root`: its root is read."""
+    """The mean of values in 0..largest, sent less the middle; NaN counts as the largest. `root`:
+    its root is read."""
     middle = largest / 2
 
     def answer(outputs: Tensor, targets: Tensor) -> Tensor:
-        return value(outputs, targets).double().nan_to_num(largest).clamp(0, largest).mean().reshape(1) - middle
+        return (
+            value(outputs, targets).double().nan_to_num(largest).clamp(0, largest).mean().reshape(1)
+            - middle
+        )
 
     def read(part: NoisedBlock) -> dict[str, Estimate]:
         mean = part.number(0, 0.0, 2 * middle, zero=middle)
@@ -85,34 +96,54 @@ def _loss(shape: TaskShape) -> Block:
     def losses(outputs: Tensor, targets: Tensor) -> Tensor:
         if targets.dtype == torch.int64:
             return cross_entropy(outputs, targets)
-        return functional.binary_cross_entropy_with_logits(outputs, targets.double(), reduction="none")
+        return functional.binary_cross_entropy_with_logits(
+            outputs, targets.double(), reduction="none"
+        )
 
     return _scalar("loss", 2 * math.log(shape.num_classes or 2), losses)
 
 
 def _errors(outputs: Tensor, targets: Tensor) -> Tensor:
-    """Absolute errors (n, k) where numbers are learned as -1..1, cut; an output beyond the range counts as its end."""
-    return (outputs.clamp(-1, 1) - targets.double()).abs().nan_to_num(LARGEST_ERROR).clamp(0, LARGEST_ERROR)
+    """Absolute errors (n, k) where numbers are learned as -1..1, cut; an output beyond the range
+    counts as its end."""
+    return (
+        (outputs.clamp(-1, 1) - targets.double())
+        .abs()
+        .nan_to_num(LARGEST_ERROR)
+        .clamp(0, LARGEST_ERROR)
+    )
 
 
 def _powers(name: str, power: int, shape: TaskShape) -> Block:
-    """The mean of the errors, or of their squares, in the numbers' own units, cut at half of the public range."""
-    high, low = (torch.tensor(bounds, dtype=torch.float64) for bounds in (shape.target.high, shape.target.low))
+    """The mean of the errors, or of their squares, in the numbers' own units, cut at half of the
+    public range."""
+    high, low = (
+        torch.tensor(bounds, dtype=torch.float64)
+        for bounds in (shape.target.high, shape.target.low)
+    )
     units = (high - low) / 2
     largest = float((LARGEST_ERROR * units).pow(power).mean())
     return _scalar(
-        name, largest, lambda said, truth: (_errors(said, truth) * units).pow(power).mean(dim=1), root=power == 2
+        name,
+        largest,
+        lambda said, truth: (_errors(said, truth) * units).pow(power).mean(dim=1),
+        root=power == 2,
     )
 
 
 def _r2(shape: TaskShape) -> Block:
-    """For each number the mean squared error and the mean square of the truth, both less 1/2, and the truth's mean."""
+    """For each number the mean squared error and the mean square of the truth, both less 1/2, and
+    the truth's mean."""
     count = len(shape.target.names)
     bound = math.sqrt(count * (LARGEST_ERROR**4 / 4 + 0.25 + 1))
 
     def answer(outputs: Tensor, targets: Tensor) -> Tensor:
         truth = targets.double().clamp(-1, 1)
-        parts = [_errors(outputs, targets).square() - LARGEST_ERROR**2 / 2, truth.square() - 0.5, truth]
+        parts = [
+            _errors(outputs, targets).square() - LARGEST_ERROR**2 / 2,
+            truth.square() - 0.5,
+            truth,
+        ]
         return torch.cat([part.mean(dim=0) for part in parts])
 
     def spread_of(mean: Tensor) -> Tensor:
@@ -130,8 +161,8 @@ def _r2(shape: TaskShape) -> Block:
 
 
 def _calibration(_: TaskShape) -> Block:
-    """For each bin of confidence, the mean over examples of (confidence - right) if it falls there: L1 norm <= 1. The
-    sum is overconfidence, and the sum of sizes the expected calibration error."""
+    """For each bin of confidence, the mean over examples of (confidence - right) if it falls there:
+    L1 norm <= 1. The sum is overconfidence, and the sum of sizes the expected calibration error."""
 
     def answer(outputs: Tensor, targets: Tensor) -> Tensor:
         confidence = outputs.softmax(dim=1).max(dim=1).values.nan_to_num(1.0)
@@ -140,14 +171,18 @@ def _calibration(_: TaskShape) -> Block:
         return torch.zeros(CONFIDENCE_BINS, dtype=torch.float64).index_add(0, places, gap)
 
     def read(part: NoisedBlock) -> dict[str, Estimate]:
-        return {"overconfidence": part.estimate(Tensor.sum, -1.0, 1.0), "calibration_error": _sum_of_sizes(part)}
+        return {
+            "overconfidence": part.estimate(Tensor.sum, -1.0, 1.0),
+            "calibration_error": _sum_of_sizes(part),
+        }
 
     return Block("calibration", CONFIDENCE_BINS, 1.0, 1.0, answer, read)
 
 
 def _sum_of_sizes(part: NoisedBlock) -> Estimate:
-    """The sum of absolute values. Noise makes them larger: of each is taken what noise would add to it, if it were as
-    large as was released; what is left of that bias is at most 0.47 standard deviations each, and is in the error."""
+    """The sum of absolute values. Noise makes them larger: of each is taken what noise would add to
+    it, if it were as large as was released; what is left of that bias is at most 0.47 standard
+    deviations each, and is in the error."""
     ones = torch.ones_like(part.mean)
     stddev = part.error(ones) / math.sqrt(len(ones))
     if stddev == 0:
@@ -160,8 +195,9 @@ def _sum_of_sizes(part: NoisedBlock) -> Estimate:
 
 
 def _clients(shape: TaskShape) -> Block:
-    """A client's own accuracy, or mean absolute error in half ranges, as one of its bins that is 1. Read are the mean
-    and quantiles over clients; the worst tenth has the smallest accuracy or the largest error."""
+    """A client's own accuracy, or mean absolute error in half ranges, as one of its bins that is 1.
+    Read are the mean and quantiles over clients; the worst tenth has the smallest accuracy or the
+    largest error."""
     numbers = shape.target.kind == NUMBERS
     edges = torch.linspace(0, 1, CLIENT_BINS + 1, dtype=torch.float64)
     middles = (torch.arange(CLIENT_BINS, dtype=torch.float64) + 0.5) / CLIENT_BINS
@@ -175,40 +211,62 @@ def _clients(shape: TaskShape) -> Block:
             return dict.fromkeys(["clients_mean", *QUANTILES], UNKNOWN)
         mean = part.estimate(lambda mean: (mean * middles).sum() / mean.sum(), 0.0, 1.0)
         within = edges[1] / math.sqrt(12)  # a value is known to its bin
-        found = {"clients_mean": replace(mean, standard_error=math.hypot(mean.standard_error, within))}
+        found = {
+            "clients_mean": replace(mean, standard_error=math.hypot(mean.standard_error, within))
+        }
         return found | {
-            name: quantile(part, 1 - share if numbers else share, edges) for name, share in QUANTILES.items()
+            name: quantile(part, 1 - share if numbers else share, edges)
+            for name, share in QUANTILES.items()
         }
 
     return Block("clients", CLIENT_BINS, 1.0, 1.0, answer, read, shares=True)
 
 
 def _auc(shape: TaskShape) -> Block:
-    """For each score a histogram of negatives and one of positives: shares of all. Scores are of class 1 of two, of
-    each class against the rest, or of each label.
+    """For each score a histogram of negatives and one of positives: shares of all. Scores are of
+    class 1 of two, of each class against the rest, or of each label.
 
-    Of more than two classes an example is a positive of one class and a negative of all others. Negatives are
-    multiplied by (classes - 1)^(-1/2), so that both kinds have the same part of the norm: the few positives get less
-    noise than if all had the same weight, and a constant factor changes no share of negatives.
+    Of more than two classes an example is a positive of one class and a negative of all others.
+    Negatives are multiplied by (classes - 1)^(-1/2), so that both kinds have the same part of the
+    norm: the few positives get less noise than if all had the same weight, and a constant factor
+    changes no share of negatives.
     """
-    names, rest = shape.target.names, shape.num_classes - 1
+    names = shape.target.names
+    rest = shape.num_classes - 1
     if not names:
-        names = ("class 1",) if rest == 1 else tuple(f"class {place}" for place in range(rest + 1))
-    count, several = len(names), rest > 1
+        if rest == 1:
+            names = ("class 1",)
+        else:
+            names = tuple(f"class {place}" for place in range(rest + 1))
+    count = len(names)
+    several = rest > 1
 
     def answer(outputs: Tensor, targets: Tensor) -> Tensor:
         if several:
-            scores, positive = _against_rest(outputs), functional.one_hot(targets, count)
+            scores = _against_rest(outputs)
+            positive = functional.one_hot(targets, count)
         else:
-            scores, positive = outputs[:, 1:2] - outputs[:, 0:1] if targets.ndim == 1 else outputs, targets
+            if targets.ndim == 1:
+                scores = outputs[:, 1:2] - outputs[:, 0:1]
+            else:
+                scores = outputs
+            positive = targets
         places = bins_of(scores, -LARGEST_LOGIT, LARGEST_LOGIT, SCORE_BINS)
-        found = shares_of(places + SCORE_BINS * positive.reshape(len(targets), -1).long(), 2 * SCORE_BINS)
+        found = shares_of(
+            places + SCORE_BINS * positive.reshape(len(targets), -1).long(), 2 * SCORE_BINS
+        )
         if several:
             found.view(count, 2, SCORE_BINS)[:, 0] *= 1 / math.sqrt(rest)
         return found
 
-    bound, l1_bound = (math.sqrt(2), 1 + math.sqrt(rest)) if several else (math.sqrt(count), math.sqrt(count) ** 2)
-    return Block("auc", count * 2 * SCORE_BINS, bound, l1_bound, answer, _read_auc, shares=True, of=names)
+    bound, l1_bound = (
+        (math.sqrt(2), 1 + math.sqrt(rest))
+        if several
+        else (math.sqrt(count), math.sqrt(count) ** 2)
+    )
+    return Block(
+        "auc", count * 2 * SCORE_BINS, bound, l1_bound, answer, _read_auc, shares=True, of=names
+    )
 
 
 def _against_rest(outputs: Tensor) -> Tensor:
@@ -218,7 +276,8 @@ def _against_rest(outputs: Tensor) -> Tensor:
 
 
 def _read_auc(part: NoisedBlock) -> dict[str, Estimate]:
-    """The mean over the scores of the chance that a positive is in a higher bin than a negative, ties by half."""
+    """The mean over the scores of the chance that a positive is in a higher bin than a negative,
+    ties by half."""
 
     def area(mean: Tensor) -> Tensor:
         negatives, positives = mean.reshape(-1, 2, SCORE_BINS).unbind(dim=1)
@@ -230,8 +289,8 @@ def _read_auc(part: NoisedBlock) -> dict[str, Estimate]:
 
 
 def both_kinds(part: NoisedBlock) -> Tensor:
-    """True for each score with enough negatives and positives, (scores,): with as little of a kind as noise makes of
-    nothing, a share of it is no number to rely on."""
+    """True for each score with enough negatives and positives, (scores,): with as little of a kind
+    as noise makes of nothing, a share of it is no number to rely on."""
     totals = part.mean.reshape(-1, 2, SCORE_BINS).sum(dim=2)
     return (totals >= 3 * part.stddev * math.sqrt(SCORE_BINS)).all(dim=1)
 
@@ -250,8 +309,8 @@ _METRICS: Mapping[str, tuple[Sequence[str], Callable[[TaskShape], Block]]] = {
 
 
 def right_of(outputs: Tensor, targets: Tensor) -> Tensor:
-    """True for each example (n,), or each of its labels or positions (n, k), that is right: padding never is. NaN is
-    wrong, though argmax takes it for the largest value."""
+    """True for each example (n,), or each of its labels or positions (n, k), that is right: padding
+    never is. NaN is wrong, though argmax takes it for the largest value."""
     if targets.dtype == torch.int64:
         return (outputs.argmax(dim=1) == targets) & ~outputs.isnan().any(dim=1)
     return ((outputs >= 0) == (targets == 1)) & ~outputs.isnan()
@@ -266,23 +325,34 @@ def evaluate(
     target: Target = CLASS,
     batch_size: int = 1024,
 ) -> EvaluationResult:
-    """Mean loss and scores of `model` on `examples`, at least one, without gradients and in evaluation mode.
+    """Mean loss and scores of `model` on `examples`, at least one, without gradients and in
+    evaluation mode.
 
-    Cross entropy is in nats. The scores of classes and sequences: accuracy, the share that is right, of all positions
-    that are not padding; of classes that are uneven (`is_uneven`) also balanced_accuracy and auc (`uneven_scores`). Of
-    labels: accuracy, the share of all labels that is right, and auc, the mean over the labels (NaN if every label is
-    all 0 or all 1). Of numbers: r2, and mae, the mean absolute error in their own units, both as the mean over the
-    numbers.
+    Cross entropy is in nats. The scores of classes and sequences: accuracy, the share that is
+    right, of all positions that are not padding; of classes that are uneven (`is_uneven`) also
+    balanced_accuracy and auc (`uneven_scores`). Of labels: accuracy, the share of all labels that
+    is right, and auc, the mean over the labels (NaN if every label is all 0 or all 1). Of numbers:
+    r2, and mae, the mean absolute error in their own units, both as the mean over the numbers.
 
-    Runs on the device of the model's parameters and leaves the model's training mode as it was. Outputs that are not
-    finite make the loss NaN or infinite; an example with a NaN among its logits counts as wrong.
+    Runs on the device of the model's parameters and leaves the model's training mode as it was.
+    Outputs that are not finite make the loss NaN or infinite; an example with a NaN among its
+    logits counts as wrong.
     """
-    total, right, counted, kept = 0.0, 0, 0, []
+    total = 0.0
+    right = 0
+    counted = 0
+    kept = []
     uneven = target.kind == CLASSES and is_uneven(examples.targets)
-    parts = (torch.split(values, batch_size) for values in (examples.inputs, examples.targets.cpu()))
+    parts = (
+        torch.split(values, batch_size) for values in (examples.inputs, examples.targets.cpu())
+    )
     for inputs, targets in zip(*parts, strict=True):
         outputs = outputs_of(model, inputs)
-        total += loss(outputs.double(), targets.double() if targets.is_floating_point() else targets).sum().item()
+        total += (
+            loss(outputs.double(), targets.double() if targets.is_floating_point() else targets)
+            .sum()
+            .item()
+        )
         if target.kind in (LABELS, NUMBERS) or uneven:
             kept.append(outputs)  # of sequences they might be many
         if target.kind != NUMBERS:
@@ -294,32 +364,43 @@ def evaluate(
     if target.kind == LABELS:
         scores["auc"] = mean_auc(torch.cat(kept), examples.targets.cpu())
     if target.kind == NUMBERS:
-        each = number_scores(target.in_units(torch.cat(kept)), target.in_units(examples.targets.cpu()))
+        each = number_scores(
+            target.in_units(torch.cat(kept)), target.in_units(examples.targets.cpu())
+        )
         scores = {name: sum(one[name] for one in each) / len(each) for name in ("r2", "mae")}
     return EvaluationResult(total / len(examples), scores)
 
 
 def is_uneven(targets: Tensor, num_classes: int = 2) -> bool:
-    """True if one class has a share of the targets (n,) that is well above that of all classes alike."""
+    """True if one class has a share of the targets (n,) that is well above that of all classes
+    alike."""
     counts = torch.bincount(targets.cpu(), minlength=num_classes).double()
     return bool(len(targets)) and float(counts.max() / counts.sum()) > UNEVEN / max(2, len(counts))
 
 
 def uneven_scores(outputs: Tensor, targets: Tensor) -> dict[str, float]:
-    """The mean over the classes of the share that is right, and the mean AUC of each class against the rest (of two
-    classes the AUC); a class without an example counts in neither. The AUC of outputs that are not finite is NaN."""
+    """The mean over the classes of the share that is right, and the mean AUC of each class against
+    the rest (of two classes the AUC); a class without an example counts in neither. The AUC of
+    outputs that are not finite is NaN."""
     classes = torch.unique(targets)
     right = right_of(outputs, targets).double()
     balanced = torch.stack([right[targets == each].mean() for each in classes]).mean()
     logits = outputs.double()
-    scores = _against_rest(logits) if logits.shape[1] > 2 else logits - logits.flip(1)
+    if logits.shape[1] > 2:
+        scores = _against_rest(logits)
+    else:
+        scores = logits - logits.flip(1)
     against = functional.one_hot(targets, logits.shape[1])[:, classes]
-    auc = mean_auc(scores[:, classes], against) if logits.isfinite().all() else math.nan
+    if logits.isfinite().all():
+        auc = mean_auc(scores[:, classes], against)
+    else:
+        auc = math.nan
     return {"balanced_accuracy": float(balanced), "auc": auc}
 
 
 def mean_auc(outputs: Tensor, targets: Tensor) -> float:
-    """The mean AUC of the labels (n, k) that are 0 somewhere and 1 somewhere; NaN without any and with NaN outputs."""
+    """The mean AUC of the labels (n, k) that are 0 somewhere and 1 somewhere; NaN without any and
+    with NaN outputs."""
     from sklearn.metrics import roc_auc_score
 
     both = (targets.min(dim=0).values < targets.max(dim=0).values).nonzero().flatten()
@@ -330,58 +411,80 @@ def mean_auc(outputs: Tensor, targets: Tensor) -> float:
 
 
 def number_scores(said: Tensor, truth: Tensor) -> list[dict[str, float]]:
-    """R2 and the mean absolute error of each of k numbers, of predictions and truth (n, k) in their own units. NaN if a
-    prediction is not finite, and R2 also for a single example. R2 of a constant truth is 0, or 1 if it is met."""
+    """R2 and the mean absolute error of each of k numbers, of predictions and truth (n, k) in their
+    own units. NaN if a prediction is not finite, and R2 also for a single example. R2 of a constant
+    truth is 0, or 1 if it is met."""
     from sklearn.metrics import mean_absolute_error, r2_score
 
     if not said.isfinite().all():
         return [{"r2": math.nan, "mae": math.nan}] * said.shape[1]
     found = []
     for true, given in zip(truth.T.numpy(), said.T.numpy(), strict=True):
-        r2 = float(r2_score(true, given)) if len(true) > 1 else math.nan
+        if len(true) > 1:
+            r2 = float(r2_score(true, given))
+        else:
+            r2 = math.nan
         found.append({"r2": r2, "mae": float(mean_absolute_error(true, given))})
     return found
 
 
 def label_indicators(probabilities: Tensor, targets: Tensor) -> dict[str, float]:
-    """Of labels (n, k): accuracy of single labels, the share of examples with all labels right (subset_accuracy), mean
-    auc, and precision, recall and f1 over all labels together. A probability of at least 1/2 says that a label holds.
-    """
+    """Of labels (n, k): accuracy of single labels, the share of examples with all labels right
+    (subset_accuracy), mean auc, and precision, recall and f1 over all labels together. A
+    probability of at least 1/2 says that a label holds."""
     from sklearn import metrics
 
-    truth, said = targets.numpy(), (probabilities >= 0.5).numpy()
-    precision, recall, f1, _ = metrics.precision_recall_fscore_support(truth, said, average="micro", zero_division=0.0)
+    truth = targets.numpy()
+    said = (probabilities >= 0.5).numpy()
+    precision, recall, f1, _ = metrics.precision_recall_fscore_support(
+        truth, said, average="micro", zero_division=0.0
+    )
     loss = nn.functional.binary_cross_entropy(probabilities.double(), targets.double())
     return {
         "accuracy": float((said == truth).mean()),
         "subset_accuracy": float(metrics.accuracy_score(truth, said)),
         "auc": mean_auc(probabilities, targets),
-        **{"precision": float(precision), "recall": float(recall), "f1": float(f1), "loss": float(loss)},
+        **{
+            "precision": float(precision),
+            "recall": float(recall),
+            "f1": float(f1),
+            "loss": float(loss),
+        },
     }
 
 
 def class_indicators(probabilities: Tensor, targets: Tensor) -> dict[str, float]:
-    """Indicators of a classifier: accuracy, precision, recall, f1 and loss, of two classes auc and ks too.
+    """Indicators of a classifier: accuracy, precision, recall, f1 and loss, of two classes auc and
+    ks too.
 
-    probabilities: (n, k); targets: (n,), class numbers, n at least 1. Of two classes a probability of class 1 of at
-    least 1/2 predicts it, and precision, recall and f1 are those of class 1; of more they are means over the classes.
-    ks is the Kolmogorov-Smirnov distance, max over thresholds of true minus false positive rate; with a single class in
-    `targets` auc and ks are NaN. loss is the mean cross entropy, finite even if a wrong probability is exactly 0 or 1.
-    Precision with no predicted positives is 0, and so is recall with none to find. Raises ValueError for a probability
-    that is not finite.
+    probabilities: (n, k); targets: (n,), class numbers, n at least 1. Of two classes a probability
+    of class 1 of at least 1/2 predicts it, and precision, recall and f1 are those of class 1; of
+    more they are means over the classes. ks is the Kolmogorov-Smirnov distance, max over thresholds
+    of true minus false positive rate; with a single class in `targets` auc and ks are NaN. loss is
+    the mean cross entropy, finite even if a wrong probability is exactly 0 or 1. Precision with no
+    predicted positives is 0, and so is recall with none to find. Raises ValueError for a
+    probability that is not finite.
     """
     from sklearn import metrics
 
-    y, p = targets.cpu().numpy(), probabilities.cpu().double().numpy()
+    y = targets.cpu().numpy()
+    p = probabilities.cpu().double().numpy()
     binary = p.shape[1] == 2
     said, average = (p[:, 1] >= 0.5, "binary") if binary else (p.argmax(axis=1), "macro")
-    precision, recall, f1, _ = metrics.precision_recall_fscore_support(y, said, average=average, zero_division=0.0)
+    precision, recall, f1, _ = metrics.precision_recall_fscore_support(
+        y, said, average=average, zero_division=0.0
+    )
     found = {"accuracy": metrics.accuracy_score(y, said)}
     if binary:
         found |= {"auc": math.nan, "ks": math.nan}
         if 0 < y.sum() < len(y):
-            false_positive, true_positive, _ = metrics.roc_curve(y, p[:, 1], drop_intermediate=False)
-            found |= {"auc": metrics.roc_auc_score(y, p[:, 1]), "ks": (true_positive - false_positive).max()}
+            false_positive, true_positive, _ = metrics.roc_curve(
+                y, p[:, 1], drop_intermediate=False
+            )
+            found |= {
+                "auc": metrics.roc_auc_score(y, p[:, 1]),
+                "ks": (true_positive - false_positive).max(),
+            }
     loss = metrics.log_loss(y, p, labels=range(p.shape[1]))
     found |= {"precision": precision, "recall": recall, "f1": f1, "loss": loss}
     return {name: float(value) for name, value in found.items()}

@@ -1,9 +1,11 @@
-"""Queries: what each client of a cohort answers with one vector, and what the server reads from their noised sum.
+"""Queries: what each client of a cohort answers with one vector, and what the server reads from
+their noised sum.
 
-A client's answer is a vector (length,) of L2 norm at most 1, whatever its data are, so that adding or removing one
-client moves the sum by at most 1. The server clips each answer to that norm once more, adds them up, adds Gaussian
-noise, and divides by public constants alone. At example level each client noises its own answer
-(`discreet.node.client`). A client that is missing, or whose answer is malformed, adds zero.
+A client's answer is a vector (length,) of L2 norm at most 1, whatever its data are, so that adding
+or removing one client moves the sum by at most 1. The server clips each answer to that norm once
+more, adds them up, adds Gaussian noise, and divides by public constants alone. At example level
+each client noises its own answer (`discreet.node.client`). A client that is missing, or whose
+answer is malformed, adds zero.
 """
 
 from __future__ import annotations
@@ -26,8 +28,11 @@ from discreet.settings.data import StatisticsConfig
 from discreet.settings.rules import ConfigError
 
 EVALUATION = "evaluation"  # of a model, on what clients hold out
-TRAIN_AND_RATE, RATE = Assignment(trains=True, query=EVALUATION), Assignment(trains=False, query=EVALUATION)
-NORMALISE, STATISTICS = OF_DATA = ("normalise", "statistics")  # of their data, before the first round
+TRAIN_AND_RATE = Assignment(trains=True, query=EVALUATION)
+RATE = Assignment(trains=False, query=EVALUATION)
+NORMALISE = "normalise"
+STATISTICS = "statistics"
+OF_DATA = (NORMALISE, STATISTICS)  # before the first round
 
 
 @dataclass(frozen=True)
@@ -48,8 +53,9 @@ class Sums:
 
 @dataclass(frozen=True)
 class Query:
-    """Blocks that are asked together: an answer holds each block divided by its bound and times a weight, the same for
-    all, whose squares sum to 1. So one Gaussian of sensitivity 1 pays for all."""
+    """Blocks that are asked together: an answer holds each block divided by its bound and times a
+    weight, the same for all, whose squares sum to 1. So one Gaussian of sensitivity 1 pays for
+    all."""
 
     blocks: tuple[Block, ...]
 
@@ -69,39 +75,54 @@ class Query:
         return self.weight * sum(block.l1_bound / block.bound for block in self.blocks)
 
     def answer(self, values: Tensor, targets: Tensor) -> Tensor:
-        """A client's answer, (length,) float64, of L2 norm at most 1: zeros without examples, as one that is missing.
-        The bound does not rest on the blocks: one that is not finite is zeros, and one beyond its bound is shortened.
+        """A client's answer, (length,) float64, of L2 norm at most 1: zeros without examples, as
+        one that is missing. The bound does not rest on the blocks: one that is not finite is zeros,
+        and one beyond its bound is shortened.
 
         Args:
-          values: outputs of the model (n, ...) for the examples that the client holds out; its inputs for statistics.
-          targets: as `Examples` holds them.
+          values: outputs of the model (n, ...) for the examples that the client holds out; its
+          inputs for statistics. targets: as `Examples` holds them.
         """
         if len(targets) == 0:
             return torch.zeros(self.length, dtype=torch.float64)
-        values, targets = values.detach().cpu().double(), targets.detach().cpu()
+        values = values.detach().cpu().double()
+        targets = targets.detach().cpu()
         parts = [
-            within(block.answer(values, targets), block.bound) * (self.weight / block.bound) for block in self.blocks
+            within(block.answer(values, targets), block.bound) * (self.weight / block.bound)
+            for block in self.blocks
         ]
         return torch.cat(parts)
 
     def noised(self, sums: Sums) -> list[NoisedBlock]:
-        """The noised mean over clients of each block, in its own units. ValueError: the sum has another length."""
+        """The noised mean over clients of each block, in its own units. ValueError: the sum has
+        another length."""
         if len(sums.values) != self.length:
             raise ValueError(f"the sum must have {self.length} numbers, not {len(sums.values)}")
         mean = torch.tensor(sums.values, dtype=torch.float64) / sums.expected_cohort
         population = round(sums.expected_cohort / sums.probability)
         sampling = (1 - sums.probability) / (sums.probability * population)
-        parts = zip(self.blocks, torch.split(mean, [block.length for block in self.blocks]), strict=True)
+        parts = zip(
+            self.blocks, torch.split(mean, [block.length for block in self.blocks]), strict=True
+        )
         stddev = sums.stddev / sums.expected_cohort
         return [
-            NoisedBlock(block, part * (block.bound / self.weight), stddev * block.bound / self.weight, sampling)
+            NoisedBlock(
+                block,
+                part * (block.bound / self.weight),
+                stddev * block.bound / self.weight,
+                sampling,
+            )
             for block, part in parts
         ]
 
     def read(self, sums: Sums) -> dict[str, Any]:
-        """The estimates by name: of a metric an `Estimate`, of a statistic one for each column, class or label. Raises
-        as `noised`."""
-        return {name: found for part in self.noised(sums) for name, found in part.block.read(part).items()}
+        """The estimates by name: of a metric an `Estimate`, of a statistic one for each column,
+        class or label. Raises as `noised`."""
+        return {
+            name: found
+            for part in self.noised(sums)
+            for name, found in part.block.read(part).items()
+        }
 
     def names(self) -> tuple[str, ...]:
         """The names of the estimates."""
@@ -113,14 +134,19 @@ def within(block: Tensor, bound: float) -> Tensor:
     if not block.isfinite().all():
         return torch.zeros_like(block)
     norm = float(block.norm())
-    return block * (bound / norm) if norm > bound else block
+    if norm > bound:
+        return block * (bound / norm)
+    return block
 
 
 def query_of(name: str, run: ClientSettings, shape: TaskShape) -> Query:
-    """The query of that name in a run on data of this shape. ConfigError: there is no such query, or a metric does not
-    fit what is predicted."""
+    """The query of that name in a run on data of this shape. ConfigError: there is no such query,
+    or a metric does not fit what is predicted."""
     if name in OF_DATA:
-        names = ["moments"] if name == NORMALISE else run.statistics.of
+        if name == NORMALISE:
+            names = ["moments"]
+        else:
+            names = run.statistics.of
         return Query(statistic_blocks(names, shape_of_data(run.statistics, shape)))
     if name != EVALUATION:
         raise ConfigError(f"a query must be one of {EVALUATION}, {', '.join(OF_DATA)} (got {name})")
@@ -131,10 +157,15 @@ def query_of(name: str, run: ClientSettings, shape: TaskShape) -> Query:
 
 
 def shape_of_data(asked: StatisticsConfig, shape: TaskShape) -> DataShape:
-    """The public facts of the data that statistics are about. ConfigError: their range is not given, or statistics of
-    such data are not known."""
+    """The public facts of the data that statistics are about. ConfigError: their range is not
+    given, or statistics of such data are not known."""
     if asked.low is None or asked.high is None:
-        raise ConfigError("statistics.low and statistics.high must be given: these data declare no range of inputs")
+        raise ConfigError(
+            "statistics.low and statistics.high must be given: these data declare no range of "
+            "inputs"
+        )
     if shape.num_tokens or len(shape.input_shape) not in (1, 3):
-        raise ConfigError(f"statistics are of columns or of images, not of inputs {shape.input_shape} of text")
+        raise ConfigError(
+            f"statistics are of columns or of images, not of inputs {shape.input_shape} of text"
+        )
     return DataShape(shape, asked.low, asked.high, asked.most_examples)

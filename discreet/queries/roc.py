@@ -11,8 +11,9 @@ from discreet.queries.metrics import LARGEST_LOGIT, SCORE_BINS, both_kinds
 
 
 class RocPoint(NamedTuple):
-    """The effect of a threshold: examples of a class or label with a score of at least `score`, in logits, are called
-    positive. Rates are in [0, 1], with standard errors as those of all clients; at the lowest score they are 1."""
+    """The effect of a threshold: examples of a class or label with a score of at least `score`, in
+    logits, are called positive. Rates are in [0, 1], with standard errors as those of all clients;
+    at the lowest score they are 1."""
 
     of: str
     score: float
@@ -23,9 +24,13 @@ class RocPoint(NamedTuple):
 
 
 def roc_points(part: NoisedBlock) -> list[RocPoint]:
-    """The points of the ROC curves of a block of AUC, from the highest threshold down, of each score in turn; none of a
-    score of whose negatives or positives noise leaves nothing. Rates never fall as the threshold does."""
-    edges, found = torch.linspace(LARGEST_LOGIT, -LARGEST_LOGIT, SCORE_BINS + 1, dtype=torch.float64).tolist(), []
+    """The points of the ROC curves of a block of AUC, from the highest threshold down, of each
+    score in turn; none of a score of whose negatives or positives noise leaves nothing. Rates never
+    fall as the threshold does."""
+    edges = torch.linspace(
+        LARGEST_LOGIT, -LARGEST_LOGIT, SCORE_BINS + 1, dtype=torch.float64
+    ).tolist()
+    found = []
     for place, known in enumerate(both_kinds(part).tolist()):
         if known:
             curves = zip(edges, *(_rates(part, 2 * place + kind) for kind in range(2)), strict=True)
@@ -38,9 +43,11 @@ def roc_points(part: NoisedBlock) -> list[RocPoint]:
 
 
 def _rates(part: NoisedBlock, kind: int) -> list[tuple[float, float]]:
-    """From the highest edge down the share of one histogram that is not below it, and its standard error."""
+    """From the highest edge down the share of one histogram that is not below it, and its standard
+    error."""
     mean = part.mean.reshape(-1, SCORE_BINS)[kind]
-    total, found = float(mean.sum()), []
+    total = float(mean.sum())
+    found = []
     curve = rising(mean / total).tolist()
     for edge, below in enumerate([*curve[:-1], 1.0]):  # the last sum is 1, but for rounding
         gradient = torch.zeros_like(part.mean)

@@ -1,4 +1,5 @@
-"""The names of the numbers that a round gives of its model beside the loss. Commands without PyTorch read them."""
+"""The names of the numbers that a round gives of its model beside the loss. Commands without
+PyTorch read them."""
 
 from __future__ import annotations
 
@@ -9,26 +10,32 @@ from dataclasses import dataclass
 # The columns of a round beside the loss, and those by which models are compared: larger is better.
 SCORES = ("accuracy", "balanced_accuracy", "auc", "r2", "mae")
 MAIN = ("accuracy", "r2")
-# The endings of two more columns of a number that clients gave: its standard errors, in all and by noise alone.
-ERROR, BY_NOISE = "_error", "_error_by_noise"
+# The endings of two more columns of a number that clients gave: its standard errors, in all and by
+# noise alone.
+ERROR = "_error"
+BY_NOISE = "_error_by_noise"
 
 
 @dataclass(frozen=True)
 class EvaluationResult:
-    """The evaluation of a model: its loss, the lower the better, and its scores by name; None: not known."""
+    """The evaluation of a model: its loss, the lower the better, and its scores by name; None: not
+    known."""
 
     loss: float | None
     scores: Mapping[str, float | None]
 
 
 def unrated(names: Iterable[str] = ()) -> EvaluationResult:
-    """The empty result of a server that has no test set. A row of metrics.csv has a place for each number that clients
-    may add later, and for its standard errors."""
-    return EvaluationResult(None, dict.fromkeys([f"{name}{end}" for end in ("", ERROR, BY_NOISE) for name in names]))
+    """The empty result of a server that has no test set. A row of metrics.csv has a place for each
+    number that clients may add later, and for its standard errors."""
+    return EvaluationResult(
+        None, dict.fromkeys([f"{name}{end}" for end in ("", ERROR, BY_NOISE) for name in names])
+    )
 
 
 def main_score(names: Iterable[str]) -> str:
-    """The name of the score by which models with these columns are compared; accuracy if there is none yet."""
+    """The name of the score by which models with these columns are compared; accuracy if there is
+    none yet."""
     given = {*names}
     return next((name for name in MAIN if name in given), MAIN[0])
 
@@ -46,7 +53,8 @@ class Rated:
     Attributes:
       value: NaN if the noise leaves nothing to read.
       error: its standard error as that of all clients: the noise, and the chance of who is asked.
-      by_noise: its standard error by the noise alone, as that of the clients that are asked; None in an older run.
+      by_noise: its standard error by the noise alone, as that of the clients that are asked; None
+        in an older run.
     """
 
     name: str
@@ -66,12 +74,16 @@ class Rated:
         """
         if not self.known:
             return f"{self.name} not known (the noise leaves nothing to read)"
-        noise = "" if self.by_noise is None else f"; {self.by_noise:.4f} by noise alone"
+        if self.by_noise is None:
+            noise = ""
+        else:
+            noise = f"; {self.by_noise:.4f} by noise alone"
         return f"{self.name} {self.value:.4f} (standard error {self.error:.4f}{noise})"
 
 
 def rated_in(row: Mapping[str, float | None]) -> list[Rated]:
-    """The numbers that clients gave of the model after a round, by its row of metrics.csv; empty if they gave none."""
+    """The numbers that clients gave of the model after a round, by its row of metrics.csv; empty if
+    they gave none."""
     found = []
     for name, value in row.items():
         error = row.get(f"{name}{ERROR}")

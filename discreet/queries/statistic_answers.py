@@ -1,5 +1,6 @@
-"""Statistics of clients' data: a client's block of each, and the numbers that are read from the noised mean of all
-clients' blocks. All are those of the mean over clients, each with the same weight."""
+"""Statistics of clients' data: a client's block of each, and the numbers that are read from the
+noised mean of all clients' blocks. All are those of the mean over clients, each with the same
+weight."""
 
 from __future__ import annotations
 
@@ -14,12 +15,22 @@ from torch.nn import functional
 from discreet.data.examples import TaskShape
 from discreet.data.targets import LABELS
 from discreet.per_example.objective import PADDING
-from discreet.queries.answers import Block, Estimate, NoisedBlock, bins_of, quantile, root_of, shares_of
+from discreet.queries.answers import (
+    Block,
+    Estimate,
+    NoisedBlock,
+    bins_of,
+    quantile,
+    root_of,
+    shares_of,
+)
 from discreet.settings.data import NormaliserConfig
 
 VALUE_BINS = 40  # of a column's public range, for its quantiles
 QUARTILES = (0.25, 0.5, 0.75)
-LEAST_DEVIATION = 0.01  # of a column, over half of its range: what does not vary at all is not blown up
+LEAST_DEVIATION = (
+    0.01  # of a column, over half of its range: what does not vary at all is not blown up
+)
 
 Row = dict[str, Estimate]
 
@@ -28,8 +39,8 @@ Row = dict[str, Estimate]
 class DataShape:
     """The public facts of the data that statistics are about.
 
-    The columns of inputs (n, k) are their k numbers; of images (n, channels, height, width) they are the channels, in
-    which each pixel counts as a value.
+    The columns of inputs (n, k) are their k numbers; of images (n, channels, height, width) they
+    are the channels, in which each pixel counts as a value.
 
     Attributes:
       task: what an example is.
@@ -53,7 +64,8 @@ class DataShape:
         return [f"column {number}" for number in range(1, self.columns + 1)]
 
     def centred(self, inputs: Tensor) -> Tensor:
-        """Inputs (n, ...) as rows (m, columns) float64 in -1..1, which is low..high; NaN is the middle."""
+        """Inputs (n, ...) as rows (m, columns) float64 in -1..1, which is low..high; NaN is the
+        middle."""
         rows = inputs.double().movedim(1, -1).reshape(-1, self.columns)
         share = (rows - self.low) / (self.high - self.low)
         return (share.clamp(0, 1) * 2 - 1).nan_to_num(0.0)
@@ -65,16 +77,21 @@ def statistic_blocks(names: Sequence[str], shape: DataShape) -> tuple[Block, ...
 
 
 def normaliser_from(found: Mapping[str, Row], shape: DataShape) -> NormaliserConfig:
-    """The normaliser by means and deviations that were read: a variance that is smaller than its standard error, or
-    than that of a hundredth of half the range, counts as that large."""
+    """The normaliser by means and deviations that were read: a variance that is smaller than its
+    standard error, or than that of a hundredth of half the range, counts as that large."""
     least = (LEAST_DEVIATION * (shape.high - shape.low) / 2) ** 2
     variances = [max(one.value, one.standard_error, least) for one in found["variance"].values()]
-    return NormaliserConfig([one.value for one in found["mean"].values()], list(map(math.sqrt, variances)))
+    return NormaliserConfig(
+        [one.value for one in found["mean"].values()], list(map(math.sqrt, variances))
+    )
 
 
 def _moments(shape: DataShape) -> Block:
-    """Of each column u in -1..1 the mean of u, then of each the mean of 2 u^2 - 1: all of them in -1..1."""
-    count, middle, half = shape.columns, (shape.low + shape.high) / 2, (shape.high - shape.low) / 2
+    """Of each column u in -1..1 the mean of u, then of each the mean of 2 u^2 - 1: all of them in
+    -1..1."""
+    count = shape.columns
+    middle = (shape.low + shape.high) / 2
+    half = (shape.high - shape.low) / 2
 
     def answer(inputs: Tensor, targets: Tensor) -> Tensor:
         rows = shape.centred(inputs)
@@ -88,9 +105,16 @@ def _moments(shape: DataShape) -> Block:
         return part.estimate(read, 0.0, half**2)
 
     def read(part: NoisedBlock) -> dict[str, Row]:
-        means = [part.number(place, shape.low, shape.high, zero=middle, unit=half) for place in range(count)]
+        means = [
+            part.number(place, shape.low, shape.high, zero=middle, unit=half)
+            for place in range(count)
+        ]
         variances = [variance(part, place) for place in range(count)]
-        rows = {"mean": means, "variance": variances, "deviation": [root_of(one) for one in variances]}
+        rows = {
+            "mean": means,
+            "variance": variances,
+            "deviation": [root_of(one) for one in variances],
+        }
         return {what: dict(zip(shape.names, row, strict=True)) for what, row in rows.items()}
 
     return Block("moments", 2 * count, math.sqrt(2 * count), 2 * count, answer, read)
@@ -107,11 +131,18 @@ def _quantiles(shape: DataShape) -> Block:
     def read(part: NoisedBlock) -> dict[str, Row]:
         """Each column's shares are a histogram of their own, which sums to at most 1."""
         block = replace(part.block, bound=1.0, l1_bound=1.0)
-        histograms = [replace(part, block=block, mean=mean) for mean in part.mean.reshape(-1, VALUE_BINS)]
+        histograms = [
+            replace(part, block=block, mean=mean) for mean in part.mean.reshape(-1, VALUE_BINS)
+        ]
         columns = list(zip(shape.names, histograms, strict=True))
-        return {f"quantile {at:g}": {name: quantile(one, at, edges) for name, one in columns} for at in QUARTILES}
+        return {
+            f"quantile {at:g}": {name: quantile(one, at, edges) for name, one in columns}
+            for at in QUARTILES
+        }
 
-    return Block("quantiles", shape.columns * VALUE_BINS, bound, bound**2, answer, read, shares=True)
+    return Block(
+        "quantiles", shape.columns * VALUE_BINS, bound, bound**2, answer, read, shares=True
+    )
 
 
 def _targets(shape: DataShape) -> Block:
@@ -119,7 +150,8 @@ def _targets(shape: DataShape) -> Block:
     target = shape.task.target
     if not target.names:
         return _classes(shape.task.num_classes)
-    width, (middle, largest) = len(target.names), (0.5, 0.5) if target.kind == LABELS else (0.0, 1.0)
+    width = len(target.names)
+    middle, largest = (0.5, 0.5) if target.kind == LABELS else (0.0, 1.0)
     bound = largest * math.sqrt(width)
 
     def answer(_: Tensor, targets: Tensor) -> Tensor:
@@ -127,7 +159,12 @@ def _targets(shape: DataShape) -> Block:
 
     def read(part: NoisedBlock) -> dict[str, Row]:
         if target.kind == LABELS:
-            return {"share": {name: part.number(at, 0.0, 1.0, zero=0.5) for at, name in enumerate(target.names)}}
+            return {
+                "share": {
+                    name: part.number(at, 0.0, 1.0, zero=0.5)
+                    for at, name in enumerate(target.names)
+                }
+            }
         ranges = enumerate(zip(target.names, target.low, target.high, strict=True))
         return {
             "target mean": {
@@ -140,16 +177,24 @@ def _targets(shape: DataShape) -> Block:
 
 
 def _classes(count: int) -> Block:
-    """The share of examples of each class; of sequences, the mean over examples of the shares of their own positions,
-    zeros for one of padding alone."""
+    """The share of examples of each class; of sequences, the mean over examples of the shares of
+    their own positions, zeros for one of padding alone."""
 
     def answer(_: Tensor, targets: Tensor) -> Tensor:
         rows = targets.reshape(len(targets), -1)
-        counts = (functional.one_hot(rows.clamp(min=0), count) * (rows != PADDING).unsqueeze(2)).sum(dim=1).double()
+        counts = (
+            (functional.one_hot(rows.clamp(min=0), count) * (rows != PADDING).unsqueeze(2))
+            .sum(dim=1)
+            .double()
+        )
         return (counts / counts.sum(dim=1, keepdim=True).clamp(min=1)).mean(dim=0)
 
     def read(part: NoisedBlock) -> dict[str, Row]:
-        return {"share": {f"class {place}": part.number(place, 0.0, 1.0, zero=0.0) for place in range(count)}}
+        return {
+            "share": {
+                f"class {place}": part.number(place, 0.0, 1.0, zero=0.0) for place in range(count)
+            }
+        }
 
     return Block("targets", count, 1.0, 1.0, answer, read, shares=True)
 

@@ -1,4 +1,5 @@
-"""Pictures of what one model does on the public test set: a confusion matrix, the ROC curve, and calibration."""
+"""Pictures of what one model does on the public test set: a confusion matrix, the ROC curve, and
+calibration."""
 
 from __future__ import annotations
 
@@ -39,7 +40,9 @@ def _confusion(classes: list[str], counts: list[list[int]]) -> Picture:
         axes.grid(visible=False)
         axes.set_xlabel("predicted")
         axes.set_ylabel("true")
-        return "Examples of the public test set; the darker a cell, the larger its share of the row."
+        return (
+            "Examples of the public test set; the darker a cell, the larger its share of the row."
+        )
 
     return picture("Confusion matrix of the last model", draw)
 
@@ -56,13 +59,19 @@ def _roc(points: list[list[float]]) -> Picture:
 
 
 def _calibration(rows: list[list[float]], classes: list[str]) -> Picture:
-    whose = f"of {classes[1]}" if len(classes) == 2 else "of the likeliest class"
+    if len(classes) == 2:
+        whose = f"of {classes[1]}"
+    else:
+        whose = "of the likeliest class"
 
     def draw(axes: Any) -> str:
         axes.plot([0, 1], [0, 1], **_CHANCE)
         axes.plot([row[0] for row in rows], [row[1] for row in rows], color=SERIES[0], marker="o")
         axes.set_xlabel(f"predicted probability {whose}")
         axes.set_ylabel("share that is so")
-        return "On the public test set, by tenths of the probability. Dotted: a model whose probabilities are true."
+        return (
+            "On the public test set, by tenths of the probability. Dotted: a model whose "
+            "probabilities are true."
+        )
 
     return picture("Calibration of the last model", draw)

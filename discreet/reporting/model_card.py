@@ -1,4 +1,5 @@
-"""A model card in Hugging Face's form: what was trained, on whose data, what is guaranteed, and how good it is."""
+"""A model card in Hugging Face's form: what was trained, on whose data, what is guaranteed, and how
+good it is."""
 
 from __future__ import annotations
 
@@ -14,7 +15,11 @@ from discreet.queries.scores import score_columns
 from discreet.reporting.records import RunRecord
 from discreet.server.constant_guess import FILE as CONSTANT
 
-TASKS = {"classes": "tabular-classification", "labels": "tabular-classification", "numbers": "tabular-regression"}
+TASKS = {
+    "classes": "tabular-classification",
+    "labels": "tabular-classification",
+    "numbers": "tabular-regression",
+}
 
 
 def model_card(record: RunRecord, facts: Mapping[str, Any], *, example: str, said: str) -> str:
@@ -23,13 +28,16 @@ def model_card(record: RunRecord, facts: Mapping[str, Any], *, example: str, sai
     head = yaml.safe_dump(_metadata(record, facts, scores), sort_keys=False, allow_unicode=True)
     parts = [
         f"---\n{head}---",
-        f"# {record.config.model.name} on {record.config.data.name}, trained with differential privacy",
+        f"# {record.config.model.name} on {record.config.data.name}, trained with differential "
+        f"privacy",
         "\n".join(_trained(record, facts)),
         "## Guarantees\n\n" + "\n".join(_guarantees(record)),
         "## Scores\n\n" + "\n".join(_score_lines(record, scores)),
-        f"## Use\n\nIn this folder, with torch, numpy, pandas and scikit-learn:\n\n```python\n{example}```",
+        f"## Use\n\nIn this folder, with torch, numpy, pandas and "
+        f"scikit-learn:\n\n```python\n{example}```",
         f"It was run when the folder was written, and printed:\n\n```\n{said.rstrip()}\n```",
-        "`encoding.py` turns the cells of a table into the numbers that the model reads, by what `model.json` says of "
+        "`encoding.py` turns the cells of a table into the numbers that the model reads, by what "
+        "`model.json` says of "
         "each column. `model.safetensors` holds the parameters alone.",
     ]
     return "\n\n".join(parts) + "\n"
@@ -38,10 +46,14 @@ def model_card(record: RunRecord, facts: Mapping[str, Any], *, example: str, sai
 def _scores(record: RunRecord) -> dict[str, float]:
     names = [*score_columns(record.rounds), "loss"]
     found = {name: record.of_model(name) for name in names}
-    return {name: value for name, value in found.items() if value is not None and math.isfinite(value)}
+    return {
+        name: value for name, value in found.items() if value is not None and math.isfinite(value)
+    }
 
 
-def _metadata(record: RunRecord, facts: Mapping[str, Any], scores: Mapping[str, float]) -> dict[str, Any]:
+def _metadata(
+    record: RunRecord, facts: Mapping[str, Any], scores: Mapping[str, float]
+) -> dict[str, Any]:
     task = TASKS[facts["target"]["kind"]]
     metrics = [{"type": name, "value": round(value, 4)} for name, value in scores.items()]
     data = {"name": "public test set", "type": record.config.data.name}
@@ -56,7 +68,8 @@ def _metadata(record: RunRecord, facts: Mapping[str, Any], scores: Mapping[str, 
 
 def _trained(record: RunRecord, facts: Mapping[str, Any]) -> Iterator[str]:
     count = sum(math.prod(shape) for shape in facts["parameters"].values())
-    data, described = record.config.data, facts["description"] or {}
+    data = record.config.data
+    described = facts["description"] or {}
     yield f"- model: `{record.config.model.name}`, {count} parameters, Discreet {facts['discreet']}"
     yield f"- trained on the data of {data.num_clients} clients, in {len(record.rounds)} rounds"
     if described.get("owner"):
@@ -64,7 +77,10 @@ def _trained(record: RunRecord, facts: Mapping[str, Any]) -> Iterator[str]:
     if facts["inputs"]:
         yield f"- inputs: {', '.join(facts['inputs'])}"
     if described.get("target"):
-        classes = f": {', '.join(described['classes'])}" if described.get("classes") else ""
+        if described.get("classes"):
+            classes = f": {', '.join(described['classes'])}"
+        else:
+            classes = ""
         yield f"- predicts `{described['target']}`{classes}"
 
 
@@ -78,13 +94,19 @@ def _guarantees(record: RunRecord) -> Iterator[str]:
         yield _guarantee_row(each, record.epsilon(each.name), privacy.delta)
     on = [each for each in record.guarantees if each.enabled]
     if on:
-        yield f"\nEpsilon by the accountant {privacy.accountant}. Not covered: {'; '.join(on[0].not_covered)}."
+        yield (
+            f"\nEpsilon by the accountant {privacy.accountant}. Not covered: "
+            f"{'; '.join(on[0].not_covered)}."
+        )
 
 
 def _guarantee_row(each: Statement, epsilon: float, delta: float) -> str:
     if not each.enabled:
         return f"| {each.name} | none (infinite) | | | | |"
-    return f"| {each.name} | {epsilon:.4g} | {delta:g} | {each.unit} | {each.adjacency} | {each.trusted} |"
+    return (
+        f"| {each.name} | {epsilon:.4g} | {delta:g} | {each.unit} | {each.adjacency} | "
+        f"{each.trusted} |"
+    )
 
 
 def _score_lines(record: RunRecord, scores: Mapping[str, float]) -> Iterator[str]:

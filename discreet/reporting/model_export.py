@@ -28,11 +28,17 @@ from discreet.settings.rules import ConfigError, require_extra
 TEMPLATES = Path(__file__).parent / "exported"
 PT2 = "model.pt2"
 # The lines of the example that are of classes, in place of which other targets have theirs.
-OF_CLASSES = ("print(model.classes_, model.predict_proba(rows))", "print(network(inputs).softmax(dim=1))")
+OF_CLASSES = (
+    "print(model.classes_, model.predict_proba(rows))",
+    "print(network(inputs).softmax(dim=1))",
+)
 LINES = {
     CLASSES: OF_CLASSES,
     LABELS: ("print(model.predict_proba(rows))", "print(network(inputs).sigmoid())"),
-    NUMBERS: ("print(model.predict(rows))", "print(network(inputs))  # in -1..1 of each number's public range"),
+    NUMBERS: (
+        "print(model.predict(rows))",
+        "print(network(inputs))  # in -1..1 of each number's public range",
+    ),
 }
 EXAMPLES = 2  # rows of example.csv, made up from what is public
 
@@ -49,17 +55,20 @@ class Normalised(nn.Module):
 
     def forward(self, inputs: Tensor) -> Tensor:
         """Outputs of inputs (n, *input_shape)."""
-        outputs: Tensor = self.model((inputs - self.get_buffer("means")) / self.get_buffer("deviations"))
+        outputs: Tensor = self.model(
+            (inputs - self.get_buffer("means")) / self.get_buffer("deviations")
+        )
         return outputs
 
 
 def export_model(run: Path, folder: Path) -> str:
     """Writes the folder, runs its example, and gives what that printed.
 
-    Raises ConfigError: the run has no model, of an older version, or of a kind that is not exported; the folder is
-    there; or the exported model gives other numbers.
+    Raises ConfigError: the run has no model, of an older version, or of a kind that is not
+    exported; the folder is there; or the exported model gives other numbers.
     """
-    saved, facts = load_model(run), read_facts(run)
+    saved = load_model(run)
+    facts = read_facts(run)
     _check(saved, facts, folder)
     assert facts is not None
     folder.mkdir(parents=True, exist_ok=True)
@@ -70,7 +79,10 @@ def export_model(run: Path, folder: Path) -> str:
     example = _example_for(saved.shape.target.kind)
     (folder / "example.py").write_text(example)
     _save_program(saved, folder / PT2)
-    columns = saved.description.columns if saved.description is not None else ()
+    if saved.description is not None:
+        columns = saved.description.columns
+    else:
+        columns = ()
     (folder / "example.csv").write_text(_example_rows(columns, facts))
     said = _run_example(folder)
     (record,) = read_runs([run.resolve()])
@@ -85,8 +97,12 @@ def _check(saved: SavedModel, facts: dict[str, Any] | None, folder: Path) -> Non
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise ConfigError(f"{folder} is not empty: name a folder that is not there yet")
     if saved.shape.target.kind not in LINES or saved.shape.num_tokens:
-        raise ConfigError("texts and sequences are not exported: their model folder is Hugging Face's own")
-    require_extra("pandas", extra="simulation", why="discreet export, which runs the example that it writes,")
+        raise ConfigError(
+            "texts and sequences are not exported: their model folder is Hugging Face's own"
+        )
+    require_extra(
+        "pandas", extra="simulation", why="discreet export, which runs the example that it writes,"
+    )
 
 
 def _example_for(kind: str) -> str:
@@ -97,14 +113,19 @@ def _example_for(kind: str) -> str:
 
 
 def _save_program(saved: SavedModel, path: Path) -> None:
-    """The network with its normaliser as torch.export has it, for any number of rows; checked on made-up rows."""
-    by, shape = saved.normaliser, saved.shape.input_shape
+    """The network with its normaliser as torch.export has it, for any number of rows; checked on
+    made-up rows."""
+    by = saved.normaliser
+    shape = saved.shape.input_shape
     model = Normalised(saved.model, by, len(shape)) if by.means else saved.model
     inputs = torch.rand(3, *shape, generator=torch.Generator().manual_seed(20753)) * 2 - 1
-    program = torch.export.export(model.eval(), (inputs,), dynamic_shapes=({0: torch.export.Dim("rows")},))
+    program = torch.export.export(
+        model.eval(), (inputs,), dynamic_shapes=({0: torch.export.Dim("rows")},)
+    )
     torch.export.save(program, str(path))
     with torch.no_grad():
-        wanted, found = model(inputs[:2]), torch.export.load(str(path)).module()(inputs[:2])
+        wanted = model(inputs[:2])
+        found = torch.export.load(str(path)).module()(inputs[:2])
     if not torch.allclose(wanted, found, atol=1e-5):
         raise ConfigError("the exported model gives other numbers than the model of the run")
 
@@ -112,7 +133,12 @@ def _save_program(saved: SavedModel, path: Path) -> None:
 def _example_rows(columns: Sequence[Column], facts: dict[str, Any]) -> str:
     """Rows that are made up from what is public of the columns, or zeros."""
     if columns:
-        return csv_text([[column.name for column in columns], *([_cell(column) for column in columns],) * EXAMPLES])
+        return csv_text(
+            [
+                [column.name for column in columns],
+                *([_cell(column) for column in columns],) * EXAMPLES,
+            ]
+        )
     names = facts["inputs"] or [f"x{place}" for place in range(int(np.prod(facts["input_shape"])))]
     return csv_text([names, *([0.0] * len(names),) * EXAMPLES])
 
@@ -129,12 +155,18 @@ def _cell(column: Column) -> object:
 
 def _written_day(column: Column) -> str:
     day = date.fromisoformat(str(column.low))
-    return day.strftime(column.format) if column.format else day.isoformat()
+    if column.format:
+        return day.strftime(column.format)
+    return day.isoformat()
 
 
 def _run_example(folder: Path) -> str:
     done = subprocess.run(
-        [sys.executable, "-W", "ignore", "example.py"], cwd=folder, capture_output=True, text=True, check=False
+        [sys.executable, "-W", "ignore", "example.py"],
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        check=False,
     )
     shutil.rmtree(folder / "__pycache__", ignore_errors=True)
     if done.returncode:

@@ -1,4 +1,5 @@
-"""Run folders to a report: rows of a table, pictures, one HTML page. `discreet report` is the command for it."""
+"""Run folders to a report: rows of a table, pictures, one HTML page. `discreet report` is the
+command for it."""
 
 from __future__ import annotations
 
@@ -22,7 +23,12 @@ from discreet.reporting.records import (
     runs_table,
     split_same,
 )
-from discreet.reporting.spending import choice_costs, ratings_cost, spent_by_data_owner, worst_epsilons
+from discreet.reporting.spending import (
+    choice_costs,
+    ratings_cost,
+    spent_by_data_owner,
+    worst_epsilons,
+)
 from discreet.reporting.svg_style import DARK, Picture, on_page
 from discreet.server.run_folder import replace_file
 from discreet.settings.privacy import USER
@@ -33,7 +39,8 @@ REPORT_FILE = "report.html"
 
 @dataclass(frozen=True, eq=False)
 class Report:
-    """Runs with a row of the table for each, their pictures, and sentences on the cost of choosing among them."""
+    """Runs with a row of the table for each, their pictures, and sentences on the cost of choosing
+    among them."""
 
     records: Sequence[RunRecord]
     rows: Sequence[Row]
@@ -43,8 +50,13 @@ class Report:
     def write_page(self, path: Path) -> None:
         """One HTML file with everything in it."""
         loader = FileSystemLoader(Path(__file__).parent)
-        jinja = Environment(loader=loader, autoescape=True, undefined=StrictUndefined, trim_blocks=True)
-        single = self.records[0] if len(self.records) == 1 else None
+        jinja = Environment(
+            loader=loader, autoescape=True, undefined=StrictUndefined, trim_blocks=True
+        )
+        if len(self.records) == 1:
+            single = self.records[0]
+        else:
+            single = None
         same, rows = split_same(self.rows)
         text = jinja.get_template(f"{REPORT_FILE}.j2").render(
             title=_title(self.records),
@@ -72,9 +84,10 @@ class Report:
 
 
 def report_of(paths: Sequence[Path]) -> Report:
-    """The report on the run folders among `paths` and below them. ConfigError: there is no such folder, no run in it,
-    or none that has finished a round."""
-    # dp_accounting says on this logger that it leaves out an order that RDP can't use. The bound holds without it.
+    """The report on the run folders among `paths` and below them. ConfigError: there is no such
+    folder, no run in it, or none that has finished a round."""
+    # dp_accounting says on this logger that it leaves out an order that RDP can't use. The bound
+    # holds without it.
     logging.getLogger("absl").setLevel(logging.ERROR)
     records = read_runs(find_runs(paths))
     return Report(records, runs_table(records), pictures_of(records), choice_costs(records))
@@ -83,15 +96,21 @@ def report_of(paths: Sequence[Path]) -> Report:
 def _title(records: Sequence[RunRecord]) -> str:
     data = sorted({record.config.data.name for record in records})
     models = sorted({record.config.model.name for record in records})
-    name = records[0].name if len(records) == 1 else f"{len(records)} runs"
-    return f"{name}: a Flower app" if models == [FLOWER_APP] else f"{name}: {', '.join(models)} on {', '.join(data)}"
+    if len(records) == 1:
+        name = records[0].name
+    else:
+        name = f"{len(records)} runs"
+    if models == [FLOWER_APP]:
+        return f"{name}: a Flower app"
+    return f"{name}: {', '.join(models)} on {', '.join(data)}"
 
 
 def _warnings(records: Sequence[RunRecord]) -> Iterator[str]:
     number = len(records)
     if seeded := sum(record.config.seed is not None for record in records):
         yield (
-            f"The noise of {seeded} of {number} runs was drawn from a seed and can be drawn again: it protects nobody, "
+            f"The noise of {seeded} of {number} runs was drawn from a seed and can be drawn "
+            f"again: it protects nobody, "
             "whatever epsilon says. Epsilon is what the same run would cost with secure randomness."
         )
     if bare := sum(not any(each.enabled for each in record.guarantees) for record in records):
@@ -101,30 +120,53 @@ def _warnings(records: Sequence[RunRecord]) -> Iterator[str]:
 
 
 def _cards(records: Sequence[RunRecord]) -> Iterator[dict[str, object]]:
-    """A card for each distinct guarantee of the runs, including those that are off; `facts` is empty for these."""
+    """A card for each distinct guarantee of the runs, including those that are off; `facts` is
+    empty for these."""
     distinct: dict[tuple[str, ...], list[tuple[Statement, RunRecord]]] = {}
     for level in range(len(records[0].guarantees)):
         for record in records:
             each = record.guarantees[level]
-            words = [each.unit, each.adjacency, each.trusted] if each.enabled else []
+            if each.enabled:
+                words = [each.unit, each.adjacency, each.trusted]
+            else:
+                words = []
             distinct.setdefault((each.name, *words), []).append((each, record))
     for (name, *words), pairs in distinct.items():
-        some = "" if len(pairs) == len(records) else f" ({len(pairs)} of {len(records)} runs)"
-        facts = [("epsilon", _epsilon_words(name, [record for _, record in pairs]))] if words else []
-        facts += [("all runs", said) for said in _account_words([record for _, record in pairs]) if name == USER]
+        if len(pairs) == len(records):
+            some = ""
+        else:
+            some = f" ({len(pairs)} of {len(records)} runs)"
+        if words:
+            facts = [("epsilon", _epsilon_words(name, [record for _, record in pairs]))]
+        else:
+            facts = []
+        facts += [
+            ("all runs", said)
+            for said in _account_words([record for _, record in pairs])
+            if name == USER
+        ]
         facts += zip(("protects", "adjacency", "trusted"), words, strict=False)
         mechanisms = list(dict.fromkeys(each.mechanism for each, _ in pairs))
-        folded = [("mechanism", "; or ".join(mechanisms)), ("not covered", "; ".join(pairs[0][0].not_covered))]
+        folded = [
+            ("mechanism", "; or ".join(mechanisms)),
+            ("not covered", "; ".join(pairs[0][0].not_covered)),
+        ]
         yield {"title": f"{name}-level{some}", "facts": facts, "more": folded}
 
 
 def _account_words(records: Sequence[RunRecord]) -> Iterator[str]:
-    """The spending of each population that runs charge an account of, when the last of them ended."""
+    """The spending of each population that runs charge an account of, when the last of them
+    ended."""
     accounts = [account for record in records if (account := (record.privacy or {}).get("account"))]
-    last = {account["population"]["name"]: account for account in sorted(accounts, key=lambda each: each["releases"])}
+    last = {
+        account["population"]["name"]: account
+        for account in sorted(accounts, key=lambda each: each["releases"])
+    }
     for name, account in last.items():
         delta = account["population"]["delta"]
-        yield f"on {name}, {account['runs']} of them, at delta {delta:g}: {_each(account['epsilon'])}"
+        yield (
+            f"on {name}, {account['runs']} of them, at delta {delta:g}: {_each(account['epsilon'])}"
+        )
 
 
 def _epsilon_words(guarantee: str, records: Sequence[RunRecord]) -> str:
@@ -135,7 +177,9 @@ def _epsilon_words(guarantee: str, records: Sequence[RunRecord]) -> str:
         return f"{' to '.join(ends)} at delta {deltas}"
     privacy = records[0].config.privacy
     found = worst_epsilons(spent_by_data_owner(records[0], guarantee), privacy.delta)
-    return f"at delta {deltas}: {_each(found or {privacy.accountant: records[0].epsilon(guarantee)})}"
+    return (
+        f"at delta {deltas}: {_each(found or {privacy.accountant: records[0].epsilon(guarantee)})}"
+    )
 
 
 def _each(found: Mapping[str, float]) -> str:

@@ -1,5 +1,5 @@
-"""Pictures as SVG, in one style; and those of a set of runs: scores, loss, epsilon and the clip norm over the rounds,
-and the score against epsilon."""
+"""Pictures as SVG, in one style; and those of a set of runs: scores, loss, epsilon and the clip
+norm over the rounds, and the score against epsilon."""
 
 from __future__ import annotations
 
@@ -14,27 +14,39 @@ from discreet.reporting.spending import epsilon_curves, guarantee_names
 from discreet.reporting.svg_style import INK, MARKERS, MUTED, SERIES, Picture, picture
 from discreet.settings.privacy import USER
 
-BALANCED, AUC = "balanced_accuracy", "auc"
+BALANCED = "balanced_accuracy"
+AUC = "auc"
 FURTHER = {BALANCED: "Balanced accuracy", AUC: "AUC"}
 WIDE = 10.0  # largest over smallest clip norm from which their axis is logarithmic
 
 _LINE = {"color": INK, "linewidth": 0.9}
-_MEANS = "Lines are means over runs that differ only in their seed; bars are one standard deviation to either side."
-_RATED = "Bars are one standard error of what clients said, by the noise and the chance of who was asked."
+_MEANS = (
+    "Lines are means over runs that differ only in their seed; bars are one standard "
+    "deviation to either side."
+)
+_RATED = (
+    "Bars are one standard error of what clients said, by the noise and the chance of who "
+    "was asked."
+)
 _CLIPPING = (
-    "The fraction is what the server learns, with its noise. An adaptive clip norm moves until it is the target "
+    "The fraction is what the server learns, with its noise. An adaptive clip norm moves until it "
+    "is the target "
     "quantile (dotted)."
 )
 _FRONTIER = (
-    "Each point is what a setting spent and the mean {score} of its models. Ringed and joined: the settings that no "
-    "other one beats in both. Reading the best setting off this picture is a choice, which costs privacy too."
+    "Each point is what a setting spent and the mean {score} of its models. Ringed and joined: "
+    "the settings that no "
+    "other one beats in both. Reading the best setting off this picture is a choice, which costs "
+    "privacy too."
 )
 
 
 def pictures_of(records: Sequence[RunRecord]) -> list[Picture]:
-    """Every picture that the runs have numbers for, in the order of the page: those of epsilon for each guarantee. If
-    there are more settings than colours, those with the best scores have them."""
-    groups, guarantees = group_runs(records), guarantee_names(records)
+    """Every picture that the runs have numbers for, in the order of the page: those of epsilon for
+    each guarantee. If there are more settings than colours, those with the best scores have
+    them."""
+    groups = group_runs(records)
+    guarantees = guarantee_names(records)
     best = sorted(groups, key=lambda group: (not group.scores, -group.score))[: len(SERIES)]
     groups.sort(key=lambda group: group not in best)
     return [
@@ -47,8 +59,11 @@ def pictures_of(records: Sequence[RunRecord]) -> list[Picture]:
     ]
 
 
-def _draw(axes: Any, pairs: Sequence[tuple[float, float]], number: int, label: str, **more: Any) -> None:
-    """A line in the colour of series `number`, with some eight markers; beyond the last colour, thin and grey."""
+def _draw(
+    axes: Any, pairs: Sequence[tuple[float, float]], number: int, label: str, **more: Any
+) -> None:
+    """A line in the colour of series `number`, with some eight markers; beyond the last colour,
+    thin and grey."""
     look: dict[str, Any] = {"color": MUTED, "linewidth": 0.6, "alpha": 0.5, "zorder": 1}
     if number < len(SERIES):
         look = {"color": SERIES[number], "marker": MARKERS[number], "label": label}
@@ -70,7 +85,8 @@ def _count_rounds(axes: Any) -> None:
 
 
 def _scores(groups: Sequence[Group], records: Sequence[RunRecord]) -> Iterator[Picture]:
-    """The score by which models are compared, and further ones that runs with uneven classes have."""
+    """The score by which models are compared, and further ones that runs with uneven classes
+    have."""
     shown = [group for group in groups if group.mean_series(SCORE)]
     if shown:
         yield _score(shown, records)
@@ -107,7 +123,8 @@ def _losses(groups: Sequence[Group]) -> Iterator[Picture]:
 
 
 def _draw_constant(axes: Any, groups: Sequence[Group], key: str, words: str) -> str:
-    """A dotted line at the number of a constant guess, and the words on it; empty if runs know none, or several."""
+    """A dotted line at the number of a constant guess, and the words on it; empty if runs know
+    none, or several."""
     values = {(record.constant or {}).get(key) for group in groups for record in group.records}
     if len(values) != 1 or (value := values.pop()) is None:
         return ""
@@ -116,14 +133,20 @@ def _draw_constant(axes: Any, groups: Sequence[Group], key: str, words: str) -> 
 
 
 def _score(groups: Sequence[Group], records: Sequence[RunRecord]) -> Picture:
-    word, rated = score_word(records), {record.is_rated for record in records}
+    word = score_word(records)
+    rated = {record.is_rated for record in records}
 
     def draw(axes: Any) -> str:
         _draw_groups(axes, groups, SCORE)
         if True in rated:  # a bar of one standard error to either side of each rating
-            points = [(at, each) for at, each in groups[0].records[0].ratings if each.name == word and each.known]
+            points = [
+                (at, each)
+                for at, each in groups[0].records[0].ratings
+                if each.name == word and each.known
+            ]
             errors = [each.error for _, each in points]
-            rounds, values = [at for at, _ in points], [each.value for _, each in points]
+            rounds = [at for at, _ in points]
+            values = [each.value for _, each in points]
             axes.errorbar(rounds, values, yerr=errors, color=SERIES[0], alpha=0.5, fmt="none")
         by = "public test set"
         if len(rated) > 1:
@@ -132,21 +155,27 @@ def _score(groups: Sequence[Group], records: Sequence[RunRecord]) -> Picture:
             by = "by clients"
         axes.set_ylabel(f"{word}, {by}")
         _count_rounds(axes)
-        notes = [_RATED] * (True in rated) + [_MEANS] * any(len(group.records) > 1 for group in groups)
+        notes = [_RATED] * (True in rated) + [_MEANS] * any(
+            len(group.records) > 1 for group in groups
+        )
         if word == "accuracy":
-            notes.append(_draw_constant(axes, groups, "share", "the share of the most frequent class"))
+            notes.append(
+                _draw_constant(axes, groups, "share", "the share of the most frequent class")
+            )
         return " ".join(notes)
 
     return picture(f"{word.capitalize()} after each round", draw)
 
 
 def _epsilon(groups: Sequence[Group], records: Sequence[RunRecord], guarantee: str) -> Picture:
-    """Epsilon by every accountant if there is one setting; by the runs' own accountants if there are several."""
+    """Epsilon by every accountant if there is one setting; by the runs' own accountants if there
+    are several."""
     by = ", ".join(sorted({record.config.privacy.accountant for record in records}))
     deltas = ", ".join(sorted({f"{record.config.privacy.delta:g}" for record in records}))
     curves = {group.label: group.records[0].series(f"epsilon_{guarantee}") for group in groups}
     if len(groups) == 1:
-        curves, by = epsilon_curves(records[0], guarantee), "every accountant: all of them hold"
+        curves = epsilon_curves(records[0], guarantee)
+        by = "every accountant: all of them hold"
 
     def draw(axes: Any) -> str:
         for number, (name, curve) in enumerate(curves.items()):
@@ -167,8 +196,14 @@ def _trade_off(groups: Sequence[Group], guarantee: str) -> Picture:
         axes.set_xlabel("epsilon")
         axes.set_ylabel(score)
         if len(groups) == 1:
-            scores, spent = dict(groups[0].mean_series(SCORE)), groups[0].mean_series(f"epsilon_{guarantee}")
-            _draw(axes, [(epsilon, scores[at]) for at, epsilon in spent if at in scores], 0, groups[0].label)
+            scores = dict(groups[0].mean_series(SCORE))
+            spent = groups[0].mean_series(f"epsilon_{guarantee}")
+            _draw(
+                axes,
+                [(epsilon, scores[at]) for at, epsilon in spent if at in scores],
+                0,
+                groups[0].label,
+            )
             return "One run, round by round: what more rounds bring, and what they cost."
         for number, (group, point) in enumerate(zip(groups, points, strict=True)):
             if math.isfinite(point[0]):
@@ -186,21 +221,26 @@ def _trade_off(groups: Sequence[Group], guarantee: str) -> Picture:
 def frontier(points: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
     """The (cost, value) points that no other point beats, by rising cost.
 
-    A point is beaten by one that costs no more and is worth no less, and is better in one of the two. Equal points
-    are both kept; points with a cost or a value that is not finite are left out.
+    A point is beaten by one that costs no more and is worth no less, and is better in one of the
+    two. Equal points are both kept; points with a cost or a value that is not finite are left out.
 
     >>> frontier([(1.0, 0.7), (2.0, 0.6), (3.0, 0.9), (math.inf, 1.0), (0.5, math.nan)])
     [(1.0, 0.7), (3.0, 0.9)]
     """
     usable = [point for point in points if all(map(math.isfinite, point))]
     return sorted(
-        point for point in usable if not any(e <= point[0] and v >= point[1] and (e, v) != point for e, v in usable)
+        point
+        for point in usable
+        if not any(e <= point[0] and v >= point[1] and (e, v) != point for e, v in usable)
     )
 
 
 def _draw_baseline(axes: Any, groups: Sequence[Group]) -> str:
-    """A dashed line at the best score without any guarantee, and the words on it; empty if there is no such group."""
-    plain = [group for group in groups if not any(each.enabled for each in group.records[0].guarantees)]
+    """A dashed line at the best score without any guarantee, and the words on it; empty if there is
+    no such group."""
+    plain = [
+        group for group in groups if not any(each.enabled for each in group.records[0].guarantees)
+    ]
     if not plain:
         return ""
     best = max(plain, key=lambda group: group.score)
@@ -226,5 +266,7 @@ def _clip_norm(groups: Sequence[Group]) -> Iterator[Picture]:
         _count_rounds(lower)
         return _CLIPPING
 
-    if any(group.mean_series("fraction_below") for group in shown):  # a fixed norm has none, and does not move
+    if any(
+        group.mean_series("fraction_below") for group in shown
+    ):  # a fixed norm has none, and does not move
         yield picture("Clip norm, and the fraction of updates below it", draw, rows=2)

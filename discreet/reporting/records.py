@@ -1,5 +1,5 @@
-"""Run folders as values, the settings in which runs differ, and tables of them as text, for the terminal, a CSV file or
-the page: every row of a table has the same columns."""
+"""Run folders as values, the settings in which runs differ, and tables of them as text, for the
+terminal, a CSV file or the page: every row of a table has the same columns."""
 
 from __future__ import annotations
 
@@ -26,7 +26,15 @@ from discreet.settings.settings import Settings, described, flat
 Pairs = list[tuple[float, float]]
 Row = dict[str, str]
 # Runs that differ only in where they write, what they draw and where their data lie are alike.
-NOT_TRIED = ("output_dir", "resume", "seed", "data.path", "device", "engine", "privacy.user.account")
+NOT_TRIED = (
+    "output_dir",
+    "resume",
+    "seed",
+    "data.path",
+    "device",
+    "engine",
+    "privacy.user.account",
+)
 SCORE = "score"
 NOT_PRIVATE = "not private"
 
@@ -34,8 +42,9 @@ NOT_PRIVATE = "not private"
 def model_row(
     privacy: Mapping[str, Any] | None, rows: Sequence[Mapping[str, float | None]]
 ) -> Mapping[str, float | None]:
-    """The row of metrics.csv for the round that a run's model is of: the last row, unless the run was lost; empty if
-    the model is the untrained one. `privacy` is privacy.json, or None while the run goes on."""
+    """The row of metrics.csv for the round that a run's model is of: the last row, unless the run
+    was lost; empty if the model is the untrained one. `privacy` is privacy.json, or None while the
+    run goes on."""
     number = (privacy or {}).get("model_round", rows[-1]["round"] if rows else 0)
     return next((row for row in rows if row["round"] == number), {})
 
@@ -47,12 +56,13 @@ class RunRecord:
     Attributes:
       name: that of the report.
       config: the resolved configuration.
-      settings: dotted name to value, as the user asked for them: a target epsilon if one chose the noise.
+      settings: dotted name to value, as the user asked for them: a target epsilon if one chose the
+        noise.
       rounds: the rows of metrics.csv; never empty.
       privacy: privacy.json, or None while the run goes on.
       selection: selection.json if discreet tune chose the run, otherwise None.
-      constant, test_set: what a constant guess reaches on the public test set, and what the last model does there
-        (constant_guess.json, test_set.json); None if not known.
+      constant, test_set: what a constant guess reaches on the public test set, and what the last
+        model does there (constant_guess.json, test_set.json); None if not known.
     """
 
     name: str
@@ -87,34 +97,46 @@ class RunRecord:
 
     @property
     def score_name(self) -> str:
-        """The column by which its models are compared: the name "score" stands for it in the methods below."""
+        """The column by which its models are compared: the name "score" stands for it in the
+        methods below."""
         return main_score(self.rounds[0])
 
     def series(self, name: str) -> Pairs:
-        """(round, value) of a column of metrics.csv, without values that are missing or not finite."""
-        name = self.score_name if name == SCORE else name
+        """(round, value) of a column of metrics.csv, without values that are missing or not
+        finite."""
+        if name == SCORE:
+            name = self.score_name
         pairs = [(row["round"], row.get(name)) for row in self.rounds]
-        return [(number, value) for number, value in pairs if number and value is not None and math.isfinite(value)]
+        return [
+            (number, value)
+            for number, value in pairs
+            if number and value is not None and math.isfinite(value)
+        ]
 
     def of_model(self, name: str) -> float | None:
-        """The value of a column after the round that the run's model is of; None if that is the untrained one."""
+        """The value of a column after the round that the run's model is of; None if that is the
+        untrained one."""
         return model_row(self.privacy, self.rounds).get(self.score_name if name == SCORE else name)
 
     def epsilon(self, guarantee: str) -> float:
         """After the last round, by the run's own accountant; infinity if the guarantee is off."""
         value = self.rounds[-1].get(f"epsilon_{guarantee}")
-        return math.inf if value is None else value
+        if value is None:
+            return math.inf
+        return value
 
 
 def score_word(records: Iterable[RunRecord]) -> str:
     """The name of the score of these runs: accuracy, r2, or score if it is not the same for all."""
     names = {record.score_name for record in records}
-    return names.pop() if len(names) == 1 else SCORE
+    if len(names) == 1:
+        return names.pop()
+    return SCORE
 
 
 def find_runs(paths: Iterable[Path]) -> list[Path]:
-    """The run folders among `paths` and below them, each once, in order of their names. ConfigError: a path does not
-    exist, or no run is found."""
+    """The run folders among `paths` and below them, each once, in order of their names.
+    ConfigError: a path does not exist, or no run is found."""
     found: dict[Path, None] = {}
     for path in paths:
         if not path.is_dir():
@@ -123,7 +145,9 @@ def find_runs(paths: Iterable[Path]) -> list[Path]:
             if (config.parent / "ledger.db").exists():
                 found[config.parent.resolve()] = None
     if not found:
-        raise ConfigError(f"no run folder in {', '.join(map(str, paths))}: one holds config.yaml and ledger.db")
+        raise ConfigError(
+            f"no run folder in {', '.join(map(str, paths))}: one holds config.yaml and ledger.db"
+        )
     return list(found)
 
 
@@ -132,10 +156,14 @@ def _natural(path: Path) -> list[tuple[int, int, str]]:
 
 
 def read_runs(folders: Sequence[Path]) -> list[RunRecord]:
-    """The runs that have finished a round, named by where they are below their common folder. ConfigError: a file of a
-    run is damaged, or no run has finished a round."""
+    """The runs that have finished a round, named by where they are below their common folder.
+    ConfigError: a file of a run is damaged, or no run has finished a round."""
     shared = os.path.commonpath([folder.parent for folder in folders])
-    records = [record for folder in folders if (record := _read(folder, folder.relative_to(shared).as_posix()))]
+    records = [
+        record
+        for folder in folders
+        if (record := _read(folder, folder.relative_to(shared).as_posix()))
+    ]
     if not records:
         raise ConfigError("none of the runs has finished a round")
     return records
@@ -143,13 +171,20 @@ def read_runs(folders: Sequence[Path]) -> list[RunRecord]:
 
 def _read(folder: Path, name: str) -> RunRecord | None:
     files = RunFolder(folder)
-    config, rounds = files.read_config(), files.read_metrics()
+    config = files.read_config()
+    rounds = files.read_metrics()
     if not rounds:
         return None
-    asked = files.read_config(name=ASKED) if (folder / ASKED).exists() else config
-    privacy, selection = _json(folder / "privacy.json"), _json(folder / "selection.json")
+    if (folder / ASKED).exists():
+        asked = files.read_config(name=ASKED)
+    else:
+        asked = config
+    privacy = _json(folder / "privacy.json")
+    selection = _json(folder / "selection.json")
     public = [_json(folder / file) for file in (CONSTANT, TEST_SET)]
-    return RunRecord(name, folder, config, flat(described(asked)), rounds, privacy, selection, *public)
+    return RunRecord(
+        name, folder, config, flat(described(asked)), rounds, privacy, selection, *public
+    )
 
 
 def _json(path: Path) -> dict[str, Any] | None:
@@ -159,11 +194,14 @@ def _json(path: Path) -> dict[str, Any] | None:
         return None
     except (ValueError, RecursionError) as error:
         raise ConfigError(f"{path} is damaged: {error}") from error
-    return value if isinstance(value, dict) else None
+    if isinstance(value, dict):
+        return value
+    return None
 
 
 def tried_settings(records: Sequence[RunRecord]) -> list[str]:
-    """The settings in which the runs differ, in the order of the configuration, without those that decide nothing."""
+    """The settings in which the runs differ, in the order of the configuration, without those that
+    decide nothing."""
 
     def values(name: str) -> set[str]:
         return {repr(record.settings.get(name)) for record in records if matters(record, name)}
@@ -173,7 +211,8 @@ def tried_settings(records: Sequence[RunRecord]) -> list[str]:
 
 
 def matters(record: RunRecord, name: str) -> bool:
-    """True if a setting decides anything in a run: the clip norm of a guarantee that is off does not."""
+    """True if a setting decides anything in a run: the clip norm of a guarantee that is off does
+    not."""
     group, *rest = name.removeprefix("privacy.").split(".")
     if group in GUARANTEES and rest not in (["enabled"], ["kind"]):
         fixed = rest[0] == "clip" and record.config.privacy.user.clip.kind == "fixed"
@@ -183,10 +222,12 @@ def matters(record: RunRecord, name: str) -> bool:
 
 
 def tried_values(record: RunRecord, tried: Sequence[str]) -> dict[str, str]:
-    """The value of each tried setting in a run as a person writes it, by the last two parts of its name; empty if it
-    decides nothing there."""
+    """The value of each tried setting in a run as a person writes it, by the last two parts of its
+    name; empty if it decides nothing there."""
     return {
-        ".".join(name.split(".")[-2:]): _text(record.settings.get(name)) if matters(record, name) else ""
+        ".".join(name.split(".")[-2:]): _text(record.settings.get(name))
+        if matters(record, name)
+        else ""
         for name in tried
     }
 
@@ -194,7 +235,9 @@ def tried_values(record: RunRecord, tried: Sequence[str]) -> dict[str, str]:
 def _text(value: object) -> str:
     if value is None or isinstance(value, bool):
         return {None: "-", True: "true", False: "false"}[value]
-    return f"{value:.4g}" if isinstance(value, float) else str(value)
+    if isinstance(value, float):
+        return f"{value:.4g}"
+    return str(value)
 
 
 @dataclass(frozen=True, eq=False)
@@ -213,7 +256,9 @@ class Group:
     @property
     def score(self) -> float:
         """The mean of the scores; NaN if no run has one."""
-        return statistics.fmean(self.scores) if self.scores else math.nan
+        if self.scores:
+            return statistics.fmean(self.scores)
+        return math.nan
 
     def epsilon(self, guarantee: str) -> float:
         """The largest epsilon of the runs."""
@@ -233,31 +278,51 @@ def group_runs(records: Sequence[RunRecord]) -> list[Group]:
         return [Group("all runs", tuple(records))]
     groups: dict[str, list[RunRecord]] = {}
     for record in records:
-        label = ", ".join(f"{name} {value}" for name, value in tried_values(record, tried).items() if value)
-        mark = "" if any(each.enabled for each in record.guarantees) else f"{NOT_PRIVATE}: "
+        label = ", ".join(
+            f"{name} {value}" for name, value in tried_values(record, tried).items() if value
+        )
+        if any(each.enabled for each in record.guarantees):
+            mark = ""
+        else:
+            mark = f"{NOT_PRIVATE}: "
         groups.setdefault(f"{mark}{label or record.name}", []).append(record)
     return [Group(label, tuple(members)) for label, members in groups.items()]
 
 
 def split_same(rows: Sequence[Row]) -> tuple[Row, list[Row]]:
-    """The cells that are the same in every row, and the rows without them. Of a single row all cells are."""
+    """The cells that are the same in every row, and the rows without them. Of a single row all
+    cells are."""
     same = {name: cell for name, cell in rows[0].items() if all(row[name] == cell for row in rows)}
     return same, [{name: cell for name, cell in row.items() if name not in same} for row in rows]
 
 
 def runs_table(records: Sequence[RunRecord]) -> list[Row]:
-    """A row for each run: scores and loss of its model, what it spent, what was tried, and the rest. A score that
-    clients gave in one of the runs is followed by its standard error."""
-    tried, scores = tried_settings(records), list[str]()
-    given = {name: None for record in records for row in record.rounds for name in row if f"{name}{ERROR}" in row}
+    """A row for each run: scores and loss of its model, what it spent, what was tried, and the
+    rest. A score that clients gave in one of the runs is followed by its standard error."""
+    tried = tried_settings(records)
+    scores = list[str]()
+    given = {
+        name: None
+        for record in records
+        for row in record.rounds
+        for name in row
+        if f"{name}{ERROR}" in row
+    }
     for score in dict.fromkeys([*score_columns(record.rounds[-1] for record in records), *given]):
-        rated = any(row.get(f"{score}{ERROR}") is not None for record in records for row in record.rounds)
-        scores += [score, f"{score}{ERROR}"] if rated else [score]
+        rated = any(
+            row.get(f"{score}{ERROR}") is not None for record in records for row in record.rounds
+        )
+        if rated:
+            scores += [score, f"{score}{ERROR}"]
+        else:
+            scores += [score]
     return [_row(record, scores, tried) for record in records]
 
 
 def _row(record: RunRecord, scores: Sequence[str], tried: Sequence[str]) -> Row:
-    privacy, rounds, seed = record.config.privacy, record.rounds, record.config.seed
+    privacy = record.config.privacy
+    rounds = record.rounds
+    seed = record.config.seed
     return {
         "run": record.name,
         **{name: _number(record.of_model(name), ".4f") for name in scores},
@@ -275,12 +340,15 @@ def _row(record: RunRecord, scores: Sequence[str], tried: Sequence[str]) -> Row:
 
 
 def _number(value: float | None, form: str) -> str:
-    return "" if value is None else format(value, form)
+    if value is None:
+        return ""
+    return format(value, form)
 
 
 def repetitions_table(records: Sequence[RunRecord]) -> list[Row]:
     """A row for each setting that was run more than once, with the spread."""
-    mean, rows = f"{score_word(records)}, mean", []
+    mean = f"{score_word(records)}, mean"
+    rows = []
     for group in group_runs(records):
         if len(scores := group.scores) > 1:
             numbers = {mean: group.score, "standard deviation": statistics.stdev(scores)}
@@ -296,7 +364,9 @@ def ratings_table(record: RunRecord) -> list[Row]:
         {
             "round": str(number),
             "number": rated.name,
-            "value": f"{rated.value:.4f}" if rated.known else "not known: the noise leaves nothing to read",
+            "value": f"{rated.value:.4f}"
+            if rated.known
+            else "not known: the noise leaves nothing to read",
             "standard error": f"{rated.error:.4f}" if rated.known else "",
             "standard error by noise alone": _number(rated.by_noise, ".4f") if rated.known else "",
         }

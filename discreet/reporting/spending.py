@@ -1,4 +1,5 @@
-"""The spending of runs by every accountant, from their ledgers; the price of ratings, and of choosing among runs."""
+"""The spending of runs by every accountant, from their ledgers; the price of ratings, and of
+choosing among runs."""
 
 from __future__ import annotations
 
@@ -7,7 +8,13 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
-from discreet.accounting.accounting import PRIMIHUB_ORDERS, Entries, epsilon_spent, pure_epsilon, rdp_epsilon
+from discreet.accounting.accounting import (
+    PRIMIHUB_ORDERS,
+    Entries,
+    epsilon_spent,
+    pure_epsilon,
+    rdp_epsilon,
+)
 from discreet.accounting.events import PLD, RDP, event_from_json
 from discreet.accounting.privacy_ledger import PrivacyLedger
 from discreet.ledger.durable_ledger import CLIENTS_LEDGER, DurableLedger, Release
@@ -31,12 +38,21 @@ ACCOUNTANTS: dict[str, Callable[[Entries, float], float]] = {
 }
 
 # Settings that have to be equal for a data owner to hold the same data in two runs.
-SAME_DATA = ("name", "path", "num_clients", "partition", "alpha", "partition_seed", "examples_per_client")
+SAME_DATA = (
+    "name",
+    "path",
+    "num_clients",
+    "partition",
+    "alpha",
+    "partition_seed",
+    "examples_per_client",
+)
 
 
 def spent_by_data_owner(record: RunRecord, guarantee: str) -> dict[str, Entries]:
-    """The spending of each data owner's data for a guarantee; the user level has one data owner, "". Empty if the
-    guarantee is off, and for client-side guarantees of a federation, whose ledgers the clients keep."""
+    """The spending of each data owner's data for a guarantee; the user level has one data owner,
+    "". Empty if the guarantee is off, and for client-side guarantees of a federation, whose ledgers
+    the clients keep."""
     return _by_data_owner(_releases(record, guarantee))
 
 
@@ -54,18 +70,21 @@ def _by_data_owner(releases: Iterable[Release]) -> dict[str, Entries]:
     for release in releases:
         held.setdefault(release.data_owner, Counter())[release.event] += release.count
     return {
-        data_owner: PrivacyLedger(tuple((event_from_json(text), count) for text, count in events.items())).entries
+        data_owner: PrivacyLedger(
+            tuple((event_from_json(text), count) for text, count in events.items())
+        ).entries
         for data_owner, events in held.items()
     }
 
 
 def worst_epsilons(spent: Spent, delta: float) -> dict[str, float]:
-    """Epsilon of the data owner that has spent most, by every accountant that knows the events; empty if none paid.
-    Pure epsilon only if it is finite."""
+    """Epsilon of the data owner that has spent most, by every accountant that knows the events;
+    empty if none paid. Pure epsilon only if it is finite."""
     distinct = {tuple(entries) for entries in spent.values()}
     if not distinct:
         return {}
-    worst, found = max(distinct, key=lambda entries: ACCOUNTANTS[RDP](entries, delta)), dict[str, float]()
+    worst = max(distinct, key=lambda entries: ACCOUNTANTS[RDP](entries, delta))
+    found = dict[str, float]()
     for name, accountant in ACCOUNTANTS.items():
         try:
             value = accountant(worst, delta)
@@ -77,14 +96,16 @@ def worst_epsilons(spent: Spent, delta: float) -> dict[str, float]:
 
 
 def epsilon_curves(record: RunRecord, guarantee: str) -> dict[str, Pairs]:
-    """(round, epsilon) by accountant, at each round of the data owner that has spent most by then. The curve of the
-    run's own accountant comes from metrics.csv and has every round; the others have at most 16 points. Empty if the
-    guarantee is off."""
-    own, privacy = record.series(f"epsilon_{guarantee}"), record.config.privacy
+    """(round, epsilon) by accountant, at each round of the data owner that has spent most by then.
+    The curve of the run's own accountant comes from metrics.csv and has every round; the others
+    have at most 16 points. Empty if the guarantee is off."""
+    own = record.series(f"epsilon_{guarantee}")
+    privacy = record.config.privacy
     if not own:
         return {}
     curves: dict[str, Pairs] = {privacy.accountant: own}
-    numbers, releases = [number for number, _ in own], _releases(record, guarantee)
+    numbers = [number for number, _ in own]
+    releases = _releases(record, guarantee)
     step = (len(numbers) - 1) / max(1, min(len(numbers), MOST_POINTS) - 1)
     for number in [numbers[round(point * step)] for point in range(min(len(numbers), MOST_POINTS))]:
         spent = _by_data_owner(release for release in releases if release.round <= number)
@@ -96,42 +117,62 @@ def epsilon_curves(record: RunRecord, guarantee: str) -> dict[str, Pairs]:
 
 def guarantee_names(records: Sequence[RunRecord]) -> list[str]:
     """The guarantees that are on in at least one run."""
-    return [name for name in GUARANTEES if any(record.series(f"epsilon_{name}") for record in records)]
+    return [
+        name for name in GUARANTEES if any(record.series(f"epsilon_{name}") for record in records)
+    ]
 
 
 def ratings_cost(record: RunRecord) -> Iterator[str]:
-    """The price of the ratings of a run, in sentences: epsilons by the run's own accountant at its delta."""
-    config, times = record.config, len({number for number, _ in record.ratings})
-    privacy, ratings = config.privacy, f"{times} rating{'s' if times > 1 else ''}"
-    account, how = ACCOUNTANTS[privacy.accountant], f"by {privacy.accountant} at delta {privacy.delta:g}"
+    """The price of the ratings of a run, in sentences: epsilons by the run's own accountant at its
+    delta."""
+    config = record.config
+    times = len({number for number, _ in record.ratings})
+    privacy = config.privacy
+    ratings = f"{times} rating{'s' if times > 1 else ''}"
+    account = ACCOUNTANTS[privacy.accountant]
+    how = f"by {privacy.accountant} at delta {privacy.delta:g}"
     run = replace(record.plan.run, evaluation=replace(config.evaluation, kind="none"))
     unrated = server_mechanism(run)
     if unrated and run.configured_noise_multiplier(unrated.guarantee) is not None:
-        name, without = unrated.guarantee, account(releases_of(unrated, run, len(record.rounds)), privacy.delta)
-        yield f"{name}-level: epsilon {record.epsilon(name):.4g} with {ratings}, {without:.4g} without, {how}."
+        name = unrated.guarantee
+        without = account(releases_of(unrated, run, len(record.rounds)), privacy.delta)
+        yield (
+            f"{name}-level: epsilon {record.epsilon(name):.4g} with {ratings}, {without:.4g} "
+            f"without, {how}."
+        )
     for guarantee, mechanism in record.plan.mechanisms.items():
-        own = own_noise(record.plan.run) if SERVER not in mechanism.charged_at else None
+        if SERVER not in mechanism.charged_at:
+            own = own_noise(record.plan.run)
+        else:
+            own = None
         if own is not None and math.isfinite(record.epsilon(guarantee)):
             alone = account([(own.privacy.event, times)], privacy.delta)
             yield (
-                f"{guarantee}-level: epsilon {record.epsilon(guarantee):.4g} of the client that has spent most; its "
+                f"{guarantee}-level: epsilon {record.epsilon(guarantee):.4g} of the client that "
+                f"has spent most; its "
                 f"answers to {ratings}, if it gave them all, cost {alone:.4g} alone, {how}."
             )
 
 
 def choice_costs(records: Sequence[RunRecord]) -> list[str]:
-    """The price of picking one of several runs by its result, which is a release too: a sentence for each guarantee.
-    Each states epsilons by RDP at the largest delta of the runs: of the most expensive run, and of all runs together,
-    which holds whatever is picked or published of them. Runs whose noise protects nobody count like the others."""
-    return [_choice_cost(records, name) for name in guarantee_names(records)] if len(records) > 1 else []
+    """The price of picking one of several runs by its result, which is a release too: a sentence
+    for each guarantee. Each states epsilons by RDP at the largest delta of the runs: of the most
+    expensive run, and of all runs together, which holds whatever is picked or published of them.
+    Runs whose noise protects nobody count like the others."""
+    if len(records) > 1:
+        return [_choice_cost(records, name) for name in guarantee_names(records)]
+    return []
 
 
 def _choice_cost(records: Sequence[RunRecord], guarantee: str) -> str:
     paying = [record for record in records if record.series(f"epsilon_{guarantee}")]
     delta = max(record.config.privacy.delta for record in paying)
     spent = [spent_by_data_owner(record, guarantee) for record in paying]
-    dealt = {tuple(repr(record.settings.get(f"data.{name}")) for name in SAME_DATA) for record in records}
-    together, one = "not stated", "one"
+    dealt = {
+        tuple(repr(record.settings.get(f"data.{name}")) for name in SAME_DATA) for record in records
+    }
+    together = "not stated"
+    one = "one"
     if not all(spent):
         why = "the clients keep their ledgers themselves"
     elif len(dealt) > 1:
@@ -139,12 +180,20 @@ def _choice_cost(records: Sequence[RunRecord], guarantee: str) -> str:
     elif len({record.config.sampling.kind == "fixed" for record in paying}) > 1:
         why = "the runs have different adjacencies"
     elif without := len(records) - len(paying):
-        together, one = "inf", "the most expensive of the others"
-        why = f"no {guarantee}-level guarantee in {without} of the runs, which are over the same clients"
+        together = "inf"
+        one = "the most expensive of the others"
+        why = (
+            f"no {guarantee}-level guarantee in {without} of the runs, which are over the same "
+            f"clients"
+        )
     else:
         data_owners = set[str]().union(*spent)
-        summed = (tuple(entry for run in spent for entry in run.get(data_owner, ())) for data_owner in data_owners)
-        together, why = f"{_largest(summed, delta):.4g}", "the runs add up"
+        summed = (
+            tuple(entry for run in spent for entry in run.get(data_owner, ()))
+            for data_owner in data_owners
+        )
+        together = f"{_largest(summed, delta):.4g}"
+        why = "the runs add up"
     costliest = _largest((entries for run in spent for entries in run.values()), delta)
     return (
         f"{guarantee}-level, choosing the best: epsilon {together} for all {len(records)} runs, "

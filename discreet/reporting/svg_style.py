@@ -10,10 +10,12 @@ from html import escape
 from textwrap import fill
 from typing import Any
 
-INK, MUTED = "#1c2024", "#5f6872"
+INK = "#1c2024"
+MUTED = "#5f6872"
 SERIES = ("#2a6fcf", "#d1491f", "#0f8a66", "#8a5cd6", "#a36a00", "#c2357f", "#4d6a1e", "#5b6470")
 # The same colours on a dark page: of ink, muted ink, lines and series.
-GRID, PAPER = "#e3e6ea", "#ffffff"
+GRID = "#e3e6ea"
+PAPER = "#ffffff"
 DARK = {INK: "#e8ebef", MUTED: "#a6b0bb", GRID: "#39414a", PAPER: "#15181c"} | dict(
     zip(
         SERIES,
@@ -23,12 +25,19 @@ DARK = {INK: "#e8ebef", MUTED: "#a6b0bb", GRID: "#39414a", PAPER: "#15181c"} | d
 )
 MARKERS = "os^DvPXp"  # tell the series apart for readers who can't tell the colours apart
 SIZE = (4.2, 2.7)  # inches: about as wide as a phone, so that text keeps its size there
-LEGEND_LINE, LEGEND_EDGE = 0.18, 0.1  # inches
+# inches
+LEGEND_LINE = 0.18
+LEGEND_EDGE = 0.1
 LEGEND_CHARACTERS = 46  # of a line: a longer label is wrapped
 
 _STYLE: Any = {
     **{"svg.fonttype": "none", "font.family": "sans-serif", "font.size": 9, "legend.fontsize": 8},
-    **{"axes.grid": True, "axes.spines.top": False, "axes.spines.right": False, "axes.axisbelow": True},
+    **{
+        "axes.grid": True,
+        "axes.spines.top": False,
+        "axes.spines.right": False,
+        "axes.axisbelow": True,
+    },
     **{"axes.edgecolor": MUTED, "xtick.color": MUTED, "ytick.color": MUTED, "grid.color": GRID},
     **{
         "text.color": INK,
@@ -50,9 +59,9 @@ class Picture:
 
 
 def picture(title: str, draw: Callable[..., str], *, rows: int = 1) -> Picture:
-    """A picture that a function draws on `rows` axes below each other; the function gives the note. It is an SVG
-    element that a screen reader calls `title`, with the legend of the first axes below it. Identifiers depend on the
-    title, so that two pictures of one page share none."""
+    """A picture that a function draws on `rows` axes below each other; the function gives the note.
+    It is an SVG element that a screen reader calls `title`, with the legend of the first axes below
+    it. Identifiers depend on the title, so that two pictures of one page share none."""
     from matplotlib import rc_context  # it takes a second: only a program that draws pays for it
     from matplotlib.figure import Figure
 
@@ -67,13 +76,21 @@ def picture(title: str, draw: Callable[..., str], *, rows: int = 1) -> Picture:
             lines = sum(label.count("\n") + 1 for label in wrapped)
             figure.set_figheight(figure.get_figheight() + LEGEND_LINE * lines + LEGEND_EDGE)
             figure.legend(handles, wrapped, loc="outside lower left", labelspacing=0.3)
-        figure.savefig(buffer, format="svg", metadata={"Date": None, "Creator": None, "Format": None, "Type": None})
-    text, prefix = buffer.getvalue(), re.sub(r"\W+", "-", title.lower())
+        figure.savefig(
+            buffer,
+            format="svg",
+            metadata={"Date": None, "Creator": None, "Format": None, "Type": None},
+        )
+    text = buffer.getvalue()
+    prefix = re.sub(r"\W+", "-", title.lower())
     text = re.sub(r'(id="|href="#|url\(#)', rf"\1{prefix}-", text[text.index("<svg") :])
-    return Picture(title, text.replace("<svg ", f'<svg role="img" aria-label="{escape(title)}" ', 1), note)
+    return Picture(
+        title, text.replace("<svg ", f'<svg role="img" aria-label="{escape(title)}" ', 1), note
+    )
 
 
 def on_page(svg: str) -> str:
-    """A picture as the page has it: its colours are those of the page, which knows a dark scheme."""
+    """A picture as the page has it: its colours are those of the page, which knows a dark
+    scheme."""
     clear = svg.replace(f"fill: {PAPER}", "fill: none")
     return re.sub(r": (#[0-9a-f]{6})", lambda found: f": var(--{found[1][1:]}, {found[1]})", clear)

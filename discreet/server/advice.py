@@ -1,4 +1,5 @@
-"""Which guarantee fits a situation: where to start, how much noise to expect, and what accuracy, honestly."""
+"""Which guarantee fits a situation: where to start, how much noise to expect, and what accuracy,
+honestly."""
 
 from __future__ import annotations
 
@@ -10,15 +11,25 @@ from discreet.accounting.calibration import noise_multiplier_for_epsilon
 from discreet.accounting.events import poisson_round_event
 from discreet.settings.rules import ConfigError
 
-SERVER, MOST, NOBODY = "server", "most", "nobody"
-COMMAND, APP, LOOP = "command", "app", "loop"
-TRUSTED, CODE = (SERVER, MOST, NOBODY), (COMMAND, APP, LOOP)
+SERVER = "server"
+MOST = "most"
+NOBODY = "nobody"
+COMMAND = "command"
+APP = "app"
+LOOP = "loop"
+TRUSTED = (SERVER, MOST, NOBODY)
+CODE = (COMMAND, APP, LOOP)
 EPSILONS = (8.0, 2.0)
 PARAMETERS = 50  # of a linear model of a table with some 25 inputs
-ROUNDS, PROBABILITY = 100, 0.3  # of experiment=table
+# of experiment=table
+ROUNDS = 100
+PROBABILITY = 0.3
 STEPS = 60  # of experiment=heart
-FEW_PEOPLE, MOST_ORGANISATIONS, FEWEST_MASKED = 100, 100, 3
-# Noise over clip norm, and what was lost of the AUC of pooled regression with as much: docs/results/table_choice.csv.
+FEW_PEOPLE = 100
+MOST_ORGANISATIONS = 100
+FEWEST_MASKED = 3
+# Noise over clip norm, and what was lost of the AUC of pooled regression with as much:
+# docs/results/table_choice.csv.
 MEASURED = (
     (0.05, "within 0.02 of the AUC without privacy"),
     (0.3, "up to about 0.06 of AUC lost, with a linear model"),
@@ -35,8 +46,10 @@ class Situation:
       clients: people or devices with data of their own, organisations, or the people in one table.
       rows: of all clients together.
       rows_a_person: of the largest person; 1 if each row is another person.
-      trusted: with the clients' updates: the server; most of the clients (and not the server); nobody.
-      code: whose code trains: Discreet's command, a Flower app of one's own, or a PyTorch loop in one place.
+      trusted: with the clients' updates: the server; most of the clients (and not the server);
+        nobody.
+      code: whose code trains: Discreet's command, a Flower app of one's own, or a PyTorch loop in
+        one place.
     """
 
     clients: int
@@ -48,9 +61,13 @@ class Situation:
     def __post_init__(self) -> None:
         for name in ("clients", "rows", "rows_a_person"):
             if getattr(self, name) < 1:
-                raise ConfigError(f"--{name.replace('_', '-')} must be at least 1 (got {getattr(self, name)})")
+                raise ConfigError(
+                    f"--{name.replace('_', '-')} must be at least 1 (got {getattr(self, name)})"
+                )
         if self.rows < self.clients:
-            raise ConfigError(f"--rows counts those of all clients: at least {self.clients} (got {self.rows})")
+            raise ConfigError(
+                f"--rows counts those of all clients: at least {self.clients} (got {self.rows})"
+            )
 
     @property
     def people_are_clients(self) -> bool:
@@ -68,7 +85,10 @@ def advice(of: Situation) -> Iterator[str]:
         yield from _strangers(of)
     else:
         yield from _organisations(of)
-    yield "expectations are from made-up tables at user level (docs/guide/csv.md): try public or made-up data first"
+    yield (
+        "expectations are from made-up tables at user level (docs/guide/csv.md): try public or "
+        "made-up data first"
+    )
 
 
 def _people(of: Situation) -> Iterator[str]:
@@ -76,68 +96,109 @@ def _people(of: Situation) -> Iterator[str]:
     if of.code == APP:
         yield "start from: DPFedAvg in place of your strategy, docs/guide/flower_app.md"
     else:
-        yield f"start from: discreet simulate experiment=table data.num_clients={of.clients} (docs/guide/csv.md)"
+        yield (
+            f"start from: discreet simulate experiment=table data.num_clients={of.clients} "
+            f"(docs/guide/csv.md)"
+        )
     cohort = PROBABILITY * of.clients
     yield from _noise(
-        lambda z: z * math.sqrt(PARAMETERS) / cohort, delta=_delta(of.clients), steps=(PROBABILITY, ROUNDS)
+        lambda z: z * math.sqrt(PARAMETERS) / cohort,
+        delta=_delta(of.clients),
+        steps=(PROBABILITY, ROUNDS),
     )
 
 
 def _strangers(of: Situation) -> Iterator[str]:
-    yield "protects: everything about one client, from everybody (local level); nobody else is trusted"
+    yield (
+        "protects: everything about one client, from everybody (local level); nobody else is "
+        "trusted"
+    )
     if of.code == APP:
         yield "start from: discreet.local_dp_mod in your ClientApp, docs/guide/flower_privacy.md"
     else:
         yield "start from: discreet simulate experiment=gaussian_local"
     root = math.sqrt(of.clients)
-    yield from _noise(lambda z: 2 * z * math.sqrt(PARAMETERS) / root, delta=_delta(of.clients), steps=(1.0, 20))
-    yield "a trusted server, or secure aggregation among groups of at most 100, has far less noise for the same epsilon"
+    yield from _noise(
+        lambda z: 2 * z * math.sqrt(PARAMETERS) / root, delta=_delta(of.clients), steps=(1.0, 20)
+    )
+    yield (
+        "a trusted server, or secure aggregation among groups of at most 100, has far less "
+        "noise for the same epsilon"
+    )
 
 
 def _organisations(of: Situation) -> Iterator[str]:
     each = of.rows // of.clients
-    yield f"protects: one row of one organisation (example level), {of.clients} organisations of {each} rows on average"
+    yield (
+        f"protects: one row of one organisation (example level), {of.clients} organisations of "
+        f"{each} rows on average"
+    )
     if of.rows_a_person > 1:
         yield (
-            f"a person with {of.rows_a_person} rows is NOT protected at that epsilon, but at {of.rows_a_person} times "
+            f"a person with {of.rows_a_person} rows is NOT protected at that epsilon, but at "
+            f"{of.rows_a_person} times "
             "as much, and a larger delta: keep one row a person, or count a person's rows into one"
         )
     masked = of.trusted != NOBODY and of.clients >= FEWEST_MASKED and of.code == COMMAND
     if of.code == APP:
         yield "start from: DPSGD inside your ClientApp, docs/guide/dpsgd.md"
     elif masked:
-        yield "start from: experiment=heart_secure: one noise that all share, the server reads nothing else"
+        yield (
+            "start from: experiment=heart_secure: one noise that all share, the server reads "
+            "nothing else"
+        )
     else:
-        yield "start from: experiment=heart (a linear model) or silos: each organisation adds noise of its own"
-    # One step over all rows a round: the mean of K organisations has noise of its own from each, or one for all.
+        yield (
+            "start from: experiment=heart (a linear model) or silos: each organisation adds "
+            "noise of its own"
+        )
+    # One step over all rows a round: the mean of K organisations has noise of its own from each, or
+    # one for all.
     count = of.rows if masked else each * math.sqrt(of.clients)
-    yield from _noise(lambda z: z * math.sqrt(PARAMETERS) / count, delta=_delta(each), steps=(1.0, STEPS))
-    noise = _multiplier(EPSILONS[0], delta=_delta(of.clients), steps=(1.0, ROUNDS)) * math.sqrt(PARAMETERS)
+    yield from _noise(
+        lambda z: z * math.sqrt(PARAMETERS) / count, delta=_delta(each), steps=(1.0, STEPS)
+    )
+    noise = _multiplier(EPSILONS[0], delta=_delta(of.clients), steps=(1.0, ROUNDS)) * math.sqrt(
+        PARAMETERS
+    )
     yield (
-        f"not user level: to hide a whole organisation among {of.clients}, a round's noise would be "
+        f"not user level: to hide a whole organisation among {of.clients}, a round's noise would "
+        f"be "
         f"{noise / of.clients:.2g} clip norms at epsilon {EPSILONS[0]:g}, and nothing is learned"
     )
-    yield "measured: four hospitals of 30 to 199 patients reach 78 % at epsilon 2, and 79 % without privacy (heart)"
+    yield (
+        "measured: four hospitals of 30 to 199 patients reach 78 % at epsilon 2, and 79 % "
+        "without privacy (heart)"
+    )
 
 
 def _loop(of: Situation) -> Iterator[str]:
-    yield "protects: one row (zero-out, or add-or-remove with public_num_examples); you are trusted with all data"
+    yield (
+        "protects: one row (zero-out, or add-or-remove with public_num_examples); you are "
+        "trusted with all data"
+    )
     yield "start from: DPSGD around your loop, docs/guide/dpsgd.md"
     if of.rows_a_person > 1:
         people = of.rows // of.rows_a_person
         yield (
-            f"a person with {of.rows_a_person} rows is NOT protected at that epsilon. To protect people: "
+            f"a person with {of.rows_a_person} rows is NOT protected at that epsilon. To protect "
+            f"people: "
             f"discreet simulate experiment=table data.num_clients={people}"
         )
-    yield from _noise(lambda z: z * math.sqrt(PARAMETERS) / of.rows, delta=_delta(of.rows), steps=(1.0, STEPS))
+    yield from _noise(
+        lambda z: z * math.sqrt(PARAMETERS) / of.rows, delta=_delta(of.rows), steps=(1.0, STEPS)
+    )
 
 
-def _noise(ratio: Callable[[float], float], *, delta: float, steps: tuple[float, int]) -> Iterator[str]:
+def _noise(
+    ratio: Callable[[float], float], *, delta: float, steps: tuple[float, int]
+) -> Iterator[str]:
     for epsilon in EPSILONS:
         expected = ratio(_multiplier(epsilon, delta=delta, steps=steps))
         said = next((words for most, words in MEASURED if expected <= most), HOPELESS)
         yield (
-            f"at epsilon {epsilon:g}, delta {delta:g}: noise of {expected:.2g} clip norms on a linear model of "
+            f"at epsilon {epsilon:g}, delta {delta:g}: noise of {expected:.2g} clip norms on a "
+            f"linear model of "
             f"{PARAMETERS} parameters; expect {said}"
         )
 

@@ -24,13 +24,16 @@ class AskedClients:
       progress: shows that replies come; None: nothing is shown.
       available: the clients that could be asked at last.
       cohort: how many were asked at last.
-      started: when they could, by `time.monotonic`: the time that it waits for clients is no round's.
+      started: when they could, by `time.monotonic`: the time that it waits for clients is no
+        round's.
       stats: of the replies of this round.
-      refused: all that have ever refused: they stay out, for a spent budget or a policy does not change.
+      refused: all that have ever refused: they stay out, for a spent budget or a policy does not
+        change.
     """
 
     def __init__(self, transport: Transport, must_be_finite: tuple[str, ...]) -> None:
-        self.transport, self.must_be_finite = transport, must_be_finite
+        self.transport = transport
+        self.must_be_finite = must_be_finite
         self.progress: Progress | None = None
         self.available: Sequence[int] = ()
         self.cohort = 0
@@ -55,7 +58,9 @@ class AskedClients:
         self.cohort = len(cohort)
         return cohort
 
-    def ask(self, asked: TrainRequest, params: Tensor, cohort: Sequence[int]) -> Iterator[UsableReply]:
+    def ask(
+        self, asked: TrainRequest, params: Tensor, cohort: Sequence[int]
+    ) -> Iterator[UsableReply]:
         """See `discreet.server.round.Clients`."""
         self.cohort = len(cohort)
         replies = self.transport.ask(asked, params, cohort)

@@ -13,9 +13,10 @@ from discreet.settings.client_settings import ClientSettings
 class CohortSampling:
     """The sampling of a cohort.
 
-    kind: `poisson`: each member with `probability`, independently; `fixed`: that share of `population_size` places
-    without replacement, of which only the connected ones can be asked; `everyone`; `cyclic`: one of `groups` groups,
-    one after the other. `population_size` is a public constant.
+    kind: `poisson`: each member with `probability`, independently; `fixed`: that share of
+    `population_size` places without replacement, of which only the connected ones can be asked;
+    `everyone`; `cyclic`: one of `groups` groups, one after the other. `population_size` is a public
+    constant.
     """
 
     kind: str
@@ -35,18 +36,24 @@ class CohortSampling:
         Raises:
           ValueError: more members than `population_size`: what is accounted would not be what runs.
         """
-        from discreet.privacy.sampling import fixed_size_cohort, in_turn, poisson_cohort  # with PyTorch
+        from discreet.privacy.sampling import (
+            fixed_size_cohort,
+            in_turn,
+            poisson_cohort,
+        )  # with PyTorch
 
         if len(members) > self.population_size:
             raise ValueError(
-                f"sampling.population_size={self.population_size}, but {len(members)} clients are connected: delta, "
+                f"sampling.population_size={self.population_size}, but {len(members)} clients are "
+                f"connected: delta, "
                 "the denominator and the account are those of the declared population"
             )
         if self.kind in ("everyone", "cyclic"):
             return [member for member in members if in_turn(member, number, groups=self.groups)]
         if self.kind == "poisson":
             return poisson_cohort(members, self.probability, source)
-        # Absent clients are drawn too and then missed: each one's chance stays cohort_size / population_size.
+        # Absent clients are drawn too and then missed: each one's chance stays cohort_size /
+        # population_size.
         places = range(self.population_size)
         chosen = fixed_size_cohort(places, round(self.probability * self.population_size), source)
         return [members[place] for place in chosen if place < len(members)]

@@ -1,4 +1,5 @@
-"""The guess that is the same for every example, which any model has to beat on the public test set."""
+"""The guess that is the same for every example, which any model has to beat on the public test
+set."""
 
 from __future__ import annotations
 
@@ -32,19 +33,36 @@ class ConstantGuess:
     uneven: bool
 
     def __str__(self) -> str:
-        loss = "" if self.loss is None else f", and a loss of {self.loss:.4f}"
+        if self.loss is None:
+            loss = ""
+        else:
+            loss = f", and a loss of {self.loss:.4f}"
         return f"on the test set a constant guess has an accuracy of {self.share:.4f}{loss}"
 
     def warning(self, row: Mapping[str, Any]) -> str | None:
-        """The line about a model that is no better, by its row of metrics.csv; None if it is better."""
-        said, accuracy, loss = list[str](), row.get("accuracy"), row.get("loss")
+        """The line about a model that is no better, by its row of metrics.csv; None if it is
+        better."""
+        said = list[str]()
+        accuracy = row.get("accuracy")
+        loss = row.get("loss")
         if self.uneven and accuracy is not None and accuracy <= self.share:
-            others = [f"{name} {row[name]:.3f}" for name in ("auc", "balanced_accuracy") if row.get(name) is not None]
-            read = f": read {' and '.join(others)} instead" if others else ""
-            said.append(f"accuracy {accuracy:.3f} is not above the share of the largest class, {self.share:.3f}{read}")
+            others = [
+                f"{name} {row[name]:.3f}"
+                for name in ("auc", "balanced_accuracy")
+                if row.get(name) is not None
+            ]
+            if others:
+                read = f": read {' and '.join(others)} instead"
+            else:
+                read = ""
+            said.append(
+                f"accuracy {accuracy:.3f} is not above the share of the largest class, "
+                f"{self.share:.3f}{read}"
+            )
         if self.loss is not None and loss is not None and not loss <= self.loss:
             said.append(
-                f"loss {loss:.3f} is above the {self.loss:.3f} of a constant guess: the model has learned little"
+                f"loss {loss:.3f} is above the {self.loss:.3f} of a constant guess: the model has "
+                f"learned little"
             )
         return "; ".join(said) or None
 
@@ -56,11 +74,19 @@ def constant_guess(task: Task, settings: TaskConfig) -> ConstantGuess | None:
     counts = torch.bincount(task.test.targets, minlength=task.shape.num_classes).double()
     shares = counts / counts.sum()
     plain = settings.loss in (None, "cross_entropy") and settings.class_weights is None
-    loss = float(-torch.special.xlogy(shares, shares).sum()) if plain else None
-    return ConstantGuess(float(shares.max()), loss, is_uneven(task.test.targets, task.shape.num_classes))
+    if plain:
+        loss = float(-torch.special.xlogy(shares, shares).sum())
+    else:
+        loss = None
+    return ConstantGuess(
+        float(shares.max()), loss, is_uneven(task.test.targets, task.shape.num_classes)
+    )
 
 
 def last_warning(guess: ConstantGuess | None, rows: Sequence[Mapping[str, Any]]) -> str | None:
-    """The warning about the last model of a run; None if it has none, or is better than a constant guess."""
+    """The warning about the last model of a run; None if it has none, or is better than a constant
+    guess."""
     rated = [row for row in rows if row.get("loss") is not None and math.isfinite(row["loss"])]
-    return guess.warning(rated[-1]) if guess is not None and rated else None
+    if guess is not None and rated:
+        return guess.warning(rated[-1])
+    return None

@@ -7,17 +7,22 @@ import io
 import re
 from collections.abc import Iterable
 
-FORMULA = re.compile(r"[=@\t\r]|[+-](?!\.?\d[\d.]*(e[+-]?\d+)?$|inf$)")  # what a spreadsheet computes, and no number
+FORMULA = re.compile(
+    r"[=@\t\r]|[+-](?!\.?\d[\d.]*(e[+-]?\d+)?$|inf$)"
+)  # what a spreadsheet computes, and no number
 
 
 def csv_text(rows: Iterable[Iterable[object]], *, end: str = "\n") -> str:
-    """A line for each row, in which a spreadsheet finds no formula: a text that is no number and begins as a formula
-    gets an apostrophe before it.
+    """A line for each row, in which a spreadsheet finds no formula: a text that is no number and
+    begins as a formula gets an apostrophe before it.
 
     >>> csv_text([["=1+1", "-0.5", -1]])
     "'=1+1,-0.5,-1\\n"
     """
     text = io.StringIO(newline="")
-    plain = ([f"'{cell}" if isinstance(cell, str) and FORMULA.match(cell) else cell for cell in row] for row in rows)
+    plain = (
+        [f"'{cell}" if isinstance(cell, str) and FORMULA.match(cell) else cell for cell in row]
+        for row in rows
+    )
     csv.writer(text, lineterminator=end).writerows(plain)
     return text.getvalue()

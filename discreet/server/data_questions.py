@@ -1,4 +1,5 @@
-"""Questions about clients' data before the first round: statistics, and what inputs are normalised by.
+"""Questions about clients' data before the first round: statistics, and what inputs are normalised
+by.
 
 Everybody is asked once, and what comes back is noised at the server.
 """
@@ -40,53 +41,82 @@ logger = logging.getLogger("discreet")
 
 def statistics_noise(plan: Plan, length: int) -> AnswerRelease:
     """The release of the sum of all clients' answers of `length` numbers about their data."""
-    population, noise = plan.run.user.population_size, plan.run.statistics.noise_multiplier
+    population = plan.run.user.population_size
+    noise = plan.run.statistics.noise_multiplier
     event = plan.run.statistics.event
     return AnswerRelease(length, float(population), noise, plan.run.noise, population, event=event)
 
 
 def with_range(asked: StatisticsConfig, data: str, path: str | None) -> StatisticsConfig:
-    """The statistics that are asked for, with the public range in which the data declare that all inputs lie, as a
-    model reads them, unless it is given; without one if they declare none."""
-    shape, declared = SHAPES.get(data), None
+    """The statistics that are asked for, with the public range in which the data declare that all
+    inputs lie, as a model reads them, unless it is given; without one if they declare none."""
+    shape = SHAPES.get(data)
+    declared = None
     if data == FOLDER and path is not None:
         description = read_description(Path(path).expanduser().resolve())
-        declared = SCALE if description.low is not None or description.columns else None
+        if description.low is not None or description.columns:
+            declared = SCALE
+        else:
+            declared = None
     elif shape is not None and not shape.num_tokens:
         declared = shape.scale
-    return asked if asked.low is not None or declared is None else replace(asked, low=declared[0], high=declared[1])
+    if asked.low is not None or declared is None:
+        return asked
+    return replace(asked, low=declared[0], high=declared[1])
 
 
 def with_constants(config: Settings, task: Task) -> Settings:
-    """The configuration with the public range, and with what `data.normalise=public` normalises by: the middle and half
-    of that range, unless it is given. ConfigError: inputs can't be normalised so."""
-    means, kind = config.normaliser.means, config.data.normalise
-    config = replace(config, statistics=with_range(config.statistics, config.data.name, config.data.path))
+    """The configuration with the public range, and with what `data.normalise=public` normalises by:
+    the middle and half of that range, unless it is given. ConfigError: inputs can't be normalised
+    so."""
+    means = config.normaliser.means
+    kind = config.data.normalise
+    config = replace(
+        config, statistics=with_range(config.statistics, config.data.name, config.data.path)
+    )
     if kind == "none" and means is not None:
-        raise ConfigError("normaliser.means must be left out with data.normalise=none, which does not read them")
+        raise ConfigError(
+            "normaliser.means must be left out with data.normalise=none, which does not read them"
+        )
     if kind == "none" and not config.statistics.only:
         return config
     if kind != "none" and config.model.name == "scattering":
-        raise ConfigError("data.normalise must be none with model.name=scattering, whose transform reads plain pixels")
+        raise ConfigError(
+            "data.normalise must be none with model.name=scattering, whose transform reads plain "
+            "pixels"
+        )
     shape = shape_of_data(config.statistics, task.shape)
     if means is not None and len(means) != shape.columns:
-        raise ConfigError(f"normaliser.means must be {shape.columns} numbers, one a column (got {len(means)})")
+        raise ConfigError(
+            f"normaliser.means must be {shape.columns} numbers, one a column (got {len(means)})"
+        )
     if kind == "private" and means is not None and not config.resume:
-        raise ConfigError("normaliser.means must be left out with data.normalise=private: clients are asked for them")
+        raise ConfigError(
+            "normaliser.means must be left out with data.normalise=private: clients are asked for "
+            "them"
+        )
     if kind != "public" or means is not None:
         return config
-    middle, half = (shape.low + shape.high) / 2, (shape.high - shape.low) / 2
-    return replace(config, normaliser=NormaliserConfig([middle] * shape.columns, [half] * shape.columns))
+    middle = (shape.low + shape.high) / 2
+    half = (shape.high - shape.low) / 2
+    return replace(
+        config, normaliser=NormaliserConfig([middle] * shape.columns, [half] * shape.columns)
+    )
 
 
 def answers_by(transport: Transport, plan: Plan, name: str) -> Replies:
-    """Yields the answers of all available clients to a question about their data. They get no parameters.
-    NobodyAnswers: none has answered; nothing is charged then."""
-    available, stats = list(transport.available_clients()), ReplyStats()
-    asked = TrainRequest(1, plan.first_clip_norm, plan.run, work=Assignment(trains=False, query=name))
+    """Yields the answers of all available clients to a question about their data. They get no
+    parameters. NobodyAnswers: none has answered; nothing is charged then."""
+    available = list(transport.available_clients())
+    stats = ReplyStats()
+    asked = TrainRequest(
+        1, plan.first_clip_norm, plan.run, work=Assignment(trains=False, query=name)
+    )
     yield from stats.accept(transport.ask(asked, torch.zeros(0), available))
     stats.log_failures()
-    logger.info("%d of %d clients answered what their data are like", stats.accepted, len(available))
+    logger.info(
+        "%d of %d clients answered what their data are like", stats.accepted, len(available)
+    )
     if available and not stats.accepted:
         raise NobodyAnswers(f"nobody gave a usable answer; the last: {stats.reasons[-1]}")
 
@@ -97,15 +127,19 @@ def found_normaliser(run: RunContext, task: Task, answers: Replies) -> Normalise
     found = query.read(ask(run, query, answers, name=NORMALISE))
     normaliser = normaliser_from(found, shape_of_data(run.plan.run.statistics, task.shape))
     count = shape_of_data(run.plan.run.statistics, task.shape).columns
-    logger.info("inputs are normalised by %d means and deviations that clients were asked for", count)
+    logger.info(
+        "inputs are normalised by %d means and deviations that clients were asked for", count
+    )
     return normaliser
 
 
 def ask(run: RunContext, query: Query, answers: Replies, *, name: str) -> Sums:
-    """The noised sum of all clients' answers to a query; what it costs is on disk before noise is drawn. `name`: of
-    what the query is for; each has draws of its own. ConfigError: it would pass the budget of the run, or of all runs
-    if it charges an account; nobody is asked then."""
-    event, ledger, what = run.plan.run.statistics.event, run.ledger, "asking clients about their data"
+    """The noised sum of all clients' answers to a query; what it costs is on disk before noise is
+    drawn. `name`: of what the query is for; each has draws of its own. ConfigError: it would pass
+    the budget of the run, or of all runs if it charges an account; nobody is asked then."""
+    event = run.plan.run.statistics.event
+    ledger = run.ledger
+    what = "asking clients about their data"
     charged = Charge(BEFORE, USER, "", event)
     try:
         require_room_for(charged, what, ledger=ledger, budget=run.plan.budget())
@@ -119,12 +153,15 @@ def ask(run: RunContext, query: Query, answers: Replies, *, name: str) -> Sums:
 
 
 def written_statistics(run: RunContext, task: Task, answers: Replies) -> str:
-    """The statistics that clients' answers to STATISTICS give, as a text; `statistics.json` is written. ConfigError:
-    asking would pass the budget; nobody is asked then."""
+    """The statistics that clients' answers to STATISTICS give, as a text; `statistics.json` is
+    written. ConfigError: asking would pass the budget; nobody is asked then."""
     query = query_of(STATISTICS, run.plan.run, task.shape)
     found = query.read(ask(run, query, answers, name=STATISTICS))
-    told, user, path = run.plan.run, run.plan.guarantees[0], run.folder.path / "statistics.json"
-    epsilon, seeded = run.ledger.spent(USER).epsilon(told.delta, told.accountant), run.plan.settings.seed is not None
+    told = run.plan.run
+    user = run.plan.guarantees[0]
+    path = run.folder.path / "statistics.json"
+    epsilon = run.ledger.spent(USER).epsilon(told.delta, told.accountant)
+    seeded = run.plan.settings.seed is not None
     spent = {
         "noise_multiplier": told.statistics.noise_multiplier,
         "unit": user.unit,
@@ -136,9 +173,13 @@ def written_statistics(run: RunContext, task: Task, answers: Replies) -> str:
     }
     numbers = {what: {of: asdict(one) for of, one in row.items()} for what, row in found.items()}
     write_json(path, {"statistics": numbers, "privacy": spent})
-    nobody = "; seed is set, so that the noise protects nobody" if seeded else ""
+    if seeded:
+        nobody = "; seed is set, so that the noise protects nobody"
+    else:
+        nobody = ""
     return (
-        f"{_table(found)}\nuser-level: epsilon {epsilon:.4g} by {told.accountant} at delta {told.delta:g} spent by now "
+        f"{_table(found)}\nuser-level: epsilon {epsilon:.4g} by {told.accountant} at delta "
+        f"{told.delta:g} spent by now "
         f"({user.unit}; {user.adjacency}){nobody}\nwritten to {path}\n"
     )
 
@@ -146,6 +187,8 @@ def written_statistics(run: RunContext, task: Task, answers: Replies) -> str:
 def _table(found: Mapping[str, Mapping[str, Estimate]]) -> str:
     rows = [("statistic", "of", "value", "standard error")]
     for what, row in found.items():
-        rows += [(what, of, f"{one.value:.5g}", f"{one.standard_error:.2g}") for of, one in row.items()]
+        rows += [
+            (what, of, f"{one.value:.5g}", f"{one.standard_error:.2g}") for of, one in row.items()
+        ]
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     return "".join("  ".join(map(str.ljust, row, widths)).rstrip() + "\n" for row in rows)

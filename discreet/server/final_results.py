@@ -1,5 +1,5 @@
-"""The last model's results on the public test set that pictures are drawn from: a confusion matrix, the ROC curve, and
-calibration."""
+"""The last model's results on the public test set that pictures are drawn from: a confusion matrix,
+the ROC curve, and calibration."""
 
 from __future__ import annotations
 
@@ -20,14 +20,19 @@ BINS = 10
 
 
 def final_results(model: nn.Module, task: Task) -> dict[str, Any] | None:
-    """What test_set.json holds; None if no class is predicted, there is no test set, or outputs are not finite."""
+    """What test_set.json holds; None if no class is predicted, there is no test set, or outputs are
+    not finite."""
     classes = task.shape.num_classes
     if task.shape.target.kind != CLASSES or not len(task.test) or classes > MOST_CLASSES:
         return None
-    outputs, targets = outputs_of(model, task.test.inputs).double(), task.test.targets.cpu()
+    outputs = outputs_of(model, task.test.inputs).double()
+    targets = task.test.targets.cpu()
     if not outputs.isfinite().all():
         return None
-    named = task.description.classes if task.description is not None else ()
+    if task.description is not None:
+        named = task.description.classes
+    else:
+        named = ()
     said = outputs.softmax(dim=1)
     pairs = targets * classes + said.argmax(dim=1)
     confusion = torch.bincount(pairs, minlength=classes**2).reshape(classes, classes)
@@ -40,25 +45,33 @@ def final_results(model: nn.Module, task: Task) -> dict[str, Any] | None:
 
 
 def _roc(outputs: Tensor, targets: Tensor) -> list[list[float]]:
-    """(false positive rate, true positive rate) of class 1, at most MOST_POINTS; empty with a single class."""
+    """(false positive rate, true positive rate) of class 1, at most MOST_POINTS; empty with a
+    single class."""
     from sklearn.metrics import roc_curve
 
     if len(torch.unique(targets)) < 2:
         return []
     wrong, right, _ = roc_curve(targets.numpy(), (outputs[:, 1] - outputs[:, 0]).numpy())
-    places = np.unique(np.linspace(0, len(wrong) - 1, min(MOST_POINTS, len(wrong))).round().astype(int))
+    places = np.unique(
+        np.linspace(0, len(wrong) - 1, min(MOST_POINTS, len(wrong))).round().astype(int)
+    )
     return np.stack([wrong[places], right[places]], axis=1).round(5).tolist()  # type: ignore[no-any-return]
 
 
 def _calibration(said: Tensor, targets: Tensor) -> list[list[float]]:
-    """(mean probability, share that is so, examples) for each tenth of the probability that has an example: of class 1
-    of two, otherwise of the likeliest class."""
+    """(mean probability, share that is so, examples) for each tenth of the probability that has an
+    example: of class 1 of two, otherwise of the likeliest class."""
     if said.shape[1] == 2:
-        probability, true = said[:, 1], targets == 1
+        probability = said[:, 1]
+        true = targets == 1
     else:
-        probability, true = said.max(dim=1).values, said.argmax(dim=1) == targets
-    places, rows = (probability * BINS).long().clamp(max=BINS - 1), list[list[float]]()
+        probability = said.max(dim=1).values
+        true = said.argmax(dim=1) == targets
+    places = (probability * BINS).long().clamp(max=BINS - 1)
+    rows = list[list[float]]()
     for place in torch.unique(places):
         here = places == place
-        rows.append([float(probability[here].mean()), float(true[here].double().mean()), float(here.sum())])
+        rows.append(
+            [float(probability[here].mean()), float(true[here].double().mean()), float(here.sum())]
+        )
     return rows

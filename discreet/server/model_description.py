@@ -23,12 +23,19 @@ OF_PLACES = ("file", "test", "test_target", "unconfirmed", "public", "separator"
 
 
 def model_facts(
-    settings: Settings, shape: TaskShape, parameters: Mapping[str, Any], described: DataDescription | None
+    settings: Settings,
+    shape: TaskShape,
+    parameters: Mapping[str, Any],
+    described: DataDescription | None,
 ) -> dict[str, Any]:
-    """The content of model.json. `parameters`: the tensors by their names; `described`: the data.toml of the data."""
+    """The content of model.json. `parameters`: the tensors by their names; `described`: the
+    data.toml of the data."""
     return {
         "discreet": discreet.__version__,
-        "versions": {"python": platform.python_version(), **{name: version(name) for name in ("torch", "numpy")}},
+        "versions": {
+            "python": platform.python_version(),
+            **{name: version(name) for name in ("torch", "numpy")},
+        },
         "model": asdict(settings.model),
         "parameters": {name: list(tensor.shape) for name, tensor in parameters.items()},
         "data": settings.data.name,
@@ -48,11 +55,14 @@ def input_names(described: DataDescription | None) -> list[str] | None:
         return None
     if described.columns:
         return names_of(described.columns)
-    return list(described.inputs) if isinstance(described.inputs, tuple) else None
+    if isinstance(described.inputs, tuple):
+        return list(described.inputs)
+    return None
 
 
 def read_facts(run: Path) -> dict[str, Any] | None:
-    """model.json of a run folder; None if an older version wrote the run. ConfigError: it is damaged."""
+    """model.json of a run folder; None if an older version wrote the run. ConfigError: it is
+    damaged."""
     path = run / FILE
     if not path.is_file():
         return None
@@ -66,8 +76,10 @@ def read_facts(run: Path) -> dict[str, Any] | None:
 
 
 def differences(then: DataDescription, now: DataDescription) -> list[str]:
-    """The keys of data.toml in which the one of a model and that of today differ, if a model reads them otherwise."""
-    old, new = _flat(then), _flat(now)
+    """The keys of data.toml in which the one of a model and that of today differ, if a model reads
+    them otherwise."""
+    old = _flat(then)
+    new = _flat(now)
     return sorted(key for key in old.keys() | new.keys() if old.get(key) != new.get(key))
 
 

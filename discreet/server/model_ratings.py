@@ -1,5 +1,5 @@
-"""Ratings of a run's models by clients, on data that each holds out of its own: when, at which price, and what is
-written of it, the numbers in metrics.csv and the curves in roc.csv."""
+"""Ratings of a run's models by clients, on data that each holds out of its own: when, at which
+price, and what is written of it, the numbers in metrics.csv and the curves in roc.csv."""
 
 from __future__ import annotations
 
@@ -47,44 +47,65 @@ class RatingPlan:
 
     @property
     def event(self) -> DpEvent | None:
-        """The cost of asking a cohort for nothing else; None if each client noises its own answer, and accounts it
-        itself."""
+        """The cost of asking a cohort for nothing else; None if each client noises its own answer,
+        and accounts it itself."""
         return self.mechanism.event
 
     def is_due(self, number: int, *, last: bool) -> bool:
         """True if a cohort of its own rates the model after a round."""
-        return last or (self.config.cohort == "own" and number > 0 and number % self.config.every == 0)
+        return last or (
+            self.config.cohort == "own" and number > 0 and number % self.config.every == 0
+        )
 
     def left(self, done: int, *, rounds: int) -> int:
-        """The number of ratings by cohorts of their own that are left after `done` of all rounds."""
+        """The number of ratings by cohorts of their own that are left after `done` of all
+        rounds."""
         _, planned = self.config.ratings(rounds)
         return planned - (done // self.config.every if self.config.cohort == "own" else 0)
 
     def announce(self) -> None:
-        """Logs how far off the estimates are expected to be, if that can be told before they are read; warns if the
-        population is too small for them."""
-        how, zeros = self.answers, [0.0] * self.query.length
+        """Logs how far off the estimates are expected to be, if that can be told before they are
+        read; warns if the population is too small for them."""
+        how = self.answers
+        zeros = [0.0] * self.query.length
         asked, everybody = (
             self.query.read(Sums(zeros, how.expected_cohort, how.stddev, probability))
             for probability in (1.0, how.probability)
         )
-        known = {name: x.standard_error for name, x in asked.items() if math.isfinite(x.standard_error)}
+        known = {
+            name: x.standard_error for name, x in asked.items() if math.isfinite(x.standard_error)
+        }
         if how.own is not None and how.own.of_examples:
             each = "; ".join(f"{name} {error:.4g} / m" for name, error in known.items())
-            logger.info("clients rate the model; standard errors by noise if each holds out m examples: %s", each)
+            logger.info(
+                "clients rate the model; standard errors by noise if each holds out m examples: %s",
+                each,
+            )
             return
         in_all = {name: everybody[name].standard_error for name in known}
-        said = "; ".join(f"{name} {error:.4g} by noise, {in_all[name]:.4g} in all" for name, error in known.items())
+        said = "; ".join(
+            f"{name} {error:.4g} by noise, {in_all[name]:.4g} in all"
+            for name, error in known.items()
+        )
         poor = known.get("accuracy", 0.0) > LARGEST_ERROR
         if poor:
-            said += f". The population is too small for a useful number: {LARGEST_ERROR:g} by noise would be one"
-        level = logging.WARNING if poor else logging.INFO
+            said += (
+                f". The population is too small for a useful number: {LARGEST_ERROR:g} by "
+                f"noise would be one"
+            )
+        if poor:
+            level = logging.WARNING
+        else:
+            level = logging.INFO
         logger.log(level, "clients rate the model; standard errors: %s", said)
 
     def has_rated(self, folder: RunFolder, number: int) -> bool:
-        """True if the row of a round holds a rating of the model after it. The untrained model has none."""
+        """True if the row of a round holds a rating of the model after it. The untrained model has
+        none."""
         rows = [row for row in folder.read_metrics() if row["round"] == number]
-        return not rows or any(rows[-1].get(f"{name}{ERROR}") is not None for name in self.query.names())
+        return not rows or any(
+            rows[-1].get(f"{name}{ERROR}") is not None for name in self.query.names()
+        )
 
     def write(
         self,
@@ -95,24 +116,43 @@ class RatingPlan:
         answered: tuple[int, int],
         spent: Mapping[str, float] | None = None,
     ) -> dict[str, object]:
-        """Adds to the row of round `number` how good the model after it is, and says it; the numbers. `answered`: how
-        many of how many clients did. `spent`: the epsilons, if the row is to include what this has cost."""
-        noise_alone, found = self.query.read(replace(sums, probability=1.0)), self.query.read(sums)
-        rated = [Rated(of, x.value, x.standard_error, noise_alone[of].standard_error) for of, x in found.items()]
+        """Adds to the row of round `number` how good the model after it is, and says it; the
+        numbers. `answered`: how many of how many clients did. `spent`: the epsilons, if the row is
+        to include what this has cost."""
+        noise_alone = self.query.read(replace(sums, probability=1.0))
+        found = self.query.read(sums)
+        rated = [
+            Rated(of, x.value, x.standard_error, noise_alone[of].standard_error)
+            for of, x in found.items()
+        ]
         added = dict[str, float | None]()
         for each in rated:
-            added |= {each.name: each.value, each.name + ERROR: each.error, each.name + BY_NOISE: each.by_noise}
+            added |= {
+                each.name: each.value,
+                each.name + ERROR: each.error,
+                each.name + BY_NOISE: each.by_noise,
+            }
         added |= spent or {}
         auc = [part for part in self.query.noised(sums) if part.block.name == "auc"]
-        write_roc(folder.path / "roc.csv", number, [point for part in auc for point in roc_points(part)])
-        folder.replace_metrics([row | added if row["round"] == number else row for row in folder.read_metrics()])
-        fields, said = {"event": "evaluation", "round": number, **added}, ", ".join(map(str, rated))
+        write_roc(
+            folder.path / "roc.csv", number, [point for part in auc for point in roc_points(part)]
+        )
+        folder.replace_metrics(
+            [row | added if row["round"] == number else row for row in folder.read_metrics()]
+        )
+        fields = {"event": "evaluation", "round": number, **added}
+        said = ", ".join(map(str, rated))
         level = logging.INFO
         if not answered[0]:
             level = logging.WARNING
             said += ". Nobody gave a usable answer: these numbers are noise alone"
         facts = number, *answered, said
-        logger.log(level, "the model after round %d, by %d of %d clients: %s", *facts, extra={"fields": fields})
+        logger.log(
+            level,
+            "the model after round %d, by %d of %d clients: %s",
+            *facts,
+            extra={"fields": fields},
+        )
         return {"round": number, **added}
 
 
@@ -131,8 +171,12 @@ def rating_plan(plan: Plan) -> RatingPlan | None:
 
 
 def write_roc(path: Path, number: int, points: Sequence[RocPoint]) -> None:
-    """Adds the curves of the model after a round, in place of those that are there of it; no file without points."""
-    rows = list(csv.reader(path.open(encoding="utf-8", newline="")))[1:] if path.exists() else []
+    """Adds the curves of the model after a round, in place of those that are there of it; no file
+    without points."""
+    if path.exists():
+        rows = list(csv.reader(path.open(encoding="utf-8", newline="")))[1:]
+    else:
+        rows = []
     kept = [row for row in rows if row[0] != str(number)]
     if kept or points:
         table = [("round", *RocPoint._fields), *kept, *((number, *point) for point in points)]

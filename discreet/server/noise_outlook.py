@@ -10,8 +10,10 @@ from discreet.server.plan import Plan
 from discreet.server.server_optimizer import ServerSGD
 from discreet.settings.rules import ConfigError
 
-# The noise feedback up to which a run learns, and if its steps are as long as their signal. Measured: docs/pitfalls.md.
-LARGEST_FEEDBACK, LARGEST_FEEDBACK_SHRINKING = 6.5, 23.0
+# The noise feedback up to which a run learns, and if its steps are as long as their signal.
+# Measured: docs/pitfalls.md.
+LARGEST_FEEDBACK = 6.5
+LARGEST_FEEDBACK_SHRINKING = 23.0
 EARLY_ROUNDS = 10  # a run that is over by then ends before noise that feeds itself has grown
 FEWEST_ROUNDS = 5  # that are advised
 FEW_CLIENTS = 30  # below it noise that hides one of them leaves little to learn from
@@ -23,7 +25,8 @@ FULL_LOCAL_WORK = 0.2  # clients that learn less than this in a round answer noi
 
 
 def noise_ratio(noise_multiplier: float, *, num_params: int, expected_cohort: float) -> float:
-    """The expected norm of a round's noise, as a multiple of its clip norm: z * sqrt(num_params) / expected_cohort.
+    """The expected norm of a round's noise, as a multiple of its clip norm: z * sqrt(num_params) /
+    expected_cohort.
 
     `noise_multiplier` is that of the update (`central_gaussian.update_noise_multiplier`).
 
@@ -33,19 +36,25 @@ def noise_ratio(noise_multiplier: float, *, num_params: int, expected_cohort: fl
     return noise_multiplier * math.sqrt(num_params) / expected_cohort
 
 
-def noise_feedback(ratio: float, *, learning_rate: float, momentum: float, local_work: float) -> float:
-    """The noise feedback of a run: ratio * sqrt(eta / (1 - m)) * min(1, w / 0.2), with `noise_ratio` for the ratio.
+def noise_feedback(
+    ratio: float, *, learning_rate: float, momentum: float, local_work: float
+) -> float:
+    """The noise feedback of a run: ratio * sqrt(eta / (1 - m)) * min(1, w / 0.2), with
+    `noise_ratio` for the ratio.
 
-    Noise moves the model away from where clients want it; they answer with updates as long as they are far away, an
-    adaptive clip norm follows these, and the noise follows the clip norm. Heavy-ball steps of the server's rate eta
-    and momentum m on an error whose noise is proportional to it have a stationary mean square only while ratio^2 * eta
-    / (1 - m) is below a constant of the task; above it the error grows by a factor each round. Clients whose local
-    work w, epochs * learning rate / (1 - momentum), is small answer in proportion to it.
+    Noise moves the model away from where clients want it; they answer with updates as long as they
+    are far away, an adaptive clip norm follows these, and the noise follows the clip norm.
+    Heavy-ball steps of the server's rate eta and momentum m on an error whose noise is proportional
+    to it have a stationary mean square only while ratio^2 * eta / (1 - m) is below a constant of
+    the task; above it the error grows by a factor each round. Clients whose local work w, epochs *
+    learning rate / (1 - momentum), is small answer in proportion to it.
 
     >>> round(noise_feedback(1.68, learning_rate=1.0, momentum=0.8, local_work=1.0), 2)
     3.76
     """
-    return ratio * math.sqrt(learning_rate / (1 - momentum)) * min(1.0, local_work / FULL_LOCAL_WORK)
+    return (
+        ratio * math.sqrt(learning_rate / (1 - momentum)) * min(1.0, local_work / FULL_LOCAL_WORK)
+    )
 
 
 @dataclass(frozen=True)
@@ -54,10 +63,11 @@ class NoiseOutlook:
 
     Attributes:
       ratio: the norm of a round's noise, in clip norms.
-      feedback, limit: `noise_feedback` (docs/pitfalls.md), 0 if noise does not feed itself, and the largest with which
-        a run learns.
+      feedback, limit: `noise_feedback` (docs/pitfalls.md), 0 if noise does not feed itself, and the
+        largest with which a run learns.
       early: the run is over before the noise has grown: it is warned of, and not refused.
-      remedies: numbers of clients, and of parameters, with which the feedback would be at its limit.
+      remedies: numbers of clients, and of parameters, with which the feedback would be at its
+        limit.
       few: there are so few clients that examples should be protected instead.
     """
 
@@ -82,36 +92,52 @@ class NoiseOutlook:
     def __str__(self) -> str:
         if self.clip_setting is not None:
             return (
-                f"the noise in a step's mean gradient is expected to be {self.ratio:.3g} times as long as "
+                f"the noise in a step's mean gradient is expected to be {self.ratio:.3g} times as "
+                f"long as "
                 f"{self.clip_setting}, which does not move: noise does not drive the model"
             )
         said = f"a round's noise is expected to be {self.ratio:.3g} times as long as the clip norm"
         if self.loud:
             said += (
-                f", and swamps the updates: noise feedback {self.feedback:.3g}, above {self.limit:g} (docs/pitfalls.md)"
+                f", and swamps the updates: noise feedback {self.feedback:.3g}, above "
+                f"{self.limit:g} (docs/pitfalls.md)"
             )
         if self.loud and self.early:
-            said += f". A run of {EARLY_ROUNDS} rounds or fewer is not refused{self.advice(self.remedies)}"
+            said += (
+                f". A run of {EARLY_ROUNDS} rounds or fewer is not "
+                f"refused{self.advice(self.remedies)}"
+            )
         return said
 
     def advice(self, remedies: Sequence[str]) -> str:
         """The end of a message about noise that swamps the updates."""
-        taken = f"; take {', or '.join(remedies)}" if remedies else ""
-        return f"{taken}; {EXAMPLES_INSTEAD}" if self.few else taken
+        if remedies:
+            taken = f"; take {', or '.join(remedies)}"
+        else:
+            taken = ""
+        if self.few:
+            return f"{taken}; {EXAMPLES_INSTEAD}"
+        return taken
 
 
 def noise_outlook(plan: Plan) -> NoiseOutlook:
     """Of the noise of a plan."""
-    mechanism, optimizer = plan.mechanism, plan.optimizer
+    mechanism = plan.mechanism
+    optimizer = plan.optimizer
     if not plan.charges_server:
         return NoiseOutlook(0.0)
     noise = mechanism.expected_noise(plan.first_clip_norm)
-    ratio = noise_ratio(noise.multiplier, num_params=plan.num_params, expected_cohort=noise.denominator)
+    ratio = noise_ratio(
+        noise.multiplier, num_params=plan.num_params, expected_cohort=noise.denominator
+    )
     if noise.clip_setting is not None or not isinstance(optimizer, ServerSGD):
-        # Each step of Adam and Yogi is divided by its own size, noise included: noise does not feed itself.
+        # Each step of Adam and Yogi is divided by its own size, noise included: noise does not feed
+        # itself.
         return NoiseOutlook(ratio, clip_setting=noise.clip_setting)
-    training, work = plan.run.training, math.inf
-    # Adam's steps are as long as the learning rate says, however small gradients are: local work is taken to be full.
+    training = plan.run.training
+    work = math.inf
+    # Adam's steps are as long as the learning rate says, however small gradients are: local work is
+    # taken to be full.
     if training.optimizer == "sgd":
         work = training.epochs * training.learning_rate / (1 - training.momentum)
     feedback = noise_feedback(
@@ -119,34 +145,42 @@ def noise_outlook(plan: Plan) -> NoiseOutlook:
     )
     if plan.clip.kind != "adaptive":
         return NoiseOutlook(ratio, feedback)
-    limit = LARGEST_FEEDBACK_SHRINKING if optimizer.shrink_with_noise else LARGEST_FEEDBACK
+    if optimizer.shrink_with_noise:
+        limit = LARGEST_FEEDBACK_SHRINKING
+    else:
+        limit = LARGEST_FEEDBACK
     excess = max(1.0, feedback / limit)
-    population, params = math.ceil(plan.run.user.population_size * excess), math.floor(plan.num_params / excess**2)
+    population = math.ceil(plan.run.user.population_size * excess)
+    params = math.floor(plan.num_params / excess**2)
     remedies = []
     if population * plan.run.delta < 1:
         remedies.append(f"a population of {population} clients")
     if params:
         remedies.append(f"a model of {params} parameters")
-    few, early = plan.run.user.population_size < FEW_CLIENTS, plan.run.rounds <= EARLY_ROUNDS
+    few = plan.run.user.population_size < FEW_CLIENTS
+    early = plan.run.rounds <= EARLY_ROUNDS
     return NoiseOutlook(ratio, feedback, limit, early=early, remedies=tuple(remedies), few=few)
 
 
 def check_noise(plan: Plan, of_rounds: Callable[[int], Plan]) -> None:
-    """Raises ConfigError if a run will not learn, with settings that will, unless it is told to warn or has begun
-    already. `of_rounds`: the plan of the same settings with so many rounds, in which a target is met anew."""
+    """Raises ConfigError if a run will not learn, with settings that will, unless it is told to
+    warn or has begun already. `of_rounds`: the plan of the same settings with so many rounds, in
+    which a target is met anew."""
     if plan.settings.resume or plan.settings.privacy.user.too_noisy == "warn":
         return
     outlook = noise_outlook(plan)
     if outlook.refused:
         advice = outlook.advice(list(_remedies(plan, outlook, of_rounds)))
         raise ConfigError(
-            f"these settings will not learn: {outlook}{advice}; privacy.user.too_noisy=warn runs all the same"
+            f"these settings will not learn: {outlook}{advice}; privacy.user.too_noisy=warn runs "
+            f"all the same"
         )
 
 
 def _remedies(plan: Plan, outlook: NoiseOutlook, of_rounds: Callable[[int], Plan]) -> Iterator[str]:
     """Changes of one setting with which the same rule finds no noise that swamps the updates."""
-    rounds, optimizer = plan.run.rounds // 2, plan.optimizer
+    rounds = plan.run.rounds // 2
+    optimizer = plan.optimizer
     while rounds > FEWEST_ROUNDS and noise_outlook(of_rounds(rounds)).loud:
         rounds //= 2
     if rounds >= FEWEST_ROUNDS and not noise_outlook(of_rounds(rounds)).loud:

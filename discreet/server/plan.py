@@ -1,4 +1,5 @@
-"""The plan of a run: its settings with every number decided, and the facts that they were decided by."""
+"""The plan of a run: its settings with every number decided, and the facts that they were decided
+by."""
 
 from __future__ import annotations
 
@@ -28,10 +29,21 @@ if TYPE_CHECKING:
     from discreet.server.state import State
 
 ALWAYS = (
-    *("privacy.delta", "privacy.noise", "privacy.user.enabled", "sampling.kind", "seed"),
-    *("data.name", "data.num_clients", "data.partition", "data.alpha", "data.partition_seed"),
+    "privacy.delta",
+    "privacy.noise",
+    "privacy.user.enabled",
+    "sampling.kind",
+    "seed",
+    "data.name",
+    "data.num_clients",
+    "data.partition",
+    "data.alpha",
+    "data.partition_seed",
 )
-OF_RATINGS = tuple(f"evaluation.{name}" for name in ("kind", "every", "cohort", "share", "metrics", "noise_multiplier"))
+OF_RATINGS = tuple(
+    f"evaluation.{name}"
+    for name in ("kind", "every", "cohort", "share", "metrics", "noise_multiplier")
+)
 OF_DATA = ("data.normalise", "statistics.noise_multiplier")
 
 
@@ -44,8 +56,8 @@ class Plan:
       asked: the settings as a person wrote them, as asked.yaml has them; None: the same.
       num_params: of the model, or as many as are planned for before it is known.
       query: what clients are asked of models; None unless they rate them.
-      chance_loss: of a model that gives 0 throughout: every class the same chance, or the middle of every range;
-        infinity if it is not known.
+      chance_loss: of a model that gives 0 throughout: every class the same chance, or the middle of
+        every range; infinity if it is not known.
       constant: the constant guess that a model has to beat; None if none is known.
     """
 
@@ -108,11 +120,17 @@ class Plan:
 
     def request(self, state: State) -> TrainRequest:
         """The request of the round after `state`."""
-        from discreet.protocol.messages import TRAIN, TrainRequest  # with PyTorch, which reading a run does without
+        from discreet.protocol.messages import (
+            TRAIN,
+            TrainRequest,
+        )  # with PyTorch, which reading a run does without
         from discreet.queries.query import TRAIN_AND_RATE
 
         number = state.round + 1
-        work = TRAIN_AND_RATE if self.run.evaluation.joins(number) else TRAIN
+        if self.run.evaluation.joins(number):
+            work = TRAIN_AND_RATE
+        else:
+            work = TRAIN
         return TrainRequest(number, state.clip_norm, self.run, work=work)
 
     @cached_property
@@ -123,7 +141,10 @@ class Plan:
     @cached_property
     def guarantees(self) -> tuple[Statement, ...]:
         """All three guarantees, those that are off included."""
-        return tuple(stated(each, self.run, account=self.account is not None) for each in self.every_mechanism)
+        return tuple(
+            stated(each, self.run, account=self.account is not None)
+            for each in self.every_mechanism
+        )
 
     @property
     def accounts_itself(self) -> bool:
@@ -132,13 +153,20 @@ class Plan:
     @property
     def first_clip_norm(self) -> float:
         """C_0; infinity if user-level privacy is off, and nothing is clipped at the server."""
-        return self.clip.norm if USER in self.mechanisms else math.inf
+        if USER in self.mechanisms:
+            return self.clip.norm
+        return math.inf
 
     def budget(self, guarantee: str = USER) -> ServerBudget:
         """The budget of a guarantee that the server accounts."""
-        largest = self.run.user.max_epsilon if guarantee == USER else self.run.example.max_epsilon
+        if guarantee == USER:
+            largest = self.run.user.max_epsilon
+        else:
+            largest = self.run.example.max_epsilon
         name = f"privacy.{guarantee}.max_epsilon"
-        return ServerBudget(largest, self.run.delta, self.run.accountant, name=name, guarantee=guarantee)
+        return ServerBudget(
+            largest, self.run.delta, self.run.accountant, name=name, guarantee=guarantee
+        )
 
     def noised(self, guarantee: str) -> bool:
         """True if a guarantee is on, with noise."""
@@ -147,13 +175,20 @@ class Plan:
     @property
     def deciding(self) -> dict[str, object]:
         """What decides the cost of a release, flat: a run that is resumed must have the same."""
-        run, decided, mechanisms = self.run, flat(asdict(self.settings)), self.mechanisms.values()
+        run = self.run
+        decided = flat(asdict(self.settings))
+        mechanisms = self.mechanisms.values()
         names = [*ALWAYS]
-        names += ("privacy.user.mechanism",) if run.user.mechanism is not None else ()
-        names += OF_RATINGS if run.evaluation.private else ()
-        names += OF_DATA if run.data.normalise == "private" else ()
-        names += ("data.examples_per_client",) if run.data.examples_per_client is not None else ()
-        names += ("sampling.population_name",) if decided["privacy.user.account"] is not None else ()
+        if run.user.mechanism is not None:
+            names += ("privacy.user.mechanism",)
+        if run.evaluation.private:
+            names += OF_RATINGS
+        if run.data.normalise == "private":
+            names += OF_DATA
+        if run.data.examples_per_client is not None:
+            names += ("data.examples_per_client",)
+        if decided["privacy.user.account"] is not None:
+            names += ("sampling.population_name",)
         facts = {name: decided[name] for name in names}
         facts["sampling.probability"] = run.user.probability
         facts["sampling.population_size"] = run.user.population_size
@@ -163,14 +198,16 @@ class Plan:
 
 
 def planned(settings: Settings) -> Plan:
-    """The plan of a run of which neither data nor model are known yet. ConfigError: no noise reaches the target."""
+    """The plan of a run of which neither data nor model are known yet. ConfigError: no noise
+    reaches the target."""
     return Plan(resolve_noise(settings), settings)
 
 
 def resolve_noise(settings: Settings, sizes: Sizes = PLANNED) -> Settings:
-    """The settings with the smallest noise multiplier whose epsilon after the planned rounds is at most the target of
-    the server's mechanism. The target becomes the budget unless `max_epsilon` is given. `sizes`: of what is masked
-    under secure aggregation. ConfigError: no noise reaches the target."""
+    """The settings with the smallest noise multiplier whose epsilon after the planned rounds is at
+    most the target of the server's mechanism. The target becomes the budget unless `max_epsilon` is
+    given. `sizes`: of what is masked under secure aggregation. ConfigError: no noise reaches the
+    target."""
     run = client_settings(settings)
     mechanism = table.server_mechanism(run, sizes=sizes)
     if mechanism is None:
@@ -190,18 +227,26 @@ def resolve_noise(settings: Settings, sizes: Sizes = PLANNED) -> Settings:
     except ValueError as error:
         name = f"privacy.{guarantee}.target_epsilon"
         raise ConfigError(f"{name}={target:g} can't be reached: {error}") from error
-    budget = target if section.max_epsilon is None else section.max_epsilon
-    resolved = replace(section, noise_multiplier=noise_multiplier, target_epsilon=None, max_epsilon=budget)
+    if section.max_epsilon is None:
+        budget = target
+    else:
+        budget = section.max_epsilon
+    resolved = replace(
+        section, noise_multiplier=noise_multiplier, target_epsilon=None, max_epsilon=budget
+    )
     return replace(settings, privacy=replace(settings.privacy, **{guarantee: resolved}))
 
 
 def check_cost(plan: Plan) -> None:
-    """Raises ConfigError if a mechanism from outside says that all planned rounds together cost nothing."""
+    """Raises ConfigError if a mechanism from outside says that all planned rounds together cost
+    nothing."""
     if plan.run.user.mechanism is None or not plan.run.gives(USER):
         return
     spent = PrivacyLedger(releases_of(plan.mechanism, plan.run, plan.run.rounds))
     if spent.epsilon(plan.run.delta, plan.run.accountant) == 0:
-        raise ConfigError(f"privacy.user.mechanism={plan.run.user.mechanism} says that its rounds cost nothing")
+        raise ConfigError(
+            f"privacy.user.mechanism={plan.run.user.mechanism} says that its rounds cost nothing"
+        )
 
 
 def planned_releases(

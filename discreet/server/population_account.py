@@ -1,11 +1,12 @@
 """One account over all runs on the same people: what a population has spent, whoever spent it.
 
-If `privacy.user.account` names an account, each charge to a run's own ledger is charged to the account first, and
-`max_epsilon` holds over all that the account has: the epsilon of all runs together, by composition of every event that
-any of them charged. Adjacency and unit are those of `privacy.user`.
+If `privacy.user.account` names an account, each charge to a run's own ledger is charged to the
+account first, and `max_epsilon` holds over all that the account has: the epsilon of all runs
+together, by composition of every event that any of them charged. Adjacency and unit are those of
+`privacy.user`.
 
-An account is a `DurableLedger`: made once, chained, known to this machine. Its rows bear the run that charged them.
-"""
+An account is a `DurableLedger`: made once, chained, known to this machine. Its rows bear the run
+that charged them."""
 
 from __future__ import annotations
 
@@ -35,7 +36,8 @@ LIMIT = "max_epsilon"
 
 @dataclass(frozen=True)
 class Population:
-    """Whose data an account is about, and what its epsilon means: neighbours differ by `adjacency`, at `delta`."""
+    """Whose data an account is about, and what its epsilon means: neighbours differ by `adjacency`,
+    at `delta`."""
 
     name: str
     size: int
@@ -52,65 +54,100 @@ class Population:
     def of(cls, plan: Plan) -> Self:
         """The population of a run that names one."""
         kind = ADJACENCIES[plan.run.user.sampling == "fixed"]
-        return cls(str(plan.settings.sampling.population_name), plan.run.user.population_size, kind, plan.run.delta)
+        return cls(
+            str(plan.settings.sampling.population_name),
+            plan.run.user.population_size,
+            kind,
+            plan.run.delta,
+        )
 
 
 class PopulationAccount:
-    """The account of a population in a file, as one run sees it. `budget`: of all runs together, unless the account was
-    made with a smaller one. LedgerError: it is missing, damaged, or of another population, by the setting's name."""
+    """The account of a population in a file, as one run sees it. `budget`: of all runs together,
+    unless the account was made with a smaller one. LedgerError: it is missing, damaged, or of
+    another population, by the setting's name."""
 
     def __init__(self, path: Path, population: Population, budget: ServerBudget) -> None:
         if not path.is_file():
-            replaced = " --replace" if population.adjacency == ADJACENCIES[1] else ""
+            if population.adjacency == ADJACENCIES[1]:
+                replaced = " --replace"
+            else:
+                replaced = ""
             raise LedgerError(
-                f"privacy.user.account={path} is missing: put it back, what was spent is not forgotten with it. If "
-                f"this population was never charged, make it: discreet ledger create {path} --population "
-                f"{population.name!r} --size {population.size} --delta {population.delta:g}{replaced}"
+                f"privacy.user.account={path} is missing: put it back, what was spent is not "
+                f"forgotten with it. If "
+                f"this population was never charged, make it: discreet ledger create {path} "
+                f"--population "
+                f"{population.name!r} --size {population.size} --delta "
+                f"{population.delta:g}{replaced}"
             )
-        self.path, self.ledger, self.population, self.run = path, DurableLedger(path), population, ""
+        self.path = path
+        self.ledger = DurableLedger(path)
+        self.population = population
+        self.run = ""
         facts = self.ledger.facts()
         if not is_account(facts):
-            raise LedgerError(f"privacy.user.account={path} is the ledger of a run or of a node, not of a population")
+            raise LedgerError(
+                f"privacy.user.account={path} is the ledger of a run or of a node, not of a "
+                f"population"
+            )
         for name, setting in SETTINGS.items():
             if facts[name] != getattr(population, name):
                 raise LedgerError(
-                    f"{setting} does not fit privacy.user.account={path}: the population's {name} is {facts[name]} "
+                    f"{setting} does not fit privacy.user.account={path}: the population's {name} "
+                    f"is {facts[name]} "
                     f"there, and {getattr(population, name)} in this run"
                 )
-        largest = min((each for each in (budget.max_epsilon, facts[LIMIT]) if each is not None), default=None)
-        name = budget.name if largest == budget.max_epsilon else f"max_epsilon of {path}"
+        largest = min(
+            (each for each in (budget.max_epsilon, facts[LIMIT]) if each is not None), default=None
+        )
+        if largest == budget.max_epsilon:
+            name = budget.name
+        else:
+            name = f"max_epsilon of {path}"
         whose = f" over all runs on {population.name}"
         self.budget = replace(budget, max_epsilon=largest, name=name, whose=whose)
 
     @classmethod
     def of(cls, plan: Plan) -> Self | None:
         """The account of a run, None if it names none. LedgerError as the class."""
-        return None if plan.account is None else cls(Path(plan.account), Population.of(plan), plan.budget())
+        if plan.account is None:
+            return None
+        return cls(Path(plan.account), Population.of(plan), plan.budget())
 
     def join(self, own: DurableLedger, folder: RunFolder) -> None:
-        """Begins to charge for a run: what is charged to its own ledger from now on is charged here before.
-        LedgerError: the account is older than the run's checkpoint, or lacks what the run has spent."""
+        """Begins to charge for a run: what is charged to its own ledger from now on is charged here
+        before. LedgerError: the account is older than the run's checkpoint, or lacks what the run
+        has spent."""
         # A run is named by its first place on disk, and by the identity of its ledger, which stays.
         identity = own.position().identity
         known = (run for run in self.ledger.data_owners(USER) if run.endswith(identity))
         self.run = next(known, f"{folder.path} {identity}")
-        position = folder.positions().get(ACCOUNT) if folder.checkpoint_path.exists() else None
+        if folder.checkpoint_path.exists():
+            position = folder.positions().get(ACCOUNT)
+        else:
+            position = None
         here = dict(self.ledger.spent(USER, data_owner=self.run).entries)
         lacking = [event for event, count in own.spent(USER).entries if here.get(event, 0) < count]
         if lacking or (position is not None and not self.ledger.contains(position)):
             raise LedgerError(
-                f"privacy.user.account={self.path} lacks what the run in {folder.path} has spent: it is older than the "
+                f"privacy.user.account={self.path} lacks what the run in {folder.path} has spent: "
+                f"it is older than the "
                 "run, or another account. Put back the one that the run has charged"
             )
         own.account = self
 
     def require_room(self, charges: Sequence[Charge], what: str = "the next round") -> None:
-        """Raises BudgetSpent if these charges, for `what`, would pass the budget as the account stands now."""
+        """Raises BudgetSpent if these charges, for `what`, would pass the budget as the account
+        stands now."""
         self.budget.require_room(self.ledger.total(), charges, what)
 
     def charge(self, charges: Sequence[Charge]) -> None:
-        """Charges the account; BudgetSpent if the budget would be passed. Check and charge are one transaction."""
-        mine = [replace(charge, data_owner=self.run) for charge in charges if charge.guarantee == USER]
+        """Charges the account; BudgetSpent if the budget would be passed. Check and charge are one
+        transaction."""
+        mine = [
+            replace(charge, data_owner=self.run) for charge in charges if charge.guarantee == USER
+        ]
         self.require_room(mine)  # what takes time is computed before others have to wait
         self.ledger.charge(mine, allowed=lambda spent: self.budget.require_room(spent, mine))
 
@@ -121,14 +158,19 @@ class PopulationAccount:
 
     def said(self) -> str:
         """The spending of all runs together, in one line."""
-        budget, delta, count = self.budget, self.population.delta, self.runs
+        budget = self.budget
+        delta = self.population.delta
+        count = self.runs
         return (
-            f"user-level, all runs on {self.population.name}: epsilon {budget.epsilon(self.ledger.total()):.4g} by "
-            f"{budget.accountant} at delta {delta:g} ({count} run{'s' * (count != 1)} in {self.path})"
+            f"user-level, all runs on {self.population.name}: epsilon "
+            f"{budget.epsilon(self.ledger.total()):.4g} by "
+            f"{budget.accountant} at delta {delta:g} ({count} run{'s' * (count != 1)} in "
+            f"{self.path})"
         )
 
     def outlook(self, rounds: Sequence[Charge], beside: Sequence[Charge] = ()) -> str:
-        """Says what is spent before a run, and how many of its rounds, a charge each, fit beside other charges."""
+        """Says what is spent before a run, and how many of its rounds, a charge each, fit beside
+        other charges."""
 
         def full(count: int) -> bool:
             try:
@@ -137,18 +179,29 @@ class PopulationAccount:
                 return True
             return False
 
-        said, most, planned = self.said(), self.budget.max_epsilon, len(rounds)
+        said = self.said()
+        most = self.budget.max_epsilon
+        planned = len(rounds)
         room = bisect_left(range(1, planned + 1), True, key=full)
         if most is None or room == planned:
             return said
-        return f"{said}; {self.budget.name}={most:g} has room for {room} of the {planned} rounds of this one"
+        return (
+            f"{said}; {self.budget.name}={most:g} has room for {room} of the {planned} rounds "
+            f"of this one"
+        )
 
     def facts(self) -> dict[str, object]:
         """The account's facts for privacy.json, as they stand now."""
         spent = self.ledger.total()
-        chosen, delta = self.budget.accountant, self.population.delta
-        only = chosen == RDP and self.population.adjacency == ADJACENCIES[1]  # which PLD does not know
-        names = [chosen] if only else [chosen, *(each for each in ACCOUNTANTS if each != chosen)]
+        chosen = self.budget.accountant
+        delta = self.population.delta
+        only = (
+            chosen == RDP and self.population.adjacency == ADJACENCIES[1]
+        )  # which PLD does not know
+        if only:
+            names = [chosen]
+        else:
+            names = [chosen, *(each for each in ACCOUNTANTS if each != chosen)]
         return {
             "population": asdict(self.population),
             "runs": self.runs,
@@ -160,9 +213,11 @@ class PopulationAccount:
         }
 
 
-def create_account(path: Path, population: Population, *, max_epsilon: float | None = None) -> DurableLedger:
-    """Makes the account of a population, in which nothing is spent. `max_epsilon`: what no run may pass, whatever its
-    own budget is. LedgerError: there is a file already, or none can be made."""
+def create_account(
+    path: Path, population: Population, *, max_epsilon: float | None = None
+) -> DurableLedger:
+    """Makes the account of a population, in which nothing is spent. `max_epsilon`: what no run may
+    pass, whatever its own budget is. LedgerError: there is a file already, or none can be made."""
     fits = max_epsilon is None or max_epsilon > 0
     require(fits, "max_epsilon of an account", "above 0", max_epsilon)
     return DurableLedger.create(path, facts={**asdict(population), LIMIT: max_epsilon})

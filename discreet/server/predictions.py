@@ -29,7 +29,9 @@ from discreet.settings.data import NormaliserConfig
 from discreet.settings.rules import ConfigError, read_json
 from discreet.settings.training import FLOWER_APP, ModelConfig
 
-MODEL_FILE, PREDICTIONS_FILE, INDICATORS_FILE = "model.safetensors", "predictions.csv", "indicators.json"
+MODEL_FILE = "model.safetensors"
+PREDICTIONS_FILE = "predictions.csv"
+INDICATORS_FILE = "indicators.json"
 BATCH = 1024
 
 
@@ -53,17 +55,20 @@ class SavedModel:
 
 
 def named_parameters_of(model: nn.Module, vector: Tensor) -> dict[str, Tensor]:
-    """Copies named and shaped like the model's parameters, tied ones once: `vector` cut into the trainable ones, and
-    the frozen ones as they are in the model."""
+    """Copies named and shaped like the model's parameters, tied ones once: `vector` cut into the
+    trainable ones, and the frozen ones as they are in the model."""
     parts = iter(parts_of(model, vector))
     return {
-        name: (next(parts) if value.requires_grad else value.detach()).clone(memory_format=torch.contiguous_format)
+        name: (next(parts) if value.requires_grad else value.detach()).clone(
+            memory_format=torch.contiguous_format
+        )
         for name, value in model.named_parameters()
     }
 
 
 def load_model(run: Path) -> SavedModel:
-    """The model in a run folder. ConfigError: there is none, it is damaged, or this version can't build it."""
+    """The model in a run folder. ConfigError: there is none, it is damaged, or this version can't
+    build it."""
     path = run / MODEL_FILE
     if not path.is_file():
         raise ConfigError(f"{path} is missing: a run writes it when it ends")
@@ -72,7 +77,9 @@ def load_model(run: Path) -> SavedModel:
         with safe_open(path, framework="pt") as file:
             facts = file.metadata()
         if facts["model"] == FLOWER_APP:
-            raise ConfigError("it holds the arrays of another Flower app, whose own code predicts with them")
+            raise ConfigError(
+                "it holds the arrays of another Flower app, whose own code predicts with them"
+            )
         shape = _shape_of(facts)
         named = ModelConfig(facts["model"])
         told = facts.get("model_settings")  # not of a run of before there were any
@@ -85,22 +92,34 @@ def load_model(run: Path) -> SavedModel:
                 parameter.copy_(tensors[name])
     except (SafetensorError, KeyError, TypeError, ValueError, RuntimeError) as error:
         raise ConfigError(f"{path} can't be read: {error}") from error
-    by = {name: values or None for name, values in json.loads(facts.get("normaliser", "{}")).items()}
-    return SavedModel(model.eval(), facts["data"], shape, _described(run, facts["data"]), NormaliserConfig(**by))
+    by = {
+        name: values or None for name, values in json.loads(facts.get("normaliser", "{}")).items()
+    }
+    return SavedModel(
+        model.eval(), facts["data"], shape, _described(run, facts["data"]), NormaliserConfig(**by)
+    )
 
 
 def _described(run: Path, data: str) -> DataDescription | None:
     """The description in model.json, or for a run of an older version that of today."""
     facts = read_facts(run)
     if facts is not None:
-        return None if facts["description"] is None else description_of(facts["description"])
-    return described_today(run) if data == FOLDER else None
+        if facts["description"] is None:
+            return None
+        return description_of(facts["description"])
+    if data == FOLDER:
+        return described_today(run)
+    return None
 
 
 def described_today(run: Path) -> DataDescription | None:
-    """The data.toml of a run's data as it is now; None if there is none any more. FolderError: it is wrong."""
+    """The data.toml of a run's data as it is now; None if there is none any more. FolderError: it
+    is wrong."""
     path = RunFolder(run).read_config().data.path
-    folder = None if path is None else Path(path).expanduser().resolve()
+    if path is None:
+        folder = None
+    else:
+        folder = Path(path).expanduser().resolve()
     if folder is None or not (folder / DESCRIPTION).is_file():
         return None
     return with_inputs(folder, read_description(folder))
@@ -112,28 +131,37 @@ def _shape_of(facts: Mapping[str, str]) -> TaskShape:
     lists = {name: tuple(found.get(name, ())) for name in ("names", "low", "high")}
     target = Target(found.get("kind", CLASSES), **lists, length=found.get("length", 0))
     tokens = int(facts.get("num_tokens", 0))
-    return TaskShape(tuple(json.loads(facts["input_shape"])), int(facts["num_classes"]), SCALE, tokens, target)
+    return TaskShape(
+        tuple(json.loads(facts["input_shape"])), int(facts["num_classes"]), SCALE, tokens, target
+    )
 
 
 def read_inputs(
     path: Path, saved: SavedModel, *, id_column: str | None = None
 ) -> tuple[Tensor, Tensor | None, Array | None]:
-    """The inputs in a file by its ending, as the model reads them; targets and the cells of `id_column` if it has them.
+    """The inputs in a file by its ending, as the model reads them; targets and the cells of
+    `id_column` if it has them.
 
-    .csv, .parquet: a row an input. For breast_cancer the columns are the 30 raw features by their names in
-    scikit-learn; for other data all columns but those of the targets and `id_column`, in their order. A column
-    `target` with class numbers may be there, or columns with the names of the labels or numbers.
-    .npz: an array `inputs` (n, *input_shape), for breast_cancer of raw features; `targets` (n,) or (n, k) may be there.
-    With data.name=folder the names, classes and ranges of the data.toml hold that the model was trained with.
+    .csv, .parquet: a row an input. For breast_cancer the columns are the 30 raw features by their
+    names in scikit-learn; for other data all columns but those of the targets and `id_column`, in
+    their order. A column `target` with class numbers may be there, or columns with the names of the
+    labels or numbers.
+    .npz: an array `inputs` (n, *input_shape), for breast_cancer of raw features; `targets` (n,) or
+    (n, k) may be there. With data.name=folder the names, classes and ranges of the data.toml hold
+    that the model was trained with.
 
     Raises:
-      FolderError: the file is missing or of another kind, a column is missing, a value is missing, not a number, not
-        finite or out of the model's range, or a shape does not fit.
+      FolderError: the file is missing or of another kind, a column is missing, a value is missing,
+        not a number, not finite or out of the model's range, or a shape does not fit.
     """
-    inputs, targets, ids = read_file(path, _description_of(path, saved), saved.shape, id_column=id_column)
+    inputs, targets, ids = read_file(
+        path, _description_of(path, saved), saved.shape, id_column=id_column
+    )
     images = saved.description is None and len(saved.shape.input_shape) == 3
     if images and inputs.numel() and not (inputs.min() >= 0 and inputs.max() <= 1):
-        raise FolderError(f"{path}: pixels must lie in [0, 1]: divide them by the largest possible one")
+        raise FolderError(
+            f"{path}: pixels must lie in [0, 1]: divide them by the largest possible one"
+        )
     return inputs, targets, ids
 
 
@@ -141,8 +169,11 @@ def _description_of(path: Path, saved: SavedModel) -> DataDescription:
     if saved.description is not None:
         return saved.description
     if saved.data == FOLDER:
-        raise FolderError(f"{path}: the model has no description, and the data.toml of its data is gone")
-    names, arrays = saved.shape.target.names, path.suffix.lower() == ".npz"
+        raise FolderError(
+            f"{path}: the model has no description, and the data.toml of its data is gone"
+        )
+    names = saved.shape.target.names
+    arrays = path.suffix.lower() == ".npz"
     facts: dict[str, Any] = {"target": "targets" if arrays else "target"}
     if names and not arrays:
         facts = {"targets": names}
@@ -151,7 +182,10 @@ def _description_of(path: Path, saved: SavedModel) -> DataDescription:
 
         low, high = zip(*BREAST_CANCER_RANGES, strict=True)
         facts |= {"low": low, "high": high}
-        facts |= {} if arrays else {"inputs": tuple(map(str, load_breast_cancer().feature_names))}
+        if arrays:
+            facts |= {}
+        else:
+            facts |= {"inputs": tuple(map(str, load_breast_cancer().feature_names))}
     return DataDescription(format="csv", file=path.name, **facts)
 
 
@@ -167,33 +201,44 @@ _SAY: dict[str, Callable[[Target, Tensor], Tensor]] = {
 def predict(saved: SavedModel, inputs: Tensor) -> Tensor:
     """Predicts for inputs (n, *input_shape), with n at least 0.
 
-    The result is (n, k), float64: probabilities of classes or of labels, or numbers in their own units. For sequences
-    it is (n, classes, length): the probabilities of classes at each position.
+    The result is (n, k), float64: probabilities of classes or of labels, or numbers in their own
+    units. For sequences it is (n, classes, length): the probabilities of classes at each position.
 
     Raises:
       ValueError: inputs of another shape.
     """
     if tuple(inputs.shape[1:]) != saved.shape.input_shape:
-        raise ValueError(f"the model reads inputs of shape {saved.shape.input_shape}, not {tuple(inputs.shape[1:])}")
-    target, read = saved.shape.target, normalised_inputs(inputs, saved.normaliser)
-    say, filled = _SAY[target.kind], [part for part in torch.split(read, BATCH) if len(part)]
+        raise ValueError(
+            f"the model reads inputs of shape {saved.shape.input_shape}, not "
+            f"{tuple(inputs.shape[1:])}"
+        )
+    target = saved.shape.target
+    read = normalised_inputs(inputs, saved.normaliser)
+    say = _SAY[target.kind]
+    filled = [part for part in torch.split(read, BATCH) if len(part)]
     parts = [say(target, saved.model(part).double()) for part in filled]
     return torch.cat([torch.empty(0, *saved.shape.output_shape, dtype=torch.float64), *parts])
 
 
 def predictions_csv(
-    saved: SavedModel, said: Tensor, targets: Tensor | None = None, *, ids: tuple[str, Sequence[object]] | None = None
+    saved: SavedModel,
+    said: Tensor,
+    targets: Tensor | None = None,
+    *,
+    ids: tuple[str, Sequence[object]] | None = None,
 ) -> str:
-    """A line for each input: its row from 0, its target where known, and what was said: the likeliest class and the
-    probability of each; the probability of each label; or each number. Of sequences, position by position from 0: the
-    target, empty where it is padding, and the likeliest class, also where it is.
+    """A line for each input: its row from 0, its target where known, and what was said: the
+    likeliest class and the probability of each; the probability of each label; or each number. Of
+    sequences, position by position from 0: the target, empty where it is padding, and the likeliest
+    class, also where it is.
 
     Args:
       said: as `predict` gives it.
       targets: as examples have them.
       ids: the name of a column that tells the rows apart, and its value in each.
     """
-    target, columns = saved.shape.target, dict[str, Sequence[object]](row=range(len(said)))
+    target = saved.shape.target
+    columns = dict[str, Sequence[object]](row=range(len(said)))
     if ids is not None:
         columns[ids[0]] = [str(value) for value in ids[1]]
     if target.kind in (CLASSES, SEQUENCES):
@@ -202,20 +247,37 @@ def predictions_csv(
             if values is not None and target.kind == CLASSES:
                 columns[title] = [names[int(value)] for value in values]
             elif values is not None:
-                columns |= {f"{title}_{i}": [names[int(v)] for v in values[:, i]] for i in range(said.shape[2])}
+                columns |= {
+                    f"{title}_{i}": [names[int(v)] for v in values[:, i]]
+                    for i in range(said.shape[2])
+                }
         if target.kind == CLASSES:
-            columns |= {f"probability_{names[i]}": _written(said[:, i]) for i in range(said.shape[1])}
+            columns |= {
+                f"probability_{names[i]}": _written(said[:, i]) for i in range(said.shape[1])
+            }
     else:
-        known = targets if targets is None or target.kind == LABELS else target.in_units(targets)
-        for title, values in (("target", known), ("probability" if target.kind == LABELS else "prediction", said)):
+        if targets is None or target.kind == LABELS:
+            known = targets
+        else:
+            known = target.in_units(targets)
+        for title, values in (
+            ("target", known),
+            ("probability" if target.kind == LABELS else "prediction", said),
+        ):
             if values is not None:
-                columns |= {f"{title}_{name}": _written(values[:, i]) for i, name in enumerate(target.names)}
+                columns |= {
+                    f"{title}_{name}": _written(values[:, i]) for i, name in enumerate(target.names)
+                }
     return csv_text([columns, *zip(*columns.values(), strict=True)])
 
 
 def _class_names(saved: SavedModel) -> tuple[str, ...]:
-    """The classes by their names in the folder's data.toml, or by their numbers if they have no names."""
-    named = saved.description.classes if saved.description is not None else ()
+    """The classes by their names in the folder's data.toml, or by their numbers if they have no
+    names."""
+    if saved.description is not None:
+        named = saved.description.classes
+    else:
+        named = ()
     return named or tuple(map(str, range(saved.shape.num_classes)))
 
 
@@ -224,18 +286,27 @@ def _written(values: Tensor) -> list[str]:
 
 
 def indicators_of(said: Tensor, targets: Tensor, target: Target) -> dict[str, float | None]:
-    """Rates predictions `said`, (n, k) as `predict` gives them, against targets; n is at least 1. None for no value.
+    """Rates predictions `said`, (n, k) as `predict` gives them, against targets; n is at least 1.
+    None for no value.
 
     Classes: see `class_indicators`. Labels: see `label_indicators`. Numbers: r2 and mae of each,
-    and the mean r2 if there are several. Sequences: those of classes, over all positions that are not padding, but that
-    the loss is the mean over examples of their own mean, as a run has it; nothing if all is padding.
+    and the mean r2 if there are several. Sequences: those of classes, over all positions that are
+    not padding, but that the loss is the mean over examples of their own mean, as a run has it;
+    nothing if all is padding.
     """
     if target.kind == LABELS:
         found = label_indicators(said, targets)
     elif target.kind == NUMBERS:
         each = number_scores(said, target.in_units(targets))
-        named = {f"{score}_{name}": one[score] for name, one in zip(target.names, each, strict=True) for score in one}
-        found = each[0] if len(each) == 1 else {"r2": sum(one["r2"] for one in each) / len(each), **named}
+        named = {
+            f"{score}_{name}": one[score]
+            for name, one in zip(target.names, each, strict=True)
+            for score in one
+        }
+        if len(each) == 1:
+            found = each[0]
+        else:
+            found = {"r2": sum(one["r2"] for one in each) / len(each), **named}
     elif target.kind == CLASSES:
         found = class_indicators(said, targets)
     elif (counted := targets != PADDING).any():
@@ -251,9 +322,10 @@ NOTE = "on the public test set: says nothing of the clients' data that the model
 
 
 def write_predictions(run: Path) -> None:
-    """`predictions.csv` and `indicators.json` in a run folder, for the public test set. ConfigError: the run or its
-    data can't be read."""
-    saved, test = load_model(run), task_of(run).test
+    """`predictions.csv` and `indicators.json` in a run folder, for the public test set.
+    ConfigError: the run or its data can't be read."""
+    saved = load_model(run)
+    test = task_of(run).test
     said = predict(saved, test.inputs)
     replace_file(run / PREDICTIONS_FILE, predictions_csv(saved, said, test.targets).encode())
     found = indicators_of(said, test.targets, saved.shape.target)

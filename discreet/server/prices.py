@@ -27,8 +27,9 @@ MOST_TURNS = 4096  # rounds of correlated noise that are looked at
 
 @dataclass(frozen=True)
 class Price:
-    """A way to sample, with its adjacency and an accountant for it. `event`: of a round by its noise multiplier. If
-    clients take `turns`, it is of all rounds together, by the multiplier of each round's own noise."""
+    """A way to sample, with its adjacency and an accountant for it. `event`: of a round by its
+    noise multiplier. If clients take `turns`, it is of all rounds together, by the multiplier of
+    each round's own noise."""
 
     sampling: str
     adjacency: str
@@ -39,21 +40,31 @@ class Price:
     def epsilon(self, noise: float, rounds: int, delta: float) -> float:
         """The epsilon of so many rounds."""
         spent = PrivacyLedger(self._releases(noise, rounds))
-        return pure_epsilon(spent.entries) if self.accountant == PURE else spent.epsilon(delta, self.accountant)
+        if self.accountant == PURE:
+            return pure_epsilon(spent.entries)
+        return spent.epsilon(delta, self.accountant)
 
     def noise(self, epsilon: float, rounds: int, delta: float) -> float:
-        """The noise multiplier with which so many rounds cost epsilon. Raises ValueError if there is none."""
+        """The noise multiplier with which so many rounds cost epsilon. Raises ValueError if there
+        is none."""
         if self.accountant == PURE:
             return rounds / epsilon
         return noise_multiplier_for_epsilon(
-            epsilon, releases=lambda noise: self._releases(noise, rounds), delta=delta, accountant=self.accountant
+            epsilon,
+            releases=lambda noise: self._releases(noise, rounds),
+            delta=delta,
+            accountant=self.accountant,
         )
 
     def rounds(self, noise: float, epsilon: float, delta: float) -> int:
-        """The number of rounds that fit in epsilon. Raises ValueError: more than are looked at fit."""
+        """The number of rounds that fit in epsilon. Raises ValueError: more than are looked at
+        fit."""
         if self.accountant == PURE:
             return int(epsilon * noise * (1 + 1e-12))
-        most = MAX_ROUNDS if self.turns is None else MOST_TURNS
+        if self.turns is None:
+            most = MAX_ROUNDS
+        else:
+            most = MOST_TURNS
         return rounds_within(epsilon, lambda count: self.epsilon(noise, count, delta), most=most)
 
     def _releases(self, noise: float, rounds: int) -> tuple[tuple[DpEvent, int], ...]:
@@ -99,31 +110,51 @@ class Question:
         for price in prices:
             rounds = price.turns and (self.rounds or int(self.answer(price)))
             if price.turns and rounds:
-                turns, noise = price.turns(rounds), self.noise or self.answer(price)
-                band = f", bandwidth {turns.bandwidth}" if turns.kind in (BSR, BISR) else ""
+                turns = price.turns(rounds)
+                noise = self.noise or self.answer(price)
+                if turns.kind in (BSR, BISR):
+                    band = f", bandwidth {turns.bandwidth}"
+                else:
+                    band = ""
                 found = f"{noise * turns.running_sum_noise:.4g} clip norms (root mean square)"
                 said.append(f"{price.sampling}{band}: noise on the running sum of updates {found}")
         return said
 
     def rows(self, prices: Sequence[Price]) -> list[dict[str, object]]:
-        """All prices side by side; the answer of each against the first one, or the reason why there is none."""
+        """All prices side by side; the answer of each against the first one, or the reason why
+        there is none."""
         name = {"noise": "noise multiplier"}.get(self._asked, self._asked)
-        rows, first = list[dict[str, object]](), 0.0
+        rows = list[dict[str, object]]()
+        first = 0.0
         for price in prices:
             try:
                 value = self.answer(price)
                 first = first or value
-                number = f"{value:.5g}" if name != "rounds" else str(value)
-                times = f"{value / first:.3g}" if first else "-"
+                if name != "rounds":
+                    number = f"{value:.5g}"
+                else:
+                    number = str(value)
+                if first:
+                    times = f"{value / first:.3g}"
+                else:
+                    times = "-"
             except ValueError as error:
-                number, times = "none", str(error)
-            how = {"sampling": price.sampling, "adjacency": price.adjacency, "accountant": price.accountant}
+                number = "none"
+                times = str(error)
+            how = {
+                "sampling": price.sampling,
+                "adjacency": price.adjacency,
+                "accountant": price.accountant,
+            }
             rows.append({**how, name: number, "times the first": times})
         return rows
 
 
-def sampled_prices(population: int, cohort: int, *, adjacency: str = "add or remove one") -> list[Price]:
-    """Poisson, fixed size and everybody, for `cohort` expected of `population`; `adjacency` of all but fixed size."""
+def sampled_prices(
+    population: int, cohort: int, *, adjacency: str = "add or remove one"
+) -> list[Price]:
+    """Poisson, fixed size and everybody, for `cohort` expected of `population`; `adjacency` of all
+    but fixed size."""
     if not 0 < cohort <= population:
         raise ValueError(f"--cohort must be within [1, --population = {population}] (got {cohort})")
 
@@ -142,12 +173,15 @@ def sampled_prices(population: int, cohort: int, *, adjacency: str = "add or rem
 
 
 def own_price(mechanism: str, population: int, cohort: int) -> Price:
-    """A mechanism of one's own, `package.module:Class`, with Poisson cohorts. Raises ConfigError if there is none."""
+    """A mechanism of one's own, `package.module:Class`, with Poisson cohorts. Raises ConfigError if
+    there is none."""
     from discreet.mechanisms.mechanism_table import server_mechanism
     from discreet.settings.client_settings import ClientSettings, UserTerms
     from discreet.settings.training import FLOWER_APP, ModelConfig
 
-    user = UserTerms(True, 1.0, probability=cohort / population, population_size=population, mechanism=mechanism)
+    user = UserTerms(
+        True, 1.0, probability=cohort / population, population_size=population, mechanism=mechanism
+    )
     run = ClientSettings(1, 0.5 / population, PLD, "grid", model=ModelConfig(FLOWER_APP), user=user)
 
     def found(noise: float) -> Mechanism:
@@ -161,7 +195,9 @@ def own_price(mechanism: str, population: int, cohort: int) -> Price:
         return cost
 
     one = found(1.0)
-    return Price(mechanism, one.statement().adjacency, RDP if one.accountants == (RDP,) else PLD, event)
+    return Price(
+        mechanism, one.statement().adjacency, RDP if one.accountants == (RDP,) else PLD, event
+    )
 
 
 def turn_prices(groups: int, *, adjacency: str) -> list[Price]:
@@ -173,7 +209,13 @@ def turn_prices(groups: int, *, adjacency: str) -> list[Price]:
         def turns(rounds: int) -> Turns:
             return Turns(kind, best_bandwidth(kind, groups=groups, rounds=rounds), groups, rounds)
 
-        return Price(f"cyclic, {kind if kind != NONE else 'independent'}", adjacency, PLD, GaussianDpEvent, turns)
+        return Price(
+            f"cyclic, {kind if kind != NONE else 'independent'}",
+            adjacency,
+            PLD,
+            GaussianDpEvent,
+            turns,
+        )
 
     return [price(kind) for kind in (BSR, BISR, SQRT, NONE)]
 
@@ -185,8 +227,11 @@ LOCAL_PRICES: list[Price] = [
 ]
 
 
-def secure_prices(event: Callable[[float], DpEvent], *, adjacency: str = "add or remove one") -> list[Price]:
-    """Secure aggregation, whose sum has an event, and beside it a server that is trusted to add the same noise."""
+def secure_prices(
+    event: Callable[[float], DpEvent], *, adjacency: str = "add or remove one"
+) -> list[Price]:
+    """Secure aggregation, whose sum has an event, and beside it a server that is trusted to add the
+    same noise."""
     return [
         Price("secure aggregation", "zero-out", RDP, event),
         Price("everyone, noise at the server", adjacency, RDP, GaussianDpEvent),
@@ -195,9 +240,14 @@ def secure_prices(event: Callable[[float], DpEvent], *, adjacency: str = "add or
 
 
 def masked_sum(
-    clients: int, secure: SecureConfig, noise_multiplier: float, parameters: int, examples: int | None = None
+    clients: int,
+    secure: SecureConfig,
+    noise_multiplier: float,
+    parameters: int,
+    examples: int | None = None,
 ) -> SecureSum:
-    """The secure sum of a round, or at example level of a step in which each client has at most so many `examples`.
+    """The secure sum of a round, or at example level of a step in which each client has at most so
+    many `examples`.
 
     >>> masked_sum(10, SecureConfig(dropouts=2, colluding=1), 4.0, 1_000_000).bits
     24
@@ -208,15 +258,19 @@ def masked_sum(
     cohort = SecureCohort(clients, secure.summands(clients))
     if examples is None:
         return secure_sum(parameters, cohort, noise_multiplier=noise_multiplier)
-    return example_secure_sum(parameters, cohort, noise_multiplier=noise_multiplier, largest_sum=examples)
+    return example_secure_sum(
+        parameters, cohort, noise_multiplier=noise_multiplier, largest_sum=examples
+    )
 
 
 def masked_lines(found: SecureSum, clients: int, secure: SecureConfig) -> list[str]:
     """The noise that a client adds and the bytes that it sends, in words."""
     return [
         f"each of {clients} clients adds a discrete Gaussian of standard deviation "
-        f"{found.own_noise_stddev:.4g} clip norms ({math.sqrt(found.variance):.6g} of {found.clip_steps} steps); "
+        f"{found.own_noise_stddev:.4g} clip norms ({math.sqrt(found.variance):.6g} of "
+        f"{found.clip_steps} steps); "
         f"that of {found.summands} is accounted",
-        f"{found.bits} bits a value, {math.ceil(found.length * found.bits / 8):,} bytes a client and round; "
+        f"{found.bits} bits a value, {math.ceil(found.length * found.bits / 8):,} bytes a client "
+        f"and round; "
         f"{secure.threshold_of(clients)} nodes must agree to open a sum",
     ]

@@ -17,20 +17,29 @@ from discreet.mechanisms.sums import PartialReply, UnopenedSum
 from discreet.server.transport import Reply
 
 SECONDS_BETWEEN = 0.1
-COLUMNS = ("round {task.fields[round]}/{task.total:.0f}", "{task.fields[clients]} clients", "{task.fields[rate]}")
+COLUMNS = (
+    "round {task.fields[round]}/{task.total:.0f}",
+    "{task.fields[clients]} clients",
+    "{task.fields[rate]}",
+)
 
 
 class Progress:
-    """One line at the end of a terminal, of so many planned `rounds`; the log goes above it. `clock`: seconds."""
+    """One line at the end of a terminal, of so many planned `rounds`; the log goes above it.
+    `clock`: seconds."""
 
-    def __init__(self, stream: TextIO, rounds: int, *, clock: Callable[[], float] = time.monotonic) -> None:
-        self.stream, self.clock = stream, clock
+    def __init__(
+        self, stream: TextIO, rounds: int, *, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self.stream = stream
+        self.clock = clock
         self._display = Display(
             *map(TextColumn, COLUMNS),
             TimeRemainingColumn(),
             TextColumn("left"),
             console=Console(file=stream),
-            auto_refresh=False,  # a thread of its own would be in the way of workers that are forked
+            # a thread of its own would be in the way of workers that are forked
+            auto_refresh=False,
             transient=True,
             get_time=clock,
         )
@@ -44,10 +53,15 @@ class Progress:
         """Shows the line while the block runs; so many rounds are done already."""
         self._round, self._started = done, self.clock()
         self._display.update(self.line.id, completed=done, round=done)
-        handlers = [each for each in logging.getLogger("discreet").handlers if isinstance(each, logging.StreamHandler)]
+        handlers = [
+            each
+            for each in logging.getLogger("discreet").handlers
+            if isinstance(each, logging.StreamHandler)
+        ]
         ours = [handler for handler in handlers if handler.stream is self.stream]
         with self._display:
-            # What is written to sys.stdout goes above the line; the log's handlers know the older one.
+            # What is written to sys.stdout goes above the line; the log's handlers know the older
+            # one.
             for handler in ours:
                 handler.setStream(sys.stdout)
             try:
@@ -58,11 +72,16 @@ class Progress:
 
     def counted(self, replies: Iterable[Reply], *, cohort: int) -> Iterator[Reply]:
         """Passes replies on, and shows that they come."""
-        self._round, arrived = self._round + 1, 0
+        self._round = self._round + 1
+        arrived = 0
         self._show(0, cohort)
         for reply in replies:
-            clients = reply.replies if isinstance(reply, PartialReply | UnopenedSum) else 1
-            arrived, self._clients = arrived + clients, self._clients + clients
+            if isinstance(reply, PartialReply | UnopenedSum):
+                clients = reply.replies
+            else:
+                clients = 1
+            arrived = arrived + clients
+            self._clients = self._clients + clients
             self._show(arrived, cohort)
             yield reply
 
@@ -70,7 +89,11 @@ class Progress:
         now = self.clock()
         if self._display.disable or now - self._last < SECONDS_BETWEEN:
             return
-        self._last, done = now, arrived / cohort if cohort else 1
+        self._last = now
+        if cohort:
+            done = arrived / cohort
+        else:
+            done = 1
         self._display.update(
             self.line.id,
             completed=self._round - 1 + done,

@@ -1,4 +1,5 @@
-"""The configuration of a run that goes on: that of its folder, and what may be changed on top of it."""
+"""The configuration of a run that goes on: that of its folder, and what may be changed on top of
+it."""
 
 from __future__ import annotations
 
@@ -16,23 +17,40 @@ from discreet.settings.rules import ConfigError
 from discreet.settings.settings import Settings, described, flat
 from discreet.settings.training import FLOWER_APP
 
-# None of these decides what a release costs, or which model it is of. A section stands for all that is in it.
+# None of these decides what a release costs, or which model it is of. A section stands for all that
+# is in it.
 CHANGEABLE = (
-    *("rounds", "device", "engine", "ray", "operations", "data.path", "sampling.min_nodes"),
-    "privacy.user.account",  # where it lies: that it is the account of this run is checked when it is opened
-    *("statistics.of", "statistics.only"),  # each time that it is asked is paid for
-    *("server.learning_rate", "server.momentum", "server.round_timeout", "training.learning_rate", "training.momentum"),
+    "rounds",
+    "device",
+    "engine",
+    "ray",
+    "operations",
+    "data.path",
+    "sampling.min_nodes",
+    # where it lies: that it is the account of this run is checked when it is opened
+    "privacy.user.account",
+    "statistics.of",
+    "statistics.only",  # each time that it is asked is paid for
+    "server.learning_rate",
+    "server.momentum",
+    "server.round_timeout",
+    "training.learning_rate",
+    "training.momentum",
 )
 WHICH_RUN = ("resume", "output_dir")
 
 Flat = Mapping[str, Any]
 
 
-def asked_settings(words: Sequence[str], *, defaults: Sequence[str] = (), conf: Path | None = None) -> Settings:
-    """The settings that overrides ask for; with `resume=true` those of the run in output_dir. The run folder is named.
+def asked_settings(
+    words: Sequence[str], *, defaults: Sequence[str] = (), conf: Path | None = None
+) -> Settings:
+    """The settings that overrides ask for; with `resume=true` those of the run in output_dir. The
+    run folder is named.
 
-    A run that goes on keeps its noise, its budget as it stands, and all that decides privacy. Overrides may repeat what
-    it was asked for, and change what `CHANGEABLE` names; an experiment may be repeated, and changes nothing.
+    A run that goes on keeps its noise, its budget as it stands, and all that decides privacy.
+    Overrides may repeat what it was asked for, and change what `CHANGEABLE` names; an experiment
+    may be repeated, and changes nothing.
 
     Args:
       words: overrides, as on the command line.
@@ -40,7 +58,8 @@ def asked_settings(words: Sequence[str], *, defaults: Sequence[str] = (), conf: 
       conf: the folder to compose; None: `conf_folder()`.
 
     Raises:
-      ConfigError: one line that names the override that is wrong, or would change what a resumed run has to keep.
+      ConfigError: one line that names the override that is wrong, or would change what a resumed
+        run has to keep.
     """
     with hydra_on_conf(words, conf=conf):
         from hydra import compose
@@ -50,14 +69,24 @@ def asked_settings(words: Sequence[str], *, defaults: Sequence[str] = (), conf: 
         config = load_config([*defaults, *words], conf=conf)
         return replace(config, output_dir=str(output_folder(config.output_dir)))
     if asked.output_dir is None:
-        raise ConfigError("output_dir must be given with resume=true: the folder of the run that goes on")
+        raise ConfigError(
+            "output_dir must be given with resume=true: the folder of the run that goes on"
+        )
     folder = RunFolder(output_folder(str(asked.output_dir)))
     kept = folder.read_config()
     if kept.model.name == FLOWER_APP:
-        raise ConfigError(f"output_dir={folder.path} is a run of another Flower app: it goes on there, by resume=True")
-    wanted, was = flat(cast(Flat, OmegaConf.to_container(asked, resolve=True))), flat(described(kept))
-    before = folder.read_config(name=ASKED) if (folder.path / ASKED).exists() else kept
-    settings, first = OmegaConf.create(described(kept)), flat(described(before))
+        raise ConfigError(
+            f"output_dir={folder.path} is a run of another Flower app: it goes on there, by "
+            f"resume=True"
+        )
+    wanted = flat(cast(Flat, OmegaConf.to_container(asked, resolve=True)))
+    was = flat(described(kept))
+    if (folder.path / ASKED).exists():
+        before = folder.read_config(name=ASKED)
+    else:
+        before = kept
+    settings = OmegaConf.create(described(kept))
+    first = flat(described(before))
     for word, name in _given(words, [*was, *wanted], conf_for(words, conf or conf_folder())):
         if _is_new(word, name, wanted.get(name), was, first) and not word.startswith("experiment="):
             OmegaConf.update(settings, name, wanted[name])
@@ -65,10 +94,12 @@ def asked_settings(words: Sequence[str], *, defaults: Sequence[str] = (), conf: 
 
 
 def same_settings(asked: Settings) -> Settings:
-    """The configuration of a run that goes on and is described anew, with the noise and the budget that it has.
+    """The configuration of a run that goes on and is described anew, with the noise and the budget
+    that it has.
 
     Raises:
-      ConfigError: one line that names a setting that is not what it was, and is not among `CHANGEABLE`.
+      ConfigError: one line that names a setting that is not what it was, and is not among
+        `CHANGEABLE`.
     """
     folder = RunFolder(output_folder(asked.output_dir))
     kept = folder.read_config()
@@ -79,17 +110,21 @@ def same_settings(asked: Settings) -> Settings:
 
 
 def _is_new(word: str, name: str, value: object, was: Flat, first: Flat) -> bool:
-    """True if a word changes a setting; ConfigError if it may not. A setting may be as the run `was`, or as it was
-    asked for at `first`, before a target became its noise and its budget."""
+    """True if a word changes a setting; ConfigError if it may not. A setting may be as the run
+    `was`, or as it was asked for at `first`, before a target became its noise and its budget."""
     if name in WHICH_RUN or value == was.get(name):
         return False
     if _may_change(name, was):
         return True
     if value == first.get(name):
         return False
-    has, free = was.get(name), ", ".join(each for each in CHANGEABLE if _may_change(each, was))
-    has = first.get(name) if has is None else has
-    raise ConfigError(f"{word} can't change a run that is resumed: it has {name}={has}. What may change is {free}")
+    has = was.get(name)
+    free = ", ".join(each for each in CHANGEABLE if _may_change(each, was))
+    if has is None:
+        has = first.get(name)
+    raise ConfigError(
+        f"{word} can't change a run that is resumed: it has {name}={has}. What may change is {free}"
+    )
 
 
 def _given(words: Sequence[str], known: Sequence[str], conf: Path) -> Iterator[tuple[str, str]]:
@@ -97,9 +132,13 @@ def _given(words: Sequence[str], known: Sequence[str], conf: Path) -> Iterator[t
     from hydra.core.override_parser.overrides_parser import OverridesParser
 
     for word in OverridesParser.create().parse_overrides(list(words)):
-        key, names = word.key_or_group, known
+        key = word.key_or_group
+        names = known
         if key == "experiment":
-            names, key = list(flat(cast(Flat, OmegaConf.load(conf / "experiment" / f"{word.value()}.yaml")))), ""
+            names = list(
+                flat(cast(Flat, OmegaConf.load(conf / "experiment" / f"{word.value()}.yaml")))
+            )
+            key = ""
         for name in dict.fromkeys(names):
             if not key or name == key or name.startswith(f"{key}."):
                 yield str(word.input_line), name
@@ -107,5 +146,7 @@ def _given(words: Sequence[str], known: Sequence[str], conf: Path) -> Iterator[t
 
 def _may_change(name: str, kept: Flat) -> bool:
     if name == "rounds":  # they decide the noise of clients that have a total to spread over them
-        return kept["privacy.example.target_epsilon"] is None and kept["privacy.local.epsilon"] is None
+        return (
+            kept["privacy.example.target_epsilon"] is None and kept["privacy.local.epsilon"] is None
+        )
     return any(name == free or name.startswith(f"{free}.") for free in CHANGEABLE)

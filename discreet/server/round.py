@@ -1,6 +1,8 @@
-"""One round, on one page: who is asked, what is added up, what it costs, what is released, and the step.
+"""One round, on one page: who is asked, what is added up, what it costs, what is released, and the
+step.
 
-Source: McMahan et al. 2018 (arXiv 1710.06963), Algorithm 1; Andrew et al. 2021 (arXiv 1905.03871), Algorithm 1.
+Source: McMahan et al. 2018 (arXiv 1710.06963), Algorithm 1; Andrew et al. 2021 (arXiv 1905.03871),
+  Algorithm 1.
 """
 
 from __future__ import annotations
@@ -34,7 +36,9 @@ class Clients(Protocol):
     def available_clients(self) -> Sequence[int]:
         """The clients that can be asked now."""
 
-    def ask(self, asked: TrainRequest, params: Tensor, cohort: Sequence[int]) -> Iterable[UsableReply]:
+    def ask(
+        self, asked: TrainRequest, params: Tensor, cohort: Sequence[int]
+    ) -> Iterable[UsableReply]:
         """The usable replies of a cohort, as they come."""
 
 
@@ -48,7 +52,8 @@ class RoundLedger(Protocol):
         """Charges round `number`; it is on disk when this returns."""
 
     def charge_answers(self, event: DpEvent | None, number: int) -> None:
-        """Charges the answers that a cohort gives after round `number`; None if clients alone pay."""
+        """Charges the answers that a cohort gives after round `number`; None if clients alone
+        pay."""
 
 
 def one_round(
@@ -56,18 +61,21 @@ def one_round(
 ) -> tuple[State, Released]:
     """The state after one round, and what it has released.
 
-    The cohort may be empty: then the round releases noise alone. A mechanism is given the source of its noise only
-    after its round was charged.
+    The cohort may be empty: then the round releases noise alone. A mechanism is given the source of
+    its noise only after its round was charged.
 
     Raises:
-      RoundAbandoned: too few clients are left to open a sum. If it came that far, it is charged all the same.
-      Uncharged: the mechanism has no cost for the round, or opens a sum before it is charged.
+      RoundAbandoned: too few clients are left to open a sum. If it came that far, it is charged all
+      the same. Uncharged: the mechanism has no cost for the round, or opens a sum before it is
+      charged.
     """
     number = state.round + 1
     cohort = plan.sampling.draw(clients.available_clients(), source.child("cohort"), number=number)
     replies = ledger.sealed(clients.ask(plan.request(state), state.params, cohort))
     summed = plan.mechanism.add_up(replies, state)  # clipped again; nothing noised, nothing opened
-    ledger.charge(plan.mechanism, number)  # on disk, before any noise and before a masked sum is opened
+    ledger.charge(
+        plan.mechanism, number
+    )  # on disk, before any noise and before a masked sum is opened
     released = plan.mechanism.release(summed, state, source.child("noise"))
     return stepped(state, plan, released), released
 
@@ -84,14 +92,21 @@ def noise_energy(state: State, plan: Plan) -> float:
     noise = plan.mechanism.expected_noise(state.clip_norm)
     if noise.multiplier == 0:
         return 0.0
-    ratio = noise_ratio(noise.multiplier, num_params=state.params.numel(), expected_cohort=plan.denominator)
+    ratio = noise_ratio(
+        noise.multiplier, num_params=state.params.numel(), expected_cohort=plan.denominator
+    )
     return (noise.norm * ratio) ** 2
 
 
 def one_query(
-    state: RoundState, answers: AnswerMechanism, replies: Replies, ledger: RoundLedger, source: RandomSource
+    state: RoundState,
+    answers: AnswerMechanism,
+    replies: Replies,
+    ledger: RoundLedger,
+    source: RandomSource,
 ) -> Sums:
-    """The noised sum of the answers of a cohort that is asked for nothing else, after the round of `state`.
+    """The noised sum of the answers of a cohort that is asked for nothing else, after the round of
+    `state`.
 
     Raises:
       RoundAbandoned: as `one_round`.
@@ -118,7 +133,10 @@ class RunLedger:
     @classmethod
     def of(cls, ledger: DurableLedger) -> RunLedger:
         """That of a ledger on disk."""
-        return cls(ledger, max((row.round for row in ledger.releases() if row.guarantee == USER), default=0))
+        return cls(
+            ledger,
+            max((row.round for row in ledger.releases() if row.guarantee == USER), default=0),
+        )
 
     def event(self, mechanism: Mechanism, number: int) -> DpEvent | None:
         """See `discreet.mechanisms.mechanism.charged`."""
@@ -128,7 +146,11 @@ class RunLedger:
         """See `RoundLedger`."""
         made = self.charges
         for reply in replies:
-            yield replace(reply, open=partial(self._open, reply, made)) if isinstance(reply, UnopenedSum) else reply
+            yield (
+                replace(reply, open=partial(self._open, reply, made))
+                if isinstance(reply, UnopenedSum)
+                else reply
+            )
 
     def _open(self, summed: UnopenedSum, made: int) -> Tensor:
         if self.charges == made:

@@ -1,5 +1,5 @@
-"""The context of a run, from its opened folder to its last file, whatever clients it asks; its privacy statement: the
-last lines of its log, and privacy.json."""
+"""The context of a run, from its opened folder to its last file, whatever clients it asks; its
+privacy statement: the last lines of its log, and privacy.json."""
 
 from __future__ import annotations
 
@@ -44,8 +44,9 @@ ANSWER_NUMBERS = 64  # at most, of an answer: for each output of a model, and on
 
 @dataclass(frozen=True, eq=False)
 class RunContext:
-    """A run whose folder is held, with its plan and its ledger open. It starts from `state`, or goes on; `source` is of
-    cohorts and noise; `translate` gives a message the names by which the caller knows its settings."""
+    """A run whose folder is held, with its plan and its ledger open. It starts from `state`, or
+    goes on; `source` is of cohorts and noise; `translate` gives a message the names by which the
+    caller knows its settings."""
 
     plan: Plan
     folder: RunFolder
@@ -56,14 +57,17 @@ class RunContext:
 
 
 def open_run(plan: Plan, *, params: Tensor, simulated: bool, held: ExitStack) -> RunContext:
-    """Opens the folder of a new run, which starts from `params` (num_params,), or of one that goes on, and has `held`
-    hold it for this process alone. Clients that are `simulated` keep their ledger in it.
+    """Opens the folder of a new run, which starts from `params` (num_params,), or of one that goes
+    on, and has `held` hold it for this process alone. Clients that are `simulated` keep their
+    ledger in it.
 
     Raises:
       ConfigError: the folder holds a run already, or none to go on with, or can't be used.
-      LedgerError: a run is resumed under other privacy settings, or its ledgers are not all that was spent.
+      LedgerError: a run is resumed under other privacy settings, or its ledgers are not all that
+        was spent.
     """
-    folder, account = check_output(plan.settings.output_dir, resume=plan.settings.resume), PopulationAccount.of(plan)
+    folder = check_output(plan.settings.output_dir, resume=plan.settings.resume)
+    account = PopulationAccount.of(plan)
     if account is not None:
         account.ledger.check()
     held.enter_context(only_writer(folder.path))
@@ -71,16 +75,23 @@ def open_run(plan: Plan, *, params: Tensor, simulated: bool, held: ExitStack) ->
         folder.check_ledgers(plan, simulated=simulated)
     else:
         folder.create_ledgers(plan, simulated=simulated)
-    ledger, state = folder.ledger(plan), None
+    ledger = folder.ledger(plan)
+    state = None
     if account is not None:
         account.join(ledger, folder)
     if plan.settings.resume:
         state = folder.load_checkpoint()
-        done = state.round if state else 0
+        if state:
+            done = state.round
+        else:
+            done = 0
         # Without the rows of rounds that are done again.
-        folder.replace_metrics([row for row in folder.read_metrics() if (row["round"] or 0) <= done])
+        folder.replace_metrics(
+            [row for row in folder.read_metrics() if (row["round"] or 0) <= done]
+        )
         logger.info("resumed after round %d", done)
-    begun, plan = plan, replace(plan, settings=replace(plan.settings, output_dir=str(folder.path), resume=False))
+    begun = plan
+    plan = replace(plan, settings=replace(plan.settings, output_dir=str(folder.path), resume=False))
     folder.write_config(plan.settings)
     if not begun.settings.resume:
         folder.write_config(begun.asked or begun.settings, name=ASKED)
@@ -93,27 +104,53 @@ def open_run(plan: Plan, *, params: Tensor, simulated: bool, held: ExitStack) ->
 def _announce(plan: Plan, folder: RunFolder) -> None:
     if plan.settings.seed is not None:
         logger.warning(
-            "seed=%d makes this run reproducible: its noise can be drawn again and protects nobody", plan.settings.seed
+            "seed=%d makes this run reproducible: its noise can be drawn again and protects nobody",
+            plan.settings.seed,
         )
     run = plan.run
     for name in plan.mechanisms:
-        kind = f" ({run.local.kind})" if name == LOCAL else ""
-        noise, most = run.configured_noise_multiplier(name), run.largest_epsilon(name)
-        drawn = f"noise for epsilon {run.target_epsilon(name):g}" if noise is None else f"noise multiplier {noise:.4g}"
-        accountant = "" if REPORTED[name] else f"accountant {run.accountant}, "
-        budget = "none" if most is None else f"{most:g}"
+        if name == LOCAL:
+            kind = f" ({run.local.kind})"
+        else:
+            kind = ""
+        noise = run.configured_noise_multiplier(name)
+        most = run.largest_epsilon(name)
+        if noise is None:
+            drawn = f"noise for epsilon {run.target_epsilon(name):g}"
+        else:
+            drawn = f"noise multiplier {noise:.4g}"
+        if REPORTED[name]:
+            accountant = ""
+        else:
+            accountant = f"accountant {run.accountant}, "
+        if most is None:
+            budget = "none"
+        else:
+            budget = f"{most:g}"
         logger.info(
-            "%s%s-level: %s, delta %g, %sbudget epsilon %s", name, kind, drawn, plan.run.delta, accountant, budget
+            "%s%s-level: %s, delta %g, %sbudget epsilon %s",
+            name,
+            kind,
+            drawn,
+            plan.run.delta,
+            accountant,
+            budget,
         )
     loud = plan.charges_server and noise_outlook(plan).loud
     for line in price_lines(plan):
-        logger.log(logging.WARNING if loud and line.startswith(str(noise_outlook(plan))) else logging.INFO, "%s", line)
+        logger.log(
+            logging.WARNING if loud and line.startswith(str(noise_outlook(plan))) else logging.INFO,
+            "%s",
+            line,
+        )
     off = [guarantee.name for guarantee in plan.guarantees if not guarantee.enabled]
     logger.info("guarantees that are off (epsilon = inf): %s", ", ".join(off) or "none")
     logger.info("run folder: %s", folder.path)
 
 
-def close_run(run: RunContext, outcome: Outcome, tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> None:
+def close_run(
+    run: RunContext, outcome: Outcome, tensors: Mapping[str, Tensor], metadata: Mapping[str, str]
+) -> None:
     """Writes the model and privacy.json, which complete the folder."""
     write_tensors(run.folder.path / "model.safetensors", tensors, metadata)
     write_json(run.folder.path / "privacy.json", privacy_facts(run.plan, run.ledger, outcome))
@@ -134,13 +171,16 @@ def say_how_it_ended(run: RunContext, outcome: Outcome) -> None:
 
 @contextmanager
 def interruptible(folder: RunFolder, goes_on_by: str) -> Iterator[None]:
-    """A block that, if it ends by any error, leaves a folder that says so, and says how the run goes on. Ledger and
-    checkpoint are whole at any moment. SystemExit is what Flower makes of SIGTERM and SIGINT."""
+    """A block that, if it ends by any error, leaves a folder that says so, and says how the run
+    goes on. Ledger and checkpoint are whole at any moment. SystemExit is what Flower makes of
+    SIGTERM and SIGINT."""
     try:
         yield
     except BaseException as error:
         asked = isinstance(error, SystemExit | KeyboardInterrupt)
-        done = note_interruption(folder, "the server was asked to end" if asked else str(error) or type(error).__name__)
+        done = note_interruption(
+            folder, "the server was asked to end" if asked else str(error) or type(error).__name__
+        )
         logger.warning("interrupted after round %d: %s goes on", done, goes_on_by)
         raise
 
@@ -152,7 +192,10 @@ def epsilon_lines(privacy: Mapping[str, Any]) -> Iterator[str]:
             yield f"{each['name']}-level: none (epsilon = inf)"
             continue
         shown = ", ".join(f"{value:.4g} by {name}" for name, value in each["epsilon"].items())
-        whose = f"; {each['epsilon_is']}" if "clients_without_epsilon" in each else ""
+        if "clients_without_epsilon" in each:
+            whose = f"; {each['epsilon_is']}"
+        else:
+            whose = ""
         said = f"({each['unit']}; {each['adjacency']}{whose})"
         yield f"{each['name']}-level: epsilon {shown} at delta {privacy['delta']:g} {said}"
 
@@ -163,13 +206,16 @@ def _whose(mechanism: Mechanism, checkpoint: State) -> str:
     if SERVER in mechanism.charged_at:
         return "of the run, by the server's ledger; each client's own has what it took part in"
     count = len(checkpoint.unaccounted)
-    without = f"; {count} of them reported an infinite one and are not in it" if count else ""
+    if count:
+        without = f"; {count} of them reported an infinite one and are not in it"
+    else:
+        without = ""
     return f"the largest that clients reported of their own ledgers{without}"
 
 
 def privacy_facts(plan: Plan, ledger: DurableLedger, outcome: Outcome) -> dict[str, object]:
-    """The content of privacy.json: every guarantee of the run, those that are off included; and what the population has
-    spent in all runs, if the ledger charges its account."""
+    """The content of privacy.json: every guarantee of the run, those that are off included; and
+    what the population has spent in all runs, if the ledger charges its account."""
     return {
         "rounds": outcome.checkpoint.round,
         "stopped": outcome.stopped,
@@ -192,9 +238,16 @@ def _facts(
 ) -> dict[str, object]:
     on = guarantee.enabled
     facts = {
-        **{each: getattr(guarantee, each) for each in ("name", "enabled", "unit", "adjacency", "trusted", "observer")},
-        **{name: getattr(guarantee, name) if on else "none" for name in ("mechanism", "accounting")},
-        "epsilon": _epsilons(mechanism, plan, ledger, checkpoint) if on else {plan.run.accountant: math.inf},
+        **{
+            each: getattr(guarantee, each)
+            for each in ("name", "enabled", "unit", "adjacency", "trusted", "observer")
+        },
+        **{
+            name: getattr(guarantee, name) if on else "none" for name in ("mechanism", "accounting")
+        },
+        "epsilon": _epsilons(mechanism, plan, ledger, checkpoint)
+        if on
+        else {plan.run.accountant: math.inf},
         "epsilon_is": _whose(mechanism, checkpoint),
         "events": [
             {"event": json.loads(event_to_json(event)), "count": count}
@@ -211,7 +264,9 @@ def _facts(
     return facts
 
 
-def _epsilons(mechanism: Mechanism, plan: Plan, ledger: DurableLedger, checkpoint: State) -> dict[str, float]:
+def _epsilons(
+    mechanism: Mechanism, plan: Plan, ledger: DurableLedger, checkpoint: State
+) -> dict[str, float]:
     chosen = plan.run.accountant
     if reported := REPORTED[mechanism.guarantee]:
         return dict(zip((chosen, PURE), map(checkpoint.largest_reported, reported), strict=False))
@@ -219,8 +274,13 @@ def _epsilons(mechanism: Mechanism, plan: Plan, ledger: DurableLedger, checkpoin
     # The chosen one first; a choice among trials has no PLD.
     chosen_among = any(isinstance(event, RepeatAndSelectDpEvent) for event, _ in spent.entries)
     only = chosen_among or mechanism.accountants == (RDP,)
-    others = [] if only else [other for other in ACCOUNTANTS if other != chosen]
-    return {accountant: spent.epsilon(plan.run.delta, accountant) for accountant in [chosen, *others]}
+    if only:
+        others = []
+    else:
+        others = [other for other in ACCOUNTANTS if other != chosen]
+    return {
+        accountant: spent.epsilon(plan.run.delta, accountant) for accountant in [chosen, *others]
+    }
 
 
 def _floating_point(
@@ -229,21 +289,30 @@ def _floating_point(
     if SERVER in mechanism.charged_at and plan.run.masked:
         return {"noise": "discrete", "delta_slack": 0.0}  # whole numbers, and exact draws
     rated = sum(plan.run.evaluation.ratings(checkpoint.round))
-    # Of the largest release: an update with its count, or the means and deviations that clients were asked for.
+    # Of the largest release: an update with its count, or the means and deviations that clients
+    # were asked for.
     values = max(checkpoint.params.numel() + 1, 2 * len(plan.run.normaliser.means or []))
     if rated:  # a model with k outputs has at least k parameters
         values += ANSWER_NUMBERS * (checkpoint.params.numel() + 1)
     # The largest noise that a grid takes: the bound holds for every clip norm that the run had.
     slack_of = mechanism.expected_noise(math.inf).slack
     if slack_of is None:
-        noise = "secure_sum" if plan.run.noise == "secure_sum" else "float"
+        if plan.run.noise == "secure_sum":
+            noise = "secure_sum"
+        else:
+            noise = "float"
         return {"noise": noise, "delta_slack": "not bounded"}
     at_server = SERVER in mechanism.charged_at
-    releases = ledger.spent(mechanism.guarantee).num_releases if at_server else checkpoint.round + rated
+    if at_server:
+        releases = ledger.spent(mechanism.guarantee).num_releases
+    else:
+        releases = checkpoint.round + rated
     slack = releases * slack_of(values, LARGEST_SCALE)
     stated = _epsilons(mechanism, plan, ledger, checkpoint).values()
-    # The slack grows with epsilon: this one is enough for each that is stated, the pure one of Laplace noise too.
+    # The slack grows with epsilon: this one is enough for each that is stated, the pure one of
+    # Laplace noise too.
     epsilon = max((value for value in stated if math.isfinite(value)), default=math.inf)
-    # For neighbours P and P', with drawn noise within r of exact noise: P(drawn in A) <= P(exact in A) + r
+    # For neighbours P and P', with drawn noise within r of exact noise: P(drawn in A) <= P(exact in
+    # A) + r
     # <= exp(epsilon) * P'(exact in A) + delta + r, and P'(exact in A) <= P'(drawn in A) + r.
     return {"noise": "grid", "delta_slack": (1 + math.exp(min(epsilon, 700.0))) * slack}

@@ -1,4 +1,5 @@
-"""The run folder: what a run leaves behind, written by the server as it goes, read by everything after it.
+"""The run folder: what a run leaves behind, written by the server as it goes, read by everything
+after it.
 
 config.yaml          the configuration, resolved
 asked.yaml           the same as it was asked for, before a target epsilon became a noise multiplier
@@ -8,8 +9,8 @@ secrets.safetensors  while the run goes on: the keys of correlated noise (`RunSe
 lock                 held by the one process that writes the run
 status.json          how the run stands: whoever watches can read it at any time
 metrics.csv          a row a round; roc.csv: ROC curves, if clients rate AUC
-checkpoint/          the state after the last whole round, and after the one that was best on the public test set
-privacy.json         every guarantee: unit, adjacency, events, epsilon by each accountant, what is not covered
+checkpoint/          the state after the last whole round, and after the best on the public test set
+privacy.json         each guarantee: unit, adjacency, events, epsilon by accountant, not covered
 model.safetensors    the parameters, by name
 """
 
@@ -35,7 +36,12 @@ from omegaconf.errors import OmegaConfBaseException
 from safetensors import SafetensorError, safe_open
 from yaml import YAMLError  # type: ignore[import-untyped]
 
-from discreet.ledger.durable_ledger import CLIENTS_LEDGER, DurableLedger, LedgerError, LedgerPosition
+from discreet.ledger.durable_ledger import (
+    CLIENTS_LEDGER,
+    DurableLedger,
+    LedgerError,
+    LedgerPosition,
+)
 from discreet.ledger.rollback_guard import flush_folder
 from discreet.logs import json_ready
 from discreet.mechanisms.round_state import CarriedState
@@ -51,16 +57,33 @@ from discreet.settings.settings import Settings, described
 if TYPE_CHECKING:
     from torch import Tensor
 
-CONFIG, ASKED, STATUS, ACCOUNT, BEST = "config.yaml", "asked.yaml", "status.json", "account", "best.safetensors"
+CONFIG = "config.yaml"
+ASKED = "asked.yaml"
+STATUS = "status.json"
+ACCOUNT = "account"
+BEST = "best.safetensors"
 # Settings of earlier versions, in sections of config.yaml.
-GONE = (("", "tracking"), ("", "tracking_uri"), ("operations", "metrics_port"), ("operations", "metrics_host"))
+GONE = (
+    ("", "tracking"),
+    ("", "tracking_uri"),
+    ("operations", "metrics_port"),
+    ("operations", "metrics_host"),
+)
 OVER = ("finished", "stopped")  # the files of the run folder are complete
 SECRETS = "secrets.safetensors"
-KEPT, BEFORE_KEPT = "secrets", {"round", "total", "keys", "replies"}  # its mark; what it held before it had one
+# its mark; what it held before it had one
+KEPT = "secrets"
+BEFORE_KEPT = {"round", "total", "keys", "replies"}
 LOCK_SECONDS = 30.0
 METRICS = (  # after round, loss and the scores of the task
-    *("clip_norm", "fraction_below", "cohort", "replies"),
-    *("epsilon_user", "epsilon_example", "epsilon_local", "seconds"),
+    "clip_norm",
+    "fraction_below",
+    "cohort",
+    "replies",
+    "epsilon_user",
+    "epsilon_example",
+    "epsilon_local",
+    "seconds",
 )
 
 logger = logging.getLogger("discreet")
@@ -70,8 +93,8 @@ logger = logging.getLogger("discreet")
 class RunFolder:
     """The files of one run, and the order in which they are written.
 
-    Every file but the ledger and the metrics is replaced as a whole: written beside its name, flushed to disk, renamed.
-    """
+    Every file but the ledger and the metrics is replaced as a whole: written beside its name,
+    flushed to disk, renamed."""
 
     path: Path
 
@@ -89,7 +112,8 @@ class RunFolder:
 
     @property
     def arrays_path(self) -> Path:
-        """Of a run of another Flower app: the arrays that are not learned, and what it started from."""
+        """Of a run of another Flower app: the arrays that are not learned, and what it started
+        from."""
         return self.path / "checkpoint" / "arrays.safetensors"
 
     @property
@@ -101,30 +125,41 @@ class RunFolder:
         return DurableLedger(self.ledger_path, facts=plan.deciding)
 
     def create_ledgers(self, plan: Plan, *, simulated: bool) -> None:
-        """Makes the ledgers of a new run: the server's, and that of virtual clients if they account for themselves.
-        Raises LedgerError if there are some already."""
+        """Makes the ledgers of a new run: the server's, and that of virtual clients if they account
+        for themselves. Raises LedgerError if there are some already."""
         DurableLedger.create(self.ledger_path, facts=plan.deciding)
         if simulated and plan.accounts_itself:
             DurableLedger.create(self.clients_ledger_path)
 
     def check_ledgers(self, plan: Plan, *, simulated: bool) -> None:
-        """Raises LedgerError, before a run is resumed, if a ledger is missing, damaged, made under other privacy
-        settings, of another run, or older than the checkpoint, metrics.csv, or what this machine charged to it."""
+        """Raises LedgerError, before a run is resumed, if a ledger is missing, damaged, made under
+        other privacy settings, of another run, or older than the checkpoint, metrics.csv, or what
+        this machine charged to it."""
         ledgers = [self.ledger(plan)]
         if simulated and plan.accounts_itself:
             ledgers.append(DurableLedger(self.clients_ledger_path))
-        positions = self.positions() if self.checkpoint_path.exists() else None
+        if self.checkpoint_path.exists():
+            positions = self.positions()
+        else:
+            positions = None
         for ledger in ledgers:
             ledger.check()
-            position = None if positions is None else positions.get(ledger.path.name)
+            if positions is None:
+                position = None
+            else:
+                position = positions.get(ledger.path.name)
             if positions is not None and (position is None or not ledger.contains(position)):
                 raise LedgerError(
-                    f"{ledger.path} is older than the checkpoint beside it, or of another run: put back its own ledger"
+                    f"{ledger.path} is older than the checkpoint beside it, or of another run: "
+                    f"put back its own ledger"
                 )
         done = max((int(row["round"] or 0) for row in self.read_metrics()), default=0)
         charged = ledgers[0].spent(USER).num_releases
         if USER in plan.mechanisms and charged < done:
-            raise LedgerError(f"{self.ledger_path} holds {charged} releases of {done} rounds: put back a newer one")
+            raise LedgerError(
+                f"{self.ledger_path} holds {charged} releases of {done} rounds: put back a newer "
+                f"one"
+            )
 
     def positions(self) -> dict[str, LedgerPosition]:
         """The position of each ledger at the last checkpoint."""
@@ -135,7 +170,8 @@ class RunFolder:
         replace_file(self.path / name, OmegaConf.to_yaml(described(settings)).encode())
 
     def read_config(self, *, name: str = CONFIG) -> Settings:
-        """The configuration that the run was started with. Raises ConfigError if there is none, or it can't be read."""
+        """The configuration that the run was started with. Raises ConfigError if there is none, or
+        it can't be read."""
         path = self.path / name
         if not path.exists():
             raise ConfigError(f"output_dir={self.path} holds no run: {name} is missing")
@@ -148,26 +184,44 @@ class RunFolder:
             return parse_config(settings)
         except OSError as error:
             raise ConfigError(f"{path} can't be read: {error.strerror}") from error
-        except (YAMLError, OmegaConfBaseException, UnicodeDecodeError, RecursionError, ConfigError) as error:
+        except (
+            YAMLError,
+            OmegaConfBaseException,
+            UnicodeDecodeError,
+            RecursionError,
+            ConfigError,
+        ) as error:
             raise ConfigError(f"{path} is damaged: {' '.join(str(error).split())}") from error
 
-    def save_checkpoint(self, state: State, *, best: bool = False, account: LedgerPosition | None = None) -> None:
-        """Replaces the last or the best checkpoint, whole, with how far its ledgers and `account` have come by then."""
-        path = self.checkpoint_path.with_name(BEST) if best else self.checkpoint_path
+    def save_checkpoint(
+        self, state: State, *, best: bool = False, account: LedgerPosition | None = None
+    ) -> None:
+        """Replaces the last or the best checkpoint, whole, with how far its ledgers and `account`
+        have come by then."""
+        if best:
+            path = self.checkpoint_path.with_name(BEST)
+        else:
+            path = self.checkpoint_path
         numbers = {name: value for name, value in vars(state).items() if name != "carried"}
         tensors = {name: numbers.pop(name) for name in ("params", "velocity", "second_moment")}
         ledgers = [each for each in (self.ledger_path, self.clients_ledger_path) if each.exists()]
         positions = {each.name: DurableLedger(each).position() for each in ledgers}
-        positions |= {ACCOUNT: account} if account else {}
+        if account:
+            positions |= {ACCOUNT: account}
         written = {name: dataclasses.astuple(position) for name, position in positions.items()}
         path.parent.mkdir(exist_ok=True)
         write_tensors(path, tensors, {"state": json.dumps(numbers), "ledgers": json.dumps(written)})
 
     def load_checkpoint(self, *, best: bool = False) -> State | None:
-        """The last checkpoint, None before the first round is done; or the best one, None before a run has started.
-        Raises LedgerError: the file is damaged."""
-        path = self.checkpoint_path.with_name(BEST) if best else self.checkpoint_path
-        return _read_checkpoint(path)[0] if path.exists() else None
+        """The last checkpoint, None before the first round is done; or the best one, None before a
+        run has started. Raises LedgerError: the file is damaged."""
+        if best:
+            path = self.checkpoint_path.with_name(BEST)
+        else:
+            path = self.checkpoint_path
+        if path.exists():
+            return _read_checkpoint(path)[0]
+        return None
 
     def append_metrics(self, row: Mapping[str, object]) -> None:
         """Adds a round's row to `metrics.csv` and flushes it."""
@@ -177,8 +231,8 @@ class RunFolder:
             os.fsync(file.fileno())
 
     def read_metrics(self) -> list[dict[str, float | None]]:
-        """The rows of `metrics.csv`; None if a round has no such number. A last line that was cut off is left out.
-        Raises ConfigError: what is there are not rows of numbers."""
+        """The rows of `metrics.csv`; None if a round has no such number. A last line that was cut
+        off is left out. Raises ConfigError: what is there are not rows of numbers."""
         if not self.metrics_path.exists():
             return []
         try:
@@ -186,8 +240,13 @@ class RunFolder:
                 rows = list(csv.DictReader(file))
             if rows and None in rows[-1].values():
                 rows.pop()
-            numbers = [{name: float(value) if value else None for name, value in row.items()} for row in rows]
-            if any(None in row.values() for row in rows) or any(row.get("round") is None for row in numbers):
+            numbers = [
+                {name: float(value) if value else None for name, value in row.items()}
+                for row in rows
+            ]
+            if any(None in row.values() for row in rows) or any(
+                row.get("round") is None for row in numbers
+            ):
                 raise ValueError("a row is cut or has no round")
             return numbers
         except (ValueError, TypeError, csv.Error) as error:
@@ -200,7 +259,8 @@ class RunFolder:
 
 @dataclass(frozen=True)
 class RunSecrets(CarriedState):
-    """`CarriedState` in a run folder, for the server's user alone: it takes noise off. Removed when the run is over."""
+    """`CarriedState` in a run folder, for the server's user alone: it takes noise off. Removed when
+    the run is over."""
 
     folder: Path
 
@@ -209,14 +269,18 @@ class RunSecrets(CarriedState):
         return self.folder / SECRETS
 
     def load(self) -> Mapping[str, Tensor]:
-        """What was saved last; empty before. Raises LedgerError: the file is damaged, or is another one."""
+        """What was saved last; empty before. Raises LedgerError: the file is damaged, or is another
+        one."""
         tensors, facts = read_tensors(self.path) if self.path.exists() else ({}, {KEPT: ""})
         if KEPT in facts or (not facts and tensors.keys() == BEFORE_KEPT):
             return tensors
-        raise LedgerError(f"{self.path} holds no secrets of a run: put back the file that the run has written")
+        raise LedgerError(
+            f"{self.path} holds no secrets of a run: put back the file that the run has written"
+        )
 
     def save(self, tensors: Mapping[str, Tensor]) -> None:
-        """Replaces the file as a whole, on disk when this returns, with mode 0600 from its first byte."""
+        """Replaces the file as a whole, on disk when this returns, with mode 0600 from its first
+        byte."""
         write_tensors(self.path, tensors, {KEPT: ""}, mode=0o600)
 
     def erase(self) -> None:
@@ -225,7 +289,8 @@ class RunSecrets(CarriedState):
 
 
 def read_tensors(path: Path) -> tuple[dict[str, Any], dict[str, str]]:
-    """The tensors in a file by their names, and its metadata. Raises LedgerError: the file is damaged."""
+    """The tensors in a file by their names, and its metadata. Raises LedgerError: the file is
+    damaged."""
     try:
         with safe_open(path, framework="pt") as file:
             return {name: file.get_tensor(name) for name in file.keys()}, file.metadata() or {}  # noqa: SIM118
@@ -233,9 +298,13 @@ def read_tensors(path: Path) -> tuple[dict[str, Any], dict[str, str]]:
         raise LedgerError(f"{path} is damaged: {error}") from error
 
 
-def write_tensors(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str], *, mode: int = 0o666) -> None:
+def write_tensors(
+    path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str], *, mode: int = 0o666
+) -> None:
     """Replaces a file of tensors as a whole."""
-    save = import_module("safetensors.torch").save  # with torch: who only reads a run starts without it
+    save = import_module(
+        "safetensors.torch"
+    ).save  # with torch: who only reads a run starts without it
     replace_file(path, save(dict(tensors), metadata=dict(metadata)), mode=mode)
 
 
@@ -256,22 +325,25 @@ def output_folder(output_dir: str | None) -> Path:
 
 
 def check_output(output_dir: str | None, *, resume: bool) -> RunFolder:
-    """The run folder, with an absolute path. It is not made. Raises ConfigError if `output_dir` holds a run already and
-    `resume` is off, or if there is nothing to resume."""
+    """The run folder, with an absolute path. It is not made. Raises ConfigError if `output_dir`
+    holds a run already and `resume` is off, or if there is nothing to resume."""
     folder = RunFolder(output_folder(output_dir))
     there = folder.ledger_path.exists() or (folder.path / CONFIG).exists()
     if resume and not there:
         raise ConfigError(f"resume=true, but output_dir={folder.path} holds no run")
     if there and not resume:
-        raise ConfigError(f"output_dir={folder.path} holds a run already: resume=true goes on with it")
+        raise ConfigError(
+            f"output_dir={folder.path} holds a run already: resume=true goes on with it"
+        )
     return folder
 
 
 @contextmanager
 def only_writer(path: Path, *, patience: float = LOCK_SECONDS) -> Iterator[None]:
-    """Holds a run folder while the block runs; makes it if it is missing. The lock ends with its process: a SuperLink
-    that is killed leaves its ServerApp running for a moment, so whoever resumes waits `patience` seconds. Raises
-    ConfigError if another process still holds the folder, or if it can't be made."""
+    """Holds a run folder while the block runs; makes it if it is missing. The lock ends with its
+    process: a SuperLink that is killed leaves its ServerApp running for a moment, so whoever
+    resumes waits `patience` seconds. Raises ConfigError if another process still holds the folder,
+    or if it can't be made."""
     lock = FileLock(path / "lock", thread_local=False)
     try:
         path.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -282,7 +354,8 @@ def only_writer(path: Path, *, patience: float = LOCK_SECONDS) -> Iterator[None]
             lock.acquire(timeout=patience)
     except Timeout as error:
         raise ConfigError(
-            f"output_dir={path} is in use: another process is writing this run. A SuperLink that was killed begins "
+            f"output_dir={path} is in use: another process is writing this run. A SuperLink that "
+            f"was killed begins "
             "what it had accepted when it is back: `flwr list` shows its runs, `flwr stop` ends one"
         ) from error
     except OSError as error:
@@ -298,10 +371,12 @@ class RunStatus:
     """The status of a run.
 
     Attributes:
-      state: `running`, `finished` (the planned rounds are done and every file is there), `stopped` (before them) or
-        `interrupted`, both for a `reason`. A server that was killed leaves `running`, with an old `updated` (ISO 8601).
-      nodes: connected when the last cohort was drawn; None before the first one.
-      failures: of clients that were asked, over the whole run, by kind; the latest of them is in words.
+      state: `running`, `finished` (the planned rounds are done and every file is there), `stopped`
+        (before them) or `interrupted`, both for a `reason`. A server that was killed leaves
+        `running`, with an old `updated` (ISO 8601). nodes: connected when the last cohort was
+        drawn; None before the first one.
+      failures: of clients that were asked, over the whole run, by kind; the latest of them is in
+        words.
     """
 
     state: str
@@ -330,7 +405,9 @@ def state_of(folder: RunFolder) -> str:
 def write_status(folder: RunFolder, status: RunStatus) -> None:
     """Replaces the status file as a whole. It is not flushed to disk: nothing is decided by it."""
     stamped = replace(status, updated=datetime.now(UTC).isoformat(timespec="seconds"))
-    replace_file(folder.path / STATUS, (json.dumps(dataclasses.asdict(stamped)) + "\n").encode(), flush=False)
+    replace_file(
+        folder.path / STATUS, (json.dumps(dataclasses.asdict(stamped)) + "\n").encode(), flush=False
+    )
 
 
 def change_state(folder: RunFolder, state: str, reason: str | None) -> None:
@@ -340,17 +417,20 @@ def change_state(folder: RunFolder, state: str, reason: str | None) -> None:
 
 
 def note_interruption(folder: RunFolder, reason: str) -> int:
-    """Writes that a run was interrupted, if it counts as running, and gives its last whole round. Nobody may be writing
-    the run any more."""
+    """Writes that a run was interrupted, if it counts as running, and gives its last whole round.
+    Nobody may be writing the run any more."""
     done = folder.load_checkpoint()
     with suppress(OSError):  # the disk may be full; nothing is decided by it
         if state_of(folder) in ("", "running"):
             change_state(folder, "interrupted", reason)
-    return done.round if done else 0
+    if done:
+        return done.round
+    return 0
 
 
 def replace_file(path: Path, content: bytes, *, flush: bool = True, mode: int = 0o666) -> None:
-    """Replaces a file as a whole; after a crash the old or the new content is there if it was flushed."""
+    """Replaces a file as a whole; after a crash the old or the new content is there if it was
+    flushed."""
     beside = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         with open(beside, "wb", opener=partial(os.open, mode=mode)) as file:
@@ -366,15 +446,17 @@ def replace_file(path: Path, content: bytes, *, flush: bool = True, mode: int = 
 
 
 def write_json(path: Path, facts: Mapping[str, Any]) -> str:
-    """Replaces a file by facts, and returns its text. Infinity is written as the string "inf", which every JSON reader
-    takes."""
+    """Replaces a file by facts, and returns its text. Infinity is written as the string "inf",
+    which every JSON reader takes."""
     text = json.dumps(json_ready(facts), indent=2) + "\n"
     replace_file(path, text.encode())
     return text
 
 
 def _table(rows: Sequence[Mapping[str, object]], *, header: bool) -> str:
-    columns = dict.fromkeys(["round", "loss", *score_columns(rows), *METRICS, *(name for row in rows for name in row)])
+    columns = dict.fromkeys(
+        ["round", "loss", *score_columns(rows), *METRICS, *(name for row in rows for name in row)]
+    )
     lines = [[_cell(row.get(name)) for name in columns] for row in rows]
     return csv_text([list(columns), *lines] if header else lines, end="\r\n")
 

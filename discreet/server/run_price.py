@@ -1,4 +1,5 @@
-"""The price of a run in a few lines, before it spends anything: epsilon, noise, and what a node sends."""
+"""The price of a run in a few lines, before it spends anything: epsilon, noise, and what a node
+sends."""
 
 from __future__ import annotations
 
@@ -18,26 +19,45 @@ def price_lines(plan: Plan) -> Iterator[str]:
     for name, mechanism in plan.mechanisms.items():
         if SERVER not in mechanism.charged_at:
             epsilon = run.target_epsilon(name)
-            target = "" if epsilon is None else f" {epsilon:g} after all {run.rounds} rounds,"
-            yield f"{name}-level: epsilon{target} of each client, in its own account (delta {run.delta:g})"
+            if epsilon is None:
+                target = ""
+            else:
+                target = f" {epsilon:g} after all {run.rounds} rounds,"
+            yield (
+                f"{name}-level: epsilon{target} of each client, in its own account (delta "
+                f"{run.delta:g})"
+            )
     yield from _epsilons(plan)
     if plan.charges_server:
         outlook = noise_outlook(plan)
-        yield f"{outlook}: {'it will not learn' if outlook.loud else 'it can learn'}, by the rule of noise"
-    yield f"a node receives and sends {_size(BYTES * plan.num_params)} a round ({plan.num_params} parameters)"
+        yield (
+            f"{outlook}: {'it will not learn' if outlook.loud else 'it can learn'}, by the rule "
+            f"of noise"
+        )
+    yield (
+        f"a node receives and sends {_size(BYTES * plan.num_params)} a round ({plan.num_params} "
+        f"parameters)"
+    )
 
 
 def _epsilons(plan: Plan) -> Iterator[str]:
-    mechanism, run = plan.mechanism, plan.run
-    noise = run.configured_noise_multiplier(mechanism.guarantee) if plan.charges_server else None
+    mechanism = plan.mechanism
+    run = plan.run
+    if plan.charges_server:
+        noise = run.configured_noise_multiplier(mechanism.guarantee)
+    else:
+        noise = None
     if noise is None:
         return
     one, total = (
-        epsilon_spent(releases_of(mechanism, run, rounds), delta=run.delta, accountant=run.accountant)
+        epsilon_spent(
+            releases_of(mechanism, run, rounds), delta=run.delta, accountant=run.accountant
+        )
         for rounds in (1, run.rounds)
     )
     yield (
-        f"{mechanism.guarantee}-level: epsilon {one:.4g} after the first round, {total:.4g} after all {run.rounds} "
+        f"{mechanism.guarantee}-level: epsilon {one:.4g} after the first round, {total:.4g} after "
+        f"all {run.rounds} "
         f"({run.accountant}, delta {run.delta:g}, noise multiplier {noise:.4g})"
     )
 

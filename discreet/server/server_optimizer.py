@@ -1,8 +1,8 @@
-"""The server's optimizer: SGD with momentum, Adam or Yogi on the noised mean update of a round, which is
-post-processing of what was released, whatever its settings are.
+"""The server's optimizer: SGD with momentum, Adam or Yogi on the noised mean update of a round,
+which is post-processing of what was released, whatever its settings are.
 
-The formulas are those of Flower's FedAvgM, FedAdam and FedYogi: Hsu et al. 2019 (arXiv 1909.06335), Reddi et al. 2021
-(arXiv 2003.00295), Algorithm 2.
+The formulas are those of Flower's FedAvgM, FedAdam and FedYogi: Hsu et al. 2019 (arXiv 1909.06335),
+Reddi et al. 2021 (arXiv 2003.00295), Algorithm 2.
 """
 
 from __future__ import annotations
@@ -35,7 +35,8 @@ class Change:
 
 @section("server_optimizer.")
 class ServerSGD:
-    """SGD with momentum, as FedAvgM; with its defaults it is FedAvg: the mean update is added to the parameters.
+    """SGD with momentum, as FedAvgM; with its defaults it is FedAvg: the mean update is added to
+    the parameters.
 
     With `shrink_with_noise` a step is as long as its signal is by estimate, see `signal_share`.
     ConfigError: a number is out of its range.
@@ -62,16 +63,19 @@ class ServerSGD:
             energy = self.momentum**2 * state.noise_energy + change.noise_energy
             share = signal_share(velocity, noise_energy=energy)
         params = state.params + self.learning_rate * share * velocity
-        return replace(state, round=state.round + 1, params=params, velocity=velocity, noise_energy=energy)
+        return replace(
+            state, round=state.round + 1, params=params, velocity=velocity, noise_energy=energy
+        )
 
 
 @section("server_optimizer.")
 class ServerAdam:
-    """Adam, as FedAdam, whose names and defaults these are; its learning rate is corrected for the bias of the start.
+    """Adam, as FedAdam, whose names and defaults these are; its learning rate is corrected for the
+    bias of the start.
 
-    `eta` is the learning rate; `beta_1` and `beta_2` say how long the two moments remember; `tau` is added to the root
-    of the second one: the larger it is, the less do coordinates adapt. ConfigError: a number is out of its range.
-    """
+    `eta` is the learning rate; `beta_1` and `beta_2` say how long the two moments remember; `tau`
+    is added to the root of the second one: the larger it is, the less do coordinates adapt.
+    ConfigError: a number is out of its range."""
 
     eta: LearningRate = 0.1
     beta_1: Momentum = 0.9
@@ -82,7 +86,8 @@ class ServerAdam:
         """The state after one step."""
         square = change.mean**2
         second = self.beta_2 * second_moment(state, change) + (1 - self.beta_2) * square
-        # Corrected as in Kingma and Ba 2015, the line before Section 2.1; FedAdam counts its first round as the second.
+        # Corrected as in Kingma and Ba 2015, the line before Section 2.1; FedAdam counts its first
+        # round as the second.
         number = state.round + 2
         rate = self.eta * math.sqrt(1 - self.beta_2**number) / (1 - self.beta_1**number)
         return adaptive_step(self, state, change, second=second, rate=rate)
@@ -90,8 +95,8 @@ class ServerAdam:
 
 @section("server_optimizer.")
 class ServerYogi:
-    """Yogi, as FedYogi, whose names and defaults these are, with the meaning and the errors of `ServerAdam`. Its
-    learning rate is not corrected for the bias of the start."""
+    """Yogi, as FedYogi, whose names and defaults these are, with the meaning and the errors of
+    `ServerAdam`. Its learning rate is not corrected for the bias of the start."""
 
     eta: LearningRate = 0.01
     beta_1: Momentum = 0.9
@@ -100,35 +105,48 @@ class ServerYogi:
 
     def step(self, state: State, change: Change) -> State:
         """The state after one step."""
-        before, square = second_moment(state, change), change.mean**2
+        before = second_moment(state, change)
+        square = change.mean**2
         second = before - (1 - self.beta_2) * square * (before - square).sign()
         return adaptive_step(self, state, change, second=second, rate=self.eta)
 
 
 def second_moment(state: State, change: Change) -> Tensor:
     """The second moment before a step; 0 before the first one."""
-    return state.second_moment if state.round else change.mean.new_zeros(change.mean.shape)
+    if state.round:
+        return state.second_moment
+    return change.mean.new_zeros(change.mean.shape)
 
 
 def adaptive_step(
     optimizer: ServerAdam | ServerYogi, state: State, change: Change, *, second: Tensor, rate: float
 ) -> State:
-    """The step of Adam and Yogi, whose coordinates are divided by the roots of their second moments."""
+    """The step of Adam and Yogi, whose coordinates are divided by the roots of their second
+    moments."""
     velocity = optimizer.beta_1 * state.velocity + (1 - optimizer.beta_1) * change.mean
     params = state.params + rate * velocity / (second.sqrt() + optimizer.tau)
-    return replace(state, round=state.round + 1, params=params, velocity=velocity, second_moment=second)
+    return replace(
+        state, round=state.round + 1, params=params, velocity=velocity, second_moment=second
+    )
 
 
 ServerOptimizer = ServerSGD | ServerAdam | ServerYogi
-# Of a configuration by their names: there SGD has momentum, which one that is made in code has only if it is given.
-MADE: dict[str, ServerOptimizer] = {"sgd": ServerSGD(momentum=0.8), "adam": ServerAdam(), "yogi": ServerYogi()}
+# Of a configuration by their names: there SGD has momentum, which one that is made in code has only
+# if it is given.
+MADE: dict[str, ServerOptimizer] = {
+    "sgd": ServerSGD(momentum=0.8),
+    "adam": ServerAdam(),
+    "yogi": ServerYogi(),
+}
 
 
 def signal_share(velocity: Tensor, *, noise_energy: float) -> float:
-    """The share of a step's length that is signal, given the expected energy of its noise: within [0, 1].
+    """The share of a step's length that is signal, given the expected energy of its noise: within
+    [0, 1].
 
-    |velocity|^2 is on average the squared norm of the signal plus `noise_energy`: the positive part of sqrt(1 -
-    noise_energy / |velocity|^2), as in James and Stein 1961. 1 without noise. Post-processing of a release.
+    |velocity|^2 is on average the squared norm of the signal plus `noise_energy`: the positive
+    part of sqrt(1 - noise_energy / |velocity|^2), as in James and Stein 1961. 1 without noise.
+    Post-processing of a release.
 
     >>> import torch
     >>> signal_share(torch.tensor([3.0, 4.0]), noise_energy=16.0)
@@ -137,11 +155,14 @@ def signal_share(velocity: Tensor, *, noise_energy: float) -> float:
     if noise_energy == 0:
         return 1.0
     energy = float(velocity.double().square().sum())
-    return math.sqrt(max(0.0, 1 - noise_energy / energy)) if energy > 0 else 0.0
+    if energy > 0:
+        return math.sqrt(max(0.0, 1 - noise_energy / energy))
+    return 0.0
 
 
 def server_optimizer(config: ServerConfig) -> ServerOptimizer:
-    """The optimizer of a configuration; what that leaves open has the default that conf/config.yaml names.
+    """The optimizer of a configuration; what that leaves open has the default that conf/config.yaml
+    names.
 
     >>> server_optimizer(ServerConfig(optimizer="yogi", tau=0.01))
     ServerYogi(eta=0.01, beta_1=0.9, beta_2=0.99, tau=0.01)
@@ -151,14 +172,19 @@ def server_optimizer(config: ServerConfig) -> ServerOptimizer:
         default = replace(default, shrink_with_noise=config.shrink_with_noise)
         given = {"learning_rate": config.learning_rate, "momentum": config.momentum}
     else:
-        given = {"eta": config.learning_rate, "beta_1": config.beta_1, "beta_2": config.beta_2, "tau": config.tau}
+        given = {
+            "eta": config.learning_rate,
+            "beta_1": config.beta_1,
+            "beta_2": config.beta_2,
+            "tau": config.tau,
+        }
     known: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
     return replace(default, **known)
 
 
 def server_section(optimizer: object) -> dict[str, object]:
-    """The settings `server` of an optimizer, so that `server_optimizer` of them gives it back. ConfigError: it is none
-    of the three.
+    """The settings `server` of an optimizer, so that `server_optimizer` of them gives it back.
+    ConfigError: it is none of the three.
 
     >>> server_section(ServerAdam(eta=0.3))
     {'optimizer': 'adam', 'learning_rate': 0.3, 'beta_1': 0.9, 'beta_2': 0.99, 'tau': 0.001}
@@ -169,4 +195,6 @@ def server_section(optimizer: object) -> dict[str, object]:
             rate = values.pop("eta", None) or values.pop("learning_rate")
             return {"optimizer": kind, "learning_rate": rate, **values}
     name = type(optimizer).__name__
-    raise ConfigError(f"server_optimizer must be a ServerSGD, a ServerAdam or a ServerYogi (got {name})")
+    raise ConfigError(
+        f"server_optimizer must be a ServerSGD, a ServerAdam or a ServerYogi (got {name})"
+    )

@@ -1,4 +1,5 @@
-"""A run from its configuration to its last file: what the ServerApp and the simulation have in common."""
+"""A run from its configuration to its last file: what the ServerApp and the simulation have in
+common."""
 
 from __future__ import annotations
 
@@ -76,14 +77,16 @@ class Session:
         return self.context.folder
 
     def evaluation(self) -> Callable[[State], EvaluationResult]:
-        """Of the model after a round, on the test set, whose fixed features are computed once; says nothing if the run
-        has none."""
-        run, query = self.plan.run, self.plan.query
+        """Of the model after a round, on the test set, whose fixed features are computed once; says
+        nothing if the run has none."""
+        run = self.plan.run
+        query = self.plan.query
         if run.evaluation.kind != "public":
             nothing = unrated(query.names() if query else ())
             return lambda _: nothing
         model, test = behind_fixed(self.model, self.task.test)
-        loss, target = loss_of(run.task), self.task.shape.target
+        loss = loss_of(run.task)
+        target = self.task.shape.target
 
         def scores(after: State) -> EvaluationResult:
             load_parameters(model, after.params)
@@ -92,34 +95,45 @@ class Session:
         return scores
 
 
-def training_run(session: Session, transport: Transport, *, on_round: OnRound | None = None) -> TrainingRun:
+def training_run(
+    session: Session, transport: Transport, *, on_round: OnRound | None = None
+) -> TrainingRun:
     """The rounds of a run that is ready to start, with the clients that `transport` asks."""
-    return TrainingRun(session.context, transport=transport, evaluate=session.evaluation(), on_round=on_round)
+    return TrainingRun(
+        session.context, transport=transport, evaluate=session.evaluation(), on_round=on_round
+    )
 
 
 def check_secure(seed: int | None) -> None:
     """Raises ConfigError if a real federation would refuse the seed."""
     if seed is not None:
-        raise ConfigError("seed must be null in a real federation: noise that can be drawn again protects nobody")
+        raise ConfigError(
+            "seed must be null in a real federation: noise that can be drawn again protects nobody"
+        )
 
 
-def prepare(settings: Settings, *, simulated: bool, held: ExitStack, decided: PrivacyConfig | None = None) -> Session:
-    """Everything before the first round: see `resolve`, and `open_run` for what is wrong. `decided`: the guarantees
-    with their noise, if a target has chosen it before."""
+def prepare(
+    settings: Settings, *, simulated: bool, held: ExitStack, decided: PrivacyConfig | None = None
+) -> Session:
+    """Everything before the first round: see `resolve`, and `open_run` for what is wrong.
+    `decided`: the guarantees with their noise, if a target has chosen it before."""
     return opened(*resolve(settings, decided), simulated=simulated, held=held)
 
 
 def opened(plan: Plan, task: Task, *, simulated: bool, held: ExitStack) -> Session:
     """The session of a plan; arguments as `prepare`."""
-    seed = plan.settings.seed if plan.settings.seed is not None else secrets.randbits(31)
+    if plan.settings.seed is not None:
+        seed = plan.settings.seed
+    else:
+        seed = secrets.randbits(31)
     model = model_for(plan.settings.model, task.shape, seed=seed)
     context = open_run(plan, params=flatten_parameters(model), simulated=simulated, held=held)
     return Session(context, task, model)
 
 
 def resolve(settings: Settings, decided: PrivacyConfig | None = None) -> tuple[Plan, Task]:
-    """The plan of a run, and its data: all that is checked before a folder is opened. ConfigError: a setting does not
-    fit the data or the model, or the target can't be reached."""
+    """The plan of a run, and its data: all that is checked before a folder is opened. ConfigError:
+    a setting does not fit the data or the model, or the target can't be reached."""
     try:
         task = load_task(settings.data.name, path=settings.data.path)
         _check_weights(settings.model.name, settings.data)
@@ -127,11 +141,23 @@ def resolve(settings: Settings, decided: PrivacyConfig | None = None) -> tuple[P
         task = normalised_task(task, config.normaliser)
         num_params = check_fits(config.model, task)
         run = client_settings(config)
-        query = query_of(EVALUATION, run, task.shape) if run.evaluation.private else None
-        sizes = Sizes(num_params, query.length if query else 1) if run.masked else PLANNED
-        config = resolve_noise(config, sizes) if decided is None else replace(config, privacy=decided)
-        by_chance, constant = chance_loss(config.task, task), constant_guess(task, config.task)
-        planned = partial(Plan, num_params=num_params, query=query, chance_loss=by_chance, constant=constant)
+        if run.evaluation.private:
+            query = query_of(EVALUATION, run, task.shape)
+        else:
+            query = None
+        if run.masked:
+            sizes = Sizes(num_params, query.length if query else 1)
+        else:
+            sizes = PLANNED
+        if decided is None:
+            config = resolve_noise(config, sizes)
+        else:
+            config = replace(config, privacy=decided)
+        by_chance = chance_loss(config.task, task)
+        constant = constant_guess(task, config.task)
+        planned = partial(
+            Plan, num_params=num_params, query=query, chance_loss=by_chance, constant=constant
+        )
         plan = planned(config, asked=settings)
         PopulationAccount.of(plan)
         check_cost(plan)
@@ -142,10 +168,13 @@ def resolve(settings: Settings, decided: PrivacyConfig | None = None) -> tuple[P
             client_examples_of(task, config.data)
     except (ValueError, OSError) as error:
         raise ConfigError(str(error)) from error
-    data, examples = config.data, len(task.train)
+    data = config.data
+    examples = len(task.train)
     dealt = {"num_clients": 0 if data.partition == SAMPLED else data.num_clients}
     for name, wanted in (dealt | {"examples_per_client": data.examples_per_client or 0}).items():
-        require(wanted <= examples, f"data.{name}", f"at most the {examples} training examples", wanted)
+        require(
+            wanted <= examples, f"data.{name}", f"at most the {examples} training examples", wanted
+        )
     for name, needed in (
         ("evaluation.kind=public", run.evaluation.kind == "public"),
         ("operations.predictions=true", plan.settings.operations.predictions),
@@ -156,18 +185,26 @@ def resolve(settings: Settings, decided: PrivacyConfig | None = None) -> tuple[P
 
 
 def _check_weights(name: str, data: DataConfig) -> None:
-    """Raises FolderError unless a transformer is the one whose tokenizer read the texts, and that nodes look for."""
+    """Raises FolderError unless a transformer is the one whose tokenizer read the texts, and that
+    nodes look for."""
     if name.startswith(HF):
-        known = read_description(Path(data.path)).model if data.name == FOLDER and data.path else None
+        if data.name == FOLDER and data.path:
+            known = read_description(Path(data.path)).model
+        else:
+            known = None
         if known != f"{HF}{pretrained_folder(name)}":
-            raise FolderError(f"model.name: {name} must be the model of data.toml in data.path, which is {known}")
+            raise FolderError(
+                f"model.name: {name} must be the model of data.toml in data.path, which is {known}"
+            )
 
 
 def normalised(session: Session, answers: Callable[[], Replies]) -> Session:
-    """The session of a run with `data.normalise=private`, whose clients have been asked what inputs are normalised by;
-    any other session as it is, and one that goes on. Means and deviations are in the run folder from then on.
-    ConfigError: asking would pass the budget; nobody is asked then."""
-    plan, task, run = session.plan, session.task, session.context
+    """The session of a run with `data.normalise=private`, whose clients have been asked what inputs
+    are normalised by; any other session as it is, and one that goes on. Means and deviations are in
+    the run folder from then on. ConfigError: asking would pass the budget; nobody is asked then."""
+    plan = session.plan
+    task = session.task
+    run = session.context
     if not plan.run.needs_normaliser:
         return session
     found = found_normaliser(run, task, answers())
@@ -178,7 +215,9 @@ def normalised(session: Session, answers: Callable[[], Replies]) -> Session:
 
 def finish(session: Session, outcome: Outcome) -> None:
     """Writes the model, privacy.json and, last, that the run is over; says how it ended."""
-    plan, folder, shape = session.plan, session.folder.path, session.task.shape
+    plan = session.plan
+    folder = session.folder.path
+    shape = session.task.shape
     metadata = {
         "discreet": discreet.__version__,
         "model": plan.settings.model.name,
@@ -205,11 +244,13 @@ def finish(session: Session, outcome: Outcome) -> None:
 
 
 def chance_loss(settings: TaskConfig, task: Task) -> float:
-    """The mean loss on the public test set of a model that gives 0 throughout: every class or label the same chance, or
-    the middle of every range. log(classes) for cross entropy without weights; infinity if there is no test set."""
+    """The mean loss on the public test set of a model that gives 0 throughout: every class or label
+    the same chance, or the middle of every range. log(classes) for cross entropy without weights;
+    infinity if there is no test set."""
     if not len(task.test):
         return math.inf
-    loss, total = loss_of(settings), 0.0
+    loss = loss_of(settings)
+    total = 0.0
     for targets in torch.split(task.test.targets, 1024):
         outputs = torch.zeros(len(targets), *task.shape.output_shape, dtype=torch.float64)
         total += float(loss(outputs, targets if task.shape.num_classes else targets.double()).sum())

@@ -1,4 +1,5 @@
-"""A whole training run at the server: budget, cohort, round, ledger, metrics, checkpoint, in that order."""
+"""A whole training run at the server: budget, cohort, round, ledger, metrics, checkpoint, in that
+order."""
 
 from __future__ import annotations
 
@@ -27,7 +28,14 @@ from discreet.server.round import RunLedger, one_query, one_round, stepped
 from discreet.server.run_context import RunContext
 from discreet.server.run_folder import RunStatus, read_status, write_json, write_status
 from discreet.server.state import Outcome, State
-from discreet.server.transport import NobodyAnswers, ReplyStats, RoundAbandoned, Silence, Transport, check_exchange
+from discreet.server.transport import (
+    NobodyAnswers,
+    ReplyStats,
+    RoundAbandoned,
+    Silence,
+    Transport,
+    check_exchange,
+)
 from discreet.settings.privacy import EXAMPLE, GUARANTEES, USER, ClipConfig
 
 if TYPE_CHECKING:
@@ -38,7 +46,9 @@ OnRound = Callable[[Mapping[str, object]], None]
 MOST_ABANDONED = 3  # attempts in a row of one round under secure aggregation, before the run ends
 PATIENCE = 5  # rounds in a row: one bad round of a noisy run, or of its start, is not yet the end
 FACTOR = 2.0  # times the loss of a model that gives 0 throughout
-CUT_ROUNDS, CUT_SHARE = 3, 0.2  # rounds in a row with a smaller share of norms within the clip norm
+# rounds in a row with a smaller share of norms within the clip norm
+CUT_ROUNDS = 3
+CUT_SHARE = 0.2
 TIMED = 3  # rounds after which the time that is left is said
 UNRANKED = (-math.inf, -math.inf)
 
@@ -46,8 +56,9 @@ logger = logging.getLogger("discreet")
 
 
 class TrainingRun:
-    """Runs the rounds of a plan in a run folder. `transport` asks the clients; `evaluate` gives loss and scores of the
-    model after a round, on the server's public test set; `on_round` is told the row of metrics.csv of each round."""
+    """Runs the rounds of a plan in a run folder. `transport` asks the clients; `evaluate` gives
+    loss and scores of the model after a round, on the server's public test set; `on_round` is told
+    the row of metrics.csv of each round."""
 
     def __init__(
         self,
@@ -57,16 +68,21 @@ class TrainingRun:
         evaluate: Callable[[State], EvaluationResult],
         on_round: OnRound | None = None,
     ) -> None:
-        self.context, self.plan, self.folder, self.ledger = context, context.plan, context.folder, context.ledger
+        self.context = context
+        self.plan = context.plan
+        self.folder = context.folder
+        self.ledger = context.ledger
         self.charges = RunLedger.of(self.ledger)
         self.evaluation = rating_plan(self.plan)
         check_exchange(transport, masked=self.plan.run.masked)
-        self.evaluate, self.on_round = evaluate, on_round or (lambda _: None)
+        self.evaluate = evaluate
+        self.on_round = on_round or (lambda _: None)
         self.budgets = {name: self.plan.budget(name) for name in (USER, EXAMPLE)}
         finite = (finite_epsilons(each, self.plan.run) for each in self.plan.mechanisms.values())
         self.clients = AskedClients(transport, tuple(name for names in finite for name in names))
         self.warned: set[str] = set()
-        self.silent_rounds, self.silent_ratings = Silence("rounds"), Silence("ratings")
+        self.silent_rounds = Silence("rounds")
+        self.silent_ratings = Silence("ratings")
         self.rows: list[Mapping[str, Any]] = [*self.folder.read_metrics()]
         self.best = max(map(_rank, self.rows), default=UNRANKED)
         rounds = self.plan.run.rounds
@@ -74,10 +90,12 @@ class TrainingRun:
         self.status = replace(before, state="running", rounds=rounds, reason=None)
 
     def run(self, *, progress: TextIO | None = None) -> Outcome:
-        """Goes on from the context's state to the planned number of rounds, or until a budget is spent or training is
-        lost: resumed, a lost run ends again before anything is spent. The run counts as running until the caller has
-        written its last files (`discreet.server.session.finish`). `progress`: the terminal to show on how far it is."""
-        state, rounds = self.context.state, self.plan.run.rounds
+        """Goes on from the context's state to the planned number of rounds, or until a budget is
+        spent or training is lost: resumed, a lost run ends again before anything is spent. The run
+        counts as running until the caller has written its last files
+        (`discreet.server.session.finish`). `progress`: the terminal to show on how far it is."""
+        state = self.context.state
+        rounds = self.plan.run.rounds
         if self.folder.load_checkpoint(best=True) is None:
             self.folder.save_checkpoint(state, best=True)
         write_status(self.folder, self.status)
@@ -101,7 +119,9 @@ class TrainingRun:
         """Says what the population has spent before this run, and how far its budget reaches."""
         if self.ledger.account is None:
             return
-        plan, rounds, ratings = self.evaluation, self.plan.run.rounds, list[Charge]()
+        plan = self.evaluation
+        rounds = self.plan.run.rounds
+        ratings = list[Charge]()
         numbers = range(state.round + 1, rounds + 1)
         events = [self.charges.event(self.plan.mechanism, number) for number in numbers]
         charges = [Charge(0, USER, "", event) for event in events if event is not None]
@@ -111,7 +131,9 @@ class TrainingRun:
 
     def _run_rounds(self, state: State) -> Outcome:
         attempts = 0
-        while (lost := stopping_reason(self._public("loss"), chance_loss=self.plan.chance_loss)) is None:
+        while (
+            lost := stopping_reason(self._public("loss"), chance_loss=self.plan.chance_loss)
+        ) is None:
             number = state.round + 1
             if number > self.plan.run.rounds:
                 return Outcome(state, None)
@@ -129,20 +151,27 @@ class TrainingRun:
                 lacking.miss(loss.failures)
                 lacking.log_failures()
                 if attempts == MOST_ABANDONED:
-                    raise NobodyAnswers(f"round {number} was abandoned {MOST_ABANDONED} times: {loss}") from loss
+                    raise NobodyAnswers(
+                        f"round {number} was abandoned {MOST_ABANDONED} times: {loss}"
+                    ) from loss
                 continue
             # A client that refused once stays out: a spent budget or a policy does not change.
             if USER not in self.plan.mechanisms and stats.refused and self.clients.all_refuse:
                 return self._all_refused(state, stats.reasons[-1])
             self._note(self.silent_rounds, stats, asked=self.clients.cohort)
-            attempts, state = 0, self._rate_if_due(state, is_last=False)
+            attempts = 0
+            state = self._rate_if_due(state, is_last=False)
         best = self.folder.load_checkpoint(best=True)
         assert best is not None
-        kept = f"the one after round {best.round}" if best.round else "the untrained one"
+        if best.round:
+            kept = f"the one after round {best.round}"
+        else:
+            kept = "the untrained one"
         return Outcome(state, f"{lost}; the model is {kept}", best)
 
     def _all_refused(self, state: State, last: str) -> Outcome:
-        """The end of a run whose clients have all refused: the usual one once their budgets are spent.
+        """The end of a run whose clients have all refused: the usual one once their budgets are
+        spent.
 
         Raises:
           NobodyAnswers: none has ever trained.
@@ -164,16 +193,21 @@ class TrainingRun:
             stats.accepted = released.replies
             state = stepped(before, self.plan, released)
         for name, each in self.plan.mechanisms.items():
-            if SERVER in each.charged_at:  # each client accounts it too: the event is the same for all of them
+            if (
+                SERVER in each.charged_at
+            ):  # each client accounts it too: the event is the same for all of them
                 stats.epsilons |= dict.fromkeys(REPORTED[name], self._epsilon(name))
         if self.evaluation and released.answers:
             count = released.replies, self.clients.cohort
-            self.on_round(self.evaluation.write(self.folder, before.round, released.answers, answered=count))
+            self.on_round(
+                self.evaluation.write(self.folder, before.round, released.answers, answered=count)
+            )
         after = stats.added_to(state)
         asked = {"cohort": self.clients.cohort, "replies": released.replies}
         facts = {"clip_norm": before.clip_norm, "fraction_below": released.fraction_below, **asked}
         row = self._write(after, facts, stats)
-        # The checkpoint comes last: a crash before it does the round again, and the ledger then holds both.
+        # The checkpoint comes last: a crash before it does the round again, and the ledger then
+        # holds both.
         account = self.ledger.account
         self.folder.save_checkpoint(after, account=account.ledger.position() if account else None)
         if (rank := _rank(row)) > self.best:
@@ -183,55 +217,77 @@ class TrainingRun:
         return after, stats
 
     def _is_out(self, before: State) -> Released | None:
-        """The release of the round after `before`, if it is on disk already and may be out: there is no other."""
+        """The release of the round after `before`, if it is on disk already and may be out: there
+        is no other."""
         kept = before.carried.load()
         if not kept or int(kept["round"]) != before.round + 1:
             return None
         return Released(kept["total"], before.clip_norm, None, int(kept["replies"]))
 
     def _rate_if_due(self, last: State, *, is_last: bool) -> State:
-        """Has a cohort drawn anew rate the model after a round, if that is due and fits the budget: its own event.
-        Returns `last` with what clients have reported of their accounts."""
+        """Has a cohort drawn anew rate the model after a round, if that is due and fits the budget:
+        its own event. Returns `last` with what clients have reported of their accounts."""
         plan = self.evaluation
-        if plan is None or not plan.is_due(last.round, last=is_last) or plan.has_rated(self.folder, last.round):
+        if (
+            plan is None
+            or not plan.is_due(last.round, last=is_last)
+            or plan.has_rated(self.folder, last.round)
+        ):
             return last
         try:
             if plan.event is not None:
                 self._check_room(USER, plan.event, "rating the model")
-            source, stats = self.context.source.child("evaluation", last.round), self.clients.begin()
+            source = self.context.source.child("evaluation", last.round)
+            stats = self.clients.begin()
             cohort = self.clients.draw(self.plan.sampling, last.round + 1, source)
             asked = replace(self.plan.request(last), work=RATE)
             replies = self.clients.ask(asked, last.params, cohort)
             sums = one_query(last, plan.mechanism, replies, self.charges, source.child("noise"))
         except (BudgetSpent, RoundAbandoned) as reason:
-            logger.warning("the model after round %d is not rated: %s", last.round, self.context.translate(str(reason)))
+            logger.warning(
+                "the model after round %d is not rated: %s",
+                last.round,
+                self.context.translate(str(reason)),
+            )
             return last
         stats.log_failures()
         rated = stats.added_to(last)
-        # Before the row: a crash in between rates the model again, and what clients have spent is not forgotten.
+        # Before the row: a crash in between rates the model again, and what clients have spent is
+        # not forgotten.
         if plan.event is None:
             self.folder.save_checkpoint(rated)
-        count, spent = (stats.accepted, len(cohort)), self._epsilons(rated)
+        count = (stats.accepted, len(cohort))
+        spent = self._epsilons(rated)
         self.on_round(plan.write(self.folder, last.round, sums, answered=count, spent=spent))
         if last.round < self.plan.run.rounds:
             self._note(self.silent_ratings, stats, asked=len(cohort))
         return rated
 
     def _note(self, silence: Silence, stats: ReplyStats, *, asked: int) -> None:
-        """Counts a round or a rating in which nobody replies. A client whose own budget is spent is no fault of a run,
-        unless the server's ledger alone pays."""
-        silence.note(stats, asked=asked if USER in self.plan.mechanisms else asked - stats.failures["refused"])
+        """Counts a round or a rating in which nobody replies. A client whose own budget is spent is
+        no fault of a run, unless the server's ledger alone pays."""
+        silence.note(
+            stats,
+            asked=asked if USER in self.plan.mechanisms else asked - stats.failures["refused"],
+        )
 
     def _source(self, number: int) -> RandomSource:
         return self.context.source.child("round", number)
 
     def _check_room(self, guarantee: str, event: DpEvent, what: str) -> None:
-        require_room_for(Charge(0, guarantee, "", event), what, ledger=self.ledger, budget=self.budgets[guarantee])
+        require_room_for(
+            Charge(0, guarantee, "", event),
+            what,
+            ledger=self.ledger,
+            budget=self.budgets[guarantee],
+        )
 
     def _public(self, column: str) -> list[float]:
         return [row[column] for row in self.rows if row[column] is not None]
 
-    def _write(self, after: State, facts: Mapping[str, object], stats: ReplyStats) -> dict[str, object]:
+    def _write(
+        self, after: State, facts: Mapping[str, object], stats: ReplyStats
+    ) -> dict[str, object]:
         """Evaluates; writes metrics, status and log. Returns the row."""
         evaluation = self.evaluate(after)
         row: dict[str, object] = {
@@ -247,14 +303,21 @@ class TrainingRun:
         failures = dict(sorted((Counter(self.status.failures) + stats.failures).items()))
         self.status = replace(self.status, nodes=len(self.clients.available), failures=failures)
         if stats.reasons:
-            self.status = replace(self.status, last_failure=stats.reasons[-1], last_failure_round=after.round)
+            self.status = replace(
+                self.status, last_failure=stats.reasons[-1], last_failure_round=after.round
+            )
         write_status(self.folder, self.status)
         fields = {"event": "round", **row, "failures": dict(stats.failures)}
         logger.info(round_line(row, rounds=self.plan.run.rounds), extra={"fields": fields})
         if len(self.rows) == TIMED:
             self._say_time_left(after.round)
         stats.log_failures()
-        notes = clip_notes(self.plan.clip, self._public("fraction_below"), after.clip_norm, learns=improves(self.rows))
+        notes = clip_notes(
+            self.plan.clip,
+            self._public("fraction_below"),
+            after.clip_norm,
+            learns=improves(self.rows),
+        )
         for name, note in notes.items():
             if name not in self.warned:
                 logger.warning("%s", self.context.translate(note))
@@ -281,18 +344,22 @@ class TrainingRun:
 
 
 def _rank(row: Mapping[str, Any]) -> tuple[float, float]:
-    """The key that the best model is chosen by: accuracy or R2, and of equal ones the lesser loss."""
+    """The key that the best model is chosen by: accuracy or R2, and of equal ones the lesser
+    loss."""
     loss = row["loss"]
     known = loss is not None and math.isfinite(loss)
-    return (row.get(main_score(row)) or 0.0, -loss) if known else UNRANKED
+    if known:
+        return (row.get(main_score(row)) or 0.0, -loss)
+    return UNRANKED
 
 
 def stopping_reason(losses: Sequence[float], *, chance_loss: float) -> str | None:
     """The reason to end training after rounds with these losses, in words; None to go on.
 
-    Training is lost if the last loss is not finite, or if the last `PATIENCE` are all above `FACTOR` times
-    `chance_loss`, that of a model that gives 0 throughout, and the last of them is above the first: a model that starts
-    badly and gets better is not lost. A function of public numbers alone, so that a resumed run comes to the same end.
+    Training is lost if the last loss is not finite, or if the last `PATIENCE` are all above
+    `FACTOR` times `chance_loss`, that of a model that gives 0 throughout, and the last of them is
+    above the first: a model that starts badly and gets better is not lost. A function of public
+    numbers alone, so that a resumed run comes to the same end.
 
     >>> stopping_reason([2.2, 1.9, 5.1, 9.7, 31.0, 44.0, 38.0], chance_loss=2.3)
     'the loss on the public test set diverged: 38 after round 7, 1.9 after round 2'
@@ -301,7 +368,8 @@ def stopping_reason(losses: Sequence[float], *, chance_loss: float) -> str | Non
     >>> stopping_reason([50.0, 40.0, 30.0, 20.0, 10.0], chance_loss=2.3) is None
     True
     """
-    last, best = losses[-PATIENCE:], min(losses, default=0.0)
+    last = losses[-PATIENCE:]
+    best = min(losses, default=0.0)
     if last and not math.isfinite(last[-1]):
         return f"the loss on the public test set is {last[-1]} after round {len(losses)}"
     if len(last) < PATIENCE or min(last) <= FACTOR * chance_loss or last[-1] <= last[0]:
@@ -313,8 +381,9 @@ def stopping_reason(losses: Sequence[float], *, chance_loss: float) -> str | Non
 
 
 def improves(rows: Sequence[Mapping[str, Any]]) -> bool | None:
-    """True if the model got better over the last rounds that were rated, by public numbers alone: its loss is 1 % less,
-    or its score is 0.01 more. None if fewer than two of the last rounds were rated."""
+    """True if the model got better over the last rounds that were rated, by public numbers alone:
+    its loss is 1 % less, or its score is 0.01 more. None if fewer than two of the last rounds were
+    rated."""
     last = rows[-CUT_ROUNDS:]
     losses = [row["loss"] for row in last if row["loss"] is not None]
     scores = [row[main_score(row)] for row in last if row.get(main_score(row)) is not None]
@@ -327,21 +396,29 @@ def improves(rows: Sequence[Mapping[str, Any]]) -> bool | None:
 def clip_notes(
     clip: ClipConfig, shares: Sequence[float], clip_norm: float, *, learns: bool | None = None
 ) -> dict[str, str]:
-    """Warnings of an adaptive clip norm that lets a model learn little, by what they are about: from the noised shares
-    of norms within the clip norm of each round so far, and the clip norm of the next round. A model that `learns` is
-    not warned of."""
+    """Warnings of an adaptive clip norm that lets a model learn little, by what they are about:
+    from the noised shares of norms within the clip norm of each round so far, and the clip norm of
+    the next round. A model that `learns` is not warned of."""
     if not shares:
         return {}
-    last, least, notes = shares[-CUT_ROUNDS:], min(CUT_SHARE, clip.target_quantile / 2), {}
+    last = shares[-CUT_ROUNDS:]
+    least = min(CUT_SHARE, clip.target_quantile / 2)
+    notes = {}
     if not learns and len(last) == CUT_ROUNDS and max(last) < least:
-        seen = "" if learns is None else ", and the model does not get better"
+        if learns is None:
+            seen = ""
+        else:
+            seen = ", and the model does not get better"
         notes["cut"] = (
-            f"more than {100 * (1 - least):g} % of the updates were clipped in each of the last {CUT_ROUNDS} rounds"
-            f"{seen}. The clip norm is {clip_norm:.3g} now: consider a larger privacy.user.clip.norm"
+            f"more than {100 * (1 - least):g} % of the updates were clipped in each of the last "
+            f"{CUT_ROUNDS} rounds"
+            f"{seen}. The clip norm is {clip_norm:.3g} now: consider a larger "
+            f"privacy.user.clip.norm"
         )
     if clip_norm >= clip.ceiling:
         notes["ceiling"] = (
-            f"the clip norm has reached its maximum, privacy.user.clip.max={clip.ceiling:g}: either noise "
+            f"the clip norm has reached its maximum, privacy.user.clip.max={clip.ceiling:g}: "
+            f"either noise "
             "drives the model, or the first one, privacy.user.clip.norm, was far too small"
         )
     return notes
@@ -350,13 +427,25 @@ def clip_notes(
 def round_line(row: Mapping[str, Any], *, rounds: int) -> str:
     """A round in one line. Guarantees that are off have no epsilon here.
 
-    >>> row = {"round": 2, "loss": 0.5, "cohort": 9, "replies": 8, "epsilon_user": 1.5, "seconds": 0.25}
+    >>> row = {"round": 2, "loss": 0.5, "cohort": 9, "replies": 8, "seconds": 0.25}
+    >>> row["epsilon_user"] = 1.5
     >>> round_line(row, rounds=30)
     'round 2/30  loss 0.5000  replies 8/9  epsilon user 1.500  0.2 s'
     """
     shown = (*((name, name, ".4f") for name in (*SCORES, "loss")), ("clip", "clip_norm", ".3g"))
-    known = [f"{name} {row[column]:{form}}" for name, column, form in shown if row.get(column) is not None]
+    known = [
+        f"{name} {row[column]:{form}}"
+        for name, column, form in shown
+        if row.get(column) is not None
+    ]
     spent = {name: row.get(f"epsilon_{name}", math.inf) for name in GUARANTEES}
-    epsilon = " ".join(f"{name} {value:.3f}" for name, value in spent.items() if math.isfinite(value)) or "none"
-    rest = f"replies {row['replies']}/{row['cohort']}", f"epsilon {epsilon}", f"{row.get('seconds', math.nan):.1f} s"
+    epsilon = (
+        " ".join(f"{name} {value:.3f}" for name, value in spent.items() if math.isfinite(value))
+        or "none"
+    )
+    rest = (
+        f"replies {row['replies']}/{row['cohort']}",
+        f"epsilon {epsilon}",
+        f"{row.get('seconds', math.nan):.1f} s",
+    )
     return "  ".join([f"round {row['round']}/{rounds}", *known, *rest])

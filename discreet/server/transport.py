@@ -1,4 +1,5 @@
-"""The transport of a round: through Flower's grid, or in the same process. The algorithm does not see which."""
+"""The transport of a round: through Flower's grid, or in the same process. The algorithm does not
+see which."""
 
 from __future__ import annotations
 
@@ -23,19 +24,23 @@ MOST_SILENT = 2  # rounds in a row in which nobody gives a usable reply, before 
 
 
 class MessagesTooLarge(OSError):
-    """The messages of a round do not fit what the server takes: nobody was asked, nothing is charged."""
+    """The messages of a round do not fit what the server takes: nobody was asked, nothing is
+    charged."""
 
 
 class NobodyAnswers(OSError):
-    """Nobody who was asked gives a usable reply, so that a run would spend its budget on noise. It can go on."""
+    """Nobody who was asked gives a usable reply, so that a run would spend its budget on noise. It
+    can go on."""
 
 
 @dataclass(frozen=True)
 class Failure:
-    """A client that was asked and gave no usable reply. It counts as zero; noise and denominator stay.
+    """A client that was asked and gave no usable reply. It counts as zero; noise and denominator
+    stay.
 
-    kind: `refused` (its policy or budget), `malformed`, `error`, `late`. An `unaccounted` one did reply, and its update
-    counts, but it reports an infinite epsilon although this run costs a finite one.
+    kind: `refused` (its policy or budget), `malformed`, `error`, `late`. An `unaccounted` one did
+    reply, and its update counts, but it reports an infinite epsilon although this run costs a
+    finite one.
     """
 
     client: int
@@ -44,7 +49,8 @@ class Failure:
 
 
 def readable(said: str) -> str:
-    """What a client said, for a log and a terminal: only what can be printed, and not much of it."""
+    """What a client said, for a log and a terminal: only what can be printed, and not much of
+    it."""
     return "".join(character for character in said[:MOST_SAID] if character.isprintable())
 
 
@@ -52,8 +58,8 @@ Reply = TrainReply | PartialReply | UnopenedSum | Failure
 
 
 class RoundAbandoned(Exception):
-    """Too few clients are left to open a sum, and nothing was released: the round may be tried again. `failures`: of
-    the clients that are missing."""
+    """Too few clients are left to open a sum, and nothing was released: the round may be tried
+    again. `failures`: of the clients that are missing."""
 
     def __init__(self, reason: str, failures: Sequence[Failure] = ()) -> None:
         super().__init__(reason)
@@ -61,30 +67,36 @@ class RoundAbandoned(Exception):
 
 
 def check_exchange(transport: object, *, masked: bool) -> None:
-    """Raises ConfigError unless a transport makes sums that nobody has read if the run opens them, and only then."""
+    """Raises ConfigError unless a transport makes sums that nobody has read if the run opens them,
+    and only then."""
     makes_sums = getattr(transport, "makes_sums", False)
     if masked and not makes_sums:
-        raise ConfigError("privacy.user.aggregation=secure is not offered here: the server would read each update")
+        raise ConfigError(
+            "privacy.user.aggregation=secure is not offered here: the server would read each update"
+        )
     if makes_sums and not masked:
-        raise ConfigError("privacy.user.aggregation must be secure for a transport of masked sums (got plain)")
+        raise ConfigError(
+            "privacy.user.aggregation must be secure for a transport of masked sums (got plain)"
+        )
 
 
 class Transport(Protocol):
-    """Asks clients for their updates. One with `makes_sums` brings nothing else but one `UnopenedSum` of them."""
+    """Asks clients for their updates. One with `makes_sums` brings nothing else but one
+    `UnopenedSum` of them."""
 
     def available_clients(self) -> Sequence[int]:
         """The clients that can be asked now."""
 
     def ask(self, asked: TrainRequest, params: Tensor, cohort: Sequence[int]) -> Iterable[Reply]:
-        """A reply or failure for each client of the cohort, as they come: never the whole cohort at once. Raises
-        RoundAbandoned: too few clients are left for a sum."""
+        """A reply or failure for each client of the cohort, as they come: never the whole cohort at
+        once. Raises RoundAbandoned: too few clients are left for a sum."""
 
 
 @dataclass
 class ReplyStats:
-    """Statistics of a round's replies, counted as they pass: how many are `accepted`, failures with their reasons, and
-    the largest epsilons that clients report. Those that report an infinite one that `must_be_finite` are
-    `unaccounted`, and not in it."""
+    """Statistics of a round's replies, counted as they pass: how many are `accepted`, failures with
+    their reasons, and the largest epsilons that clients report. Those that report an infinite one
+    that `must_be_finite` are `unaccounted`, and not in it."""
 
     must_be_finite: tuple[str, ...] = ()
     accepted: int = 0
@@ -102,7 +114,10 @@ class ReplyStats:
                 continue
             if not isinstance(reply, UnopenedSum):
                 self._report(reply)
-            self.accepted += 1 if isinstance(reply, TrainReply) else reply.replies
+            if isinstance(reply, TrainReply):
+                self.accepted += 1
+            else:
+                self.accepted += reply.replies
             yield reply
 
     def _report(self, reply: TrainReply | PartialReply) -> None:
@@ -125,7 +140,8 @@ class ReplyStats:
                 self.refused.add(failure.client)
 
     def added_to(self, state: State) -> State:
-        """The state with what clients have reported. A client that sits out a round still has what it spent before."""
+        """The state with what clients have reported. A client that sits out a round still has what
+        it spent before."""
         spent = {name: max(getattr(state, name), self.epsilons[name]) for name in EPSILONS}
         return replace(state, **spent, unaccounted=sorted({*state.unaccounted, *self.unaccounted}))
 
@@ -139,7 +155,8 @@ class ReplyStats:
 
 @dataclass
 class Silence:
-    """Times in a row in which nobody who was asked gave a usable reply. `what`: what they were asked for."""
+    """Times in a row in which nobody who was asked gave a usable reply. `what`: what they were
+    asked for."""
 
     what: str
     in_a_row: int = 0
@@ -151,7 +168,16 @@ class Silence:
           NobodyAnswers: it is the time `MOST_SILENT` in a row.
         """
         if asked:
-            self.in_a_row = 0 if stats.accepted else self.in_a_row + 1
+            if stats.accepted:
+                self.in_a_row = 0
+            else:
+                self.in_a_row = self.in_a_row + 1
         if self.in_a_row >= MOST_SILENT:
-            last = stats.reasons[-1] if stats.reasons else "no reply"
-            raise NobodyAnswers(f"in {self.in_a_row} {self.what} in a row nobody gave a usable reply; the last: {last}")
+            if stats.reasons:
+                last = stats.reasons[-1]
+            else:
+                last = "no reply"
+            raise NobodyAnswers(
+                f"in {self.in_a_row} {self.what} in a row nobody gave a usable reply; the last: "
+                f"{last}"
+            )

@@ -1,4 +1,5 @@
-"""The settings that travel to clients: sections of the run's configuration, checked again on arrival."""
+"""The settings that travel to clients: sections of the run's configuration, checked again on
+arrival."""
 
 from __future__ import annotations
 
@@ -10,7 +11,13 @@ from typing import Any
 from discreet.accounting.correlation import NONE
 from discreet.accounting.events import PLD, RDP
 from discreet.settings import rules
-from discreet.settings.data import MEANS, DataConfig, EvaluationConfig, NormaliserConfig, StatisticsConfig
+from discreet.settings.data import (
+    MEANS,
+    DataConfig,
+    EvaluationConfig,
+    NormaliserConfig,
+    StatisticsConfig,
+)
 from discreet.settings.privacy import (
     CORRELATED,
     LOCAL,
@@ -32,11 +39,16 @@ from discreet.settings.training import ModelConfig, TaskConfig, TrainingConfig
 Needs = dict[str, tuple[object, str]]
 AT_SERVER = "public", "none"
 MASKED: Needs = {
-    "sampling.kind": ("everyone", "the server knows whom it asks, so that sampling amplifies nothing"),
+    "sampling.kind": (
+        "everyone",
+        "the server knows whom it asks, so that sampling amplifies nothing",
+    ),
     "privacy.accountant": (RDP, "its noise is accounted by Renyi divergences"),
     "privacy.noise": ("grid", "masks are added to whole numbers"),
 }
-MASKED_UPDATE: Needs = MASKED | {"privacy.example.enabled": (False, "beside its masked vector a client says nothing")}
+MASKED_UPDATE: Needs = MASKED | {
+    "privacy.example.enabled": (False, "beside its masked vector a client says nothing")
+}
 PLAIN_STEP: Needs = {
     "training.epochs": (1, "one step a round"),
     "training.optimizer": ("sgd", "a plain step"),
@@ -48,7 +60,10 @@ SHARED_STEP: Needs = {
     "privacy.user.enabled": (False, "the sum that is opened is noised for one example"),
     "privacy.local.kind": ("none", "clients share the noise"),
     **PLAIN_STEP,
-    "data.public_num_examples": (None, "steps are over all examples, and training.batch_size is the public constant"),
+    "data.public_num_examples": (
+        None,
+        "steps are over all examples, and training.batch_size is the public constant",
+    ),
 }
 NOISED_UPDATE: Needs = {"privacy.user.enabled": (False, "the server's clip would cut the noise")}
 LAPLACE_STEP: Needs = {
@@ -57,10 +72,15 @@ LAPLACE_STEP: Needs = {
     "training.epochs": (1, "its sensitivity 2 * eta * C / n holds for a single full-batch step"),
     "evaluation.kind": (AT_SERVER, "it noises steps, and no answers"),
 }
-NOISED_ANSWER: Needs = {"privacy.example.enabled": (False, "one noise on an answer is charged once")}
+NOISED_ANSWER: Needs = {
+    "privacy.example.enabled": (False, "one noise on an answer is charged once")
+}
 OF_EXAMPLES: Needs = {
     **NOISED_UPDATE,
-    "data.public_num_examples": (None, "what is held out goes by rows, and a removed one moves the others"),
+    "data.public_num_examples": (
+        None,
+        "what is held out goes by rows, and a removed one moves the others",
+    ),
 }
 OWN: Needs = {
     "privacy.user.enabled": (True, "it gives that guarantee"),
@@ -71,7 +91,9 @@ OWN: Needs = {
     "statistics.only": (False, "it pays for no answers"),
 }
 FIXED: Needs = {"privacy.accountant": (RDP, "no other knows such cohorts")}
-POISSON: Needs = {"privacy.user.correlation.kind": (NONE, "its price is for clients that take turns")}
+POISSON: Needs = {
+    "privacy.user.correlation.kind": (NONE, "its price is for clients that take turns")
+}
 TURNS: Needs = {
     "privacy.noise": ("grid", "noise is drawn again to the last bit"),
     "evaluation.kind": (AT_SERVER, "a rating would ask clients out of their turn"),
@@ -86,10 +108,11 @@ TURNS: Needs = {
     groups="sampling.groups",
 )
 class UserTerms:
-    """User-level privacy as the server declares it: the client can check what is declared, not what the server does.
+    """User-level privacy as the server declares it: the client can check what is declared, not what
+    the server does.
 
-    `groups`: a client's turn is every so many rounds. `adaptive`: each client sends a bit, for a clip norm that adapts.
-    """
+    `groups`: a client's turn is every so many rounds. `adaptive`: each client sends a bit, for a
+    clip norm that adapts."""
 
     enabled: bool = True
     noise_multiplier: rules.NotNegative | None = None
@@ -106,9 +129,12 @@ class UserTerms:
 
     @property
     def mechanism_kind(self) -> str:
-        """The one of Discreet's mechanisms that is asked for: by the aggregation, and by whether clients take turns."""
+        """The one of Discreet's mechanisms that is asked for: by the aggregation, and by whether
+        clients take turns."""
         turns = self.sampling == "cyclic" or self.correlation.kind != NONE
-        return CORRELATED if turns and self.aggregation == PLAIN else self.aggregation
+        if turns and self.aggregation == PLAIN:
+            return CORRELATED
+        return self.aggregation
 
     @property
     def secure(self) -> bool:
@@ -118,8 +144,8 @@ class UserTerms:
 
 @section("", delta="privacy.delta", accountant="privacy.accountant", noise="privacy.noise")
 class ClientSettings:
-    """The part of a run that each client is told, the same in every round, with the guarantees. Raises ConfigError: a
-    setting is out of range, or two settings contradict each other."""
+    """The part of a run that each client is told, the same in every round, with the guarantees.
+    Raises ConfigError: a setting is out of range, or two settings contradict each other."""
 
     rounds: rules.Count
     delta: rules.OpenShare
@@ -138,34 +164,63 @@ class ClientSettings:
     statistics: StatisticsConfig = StatisticsConfig()
 
     def __post_init__(self) -> None:
-        require(self.data.path is None, "data.path", "left out: where data lie is not the server's to say", "a path")
+        require(
+            self.data.path is None,
+            "data.path",
+            "left out: where data lie is not the server's to say",
+            "a path",
+        )
         self._check_delta()
         for by, needs in self._needs():
             require_each(self, by, needs)
         if self.masked:
             self.secure.check_fits(self.user.population_size)
         if self.asks_of_data:
-            self.check_server_noise("statistics.only=true" if self.statistics.only else "data.normalise=private")
-        kind, schedule = self.local.kind, self.local.schedule
+            self.check_server_noise(
+                "statistics.only=true" if self.statistics.only else "data.normalise=private"
+            )
+        kind = self.local.kind
+        schedule = self.local.schedule
         if kind != "none" and isinstance(schedule, list):
             rule = f"a list of {self.rounds} numbers, one a round"
-            require(len(schedule) == self.rounds, "privacy.local.schedule", rule, f"{len(schedule)} numbers")
+            require(
+                len(schedule) == self.rounds,
+                "privacy.local.schedule",
+                rule,
+                f"{len(schedule)} numbers",
+            )
         if self.evaluation.private and kind == "none" and self.example.enabled:
             wrong = [name for name in self.evaluation.metrics if name not in MEANS]
-            rule = f"of {', '.join(MEANS)} with privacy.example.enabled: of these one example moves only its own share"
+            rule = (
+                f"of {', '.join(MEANS)} with privacy.example.enabled: of these one example "
+                f"moves only its own share"
+            )
             require(not wrong, "evaluation.metrics", rule, ", ".join(wrong))
 
     def _needs(self) -> Iterator[tuple[str, Needs]]:
         """What the choices of this run need, each with its name."""
-        user, local, rated = self.user, self.local.kind, "evaluation.kind=private"
+        user = self.user
+        local = self.local.kind
+        rated = "evaluation.kind=private"
         if local != "none":
-            yield f"privacy.local.kind={local}", NOISED_UPDATE | (LAPLACE_STEP if local == "laplace_step" else {})
+            yield (
+                f"privacy.local.kind={local}",
+                NOISED_UPDATE | (LAPLACE_STEP if local == "laplace_step" else {}),
+            )
         if self.evaluation.private and local != "none":
             yield f"{rated} and privacy.local", NOISED_ANSWER
         elif self.evaluation.private and self.example.enabled:
             yield f"{rated} and privacy.example.enabled", OF_EXAMPLES
         elif self.evaluation.private:
-            yield rated, {"privacy.user.enabled": (True, "noise of one guarantee pays for what clients answer")}
+            yield (
+                rated,
+                {
+                    "privacy.user.enabled": (
+                        True,
+                        "noise of one guarantee pays for what clients answer",
+                    )
+                },
+            )
         if user.secure:
             yield "privacy.user.aggregation=secure", MASKED_UPDATE
         if self.example.secure:
@@ -176,8 +231,14 @@ class ClientSettings:
             yield f"{user.sampling} cohorts", POISSON
         elif user.enabled and user.mechanism_kind == CORRELATED:
             everyone = f"privacy.user.correlation.kind={user.correlation.kind}"
-            by = everyone if user.sampling == "everyone" else "sampling.kind=cyclic"
-            rule = f"fixed: earlier noise, which later noise takes back, was made for one clip norm, with {by}"
+            if user.sampling == "everyone":
+                by = everyone
+            else:
+                by = "sampling.kind=cyclic"
+            rule = (
+                f"fixed: earlier noise, which later noise takes back, was made for one clip "
+                f"norm, with {by}"
+            )
             require(not user.adaptive, "privacy.user.clip.kind", rule, "adaptive")
             yield by, TURNS
         if user.enabled and user.sampling == "fixed":
@@ -189,24 +250,33 @@ class ClientSettings:
 
     def gives(self, guarantee: str) -> bool:
         """True if the run gives a guarantee."""
-        return bool(self.local.kind != "none" if guarantee == LOCAL else self.terms(guarantee).enabled)
+        return bool(
+            self.local.kind != "none" if guarantee == LOCAL else self.terms(guarantee).enabled
+        )
 
     def configured_noise_multiplier(self, guarantee: str) -> float | None:
-        """The noise multiplier of a guarantee; None: a target, which is not met yet or by each client, chooses it."""
+        """The noise multiplier of a guarantee; None: a target, which is not met yet or by each
+        client, chooses it."""
         noise: float | None = self.terms(guarantee).noise_multiplier
         return noise
 
     def target_epsilon(self, guarantee: str) -> float | None:
         """The epsilon that chooses the noise of a guarantee; None: the noise is given."""
-        return getattr(self.terms(guarantee), "epsilon" if guarantee == LOCAL else "target_epsilon", None)
+        return getattr(
+            self.terms(guarantee), "epsilon" if guarantee == LOCAL else "target_epsilon", None
+        )
 
     def largest_epsilon(self, guarantee: str) -> float | None:
-        """The epsilon that a guarantee does not pass: the target, unless a budget is given; None: no budget."""
+        """The epsilon that a guarantee does not pass: the target, unless a budget is given; None:
+        no budget."""
         budget: float | None = self.terms(guarantee).max_epsilon
-        return self.target_epsilon(guarantee) if budget is None else budget
+        if budget is None:
+            return self.target_epsilon(guarantee)
+        return budget
 
     def with_noise(self, guarantee: str, noise_multiplier: float) -> ClientSettings:
-        """The same with this noise multiplier for a guarantee that the server accounts, in place of a target."""
+        """The same with this noise multiplier for a guarantee that the server accounts, in place of
+        a target."""
         if guarantee == USER:
             return replace(self, user=replace(self.user, noise_multiplier=noise_multiplier))
         example = replace(self.example, noise_multiplier=noise_multiplier, target_epsilon=None)
@@ -216,7 +286,9 @@ class ClientSettings:
     def expected_cohort(self) -> float:
         """The public denominator of sums over a cohort; of a cohort of fixed size that size."""
         expected = self.user.probability * self.user.population_size
-        return float(round(expected)) if self.user.sampling == "fixed" else expected
+        if self.user.sampling == "fixed":
+            return float(round(expected))
+        return expected
 
     @property
     def masked(self) -> bool:
@@ -230,13 +302,17 @@ class ClientSettings:
 
     @property
     def needs_normaliser(self) -> bool:
-        """True if clients have to be asked before the first round what their inputs are normalised by."""
+        """True if clients have to be asked before the first round what their inputs are normalised
+        by."""
         return self.data.normalise == "private" and not self.normaliser.means
 
     def check_server_noise(self, what: str) -> None:
-        """Raises ConfigError if noise at the server, for clients that are added or removed, does not pay for `what`."""
+        """Raises ConfigError if noise at the server, for clients that are added or removed, does
+        not pay for `what`."""
         if not self.user.enabled or self.example.enabled:
-            rule = "privacy.user.enabled=true and privacy.example.enabled=false: noise at the server"
+            rule = (
+                "privacy.user.enabled=true and privacy.example.enabled=false: noise at the server"
+            )
         elif self.user.secure:
             rule = "privacy.user.aggregation=plain: the server would read each client's answer"
         elif self.user.sampling == "fixed":
@@ -251,9 +327,13 @@ class ClientSettings:
             proposed = 10.0 ** (math.ceil(math.log10(bound) - 1e-9) - 1)
             rule = f"below 1 / population_size = {bound:g}, for instance {proposed:g}"
             require(self.delta < bound, "privacy.delta", rule, self.delta)
-        least, declared = self.training.batch_size, self.data.public_num_examples
+        least = self.training.batch_size
+        declared = self.data.public_num_examples
         if self.example.enabled and declared is not None:
-            rule = f"at least training.batch_size and below 1 / privacy.delta: within [{least}, {1 / self.delta:g})"
+            rule = (
+                f"at least training.batch_size and below 1 / privacy.delta: within [{least}, "
+                f"{1 / self.delta:g})"
+            )
             require(least <= declared < 1 / self.delta, "data.public_num_examples", rule, declared)
 
 

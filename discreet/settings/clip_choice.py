@@ -7,23 +7,25 @@ from dataclasses import asdict, dataclass
 from discreet.settings.privacy import ClipConfig
 from discreet.settings.rules import ConfigError, plain
 
-# If no clip norm is given: noise for one that is far too long undoes what was learned, one that is too short costs a
-# round. Their steps multiply the norm by at most exp(5 / 2) = 12, then 3.5, 1.9, ...
+# If no clip norm is given: noise for one that is far too long undoes what was learned, one that is
+# too short costs a round. Their steps multiply the norm by at most exp(5 / 2) = 12, then 3.5, 1.9,
+# ...
 SEARCH = {"norm": 0.1, "max": 10.0, "search_rate": 5.0}
 
 
 @dataclass(frozen=True)
 class AdaptiveClipping:
-    """A clip norm that tracks a quantile of the norms of the differences, of `DPSGD` of the gradients: Andrew et al.
-    2021 (arXiv 1905.03871).
+    """A clip norm that tracks a quantile of the norms of the differences, of `DPSGD` of the
+    gradients: Andrew et al. 2021 (arXiv 1905.03871).
 
     Attributes:
-      norm: the first one. None: the first rounds or steps search for it from 0.1 on, up to 10, by the noised bits
-        that are paid for anyway.
+      norm: the first one. None: the first rounds or steps search for it from 0.1 on, up to 10, by
+        the noised bits that are paid for anyway.
       maximum: what it never passes; None is ten times `norm`, or 10 without it.
       target_quantile: of the norms, within (0, 1).
       learning_rate: of the steps by which it moves.
-      count_stddev: noise on the count of norms within it; None is a small share of what the round costs.
+      count_stddev: noise on the count of norms within it; None is a small share of what the round
+        costs.
     """
 
     norm: float | None = None
@@ -33,14 +35,19 @@ class AdaptiveClipping:
     count_stddev: float | None = None
 
     def section(self) -> ClipConfig:
-        """The settings `privacy.user.clip` that say the same. Raises ConfigError in words of this class."""
+        """The settings `privacy.user.clip` that say the same. Raises ConfigError in words of this
+        class."""
         given = {name: plain(value) for name, value in asdict(self).items() if value is not None}
         if "maximum" in given:
             given["max"] = given.pop("maximum")
         try:
             return ClipConfig(**given if self.norm is not None else SEARCH | given)
         except ConfigError as error:
-            said = str(error).replace("privacy.user.clip.norm", "clip_norm").replace("clip.max ", "clip.maximum ")
+            said = (
+                str(error)
+                .replace("privacy.user.clip.norm", "clip_norm")
+                .replace("clip.max ", "clip.maximum ")
+            )
             raise ConfigError(said.replace("privacy.user.clip.", "clipping.")) from error
 
 

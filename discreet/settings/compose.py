@@ -1,8 +1,9 @@
 """Composes `conf/` into a checked Settings: the only reader of Hydra outside `discreet.cli`.
 
-It is the conf/ of the project in the current folder, or Discreet's own: `discreet.settings.places` says which.
-Every number that a user can set stands in `conf/config.yaml`. A configuration is checked once, as a whole, before
-anything starts.
+It is the conf/ of the project in the current folder, or Discreet's own: `discreet.settings.places`
+says which.
+Every number that a user can set stands in `conf/config.yaml`. A configuration is checked once, as a
+whole, before anything starts.
 """
 
 from __future__ import annotations
@@ -21,50 +22,77 @@ from discreet.settings.places import conf_folder, conf_for, own_files
 from discreet.settings.rules import ConfigError, did_you_mean, plain, read_json, unknown
 from discreet.settings.settings import Settings
 
-SYNTAX = re.compile(r"""['"\[\]{}$,]""")  # of a value that is quoted already, a list, or several values
+SYNTAX = re.compile(
+    r"""['"\[\]{}$,]"""
+)  # of a value that is quoted already, a list, or several values
 NOT_PART = ("resume=", "hydra.sweep.dir=", "hydra.mode=")  # of what each run of a sweep is given
 
 
-# In conf/: `${unless:${.noise_multiplier},8.0}` is 8.0, but gives way if the other setting is given.
-OmegaConf.register_new_resolver("unless", lambda other, value: value if other is None else None, replace=True)
-# `${below_one_in:${data.num_clients}}` is a power of ten, between a tenth and a hundredth of one in so many.
-OmegaConf.register_new_resolver("below_one_in", lambda count: 10.0 ** -(len(str(int(count))) + 1), replace=True)
+# In conf/: `${unless:${.noise_multiplier},8.0}` is 8.0, but gives way if the other setting is
+# given.
+OmegaConf.register_new_resolver(
+    "unless", lambda other, value: value if other is None else None, replace=True
+)
+# `${below_one_in:${data.num_clients}}` is a power of ten, between a tenth and a hundredth of one in
+# so many.
+OmegaConf.register_new_resolver(
+    "below_one_in", lambda count: 10.0 ** -(len(str(int(count))) + 1), replace=True
+)
 
 
 def _one_line(error: Exception) -> str:
     """The message of an error of OmegaConf or Hydra, with the setting that it is about."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    key = next((line.split(":", 1)[1].strip() for line in lines if line.startswith("full_key:")), "")
-    message, cause = lines[0] if lines else type(error).__name__, error.__cause__
+    key = next(
+        (line.split(":", 1)[1].strip() for line in lines if line.startswith("full_key:")), ""
+    )
+    if lines:
+        message = lines[0]
+    else:
+        message = type(error).__name__
+    cause = error.__cause__
     if key:
-        return unknown(key, Settings) if "not in" in message else f"setting {key}: {message}"
+        if "not in" in message:
+            return unknown(key, Settings)
+        return f"setting {key}: {message}"
     if cause is None or cause is error:
         return message
     inner = _one_line(cast(Exception, cause))
-    return inner if "did you mean" in inner or "setting" in inner else f"{message} {inner}"
+    if "did you mean" in inner or "setting" in inner:
+        return inner
+    return f"{message} {inner}"
 
 
 def _as_json(value: object) -> object:
     number = plain(value)
-    return number if isinstance(number, int | float) else str(value)
+    if isinstance(number, int | float):
+        return number
+    return str(value)
 
 
 def parse_config(settings: DictConfig | dict[str, Any]) -> Settings:
-    """The checked Settings of composed settings (Hydra's, or a plain dictionary). Raises ConfigError: one line that
-    names the setting that is unknown, of the wrong type, or out of range."""
+    """The checked Settings of composed settings (Hydra's, or a plain dictionary). Raises
+    ConfigError: one line that names the setting that is unknown, of the wrong type, or out of
+    range."""
     if isinstance(settings, DictConfig):
         try:
-            settings = cast(dict[str, Any], OmegaConf.to_container(settings, resolve=True, throw_on_missing=True))
+            settings = cast(
+                dict[str, Any],
+                OmegaConf.to_container(settings, resolve=True, throw_on_missing=True),
+            )
         except OmegaConfBaseException as error:
             raise ConfigError(_one_line(error)) from error
     return read_json(Settings, json.dumps(settings, default=_as_json))
 
 
-def load_config(overrides: Sequence[str] = (), *, of_sweep: bool = False, conf: Path | None = None) -> Settings:
+def load_config(
+    overrides: Sequence[str] = (), *, of_sweep: bool = False, conf: Path | None = None
+) -> Settings:
     """Composes `conf/` with Hydra overrides, without lists, and checks the result.
 
-    `of_sweep`: they are one run of a sweep, whose experiment may be a sweep itself. `conf`: the folder; None:
-    `conf_folder()`. Raises ConfigError: one line that names the setting; or the experiment is a sweep, no single run.
+    `of_sweep`: they are one run of a sweep, whose experiment may be a sweep itself. `conf`: the
+    folder; None: `conf_folder()`. Raises ConfigError: one line that names the setting; or the
+    experiment is a sweep, no single run.
 
     >>> load_config(["rounds=3"]).rounds
     3
@@ -77,9 +105,11 @@ def load_config(overrides: Sequence[str] = (), *, of_sweep: bool = False, conf: 
 
 
 def check_words(words: Sequence[str]) -> None:
-    """Raises ConfigError for the words of a command of which no run can be made. PyTorch is not imported for that.
+    """Raises ConfigError for the words of a command of which no run can be made. PyTorch is not
+    imported for that.
 
-    Of a sweep the first run is checked here, and the settings of a run that goes on are checked later.
+    Of a sweep the first run is checked here, and the settings of a run that goes on are checked
+    later.
     """
     settings = [word for word in words if "=" in word and not word.startswith("-")]
     if {"-m", "--multirun"} & {*words}:
@@ -103,7 +133,9 @@ def listed_runs(words: Sequence[str]) -> tuple[DictConfig, list[list[str]]]:
         composer = GlobalHydra.instance().hydra
         assert composer is not None
         given = list(map(quoted, words))
-        plan = composer.compose_config("config", given, RunMode.MULTIRUN, with_log_configuration=False).hydra
+        plan = composer.compose_config(
+            "config", given, RunMode.MULTIRUN, with_log_configuration=False
+        ).hydra
         listed = [f"{name}={values}" for name, values in (plan.sweeper.params or {}).items()]
         settings = [word for word in plan.overrides.task if not word.startswith(NOT_PART)]
         parser = OverridesParser.create(config_loader=composer.config_loader)
@@ -112,7 +144,8 @@ def listed_runs(words: Sequence[str]) -> tuple[DictConfig, list[list[str]]]:
 
 
 def quoted(word: str) -> str:
-    """A word NAME=VALUE that Hydra reads: a path with letters beyond ASCII is quoted, and one under ~ is written out.
+    """A word NAME=VALUE that Hydra reads: a path with letters beyond ASCII is quoted, and one under
+    ~ is written out.
 
     >>> quoted("output_dir=out/größe"), quoted("rounds=3")
     ("output_dir='out/größe'", 'rounds=3')
@@ -133,7 +166,11 @@ def _composed(words: Sequence[str], *, conf: Path | None = None) -> tuple[DictCo
         composer = GlobalHydra.instance().hydra
         assert composer is not None
         settings = composer.compose_config(
-            "config", list(map(quoted, words)), RunMode.RUN, from_shell=False, with_log_configuration=False
+            "config",
+            list(map(quoted, words)),
+            RunMode.RUN,
+            from_shell=False,
+            with_log_configuration=False,
         )
     is_sweep = settings.hydra.mode == RunMode.MULTIRUN
     OmegaConf.set_struct(settings, False)
@@ -143,7 +180,8 @@ def _composed(words: Sequence[str], *, conf: Path | None = None) -> tuple[DictCo
 
 @contextmanager
 def hydra_on_conf(overrides: Sequence[str], *, conf: Path | None = None) -> Iterator[None]:
-    """Hydra, initialized on a folder (None: `conf_folder()`); what it finds wrong is a ConfigError in one line."""
+    """Hydra, initialized on a folder (None: `conf_folder()`); what it finds wrong is a ConfigError
+    in one line."""
     from hydra import initialize_config_dir
     from hydra.core.global_hydra import GlobalHydra
     from hydra.errors import HydraException, OverrideParseException
@@ -161,15 +199,24 @@ def hydra_on_conf(overrides: Sequence[str], *, conf: Path | None = None) -> Iter
 
 
 def _said_of(message: str, overrides: Sequence[str], conf: Path) -> str:
-    """Hydra's message, or a better one if it is about a list or about an experiment that does not exist."""
+    """Hydra's message, or a better one if it is about a list or about an experiment that does not
+    exist."""
     if "Ambiguous value" in message or "requires --multirun" in message:
         word = next(word for word in overrides if f"'{word}'" in message)
-        return f"{word} is a list of values: discreet simulate --multirun {word} makes a run of each"
+        return (
+            f"{word} is a list of values: discreet simulate --multirun {word} makes a run of each"
+        )
     missing = re.search(r"Could not find 'experiment/(.*)'", message)
     if missing is None:
         return message
     if missing[1] == "default":
         return "there is no experiment=default: without an experiment it is the default run"
-    names = sorted({path.stem for folder in (conf, own_files() / "conf") for path in folder.glob("experiment/*.yaml")})
+    names = sorted(
+        {
+            path.stem
+            for folder in (conf, own_files() / "conf")
+            for path in folder.glob("experiment/*.yaml")
+        }
+    )
     hint = did_you_mean(missing[1], names) or ";"
     return f"there is no experiment={missing[1]}{hint} There are {', '.join(names)}"

@@ -1,4 +1,5 @@
-"""The data of clients, the inputs' normaliser, and what clients are asked: statistics, and ratings of the model."""
+"""The data of clients, the inputs' normaliser, and what clients are asked: statistics, and ratings
+of the model."""
 
 from __future__ import annotations
 
@@ -15,7 +16,8 @@ if TYPE_CHECKING:
 STATISTICS = ("moments", "quantiles", "targets", "examples")
 # What clients can be asked of a model: `discreet.queries.answers` says of which kind of target.
 METRICS = ("accuracy", "loss", "auc", "calibration", "clients", "mae", "rmse", "r2")
-# Means over a client's examples of vectors whose norm is bounded by a constant: one of m moves them by a share 1 / m.
+# Means over a client's examples of vectors whose norm is bounded by a constant: one of m moves them
+# by a share 1 / m.
 MEANS = ("accuracy", "loss", "auc", "calibration", "mae", "rmse")
 
 
@@ -26,7 +28,9 @@ class DataConfig:
     name: rules.Text = "digits"
     path: rules.Text | None = None
     num_clients: rules.Count = 200
-    partition: Annotated[str, rules.one_of("iid", "dirichlet", "shards", "natural", "sampled")] = "iid"
+    partition: Annotated[str, rules.one_of("iid", "dirichlet", "shards", "natural", "sampled")] = (
+        "iid"
+    )
     alpha: rules.Positive = 0.5
     partition_seed: rules.CountOrZero = 20611
     examples_per_client: rules.Count | None = None
@@ -34,7 +38,8 @@ class DataConfig:
     normalise: Annotated[str, rules.one_of("none", "public", "private")] = "none"
 
     def __post_init__(self) -> None:
-        sampled, count = self.partition == "sampled", self.examples_per_client
+        sampled = self.partition == "sampled"
+        count = self.examples_per_client
         rule = "given with data.partition=sampled"
         require(not sampled or count is not None, "data.examples_per_client", rule, None)
         rule = "sampled with data.examples_per_client"
@@ -43,7 +48,8 @@ class DataConfig:
 
 @section("normaliser.")
 class NormaliserConfig:
-    """The normaliser of inputs, for each column of a table or channel of images: (input - mean) / deviation."""
+    """The normaliser of inputs, for each column of a table or channel of images: (input - mean) /
+    deviation."""
 
     means: Annotated[list[float], rules.list_of(rules.FINITE, "column")] | None = None
     deviations: Annotated[list[float], rules.list_of(rules.POSITIVE, "column")] | None = None
@@ -55,9 +61,12 @@ class NormaliserConfig:
 
 @section("statistics.")
 class StatisticsConfig:
-    """The questions about clients' data, by `discreet statistics` and with `data.normalise=private`."""
+    """The questions about clients' data, by `discreet statistics` and with
+    `data.normalise=private`."""
 
-    of: Annotated[list[str], rules.different(*STATISTICS)] = field(default_factory=lambda: ["moments", "targets"])
+    of: Annotated[list[str], rules.different(*STATISTICS)] = field(
+        default_factory=lambda: ["moments", "targets"]
+    )
     noise_multiplier: rules.Positive = 10.0
     low: rules.Finite | None = None
     high: rules.Finite | None = None
@@ -78,13 +87,16 @@ class StatisticsConfig:
 
 @section("evaluation.")
 class EvaluationConfig:
-    """Ratings of the model: on the server's public test set, by clients on held-out data of their own, or none."""
+    """Ratings of the model: on the server's public test set, by clients on held-out data of their
+    own, or none."""
 
     kind: Annotated[str, rules.one_of("public", "private", "none")] = "public"
     every: rules.Count = 10
     cohort: Annotated[str, rules.one_of("own", "same")] = "own"
     share: rules.OpenShare = 0.2
-    metrics: Annotated[list[str], rules.different(*METRICS)] = field(default_factory=lambda: ["accuracy"])
+    metrics: Annotated[list[str], rules.different(*METRICS)] = field(
+        default_factory=lambda: ["accuracy"]
+    )
     noise_multiplier: rules.Positive = 10.0
 
     @property
@@ -94,9 +106,19 @@ class EvaluationConfig:
 
     def joins(self, round_number: int) -> bool:
         """True if the cohort of a round also rates the model that it starts from."""
-        return self.private and self.cohort == "same" and round_number > 1 and (round_number - 1) % self.every == 0
+        return (
+            self.private
+            and self.cohort == "same"
+            and round_number > 1
+            and (round_number - 1) % self.every == 0
+        )
 
     def ratings(self, rounds: int) -> tuple[int, int]:
         """The numbers of ratings in so many rounds: by cohorts that also train, and by others."""
-        times = -(-rounds // self.every) if self.private else 0
-        return (0, times) if self.cohort == "own" else (max(0, times - 1), min(times, 1))
+        if self.private:
+            times = -(-rounds // self.every)
+        else:
+            times = 0
+        if self.cohort == "own":
+            return (0, times)
+        return (max(0, times - 1), min(times, 1))

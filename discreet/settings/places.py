@@ -1,7 +1,8 @@
-"""The places of an app's files: the project in the current folder, the checkout, or what the wheel brought.
+"""The places of an app's files: the project in the current folder, the checkout, or what the wheel
+brought.
 
-A project is a folder whose pyproject.toml has a table [tool.discreet]: a checkout of Discreet, or what `discreet new`
-made.
+A project is a folder whose pyproject.toml has a table [tool.discreet]: a checkout of Discreet, or
+what `discreet new` made.
 """
 
 from __future__ import annotations
@@ -18,13 +19,17 @@ logger = logging.getLogger("discreet")
 
 PACKAGE = Path(__file__).resolve().parent.parent
 PACKED = PACKAGE / "app"  # only a wheel has it
-FEATURES = "DISCREET_FEATURES"  # the environment's name for a folder of features that outlive a process
+FEATURES = (
+    "DISCREET_FEATURES"  # the environment's name for a folder of features that outlive a process
+)
 
 
 def own_files(package: Path = PACKAGE) -> Path:
     """The folder that holds Discreet's own conf, client_app, server_app and strategies."""
     packed = package / PACKED.name
-    return packed if packed.is_dir() else package.parent
+    if packed.is_dir():
+        return packed
+    return package.parent
 
 
 def is_project(folder: Path) -> bool:
@@ -36,17 +41,21 @@ def is_project(folder: Path) -> bool:
 
 
 def conf_folder(package: Path = PACKAGE) -> Path:
-    """The conf/ that a command composes: that of the project in the current folder, or else Discreet's own."""
+    """The conf/ that a command composes: that of the project in the current folder, or else
+    Discreet's own."""
     here = Path.cwd()
     return (here if is_project(here) else own_files(package)) / "conf"
 
 
 def conf_for(words: Sequence[str], conf: Path) -> Path:
-    """The conf/ that overrides are composed with: `conf`, or Discreet's own if only that has their experiments."""
+    """The conf/ that overrides are composed with: `conf`, or Discreet's own if only that has their
+    experiments."""
     given = [word.removeprefix("experiment=") for word in words if word.startswith("experiment=")]
     files = [f"experiment/{name}.yaml" for names in given for name in names.split(",")]
     own = own_files() / "conf"
-    if all((conf / file).is_file() for file in files) or not all((own / file).is_file() for file in files):
+    if all((conf / file).is_file() for file in files) or not all(
+        (own / file).is_file() for file in files
+    ):
         return conf
     _say_own(*given)
     return own
@@ -54,18 +63,22 @@ def conf_for(words: Sequence[str], conf: Path) -> Path:
 
 @cache
 def _say_own(*experiments: str) -> None:
-    told = "experiment=%s is one of Discreet's own: its data and settings are used, not those of this project"
+    told = (
+        "experiment=%s is one of Discreet's own: its data and settings are used, not those of "
+        "this project"
+    )
     logger.warning(told, ",".join(experiments))
 
 
 def app_folder(package: Path = PACKAGE) -> Path:
-    """The app that a command starts: the project in the current folder, or else the checkout. Raises ConfigError: there
-    is neither."""
+    """The app that a command starts: the project in the current folder, or else the checkout.
+    Raises ConfigError: there is neither."""
     here = Path.cwd()
     if is_project(here):
         return here
     if own_files(package) != package.parent:
         raise ConfigError(
-            f"{here} is no project: go to a checkout of Discreet, or to a folder that `discreet new FOLDER` made"
+            f"{here} is no project: go to a checkout of Discreet, or to a folder that `discreet "
+            f"new FOLDER` made"
         )
     return package.parent

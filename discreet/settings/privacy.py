@@ -14,12 +14,17 @@ from discreet.privacy.quantile import LARGEST_NUMBER, QuantileEstimator
 from discreet.settings import rules
 from discreet.settings.rules import check_value, require, require_one, section
 
-USER, EXAMPLE, LOCAL = "user", "example", "local"
+USER = "user"
+EXAMPLE = "example"
+LOCAL = "local"
 GUARANTEES = (USER, EXAMPLE, LOCAL)
 # Which data sets are neighbours at example level.
-ZERO_OUT, ADD_OR_REMOVE = "zero-out: one example contributes nothing, n stays", "add or remove one example"
+ZERO_OUT = "zero-out: one example contributes nothing, n stays"
+ADD_OR_REMOVE = "add or remove one example"
 PRIVACY_DRAWS = {"float": 1, "secure_sum": 4}
-PLAIN, SECURE, CORRELATED = "plain", "secure", "correlated"
+PLAIN = "plain"
+SECURE = "secure"
+CORRELATED = "correlated"
 SCHEDULES = ("uniform", "geometric")
 _SHARES = rules.list_of(rules.POSITIVE, "round")
 SCHEDULE = rules.Rule(
@@ -36,11 +41,13 @@ File = Annotated[
     # A run that goes on elsewhere charges the same file.
     AfterValidator(lambda path: os.path.abspath(os.path.expanduser(path))),
 ]
-CLIP_GROWTH = 10  # norms of updates that grow tenfold do not come from learning, or the first norm was a poor guess
+# norms of updates that grow tenfold do not come from learning, or the first norm was a poor guess
+CLIP_GROWTH = 10
 
 
 def _check_level(level: str, section: ExamplePrivacyConfig | UserPrivacyConfig) -> None:
-    """Raises ConfigError unless a guarantee that is on has its noise, and one that is off asks for no masks."""
+    """Raises ConfigError unless a guarantee that is on has its noise, and one that is off asks for
+    no masks."""
     if section.enabled:
         names = ("noise_multiplier", "target_epsilon")
         require_one({f"privacy.{level}.{name}": getattr(section, name) for name in names})
@@ -51,34 +58,53 @@ def _check_level(level: str, section: ExamplePrivacyConfig | UserPrivacyConfig) 
 
 @section("privacy.secure.")
 class SecureConfig:
-    """The losses d and the collusion c that a masked sum over n nodes bears, and the t nodes whose shares open it."""
+    """The losses d and the collusion c that a masked sum over n nodes bears, and the t nodes whose
+    shares open it."""
 
     dropouts: rules.CountOrZero = 1
     colluding: rules.CountOrZero = 1
     threshold: rules.Count | None = None
 
     def summands(self, nodes: int) -> int:
-        """h = n - d - c: the least number of honest nodes whose noise is in a sum that is opened."""
+        """h = n - d - c: the least number of honest nodes whose noise is in a sum that is
+        opened."""
         return nodes - self.dropouts - self.colluding
 
     def threshold_of(self, nodes: int) -> int:
         """t, see the class."""
-        return (nodes + self.colluding) // 2 + 1 if self.threshold is None else self.threshold
+        if self.threshold is None:
+            return (nodes + self.colluding) // 2 + 1
+        return self.threshold
 
     def check_fits(self, nodes: int) -> None:
         """Raises ConfigError unless so many nodes are enough for the settings.
 
-        With 2t > n + c two disjoint sets of t nodes would share more nodes than collude, and an honest node says
-        only once who survived: so the server can open one sum a round, and no two. With t <= n - d it can open one
-        after all the losses that are allowed for. Both need n > 2d + c.
+        With 2t > n + c two disjoint sets of t nodes would share more nodes than collude, and an
+        honest node says only once who survived: so the server can open one sum a round, and no two.
+        With t <= n - d it can open one after all the losses that are allowed for. Both need n > 2d
+        + c.
         """
         check_value(nodes, "sampling.population_size with secure aggregation", rules.within(3, 100))
-        summands, threshold, name = self.summands(nodes), self.threshold_of(nodes), "privacy.secure.threshold"
-        rule = f"at most {nodes - 1 - self.colluding} with {nodes} nodes: one honest node at least must be left"
+        summands = self.summands(nodes)
+        threshold = self.threshold_of(nodes)
+        name = "privacy.secure.threshold"
+        rule = (
+            f"at most {nodes - 1 - self.colluding} with {nodes} nodes: one honest node at "
+            f"least must be left"
+        )
         require(summands >= 1, "privacy.secure.dropouts", rule, self.dropouts)
-        least, most = (nodes + self.colluding) // 2 + 1, nodes - self.dropouts
-        advice = "" if least <= most else ": it is empty, so take fewer dropouts or colluding, or more nodes"
-        require(least <= threshold <= most, name, f"within [{least}, {most}] with {nodes} nodes{advice}", threshold)
+        least = (nodes + self.colluding) // 2 + 1
+        most = nodes - self.dropouts
+        if least <= most:
+            advice = ""
+        else:
+            advice = ": it is empty, so take fewer dropouts or colluding, or more nodes"
+        require(
+            least <= threshold <= most,
+            name,
+            f"within [{least}, {most}] with {nodes} nodes{advice}",
+            threshold,
+        )
 
 
 @dataclass(frozen=True)
@@ -95,12 +121,15 @@ class Sizes:
     l1_norm: float = 1.0
 
 
-PLANNED = Sizes(2**14)  # of what is planned before the model is known: its cost is the same to some four digits
+PLANNED = Sizes(
+    2**14
+)  # of what is planned before the model is known: its cost is the same to some four digits
 
 
 @section("privacy.example.")
 class ExamplePrivacyConfig:
-    """Example-level privacy: DP-SGD inside each client, or one step a round over all examples of all clients."""
+    """Example-level privacy: DP-SGD inside each client, or one step a round over all examples of
+    all clients."""
 
     enabled: bool = False
     aggregation: Aggregation = PLAIN
@@ -114,7 +143,8 @@ class ExamplePrivacyConfig:
 
     @property
     def secure(self) -> bool:
-        """True if the server reads nothing but masked sums of gradients, which clients noise together."""
+        """True if the server reads nothing but masked sums of gradients, which clients noise
+        together."""
         return self.enabled and self.aggregation == SECURE
 
 
@@ -132,9 +162,13 @@ class LocalPrivacyConfig:
     def __post_init__(self) -> None:
         if self.kind != "none":
             advice = (
-                f" with privacy.local.kind={self.kind}: give one, for instance privacy.local.epsilon=8, of all rounds"
+                f" with privacy.local.kind={self.kind}: give one, for instance "
+                f"privacy.local.epsilon=8, of all rounds"
             )
-            given = {"privacy.local.epsilon": self.epsilon, "privacy.local.noise_multiplier": self.noise_multiplier}
+            given = {
+                "privacy.local.epsilon": self.epsilon,
+                "privacy.local.noise_multiplier": self.noise_multiplier,
+            }
             require_one(given, advice)
 
 
@@ -156,19 +190,25 @@ class ClipConfig:
     @property
     def ceiling(self) -> float:
         """The largest adaptive clip norm."""
-        return min(CLIP_GROWTH * self.norm, LARGEST_NUMBER) if self.max is None else self.max
+        if self.max is None:
+            return min(CLIP_GROWTH * self.norm, LARGEST_NUMBER)
+        return self.max
 
     def next_norm(
         self, norm: float, below: float, *, number: int, cohort: float, count_stddev: float
     ) -> tuple[float, float]:
-        """The clip norm after round `number`, from 0, and the share of norms within `norm`: by the noised sum `below`
-        of (b - 1/2) and by public constants, of which `cohort` is the expected size of a cohort."""
+        """The clip norm after round `number`, from 0, and the share of norms within `norm`: by the
+        noised sum `below` of (b - 1/2) and by public constants, of which `cohort` is the expected
+        size of a cohort."""
         estimator, share = QuantileEstimator(
-            min(norm, self.ceiling),  # a run may be resumed with a lower ceiling than the norm it has reached
+            min(
+                norm, self.ceiling
+            ),  # a run may be resumed with a lower ceiling than the norm it has reached
             self.target_quantile,
             self.learning_rate,
             self.ceiling,
-            search_rate=self.search_rate * 0.5**number,  # halves its interval, in the logarithm of the norm
+            search_rate=self.search_rate
+            * 0.5**number,  # halves its interval, in the logarithm of the norm
             doubt=2 * count_stddev / cohort,
         ).update(below, expected_cohort=cohort)
         return estimator.estimate, share
@@ -187,16 +227,24 @@ class CorrelationConfig:
     def __post_init__(self) -> None:
         banded = self.kind in (BSR, BISR)
         rule = f"left out with privacy.user.correlation.kind={self.kind}"
-        require(banded or self.bandwidth is None, "privacy.user.correlation.bandwidth", rule, self.bandwidth)
+        require(
+            banded or self.bandwidth is None,
+            "privacy.user.correlation.bandwidth",
+            rule,
+            self.bandwidth,
+        )
 
     def width(self, *, groups: int, rounds: int) -> int:
         """The bandwidth, given or of the least error."""
-        return best_bandwidth(self.kind, groups=groups, rounds=rounds) if self.bandwidth is None else self.bandwidth
+        if self.bandwidth is None:
+            return best_bandwidth(self.kind, groups=groups, rounds=rounds)
+        return self.bandwidth
 
 
 @section("privacy.user.")
 class UserPrivacyConfig:
-    """User-level privacy, for all data of one client: by noise at the server, or by the clients on masked updates."""
+    """User-level privacy, for all data of one client: by noise at the server, or by the clients on
+    masked updates."""
 
     enabled: bool = True
     aggregation: Aggregation = PLAIN

@@ -1,4 +1,5 @@
-"""Ranges of settings, and sections: frozen pydantic dataclasses. A mistake is one line with key, rule and value."""
+"""Ranges of settings, and sections: frozen pydantic dataclasses. A mistake is one line with key,
+rule and value."""
 
 from __future__ import annotations
 
@@ -11,7 +12,14 @@ from functools import cache, partial
 from importlib.util import find_spec
 from typing import Annotated, Any, TypeVar, cast, dataclass_transform, get_args, get_type_hints
 
-from pydantic import AfterValidator, ConfigDict, Field, GetCoreSchemaHandler, TypeAdapter, ValidationError
+from pydantic import (
+    AfterValidator,
+    ConfigDict,
+    Field,
+    GetCoreSchemaHandler,
+    TypeAdapter,
+    ValidationError,
+)
 from pydantic.dataclasses import dataclass
 
 from discreet.privacy.quantile import LARGEST_NUMBER, LEAST_NUMBER
@@ -22,15 +30,36 @@ MEANT = {
     "privacy.user.target_epsilon": ("epsilon", "eps", "target_epsilon"),
     "privacy.user.max_epsilon": ("max_epsilon", "budget", "epsilon_budget"),
     "privacy.user.noise_multiplier": ("noise", "noise_multiplier", "sigma", "noise_scale", "z"),
-    "privacy.user.clip.norm": ("clip", "clip_norm", "clipping", "clipping_norm", "max_grad_norm", "l2_norm_clip"),
+    "privacy.user.clip.norm": (
+        "clip",
+        "clip_norm",
+        "clipping",
+        "clipping_norm",
+        "max_grad_norm",
+        "l2_norm_clip",
+    ),
     "privacy.delta": ("delta", "target_delta"),
     "privacy.accountant": ("accountant",),
     "data.name": ("dataset", "data_name"),
-    "data.num_clients": ("clients", "num_clients", "n_clients", "nodes", "num_nodes", "num_supernodes"),
+    "data.num_clients": (
+        "clients",
+        "num_clients",
+        "n_clients",
+        "nodes",
+        "num_nodes",
+        "num_supernodes",
+    ),
     "data.partition": ("partition", "partitioner"),
     "data.alpha": ("alpha",),
     "model.name": ("architecture", "net", "network"),
-    "sampling.probability": ("q", "probability", "fraction", "fraction_fit", "fraction_train", "sample_rate"),
+    "sampling.probability": (
+        "q",
+        "probability",
+        "fraction",
+        "fraction_fit",
+        "fraction_train",
+        "sample_rate",
+    ),
     "sampling.population_size": ("population", "population_size"),
     "training.batch_size": ("batch", "batch_size", "bs"),
     "training.epochs": ("epochs", "local_epochs", "num_epochs"),
@@ -44,17 +73,27 @@ MEANT = {
 }
 ALIASES = {name: key for key, names in MEANT.items() for name in names}
 MAIN = {"data": "name", "model": "name", "sampling": "kind", "task": "loss", "server": "optimizer"}
-MAIN |= {"privacy.user.clip": "norm", "privacy.local": "kind"}  # what is meant if a group is given a value
+MAIN |= {
+    "privacy.user.clip": "norm",
+    "privacy.local": "kind",
+}  # what is meant if a group is given a value
 ABSENT = ("mechanism", None)
-LONGEST_SHOWN, LONGEST_MESSAGE = 200, 2000  # characters of a value in a message, and of a message
+# characters of a value in a message, and of a message
+LONGEST_SHOWN = 200
+LONGEST_MESSAGE = 2000
 NUMBER = re.compile(r"[-+]?[\d.]+(e[-+]?\d+)?")
 
 
 class Rule:
-    """A rule for a value, in words and as a test; of an annotation. `names` are proposed for a misspelt value."""
+    """A rule for a value, in words and as a test; of an annotation. `names` are proposed for a
+    misspelt value."""
 
-    def __init__(self, words: str, holds: Callable[[Any], bool], names: tuple[str, ...] = ()) -> None:
-        self.words, self.holds, self.names = words, holds, names
+    def __init__(
+        self, words: str, holds: Callable[[Any], bool], names: tuple[str, ...] = ()
+    ) -> None:
+        self.words = words
+        self.holds = holds
+        self.names = names
 
     def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> Any:
         return AfterValidator(self._kept).__get_pydantic_core_schema__(source, handler)
@@ -89,48 +128,66 @@ def list_of(each: Rule, one: str) -> Rule:
 def different(*names: str) -> Rule:
     """The rule that a list has at least one of the names, and none twice."""
     words = f"a list of different names of {', '.join(names)}"
-    return Rule(words, lambda given: bool(given) and set(given) <= set(names) and len(set(given)) == len(given))
+    return Rule(
+        words,
+        lambda given: bool(given) and set(given) <= set(names) and len(set(given)) == len(given),
+    )
 
 
-# Numbers that float32 bears: a server can't hide a gradient below the smallest float, or behind the largest.
+# Numbers that float32 bears: a server can't hide a gradient below the smallest float, or behind the
+# largest.
 POSITIVE = within(LEAST_NUMBER, LARGEST_NUMBER)
 FINITE = within(-LARGEST_NUMBER, LARGEST_NUMBER)
 Positive = Annotated[float, POSITIVE]
-NotNegative = Annotated[float, Rule(f"0 or {POSITIVE.words}", lambda value: value == 0 or POSITIVE.holds(value))]
+NotNegative = Annotated[
+    float, Rule(f"0 or {POSITIVE.words}", lambda value: value == 0 or POSITIVE.holds(value))
+]
 Finite = Annotated[float, FINITE]
 OpenShare = Annotated[float, Rule("within (0, 1)", lambda value: 0 < value < 1)]
 Probability = Annotated[float, Rule("within (0, 1]", lambda value: 0 < value <= 1)]
-LearningRate = Annotated[float, within(LEAST_NUMBER, 1e4)]  # far beyond 1e4 a model overflows in its first round
+LearningRate = Annotated[
+    float, within(LEAST_NUMBER, 1e4)
+]  # far beyond 1e4 a model overflows in its first round
 Momentum = Annotated[float, Rule("within [0, 1)", lambda value: 0 <= value < 1)]
 Count = Annotated[int, at_least(1)]
 CountOrZero = Annotated[int, at_least(0)]
-Text = Annotated[str, Field(strict=False)]  # on a command line 2024 is a number, and a folder's name
+Text = Annotated[
+    str, Field(strict=False)
+]  # on a command line 2024 is a number, and a folder's name
 Sampling = Annotated[str, one_of("poisson", "fixed", "everyone", "cyclic")]
 
 
 class ConfigError(ValueError):
-    """A setting is unknown, of the wrong type, or out of its range. The message is one line that names it."""
+    """A setting is unknown, of the wrong type, or out of its range. The message is one line that
+    names it."""
 
     def __init__(self, message: str) -> None:
-        # Of an error of a library, of somebody's model, or about a value: it may have many lines, or be very long.
+        # Of an error of a library, of somebody's model, or about a value: it may have many lines,
+        # or be very long.
         super().__init__(brief(message.replace("\n", " "), longest=LONGEST_MESSAGE))
 
 
 def require_extra(*modules: str, extra: str, why: str) -> None:
-    """Raises ConfigError, with the extra of pyproject.toml that brings it, if a module is not installed; imports none.
+    """Raises ConfigError, with the extra of pyproject.toml that brings it, if a module is not
+    installed; imports none.
 
     >>> require_extra("tomllib", extra="simulation", why="reading a table")
     """
     for module in modules:
         if find_spec(module) is None:
-            raise ConfigError(f'{why} needs {module}, which is not installed: pip install "discreet[{extra}]"')
+            raise ConfigError(
+                f'{why} needs {module}, which is not installed: pip install "discreet[{extra}]"'
+            )
 
 
 @dataclass_transform(frozen_default=True, field_specifiers=(field,))
 def section(prefix: str, **elsewhere: str) -> Callable[[type[T]], type[T]]:
-    """A decorator that makes a class a frozen pydantic dataclass, whose mistakes are a ConfigError. `prefix` begins the
-    keys of its settings, such as "privacy.user."; `elsewhere` has those of fields with another one."""
-    config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False, coerce_numbers_to_str=True)
+    """A decorator that makes a class a frozen pydantic dataclass, whose mistakes are a ConfigError.
+    `prefix` begins the keys of its settings, such as "privacy.user."; `elsewhere` has those of
+    fields with another one."""
+    config = ConfigDict(
+        extra="forbid", strict=True, allow_inf_nan=False, coerce_numbers_to_str=True
+    )
 
     def made(kind: type[T]) -> type[T]:
         checked: Any = dataclass(frozen=True, config=config)(kind)
@@ -142,15 +199,16 @@ def section(prefix: str, **elsewhere: str) -> Callable[[type[T]], type[T]]:
             except ValidationError as error:
                 raise config_error(error, checked) from error
 
-        checked.__init__, checked.key_of = init, staticmethod(lambda name: elsewhere.get(name, prefix + name))
+        checked.__init__ = init
+        checked.key_of = staticmethod(lambda name: elsewhere.get(name, prefix + name))
         return cast(type[T], checked)
 
     return made
 
 
 def read_json(kind: type[T], text: str | bytes) -> T:
-    """A section, with its sections, of JSON text. Raises ConfigError: one line that names the setting that is unknown,
-    of the wrong type, or out of range."""
+    """A section, with its sections, of JSON text. Raises ConfigError: one line that names the
+    setting that is unknown, of the wrong type, or out of range."""
     try:
         return cast(T, _adapter(kind).validate_json(text))
     except ValidationError as error:
@@ -158,8 +216,11 @@ def read_json(kind: type[T], text: str | bytes) -> T:
 
 
 def write_json(value: Any) -> str:
-    """The JSON text of a section: the same for equal sections. A mechanism that is not given is left out."""
-    return json.dumps(asdict(value, dict_factory=lambda fields: {k: v for k, v in fields if (k, v) != ABSENT}))
+    """The JSON text of a section: the same for equal sections. A mechanism that is not given is
+    left out."""
+    return json.dumps(
+        asdict(value, dict_factory=lambda fields: {k: v for k, v in fields if (k, v) != ABSENT})
+    )
 
 
 def rules(kind: Any) -> Iterator[tuple[str, Rule | None]]:
@@ -172,27 +233,34 @@ def rules(kind: Any) -> Iterator[tuple[str, Rule | None]]:
 
 
 def config_error(error: ValidationError, kind: Any) -> ConfigError:
-    """The first thing that is wrong with a section, in one line with the setting's full key, its rule and the value."""
+    """The first thing that is wrong with a section, in one line with the setting's full key, its
+    rule and the value."""
     first = error.errors(include_url=False)[0]
     if isinstance(cause := first.get("ctx", {}).get("error"), ConfigError):  # of a `__post_init__`
         return cause
     if not first["loc"]:
         return ConfigError(first["msg"])
-    key, annotation = "", kind
+    key = ""
+    annotation = kind
     for name in first["loc"]:
         outer = _section_in(annotation)
         if outer is None:  # in a list, or in one of two types
             break
         if isinstance(name, int):  # an argument that was given by its position
             name = list(_annotations(outer))[name]
-        key, annotation = outer.key_of(name), _annotations(outer).get(name)
+        key = outer.key_of(name)
+        annotation = _annotations(outer).get(name)
     if first["type"] == "unexpected_keyword_argument":
         return ConfigError(unknown(key, kind))
     if first["type"] == "missing":
         return ConfigError(f"{key} must be given")
-    rule, words = _rule_of(annotation), TYPES.get(first["type"], "")
+    rule = _rule_of(annotation)
+    words = TYPES.get(first["type"], "")
     if rule is None:
-        meant = f"; did you mean {key}.{MAIN[key]}?" if key in MAIN else ""
+        if key in MAIN:
+            meant = f"; did you mean {key}.{MAIN[key]}?"
+        else:
+            meant = ""
         return ConfigError(f"{key} must be {words or first['msg']} (got {_given(first)}){meant}")
     if words and rule.words.startswith(("at least", "within", "0 or")):
         rule = Rule(f"{words}, {rule.words}", rule.holds)
@@ -200,10 +268,17 @@ def config_error(error: ValidationError, kind: Any) -> ConfigError:
 
 
 def _given(first: Mapping[str, Any]) -> str:
-    """What was given in place of a value; a text that looks like the number that it should be is shown as a text."""
+    """What was given in place of a value; a text that looks like the number that it should be is
+    shown as a text."""
     value = first["input"]
-    looks = isinstance(value, str) and first["type"] in ("int_type", "float_type") and NUMBER.fullmatch(value)
-    return f"the text {value!r}" if looks else brief(value)
+    looks = (
+        isinstance(value, str)
+        and first["type"] in ("int_type", "float_type")
+        and NUMBER.fullmatch(value)
+    )
+    if looks:
+        return f"the text {value!r}"
+    return brief(value)
 
 
 TYPES = {
@@ -216,31 +291,46 @@ TYPES = {
 
 
 def unknown(key: str, kind: type) -> str:
-    """The line about a key that no setting of a section has: the one that is meant, or those that there are."""
+    """The line about a key that no setting of a section has: the one that is meant, or those that
+    there are."""
     names = [name for name, _ in rules(kind)]
-    known = dict.fromkeys([*names, *(name.rsplit(".", depth)[0] for name in names for depth in range(1, 4))])
-    there = sorted(name for name in known if name.rpartition(".")[0] == key.rpartition(".")[0] and "." in key)
+    known = dict.fromkeys(
+        [*names, *(name.rsplit(".", depth)[0] for name in names for depth in range(1, 4))]
+    )
+    there = sorted(
+        name for name in known if name.rpartition(".")[0] == key.rpartition(".")[0] and "." in key
+    )
     meant = _alias_of(key, names) or did_you_mean(key, known, cutoff=0.8 if there else 0.5)
-    return f"unknown setting {key}" + (meant or (f"; there are {', '.join(there)}" if there else ""))
+    return f"unknown setting {key}" + (
+        meant or (f"; there are {', '.join(there)}" if there else "")
+    )
 
 
 def _alias_of(key: str, names: Sequence[str]) -> str:
-    """The end of a message about a key whose last word is an alias: first for a setting in the same group."""
+    """The end of a message about a key whose last word is an alias: first for a setting in the same
+    group."""
     group, _, word = key.rpartition(".")
     meant = ALIASES.get(word, "")
     near = f"{group}.{meant.rpartition('.')[2]}"
     known = [each for each in (near, meant) if each in names]
-    return f"; did you mean {known[0]}?" if known else ""
+    if known:
+        return f"; did you mean {known[0]}?"
+    return ""
 
 
 def did_you_mean(word: object, names: Iterable[str], *, cutoff: float = 0.6) -> str:
     """The end of a message about a misspelt word; empty if no name is like it."""
-    return "".join(f"; did you mean {each}?" for each in difflib.get_close_matches(str(word), list(names), 1, cutoff))
+    return "".join(
+        f"; did you mean {each}?"
+        for each in difflib.get_close_matches(str(word), list(names), 1, cutoff)
+    )
 
 
 def plain(value: Any) -> Any:
     """A number of numpy or of a tensor as Python's own; any other value as it is."""
-    return value.item() if hasattr(value, "item") and getattr(value, "ndim", 1) == 0 else value
+    if hasattr(value, "item") and getattr(value, "ndim", 1) == 0:
+        return value.item()
+    return value
 
 
 def require(holds: bool, key: str, rule: str, got: object) -> None:
@@ -260,30 +350,43 @@ def values_of(settings: Any) -> dict[str, object]:
     found: dict[str, object] = {}
     for name in _annotations(type(settings)):
         value = getattr(settings, name)
-        found |= values_of(value) if hasattr(value, "key_of") else {type(settings).key_of(name): value}
+        if hasattr(value, "key_of"):
+            found |= values_of(value)
+        else:
+            found |= {type(settings).key_of(name): value}
     return found
 
 
 def require_each(settings: Any, by: str, wanted: Mapping[str, tuple[object, str]]) -> None:
-    """Raises ConfigError unless the settings of these keys have the value, or one of the values, that `by` needs, for
-    the reasons given."""
+    """Raises ConfigError unless the settings of these keys have the value, or one of the values,
+    that `by` needs, for the reasons given."""
     values = values_of(settings)
     for key, (allowed, why) in wanted.items():
-        several = allowed if isinstance(allowed, tuple) else (allowed,)
+        if isinstance(allowed, tuple):
+            several = allowed
+        else:
+            several = (allowed,)
         names = ["left out" if value is None else str(value).lower() for value in several]
         words = " or ".join(filter(None, [", ".join(names[:-1]), names[-1]]))
         require(values[key] in several, key, f"{words} with {by}: {why}", values[key])
 
 
-def require_one(given: Mapping[str, object], advice: str = ": give one, the other follows from it") -> None:
+def require_one(
+    given: Mapping[str, object], advice: str = ": give one, the other follows from it"
+) -> None:
     """Raises ConfigError unless exactly one of two settings, by their keys, is not None."""
     missing = [value is None for value in given.values()]
     if sum(missing) != 1:
-        raise ConfigError(f"{' and '.join(given)} are both {'missing' if all(missing) else 'given'}{advice}")
+        raise ConfigError(
+            f"{' and '.join(given)} are both {'missing' if all(missing) else 'given'}{advice}"
+        )
 
 
 def _broken(key: str, rule: Rule, value: object, *, shown: str | None = None) -> ConfigError:
-    got = brief(value) if shown is None else shown
+    if shown is None:
+        got = brief(value)
+    else:
+        got = shown
     return ConfigError(f"{key} must be {rule.words} (got {got}{did_you_mean(value, rule.names)})")
 
 
@@ -300,11 +403,15 @@ def brief(value: object, *, longest: int = LONGEST_SHOWN) -> str:
 
 
 def _section_in(annotation: Any) -> Any:
-    return next((each for each in (annotation, *get_args(annotation)) if hasattr(each, "key_of")), None)
+    return next(
+        (each for each in (annotation, *get_args(annotation)) if hasattr(each, "key_of")), None
+    )
 
 
 def _rule_of(annotation: Any) -> Rule | None:
-    own = next((each for each in getattr(annotation, "__metadata__", ()) if isinstance(each, Rule)), None)
+    own = next(
+        (each for each in getattr(annotation, "__metadata__", ()) if isinstance(each, Rule)), None
+    )
     return own or next(filter(None, map(_rule_of, get_args(annotation))), None)
 
 

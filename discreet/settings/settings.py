@@ -35,7 +35,8 @@ class SamplingConfig:
 
 @section("server.")
 class ServerConfig:
-    """The server's optimizer, whose numbers None leaves to it, and the seconds that it waits for a round's replies."""
+    """The server's optimizer, whose numbers None leaves to it, and the seconds that it waits for a
+    round's replies."""
 
     optimizer: Annotated[str, rules.one_of("sgd", "adam", "yogi")] = "sgd"
     learning_rate: rules.LearningRate | None = None
@@ -47,16 +48,26 @@ class ServerConfig:
     round_timeout: rules.Positive = 600.0
 
     def __post_init__(self) -> None:
-        others = ("beta_1", "beta_2", "tau") if self.optimizer == "sgd" else ("momentum", "shrink_with_noise")
+        others = (
+            ("beta_1", "beta_2", "tau")
+            if self.optimizer == "sgd"
+            else ("momentum", "shrink_with_noise")
+        )
         for name in others:
             value = getattr(self, name)
             given = value is not None and value is not False
-            require(not given, f"server.{name}", f"left out with server.optimizer={self.optimizer}", value)
+            require(
+                not given,
+                f"server.{name}",
+                f"left out with server.optimizer={self.optimizer}",
+                value,
+            )
 
 
 @section("operations.")
 class OperationsConfig:
-    """The watching of a running server, and the files at the end of a run. Nothing here decides privacy."""
+    """The watching of a running server, and the files at the end of a run. Nothing here decides
+    privacy."""
 
     log_format: Annotated[str, rules.one_of(*LOG_FORMATS)] = "text"
     predictions: bool = False
@@ -64,7 +75,8 @@ class OperationsConfig:
 
 @section("ray.")
 class RayConfig:
-    """The Ray cluster that trains clients, with `engine=ray`. It decides neither privacy nor what a seed gives."""
+    """The Ray cluster that trains clients, with `engine=ray`. It decides neither privacy nor what a
+    seed gives."""
 
     address: Annotated[str, rules.Rule("auto or host:port of a cluster's head", bool)] | None = None
     num_gpus: Annotated[float, rules.within(0, 1)] = 0.0
@@ -72,7 +84,8 @@ class RayConfig:
 
 @section("")
 class Settings:
-    """One run of Discreet, checked as a whole; a setting out of range, or a contradiction, is a ConfigError."""
+    """One run of Discreet, checked as a whole; a setting out of range, or a contradiction, is a
+    ConfigError."""
 
     rounds: rules.Count = 30
     seed: rules.CountOrZero | None = None
@@ -94,17 +107,26 @@ class Settings:
     ray: RayConfig = RayConfig()
 
     def __post_init__(self) -> None:
-        require(not self.resume or self.output_dir is not None, "output_dir", "given with resume=true", None)
+        require(
+            not self.resume or self.output_dir is not None,
+            "output_dir",
+            "given with resume=true",
+            None,
+        )
         _check_cohort(self)
         _check_account(self)
         if self.evaluation.private:
-            rule = "another one with evaluation.kind=private: views overlap, so others train on what a client holds out"
+            rule = (
+                "another one with evaluation.kind=private: views overlap, so others train on "
+                "what a client holds out"
+            )
             require(self.data.partition != "sampled", "data.partition", rule, self.data.partition)
         client_settings(self)
 
     @property
     def population_size(self) -> int:
-        """The number of clients: a public constant, never the number that happen to be connected."""
+        """The number of clients: a public constant, never the number that happen to be
+        connected."""
         return self.sampling.population_size or self.data.num_clients
 
     @property
@@ -115,7 +137,9 @@ class Settings:
 
 
 def _check_cohort(config: Settings) -> None:
-    groups, most, there = config.sampling.groups, config.population_size, config.data.num_clients
+    groups = config.sampling.groups
+    most = config.population_size
+    there = config.data.num_clients
     rule = f"at least data.num_clients = {there}, the clients that there are, or left out"
     require(there <= most, "sampling.population_size", rule, most)
     if config.sampling.kind == "cyclic":
@@ -125,7 +149,9 @@ def _check_cohort(config: Settings) -> None:
         require(groups is None, "sampling.groups", "left out without sampling.kind=cyclic", groups)
     if config.sampling.kind == "fixed":
         name = "sampling.probability * population_size, rounded,"
-        check_value(round(config.sampling_probability * config.population_size), name, rules.at_least(1))
+        check_value(
+            round(config.sampling_probability * config.population_size), name, rules.at_least(1)
+        )
 
 
 def _check_account(config: Settings) -> None:
@@ -133,13 +159,26 @@ def _check_account(config: Settings) -> None:
         return
     require_each(config, "privacy.user.account", ACCOUNT)
     name = config.sampling.population_name
-    require(name is not None, "sampling.population_name", "given with privacy.user.account: whose account it is", name)
+    require(
+        name is not None,
+        "sampling.population_name",
+        "given with privacy.user.account: whose account it is",
+        name,
+    )
 
 
 def client_settings(config: Settings) -> ClientSettings:
-    """The settings that clients are told, checked: without the folders, hosts and ports of the server."""
+    """The settings that clients are told, checked: without the folders, hosts and ports of the
+    server."""
     privacy = config.privacy
-    of_user = ("enabled", "noise_multiplier", "max_epsilon", "aggregation", "mechanism", "correlation")
+    of_user = (
+        "enabled",
+        "noise_multiplier",
+        "max_epsilon",
+        "aggregation",
+        "mechanism",
+        "correlation",
+    )
     user = UserTerms(
         sampling=config.sampling.kind,
         probability=config.sampling_probability,
@@ -150,7 +189,10 @@ def client_settings(config: Settings) -> ClientSettings:
         **{name: getattr(privacy.user, name) for name in of_user},
     )
     # A node has the weights of a transformer in a folder of its own.
-    model = replace(config.model, name=HF) if config.model.name.startswith(HF) else config.model
+    if config.model.name.startswith(HF):
+        model = replace(config.model, name=HF)
+    else:
+        model = config.model
     of_run = ("rounds", "task", "training", "evaluation", "normaliser", "statistics")
     of_privacy = ("delta", "accountant", "noise", "example", "local", "secure")
     asked: dict[str, Any] = {name: getattr(config, name) for name in of_run}
@@ -159,7 +201,8 @@ def client_settings(config: Settings) -> ClientSettings:
 
 
 def described(config: Settings) -> dict[str, Any]:
-    """The configuration as a nested dictionary; of another Flower app without what its clients alone decide."""
+    """The configuration as a nested dictionary; of another Flower app without what its clients
+    alone decide."""
     settings = asdict(config)
     if config.model.name == FLOWER_APP:
         del settings["training"]
@@ -171,5 +214,8 @@ def flat(settings: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     """Nested settings by their dotted names."""
     found: dict[str, Any] = {}
     for key, value in settings.items():
-        found |= flat(value, f"{prefix}{key}.") if isinstance(value, Mapping) else {f"{prefix}{key}": value}
+        if isinstance(value, Mapping):
+            found |= flat(value, f"{prefix}{key}.")
+        else:
+            found |= {f"{prefix}{key}": value}
     return found

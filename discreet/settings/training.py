@@ -10,13 +10,17 @@ from discreet.settings import rules
 from discreet.settings.rules import require, section, write_json
 
 HF = "hf:"  # before the folder of a pretrained transformer, in model.name
-FLOWER_APP = "flower_app"  # model.name and data.name of a run that drives the clients of another Flower app
+FLOWER_APP = (
+    "flower_app"  # model.name and data.name of a run that drives the clients of another Flower app
+)
 LOSS = rules.one_of("cross_entropy", "binary_cross_entropy", "squared", "absolute", "huber")
 
 
 def _is_quick(pattern: str) -> bool:
-    """True for a regular expression that any name is matched with in a moment: at a node it is the server's."""
-    repeats, choices = len(re.findall(r"[*+?{]", pattern)), pattern.count("|")
+    """True for a regular expression that any name is matched with in a moment: at a node it is the
+    server's."""
+    repeats = len(re.findall(r"[*+?{]", pattern))
+    choices = pattern.count("|")
     nested = re.search(r"\)[*+?{]|\(\?|\\\d", pattern)
     if len(pattern) > 1000 or repeats > 3 or choices > 8 or nested:
         return False
@@ -27,13 +31,15 @@ def _is_quick(pattern: str) -> bool:
     return True
 
 
-QUICK = rules.Rule("a regular expression with at most 3 repeats, none of a group, and at most 8 choices", _is_quick)
+QUICK = rules.Rule(
+    "a regular expression with at most 3 repeats, none of a group, and at most 8 choices", _is_quick
+)
 
 
 @section("model.lora.")
 class LoraConfig:
-    """Low-rank matrices B A that learn in place of a transformer's own weights. ffa: A stays as it is, and is
-    public."""
+    """Low-rank matrices B A that learn in place of a transformer's own weights. ffa: A stays as it
+    is, and is public."""
 
     kind: Annotated[str, rules.one_of("none", "lora", "ffa")] = "none"
     rank: rules.Count = 8
@@ -67,7 +73,9 @@ class TrainingConfig:
 
     def __post_init__(self) -> None:
         rule = f"0 with training.optimizer={self.optimizer}"
-        require(self.optimizer == "sgd" or self.momentum == 0, "training.momentum", rule, self.momentum)
+        require(
+            self.optimizer == "sgd" or self.momentum == 0, "training.momentum", rule, self.momentum
+        )
 
 
 @section("task.")

@@ -6,17 +6,20 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 
-def simulate(*settings: str, on_round: Callable[[Mapping[str, object]], None] | None = None) -> Path:
+def simulate(
+    *settings: str, on_round: Callable[[Mapping[str, object]], None] | None = None
+) -> Path:
     """Trains in this process, as the command `discreet simulate` does.
 
     Args:
-      settings: as on the command line, for instance `"rounds=5"`, `"experiment=silos"` or `"output_dir=outputs/first"`.
-      on_round: is called with the row of metrics.csv of each round, once the round can't be lost any more. If it fails
-        the run ends, and goes on with `"resume=true"`.
+      settings: as on the command line, for instance `"rounds=5"`, `"experiment=silos"` or
+      `"output_dir=outputs/first"`. on_round: is called with the row of metrics.csv of each round,
+      once the round can't be lost any more. If it fails the run ends, and goes on with
+      `"resume=true"`.
 
     Returns:
-      The run folder, which is named by the time unless `output_dir` is given: `metrics.csv` has a row for each round,
-      `privacy.json` every guarantee, `model.safetensors` the model.
+      The run folder, which is named by the time unless `output_dir` is given: `metrics.csv` has a
+      row for each round, `privacy.json` every guarantee, `model.safetensors` the model.
 
     Raises:
       ConfigError: one line that names the setting that is wrong, before anything starts.
@@ -24,7 +27,8 @@ def simulate(*settings: str, on_round: Callable[[Mapping[str, object]], None] | 
     """
     if not all(isinstance(each, str) for each in settings):
         raise TypeError(
-            'simulate takes each setting as a text of its own: simulate("rounds=3", "seed=1"), or *settings'
+            'simulate takes each setting as a text of its own: simulate("rounds=3", "seed=1"), or '
+            "*settings"
         )
     # Imported here: nobody waits for them who imports one module of this package.
     from discreet.server.resuming import asked_settings

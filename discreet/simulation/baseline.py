@@ -7,7 +7,12 @@ from pathlib import Path
 
 from discreet.data.description import read_description
 from discreet.data.folder import FOLDER
-from discreet.settings.privacy import CorrelationConfig, ExamplePrivacyConfig, LocalPrivacyConfig, UserPrivacyConfig
+from discreet.settings.privacy import (
+    CorrelationConfig,
+    ExamplePrivacyConfig,
+    LocalPrivacyConfig,
+    UserPrivacyConfig,
+)
 from discreet.settings.rules import ConfigError
 from discreet.settings.settings import Settings
 
@@ -16,9 +21,15 @@ ENDING = "-baseline"
 
 def without_privacy(settings: Settings) -> Settings:
     """The settings with every guarantee off, on the same clients, cohorts and seed."""
-    user = UserPrivacyConfig(enabled=False, clip=settings.privacy.user.clip, correlation=CorrelationConfig())
+    user = UserPrivacyConfig(
+        enabled=False, clip=settings.privacy.user.clip, correlation=CorrelationConfig()
+    )
     privacy = replace(
-        settings.privacy, user=user, example=ExamplePrivacyConfig(), local=LocalPrivacyConfig(), accountant="pld"
+        settings.privacy,
+        user=user,
+        example=ExamplePrivacyConfig(),
+        local=LocalPrivacyConfig(),
+        accountant="pld",
     )
     evaluation = settings.evaluation
     if evaluation.private:
@@ -27,11 +38,13 @@ def without_privacy(settings: Settings) -> Settings:
 
 
 def check_public(settings: Settings) -> None:
-    """Raises ConfigError unless the data are built in, and public, or their description says that they are."""
+    """Raises ConfigError unless the data are built in, and public, or their description says that
+    they are."""
     if settings.data.name != FOLDER or settings.data.path is None:
         return
     if not read_description(Path(settings.data.path).expanduser().resolve()).public:
         raise ConfigError(
-            "--baseline trains without privacy, for public or made-up data alone: if these are, write public = true in "
+            "--baseline trains without privacy, for public or made-up data alone: if these are, "
+            "write public = true in "
             "data.toml"
         )

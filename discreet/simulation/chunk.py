@@ -1,8 +1,10 @@
-"""Clients that are trained together: their examples, of a data set that is held once for all of them, in padded batches
-of rows, never copies; and draws, gradients and noise of all at once, for `discreet.training.local_training`.
+"""Clients that are trained together: their examples, of a data set that is held once for all of
+them, in padded batches of rows, never copies; and draws, gradients and noise of all at once, for
+`discreet.training.local_training`.
 
-With a seed every client draws from the streams that it would draw from by itself. Without one, one secure stream serves
-all of them in bulk: a draw for each would halve the speed of logistic regression.
+With a seed every client draws from the streams that it would draw from by itself. Without one, one
+secure stream serves all of them in bulk: a draw for each would halve the speed of logistic
+regression.
 """
 
 from __future__ import annotations
@@ -45,8 +47,8 @@ PIECE = 512
 
 @dataclass(frozen=True, eq=False)
 class SharedExamples:
-    """Examples; `inputs` (n, ...) that are whole 255ths, as images are, stand as bytes: a fourth of the memory to
-    read, with which a round of logistic regression takes a fifth less time."""
+    """Examples; `inputs` (n, ...) that are whole 255ths, as images are, stand as bytes: a fourth of
+    the memory to read, with which a round of logistic regression takes a fifth less time."""
 
     inputs: Tensor
     targets: Tensor
@@ -63,15 +65,18 @@ class SharedExamples:
         return self.inputs.device
 
     def read(self, rows: Tensor) -> Tensor:
-        """The inputs of `rows`, (m,) int64: (m, *input_shape), the very values that the examples had."""
+        """The inputs of `rows`, (m,) int64: (m, *input_shape), the very values that the examples
+        had."""
         found = self.inputs.index_select(0, rows)
-        return found.to(torch.float32).div_(WHITE) if found.dtype == torch.uint8 else found
+        if found.dtype == torch.uint8:
+            return found.to(torch.float32).div_(WHITE)
+        return found
 
 
 @dataclass(frozen=True, eq=False)
 class HeldExamples:
-    """The examples of one client, by their numbers (n,), which are read when they are asked for: features of texts can
-    be larger than the memory."""
+    """The examples of one client, by their numbers (n,), which are read when they are asked for:
+    features of texts can be larger than the memory."""
 
     data: SharedExamples
     numbers: Tensor
@@ -90,7 +95,8 @@ def _mapped_examples(inputs: NDArray[Any], targets: NDArray[Any]) -> SharedExamp
 
 
 def read_only(values: NDArray[Any]) -> Tensor:
-    """An array that is mapped for reading alone, as a tensor without a copy. Nobody may write to it."""
+    """An array that is mapped for reading alone, as a tensor without a copy. Nobody may write to
+    it."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "The given NumPy array is not writable", UserWarning)
         return torch.from_numpy(values)
@@ -98,8 +104,13 @@ def read_only(values: NDArray[Any]) -> Tensor:
 
 def shared_examples(examples: Examples, device: torch.device) -> SharedExamples:
     """The examples on a device, as bytes if that gives the same values again."""
-    inputs = _as_bytes(examples.inputs) if examples.inputs.is_floating_point() else None
-    return SharedExamples((examples.inputs if inputs is None else inputs).to(device), examples.targets.to(device))
+    if examples.inputs.is_floating_point():
+        inputs = _as_bytes(examples.inputs)
+    else:
+        inputs = None
+    return SharedExamples(
+        (examples.inputs if inputs is None else inputs).to(device), examples.targets.to(device)
+    )
 
 
 def _as_bytes(inputs: Tensor) -> Tensor | None:
@@ -125,7 +136,9 @@ class TrainedExamples:
 
     def sizes(self, clients: Numbers) -> Numbers:
         pairs = zip(clients.tolist(), self.every.sizes(clients).tolist(), strict=True)
-        return np.array([n - len(held_out_rows(n, one, share=self.share)) for one, n in pairs], dtype=np.int64)
+        return np.array(
+            [n - len(held_out_rows(n, one, share=self.share)) for one, n in pairs], dtype=np.int64
+        )
 
     def examples(self, client: int) -> Numbers:
         numbers = self.every.examples(client)
@@ -139,9 +152,13 @@ class TrainedExamples:
         return chosen
 
 
-def trained_on(dealt: ClientExamples, evaluation: EvaluationConfig) -> ClientExamples | TrainedExamples:
+def trained_on(
+    dealt: ClientExamples, evaluation: EvaluationConfig
+) -> ClientExamples | TrainedExamples:
     """What clients train on, of what they hold, in a run with these ratings."""
-    return TrainedExamples(dealt, evaluation.share) if evaluation.private else dealt
+    if evaluation.private:
+        return TrainedExamples(dealt, evaluation.share)
+    return dealt
 
 
 @dataclass(frozen=True, eq=False)
@@ -149,8 +166,9 @@ class Table:
     """Some examples of each of some clients: all that those of a chunk hold, or a batch of each.
 
     Attributes:
-        numbers: (clients, largest size), rows of the data set; beyond a client's size its first example stands again,
-            so that padding never reads what the client does not hold. 0 for a client without examples.
+        numbers: (clients, largest size), rows of the data set; beyond a client's size its first
+            example stands again, so that padding never reads what the client does not hold. 0 for a
+            client without examples.
         sizes: (clients,), descending for a chunk.
     """
 
@@ -171,7 +189,8 @@ def table_of(examples: list[Numbers]) -> Table:
 
 @dataclass(frozen=True, eq=False)
 class SeededDraws:
-    """One source a client, a row each: the numbers are those that it would draw alone. Those that draw come first."""
+    """One source a client, a row each: the numbers are those that it would draw alone. Those that
+    draw come first."""
 
     sources: Sequence[RandomSource]
 
@@ -182,17 +201,29 @@ class SeededDraws:
             orders[row, :size] = epoch_order(self.sources[row], epoch, size).numpy()
         return orders
 
-    def batches(self, sizes: Numbers, probabilities: Sequence[float], *, step: int) -> tuple[Numbers, Numbers]:
-        """Poisson batches: clients and positions of the examples that are in, both (m,), ascending by client."""
+    def batches(
+        self, sizes: Numbers, probabilities: Sequence[float], *, step: int
+    ) -> tuple[Numbers, Numbers]:
+        """Poisson batches: clients and positions of the examples that are in, both (m,), ascending
+        by client."""
         each = zip(self.sources, sizes.tolist(), probabilities, strict=False)
-        found = [step_batch(source, step, size, probability=chance).numpy() for source, size, chance in each]
-        return np.repeat(np.arange(len(found)), [len(positions) for positions in found]), np.concatenate(found)
+        found = [
+            step_batch(source, step, size, probability=chance).numpy()
+            for source, size, chance in each
+        ]
+        return np.repeat(
+            np.arange(len(found)), [len(positions) for positions in found]
+        ), np.concatenate(found)
 
-    def add_noise(self, totals: Tensor, mechanisms: Sequence[Gaussian], sensitivity: float, *, step: int) -> Tensor:
+    def add_noise(
+        self, totals: Tensor, mechanisms: Sequence[Gaussian], sensitivity: float, *, step: int
+    ) -> Tensor:
         """Each row of `totals` (k, d) plus its own noise for `sensitivity`."""
         noised = torch.empty_like(totals)
         for row, mechanism in enumerate(mechanisms[: len(totals)]):
-            noised[row] = mechanism.add_noise(totals[row], sensitivity, step_noise(self.sources[row], step))
+            noised[row] = mechanism.add_noise(
+                totals[row], sensitivity, step_noise(self.sources[row], step)
+            )
         return noised
 
     def of(self, row: int) -> RandomSource:
@@ -201,13 +232,16 @@ class SeededDraws:
 
 @dataclass(frozen=True, eq=False)
 class SecureDraws:
-    """`SeededDraws` from one secure source. Clients of equal size, and of equal noise, are drawn for in one go."""
+    """`SeededDraws` from one secure source. Clients of equal size, and of equal noise, are drawn
+    for in one go."""
 
     source: RandomSource
 
     def __post_init__(self) -> None:
         if not self.source.is_secure:
-            raise ValueError("source must be secure: with a seed every client draws from streams of its own")
+            raise ValueError(
+                "source must be secure: with a seed every client draws from streams of its own"
+            )
 
     def permutations(self, sizes: Numbers, *, epoch: int) -> Numbers:
         """Each order is uniform: see `RandomSource.permutation`."""
@@ -218,25 +252,37 @@ class SecureDraws:
             words[beyond] = np.iinfo(words.dtype).max  # sorted behind all others
             orders: Numbers = np.argsort(words, axis=1)
             ranked = np.take_along_axis(words, orders, axis=1)
-            # Two equal words, once in 10^15 draws: all are drawn anew, so that no order is likelier than another.
+            # Two equal words, once in 10^15 draws: all are drawn anew, so that no order is likelier
+            # than another.
             if not ((ranked[:, 1:] == ranked[:, :-1]) & ~beyond[:, :-1]).any():
                 orders[beyond] = 0
                 return orders
 
-    def batches(self, sizes: Numbers, probabilities: Sequence[float], *, step: int) -> tuple[Numbers, Numbers]:
-        clients, positions = [], []
-        for start, stop in pairwise([0, *(np.flatnonzero(np.diff(sizes)) + 1).tolist(), len(sizes)]):
+    def batches(
+        self, sizes: Numbers, probabilities: Sequence[float], *, step: int
+    ) -> tuple[Numbers, Numbers]:
+        clients = []
+        positions = []
+        for start, stop in pairwise(
+            [0, *(np.flatnonzero(np.diff(sizes)) + 1).tolist(), len(sizes)]
+        ):
             size = int(sizes[start])
-            chosen = poisson_sample((stop - start) * size, probability=probabilities[start], source=self.source).numpy()
+            chosen = poisson_sample(
+                (stop - start) * size, probability=probabilities[start], source=self.source
+            ).numpy()
             clients.append(start + chosen // max(size, 1))
             positions.append(chosen % max(size, 1))
         return np.concatenate(clients), np.concatenate(positions)
 
-    def add_noise(self, totals: Tensor, mechanisms: Sequence[Gaussian], sensitivity: float, *, step: int) -> Tensor:
+    def add_noise(
+        self, totals: Tensor, mechanisms: Sequence[Gaussian], sensitivity: float, *, step: int
+    ) -> Tensor:
         if all(mechanism == mechanisms[0] for mechanism in mechanisms[: len(totals)]):
             return mechanisms[0].add_noise(totals, sensitivity, self.source)
         pairs = zip(totals, mechanisms, strict=False)
-        return torch.stack([mechanism.add_noise(row, sensitivity, self.source) for row, mechanism in pairs])
+        return torch.stack(
+            [mechanism.add_noise(row, sensitivity, self.source) for row, mechanism in pairs]
+        )
 
     def of(self, row: int) -> RandomSource:
         return self.source
@@ -247,8 +293,8 @@ Draws = SeededDraws | SecureDraws
 
 @dataclass(frozen=True, eq=False)
 class Chunk:
-    """`SgdClients` and `DpSgdClients` by the passes of a model's layers: rows are clients, those with most examples
-    first, whose `settings` differ in the noise of DP-SGD at most."""
+    """`SgdClients` and `DpSgdClients` by the passes of a model's layers: rows are clients, those
+    with most examples first, whose `settings` differ in the noise of DP-SGD at most."""
 
     model: LayerSequence | MappedModel
     data: SharedExamples
@@ -262,38 +308,52 @@ class Chunk:
         return HeldExamples(self.data, numbers.to(self.data.device))
 
     def read(self, batch: Table, *, mean: bool) -> Batch:
-        """A batch with the weight 1 for what counts; with `mean` 1 / count, so that a client's sum is a mean."""
-        shape, width = batch.numbers.shape, batch.numbers.shape[1]
-        weight = 1 / np.maximum(batch.sizes, 1).astype(np.float32) if mean else np.ones(len(batch.sizes), np.float32)
+        """A batch with the weight 1 for what counts; with `mean` 1 / count, so that a client's sum
+        is a mean."""
+        shape = batch.numbers.shape
+        width = batch.numbers.shape[1]
+        if mean:
+            weight = 1 / np.maximum(batch.sizes, 1).astype(np.float32)
+        else:
+            weight = np.ones(len(batch.sizes), np.float32)
         weights = torch.from_numpy(weight).unsqueeze(1).expand(shape)
         if (batch.sizes < width).any():
             weights = weights * torch.from_numpy(np.arange(width) < batch.sizes[:, None])
         rows = torch.from_numpy(np.ascontiguousarray(batch.numbers)).to(self.data.device).flatten()
-        inputs, targets = self.data.read(rows), self.data.targets.index_select(0, rows)
+        inputs = self.data.read(rows)
+        targets = self.data.targets.index_select(0, rows)
         inputs, targets = (values.view(*shape, *values.shape[1:]) for values in (inputs, targets))
         return Batch(inputs, targets, weights.to(self.data.device))
 
     def shuffled_batches(self, epoch: int) -> Iterator[tuple[int, Table]]:
         """Every client's examples in its own order, cut; the last batch is short."""
-        sizes, batch_size = self.table.sizes, self.settings[0].batch_size
+        sizes = self.table.sizes
+        batch_size = self.settings[0].batch_size
         orders = self.draws.permutations(sizes, epoch=epoch)
         numbers = np.take_along_axis(self.table.numbers, orders, axis=1)
         for start in range(0, numbers.shape[1], batch_size):
-            active = int(np.searchsorted(-sizes, -start, side="left"))  # clients with more examples: the first ones
+            active = int(
+                np.searchsorted(-sizes, -start, side="left")
+            )  # clients with more examples: the first ones
             counts = np.minimum(sizes[:active] - start, batch_size)
             yield active, Table(numbers[:active, start : start + batch_size], counts)
 
-    def add_mean_gradients(self, params: Params, batch: Table, into: Params, *, keep: float, rate: float) -> None:
+    def add_mean_gradients(
+        self, params: Params, batch: Table, into: Params, *, keep: float, rate: float
+    ) -> None:
         self.model.accumulate(params, self.read(batch, mean=True), into, keep=keep, rate=rate)
 
     def poisson_batch(self, probabilities: Sequence[float], *, step: int) -> Table:
         """A batch of the first clients, a probability for each; it may be of width 0."""
-        table, active = self.table, len(probabilities)
+        table = self.table
+        active = len(probabilities)
         clients, positions = self.draws.batches(table.sizes[:active], probabilities, step=step)
         counts = np.bincount(clients, minlength=active).astype(np.int64, copy=False)
         numbers = np.repeat(table.numbers[:active, :1], int(counts.max(initial=0)), axis=1)
         first = np.cumsum(counts) - counts
-        numbers[clients, np.arange(len(clients)) - first[clients]] = table.numbers[clients, positions]
+        numbers[clients, np.arange(len(clients)) - first[clients]] = table.numbers[
+            clients, positions
+        ]
         return Table(numbers, counts)
 
     def clipped_sums(self, params: Params, batch: Table, clip_norm: float) -> Tensor:
@@ -312,12 +372,18 @@ class Chunk:
         return [settings.example.mechanism for settings in self.settings if settings.example]
 
     def updates(self, start: Tensor) -> Tensor:
-        """The change of the parameters of each client, (k, num_params), float32, not clipped: `local_update`, for many.
-        `start` (num_params,) is on the device of the data."""
-        start, settings, sizes, clients = start.to(torch.float32), self.settings[0], self.table.sizes.tolist(), self
+        """The change of the parameters of each client, (k, num_params), float32, not clipped:
+        `local_update`, for many. `start` (num_params,) is on the device of the data."""
+        start = start.to(torch.float32)
+        settings = self.settings[0]
+        sizes = self.table.sizes.tolist()
+        clients = self
         if isinstance(self.model, MappedModel) and not self.model.together:
-            alone, each = partial(local_update, self.model.model, start), enumerate(self.settings)
-            return torch.stack([alone(self.examples(n), settings=how, source=self.draws.of(n)) for n, how in each])
+            alone = partial(local_update, self.model.model, start)
+            each = enumerate(self.settings)
+            return torch.stack(
+                [alone(self.examples(n), settings=how, source=self.draws.of(n)) for n, how in each]
+            )
         if isinstance(self.model, MappedModel):
             clients = replace(self, model=self.model.drawing(map(self.draws.of, range(len(sizes)))))
         params = self.model.layout.copies(start, len(sizes))
@@ -329,16 +395,27 @@ class Chunk:
 
     @torch.no_grad()
     def steps(self, start: Tensor, clip_norm: float) -> Tensor:
-        """Each client's step over all its examples, (k, num_params), float64: `shared_step`, for many."""
-        settings, count, layout = self.settings[0], len(self.table.sizes), self.model.layout
+        """Each client's step over all its examples, (k, num_params), float64: `shared_step`, for
+        many."""
+        settings = self.settings[0]
+        count = len(self.table.sizes)
+        layout = self.model.layout
         if isinstance(self.model, MappedModel):
-            step, rows = partial(shared_step, self.model.model, start, settings=settings), range(count)
+            step = partial(shared_step, self.model.model, start, settings=settings)
+            rows = range(count)
             held = ((self.examples(row).subset(slice(None)), self.draws.of(row)) for row in rows)
-            return torch.stack([step(examples, clip=(clip_norm, source)) for examples, source in held])
+            return torch.stack(
+                [step(examples, clip=(clip_norm, source)) for examples, source in held]
+            )
         params = [values.double() for values in layout.copies(start.to(torch.float32), count)]
         if not self.table.sizes.any():
             return torch.zeros(count, layout.size, dtype=torch.float64)
         batch = self.read(self.table, mean=False)
-        inputs = batch.inputs.double() if batch.inputs.is_floating_point() else batch.inputs
+        if batch.inputs.is_floating_point():
+            inputs = batch.inputs.double()
+        else:
+            inputs = batch.inputs
         batch = replace(batch, inputs=inputs, weights=batch.weights.double())
-        return self.model.clipped_sums(params, batch, clip_norm).mul_(-settings.learning_rate / settings.batch_size)
+        return self.model.clipped_sums(params, batch, clip_norm).mul_(
+            -settings.learning_rate / settings.batch_size
+        )

@@ -1,5 +1,5 @@
-"""Trains whole cohorts of virtual clients, in batches: with what, how many at once, and what they reply.
-`InProcessTransport` trains them sequentially."""
+"""Trains whole cohorts of virtual clients, in batches: with what, how many at once, and what they
+reply. `InProcessTransport` trains them sequentially."""
 
 from __future__ import annotations
 
@@ -59,13 +59,18 @@ from discreet.simulation.mapped_model import MappedModel, mapped_model
 from discreet.simulation.workers import LocalWorkers, Workers, can_fork
 from discreet.training.local_training import ExamplePrivacy, LocalSettings, settings_without_noise
 
-# What the clients of a chunk may fill: more, and it no longer fits the cache (a GPU's memory takes far more, and needs
-# far more to be kept busy). Measured: benchmarks/cohort_speed.py.
+# What the clients of a chunk may fill: more, and it no longer fits the cache (a GPU's memory takes
+# far more, and needs far more to be kept busy). Measured: benchmarks/cohort_speed.py.
 CHUNK_BYTES = {"cpu": 8 * 2**20, "cuda": 2**30}
 LARGEST_CHUNK = {"cpu": 64, "cuda": 1024}
-FEW, FEW_BUILT = 4, 2  # clients of a mapped model that must fit, or it gains nothing by being mapped
-_TRIED, _AGREEMENT = (7, 4), 1e-3  # the examples of clients on which it is tried, and how near they must come
-# The updates that are clipped and added up at once are at most so many floats: they stay in a core's cache.
+# clients of a mapped model that must fit, or it gains nothing by being mapped
+FEW = 4
+FEW_BUILT = 2
+# the examples of clients on which it is tried, and how near they must come
+_TRIED = (7, 4)
+_AGREEMENT = 1e-3
+# The updates that are clipped and added up at once are at most so many floats: they stay in a
+# core's cache.
 PIECE = 2**17
 
 
@@ -77,20 +82,25 @@ class _Work:
     training: tuple[LocalSettings, ...]
     local: LocalPrivacy | None
     request: TrainRequest
-    largest: Mapping[str, Any]  # of the epsilons that they have spent, by their names in `PartialReply`
+    largest: Mapping[
+        str, Any
+    ]  # of the epsilons that they have spent, by their names in `PartialReply`
 
 
 @dataclass(frozen=True, eq=False)
 class Engine:
-    """All that virtual clients are trained with. It holds no source of randomness, so it may travel.
+    """All that virtual clients are trained with. It holds no source of randomness, so it may
+    travel.
 
     Attributes:
-        seed, mechanism, vector: of the run; `vector` is the masked sum that clients add to, None in the clear.
-        data: the data set that all share, on the device that computes; `client_examples`: the rows that each holds.
-        chunk: the number of clients that are trained together at most.
-        workers: the number of chunks that are trained at the same time, each in a process of its own.
-        rating: what clients answer by what they hold out, about which part of the model, and how that is released; None
-            if nothing.
+        seed, mechanism, vector: of the run; `vector` is the masked sum that clients add to, None in
+          the clear.
+        data: the data set that all share, on the device that computes; `client_examples`: the rows
+        that each holds. chunk: the number of clients that are trained together at most.
+        workers: the number of chunks that are trained at the same time, each in a process of its
+          own.
+        rating: what clients answer by what they hold out, about which part of the model, and how
+            that is released; None if nothing.
     """
 
     seed: int | None
@@ -120,12 +130,17 @@ class Engine:
             self.model.model.to(device)
         if self.rating is not None:
             self.rating[1].to(device)
-        return replace(self, data=SharedExamples(self.data.inputs.to(device), self.data.targets.to(device)))
+        return replace(
+            self, data=SharedExamples(self.data.inputs.to(device), self.data.targets.to(device))
+        )
 
     def replies(self, params: Tensor, work: _Work) -> PartialReply:
         """Asks a chunk, which starts from `params`, and adds up what it says."""
         params = params.to(self.data.device)
-        part = self._updates(params, work) if self.vector is None else self._vectors(self.vector, params, work)
+        if self.vector is None:
+            part = self._updates(params, work)
+        else:
+            part = self._vectors(self.vector, params, work)
         if self.vector is None and work.request.work.query:
             assert self.rating is not None
             total = AnswerSum(self.rating[2])
@@ -135,21 +150,31 @@ class Engine:
 
     def _vectors(self, vector: SecureSum, params: Tensor, work: _Work) -> PartialReply:
         """The sum of what the clients put into a masked sum, each with the noise of its own."""
-        count, request = len(work.clients), work.request
-        answers = self._answers(params, work) if request.work.query else None
-        updates, norms = torch.zeros(count, 0), torch.zeros(count)
+        count = len(work.clients)
+        request = work.request
+        if request.work.query:
+            answers = self._answers(params, work)
+        else:
+            answers = None
+        updates = torch.zeros(count, 0)
+        norms = torch.zeros(count)
         if vector.largest_sum:
             updates = self._chunk(work).steps(params, request.run.example.clip_norm).cpu()
         elif request.work.trains:
             updates, norms = clip_by_norm(self._trained(params, work), request.clip_norm)
         total = torch.zeros(vector.length, dtype=torch.int64)
         for row, source in enumerate(self._sources(work)):
-            answer, below = None if answers is None else answers[row], bool(norms[row] <= request.clip_norm)
+            if answers is None:
+                answer = None
+            else:
+                answer = answers[row]
+            below = bool(norms[row] <= request.clip_norm)
             total += noised_vector(vector, ExactReply(updates[row], below, answer), request, source)
         return PartialReply(total, 0, count, request.clip_norm)
 
     def _answers(self, params: Tensor, work: _Work) -> Tensor:
-        """The clients' answers (k, length), or (k, length + 1) if they noise them; float32. One computation for all."""
+        """The clients' answers (k, length), or (k, length + 1) if they noise them; float32. One
+        computation for all."""
         examples = self.client_examples
         assert self.rating is not None
         assert isinstance(examples, TrainedExamples)
@@ -157,8 +182,10 @@ class Engine:
         held = [examples.held_out(client) for client in work.clients]
         rows = torch.from_numpy(np.concatenate(held)).to(self.data.device)
         load_parameters(rated, params)
-        outputs, targets = outputs_of(rated, self.data.read(rows)), self.data.targets[rows].cpu()
-        sizes, own = [len(numbers) for numbers in held], release.own
+        outputs = outputs_of(rated, self.data.read(rows))
+        targets = self.data.targets[rows].cpu()
+        sizes = [len(numbers) for numbers in held]
+        own = release.own
         pairs = zip(torch.split(outputs, sizes), torch.split(targets, sizes), strict=True)
         answers = [query.answer(*pair) for pair in pairs]
         if own is not None:
@@ -172,12 +199,16 @@ class Engine:
         updates = chunk.updates(params).cpu()
         if work.local is not None:
             for row in range(len(updates)):
-                updates[row] = release_update(updates[row], work.local, source=chunk.draws.of(row).child("local"))
+                updates[row] = release_update(
+                    updates[row], work.local, source=chunk.draws.of(row).child("local")
+                )
         return updates
 
     def _chunk(self, work: _Work) -> Chunk:
         table = table_of([self.client_examples.examples(client) for client in work.clients])
-        draws: Draws = SecureDraws(secure_source()) if self.seed is None else SeededDraws(self._sources(work))
+        draws: Draws = (
+            SecureDraws(secure_source()) if self.seed is None else SeededDraws(self._sources(work))
+        )
         return Chunk(self.model, self.data, table, work.training, draws)
 
     def _sources(self, work: _Work) -> list[RandomSource]:
@@ -195,7 +226,9 @@ class Engine:
             return replace(self._part([], start), replies=len(work.clients))
         updates = self._trained(params, work)
         pieces = torch.split(updates, max(1, PIECE // updates.shape[1]))
-        return self._part((UpdateRows(piece, row_norms(piece) <= clip_norm) for piece in pieces), start)
+        return self._part(
+            (UpdateRows(piece, row_norms(piece) <= clip_norm) for piece in pieces), start
+        )
 
     def _part(self, rows: Iterable[UpdateRows], start: RoundStart) -> PartialReply:
         part: PartialReply = self.mechanism.add_up(rows, start).part()
@@ -205,15 +238,23 @@ class Engine:
 class BatchedTransport:
     """A `Transport` that trains chunks of the cohort, each as one computation.
 
-    The replies are those of `InProcessTransport`, or without a seed of the same law. A few chunks are held, however
-    large cohort and population are: the sum of a reply may be overwritten once the next one is asked for. A context
-    manager, for its workers: of this machine, unless `workers` makes others.
+    The replies are those of `InProcessTransport`, or without a seed of the same law. A few chunks
+    are held, however large cohort and population are: the sum of a reply may be overwritten once
+    the next one is asked for. A context manager, for its workers: of this machine, unless `workers`
+    makes others.
     """
 
     def __init__(
-        self, plan: Plan, engine: Engine, *, accounts: Accounts | None, workers: MakesWorkers | None = None
+        self,
+        plan: Plan,
+        engine: Engine,
+        *,
+        accounts: Accounts | None,
+        workers: MakesWorkers | None = None,
     ) -> None:
-        self.plan, self.engine, self.accounts = plan, engine, accounts
+        self.plan = plan
+        self.engine = engine
+        self.accounts = accounts
         self._workers = (workers or _workers_here)(engine)
 
     def __enter__(self) -> Self:
@@ -226,29 +267,39 @@ class BatchedTransport:
         """Every virtual client."""
         return range(len(self.engine.client_examples))
 
-    def ask(self, asked: TrainRequest, params: Tensor, cohort: Sequence[int]) -> Iterator[PartialReply | Failure]:
+    def ask(
+        self, asked: TrainRequest, params: Tensor, cohort: Sequence[int]
+    ) -> Iterator[PartialReply | Failure]:
         """Trains the cohort. What clients spend is on disk before their chunk is computed."""
         refused: list[Failure] = []
         self._workers.begin(params)
         yield from self._workers.replies(self._admitted(asked, cohort, refused))
         yield from refused
 
-    def _admitted(self, asked: TrainRequest, cohort: Sequence[int], refused: list[Failure]) -> Iterator[_Work]:
+    def _admitted(
+        self, asked: TrainRequest, cohort: Sequence[int], refused: list[Failure]
+    ) -> Iterator[_Work]:
         """The chunks of those that take part; the others are added to `refused`."""
         work = work_of(asked)
         for clients, sizes in self._chunks(cohort):
             named = dict(zip(map(str, clients), sizes, strict=True))
             found = admit(work, named, accounts=self.accounts)
-            refused += [Failure(int(n), "refused", str(who)) for n, who in found.items() if isinstance(who, Refused)]
+            refused += [
+                Failure(int(n), "refused", str(who))
+                for n, who in found.items()
+                if isinstance(who, Refused)
+            ]
             admitted = {int(name): who for name, who in found.items() if isinstance(who, Admitted)}
             if admitted:
                 each = admitted.values()
                 largest = {name: max(getattr(who, name) for who in each) for name in EPSILONS}
-                training, local = tuple(who.training for who in each if who.training), next(iter(each)).local
+                training = tuple(who.training for who in each if who.training)
+                local = next(iter(each)).local
                 yield _Work(tuple(admitted), training, local, asked, largest)
 
     def _chunks(self, cohort: Sequence[int]) -> Iterator[tuple[list[int], list[int]]]:
-        """The cohort in chunks of clients of similar size, those with most examples first, and their sizes."""
+        """The cohort in chunks of clients of similar size, those with most examples first, and
+        their sizes."""
         clients: Numbers = np.asarray(cohort, dtype=np.int64)
         sizes = self.engine.client_examples.sizes(clients)
         order = np.argsort(-sizes, kind="stable")
@@ -262,9 +313,14 @@ class BatchedTransport:
 
 def _workers_here(engine: Engine) -> Workers:
     size = engine.model.layout.size
-    length = size if engine.vector is None else engine.vector.length
+    if engine.vector is None:
+        length = size
+    else:
+        length = engine.vector.length
     forks = engine.workers > 1 and engine.data.device.type == "cpu" and can_fork()
-    return LocalWorkers(engine.replies, count=engine.workers, num_params=size, sum_length=length, forks=forks)
+    return LocalWorkers(
+        engine.replies, count=engine.workers, num_params=size, sum_length=length, forks=forks
+    )
 
 
 MakesWorkers = Callable[[Engine], Workers]
@@ -276,13 +332,15 @@ def masked_vector(plan: Plan) -> SecureSum | None:
 
 
 def engine_of(plan: Plan, task: Task, *, dealt: ClientExamples | None = None) -> Engine:
-    """The engine for a run on a task; `dealt` in place of the run's own partition. `device` of the run decides where it
-    computes: a chunk for every core, or one at a time on a GPU."""
-    run, device = plan.run, torch.device(plan.settings.device)
+    """The engine for a run on a task; `dealt` in place of the run's own partition. `device` of the
+    run decides where it computes: a chunk for every core, or one at a time on a GPU."""
+    run = plan.run
+    device = torch.device(plan.settings.device)
     model = model_for(plan.settings.model, task.shape, seed=0).to(device)
     learned, examples_read = behind_fixed(model, task.train)
     data = shared_examples(examples_read, device)
-    local, by_example = settings_without_noise(run.training, run.task), EXAMPLE in plan.mechanisms
+    local = settings_without_noise(run.training, run.task)
+    by_example = EXAMPLE in plan.mechanisms
     by_hand = sequence_of(learned, data.inputs.shape[1:], loss=local.loss)
     layers = by_hand or mapped_model(learned, local.loss, by_example=by_example)
     floats = client_floats(
@@ -291,7 +349,10 @@ def engine_of(plan: Plan, task: Task, *, dealt: ClientExamples | None = None) ->
         batch_size=run.training.batch_size,
         built=by_example and isinstance(layers, MappedModel),
     )
-    kind = "cuda" if plan.settings.engine == "ray" and plan.settings.ray.num_gpus else device.type
+    if plan.settings.engine == "ray" and plan.settings.ray.num_gpus:
+        kind = "cuda"
+    else:
+        kind = device.type
     engine = Engine(
         seed=plan.settings.seed,
         mechanism=plan.mechanism,
@@ -305,19 +366,36 @@ def engine_of(plan: Plan, task: Task, *, dealt: ClientExamples | None = None) ->
     )
     if isinstance(layers, MappedModel):
         fits = CHUNK_BYTES[kind] // (4 * floats) >= (FEW_BUILT if by_example else FEW)
-        together = fits and layers.together and trains_together(layers, data, run.task, by_example=by_example)
+        together = (
+            fits
+            and layers.together
+            and trains_together(layers, data, run.task, by_example=by_example)
+        )
         engine = replace(engine, model=replace(layers, together=together))
-        engine = engine if together else engine.on(torch.device("cpu"))
-    return replace(engine, workers=len(os.sched_getaffinity(0))) if engine.data.device.type == "cpu" else engine
+        if together:
+            engine = engine
+        else:
+            engine = engine.on(torch.device("cpu"))
+    if engine.data.device.type == "cpu":
+        return replace(engine, workers=len(os.sched_getaffinity(0)))
+    return engine
 
 
-def trains_together(model: MappedModel, data: SharedExamples, task: TaskConfig, *, by_example: bool) -> bool:
-    """True if clients who are trained together come to what each comes to alone, with its masks of dropout."""
-    settings = LocalSettings(1, 3, 0.01, 0.0, ExamplePrivacy(1.0, 0.1) if by_example else None, task)
-    table, found = table_of([np.arange(size) % len(data) for size in _TRIED]), []
+def trains_together(
+    model: MappedModel, data: SharedExamples, task: TaskConfig, *, by_example: bool
+) -> bool:
+    """True if clients who are trained together come to what each comes to alone, with its masks of
+    dropout."""
+    settings = LocalSettings(
+        1, 3, 0.01, 0.0, ExamplePrivacy(1.0, 0.1) if by_example else None, task
+    )
+    table = table_of([np.arange(size) % len(data) for size in _TRIED])
+    found = []
     for together in (True, False):
         draws = SeededDraws([seeded_source(size) for size in _TRIED])
-        chunk = Chunk(replace(model, together=together), data, table, [settings] * len(_TRIED), draws)
+        chunk = Chunk(
+            replace(model, together=together), data, table, [settings] * len(_TRIED), draws
+        )
         try:
             found.append(chunk.updates(flatten_parameters(model.model)))
         except MISTAKES:  # vmap can't follow the forward
@@ -325,16 +403,21 @@ def trains_together(model: MappedModel, data: SharedExamples, task: TaskConfig, 
     return bool(((found[0] - found[1]).norm(dim=1) <= _AGREEMENT * found[1].norm(dim=1)).all())
 
 
-def client_floats(model: nn.Module, example: Tensor, *, batch_size: int, built: bool = False) -> int:
-    """The number of floats that training a client reads and writes again and again: its parameters, the change of
-    these, and what a batch leaves for the backward pass; of `example` (1, ...) on the device of the model, and with
-    the gradient of each example if it is `built`."""
+def client_floats(
+    model: nn.Module, example: Tensor, *, batch_size: int, built: bool = False
+) -> int:
+    """The number of floats that training a client reads and writes again and again: its parameters,
+    the change of these, and what a batch leaves for the backward pass; of `example` (1, ...) on the
+    device of the model, and with the gradient of each example if it is `built`."""
     kept = 0
     weights = {parameter.data_ptr() for parameter in model.parameters()}
 
     def count(values: Tensor) -> Tensor:
         nonlocal kept
-        kept += 0 if values.data_ptr() in weights else values.numel()
+        if values.data_ptr() in weights:
+            kept += 0
+        else:
+            kept += values.numel()
         return values
 
     model.eval()  # draws nothing
@@ -346,7 +429,10 @@ def client_floats(model: nn.Module, example: Tensor, *, batch_size: int, built: 
 
 
 def chunk_size(floats: int, kind: str = "cpu") -> int:
-    """The number of clients with so many floats to train together on a kind of device, so that they fit its cache."""
+    """The number of clients with so many floats to train together on a kind of device, so that they
+    fit its cache."""
     fitting = CHUNK_BYTES[kind] // (4 * floats)
     # A model for which the cache is too small anyway still gains by fewer and larger calls.
-    return max(1, min(LARGEST_CHUNK[kind], max(fitting, min(FEW, 16 * CHUNK_BYTES[kind] // (4 * floats)))))
+    return max(
+        1, min(LARGEST_CHUNK[kind], max(fitting, min(FEW, 16 * CHUNK_BYTES[kind] // (4 * floats))))
+    )

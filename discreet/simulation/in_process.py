@@ -1,4 +1,5 @@
-"""Asks virtual clients in the same process: the same clients and the same round as Flower's runtime, without Ray."""
+"""Asks virtual clients in the same process: the same clients and the same round as Flower's
+runtime, without Ray."""
 
 from __future__ import annotations
 
@@ -43,7 +44,8 @@ LARGE_BATCH = 256  # below it a second thread waits more than it helps
 
 @dataclass(frozen=True)
 class InProcessTransport:
-    """A `Transport` that calls each client where it stands. `vector`: the sum under secure aggregation."""
+    """A `Transport` that calls each client where it stands. `vector`: the sum under secure
+    aggregation."""
 
     plan: Plan
     state_folder: str
@@ -57,7 +59,9 @@ class InProcessTransport:
         """Trains one client after the other."""
         for client_id in cohort:
             settings = self.plan.settings
-            virtual = VirtualClient(client_id, self.state_folder, seed=settings.seed, data_path=settings.data.path)
+            virtual = VirtualClient(
+                client_id, self.state_folder, seed=settings.seed, data_path=settings.data.path
+            )
             request = replace(asked, virtual=virtual)
             try:
                 work = work_of(request)
@@ -73,8 +77,9 @@ class InProcessTransport:
 
 @dataclass(frozen=True, eq=False)
 class UnmaskedSum:
-    """Adds up in one process what masks would hide: the same integers and the same noise, without masks. `transport`
-    asks virtual clients, whose replies are sums of noised vectors; of `fewest` = n - d clients a sum is opened."""
+    """Adds up in one process what masks would hide: the same integers and the same noise, without
+    masks. `transport` asks virtual clients, whose replies are sums of noised vectors; of `fewest` =
+    n - d clients a sum is opened."""
 
     transport: Transport
     vector: SecureSum
@@ -86,9 +91,13 @@ class UnmaskedSum:
         """See `Transport`."""
         return self.transport.available_clients()
 
-    def ask(self, asked: TrainRequest, params: Tensor, cohort: Sequence[int]) -> Iterator[Failure | UnopenedSum]:
+    def ask(
+        self, asked: TrainRequest, params: Tensor, cohort: Sequence[int]
+    ) -> Iterator[Failure | UnopenedSum]:
         """See `Transport`."""
-        total, replies, failures = torch.zeros(self.vector.length, dtype=torch.int64), 0, []
+        total = torch.zeros(self.vector.length, dtype=torch.int64)
+        replies = 0
+        failures = []
         for reply in self.transport.ask(asked, params, cohort):
             if isinstance(reply, Failure):
                 failures.append(reply)
@@ -97,7 +106,9 @@ class UnmaskedSum:
             total += reply.values
             replies += reply.replies
         if replies < self.fewest:
-            raise RoundAbandoned(f"{replies} of {len(cohort)} clients are left, and {self.fewest} must be", failures)
+            raise RoundAbandoned(
+                f"{replies} of {len(cohort)} clients are left, and {self.fewest} must be", failures
+            )
         yield from failures
         yield UnopenedSum(lambda: self.vector.centred(total), replies)
 
@@ -135,16 +146,24 @@ def simulate(
 
 
 def virtual_clients(session: Session, held: ExitStack) -> Transport:
-    """The clients of a run that is ready to start, asked by the engine that `engine` names; `held` ends its workers.
-    ConfigError: the engine does not cover the run."""
-    plan, run = session.plan, session.plan.run
+    """The clients of a run that is ready to start, asked by the engine that `engine` names; `held`
+    ends its workers. ConfigError: the engine does not cover the run."""
+    plan = session.plan
+    run = session.plan.run
     if run.needs_normaliser:
-        raise ConfigError("data.normalise=private is of discreet simulate: nobody has been asked what to normalise by")
+        raise ConfigError(
+            "data.normalise=private is of discreet simulate: nobody has been asked what to "
+            "normalise by"
+        )
     session.model.to(plan.settings.device)
-    vector, uncovered = masked_vector(plan), _not_batched(run, plan.settings.engine)
+    vector = masked_vector(plan)
+    uncovered = _not_batched(run, plan.settings.engine)
     transport: Transport
     if plan.settings.engine == "sequential" or uncovered:
-        logger.info("clients are trained sequentially%s", f": {uncovered} is not batched" if uncovered else "")
+        logger.info(
+            "clients are trained sequentially%s",
+            f": {uncovered} is not batched" if uncovered else "",
+        )
         transport = InProcessTransport(plan, str(session.folder.path), vector)
     else:
         transport = held.enter_context(_batched(session, held))
@@ -154,18 +173,23 @@ def virtual_clients(session: Session, held: ExitStack) -> Transport:
 
 
 def check(config: Settings) -> Plan:
-    """The plan of a run; starts nothing and opens no folder. ConfigError: `simulate` would refuse the configuration."""
+    """The plan of a run; starts nothing and opens no folder. ConfigError: `simulate` would refuse
+    the configuration."""
     _check_engine(client_settings(config), config.engine, config.device)
     return resolve(config)[0]
 
 
 def _check_engine(run: ClientSettings, engine: str, device: str) -> None:
     if run.statistics.only:
-        raise ConfigError("statistics.only must be false here: discreet statistics asks simulated clients")
+        raise ConfigError(
+            "statistics.only must be false here: discreet statistics asks simulated clients"
+        )
     _not_batched(run, engine)
     if engine == "ray":
         require_extra("ray", extra="simulation", why="engine=ray")
-        check_value(device, "device", Rule("cpu with engine=ray: tasks ask for ray.num_gpus", "cpu".__eq__))
+        check_value(
+            device, "device", Rule("cpu with engine=ray: tasks ask for ray.num_gpus", "cpu".__eq__)
+        )
     if device.split(":")[0] not in CHUNK_BYTES:
         raise ConfigError(f"device must be {' or '.join(CHUNK_BYTES)} (got {device})")
     if device != "cpu" and not torch.cuda.is_available():
@@ -173,8 +197,13 @@ def _check_engine(run: ClientSettings, engine: str, device: str) -> None:
 
 
 def _not_batched(run: ClientSettings, engine: str) -> str | None:
-    """The setting that keeps clients from being trained many at a time, None if none does; ConfigError if they must."""
-    ways = () if run.masked else (each.participation.one_by_one for each in mechanisms_of(run).values())
+    """The setting that keeps clients from being trained many at a time, None if none does;
+    ConfigError if they must."""
+    ways = (
+        ()
+        if run.masked
+        else (each.participation.one_by_one for each in mechanisms_of(run).values())
+    )
     uncovered = next(filter(None, ways), None)
     if engine in ("batched", "ray") and uncovered:
         raise ConfigError(f"engine={engine} does not cover {uncovered}: take engine=auto")
@@ -182,28 +211,50 @@ def _not_batched(run: ClientSettings, engine: str) -> str | None:
 
 
 def _batched(session: Session, held: ExitStack) -> BatchedTransport:
-    plan, accounts, workers = session.plan, None, None
+    plan = session.plan
+    accounts = None
+    workers = None
     if plan.accounts_itself:
-        accounts = Accounts(DurableLedger(session.folder.clients_ledger_path), plan.run.delta, plan.run.accountant)
+        accounts = Accounts(
+            DurableLedger(session.folder.clients_ledger_path), plan.run.delta, plan.run.accountant
+        )
     engine = engine_of(plan, session.task)
     if plan.settings.engine == "ray":
-        from discreet.simulation.ray_cluster import RayWorkers, connected  # Ray takes seconds to import
+        from discreet.simulation.ray_cluster import (
+            RayWorkers,
+            connected,
+        )  # Ray takes seconds to import
 
-        cluster = held.enter_context(connected(plan.settings.ray.address, models=[plan.settings.model.name]))
+        cluster = held.enter_context(
+            connected(plan.settings.ray.address, models=[plan.settings.model.name])
+        )
         workers = partial(RayWorkers, cluster=cluster, num_gpus=plan.settings.ray.num_gpus)
         logger.info("clients are trained on a Ray cluster with %d CPUs", cluster.has("CPU"))
     else:
         alone = isinstance(engine.model, MappedModel) and not engine.model.together
-        at_a_time = 1 if alone else engine.chunk
-        logger.info("%d clients are trained at a time, %d such groups side by side", at_a_time, engine.workers)
+        if alone:
+            at_a_time = 1
+        else:
+            at_a_time = engine.chunk
+        logger.info(
+            "%d clients are trained at a time, %d such groups side by side",
+            at_a_time,
+            engine.workers,
+        )
     return BatchedTransport(plan, engine, accounts=accounts, workers=workers)
 
 
 def data_answers(name: str, plan: Plan, task: Task) -> Iterator[TrainReply]:
-    """Each client's answer to a query about its data, from the examples that it trains on. `task` is as it was loaded,
-    not normalised."""
-    run, query = plan.run, query_of(name, plan.run, task.shape)
+    """Each client's answer to a query about its data, from the examples that it trains on. `task`
+    is as it was loaded, not normalised."""
+    run = plan.run
+    query = query_of(name, plan.run, task.shape)
     clients = trained_on(client_examples_of(task, run.data), run.evaluation)
     for client in range(run.data.num_clients):
         held = task.train.subset(torch.from_numpy(clients.examples(client)))
-        yield TrainReply(1, torch.zeros(0), False, answer=query.answer(held.inputs, held.targets).to(torch.float32))
+        yield TrainReply(
+            1,
+            torch.zeros(0),
+            False,
+            answer=query.answer(held.inputs, held.targets).to(torch.float32),
+        )

@@ -1,10 +1,11 @@
 """Many models of one architecture, layer after layer: row c of every tensor belongs to client c.
 
-Each layer has its forward and its backward pass by hand: with a model of a few small matrices for each client, what an
-automatic derivative adds would cost more than the products themselves.
+Each layer has its forward and its backward pass by hand: with a model of a few small matrices for
+each client, what an automatic derivative adds would cost more than the products themselves.
 
-Shapes: k clients, n examples each. Images stand with their channels last, (k, n, height, width, channels). A
-convolution is a linear layer on the patches that it reads, laid out as rows ("im2col").
+Shapes: k clients, n examples each. Images stand with their channels last, (k, n, height, width,
+channels). A convolution is a linear layer on the patches that it reads, laid out as rows
+("im2col").
 """
 
 from __future__ import annotations
@@ -31,13 +32,15 @@ Pair = tuple[int, int]
 Shape = tuple[int, ...]
 Params = list[Tensor]  # of many models: each parameter (k, ...)
 
-LARGEST_NORM = 2.0**44  # as in discreet.per_example.per_example, a gradient beyond it counts as zero
+LARGEST_NORM = (
+    2.0**44
+)  # as in discreet.per_example.per_example, a gradient beyond it counts as zero
 
 
 @dataclass(frozen=True, eq=False)
 class Batch:
-    """A batch of k clients, read from the data set: (k, width, ...) each. `weights` (k, width) are of gradients, 0 for
-    padding."""
+    """A batch of k clients, read from the data set: (k, width, ...) each. `weights` (k, width) are
+    of gradients, 0 for padding."""
 
     inputs: Tensor
     targets: Tensor
@@ -46,8 +49,9 @@ class Batch:
 
 @dataclass(frozen=True)
 class ParameterLayout:
-    """The place of each parameter in a row, as parameters travel, in the order of model.parameters(): its shape in the
-    model, or that with a dimension split in several, and the order of these dimensions as the layers read them."""
+    """The place of each parameter in a row, as parameters travel, in the order of
+    model.parameters(): its shape in the model, or that with a dimension split in several, and the
+    order of these dimensions as the layers read them."""
 
     parameters: tuple[tuple[Shape, Shape], ...]
 
@@ -61,15 +65,24 @@ class ParameterLayout:
         return sum(self.sizes)
 
     def copies(self, params: Tensor, count: int) -> Params:
-        """`count` copies of one model `params` (num_params,): contiguous, so that products write into them."""
+        """`count` copies of one model `params` (num_params,): contiguous, so that products write
+        into them."""
         views = self.views(params.unsqueeze(0))
-        # Cloned: contiguous() of a single copy would be `params` itself, and training would move the server's model.
-        return [view.expand(count, *view.shape[1:]).clone(memory_format=torch.contiguous_format) for view in views]
+        # Cloned: contiguous() of a single copy would be `params` itself, and training would move
+        # the server's model.
+        return [
+            view.expand(count, *view.shape[1:]).clone(memory_format=torch.contiguous_format)
+            for view in views
+        ]
 
     def views(self, rows: Tensor) -> Params:
-        """Each parameter of rows (k, num_params), as layers read it; writing to it writes to the rows."""
+        """Each parameter of rows (k, num_params), as layers read it; writing to it writes to the
+        rows."""
         pairs = zip(torch.split(rows, self.sizes, dim=1), self.parameters, strict=True)
-        return [part.view(-1, *shape).permute(0, *(1 + dim for dim in order)) for part, (shape, order) in pairs]
+        return [
+            part.view(-1, *shape).permute(0, *(1 + dim for dim in order))
+            for part, (shape, order) in pairs
+        ]
 
     def rows(self, tensors: Params) -> Tensor:
         """The inverse of `views`: (k, num_params)."""
@@ -81,36 +94,39 @@ class ParameterLayout:
     def change(self, tensors: Params, params: Tensor) -> Tensor:
         """The distance of each client's parameters from `params` (num_params,): (k, num_params)."""
         rows = params.new_empty(len(tensors[0]), self.size)
-        for view, tensor, start in zip(self.views(rows), tensors, self.views(params.unsqueeze(0)), strict=True):
+        for view, tensor, start in zip(
+            self.views(rows), tensors, self.views(params.unsqueeze(0)), strict=True
+        ):
             torch.sub(tensor, start, out=view)
         return rows
 
 
 @dataclass(frozen=True, slots=True)
 class Use:
-    """A layer's inputs (k, n, positions, width) and the gradients at its outputs (k, n, positions, out). The gradient
-    of example i of client c is grads[c, i]^T inputs[c, i] for parameter number `weight`, and the sum of grads[c, i]
-    over positions for the next one, the bias."""
+    """A layer's inputs (k, n, positions, width) and the gradients at its outputs (k, n, positions,
+    out). The gradient of example i of client c is grads[c, i]^T inputs[c, i] for parameter number
+    `weight`, and the sum of grads[c, i] over positions for the next one, the bias."""
 
     weight: int
     inputs: Tensor
     grads: Tensor
 
 
-# A layer's forward gives its outputs, and what it saves for backward. Backward gives the gradients at the inputs, which
-# are not needed unless `further`, and what the layer's own are made of.
+# A layer's forward gives its outputs, and what it saves for backward. Backward gives the gradients
+# at the inputs, which are not needed unless `further`, and what the layer's own are made of.
 Backward = tuple[Tensor | None, list[Use]]
 
 
 @dataclass(frozen=True)
 class Dense:
-    """A linear layer on the last dimension of (k, n, ..., width): also on patches of a convolution. Weights are (k,
-    out, ...), with `width` numbers an output; biases (k, out)."""
+    """A linear layer on the last dimension of (k, n, ..., width): also on patches of a convolution.
+    Weights are (k, out, ...), with `width` numbers an output; biases (k, out)."""
 
     weight: int
 
     def forward(self, params: Params, inputs: Tensor) -> tuple[Tensor, Any]:
-        rows, weight = inputs.flatten(1, -2), params[self.weight].flatten(2)
+        rows = inputs.flatten(1, -2)
+        weight = params[self.weight].flatten(2)
         outputs = torch.baddbmm(params[self.weight + 1].unsqueeze(1), rows, weight.transpose(1, 2))
         return outputs.view(*inputs.shape[:-1], -1), rows
 
@@ -157,50 +173,74 @@ class Flatten:
 @dataclass(frozen=True)
 class Patches:
     """The patches that a two-dimensional convolution with zero padding reads, for a `Dense` layer:
-    (k, n, height, width, channels) to (k, n, rows, columns, kernel height * kernel width * channels). If they `start`
-    a model, they read (k, n, channels, height, width), as data sets have images, and no gradient goes further."""
+    (k, n, height, width, channels) to (k, n, rows, columns, kernel height * kernel width *
+    channels). If they `start` a model, they read (k, n, channels, height, width), as data sets have
+    images, and no gradient goes further."""
 
     geometry: Geometry
     start: bool
 
     def forward(self, params: Params, inputs: Tensor) -> tuple[Tensor, Any]:
-        images = inputs.flatten(0, 1) if self.start else inputs.flatten(0, 1).movedim(-1, 1)
+        if self.start:
+            images = inputs.flatten(0, 1)
+        else:
+            images = inputs.flatten(0, 1).movedim(-1, 1)
         patches = self.geometry.patches(images)
-        return patches.view(*inputs.shape[:2], *self.positions(images.shape[2:]), patches.shape[-1]), images.shape[2:]
+        return patches.view(
+            *inputs.shape[:2], *self.positions(images.shape[2:]), patches.shape[-1]
+        ), images.shape[2:]
 
     def backward(self, params: Params, saved: Any, grads: Tensor, *, further: bool) -> Backward:
         """The gradients at the image: each patch's are added where it was read."""
-        (tall, wide), (rows, columns), (height, width) = self.geometry.kernel, grads.shape[2:4], saved
-        ((top, bottom), (left, right)), (down, across) = self.geometry.padding, self.geometry.stride
+        tall, wide = self.geometry.kernel
+        rows, columns = grads.shape[2:4]
+        height, width = saved
+        (top, bottom), (left, right) = self.geometry.padding
+        down, across = self.geometry.stride
         by_place = grads.view(*grads.shape[:4], tall, wide, -1)
-        image = grads.new_zeros(*grads.shape[:2], height + top + bottom, width + left + right, by_place.shape[-1])
+        image = grads.new_zeros(
+            *grads.shape[:2], height + top + bottom, width + left + right, by_place.shape[-1]
+        )
         for row in range(tall):
             for column in range(wide):
-                read = image[:, :, row : row + down * rows : down, column : column + across * columns : across]
+                read = image[
+                    :,
+                    :,
+                    row : row + down * rows : down,
+                    column : column + across * columns : across,
+                ]
                 read += by_place[:, :, :, :, row, column]
         return image[:, :, top : top + height, left : left + width], []
 
     def positions(self, image: tuple[int, ...]) -> list[int]:
         """The rows and columns of patches in an image of this height and width."""
-        ways = zip(image, self.geometry.padding, self.geometry.kernel, self.geometry.stride, strict=True)
+        ways = zip(
+            image, self.geometry.padding, self.geometry.kernel, self.geometry.stride, strict=True
+        )
         return [(length + sum(sides) - size) // step + 1 for length, sides, size, step in ways]
 
 
 @dataclass(frozen=True)
 class MaxPool:
-    """The largest value of each window of 2 x 2, by PyTorch, which reads images whose channels are last as they are."""
+    """The largest value of each window of 2 x 2, by PyTorch, which reads images whose channels are
+    last as they are."""
 
     stride: Pair
 
     def forward(self, params: Params, inputs: Tensor) -> tuple[Tensor, Any]:
         images = inputs.flatten(0, 1).permute(0, 3, 1, 2)
         outputs, places = functional.max_pool2d(images, 2, self.stride, return_indices=True)
-        return outputs.permute(0, 2, 3, 1).view(*inputs.shape[:2], *outputs.shape[2:], -1), (images, places)
+        return outputs.permute(0, 2, 3, 1).view(*inputs.shape[:2], *outputs.shape[2:], -1), (
+            images,
+            places,
+        )
 
     def backward(self, params: Params, saved: Any, grads: Tensor, *, further: bool) -> Backward:
         images, places = saved
         given = grads.flatten(0, 1).permute(0, 3, 1, 2)
-        back = _pool_backward(given, images, [2, 2], list(self.stride), [0, 0], [1, 1], False, places)
+        back = _pool_backward(
+            given, images, [2, 2], list(self.stride), [0, 0], [1, 1], False, places
+        )
         return back.permute(0, 2, 3, 1).view(*grads.shape[:2], *images.shape[2:], -1), []
 
 
@@ -209,42 +249,58 @@ Layer = Dense | Activation | Flatten | Patches | MaxPool
 
 @dataclass(frozen=True, eq=False)
 class LayerSequence:
-    """The models of k clients, layer after layer; parameters are a list of tensors (k, ...), as `layout` has them."""
+    """The models of k clients, layer after layer; parameters are a list of tensors (k, ...), as
+    `layout` has them."""
 
     layers: tuple[Layer, ...]
     layout: ParameterLayout
     first: int  # the first layer with parameters: no gradient is needed before it
     loss: Loss = cross_entropy
 
-    def accumulate(self, params: Params, batch: Batch, into: Params, *, keep: float, rate: float) -> None:
-        """into = keep * into + rate * (the weighted sum of the batch's gradients at `params`), in place. `into` may be
-        `params` itself: gradients are those before any of it has changed."""
+    def accumulate(
+        self, params: Params, batch: Batch, into: Params, *, keep: float, rate: float
+    ) -> None:
+        """into = keep * into + rate * (the weighted sum of the batch's gradients at `params`), in
+        place. `into` may be `params` itself: gradients are those before any of it has changed."""
         for use in self._passes(params, batch):
-            inputs, grads = use.inputs.flatten(1, 2), use.grads.flatten(1, 2)
-            weight, bias = into[use.weight], into[use.weight + 1]
-            weight.view(*weight.shape[:2], -1).baddbmm_(grads.transpose(1, 2), inputs, beta=keep, alpha=rate)
+            inputs = use.inputs.flatten(1, 2)
+            grads = use.grads.flatten(1, 2)
+            weight = into[use.weight]
+            bias = into[use.weight + 1]
+            weight.view(*weight.shape[:2], -1).baddbmm_(
+                grads.transpose(1, 2), inputs, beta=keep, alpha=rate
+            )
             if keep != 1:
                 bias.mul_(keep)
             bias.add_(grads.sum(1), alpha=rate)
 
     def clipped_sums(self, params: Params, batch: Batch, clip_norm: float) -> Tensor:
-        """Each client's sum of per-example gradients, every one clipped to `clip_norm`: (k, num_params)."""
+        """Each client's sum of per-example gradients, every one clipped to `clip_norm`: (k,
+        num_params)."""
         uses = self._passes(params, batch)
-        scale = clip_scale(torch.stack([_squared_norms(use) for use in uses]).sum(0).sqrt(), clip_norm)
-        totals, lost = [torch.zeros(0)] * len(self.layout.parameters), (scale == 0)[:, :, None, None]
+        scale = clip_scale(
+            torch.stack([_squared_norms(use) for use in uses]).sum(0).sqrt(), clip_norm
+        )
+        totals = [torch.zeros(0)] * len(self.layout.parameters)
+        lost = (scale == 0)[:, :, None, None]
         for use in uses:
-            inputs, grads = use.inputs, use.grads
+            inputs = use.inputs
+            grads = use.grads
             if bool(lost.any()):  # 0 * inf would poison the products
-                inputs, grads = inputs.masked_fill(lost, 0.0), grads.masked_fill(lost, 0.0)
+                inputs = inputs.masked_fill(lost, 0.0)
+                grads = grads.masked_fill(lost, 0.0)
             grads = (grads.double() * scale[:, :, None, None]).to(grads.dtype).flatten(1, 2)
             weight = params[use.weight]
-            totals[use.weight] = torch.bmm(grads.transpose(1, 2), inputs.flatten(1, 2)).view(weight.shape)
+            totals[use.weight] = torch.bmm(grads.transpose(1, 2), inputs.flatten(1, 2)).view(
+                weight.shape
+            )
             totals[use.weight + 1] = grads.sum(1)
         return self.layout.rows(totals)
 
     def _passes(self, params: Params, batch: Batch) -> list[Use]:
         """Runs the layers forward and backward; what the layers' own gradients are made of."""
-        outputs, saved = batch.inputs, []
+        outputs = batch.inputs
+        saved = []
         for layer in self.layers:
             outputs, kept = layer.forward(params, outputs)
             saved.append(kept)
@@ -252,14 +308,17 @@ class LayerSequence:
         uses: list[Use] = []
         for number in reversed(range(self.first, len(self.layers))):
             assert grads is not None
-            grads, found = self.layers[number].backward(params, saved[number], grads, further=number > self.first)
+            grads, found = self.layers[number].backward(
+                params, saved[number], grads, further=number > self.first
+            )
             uses += found
         return uses
 
 
 def output_gradients(outputs: Tensor, batch: Batch, loss: Loss) -> Tensor:
-    """The gradients of weight times loss at outputs (k, n, ...). Of the cross entropy of single classes they are
-    weight * (softmax - one-hot); of any other loss, and of sequences, PyTorch computes them."""
+    """The gradients of weight times loss at outputs (k, n, ...). Of the cross entropy of single
+    classes they are weight * (softmax - one-hot); of any other loss, and of sequences, PyTorch
+    computes them."""
     if loss is cross_entropy and outputs.dim() == 3:
         return softmax_minus_one_hot(outputs, batch.targets).mul_(batch.weights.unsqueeze(2))
     with torch.enable_grad():
@@ -269,10 +328,11 @@ def output_gradients(outputs: Tensor, batch: Batch, loss: Loss) -> Tensor:
 
 
 def _squared_norms(use: Use) -> Tensor:
-    """Squared norms of a layer's per-example gradients, weight and bias, (k, n), float64. With one position an example
-    they are products of norms (Goodfellow 2015), in float64 throughout: a large norm may hide behind the square of a
-    small one. Otherwise the gradients are built."""
-    grads, inputs = use.grads, use.inputs
+    """Squared norms of a layer's per-example gradients, weight and bias, (k, n), float64. With one
+    position an example they are products of norms (Goodfellow 2015), in float64 throughout: a large
+    norm may hide behind the square of a small one. Otherwise the gradients are built."""
+    grads = use.grads
+    inputs = use.inputs
     if inputs.shape[2] == 1:
         return _squares(grads[:, :, 0]) * (_squares(inputs[:, :, 0]) + 1)
     built = torch.matmul(grads.transpose(2, 3), inputs)
@@ -286,13 +346,16 @@ def _squares(values: Tensor) -> Tensor:
 
 
 def clip_scale(norms: Tensor, clip_norm: float) -> Tensor:
-    """Factors in [0, 1] that bring gradients of these norms to at most `clip_norm`; 0 for unusable norms."""
+    """Factors in [0, 1] that bring gradients of these norms to at most `clip_norm`; 0 for unusable
+    norms."""
     return torch.where(norms < LARGEST_NORM, clip_factors(norms, clip_norm), 0.0)
 
 
-def sequence_of(model: nn.Module, input_shape: Shape, *, loss: Loss = cross_entropy) -> LayerSequence | None:
-    """The layers of a model for inputs of `input_shape`; None if one of them, or how it is set, is not covered. Nor are
-    frozen parameters, hooks, and parameters that several layers share."""
+def sequence_of(
+    model: nn.Module, input_shape: Shape, *, loss: Loss = cross_entropy
+) -> LayerSequence | None:
+    """The layers of a model for inputs of `input_shape`; None if one of them, or how it is set, is
+    not covered. Nor are frozen parameters, hooks, and parameters that several layers share."""
     values = [value for _, value in model.named_parameters(remove_duplicate=False)]
     if (
         type(model) is not nn.Sequential
@@ -302,23 +365,34 @@ def sequence_of(model: nn.Module, input_shape: Shape, *, loss: Loss = cross_entr
     ):
         return None
     way = _Way(input_shape)
-    parts = (part for _, part in model.named_modules(remove_duplicate=False) if type(part) is not nn.Sequential)
-    if not all(type(part) in _READ and _READ[type(part)](way, part) for part in parts) or way.first is None:
+    parts = (
+        part
+        for _, part in model.named_modules(remove_duplicate=False)
+        if type(part) is not nn.Sequential
+    )
+    if (
+        not all(type(part) in _READ and _READ[type(part)](way, part) for part in parts)
+        or way.first is None
+    ):
         return None
     return LayerSequence(tuple(way.layers), ParameterLayout(tuple(way.parameters)), way.first, loss)
 
 
 class _Way:
-    """The way of one example through a model: its shape as the layers read it, and the kind of thing that it is. The
-    kinds are "inputs" (as the data set has them), "image" (its channels are last), "flat image" (the next linear layer
-    reads it by a weight in the image's order), and "vector". Methods are False for what has no pass by hand."""
+    """The way of one example through a model: its shape as the layers read it, and the kind of
+    thing that it is. The kinds are "inputs" (as the data set has them), "image" (its channels are
+    last), "flat image" (the next linear layer reads it by a weight in the image's order), and
+    "vector". Methods are False for what has no pass by hand."""
 
     def __init__(self, input_shape: Shape) -> None:
         self.layers: list[Layer] = []
         self.parameters: list[tuple[Shape, Shape]] = []  # shapes, and orders of their dimensions
         self.first: int | None = None  # layer with parameters
         self.shape = input_shape
-        self.kind = "vector" if len(input_shape) == 1 else "inputs"
+        if len(input_shape) == 1:
+            self.kind = "vector"
+        else:
+            self.kind = "inputs"
 
     def add(self, layer: Layer) -> bool:
         self.layers.append(layer)
@@ -326,7 +400,8 @@ class _Way:
 
     def dense(self, weight: Shape, *, in_order_of_image: bool) -> None:
         """A linear layer, also on patches, and its two parameters."""
-        self.first = len(self.layers) if self.first is None else self.first
+        if self.first is None:
+            self.first = len(self.layers)
         self.add(Dense(len(self.parameters)))
         order = (0, 2, 3, 1) if in_order_of_image else (0, 1)
         self.parameters += [(weight, order), (weight[:1], (0,))]
@@ -344,25 +419,43 @@ class _Way:
         if module.bias is None or self.kind not in ("vector", "flat image"):
             return False
         self.dense((module.out_features, *self.shape), in_order_of_image=self.kind == "flat image")
-        self.kind, self.shape = "vector", (module.out_features,)
+        self.kind = "vector"
+        self.shape = (module.out_features,)
         return True
 
     def convolution(self, module: nn.Conv2d) -> bool:
         plain = module.groups == 1 and module.dilation == (1, 1) and module.padding_mode == "zeros"
-        if not plain or module.bias is None or isinstance(module.padding, str) or len(self.shape) != 3:
+        if (
+            not plain
+            or module.bias is None
+            or isinstance(module.padding, str)
+            or len(self.shape) != 3
+        ):
             return False
-        kernel, stride, (tall, wide) = (_pair(value) for value in (module.kernel_size, module.stride, module.padding))
+        kernel, stride, (tall, wide) = (
+            _pair(value) for value in (module.kernel_size, module.stride, module.padding)
+        )
         geometry = Geometry(kernel, stride, (1, 1), ((tall, tall), (wide, wide)), groups=1)
         patches = Patches(geometry, start=self.kind == "inputs")
         self.add(patches)
         self.dense((module.out_channels, self.shape[0], *kernel), in_order_of_image=True)
-        read, self.kind = self.kind in ("inputs", "image"), "image"
+        read = self.kind in ("inputs", "image")
+        self.kind = "image"
         self.shape = (module.out_channels, *patches.positions(self.shape[1:]))
         return read
 
     def pool(self, module: nn.MaxPool2d) -> bool:
-        plain = _pair(module.padding) == (0, 0) and _pair(module.dilation) == (1, 1) and self.kind == "image"
-        if not plain or _pair(module.kernel_size) != (2, 2) or module.ceil_mode or module.return_indices:
+        plain = (
+            _pair(module.padding) == (0, 0)
+            and _pair(module.dilation) == (1, 1)
+            and self.kind == "image"
+        )
+        if (
+            not plain
+            or _pair(module.kernel_size) != (2, 2)
+            or module.ceil_mode
+            or module.return_indices
+        ):
             return False
         channels, height, width = self.shape
         down, across = _pair(module.stride)
@@ -381,4 +474,6 @@ _READ: dict[type[nn.Module], Callable[[_Way, Any], bool]] = {
 
 
 def _pair(value: int | tuple[int, ...]) -> Pair:
-    return (value, value) if isinstance(value, int) else (value[0], value[1])
+    if isinstance(value, int):
+        return (value, value)
+    return (value[0], value[1])

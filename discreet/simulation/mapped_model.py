@@ -1,7 +1,8 @@
-"""Many models of any architecture: the model's own forward, for all clients at once (`torch.func.vmap`).
+"""Many models of any architecture: the model's own forward, for all clients at once
+(`torch.func.vmap`).
 
-What vmap can't follow, and a model so large that calls cost little beside the work in them, trains one client after
-the other: a cohort is then as many times as fast as it has processes.
+What vmap can't follow, and a model so large that calls cost little beside the work in them, trains
+one client after the other: a cohort is then as many times as fast as it has processes.
 """
 
 from __future__ import annotations
@@ -26,33 +27,51 @@ from discreet.per_example.recurrent import LSTMLayer
 from discreet.privacy.randomness import RandomSource
 from discreet.simulation.layer_sequence import Batch, ParameterLayout, Params, clip_scale
 
-# Dropout that multiplies an example by a mask, of one number for each of its numbers, or for each of its channels.
+# Dropout that multiplies an example by a mask, of one number for each of its numbers, or for each
+# of its channels.
 _BY_NUMBER = (nn.Dropout, functional.dropout)
 _BY_CHANNEL = (
-    *(nn.Dropout1d, nn.Dropout2d, nn.Dropout3d),
-    *(functional.dropout1d, functional.dropout2d, functional.dropout3d),
+    nn.Dropout1d,
+    nn.Dropout2d,
+    nn.Dropout3d,
+    functional.dropout1d,
+    functional.dropout2d,
+    functional.dropout3d,
 )
 
 
 class Masks(TorchFunctionMode):
-    """Within it dropout draws a client's masks as it would alone, from a generator of the client's own: for `counts` of
-    each one's `width` rows, of which those numbered `rows`, among all of all clients, go through the model."""
+    """Within it dropout draws a client's masks as it would alone, from a generator of the client's
+    own: for `counts` of each one's `width` rows, of which those numbered `rows`, among all of all
+    clients, go through the model."""
 
     def __init__(self, seeds: Iterable[int]) -> None:
         super().__init__()
         self.generators = [torch.Generator().manual_seed(seed) for seed in seeds]
-        self.counts, self.width, self.rows = list[int](), 0, torch.zeros(0)
+        self.counts = list[int]()
+        self.width = 0
+        self.rows = torch.zeros(0)
 
-    def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_function__(
+        self, function: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
         masks = function in (*_BY_NUMBER, *_BY_CHANNEL)
-        return self._masked(function, *args, **kwargs or {}) if masks else function(*args, **kwargs or {})
+        if masks:
+            return self._masked(function, *args, **kwargs or {})
+        return function(*args, **kwargs or {})
 
-    def _masked(self, function: Any, inputs: Tensor, p: float = 0.5, training: bool = True, **_: Any) -> Tensor:
+    def _masked(
+        self, function: Any, inputs: Tensor, p: float = 0.5, training: bool = True, **_: Any
+    ) -> Tensor:
         if not training or p == 0:
             return inputs
         if len(inputs) != len(self.rows):
             raise ValueError("dropout reads something else than one example after the other")
-        kept = inputs.shape[1:] if function in _BY_NUMBER else (inputs.shape[1], *[1] * (inputs.dim() - 2))
+        kept = (
+            inputs.shape[1:]
+            if function in _BY_NUMBER
+            else (inputs.shape[1], *[1] * (inputs.dim() - 2))
+        )
         masks = torch.ones(len(self.counts), self.width, *kept)
         for mask, count, generator in zip(masks, self.counts, self.generators, strict=False):
             mask[:count].bernoulli_(1 - p, generator=generator).div_(1 - p)
@@ -61,8 +80,9 @@ class Masks(TorchFunctionMode):
 
 @dataclass(frozen=True, eq=False)
 class MappedModel:
-    """The models of k clients, whose trainable parameters are a list of tensors (k, ...). They share what is frozen.
-    Unless `together`, its clients are trained one after the other. `masks` is None without dropout."""
+    """The models of k clients, whose trainable parameters are a list of tensors (k, ...). They
+    share what is frozen. Unless `together`, its clients are trained one after the other. `masks` is
+    None without dropout."""
 
     model: nn.Module
     layout: ParameterLayout
@@ -74,16 +94,22 @@ class MappedModel:
         """The same, with masks from the sources of its clients."""
         if not dropout_layers(self.model):
             return self
-        return replace(self, masks=Masks(int(source.child("dropout").words(1)[0]) for source in sources))
+        return replace(
+            self, masks=Masks(int(source.child("dropout").words(1)[0]) for source in sources)
+        )
 
-    def accumulate(self, params: Params, batch: Batch, into: Params, *, keep: float, rate: float) -> None:
+    def accumulate(
+        self, params: Params, batch: Batch, into: Params, *, keep: float, rate: float
+    ) -> None:
         """See `LayerSequence.accumulate`."""
         leaves = [values.detach().requires_grad_() for values in params]
         with torch.enable_grad(), self._drawing(batch, fewest=0) as rows:
             outputs = vmap(self._outputs, randomness="same")(leaves, batch.inputs, rows)
             losses = self.loss(outputs.flatten(0, 1), batch.targets.flatten(0, 1))
         weights = batch.weights.flatten()
-        gradients = torch.autograd.grad(losses, leaves, weights, allow_unused=True, materialize_grads=True)
+        gradients = torch.autograd.grad(
+            losses, leaves, weights, allow_unused=True, materialize_grads=True
+        )
         for values, gradient in zip(into, gradients, strict=True):
             values.mul_(keep).add_(gradient, alpha=rate)
 
@@ -98,7 +124,9 @@ class MappedModel:
         with torch.enable_grad(), self._drawing(batch, fewest=FEWEST) as rows:
             found = vmap(of_examples, randomness="same")(params, batch.inputs, batch.targets, rows)
         gradients = [values.detach().flatten(2) for values in found]
-        norms = torch.stack([torch.linalg.vector_norm(values, dim=2) for values in gradients]).norm(dim=0)
+        norms = torch.stack([torch.linalg.vector_norm(values, dim=2) for values in gradients]).norm(
+            dim=0
+        )
         weights = batch.weights.double() / LOSS_SCALE
         scale = clip_scale(norms.double() * weights, clip_norm).mul_(weights)
         if not bool(norms.sum().isfinite()):  # 0 * inf would poison the products
@@ -110,7 +138,9 @@ class MappedModel:
     def _outputs(self, values: Params, inputs: Tensor, rows: Tensor) -> Tensor:
         if self.masks is not None:
             self.masks.rows = rows
-        outputs: Tensor = functional_call(self.model, dict(zip(self.names, values, strict=True)), (inputs,))
+        outputs: Tensor = functional_call(
+            self.model, dict(zip(self.names, values, strict=True)), (inputs,)
+        )
         return outputs
 
     @cached_property
@@ -120,8 +150,8 @@ class MappedModel:
 
     @contextmanager
     def _drawing(self, batch: Batch, *, fewest: int) -> Iterator[Tensor]:
-        """The numbers of the batch's rows, (k, width), as the masks have them. A client draws for `fewest` examples at
-        least if it has one."""
+        """The numbers of the batch's rows, (k, width), as the masks have them. A client draws for
+        `fewest` examples at least if it has one."""
         clients, width = batch.weights.shape
         with warnings.catch_warnings(), self.masks or nullcontext():
             # Of PyTorch on itself: an operation without a batching rule is slower.
@@ -139,9 +169,14 @@ def mapped_model(model: nn.Module, loss: Loss, *, by_example: bool = False) -> M
     to_train(model)
     shapes = [tuple(value.shape) for value in trainable(model)]
     layout = ParameterLayout(tuple((shape, tuple(range(len(shape)))) for shape in shapes))
-    shared = len(list(model.named_parameters(remove_duplicate=False))) > len(list(model.parameters()))
-    draws_otherwise = any(type(layer) not in (*_BY_NUMBER, *_BY_CHANNEL) for layer in dropout_layers(model))
-    # PyTorch has one call for all steps of RNNBase; of the other, a gradient would be built for each step.
+    shared = len(list(model.named_parameters(remove_duplicate=False))) > len(
+        list(model.parameters())
+    )
+    draws_otherwise = any(
+        type(layer) not in (*_BY_NUMBER, *_BY_CHANNEL) for layer in dropout_layers(model)
+    )
+    # PyTorch has one call for all steps of RNNBase; of the other, a gradient would be built for
+    # each step.
     slower = (nn.RNNBase, LSTMLayer) if by_example else nn.RNNBase
     recurrent = any(isinstance(layer, slower) for layer in model.modules())
     return MappedModel(model, layout, loss, together=not (shared or draws_otherwise or recurrent))

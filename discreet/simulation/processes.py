@@ -1,4 +1,5 @@
-"""Processes that end, and folders that are removed, with the process that started them, even by kill -9.
+"""Processes that end, and folders that are removed, with the process that started them, even by
+kill -9.
 
 Run as a program this does one of two things:
 
@@ -22,9 +23,14 @@ from pathlib import Path
 
 SCRATCH = "DISCREET_SCRATCH"  # names a scratch folder to the processes that end with it
 STARTER = b"flower-superexec"  # starts ServerApps for a SuperLink, ClientApps for a SuperNode
-ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)  # Ctrl-C, kill, and the loss of the terminal
+ENDING = (
+    signal.SIGINT,
+    signal.SIGTERM,
+    signal.SIGHUP,
+)  # Ctrl-C, kill, and the loss of the terminal
 DIE_WITH_PARENT = 1  # PR_SET_PDEATHSIG of Linux
-END_SECONDS, LOOK_SECONDS = 10.0, 0.02
+END_SECONDS = 10.0
+LOOK_SECONDS = 0.02
 WATCH_SECONDS = 0.5
 
 
@@ -33,25 +39,33 @@ class RunLostError(RuntimeError):
 
 
 def heard() -> list[signal.Signals]:
-    """The signals that ask this process to end, but for those that whoever started it wants to be ignored (nohup)."""
+    """The signals that ask this process to end, but for those that whoever started it wants to be
+    ignored (nohup)."""
     return [number for number in ENDING if signal.getsignal(number) is not signal.SIG_IGN]
 
 
 def below(ancestor: int | Collection[int], program: bytes | tuple[bytes, ...] = b"") -> list[int]:
-    """The living processes below a process, or below some; of those only a program's, or some programs'; none if the
-    system has no /proc."""
-    above, parents = {ancestor} if isinstance(ancestor, int) else {*ancestor}, dict[int, int]()
+    """The living processes below a process, or below some; of those only a program's, or some
+    programs'; none if the system has no /proc."""
+    if isinstance(ancestor, int):
+        above = {ancestor}
+    else:
+        above = {*ancestor}
+    parents = dict[int, int]()
     found = []
     for entry in Path("/proc").glob("[0-9]*"):
         try:
-            pid, words = int(entry.name), (entry / "cmdline").read_bytes().split(b"\0")
+            pid = int(entry.name)
+            words = (entry / "cmdline").read_bytes().split(b"\0")
             # The name in parentheses may hold anything; the state and the parent follow it.
             state, parent = (entry / "stat").read_text().rpartition(")")[2].split()[:2]
             threads = len(os.listdir(entry / "task"))
         except (OSError, ValueError, IndexError):
             continue  # it has ended in the meantime
         if state in ("Z", "X") and threads <= 1:
-            continue  # it has ended, and waits for its parent to notice; its other threads may outlive the first one
+            # it has ended, and waits for its parent to notice; its other threads may outlive the
+            # first one
+            continue
         parents[pid] = int(parent)
         if any(word.endswith(program) for word in words[:2]):
             found.append(pid)
@@ -65,10 +79,15 @@ def _ancestors(pid: int, parents: dict[int, int]) -> Iterator[int]:
 
 
 def listens(ancestor: int, port: int) -> bool:
-    """True if a process, or one below it, listens on a TCP port; also if the system has no /proc to say so."""
+    """True if a process, or one below it, listens on a TCP port; also if the system has no /proc to
+    say so."""
     tables = [table for table in map(Path, ("/proc/net/tcp", "/proc/net/tcp6")) if table.exists()]
     rows = [row.split() for table in tables for row in table.read_text().splitlines()[1:]]
-    sockets = {f"socket:[{row[9]}]" for row in rows if row[3] == "0A" and int(row[1].rpartition(":")[2], 16) == port}
+    sockets = {
+        f"socket:[{row[9]}]"
+        for row in rows
+        if row[3] == "0A" and int(row[1].rpartition(":")[2], 16) == port
+    }
     for pid in (ancestor, *below(ancestor)):
         with suppress(OSError):  # it has ended in the meantime
             if any(os.readlink(file) in sockets for file in Path(f"/proc/{pid}/fd").iterdir()):
@@ -77,26 +96,39 @@ def listens(ancestor: int, port: int) -> bool:
 
 
 def tied(command: Sequence[str]) -> list[str]:
-    """The command line that runs a command, which Linux kills when the thread that starts it ends."""
+    """The command line that runs a command, which Linux kills when the thread that starts it
+    ends."""
     return _starts("tied", command)
 
 
 def _starts(what: str, words: Sequence[str]) -> list[str]:
-    return [sys.executable, "-P", "-S", str(Path(__file__).resolve()), what, str(os.getpid()), *words]
+    return [
+        sys.executable,
+        "-P",
+        "-S",
+        str(Path(__file__).resolve()),
+        what,
+        str(os.getpid()),
+        *words,
+    ]
 
 
 def removed_folder() -> tuple[Path, subprocess.Popen[bytes]]:
-    """A new folder for this user alone, and the process that removes it when this one ends, even by kill -9; processes
-    whose environment names the folder end before."""
-    folder, none = Path(tempfile.mkdtemp(prefix="discreet-")), subprocess.DEVNULL
+    """A new folder for this user alone, and the process that removes it when this one ends, even by
+    kill -9; processes whose environment names the folder end before."""
+    folder = Path(tempfile.mkdtemp(prefix="discreet-"))
+    none = subprocess.DEVNULL
     command = _starts("remove", [str(folder)])
-    return folder, subprocess.Popen(command, stdin=none, stdout=none, stderr=none, start_new_session=True)
+    return folder, subprocess.Popen(
+        command, stdin=none, stdout=none, stderr=none, start_new_session=True
+    )
 
 
 @contextmanager
 def scratch_folder() -> Iterator[Path]:
-    """A folder for this user alone, which is removed with the block, or with this process, even by kill -9. Every
-    process that is started in the block, and what that starts, ends with it too: their environment names the folder."""
+    """A folder for this user alone, which is removed with the block, or with this process, even by
+    kill -9. Every process that is started in the block, and what that starts, ends with it too:
+    their environment names the folder."""
     folder, remover = removed_folder()
     before = os.environ.get(SCRATCH)
     os.environ[SCRATCH] = str(folder)
@@ -110,8 +142,9 @@ def scratch_folder() -> Iterator[Path]:
 
 
 def ray_environment(folder: Path) -> dict[str, str]:
-    """Settings of Ray 2.55 for a cluster of one machine: it writes below `folder`, listens on the loopback interface
-    alone, and answers only processes that have its token, a random one each time."""
+    """Settings of Ray 2.55 for a cluster of one machine: it writes below `folder`, listens on the
+    loopback interface alone, and answers only processes that have its token, a random one each
+    time."""
     return {
         "RAY_TMPDIR": str(folder),
         "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",  # 0 is "one machine", on Linux too
@@ -121,8 +154,8 @@ def ray_environment(folder: Path) -> dict[str, str]:
 
 
 def carrying(name: str, value: str) -> list[int]:
-    """The other processes that were started with this value of a variable, and all below them: one that gives itself a
-    title may lose its variables. None if the system has no /proc."""
+    """The other processes that were started with this value of a variable, and all below them: one
+    that gives itself a title may lose its variables. None if the system has no /proc."""
     found = []
     for pid in below(0):
         with suppress(OSError):  # it has ended in the meantime, or is another user's
@@ -132,7 +165,8 @@ def carrying(name: str, value: str) -> list[int]:
 
 
 def end_carrying(name: str, value: str, *numbers: signal.Signals) -> None:
-    """Ends what `carrying` finds, and what that starts meanwhile, by the next signal if one was not enough."""
+    """Ends what `carrying` finds, and what that starts meanwhile, by the next signal if one was not
+    enough."""
     for number in numbers:
         deadline = time.monotonic() + END_SECONDS
         while (left := carrying(name, value)) and time.monotonic() < deadline:

@@ -1,8 +1,10 @@
-"""The Ray cluster that a simulation computes on: connected to, checked, worked on, and ended if it was started here.
+"""The Ray cluster that a simulation computes on: connected to, checked, worked on, and ended if it
+was started here.
 
-Every machine must compute the numbers that this one would. So a node is used only after it has told that it has the
-same code of Discreet, the same PyTorch, and the same file of a model of one's own. Ray compares its own version and
-Python's when a machine joins the cluster, and when this process does.
+Every machine must compute the numbers that this one would. So a node is used only after it has told
+that it has the same code of Discreet, the same PyTorch, and the same file of a model of one's own.
+Ray compares its own version and Python's when a machine joins the cluster, and when this process
+does.
 """
 
 from __future__ import annotations
@@ -62,8 +64,8 @@ class RayCluster:
     """A cluster that this process is connected to.
 
     Attributes:
-      own_models, versions: what must be the same on all machines: models of one's own by their names, and the digest or
-        version of what may differ.
+      own_models, versions: what must be the same on all machines: models of one's own by their
+        names, and the digest or version of what may differ.
       token: a file in a folder that all machines share; None if they share none.
       checked: the nodes that have told that they have all this.
     """
@@ -74,30 +76,42 @@ class RayCluster:
     checked: set[str] = field(default_factory=set)
 
     def check(self) -> None:
-        """Raises RunLostError, in one line, if this process has something else, or does not see the folder.
+        """Raises RunLostError, in one line, if this process has something else, or does not see the
+        folder.
 
         Each task begins with it, since Ray may give it to a node that has joined a moment ago.
         """
-        found, here = versions(self.own_models), socket.gethostname()
+        found = versions(self.own_models)
+        here = socket.gethostname()
         for what, one in self.versions.items():
             if one != found[what]:
-                raise RunLostError(f"{here} has another version of {what}: {found[what]} there, {one} here")
+                raise RunLostError(
+                    f"{here} has another version of {what}: {found[what]} there, {one} here"
+                )
         if self.token is not None and not self.token.is_file():
-            raise RunLostError(f"{self.token.parent} must be on a path that all machines share: {here} does not see it")
+            raise RunLostError(
+                f"{self.token.parent} must be on a path that all machines share: {here} does not "
+                f"see it"
+            )
 
     def check_nodes(self) -> None:
-        """Has the nodes that have joined since the last call check what they have: before each round. RunLostError: a
-        node has something else, lacks it, or does not tell."""
+        """Has the nodes that have joined since the last call check what they have: before each
+        round. RunLostError: a node has something else, lacks it, or does not tell."""
         joined = _alive().keys() - self.checked
         # A task that does nothing else.
-        of = {node: _task.options(num_cpus=0, scheduling_strategy=_Only(node, soft=False)) for node in joined}
+        of = {
+            node: _task.options(num_cpus=0, scheduling_strategy=_Only(node, soft=False))
+            for node in joined
+        }
         asked = {node: task.remote(self, bool) for node, task in of.items()}
         for node, answer in asked.items():
             try:
                 ray.get(answer, timeout=TELL_SECONDS)
             except RayError as error:
                 if name := _alive().get(node):
-                    raise RunLostError(f"the Ray node {name} can't run this: {one_line(error)}") from error
+                    raise RunLostError(
+                        f"the Ray node {name} can't run this: {one_line(error)}"
+                    ) from error
             else:
                 self.checked.add(node)
 
@@ -108,11 +122,15 @@ class RayCluster:
     def check_gpus(self, num_gpus: float) -> None:
         """Raises ConfigError if a task asks for a share of a GPU, and there is none."""
         if num_gpus and not self.has("GPU"):
-            raise ConfigError(f"ray.num_gpus must be 0 on this cluster, which has no GPU (got {num_gpus})")
+            raise ConfigError(
+                f"ray.num_gpus must be 0 on this cluster, which has no GPU (got {num_gpus})"
+            )
 
-    def start(self, function: Callable[..., Any], *args: object, num_gpus: float = 0.0, here: bool = False) -> Task:
-        """A task with one CPU: the function's call on any machine, or on this one. If its process or machine is lost it
-        is done again, `RETRIES` times."""
+    def start(
+        self, function: Callable[..., Any], *args: object, num_gpus: float = 0.0, here: bool = False
+    ) -> Task:
+        """A task with one CPU: the function's call on any machine, or on this one. If its process
+        or machine is lost it is done again, `RETRIES` times."""
         strategy = _Only(ray.get_runtime_context().get_node_id(), soft=False) if here else "DEFAULT"
         task = _task.options(num_gpus=num_gpus, max_retries=RETRIES, scheduling_strategy=strategy)
         return task.remote(self, function, *args)  # type: ignore[no-any-return]
@@ -120,23 +138,31 @@ class RayCluster:
 
 @cache
 def versions(own_models: tuple[str, ...] = ()) -> Mapping[str, str]:
-    """Those of this process, as they were at its first call. Raises ValueError if a model can't be imported."""
+    """Those of this process, as they were at its first call. Raises ValueError if a model can't be
+    imported."""
     package = Path(discreet.__file__).parent
-    modules = [path for path in sorted(package.rglob("*.py")) if package / PACKED.name not in path.parents]
+    modules = [
+        path for path in sorted(package.rglob("*.py")) if package / PACKED.name not in path.parents
+    ]
     found = {"Discreet's code": _digest(modules, package), "PyTorch": torch.__version__}
     files = {name: Path(inspect.getfile(own_builder(name))) for name in own_models}
-    return found | {f"the file of model.name={name}": _digest([file], file.parent) for name, file in files.items()}
+    return found | {
+        f"the file of model.name={name}": _digest([file], file.parent)
+        for name, file in files.items()
+    }
 
 
 def result(task: Task, what: str) -> Any:
-    """The value of a task, and what it raised. RunLostError: the task, which is `what`, was lost again and again."""
+    """The value of a task, and what it raised. RunLostError: the task, which is `what`, was lost
+    again and again."""
     try:
         return ray.get(task)
     except RayTaskError as error:
         raise error.cause from error
     except RayError as error:
         raise RunLostError(
-            f"Ray gave up {what}, whose processes or machines were lost one after the other: is there enough memory? "
+            f"Ray gave up {what}, whose processes or machines were lost one after the other: is "
+            f"there enough memory? "
             f"{one_line(error)}"
         ) from error
 
@@ -149,14 +175,14 @@ def _task(cluster: RayCluster, function: Callable[..., Any], *args: object) -> A
 
 
 class RayWorkers:
-    """Works as `discreet.simulation.workers.LocalWorkers` does: a chunk of clients is a task, wherever a CPU is free.
-    Results of an exact engine come as they are done, others in the order of the work, so that a seed gives the same
-    last bits each time.
+    """Works as `discreet.simulation.workers.LocalWorkers` does: a chunk of clients is a task,
+    wherever a CPU is free. Results of an exact engine come as they are done, others in the order of
+    the work, so that a seed gives the same last bits each time.
 
-    What a task needs is put into Ray's object store once, and the parameters once a round. No state of a random
-    generator travels: a task makes the sources of its clients from the seed, or without one from the operating system.
-    So a task that Ray does again, after a process or a machine was lost, gives the same sum, or one with draws that
-    nobody has seen.
+    What a task needs is put into Ray's object store once, and the parameters once a round. No state
+    of a random generator travels: a task makes the sources of its clients from the seed, or without
+    one from the operating system. So a task that Ray does again, after a process or a machine was
+    lost, gives the same sum, or one with draws that nobody has seen.
 
     A task asks for the share `num_gpus` of a GPU. ConfigError: the cluster has none.
     """
@@ -164,7 +190,9 @@ class RayWorkers:
     count = 1
 
     def __init__(self, engine: Engine, *, cluster: RayCluster, num_gpus: float = 0.0) -> None:
-        self._cluster, self._num_gpus, self._is_exact = cluster, num_gpus, engine.is_exact
+        self._cluster = cluster
+        self._num_gpus = num_gpus
+        self._is_exact = engine.is_exact
         cluster.check_gpus(num_gpus)
         # With the device, in a container: a process fetches the engine once, and not each task.
         self._engine = ray.put(engine), "cuda" if num_gpus else "cpu"
@@ -172,19 +200,28 @@ class RayWorkers:
         self._waiting: list[Task] = []
 
     def begin(self, params: Tensor) -> None:
-        """Puts the parameters where every machine reads them, and uses the machines that have joined. For machines that
-        are lost the cohort is cut as before, so that its sums do not depend on the loss."""
+        """Puts the parameters where every machine reads them, and uses the machines that have
+        joined. For machines that are lost the cohort is cut as before, so that its sums do not
+        depend on the loss."""
         self.close()
         self._cluster.check_nodes()
         cpus = self._cluster.has("CPU")
-        by_gpu = int(self._cluster.has("GPU") / self._num_gpus) if self._num_gpus else cpus
+        if self._num_gpus:
+            by_gpu = int(self._cluster.has("GPU") / self._num_gpus)
+        else:
+            by_gpu = cpus
         self.count = max(self.count, min(cpus, by_gpu))
         self._params = ray.put(params.cpu().numpy())
 
     def replies(self, works: Iterable[Any]) -> Iterator[PartialReply]:
-        """The replies of each piece of work. RunLostError: one was lost more than `RETRIES` times."""
+        """The replies of each piece of work. RunLostError: one was lost more than `RETRIES`
+        times."""
         for work in works:
-            self._waiting.append(self._cluster.start(_train, self._engine, self._params, work, num_gpus=self._num_gpus))
+            self._waiting.append(
+                self._cluster.start(
+                    _train, self._engine, self._params, work, num_gpus=self._num_gpus
+                )
+            )
             if len(self._waiting) >= QUEUED * self.count:
                 yield self._result()
         while self._waiting:
@@ -204,7 +241,9 @@ class RayWorkers:
         self._waiting.clear()
 
 
-def _train(held: tuple[Task, str], params: NDArray[Any], work: Any) -> tuple[PartialReply, NDArray[Any]]:
+def _train(
+    held: tuple[Task, str], params: NDArray[Any], work: Any
+) -> tuple[PartialReply, NDArray[Any]]:
     """Replies without their sum, and the sum."""
     replies = _loaded(held)(torch.from_numpy(params.copy()), work)
     values = replies.values
@@ -218,17 +257,20 @@ def _loaded(held: tuple[Task, str]) -> Train:
 
 
 @contextmanager
-def connected(address: str | None, *, models: Iterable[str] = (), token: Path | None = None) -> Iterator[RayCluster]:
+def connected(
+    address: str | None, *, models: Iterable[str] = (), token: Path | None = None
+) -> Iterator[RayCluster]:
     """The cluster at an address while the block runs. Its nodes are checked.
 
     Args:
-      address: `host:port` of its head, or `auto` for the one that this machine belongs to. None starts one here, with
-        as many CPUs as this process may use. It ends with the block, however that ends, and with this process.
-      models: the names of the models that tasks build.
+      address: `host:port` of its head, or `auto` for the one that this machine belongs to. None
+        starts one here, with as many CPUs as this process may use. It ends with the block, however
+        that ends, and with this process. models: the names of the models that tasks build.
       token: see `RayCluster`.
 
     Raises:
-      ConfigError: there is no such cluster, it can't be reached, or a node has something else than this machine.
+      ConfigError: there is no such cluster, it can't be reached, or a node has something else than
+        this machine.
     """
     own = tuple(sorted({name for name in models if OWN in name and not name.startswith(HF)}))
     with ExitStack() as held:
@@ -248,10 +290,12 @@ def connected(address: str | None, *, models: Iterable[str] = (), token: Path | 
 
 @contextmanager
 def _for_this_machine(folder: Path) -> Iterator[None]:
-    """Has a cluster that is started in the block be for this process alone. Ray reads its settings once: it is made to
-    read them again, also afterwards, since this process may join another cluster."""
+    """Has a cluster that is started in the block be for this process alone. Ray reads its settings
+    once: it is made to read them again, also afterwards, since this process may join another
+    cluster."""
     settings = ray_environment(folder)
-    kept, before = {name: os.environ.get(name) for name in settings}, ray_constants.ENABLE_RAY_CLUSTER
+    kept = {name: os.environ.get(name) for name in settings}
+    before = ray_constants.ENABLE_RAY_CLUSTER
     _set(settings, several_machines=False)
     try:
         yield
@@ -271,27 +315,38 @@ def _start() -> None:
     try:
         _connect("local", num_cpus=len(os.sched_getaffinity(0)), include_dashboard=False)
     except Exception as error:  # Ray has no class of its own for a process that did not start
-        raise ConfigError(f"engine=ray can't start Ray on this machine: {one_line(error)}") from error
+        raise ConfigError(
+            f"engine=ray can't start Ray on this machine: {one_line(error)}"
+        ) from error
     address = ray.get_runtime_context().gcs_address
     if not address.startswith("127.") or get_authentication_mode() != AuthenticationMode.TOKEN:
-        raise ConfigError(f"engine=ray: Ray {ray.__version__} can be reached from other machines, at {address}")
+        raise ConfigError(
+            f"engine=ray: Ray {ray.__version__} can be reached from other machines, at {address}"
+        )
 
 
 def _join(address: str) -> None:
-    named = os.environ.get("RAY_ADDRESS", ANY) if address == ANY else address
+    if address == ANY:
+        named = os.environ.get("RAY_ADDRESS", ANY)
+    else:
+        named = address
     if named != ANY:
         _reach(named)
     try:
         _connect(named)
     except (ConnectionError, RuntimeError, ValueError) as error:
-        raise ConfigError(f"ray.address={address} can't be joined: {one_line(error.__cause__ or error)}") from error
+        raise ConfigError(
+            f"ray.address={address} can't be joined: {one_line(error.__cause__ or error)}"
+        ) from error
 
 
 def _reach(address: str) -> None:
     """Ray tries for a minute before it gives up."""
     host, _, port = address.rpartition(":")
     if not host or not port.isdigit() or "/" in host:
-        raise ConfigError(f"ray.address must be null, {ANY} or host:port of a cluster's head (got {address})")
+        raise ConfigError(
+            f"ray.address must be null, {ANY} or host:port of a cluster's head (got {address})"
+        )
     try:
         socket.create_connection((host, int(port)), REACH_SECONDS).close()
     except (OSError, OverflowError) as error:
@@ -299,7 +354,8 @@ def _reach(address: str) -> None:
 
 
 def _connect(address: str, **settings: Any) -> None:
-    # A task that Ray kills because the memory is full, while others run there, has a count of tries of its own.
+    # A task that Ray kills because the memory is full, while others run there, has a count of tries
+    # of its own.
     os.environ.setdefault("RAY_task_oom_retries", str(RETRIES))
     with _own_sigterm(), warnings.catch_warnings():
         warnings.simplefilter("ignore", FutureWarning)  # of Ray: what it may change one day
@@ -308,7 +364,8 @@ def _connect(address: str, **settings: Any) -> None:
 
 @contextmanager
 def _own_sigterm() -> Iterator[None]:
-    """Ray takes SIGTERM for itself when it connects. It is given back; one that came in the meantime is not lost."""
+    """Ray takes SIGTERM for itself when it connects. It is given back; one that came in the
+    meantime is not lost."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -331,7 +388,10 @@ def _alive() -> dict[str, str]:
 
 def one_line(error: BaseException) -> str:
     """An error in one line; of a task, the error that was raised there."""
-    told = error.cause if isinstance(error, RayTaskError) else error
+    if isinstance(error, RayTaskError):
+        told = error.cause
+    else:
+        told = error
     return " ".join(str(told).split()) or type(told).__name__
 
 

@@ -30,25 +30,34 @@ class TimedRound:
 
 
 def timed_round(plan: Plan, task: Task) -> TimedRound:
-    """Does two rounds of a plan on made-up data, in a temporary folder, and times the second. Nothing is learned from
-    the task but its sizes."""
+    """Does two rounds of a plan on made-up data, in a temporary folder, and times the second.
+    Nothing is learned from the task but its sizes."""
     rows: list[Mapping[str, object]] = []
     made = replace(task, train=_made_up(task.train, task), test=_made_up(task.test, task))
     with ExitStack() as held:
-        folder = Path(held.enter_context(tempfile.TemporaryDirectory(ignore_cleanup_errors=True))) / "run"
+        folder = (
+            Path(held.enter_context(tempfile.TemporaryDirectory(ignore_cleanup_errors=True)))
+            / "run"
+        )
         user = replace(plan.settings.privacy.user, account=None, max_epsilon=None)
         privacy = replace(plan.settings.privacy, user=user)
-        settings = replace(plan.settings, rounds=ROUNDS, output_dir=str(folder), resume=False, privacy=privacy)
+        settings = replace(
+            plan.settings, rounds=ROUNDS, output_dir=str(folder), resume=False, privacy=privacy
+        )
         session = opened(replace(plan, settings=settings), made, simulated=True, held=held)
         transport = virtual_clients(session, held)
         training_run(session, transport, on_round=rows.append).run()
-    peaks = [resource.getrusage(who).ru_maxrss for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
+    peaks = [
+        resource.getrusage(who).ru_maxrss
+        for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)
+    ]
     return TimedRound(float(str(rows[-1]["seconds"])), 1024 * sum(peaks))
 
 
 def _made_up(examples: Examples, task: Task) -> Examples:
     draws = torch.Generator().manual_seed(SEED)
-    count, shape = len(examples), task.shape
+    count = len(examples)
+    shape = task.shape
     if shape.num_tokens:
         inputs = torch.randint(shape.num_tokens, (count, *shape.input_shape), generator=draws)
     else:
@@ -58,5 +67,8 @@ def _made_up(examples: Examples, task: Task) -> Examples:
         targets = torch.randint(shape.num_classes, examples.targets.shape, generator=draws)
     else:
         targets = torch.rand(examples.targets.shape, generator=draws)
-        targets = targets.round() if shape.target.kind == LABELS else targets * 2 - 1
+        if shape.target.kind == LABELS:
+            targets = targets.round()
+        else:
+            targets = targets * 2 - 1
     return Examples(inputs, targets)

@@ -1,5 +1,6 @@
-"""Tuning: trials that are priced, drawn once and run, of which the best is published. Every file of the chosen run says
-what the choice among a random number of trials has cost, and not what one trial has."""
+"""Tuning: trials that are priced, drawn once and run, of which the best is published. Every file of
+the chosen run says what the choice among a random number of trials has cost, and not what one trial
+has."""
 
 from __future__ import annotations
 
@@ -25,7 +26,13 @@ from discreet.reporting.records import model_row
 from discreet.server.plan import Plan
 from discreet.server.population_account import PopulationAccount
 from discreet.server.run_context import privacy_facts
-from discreet.server.run_folder import RunFolder, read_tensors, replace_file, write_json, write_tensors
+from discreet.server.run_folder import (
+    RunFolder,
+    read_tensors,
+    replace_file,
+    write_json,
+    write_tensors,
+)
 from discreet.server.state import Outcome
 from discreet.settings.privacy import USER
 from discreet.settings.rules import ConfigError
@@ -34,12 +41,15 @@ from discreet.simulation.many_runs import Job, go_on
 if TYPE_CHECKING:
     from dp_accounting import DpEvent
 
-TUNE_FILE = "tune.json"  # holds the drawn trials, and with them their number, which is not to be published
+TUNE_FILE = (
+    "tune.json"  # holds the drawn trials, and with them their number, which is not to be published
+)
 ACCOUNTANT = RDP  # the only one that knows the choice among trials
 
 
 class SelectionCost(NamedTuple):
-    """Epsilons at `delta` by RDP: of one trial of the most expensive candidate, and of the whole choice, `event`."""
+    """Epsilons at `delta` by RDP: of one trial of the most expensive candidate, and of the whole
+    choice, `event`."""
 
     delta: float
     one_trial: float
@@ -49,7 +59,8 @@ class SelectionCost(NamedTuple):
 
 @dataclass(frozen=True)
 class Trial:
-    """One run that was drawn: its folder, the number of its candidate, and its seed, which is None if it is secure."""
+    """One run that was drawn: its folder, the number of its candidate, and its seed, which is None
+    if it is secure."""
 
     folder: str
     candidate: int
@@ -75,50 +86,69 @@ class Tune:
         """Raises ConfigError if the choice would cost too much."""
         if self.max_epsilon is not None and cost.selection > self.max_epsilon:
             raise ConfigError(
-                f"the choice would cost epsilon {cost.selection:.4g}, above --max-epsilon {self.max_epsilon:g}"
+                f"the choice would cost epsilon {cost.selection:.4g}, above --max-epsilon "
+                f"{self.max_epsilon:g}"
             )
 
 
 def read_tune(output: Path) -> Tune:
-    """The tune that was begun in a folder. ConfigError: it holds no unfinished one, or its file is damaged."""
+    """The tune that was begun in a folder. ConfigError: it holds no unfinished one, or its file is
+    damaged."""
     try:
         stored = json.loads((output / TUNE_FILE).read_text())
         return Tune(**{**stored, "trials": [Trial(**trial) for trial in stored["trials"]]})
     except FileNotFoundError as error:
-        raise ConfigError(f"--output {output} holds no unfinished tune: leave out --resume to begin one") from error
+        raise ConfigError(
+            f"--output {output} holds no unfinished tune: leave out --resume to begin one"
+        ) from error
     except (KeyError, TypeError, ValueError, RecursionError) as error:
         raise ConfigError(f"{output / TUNE_FILE} is damaged: {error}") from error
 
 
 def price(tune: Tune, plans: Sequence[Plan]) -> str:
-    """The number of candidates and the price of the choice, in two lines. ConfigError: no choice, or too dear."""
+    """The number of candidates and the price of the choice, in two lines. ConfigError: no choice,
+    or too dear."""
     if all(plan.asked == plans[0].asked for plan in plans):
         raise ConfigError(
-            "there must be at least two different candidates (got 1), for choosing costs epsilon: a comma lists values "
+            "there must be at least two different candidates (got 1), for choosing costs epsilon: "
+            "a comma lists values "
             "to try; `discreet simulate` trains once"
         )
     if any(plan.run.data.normalise == "private" for plan in plans):
-        raise ConfigError("data.normalise must be none or public with discreet tune, whose price is that of rounds")
+        raise ConfigError(
+            "data.normalise must be none or public with discreet tune, whose price is that of "
+            "rounds"
+        )
     cost = cost_of(plans, tune.count)
     tune.check_budget(cost)
     return (
-        f"{len(plans)} candidates; a {tune.distribution} number of trials, {tune.mean:g} on average\n"
-        f"epsilon {cost.one_trial:.4g} for one trial, {cost.selection:.4g} for the best (rdp, delta {cost.delta:g})"
+        f"{len(plans)} candidates; a {tune.distribution} number of trials, {tune.mean:g} on "
+        f"average\n"
+        f"epsilon {cost.one_trial:.4g} for one trial, {cost.selection:.4g} for the best (rdp, "
+        f"delta {cost.delta:g})"
     )
 
 
 def drawn(tune: Tune, plans: Sequence[Plan], output: Path) -> Tune:
-    """The tune with its trials, each one of the candidates, uniformly; stored. ConfigError: the folder is not empty."""
+    """The tune with its trials, each one of the candidates, uniformly; stored. ConfigError: the
+    folder is not empty."""
     if output.exists() and any(output.iterdir()):
         unfinished = (output / TUNE_FILE).exists()
-        hint = ": it holds a tune that was not finished, --resume goes on with it" if unfinished else ""
+        if unfinished:
+            hint = ": it holds a tune that was not finished, --resume goes on with it"
+        else:
+            hint = ""
         raise ConfigError(f"--output {output} is not empty{hint}")
-    source, trials = source_of(plans[0].settings.seed).child("tune"), []
+    source = source_of(plans[0].settings.seed).child("tune")
+    trials = []
     choices = source.child("choices")
     for _ in range(tune.count.draw(source.child("count"))):
         candidate = int(choices.uniform(1)[0] * len(plans))
         # Reproducible as a whole, but no trial repeats another.
-        seed = None if plans[candidate].settings.seed is None else int(choices.words(1)[0] >> 33)
+        if plans[candidate].settings.seed is None:
+            seed = None
+        else:
+            seed = int(choices.words(1)[0] >> 33)
         # A number in the name would tell how many trials came before.
         trials.append(Trial(secrets.token_hex(8), candidate, seed))
     tune = replace(tune, trials=trials)
@@ -128,25 +158,37 @@ def drawn(tune: Tune, plans: Sequence[Plan], output: Path) -> Tune:
 
 
 def trial_jobs(tune: Tune, plans: Sequence[Plan], folder: Path) -> list[Job]:
-    """A run for each trial, in a folder below `folder`. ConfigError: an account has no room for those to come."""
-    require_room([plans[trial.candidate] for trial in tune.trials if not (folder / trial.folder).exists()])
+    """A run for each trial, in a folder below `folder`. ConfigError: an account has no room for
+    those to come."""
+    require_room(
+        [plans[trial.candidate] for trial in tune.trials if not (folder / trial.folder).exists()]
+    )
     jobs = []
     for number, trial in enumerate(tune.trials, start=1):
-        files, plan = RunFolder(folder / trial.folder), plans[trial.candidate]
-        name, asked = f"trial {number} of {len(tune.trials)}", replace(plan.asked or plan.settings, seed=trial.seed)
+        files = RunFolder(folder / trial.folder)
+        plan = plans[trial.candidate]
+        name = f"trial {number} of {len(tune.trials)}"
+        asked = replace(plan.asked or plan.settings, seed=trial.seed)
         jobs.append(Job(name, files, plan, partial(go_on, files, name, asked)))
     folder.mkdir(exist_ok=True)
     return jobs
 
 
-def publish_best(tune: Tune, plans: Sequence[Plan], trials: Sequence[RunFolder], output: Path) -> str:
-    """Publishes the best trial as OUTPUT/chosen, deletes the others, and says where it is and what the choice cost, in
-    two lines. ConfigError: the population's account ended a trial, or repeated rounds made the choice too dear."""
+def publish_best(
+    tune: Tune, plans: Sequence[Plan], trials: Sequence[RunFolder], output: Path
+) -> str:
+    """Publishes the best trial as OUTPUT/chosen, deletes the others, and says where it is and what
+    the choice cost, in two lines. ConfigError: the population's account ended a trial, or repeated
+    rounds made the choice too dear."""
     require_whole(trials)
-    repeated = max(DurableLedger(f.ledger_path).spent(USER).num_releases - f.read_config().rounds for f in trials)
+    repeated = max(
+        DurableLedger(f.ledger_path).spent(USER).num_releases - f.read_config().rounds
+        for f in trials
+    )
     cost = cost_of(plans, tune.count, repeated=max(0, repeated))
     tune.check_budget(cost)
-    chosen, unfinished = output / "chosen", output / "unfinished"
+    chosen = output / "chosen"
+    unfinished = output / "unfinished"
     if not chosen.exists():
         shutil.rmtree(unfinished, ignore_errors=True)
         shutil.copytree(max((files.path for files in trials), key=score), unfinished)
@@ -157,15 +199,18 @@ def publish_best(tune: Tune, plans: Sequence[Plan], trials: Sequence[RunFolder],
     (output / TUNE_FILE).unlink()
     return (
         f"chosen run: {chosen}\n"
-        f"epsilon {cost.selection:.4g} with the choice ({ACCOUNTANT}, delta {cost.delta:g}), in every file of it"
+        f"epsilon {cost.selection:.4g} with the choice ({ACCOUNTANT}, delta {cost.delta:g}), in "
+        f"every file of it"
     )
 
 
 def _state_choice(files: RunFolder, tune: Tune, cost: SelectionCost, *, named: Path) -> None:
-    """Rewrites a copy of a trial's folder, which will be called `named`, as the run that was chosen. The ledger holds
-    one row, the choice. Every round of metrics.csv costs as much as the last one: whichever is released, it was chosen
-    by what came after the last one. ConfigError: the trial has not done a round."""
-    config, checkpoint = files.read_config(), files.load_checkpoint()
+    """Rewrites a copy of a trial's folder, which will be called `named`, as the run that was
+    chosen. The ledger holds one row, the choice. Every round of metrics.csv costs as much as the
+    last one: whichever is released, it was chosen by what came after the last one. ConfigError: the
+    trial has not done a round."""
+    config = files.read_config()
+    checkpoint = files.load_checkpoint()
     if checkpoint is None:
         raise ConfigError(f"{files.path} holds no round: there is nothing to publish")
     facts: Mapping[str, object] = {
@@ -178,7 +223,9 @@ def _state_choice(files: RunFolder, tune: Tune, cost: SelectionCost, *, named: P
         "covers": "the chosen run and that it was chosen",
         "not_covered": ["the number of trials", "the other trials", "how long they took"],
     }
-    config = replace(config, output_dir=str(named), privacy=replace(config.privacy, accountant=ACCOUNTANT))
+    config = replace(
+        config, output_dir=str(named), privacy=replace(config.privacy, accountant=ACCOUNTANT)
+    )
     for path in files.path.glob(f"{files.ledger_path.name}*"):
         path.unlink()
     plan = Plan(config)
@@ -190,10 +237,15 @@ def _state_choice(files: RunFolder, tune: Tune, cost: SelectionCost, *, named: P
     files.replace_metrics([{**row, "epsilon_user": cost.selection} for row in files.read_metrics()])
     files.write_config(config)
     before = json.loads((files.path / "privacy.json").read_text())
-    lost = best if before.get("model_round", checkpoint.round) != checkpoint.round else None
+    if before.get("model_round", checkpoint.round) != checkpoint.round:
+        lost = best
+    else:
+        lost = None
     outcome = Outcome(checkpoint, before["stopped"], lost)
     # This ledger has no account of the population: its total would tell the number of trials.
-    write_json(files.path / "privacy.json", {**privacy_facts(plan, ledger, outcome), "selection": facts})
+    write_json(
+        files.path / "privacy.json", {**privacy_facts(plan, ledger, outcome), "selection": facts}
+    )
     model = files.path / "model.safetensors"
     tensors, metadata = read_tensors(model)
     write_tensors(model, tensors, {**metadata, "selection": json.dumps(facts)})
@@ -201,63 +253,82 @@ def _state_choice(files: RunFolder, tune: Tune, cost: SelectionCost, *, named: P
 
 
 def cost_of(plans: Sequence[Plan], trials: TrialCount, *, repeated: int = 0) -> SelectionCost:
-    """The cost of a choice among trials of these plans, each trial with all of its rounds. `repeated`: the most rounds
-    that a trial did a second time because it was interrupted. ConfigError: a plan gives a guarantee other than the
-    user-level one, none at all, or no noise; their deltas differ; or none of them costs most at every Renyi order."""
+    """The cost of a choice among trials of these plans, each trial with all of its rounds.
+    `repeated`: the most rounds that a trial did a second time because it was interrupted.
+    ConfigError: a plan gives a guarantee other than the user-level one, none at all, or no noise;
+    their deltas differ; or none of them costs most at every Renyi order."""
     for plan in plans:
         mechanisms = plan.mechanisms
         if not plan.noised(USER):
-            raise ConfigError("privacy.user is off or without noise: there is nothing for discreet tune to account")
+            raise ConfigError(
+                "privacy.user is off or without noise: there is nothing for discreet tune to "
+                "account"
+            )
         if len(mechanisms) > 1:
             raise ConfigError(
-                "privacy.example and privacy.local must be off: every update of every trial reaches the server, so the "
-                "trials add up there. Try settings with discreet simulate --multirun; discreet report states the sum"
+                "privacy.example and privacy.local must be off: every update of every trial "
+                "reaches the server, so the "
+                "trials add up there. Try settings with discreet simulate --multirun; discreet "
+                "report states the sum"
             )
         if plan.settings.output_dir is not None or plan.settings.resume:
             raise ConfigError("output_dir and resume are chosen by discreet tune: give --output")
     deltas = {plan.run.delta for plan in plans}
     if len(deltas) > 1:
         raise ConfigError("privacy.delta must be the same for every candidate")
-    delta, spent = deltas.pop(), list({_planned(plan, repeated) for plan in plans})
+    delta = deltas.pop()
+    spent = list({_planned(plan, repeated) for plan in plans})
     one = max(epsilon_spent(entries, delta=delta, accountant=ACCOUNTANT) for entries in spent)
     try:
         event = selection_event(spent, trials=trials)
-        return SelectionCost(delta, one, epsilon_spent([(event, 1)], delta=delta, accountant=ACCOUNTANT), event)
+        return SelectionCost(
+            delta, one, epsilon_spent([(event, 1)], delta=delta, accountant=ACCOUNTANT), event
+        )
     except ValueError as error:
         raise ConfigError(str(error)) from error
 
 
 def require_room(trials: Sequence[Plan]) -> None:
-    """Raises ConfigError unless the population's account, if trials charge one, has room for all rounds of all of them:
-    a trial that others before it end early is not the one whose repetitions Papernot and Steinke price."""
+    """Raises ConfigError unless the population's account, if trials charge one, has room for all
+    rounds of all of them: a trial that others before it end early is not the one whose repetitions
+    Papernot and Steinke price."""
     if len({plan.account for plan in trials}) > 1:
         raise ConfigError("privacy.user.account must be the same for every candidate")
-    charges = [Charge(0, USER, "", event, count) for plan in trials for event, count in _planned(plan, 0)]
+    charges = [
+        Charge(0, USER, "", event, count) for plan in trials for event, count in _planned(plan, 0)
+    ]
     for account in map(PopulationAccount.of, trials):
         try:
             if account is not None:
                 account.require_room(charges)
         except BudgetSpent as error:
             raise ConfigError(
-                f"privacy.user.account has no room for all trials that were drawn: with all of them {error}"
+                f"privacy.user.account has no room for all trials that were drawn: with all of "
+                f"them {error}"
             ) from error
 
 
 def require_whole(trials: Sequence[RunFolder]) -> None:
-    """Raises ConfigError if a trial was ended by the population's account: then none may be published."""
+    """Raises ConfigError if a trial was ended by the population's account: then none may be
+    published."""
     for files in trials:
         said = json.loads((files.path / "privacy.json").read_text())
-        ended = said["stopped"] is not None and said["model_round"] == said["rounds"]  # and did not run away
+        ended = (
+            said["stopped"] is not None and said["model_round"] == said["rounds"]
+        )  # and did not run away
         if ended and files.read_config().privacy.user.account is not None:
             raise ConfigError(
-                "privacy.user.account has no room for all trials, and one ended early: nothing is published. What they "
+                "privacy.user.account has no room for all trials, and one ended early: nothing is "
+                "published. What they "
                 "have spent is charged there"
             )
 
 
 def _planned(plan: Plan, repeated: int) -> tuple[tuple[DpEvent, int], ...]:
-    planned, numbers = releases_of(plan.mechanism, plan.run, plan.run.rounds), range(1, plan.run.rounds + 1)
-    # A round that was done again may have been one of the most expensive kind, whose cohort also rates the model.
+    planned = releases_of(plan.mechanism, plan.run, plan.run.rounds)
+    numbers = range(1, plan.run.rounds + 1)
+    # A round that was done again may have been one of the most expensive kind, whose cohort also
+    # rates the model.
     joined = (number for number in numbers if plan.run.evaluation.joins(number))
     again = plan.mechanism.event(next(joined, plan.run.rounds), again=True)
     assert again is not None
@@ -265,8 +336,11 @@ def _planned(plan: Plan, repeated: int) -> tuple[tuple[DpEvent, int], ...]:
 
 
 def score(folder: Path) -> float:
-    """Accuracy or R2 of a trial's model, which is not the last one if the trial was lost; -inf of an untrained one."""
+    """Accuracy or R2 of a trial's model, which is not the last one if the trial was lost; -inf of
+    an untrained one."""
     privacy = json.loads((folder / "privacy.json").read_text())
     row = model_row(privacy, RunFolder(folder).read_metrics())
     value = row.get(main_score(row))
-    return -math.inf if value is None or math.isnan(value) else value
+    if value is None or math.isnan(value):
+        return -math.inf
+    return value

@@ -1,9 +1,10 @@
 """Trains chunks of clients side by side, in processes that share memory; or in this one.
 
-A small model is a row of short calls, and threads would wait for Python's lock between them: two threads are slower
-than one. Forked processes have the shared data set and the engine as they stand, without a copy; parameters and
-sums pass through memory that all of them map. Work goes to them through pipes, written and read by the caller
-itself: an executor's threads came too late, and workers idled a third of the time.
+A small model is a row of short calls, and threads would wait for Python's lock between them: two
+threads are slower than one. Forked processes have the shared data set and the engine as they stand,
+without a copy; parameters and
+sums pass through memory that all of them map. Work goes to them through pipes, written and read by
+the caller itself: an executor's threads came too late, and workers idled a third of the time.
 """
 
 from __future__ import annotations
@@ -34,19 +35,28 @@ DIE_WITH_PARENT = 1  # PR_SET_PDEATHSIG of Linux
 QUEUED = 2  # pieces of work that a process has at most: one to do, and the next one
 
 Train = Callable[[Tensor, Any], PartialReply]
-# Errors of training that its caller is to see. A worker that meets anything else prints it and ends.
+# Errors of training that its caller is to see. A worker that meets anything else prints it and
+# ends.
 TOLD = (ValueError, ArithmeticError, LookupError, RuntimeError, MemoryError, OSError)
-KILLED = "a worker process of the simulation was killed: is there enough memory? If it failed, it has printed why"
+KILLED = (
+    "a worker process of the simulation was killed: is there enough memory? If it failed, it "
+    "has printed why"
+)
 
 
 class LocalWorkers:
-    """So many processes, forked when the first work comes, that give replies back in the order of the work. They have
-    `train` as it was then, so that work and replies' numbers are all that travels. Without `forks` this process trains,
-    when a reply is asked for: on a GPU, and if nothing can fork."""
+    """So many processes, forked when the first work comes, that give replies back in the order of
+    the work. They have `train` as it was then, so that work and replies' numbers are all that
+    travels. Without `forks` this process trains, when a reply is asked for: on a GPU, and if
+    nothing can fork."""
 
-    def __init__(self, train: Train, *, count: int, num_params: int, sum_length: int, forks: bool = True) -> None:
+    def __init__(
+        self, train: Train, *, count: int, num_params: int, sum_length: int, forks: bool = True
+    ) -> None:
         places = QUEUED * count + 1
-        self._train, self.count, self._forks = train, count, forks
+        self._train = train
+        self.count = count
+        self._forks = forks
         self._params = _mapped(num_params, dtype=torch.float32)
         self._slots = _mapped(places, sum_length, dtype=torch.float64)
         self._free = deque(range(places))
@@ -54,15 +64,16 @@ class LocalWorkers:
         self._waiting: deque[tuple[Connection, int]] = deque()
 
     def begin(self, params: Tensor) -> None:
-        """Sets the parameters that work starts from, until the next call. What an earlier round left is given up."""
+        """Sets the parameters that work starts from, until the next call. What an earlier round
+        left is given up."""
         while self._waiting:
             with suppress(*TOLD):
                 self._result()
         self._params.copy_(params)
 
     def replies(self, works: Iterable[Any]) -> Iterator[PartialReply]:
-        """The replies of each piece. Their sum is overwritten once the next ones are asked for. RunLostError: the
-        process that had a piece is gone."""
+        """The replies of each piece. Their sum is overwritten once the next ones are asked for.
+        RunLostError: the process that had a piece is gone."""
         for work in works:
             if not self._forks:
                 yield self._train(self._params, work)
@@ -113,7 +124,8 @@ class LocalWorkers:
         words = (self._train, self._params, self._slots, there, os.getpid())
         worker = context.Process(target=_serve, args=words, daemon=True)
         with warnings.catch_warnings():
-            # Newer Pythons warn of forks beside threads. These children compute in one thread and take no lock.
+            # Newer Pythons warn of forks beside threads. These children compute in one thread and
+            # take no lock.
             warnings.simplefilter("ignore", DeprecationWarning)
             worker.start()
         there.close()
@@ -133,7 +145,8 @@ class Workers(Protocol):
 
 
 def can_fork() -> bool:
-    """True if this process may have workers: on Linux, and unless it is a daemon, as those of a pool are."""
+    """True if this process may have workers: on Linux, and unless it is a daemon, as those of a
+    pool are."""
     return (
         not multiprocessing.current_process().daemon
         and hasattr(ctypes.CDLL(None), "prctl")

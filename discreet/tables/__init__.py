@@ -1,1 +1,2 @@
-"""A table of one's own before the first run: a description that is proposed, and a split by owner."""
+"""A table of one's own before the first run: a description that is proposed, and a split by
+owner."""

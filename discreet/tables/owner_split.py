@@ -13,7 +13,8 @@ from discreet.data.encoding import is_empty
 from discreet.data.targets import FolderError
 from discreet.server.run_folder import replace_file
 
-SALT = b"discreet data split 20753:"  # public: who is in the test set follows from an owner's name alone
+# public: who is in the test set follows from an owner's name alone
+SALT = b"discreet data split 20753:"
 
 
 @dataclass(frozen=True)
@@ -27,16 +28,18 @@ class OwnerSplit:
 
 
 def is_tested(owner: str, share: float) -> bool:
-    """True for a share of all owners, by a public hash: the same owner is always in the same part."""
+    """True for a share of all owners, by a public hash: the same owner is always in the same
+    part."""
     digest = hashlib.blake2b(SALT + owner.encode(), digest_size=8).digest()
     return int.from_bytes(digest, "big") < share * 2**64
 
 
 def split_by_owner(table: CsvTable, *, owner: str | None, share: float) -> OwnerSplit:
-    """Writes train.csv and test.csv beside a CSV file, with the rows as they are. All rows of an owner are in one of
-    them; without `owner` each row is its own.
+    """Writes train.csv and test.csv beside a CSV file, with the rows as they are. All rows of an
+    owner are in one of them; without `owner` each row is its own.
 
-    Raises FolderError: the file can't be read, an owner is empty, a file is there already, or a part has no row.
+    Raises FolderError: the file can't be read, an owner is empty, a file is there already, or a
+    part has no row.
     """
     if not 0 < share < 1:
         raise FolderError(f"--test must be a share within (0, 1) (got {share:g})")
@@ -51,10 +54,17 @@ def split_by_owner(table: CsvTable, *, owner: str | None, share: float) -> Owner
     owners: tuple[set[str], set[str]] = (set(), set())
     for number, (line, row) in enumerate(records):
         if len(row) != len(header):
-            raise FolderError(f"{table.path}, line {line}: {len(row)} columns, and the header has {len(header)}")
-        name = str(number) if owner is None else row[header.index(owner)].strip()
+            raise FolderError(
+                f"{table.path}, line {line}: {len(row)} columns, and the header has {len(header)}"
+            )
+        if owner is None:
+            name = str(number)
+        else:
+            name = row[header.index(owner)].strip()
         if owner is not None and is_empty(name):
-            raise FolderError(f"{table.path}, line {line}: {owner} is empty: it must say whose row it is")
+            raise FolderError(
+                f"{table.path}, line {line}: {owner} is empty: it must say whose row it is"
+            )
         tested = is_tested(name, share)
         parts[tested].append(row)
         owners[tested].add(name)
@@ -62,7 +72,9 @@ def split_by_owner(table: CsvTable, *, owner: str | None, share: float) -> Owner
         raise FolderError(f"{table.path}: one part has no row: name another share than {share:g}")
     for path, rows in zip(paths, parts, strict=True):
         replace_file(path, _text([header, *rows], table.mark).encode())
-    return OwnerSplit(paths[0], paths[1], (len(parts[0]), len(parts[1])), (len(owners[0]), len(owners[1])))
+    return OwnerSplit(
+        paths[0], paths[1], (len(parts[0]), len(parts[1])), (len(owners[0]), len(owners[1]))
+    )
 
 
 def _text(rows: list[list[str]], separator: str) -> str:

@@ -17,8 +17,13 @@ from discreet.data.targets import FolderError
 MOST_LEVELS = 20
 MOST_CLASSES = 10
 DATE_FORMATS = ("%Y-%m-%d", "%d.%m.%Y", "%d/%m/%Y", "%m/%d/%Y", "%Y/%m/%d", "%d-%m-%Y")
-OWNERS = re.compile(r"(patient|person|user|customer|client|member|subject|pupil|student)(_?(id|no|nr|number))?", re.I)
-TARGETS = re.compile(r"(target|label|class|outcome|y|readmitted|churn|default|diagnosis|response)", re.I)
+OWNERS = re.compile(
+    r"(patient|person|user|customer|client|member|subject|pupil|student)(_?(id|no|nr|number))?",
+    re.I,
+)
+TARGETS = re.compile(
+    r"(target|label|class|outcome|y|readmitted|churn|default|diagnosis|response)", re.I
+)
 WARNING = """\
 # Proposed by `discreet data check` from {file}, which it has READ: the ranges, levels and classes
 # below come from the data. They are not private, and no epsilon covers them. Replace them, column
@@ -42,7 +47,8 @@ class Guess:
 
 @dataclass(frozen=True)
 class Proposal:
-    """A description that is proposed: its text, the columns to confirm, and the number of owners."""
+    """A description that is proposed: its text, the columns to confirm, and the number of
+    owners."""
 
     text: str
     unconfirmed: tuple[str, ...]
@@ -51,7 +57,8 @@ class Proposal:
 
 
 def propose(table: CsvTable, *, target: str | None = None, owner: str | None = None) -> Proposal:
-    """A description of a CSV file. FolderError: it can't be read, or `target` or `owner` is no column of it."""
+    """A description of a CSV file. FolderError: it can't be read, or `target` or `owner` is no
+    column of it."""
     columns = {name: column.to_pylist() for name, column in table.columns(as_text=True).items()}
     for name in (target, owner):
         if name is not None and name not in columns:
@@ -59,7 +66,10 @@ def propose(table: CsvTable, *, target: str | None = None, owner: str | None = N
     names = list(columns)
     owner = owner or _named(OWNERS, names) or None
     target = target or _named(TARGETS, [name for name in names if name != owner]) or names[-1]
-    decimal = "," if _has_decimal_commas(columns) else "."
+    if _has_decimal_commas(columns):
+        decimal = ","
+    else:
+        decimal = "."
     inputs = {name: cells for name, cells in columns.items() if name not in (target, owner)}
     guesses = {name: guess(name, cells, decimal) for name, cells in inputs.items()}
     head = _Head(table, decimal, target, owner)
@@ -67,7 +77,10 @@ def propose(table: CsvTable, *, target: str | None = None, owner: str | None = N
     unconfirmed = (*(name for name, each in guesses.items() if each.line), *of_target)
     lines = [WARNING.format(file=table.path.name), f"unconfirmed = {_listed(unconfirmed)}", ""]
     lines += [*head.lines(), *told, "", "[columns]", *_column_lines(guesses)]
-    owners = len({cell for cell in columns[owner] if not is_empty(cell)}) if owner else 0
+    if owner:
+        owners = len({cell for cell in columns[owner] if not is_empty(cell)})
+    else:
+        owners = 0
     return Proposal("\n".join(lines) + "\n", unconfirmed, owner, owners)
 
 
@@ -76,7 +89,9 @@ def _named(pattern: re.Pattern[str], names: Sequence[str]) -> str | None:
 
 
 def _has_decimal_commas(columns: Mapping[str, Sequence[str]]) -> bool:
-    cells = [cell.strip() for column in columns.values() for cell in column if isinstance(cell, str)]
+    cells = [
+        cell.strip() for column in columns.values() for cell in column if isinstance(cell, str)
+    ]
     commas = any(re.fullmatch(r"[+-]?\d+,\d+", cell) for cell in cells)
     return commas and not any(re.fullmatch(r"[+-]?\d+\.\d+", cell) for cell in cells)
 
@@ -107,7 +122,9 @@ class _Head:
             yield '# owner = "..."           # the column of whose each row is, if there is one'
 
 
-def _target_lines(cells: Sequence[str], name: str, decimal: str) -> tuple[list[str], tuple[str, ...]]:
+def _target_lines(
+    cells: Sequence[str], name: str, decimal: str
+) -> tuple[list[str], tuple[str, ...]]:
     """The lines of what is predicted, and its name if they were read from the data."""
     known = sorted({cell.strip() for cell in cells if not is_empty(cell)})
     numbers = _numbers(known, decimal)
@@ -121,34 +138,50 @@ def _target_lines(cells: Sequence[str], name: str, decimal: str) -> tuple[list[s
 
 def _column_lines(guesses: Mapping[str, Guess]) -> Iterator[str]:
     for name, each in guesses.items():
-        key = name if re.fullmatch(r"[A-Za-z0-9_-]+", name) else json.dumps(name)
-        note = f"  # {each.why}" if each.why else ""
+        if re.fullmatch(r"[A-Za-z0-9_-]+", name):
+            key = name
+        else:
+            key = json.dumps(name)
+        if each.why:
+            note = f"  # {each.why}"
+        else:
+            note = ""
         yield f"{key} = {each.line}{note}" if each.line else f"# {key} is left out: {each.why}"
 
 
 def guess(name: str, cells: Sequence[str], decimal: str) -> Guess:
     """The likeliest kind of a column, by its cells as they are written."""
     full = [cell.strip() for cell in cells if not is_empty(cell)]
-    known, some_empty = set(full), len(full) < len(cells)
+    known = set(full)
+    some_empty = len(full) < len(cells)
     if not full:
         return Guess("", "it is empty")
     numbers = _numbers(full, decimal)
     if numbers is not None:
-        if len(known) == len(cells) > MOST_LEVELS and re.search(r"(id|no|nr|number|key)$", name, re.I):
+        if len(known) == len(cells) > MOST_LEVELS and re.search(
+            r"(id|no|nr|number|key)$", name, re.I
+        ):
             return Guess("", "each row has another number, as an identifier has")
         return _number_guess(numbers, some_empty)
     days = next((found for form in DATE_FORMATS if (found := _days(full, form))), None)
     if days is not None:
         return replace(_date_guess(*days), line=_with_missing(_date_guess(*days).line, some_empty))
     if len(known) <= MOST_LEVELS and len(known) < max(len(full) / 2, 3):
-        empty = ', missing = "category"' if some_empty else ""
+        if some_empty:
+            empty = ', missing = "category"'
+        else:
+            empty = ""
         listed = _listed(sorted(known))
         return Guess(f'{{ kind = "category", levels = {listed}{empty} }}' if some_empty else listed)
-    return Guess("", f'text of {len(known)} kinds: {{ kind = "text", width = 64 }} would hash its words')
+    return Guess(
+        "", f'text of {len(known)} kinds: {{ kind = "text", width = 64 }} would hash its words'
+    )
 
 
 def _with_missing(line: str, some_empty: bool) -> str:
-    return line.replace(" }", ', missing = "middle" }') if some_empty else line
+    if some_empty:
+        return line.replace(" }", ', missing = "middle" }')
+    return line
 
 
 def _number_guess(numbers: Sequence[float], some_empty: bool) -> Guess:
@@ -159,15 +192,21 @@ def _number_guess(numbers: Sequence[float], some_empty: bool) -> Guess:
 
 
 def _date_guess(form: str, first: date, last: date) -> Guess:
-    low, high = date(first.year, 1, 1), date(last.year, 12, 31)
-    written = "" if form == DATE_FORMATS[0] else f', format = "{form}"'
+    low = date(first.year, 1, 1)
+    high = date(last.year, 12, 31)
+    if form == DATE_FORMATS[0]:
+        written = ""
+    else:
+        written = f', format = "{form}"'
     return Guess(f'{{ kind = "date", low = {low}, high = {high}{written} }}')
 
 
 def _numbers(cells: Sequence[str], decimal: str) -> list[float] | None:
     with suppress(ValueError):
         found = [float(cell.replace(decimal, ".")) for cell in cells]
-        return found if all(map(math.isfinite, found)) else None
+        if all(map(math.isfinite, found)):
+            return found
+        return None
     return None
 
 
@@ -180,12 +219,14 @@ def _days(cells: Sequence[str], form: str) -> tuple[str, date, date] | None:
 
 
 def _round_range(numbers: Sequence[float]) -> tuple[float, float]:
-    """A range of round ends that holds the numbers, so that it says less of the smallest and the largest.
+    """A range of round ends that holds the numbers, so that it says less of the smallest and the
+    largest.
 
     >>> _round_range([19, 93])
     (10.0, 100.0)
     """
-    low, high = min(numbers), max(numbers)
+    low = min(numbers)
+    high = max(numbers)
     unit = 10 ** math.floor(math.log10(max(high - low, abs(high) / 10, 1e-9)))
     return math.floor(low / unit) * unit * 1.0, (math.floor(high / unit) + 1) * unit * 1.0
 

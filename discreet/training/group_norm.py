@@ -1,8 +1,10 @@
-"""BatchNorm to GroupNorm: a pretrained or home-made network becomes one that can be trained with privacy.
+"""BatchNorm to GroupNorm: a pretrained or home-made network becomes one that can be trained with
+privacy.
 
-BatchNorm normalises an example by the others of its batch, so that the gradient of one example reads all of them: no
-clip bounds what an example does, and its running statistics are released beside the parameters. GroupNorm (Wu and He
-2018, arXiv 1803.08494) normalises each example by itself.
+BatchNorm normalises an example by the others of its batch, so that the gradient of one example
+reads all of them: no clip bounds what an example does, and its running statistics are released
+beside the parameters. GroupNorm (Wu and He 2018, arXiv 1803.08494) normalises each example by
+itself.
 """
 
 from __future__ import annotations
@@ -16,17 +18,21 @@ from torch.nn.modules.instancenorm import _InstanceNorm
 
 
 def to_group_norm(model: nn.Module, groups: int = 32) -> nn.Module:
-    """A copy of a model in which no layer mixes the examples of a batch. The model that is given stays as it is.
+    """A copy of a model in which no layer mixes the examples of a batch. The model that is given
+    stays as it is.
 
-    Each BatchNorm2d, 3d and SyncBatchNorm becomes a GroupNorm of as many channels, with the same epsilon, weight and
-    bias; if `groups` does not divide the channels, in as many groups as the largest divisor of both. So does each
-    BatchNorm1d, with one group of all its channels, as in LayerNorm: it may normalise plain vectors, and a group of a
-    single number would leave nothing of it. An InstanceNorm that keeps running statistics keeps none.
+    Each BatchNorm2d, 3d and SyncBatchNorm becomes a GroupNorm of as many channels, with the same
+    epsilon, weight and bias; if `groups` does not divide the channels, in as many groups as the
+    largest divisor of both. So does each BatchNorm1d, with one group of all its channels, as in
+    LayerNorm: it may normalise plain vectors, and a group of a single number would leave nothing of
+    it. An InstanceNorm that keeps running statistics keeps none.
 
-    Layers and weights that the model shares stay shared, a frozen weight stays frozen, and device, dtype and mode
-    (train or eval) are kept. Running statistics are dropped, so a pretrained model has to be trained on to be of use.
+    Layers and weights that the model shares stay shared, a frozen weight stays frozen, and device,
+    dtype and mode (train or eval) are kept. Running statistics are dropped, so a pretrained model
+    has to be trained on to be of use.
 
-    >>> to_group_norm(nn.Sequential(nn.Conv2d(3, 24, 3), nn.BatchNorm2d(24)), groups=16)[1].num_groups
+    >>> model = nn.Sequential(nn.Conv2d(3, 24, 3), nn.BatchNorm2d(24))
+    >>> to_group_norm(model, groups=16)[1].num_groups
     8
     """
     if groups < 1:
@@ -34,9 +40,14 @@ def to_group_norm(model: nn.Module, groups: int = 32) -> nn.Module:
     for name, layer in model.named_modules():
         if isinstance(layer, _LazyNormBase):
             kind = type(layer).__name__
-            raise ValueError(f"{name} ({kind}) has no channels yet: call the model once, then convert it")
+            raise ValueError(
+                f"{name} ({kind}) has no channels yet: call the model once, then convert it"
+            )
     changed = copy.deepcopy(model)
-    made = {id(layer): _by_example(layer, name or "the model", groups) for name, layer in changed.named_modules()}
+    made = {
+        id(layer): _by_example(layer, name or "the model", groups)
+        for name, layer in changed.named_modules()
+    }
     for parent in list(changed.modules()):
         for name, child in parent._modules.items():
             if child is not None:
@@ -53,8 +64,12 @@ def _by_example(layer: nn.Module, name: str, groups: int) -> nn.Module:
     channels = layer.num_features
     if isinstance(layer, nn.BatchNorm1d):
         if channels == 1:
-            raise ValueError(f"{name} is a BatchNorm1d of one channel: no norm of a single number is left, take it out")
+            raise ValueError(
+                f"{name} is a BatchNorm1d of one channel: no norm of a single number is left, "
+                f"take it out"
+            )
         groups = 1
     norm = nn.GroupNorm(math.gcd(groups, channels), channels, eps=layer.eps, affine=layer.affine)
-    norm.weight, norm.bias = layer.weight, layer.bias
+    norm.weight = layer.weight
+    norm.bias = layer.bias
     return norm.train(layer.training)

@@ -1,8 +1,9 @@
 """A client's local work, plain SGD, Adam or DP-SGD: parameters in, update out.
 
-`sgd` and `dp_sgd` are written once, for one client and for the rows of a cohort (`simulation`); they ask the clients
-for batches, gradients and noise. Row c of each tensor (k, ...) is client c, those with most examples first; each counts
-its own steps, and has the numbers that it would have alone. torch.optim is not used: importing it takes 1.5 s.
+`sgd` and `dp_sgd` are written once, for one client and for the rows of a cohort (`simulation`);
+they ask the clients for batches, gradients and noise. Row c of each tensor (k, ...) is client c,
+those with most examples first; each counts its own steps, and has the numbers that it would have
+alone. torch.optim is not used: importing it takes 1.5 s.
 """
 
 from __future__ import annotations
@@ -18,7 +19,13 @@ from torch import Tensor, nn
 
 from discreet.accounting.events import poisson_round_event
 from discreet.data.examples import Examples
-from discreet.models.models import flatten_parameters, load_parameters, masks_from, to_train, trainable
+from discreet.models.models import (
+    flatten_parameters,
+    load_parameters,
+    masks_from,
+    to_train,
+    trainable,
+)
 from discreet.per_example.objective import Loss
 from discreet.per_example.per_example import check_finite, clipped_gradient_sum, sequential_sum
 from discreet.privacy.mechanisms import Gaussian
@@ -33,9 +40,9 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class ExamplePrivacy:
-    """DP-SGD inside a client: the L2 clip of each example's gradient, and the noise on their sum. Sampling probability
-    and number of steps follow from `public_num_examples`, a declared constant; if None, from the client's own number.
-    """
+    """DP-SGD inside a client: the L2 clip of each example's gradient, and the noise on their sum.
+    Sampling probability and number of steps follow from `public_num_examples`, a declared constant;
+    if None, from the client's own number."""
 
     clip_norm: float
     noise_multiplier: float
@@ -49,17 +56,21 @@ class ExamplePrivacy:
 
 
 PLAIN = TaskConfig()
-BETA_1, BETA_2, EPSILON = 0.9, 0.999, 1e-8  # of Adam, as torch.optim has them
+# of Adam, as torch.optim has them
+BETA_1 = 0.9
+BETA_2 = 0.999
+EPSILON = 1e-8
 
 
 @dataclass(frozen=True)
 class LocalSettings:
-    """A client's work on its examples in one round. `example` None: shuffled batches, neither clip nor noise. With it
-    `batch_size` is the expected size of a batch, and the public constant that a noised sum is divided by.
+    """A client's work on its examples in one round. `example` None: shuffled batches, neither clip
+    nor noise. With it `batch_size` is the expected size of a batch, and the public constant that a
+    noised sum is divided by.
 
-    The optimizer is sgd, adam (Kingma and Ba 2015) or adamw (Loshchilov and Hutter 2019), with `weight_decay` as in
-    torch.optim. By the schedule, constant, cosine or linear, the rate falls towards 0 over a round's local steps.
-    """
+    The optimizer is sgd, adam (Kingma and Ba 2015) or adamw (Loshchilov and Hutter 2019), with
+    `weight_decay` as in torch.optim. By the schedule, constant, cosine or linear, the rate falls
+    towards 0 over a round's local steps."""
 
     epochs: int
     batch_size: int
@@ -88,13 +99,20 @@ def settings_without_noise(training: TrainingConfig, task: TaskConfig = PLAIN) -
 
 
 def counted_examples(num_examples: int, settings: LocalSettings) -> int:
-    """The n of DP-SGD and its account: the declared constant, or else the client's own number of examples."""
-    declared = settings.example.public_num_examples if settings.example else None
-    return num_examples if declared is None else declared
+    """The n of DP-SGD and its account: the declared constant, or else the client's own number of
+    examples."""
+    if settings.example:
+        declared = settings.example.public_num_examples
+    else:
+        declared = None
+    if declared is None:
+        return num_examples
+    return declared
 
 
 def sampling_probability(num_examples: int, settings: LocalSettings) -> float:
-    """The chance of an example to be in a Poisson batch: batch_size / n, at most 1; n as in `counted_examples`.
+    """The chance of an example to be in a Poisson batch: batch_size / n, at most 1; n as in
+    `counted_examples`.
 
     >>> how = LocalSettings(epochs=1, batch_size=25, learning_rate=0.1, momentum=0.0)
     >>> sampling_probability(100, how), sampling_probability(3, how)
@@ -104,20 +122,25 @@ def sampling_probability(num_examples: int, settings: LocalSettings) -> float:
     (0.5, 0.5)
     """
     counted = counted_examples(num_examples, settings)
-    return min(1.0, settings.batch_size / counted) if counted else 0.0
+    if counted:
+        return min(1.0, settings.batch_size / counted)
+    return 0.0
 
 
 def steps_of(num_examples: int, settings: LocalSettings) -> int:
-    """The number of local steps in a round: epochs * ceil(n / batch_size); n as in `counted_examples`."""
-    return settings.epochs * math.ceil(counted_examples(num_examples, settings) / settings.batch_size)
+    """The number of local steps in a round: epochs * ceil(n / batch_size); n as in
+    `counted_examples`."""
+    return settings.epochs * math.ceil(
+        counted_examples(num_examples, settings) / settings.batch_size
+    )
 
 
 def example_event(num_examples: int, settings: LocalSettings) -> DpEvent:
     """The cost of one local DP-SGD step to an example of this client.
 
-    With `public_num_examples` neighbours differ by one example that is added or removed. Without it the guarantee is
-    zero-out: an example contributes nothing, and the client's n, which is public, stays. A real removal would change
-    everybody's probability, and cost more than this.
+    With `public_num_examples` neighbours differ by one example that is added or removed. Without it
+    the guarantee is zero-out: an example contributes nothing, and the client's n, which is public,
+    stays. A real removal would change everybody's probability, and cost more than this.
     """
     assert settings.example is not None
     probability = sampling_probability(num_examples, settings)
@@ -131,19 +154,23 @@ class SgdClients(Protocol[Batch]):
     """Clients side by side, rows of every parameter (k, ...)."""
 
     def shuffled_batches(self, epoch: int) -> Iterable[tuple[int, Batch]]:
-        """The batches of one epoch, each with the number of clients, the first ones, that have one."""
+        """The batches of one epoch, each with the number of clients, the first ones, that have
+        one."""
 
     def add_mean_gradients(
         self, params: list[Tensor], batch: Batch, into: list[Tensor], *, keep: float, rate: float
     ) -> None:
-        """into = keep * into + rate * (each client's mean gradient at `params`), in place; `into` may be `params`."""
+        """into = keep * into + rate * (each client's mean gradient at `params`), in place; `into`
+        may be `params`."""
 
 
 class DpSgdClients(Protocol[Batch]):
-    """Clients side by side whose steps are clipped and noised. Sums are rows (k, num_params), as they travel."""
+    """Clients side by side whose steps are clipped and noised. Sums are rows (k, num_params), as
+    they travel."""
 
     def poisson_batch(self, probabilities: Sequence[float], *, step: int) -> Batch:
-        """A batch for each of the first clients, which every example joins with its client's probability."""
+        """A batch for each of the first clients, which every example joins with its client's
+        probability."""
 
     def clipped_sums(self, params: list[Tensor], batch: Batch, clip_norm: float) -> Tensor:
         """Each client's sum of clipped per-example gradients; zero if its batch is empty."""
@@ -157,24 +184,33 @@ class DpSgdClients(Protocol[Batch]):
 
 @dataclass(frozen=True, eq=False)
 class OptimizerState:
-    """Each client's steps taken and planned in this round, (k,), and its velocity, or its means of gradients and of
-    squares; moved in place."""
+    """Each client's steps taken and planned in this round, (k,), and its velocity, or its means of
+    gradients and of squares; moved in place."""
 
     taken: Tensor
     planned: Tensor
     moments: tuple[list[Tensor], ...]
 
 
-def first_state(settings: LocalSettings, params: list[Tensor], planned: Sequence[int]) -> OptimizerState:
-    """The state before the first step, for parameters (k, ...) of clients that will take `planned` steps, (k,)."""
-    count = int(settings.momentum > 0) if settings.optimizer == "sgd" else 2
+def first_state(
+    settings: LocalSettings, params: list[Tensor], planned: Sequence[int]
+) -> OptimizerState:
+    """The state before the first step, for parameters (k, ...) of clients that will take `planned`
+    steps, (k,)."""
+    if settings.optimizer == "sgd":
+        count = int(settings.momentum > 0)
+    else:
+        count = 2
     moments = tuple([torch.zeros_like(values) for values in params] for _ in range(count))
     steps = torch.tensor(planned, dtype=torch.float64)
     return OptimizerState(torch.zeros_like(steps), steps, moments)
 
 
-def take_step(settings: LocalSettings, state: OptimizerState, params: list[Tensor], gradients: list[Tensor]) -> None:
-    """Takes one step, in place, for the first clients, which `params` and `gradients` (active, ...) have rows of."""
+def take_step(
+    settings: LocalSettings, state: OptimizerState, params: list[Tensor], gradients: list[Tensor]
+) -> None:
+    """Takes one step, in place, for the first clients, which `params` and `gradients` (active, ...)
+    have rows of."""
     taken = state.taken[: len(params[0])]
     rates = _rates(settings, taken, state.planned[: len(taken)])
     taken.add_(1)
@@ -183,13 +219,19 @@ def take_step(settings: LocalSettings, state: OptimizerState, params: list[Tenso
         if settings.weight_decay and settings.optimizer != "adamw":
             gradient = gradient.add(values, alpha=settings.weight_decay)
         if settings.optimizer == "sgd":
-            move = moments[0].mul_(settings.momentum).add_(gradient) if moments else gradient
+            if moments:
+                move = moments[0].mul_(settings.momentum).add_(gradient)
+            else:
+                move = gradient
             if rates is None:
                 values.sub_(move, alpha=settings.learning_rate)
             else:
                 values.sub_(move * _rows(rates, values))
         else:
-            steps = torch.full_like(taken, settings.learning_rate) if rates is None else rates
+            if rates is None:
+                steps = torch.full_like(taken, settings.learning_rate)
+            else:
+                steps = rates
             if settings.weight_decay and settings.optimizer == "adamw":
                 values.mul_(_rows(1 - settings.weight_decay * steps, values))
             _adam_step(values, gradient, moments=moments, taken=taken, rates=steps)
@@ -200,10 +242,14 @@ def _rates(settings: LocalSettings, taken: Tensor, planned: Tensor) -> Tensor | 
     if settings.schedule == "constant":
         return None
     done = taken / planned
-    return settings.learning_rate * (1 - done if settings.schedule == "linear" else (1 + torch.cos(math.pi * done)) / 2)
+    return settings.learning_rate * (
+        1 - done if settings.schedule == "linear" else (1 + torch.cos(math.pi * done)) / 2
+    )
 
 
-def _adam_step(values: Tensor, gradient: Tensor, *, moments: list[Tensor], taken: Tensor, rates: Tensor) -> None:
+def _adam_step(
+    values: Tensor, gradient: Tensor, *, moments: list[Tensor], taken: Tensor, rates: Tensor
+) -> None:
     mean, square = moments
     mean.lerp_(gradient, 1 - BETA_1)
     square.mul_(BETA_2).addcmul_(gradient, gradient, value=1 - BETA_2)
@@ -216,8 +262,11 @@ def _rows(factors: Tensor, values: Tensor) -> Tensor:
 
 
 @torch.no_grad()
-def sgd(clients: SgdClients[Batch], params: list[Tensor], sizes: Sequence[int], settings: LocalSettings) -> None:
-    """Moves the parameters (k, ...) of clients with `sizes` examples by their optimizer, in place."""
+def sgd(
+    clients: SgdClients[Batch], params: list[Tensor], sizes: Sequence[int], settings: LocalSettings
+) -> None:
+    """Moves the parameters (k, ...) of clients with `sizes` examples by their optimizer, in
+    place."""
     if settings.is_plain:
         _plain_sgd(clients, params, settings)
         return
@@ -231,13 +280,20 @@ def sgd(clients: SgdClients[Batch], params: list[Tensor], sizes: Sequence[int], 
 
 
 def _plain_sgd(clients: SgdClients[Batch], params: list[Tensor], settings: LocalSettings) -> None:
-    velocities, keep, rate = [torch.zeros_like(values) for values in params], settings.momentum, 1.0
+    velocities = [torch.zeros_like(values) for values in params]
+    keep = settings.momentum
+    rate = 1.0
     if not settings.momentum:
-        # A gradient goes to the parameters as it is computed: nothing of their size is written and read again.
-        velocities, keep, rate = params, 1.0, -settings.learning_rate
+        # A gradient goes to the parameters as it is computed: nothing of their size is written and
+        # read again.
+        velocities = params
+        keep = 1.0
+        rate = -settings.learning_rate
     for epoch in range(settings.epochs):
         for active, batch in clients.shuffled_batches(epoch):
-            current, moving = ([values[:active] for values in tensors] for tensors in (params, velocities))
+            current, moving = (
+                [values[:active] for values in tensors] for tensors in (params, velocities)
+            )
             clients.add_mean_gradients(current, batch, moving, keep=keep, rate=rate)
             if settings.momentum:
                 for values, velocity in zip(current, moving, strict=True):
@@ -245,18 +301,28 @@ def _plain_sgd(clients: SgdClients[Batch], params: list[Tensor], settings: Local
 
 
 @torch.no_grad()
-def dp_sgd(clients: DpSgdClients[Batch], params: list[Tensor], sizes: Sequence[int], settings: LocalSettings) -> None:
-    """Moves the parameters (k, ...) of clients with `sizes` examples by DP-SGD, in place: see `local_update`."""
+def dp_sgd(
+    clients: DpSgdClients[Batch],
+    params: list[Tensor],
+    sizes: Sequence[int],
+    settings: LocalSettings,
+) -> None:
+    """Moves the parameters (k, ...) of clients with `sizes` examples by DP-SGD, in place: see
+    `local_update`."""
     assert settings.example is not None
-    steps, clip_norm = [steps_of(size, settings) for size in sizes], settings.example.clip_norm
+    steps = [steps_of(size, settings) for size in sizes]
+    clip_norm = settings.example.clip_norm
     probabilities = [sampling_probability(size, settings) for size in sizes]
     state = first_state(settings, params, steps)
     for step in range(max(steps)):
         active = sum(count > step for count in steps)
         current = [values[:active] for values in params]
         batch = clients.poisson_batch(probabilities[:active], step=step)
-        # Noise for the norm that clipped, also if a batch is empty (Abadi et al. 2016, Algorithm 1).
-        noised = clients.add_noise(clients.clipped_sums(current, batch, clip_norm), clip_norm, step=step)
+        # Noise for the norm that clipped, also if a batch is empty (Abadi et al. 2016, Algorithm
+        # 1).
+        noised = clients.add_noise(
+            clients.clipped_sums(current, batch, clip_norm), clip_norm, step=step
+        )
         take_step(settings, state, current, clients.views(noised.div_(settings.batch_size)))
 
 
@@ -268,20 +334,27 @@ class Held(Protocol):
 
 
 def local_update(
-    model: nn.Module, params: Tensor, examples: Held, *, settings: LocalSettings, source: RandomSource
+    model: nn.Module,
+    params: Tensor,
+    examples: Held,
+    *,
+    settings: LocalSettings,
+    source: RandomSource,
 ) -> Tensor:
     """The change of the parameters after a client's local work, (num_params,), float32.
 
-    Guarantee (`settings.example` given): each step is a Poisson-sampled Gaussian mechanism on the sum of clipped
-    per-example gradients (Abadi et al. 2016, Algorithm 1): every example joins a batch with `sampling_probability`,
-    its gradient is clipped to `clip_norm`, noise of `noise_multiplier * clip_norm` is drawn for the sum also if the
-    batch is empty, and the sum is divided by `batch_size`, a constant. The optimizer and the sum over steps are
-    post-processing. For its neighbours see `example_event`.
+    Guarantee (`settings.example` given): each step is a Poisson-sampled Gaussian mechanism on the
+    sum of clipped per-example gradients (Abadi et al. 2016, Algorithm 1): every example joins a
+    batch with `sampling_probability`, its gradient is clipped to `clip_norm`, noise of
+    `noise_multiplier * clip_norm` is drawn for the sum also if the batch is empty, and the sum is
+    divided by `batch_size`, a constant. The optimizer and the sum over steps are post-processing.
+    For its neighbours see `example_event`.
 
-    The work starts from `params` (num_params,), which overwrite the model's trainable parameters; frozen ones have no
-    gradient, no noise and no part of the update. `source` is that of batches, noise and the masks of dropout. Without
-    examples the update is zero, except for DP-SGD with `public_num_examples`: that takes its steps and draws its noise
-    all the same, since one example less must not be seen.
+    The work starts from `params` (num_params,), which overwrite the model's trainable parameters;
+    frozen ones have no gradient, no noise and no part of the update. `source` is that of batches,
+    noise and the masks of dropout. Without examples the update is zero, except for DP-SGD with
+    `public_num_examples`: that takes its steps and draws its noise all the same, since one example
+    less must not be seen.
     """
     start = params.to(torch.float32)
     if steps_of(len(examples), settings) == 0:
@@ -301,7 +374,8 @@ def local_update(
 
 @dataclass(frozen=True, eq=False)
 class OneClient:
-    """One row for `sgd` and `dp_sgd`, with the gradients of any model. Its parameters are views of the model's."""
+    """One row for `sgd` and `dp_sgd`, with the gradients of any model. Its parameters are views of
+    the model's."""
 
     model: nn.Module
     examples: Held
@@ -319,7 +393,9 @@ class OneClient:
         with torch.enable_grad():
             loss = self.settings.loss(self.model(some.inputs), some.targets).mean()
             # A parameter that no example of the batch has used has a gradient of zero.
-            gradients = torch.autograd.grad(loss, trainable(self.model), allow_unused=True, materialize_grads=True)
+            gradients = torch.autograd.grad(
+                loss, trainable(self.model), allow_unused=True, materialize_grads=True
+            )
         for values, gradient in zip(into, gradients, strict=True):
             values.mul_(keep).add_(gradient, alpha=rate)
 
@@ -327,7 +403,8 @@ class OneClient:
         return step_batch(self.source, step, len(self.examples), probability=probabilities[0])
 
     def clipped_sums(self, params: list[Tensor], batch: Tensor, clip_norm: float) -> Tensor:
-        some, loss = self.examples.subset(batch), self.settings.loss
+        some = self.examples.subset(batch)
+        loss = self.settings.loss
         total, norms = clipped_gradient_sum(
             self.model, some.inputs, targets=some.targets, clip_norm=clip_norm, loss=loss
         )
@@ -336,7 +413,9 @@ class OneClient:
 
     def add_noise(self, sums: Tensor, clip_norm: float, *, step: int) -> Tensor:
         assert self.settings.example is not None
-        return self.settings.example.mechanism.add_noise(sums, clip_norm, step_noise(self.source, step))
+        return self.settings.example.mechanism.add_noise(
+            sums, clip_norm, step_noise(self.source, step)
+        )
 
     def views(self, rows: Tensor) -> list[Tensor]:
         shapes = [parameter.shape for parameter in trainable(self.model)]
@@ -346,24 +425,36 @@ class OneClient:
 
 @torch.no_grad()
 def shared_step(
-    model: nn.Module, params: Tensor, examples: Examples, *, settings: LocalSettings, clip: tuple[float, RandomSource]
+    model: nn.Module,
+    params: Tensor,
+    examples: Examples,
+    *,
+    settings: LocalSettings,
+    clip: tuple[float, RandomSource],
 ) -> Tensor:
-    """A client's part of a step over all examples of all clients, which secure aggregation adds up at example level,
-    (num_params,), float64: minus the learning rate times the sum of its clipped gradients over `batch_size`, a public
-    constant. It is computed in float64 throughout, example by example, without noise.
+    """A client's part of a step over all examples of all clients, which secure aggregation adds up
+    at example level, (num_params,), float64: minus the learning rate times the sum of its clipped
+    gradients over `batch_size`, a public constant. It is computed in float64 throughout, example by
+    example, without noise.
 
-    Sensitivity: adding, removing or zeroing out one example moves it by at most learning_rate * C / batch_size in L2,
-    and what float64 rounds (`discreet.privacy.secure_grid.SecureSum.gradient_slack`). There is no sampling: every
-    example is in every step. `params` (num_params,) is where it starts; the model is left as it is. `clip` is C, the
-    norm that clips one example's gradient, and the source of the masks of dropout.
+    Sensitivity: adding, removing or zeroing out one example moves it by at most learning_rate * C /
+    batch_size in L2, and what float64 rounds
+    (`discreet.privacy.secure_grid.SecureSum.gradient_slack`). There is no sampling: every example
+    is in every step. `params` (num_params,) is where it starts; the model is left as it is. `clip`
+    is C, the norm that clips one example's gradient, and the source of the masks of dropout.
     """
     clip_norm, source = clip
     exact = copy.deepcopy(model).double()
     load_parameters(exact, params)
     to_train(exact)
-    inputs = examples.inputs.double() if examples.inputs.is_floating_point() else examples.inputs
+    if examples.inputs.is_floating_point():
+        inputs = examples.inputs.double()
+    else:
+        inputs = examples.inputs
     with masks_from(source, exact):
-        total = sequential_sum(exact, inputs, targets=examples.targets, clip_norm=clip_norm, loss=settings.loss)
+        total = sequential_sum(
+            exact, inputs, targets=examples.targets, clip_norm=clip_norm, loss=settings.loss
+        )
     return total * (-settings.learning_rate / settings.batch_size)
 
 
@@ -374,7 +465,9 @@ def epoch_order(source: RandomSource, epoch: int, size: int) -> Tensor:
 
 def step_batch(source: RandomSource, step: int, size: int, *, probability: float) -> Tensor:
     """The Poisson batch of a client with this source in a step of DP-SGD: positions, ascending."""
-    return poisson_sample(size, probability=probability, source=source.child("step", step).child("batch"))
+    return poisson_sample(
+        size, probability=probability, source=source.child("step", step).child("batch")
+    )
 
 
 def step_noise(source: RandomSource, step: int) -> RandomSource:

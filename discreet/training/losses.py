@@ -1,8 +1,9 @@
-"""Losses of one value an example, which is what per-example clipping differentiates, and the one that a run learns by.
+"""Losses of one value an example, which is what per-example clipping differentiates, and the one
+that a run learns by.
 
-A loss takes outputs (n, ...) and targets (n, ...) to (n,). The value of an example depends on that example alone: a
-mean over positions or labels divides by the example's own number of them, never by one of the batch. So clipping the
-gradient of each value bounds what the example can change.
+A loss takes outputs (n, ...) and targets (n, ...) to (n,). The value of an example depends on that
+example alone: a mean over positions or labels divides by the example's own number of them, never by
+one of the batch. So clipping the gradient of each value bounds what the example can change.
 """
 
 from __future__ import annotations
@@ -20,24 +21,34 @@ from discreet.per_example.objective import Loss, cross_entropy
 from discreet.settings.rules import ConfigError
 from discreet.settings.training import TaskConfig
 
-# torch.nn's losses by what they give with reduction="none": a value for each number of the outputs, which must then
-# have the shape of the targets; one for each position; one for each example.
+# torch.nn's losses by what they give with reduction="none": a value for each number of the outputs,
+# which must then have the shape of the targets; one for each position; one for each example.
 _BY_NUMBER = (
-    *(nn.MSELoss, nn.L1Loss, nn.HuberLoss, nn.SmoothL1Loss, nn.BCELoss, nn.BCEWithLogitsLoss),
-    *(nn.SoftMarginLoss, nn.PoissonNLLLoss, nn.KLDivLoss, nn.HingeEmbeddingLoss),
+    nn.MSELoss,
+    nn.L1Loss,
+    nn.HuberLoss,
+    nn.SmoothL1Loss,
+    nn.BCELoss,
+    nn.BCEWithLogitsLoss,
+    nn.SoftMarginLoss,
+    nn.PoissonNLLLoss,
+    nn.KLDivLoss,
+    nn.HingeEmbeddingLoss,
 )
 _BY_CLASS = (nn.CrossEntropyLoss, nn.NLLLoss)
 _BY_EXAMPLE = (nn.MultiMarginLoss, nn.MultiLabelMarginLoss, nn.MultiLabelSoftMarginLoss)
 
 
 def per_example_loss(criterion: nn.Module) -> Loss:
-    """A loss of torch.nn with two arguments, as one value an example. Raises ValueError: it is of another kind.
+    """A loss of torch.nn with two arguments, as one value an example. Raises ValueError: it is of
+    another kind.
 
-    An example's value is the sum (reduction "sum" or "batchmean") or the mean (else) over its own positions and
-    labels. Class losses take outputs as PyTorch does, (n, classes) or (n, classes, positions...). Positions whose
-    target is `ignore_index` do not count: the mean divides by the example's others, and an example that has none has
-    the value 0. A class weight multiplies the value; unlike `nn.CrossEntropyLoss`, whose mean divides by the weights
-    of the whole batch, nothing divides it out again.
+    An example's value is the sum (reduction "sum" or "batchmean") or the mean (else) over its own
+    positions and labels. Class losses take outputs as PyTorch does, (n, classes) or (n, classes,
+    positions...). Positions whose target is `ignore_index` do not count: the mean divides by the
+    example's others, and an example that has none has the value 0. A class weight multiplies the
+    value; unlike `nn.CrossEntropyLoss`, whose mean divides by the weights of the whole batch,
+    nothing divides it out again.
 
     >>> import torch
     >>> loss = per_example_loss(nn.CrossEntropyLoss(ignore_index=0))
@@ -47,10 +58,13 @@ def per_example_loss(criterion: nn.Module) -> Loss:
     kind = type(criterion)
     if kind not in (*_BY_NUMBER, *_BY_CLASS, *_BY_EXAMPLE):
         raise ValueError(
-            f"loss: {kind.__name__} is not a loss of one value an example: give a function from outputs (n, ...) and "
-            "targets (n, ...) to a tensor (n,), in which an example's value depends on that example alone"
+            f"loss: {kind.__name__} is not a loss of one value an example: give a function from "
+            f"outputs (n, ...) and "
+            "targets (n, ...) to a tensor (n,), in which an example's value depends on that "
+            "example alone"
         )
-    single, summed = copy.copy(criterion), criterion.reduction in ("sum", "batchmean")
+    single = copy.copy(criterion)
+    summed = criterion.reduction in ("sum", "batchmean")
     single.__dict__["reduction"] = "none"
 
     def values_of(outputs: Tensor, targets: Tensor) -> Tensor:
@@ -62,7 +76,9 @@ def per_example_loss(criterion: nn.Module) -> Loss:
         values = values.flatten(1)
         if summed:
             return values.sum(1)
-        if kind in _BY_NUMBER or targets.is_floating_point():  # probabilities for targets: no position is padding
+        if (
+            kind in _BY_NUMBER or targets.is_floating_point()
+        ):  # probabilities for targets: no position is padding
             return values.mean(1)
         counted = targets.ne(cast(int, single.ignore_index)).flatten(1).sum(1)
         return values.sum(1) / counted.clamp(min=1)
@@ -71,17 +87,22 @@ def per_example_loss(criterion: nn.Module) -> Loss:
 
 
 def _numbers_of(outputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
-    """Both as (n, numbers) of the outputs' type: (n,) and (n, 1) are the same. Nothing is broadcast over examples."""
-    left, right = outputs.reshape(len(outputs), -1), targets.reshape(len(targets), -1).to(outputs.dtype)
+    """Both as (n, numbers) of the outputs' type: (n,) and (n, 1) are the same. Nothing is broadcast
+    over examples."""
+    left = outputs.reshape(len(outputs), -1)
+    right = targets.reshape(len(targets), -1).to(outputs.dtype)
     if left.shape != right.shape:
         raise ValueError(
-            f"the model gives outputs of shape {tuple(outputs.shape)}, the targets have {tuple(targets.shape)}: "
+            f"the model gives outputs of shape {tuple(outputs.shape)}, the targets have "
+            f"{tuple(targets.shape)}: "
             "this loss needs as many outputs as targets an example"
         )
     return left, right
 
 
-def weighted_cross_entropy(outputs: Tensor, targets: Tensor, *, weights: tuple[float, ...]) -> Tensor:
+def weighted_cross_entropy(
+    outputs: Tensor, targets: Tensor, *, weights: tuple[float, ...]
+) -> Tensor:
     """`cross_entropy` times the weight of each class; nothing divides by the weights of a batch."""
     return cross_entropy(outputs, targets, outputs.new_tensor(weights))
 
@@ -103,26 +124,41 @@ FITTING = {
 
 
 def loss_of(task: TaskConfig) -> Loss:
-    """The loss that `task.loss` names, cross entropy if it names none: one value an example, (n,)."""
+    """The loss that `task.loss` names, cross entropy if it names none: one value an example,
+    (n,)."""
     name = task.loss or "cross_entropy"
     if name == "cross_entropy" and task.class_weights is not None:
         return partial(weighted_cross_entropy, weights=tuple(task.class_weights))
-    return per_example_loss(nn.HuberLoss(delta=task.huber_delta)) if name == "huber" else LOSSES[name]
+    if name == "huber":
+        return per_example_loss(nn.HuberLoss(delta=task.huber_delta))
+    return LOSSES[name]
 
 
 def resolved_task(asked: TaskConfig, task: Task) -> TaskConfig:
     """The settings with the loss by its name. Raises ConfigError: as `check_task`."""
     check_task(asked, task.shape, task.name)
-    return TaskConfig(asked.loss or FITTING[task.shape.target.kind][0], asked.class_weights, asked.huber_delta)
+    return TaskConfig(
+        asked.loss or FITTING[task.shape.target.kind][0], asked.class_weights, asked.huber_delta
+    )
 
 
 def check_task(asked: TaskConfig, shape: TaskShape, name: str) -> None:
-    """Raises ConfigError if loss or weights do not fit what is predicted in the data set of that name."""
-    kind, weights, num_classes = shape.target.kind, asked.class_weights, shape.num_classes
+    """Raises ConfigError if loss or weights do not fit what is predicted in the data set of that
+    name."""
+    kind = shape.target.kind
+    weights = asked.class_weights
+    num_classes = shape.num_classes
     fitting = FITTING[kind]
     if asked.loss is not None and asked.loss not in fitting:
         named = " or ".join(fitting)
-        raise ConfigError(f"task.loss must be {named} for {name}, whose targets are {kind} (got {asked.loss})")
+        raise ConfigError(
+            f"task.loss must be {named} for {name}, whose targets are {kind} (got {asked.loss})"
+        )
     if weights is not None and len(weights) != num_classes:
-        has = f"{num_classes} classes" if num_classes else f"{kind} and no classes"
-        raise ConfigError(f"task.class_weights must be one number a class: {name} has {has} (got {len(weights)})")
+        if num_classes:
+            has = f"{num_classes} classes"
+        else:
+            has = f"{kind} and no classes"
+        raise ConfigError(
+            f"task.class_weights must be one number a class: {name} has {has} (got {len(weights)})"
+        )

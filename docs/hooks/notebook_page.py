@@ -1,4 +1,5 @@
-"""Runs the notebook and writes it, with what it printed and drew, as a page: `python docs/hooks/notebook_page.py`."""
+"""Runs the notebook and writes it, with what it printed and drew, as a page: `python
+docs/hooks/notebook_page.py`."""
 
 from __future__ import annotations
 
@@ -14,13 +15,17 @@ ROOT = Path(__file__).resolve().parent.parent.parent
 NOTEBOOK = ROOT / "examples" / "notebooks" / "ten_minutes.ipynb"
 PAGE = ROOT / "docs" / "guide" / "ten_minutes.md"
 PICTURE = PAGE.with_name("ten_minutes.png")
-NOTE = "This page is the notebook `examples/notebooks/ten_minutes.ipynb` with what it said in one run."
+NOTE = (
+    "This page is the notebook `examples/notebooks/ten_minutes.ipynb` with what it said in one run."
+)
 
 
 def executed() -> Any:
     """The notebook after a run of all cells, in a kernel of its own."""
     notebook = nbformat.read(NOTEBOOK, as_version=4)
-    NotebookClient(notebook, timeout=120, resources={"metadata": {"path": str(NOTEBOOK.parent)}}).execute()
+    NotebookClient(
+        notebook, timeout=120, resources={"metadata": {"path": str(NOTEBOOK.parent)}}
+    ).execute()
     return notebook
 
 
@@ -30,7 +35,8 @@ def source_of(cell: Any) -> str:
 
 
 def said_by(cell: Any) -> str:
-    """What a cell printed, as one block; a picture is written beside the page. The run's folder is not the reader's.
+    """What a cell printed, as one block; a picture is written beside the page. The run's folder is
+    not the reader's.
 
     Of the lines of many rounds the first three and the last two stay."""
     printed, drawn = "", ""
@@ -43,7 +49,9 @@ def said_by(cell: Any) -> str:
             printed += output.get("text") or data.get("text/plain", "")
     plain = re.sub(r"\x1b\[[\d;]*m", "", printed.strip("\n"))
     text = re.sub(r"/\S+/run\b", "FOLDER/run", plain)
-    text = re.sub(r"((?:round \d+/.*\n){3})(?:round .*\n)+?((?:round .*\n){2})(?!round)", r"\1...\n\2", text)
+    text = re.sub(
+        r"((?:round \d+/.*\n){3})(?:round .*\n)+?((?:round .*\n){2})(?!round)", r"\1...\n\2", text
+    )
     return "\n\n".join(filter(None, (text and f"```text\n{text}\n```", drawn)))
 
 

@@ -17,8 +17,8 @@ EPOCHS = 10
 
 
 class Epochs:
-    """The batches of one epoch each time that it is asked, one for each step: of a batch in pieces the first piece. It
-    has a length, or Lightning would read one ahead."""
+    """The batches of one epoch each time that it is asked, one for each step: of a batch in pieces
+    the first piece. It has a length, or Lightning would read one ahead."""
 
     def __init__(self, private: DPSGD) -> None:
         self.private = private
@@ -45,11 +45,17 @@ class Digits(lightning.LightningModule):
 
     def configure_callbacks(self) -> list:
         if self.automatic_optimization:
-            raise ValueError("automatic_optimization must be False: the gradient comes from DPSGD.step")
+            raise ValueError(
+                "automatic_optimization must be False: the gradient comes from DPSGD.step"
+            )
         if self.trainer.accumulate_grad_batches != 1:
-            raise ValueError("accumulate_grad_batches: give LoopPrivacy(max_physical_batch=...) to DPSGD instead")
+            raise ValueError(
+                "accumulate_grad_batches: give LoopPrivacy(max_physical_batch=...) to DPSGD instead"
+            )
         if self.trainer.precision == "16-mixed":
-            raise ValueError("16-mixed scales losses, and divides the noised mean by the scale: take bf16-mixed")
+            raise ValueError(
+                "16-mixed scales losses, and divides the noised mean by the scale: take bf16-mixed"
+            )
         return []
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
@@ -65,7 +71,9 @@ class Digits(lightning.LightningModule):
 
     def training_step(self, batch: tuple[torch.Tensor, torch.Tensor], number: int) -> None:
         if self.trainer.global_step != self.private.steps_taken:
-            raise RuntimeError("steps were taken of which this DPSGD knows nothing: load its state_dict")
+            raise RuntimeError(
+                "steps were taken of which this DPSGD knows nothing: load its state_dict"
+            )
         while not self.private.step(*batch):  # True for the last piece
             batch = next(self.epochs.pieces)
         self.optimizers().step()  # Lightning's own, which counts global_step
@@ -94,9 +102,15 @@ def main() -> None:
         enable_progress_bar=False,
         enable_model_summary=False,
     )
-    trainer.fit(module, val_dataloaders=DataLoader(TensorDataset(images[1500:], labels[1500:]), batch_size=297))
+    trainer.fit(
+        module,
+        val_dataloaders=DataLoader(TensorDataset(images[1500:], labels[1500:]), batch_size=297),
+    )
     private, right = module.private, trainer.callback_metrics["right"]
-    print(f"epsilon {private.epsilon():.3f} at delta 1e-4, {private.steps_taken} steps, other images right {right:.3f}")
+    print(
+        f"epsilon {private.epsilon():.3f} at delta 1e-4, {private.steps_taken} steps, other "
+        f"images right {right:.3f}"
+    )
 
 
 if __name__ == "__main__":

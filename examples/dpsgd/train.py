@@ -12,7 +12,8 @@ from discreet import DPSGD
 
 
 class SmallNet(nn.Module):
-    """A convolution, a block whose output is added to its input, GroupNorm in place of BatchNorm."""
+    """A convolution, a block whose output is added to its input, GroupNorm in place of
+    BatchNorm."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -50,7 +51,10 @@ def main() -> None:
     with torch.no_grad():
         right = (model(images[1500:]).argmax(1) == labels[1500:]).float().mean()
     print(private)
-    print(f"epsilon {private.epsilon():.3f} at delta 1e-4, accuracy on {len(images) - 1500} other images {right:.3f}")
+    print(
+        f"epsilon {private.epsilon():.3f} at delta 1e-4, accuracy on {len(images) - 1500} other "
+        f"images {right:.3f}"
+    )
 
 
 if __name__ == "__main__":

@@ -1,6 +1,7 @@
 """A transformers Trainer whose steps are private: python examples/dpsgd/transformers_trainer.py
 
-The model is a small BERT with random parameters, so that nothing is downloaded; the texts are made-up tokens.
+The model is a small BERT with random parameters, so that nothing is downloaded; the texts are
+made-up tokens.
 """
 
 from collections.abc import Iterator
@@ -10,7 +11,13 @@ from tempfile import TemporaryDirectory
 import torch
 from torch import nn
 from torch.utils.data import DataLoader
-from transformers import BertConfig, BertForSequenceClassification, Trainer, TrainerCallback, TrainingArguments
+from transformers import (
+    BertConfig,
+    BertForSequenceClassification,
+    Trainer,
+    TrainerCallback,
+    TrainingArguments,
+)
 from transformers.trainer_utils import get_last_checkpoint
 
 from discreet import DPSGD
@@ -36,20 +43,33 @@ class Account(TrainerCallback):
     def __init__(self, private: DPSGD) -> None:
         self.private = private
 
-    def on_save(self, args: TrainingArguments, state: object, control: object, **more: object) -> None:
-        torch.save(self.private.state_dict(), Path(args.output_dir, f"checkpoint-{state.global_step}", "private.pt"))
+    def on_save(
+        self, args: TrainingArguments, state: object, control: object, **more: object
+    ) -> None:
+        torch.save(
+            self.private.state_dict(),
+            Path(args.output_dir, f"checkpoint-{state.global_step}", "private.pt"),
+        )
 
 
 class PrivateTrainer(Trainer):
-    """A Trainer whose batches and gradients are those of a DPSGD without an optimizer: the Trainer's own one steps."""
+    """A Trainer whose batches and gradients are those of a DPSGD without an optimizer: the
+    Trainer's own one steps."""
 
     def __init__(self, private: DPSGD, **settings: object) -> None:
         super().__init__(**settings)
         if self.args.gradient_accumulation_steps != 1:
-            raise ValueError("gradient_accumulation_steps: give LoopPrivacy(max_physical_batch=...) to DPSGD instead")
+            raise ValueError(
+                "gradient_accumulation_steps: give LoopPrivacy(max_physical_batch=...) to DPSGD "
+                "instead"
+            )
         if self.args.fp16:
-            raise ValueError("fp16 scales losses, and divides the noised mean by the scale: take bf16")
-        self.args.ignore_data_skip = True  # the DPSGD knows by itself which batches are still to come
+            raise ValueError(
+                "fp16 scales losses, and divides the noised mean by the scale: take bf16"
+            )
+        self.args.ignore_data_skip = (
+            True  # the DPSGD knows by itself which batches are still to come
+        )
         self.private, self.steps = private, Steps(private)
         self.add_callback(Account(private))
 
@@ -64,11 +84,17 @@ class PrivateTrainer(Trainer):
     def get_train_dataloader(self) -> Steps:
         return self.steps
 
-    def training_step(self, model: nn.Module, batch: tuple, num_items_in_batch: object = None) -> torch.Tensor:
+    def training_step(
+        self, model: nn.Module, batch: tuple, num_items_in_batch: object = None
+    ) -> torch.Tensor:
         if self.state.global_step != self.private.steps_taken:
-            raise RuntimeError("steps were taken of which this DPSGD knows nothing: load its state_dict")
+            raise RuntimeError(
+                "steps were taken of which this DPSGD knows nothing: load its state_dict"
+            )
         model.train()
-        while not self.private.step(*batch):  # True for the last piece: the noised mean is in .grad then
+        while not self.private.step(
+            *batch
+        ):  # True for the last piece: the noised mean is in .grad then
             batch = next(self.steps.pieces)
         return torch.zeros((), device=self.args.device)  # the loss of private examples is private
 
@@ -78,13 +104,15 @@ def loss(outputs: dict, labels: torch.Tensor) -> torch.Tensor:
 
 
 def without_labels(rows: list[dict]) -> tuple[dict, torch.Tensor]:
-    """Inputs and labels apart: given labels, the model computes a mean loss, which nobody needs here."""
+    """Inputs and labels apart: given labels, the model computes a mean loss, which nobody needs
+    here."""
     batch = torch.utils.data.default_collate(rows)  # or a DataCollatorWithPadding
     return batch, batch.pop("labels")
 
 
 def texts(count: int, seed: int) -> list[dict]:
-    """Tokens and how many of them count; texts of one label have more small tokens than those of the other."""
+    """Tokens and how many of them count; texts of one label have more small tokens than those of
+    the other."""
     draws = torch.Generator().manual_seed(seed)
     labels = torch.arange(count) % 2
     tokens = torch.randint(1, 35, (count, 12), generator=draws) + 15 * labels.unsqueeze(1)
@@ -96,7 +124,12 @@ def texts(count: int, seed: int) -> list[dict]:
 
 def main() -> None:
     config = BertConfig(
-        vocab_size=50, hidden_size=32, num_hidden_layers=1, num_attention_heads=2, intermediate_size=64, num_labels=2
+        vocab_size=50,
+        hidden_size=32,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        intermediate_size=64,
+        num_labels=2,
     )
     model = BertForSequenceClassification(config)
     loader = DataLoader(texts(2000, seed=31), batch_size=200, collate_fn=without_labels)
@@ -117,7 +150,10 @@ def main() -> None:
     others = torch.utils.data.default_collate(texts(500, seed=57))
     with torch.no_grad():
         right = (model(**others).logits.argmax(1) == others["labels"]).float().mean()
-    print(f"epsilon {private.epsilon():.3f} at delta 1e-4, {private.steps_taken} steps, other texts right {right:.3f}")
+    print(
+        f"epsilon {private.epsilon():.3f} at delta 1e-4, {private.steps_taken} steps, other texts "
+        f"right {right:.3f}"
+    )
 
 
 if __name__ == "__main__":

@@ -1,7 +1,8 @@
-"""Two processes, each with its part of every batch, and one noise: python examples/dpsgd/two_processes.py
+"""Two processes, each with its part of every batch, and one noise: python
+examples/dpsgd/two_processes.py
 
-On machines of your own start train() by torchrun. The processes send each other sums without noise: their network must
-be as private as the data.
+On machines of your own start train() by torchrun. The processes send each other sums without noise:
+their network must be as private as the data.
 """
 
 from tempfile import TemporaryDirectory
@@ -15,16 +16,22 @@ from discreet import DPSGD, LoopPrivacy
 
 
 def train(rank: int, count: int, meeting: str) -> None:
-    distributed.init_process_group("gloo", init_method=f"file://{meeting}", rank=rank, world_size=count)
+    distributed.init_process_group(
+        "gloo", init_method=f"file://{meeting}", rank=rank, world_size=count
+    )
     digits = load_digits()
     images = torch.tensor(digits.images, dtype=torch.float32).flatten(1) / 16
     labels = torch.tensor(digits.target)
 
-    model = nn.Sequential(nn.Linear(64, 32), nn.ReLU(), nn.Linear(32, 10))  # not DistributedDataParallel(model)
+    model = nn.Sequential(
+        nn.Linear(64, 32), nn.ReLU(), nn.Linear(32, 10)
+    )  # not DistributedDataParallel(model)
     private = DPSGD(
         model,
         torch.optim.SGD(model.parameters(), lr=0.5, momentum=0.9),
-        TensorDataset(images[:1500], labels[:1500]),  # all of it in each process: a batch is drawn from all
+        TensorDataset(
+            images[:1500], labels[:1500]
+        ),  # all of it in each process: a batch is drawn from all
         batch_size=256,  # of all processes together
         epochs=10,
         target_epsilon=3.0,
@@ -38,7 +45,8 @@ def train(rank: int, count: int, meeting: str) -> None:
         with torch.no_grad():
             right = (model(images[1500:]).argmax(1) == labels[1500:]).float().mean()
         print(
-            f"epsilon {private.epsilon():.3f} at delta 1e-4, accuracy on {len(images) - 1500} other images {right:.3f}",
+            f"epsilon {private.epsilon():.3f} at delta 1e-4, accuracy on {len(images) - 1500} "
+            f"other images {right:.3f}",
             flush=True,
         )
     distributed.barrier()  # nobody leaves while another one still speaks to it

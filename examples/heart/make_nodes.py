@@ -1,9 +1,11 @@
-"""The data and the policy of a hospital's own node, from its own file of the UCI heart disease data: docs/results.md.
+"""The data and the policy of a hospital's own node, from its own file of the UCI heart disease
+data: docs/results.md.
 
     python examples/heart/make_nodes.py processed.va.data --out nodes
 
-makes nodes/va with `train.csv`, the hospital's training part as raw numbers; `data.toml`, which says how they are
-scaled; and `policy.json`, what the hospital allows. No other hospital's file is read.
+makes nodes/va with `train.csv`, the hospital's training part as raw numbers; `data.toml`, which
+says how they are scaled; and `policy.json`, what the hospital allows. No other hospital's file is
+read.
 """
 
 from __future__ import annotations
@@ -38,9 +40,20 @@ def write_node(file: Path, out: Path, *, max_epsilon: float, max_delta: float) -
         for values, label in zip(features[rows], labels[rows], strict=True):
             writer.writerow([*map(float, values), int(label)])
     low, high = zip(*HEART_RANGES.values(), strict=True)
-    facts = {"format": "csv", "file": TABLE, "target": TARGET, "inputs": [*HEART_RANGES], "task": "heart"}
-    lines = [f"{key} = {json.dumps(value)}" for key, value in (facts | {"low": low, "high": high}).items()]
-    (folder / DESCRIPTION).write_text("\n".join(lines) + "\n")  # strings and lists are the same in JSON and TOML
+    facts = {
+        "format": "csv",
+        "file": TABLE,
+        "target": TARGET,
+        "inputs": [*HEART_RANGES],
+        "task": "heart",
+    }
+    lines = [
+        f"{key} = {json.dumps(value)}"
+        for key, value in (facts | {"low": low, "high": high}).items()
+    ]
+    (folder / DESCRIPTION).write_text(
+        "\n".join(lines) + "\n"
+    )  # strings and lists are the same in JSON and TOML
     policy = {"require": ["example"], "max-epsilon": max_epsilon, "max-delta": max_delta}
     (folder / POLICY).write_text(json.dumps(policy) + "\n")
     return folder
@@ -48,16 +61,31 @@ def write_node(file: Path, out: Path, *, max_epsilon: float, max_delta: float) -
 
 def main(words: Sequence[str]) -> int:
     """Makes a folder for each file that is named; 2 if one can't be read."""
-    parser = argparse.ArgumentParser(prog="python examples/heart/make_nodes.py", description=__doc__)
+    parser = argparse.ArgumentParser(
+        prog="python examples/heart/make_nodes.py", description=__doc__
+    )
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.add_argument("files", type=Path, nargs="+", help="processed.NAME.data")
-    parser.add_argument("--out", type=Path, required=True, help="the folder with a folder for each hospital")
-    parser.add_argument("--max-epsilon", type=float, default=8.0, help="of one patient, over all runs (default: 8)")
-    parser.add_argument("--max-delta", type=float, default=1e-3, help="the delta of that epsilon (default: 0.001)")
+    parser.add_argument(
+        "--out", type=Path, required=True, help="the folder with a folder for each hospital"
+    )
+    parser.add_argument(
+        "--max-epsilon", type=float, default=8.0, help="of one patient, over all runs (default: 8)"
+    )
+    parser.add_argument(
+        "--max-delta", type=float, default=1e-3, help="the delta of that epsilon (default: 0.001)"
+    )
     arguments = parser.parse_args(words)
     try:
         for file in arguments.files:
-            print(write_node(file, arguments.out, max_epsilon=arguments.max_epsilon, max_delta=arguments.max_delta))
+            print(
+                write_node(
+                    file,
+                    arguments.out,
+                    max_epsilon=arguments.max_epsilon,
+                    max_delta=arguments.max_delta,
+                )
+            )
     except (FileNotFoundError, ValueError) as error:
         print(f"discreet: {error}", file=sys.stderr)
         return 2

@@ -1,6 +1,8 @@
-"""Made-up data: what 300 people's wristbands measured in 8 minutes each, and whether they rested, walked or ran.
+"""Made-up data: what 300 people's wristbands measured in 8 minutes each, and whether they rested,
+walked or ran.
 
-`python examples/own/make_data.py` wrote train.csv, and test.csv with 60 other people, who are public.
+`python examples/own/make_data.py` wrote train.csv, and test.csv with 60 other people, who are
+public.
 """
 
 from __future__ import annotations
@@ -25,7 +27,9 @@ def rows(people: range, draw: np.random.Generator) -> list[list[object]]:
     for person in people:
         own = draw.normal(0, PERSON)
         for activity in draw.choice(list(MEANS), size=8):
-            values = np.clip(np.array(MEANS[str(activity)]) + own + draw.normal(0, MINUTE), LOW, HIGH)
+            values = np.clip(
+                np.array(MEANS[str(activity)]) + own + draw.normal(0, MINUTE), LOW, HIGH
+            )
             found.append([person, *(round(float(value), 2) for value in values), str(activity)])
     return found
 

@@ -10,4 +10,10 @@ from torch import nn
 def build(input_shape: tuple[int, ...], num_classes: int) -> nn.Module:
     """Takes inputs (n, *input_shape), gives logits (n, num_classes). No BatchNorm."""
     width = math.prod(input_shape)
-    return nn.Sequential(nn.Flatten(), nn.Linear(width, 16), nn.GroupNorm(4, 16), nn.Tanh(), nn.Linear(16, num_classes))
+    return nn.Sequential(
+        nn.Flatten(),
+        nn.Linear(width, 16),
+        nn.GroupNorm(4, 16),
+        nn.Tanh(),
+        nn.Linear(16, num_classes),
+    )

@@ -1,4 +1,5 @@
-"""The ClientApp: what a node runs. It trains model.py on the node's own data, under the guarantees of the run."""
+"""The ClientApp: what a node runs. It trains model.py on the node's own data, under the guarantees
+of the run."""
 
 from __future__ import annotations
 

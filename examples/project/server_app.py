@@ -1,4 +1,5 @@
-"""The ServerApp: the settings of conf/ and the strategy in strategies/; the rest is Discreet's own."""
+"""The ServerApp: the settings of conf/ and the strategy in strategies/; the rest is Discreet's
+own."""
 
 from __future__ import annotations
 

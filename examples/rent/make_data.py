@@ -1,6 +1,7 @@
 """Made-up data: the rent of 400 flats of 40 landlords, who keep their books to themselves.
 
-`python examples/rent/make_data.py` wrote train.csv, and test.csv with 200 other flats, whose rents are public.
+`python examples/rent/make_data.py` wrote train.csv, and test.csv with 200 other flats, whose rents
+are public.
 """
 
 from __future__ import annotations
@@ -15,13 +16,20 @@ SEED = 61333
 
 
 def rows(landlords: range, flats: int, draw: np.random.Generator) -> list[list[object]]:
-    """The flats of each landlord: size (square metres), rooms, floor, minutes to the centre, rent (euros a month)."""
+    """The flats of each landlord: size (square metres), rooms, floor, minutes to the centre, rent
+    (euros a month)."""
     found: list[list[object]] = []
     for landlord in landlords:
         for size in draw.uniform(25, 130, flats):
-            rooms, floor, minutes = 1 + int(size // 28), int(draw.integers(0, 8)), int(draw.integers(5, 50))
+            rooms, floor, minutes = (
+                1 + int(size // 28),
+                int(draw.integers(0, 8)),
+                int(draw.integers(5, 50)),
+            )
             rent = 250 + 11 * size + 12 * floor - 9 * minutes + draw.normal(0, 60)
-            found.append([landlord, round(float(size), 1), rooms, floor, minutes, round(float(rent))])
+            found.append(
+                [landlord, round(float(size), 1), rooms, floor, minutes, round(float(rent))]
+            )
     return found
 
 

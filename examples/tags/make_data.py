@@ -1,6 +1,7 @@
 """Made-up data: 480 sentences of 60 writers, who keep them to themselves, tagged word by word.
 
-`python examples/tags/make_data.py` wrote train.csv, and test.csv with 120 other sentences, which are public.
+`python examples/tags/make_data.py` wrote train.csv, and test.csv with 120 other sentences, which
+are public.
 """
 
 from __future__ import annotations
@@ -10,8 +11,15 @@ import random
 from pathlib import Path
 
 LENGTH, WRITERS, EACH = 8, 60, 8
-# Numbers of words; 0 stands where a sentence has ended. Some words are a noun or a verb, by what stands before.
-DETERMINERS, NOUNS, VERBS, BOTH, ADVERBS = range(1, 5), range(5, 15), range(15, 23), range(23, 27), range(27, 30)
+# Numbers of words; 0 stands where a sentence has ended. Some words are a noun or a verb, by what
+# stands before.
+DETERMINERS, NOUNS, VERBS, BOTH, ADVERBS = (
+    range(1, 5),
+    range(5, 15),
+    range(15, 23),
+    range(23, 27),
+    range(27, 30),
+)
 
 
 def sentence(draw: random.Random) -> list[tuple[int, str]]:
@@ -31,7 +39,13 @@ def write(path: Path, writers: list[int], *, seed: int) -> None:
     draw = random.Random(seed)
     with path.open("w", newline="") as file:
         table = csv.writer(file, lineterminator="\n")
-        table.writerow(["writer", *(f"w{place}" for place in range(LENGTH)), *(f"t{place}" for place in range(LENGTH))])
+        table.writerow(
+            [
+                "writer",
+                *(f"w{place}" for place in range(LENGTH)),
+                *(f"t{place}" for place in range(LENGTH)),
+            ]
+        )
         for writer in writers:
             words = sentence(draw)
             words += [(0, "-")] * (LENGTH - len(words))
@@ -40,5 +54,7 @@ def write(path: Path, writers: list[int], *, seed: int) -> None:
 
 if __name__ == "__main__":
     here = Path(__file__).parent
-    write(here / "train.csv", [writer for writer in range(WRITERS) for _ in range(EACH)], seed=61507)
+    write(
+        here / "train.csv", [writer for writer in range(WRITERS) for _ in range(EACH)], seed=61507
+    )
     write(here / "test.csv", [-1] * 120, seed=61508)

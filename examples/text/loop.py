@@ -17,14 +17,21 @@ from text_app import task
 
 def main(weights: str, texts: str, epochs: int = 3) -> None:
     tokens, mask, classes = task.load_data(texts, weights, "train.csv").tensors
-    rows = [({"input_ids": t, "attention_mask": m}, c) for t, m, c in zip(tokens, mask, classes, strict=True)]
+    rows = [
+        ({"input_ids": t, "attention_mask": m}, c)
+        for t, m, c in zip(tokens, mask, classes, strict=True)
+    ]
     model = task.build(weights)
-    optimizer = torch.optim.SGD([value for value in model.parameters() if value.requires_grad], lr=1.0)
+    optimizer = torch.optim.SGD(
+        [value for value in model.parameters() if value.requires_grad], lr=1.0
+    )
     private = DPSGD(
         model,
         optimizer,
         torch.utils.data.DataLoader(rows, batch_size=max(1, len(rows) // 20)),
-        loss=lambda outputs, classes: nn.functional.cross_entropy(outputs.logits, classes, reduction="none"),
+        loss=lambda outputs, classes: nn.functional.cross_entropy(
+            outputs.logits, classes, reduction="none"
+        ),
         epochs=epochs,
         target_epsilon=8.0,
         delta=1e-5,

@@ -1,4 +1,5 @@
-"""Tells MLflow of the rounds of a run what may be published, and no more: `pip install mlflow-skinny sqlalchemy`.
+"""Tells MLflow of the rounds of a run what may be published, and no more: `pip install
+mlflow-skinny sqlalchemy`.
 
 python examples/trackers/mlflow_rounds.py sqlite:///mlflow.db rounds=5 output_dir=outputs/first
 """
@@ -15,13 +16,16 @@ from mlflow.entities import Metric
 
 from discreet import simulate
 
-# Not cohort, replies and seconds, nor the epsilons that clients report of themselves: docs/privacy.md.
+# Not cohort, replies and seconds, nor the epsilons that clients report of themselves:
+# docs/privacy.md.
 TOLD = ("loss", "accuracy", "auc", "r2", "mae", "clip_norm", "fraction_below", "epsilon_user")
 
 
 def train(uri: str, *settings: str) -> Path:
     """Trains with these settings, and gives the run folder."""
-    begun = int(time.time() * 1000)  # of every round: the time that a round takes depends on who takes part
+    begun = int(
+        time.time() * 1000
+    )  # of every round: the time that a round takes depends on who takes part
     client = MlflowClient(tracking_uri=uri)
     known = client.get_experiment_by_name("discreet")
     experiment = known.experiment_id if known else client.create_experiment("discreet")
@@ -29,7 +33,9 @@ def train(uri: str, *settings: str) -> Path:
 
     def on_round(row: Mapping[str, object]) -> None:
         told = {name: value for name in TOLD if isinstance(value := row.get(name), float)}
-        metrics = [Metric(name, value, begun, int(str(row["round"]))) for name, value in told.items()]
+        metrics = [
+            Metric(name, value, begun, int(str(row["round"]))) for name, value in told.items()
+        ]
         client.log_batch(run, metrics=metrics)
 
     folder = simulate(*settings, on_round=on_round)

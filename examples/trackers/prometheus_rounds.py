@@ -1,4 +1,5 @@
-"""Serves the last round of a run to Prometheus, what may be published of it: `pip install prometheus-client`.
+"""Serves the last round of a run to Prometheus, what may be published of it: `pip install
+prometheus-client`.
 
 python examples/trackers/prometheus_rounds.py 9100 rounds=5 output_dir=outputs/first
 """
@@ -13,12 +14,24 @@ from prometheus_client import CollectorRegistry, Gauge, start_http_server
 
 from discreet import simulate
 
-# Not cohort, replies and seconds, nor the epsilons that clients report of themselves: docs/privacy.md.
-TOLD = ("round", "loss", "accuracy", "auc", "r2", "mae", "clip_norm", "fraction_below", "epsilon_user")
+# Not cohort, replies and seconds, nor the epsilons that clients report of themselves:
+# docs/privacy.md.
+TOLD = (
+    "round",
+    "loss",
+    "accuracy",
+    "auc",
+    "r2",
+    "mae",
+    "clip_norm",
+    "fraction_below",
+    "epsilon_user",
+)
 
 
 def gauges(port: int) -> Callable[[Mapping[str, object]], None]:
-    """An `on_round` whose numbers this process serves from now on, on the loopback interface alone."""
+    """An `on_round` whose numbers this process serves from now on, on the loopback interface
+    alone."""
     registry, shown = CollectorRegistry(), dict[str, Gauge]()
     start_http_server(port, addr="127.0.0.1", registry=registry)
 

@@ -1,4 +1,5 @@
-"""Tells TensorBoard of the rounds of a run what may be published, and no more: `pip install tensorboard`.
+"""Tells TensorBoard of the rounds of a run what may be published, and no more: `pip install
+tensorboard`.
 
 python examples/trackers/tensorboard_rounds.py logs/first rounds=5 output_dir=outputs/first
 tensorboard --logdir logs
@@ -15,7 +16,8 @@ from torch.utils.tensorboard import SummaryWriter
 
 from discreet import simulate
 
-# Not cohort, replies and seconds, nor the epsilons that clients report of themselves: docs/privacy.md.
+# Not cohort, replies and seconds, nor the epsilons that clients report of themselves:
+# docs/privacy.md.
 TOLD = ("loss", "accuracy", "auc", "r2", "mae", "clip_norm", "fraction_below", "epsilon_user")
 
 

@@ -1,4 +1,5 @@
-"""The matrices of correlated noise: closed forms, the sensitivity of every participation, and the error."""
+"""The matrices of correlated noise: closed forms, the sensitivity of every participation, and the
+error."""
 
 from __future__ import annotations
 
@@ -54,7 +55,9 @@ def test_noise_whose_coefficients_rise_or_are_negative_is_refused(
 ) -> None:
     # No kind that there is has such a factor: that of bisr is the inverse of its weights.
     monkeypatch.setattr(correlation, "_inverse", lambda _: np.array(factor))
-    with pytest.raises(ValueError, match="coefficients of bisr noise with bandwidth 2 are negative or rise"):
+    with pytest.raises(
+        ValueError, match="coefficients of bisr noise with bandwidth 2 are negative or rise"
+    ):
         correlation.factor_and_weights.__wrapped__("bisr", 2, 3)
 
 
@@ -79,11 +82,16 @@ def test_no_participation_moves_any_first_rounds_by_more_than_their_sensitivity(
     rounds = 9 if groups == 1 else 11
     factor = lower(factor_and_weights(kind, bandwidth, rounds)[0])
     for first in range(1, rounds + 1):
-        found = max(np.linalg.norm(factor[:first, :first][:, pattern].sum(1)) for pattern in patterns(first, groups))
+        found = max(
+            np.linalg.norm(factor[:first, :first][:, pattern].sum(1))
+            for pattern in patterns(first, groups)
+        )
         wanted = Turns(kind, bandwidth, groups, first).sensitivity
         assert wanted == pytest.approx(found, rel=1e-11)
         assert wanted >= found
-        assert wanted == pytest.approx(math.hypot(*Turns(kind, bandwidth, groups, rounds).moves()[:first]))
+        assert wanted == pytest.approx(
+            math.hypot(*Turns(kind, bandwidth, groups, rounds).moves()[:first])
+        )
 
 
 @kinds
@@ -99,7 +107,9 @@ def test_the_error_is_the_noise_on_running_sums_for_the_dearest_participation(
 
 
 @pytest.mark.parametrize(("groups", "turns", "most"), [(28, 4, 0.35), (5, 20, 0.54)])
-def test_at_equal_epsilon_the_running_sum_has_so_much_less_noise(groups: int, turns: int, most: float) -> None:
+def test_at_equal_epsilon_the_running_sum_has_so_much_less_noise(
+    groups: int, turns: int, most: float
+) -> None:
     assert -(-100 // groups) == turns
     errors = {
         kind: Turns(kind, best_bandwidth(kind, groups=groups, rounds=100), groups, 100).error
@@ -113,11 +123,13 @@ def test_at_equal_epsilon_the_running_sum_has_so_much_less_noise(groups: int, tu
 def test_tree_aggregation_is_one_gaussian_of_its_noise_over_its_sensitivity_as_published(
     noise_multiplier: float, published: float
 ) -> None:
-    """Kairouz et al. 2021 (arXiv 2103.00039), Stack Overflow: 1600 rounds, each client in one, delta 1e-6. Published
-    epsilons are by an older conversion, and larger."""
+    """Kairouz et al. 2021 (arXiv 2103.00039), Stack Overflow: 1600 rounds, each client in one,
+    delta 1e-6. Published epsilons are by an older conversion, and larger."""
     rounds, nodes = 1600, np.zeros(1600)
     for size in (2**level for level in range(11)):
-        nodes[: rounds - rounds % size] += 1  # a round is in one node of each size, if that node is full
+        nodes[: rounds - rounds % size] += (
+            1  # a round is in one node of each size, if that node is full
+        )
     spent = PrivacyLedger().record(GaussianDpEvent(noise_multiplier / math.sqrt(nodes.max())))
     tree = RdpAccountant(neighboring_relation=NeighboringRelation.REPLACE_SPECIAL)
     tree.compose(SingleEpochTreeAggregationDpEvent(noise_multiplier, rounds))
@@ -126,14 +138,22 @@ def test_tree_aggregation_is_one_gaussian_of_its_noise_over_its_sensitivity_as_p
 
 
 def largest_tree_move(rounds: int, turns: int, apart: int) -> int:
-    """The most by which the nodes of complete binary trees over the rounds move, as a sum of squares, with a client of
-    so many turns that are `apart` by more than 256 rounds: a choice for each round, to take a turn or not."""
-    assert apart > 256  # so that only nodes of levels 9 and 10 hold two turns, and their halves tell which
+    """The most by which the nodes of complete binary trees over the rounds move, as a sum of
+    squares, with a client of so many turns that are `apart` by more than 256 rounds: a choice for
+    each round, to take a turn or not."""
+    assert (
+        apart > 256
+    )  # so that only nodes of levels 9 and 10 hold two turns, and their halves tell which
 
     def shared(first: int, last: int, levels: range) -> int:
-        return sum(first >> each == last >> each and ((last >> each) + 1) << each <= rounds for each in levels)
+        return sum(
+            first >> each == last >> each and ((last >> each) + 1) << each <= rounds
+            for each in levels
+        )
 
-    most: dict[tuple[int, int, tuple[int, ...]], int] = defaultdict(int)  # from a round on, after turns in these halves
+    most: dict[tuple[int, int, tuple[int, ...]], int] = defaultdict(
+        int
+    )  # from a round on, after turns in these halves
     for at, left, size in itertools.product(reversed(range(rounds)), range(1, turns + 1), range(4)):
         alone = shared(at, at, range(11))
         for halves in itertools.combinations_with_replacement(range(at // 512 + 1), size):
@@ -144,10 +164,11 @@ def largest_tree_move(rounds: int, turns: int, apart: int) -> int:
 
 
 def test_tree_aggregation_of_gboards_spanish_model_has_its_published_epsilon() -> None:
-    """2000 rounds, noise 7, at most 6 turns of which two have 313 rounds between them: zCDP 0.81, (8.90, 1e-10).
+    """2000 rounds, noise 7, at most 6 turns of which two have 313 rounds between them: zCDP 0.81,
+    (8.90, 1e-10).
 
-    Source: McMahan and Thakurta 2022, Federated Learning with Formal Differential Privacy Guarantees, its notebook.
-    """
+    Source: McMahan and Thakurta 2022, Federated Learning with Formal Differential Privacy
+    Guarantees, its notebook."""
     moved = largest_tree_move(2000, 6, 314)
     assert moved / (2 * 7.0**2) == pytest.approx(0.81, abs=0.005)
     spent = PrivacyLedger().record(GaussianDpEvent(7.0 / math.sqrt(moved)))

@@ -21,7 +21,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from discreet.accounting.distributed_gaussian import DistributedDiscreteGaussianDpEvent
-from discreet.accounting.events import event_from_json, event_to_json, fixed_size_round_event, poisson_round_event
+from discreet.accounting.events import (
+    event_from_json,
+    event_to_json,
+    fixed_size_round_event,
+    poisson_round_event,
+)
 from discreet.accounting.privacy_ledger import PrivacyLedger
 
 noises = st.floats(min_value=0, max_value=1e300)
@@ -85,10 +90,14 @@ def test_a_text_that_is_no_event_is_refused(text: str) -> None:
 
 
 def test_the_event_of_a_round_follows_from_noise_and_cohort() -> None:
-    assert poisson_round_event(0.05, noise_multiplier=1.2) == PoissonSampledDpEvent(0.05, GaussianDpEvent(1.2))
+    assert poisson_round_event(0.05, noise_multiplier=1.2) == PoissonSampledDpEvent(
+        0.05, GaussianDpEvent(1.2)
+    )
     assert poisson_round_event(0.05, noise_multiplier=0.0) == NonPrivateDpEvent()
     assert poisson_round_event(0.0, noise_multiplier=1.0) == NoOpDpEvent()
-    assert fixed_size_round_event(5, population_size=10, noise_multiplier=0.0) == NonPrivateDpEvent()
+    assert (
+        fixed_size_round_event(5, population_size=10, noise_multiplier=0.0) == NonPrivateDpEvent()
+    )
     assert fixed_size_round_event(0, population_size=10, noise_multiplier=1.0) == NoOpDpEvent()
 
 
@@ -96,11 +105,19 @@ def test_the_event_of_a_round_follows_from_noise_and_cohort() -> None:
     ("make", "given", "message"),
     [
         *((poisson_round_event, (q, 1.0), r"must be in 0 \.\. 1") for q in (-0.1, 1.1, math.nan)),
-        *((poisson_round_event, (0.5, noise), "must be finite and at least 0") for noise in (-0.1, math.nan)),
-        *((fixed_size_round_event, (*sizes, 1.0), "population_size") for sizes in ((11, 10), (-1, 10), (0, 0))),
+        *(
+            (poisson_round_event, (0.5, noise), "must be finite and at least 0")
+            for noise in (-0.1, math.nan)
+        ),
+        *(
+            (fixed_size_round_event, (*sizes, 1.0), "population_size")
+            for sizes in ((11, 10), (-1, 10), (0, 0))
+        ),
     ],
 )
-def test_a_round_out_of_range_is_refused(make: Callable[..., DpEvent], given: tuple[float, ...], message: str) -> None:
+def test_a_round_out_of_range_is_refused(
+    make: Callable[..., DpEvent], given: tuple[float, ...], message: str
+) -> None:
     first, *population, noise = given
     size = {"population_size": population[0]} if population else {}
     with pytest.raises(ValueError, match=message):
@@ -123,6 +140,8 @@ def test_equal_events_are_merged_in_order_of_first_appearance() -> None:
     ("event", "count", "message"),
     [(ROUND, -1, "count must"), (ROUND, 1.0, "count must"), (UnsupportedDpEvent(), 1, "not known")],
 )
-def test_what_can_not_be_accounted_is_not_recorded(event: DpEvent, count: int, message: str) -> None:
+def test_what_can_not_be_accounted_is_not_recorded(
+    event: DpEvent, count: int, message: str
+) -> None:
     with pytest.raises(ValueError, match=message):
         PrivacyLedger().record(event, count)

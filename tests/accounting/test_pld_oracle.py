@@ -1,6 +1,8 @@
-"""Epsilon by loss distributions against delta by inversion of the transform: never understated, and how close.
+"""Epsilon by loss distributions against delta by inversion of the transform: never understated, and
+how close.
 
-The mixtures are drawn from seeds fixed beforehand; those that the oracle has no answer for are drawn again.
+The mixtures are drawn from seeds fixed beforehand; those that the oracle has no answer for are
+drawn again.
 """
 
 from __future__ import annotations
@@ -20,7 +22,12 @@ from scipy.stats import norm
 
 from discreet.accounting import loss_distribution
 from discreet.accounting.accounting import epsilon_spent
-from discreet.accounting.loss_distribution import FINEST_INTERVAL, LossMasses, composed_epsilon, loss_masses
+from discreet.accounting.loss_distribution import (
+    FINEST_INTERVAL,
+    LossMasses,
+    composed_epsilon,
+    loss_masses,
+)
 from discreet.privacy.mechanisms import analytic_gaussian_noise_multiplier
 
 PRECISION = 1e-9  # of the oracle, relative to delta
@@ -31,7 +38,8 @@ def sampled(probability: float, noise: float) -> DpEvent:
 
 
 def mixture(source: np.random.Generator) -> Counts:
-    """1 to 6 sampled Gaussians, and now and then a sampled Laplace beside a Gaussian; up to a million releases."""
+    """1 to 6 sampled Gaussians, and now and then a sampled Laplace beside a Gaussian; up to a
+    million releases."""
     counts: dict[DpEvent, int] = {}
     for _ in range(source.integers(1, 7)):
         event = sampled(10 ** source.uniform(-4, 0), 10 ** source.uniform(-0.3, 1.5))
@@ -44,7 +52,8 @@ def mixture(source: np.random.Generator) -> Counts:
 
 
 def shares_of_delta(seed: int, wanted: int) -> list[float]:
-    """delta by the oracle at the epsilon stated for a delta, over that delta; epsilons of 0 < epsilon < 50."""
+    """delta by the oracle at the epsilon stated for a delta, over that delta; epsilons of 0 <
+    epsilon < 50."""
     source, shares = np.random.default_rng(seed), list[float]()
     while len(shares) < wanted:
         counts, delta = mixture(source), float(10 ** source.uniform(-13, -3))
@@ -57,23 +66,28 @@ def shares_of_delta(seed: int, wanted: int) -> list[float]:
     return shares
 
 
-@pytest.mark.parametrize(("seed", "count"), [(60331, 4), pytest.param(90071, 40, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    ("seed", "count"), [(60331, 4), pytest.param(90071, 40, marks=pytest.mark.slow)]
+)
 def test_epsilon_is_an_upper_bound_for_random_mixtures(seed: int, count: int) -> None:
     shares = shares_of_delta(seed, count)
     assert max(shares) <= 1 + PRECISION
     assert count < 40 or np.median(shares) > 0.99
 
 
-@pytest.mark.parametrize(("epsilon", "delta"), [(0.1, 1e-3), (1.0, 1e-5), (4.0, 1e-9), (1.0, 1e-20)])
+@pytest.mark.parametrize(
+    ("epsilon", "delta"), [(0.1, 1e-3), (1.0, 1e-5), (4.0, 1e-9), (1.0, 1e-20)]
+)
 def test_the_oracle_gives_the_analytic_gaussian(epsilon: float, delta: float) -> None:
     noise = analytic_gaussian_noise_multiplier(epsilon, delta=delta)
-    assert delta_of({GaussianDpEvent(noise * 2): 3, GaussianDpEvent(noise * 4): 4}, epsilon) == pytest.approx(
-        delta, rel=1e-6
-    )
+    assert delta_of(
+        {GaussianDpEvent(noise * 2): 3, GaussianDpEvent(noise * 4): 4}, epsilon
+    ) == pytest.approx(delta, rel=1e-6)
 
 
 def sampled_delta(epsilon: float, probability: float, noise: float) -> float:
-    """Of one release where a member is removed, in 50 digits: the direction that counts for these."""
+    """Of one release where a member is removed, in 50 digits: the direction that counts for
+    these."""
     import mpmath
 
     with mpmath.workdps(50):
@@ -84,8 +98,12 @@ def sampled_delta(epsilon: float, probability: float, noise: float) -> float:
 
 
 @pytest.mark.parametrize("delta", [1e-10, 1e-12, 1e-13, 1e-14, 1e-16, 1e-18, 1e-20])
-@pytest.mark.parametrize(("probability", "noise"), [(1e-6, 0.5), (1e-6, 3.0), (1e-3, 0.7), (0.1, 1.3)])
-def test_a_delta_of_rounding_error_is_not_understated(delta: float, probability: float, noise: float) -> None:
+@pytest.mark.parametrize(
+    ("probability", "noise"), [(1e-6, 0.5), (1e-6, 3.0), (1e-3, 0.7), (0.1, 1.3)]
+)
+def test_a_delta_of_rounding_error_is_not_understated(
+    delta: float, probability: float, noise: float
+) -> None:
     epsilon = composed_epsilon({sampled(probability, noise): 1}, delta=delta)
     assert epsilon < math.inf
     assert sampled_delta(epsilon, probability, noise) <= delta
@@ -93,9 +111,14 @@ def test_a_delta_of_rounding_error_is_not_understated(delta: float, probability:
 
 @pytest.mark.parametrize("length", [2**8, 3 * 2**12, 2**18])
 def test_a_transform_is_off_by_less_than_its_bound(length: int) -> None:
-    """Against one in 64 bits of precision, in units of log2(N) * 2^-53: less than 1 in every value."""
+    """Against one in 64 bits of precision, in units of log2(N) * 2^-53: less than 1 in every
+    value."""
     source, unit = np.random.default_rng(70423), math.log2(length) * 2.0**-53
-    for masses in (source.random(length), source.exponential(size=length) ** 8, np.exp(-np.arange(length) / 50)):
+    for masses in (
+        source.random(length),
+        source.exponential(size=length) ** 8,
+        np.exp(-np.arange(length) / 50),
+    ):
         masses /= masses.sum()
         spectrum = fft.rfft(masses)
         exact = fft.rfft(masses.astype(np.longdouble))
@@ -107,8 +130,11 @@ def test_a_transform_is_off_by_less_than_its_bound(length: int) -> None:
 # The add direction, and that the oracles find what is planted.
 
 
-def laplace_delta(epsilon: float, probability: float, noise: float, *, count: int, removed: bool) -> float:
-    """Of up to three sampled Laplace releases, by a product of Gauss quadratures, right to about 1e-4."""
+def laplace_delta(
+    epsilon: float, probability: float, noise: float, *, count: int, removed: bool
+) -> float:
+    """Of up to three sampled Laplace releases, by a product of Gauss quadratures, right to about
+    1e-4."""
     nodes, weights = np.polynomial.legendre.leggauss(160)
     x = (nodes + 1) / 2
     lower = np.array(
@@ -124,13 +150,17 @@ def laplace_delta(epsilon: float, probability: float, noise: float, *, count: in
 
 
 @pytest.mark.parametrize(
-    ("probability", "noise", "count", "delta"), [(0.1, 1.0, 3, 0.05), (0.5, 2.0, 2, 0.1), (0.8, 2.0, 3, 0.1)]
+    ("probability", "noise", "count", "delta"),
+    [(0.1, 1.0, 3, 0.05), (0.5, 2.0, 2, 0.1), (0.8, 2.0, 3, 0.1)],
 )
 def test_where_adding_a_member_costs_more_that_is_the_epsilon(
     probability: float, noise: float, count: int, delta: float
 ) -> None:
-    """Sampled Laplace noise: without this direction the second epsilon would be 0.056, not 0.097."""
-    epsilon = composed_epsilon({PoissonSampledDpEvent(probability, LaplaceDpEvent(noise)): count}, delta=delta)
+    """Sampled Laplace noise: without this direction the second epsilon would be 0.056, not
+    0.097."""
+    epsilon = composed_epsilon(
+        {PoissonSampledDpEvent(probability, LaplaceDpEvent(noise)): count}, delta=delta
+    )
     added = laplace_delta(epsilon, probability, noise, count=count, removed=False)
     assert added == pytest.approx(delta, rel=2e-3)
     assert laplace_delta(epsilon, probability, noise, count=count, removed=True) < 0.995 * added
@@ -147,7 +177,9 @@ def test_a_grid_that_rounds_downwards_is_found(monkeypatch: pytest.MonkeyPatch) 
     assert delta_of(counts, composed_epsilon(counts, delta=1e-6)) > 1.01e-6
 
 
-def test_an_engine_without_the_bound_on_its_rounding_errors_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_engine_without_the_bound_on_its_rounding_errors_is_found(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(loss_distribution, "_error_norm", lambda *_: 0.0)
     epsilon = composed_epsilon({sampled(1e-6, 0.5): 1}, delta=1e-16)
     assert sampled_delta(epsilon, 1e-6, 0.5) > 1.0001e-16
@@ -167,20 +199,30 @@ class TooWideError(ValueError):
     """The integrand falls so slowly that this oracle has no answer."""
 
 
-def delta_of(counts: Counts, epsilon: float, *, per_width: int = PER_WIDTH, bend: float | None = None) -> float:
+def delta_of(
+    counts: Counts, epsilon: float, *, per_width: int = PER_WIDTH, bend: float | None = None
+) -> float:
     """The larger delta of removing and adding a member.
 
-    `bend` is how far the contour leans: it decides nothing but the precision. Right to about 1e-12 of delta.
+    `bend` is how far the contour leans: it decides nothing but the precision. Right to about 1e-12
+    of delta.
     """
     if bend is None:  # bounded losses grow to the right where epsilon is below the largest one
         bend = 0.0 if any(isinstance(_noise(event), LaplaceDpEvent) for event in counts) else 0.5
-    return max(_inverted(counts, epsilon, removed=removed, per_width=per_width, bend=bend) for removed in (True, False))
+    return max(
+        _inverted(counts, epsilon, removed=removed, per_width=per_width, bend=bend)
+        for removed in (True, False)
+    )
 
 
-def _inverted(counts: Counts, epsilon: float, *, removed: bool, per_width: int, bend: float) -> float:
+def _inverted(
+    counts: Counts, epsilon: float, *, removed: bool, per_width: int, bend: float
+) -> float:
     def log_integrand(s: Complex, reach: float) -> Complex:
         with np.errstate(over="ignore", invalid="ignore"):
-            moments = sum(n * _log_moment(e, s, removed=removed, reach=reach) for e, n in counts.items())
+            moments = sum(
+                n * _log_moment(e, s, removed=removed, reach=reach) for e, n in counts.items()
+            )
         return np.asarray(moments - s * epsilon - np.log(s) - np.log(s + 1), dtype=np.complex128)
 
     saddle, width = _saddle(lambda c: log_integrand(c.astype(np.complex128), 0.0).real)
@@ -237,11 +279,14 @@ def _log_moment(event: DpEvent, s: Complex, *, removed: bool, reach: float) -> C
         raise TooWideError
     order = s + 1 if removed else -s
     parts = np.array_split(order, 1 + len(loss) * len(s) // 2**20)
-    return np.log1p(np.concatenate([np.expm1(np.multiply.outer(part, loss)) @ weights for part in parts]))
+    return np.log1p(
+        np.concatenate([np.expm1(np.multiply.outer(part, loss)) @ weights for part in parts])
+    )
 
 
 def _gaussian_points(scale: float, order: float, reach: float) -> tuple[Real, Real]:
-    """log(mean 1 / mean 0) at evenly spaced values of the noise of mean 0, and their probabilities."""
+    """log(mean 1 / mean 0) at evenly spaced values of the noise of mean 0, and their
+    probabilities."""
     step = min(scale / 6, scale**2 / 4, math.pi / (reach / scale**2 + 16 / scale))
     if order + 24 * scale > MOST_TERMS * step:
         raise TooWideError
@@ -250,19 +295,23 @@ def _gaussian_points(scale: float, order: float, reach: float) -> tuple[Real, Re
 
 
 def _laplace_points(scale: float, order: float, reach: float) -> tuple[Real, Real]:
-    """The same for Laplace noise: two ends, beyond which the loss stays what it is, and Gauss points between."""
+    """The same for Laplace noise: two ends, beyond which the loss stays what it is, and Gauss
+    points between."""
     nodes, weights = np.polynomial.legendre.leggauss(64 + 2 * math.ceil(reach / scale))
     x = (nodes + 1) / 2
     between = weights / 2 * np.exp(-x / scale) / (2 * scale)
     ends = [0.5, 0.5 * math.exp(-1 / scale)]
-    return np.array([-1 / scale, *((2 * x - 1) / scale), 1 / scale]), np.array([ends[0], *between, ends[1]])
+    return np.array([-1 / scale, *((2 * x - 1) / scale), 1 / scale]), np.array(
+        [ends[0], *between, ends[1]]
+    )
 
 
 SAMPLED = PoissonSampledDpEvent(0.1, GaussianDpEvent(1.3))
 
 
 def sampled_gaussian_delta(epsilon: float, q: float, noise: float) -> float:
-    """The larger delta of one Poisson-sampled Gaussian release, removing and adding (Zhu et al. 2022)."""
+    """The larger delta of one Poisson-sampled Gaussian release, removing and adding (Zhu et al.
+    2022)."""
     cut = noise**2 * math.log(math.expm1(epsilon) / q + 1) + 0.5
     removed = q * norm.sf((cut - 1) / noise) + (1 - q - math.exp(epsilon)) * norm.sf(cut / noise)
     if epsilon >= -math.log1p(-q):
@@ -302,12 +351,21 @@ def test_one_sampled_release_costs_its_closed_form(q: float, noise: float, delta
 
 
 @pytest.mark.parametrize("delta", [1e-14, 1e-5, 0.01])
-@pytest.mark.parametrize(("noise", "count"), [(1.0, 1), (1.0, 100), (5.0, 100), (30.0, 1000), (0.1, 1)])
-def test_composed_gaussians_cost_the_analytic_epsilon_and_never_less(noise: float, count: int, delta: float) -> None:
+@pytest.mark.parametrize(
+    ("noise", "count"), [(1.0, 1), (1.0, 100), (5.0, 100), (30.0, 1000), (0.1, 1)]
+)
+def test_composed_gaussians_cost_the_analytic_epsilon_and_never_less(
+    noise: float, count: int, delta: float
+) -> None:
     def log_delta(epsilon: float) -> float:
         whole = noise / math.sqrt(count)
         upper = norm.logcdf(1 / (2 * whole) - epsilon * whole)
-        return float(upper + math.log(-math.expm1(epsilon + norm.logcdf(-1 / (2 * whole) - epsilon * whole) - upper)))
+        return float(
+            upper
+            + math.log(
+                -math.expm1(epsilon + norm.logcdf(-1 / (2 * whole) - epsilon * whole) - upper)
+            )
+        )
 
     epsilon = composed_epsilon({GaussianDpEvent(noise): count}, delta=delta)
     assert log_delta(epsilon) <= math.log(delta)
@@ -317,7 +375,11 @@ def test_composed_gaussians_cost_the_analytic_epsilon_and_never_less(noise: floa
 @pytest.mark.parametrize(
     "counts",
     [
-        {SAMPLED: 20, PoissonSampledDpEvent(0.02, GaussianDpEvent(0.8)): 50, GaussianDpEvent(9.0): 3},
+        {
+            SAMPLED: 20,
+            PoissonSampledDpEvent(0.02, GaussianDpEvent(0.8)): 50,
+            GaussianDpEvent(9.0): 3,
+        },
         {LaplaceDpEvent(3.0): 20, LaplaceDpEvent(5.0): 1},
         {PoissonSampledDpEvent(0.2, LaplaceDpEvent(2.0)): 40},
         {PoissonSampledDpEvent(0.999, GaussianDpEvent(6.0)): 30},
@@ -330,11 +392,15 @@ def test_epsilon_agrees_with_dp_accounting(counts: dict[DpEvent, int]) -> None:
         for event, count in counts.items():
             accountant.compose(event, count)
         expected = [accountant.get_epsilon(delta) for delta in (1e-7, 1e-3)]
-    assert [composed_epsilon(counts, delta=delta) for delta in (1e-7, 1e-3)] == pytest.approx(expected, rel=5e-6)
+    assert [composed_epsilon(counts, delta=delta) for delta in (1e-7, 1e-3)] == pytest.approx(
+        expected, rel=5e-6
+    )
 
 
 def test_an_event_without_a_loss_distribution_is_refused() -> None:
     event = PoissonSampledDpEvent(0.1, SAMPLED)
-    assert composed_epsilon({GaussianDpEvent(1.0): 1}, delta=1e-25) == math.inf  # below the mass at infinity
+    assert (
+        composed_epsilon({GaussianDpEvent(1.0): 1}, delta=1e-25) == math.inf
+    )  # below the mass at infinity
     with pytest.raises(ValueError, match="has no loss distribution"):
         composed_epsilon({event: 1}, delta=1e-5)

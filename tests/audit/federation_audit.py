@@ -1,9 +1,11 @@
-"""The audit of a real federation: processes of a SuperLink, node proxy and ServerApp, and nodes that are canaries.
+"""The audit of a real federation: processes of a SuperLink, node proxy and ServerApp, and nodes
+that are canaries.
 
-Each canary is a node of the auditor with a key of its own, which connects to the node proxy or, by a secret coin, never
-does. It takes part as any node does, but sends its direction, ten times as long as the clip norm: the server is to clip
-it. What is looked at are files that the run writes for people to read: each checkpoint, and the rows of metrics.csv.
-The auditor knows that no honest client takes part, as the adversary of the definition knows what they send.
+Each canary is a node of the auditor with a key of its own, which connects to the node proxy or, by
+a secret coin, never does. It takes part as any node does, but sends its direction, ten times as
+long as the clip norm: the server is to clip it. What is looked at are files that the run writes for
+people to read: each checkpoint, and the rows of metrics.csv. The auditor knows that no honest
+client takes part, as the adversary of the definition knows what they send.
 """
 
 from __future__ import annotations
@@ -23,7 +25,12 @@ from flwr.app import Message, RecordDict
 from discreet.audit.canaries import Canaries, Experiment, draw_canaries
 from discreet.audit.user_audit import SeenRun, check_noised, said_first, scored, together
 from discreet.deployment.flower_home import wait_until
-from discreet.deployment.local_federation import SERVERS, START_SECONDS, Federation, empty_federation
+from discreet.deployment.local_federation import (
+    SERVERS,
+    START_SECONDS,
+    Federation,
+    empty_federation,
+)
 from discreet.deployment.raw_node import raw_node
 from discreet.privacy.randomness import secure_source
 from discreet.protocol.messages import TrainReply, decode_request, encode_reply, unresolved
@@ -38,22 +45,30 @@ from discreet.simulation.processes import RunLostError
 logger = logging.getLogger("discreet")
 
 LONG = 10.0  # times the clip norm: what a canary sends
-FEWEST = 20  # canaries: that no coin at all falls "in", so that no node would come, has probability 1e-6
-LOOK_SECONDS = 0.005  # a round takes longer: it writes its ledger, its row and its checkpoint to disk
+FEWEST = (
+    20  # canaries: that no coin at all falls "in", so that no node would come, has probability 1e-6
+)
+LOOK_SECONDS = (
+    0.005  # a round takes longer: it writes its ledger, its row and its checkpoint to disk
+)
 QUIET = (
-    *("resume=false", "evaluation.kind=none", "operations.predictions=false"),
-    *("privacy.user.account=null", "privacy.user.too_noisy=warn"),
+    "resume=false",
+    "evaluation.kind=none",
+    "operations.predictions=false",
+    "privacy.user.account=null",
+    "privacy.user.too_noisy=warn",
 )
 NODE_PAUSE = 0.1  # times the number of nodes: the seconds between two looks of each
 
 
 def audit_federation(plan: Plan, *, canaries: int = 40, runs: int = 1) -> Experiment:
-    """Runs a plan in a federation of processes, in a folder that is thrown away, and scores its nodes: `canaries` of
-    each run, each in or out by a coin of its own.
+    """Runs a plan in a federation of processes, in a folder that is thrown away, and scores its
+    nodes: `canaries` of each run, each in or out by a coin of its own.
 
     Raises:
-      ConfigError: the configuration can't run in a real federation, gives no user-level guarantee by noise at the
-        server for clients that are added or removed, or has no room for the canaries.
+      ConfigError: the configuration can't run in a real federation, gives no user-level guarantee
+        by noise at the server for clients that are added or removed, or has no room for the
+        canaries.
       RunLostError: a run has not ended as planned, or a release was not seen.
       TimeoutError: a process or a node did not start.
     """
@@ -79,23 +94,29 @@ def check_federation(plan: Plan, canaries: int, runs: int) -> None:
     in_turns = plan.mechanism.participation.turns is not None
     if user.sampling == "fixed" or in_turns or plan.run.evaluation.private or plan.accounts_itself:
         raise ConfigError(
-            "an audit of a federation needs sampling.kind=poisson or everyone, evaluation.kind=public or none, and "
+            "an audit of a federation needs sampling.kind=poisson or everyone, "
+            "evaluation.kind=public or none, and "
             "privacy.user alone, with aggregation=plain and independent noise"
         )
     if not FEWEST <= canaries <= user.population_size or runs < 1:
         raise ConfigError(
-            f"an audit of a federation needs {FEWEST} .. {user.population_size} canaries, nodes of the population, "
+            f"an audit of a federation needs {FEWEST} .. {user.population_size} canaries, nodes "
+            f"of the population, "
             f"and at least one run (got {canaries} and {runs})"
         )
 
 
 def words_of(asked: Settings) -> list[str]:
-    """Settings as overrides that Hydra reads back, one for each, as JSON; without what would leave traces outside the
-    folder of an audited run, and without a public test set, for whether a model learns is not what is asked."""
+    """Settings as overrides that Hydra reads back, one for each, as JSON; without what would leave
+    traces outside the folder of an audited run, and without a public test set, for whether a model
+    learns is not what is asked."""
     settings = flat(asdict(asked))
     if settings["data.path"] is not None:
         settings["data.path"] = str(Path(settings["data.path"]).expanduser().resolve())
-    return [*(f"{name}={json.dumps(value, ensure_ascii=False)}" for name, value in settings.items()), *QUIET]
+    return [
+        *(f"{name}={json.dumps(value, ensure_ascii=False)}" for name, value in settings.items()),
+        *QUIET,
+    ]
 
 
 def _one_run(federation: Federation, plan: Plan, name: str, canaries: Canaries) -> SeenRun:
@@ -117,7 +138,10 @@ def _one_run(federation: Federation, plan: Plan, name: str, canaries: Canaries) 
         kept = kept_checkpoints(federation, run, seconds=seconds)
     if len(kept) != plan.run.rounds:
         said = federation.says(f"run-{name}").strip().splitlines()
-        raise RunLostError(f"{len(kept)} of {plan.run.rounds} releases of {name} were seen: {said[-1] if said else ''}")
+        raise RunLostError(
+            f"{len(kept)} of {plan.run.rounds} releases of {name} were seen: "
+            f"{said[-1] if said else ''}"
+        )
     zeros, ran = torch.zeros_like(kept[0].params), Plan(run.read_config())
     return scored(ran, run, [State(0, zeros, zeros, ran.clip.norm), *kept], canaries)
 
@@ -131,11 +155,14 @@ def _answer(canaries: Canaries, index: int, message: Message) -> RecordDict:
 
 
 def kept_checkpoints(federation: Federation, run: RunFolder, *, seconds: float) -> list[State]:
-    """The checkpoints that a run writes until it is over, in order; fewer than planned if it fails or takes longer."""
+    """The checkpoints that a run writes until it is over, in order; fewer than planned if it fails
+    or takes longer."""
     kept, written = list[State](), [0]
 
     def is_over() -> bool:
-        over = state_of(run) in OVER or federation.processes[f"run-{run.path.name}"].poll() is not None
+        over = (
+            state_of(run) in OVER or federation.processes[f"run-{run.path.name}"].poll() is not None
+        )
         now = run.checkpoint_path.stat().st_mtime_ns if run.checkpoint_path.exists() else 0
         if now != written[-1] and (found := run.load_checkpoint()) is not None:
             written.append(now)

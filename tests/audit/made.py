@@ -1,4 +1,5 @@
-"""Scores of mechanisms whose epsilon is known exactly, and a planted fault: noise of half its size."""
+"""Scores of mechanisms whose epsilon is known exactly, and a planted fault: noise of half its
+size."""
 
 from __future__ import annotations
 
@@ -15,8 +16,11 @@ def gaussian_scores(generator: np.random.Generator, *, canaries: int, noise: flo
     return Scores(included + noise * generator.normal(size=canaries), included)
 
 
-def randomised_responses(generator: np.random.Generator, *, canaries: int, epsilon: float) -> Scores:
-    """Every coin told truly with probability e^epsilon / (1 + e^epsilon): exactly (epsilon, 0)-DP."""
+def randomised_responses(
+    generator: np.random.Generator, *, canaries: int, epsilon: float
+) -> Scores:
+    """Every coin told truly with probability e^epsilon / (1 + e^epsilon): exactly (epsilon,
+    0)-DP."""
     included = generator.random(canaries) < 0.5
     told = included ^ (generator.random(canaries) < 1 / (1 + np.exp(epsilon)))
     # The auditor's guesses at the ends of the order are all told truly with the same probability.
@@ -30,7 +34,9 @@ def repeated_scores(seen: np.ndarray, unseen: np.ndarray) -> Scores:
 
 def repeated_gaussians(generator: np.random.Generator, *, runs: int, noise: float) -> Scores:
     """One canary of length 1 in many Gaussian releases."""
-    return repeated_scores(1 + noise * generator.normal(size=runs), noise * generator.normal(size=runs))
+    return repeated_scores(
+        1 + noise * generator.normal(size=runs), noise * generator.normal(size=runs)
+    )
 
 
 def halve_the_noise(monkeypatch: pytest.MonkeyPatch) -> None:

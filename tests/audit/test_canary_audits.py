@@ -1,4 +1,5 @@
-"""Audits of runs with canaries: right code is not refuted, and what weakens it is found. Seeds are fixed."""
+"""Audits of runs with canaries: right code is not refuted, and what weakens it is found. Seeds are
+fixed."""
 
 from __future__ import annotations
 
@@ -29,7 +30,12 @@ EVERYBODY = ("sampling.kind=everyone", "rounds=1", "privacy.user.noise_multiplie
 
 
 def plan(*words: str) -> tuple[Plan, Task]:
-    quiet = ("privacy.user.too_noisy=warn", "model.name=linear", "data.num_clients=600", "seed=7919")
+    quiet = (
+        "privacy.user.too_noisy=warn",
+        "model.name=linear",
+        "data.num_clients=600",
+        "seed=7919",
+    )
     return resolve(load_config([*quiet, *words]))
 
 
@@ -39,17 +45,25 @@ def shift(experiment: Experiment) -> float:
     return float((scores.seen.mean() - scores.unseen.mean()) / scores.unseen.std())
 
 
-@pytest.mark.parametrize(("noise", "kind"), [("grid", "adaptive"), ("float", "fixed"), ("secure_sum", "adaptive")])
+@pytest.mark.parametrize(
+    ("noise", "kind"), [("grid", "adaptive"), ("float", "fixed"), ("secure_sum", "adaptive")]
+)
 def test_a_round_shows_all_that_its_event_says_and_no_more(noise: str, kind: str) -> None:
     run = plan(*EVERYBODY, f"privacy.noise={noise}", f"privacy.user.clip.kind={kind}")
     found = audit_users(*run, canaries=500, honest=0, runs=2)
-    assert found.observations[-1].claim.epsilon == pytest.approx(3.139, abs=1e-3)  # of z = 1: REFERENCES of the paper
-    assert shift(found) == pytest.approx(1.0, abs=0.2)  # 1 / z; three standard errors of 1000 canaries
+    assert found.observations[-1].claim.epsilon == pytest.approx(
+        3.139, abs=1e-3
+    )  # of z = 1: REFERENCES of the paper
+    assert shift(found) == pytest.approx(
+        1.0, abs=0.2
+    )  # 1 / z; three standard errors of 1000 canaries
     assert not judge(found).refuted
 
 
 @pytest.mark.parametrize("words", [EVERYBODY, ("rounds=2", "sampling.probability=0.5")])
-def test_half_the_noise_is_found_from_outside(monkeypatch: pytest.MonkeyPatch, words: tuple[str, ...]) -> None:
+def test_half_the_noise_is_found_from_outside(
+    monkeypatch: pytest.MonkeyPatch, words: tuple[str, ...]
+) -> None:
     run = plan(*words, "privacy.user.target_epsilon=null", "privacy.user.noise_multiplier=1")
     halve_the_noise(monkeypatch)
     assert judge(audit_users(*run, canaries=500, honest=0, runs=3)).refuted
@@ -73,13 +87,19 @@ def test_with_cohorts_of_a_fixed_size_a_canary_that_is_out_sends_the_opposite() 
     transport = asks(canaries, replaced=True)
     assert list(transport.available_clients()) == list(range(23))
     out = int(np.flatnonzero(~canaries.included)[0])
-    (reply,) = transport.ask(TrainRequest(1, 0.5, client_settings(Settings())), torch.zeros(40), [3 + out])
+    (reply,) = transport.ask(
+        TrainRequest(1, 0.5, client_settings(Settings())), torch.zeros(40), [3 + out]
+    )
     assert torch.allclose(reply.update, -0.5 * canaries.direction(out).float())
     assert reply.below != canaries.bits[out]
 
 
 def test_no_account_of_a_population_is_charged(tmp_path: Path) -> None:
-    whose = (f"privacy.user.account={tmp_path / 'people.db'}", "sampling.population_name=people", "seed=null")
+    whose = (
+        f"privacy.user.account={tmp_path / 'people.db'}",
+        "sampling.population_name=people",
+        "seed=null",
+    )
     quiet = ("privacy.user.too_noisy=warn", "model.name=linear", "data.num_clients=40")
     experiment_of(load_config([*EVERYBODY, *quiet, *whose]), Asked(canaries=20, honest=0))
     assert list(tmp_path.iterdir()) == []
@@ -96,11 +116,19 @@ def settings(*words: str) -> tuple[Plan, Task]:
         "privacy.example.noise_multiplier=1",
         "rounds=1",
     )
-    quiet = ("model.name=linear", "seed=7927", "training.epochs=1", "privacy.delta=1e-3", "data.name=digits")
+    quiet = (
+        "model.name=linear",
+        "seed=7927",
+        "training.epochs=1",
+        "privacy.delta=1e-3",
+        "data.name=digits",
+    )
     return resolve(config(*on, *quiet, *words))
 
 
-@pytest.mark.parametrize("declared", [(), ("data.public_num_examples=700",)], ids=["zero-out", "add or remove"])
+@pytest.mark.parametrize(
+    "declared", [(), ("data.public_num_examples=700",)], ids=["zero-out", "add or remove"]
+)
 @pytest.mark.parametrize("words", [WHOLE, SAMPLED], ids=["whole", "sampled"])
 def test_dp_sgd_is_not_refuted(words: tuple[str, ...], declared: tuple[str, ...]) -> None:
     verdict = judge(audit_examples(*settings(*words, *declared), canaries=600))
@@ -119,6 +147,14 @@ def test_half_the_noise_of_dp_sgd_is_found_from_outside(
     assert judge(audit_examples(*settings(*words), canaries=600)).refuted
 
 
-def test_batches_that_are_larger_than_what_is_accounted_are_found_from_outside(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(local_training, "poisson_sample", lambda size, *, probability, source: source.permutation(size))
-    assert judge(audit_examples(*settings(*WHOLE[1:], "training.batch_size=70"), canaries=600)).refuted
+def test_batches_that_are_larger_than_what_is_accounted_are_found_from_outside(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(
+        local_training,
+        "poisson_sample",
+        lambda size, *, probability, source: source.permutation(size),
+    )
+    assert judge(
+        audit_examples(*settings(*WHOLE[1:], "training.batch_size=70"), canaries=600)
+    ).refuted

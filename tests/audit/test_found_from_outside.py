@@ -1,8 +1,10 @@
-"""Planted faults are found from outside: an audit that sees releases alone refutes what the fault's round claims.
+"""Planted faults are found from outside: an audit that sees releases alone refutes what the fault's
+round claims.
 
-The faults are those of tests/test_replay_faults.py, each a small round of its own; left out is the one that weakens
-nothing. Every audit runs a round many times with one client more and as many times without it; a score is a function of
-what the round released. Seeds are fixed; a sound round is not refuted by any of the scores.
+The faults are those of tests/test_replay_faults.py, each a small round of its own; left out is the
+one that weakens nothing. Every audit runs a round many times with one client more and as many times
+without it; a score is a function of what the round released. Seeds are fixed; a sound round is not
+refuted by any of the scores.
 """
 
 from __future__ import annotations
@@ -87,7 +89,10 @@ def scores_of(run: Round, score: Score, extra: Client, runs: int) -> Scores:
     source = seeded_source(10513)
     worlds = (([*OTHERS, extra], source.child("in")), (OTHERS, source.child("out")))
     return repeated_scores(
-        *(np.array([score(run(cohort, drawn.child(number))) for number in range(runs)]) for cohort, drawn in worlds)
+        *(
+            np.array([score(run(cohort, drawn.child(number))) for number in range(runs)])
+            for cohort, drawn in worlds
+        )
     )
 
 
@@ -106,20 +111,47 @@ FOUND: dict[str, tuple[Round, Client, Score, int]] = {
     "clip_after_noise": (planted.clip_after_noise, LONG, partial(along, LONG), 600),
     "no_clip": (planted.no_clip, LONG, partial(along, LONG), 600),
     "noise_for_the_next_clip_norm": (MOVED_CLIP, EXTRA, over_its_clip_norm, 600),
-    "data_dependent_denominator": (planted.data_dependent_denominator, EXTRA, partial(near, 3), 2000),
+    "data_dependent_denominator": (
+        planted.data_dependent_denominator,
+        EXTRA,
+        partial(near, 3),
+        2000,
+    ),
     "mean_before_noise": (planted.mean_before_noise, EXTRA, partial(near, 3), 2000),
     "weights_by_num_examples": (planted.weights_by_num_examples, EXTRA, partial(along, EXTRA), 600),
-    "weights_that_add_up_to_one": (planted.weights_that_add_up_to_one, EXTRA, partial(along, EXTRA), 600),
+    "weights_that_add_up_to_one": (
+        planted.weights_that_add_up_to_one,
+        EXTRA,
+        partial(along, EXTRA),
+        600,
+    ),
     "unclipped_integer_buffer": (planted.unclipped_integer_buffer, EXTRA, buffer, 600),
-    "integer_buffer_noised_but_not_clipped": (planted.integer_buffer_noised_but_not_clipped, EXTRA, last, 600),
-    "bits_that_are_not_centred": (partial(planted.bits_that_are_not_centred, stddev=1.5), EXTRA, last, 600),
-    "noise_only_where_somebody_replied": (planted.noise_only_where_somebody_replied, EXTRA, is_noised, 600),
+    "integer_buffer_noised_but_not_clipped": (
+        planted.integer_buffer_noised_but_not_clipped,
+        EXTRA,
+        last,
+        600,
+    ),
+    "bits_that_are_not_centred": (
+        partial(planted.bits_that_are_not_centred, stddev=1.5),
+        EXTRA,
+        last,
+        600,
+    ),
+    "noise_only_where_somebody_replied": (
+        planted.noise_only_where_somebody_replied,
+        EXTRA,
+        is_noised,
+        600,
+    ),
     "clip_norm_from_the_data": (planted.clip_norm_from_the_data, LONG, partial(far, 4), 2000),
     "no_noise": (planted.no_noise, EXTRA, partial(along, EXTRA), 600),
 }
 # A score that is a coordinate of a Gaussian release: the Gaussian fit may judge it.
 GAUSSIAN = {"weights_that_add_up_to_one", "bits_that_are_not_centred"}
-WEAKENS_NOTHING = {planted.noise_of_its_own.__name__}  # its noise is right, and only not drawn by a mechanism
+WEAKENS_NOTHING = {
+    planted.noise_of_its_own.__name__
+}  # its noise is right, and only not drawn by a mechanism
 
 
 @pytest.mark.parametrize("name", FOUND)
@@ -131,11 +163,14 @@ def test_a_planted_fault_is_found_from_outside(name: str) -> None:
 def test_every_planted_fault_that_weakens_a_round_is_audited() -> None:
     masked = {run.__name__ for run in planted.FAULTS if run.__name__.startswith("masked_")}
     assert {run.__name__ for run in planted.FAULTS} == {*FOUND} | WEAKENS_NOTHING | masked
-    # Of masked rounds tests/audit/test_release_audit.py has faults of its own; these are found by the replay alone.
+    # Of masked rounds tests/audit/test_release_audit.py has faults of its own; these are found by
+    # the replay alone.
     assert len(masked) == 4
 
 
-@pytest.mark.parametrize("name", ["no_clip", "noise_for_the_next_clip_norm", "weights_that_add_up_to_one"])
+@pytest.mark.parametrize(
+    "name", ["no_clip", "noise_for_the_next_clip_norm", "weights_that_add_up_to_one"]
+)
 def test_a_sound_round_is_not_refuted_by_the_same_scores(name: str) -> None:
     _, extra, score, runs = FOUND[name]
     bits = poisson_round_event(1.0, noise_multiplier=4.0 / BIT_SENSITIVITY)

@@ -1,4 +1,5 @@
-"""Audits that repeat a release: right code is not refuted, and what weakens it is found. Seeds are fixed."""
+"""Audits that repeat a release: right code is not refuted, and what weakens it is found. Seeds are
+fixed."""
 
 from __future__ import annotations
 
@@ -29,17 +30,32 @@ from discreet.settings.settings import Settings
 from tests.audit.made import halve_the_noise
 from tests.node.clients import config
 
-BOTH = ("privacy.accountant=rdp", "sampling.kind=everyone", "data.num_clients=6", "model.name=linear")
+BOTH = (
+    "privacy.accountant=rdp",
+    "sampling.kind=everyone",
+    "data.num_clients=6",
+    "model.name=linear",
+)
 MASKED = (
-    *("privacy.user.aggregation=secure", "privacy.user.too_noisy=warn", "privacy.user.target_epsilon=null"),
-    *("privacy.user.noise_multiplier=1", "seed=7949"),
+    "privacy.user.aggregation=secure",
+    "privacy.user.too_noisy=warn",
+    "privacy.user.target_epsilon=null",
+    "privacy.user.noise_multiplier=1",
+    "seed=7949",
 )
 RATED = ("evaluation.kind=private", "evaluation.noise_multiplier=1")
 JOINED = (*RATED, "evaluation.cohort=same")
 SHARED = (
-    *("privacy.user.enabled=false", "privacy.user.target_epsilon=null", "seed=7951", "privacy.example.enabled=true"),
-    *("privacy.example.aggregation=secure", "privacy.example.noise_multiplier=1", "privacy.example.clip_norm=0.5"),
-    *("training.epochs=1", "training.batch_size=300", "rounds=3"),
+    "privacy.user.enabled=false",
+    "privacy.user.target_epsilon=null",
+    "seed=7951",
+    "privacy.example.enabled=true",
+    "privacy.example.aggregation=secure",
+    "privacy.example.noise_multiplier=1",
+    "privacy.example.clip_norm=0.5",
+    "training.epochs=1",
+    "training.batch_size=300",
+    "rounds=3",
 )
 SPARE = ("privacy.secure.dropouts=2", "privacy.secure.colluding=2", "data.num_clients=7")
 
@@ -80,35 +96,52 @@ def test_a_masked_sum_that_also_rates_shows_update_bit_and_answer_and_no_more_th
 
 def test_a_masked_sum_of_ratings_alone_is_not_refuted_and_costs_what_its_noise_says() -> None:
     experiment = audit_round(users(*RATED), releases=400, of_answers=True)
-    assert not_refuted_and_near(judge(experiment).observations[0], epsilon_of_shift(1.0, delta=1e-3))
-    (with_ratings,), (without,) = (audit_round(users(*words), releases=2).observations for words in (RATED, ()))
+    assert not_refuted_and_near(
+        judge(experiment).observations[0], epsilon_of_shift(1.0, delta=1e-3)
+    )
+    (with_ratings,), (without,) = (
+        audit_round(users(*words), releases=2).observations for words in (RATED, ())
+    )
     assert with_ratings.claim.epsilon == pytest.approx(without.claim.epsilon, rel=1e-3)
 
 
-def for_all_nodes(vector: SecureSum, values: ExactReply, request: TrainRequest, source: RandomSource) -> Tensor:
+def for_all_nodes(
+    vector: SecureSum, values: ExactReply, request: TrainRequest, source: RandomSource
+) -> Tensor:
     """The noise is enough if all n clients survive, and honest: not if h do."""
     less = replace(vector, variance=vector.variance * vector.summands // vector.nodes)
     return noised_vector(less, values, request, source)
 
 
-def for_another_clip(vector: SecureSum, values: ExactReply, request: TrainRequest, source: RandomSource) -> Tensor:
+def for_another_clip(
+    vector: SecureSum, values: ExactReply, request: TrainRequest, source: RandomSource
+) -> Tensor:
     """Noise for a clip norm that is half of the one that clipped."""
     return noised_vector(replace(vector, variance=vector.variance // 4), values, request, source)
 
 
-def one_adds_none(vector: SecureSum, values: ExactReply, request: TrainRequest, source: RandomSource) -> Tensor:
-    """A node that adds no noise: told by what it is asked, for the others of this audit send noise alone."""
+def one_adds_none(
+    vector: SecureSum, values: ExactReply, request: TrainRequest, source: RandomSource
+) -> Tensor:
+    """A node that adds no noise: told by what it is asked, for the others of this audit send noise
+    alone."""
     noised = noised_vector(vector, values, request, source)
-    return noised - vector.noise(source.child("secure", "update")) if request.work.trains else noised
+    return (
+        noised - vector.noise(source.child("secure", "update")) if request.work.trains else noised
+    )
 
 
-def answers_twice(vector: SecureSum, values: ExactReply, request: TrainRequest, source: RandomSource) -> Tensor:
+def answers_twice(
+    vector: SecureSum, values: ExactReply, request: TrainRequest, source: RandomSource
+) -> Tensor:
     """An answer that is twice as long as may be."""
     more = 0 if values.answer is None else vector.encode(None, 1.0, answer=values.answer)
     return noised_vector(vector, values, request, source) + more
 
 
-def without_a_clip(vector: SecureSum, values: ExactReply, request: TrainRequest, source: RandomSource) -> Tensor:
+def without_a_clip(
+    vector: SecureSum, values: ExactReply, request: TrainRequest, source: RandomSource
+) -> Tensor:
     """An update that is twice as long as the clip norm."""
     twice = vector.encode(values.update, request.clip_norm) if request.work.trains else 0
     return noised_vector(vector, values, request, source) + twice
@@ -138,7 +171,9 @@ def test_a_shared_step_is_not_refuted_and_shows_what_its_noise_allows() -> None:
     assert run.adjacency == "add or remove one example"
 
 
-def data_owner_adds_none(vector: SecureSum, values: ExactReply, request: TrainRequest, source: RandomSource) -> Tensor:
+def data_owner_adds_none(
+    vector: SecureSum, values: ExactReply, request: TrainRequest, source: RandomSource
+) -> Tensor:
     """One node more is lost than is borne: the one that holds the examples adds none."""
     noised = noised_vector(vector, values, request, source)
     return noised - vector.noise(source.child("secure", "step")) if values.update.any() else noised
@@ -170,8 +205,17 @@ MANY = 1000
 
 
 def rated(*words: str) -> Settings:
-    on = ("evaluation.kind=private", "evaluation.noise_multiplier=1", "privacy.user.target_epsilon=null")
-    noise = ("privacy.user.noise_multiplier=1", "privacy.user.too_noisy=warn", "seed=7937", "model.name=linear")
+    on = (
+        "evaluation.kind=private",
+        "evaluation.noise_multiplier=1",
+        "privacy.user.target_epsilon=null",
+    )
+    noise = (
+        "privacy.user.noise_multiplier=1",
+        "privacy.user.too_noisy=warn",
+        "seed=7937",
+        "model.name=linear",
+    )
     return config(*on, *noise, "sampling.kind=everyone", "data.num_clients=20", *words)
 
 
@@ -188,14 +232,20 @@ OWN_OR_SAME_COHORT = pytest.mark.parametrize("words", [(), SAME_COHORT], ids=["o
 
 
 # Two Gaussians of multiplier 1 about one client are one of 1 / sqrt(2).
-@pytest.mark.parametrize(("words", "noise_multiplier"), [(("privacy.noise=grid",), 1.0), (SAME_COHORT, 2**-0.5)])
+@pytest.mark.parametrize(
+    ("words", "noise_multiplier"), [(("privacy.noise=grid",), 1.0), (SAME_COHORT, 2**-0.5)]
+)
 def test_a_rating_is_not_refuted_and_shows_most_of_what_it_costs(
     words: tuple[str, ...], noise_multiplier: float
 ) -> None:
     (run,) = judge(ratings(MANY, *words)).observations
-    assert run.claimed == pytest.approx(epsilon_of_shift(1 / noise_multiplier, delta=1e-3), abs=1e-3)
+    assert run.claimed == pytest.approx(
+        epsilon_of_shift(1 / noise_multiplier, delta=1e-3), abs=1e-3
+    )
     assert run.refuted_by == ()
-    assert run.estimate == pytest.approx(run.claimed, rel=0.15)  # 3.139 +- 0.15 by 1000 releases each way
+    assert run.estimate == pytest.approx(
+        run.claimed, rel=0.15
+    )  # 3.139 +- 0.15 by 1000 releases each way
 
 
 @OWN_OR_SAME_COHORT
@@ -215,7 +265,9 @@ def test_statistics_are_not_refuted_and_show_most_of_what_they_cost(noise: str, 
     assert run.estimate == pytest.approx(run.claimed, rel=0.15)
 
 
-def test_half_the_noise_of_statistics_is_found_from_outside(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_half_the_noise_of_statistics_is_found_from_outside(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     halve_the_noise(monkeypatch)
     assert judge(statistics(MANY, "statistics.noise_multiplier=1")).refuted
 
@@ -223,8 +275,18 @@ def test_half_the_noise_of_statistics_is_found_from_outside(monkeypatch: pytest.
 @pytest.mark.parametrize("cohort", ["own", "same"])
 def test_ratings_of_a_run_that_would_not_begin_are_not_audited(cohort: str, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="these settings will not learn"):
-        ratings(2, f"evaluation.cohort={cohort}", "privacy.user.too_noisy=refuse", "rounds=90", "model.name=mlp")
-    account = (f"privacy.user.account={tmp_path / 'people.db'}", "sampling.population_name=people", "seed=null")
+        ratings(
+            2,
+            f"evaluation.cohort={cohort}",
+            "privacy.user.too_noisy=refuse",
+            "rounds=90",
+            "model.name=mlp",
+        )
+    account = (
+        f"privacy.user.account={tmp_path / 'people.db'}",
+        "sampling.population_name=people",
+        "seed=null",
+    )
     with pytest.raises(ConfigError, match=r"people\.db is missing"):
         ratings(2, f"evaluation.cohort={cohort}", *account)
 
@@ -234,12 +296,22 @@ KINDS = pytest.mark.parametrize("kind", ["gaussian", "laplace", "laplace_step"])
 
 def local(kind: str, *words: str) -> Plan:
     noise = f"privacy.local.noise_multiplier={1 if kind == 'gaussian' else 0.5}"
-    on = ("privacy.user.enabled=false", f"privacy.local.kind={kind}", noise, "seed=7933", "rounds=3")
+    on = (
+        "privacy.user.enabled=false",
+        f"privacy.local.kind={kind}",
+        noise,
+        "seed=7933",
+        "rounds=3",
+    )
     return planned(config(*on, "training.epochs=1", "privacy.noise=float", *words))
 
 
-@pytest.mark.parametrize(("kind", "noise"), [("gaussian", "grid"), ("laplace", "grid"), ("laplace_step", "float")])
-def test_a_local_release_is_not_refuted_and_shows_most_of_what_it_costs(kind: str, noise: str) -> None:
+@pytest.mark.parametrize(
+    ("kind", "noise"), [("gaussian", "grid"), ("laplace", "grid"), ("laplace_step", "float")]
+)
+def test_a_local_release_is_not_refuted_and_shows_most_of_what_it_costs(
+    kind: str, noise: str
+) -> None:
     verdict = judge(audit_local(local(kind, f"privacy.noise={noise}"), releases=MANY))
     run = verdict.observations[-1]
     assert not verdict.refuted
@@ -247,20 +319,32 @@ def test_a_local_release_is_not_refuted_and_shows_most_of_what_it_costs(kind: st
 
 
 @KINDS
-def test_half_the_noise_of_a_local_release_is_found_from_outside(monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
+def test_half_the_noise_of_a_local_release_is_found_from_outside(
+    monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
     halve_the_noise(monkeypatch)
     assert judge(audit_local(local(kind), releases=MANY)).refuted
 
 
 @pytest.mark.parametrize("kind", ["gaussian", "laplace"])
-def test_an_update_that_is_not_clipped_is_found_from_outside(monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
-    monkeypatch.setattr(clipping, "clip_by_norm", lambda rows, clip_norm, *, order: (rows / 100, None))
+def test_an_update_that_is_not_clipped_is_found_from_outside(
+    monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    monkeypatch.setattr(
+        clipping, "clip_by_norm", lambda rows, clip_norm, *, order: (rows / 100, None)
+    )
     assert judge(audit_local(local(kind), releases=MANY)).refuted
 
 
 def test_rounds_are_claimed_with_the_noise_of_each_and_add_up() -> None:
-    words = ("privacy.local.noise_multiplier=null", "privacy.local.epsilon=6", "privacy.local.schedule=[1,2,3]")
+    words = (
+        "privacy.local.noise_multiplier=null",
+        "privacy.local.epsilon=6",
+        "privacy.local.schedule=[1,2,3]",
+    )
     found = audit_local(local("laplace", *words), releases=200, rounds=3)
     assert [round(seen.claim.epsilon) for seen in found.observations] == [1, 2, 3, 6]
     run = found.observations[-1].scores
-    assert run.seen.sum() == pytest.approx(sum(seen.scores.seen.sum() for seen in found.observations[:-1]))
+    assert run.seen.sum() == pytest.approx(
+        sum(seen.scores.seen.sum() for seen in found.observations[:-1])
+    )

@@ -1,4 +1,5 @@
-"""The verdict: claims that hold are left alone, others are refuted, and what can be found is said first."""
+"""The verdict: claims that hold are left alone, others are refuted, and what can be found is said
+first."""
 
 from __future__ import annotations
 
@@ -25,7 +26,9 @@ def verdict_on(scores: Scores, releases: Releases = RELEASES) -> Verdict:
 
 def test_a_true_claim_is_refuted_in_at_most_1_percent_of_audits() -> None:
     generator = np.random.default_rng(400)
-    refuted = [verdict_on(gaussian_scores(generator, canaries=300, noise=1.0)).refuted for _ in range(60)]
+    refuted = [
+        verdict_on(gaussian_scores(generator, canaries=300, noise=1.0)).refuted for _ in range(60)
+    ]
     assert sum(refuted) <= 1
 
 
@@ -35,7 +38,9 @@ def test_noise_at_half_its_size_is_refuted() -> None:
 
 
 def test_with_enough_runs_the_bound_that_assumes_nothing_of_scores_refutes_too() -> None:
-    verdict = verdict_on(repeated_gaussians(np.random.default_rng(402), runs=30_000, noise=0.5), REPEATED_ONCE)
+    verdict = verdict_on(
+        repeated_gaussians(np.random.default_rng(402), runs=30_000, noise=0.5), REPEATED_ONCE
+    )
     assert verdict.observations[0].refuted_by == (REPEATED, FIT)
 
 
@@ -43,7 +48,10 @@ def test_laplace_noise_is_not_refuted_by_a_gaussian_fit_to_it() -> None:
     # Scale 1 is (1, 0)-DP, and a Gaussian with this mean and spread would have 2.9.
     generator = np.random.default_rng(405)
     included = generator.random(2000) < 0.5
-    scores, claim = Scores(generator.laplace(size=2000) + included, included), Claim(1.0, 1e-5, "replace")
+    scores, claim = (
+        Scores(generator.laplace(size=2000) + included, included),
+        Claim(1.0, 1e-5, "replace"),
+    )
     for noise in (1.0, None):
         verdict = verdict_on(scores, Releases(1, 1.0, noise, claim))
         assert not verdict.refuted
@@ -56,7 +64,9 @@ def test_a_single_round_is_estimated_only_if_its_claim_is_refuted(noise: float) 
     scores = gaussian_scores(np.random.default_rng(415), canaries=600, noise=noise)
     seen = tuple(Observation(name, CLAIM, scores) for name in ("round 1", "run"))
     first, run = judge(Experiment("test", seen, {}, RELEASES)).observations
-    assert (first.estimate, first.interval) == ((None, None) if noise == 1.0 else (run.estimate, run.interval))
+    assert (first.estimate, first.interval) == (
+        (None, None) if noise == 1.0 else (run.estimate, run.interval)
+    )
     assert run.estimate is not None
     assert bool(first.refuted_by) is (noise == 0.5)
 
@@ -64,7 +74,9 @@ def test_a_single_round_is_estimated_only_if_its_claim_is_refuted(noise: float) 
 DELTA, LEVEL = 1e-3, 0.01 / 3
 
 
-def drawn(generator: np.random.Generator, releases: Releases, canaries: int, share: float) -> Scores:
+def drawn(
+    generator: np.random.Generator, releases: Releases, canaries: int, share: float
+) -> Scores:
     """The inner products of canaries with the sum of so many sampled rounds."""
     included = generator.random(canaries) < 0.5
     often = generator.binomial(releases.rounds, releases.probability, canaries) * included
@@ -76,17 +88,28 @@ def test_with_sampling_the_shift_is_that_of_drawn_scores() -> None:
     releases = Releases(20, 0.3, 1.5, RELEASES.claim)
     found = drawn(np.random.default_rng(61), releases, 200_000, 0.5)
     pooled = math.sqrt((found.seen.var() + found.unseen.var()) / 2)
-    assert releases.shift(0.5) == pytest.approx(found.seen.mean() / pooled, rel=0.01)  # a standard error of 0.4 %
+    assert releases.shift(0.5) == pytest.approx(
+        found.seen.mean() / pooled, rel=0.01
+    )  # a standard error of 0.4 %
 
 
-@pytest.mark.parametrize(("releases", "count"), [(RELEASES, 100), (RELEASES, 1000), (REPEATED_ONCE, 1000)])
+@pytest.mark.parametrize(
+    ("releases", "count"), [(RELEASES, 100), (RELEASES, 1000), (REPEATED_ONCE, 1000)]
+)
 def test_nine_of_ten_audits_find_the_smallest_fault(releases: Releases, count: int) -> None:
-    share, generator, found = smallest_fault(releases, count, level=LEVEL), np.random.default_rng(67), 0
+    share, generator, found = (
+        smallest_fault(releases, count, level=LEVEL),
+        np.random.default_rng(67),
+        0,
+    )
     assert share is not None
     for _ in range(200):
         once = repeated_gaussians(generator, runs=count // 2, noise=share)
         fit = fit_gaussians(once if releases.repeated else drawn(generator, releases, count, share))
-        found += fit is not None and fit.lower_bound(delta=DELTA, significance=LEVEL) > releases.claim.epsilon
+        found += (
+            fit is not None
+            and fit.lower_bound(delta=DELTA, significance=LEVEL) > releases.claim.epsilon
+        )
     assert 165 <= found <= 195  # of 180, with a standard deviation of 4; the seed is fixed
 
 
@@ -97,7 +120,9 @@ def test_without_noise_guesses_at_sampled_canaries_show_what_is_said(rounds: int
     assert said is not None
     made, generator = planned(2000, 0.4, DELTA, shifts=False), np.random.default_rng(73)
     shown = [
-        one_run_bound(guess(drawn(generator, sampled, 2000, 1e-9), made=made), delta=DELTA, significance=LEVEL)
+        one_run_bound(
+            guess(drawn(generator, sampled, 2000, 1e-9), made=made), delta=DELTA, significance=LEVEL
+        )
         for _ in range(20)
     ]
     assert float(said[1]) == pytest.approx(np.mean(shown), abs=0.06)

@@ -14,14 +14,23 @@ from discreet.cli import audit
 from tests.audit.made import gaussian_scores
 from tests.command import audit as main
 
-SMALL = ("model.name=linear", "data.num_clients=600", "rounds=1", "sampling.kind=everyone", "seed=7919")
+SMALL = (
+    "model.name=linear",
+    "data.num_clients=600",
+    "rounds=1",
+    "sampling.kind=everyone",
+    "seed=7919",
+)
 
 
 def made(noise: float, rounds: int) -> Experiment:
     """Rounds of a Gaussian mechanism that is claimed to have noise 1."""
     generator, claim = np.random.default_rng(515), Claim(3.139, 1e-3, "add or remove one client")
     names = [*(f"round {number + 1}" for number in range(rounds)), "run"]
-    seen = (Observation(name, claim, gaussian_scores(generator, canaries=300, noise=noise)) for name in names)
+    seen = (
+        Observation(name, claim, gaussian_scores(generator, canaries=300, noise=noise))
+        for name in names
+    )
     return Experiment("user level", tuple(seen), {}, Releases(max(1, rounds), 1.0, 1.0, claim))
 
 
@@ -33,8 +42,16 @@ def audited(monkeypatch: pytest.MonkeyPatch) -> list[Experiment]:
     return found
 
 
-def test_a_run_is_audited_from_its_settings(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    words = [*SMALL, "privacy.user.noise_multiplier=1", "privacy.user.too_noisy=warn", "--output", str(tmp_path)]
+def test_a_run_is_audited_from_its_settings(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = [
+        *SMALL,
+        "privacy.user.noise_multiplier=1",
+        "privacy.user.too_noisy=warn",
+        "--output",
+        str(tmp_path),
+    ]
     assert main([*words, "--canaries", "500", "--honest", "0"]) == 0
     printed = capsys.readouterr().out
     assert "not refuted" in printed
@@ -47,16 +64,42 @@ def test_a_run_is_audited_from_its_settings(tmp_path: Path, capsys: pytest.Captu
     assert (tmp_path / "audit.svg").exists()
 
 
-MASKED = ("privacy.accountant=rdp", "sampling.kind=everyone", "data.num_clients=4", "model.name=linear", "seed=7919")
-USERS = ("privacy.user.aggregation=secure", "privacy.user.target_epsilon=16", "privacy.user.too_noisy=warn", "rounds=1")
+MASKED = (
+    "privacy.accountant=rdp",
+    "sampling.kind=everyone",
+    "data.num_clients=4",
+    "model.name=linear",
+    "seed=7919",
+)
+USERS = (
+    "privacy.user.aggregation=secure",
+    "privacy.user.target_epsilon=16",
+    "privacy.user.too_noisy=warn",
+    "rounds=1",
+)
 RATED = ("evaluation.kind=private", "evaluation.noise_multiplier=2", "--of", "evaluation")
 STEPS = (
-    *("privacy.user.enabled=false", "privacy.user.target_epsilon=null", "training.epochs=1", "training.batch_size=400"),
-    *("privacy.example.enabled=true", "privacy.example.aggregation=secure", "privacy.example.target_epsilon=8"),
+    "privacy.user.enabled=false",
+    "privacy.user.target_epsilon=null",
+    "training.epochs=1",
+    "training.batch_size=400",
+    "privacy.example.enabled=true",
+    "privacy.example.aggregation=secure",
+    "privacy.example.target_epsilon=8",
 )
 OFF = ("privacy.user.enabled=false", "privacy.user.target_epsilon=null")
-LOCAL = (*OFF, "privacy.local.noise_multiplier=2", "privacy.local.kind=laplace", "privacy.noise=float")
-OF_EXAMPLES = (*OFF, "privacy.example.enabled=true", "privacy.example.noise_multiplier=2", "data.num_clients=4")
+LOCAL = (
+    *OFF,
+    "privacy.local.noise_multiplier=2",
+    "privacy.local.kind=laplace",
+    "privacy.noise=float",
+)
+OF_EXAMPLES = (
+    *OFF,
+    "privacy.example.enabled=true",
+    "privacy.example.noise_multiplier=2",
+    "data.num_clients=4",
+)
 FITTED = "in nine of ten audits they refute the claim if noise has"
 
 
@@ -69,14 +112,35 @@ FITTED = "in nine of ten audits they refute the claim if noise has"
         (("--of", "statistics", "statistics.noise_multiplier=1"), "statistics", FITTED),
         ((*MASKED, *USERS), "a masked sum", FITTED),
         ((*MASKED, *USERS, *RATED), "a masked sum of ratings", FITTED),
-        ((*MASKED, *USERS, *RATED, "evaluation.cohort=same"), "a masked sum that also rates the model", FITTED),
+        (
+            (*MASKED, *USERS, *RATED, "evaluation.cohort=same"),
+            "a masked sum that also rates the model",
+            FITTED,
+        ),
         ((*MASKED, *STEPS), "a step that clients share", FITTED),
     ],
 )
 def test_what_is_on_or_asked_for_is_audited_and_it_is_said_first_what_could_be_found(
-    words: tuple[str, ...], mechanism: str, said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    words: tuple[str, ...],
+    mechanism: str,
+    said: str,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
-    assert main(["model.name=linear", "seed=7919", *words, "--canaries", "200", "--output", str(tmp_path)]) == 0
+    assert (
+        main(
+            [
+                "model.name=linear",
+                "seed=7919",
+                *words,
+                "--canaries",
+                "200",
+                "--output",
+                str(tmp_path),
+            ]
+        )
+        == 0
+    )
     record = json.loads((tmp_path / "audit.json").read_text())
     assert record["mechanism"] == mechanism
     assert 0 < record["observations"][-1]["claimed"] < float("inf")

@@ -23,8 +23,15 @@ def test_the_price_of_each_sampling_is_the_reference() -> None:
     assert found == pytest.approx([1.707, 1.986, 14.09, 69.46], rel=1e-3)
 
 
-def test_the_choices_stand_side_by_side_and_example_level_is_zero_out(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["example", "--population", "100", "--cohort", "8", "--rounds", "3000", "--noise", "4"]) == 0
+def test_the_choices_stand_side_by_side_and_example_level_is_zero_out(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert (
+        main(
+            ["example", "--population", "100", "--cohort", "8", "--rounds", "3000", "--noise", "4"]
+        )
+        == 0
+    )
     printed = capsys.readouterr().out
     assert all(name in printed for name in ("poisson", "fixed size", "everyone", "replace one"))
     assert printed.count("zero-out") == 3 + 1
@@ -43,12 +50,17 @@ def test_the_choices_stand_side_by_side_and_example_level_is_zero_out(capsys: py
             "example --aggregation secure --clients 10 --rounds 5 --noise 1",
             "secure is for user, or for example with --examples",
         ),
-        ("user --aggregation secure --clients 3 --rounds 5 --noise 1", "privacy.secure.threshold must be within"),
+        (
+            "user --aggregation secure --clients 3 --rounds 5 --noise 1",
+            "privacy.secure.threshold must be within",
+        ),
         ("example --sampling cyclic --groups 3 --rounds 3 --epsilon 1", "cyclic is for user"),
         ("user --sampling cyclic --rounds 3 --epsilon 1", "belong together"),
     ],
 )
-def test_what_is_missing_or_wrong_is_said(words: str, message: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_is_missing_or_wrong_is_said(
+    words: str, message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert main(words.split()) == 2
     assert message in capsys.readouterr().err
 
@@ -63,13 +75,21 @@ def test_secure_aggregation_costs_what_a_trusted_server_does_by_renyi_divergence
 
 def test_the_worked_table_of_the_docs_is_what_is_computed() -> None:
     lines = (REPOSITORY / "docs" / "secure_aggregation.md").read_text().splitlines()
-    rows = [line.strip("| ").split(" | ") for line in lines if line.startswith("| ") and line[2].isdigit()]
+    rows = [
+        line.strip("| ").split(" | ")
+        for line in lines
+        if line.startswith("| ") and line[2].isdigit()
+    ]
     assert len(rows) == 10
     for n, d, c, t, h, rounds, epsilon, noise, own, *bits in rows:
         clients, secure = int(n), SecureConfig(int(d), int(c))
-        price = secure_prices(lambda z, n=clients, secure=secure: masked_sum(n, secure, z, 1000).event_of())[0]
+        price = secure_prices(
+            lambda z, n=clients, secure=secure: masked_sum(n, secure, z, 1000).event_of()
+        )[0]
         found = price.noise(float(epsilon), int(rounds), 1e-5)
-        small, large = (masked_sum(clients, secure, found, parameters) for parameters in (1000, 10**6))
+        small, large = (
+            masked_sum(clients, secure, found, parameters) for parameters in (1000, 10**6)
+        )
         assert (f"{found:.4g}", f"{small.own_noise_stddev:.3g}") == (noise, own)
         assert (secure.threshold_of(clients), small.summands) == (int(t), int(h))
         assert [small.bits, large.bits] == [int(bit) for bit in bits]
@@ -78,17 +98,37 @@ def test_the_worked_table_of_the_docs_is_what_is_computed() -> None:
 def test_turns_have_the_price_of_one_gaussian_and_less_noise_on_the_running_sum(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    assert main(["user", "--sampling", "cyclic", "--groups", "28", "--rounds", "100", "--epsilon", "1.71"]) == 0
+    assert (
+        main(
+            [
+                "user",
+                "--sampling",
+                "cyclic",
+                "--groups",
+                "28",
+                "--rounds",
+                "100",
+                "--epsilon",
+                "1.71",
+            ]
+        )
+        == 0
+    )
     printed = capsys.readouterr().out
     found = [float(each) for each in re.findall(r"updates ([\d.]+) clip norms", printed)]
     noise = analytic_gaussian_noise_multiplier(1.71, delta=1e-5)
-    assert found[-1] == pytest.approx(noise * 2 * math.sqrt(101 / 2), rel=1e-3)  # independent noise, four turns
+    assert found[-1] == pytest.approx(
+        noise * 2 * math.sqrt(101 / 2), rel=1e-3
+    )  # independent noise, four turns
     assert found[0] / found[-1] <= 0.35
     assert "cyclic, bsr, bandwidth 28" in printed
     words = ["--population", "3383", "--cohort", "120", "--rounds", "100", "--noise", "1.2"]
     assert main(["user", "--sampling", "cyclic", "--groups", "28", *words]) == 0
     printed = capsys.readouterr().out
-    assert all(name in printed for name in ("cyclic, bisr", "cyclic, independent", "poisson", "everyone", "1.7075"))
+    assert all(
+        name in printed
+        for name in ("cyclic, bisr", "cyclic, independent", "poisson", "everyone", "1.7075")
+    )
 
 
 def test_noise_epsilon_and_rounds_of_turns_answer_each_other() -> None:

@@ -31,7 +31,9 @@ def test_each_section_has_rows_in_one_file(few: None, tmp_path: Path) -> None:
     assert found["noise"][0]["secure values/s"] > 0
 
 
-def test_a_model_that_fails_is_named_and_the_next_one_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_model_that_fails_is_named_and_the_next_one_is_measured(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     def missing() -> None:
         raise ImportError("no such library")
 

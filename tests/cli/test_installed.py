@@ -1,4 +1,5 @@
-"""The wheel, installed, and a new project: what lies on the top level, and what the command does without a checkout."""
+"""The wheel, installed, and a new project: what lies on the top level, and what the command does
+without a checkout."""
 
 from __future__ import annotations
 
@@ -20,16 +21,30 @@ from tests.command import new
 from tests.tables.made_tables import make_project, write_table
 
 ROOT = Path(__file__).resolve().parent.parent.parent
-SMALL = ("rounds=1", "data.num_clients=10", "model.name=logistic_regression", "training.epochs=1", "seed=4211")
+SMALL = (
+    "rounds=1",
+    "data.num_clients=10",
+    "model.name=logistic_regression",
+    "training.epochs=1",
+    "seed=4211",
+)
 Command = Callable[..., subprocess.CompletedProcess[str]]
 
 
-def run(*line: object, folder: Path, limit: float = 550, **more: str) -> subprocess.CompletedProcess[str]:
+def run(
+    *line: object, folder: Path, limit: float = 550, **more: str
+) -> subprocess.CompletedProcess[str]:
     """A command that sees nothing of this checkout."""
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"} | more
     words = [str(word) for word in line]
     return subprocess.run(
-        words, cwd=folder, env=environment, capture_output=True, text=True, timeout=limit, check=False
+        words,
+        cwd=folder,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=limit,
+        check=False,
     )
 
 
@@ -37,22 +52,38 @@ def run(*line: object, folder: Path, limit: float = 550, **more: str) -> subproc
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The wheel of this checkout, built without a network."""
     folder = tmp_path_factory.mktemp("wheel")
-    built = run(sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", folder, folder=ROOT)
+    built = run(
+        sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", folder, folder=ROOT
+    )
     assert built.returncode == 0, built.stderr
     return next(folder.glob("*.whl"))
 
 
 @pytest.fixture(scope="module")
 def environment(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """An environment with the wheel, which sees the other packages of this one but not this checkout."""
+    """An environment with the wheel, which sees the other packages of this one but not this
+    checkout."""
     folder = tmp_path_factory.mktemp("environment")
     run(sys.executable, "-m", "venv", "--without-pip", folder, folder=folder)
-    install = ("install", "--quiet", "--no-deps", "--no-index", "--disable-pip-version-check", wheel)
-    installed = run(sys.executable, "-m", "pip", "--python", folder / "bin" / "python", *install, folder=folder)
+    install = (
+        "install",
+        "--quiet",
+        "--no-deps",
+        "--no-index",
+        "--disable-pip-version-check",
+        wheel,
+    )
+    installed = run(
+        sys.executable, "-m", "pip", "--python", folder / "bin" / "python", *install, folder=folder
+    )
     assert installed.returncode == 0, installed.stderr
-    # A path that is named in a .pth file: its own .pth files, and with them the editable install, are not read.
+    # A path that is named in a .pth file: its own .pth files, and with them the editable install,
+    # are not read.
     (site_of(folder) / "others.pth").write_text(sysconfig.get_path("purelib") + "\n")
-    for script in (*Path(sys.executable).parent.glob("flwr*"), *Path(sys.executable).parent.glob("flower*")):
+    for script in (
+        *Path(sys.executable).parent.glob("flwr*"),
+        *Path(sys.executable).parent.glob("flower*"),
+    ):
         _, _, code = script.read_text().partition("\n")
         (folder / "bin" / script.name).write_text(f"#!{folder / 'bin' / 'python'}\n{code}")
         (folder / "bin" / script.name).chmod(0o755)
@@ -67,14 +98,21 @@ def site_of(environment: Path) -> Path:
 def discreet(environment: Path, tmp_path: Path) -> Command:
     """The installed command, in an empty folder."""
     (tmp_path / "empty").mkdir()
-    return lambda *words, folder=tmp_path / "empty": run(environment / "bin" / "discreet", *words, folder=folder)
+    return lambda *words, folder=tmp_path / "empty": run(
+        environment / "bin" / "discreet", *words, folder=folder
+    )
 
 
 def test_the_wheel_puts_one_package_on_the_top_level(environment: Path) -> None:
     names = {path.name for path in site_of(environment).iterdir()} - {"others.pth"}
     assert {name for name in names if not name.endswith(".dist-info")} == {"discreet"}
     assert len(names) == 2
-    said = run(environment / "bin" / "python", "-c", "import discreet; print(discreet.__file__)", folder=environment)
+    said = run(
+        environment / "bin" / "python",
+        "-c",
+        "import discreet; print(discreet.__file__)",
+        folder=environment,
+    )
     assert said.stdout == f"{site_of(environment) / 'discreet' / '__init__.py'}\n"
 
 
@@ -82,7 +120,13 @@ def test_what_concerns_runs_works_in_an_empty_folder(discreet: Command, tmp_path
     simulate(load_config([*SMALL, f"output_dir={tmp_path / 'made'}"]))
     made = tmp_path / "made"
     asked = ("user", "--population", 3383, "--cohort", 120, "--rounds", 100, "--noise", 1.2)
-    verbs = ("status", made), ("report", made), ("ledger", "verify", made), ("predict", made), ("calibrate", *asked)
+    verbs = (
+        ("status", made),
+        ("report", made),
+        ("ledger", "verify", made),
+        ("predict", made),
+        ("calibrate", *asked),
+    )
     for words in verbs:
         done = discreet(*words)
         assert (done.returncode, done.stderr) == (0, ""), words
@@ -106,7 +150,9 @@ def test_a_new_project_trains_and_is_reported_on(project: Path, discreet: Comman
     assert "outputs/first" in discreet("report", "outputs/first", folder=project).stdout
 
 
-def test_a_table_leads_to_an_exported_model_by_the_wheel_alone(discreet: Command, tmp_path: Path) -> None:
+def test_a_table_leads_to_an_exported_model_by_the_wheel_alone(
+    discreet: Command, tmp_path: Path
+) -> None:
     table, folder = write_table(tmp_path / "hospital.csv", 40), tmp_path / "my-ward"
     assert discreet("new", folder, "--table", table).returncode == 0
     make_project(folder / "data", people=40)
@@ -121,7 +167,15 @@ def test_a_table_leads_to_an_exported_model_by_the_wheel_alone(discreet: Command
 
 
 def test_a_new_projects_own_tests_pass(project: Path, environment: Path) -> None:
-    done = run(environment / "bin" / "python", "-m", "pytest", "-q", "-p", "no:cacheprovider", folder=project)
+    done = run(
+        environment / "bin" / "python",
+        "-m",
+        "pytest",
+        "-q",
+        "-p",
+        "no:cacheprovider",
+        folder=project,
+    )
     assert done.returncode == 0, done.stdout
     assert "3 passed" in done.stdout
 
@@ -130,26 +184,52 @@ def test_the_bundle_of_a_new_project_holds_its_own_files_and_no_data(
     project: Path, environment: Path, tmp_path: Path
 ) -> None:
     words = ("build", "--app", project)
-    built = run(environment / "bin" / "flwr", *words, folder=tmp_path, FLWR_HOME=str(tmp_path / "home"))
+    built = run(
+        environment / "bin" / "flwr", *words, folder=tmp_path, FLWR_HOME=str(tmp_path / "home")
+    )
     assert built.returncode == 0, built.stdout + built.stderr
     with zipfile.ZipFile(next(tmp_path.glob("*.fab"))) as bundle:
         names = {name for name in bundle.namelist() if not name.startswith(".info")}
-    code = {"client_app.py", "server_app.py", "model.py", "strategies/__init__.py", "strategies/dp_fedavg.py"}
-    assert names == code | {"LICENSE", "pyproject.toml", "conf/config.yaml", "conf/experiment/quick.yaml"}
+    code = {
+        "client_app.py",
+        "server_app.py",
+        "model.py",
+        "strategies/__init__.py",
+        "strategies/dp_fedavg.py",
+    }
+    assert names == code | {
+        "LICENSE",
+        "pyproject.toml",
+        "conf/config.yaml",
+        "conf/experiment/quick.yaml",
+    }
 
 
 @pytest.mark.slow
-def test_a_new_project_runs_on_flowers_simulation_and_is_tuned(project: Path, discreet: Command) -> None:
+def test_a_new_project_runs_on_flowers_simulation_and_is_tuned(
+    project: Path, discreet: Command
+) -> None:
     done = discreet("run", "experiment=quick", "output_dir=outputs/flower", folder=project)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "round 2/2" in done.stdout
-    words = ("experiment=quick", "privacy.user.clip.norm=0.1,0.3", "--mean", "2", "--output", "outputs/tuned")
+    words = (
+        "experiment=quick",
+        "privacy.user.clip.norm=0.1,0.3",
+        "--mean",
+        "2",
+        "--output",
+        "outputs/tuned",
+    )
     tuned = discreet("tune", *words, folder=project)
     assert tuned.returncode == 0, tuned.stdout + tuned.stderr
 
 
-@pytest.mark.parametrize("words", [("run",), ("simulate", "rounds=1"), ("tune", "rounds=1,2"), ("benchmark", "ledger")])
-def test_what_needs_a_project_says_so_in_one_line(words: tuple[str, ...], discreet: Command, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "words", [("run",), ("simulate", "rounds=1"), ("tune", "rounds=1,2"), ("benchmark", "ledger")]
+)
+def test_what_needs_a_project_says_so_in_one_line(
+    words: tuple[str, ...], discreet: Command, tmp_path: Path
+) -> None:
     done = discreet(*words)
     where = "go to a checkout of Discreet, or to a folder that `discreet new FOLDER` made"
     said = f"discreet: {tmp_path / 'empty'} is no project: {where}\n"
@@ -165,7 +245,9 @@ def written(tmp_path: Path) -> Path:
 def test_its_settings_are_discreets_own_but_for_data_and_model(
     written: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    ours, theirs = ((root / "conf" / "config.yaml").read_text().splitlines() for root in (ROOT, written))
+    ours, theirs = (
+        (root / "conf" / "config.yaml").read_text().splitlines() for root in (ROOT, written)
+    )
     changed = [line for before, line in zip(ours, theirs, strict=True) if before != line]
     assert [line.split("#")[0].strip() for line in changed] == [
         f"{name}: {value}" for (_, name), value in SETTINGS.items()
@@ -184,9 +266,13 @@ def test_a_folder_that_holds_something_and_a_name_that_flower_takes_for_no_app_a
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "mine.txt").write_text("mine")
     assert new([str(tmp_path / "mine")]) == 2
-    assert capsys.readouterr().err.endswith("mine is not empty: name a folder that is not there yet\n")
+    assert capsys.readouterr().err.endswith(
+        "mine is not empty: name a folder that is not there yet\n"
+    )
     assert [path.name for path in (tmp_path / "mine").iterdir()] == ["mine.txt"]
     for name in ("2nd", "my_trial"):
         assert new([str(tmp_path / name)]) == 2
-        assert capsys.readouterr().err.endswith(f"for Flower takes it as the app's name (got {name!r})\n")
+        assert capsys.readouterr().err.endswith(
+            f"for Flower takes it as the app's name (got {name!r})\n"
+        )
         assert not (tmp_path / name).exists()

@@ -1,5 +1,5 @@
-"""The command `discreet`: its verbs, their help, what it takes to start, and the verbs that have no file of their
-own."""
+"""The command `discreet`: its verbs, their help, what it takes to start, and the verbs that have no
+file of their own."""
 
 from __future__ import annotations
 
@@ -61,7 +61,10 @@ HEAVY = {"torch", "flwr", "sklearn", "dp_accounting", "scipy", "numpy"}
         ("simulate training.learnig_rate=1", HEAVY),
         ("simulate --multirun rounds=0,2", HEAVY),
         ("tune rouns=1,2", HEAVY),
-        ("calibrate user --population 100 --cohort 10 --rounds 1 --noise 1", {"torch", "flwr", "sklearn"}),
+        (
+            "calibrate user --population 100 --cohort 10 --rounds 1 --noise 1",
+            {"torch", "flwr", "sklearn"},
+        ),
     ],
 )
 def test_a_command_starts_without_what_it_does_not_need(words: str, unneeded: set[str]) -> None:
@@ -83,8 +86,11 @@ def test_sections_are_written_as_json_and_an_unknown_one_is_said(
 
 
 STATISTICS = [
-    *("data.name=digits", "data.num_clients=30", "seed=40931"),
-    *("privacy.user.noise_multiplier=1", "statistics.noise_multiplier=0.01"),
+    "data.name=digits",
+    "data.num_clients=30",
+    "seed=40931",
+    "privacy.user.noise_multiplier=1",
+    "statistics.noise_multiplier=0.01",
 ]
 
 
@@ -116,13 +122,18 @@ def test_it_prints_and_writes_each_number_with_its_error_and_charges_the_ledger_
 
 UNANSWERED = {
     "needs privacy.user.enabled=true": ["privacy.user.enabled=false"],
-    "privacy.example.enabled=false": ["privacy.example.enabled=true", "privacy.example.noise_multiplier=1"],
+    "privacy.example.enabled=false": [
+        "privacy.example.enabled=true",
+        "privacy.example.noise_multiplier=1",
+    ],
     "needs sampling.kind=poisson or everyone": ["sampling.kind=fixed", "privacy.accountant=rdp"],
     "a larger statistics.noise_multiplier is needed": ["privacy.user.max_epsilon=0.1"],
 }
 
 
-def test_what_it_can_not_do_is_said_in_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_it_can_not_do_is_said_in_one_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     for number, (said, words) in enumerate(UNANSWERED.items()):
         assert asked(tmp_path / str(number), "statistics.noise_multiplier=1", *words)[0] == 2
         error = capsys.readouterr().err
@@ -159,7 +170,9 @@ def test_a_sweep_goes_on_where_it_was_ended(
 
     there = f"hydra.sweep.dir={tmp_path / 'a sweep'}"
     monkeypatch.setattr(CohortSampling, "draw", killed_in_round_4)
-    assert sweep(there, *SMALL, "rounds=2", "seed=5501", "privacy.user.noise_multiplier=1,2,4") == 130
+    assert (
+        sweep(there, *SMALL, "rounds=2", "seed=5501", "privacy.user.noise_multiplier=1,2,4") == 130
+    )
     before = [RunFolder(tmp_path / "a sweep" / name).metrics_path for name in "01"]
     lines = [path.read_text().splitlines() for path in before]
     assert list(map(len, lines)) == [3, 2]
@@ -170,11 +183,16 @@ def test_a_sweep_goes_on_where_it_was_ended(
     assert [path.read_text().splitlines()[:2] for path in before] == [each[:2] for each in lines]
     folders = [RunFolder(tmp_path / "a sweep" / name) for name in "012"]
     assert [len(folder.read_metrics()) for folder in folders] == [2, 2, 2]
-    assert [len(folder.ledger(Plan(folder.read_config())).releases()) for folder in folders] == [2, 2, 2]
+    assert [len(folder.ledger(Plan(folder.read_config())).releases()) for folder in folders] == [
+        2,
+        2,
+        2,
+    ]
 
 
 @pytest.mark.parametrize(
-    ("words", "sizes"), [(["sampling.kind=fixed", "privacy.accountant=rdp"], {5}), (["sampling.kind=everyone"], {10})]
+    ("words", "sizes"),
+    [(["sampling.kind=fixed", "privacy.accountant=rdp"], {5}), (["sampling.kind=everyone"], {10})],
 )
 def test_each_way_of_sampling_draws_the_cohort_that_is_accounted(
     words: list[str], sizes: set[int], tmp_path: Path

@@ -1,4 +1,5 @@
-"""Predictions from a saved model: for files, for named data sets, and what is said of files that do not fit."""
+"""Predictions from a saved model: for files, for named data sets, and what is said of files that do
+not fit."""
 
 from __future__ import annotations
 
@@ -22,7 +23,12 @@ NAMES = [str(name) for name in load_breast_cancer().feature_names]
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("run") / "run"
-    words = ["rounds=2", "seed=3187", "privacy.user.enabled=false", "privacy.user.target_epsilon=null"]
+    words = [
+        "rounds=2",
+        "seed=3187",
+        "privacy.user.enabled=false",
+        "privacy.user.target_epsilon=null",
+    ]
     words += ["data.name=breast_cancer", "data.num_clients=4", "model.name=logistic_regression"]
     simulate(load_config([*words, f"output_dir={folder}"]))
     return folder
@@ -46,7 +52,9 @@ def test_predictions_are_those_of_the_saved_parameters(run: Path) -> None:
     assert predict(saved, test.inputs).numpy() == pytest.approx(expected, abs=1e-6)
 
 
-def test_the_test_set_of_the_run_is_predicted_without_a_file(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_test_set_of_the_run_is_predicted_without_a_file(
+    run: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert main([str(run)]) == 0
     rows = list(csv.DictReader((run / "predictions.csv").read_text().splitlines()))
     test = load_task("breast_cancer").test
@@ -58,7 +66,9 @@ def test_the_test_set_of_the_run_is_predicted_without_a_file(run: Path, capsys: 
     assert (run / "predictions.csv").read_text() == by_command
 
 
-def test_out_names_the_file_columns_are_read_by_name_and_targets_are_optional(run: Path, tmp_path: Path) -> None:
+def test_out_names_the_file_columns_are_read_by_name_and_targets_are_optional(
+    run: Path, tmp_path: Path
+) -> None:
     straight = read_inputs(write_csv(tmp_path / "a.csv", NAMES, raw_rows(3)), load_model(run))[0]
     expected = predict(load_model(run), straight)[:, 1].tolist()
     for rows in (raw_rows(3), []):
@@ -104,8 +114,13 @@ def test_what_is_wrong_with_a_file_is_said_in_one_line(
         refused(name)
 
 
-def test_a_column_that_tells_rows_apart_is_copied_as_text_that_no_spreadsheet_runs(run: Path, tmp_path: Path) -> None:
+def test_a_column_that_tells_rows_apart_is_copied_as_text_that_no_spreadsheet_runs(
+    run: Path, tmp_path: Path
+) -> None:
     data = write_csv(tmp_path / "named.csv", ["@who", *NAMES], [["=HYPERLINK(1)", *raw_rows(1)[0]]])
-    assert main([str(run), "--data", str(data), "--id", "@who", "--out", str(tmp_path / "out.csv")]) == 0
+    assert (
+        main([str(run), "--data", str(data), "--id", "@who", "--out", str(tmp_path / "out.csv")])
+        == 0
+    )
     (row,) = csv.DictReader((tmp_path / "out.csv").read_text().splitlines())
     assert (row["row"], row["'@who"]) == ("0", "'=HYPERLINK(1)")

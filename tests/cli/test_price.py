@@ -22,7 +22,9 @@ def test_a_plan_says_every_cost_and_what_a_run_then_says_itself(
 ) -> None:
     assert plan([*SMALL]) == 0
     said = capsys.readouterr().out
-    epsilon, in_all = re.findall(r"user-level: epsilon ([\d.]+) after the first round, ([\d.]+) after all 2", said)[0]
+    epsilon, in_all = re.findall(
+        r"user-level: epsilon ([\d.]+) after the first round, ([\d.]+) after all 2", said
+    )[0]
     assert float(in_all) == pytest.approx(8, abs=0.01)
     assert "a node receives and sends 2.6 kB a round (650 parameters)" in said
     assert "by the rule of noise" in said
@@ -31,10 +33,14 @@ def test_a_plan_says_every_cost_and_what_a_run_then_says_itself(
     assert simulate([*SMALL, "seed=40127", f"output_dir={tmp_path / 'run'}"]) == 0
     head, *_ = capsys.readouterr().out.partition("round 1/2")
     assert "after the first round, 8 after all 2" in head
-    assert RunFolder(tmp_path / "run").read_metrics()[0]["epsilon_user"] == pytest.approx(float(epsilon), abs=1e-3)
+    assert RunFolder(tmp_path / "run").read_metrics()[0]["epsilon_user"] == pytest.approx(
+        float(epsilon), abs=1e-3
+    )
 
 
-def test_a_run_that_will_not_learn_is_priced_and_not_refused(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_run_that_will_not_learn_is_priced_and_not_refused(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     assert plan(["data.num_clients=20", "rounds=30", "model.name=mlp200"]) == 0
     assert "it will not learn, by the rule of noise" in capsys.readouterr().out
 
@@ -53,7 +59,11 @@ def test_a_baseline_trains_the_same_clients_and_is_marked_as_not_private(
     assert simulate(words) == 0
     assert "now without privacy, NOT PRIVATE" in capsys.readouterr().out
     private, plain = (RunFolder(tmp_path / name).read_config() for name in ("run", "run-baseline"))
-    assert (plain.data, plain.sampling, plain.seed) == (private.data, private.sampling, private.seed)
+    assert (plain.data, plain.sampling, plain.seed) == (
+        private.data,
+        private.sampling,
+        private.seed,
+    )
     assert not plain.privacy.user.enabled
     assert report([str(tmp_path / "run"), str(tmp_path / "run-baseline")]) == 0
     page = (tmp_path / "run" / "report.html").read_text()
@@ -65,7 +75,13 @@ def test_a_baseline_on_data_that_nobody_calls_public_is_refused(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     folder = make_project(tmp_path, people=20, tested=20)
-    words = ["--baseline", "experiment=table", f"data.path={folder}", "data.num_clients=20", "rounds=1"]
+    words = [
+        "--baseline",
+        "experiment=table",
+        f"data.path={folder}",
+        "data.num_clients=20",
+        "rounds=1",
+    ]
     assert simulate([*words, f"output_dir={tmp_path / 'run'}"]) == 2
     assert "if these are, write public = true in data.toml" in capsys.readouterr().err
     assert not (tmp_path / "run").exists()

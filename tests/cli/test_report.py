@@ -25,11 +25,15 @@ NOISE = "privacy.user.noise_multiplier"
 @pytest.fixture
 def sweep(tmp_path: Path) -> Path:
     for number, noise in enumerate((1, 2)):
-        make_run(tmp_path / "sweep" / str(number), f"{NOISE}={noise}", accuracies=(0.4, 0.8 - noise / 10))
+        make_run(
+            tmp_path / "sweep" / str(number), f"{NOISE}={noise}", accuracies=(0.4, 0.8 - noise / 10)
+        )
     return tmp_path / "sweep"
 
 
-def test_a_sweep_becomes_a_page_a_table_and_pictures(sweep: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_sweep_becomes_a_page_a_table_and_pictures(
+    sweep: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     words = [str(sweep), "--csv", str(sweep / "runs.csv"), "--pictures", str(sweep / "pictures")]
     assert report(words) == 0
     printed = capsys.readouterr().out
@@ -48,22 +52,36 @@ def test_the_account_is_shown_with_what_is_left_of_it(tmp_path: Path) -> None:
     path = tmp_path / "people.db"
     create_account(path, Population("people", 20, ADJACENCIES[0], 1e-3))
     DurableLedger(path).charge([Charge(1, "user", "a run 12ab", GaussianDpEvent(4.0), 3)])
-    words = (f"privacy.user.account={path}", "sampling.population_name=people", "privacy.user.max_epsilon=4")
+    words = (
+        f"privacy.user.account={path}",
+        "sampling.population_name=people",
+        "privacy.user.max_epsilon=4",
+    )
     folder = make_run(tmp_path / "run", *WORDS, *words)
     spent = PrivacyLedger(((GaussianDpEvent(4.0), 3),)).epsilon(1e-3)
     facts = status_facts(folder)["account"]
     assert isinstance(facts, dict)
-    assert (facts["runs"], facts["spent"], facts["left"]) == (1, pytest.approx(spent), pytest.approx(4 - spent))
+    assert (facts["runs"], facts["spent"], facts["left"]) == (
+        1,
+        pytest.approx(spent),
+        pytest.approx(4 - spent),
+    )
     (line,) = (line for line in status_lines(folder) if line.startswith("account"))
     assert line == f"account    all runs on people (1) {spent:.4g} spent, {4 - spent:.4g} of 4 left"
-    assert any(line.endswith("spent; its budget is that of all runs") for line in status_lines(folder))
+    assert any(
+        line.endswith("spent; its budget is that of all runs") for line in status_lines(folder)
+    )
     without = make_run(tmp_path / "without", *WORDS)
     assert status_facts(without)["account"] is None
     assert not any(line.startswith("account") for line in status_lines(without))
 
 
 READERS = (("report",), ("status",), ("ledger", "show"))
-UNREAD = {("ledger", "show", "metrics.csv"), ("ledger", "show", "privacy.json"), ("status", "privacy.json")}
+UNREAD = {
+    ("ledger", "show", "metrics.csv"),
+    ("ledger", "show", "privacy.json"),
+    ("status", "privacy.json"),
+}
 DAMAGES = [
     ("config.yaml", b"rounds: [1"),
     ("config.yaml", b"- 1\n- 2\n"),
@@ -84,7 +102,9 @@ def test_a_broken_file_of_a_run_is_one_line(
 ) -> None:
     make_run(tmp_path / "run", "privacy.user.noise_multiplier=1")
     for file, content in DAMAGES:
-        whole = (tmp_path / "run" / file).read_bytes() if (tmp_path / "run" / file).exists() else b"{}"
+        whole = (
+            (tmp_path / "run" / file).read_bytes() if (tmp_path / "run" / file).exists() else b"{}"
+        )
         (tmp_path / "run" / file).write_bytes(content)
         code, error = main([*reader, str(tmp_path / "run")]), capsys.readouterr().err
         (tmp_path / "run" / file).write_bytes(whole)
@@ -100,11 +120,15 @@ def test_a_broken_file_of_a_run_is_one_line(
 def run(tmp_path: Path) -> Path:
     ledger = DurableLedger.create(tmp_path / "ledger.db")
     ledger.charge([Charge(number, "user", "", GaussianDpEvent(3.0)) for number in (1, 2)])
-    DurableLedger.create(tmp_path / "clients.db").charge([Charge(1, "local", "4", LaplaceDpEvent(2.0))])
+    DurableLedger.create(tmp_path / "clients.db").charge(
+        [Charge(1, "local", "4", LaplaceDpEvent(2.0))]
+    )
     return tmp_path
 
 
-def test_show_gives_every_guarantee_with_its_epsilon(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_show_gives_every_guarantee_with_its_epsilon(
+    run: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert ledger_command(["show", str(run), "--delta", "1e-3"]) == 0
     printed = capsys.readouterr().out
     assert "user-level: 2 x GaussianDpEvent(noise_multiplier=3.0)\n" in printed
@@ -132,12 +156,24 @@ def test_an_account_is_made_for_a_population_and_lists_the_runs_and_what_each_co
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = tmp_path / "people.db"
-    assert ledger_command(["create", str(path), "--population", "people", "--size", "20", "--delta", "1e-3"]) == 0
-    assert ledger_command(["create", str(path), "--population", "people", "--size", "20", "--delta", "1e-3"]) == 2
+    assert (
+        ledger_command(
+            ["create", str(path), "--population", "people", "--size", "20", "--delta", "1e-3"]
+        )
+        == 0
+    )
+    assert (
+        ledger_command(
+            ["create", str(path), "--population", "people", "--size", "20", "--delta", "1e-3"]
+        )
+        == 2
+    )
     assert "exists already, and is not made anew" in capsys.readouterr().err
     event = GaussianDpEvent(3.0)
     runs = (("/runs/second ab", 1), ("/runs/first cd", 2))
-    DurableLedger(path).charge([Charge(1, "user", data_owner, event, count) for data_owner, count in runs])
+    DurableLedger(path).charge(
+        [Charge(1, "user", data_owner, event, count) for data_owner, count in runs]
+    )
     assert ledger_command(["show", str(path)]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert "population people: 20 clients, add or remove one client, delta 0.001" in lines

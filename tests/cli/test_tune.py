@@ -26,7 +26,13 @@ from discreet.simulation.in_process import simulate
 from discreet.simulation.tuning import cost_of, require_room
 from tests.command import tune as main
 
-SMALL = ["rounds=1", "data.num_clients=20", "model.name=logistic_regression", "training.epochs=1", "seed=5081"]
+SMALL = [
+    "rounds=1",
+    "data.num_clients=20",
+    "model.name=logistic_regression",
+    "training.epochs=1",
+    "seed=5081",
+]
 NOISE = "privacy.user.noise_multiplier"
 
 
@@ -42,7 +48,11 @@ NOISE = "privacy.user.noise_multiplier"
 def test_what_can_not_be_tuned_is_refused_before_anything_is_spent(
     words: list[str], message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    own = [] if "--output" in words or "--resume" in words else ["--output", str(tmp_path / "out"), *SMALL]
+    own = (
+        []
+        if "--output" in words or "--resume" in words
+        else ["--output", str(tmp_path / "out"), *SMALL]
+    )
     assert main([*own, *words]) == 2
     assert message in capsys.readouterr().err
     assert not (tmp_path / "out").exists()
@@ -83,7 +93,8 @@ def tuned(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_as_many_trials_run_as_were_drawn_however_poor_they_are(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Their number is drawn whatever the data: to run a poor one again would be one more, which is not accounted."""
+    """Their number is drawn whatever the data: to run a poor one again would be one more, which is
+    not accounted."""
     accuracies, ran = [0.0, 0.9, 0.1, 0.5], list[float]()
 
     def simulated(config: Settings, **how: Any) -> None:
@@ -101,7 +112,16 @@ def test_only_the_chosen_run_is_left_and_nothing_tells_the_number_of_trials(tune
     assert [path.name for path in tuned.iterdir()] == ["chosen"]
     assert RunFolder(tuned / "chosen").read_config().output_dir == str(tuned / "chosen")
     facts = json.loads((tuned / "chosen" / "selection.json").read_text())
-    said = {"distribution", "mean", "delta", "epsilon_of_one_trial", "epsilon", "accountant", "covers", "not_covered"}
+    said = {
+        "distribution",
+        "mean",
+        "delta",
+        "epsilon_of_one_trial",
+        "epsilon",
+        "accountant",
+        "covers",
+        "not_covered",
+    }
     assert {*facts} == said
     assert facts["epsilon"] > facts["epsilon_of_one_trial"] > 0
     assert "trials" not in (tuned / "chosen" / "config.yaml").read_text()
@@ -132,7 +152,8 @@ class KilledError(Exception):
 
 
 def killed_at(call: int, monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Ends the tune in trial number `call`, whose only round is charged but not done; gives the folders that ran."""
+    """Ends the tune in trial number `call`, whose only round is charged but not done; gives the
+    folders that ran."""
     ran, save = list[str](), RunFolder.save_checkpoint
 
     def simulated(config: Settings, **how: Any) -> None:
@@ -141,7 +162,13 @@ def killed_at(call: int, monkeypatch: pytest.MonkeyPatch) -> list[str]:
             monkeypatch.setattr(RunFolder, "save_checkpoint", stop)
         simulate(config, **how)
 
-    def stop(files: RunFolder, checkpoint: State, *, best: bool = False, account: LedgerPosition | None = None) -> None:
+    def stop(
+        files: RunFolder,
+        checkpoint: State,
+        *,
+        best: bool = False,
+        account: LedgerPosition | None = None,
+    ) -> None:
         if not best:  # the one before the first round is written as the best so far
             raise KilledError
         save(files, checkpoint, best=best, account=account)
@@ -153,7 +180,16 @@ def killed_at(call: int, monkeypatch: pytest.MonkeyPatch) -> list[str]:
 def test_a_tune_that_was_killed_goes_on_with_the_trials_it_had_drawn(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    words = ["--output", str(tmp_path / "out"), "--trials", "geometric", "--mean", "3", *SMALL, f"{NOISE}=1,2"]
+    words = [
+        "--output",
+        str(tmp_path / "out"),
+        "--trials",
+        "geometric",
+        "--mean",
+        "3",
+        *SMALL,
+        f"{NOISE}=1,2",
+    ]
     monkeypatch.setattr(TrialCount, "draw", lambda *_: 3)
     with monkeypatch.context() as patch:
         ran = killed_at(2, patch)
@@ -163,7 +199,9 @@ def test_a_tune_that_was_killed_goes_on_with_the_trials_it_had_drawn(
     assert ran == drawn[:2]
     assert main(words) == 2
     assert "--resume goes on with it" in capsys.readouterr().err
-    monkeypatch.setattr(TrialCount, "draw", lambda *_: pytest.fail("the number of trials was drawn again"))
+    monkeypatch.setattr(
+        TrialCount, "draw", lambda *_: pytest.fail("the number of trials was drawn again")
+    )
     with monkeypatch.context() as patch:
         ran = killed_at(0, patch)
         assert main(["--resume", "--output", str(tmp_path / "out")]) == 0
@@ -177,7 +215,9 @@ def test_a_tune_that_was_killed_goes_on_with_the_trials_it_had_drawn(
 def people(tmp_path: Path) -> Path:
     config = load_config(SMALL)
     path = tmp_path / "people.db"
-    create_account(path, Population("people", config.population_size, ADJACENCIES[0], config.privacy.delta))
+    create_account(
+        path, Population("people", config.population_size, ADJACENCIES[0], config.privacy.delta)
+    )
     return path
 
 
@@ -198,7 +238,9 @@ def test_every_trial_charges_the_account_and_the_chosen_run_does_not_tell_how_ma
     facts = json.loads((chosen / "privacy.json").read_text())
     assert facts["account"] is None
     assert facts["selection"]["epsilon"] == pytest.approx(facts["guarantees"][0]["epsilon"]["rdp"])
-    with pytest.raises(LedgerError, match="lacks what the run"):  # it would charge beside what its trial did
+    with pytest.raises(
+        LedgerError, match="lacks what the run"
+    ):  # it would charge beside what its trial did
         simulate(replace(RunFolder(chosen).read_config(), rounds=9, resume=True))
 
 
@@ -215,7 +257,9 @@ def test_a_trial_that_the_account_ended_early_is_not_published(
     people: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(TrialCount, "draw", lambda *_: 3)
-    monkeypatch.setattr(tuning, "require_room", lambda _: None)  # another run takes the room meanwhile
+    monkeypatch.setattr(
+        tuning, "require_room", lambda _: None
+    )  # another run takes the room meanwhile
     plan = planned(load_config([*SMALL, f"{NOISE}=2"]))
     one = PrivacyLedger(((plan.mechanism.event(1), plan.run.rounds),)).epsilon(1e-3)
     assert main(over(people, one * 1.01)) == 2

@@ -1,4 +1,5 @@
-"""Tables as people have them: cells to numbers by what is public of each column, and what is refused, by line."""
+"""Tables as people have them: cells to numbers by what is public of each column, and what is
+refused, by line."""
 
 from __future__ import annotations
 
@@ -52,7 +53,11 @@ def refused(folder: Path, rows: list[str], *, toml: str = TOML, encoding: str = 
 def test_a_messy_table_becomes_the_numbers_that_its_description_says(tmp_path: Path) -> None:
     task = load_folder(str(write(tmp_path, ROWS)))
     # age, surgery, cardiology, another, hba1c, hba1c is empty, seen
-    wanted = [[-0.5, 0, 1, 0, -0.4, 0, 1], [0, 1, 0, 0, 0, 1, -1], [1, 0, 0, 1, 1, 0, 135 / 364 * 2 - 1]]
+    wanted = [
+        [-0.5, 0, 1, 0, -0.4, 0, 1],
+        [0, 1, 0, 0, 0, 1, -1],
+        [1, 0, 0, 1, 1, 0, 135 / 364 * 2 - 1],
+    ]
     assert task.train.inputs.numpy() == pytest.approx(np.array(wanted), abs=1e-6)
     assert task.train.targets.tolist() == [0, 1, 0]
     assert task.owners is not None
@@ -70,18 +75,35 @@ def test_a_byte_order_mark_is_found(encoding: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("row", "said"),
     [
-        ("P3;1;;6,0;surgery;01.01.2022;no", 'age is empty: write missing = "middle", or a value for it in data.toml'),
-        ("P3;1;HIV;6,0;surgery;01.01.2022;no", "age is not a number; words are of a column with kind = category"),
-        ("P3;1;40;6,0;;01.01.2022;no", 'ward is empty: write missing = "category" for it in data.toml'),
-        ("P3;1;40;6,0;surgery;2022-01-01;no", "seen is not a date in the format %d.%m.%Y: write its format, such as"),
+        (
+            "P3;1;;6,0;surgery;01.01.2022;no",
+            'age is empty: write missing = "middle", or a value for it in data.toml',
+        ),
+        (
+            "P3;1;HIV;6,0;surgery;01.01.2022;no",
+            "age is not a number; words are of a column with kind = category",
+        ),
+        (
+            "P3;1;40;6,0;;01.01.2022;no",
+            'ward is empty: write missing = "category" for it in data.toml',
+        ),
+        (
+            "P3;1;40;6,0;surgery;2022-01-01;no",
+            "seen is not a date in the format %d.%m.%Y: write its format, such as",
+        ),
         ("P3;1;40;6,0;surgery;01.01.2022;", "readmitted is empty"),
         ("P3;1;40;6,0;surgery;01.01.2022;HIV", "the class is not in classes"),
         (";1;40;6,0;surgery;01.01.2022;no", "patient is empty: it must say whose row it is"),
         ("P3;1;40;6,0;surgery;01.01.2022", "6 columns, and the header has 7"),
-        ("Q1;1;40;6,0;surgery;01.01.2022;no", "this patient has rows in train.csv too, as 1 in all have"),
+        (
+            "Q1;1;40;6,0;surgery;01.01.2022;no",
+            "this patient has rows in train.csv too, as 1 in all have",
+        ),
     ],
 )
-def test_a_cell_that_can_not_be_read_is_told_by_its_line_and_never_shown(row: str, said: str, tmp_path: Path) -> None:
+def test_a_cell_that_can_not_be_read_is_told_by_its_line_and_never_shown(
+    row: str, said: str, tmp_path: Path
+) -> None:
     message = refused(tmp_path, [*ROWS, row])
     file, line = ("test.csv", 2) if row.startswith("Q1") else ("train.csv", 5)
     assert f"{tmp_path / file}, line {line}: {said}" in message
@@ -91,11 +113,15 @@ def test_a_cell_that_can_not_be_read_is_told_by_its_line_and_never_shown(row: st
 
 def test_decimal_commas_and_another_encoding_are_asked_for(tmp_path: Path) -> None:
     points = TOML.replace('decimal = ","\n', "")
-    assert 'line 2: hba1c is not a number: write decimal = "," in data.toml' in refused(tmp_path, ROWS, toml=points)
+    assert 'line 2: hba1c is not a number: write decimal = "," in data.toml' in refused(
+        tmp_path, ROWS, toml=points
+    )
     umlaut = [ROWS[0].replace("cardiology", "Chirurgie für Kinder")]
     message = refused(tmp_path, umlaut, encoding="cp1252")
     assert message.endswith('it is not utf-8: write encoding = "cp1252" in data.toml')
-    task = load_folder(str(write(tmp_path, umlaut, toml=f'encoding = "cp1252"\n{TOML}', encoding="cp1252")))
+    task = load_folder(
+        str(write(tmp_path, umlaut, toml=f'encoding = "cp1252"\n{TOML}', encoding="cp1252"))
+    )
     assert len(task.train) == 1
 
 
@@ -106,19 +132,33 @@ def test_decimal_commas_and_another_encoding_are_asked_for(tmp_path: Path) -> No
         ({"age": {"kind": "number", "low": 0, "hihg": 1}}, "age: unknown key hihg"),
         ({"age": [3, 2]}, "age: high must be above low"),
         ({"sex": {"kind": "category"}}, "sex: levels must be given"),
-        ({"sex": {"kind": "category", "levels": ["F"], "low": 0}}, "sex: low does not go with kind = category"),
-        ({"seen": {"kind": "date", "low": "yesterday", "high": "2022-01-01"}}, "seen: a public day is written"),
+        (
+            {"sex": {"kind": "category", "levels": ["F"], "low": 0}},
+            "sex: low does not go with kind = category",
+        ),
+        (
+            {"seen": {"kind": "date", "low": "yesterday", "high": "2022-01-01"}},
+            "seen: a public day is written",
+        ),
         ({"note": {"kind": "text"}}, "note: width must be given"),
         ({"id": "number"}, "id: write its kind"),
     ],
 )
-def test_a_column_that_is_described_wrongly_is_refused(columns: dict[str, object], said: str) -> None:
+def test_a_column_that_is_described_wrongly_is_refused(
+    columns: dict[str, object], said: str
+) -> None:
     with pytest.raises(FolderError, match=f"columns: {said}"):
-        description_of({"format": "csv", "file": "a.csv", "target": "y", "num_classes": 2, "columns": columns})
+        description_of(
+            {"format": "csv", "file": "a.csv", "target": "y", "num_classes": 2, "columns": columns}
+        )
 
 
-def test_what_was_read_from_the_data_is_refused_until_somebody_has_replaced_it(tmp_path: Path) -> None:
-    assert "unconfirmed lists age, ward" in refused(tmp_path, ROWS, toml=f'unconfirmed = ["age", "ward"]\n{TOML}')
+def test_what_was_read_from_the_data_is_refused_until_somebody_has_replaced_it(
+    tmp_path: Path,
+) -> None:
+    assert "unconfirmed lists age, ward" in refused(
+        tmp_path, ROWS, toml=f'unconfirmed = ["age", "ward"]\n{TOML}'
+    )
 
 
 def test_cells_of_every_kind_are_encoded_alike_from_text_and_from_values() -> None:
@@ -131,7 +171,12 @@ def test_cells_of_every_kind_are_encoded_alike_from_text_and_from_values() -> No
         }
     )
     text = {"n": ["0,25", ""], "c": ["1", "NA"], "d": ["2020-01-02", ""], "t": ["Fever, fever", ""]}
-    values = {"n": [0.25, None], "c": [1.0, None], "d": [date(2020, 1, 2), None], "t": ["fever FEVER", None]}
+    values = {
+        "n": [0.25, None],
+        "c": [1.0, None],
+        "d": [date(2020, 1, 2), None],
+        "t": ["fever FEVER", None],
+    }
     found = encode(text, columns, decimal=",")
     assert np.array_equal(found, encode(values, columns))
     assert found[:, :8].tolist() == [[0.25, 0, 1, 0, 0, 0, 0, 0], [0.5, 1, 0, 0, 0, 1, 0, 1]]

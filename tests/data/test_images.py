@@ -1,4 +1,5 @@
-"""Image data sets, IDX files and the hospitals' tables: from local files, and from a hub that a fake stands for."""
+"""Image data sets, IDX files and the hospitals' tables: from local files, and from a hub that a
+fake stands for."""
 
 from __future__ import annotations
 
@@ -23,7 +24,9 @@ RANDOM = np.random.default_rng(31153)
 
 
 def write_idx(file: Path, array: np.ndarray[Any, Any]) -> None:
-    header = bytes([0, 0, 8, array.ndim]) + b"".join(struct.pack(">I", size) for size in array.shape)
+    header = bytes([0, 0, 8, array.ndim]) + b"".join(
+        struct.pack(">I", size) for size in array.shape
+    )
     file.write_bytes(header + array.tobytes())
 
 
@@ -36,7 +39,8 @@ def write_mnist(folder: Path) -> np.ndarray[Any, Any]:
 
 
 def python2_batch(pixels: np.ndarray[Any, Any], labels: list[int]) -> bytes:
-    """The bytes that Python 2 wrote for CIFAR-10: byte strings for keys, numpy's core under its old name."""
+    """The bytes that Python 2 wrote for CIFAR-10: byte strings for keys, numpy's core under its old
+    name."""
     array = (
         b"cnumpy.core.multiarray\n_reconstruct\ncnumpy\nndarray\nK\x00\x85U\x01b\x87R"
         b"(K\x01K" + bytes([len(pixels)]) + b"M\x00\x0c\x86cnumpy\ndtype\nU\x02u1K\x00K\x01\x87R"
@@ -56,7 +60,11 @@ def write_cifar(folder: Path) -> np.ndarray[Any, Any]:
 
 def write_femnist(file: Path, **changes: Any) -> None:
     writers = np.repeat([f"f{i:02}" for i in range(20)], 3)
-    arrays = {"images": np.zeros((60, 28, 28), np.uint8), "labels": np.arange(60), "writers": writers} | changes
+    arrays = {
+        "images": np.zeros((60, 28, 28), np.uint8),
+        "labels": np.arange(60),
+        "writers": writers,
+    } | changes
     kept: dict[str, Any] = {name: array for name, array in arrays.items() if array is not None}
     np.savez(file, **kept)
 
@@ -88,7 +96,8 @@ def test_a_cifar_file_that_would_run_code_is_refused(tmp_path: Path) -> None:
 
 
 def test_femnist_holds_out_whole_writers(tmp_path: Path) -> None:
-    # The label of each example is its row, so the rows and their writers can be told from the tables.
+    # The label of each example is its row, so the rows and their writers can be told from the
+    # tables.
     write_femnist(tmp_path / "letters.npz")
     task = load_task("femnist", path=str(tmp_path / "letters.npz"))
     public = {label // 3 for label in task.test.targets.tolist()}
@@ -100,7 +109,8 @@ def test_femnist_holds_out_whole_writers(tmp_path: Path) -> None:
 
 @pytest.fixture
 def hub(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
-    """A hub with small data sets in the columns of the real ones; nothing is sent and nothing fetched."""
+    """A hub with small data sets in the columns of the real ones; nothing is sent and nothing
+    fetched."""
     import datasets
     from flwr_datasets import federated_dataset
     from PIL import Image
@@ -112,7 +122,9 @@ def hub(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     splits = {
         "ylecun/mnist": split((28, 28), "image", "label"),
         "uoft-cs/cifar10": split((32, 32, 3), "img", "label"),
-        "flwrlabs/femnist": split((28, 28), "image", "character", writer_id=["f1", "f0", "f1", "f2"]),
+        "flwrlabs/femnist": split(
+            (28, 28), "image", "character", writer_id=["f1", "f0", "f1", "f2"]
+        ),
     }
 
     def load_dataset(path: str, name: str | None = None) -> Any:
@@ -127,7 +139,9 @@ def hub(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize(("name", "shape"), [("mnist", (1, 28, 28)), ("cifar10", (3, 32, 32))])
-def test_images_come_from_the_hub_in_its_order(hub: dict[str, Any], name: str, shape: tuple[int, ...]) -> None:
+def test_images_come_from_the_hub_in_its_order(
+    hub: dict[str, Any], name: str, shape: tuple[int, ...]
+) -> None:
     writers = load_task("femnist").owners
     assert sorted(writers.unique().tolist()) == [0, 1]
     task = load_task(name)
@@ -153,7 +167,9 @@ def raw_rows(folder: Path, name: str) -> list[list[str]]:
 
 def by_hand(row: list[str]) -> list[float]:
     """A line of the file as the model should see it, written out feature by feature."""
-    age, sex, kind, pressure, cholesterol, sugar, ecg, rate, angina, depression = map(float, row[:10])
+    age, sex, kind, pressure, cholesterol, sugar, ecg, rate, angina, depression = map(
+        float, row[:10]
+    )
     scaled = [
         (age - 55) / 35,  # 20 to 90
         sex,
@@ -177,7 +193,10 @@ def test_each_hospital_has_as_many_patients_as_flamby_counts(folder: Path) -> No
     assert tuple(len(labels) for _, labels in hospitals) == (303, 261, 46, 130)
     tests = [train_and_test(labels)[1] for _, labels in hospitals]
     assert tuple(map(len, tests)) == TEST
-    parts = [patients(every[rows], labels[rows]) for (every, labels), rows in zip(hospitals, tests, strict=True)]
+    parts = [
+        patients(every[rows], labels[rows])
+        for (every, labels), rows in zip(hospitals, tests, strict=True)
+    ]
     assert torch.equal(task.test.inputs, torch.cat([part.inputs for part in parts]))
     assert len(task.test) == sum(TEST)
     with pytest.raises(ValueError, match=r"data\.path: heart is read from a folder"):
@@ -186,7 +205,10 @@ def test_each_hospital_has_as_many_patients_as_flamby_counts(folder: Path) -> No
 
 def test_patients_are_their_lines_of_the_file_by_hand(folder: Path) -> None:
     for name in HOSPITALS:
-        rows, every = raw_rows(folder, name), patients(*read_hospital(folder / f"processed.{name}.data"))
+        rows, every = (
+            raw_rows(folder, name),
+            patients(*read_hospital(folder / f"processed.{name}.data")),
+        )
         assert len(every) == len(rows)
         for number in (0, 1, 17, len(rows) - 1):
             assert every.inputs[number].tolist() == pytest.approx(by_hand(rows[number]), abs=1e-6)

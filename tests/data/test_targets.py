@@ -1,4 +1,5 @@
-"""What is predicted and how it is read, how inputs are scaled, and how rows are dealt and held out."""
+"""What is predicted and how it is read, how inputs are scaled, and how rows are dealt and held
+out."""
 
 from __future__ import annotations
 
@@ -29,14 +30,18 @@ def test_numbers_are_scaled_by_their_public_ranges_and_back() -> None:
     assert PRICE.in_units(scaled).tolist() == given
 
 
-def test_how_far_a_number_lies_outside_its_range_is_not_told(caplog: pytest.LogCaptureFixture) -> None:
+def test_how_far_a_number_lies_outside_its_range_is_not_told(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     with caplog.at_level(logging.WARNING):
         near, far = read([[201.0, 9.0]], PRICE), read([[1e9, -1e9]], PRICE)
     assert torch.equal(near, far)
     assert "2 of 2 targets lie outside target_low..target_high" in caplog.text
 
 
-def test_scaling_maps_each_public_range_to_the_ends_clamps_outside_and_depends_on_no_other_row() -> None:
+def test_scaling_maps_each_public_range_to_the_ends_clamps_outside_and_depends_on_no_other_row() -> (
+    None
+):
     ranges = ((20.0, 90.0), (-1.0, 1.0))
     low, high = np.array(ranges).T
     rows = np.stack([low - 1, low, (low + high) / 2, high, high * 3])
@@ -69,7 +74,9 @@ SHARES = pytest.mark.parametrize("share", [0.05, 1 / 3, 0.9])
 
 @SHARES
 @pytest.mark.parametrize("count", [0, 1, 5, 1001])
-def test_every_row_is_trained_on_or_held_out_and_the_share_is_kept(count: int, share: float) -> None:
+def test_every_row_is_trained_on_or_held_out_and_the_share_is_kept(
+    count: int, share: float
+) -> None:
     trained, held = split_rows(count, 7, share=share)
     assert sorted([*trained.tolist(), *held.tolist()]) == list(range(count))
     assert abs(len(held) - count * share) < 1
@@ -86,4 +93,6 @@ def test_every_row_of_a_run_is_as_likely() -> None:
     counts = torch.zeros(10)
     for client in range(5000):
         counts[held_out_rows(10, client, share=0.2)] += 1
-    assert (counts - 1000).abs().max() < 6 * (5000 * 0.2 * 0.8) ** 0.5  # the rule is fixed: this holds or never does
+    assert (counts - 1000).abs().max() < 6 * (
+        5000 * 0.2 * 0.8
+    ) ** 0.5  # the rule is fixed: this holds or never does

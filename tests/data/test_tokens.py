@@ -1,4 +1,5 @@
-"""Texts become tokens, or windows of characters: from each kind of file the same, and errors hold no text."""
+"""Texts become tokens, or windows of characters: from each kind of file the same, and errors hold
+no text."""
 
 from __future__ import annotations
 
@@ -25,7 +26,9 @@ def contents(task: Task) -> list[torch.Tensor]:
     return [task.train.inputs, task.train.targets, task.owners]
 
 
-def test_csv_parquet_and_json_lines_give_the_same_tokens_targets_and_owners(bert: Path, tmp_path: Path) -> None:
+def test_csv_parquet_and_json_lines_give_the_same_tokens_targets_and_owners(
+    bert: Path, tmp_path: Path
+) -> None:
     folder = write_texts(tmp_path, bert)
     as_csv, text = load_folder(str(folder)), (folder / "data.toml").read_text()
     table = csv.read_csv(folder / "train.csv")
@@ -37,14 +40,19 @@ def test_csv_parquet_and_json_lines_give_the_same_tokens_targets_and_owners(bert
         found = load_folder(str(folder))
         for one, other in zip(contents(found), contents(as_csv), strict=True):
             assert torch.equal(one, other)
-    assert (as_csv.shape.input_shape, as_csv.shape.num_tokens, as_csv.shape.num_classes) == ((8,), 17, 3)
+    assert (as_csv.shape.input_shape, as_csv.shape.num_tokens, as_csv.shape.num_classes) == (
+        (8,),
+        17,
+        3,
+    )
 
 
 def test_a_text_is_framed_cut_and_padded_as_its_tokenizer_says(bert: Path, tmp_path: Path) -> None:
     folder = write_texts(tmp_path, bert)
     long = " ".join(["day"] * 20)
     (folder / "train.csv").write_text(
-        f'person,sentiment,text\nann,positive,"the film\nwas good"\nben,negative,\nbob,negative,{long}\n'
+        f'person,sentiment,text\nann,positive,"the film\nwas '
+        f'good"\nben,negative,\nbob,negative,{long}\n'
     )
     words = load_folder(str(folder)).train.inputs
     assert words.tolist() == [
@@ -56,7 +64,9 @@ def test_a_text_is_framed_cut_and_padded_as_its_tokenizer_says(bert: Path, tmp_p
 
 def test_the_end_of_a_text_is_a_target_and_what_follows_it_is_none(tmp_path: Path) -> None:
     # GPT-2's tokenizer has no padding, so that the same token ends a text and fills the row.
-    folder = write_texts(tmp_path / "data", write_gpt2(tmp_path / "gpt2"), lines="next_token = true\n")
+    folder = write_texts(
+        tmp_path / "data", write_gpt2(tmp_path / "gpt2"), lines="next_token = true\n"
+    )
     (folder / "train.csv").write_text("person,text\nann,the day was bad\n")
     train = load_folder(str(folder)).train
     assert train.inputs.tolist() == [[13, 14, 15, 4, 3, 3, 3]]
@@ -83,10 +93,16 @@ def test_a_description_that_does_not_fit_texts_is_refused(bert: Path, tmp_path: 
 
 def test_a_row_that_is_no_text_is_named_by_its_place_alone(bert: Path, tmp_path: Path) -> None:
     folder = write_texts(tmp_path, bert)
-    text = (folder / "data.toml").read_text().replace('"csv"', '"jsonl"').replace('test = "test.csv"', "")
+    text = (
+        (folder / "data.toml")
+        .read_text()
+        .replace('"csv"', '"jsonl"')
+        .replace('test = "test.csv"', "")
+    )
     (folder / "data.toml").write_text(text)
     (folder / "train.csv").write_text(
-        '{"person": "a", "sentiment": "negative", "text": "HIV"}\n{"person": "b", "sentiment": "negative"}\n'
+        '{"person": "a", "sentiment": "negative", "text": "HIV"}\n{"person": "b", "sentiment": '
+        '"negative"}\n'
     )
     with pytest.raises(FolderError, match=r"row 1: the text is missing$"):
         load_folder(str(folder))
@@ -116,6 +132,8 @@ def test_the_last_fifth_of_a_roles_speeches_is_the_test_set(tmp_path: Path) -> N
     task = load_task("shakespeare", path=write_play(tmp_path / "play", speeches))
     assert set(decode(task.test.inputs.flatten())) <= set("_ij\n")
     assert not set("ij") & set(decode(task.train.inputs.flatten()))
-    ben = task.train.subset(torch.nonzero(task.owners == 1)[:, 0])  # no window crosses from one role to another
+    ben = task.train.subset(
+        torch.nonzero(task.owners == 1)[:, 0]
+    )  # no window crosses from one role to another
     assert set(decode(ben.inputs.flatten())) | set(decode(ben.targets)) == {"x", "_", "\n"}
     assert decode(encode("caf\u00e9 \U0001f600\tz")) == "caf? ??z"

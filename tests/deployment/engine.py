@@ -1,4 +1,5 @@
-"""A container engine for tests: the one that is there, or a private one that is started and ended with the tests."""
+"""A container engine for tests: the one that is there, or a private one that is started and ended
+with the tests."""
 
 from __future__ import annotations
 
@@ -22,7 +23,8 @@ IGNORED = shutil.ignore_patterns(*OURS, "outputs", "multirun", "wheels", "secret
 
 @dataclass(frozen=True)
 class Engine:
-    """A caller of `docker`. `private`: started by these tests; its images are built without an image registry."""
+    """A caller of `docker`. `private`: started by these tests; its images are built without an
+    image registry."""
 
     environment: Mapping[str, str]
     private: bool
@@ -31,14 +33,23 @@ class Engine:
         """The output of `docker WORDS`; fails with everything that it said."""
         answer = self.try_docker(*words, folder=folder, **settings)
         if answer.returncode:
-            raise AssertionError(f"docker {' '.join(words)}: {answer.returncode}\n{answer.stdout}\n{answer.stderr}")
+            raise AssertionError(
+                f"docker {' '.join(words)}: {answer.returncode}\n{answer.stdout}\n{answer.stderr}"
+            )
         return answer.stdout
 
-    def try_docker(self, *words: str, folder: Path | None = None, **settings: str) -> subprocess.CompletedProcess[str]:
+    def try_docker(
+        self, *words: str, folder: Path | None = None, **settings: str
+    ) -> subprocess.CompletedProcess[str]:
         """`docker WORDS`, whatever comes of it."""
         environment = {**self.environment, **settings}
         return subprocess.run(
-            ["docker", *words], cwd=folder, env=environment, capture_output=True, text=True, check=False
+            ["docker", *words],
+            cwd=folder,
+            env=environment,
+            capture_output=True,
+            text=True,
+            check=False,
         )
 
 
@@ -51,27 +62,40 @@ def container_engine(folder: Path) -> Iterator[Engine]:
             pytest.skip("the container engine has no compose v2")
         yield there
         return
-    scripts = Path(os.environ.get("DISCREET_CONTAINERS", REPOSITORY.parent / "shared" / "containers"))
+    scripts = Path(
+        os.environ.get("DISCREET_CONTAINERS", REPOSITORY.parent / "shared" / "containers")
+    )
     if not (scripts / "engine-up.sh").is_file():
-        pytest.skip("needs a container engine, or scripts that start one: name their folder in DISCREET_CONTAINERS")
+        pytest.skip(
+            "needs a container engine, or scripts that start one: name their folder in "
+            "DISCREET_CONTAINERS"
+        )
     if os.getuid() != 0:
         pytest.skip("needs a container engine: only root can start a private one")
     environment = {**os.environ, "LAB": str(folder / "engine")}
-    # Two such engines on one machine share a bridge and its firewall rules: the first to end takes the other's away.
+    # Two such engines on one machine share a bridge and its firewall rules: the first to end takes
+    # the other's away.
     alone = FileLock(Path(tempfile.gettempdir()) / "discreet-container-engine.lock")
     with alone, _private_engine(scripts, environment, folder) as engine:
         yield engine
 
 
 @contextmanager
-def _private_engine(scripts: Path, environment: Mapping[str, str], folder: Path) -> Iterator[Engine]:
+def _private_engine(
+    scripts: Path, environment: Mapping[str, str], folder: Path
+) -> Iterator[Engine]:
     try:
         for name in ("engine-up.sh", "base-image.sh"):
             _call("bash", str(scripts / name), environment=environment)
         yield Engine(_sourced(folder / "engine" / "env", environment), private=True)
     finally:
         if (folder / "engine" / "env").exists():
-            subprocess.run(["bash", str(scripts / "engine-down.sh")], env=environment, capture_output=True, check=False)
+            subprocess.run(
+                ["bash", str(scripts / "engine-down.sh")],
+                env=environment,
+                capture_output=True,
+                check=False,
+            )
 
 
 def _call(*command: str, environment: Mapping[str, str] | None = None) -> None:
@@ -93,13 +117,24 @@ def copy_of_the_tree(folder: Path) -> Path:
 
 
 def fetch_torch(engine: Engine, folder: Path) -> None:
-    """Puts a CPU wheel of torch into a folder where the image build can't reach the index of CPU builds.
+    """Puts a CPU wheel of torch into a folder where the image build can't reach the index of CPU
+    builds.
 
-    A private engine reaches the package registry only. DISCREET_WHEELS names a folder that has the wheel already.
-    """
+    A private engine reaches the package registry only. DISCREET_WHEELS names a folder that has the
+    wheel already."""
     if kept := os.environ.get("DISCREET_WHEELS"):
         shutil.copytree(kept, folder)
     elif engine.private:
         pins = (REPOSITORY / "constraints.txt").read_text().splitlines()
         (pin,) = [line for line in pins if line.startswith("torch==")]
-        _call(sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--dest", str(folder), pin)
+        _call(
+            sys.executable,
+            "-m",
+            "pip",
+            "download",
+            "--quiet",
+            "--no-deps",
+            "--dest",
+            str(folder),
+            pin,
+        )

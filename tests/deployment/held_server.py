@@ -1,8 +1,9 @@
-"""Discreet's ServerApp for a test: it stops at a place that the test names, and notes what the test looks at.
+"""Discreet's ServerApp for a test: it stops at a place that the test names, and notes what the test
+looks at.
 
-The file `hold` in the folder HELD_FOLDER names the place; `held` says that the server waits there, to be killed or
-until `hold` names another. Of a masked sum: a stage that is not sent any more, or OPENED, after which nothing is
-written. Of turns: a round that is done.
+The file `hold` in the folder HELD_FOLDER names the place; `held` says that the server waits there,
+to be killed or until `hold` names another. Of a masked sum: a stage that is not sent any more, or
+OPENED, after which nothing is written. Of turns: a round that is done.
 """
 
 from __future__ import annotations
@@ -35,12 +36,18 @@ from tests.conftest import REPOSITORY
 HELD_FOLDER = "DISCREET_TEST_HELD"
 OPENED = "OPENED"
 SEED = 40127  # of the untrained model, so that another run begins with the same one
-EVERYBODY = (4, 5)  # rounds of `kept_main` in which the server asks everybody, whose turn it may be or not
+EVERYBODY = (
+    4,
+    5,
+)  # rounds of `kept_main` in which the server asks everybody, whose turn it may be or not
 
 
 @contextmanager
-def federation_with(main: Callable[..., Any], folder: Path, nodes: Sequence[str]) -> Iterator[Federation]:
-    """A federation without nodes yet, whose server's installed code is the checkout's with another main: `main()`."""
+def federation_with(
+    main: Callable[..., Any], folder: Path, nodes: Sequence[str]
+) -> Iterator[Federation]:
+    """A federation without nodes yet, whose server's installed code is the checkout's with another
+    main: `main()`."""
     installed = folder / "installed" / "server_app"
     installed.mkdir(parents=True)
     for name in ("discreet", "client_app", "strategies", "LICENSE"):
@@ -83,7 +90,12 @@ def held_main() -> Callable[..., Any]:
         take(collected, name, body)
         if collected.stage is Stage.UNMASK:
             sets = [sorted(collected.alive), sorted(collected.gone)]
-            fact = {"run": collected.terms.run, "round": collected.round, "name": name, "sets": sets}
+            fact = {
+                "run": collected.terms.run,
+                "round": collected.round,
+                "name": name,
+                "sets": sets,
+            }
             with (folder / "unmasked").open("a") as file:
                 file.write(json.dumps(fact) + "\n")
 
@@ -94,9 +106,13 @@ def held_main() -> Callable[..., Any]:
 
 
 def kept_main() -> Callable[..., Any]:
-    """The server's own main, of a process that keeps the state and the secrets after each round in a folder of its
-    number, and asks everybody in the rounds `EVERYBODY`."""
-    folder, save, draw = Path(os.environ[HELD_FOLDER]), RunFolder.save_checkpoint, CohortSampling.draw
+    """The server's own main, of a process that keeps the state and the secrets after each round in
+    a folder of its number, and asks everybody in the rounds `EVERYBODY`."""
+    folder, save, draw = (
+        Path(os.environ[HELD_FOLDER]),
+        RunFolder.save_checkpoint,
+        CohortSampling.draw,
+    )
 
     def kept_save(run: RunFolder, state: Any, *, best: bool = False, **named: Any) -> None:
         save(run, state, best=best, **named)
@@ -108,8 +124,12 @@ def kept_main() -> Callable[..., Any]:
                 shutil.copy(run.path / SECRETS, copy.path)
             _wait_if(folder, str(state.round))
 
-    def wide_draw(sampling: CohortSampling, members: Sequence[int], source: Any, *, number: int = 1) -> list[int]:
-        return list(members) if number in EVERYBODY else draw(sampling, members, source, number=number)
+    def wide_draw(
+        sampling: CohortSampling, members: Sequence[int], source: Any, *, number: int = 1
+    ) -> list[int]:
+        return (
+            list(members) if number in EVERYBODY else draw(sampling, members, source, number=number)
+        )
 
     RunFolder.save_checkpoint, CohortSampling.draw = kept_save, wide_draw  # type: ignore[method-assign, assignment]
     return partial(serve, strategy=dp_fedavg)

@@ -1,4 +1,5 @@
-"""scripts/certs makes what TLS and Flower take, and overwrites nothing; the compose files lock every service down."""
+"""scripts/certs makes what TLS and Flower take, and overwrites nothing; the compose files lock
+every service down."""
 
 from __future__ import annotations
 
@@ -30,7 +31,9 @@ def certificate(path: Path) -> x509.Certificate:
     return x509.load_pem_x509_certificate(path.read_bytes())
 
 
-def test_the_server_certificate_is_valid_for_its_names_and_a_clock_that_is_a_minute_behind(secrets: Path) -> None:
+def test_the_server_certificate_is_valid_for_its_names_and_a_clock_that_is_a_minute_behind(
+    secrets: Path,
+) -> None:
     server = certificate(secrets / "server.crt")
     assert server.not_valid_before_utc < datetime.now(UTC) - timedelta(minutes=1)
     assert server.not_valid_after_utc < datetime.now(UTC) + timedelta(days=398)
@@ -41,18 +44,24 @@ def test_the_server_certificate_is_valid_for_its_names_and_a_clock_that_is_a_min
         builder.build_server_verifier(x509.DNSName("other.example.org")).verify(server, [])
 
 
-def test_a_node_key_is_what_flower_takes_and_private_keys_are_for_their_owner_alone(secrets: Path) -> None:
+def test_a_node_key_is_what_flower_takes_and_private_keys_are_for_their_owner_alone(
+    secrets: Path,
+) -> None:
     make_node(secrets, "hospital-a")
     private = load_ssh_private_key((secrets / "nodes" / "hospital-a.key").read_bytes(), None)
     assert isinstance(private, ec.EllipticCurvePrivateKey)
     assert private.curve.name == "secp384r1"
-    assert private.public_key() == load_ssh_public_key((secrets / "public" / "hospital-a.pub").read_bytes())
+    assert private.public_key() == load_ssh_public_key(
+        (secrets / "public" / "hospital-a.pub").read_bytes()
+    )
     for name in ("ca.key", "server.key", "nodes/hospital-a.key"):
         assert stat.S_IMODE((secrets / name).stat().st_mode) == 0o600
 
 
 @pytest.mark.parametrize("words", [["server", "localhost"], ["all"]])
-def test_nothing_is_overwritten(tmp_path: Path, words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+def test_nothing_is_overwritten(
+    tmp_path: Path, words: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
     assert main(["--folder", str(tmp_path), "all"]) == 0
     before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
     assert main(["--folder", str(tmp_path), *words]) == 2
@@ -84,7 +93,11 @@ SERVICES = {
 
 def test_every_service_is_locked_down() -> None:
     for service in SERVICES.values():
-        assert (service["read_only"], service["cap_drop"], service["restart"]) == (True, ["ALL"], "unless-stopped")
+        assert (service["read_only"], service["cap_drop"], service["restart"]) == (
+            True,
+            ["ALL"],
+            "unless-stopped",
+        )
         assert service["security_opt"] == ["no-new-privileges:true"]
         assert service["user"].startswith("${DISCREET_UID:-10001}")
         assert service["mem_limit"]
@@ -111,13 +124,21 @@ def test_nodes_and_the_server_share_no_network_and_no_volume() -> None:
     assert read("docker-compose.yml")["networks"]["fleet"]["internal"] is True
     assert all(port.startswith("127.0.0.1:") for port in server["ports"])
     own = SERVICES["a node of its own"]["volumes"]
-    assert all(any(volume.endswith(f"{place}:ro") for volume in own) for place in (":/flwr/apps", ":/data"))
+    assert all(
+        any(volume.endswith(f"{place}:ro") for volume in own) for place in (":/flwr/apps", ":/data")
+    )
 
 
 def test_the_image_has_one_base_no_root_and_nothing_that_is_not_named() -> None:
     lines = (ROOT / "Dockerfile").read_text().splitlines()
-    assert {line.split()[1] for line in lines if line.startswith("FROM")} == {"python:3.11-slim-bookworm"}
+    assert {line.split()[1] for line in lines if line.startswith("FROM")} == {
+        "python:3.11-slim-bookworm"
+    }
     assert [line for line in lines if line.startswith("USER")] == ["USER 10001:10001"]
-    lines = [line for line in (ROOT / ".dockerignore").read_text().splitlines() if line and not line.startswith("#")]
+    lines = [
+        line
+        for line in (ROOT / ".dockerignore").read_text().splitlines()
+        if line and not line.startswith("#")
+    ]
     assert lines[0] == "*"
     assert not {"!secrets", "!tests", "!outputs", "!.git"} & set(lines)

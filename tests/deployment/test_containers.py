@@ -1,4 +1,5 @@
-"""docker-compose.yml on a real engine: build, train, lose a node, a network, the server; keep what was spent."""
+"""docker-compose.yml on a real engine: build, train, lose a node, a network, the server; keep what
+was spent."""
 
 from __future__ import annotations
 
@@ -19,22 +20,38 @@ import pytest
 from flwr.cli.build import build_fab_from_disk, get_fab_filename
 from flwr.cli.install import install_from_fab
 
-from discreet.deployment.certificates import give_to, make_authority, make_node, make_peers, make_server
-from discreet.deployment.flower_home import CONNECTION, flower_environment, free_port, wait_until, write_connection
+from discreet.deployment.certificates import (
+    give_to,
+    make_authority,
+    make_node,
+    make_peers,
+    make_server,
+)
+from discreet.deployment.flower_home import (
+    CONNECTION,
+    flower_environment,
+    free_port,
+    wait_until,
+    write_connection,
+)
 from tests.deployment.engine import Engine, container_engine, copy_of_the_tree, fetch_torch
 
 pytestmark = [pytest.mark.containers, pytest.mark.slow, pytest.mark.timeout(3600)]
-pytestmark.append(pytest.mark.filterwarnings("ignore:GitWildMatchPattern:DeprecationWarning"))  # of Flower's build
+pytestmark.append(
+    pytest.mark.filterwarnings("ignore:GitWildMatchPattern:DeprecationWarning")
+)  # of Flower's build
 
 LARGEST_IMAGE = 1.5e9
 UP_SECONDS, RUN_SECONDS = 900.0, 1200.0
 NODES = 4
 IMAGE_USER = 10001
 PROJECT = f"discreet-test-{os.getpid()}"
-# A guarantee that the server accounts, beside the nodes' own: both must be carried through everything.
+# A guarantee that the server accounts, beside the nodes' own: both must be carried through
+# everything.
 # So much noise over four nodes would drive a model; with steps this short it does not.
 SETTINGS = (
-    "privacy.user.enabled=true privacy.user.noise_multiplier=16 privacy.user.clip.norm=1 server.round_timeout=150 "
+    "privacy.user.enabled=true privacy.user.noise_multiplier=16 privacy.user.clip.norm=1 "
+    "server.round_timeout=150 "
     "privacy.example.max_epsilon=null server.learning_rate=0.0001"
 )
 
@@ -51,7 +68,9 @@ class Deployment:
     port: int
 
     def compose(self, *words: str, **settings: str) -> str:
-        return self.engine.docker("compose", "-p", PROJECT, *words, folder=self.folder, **self.settings, **settings)
+        return self.engine.docker(
+            "compose", "-p", PROJECT, *words, folder=self.folder, **self.settings, **settings
+        )
 
     @property
     def gateway(self) -> str:
@@ -74,30 +93,47 @@ class Deployment:
         return self.compose("exec", "-T", service, *words)
 
     def kill(self, service: str) -> None:
-        """kill -9 from the outside: `docker kill` would count as a wish, and the restart policy would respect it."""
+        """kill -9 from the outside: `docker kill` would count as a wish, and the restart policy
+        would respect it."""
         try:
             os.kill(int(self.inspect(service, "{{.State.Pid}}")), signal.SIGKILL)
-        except (PermissionError, ProcessLookupError):  # an engine that runs elsewhere, or as somebody else
+        except (
+            PermissionError,
+            ProcessLookupError,
+        ):  # an engine that runs elsewhere, or as somebody else
             self.compose("kill", "--signal", "KILL", service)
             self.compose("start", service)
 
     def run(self, overrides: str, *, output: str = MAIN) -> subprocess.Popen[bytes]:
         home = self.write_connection()
         settings = self.folder.parent / "run.toml"
-        settings.write_text(f"overrides = {json.dumps(f'{SETTINGS} {overrides} output_dir={output}')}\n")
+        settings.write_text(
+            f"overrides = {json.dumps(f'{SETTINGS} {overrides} output_dir={output}')}\n"
+        )
         command = ["flwr", "run", ".", CONNECTION, "--stream", "--run-config", str(settings)]
         with (self.folder.parent / "flwr-run.log").open("ab") as log:
-            return subprocess.Popen(command, cwd=self.folder, env=flower_environment(home), stdout=log, stderr=log)
+            return subprocess.Popen(
+                command, cwd=self.folder, env=flower_environment(home), stdout=log, stderr=log
+            )
 
     def write_connection(self) -> Path:
         """A FLWR_HOME that knows this deployment."""
         home = self.folder.parent / "flwr"
-        write_connection(home, address=f"127.0.0.1:{self.port}", authority=self.folder / "secrets" / "ca.crt")
+        write_connection(
+            home, address=f"127.0.0.1:{self.port}", authority=self.folder / "secrets" / "ca.crt"
+        )
         return home
 
     def rows(self, output: str = MAIN) -> list[dict[str, str]]:
         answer = self.engine.try_docker(
-            *("compose", "-p", PROJECT, "exec", "-T", "superlink", "cat", f"{output}/metrics.csv"),
+            "compose",
+            "-p",
+            PROJECT,
+            "exec",
+            "-T",
+            "superlink",
+            "cat",
+            f"{output}/metrics.csv",
             folder=self.folder,
             **self.settings,
         )
@@ -105,7 +141,9 @@ class Deployment:
 
     def spent(self) -> tuple[int, float, float]:
         """Rows of the server's ledger, its epsilon, and the largest that a node reported."""
-        told = json.loads(self.in_service("superlink", "discreet", "status", "--json", "/runs/main"))
+        told = json.loads(
+            self.in_service("superlink", "discreet", "status", "--json", "/runs/main")
+        )
         count = self.in_service("superlink", "python", "-c", COUNT_RELEASES).strip()
         return int(count), told["epsilon"]["user"]["spent"], told["epsilon"]["example"]["spent"]
 
@@ -125,10 +163,13 @@ class AloneNode:
         data.mkdir()
         head = ",".join([*(f"p{number}" for number in range(64)), "digit"])
         rows = [
-            ",".join([*(str((row * 7 + column) % 17) for column in range(64)), str(row % 10)]) for row in range(200)
+            ",".join([*(str((row * 7 + column) % 17) for column in range(64)), str(row % 10)])
+            for row in range(200)
         ]
         (data / "scans.csv").write_text("\n".join([head, *rows]) + "\n")
-        (data / "data.toml").write_text('format = "csv"\nfile = "scans.csv"\ntarget = "digit"\nlow = 0\nhigh = 16\n')
+        (data / "data.toml").write_text(
+            'format = "csv"\nfile = "scans.csv"\ntarget = "digit"\nlow = 0\nhigh = 16\n'
+        )
         built = build_fab_from_disk(self.deployment.folder)
         project = tomllib.loads((self.deployment.folder / "pyproject.toml").read_text())
         app = self.folder / get_fab_filename(project, hashlib.sha256(built).hexdigest())
@@ -146,17 +187,27 @@ class AloneNode:
             "DISCREET_DATA": str(self.folder / "data"),
             "DISCREET_SECRETS": str(self.secrets),
             "DISCREET_APPROVED": str(self.folder / "approved"),
-            "DISCREET_POLICY": str(self.deployment.folder / "discreet" / "deployment" / "policies" / "strict.json"),
+            "DISCREET_POLICY": str(
+                self.deployment.folder / "discreet" / "deployment" / "policies" / "strict.json"
+            ),
             **self.deployment.settings,
         }
         where = ("compose", "-p", f"{PROJECT}-node", "-f", "docker-compose.node.yml")
-        return self.deployment.engine.docker(*where, *words, folder=self.deployment.folder, **settings)
+        return self.deployment.engine.docker(
+            *where, *words, folder=self.deployment.folder, **settings
+        )
 
     def start(self, server: str) -> None:
         """Makes its key known to the server, as a person would, and starts it."""
         self.server = server
         home = self.deployment.write_connection()
-        command = ["flwr", "supernode", "register", str(self.secrets / "public" / "hospital-a.pub"), CONNECTION]
+        command = [
+            "flwr",
+            "supernode",
+            "register",
+            str(self.secrets / "public" / "hospital-a.pub"),
+            CONNECTION,
+        ]
         subprocess.run([*command, "--name", "hospital-a"], env=flower_environment(home), check=True)
         self.compose("run", "--rm", "node", *CREATE_LEDGER)
         self.compose("up", "--wait", "--wait-timeout", str(int(UP_SECONDS)))
@@ -198,11 +249,17 @@ def deployment(engine: Engine, tmp_path_factory: pytest.TempPathFactory) -> Iter
 def test_the_image_is_small_and_holds_no_secret(deployment: Deployment) -> None:
     fetch_torch(deployment.engine, deployment.folder / "wheels")
     deployment.compose("build")
-    size = int(deployment.engine.docker("image", "inspect", "--format", "{{.Size}}", "discreet:latest"))
+    size = int(
+        deployment.engine.docker("image", "inspect", "--format", "{{.Size}}", "discreet:latest")
+    )
     assert size < LARGEST_IMAGE
-    unwanted = " -o ".join(f"-name {name}" for name in ("*.key", "*.pub", "*.crt", "uv", "pip", "pip3"))
+    unwanted = " -o ".join(
+        f"-name {name}" for name in ("*.key", "*.pub", "*.crt", "uv", "pip", "pip3")
+    )
     names = f"find /opt /usr/local/bin /runs /state /flwr -type f ( {unwanted} )"
-    found = deployment.engine.docker("run", "--rm", "--network", "none", "discreet:latest", *names.split())
+    found = deployment.engine.docker(
+        "run", "--rm", "--network", "none", "discreet:latest", *names.split()
+    )
     assert found.split() == []
 
 
@@ -212,7 +269,10 @@ def test_everything_comes_up_healthy_and_locked_down(deployment: Deployment) -> 
     deployment.compose("up", "--wait", "--wait-timeout", str(int(UP_SECONDS)))
     for service in ("superlink", "gate", *(f"node-{number}" for number in range(NODES))):
         assert deployment.inspect(service, "{{.State.Health.Status}}") == "healthy"
-        assert deployment.inspect(service, "{{.HostConfig.ReadonlyRootfs}} {{.HostConfig.CapDrop}}") == "true [ALL]"
+        assert (
+            deployment.inspect(service, "{{.HostConfig.ReadonlyRootfs}} {{.HostConfig.CapDrop}}")
+            == "true [ALL]"
+        )
         assert not deployment.inspect(service, "{{.Config.User}}").startswith("0")
         assert int(deployment.inspect(service, "{{.HostConfig.Memory}}")) > 0
     assert "127.0.0.1" in deployment.inspect("superlink", "{{json .NetworkSettings.Ports}}")
@@ -225,8 +285,10 @@ def test_a_node_reaches_the_node_proxy_and_what_it_lets_through(deployment: Depl
         with pytest.raises(AssertionError, match=r"not known|name resolution|refused|timed out"):
             deployment.in_service("node-0", "python", "-c", reach.format(host, 8000))
     post = (
-        "import ssl, urllib.request as u; c = ssl.create_default_context(cafile='/run/secrets/ca.crt'); "
-        "u.urlopen(u.Request('https://gate:9092/v1/{}', b'', {{'Content-Type': 'application/protobuf'}}), context=c)"
+        "import ssl, urllib.request as u; c = "
+        "ssl.create_default_context(cafile='/run/secrets/ca.crt'); "
+        "u.urlopen(u.Request('https://gate:9092/v1/{}', b'', {{'Content-Type': "
+        "'application/protobuf'}}), context=c)"
     )
     for path in ("control/start-run", "runtime/acquire-task", "fleet/register-node"):
         with pytest.raises(AssertionError, match="404"):
@@ -235,7 +297,9 @@ def test_a_node_reaches_the_node_proxy_and_what_it_lets_through(deployment: Depl
         deployment.in_service("node-0", "python", "-c", post.format("fleet/pull-messages"))
 
 
-def test_it_trains_and_survives_a_killed_node_a_lost_network_and_a_killed_server(deployment: Deployment) -> None:
+def test_it_trains_and_survives_a_killed_node_a_lost_network_and_a_killed_server(
+    deployment: Deployment,
+) -> None:
     run = deployment.run("rounds=100")
     wait_until(lambda: len(deployment.rows()) >= 1, RUN_SECONDS, "the first round is done")
     assert int(deployment.rows()[0]["replies"]) == NODES
@@ -245,12 +309,16 @@ def test_it_trains_and_survives_a_killed_node_a_lost_network_and_a_killed_server
     deployment.kill("node-1")
     few = len(deployment.rows())
     wait_until(
-        lambda: any(int(row["replies"]) <= NODES - 1 for row in deployment.rows()[few:]), RUN_SECONDS, "a round without"
+        lambda: any(int(row["replies"]) <= NODES - 1 for row in deployment.rows()[few:]),
+        RUN_SECONDS,
+        "a round without",
     )
     deployment.engine.docker("network", "connect", network, lost)
     few = len(deployment.rows())
     wait_until(
-        lambda: any(int(row["replies"]) == NODES for row in deployment.rows()[few:]), RUN_SECONDS, "a round with all"
+        lambda: any(int(row["replies"]) == NODES for row in deployment.rows()[few:]),
+        RUN_SECONDS,
+        "a round with all",
     )
 
     deployment.kill("superlink")
@@ -281,13 +349,17 @@ def test_what_was_spent_outlives_down_and_up(deployment: Deployment) -> None:
     assert all(now > then for now, then in zip(deployment.spent(), before, strict=True))
 
 
-def test_a_node_on_a_host_of_its_own_serves_its_data_and_runs_the_code_it_has_approved(deployment: Deployment) -> None:
+def test_a_node_on_a_host_of_its_own_serves_its_data_and_runs_the_code_it_has_approved(
+    deployment: Deployment,
+) -> None:
     deployment.compose("down", "--timeout", "20")
     apart = AloneNode(deployment)
     proxy_port = str(free_port())
     server = ("-f", "docker-compose.yml", "-f", "docker-compose.server.yml")
     open_proxy = {"DISCREET_GATE_PORT": proxy_port, "DISCREET_OVERRIDES": "experiment=deployment"}
-    deployment.compose(*server, "up", "--wait", "--wait-timeout", str(int(UP_SECONDS)), **open_proxy)
+    deployment.compose(
+        *server, "up", "--wait", "--wait-timeout", str(int(UP_SECONDS)), **open_proxy
+    )
     running = deployment.compose(*server, "ps", "--services", **open_proxy)
     assert sorted(running.split()) == ["gate", "superlink"]
     try:

@@ -1,4 +1,5 @@
-"""Two SuperNodes as processes on loopback, with TLS and node authentication: they train, and survive their server."""
+"""Two SuperNodes as processes on loopback, with TLS and node authentication: they train, and
+survive their server."""
 
 from __future__ import annotations
 
@@ -16,10 +17,19 @@ from discreet.server.run_folder import RunFolder
 from tests.deployment.ends import RUN_SECONDS, finish, kill
 
 NODES = ["node-0", "node-1"]
-BOTH = ("data.num_clients=2", "privacy.delta=0.001", "sampling.kind=everyone", "sampling.min_nodes=2")
+BOTH = (
+    "data.num_clients=2",
+    "privacy.delta=0.001",
+    "sampling.kind=everyone",
+    "sampling.min_nodes=2",
+)
 # The rounds are slow where the machine is: nothing here depends on how long they take.
 PATIENT = "server.round_timeout=240"
-PRIVATE = ("privacy.user.noise_multiplier=2", "privacy.example.enabled=true", "privacy.example.noise_multiplier=2")
+PRIVATE = (
+    "privacy.user.noise_multiplier=2",
+    "privacy.example.enabled=true",
+    "privacy.example.noise_multiplier=2",
+)
 
 
 @pytest.fixture(scope="module")
@@ -85,7 +95,10 @@ def test_strangers_and_a_second_node_with_a_key_in_use_are_refused(beset: Federa
 
 def check_refused(beset: Federation) -> None:
     strangers = make_secrets(beset.folder / "strangers", ["stranger"])
-    own_list = ("--peers", str(strangers / "public" / PEERS_FILE))  # with another one it would not even start
+    own_list = (
+        "--peers",
+        str(strangers / "public" / PEERS_FILE),
+    )  # with another one it would not even start
     key = ("--key", str(strangers / "nodes" / "stranger.key"), *own_list)
     wrong_authority = ("--authority", str(strangers / "ca.crt"))
     no_tls = ["flower-supernode", "--insecure", "--superlink", f"127.0.0.1:{beset.proxy_port}"]
@@ -95,13 +108,24 @@ def check_refused(beset: Federation) -> None:
     tries = {
         "not registered": beset.start_node("honest-0", *once, *key),
         "wrong authority": beset.start_node("honest-1", *once, *wrong_authority),
-        "no TLS": beset.start("no TLS", [*no_tls, "--port", str(free_port()), "--max-retries", "1"]),
+        "no TLS": beset.start(
+            "no TLS", [*no_tls, "--port", str(free_port()), "--max-retries", "1"]
+        ),
         "no key": beset.start("no key", [*no_key, "--port", str(free_port())]),
-        "late": beset.start_node("late", *once),  # one key, one node, one client: the other one lives
+        "late": beset.start_node(
+            "late", *once
+        ),  # one key, one node, one client: the other one lives
     }
     for name, process in tries.items():
-        wait_until(lambda process=process: process.poll() is not None, START_SECONDS, f"{name} has given up")
+        wait_until(
+            lambda process=process: process.poll() is not None,
+            START_SECONDS,
+            f"{name} has given up",
+        )
         assert process.returncode == 1, name
     assert all("Failed to activate SuperNode" in beset.says(name) for name in ("honest-0", "late"))
     assert "certificate verify failed" in beset.says("honest-1")
-    assert not any("SuperNode ID" in beset.says(name) for name in ("honest-0", "honest-1", "late", "no TLS", "no key"))
+    assert not any(
+        "SuperNode ID" in beset.says(name)
+        for name in ("honest-0", "honest-1", "late", "no TLS", "no key")
+    )

@@ -1,4 +1,5 @@
-"""Each replacement of Flower's behaviour is made, can be switched off, and is not made in another Flower."""
+"""Each replacement of Flower's behaviour is made, can be switched off, and is not made in another
+Flower."""
 
 from __future__ import annotations
 
@@ -44,10 +45,15 @@ def flower_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def made() -> set[str]:
-    """The replacements that are in their places after the commands of SuperLink and SuperNode have made theirs."""
+    """The replacements that are in their places after the commands of SuperLink and SuperNode have
+    made theirs."""
     make("superlink_fixes")
     make("supernode_fixes")
-    return {name for name, places in FIXES.items() if all(getattr(*place[:2]) is place[2] for place in places)}
+    return {
+        name
+        for name, places in FIXES.items()
+        if all(getattr(*place[:2]) is place[2] for place in places)
+    }
 
 
 def test_all_are_made_but_those_that_are_switched_off(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -81,7 +87,9 @@ HOUR = 3600.0
 
 def content() -> RecordDict:
     """Never the same twice: a SuperLink keeps what is the same once."""
-    return RecordDict({"update": ArrayRecord({"update": Array(np.random.default_rng().random(CONTENT // 8))})})
+    return RecordDict(
+        {"update": ArrayRecord({"update": Array(np.random.default_rng().random(CONTENT // 8))})}
+    )
 
 
 class Link(LinkState):
@@ -94,8 +102,18 @@ class Link(LinkState):
 
     def send(self, node: int) -> str:
         metadata = Metadata(
-            **{"run_id": self.run, "message_id": "", "src_node_id": SUPERLINK_NODE_ID, "dst_node_id": node},
-            **{"reply_to_message_id": "", "group_id": "1", "created_at": now().timestamp(), "ttl": HOUR / 2},
+            **{
+                "run_id": self.run,
+                "message_id": "",
+                "src_node_id": SUPERLINK_NODE_ID,
+                "dst_node_id": node,
+            },
+            **{
+                "reply_to_message_id": "",
+                "group_id": "1",
+                "created_at": now().timestamp(),
+                "ttl": HOUR / 2,
+            },
             message_type="train",
         )
         return self._put(make_message(metadata=metadata, content=content()))
@@ -104,7 +122,9 @@ class Link(LinkState):
         message.metadata.__dict__["_message_id"] = message.object_id
         session = self.state.start_session(self.run)
         parts = get_all_nested_objects(message)
-        stored, _ = self.state.store_message_and_object_tree(message, get_object_tree(message), session)
+        stored, _ = self.state.store_message_and_object_tree(
+            message, get_object_tree(message), session
+        )
         for name, part in parts.items():
             assert not stored or self.state.store_object(self.run, session, name, part.deflate())
         return message.object_id if stored else ""
@@ -144,7 +164,8 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def round_with_losses(link: Link, nodes: list[int]) -> None:
-    """Of three nodes one answers in time, one is gone, and the answer of the third comes when nobody looks for it."""
+    """Of three nodes one answers in time, one is gone, and the answer of the third comes when
+    nobody looks for it."""
     asked = [link.send(node) for node in nodes]
     link.reply(link.take(nodes[0]))
     assert len(link.read(*asked)) == 1
@@ -162,14 +183,18 @@ def sizes_of(link: Link, *, rounds: int) -> list[int]:
 
 
 @pytest.mark.usefixtures("small")
-@pytest.mark.filterwarnings("ignore:No path_separator found:DeprecationWarning")  # Flower's settings of alembic
+@pytest.mark.filterwarnings(
+    "ignore:No path_separator found:DeprecationWarning"
+)  # Flower's settings of alembic
 def test_eight_rounds_with_losses_take_no_more_room_than_five(tmp_path: Path) -> None:
     sizes = sizes_of(Link(tmp_path / "superlink.db"), rounds=8)
     assert sizes[7] <= 1.1 * sizes[4]
 
 
 NODES, PARAMETERS = 10, 5_000_000
-MOST_MEBIBYTES = 450  # 301 to 370 were measured from 4 to 40 nodes, 724 with ten of them and Flower's own
+MOST_MEBIBYTES = (
+    450  # 301 to 370 were measured from 4 to 40 nodes, 724 with ten of them and Flower's own
+)
 
 
 @pytest.mark.slow
@@ -185,7 +210,8 @@ def test_a_superlink_holds_little_of_what_ten_nodes_send(
 
 @contextmanager
 def refusing(server_ahead: float) -> Iterator[int]:
-    """The port of a server that answers every call with 401, and whose clock is so many seconds before this one's."""
+    """The port of a server that answers every call with 401, and whose clock is so many seconds
+    before this one's."""
 
     class Refuse(BaseHTTPRequestHandler):
         def do_POST(self) -> None:
@@ -214,9 +240,19 @@ def refusing(server_ahead: float) -> Iterator[int]:
         (0, "refused this node's signature: its key is not registered there"),
     ],
 )
-def test_a_node_that_is_refused_says_why_and_ends_with_1(server_ahead: float, said: str, tmp_path: Path) -> None:
+def test_a_node_that_is_refused_says_why_and_ends_with_1(
+    server_ahead: float, said: str, tmp_path: Path
+) -> None:
     with refusing(server_ahead) as port, (tmp_path / "log").open("w") as log:
-        words = ("--insecure", "--superlink", f"127.0.0.1:{port}", "--host", "127.0.0.1", "--port", str(free_port()))
+        words = (
+            "--insecure",
+            "--superlink",
+            f"127.0.0.1:{port}",
+            "--host",
+            "127.0.0.1",
+            "--port",
+            str(free_port()),
+        )
         node = subprocess.Popen(command("supernode", *words), stdout=log, stderr=log)
         assert node.wait(START_SECONDS) == 1
     (line,) = [line for line in (tmp_path / "log").read_text().splitlines() if "discreet: " in line]

@@ -1,4 +1,5 @@
-"""`flwr run` for real: Flower's simulation runtime, from a copy of the app, as `scripts/run` starts it."""
+"""`flwr run` for real: Flower's simulation runtime, from a copy of the app, as `scripts/run` starts
+it."""
 
 from __future__ import annotations
 
@@ -17,14 +18,30 @@ from discreet.settings.compose import load_config
 from discreet.simulation.in_process import simulate
 from discreet.simulation.processes import below
 from tests.command import run as main
-from tests.scripts.living import LOOPBACK, after_rounds, check_interrupted, intrude, listening, start
+from tests.scripts.living import (
+    LOOPBACK,
+    after_rounds,
+    check_interrupted,
+    intrude,
+    listening,
+    start,
+)
 
 ROOT = Path(__file__).resolve().parent.parent.parent
-SMALL = ["data.num_clients=8", "sampling.probability=0.5", "model.name=logistic_regression", "training.epochs=2"]
+SMALL = [
+    "data.num_clients=8",
+    "sampling.probability=0.5",
+    "model.name=logistic_regression",
+    "training.epochs=2",
+]
 MASKED = ["sampling.kind=everyone", "privacy.accountant=rdp", "privacy.user.too_noisy=warn"]
 SHARED_STEP = [
-    *("privacy.user.enabled=false", "privacy.example.enabled=true", "privacy.example.aggregation=secure"),
-    *("privacy.example.noise_multiplier=2", "training.epochs=1", "training.batch_size=200"),
+    "privacy.user.enabled=false",
+    "privacy.example.enabled=true",
+    "privacy.example.aggregation=secure",
+    "privacy.example.noise_multiplier=2",
+    "training.epochs=1",
+    "training.batch_size=200",
 ]
 DEADLINE = 300
 
@@ -36,8 +53,14 @@ slow = pytest.mark.slow
     [
         ("sequential", []),
         pytest.param("auto", ["model.name='tests.models.test_frozen:statistics'"], marks=slow),
-        pytest.param("batched", ["privacy.example.enabled=true", "privacy.example.noise_multiplier=1"], marks=slow),
-        pytest.param("batched", ["data.normalise=private", "statistics.noise_multiplier=0.1"], marks=slow),
+        pytest.param(
+            "batched",
+            ["privacy.example.enabled=true", "privacy.example.noise_multiplier=1"],
+            marks=slow,
+        ),
+        pytest.param(
+            "batched", ["data.normalise=private", "statistics.noise_multiplier=0.1"], marks=slow
+        ),
         pytest.param("sequential", [*MASKED, "privacy.user.aggregation=secure"], marks=slow),
         pytest.param("sequential", [*MASKED, *SHARED_STEP], marks=slow),
     ],
@@ -65,10 +88,14 @@ def words_of(pid: int) -> list[str]:
 
 @slow
 def test_two_runs_at_once_end_each_by_itself_and_leave_no_process(tmp_path: Path) -> None:
-    """One by Ctrl-C, while the other trains on; that one when its SuperLink is lost. The first one is then resumed."""
+    """One by Ctrl-C, while the other trains on; that one when its SuperLink is lost. The first one
+    is then resumed."""
     first, second = (RunFolder(tmp_path / name) for name in ("first", "second"))
     words = [*SMALL, "privacy.user.noise_multiplier=0.1", "rounds=500"]
-    processes = {folder: start("", *words, f"output_dir={folder.path}", verb="run") for folder in (first, second)}
+    processes = {
+        folder: start("", *words, f"output_dir={folder.path}", verb="run")
+        for folder in (first, second)
+    }
     trees: dict[RunFolder, list[int]] = {}
     try:
         for folder, process in processes.items():
@@ -76,7 +103,9 @@ def test_two_runs_at_once_end_each_by_itself_and_leave_no_process(tmp_path: Path
             trees[folder] = below(process.pid)
             assert {host for host, _ in listening(trees[folder])} <= LOOPBACK
             ((_, port),) = listening(below(process.pid, b"gcs_server"))
-            assert "ray.exceptions.AuthenticationError" in intrude(f"127.0.0.1:{port}", tmp_path / "intruded")
+            assert "ray.exceptions.AuthenticationError" in intrude(
+                f"127.0.0.1:{port}", tmp_path / "intruded"
+            )
 
         processes[first].send_signal(signal.SIGINT)
         _, said = processes[first].communicate(timeout=DEADLINE)
@@ -93,7 +122,10 @@ def test_two_runs_at_once_end_each_by_itself_and_leave_no_process(tmp_path: Path
         _, said = processes[second].communicate(timeout=DEADLINE)
         assert processes[second].returncode == 1
         lost = f"the SuperLink has ended, with exit code {-signal.SIGKILL}"
-        assert f"interrupted after round {check_interrupted(second, lost)} ({lost})" in said.splitlines()[-1]
+        assert (
+            f"interrupted after round {check_interrupted(second, lost)} ({lost})"
+            in said.splitlines()[-1]
+        )
         assert not {*trees[second]} & {*below(0)}
     finally:
         for process in processes.values():
@@ -111,12 +143,20 @@ def test_two_runs_at_once_end_each_by_itself_and_leave_no_process(tmp_path: Path
 def test_a_plain_flwr_run_works_with_two_nodes(tmp_path: Path) -> None:
     """The command of the README, on the local SuperLink that `flwr run` starts by itself."""
     port = str(free_port())
-    environment = flower_environment(tmp_path / "home") | {"FLWR_LOCAL_SUPERLINK_HTTP_API_PORT": port}
+    environment = flower_environment(tmp_path / "home") | {
+        "FLWR_LOCAL_SUPERLINK_HTTP_API_PORT": port
+    }
     overrides = " ".join([*SMALL, "rounds=2", f"output_dir={tmp_path / 'run'}"])
     command = ["flwr", "run", ".", "--stream", "--run-config", f'overrides="{overrides}"']
     try:
         done = subprocess.run(
-            command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=DEADLINE, check=False
+            command,
+            cwd=ROOT,
+            env=environment,
+            capture_output=True,
+            text=True,
+            timeout=DEADLINE,
+            check=False,
         )
         assert "round 2/2" in done.stdout, done.stdout + done.stderr
         assert (tmp_path / "run" / "privacy.json").exists()

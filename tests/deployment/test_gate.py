@@ -23,7 +23,8 @@ from discreet.deployment.local_federation import START_SECONDS
 
 
 class SuperLink:
-    """A SuperLink behind a node proxy, which notes each call; `go` lets answers to calls with content leave."""
+    """A SuperLink behind a node proxy, which notes each call; `go` lets answers to calls with
+    content leave."""
 
     def __init__(self) -> None:
         self.go = asyncio.Event()
@@ -67,15 +68,26 @@ def ask(method: str, path: str, **given: Any) -> tuple[httpx.Response, list[http
 
 def test_the_calls_of_a_node_go_through_with_body_and_signature() -> None:
     for name in CALLS:
-        answer, (call,) = ask("POST", f"/v1/fleet/{name}", content=b"body", headers={"flwr-signature": "abc"})
-        assert (answer.status_code, answer.content, answer.headers["x-flower"]) == (202, b"ydob", "yes")
+        answer, (call,) = ask(
+            "POST", f"/v1/fleet/{name}", content=b"body", headers={"flwr-signature": "abc"}
+        )
+        assert (answer.status_code, answer.content, answer.headers["x-flower"]) == (
+            202,
+            b"ydob",
+            "yes",
+        )
         assert (call.method, call.url.path, call.content) == ("POST", f"/v1/fleet/{name}", b"body")
         assert call.headers["flwr-signature"] == "abc"
 
 
 OTHERS = (
-    *("/v1/control/start-run", "/v1/runtime/acquire-task", "/v1/fleet/register-node", "/v1/fleet//pull-messages"),
-    *("/v1/fleet/../runtime/acquire-task", "/v1/fleet/pull-messages/../../control/start-run", "/docs"),
+    "/v1/control/start-run",
+    "/v1/runtime/acquire-task",
+    "/v1/fleet/register-node",
+    "/v1/fleet//pull-messages",
+    "/v1/fleet/../runtime/acquire-task",
+    "/v1/fleet/pull-messages/../../control/start-run",
+    "/docs",
 )
 
 
@@ -91,8 +103,12 @@ async def pieces() -> AsyncIterator[bytes]:
     yield b"x"
 
 
-@pytest.mark.parametrize(("content", "status"), [(b"x" * 1001, 413), (b"x" * 1000, 202), (pieces(), 411)])
-def test_a_body_that_is_too_large_or_of_unknown_length_stops_at_the_node_proxy(content: Any, status: int) -> None:
+@pytest.mark.parametrize(
+    ("content", "status"), [(b"x" * 1001, 413), (b"x" * 1000, 202), (pieces(), 411)]
+)
+def test_a_body_that_is_too_large_or_of_unknown_length_stops_at_the_node_proxy(
+    content: Any, status: int
+) -> None:
     answer, calls = ask("POST", "/v1/fleet/push-object", content=content)
     assert answer.status_code == status
     assert bool(calls) is (status == 202)
@@ -108,7 +124,9 @@ def test_a_few_calls_with_content_reach_the_superlink_at_a_time_and_the_others_p
             for _ in range(200):  # every task goes as far as it can
                 await asyncio.sleep(0)
             assert link.at_work == AT_ONCE
-            assert (await caller.post("/v1/fleet/pull-messages", content=b"look")).content == b"kool"
+            assert (
+                await caller.post("/v1/fleet/pull-messages", content=b"look")
+            ).content == b"kool"
             link.go.set()
             assert {answer.content for answer in await asyncio.gather(*waiting)} == {b"cba"}
         assert (link.most, len(link.calls)) == (AT_ONCE, len(paths) + 1)
@@ -118,7 +136,9 @@ def test_a_few_calls_with_content_reach_the_superlink_at_a_time_and_the_others_p
 
 def test_what_a_caller_says_of_where_it_is_does_not_reach_the_superlink() -> None:
     names = ("x-forwarded-for", "forwarded", "x-real-ip", "x-forwarded-proto")
-    _, calls = ask("POST", "/v1/fleet/pull-messages", content=b"", headers=dict.fromkeys(names, "203.0.113.9"))
+    _, calls = ask(
+        "POST", "/v1/fleet/pull-messages", content=b"", headers=dict.fromkeys(names, "203.0.113.9")
+    )
     assert not {*names} & {*calls[0].headers}
 
 
@@ -145,7 +165,10 @@ def opened(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Open]:
     words = ["--upstream", "https://127.0.0.1:9", "--secrets", str(secrets), "--port", str(port)]
     code = f"from discreet.deployment import gate; gate.HEAD_SECONDS = 1.0; gate.main({words})"
     command = [sys.executable, "-c", code]
-    with (folder / "log").open("w") as log, subprocess.Popen(command, stdout=log, stderr=log) as process:
+    with (
+        (folder / "log").open("w") as log,
+        subprocess.Popen(command, stdout=log, stderr=log) as process,
+    ):
         found = Open(port, secrets / "ca.crt", folder / "log")
         wait_until(lambda: answers(found), START_SECONDS, "the node proxy answers")
         yield found
@@ -177,7 +200,9 @@ def test_a_connection_on_which_no_tls_or_no_whole_head_comes_is_ended(opened: Op
             assert caller.recv(4096) == b""
 
 
-def test_the_log_holds_no_escapes_of_a_path_and_the_address_that_really_called(opened: Open) -> None:
+def test_the_log_holds_no_escapes_of_a_path_and_the_address_that_really_called(
+    opened: Open,
+) -> None:
     with opened.with_tls() as caller:
         asked(caller, "/no%1b%5b2Jhere", "X-Forwarded-For: 203.0.113.9")
     (line,) = [line for line in opened.log.read_text().splitlines() if "/no" in line]

@@ -1,4 +1,5 @@
-"""Whoever ends a run early finds its files right, one line that goes on with it, and no process left."""
+"""Whoever ends a run early finds its files right, one line that goes on with it, and no process
+left."""
 
 from __future__ import annotations
 
@@ -18,14 +19,32 @@ from discreet.deployment.flower_home import wait_until
 from discreet.deployment.interruption import folder_in, not_begun, resumable
 from discreet.deployment.local_federation import Federation
 from discreet.ledger.durable_ledger import DurableLedger
-from discreet.server.run_folder import CONFIG, RunFolder, RunStatus, only_writer, state_of, write_status
+from discreet.server.run_folder import (
+    CONFIG,
+    RunFolder,
+    RunStatus,
+    only_writer,
+    state_of,
+    write_status,
+)
 from discreet.settings.compose import load_config
 from discreet.simulation.processes import RunLostError
 from tests.deployment.ends import RUN_SECONDS
-from tests.scripts.living import LONG, MARK, SMALL, after_rounds, check_interrupted, default_signals, marked, start
+from tests.scripts.living import (
+    LONG,
+    MARK,
+    SMALL,
+    after_rounds,
+    check_interrupted,
+    default_signals,
+    marked,
+    start,
+)
 
 
-def test_ctrl_c_ends_a_simulation_and_its_workers_with_the_line_that_resumes(tmp_path: Path) -> None:
+def test_ctrl_c_ends_a_simulation_and_its_workers_with_the_line_that_resumes(
+    tmp_path: Path,
+) -> None:
     folder, mark = RunFolder(tmp_path / "run"), uuid.uuid4().hex
     process = start(mark, *SMALL, LONG, f"output_dir={folder.path}")
     after_rounds(folder, process)
@@ -33,7 +52,10 @@ def test_ctrl_c_ends_a_simulation_and_its_workers_with_the_line_that_resumes(tmp
     said, errors = process.communicate(timeout=RUN_SECONDS)
     assert (process.returncode, errors) == (130, "")
     assert marked(mark) == []
-    line = f"interrupted after round {check_interrupted(folder, 'ended by SIGINT')} (ended by SIGINT); to go on: "
+    line = (
+        f"interrupted after round {check_interrupted(folder, 'ended by SIGINT')} (ended by "
+        f"SIGINT); to go on: "
+    )
     assert said.splitlines()[-1] == f"{line}discreet simulate resume=true output_dir={folder.path}"
 
 
@@ -59,7 +81,10 @@ def test_output_that_nobody_reads_ends_the_run_quietly(tmp_path: Path) -> None:
     assert process.wait(RUN_SECONDS) == 128 + signal.SIGPIPE
     assert marked(mark) == []
     done = check_interrupted(folder, "nobody reads the output any more")
-    line = f"interrupted after round {done} (nobody reads the output any more); to go on: discreet simulate"
+    line = (
+        f"interrupted after round {done} (nobody reads the output any more); to go on: "
+        f"discreet simulate"
+    )
     assert process.stderr.read() == f"{line} resume=true output_dir={folder.path}\n"
     process.stderr.close()
 
@@ -80,8 +105,12 @@ def test_a_run_that_is_lost_ends_with_the_reason_and_exit_code_1(
         raise RunLostError("the SuperLink has ended")
     assert ended.value.code == 1
     (line,) = caplog.messages
-    assert line.startswith("interrupted after round 0 (the SuperLink has ended); to go on: scripts/run resume=true ")
-    assert load_config(shlex.split(line.partition("scripts/run ")[2])).output_dir == str(folder.path)
+    assert line.startswith(
+        "interrupted after round 0 (the SuperLink has ended); to go on: scripts/run resume=true "
+    )
+    assert load_config(shlex.split(line.partition("scripts/run ")[2])).output_dir == str(
+        folder.path
+    )
     assert state_of(folder) == "interrupted"
 
 
@@ -101,8 +130,12 @@ def test_a_run_that_is_finished_or_that_somebody_else_writes_stays_what_it_is(
 
 def test_a_node_that_ends_at_its_start_is_not_waited_for(tmp_path: Path) -> None:
     federation = Federation(tmp_path)
-    federation.start("node-0", [sys.executable, "-c", "print('first'); print('no room'); raise SystemExit(3)"])
-    with pytest.raises(RunLostError, match="node-0 has ended with 3 before it was connected; it said last: no room"):
+    federation.start(
+        "node-0", [sys.executable, "-c", "print('first'); print('no room'); raise SystemExit(3)"]
+    )
+    with pytest.raises(
+        RunLostError, match="node-0 has ended with 3 before it was connected; it said last: no room"
+    ):
         federation.wait_for_nodes(["node-0"])
 
 
@@ -112,10 +145,18 @@ def test_ctrl_c_ends_every_process_of_a_federation_on_this_machine(tmp_path: Pat
     words = ["--nodes", "2", "rounds=500", f"output_dir={run.path}"]
     command = [sys.executable, "-m", "discreet.deployment.local_federation", *words]
     process = subprocess.Popen(
-        command, env=os.environ | {MARK: mark}, stderr=subprocess.PIPE, text=True, preexec_fn=default_signals
+        command,
+        env=os.environ | {MARK: mark},
+        stderr=subprocess.PIPE,
+        text=True,
+        preexec_fn=default_signals,
     )
     try:
-        wait_until(lambda: run.load_checkpoint() or process.poll() is not None, RUN_SECONDS, "a round is done")
+        wait_until(
+            lambda: run.load_checkpoint() or process.poll() is not None,
+            RUN_SECONDS,
+            "a round is done",
+        )
         assert len(marked(mark)) > 8
         process.send_signal(signal.SIGINT)
         _, errors = process.communicate(timeout=RUN_SECONDS)
@@ -124,7 +165,10 @@ def test_ctrl_c_ends_every_process_of_a_federation_on_this_machine(tmp_path: Pat
     assert process.returncode == 130
     assert marked(mark) == []
     assert state_of(run) == "interrupted"
-    go_on = f"to go on: python -m discreet.deployment.local_federation --nodes 2 resume=true output_dir={run.path}"
+    go_on = (
+        f"to go on: python -m discreet.deployment.local_federation --nodes 2 resume=true "
+        f"output_dir={run.path}"
+    )
     assert errors.splitlines()[-1].endswith(go_on)
 
 
@@ -132,9 +176,13 @@ def test_that_nothing_was_spent_is_said_only_where_there_is_no_ledger(tmp_path: 
     folder = begun(tmp_path / "run")
     assert folder_in(["rounds=3"]) is None
     assert folder_in(["output_dir=other", f"output_dir='{folder.path}'"]) == folder
-    assert "nothing was spent, the same command starts it again" in not_begun("ended by SIGINT", folder)
+    assert "nothing was spent, the same command starts it again" in not_begun(
+        "ended by SIGINT", folder
+    )
     DurableLedger.create(folder.ledger_path)
-    assert not_begun("ended by SIGINT", folder).endswith(f"what was spent before stands in {folder.path}")
+    assert not_begun("ended by SIGINT", folder).endswith(
+        f"what was spent before stands in {folder.path}"
+    )
     (folder.path / CONFIG).unlink()
     with pytest.raises(SystemExit), resumable(folder, "scripts/run"):
         os.kill(os.getpid(), signal.SIGTERM)

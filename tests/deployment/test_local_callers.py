@@ -1,4 +1,5 @@
-"""Another user of the machine starts nothing through a SuperLink's own port, and takes over no ServerApp."""
+"""Another user of the machine starts nothing through a SuperLink's own port, and takes over no
+ServerApp."""
 
 from __future__ import annotations
 
@@ -17,14 +18,27 @@ from discreet.deployment.flower_run import simulation_superlink
 from discreet.deployment.local_federation import empty_federation
 
 STRANGER = 54321
-CALLS = ("/v1/control/start-run", "/v1/control/list-runs", "/v1/control/register-node", "/v1/runtime/acquire-task")
-HEADERS = {"content-type": "application/protobuf", "x-forwarded-for": "127.0.0.1", "connection": "close"}
+CALLS = (
+    "/v1/control/start-run",
+    "/v1/control/list-runs",
+    "/v1/control/register-node",
+    "/v1/runtime/acquire-task",
+)
+HEADERS = {
+    "content-type": "application/protobuf",
+    "x-forwarded-for": "127.0.0.1",
+    "connection": "close",
+}
 
 needs_root = pytest.mark.skipif(os.getuid() != 0, reason="only root can call as another user")
-pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="only Linux says whose a connection is")
+pytestmark = pytest.mark.skipif(
+    sys.platform != "linux", reason="only Linux says whose a connection is"
+)
 
 
-def answers(connect: Callable[[], HTTPConnection], user: int, paths: tuple[str, ...] = CALLS) -> list[int]:
+def answers(
+    connect: Callable[[], HTTPConnection], user: int, paths: tuple[str, ...] = CALLS
+) -> list[int]:
     """The status codes of calls by a user, which a process of that user makes."""
     ours, theirs = os.pipe()
     if os.fork() == 0:
@@ -41,7 +55,9 @@ def answers(connect: Callable[[], HTTPConnection], user: int, paths: tuple[str, 
 
 
 @needs_root
-def test_another_user_of_the_machine_can_not_call_the_superlink_of_a_federation(tmp_path: Path) -> None:
+def test_another_user_of_the_machine_can_not_call_the_superlink_of_a_federation(
+    tmp_path: Path,
+) -> None:
     with empty_federation(tmp_path, []) as federation:
         trust = ssl.create_default_context(cadata=federation.authority.read_text())
 
@@ -56,18 +72,25 @@ def test_another_user_of_the_machine_can_not_call_the_superlink_of_a_federation(
 
 
 @needs_root
-def test_another_user_of_the_machine_can_not_call_the_superlink_of_a_simulation(tmp_path: Path) -> None:
+def test_another_user_of_the_machine_can_not_call_the_superlink_of_a_simulation(
+    tmp_path: Path,
+) -> None:
     with simulation_superlink(tmp_path) as (address, _, _):
 
         def connect() -> HTTPConnection:
             return HTTPConnection(address, timeout=20)
 
-        assert answers(connect, STRANGER, (*CALLS, "/v1/fleet/register-node")) == [403] * (len(CALLS) + 1)
+        assert answers(connect, STRANGER, (*CALLS, "/v1/fleet/register-node")) == [403] * (
+            len(CALLS) + 1
+        )
         assert 403 not in answers(connect, os.getuid())
 
 
 def test_a_connection_that_its_holder_has_closed_is_nobodys() -> None:
-    with create_server(("127.0.0.1", 0)) as listening, create_connection(listening.getsockname()) as calling:
+    with (
+        create_server(("127.0.0.1", 0)) as listening,
+        create_connection(listening.getsockname()) as calling,
+    ):
         near, far = calling.getsockname(), calling.getpeername()
         assert user_of(near, far) == os.getuid()
         assert user_of((near[0], 1), far) is None

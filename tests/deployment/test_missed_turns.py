@@ -1,5 +1,5 @@
-"""SuperNodes as processes: one is gone in its turn, others are asked out of theirs, and a server is killed between
-exchanges."""
+"""SuperNodes as processes: one is gone in its turn, others are asked out of theirs, and a server is
+killed between exchanges."""
 
 from __future__ import annotations
 
@@ -38,18 +38,42 @@ from discreet.settings.compose import load_config
 from discreet.simulation.in_process import simulate
 from discreet.simulation.processes import below
 from tests.deployment.ends import RUN_SECONDS, end, finish, kill
-from tests.deployment.held_server import EVERYBODY, OPENED, SEED, federation_with, held_main, kept_main
+from tests.deployment.held_server import (
+    EVERYBODY,
+    OPENED,
+    SEED,
+    federation_with,
+    held_main,
+    kept_main,
+)
 from tests.rounds import round_of
 
 NODES = ["node-0", "node-1", "node-2", "node-3"]
 SHARES = demonstration(len(NODES))
-GONE, STRICT = 0, 1  # the node that is gone in some rounds, and the one whose policy keeps to its turn
-AWAY, ROUNDS, GROUPS = (2, 3), 5, 2  # one of the rounds is its turn; the groups follow from numbers that Flower draws
+GONE, STRICT = (
+    0,
+    1,
+)  # the node that is gone in some rounds, and the one whose policy keeps to its turn
+AWAY, ROUNDS, GROUPS = (
+    (2, 3),
+    5,
+    2,
+)  # one of the rounds is its turn; the groups follow from numbers that Flower draws
 SETTINGS = (
-    *("data.name=breast_cancer", f"data.num_clients={len(NODES)}", f"rounds={ROUNDS}", "privacy.delta=0.001"),
-    *("model.name=logistic_regression", "training.epochs=1", "training.batch_size=1000", "server.round_timeout=240"),
-    *("sampling.kind=cyclic", f"sampling.groups={GROUPS}", f"sampling.min_nodes={len(NODES)}"),
-    *("privacy.user.clip.kind=fixed", "privacy.user.correlation.kind=bsr", "privacy.user.too_noisy=warn"),
+    "data.name=breast_cancer",
+    f"data.num_clients={len(NODES)}",
+    f"rounds={ROUNDS}",
+    "privacy.delta=0.001",
+    "model.name=logistic_regression",
+    "training.epochs=1",
+    "training.batch_size=1000",
+    "server.round_timeout=240",
+    "sampling.kind=cyclic",
+    f"sampling.groups={GROUPS}",
+    f"sampling.min_nodes={len(NODES)}",
+    "privacy.user.clip.kind=fixed",
+    "privacy.user.correlation.kind=bsr",
+    "privacy.user.too_noisy=warn",
 )
 
 
@@ -72,7 +96,9 @@ def held_after(number: int, federation: Federation) -> None:
 
 
 @pytest.mark.slow
-def test_who_is_gone_in_its_turn_adds_zero_and_who_is_asked_out_of_it_is_not_counted(federation: Federation) -> None:
+def test_who_is_gone_in_its_turn_adds_zero_and_who_is_asked_out_of_it_is_not_counted(
+    federation: Federation,
+) -> None:
     hold = federation.folder / "hold"
     hold.write_text("1")
     folder = federation.run("run", *SETTINGS)
@@ -87,22 +113,31 @@ def test_who_is_gone_in_its_turn_adds_zero_and_who_is_asked_out_of_it_is_not_cou
 
     ids = [numbers_in(federation, number)[-1] for number in range(len(NODES))]
     assert len(set(numbers_in(federation, GONE))) == 1  # who comes back is in its old group
-    charged = [check_round(number, ids, federation.folder / "kept", folder) for number in range(1, ROUNDS + 1)]
+    charged = [
+        check_round(number, ids, federation.folder / "kept", folder)
+        for number in range(1, ROUNDS + 1)
+    ]
     check_account(charged, folder)
     status = read_status(folder)
     assert status.failures == {"refused": 1}  # in the one of two rounds that is not its turn
     assert "is not the turn of this client" in str(status.last_failure)
-    assert not [each for name in NODES for each in DurableLedger(federation.folder / f"{name}.db").releases()]
+    assert not [
+        each
+        for name in NODES
+        for each in DurableLedger(federation.folder / f"{name}.db").releases()
+    ]
 
 
 def numbers_in(federation: Federation, number: int) -> list[int]:
     """The numbers by which the server knew a node, at each of its starts."""
-    return [int(found) for found in re.findall(r"SuperNode ID: (\d+)", federation.says(NODES[number]))]
+    return [
+        int(found) for found in re.findall(r"SuperNode ID: (\d+)", federation.says(NODES[number]))
+    ]
 
 
 def check_round(number: int, ids: list[int], kept: Path, folder: RunFolder) -> DpEvent:
-    """The round of the clients whose turn it is and who are there, in this process, from the state before and with the
-    keys of the noise, is the one that ran. Returns what it costs."""
+    """The round of the clients whose turn it is and who are there, in this process, from the state
+    before and with the keys of the noise, is the one that ran. Returns what it costs."""
     plan, charged = Plan(folder.read_config()), list[DpEvent]()
     before, after = (RunFolder(kept / str(each)).load_checkpoint() for each in (number - 1, number))
     earlier, secrets = (RunSecrets(kept / str(each)).load() for each in (number - 1, number))
@@ -125,15 +160,20 @@ def check_round(number: int, ids: list[int], kept: Path, folder: RunFolder) -> D
     return charged[0]
 
 
-def answer(number: int, node_id: int, before: State, run: ClientSettings, round_number: int) -> TrainReply:
+def answer(
+    number: int, node_id: int, before: State, run: ClientSettings, round_number: int
+) -> TrainReply:
     """The reply of a node, made here."""
     asked = TrainRequest(round_number, before.clip_norm, run)
-    client = node_client(work_of(asked), {"partition-id": number, "num-partitions": len(NODES)}, node_id)
+    client = node_client(
+        work_of(asked), {"partition-id": number, "num-partitions": len(NODES)}, node_id
+    )
     return client.answer(work_of(asked), before.params)
 
 
 def check_account(charged: list[DpEvent], folder: RunFolder) -> None:
-    """Each round is charged once, by its number alone, and all of them reach the target that chose the noise."""
+    """Each round is charged once, by its number alone, and all of them reach the target that chose
+    the noise."""
     spent, planned = DurableLedger(folder.ledger_path).spent("user"), PrivacyLedger()
     for event in charged:
         planned = planned.record(event)
@@ -145,14 +185,34 @@ def check_account(charged: list[DpEvent], folder: RunFolder) -> None:
 THREE = ["node-0", "node-1", "node-2"]
 MASKED_ROUNDS = 2
 # Where it is killed: before a stage is sent, or when the sum is open and nothing is written yet.
-PLACES = {"SHARES": Stage.KEYS, "MASKED": Stage.SHARES, "CONFIRM": Stage.MASKED, "UNMASK": Stage.CONFIRM, OPENED: None}
-NODES_PAID, SERVER_PAID = 3, 2  # of these: after masked vectors have left, after the server was to ask for shares
+PLACES = {
+    "SHARES": Stage.KEYS,
+    "MASKED": Stage.SHARES,
+    "CONFIRM": Stage.MASKED,
+    "UNMASK": Stage.CONFIRM,
+    OPENED: None,
+}
+NODES_PAID, SERVER_PAID = (
+    3,
+    2,
+)  # of these: after masked vectors have left, after the server was to ask for shares
 MASKED = (
-    *("data.name=breast_cancer", f"data.num_clients={len(THREE)}", f"rounds={MASKED_ROUNDS}", "privacy.delta=0.001"),
-    *("model.name=logistic_regression", "training.epochs=1", "training.batch_size=1000"),
-    *("sampling.kind=everyone", f"sampling.min_nodes={len(THREE)}", "server.round_timeout=240"),
-    *("privacy.user.aggregation=secure", "privacy.accountant=rdp", "privacy.secure.dropouts=0"),
-    *("privacy.user.noise_multiplier=1e-9", "privacy.user.too_noisy=warn", "privacy.user.clip.kind=fixed"),
+    "data.name=breast_cancer",
+    f"data.num_clients={len(THREE)}",
+    f"rounds={MASKED_ROUNDS}",
+    "privacy.delta=0.001",
+    "model.name=logistic_regression",
+    "training.epochs=1",
+    "training.batch_size=1000",
+    "sampling.kind=everyone",
+    f"sampling.min_nodes={len(THREE)}",
+    "server.round_timeout=240",
+    "privacy.user.aggregation=secure",
+    "privacy.accountant=rdp",
+    "privacy.secure.dropouts=0",
+    "privacy.user.noise_multiplier=1e-9",
+    "privacy.user.too_noisy=warn",
+    "privacy.user.clip.kind=fixed",
 )
 
 
@@ -215,7 +275,8 @@ def test_a_server_killed_between_any_two_exchanges_ends_with_the_model_of_a_run_
 
 
 def check_model(folder: RunFolder, undisturbed: Path) -> None:
-    """The last model is that of clients in one process, without masks, but for a few steps of the grid and of noise."""
+    """The last model is that of clients in one process, without masks, but for a few steps of the
+    grid and of noise."""
     simulate(load_config([*MASKED, f"seed={SEED}", f"output_dir={undisturbed}"]))
     there, here = folder.load_checkpoint(), RunFolder(undisturbed).load_checkpoint()
     assert here.params.abs().max() > 0.05
@@ -232,10 +293,14 @@ def check_opened(path: Path) -> set[str]:
 
 
 def check_node(name: str, masked_federation: Federation, opened: set[str]) -> None:
-    """It paid for each vector that left it, gave no share in the runs that were killed before, and stands where each
-    of them was killed."""
+    """It paid for each vector that left it, gave no share in the runs that were killed before, and
+    stands where each of them was killed."""
     paid = releases(masked_federation.folder / f"{name}.db")
-    assert paid == masked_federation.says(name).count("a masked vector of") == NODES_PAID + MASKED_ROUNDS
+    assert (
+        paid
+        == masked_federation.says(name).count("a masked vector of")
+        == NODES_PAID + MASKED_ROUNDS
+    )
     remembered = states(masked_federation.folder / f"{name}.masking")
     assert {run for run, state in remembered.items() if state.closed >= 1} == opened
     left = [state.attempts[1].stage for run, state in remembered.items() if run not in opened]

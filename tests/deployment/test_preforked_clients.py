@@ -24,9 +24,12 @@ OF_THE_APP = ("client_app", "discreet", "strategies", "server_app")
 
 @pytest.fixture(scope="module")
 def listening(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[int, Path]]:
-    """The number and the socket of a process that serves, started as a node does, by people who name no threads."""
+    """The number and the socket of a process that serves, started as a node does, by people who
+    name no threads."""
     path = tmp_path_factory.mktemp("preforked") / "clients"
-    silent = {name: value for name, value in os.environ.items() if not name.endswith("_NUM_THREADS")}
+    silent = {
+        name: value for name, value in os.environ.items() if not name.endswith("_NUM_THREADS")
+    }
     with subprocess.Popen(clients_command(path), cwd=REPOSITORY, env=silent) as process:
         wait_until(path.exists, START_SECONDS, "it listens")
         yield process.pid, path
@@ -35,12 +38,18 @@ def listening(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[int, P
 
 def run(path: Path, folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
     """Flower's way to start a ClientApp, with the shim first on the PATH."""
-    search = os.pathsep.join([str(SHIM.parent), str(folder), str(Path(sys.executable).parent), os.environ["PATH"]])
+    search = os.pathsep.join(
+        [str(SHIM.parent), str(folder), str(Path(sys.executable).parent), os.environ["PATH"]]
+    )
     environment = {"PATH": search, SOCKET_VARIABLE: str(path)}
-    return subprocess.run([COMMAND, *words], capture_output=True, text=True, cwd=folder, env=environment, check=False)
+    return subprocess.run(
+        [COMMAND, *words], capture_output=True, text=True, cwd=folder, env=environment, check=False
+    )
 
 
-def test_words_output_and_exit_code_are_those_of_flowers_command(listening: tuple[int, Path], tmp_path: Path) -> None:
+def test_words_output_and_exit_code_are_those_of_flowers_command(
+    listening: tuple[int, Path], tmp_path: Path
+) -> None:
     number, path = listening
     helped, refused = (run(path, tmp_path, word) for word in ("--help", "--no-such-word"))
     assert helped.returncode == 0
@@ -55,17 +64,25 @@ def test_no_module_of_the_app_is_loaded_beforehand_and_all_that_it_imports_is() 
         "import sys; from discreet.deployment.flower_fixes.preforked_clients import load; load(); "
         f"print([name for name in sys.modules if name.split('.')[0] in {OF_THE_APP}]); "
         "loaded = {name.split('.')[0] for name in sys.modules}; import client_app.client_app; "
-        f"print({{name.split('.')[0] for name in sys.modules}} - loaded - {{*{OF_THE_APP}}} - sys.stdlib_module_names)"
+        f"print({{name.split('.')[0] for name in sys.modules}} - loaded - {{*{OF_THE_APP}}} - "
+        f"sys.stdlib_module_names)"
     )
-    ran = subprocess.run([sys.executable, "-c", code], cwd=REPOSITORY, capture_output=True, text=True, check=True)
+    ran = subprocess.run(
+        [sys.executable, "-c", code], cwd=REPOSITORY, capture_output=True, text=True, check=True
+    )
     assert ran.stdout == "[]\nset()\n"
 
 
-NODE = "import os, sys; from discreet.deployment.supernode import start_preforked_clients as start; start(); "
+NODE = (
+    "import os, sys; from discreet.deployment.supernode import start_preforked_clients as "
+    "start; start(); "
+)
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
-def test_what_clients_keep_of_examples_is_erased_when_the_supernode_ends(number: signal.Signals) -> None:
+def test_what_clients_keep_of_examples_is_erased_when_the_supernode_ends(
+    number: signal.Signals,
+) -> None:
     code = f"{NODE}print(os.environ['{SOCKET_VARIABLE}'], flush=True); sys.stdin.read()"
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
     with subprocess.Popen([sys.executable, "-c", code], cwd=REPOSITORY, text=True, **pipes) as node:

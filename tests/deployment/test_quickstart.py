@@ -1,4 +1,5 @@
-"""The quickstart as its authors run it, and with a private server: in the clear, and under secure aggregation."""
+"""The quickstart as its authors run it, and with a private server: in the clear, and under secure
+aggregation."""
 
 from __future__ import annotations
 
@@ -15,7 +16,12 @@ from dp_accounting import GaussianDpEvent, PoissonSampledDpEvent
 from dp_accounting.pld import PLDAccountant
 
 from discreet.cli.status import status_facts
-from discreet.deployment.flower_home import CONNECTION, flower_environment, wait_until, write_connection
+from discreet.deployment.flower_home import (
+    CONNECTION,
+    flower_environment,
+    wait_until,
+    write_connection,
+)
 from discreet.deployment.flower_run import simulation_superlink
 from discreet.deployment.local_federation import Federation, demonstration, federation_of
 from discreet.ledger.durable_ledger import DurableLedger
@@ -24,7 +30,9 @@ from discreet.server.run_folder import RunFolder
 ROOT = Path(__file__).resolve().parents[2]
 QUICKSTART = ROOT / "examples" / "quickstart"
 RUN_SECONDS = 550
-SERVER, PRIVATE = (QUICKSTART / "quickstart" / f"{name}.py" for name in ("server_app", "server_app_private"))
+SERVER, PRIVATE = (
+    QUICKSTART / "quickstart" / f"{name}.py" for name in ("server_app", "server_app_private")
+)
 MOST_LINES = 10
 DELTA, ROUNDS, NODES, FRACTION = 1e-3, 2, 2, 0.5
 CONFIG = f"num-server-rounds={ROUNDS} fraction-train={FRACTION} local-epochs=1"
@@ -32,16 +40,25 @@ CONFIG = f"num-server-rounds={ROUNDS} fraction-train={FRACTION} local-epochs=1"
 
 def difference(before: Path, after: Path) -> list[str]:
     """The lines that are removed and added; a line that is empty is no line."""
-    lines = difflib.unified_diff(before.read_text().splitlines(), after.read_text().splitlines(), lineterm="", n=0)
-    return [line for line in lines if not line.startswith(("---", "+++", "@@")) and line[1:].strip()]
+    lines = difflib.unified_diff(
+        before.read_text().splitlines(), after.read_text().splitlines(), lineterm="", n=0
+    )
+    return [
+        line for line in lines if not line.startswith(("---", "+++", "@@")) and line[1:].strip()
+    ]
 
 
 def check_account(folder: RunFolder) -> None:
-    """The published epsilon is dp-accounting's of the settings, the ledger's, and that of the last row of metrics."""
+    """The published epsilon is dp-accounting's of the settings, the ledger's, and that of the last
+    row of metrics."""
     noise, rounds = folder.read_config().privacy.user.noise_multiplier, len(folder.read_metrics())
     event = PoissonSampledDpEvent(FRACTION, GaussianDpEvent(noise))
     expected = PLDAccountant().compose(event, rounds).get_epsilon(DELTA)
-    (user,) = (each for each in json.loads((folder.path / "privacy.json").read_text())["guarantees"] if each["enabled"])
+    (user,) = (
+        each
+        for each in json.loads((folder.path / "privacy.json").read_text())["guarantees"]
+        if each["enabled"]
+    )
     ledger = DurableLedger(folder.ledger_path).spent("user").epsilon(DELTA)
     said = [user["epsilon"]["pld"], ledger, folder.read_metrics()[-1]["epsilon_user"]]
     assert said == pytest.approx([expected] * 3, rel=1e-3)
@@ -80,11 +97,16 @@ def run_simulated(app: Path, folder: Path, *, nodes: int, config: str) -> str:
     resources = f"num-supernodes={nodes} client-resources-num-cpus=1"
     with simulation_superlink(folder) as (address, home, _):
         write_connection(home, address=address, authority=None)
-        flwr, words = Path(sys.executable).with_name("flwr"), ["--federation-config", resources, "--run-config", config]
+        flwr, words = (
+            Path(sys.executable).with_name("flwr"),
+            ["--federation-config", resources, "--run-config", config],
+        )
         with (home / "run.log").open("w") as log:
             command = [str(flwr), "run", str(app), CONNECTION, "--stream", *words]
             environment = flower_environment(home)
-            done = subprocess.run(command, env=environment, stdout=log, stderr=log, timeout=RUN_SECONDS, check=False)
+            done = subprocess.run(
+                command, env=environment, stdout=log, stderr=log, timeout=RUN_SECONDS, check=False
+            )
         said = (home / "run.log").read_text(errors="replace")
     assert done.returncode == 0, said
     return said
@@ -99,15 +121,20 @@ def run_folder_of(folder: Path) -> RunFolder:
 GUIDE = ROOT / "docs" / "guide" / "flower_app.md"
 MASKING_NODES, MASKED_ROUNDS = 4, 2
 SECURE_CONFIG = f"num-server-rounds={MASKED_ROUNDS} fraction-train=1.0 local-epochs=1"
-IMPORTS = ("from discreet import DPFedAvg\n", "from discreet import AdaptiveClipping, DPFedAvg, MaskedGaussian\n")
+IMPORTS = (
+    "from discreet import DPFedAvg\n",
+    "from discreet import AdaptiveClipping, DPFedAvg, MaskedGaussian\n",
+)
 CLIENT_LINES = ("app = ClientApp()\n", "app = ClientApp(mods=[discreet.secure_sum_mod])\n")
 SERVER_LINES = (
-    "        population_size=100,\n        target_epsilon=8.0,\n        delta=1e-3,\n        clip_norm=1.0,\n",
+    "        population_size=100,\n        target_epsilon=8.0,\n        delta=1e-3,\n        "
+    "clip_norm=1.0,\n",
     f"        population_size={MASKING_NODES},\n"
     f"        min_available_nodes={MASKING_NODES},\n"
     '        sampling="everyone",\n'
     "        mechanism=MaskedGaussian(\n"
-    '            target_epsilon=8.0, delta=1e-3, clipping=AdaptiveClipping(norm=1.0), too_noisy="warn"\n'
+    "            target_epsilon=8.0, delta=1e-3, clipping=AdaptiveClipping(norm=1.0), "
+    'too_noisy="warn"\n'
     "        ),\n",
 )
 
@@ -129,7 +156,8 @@ def secure_copy(folder: Path) -> Path:
 
 
 def check_masked_account(folder: Path) -> None:
-    """Two rounds over everybody, whose sums were opened and paid for, and a guarantee that trusts no server."""
+    """Two rounds over everybody, whose sums were opened and paid for, and a guarantee that trusts
+    no server."""
     run = run_folder_of(folder)
     assert [row["replies"] for row in run.read_metrics()] == [MASKING_NODES] * MASKED_ROUNDS
     assert DurableLedger(run.ledger_path).spent("user").num_releases == MASKED_ROUNDS
@@ -157,10 +185,21 @@ def federation(tmp_path: Path) -> Iterator[Federation]:
 def test_an_app_of_somebody_else_trains_under_secure_aggregation_on_nodes_with_keys_of_their_own(
     federation: Federation, tmp_path: Path
 ) -> None:
-    words = ["flwr", "run", str(secure_copy(tmp_path)), CONNECTION, "--stream", "--run-config", SECURE_CONFIG]
+    words = [
+        "flwr",
+        "run",
+        str(secure_copy(tmp_path)),
+        CONNECTION,
+        "--stream",
+        "--run-config",
+        SECURE_CONFIG,
+    ]
     process = federation.start("app", words)
     wait_until(lambda: process.poll() is not None, RUN_SECONDS, "flwr run is over")
     assert f"round {MASKED_ROUNDS}/{MASKED_ROUNDS}  accuracy" in federation.says("app")
     check_masked_account(federation.folder)
     for number in range(MASKING_NODES):  # each has paid by its own count
-        assert DurableLedger(federation.folder / f"node-{number}.db").spent("user").num_releases == MASKED_ROUNDS
+        assert (
+            DurableLedger(federation.folder / f"node-{number}.db").spent("user").num_releases
+            == MASKED_ROUNDS
+        )

@@ -1,4 +1,5 @@
-"""A run on this machine whose processes die is known to be lost within ten seconds, and says what it has lost."""
+"""A run on this machine whose processes die is known to be lost within ten seconds, and says what
+it has lost."""
 
 from __future__ import annotations
 
@@ -46,13 +47,18 @@ def test_a_node_that_dies_is_said_once_and_the_last_one_ends_the_run(
     started: list[subprocess.Popen[bytes]], tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     _, superlink, clients, one, other = started
-    watch = RunWatch(RunFolder(tmp_path), superlink, None, {"node-0": one, "node-1": other}, {"clients": clients})
+    watch = RunWatch(
+        RunFolder(tmp_path), superlink, None, {"node-0": one, "node-1": other}, {"clients": clients}
+    )
     for process, name in ((clients, "clients"), (one, "node-0")):
         process.kill()
         process.wait()
         watch.check()
         watch.check()
-        assert caplog.text.count(f"{name} has ended, with exit code -9: the run goes on without it") == 1
+        assert (
+            caplog.text.count(f"{name} has ended, with exit code -9: the run goes on without it")
+            == 1
+        )
     other.kill()
     other.wait()
     with pytest.raises(RunLostError, match=r"^all nodes have ended$"):
@@ -60,11 +66,16 @@ def test_a_node_that_dies_is_said_once_and_the_last_one_ends_the_run(
 
 
 @pytest.mark.parametrize("program", APPS)
-def test_a_server_app_that_dies_is_known_soon_unless_its_run_is_over(program: bytes, tmp_path: Path) -> None:
+def test_a_server_app_that_dies_is_known_soon_unless_its_run_is_over(
+    program: bytes, tmp_path: Path
+) -> None:
     app = tmp_path / program.decode()
     app.write_text("#!/bin/sh\nsleep 300 & wait\n")
     app.chmod(0o700)
-    superlink, now = subprocess.Popen(["sh", "-c", f"{app} & sleep 300"], start_new_session=True), [100.0]
+    superlink, now = (
+        subprocess.Popen(["sh", "-c", f"{app} & sleep 300"], start_new_session=True),
+        [100.0],
+    )
     try:
         wait_until(lambda: below(superlink.pid, APPS), SOON, "the ServerApp runs")
         watch = RunWatch(RunFolder(tmp_path), superlink, clock=lambda: now[0])

@@ -23,20 +23,31 @@ from discreet.simulation.processes import STARTER, below
 from tests.deployment.ends import RUN_SECONDS
 
 
-def test_flowers_superlink_ends_with_the_process_that_started_it_even_by_kill_9(tmp_path: Path) -> None:
+def test_flowers_superlink_ends_with_the_process_that_started_it_even_by_kill_9(
+    tmp_path: Path,
+) -> None:
     with empty_federation(tmp_path, []) as federation:
         process = federation.processes["superlink"]
         started = below(process.pid)
         process.kill()
         assert process.wait(START_SECONDS) == -signal.SIGKILL
-        wait_until(lambda: not {*started} & {*below(0)}, START_SECONDS, "all that came of it has ended")
+        wait_until(
+            lambda: not {*started} & {*below(0)}, START_SECONDS, "all that came of it has ended"
+        )
 
 
 @pytest.mark.slow
 def test_a_superlink_is_not_ready_when_another_one_answers_on_its_port(tmp_path: Path) -> None:
     ready = tmp_path / "other-ready"
     with empty_federation(tmp_path, []) as federation:
-        words = ["--secrets", str(federation.secrets), "--state", str(tmp_path / "other"), "--ready", str(ready)]
+        words = [
+            "--secrets",
+            str(federation.secrets),
+            "--state",
+            str(tmp_path / "other"),
+            "--ready",
+            str(ready),
+        ]
         module = [sys.executable, "-m", "discreet.deployment.superlink"]
         second = federation.start("second", [*module, *words, "--port", str(federation.port)])
         assert second.wait(START_SECONDS) == 1
@@ -45,7 +56,9 @@ def test_a_superlink_is_not_ready_when_another_one_answers_on_its_port(tmp_path:
 
 
 @pytest.mark.slow
-def test_a_superlink_that_starts_no_more_runs_ends_so_that_it_is_started_again(tmp_path: Path) -> None:
+def test_a_superlink_that_starts_no_more_runs_ends_so_that_it_is_started_again(
+    tmp_path: Path,
+) -> None:
     with empty_federation(tmp_path, []) as federation:
         process = federation.processes["superlink"]
         (starter,) = below(process.pid, STARTER)
@@ -58,7 +71,8 @@ def test_a_superlink_that_starts_no_more_runs_ends_so_that_it_is_started_again(t
 
 @pytest.fixture(scope="module")
 def superlink(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Federation, int]]:
-    """A SuperLink that was killed while a ServerApp was at work, and that run: it has come back since."""
+    """A SuperLink that was killed while a ServerApp was at work, and that run: it has come back
+    since."""
     folder = tmp_path_factory.mktemp("superlink")
     (folder / "state").mkdir()
     with warnings.catch_warnings():
@@ -74,9 +88,13 @@ def superlink(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Federa
         yield federation, link.run
 
 
-def test_a_state_database_that_everybody_could_read_is_its_owners_alone(superlink: tuple[Federation, int]) -> None:
+def test_a_state_database_that_everybody_could_read_is_its_owners_alone(
+    superlink: tuple[Federation, int],
+) -> None:
     files = [*(superlink[0].folder / "state").glob("superlink.db*")]
-    assert {path.name: path.stat().st_mode & 0o77 for path in files} == dict.fromkeys((path.name for path in files), 0)
+    assert {path.name: path.stat().st_mode & 0o77 for path in files} == dict.fromkeys(
+        (path.name for path in files), 0
+    )
     assert len(files) >= 1
 
 
@@ -84,14 +102,18 @@ def test_the_log_of_a_run_whose_server_app_was_killed_ends_with_what_to_do_and_e
     superlink: tuple[Federation, int],
 ) -> None:
     federation, run = superlink
-    assert federation.start("flwr-log", ["flwr", "log", str(run), CONNECTION]).wait(START_SECONDS) == 1
+    assert (
+        federation.start("flwr-log", ["flwr", "log", str(run), CONNECTION]).wait(START_SECONDS) == 1
+    )
     said = federation.says("flwr-log")
     assert f"discreet: run {run} has failed (No heartbeat received from the task)." in said
     assert "goes on by resume=true output_dir=FOLDER" in said
 
 
 @pytest.mark.slow
-def test_a_run_that_is_refused_ends_flwr_run_with_one_line_and_exit_code_1(superlink: tuple[Federation, int]) -> None:
+def test_a_run_that_is_refused_ends_flwr_run_with_one_line_and_exit_code_1(
+    superlink: tuple[Federation, int],
+) -> None:
     federation, _ = superlink
     folder = federation.run("refused", "resume=true")
     assert federation.processes["run-refused"].wait(RUN_SECONDS) == 1

@@ -1,4 +1,5 @@
-"""A node is checked before it connects (data, policy, ledger), and waits for each message's own reply."""
+"""A node is checked before it connects (data, policy, ledger), and waits for each message's own
+reply."""
 
 from __future__ import annotations
 
@@ -59,7 +60,9 @@ def start(folder: Path, *words: str) -> int:
 def test_a_checked_node_becomes_a_supernode_with_its_configuration(
     tmp_path: Path, executed: list[list[str]], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    (tmp_path / "policy.json").write_text('{"max-epsilon": 3, "max-delta": 0.001, "public-num-examples": 300}')
+    (tmp_path / "policy.json").write_text(
+        '{"max-epsilon": 3, "max-delta": 0.001, "public-num-examples": 300}'
+    )
     words = ("--partition", "1", "--of", "4", "--policy", str(tmp_path / "policy.json"))
     assert start(tmp_path, *words, "--longest-pause", "20") == 0
     assert os.environ[LONGEST_PAUSE] == "20.0"
@@ -122,12 +125,18 @@ WRONG_AUTHORITIES: dict[str, Callable[[bytes], bytes]] = {
 
 @pytest.mark.parametrize("change", WRONG_AUTHORITIES.values(), ids=WRONG_AUTHORITIES.keys())
 def test_an_authority_that_is_no_certificate_is_refused_and_not_tried_for_ever(
-    change: Callable[[bytes], bytes], tmp_path: Path, executed: list[list[str]], capsys: pytest.CaptureFixture[str]
+    change: Callable[[bytes], bytes],
+    tmp_path: Path,
+    executed: list[list[str]],
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     pem = Path("ca.crt").read_bytes()
     Path("ca.crt").write_bytes(change(pem))
     assert start(tmp_path, *PLACE) == 2
-    assert "--authority: ca.crt holds no certificate in PEM: its first line must be" in capsys.readouterr().out
+    assert (
+        "--authority: ca.crt holds no certificate in PEM: its first line must be"
+        in capsys.readouterr().out
+    )
     Path("ca.crt").write_bytes(pem.replace(b"\n", b"\r\n"))
     assert main([*COMMON, "--ledger", str(tmp_path / "ledger.db"), *PLACE]) == 0
     Path("ca.crt").unlink()
@@ -152,7 +161,9 @@ class Node:
     def takes(self, name: str) -> Message:
         """A message of the server, with a task for it, as Flower's SuperNode writes both down."""
         self.state.create_task(task_type=TaskType.CLIENT_APP, run_id=RUN, fab_hash="")
-        message = Message(RecordDict({name: ArrayRecord({})}), dst_node_id=NODE, message_type="train")
+        message = Message(
+            RecordDict({name: ArrayRecord({})}), dst_node_id=NODE, message_type="train"
+        )
         start_client_internal._insert_message(message, self.state, self.store)
         return message
 
@@ -178,7 +189,9 @@ class Node:
     def pushes(self) -> None:
         """Sends in a thread, as long as it takes."""
         self.pushing = threading.Thread(
-            target=push_messages, args=(self.state, self.store, self._send, lambda *_: None), daemon=True
+            target=push_messages,
+            args=(self.state, self.store, self._send, lambda *_: None),
+            daemon=True,
         )
         self.pushing.start()
 
@@ -218,7 +231,9 @@ def test_a_reply_that_is_left_over_does_not_stand_for_the_next(node: Node) -> No
     ]
 
 
-def test_a_client_app_that_ended_before_it_took_its_message_is_started_once_more(node: Node) -> None:
+def test_a_client_app_that_ended_before_it_took_its_message_is_started_once_more(
+    node: Node,
+) -> None:
     message = node.takes("order")
     node.pushes()
     node.ends(node.starts(), failed=True)

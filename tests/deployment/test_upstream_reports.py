@@ -1,4 +1,5 @@
-"""Each script of a report for Flower (docs/upstream) shows the fault that the report is about, in the Flower here."""
+"""Each script of a report for Flower (docs/upstream) shows the fault that the report is about, in
+the Flower here."""
 
 from __future__ import annotations
 
@@ -34,6 +35,10 @@ def test_every_report_has_a_script_and_is_listed() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize(("name", "shown"), SHOWN.items())
 def test_the_script_of_a_report_shows_its_fault(name: str, shown: str, tmp_path: Path) -> None:
-    (script,) = re.findall(r"```python\n(.*?)```", (REPORTS / f"{name}.md").read_text(), flags=re.DOTALL)
-    ran = subprocess.run([sys.executable, "-c", script], cwd=tmp_path, capture_output=True, text=True, check=False)
+    (script,) = re.findall(
+        r"```python\n(.*?)```", (REPORTS / f"{name}.md").read_text(), flags=re.DOTALL
+    )
+    ran = subprocess.run(
+        [sys.executable, "-c", script], cwd=tmp_path, capture_output=True, text=True, check=False
+    )
     assert re.search(shown, ran.stdout + ran.stderr)

@@ -32,7 +32,8 @@ def sgd(parameters: Any) -> Optimizer:
 
 
 def private(model: nn.Module, made: Made = sgd, *, dataset: Any = None, **settings: Any) -> DPSGD:
-    """A loop over 30 examples in Poisson batches of 8, reproducible, but for `settings`, of DPSGD or LoopPrivacy."""
+    """A loop over 30 examples in Poisson batches of 8, reproducible, but for `settings`, of DPSGD
+    or LoopPrivacy."""
     data = TensorDataset(COUNTED.inputs, COUNTED.targets) if dataset is None else dataset
     usual = {"batch_size": BATCH, "delta": 1e-3, "clip_norm": CLIP, "seed": SEED}
     if not settings.keys() & {"noise_multiplier", "target_epsilon"}:
@@ -40,7 +41,9 @@ def private(model: nn.Module, made: Made = sgd, *, dataset: Any = None, **settin
     if "steps" not in settings:
         usual["epochs"] = 2
     given = usual | settings
-    privacy = {field.name: given.pop(field.name) for field in fields(LoopPrivacy) if field.name in given}
+    privacy = {
+        field.name: given.pop(field.name) for field in fields(LoopPrivacy) if field.name in given
+    }
     optimizer = made(value for value in model.parameters() if value.requires_grad)
     return DPSGD(model, optimizer, data, privacy=LoopPrivacy(**privacy), **given)
 
@@ -61,7 +64,9 @@ def by_hand(made: Made, *, noise: float = NOISE) -> Tensor:
         total = clipped(gradients(model, COUNTED.subset(drawn)), CLIP)
         mean = (total + step_noise(source, step).normal(len(total), stddev=noise * CLIP)) / BATCH
         for value, part in zip(
-            model.parameters(), torch.split(mean, [v.numel() for v in model.parameters()]), strict=True
+            model.parameters(),
+            torch.split(mean, [v.numel() for v in model.parameters()]),
+            strict=True,
         ):
             value.grad = part.view(value.shape).clone()
         optimizer.step()

@@ -1,4 +1,5 @@
-"""DPSGD against a loop of single examples; its batches, noise and account against what they are said to be."""
+"""DPSGD against a loop of single examples; its batches, noise and account against what they are
+said to be."""
 
 from __future__ import annotations
 
@@ -20,7 +21,19 @@ from discreet import AdaptiveClipping
 from discreet.dpsgd.dpsgd import DPSGD, BatchError
 from discreet.dpsgd.loop_plan import LoopPrivacy
 from discreet.ledger.budget import BudgetSpent
-from tests.dpsgd.loops import BATCH, CLIP, COUNTED, NOISE, PAIRS, SIZE, Made, by_hand, private, run, sgd
+from tests.dpsgd.loops import (
+    BATCH,
+    CLIP,
+    COUNTED,
+    NOISE,
+    PAIRS,
+    SIZE,
+    Made,
+    by_hand,
+    private,
+    run,
+    sgd,
+)
 from tests.node.clients import linear, params_of
 
 OPTIMIZERS: dict[str, Made] = {
@@ -36,11 +49,15 @@ def close(one: Tensor, other: Tensor, tolerance: float = 2e-5) -> bool:
 
 
 def gradient_of(model: nn.Module) -> Tensor:
-    return torch.cat([value.grad.flatten() for value in model.parameters() if value.grad is not None])
+    return torch.cat(
+        [value.grad.flatten() for value in model.parameters() if value.grad is not None]
+    )
 
 
 @pytest.mark.parametrize("made", OPTIMIZERS.values(), ids=OPTIMIZERS)
-def test_it_is_a_loop_of_single_examples_clipped_summed_noised_and_over_the_batch_size(made: Made) -> None:
+def test_it_is_a_loop_of_single_examples_clipped_summed_noised_and_over_the_batch_size(
+    made: Made,
+) -> None:
     model = linear()
     run(private(model, made))
     assert close(params_of(model), by_hand(made))
@@ -48,7 +65,9 @@ def test_it_is_a_loop_of_single_examples_clipped_summed_noised_and_over_the_batc
 
 
 @pytest.mark.parametrize("most", [1, 3, 64])
-def test_a_batch_worked_on_in_pieces_is_the_whole_batch_with_one_noise_and_one_charge(most: int) -> None:
+def test_a_batch_worked_on_in_pieces_is_the_whole_batch_with_one_noise_and_one_charge(
+    most: int,
+) -> None:
     whole, cut = linear(), linear()
     loops = run(private(whole)), run(private(cut, max_physical_batch=most))
     assert close(params_of(cut), params_of(whole))
@@ -69,7 +88,9 @@ class Unused(nn.Module):
 def rejects_scale(noise: Tensor, stddev: float) -> bool:
     """Chi-square test of a standard deviation: a false alarm in 1e9 samples at most."""
     statistic = float((noise.double() / stddev).square().sum())
-    return bool(2 * min(stats.chi2.sf(statistic, len(noise)), stats.chi2.cdf(statistic, len(noise))) < 1e-9)
+    return bool(
+        2 * min(stats.chi2.sf(statistic, len(noise)), stats.chi2.cdf(statistic, len(noise))) < 1e-9
+    )
 
 
 def test_a_parameter_that_the_pass_does_not_use_gets_the_full_noise_and_nothing_else() -> None:
@@ -95,17 +116,22 @@ def test_frozen_parameters_stay_and_get_neither_gradient_nor_noise() -> None:
 
 
 def noised_sums(inputs: Tensor, most: int | None = None) -> list[Tensor]:
-    """The gradients of a loop's steps, times the batch size: the same batches and noise, a model that stays."""
+    """The gradients of a loop's steps, times the batch size: the same batches and noise, a model
+    that stays."""
     model, found = linear(), list[Tensor]()
     data = TensorDataset(inputs, torch.arange(len(inputs)) % 3)
-    loop = private(model, partial(SGD, lr=0.0), dataset=data, public_num_examples=40, max_physical_batch=most)
+    loop = private(
+        model, partial(SGD, lr=0.0), dataset=data, public_num_examples=40, max_physical_batch=most
+    )
     for batch in loop:
         if loop.step(*batch):
             found.append(gradient_of(model) * BATCH)
     return found
 
 
-def test_one_example_more_moves_each_noised_sum_by_at_most_the_clip_and_an_outlier_reaches_it() -> None:
+def test_one_example_more_moves_each_noised_sum_by_at_most_the_clip_and_an_outlier_reaches_it() -> (
+    None
+):
     more = torch.cat([COUNTED.inputs, torch.full((1, 5), -1e5)])
     pairs = zip(noised_sums(COUNTED.inputs), noised_sums(more, 3), strict=True)
     moved = [float((one - other).norm()) for one, other in pairs]
@@ -153,7 +179,9 @@ def test_a_declared_number_of_examples_decides_probability_steps_and_adjacency()
 def test_a_step_that_would_pass_the_budget_is_refused_and_costs_nothing() -> None:
     most, model = oracle(5, BATCH / SIZE) * 1.001, linear()
     loop = private(model, max_epsilon=most)
-    with pytest.raises(BudgetSpent, match=r"step 6 would reach an example-level epsilon .* max_epsilon=.* is left"):
+    with pytest.raises(
+        BudgetSpent, match=r"step 6 would reach an example-level epsilon .* max_epsilon=.* is left"
+    ):
         run(loop)
     assert (loop.steps_taken, loop.epsilon() <= most) == (5, True)
     now = params_of(model)
@@ -167,7 +195,11 @@ def test_a_batch_of_ones_own_is_refused_and_one_that_was_drawn_is_stepped_once()
     with pytest.raises(BatchError, match="no batch is waiting"):
         loop.step(COUNTED.inputs, COUNTED.targets)
     inputs, targets = next(iter(loop))
-    for wrong in ((inputs.clone(), targets), (inputs, targets.clone()), (inputs[:-1], targets[:-1])):
+    for wrong in (
+        (inputs.clone(), targets),
+        (inputs, targets.clone()),
+        (inputs[:-1], targets[:-1]),
+    ):
         with pytest.raises(BatchError, match="not the batch that was drawn"):
             loop.step(*wrong)
     loop.step(inputs, targets)
@@ -199,7 +231,9 @@ def test_a_loop_ends_with_the_plan_and_an_epoch_with_its_steps() -> None:
         run(private(linear(), steps=5)).epoch()
 
 
-def test_a_list_of_pairs_and_the_plain_loss_of_pytorch_train_as_tensors_and_the_default_loss_do() -> None:
+def test_a_list_of_pairs_and_the_plain_loss_of_pytorch_train_as_tensors_and_the_default_loss_do() -> (
+    None
+):
     models = linear(), linear(), linear()
     run(private(models[0]))
     run(private(models[1], dataset=PAIRS))
@@ -208,7 +242,9 @@ def test_a_list_of_pairs_and_the_plain_loss_of_pytorch_train_as_tensors_and_the_
     assert torch.equal(params_of(models[2]), params_of(models[0]))
 
 
-def test_without_a_seed_two_loops_differ_and_with_one_the_log_warns(caplog: pytest.LogCaptureFixture) -> None:
+def test_without_a_seed_two_loops_differ_and_with_one_the_log_warns(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     one, other = linear(), linear()
     run(private(one, seed=None))
     run(private(other, seed=None))
@@ -227,7 +263,8 @@ def test_it_trains_on_a_gpu() -> None:
 
 
 def dropped_gradient(known_seed: int, **settings: Any) -> Tensor:
-    """The gradient of a step over all examples without noise, of a model whose chance is dropout alone."""
+    """The gradient of a step over all examples without noise, of a model whose chance is dropout
+    alone."""
     model = nn.Sequential(nn.Flatten(), nn.Dropout(0.5), linear())
     torch.manual_seed(known_seed)
     loop = private(model, batch_size=SIZE, noise_multiplier=0.0, **settings)
@@ -254,13 +291,18 @@ class Towers(nn.Module):
         super().__init__()
         self.left, self.right = nn.Linear(4, 3), nn.Linear(5, 3)
 
-    def forward(self, left: Tensor, right: Tensor, label: Tensor | None = None) -> dict[str, Tensor]:
+    def forward(
+        self, left: Tensor, right: Tensor, label: Tensor | None = None
+    ) -> dict[str, Tensor]:
         return {"scores": (self.left(left) * self.right(right)).sum(1)}
 
 
 def test_examples_by_name_go_to_the_model_and_the_loss_by_their_names() -> None:
     draws = torch.Generator().manual_seed(6131)
-    rows = {"left": torch.randn(60, 4, generator=draws), "right": torch.randn(60, 5, generator=draws)}
+    rows = {
+        "left": torch.randn(60, 4, generator=draws),
+        "right": torch.randn(60, 5, generator=draws),
+    }
     rows["label"] = (rows["left"][:, 0] * rows["right"][:, 0] > 0).float()
     dataset = [{name: values[row] for name, values in rows.items()} for row in range(60)]
     with torch.random.fork_rng():
@@ -268,12 +310,16 @@ def test_examples_by_name_go_to_the_model_and_the_loss_by_their_names() -> None:
         model = Towers()
 
     def loss(outputs: dict[str, Tensor], batch: dict[str, Tensor]) -> Tensor:
-        return nn.functional.binary_cross_entropy_with_logits(outputs["scores"], batch["label"], reduction="none")
+        return nn.functional.binary_cross_entropy_with_logits(
+            outputs["scores"], batch["label"], reduction="none"
+        )
 
     before = loss(model(**rows), rows).mean().item()
     optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
     settings = LoopPrivacy(noise_multiplier=1e-3, seed=8, max_physical_batch=7)
-    loop = DPSGD(model, optimizer, dataset, batch_size=20, epochs=30, delta=1e-3, loss=loss, privacy=settings)
+    loop = DPSGD(
+        model, optimizer, dataset, batch_size=20, epochs=30, delta=1e-3, loss=loss, privacy=settings
+    )
     for inputs, targets in loop:
         assert targets is None
         loop.step(inputs)
@@ -306,12 +352,24 @@ def test_without_an_optimizer_the_noised_mean_stays_for_one_that_steps_by_itself
 
 REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"loss": nn.CrossEntropyLoss()}, r'reduction=.mean.*reduction="none"'),
-    ({"made": lambda values: SGD([*values, nn.Parameter(torch.zeros(2))], lr=0.1)}, "not the model's"),
+    (
+        {"made": lambda values: SGD([*values, nn.Parameter(torch.zeros(2))], lr=0.1)},
+        "not the model's",
+    ),
     ({"made": lambda values: [SGD([next(values)], lr=0.1)]}, "does not hold all trainable"),
-    ({"made": lambda values: [SGD(list(values), lr=0.1)] * 2}, "two of them hold the same parameter"),
+    (
+        {"made": lambda values: [SGD(list(values), lr=0.1)] * 2},
+        "two of them hold the same parameter",
+    ),
     ({"made": lambda values: LBFGS(list(values))}, "LBFGS is not served"),
-    ({"made": lambda _: SGD}, r"optimizer: make one of SGD, such as torch.optim.SGD\(model.parameters\(\), lr=0.1\)"),
-    ({"dataset": torch.zeros(30, 5)}, r"dataset: a tensor has no targets: give TensorDataset\(inputs, targets\)"),
+    (
+        {"made": lambda _: SGD},
+        r"optimizer: make one of SGD, such as torch.optim.SGD\(model.parameters\(\), lr=0.1\)",
+    ),
+    (
+        {"dataset": torch.zeros(30, 5)},
+        r"dataset: a tensor has no targets: give TensorDataset\(inputs, targets\)",
+    ),
     ({"batch_size": 0}, "batch_size must be a whole number of at least 1"),
     ({"batch_size": None}, "batch_size must be a whole number of at least 1, not None"),
     ({"batch_size": 31}, "batch_size must be at most 30, the number of examples, not 31"),
@@ -323,11 +381,20 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"clip_norm": [1.0] * 7 + [0.0]}, "clip_norm must be within"),
     ({"clip_norm": AdaptiveClipping(0.0)}, "clip_norm must be within"),
     ({"clip_norm": AdaptiveClipping(1.0, maximum=0.5)}, "clipping.maximum must be within"),
-    ({"clip_norm": AdaptiveClipping(1.0, count_stddev=0.3)}, "count_stddev must be > noise_multiplier / 2"),
+    (
+        {"clip_norm": AdaptiveClipping(1.0, count_stddev=0.3)},
+        "count_stddev must be > noise_multiplier / 2",
+    ),
     ({"clip_norm": AdaptiveClipping()}, "with so few at a time it can't be found automatically"),
     ({"delta": 1 / 30}, "delta must be above 0 and below 1 / 30"),
-    ({"noise_multiplier": lambda step: step - 7.0}, "noise_multiplier must be finite and at least 0"),
-    ({"noise_multiplier": 1.0, "target_epsilon": 1.0}, "give target_epsilon or privacy=LoopPrivacy"),
+    (
+        {"noise_multiplier": lambda step: step - 7.0},
+        "noise_multiplier must be finite and at least 0",
+    ),
+    (
+        {"noise_multiplier": 1.0, "target_epsilon": 1.0},
+        "give target_epsilon or privacy=LoopPrivacy",
+    ),
     ({"accountant": "gdp"}, "accountant must be one of"),
     ({"max_epsilon": 0.0}, "max_epsilon must be above 0"),
     ({"max_physical_batch": 0}, "max_physical_batch must be a whole number"),
@@ -335,7 +402,10 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"dataset": []}, "dataset must have an example"),
     ({"dataset": iter([1])}, "dataset must be map-style"),
     ({"dataset": [(1.0, 2, 3)] * 30}, "an example must be a pair"),
-    ({"dataset": PAIRS, "collate_fn": lambda _: (torch.zeros(1, 5), torch.zeros(1))}, "must have as many rows"),
+    (
+        {"dataset": PAIRS, "collate_fn": lambda _: (torch.zeros(1, 5), torch.zeros(1))},
+        "must have as many rows",
+    ),
 ]
 
 
@@ -349,7 +419,9 @@ NAMES = {
 
 
 @pytest.mark.parametrize(("name", "meant"), NAMES.items())
-def test_an_argument_named_as_in_other_libraries_is_told_its_name_here(name: str, meant: str) -> None:
+def test_an_argument_named_as_in_other_libraries_is_told_its_name_here(
+    name: str, meant: str
+) -> None:
     with pytest.raises(TypeError) as error:
         DPSGD(linear(), [], PAIRS, **{name: 1.0})
     assert str(error.value) == f"DPSGD has no argument {name}; did you mean {meant}?"
@@ -357,14 +429,18 @@ def test_an_argument_named_as_in_other_libraries_is_told_its_name_here(name: str
 
 def test_class_numbers_that_are_floats_are_refused_before_a_step_is_charged() -> None:
     loop = private(linear(), dataset=TensorDataset(COUNTED.inputs, COUNTED.targets.float()))
-    with pytest.raises(ValueError, match=r"targets: cross-entropy needs class numbers as torch\.int64"):
+    with pytest.raises(
+        ValueError, match=r"targets: cross-entropy needs class numbers as torch\.int64"
+    ):
         run(loop)
     assert loop.steps_taken == 0
 
 
 def test_a_lazy_layer_is_refused_before_a_batch_is_drawn() -> None:
     model = nn.LazyLinear(3)
-    with pytest.raises(ValueError, match="model: a lazy layer has no parameters before its first pass"):
+    with pytest.raises(
+        ValueError, match="model: a lazy layer has no parameters before its first pass"
+    ):
         DPSGD(model, [], PAIRS, batch_size=8, epochs=1, delta=1e-3, target_epsilon=3.0)
 
 
@@ -373,4 +449,7 @@ def test_settings_that_cannot_be_served_are_refused_by_their_names() -> None:
         with pytest.raises(ValueError, match=said):
             next(iter(private(linear(), **words)))
     with pytest.raises(ValueError, match="give the module inside"):
-        private(DistributedDataParallel.__new__(DistributedDataParallel), lambda _: sgd(linear().parameters()))
+        private(
+            DistributedDataParallel.__new__(DistributedDataParallel),
+            lambda _: sgd(linear().parameters()),
+        )

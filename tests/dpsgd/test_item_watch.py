@@ -1,4 +1,5 @@
-"""An item of a data set follows from its own index alone: reading others with it is refused, by whatever way."""
+"""An item of a data set follows from its own index alone: reading others with it is refused, by
+whatever way."""
 
 from __future__ import annotations
 
@@ -61,7 +62,9 @@ class OfColumns(Items):
 
     def __getitem__(self, place: int) -> Any:
         other = random.randrange(SIZE)
-        return torch.as_tensor(0.5 * self.columns[place] + 0.5 * self.columns[other]), PAIRS[place][1]
+        return torch.as_tensor(0.5 * self.columns[place] + 0.5 * self.columns[other]), PAIRS[place][
+            1
+        ]
 
 
 def mixed(one: Any, other: Any) -> tuple[Tensor, Tensor]:
@@ -94,7 +97,9 @@ def test_a_data_set_that_mixes_items_is_refused_and_charges_no_batch_with_one(da
 
 def test_a_worker_refuses_a_mixed_item_too() -> None:
     random.seed(90217)
-    loop = private(linear(), dataset=DataLoader(OfAnother(Items()), BATCH, num_workers=1), batch_size=SIZE)
+    loop = private(
+        linear(), dataset=DataLoader(OfAnother(Items()), BATCH, num_workers=1), batch_size=SIZE
+    )
     with pytest.raises(ValueError, match="dataset: reading one item reads others too"):
         run(loop)
 

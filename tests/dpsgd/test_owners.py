@@ -1,4 +1,5 @@
-"""A loop whose units are owners: all rows of one owner are clipped as one, drawn together and accounted as one."""
+"""A loop whose units are owners: all rows of one owner are clipped as one, drawn together and
+accounted as one."""
 
 from __future__ import annotations
 
@@ -21,7 +22,9 @@ from discreet.privacy.randomness import RandomSource
 from tests.per_example.test_per_example_choice import seeded
 
 ROWS = 40
-OWNERS = [f"patient {place * place % 11}" for place in range(ROWS)]  # six patients, with 3 to 8 rows
+OWNERS = [
+    f"patient {place * place % 11}" for place in range(ROWS)
+]  # six patients, with 3 to 8 rows
 
 
 def data(count: int = ROWS) -> tuple[Tensor, Tensor]:
@@ -49,8 +52,15 @@ class Images(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        layers = [nn.Conv1d(1, 4, 2), nn.GroupNorm(2, 4), nn.ReLU(inplace=True), nn.Conv1d(4, 4, 2, groups=2)]
-        self.layers = nn.Sequential(*layers, nn.PReLU(4), nn.Flatten(), nn.LayerNorm(12), nn.Linear(12, 3))
+        layers = [
+            nn.Conv1d(1, 4, 2),
+            nn.GroupNorm(2, 4),
+            nn.ReLU(inplace=True),
+            nn.Conv1d(4, 4, 2, groups=2),
+        ]
+        self.layers = nn.Sequential(
+            *layers, nn.PReLU(4), nn.Flatten(), nn.LayerNorm(12), nn.Linear(12, 3)
+        )
 
     def forward(self, rows: Tensor) -> Tensor:
         return self.layers(rows.unsqueeze(1))  # type: ignore[no-any-return]
@@ -61,7 +71,9 @@ def private(**how: Any) -> DPSGD:
     privacy = LoopPrivacy(seed=70241, **how.pop("privacy", {"noise_multiplier": 1.0}))
     chosen: dict[str, Any] = {"batch_size": 3, "steps": 4, "delta": 1e-3, "owners": OWNERS, **how}
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
-    return DPSGD(model, optimizer, torch.utils.data.TensorDataset(inputs, targets), privacy=privacy, **chosen)
+    return DPSGD(
+        model, optimizer, torch.utils.data.TensorDataset(inputs, targets), privacy=privacy, **chosen
+    )
 
 
 @pytest.mark.parametrize("build", [perceptron, Texts, Images])
@@ -85,7 +97,9 @@ def test_an_owner_with_all_its_rows_moves_the_sum_by_at_most_the_clip_norm() -> 
     owners = torch.tensor([int(name.split()[1]) for name in OWNERS])
     total, _ = clipped_sum_by_owner(model, (inputs, targets), owners, clip_norm=0.01)
     rest = owners != 4
-    less, _ = clipped_sum_by_owner(model, (inputs[rest], targets[rest]), owners[rest], clip_norm=0.01)
+    less, _ = clipped_sum_by_owner(
+        model, (inputs[rest], targets[rest]), owners[rest], clip_norm=0.01
+    )
     by_row, _ = clipped_gradient_sum(model, inputs, targets=targets, clip_norm=0.01)
     without, _ = clipped_gradient_sum(model, inputs[rest], targets=targets[rest], clip_norm=0.01)
     assert float((total - less).norm()) <= 0.01 * (1 + 1e-5)
@@ -128,14 +142,20 @@ def test_n_and_the_batch_count_owners_and_the_guarantee_says_so() -> None:
 
 
 def test_a_step_is_the_noised_sum_of_the_drawn_owners() -> None:
-    loop, model, (inputs, targets) = private(privacy={"noise_multiplier": 0.0}), perceptron(), data()
+    loop, model, (inputs, targets) = (
+        private(privacy={"noise_multiplier": 0.0}),
+        perceptron(),
+        data(),
+    )
     rows, labels = next(iter(loop))
     drawn = [int((inputs == row).all(1).nonzero()) for row in rows]
     named = sorted(set(OWNERS))
     owners = torch.tensor([named.index(OWNERS[place]) for place in drawn])
     total, _ = clipped_sum_by_owner(model, (inputs[drawn], targets[drawn]), owners, clip_norm=1.0)
     loop.step(rows, labels)
-    found = torch.cat([value.grad.flatten() for value in loop._model.parameters() if value.grad is not None])
+    found = torch.cat(
+        [value.grad.flatten() for value in loop._model.parameters() if value.grad is not None]
+    )
     torch.testing.assert_close(found, total / 3, rtol=1e-4, atol=1e-6)
 
 
@@ -157,7 +177,9 @@ def test_the_rows_of_an_owner_are_drawn_anew_in_each_step_each_as_often() -> Non
         assert len(set(drawn)) == 2
         counts[drawn] += 1
     assert counts[6] == 0
-    assert float((counts[:6] - 200).abs().max()) < 6 * (600 * (1 / 3) * (2 / 3)) ** 0.5  # false alarm below 1e-8
+    assert (
+        float((counts[:6] - 200).abs().max()) < 6 * (600 * (1 / 3) * (2 / 3)) ** 0.5
+    )  # false alarm below 1e-8
 
 
 @pytest.mark.parametrize(
@@ -165,11 +187,16 @@ def test_the_rows_of_an_owner_are_drawn_anew_in_each_step_each_as_often() -> Non
     [
         ({"owners": OWNERS[:-1]}, "one for each of the 40 examples"),
         ({"collate_fn": torch.utils.data.default_collate}, "another order"),
-        ({"privacy": {"noise_multiplier": 1.0, "max_physical_batch": 4}}, "max_physical_batch must be at least"),
+        (
+            {"privacy": {"noise_multiplier": 1.0, "max_physical_batch": 4}},
+            "max_physical_batch must be at least",
+        ),
         ({"batch_size": 7}, "batch_size must be at most 6"),
     ],
 )
-def test_what_would_part_rows_from_their_owner_is_refused(how: dict[str, Any], message: str) -> None:
+def test_what_would_part_rows_from_their_owner_is_refused(
+    how: dict[str, Any], message: str
+) -> None:
     with pytest.raises(ValueError, match=message):
         private(**how)
 
@@ -202,7 +229,11 @@ def test_a_mean_over_the_rows_of_an_owner_is_no_mean_over_owners() -> None:
     twice = torch.cat([inputs, inputs]), torch.cat([targets, targets])
     owners = torch.arange(6)
     once, _ = clipped_sum_by_owner(model, (inputs, targets), owners, clip_norm=0.1)
-    both, _ = clipped_sum_by_owner(model, (twice[0], twice[1]), torch.cat([owners, owners]), clip_norm=0.1)
-    single, _ = clipped_gradient_sum(model, inputs, targets=targets, clip_norm=0.1, loss=cross_entropy)
+    both, _ = clipped_sum_by_owner(
+        model, (twice[0], twice[1]), torch.cat([owners, owners]), clip_norm=0.1
+    )
+    single, _ = clipped_gradient_sum(
+        model, inputs, targets=targets, clip_norm=0.1, loss=cross_entropy
+    )
     torch.testing.assert_close(once, both)
     torch.testing.assert_close(once, single)

@@ -1,4 +1,5 @@
-"""A loop in two processes over gloo: the loop of one process, with each example in one of them and one noise."""
+"""A loop in two processes over gloo: the loop of one process, with each example in one of them and
+one noise."""
 
 from __future__ import annotations
 
@@ -56,9 +57,13 @@ def loop_of_one(settings: dict[str, Any], rank: int) -> dict[str, Any]:
 
 def one_of_two(rank: int, folder: Path) -> None:
     torch.set_num_threads(1)  # a fork has no other threads
-    distributed.init_process_group("gloo", init_method=f"file://{folder}/meeting", rank=rank, world_size=2)
+    distributed.init_process_group(
+        "gloo", init_method=f"file://{folder}/meeting", rank=rank, world_size=2
+    )
     found = {
-        name: loop_of_one({**how, "distributed": True}, rank) for name, how in SETTINGS.items() if name != "budget"
+        name: loop_of_one({**how, "distributed": True}, rank)
+        for name, how in SETTINGS.items()
+        if name != "budget"
     }
     budget = {**SETTINGS["budget"], "distributed": True, "ledger": folder / "ledger.db"}
     torch.save({**found, "budget": loop_of_one(budget, rank)}, folder / f"{rank}.pt")
@@ -92,7 +97,9 @@ def test_two_processes_take_the_steps_of_one(name: str, found: Found) -> None:
 
 
 @pytest.mark.parametrize("name", SETTINGS)
-def test_the_first_process_draws_the_one_noise_and_all_models_stay_equal(name: str, found: Found) -> None:
+def test_the_first_process_draws_the_one_noise_and_all_models_stay_equal(
+    name: str, found: Found
+) -> None:
     first, second = (one[name] for one in found)
     assert torch.equal(first["params"], second["params"])
     steps = len(first["params"])
@@ -115,11 +122,15 @@ def test_a_process_with_a_part_of_the_data_set_is_refused_as_it_would_draw_by_an
             return replace(make(), num_examples=60)
 
     monkeypatch.setattr("discreet.dpsgd.dpsgd.processes_of", lambda _: Second(1, 2))
-    with pytest.raises(ValueError, match="each process needs all 60 examples of the first one, not 30"):
+    with pytest.raises(
+        ValueError, match="each process needs all 60 examples of the first one, not 30"
+    ):
         private(linear(), distributed=True)
 
 
-def test_a_budget_that_is_spent_ends_the_loop_in_both_and_each_step_is_charged_once(found: Found) -> None:
+def test_a_budget_that_is_spent_ends_the_loop_in_both_and_each_step_is_charged_once(
+    found: Found,
+) -> None:
     assert [one["budget"]["spent"] for one in found] == [True, True]
     ((_, count),) = found[0]["ledger"]
     assert 0 < count == len(found[0]["budget"]["params"]) < 8

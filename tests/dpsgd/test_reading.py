@@ -1,5 +1,5 @@
-"""Data sets and DataLoaders as a loop reads them: Poisson batches, drawn once, whole or in pieces, which nothing
-mixes or changes."""
+"""Data sets and DataLoaders as a loop reads them: Poisson batches, drawn once, whole or in pieces,
+which nothing mixes or changes."""
 
 from __future__ import annotations
 
@@ -14,7 +14,14 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
-from torch.utils.data import DataLoader, Dataset, IterableDataset, RandomSampler, SubsetRandomSampler, TensorDataset
+from torch.utils.data import (
+    DataLoader,
+    Dataset,
+    IterableDataset,
+    RandomSampler,
+    SubsetRandomSampler,
+    TensorDataset,
+)
 
 from discreet.dpsgd import poisson_batches
 from discreet.dpsgd.dpsgd import DPSGD, BatchError
@@ -50,14 +57,22 @@ def test_a_dataloader_gives_its_data_set_workers_and_collate_and_draws_as_the_da
 ) -> None:
     prefetch = 2 if workers else None
     loader = DataLoader(
-        Pairs(), BATCH, sampler=SAMPLER, num_workers=workers, prefetch_factor=prefetch, collate_fn=stacked
+        Pairs(),
+        BATCH,
+        sampler=SAMPLER,
+        num_workers=workers,
+        prefetch_factor=prefetch,
+        collate_fn=stacked,
     )
     plain, loaded = linear(), linear()
     run(private(plain))
     run(private(loaded, dataset=loader, batch_size=None, max_physical_batch=most))
     assert torch.allclose(params_of(loaded), params_of(plain), rtol=1e-5, atol=1e-6)
     (said,) = (line for line in caplog.messages if "DataLoader" in line)
-    assert said == "DPSGD replaces RandomSampler by Poisson batches of all 30 examples of the DataLoader"
+    assert (
+        said
+        == "DPSGD replaces RandomSampler by Poisson batches of all 30 examples of the DataLoader"
+    )
 
 
 class Stream(IterableDataset[Any]):
@@ -93,9 +108,13 @@ def test_what_workers_have_read_ahead_is_neither_charged_nor_lost() -> None:
     assert torch.allclose(params_of(ahead), params_of(plain), rtol=1e-5, atol=1e-6)
 
 
-def test_a_batch_is_drawn_once_although_it_is_read_again_after_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_batch_is_drawn_once_although_it_is_read_again_after_an_error(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     drawn, draw = list[Tensor](), poisson_batches.step_batch
-    monkeypatch.setattr(poisson_batches, "step_batch", lambda *a, **k: drawn.append(draw(*a, **k)) or drawn[-1])
+    monkeypatch.setattr(
+        poisson_batches, "step_batch", lambda *a, **k: drawn.append(draw(*a, **k)) or drawn[-1]
+    )
     data, model = Pairs(), linear()
     loop = private(model, dataset=data, seed=None, batch_size=SIZE, steps=1, max_physical_batch=8)
     data.raises_at = 19  # in the third piece of four
@@ -139,7 +158,14 @@ def test_a_piece_is_let_go_of_before_the_next_one_is_read() -> None:
         made.append(ref(batch[0]))
         return batch
 
-    loop = private(linear(), dataset=Pairs(), collate_fn=collate, batch_size=SIZE, steps=2, max_physical_batch=5)
+    loop = private(
+        linear(),
+        dataset=Pairs(),
+        collate_fn=collate,
+        batch_size=SIZE,
+        steps=2,
+        max_physical_batch=5,
+    )
     alive.clear()
     for inputs, targets in loop:
         loop.step(inputs, targets)
@@ -175,7 +201,11 @@ def test_a_last_piece_that_the_ledger_refuses_counts_once_if_it_is_tried_again(
     loop.step(*next(batches))
     last = next(batches)
     with monkeypatch.context() as patch:
-        patch.setattr(DurableLedger, "charge", lambda *_, **more: (_ for _ in ()).throw(LedgerError("it is locked")))
+        patch.setattr(
+            DurableLedger,
+            "charge",
+            lambda *_, **more: (_ for _ in ()).throw(LedgerError("it is locked")),
+        )
         for _ in range(2):
             with pytest.raises(LedgerError, match="locked"):
                 loop.step(*last)
@@ -198,7 +228,9 @@ Rows = list[tuple[Tensor, Tensor]]
 
 def contrast(outputs: Tensor, targets: Tensor) -> Tensor:
     rows = functional.normalize(outputs, dim=1)
-    return functional.cross_entropy(rows @ rows.t(), torch.arange(len(rows)).flip(0), reduction="none")
+    return functional.cross_entropy(
+        rows @ rows.t(), torch.arange(len(rows)).flip(0), reduction="none"
+    )
 
 
 def assert_refused_at_no_cost(loop: DPSGD, said: str) -> None:
@@ -210,8 +242,12 @@ def assert_refused_at_no_cost(loop: DPSGD, said: str) -> None:
 
 
 def test_a_loss_that_mixes_the_batch_is_refused_by_the_first_step_and_costs_nothing() -> None:
-    assert_refused_at_no_cost(private(linear(), loss=contrast), "loss: the value of an example depends on other")
-    assert_refused_at_no_cost(private(linear(), loss=functional.cross_entropy), "one value an example")
+    assert_refused_at_no_cost(
+        private(linear(), loss=contrast), "loss: the value of an example depends on other"
+    )
+    assert_refused_at_no_cost(
+        private(linear(), loss=functional.cross_entropy), "one value an example"
+    )
 
 
 def less_the_mean(pairs: Rows) -> tuple[Tensor, Tensor]:
@@ -237,12 +273,18 @@ def of_another(pairs: Rows) -> tuple[Tensor, Tensor]:
 
 
 @pytest.mark.parametrize("collate", [less_the_mean, seldom_mixed_up, by_the_number, of_another])
-def test_a_collate_fn_that_mixes_the_batch_is_refused_before_anything_is_drawn(collate: Any) -> None:
-    with pytest.raises(ValueError, match="collate_fn: a row of the batch follows from several examples"):
+def test_a_collate_fn_that_mixes_the_batch_is_refused_before_anything_is_drawn(
+    collate: Any,
+) -> None:
+    with pytest.raises(
+        ValueError, match="collate_fn: a row of the batch follows from several examples"
+    ):
         private(linear(), dataset=PAIRS, collate_fn=collate)
 
 
-def test_a_collate_fn_with_a_generator_of_its_own_is_refused_since_nothing_tells_what_it_mixes() -> None:
+def test_a_collate_fn_with_a_generator_of_its_own_is_refused_since_nothing_tells_what_it_mixes() -> (
+    None
+):
     own = np.random.default_rng(90217)
 
     def collate(pairs: Rows) -> tuple[Tensor, Tensor]:
@@ -272,7 +314,9 @@ def padded_before(pairs: Rows) -> tuple[Tensor, Tensor]:
 
 
 @pytest.mark.parametrize("collate", [sorted_by_length, noisy, padded_before])
-def test_sorting_padding_and_noise_for_each_example_are_served_and_draw_nothing_that_is_seen(collate: Any) -> None:
+def test_sorting_padding_and_noise_for_each_example_are_served_and_draw_nothing_that_is_seen(
+    collate: Any,
+) -> None:
     states = torch.get_rng_state(), random.getstate(), str(np.random.get_state())
     loop = private(linear(), dataset=PAIRS, collate_fn=collate)
     assert torch.equal(torch.get_rng_state(), states[0])
@@ -289,7 +333,9 @@ CHANGES: dict[str, Callable[[Tensor, Tensor], object]] = {
 
 
 @pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES)
-def test_a_batch_that_was_written_to_without_a_trace_is_refused(change: Callable[[Tensor, Tensor], object]) -> None:
+def test_a_batch_that_was_written_to_without_a_trace_is_refused(
+    change: Callable[[Tensor, Tensor], object],
+) -> None:
     loop = private(linear())
     inputs, targets = next(iter(loop))
     change(inputs, targets)
@@ -312,7 +358,9 @@ def test_a_parameter_group_that_is_added_after_the_start_is_refused_and_costs_no
     assert_refused_at_no_cost(loop, "optimizer: it holds parameters that are not the model's")
 
 
-def test_a_parameter_that_is_unfrozen_after_the_start_is_refused_unless_the_optimizer_holds_it() -> None:
+def test_a_parameter_that_is_unfrozen_after_the_start_is_refused_unless_the_optimizer_holds_it() -> (
+    None
+):
     model = nn.Sequential(nn.Linear(5, 4), nn.Linear(4, 3))
     model[0].requires_grad_(False)
     loop = private(model)

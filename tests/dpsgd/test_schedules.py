@@ -1,4 +1,5 @@
-"""Noise and clip norms that change from step to step: each step's noise is for its own clip, and is charged."""
+"""Noise and clip norms that change from step to step: each step's noise is for its own clip, and is
+charged."""
 
 from __future__ import annotations
 
@@ -61,10 +62,14 @@ def test_each_step_draws_the_noise_that_it_is_charged_for_the_clip_norm_that_cli
     assert noise_steps(loop, monkeypatch) == list(zip(NOISES, clips, strict=True))
 
 
-def test_a_target_scales_the_schedule_and_is_nearly_used_up(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_target_scales_the_schedule_and_is_nearly_used_up(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     loop = private(linear(), noise_multiplier=NOISES, target_epsilon=2.0, accountant="rdp")
     drawn = [noise for noise, _ in noise_steps(loop, monkeypatch)]
-    assert [noise / drawn[0] for noise in drawn] == pytest.approx([noise / NOISES[0] for noise in NOISES])
+    assert [noise / drawn[0] for noise in drawn] == pytest.approx(
+        [noise / NOISES[0] for noise in NOISES]
+    )
     assert 0.995 * 2.0 < loop.epsilon() <= 2.0
     assert math.isclose(loop.epsilon(), oracle(drawn), rel_tol=2e-3)
 
@@ -78,7 +83,8 @@ def test_a_schedule_is_asked_for_all_steps_before_a_batch_is_drawn_and_never_aga
 
 
 def adaptive_by_hand(steps: int, settings: AdaptiveClipping, noise: float) -> tuple[Tensor, float]:
-    """Parameters and clip norm after some steps with plain torch, each over all examples (Andrew et al. 2021)."""
+    """Parameters and clip norm after some steps with plain torch, each over all examples (Andrew et
+    al. 2021)."""
     model, source, clip = linear(), seeded_source(SEED), settings.norm or 0.0
     stddev = settings.count_stddev or 0.0
     of_sum = noise if noise == 0 else (noise**-2 - (2 * stddev) ** -2) ** -0.5
@@ -86,7 +92,9 @@ def adaptive_by_hand(steps: int, settings: AdaptiveClipping, noise: float) -> tu
     for step in range(steps):
         total, below = torch.zeros(18), 0.0
         for place in range(SIZE):
-            losses = torch.nn.functional.cross_entropy(model(COUNTED.inputs[[place]]), COUNTED.targets[[place]])
+            losses = torch.nn.functional.cross_entropy(
+                model(COUNTED.inputs[[place]]), COUNTED.targets[[place]]
+            )
             grads = torch.autograd.grad(losses, list(model.parameters()))
             gradient = torch.cat([each.flatten() for each in grads])
             below += 0.5 if gradient.norm() <= clip else -0.5
@@ -105,13 +113,22 @@ def adaptive_by_hand(steps: int, settings: AdaptiveClipping, noise: float) -> tu
 @pytest.mark.parametrize("most", [None, 7])
 def test_an_adaptive_clip_norm_is_the_papers_written_out_by_hand(most: int | None) -> None:
     settings, model = AdaptiveClipping(0.7, learning_rate=0.3, count_stddev=3.0), linear()
-    loop = private(model, clip_norm=settings, batch_size=SIZE, steps=4, noise_multiplier=1.5, max_physical_batch=most)
+    loop = private(
+        model,
+        clip_norm=settings,
+        batch_size=SIZE,
+        steps=4,
+        noise_multiplier=1.5,
+        max_physical_batch=most,
+    )
     params, clip = adaptive_by_hand(4, settings, 1.5)
     assert run(loop).clip_norm == pytest.approx(clip, rel=1e-5)
     assert torch.allclose(params_of(model), params, rtol=1e-4, atol=1e-5)
 
 
-def test_gradients_and_count_together_draw_the_noise_that_is_charged(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_gradients_and_count_together_draw_the_noise_that_is_charged(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     loop = private(linear(), clip_norm=AdaptiveClipping(0.4))
     steps = noise_steps(loop, monkeypatch)
     for count, update in zip(steps[::2], steps[1::2], strict=True):
@@ -123,7 +140,9 @@ def test_gradients_and_count_together_draw_the_noise_that_is_charged(monkeypatch
 
 
 def test_without_a_norm_it_is_searched_for_and_found() -> None:
-    loop = private(linear(), clip_norm=AdaptiveClipping(), batch_size=SIZE, steps=12, noise_multiplier=0.1)
+    loop = private(
+        linear(), clip_norm=AdaptiveClipping(), batch_size=SIZE, steps=12, noise_multiplier=0.1
+    )
     model = linear()
     norms = [float(gradient_norm(model, place)) for place in range(SIZE)]
     assert loop.clip_norm == 0.1
@@ -131,8 +150,12 @@ def test_without_a_norm_it_is_searched_for_and_found() -> None:
 
 
 def gradient_norm(model: torch.nn.Module, place: int) -> Tensor:
-    loss = torch.nn.functional.cross_entropy(model(COUNTED.inputs[[place]]), COUNTED.targets[[place]])
-    return torch.cat([each.flatten() for each in torch.autograd.grad(loss, list(model.parameters()))]).norm()
+    loss = torch.nn.functional.cross_entropy(
+        model(COUNTED.inputs[[place]]), COUNTED.targets[[place]]
+    )
+    return torch.cat(
+        [each.flatten() for each in torch.autograd.grad(loss, list(model.parameters()))]
+    ).norm()
 
 
 LOOPS: dict[str, dict[str, Any]] = {
@@ -143,7 +166,8 @@ LOOPS: dict[str, dict[str, Any]] = {
 
 
 def replayed(how: str, factor: float, other: float) -> Replay:
-    """A loop beside the same loop in which the last example is another one; NaN contributes nothing."""
+    """A loop beside the same loop in which the last example is another one; NaN contributes
+    nothing."""
 
     def loop(last: float, _: RandomSource) -> object:
         inputs = torch.cat([examples(SIZE - 1).inputs, torch.full((1, 5), last)])

@@ -1,4 +1,5 @@
-"""A loop that is saved and loaded, and one that charges a ledger file: its account adds up, and never shrinks."""
+"""A loop that is saved and loaded, and one that charges a ledger file: its account adds up, and
+never shrinks."""
 
 from __future__ import annotations
 
@@ -59,20 +60,29 @@ def ledger(tmp_path: Path) -> Path:
 HOW: dict[str, dict[str, Any]] = {
     "plain": {},
     "target": {"target_epsilon": 2.0, "accountant": "rdp"},
-    "schedules": {"noise_multiplier": [2.0] * 4 + [1.0] * 4, "clip_norm": lambda step: 0.3 + 0.1 * step},
+    "schedules": {
+        "noise_multiplier": [2.0] * 4 + [1.0] * 4,
+        "clip_norm": lambda step: 0.3 + 0.1 * step,
+    },
     "adaptive": {"clip_norm": AdaptiveClipping(0.2)},
 }
 
 
 @pytest.mark.parametrize("settings", HOW.values(), ids=HOW)
-def test_a_loop_that_goes_on_from_a_state_is_the_loop_that_never_stopped(settings: dict[str, Any]) -> None:
+def test_a_loop_that_goes_on_from_a_state_is_the_loop_that_never_stopped(
+    settings: dict[str, Any],
+) -> None:
     never, stops = linear(), linear()
     whole = run(private(never, **settings))
     model, loop = resumed(saved(stops, stepped(private(stops, **settings), 3)), **settings)
     assert loop.steps_taken == 3
     run(loop)
     assert torch.equal(params_of(model), params_of(never))
-    assert (loop.epsilon(), loop.clip_norm, loop.steps_taken) == (whole.epsilon(), whole.clip_norm, 8)
+    assert (loop.epsilon(), loop.clip_norm, loop.steps_taken) == (
+        whole.epsilon(),
+        whole.clip_norm,
+        8,
+    )
 
 
 def test_without_a_ledger_the_steps_of_a_state_stay_spent_and_count_for_the_budget() -> None:
@@ -86,23 +96,35 @@ def test_without_a_ledger_the_steps_of_a_state_stay_spent_and_count_for_the_budg
     assert loop.steps_taken == 5
 
 
-def test_a_loop_that_goes_on_without_its_state_is_refused_as_epsilon_would_leave_steps_out(ledger: Path) -> None:
+def test_a_loop_that_goes_on_without_its_state_is_refused_as_epsilon_would_leave_steps_out(
+    ledger: Path,
+) -> None:
     def momentum(values: Any) -> SGD:
         return SGD(values, lr=0.1, momentum=0.9)
 
     model = linear()
     first = stepped(private(model, momentum, seed=None), 3)
     optimizer, state = first._optimizers[0], first.state_dict()
-    with pytest.raises(ValueError, match="optimizer: it has taken steps that this DPSGD does not know"):
+    with pytest.raises(
+        ValueError, match="optimizer: it has taken steps that this DPSGD does not know"
+    ):
         run(private(model, lambda _: optimizer, seed=None))
     again = private(model, lambda _: optimizer, seed=None)
     again.load_state_dict(state)
     assert stepped(again, 1).epsilon() > first.epsilon()
-    stepped(private(model, lambda _: optimizer, seed=None, ledger=ledger), 1)  # loops on a ledger add up
+    stepped(
+        private(model, lambda _: optimizer, seed=None, ledger=ledger), 1
+    )  # loops on a ledger add up
 
 
-def test_an_older_state_does_not_lower_a_ledger_and_its_steps_are_charged_again_with_new_noise(ledger: Path) -> None:
-    still: dict[str, Any] = {"seed": None, "ledger": ledger, "made": lambda values: SGD(values, lr=0.0)}
+def test_an_older_state_does_not_lower_a_ledger_and_its_steps_are_charged_again_with_new_noise(
+    ledger: Path,
+) -> None:
+    still: dict[str, Any] = {
+        "seed": None,
+        "ledger": ledger,
+        "made": lambda values: SGD(values, lr=0.0),
+    }
     model = linear()
     loop = stepped(private(model, **still), 2)
     state = saved(model, loop)
@@ -115,7 +137,9 @@ def test_an_older_state_does_not_lower_a_ledger_and_its_steps_are_charged_again_
     assert not torch.equal(model.weight.grad, first)
 
 
-def test_with_a_seed_a_state_that_is_older_than_its_ledger_is_refused_as_noise_would_come_again(ledger: Path) -> None:
+def test_with_a_seed_a_state_that_is_older_than_its_ledger_is_refused_as_noise_would_come_again(
+    ledger: Path,
+) -> None:
     model = linear()
     loop = stepped(private(model, ledger=ledger), 2)
     state = saved(model, loop)
@@ -126,7 +150,12 @@ def test_with_a_seed_a_state_that_is_older_than_its_ledger_is_refused_as_noise_w
 
 
 def test_with_a_target_a_state_brings_its_noise_and_the_ledger_what_is_left(ledger: Path) -> None:
-    settings: dict[str, Any] = {"target_epsilon": 2.0, "ledger": ledger, "accountant": "rdp", "seed": None}
+    settings: dict[str, Any] = {
+        "target_epsilon": 2.0,
+        "ledger": ledger,
+        "accountant": "rdp",
+        "seed": None,
+    }
     model = linear()
     loop = stepped(private(model, **settings), 5)
     state = saved(model, loop)
@@ -138,13 +167,17 @@ def test_with_a_target_a_state_brings_its_noise_and_the_ledger_what_is_left(ledg
         run(late)
 
 
-def test_a_state_of_another_ledger_of_a_newer_copy_or_of_none_is_refused(ledger: Path, tmp_path: Path) -> None:
+def test_a_state_of_another_ledger_of_a_newer_copy_or_of_none_is_refused(
+    ledger: Path, tmp_path: Path
+) -> None:
     model = linear()
     shutil.copy(ledger, tmp_path / "older.db")
     state = saved(model, stepped(private(model, ledger=ledger), 2))
     other = DurableLedger.create(tmp_path / "other.db").path
     for wrong in (other, tmp_path / "older.db"):
-        with pytest.raises(LedgerError, match="is not the ledger that the state's steps are in, or an older copy"):
+        with pytest.raises(
+            LedgerError, match="is not the ledger that the state's steps are in, or an older copy"
+        ):
             resumed(state, ledger=wrong)
     with pytest.raises(LedgerError, match="steps are in a ledger file"):
         resumed(state)
@@ -205,7 +238,9 @@ def test_two_loops_on_one_ledger_add_up(ledger: Path) -> None:
     assert second.epsilon() == epsilon(8)
     assert run(second).epsilon() == epsilon(16)
     assert private(linear(), ledger=ledger, data_owner="another").epsilon() == 0
-    assert {(row.guarantee, row.data_owner) for row in DurableLedger(ledger).releases()} == {("example", "")}
+    assert {(row.guarantee, row.data_owner) for row in DurableLedger(ledger).releases()} == {
+        ("example", "")
+    }
 
 
 def test_what_was_spent_before_counts_for_the_budget_and_for_the_target(ledger: Path) -> None:
@@ -218,7 +253,9 @@ def test_what_was_spent_before_counts_for_the_budget_and_for_the_target(ledger: 
 
 
 @pytest.mark.parametrize("asks", [True, False])
-def test_the_budget_is_looked_at_again_if_another_process_has_charged_since(asks: bool, ledger: Path) -> None:
+def test_the_budget_is_looked_at_again_if_another_process_has_charged_since(
+    asks: bool, ledger: Path
+) -> None:
     model = linear()
     loop = private(model, ledger=ledger, max_epsilon=1.001 * epsilon(8))
     batches = iter(loop)
@@ -270,7 +307,9 @@ def test_a_step_that_ends_between_its_charge_and_its_noise_is_charged_and_not_ta
 
 @pytest.mark.slow
 def test_a_step_whose_process_is_killed_before_its_noise_is_drawn_is_charged(ledger: Path) -> None:
-    ended = subprocess.run([sys.executable, "-c", KILLED.format(path=str(ledger))], env=os.environ, check=False)
+    ended = subprocess.run(
+        [sys.executable, "-c", KILLED.format(path=str(ledger))], env=os.environ, check=False
+    )
     assert ended.returncode == -9
     assert DurableLedger(ledger).spent("example").entries == ((EVENT, 3),)
     assert run(private(linear(), ledger=ledger)).epsilon() == epsilon(11)

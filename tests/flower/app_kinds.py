@@ -1,4 +1,5 @@
-"""Flower apps of the kinds that people have, each on a tiny data set. Their clients know nothing of privacy."""
+"""Flower apps of the kinds that people have, each on a tiny data set. Their clients know nothing of
+privacy."""
 
 from __future__ import annotations
 
@@ -39,7 +40,8 @@ class App:
     Attributes:
       starts: the arguments of `start`.
       above: an accuracy that chance does not reach.
-      strategy, given: Flower's, or one of the app's own; and its arguments, which the private one keeps.
+      strategy, given: Flower's, or one of the app's own; and its arguments, which the private one
+        keeps.
       diff: what the private strategy is given beside them and an epsilon.
       instead: arguments of `start` in place of those before.
     """
@@ -54,14 +56,19 @@ class App:
 
 
 def digits() -> tuple[Data, Data]:
-    """Images (n, 1, 8, 8) of digits and labels (n,): what all nodes hold, and what the server holds."""
+    """Images (n, 1, 8, 8) of digits and labels (n,): what all nodes hold, and what the server
+    holds."""
     data, order = load_digits(), np.random.default_rng(41017).permutation(1797)
-    x, y = torch.tensor(data.images[order, None] / 16, dtype=torch.float32), torch.tensor(data.target[order])
+    x, y = (
+        torch.tensor(data.images[order, None] / 16, dtype=torch.float32),
+        torch.tensor(data.target[order]),
+    )
     return (x[360:], y[360:]), (x[:360], y[:360])
 
 
 def tumours() -> Data:
-    """Thirty numbers (n, 30) on each tumour and labels (n,), of which 63 % are 1, by label: each node has both."""
+    """Thirty numbers (n, 30) on each tumour and labels (n,), of which 63 % are 1, by label: each
+    node has both."""
     data = load_breast_cancer()
     order = np.argsort(data.target, kind="stable")
     x = (data.data - data.data.mean(0)) / data.data.std(0)
@@ -85,20 +92,26 @@ def measured(model: Model, data: Data) -> MetricRecord:
     with torch.no_grad():
         logits = logits_of(model.eval(), data[0])
     loss, right = nn.functional.cross_entropy(logits, data[1]), logits.argmax(1) == data[1]
-    return MetricRecord({"loss": float(loss), "accuracy": float(right.float().mean()), "num-examples": len(right)})
+    return MetricRecord(
+        {"loss": float(loss), "accuracy": float(right.float().mean()), "num-examples": len(right)}
+    )
 
 
 def replied(message: Message, arrays: ArrayRecord, examples: int) -> Message:
     """A client's reply to a message to train."""
     return Message(
-        RecordDict({"arrays": arrays, "metrics": MetricRecord({"num-examples": examples})}), reply_to=message
+        RecordDict({"arrays": arrays, "metrics": MetricRecord({"num-examples": examples})}),
+        reply_to=message,
     )
 
 
 def descend(model: Model, x: Tensor, y: Tensor, config: ConfigRecord) -> None:
     """Five steps of Adam, with a proximal term if it is asked for."""
     learned = [each for each in model.parameters() if each.requires_grad]
-    before, optimizer = [each.detach().clone() for each in learned], torch.optim.Adam(learned, lr=float(config["lr"]))  # type: ignore[arg-type]
+    before, optimizer = (
+        [each.detach().clone() for each in learned],
+        torch.optim.Adam(learned, lr=float(config["lr"])),
+    )  # type: ignore[arg-type]
     for _ in range(5):
         optimizer.zero_grad()
         far = sum(((now - then) ** 2).sum() for now, then in zip(learned, before, strict=True))
@@ -165,15 +178,27 @@ def quickstart() -> App:
 
 
 def transformers() -> App:
-    """A BERT of random weights with a head that classifies, on sequences whose words are mostly of one of two kinds."""
-    library = pytest.importorskip("transformers", reason="needs transformers, which the project does not install")
-    sizes = {"vocab_size": 12, "hidden_size": 8, "intermediate_size": 8, "max_position_embeddings": 6}
+    """A BERT of random weights with a head that classifies, on sequences whose words are mostly of
+    one of two kinds."""
+    library = pytest.importorskip(
+        "transformers", reason="needs transformers, which the project does not install"
+    )
+    sizes = {
+        "vocab_size": 12,
+        "hidden_size": 8,
+        "intermediate_size": 8,
+        "max_position_embeddings": 6,
+    }
     config = library.BertConfig(**sizes, num_hidden_layers=1, num_attention_heads=2, num_labels=2)
     source = torch.Generator().manual_seed(20399)
-    kinds, words = (torch.randint(most, (1200, wide), generator=source) for most, wide in ((2, 1), (6, 6)))
+    kinds, words = (
+        torch.randint(most, (1200, wide), generator=source) for most, wide in ((2, 1), (6, 6))
+    )
     other = (torch.rand(1200, 6, generator=source) < 0.2).long()
     data = words + 6 * (kinds ^ other), kinds[:, 0]
-    return torch_app(lambda: library.BertForSequenceClassification(config), data, above=0.7, diff=RATED)
+    return torch_app(
+        lambda: library.BertForSequenceClassification(config), data, above=0.7, diff=RATED
+    )
 
 
 def scikit_learn() -> App:
@@ -197,7 +222,9 @@ def scikit_learn() -> App:
     @app.evaluate()
     def evaluate(message: Message, context: Context) -> Message:
         x, y = of_node(data, context)[1]
-        metrics = MetricRecord({"accuracy": float(loaded(message).score(x.numpy(), y.numpy())), "num-examples": len(y)})
+        metrics = MetricRecord(
+            {"accuracy": float(loaded(message).score(x.numpy(), y.numpy())), "num-examples": len(y)}
+        )
         return Message(RecordDict({"metrics": metrics}), reply_to=message)
 
     starts = {"initial_arrays": ArrayRecord([np.zeros((1, 30)), np.zeros(1)])}
@@ -209,7 +236,10 @@ def tabular() -> App:
     facts = {"strategy": partial(FedProx, proximal_mu=0.1), "diff": RATED, "above": 0.85}
     instead = {"train_config": ConfigRecord({"lr": 0.02, "proximal-mu": 0.1})}
     return torch_app(
-        lambda: nn.Sequential(nn.Linear(30, 8), nn.ReLU(), nn.Linear(8, 2)), tumours(), **facts, instead=instead
+        lambda: nn.Sequential(nn.Linear(30, 8), nn.ReLU(), nn.Linear(8, 2)),
+        tumours(),
+        **facts,
+        instead=instead,
     )
 
 
@@ -217,17 +247,24 @@ class Softmax(NumPyClient):
     """A softmax regression in NumPy, on the digits of one node."""
 
     def __init__(self, mine: Data, kept: Data) -> None:
-        (self.x, self.y), (self.kept_x, self.kept_y) = ([each.numpy() for each in part] for part in (mine, kept))
+        (self.x, self.y), (self.kept_x, self.kept_y) = (
+            [each.numpy() for each in part] for part in (mine, kept)
+        )
 
     def fit(self, parameters: Arrays, config: dict[str, Any]) -> tuple[Arrays, int, dict[str, Any]]:
         weight, bias = parameters
         for _ in range(5):
             shares = np.exp(self.x @ weight + bias)
             wrong = (shares / shares.sum(1, keepdims=True) - np.eye(10)[self.y]) / len(self.y)
-            weight, bias = weight - config["lr"] * self.x.T @ wrong, bias - config["lr"] * wrong.sum(0)
+            weight, bias = (
+                weight - config["lr"] * self.x.T @ wrong,
+                bias - config["lr"] * wrong.sum(0),
+            )
         return [weight, bias], len(self.y), {}
 
-    def evaluate(self, parameters: Arrays, config: dict[str, Any]) -> tuple[float, int, dict[str, Any]]:
+    def evaluate(
+        self, parameters: Arrays, config: dict[str, Any]
+    ) -> tuple[float, int, dict[str, Any]]:
         right = (self.kept_x @ parameters[0] + parameters[1]).argmax(1) == self.kept_y
         return 0.0, len(right), {"accuracy": float(right.mean())}
 
@@ -244,7 +281,8 @@ def numpy_client() -> App:
 
 
 class SmallViT(nn.Module):
-    """Patches, one block of attention and a head. The first two are the same in each, and frozen."""
+    """Patches, one block of attention and a head. The first two are the same in each, and
+    frozen."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -269,7 +307,9 @@ def vit_head() -> App:
 def vit_whole() -> App:
     """The same, but all of it travels: `frozen` names what is not learned."""
     train, test = digits()
-    return torch_app(SmallViT, train, test=test, above=0.8, diff={"frozen": ("patches.*", "block.*")})
+    return torch_app(
+        SmallViT, train, test=test, above=0.8, diff={"frozen": ("patches.*", "block.*")}
+    )
 
 
 def with_state() -> App:

@@ -1,4 +1,5 @@
-"""A Flower app in one process, for tests of `DPFedAvg`: a grid whose nodes answer as they are told, and arrays."""
+"""A Flower app in one process, for tests of `DPFedAvg`: a grid whose nodes answer as they are told,
+and arrays."""
 
 from __future__ import annotations
 
@@ -32,15 +33,21 @@ def arrays(**changed: np.ndarray) -> ArrayRecord:
 
 
 def changed_by(step: float, *, metrics: MetricRecord | None = None) -> Answer:
-    """A client that adds `step` to the floats that it gets, one to whole numbers, and reports metrics."""
+    """A client that adds `step` to the floats that it gets, one to whole numbers, and reports
+    metrics."""
 
     def answer(message: Message) -> RecordDict:
         record = message.content["arrays"]
         assert isinstance(record, ArrayRecord)
         values = {name: array.numpy() for name, array in record.items()}
-        steps = {name: value.dtype.type(step if value.dtype.kind == "f" else 1) for name, value in values.items()}
+        steps = {
+            name: value.dtype.type(step if value.dtype.kind == "f" else 1)
+            for name, value in values.items()
+        }
         new = {name: Array(np.asarray(value + steps[name])) for name, value in values.items()}
-        return RecordDict({"arrays": ArrayRecord(new), "metrics": metrics or MetricRecord({"num-examples": 10})})
+        return RecordDict(
+            {"arrays": ArrayRecord(new), "metrics": metrics or MetricRecord({"num-examples": 10})}
+        )
 
     return answer
 
@@ -52,9 +59,12 @@ def replying(content: RecordDict | Error | None) -> Answer:
 
 @dataclass
 class FakeGrid:
-    """Nodes that answer in this process, each as it is told to and so many times; an answer of None never comes."""
+    """Nodes that answer in this process, each as it is told to and so many times; an answer of None
+    never comes."""
 
-    answers: dict[int, Answer] = field(default_factory=lambda: dict.fromkeys(range(1, NODES + 1), changed_by(0.01)))
+    answers: dict[int, Answer] = field(
+        default_factory=lambda: dict.fromkeys(range(1, NODES + 1), changed_by(0.01))
+    )
     times: int = 1
     sent: dict[str, Message] = field(default_factory=dict)
 
@@ -84,7 +94,12 @@ class Nodes(FakeGrid, InMemoryGrid):
 
 
 NOISED = CentralGaussian(noise_multiplier=1.0, delta=1e-3, clipping=AdaptiveClipping(0.5))
-SETTINGS: dict[str, Any] = {"min_available_nodes": 1, "population_size": 10, "mechanism": NOISED, "seed": 40127}
+SETTINGS: dict[str, Any] = {
+    "min_available_nodes": 1,
+    "population_size": 10,
+    "mechanism": NOISED,
+    "seed": 40127,
+}
 
 
 def noised(**changed: Any) -> dict[str, Any]:

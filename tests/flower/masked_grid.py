@@ -1,4 +1,5 @@
-"""Flower's grid in one process, whose clients are Discreet's own ClientApp: for tests of secure aggregation."""
+"""Flower's grid in one process, whose clients are Discreet's own ClientApp: for tests of secure
+aggregation."""
 
 from __future__ import annotations
 
@@ -25,13 +26,27 @@ from discreet.server.state import State
 from strategies.dp_fedavg import dp_fedavg
 from tests.flower.flower_apps import FakeGrid
 
-TINY = ("data.name=breast_cancer", "model.name=logistic_regression", "training.epochs=1", "sampling.kind=everyone")
-MASKED = ("privacy.user.aggregation=secure", "privacy.accountant=rdp", "privacy.user.noise_multiplier=1")
+TINY = (
+    "data.name=breast_cancer",
+    "model.name=logistic_regression",
+    "training.epochs=1",
+    "sampling.kind=everyone",
+)
+MASKED = (
+    "privacy.user.aggregation=secure",
+    "privacy.accountant=rdp",
+    "privacy.user.noise_multiplier=1",
+)
 
 
 def words_of(folder: Path, *more: str, clients: int = 4, rounds: int = 2) -> list[str]:
     """A small run under secure aggregation."""
-    last = (f"data.num_clients={clients}", f"rounds={rounds}", f"output_dir={folder}", "privacy.user.too_noisy=warn")
+    last = (
+        f"data.num_clients={clients}",
+        f"rounds={rounds}",
+        f"output_dir={folder}",
+        "privacy.user.too_noisy=warn",
+    )
     return [*TINY, *MASKED, *last, *more]
 
 
@@ -71,7 +86,9 @@ class Nodes(FakeGrid):
 
     def push_messages(self, messages: Iterable[Message]) -> list[str]:
         asked = list(messages)
-        if self.killed_at is not None and any(self.killed_at in stages_of(message) for message in asked):
+        if self.killed_at is not None and any(
+            self.killed_at in stages_of(message) for message in asked
+        ):
             raise ServerKilled
         return super().push_messages(asked)
 
@@ -91,7 +108,11 @@ class Nodes(FakeGrid):
 
     def asked(self, stage: Stage) -> list[Message]:
         """The messages of a stage that were answered."""
-        return [message for message, reply in self.said if stage in stages_of(message) and not reply.has_error()]
+        return [
+            message
+            for message, reply in self.said
+            if stage in stages_of(message) and not reply.has_error()
+        ]
 
 
 class ServerKilled(BaseException):
@@ -117,8 +138,16 @@ def nodes(folder: Path, count: int = 4, **more: str) -> Nodes:
     peers = make_peers(folder)
     configs: dict[int, dict[str, str | int]] = {
         number: {
-            **{"ledger": str(folder / f"{name}.db"), "partition-id": number - 1, "num-partitions": count},
-            **{"name": name, "identity-key": str(folder / "nodes" / f"{name}.key"), "peers": str(peers)},
+            **{
+                "ledger": str(folder / f"{name}.db"),
+                "partition-id": number - 1,
+                "num-partitions": count,
+            },
+            **{
+                "name": name,
+                "identity-key": str(folder / "nodes" / f"{name}.key"),
+                "peers": str(peers),
+            },
             **{"masking-state": str(folder / f"{name}.masking"), **more},
         }
         for number, name in enumerate(names, 1)

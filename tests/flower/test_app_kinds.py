@@ -1,4 +1,5 @@
-"""Each kind of Flower app is made private by the guide's difference: it learns at epsilon 8, and says how well."""
+"""Each kind of Flower app is made private by the guide's difference: it learns at epsilon 8, and
+says how well."""
 
 from __future__ import annotations
 
@@ -21,20 +22,28 @@ from tests.flower.flower_apps import Answer, Nodes
 GUIDE = (Path(__file__).resolve().parents[2] / "docs" / "guide" / "flower_app.md").read_text()
 ROUNDS, EPSILON, DELTA = 6, 8.0, 1e-3
 KINDS = [
-    *(app_kinds.quickstart, app_kinds.transformers, app_kinds.scikit_learn, app_kinds.tabular, app_kinds.vit_head),
-    *(app_kinds.vit_whole, app_kinds.with_state, app_kinds.subclass),
+    app_kinds.quickstart,
+    app_kinds.transformers,
+    app_kinds.scikit_learn,
+    app_kinds.tabular,
+    app_kinds.vit_head,
+    app_kinds.vit_whole,
+    app_kinds.with_state,
+    app_kinds.subclass,
 ]
 each_kind = pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)
 Told = list[list[object]]
 
 
 def nodes_of(app: App, *, count: int | None = None, told: Told | None = None) -> Nodes:
-    """Nodes that run the app's client as Flower does, each with a context that stays. `told`: gets what each message
-    to train holds: its records, the names of its arrays, and the config."""
+    """Nodes that run the app's client as Flower does, each with a context that stays. `told`: gets
+    what each message to train holds: its records, the names of its arrays, and the config."""
 
     def node(number: int) -> Answer:
         place = {"partition-id": number, "num-partitions": NODES}
-        context = Context(run_id=1, node_id=number, node_config=place, state=RecordDict(), run_config={})
+        context = Context(
+            run_id=1, node_id=number, node_config=place, state=RecordDict(), run_config={}
+        )
 
         def answer(message: Message) -> RecordDict:
             if told is not None and message.metadata.message_type == "train":
@@ -61,7 +70,13 @@ def served(strategy: Strategy, grid: Nodes, starts: Mapping[str, Any], *, rounds
 
 def private(app: App, folder: Path, **settings: Any) -> DPFedAvg:
     """The strategy after the difference; a seed, for tests alone, and a folder."""
-    given = {**app.given, "population_size": NODES, "target_epsilon": EPSILON, "delta": DELTA, **app.diff}
+    given = {
+        **app.given,
+        "population_size": NODES,
+        "target_epsilon": EPSILON,
+        "delta": DELTA,
+        **app.diff,
+    }
     return DPFedAvg(**given, seed=70061, output_dir=str(folder), **settings)
 
 
@@ -70,14 +85,25 @@ def test_it_learns_at_epsilon_8_and_says_how_well_in_each_round(
     kind: Callable[[], App], tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     app, rows = kind(), list[Mapping[str, Any]]()
-    served(private(app, tmp_path / "run", on_round=rows.append), nodes_of(app), app.starts | app.instead, rounds=ROUNDS)
+    served(
+        private(app, tmp_path / "run", on_round=rows.append),
+        nodes_of(app),
+        app.starts | app.instead,
+        rounds=ROUNDS,
+    )
     rated = {row["round"]: row["accuracy"] for row in rows if row.get("accuracy") is not None}
     assert [*rated] == [*range(1, ROUNDS + 1)]
     assert rated[ROUNDS] > app.above
     assert all(row["replies"] == row["cohort"] for row in rows if "cohort" in row)
-    said = re.findall(r"(?:^round|the model after round) (\d)\b.*accuracy 0\.\d+", "\n".join(caplog.messages), re.M)
+    said = re.findall(
+        r"(?:^round|the model after round) (\d)\b.*accuracy 0\.\d+",
+        "\n".join(caplog.messages),
+        re.M,
+    )
     assert [*map(int, said)] == [*rated]
-    assert DurableLedger(tmp_path / "run" / "ledger.db").spent("user").epsilon(DELTA) == pytest.approx(EPSILON, abs=0.1)
+    assert DurableLedger(tmp_path / "run" / "ledger.db").spent("user").epsilon(
+        DELTA
+    ) == pytest.approx(EPSILON, abs=0.1)
 
 
 @each_kind
@@ -86,13 +112,20 @@ def test_flowers_own_strategy_and_the_private_one_ask_the_same_client_the_same(
 ) -> None:
     app, theirs, ours = kind(), Told(), Told()
     served(app.strategy(**app.given), nodes_of(app, count=4, told=theirs), app.starts, rounds=3)
-    served(private(app, tmp_path / "run"), nodes_of(app, count=4, told=ours), app.starts | app.instead, rounds=3)
+    served(
+        private(app, tmp_path / "run"),
+        nodes_of(app, count=4, told=ours),
+        app.starts | app.instead,
+        rounds=3,
+    )
     assert all(each in theirs for each in ours)
     assert all(each in ours for each in theirs)
 
 
 @each_kind
-def test_the_difference_is_at_most_four_arguments_that_the_guide_shows(kind: Callable[[], App]) -> None:
+def test_the_difference_is_at_most_four_arguments_that_the_guide_shows(
+    kind: Callable[[], App],
+) -> None:
     app = kind()
     named = ["population_size", "target_epsilon", *app.diff, *app.instead]
     assert len(named) <= 4

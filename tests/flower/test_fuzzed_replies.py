@@ -1,4 +1,5 @@
-"""No reply of one node ends a run: some 900 hostile ones, by Flower's grid, by `DPFedAvg` and under masks."""
+"""No reply of one node ends a run: some 900 hostile ones, by Flower's grid, by `DPFedAvg` and under
+masks."""
 
 from __future__ import annotations
 
@@ -63,7 +64,9 @@ def test_hostile_replies_of_another_app_move_no_model_beyond_the_clip_norm(
             result = flower_apps.run(tmp_path / str(number), grid, num_rounds=20, **settings)
         # 20 rounds, and 4 hostile nodes of 10 places.
         assert moved(values_of(result)) <= 20 * 4 / 10 * clipping.norm * 1.001
-        assert [row["cohort"] for row in RunFolder(tmp_path / str(number)).read_metrics()] == [5] * 20
+        assert [row["cohort"] for row in RunFolder(tmp_path / str(number)).read_metrics()] == [
+            5
+        ] * 20
 
 
 def moved(values: dict[str, np.ndarray]) -> float:
@@ -84,7 +87,9 @@ def test_hostile_replies_in_masked_rounds_end_no_run(tmp_path: Path) -> None:
 
     grid = masked_grid.nodes(tmp_path)
     hostile = Hostile(configs=grid.configs)
-    masked_grid.federated(masked_grid.words_of(tmp_path / "run", "server.round_timeout=5", rounds=12), hostile)
+    masked_grid.federated(
+        masked_grid.words_of(tmp_path / "run", "server.round_timeout=5", rounds=12), hostile
+    )
     rows = RunFolder(tmp_path / "run").read_metrics()
     assert len(rows) == 12
     assert told[0] >= 10

@@ -1,4 +1,5 @@
-"""The transport over Flower's grid: whatever a client sends, the round goes on and its noise stays."""
+"""The transport over Flower's grid: whatever a client sends, the round goes on and its noise
+stays."""
 
 from __future__ import annotations
 
@@ -14,7 +15,12 @@ import pytest
 import torch
 from flwr.app import Array, ArrayRecord, Error, Message, MessageType, MetricRecord, RecordDict
 from flwr.app.message import array
-from flwr.proto.message_pb2 import ConfirmMessageReceivedRequest, Metadata, PullObjectRequest, PullObjectResponse
+from flwr.proto.message_pb2 import (
+    ConfirmMessageReceivedRequest,
+    Metadata,
+    PullObjectRequest,
+    PullObjectResponse,
+)
 from flwr.proto.message_pb2 import Message as PulledMessage
 from flwr.proto.runtime_pb2 import PullAppMessagesRequest, PullAppMessagesResponse
 from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects, get_object_tree
@@ -58,19 +64,27 @@ def refused(message: Message) -> Error:
 
 
 def worker(message: Message) -> RecordDict | Error:
-    return refused(message) if message.metadata.message_type == MessageType.EVALUATE else good(message)
+    return (
+        refused(message) if message.metadata.message_type == MessageType.EVALUATE else good(message)
+    )
 
 
 def garbage(message: Message) -> RecordDict:
-    return RecordDict({"update": ArrayRecord({"update": Array(np.array([np.nan, 1.0]))}), "reply": MetricRecord()})
+    return RecordDict(
+        {"update": ArrayRecord({"update": Array(np.array([np.nan, 1.0]))}), "reply": MetricRecord()}
+    )
 
 
 def silent(message: Message) -> None:
     return None
 
 
-def ask(grid: FakeGrid | LinkGrid, cohort: list[int], *, timeout: float = 5.0) -> list[TrainReply | Failure]:
-    transport = GridTransport(grid, own_messages, timeout=timeout, population_size=len(grid.answers))  # type: ignore[arg-type]
+def ask(
+    grid: FakeGrid | LinkGrid, cohort: list[int], *, timeout: float = 5.0
+) -> list[TrainReply | Failure]:
+    transport = GridTransport(
+        grid, own_messages, timeout=timeout, population_size=len(grid.answers)
+    )  # type: ignore[arg-type]
     transport.available_clients()
     return list(transport.ask(TrainRequest(4, math.inf, RUN), torch.zeros(2), cohort))
 
@@ -80,9 +94,21 @@ def kinds(replies: list[TrainReply | Failure]) -> list[str]:
 
 
 def test_every_kind_of_failure_is_counted_and_none_stops_the_round() -> None:
-    answers: dict[int, Answer] = {1: good, 2: refused, 3: lambda _: Error(2, "it crashed"), 4: garbage, 5: silent}
+    answers: dict[int, Answer] = {
+        1: good,
+        2: refused,
+        3: lambda _: Error(2, "it crashed"),
+        4: garbage,
+        5: silent,
+    }
     grid = FakeGrid(answers)
-    assert kinds(ask(grid, [1, 2, 3, 4, 5], timeout=0.3)) == ["error", "good", "late", "malformed", "refused"]
+    assert kinds(ask(grid, [1, 2, 3, 4, 5], timeout=0.3)) == [
+        "error",
+        "good",
+        "late",
+        "malformed",
+        "refused",
+    ]
     request, _ = decode_request(next(iter(grid.sent.values())).content)
     assert request.virtual is None  # a real federation is told no client and no folder
 
@@ -99,7 +125,9 @@ RAISED = "<class 'builtins.ValueError'>:<'patient 4711 has no weight'>"
         (Error(3, "patient 4711"), "late", "no reply came in time (code 3)"),
     ],
 )
-def test_no_word_of_a_clients_exception_is_kept_at_the_server(error: Error, kind: str, reason: str) -> None:
+def test_no_word_of_a_clients_exception_is_kept_at_the_server(
+    error: Error, kind: str, reason: str
+) -> None:
     (failure,) = ask(FakeGrid({1: lambda _: error}), [1])
     assert (failure.kind, failure.reason) == (kind, reason)
 
@@ -113,7 +141,9 @@ def test_messages_that_are_too_large_are_one_clear_error() -> None:
         def push_messages(self, messages: Iterable[Message]) -> list[str]:
             return []  # what Flower's grid makes of HTTP 413
 
-    with pytest.raises(MessagesTooLarge, match=r"messages of round 4 were refused as too large \(HTTP 413\)"):
+    with pytest.raises(
+        MessagesTooLarge, match=r"messages of round 4 were refused as too large \(HTTP 413\)"
+    ):
         ask(FullGrid({1: good, 2: good}), [1, 2])
 
 
@@ -169,7 +199,9 @@ class LinkGrid(HttpGrid):
 
 
 def large(values: NDArray[np.float32]) -> Callable[[Message], RecordDict]:
-    return lambda message: RecordDict({"update": ArrayRecord({"update": Array(values)}), "reply": MetricRecord()})
+    return lambda message: RecordDict(
+        {"update": ArrayRecord({"update": Array(values)}), "reply": MetricRecord()}
+    )
 
 
 def test_a_reply_that_unpacks_to_more_than_was_asked_for_is_refused_before_it_is_unpacked(
@@ -184,7 +216,9 @@ def test_a_reply_that_unpacks_to_more_than_was_asked_for_is_refused_before_it_is
     assert isinstance(reply, TrainReply)
 
 
-def test_what_is_pulled_of_a_reply_stops_at_what_was_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_pulled_of_a_reply_stops_at_what_was_asked_for(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(array, "FLWR_PRIVATE_MAX_ARRAY_CHUNK_SIZE", 2**16)
     grid = LinkGrid({1: large(np.arange(2**21, dtype=np.float32))})  # 128 pieces, all different
     (malformed,) = ask(grid, [1])
@@ -218,7 +252,8 @@ def test_nobody_is_asked_while_more_nodes_are_connected_than_clients_are_declare
     grid = FakeGrid({1: good, 2: good, 3: good})
     transport = GridTransport(grid, own_messages, timeout=0.1, population_size=2)  # type: ignore[arg-type]
     with pytest.raises(
-        TimeoutError, match=r"3 nodes are connected, and sampling\.population_size=2 clients are declared"
+        TimeoutError,
+        match=r"3 nodes are connected, and sampling\.population_size=2 clients are declared",
     ):
         transport.available_clients()
     grid.answers.pop(3)
@@ -228,7 +263,9 @@ def test_nobody_is_asked_while_more_nodes_are_connected_than_clients_are_declare
 def test_no_cohort_is_drawn_of_more_clients_than_are_declared() -> None:
     for sampling in (CohortSampling(kind, 1.0, 2) for kind in ("poisson", "fixed", "everyone")):
         assert sampling.draw([1, 2], seeded_source(90127)) == [1, 2]
-        with pytest.raises(ValueError, match=r"sampling\.population_size=2, but 3 clients are connected"):
+        with pytest.raises(
+            ValueError, match=r"sampling\.population_size=2, but 3 clients are connected"
+        ):
             sampling.draw([1, 2, 3], seeded_source(90127))
 
 
@@ -238,16 +275,26 @@ def test_virtual_clients_share_the_nodes_that_there_are() -> None:
     assert list(transport.available_clients()) == [0, 1, 2, 3, 4]
     grid.sent.clear()
     list(transport.ask(TrainRequest(1, 1.0, RUN), torch.zeros(2), [0, 3, 4]))
-    sent = [(decode_request(m.content)[0].virtual, m.metadata.dst_node_id) for m in grid.sent.values()]
-    assert [(virtual.client_id, node) for virtual, node in sent if virtual] == [(0, 10), (3, 20), (4, 10)]
+    sent = [
+        (decode_request(m.content)[0].virtual, m.metadata.dst_node_id) for m in grid.sent.values()
+    ]
+    assert [(virtual.client_id, node) for virtual, node in sent if virtual] == [
+        (0, 10),
+        (3, 20),
+        (4, 10),
+    ]
 
 
 def test_no_virtual_client_is_asked_before_a_worker_answers() -> None:
     grid = FakeGrid({10: silent})
     transport = GridTransport(grid, own_messages, timeout=0.1, population_size=5, virtual=VIRTUAL)  # type: ignore[arg-type]
-    with pytest.raises(TimeoutError, match=r"Ray has not started after 0\.1 s \(server\.round_timeout\)"):
+    with pytest.raises(
+        TimeoutError, match=r"Ray has not started after 0\.1 s \(server\.round_timeout\)"
+    ):
         transport.available_clients()
-    assert [message.metadata.message_type for message in grid.sent.values()] == [MessageType.EVALUATE]
+    assert [message.metadata.message_type for message in grid.sent.values()] == [
+        MessageType.EVALUATE
+    ]
     grid.answers[10] = worker
     assert list(transport.available_clients()) == [0, 1, 2, 3, 4]
 
@@ -264,7 +311,8 @@ SIZE, AT_ONCE = 100, 4
 
 
 class Replies:
-    """Every client has replied before the server looks for the first time; `most` were in memory at once."""
+    """Every client has replied before the server looks for the first time; `most` were in memory at
+    once."""
 
     def __init__(self) -> None:
         self.made, self.most = list[weakref.ref[Array]](), 0
@@ -292,8 +340,12 @@ def test_a_round_holds_a_few_replies_however_many_come(clients: int) -> None:
     transport = GridTransport(grid, own_messages, timeout=60, population_size=clients)  # type: ignore[arg-type]
     state = initial_state(torch.zeros(SIZE), clip_norm=1.0)
     replies = transport.ask(TrainRequest(1, 1.0, RUN), state.params, transport.available_clients())
-    run = replace(RUN, user=replace(RUN.user, enabled=False, probability=1.0, population_size=clients))
-    after, metrics = round_of(Unprotected(run), state, ReplyStats().accept(replies), seeded_source(76493))
+    run = replace(
+        RUN, user=replace(RUN.user, enabled=False, probability=1.0, population_size=clients)
+    )
+    after, metrics = round_of(
+        Unprotected(run), state, ReplyStats().accept(replies), seeded_source(76493)
+    )
     assert metrics.replies == len(replied.made) == clients
     assert torch.allclose(after.params, torch.full((SIZE,), 0.01))
     # Those of one look, and the last one of the look before.

@@ -1,4 +1,5 @@
-"""`local_dp_mod`: what leaves a node of an ordinary Flower app, what it costs, and what never leaves."""
+"""`local_dp_mod`: what leaves a node of an ordinary Flower app, what it costs, and what never
+leaves."""
 
 from __future__ import annotations
 
@@ -10,7 +11,16 @@ import numpy as np
 import pytest
 from dp_accounting import GaussianDpEvent
 from dp_accounting.pld import PLDAccountant
-from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Error, Message, MetricRecord, RecordDict
+from flwr.app import (
+    Array,
+    ArrayRecord,
+    ConfigRecord,
+    Context,
+    Error,
+    Message,
+    MetricRecord,
+    RecordDict,
+)
 from flwr.clientapp import ClientApp
 from scipy.optimize import brentq
 from scipy.stats import norm
@@ -24,7 +34,9 @@ GIVEN = {"clip_norm": 0.5, "target_epsilon": 8.0, "delta": 1e-5}
 
 def delta_of(z: float, epsilon: float) -> float:
     """Of one Gaussian of multiplier z: Balle and Wang 2018, Theorem 8."""
-    return float(norm.cdf(0.5 / z - epsilon * z) - math.exp(epsilon) * norm.cdf(-0.5 / z - epsilon * z))
+    return float(
+        norm.cdf(0.5 / z - epsilon * z) - math.exp(epsilon) * norm.cdf(-0.5 / z - epsilon * z)
+    )
 
 
 Z = brentq(lambda z: delta_of(z, 8.0) - 1e-5, 0.1, 10)
@@ -62,16 +74,27 @@ def answer(mod, sent: Message, app, **node: str) -> Message:
 
 def returning(values: dict[str, np.ndarray], **metrics: float):
     record = ArrayRecord({name: Array(value) for name, value in values.items()})
-    return lambda _: RecordDict({"arrays": record, "metrics": MetricRecord({"num-examples": 71, **metrics})})
+    return lambda _: RecordDict(
+        {"arrays": record, "metrics": MetricRecord({"num-examples": 71, **metrics})}
+    )
 
 
-def test_the_difference_is_clipped_and_noised_for_replacement_and_integers_stay(ledger: Path) -> None:
+def test_the_difference_is_clipped_and_noised_for_replacement_and_integers_stay(
+    ledger: Path,
+) -> None:
     mod = local_dp_mod(**GIVEN, rounds=4, ledger=ledger)
     sent = ArrayRecord({name: Array(value) for name, value in WIDE.items()})
-    reply = answer(mod, message(sent), returning({"weight": WIDE["weight"] + 100, "steps": np.array(9)})).content
+    reply = answer(
+        mod, message(sent), returning({"weight": WIDE["weight"] + 100, "steps": np.array(9)})
+    ).content
     noise = reply["arrays"]["weight"].numpy().ravel()
-    deviation, wanted = noise.std(), 2 * Z * (2 * 0.5)  # four rounds take twice Z; the sensitivity is 2 * 0.5
-    assert deviation == pytest.approx(wanted, rel=6.5 / math.sqrt(2 * noise.size))  # false alarm 1e-10
+    deviation, wanted = (
+        noise.std(),
+        2 * Z * (2 * 0.5),
+    )  # four rounds take twice Z; the sensitivity is 2 * 0.5
+    assert deviation == pytest.approx(
+        wanted, rel=6.5 / math.sqrt(2 * noise.size)
+    )  # false alarm 1e-10
     assert abs(noise.mean() - 0.5 / 300) < 6.5 * wanted / math.sqrt(noise.size)
     assert reply["arrays"]["steps"].numpy() == 3
     assert dict(reply["metrics"]) == {"num-examples": 1}
@@ -98,14 +121,22 @@ def test_it_is_charged_before_the_app_is_called_and_ends_at_the_target(ledger: P
     "values",
     [
         {**START, "bias": np.array([np.nan, 1], np.float32)},
-        {**START, "bias": np.array([3e38, -3e38], np.float32), "weight": np.full((2, 3), np.inf, np.float32)},
+        {
+            **START,
+            "bias": np.array([3e38, -3e38], np.float32),
+            "weight": np.full((2, 3), np.inf, np.float32),
+        },
         {**START, "weight": np.zeros((3, 3), np.float32)},
         {"other": np.zeros(2, np.float32)},
     ],
     ids=["nan", "infinite", "shape", "names"],
 )
-def test_what_does_not_fit_counts_as_no_change_and_is_not_told(values: dict[str, np.ndarray], ledger: Path) -> None:
-    reply = answer(local_dp_mod(**GIVEN, rounds=2, ledger=ledger), message(arrays()), returning(values))
+def test_what_does_not_fit_counts_as_no_change_and_is_not_told(
+    values: dict[str, np.ndarray], ledger: Path
+) -> None:
+    reply = answer(
+        local_dp_mod(**GIVEN, rounds=2, ledger=ledger), message(arrays()), returning(values)
+    )
     assert not reply.has_error()
     assert {*reply.content["arrays"]} == {*START}
     assert all(np.isfinite(array.numpy()).all() for array in reply.content["arrays"].values())
@@ -127,7 +158,9 @@ def test_an_error_of_the_app_leaves_without_its_words_and_is_paid_for(ledger: Pa
 @pytest.mark.parametrize("kind", ["evaluate", "query", "evaluate.default"])
 def test_other_messages_are_refused_and_the_app_is_not_called(kind: str, ledger: Path) -> None:
     called = []
-    reply = answer(local_dp_mod(**GIVEN, rounds=2, ledger=ledger), message(arrays(), kind), called.append)
+    reply = answer(
+        local_dp_mod(**GIVEN, rounds=2, ledger=ledger), message(arrays(), kind), called.append
+    )
     assert "train messages alone" in reply.error.reason
     assert called == []
     assert DurableLedger(ledger).spent("local").num_releases == 0
@@ -143,8 +176,12 @@ def test_without_a_ledger_nothing_leaves(tmp_path: Path) -> None:
 
 
 def test_a_metric_leaves_with_a_public_range_alone_noised_and_paid_for(ledger: Path) -> None:
-    mod = local_dp_mod(**GIVEN | {"target_epsilon": 1e6}, rounds=1, ledger=ledger, metrics={"loss": (0.0, 4.0)})
-    said = answer(mod, message(arrays()), returning(START, loss=1.0, accuracy=0.9)).content["metrics"]
+    mod = local_dp_mod(
+        **GIVEN | {"target_epsilon": 1e6}, rounds=1, ledger=ledger, metrics={"loss": (0.0, 4.0)}
+    )
+    said = answer(mod, message(arrays()), returning(START, loss=1.0, accuracy=0.9)).content[
+        "metrics"
+    ]
     assert {*said} == {"num-examples", "loss"}
     assert said["loss"] == pytest.approx(1.0, abs=0.2)  # the noise for epsilon 1e6
     assert said["loss"] != 1.0

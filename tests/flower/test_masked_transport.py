@@ -1,4 +1,5 @@
-"""Secure aggregation over Flower's grid: the same sums, whoever is missing, and nothing that the server could read."""
+"""Secure aggregation over Flower's grid: the same sums, whoever is missing, and nothing that the
+server could read."""
 
 from __future__ import annotations
 
@@ -18,12 +19,27 @@ from discreet.server.run_folder import RunFolder, read_status
 from discreet.server.transport import NobodyAnswers
 from discreet.settings.compose import load_config
 from discreet.simulation.in_process import simulate
-from tests.flower.masked_grid import Lost, Nodes, ServerKilled, federated, nodes, stages_of, virtual, words_of
+from tests.flower.masked_grid import (
+    Lost,
+    Nodes,
+    ServerKilled,
+    federated,
+    nodes,
+    stages_of,
+    virtual,
+    words_of,
+)
 
 SHARED_STEP = (
-    *("privacy.user.enabled=false", "privacy.user.aggregation=plain", "privacy.user.noise_multiplier=null"),
-    *("privacy.user.target_epsilon=null", "privacy.example.enabled=true", "privacy.example.aggregation=secure"),
-    *("privacy.example.noise_multiplier=2", "training.epochs=1", "training.batch_size=100"),
+    "privacy.user.enabled=false",
+    "privacy.user.aggregation=plain",
+    "privacy.user.noise_multiplier=null",
+    "privacy.user.target_epsilon=null",
+    "privacy.example.enabled=true",
+    "privacy.example.aggregation=secure",
+    "privacy.example.noise_multiplier=2",
+    "training.epochs=1",
+    "training.batch_size=100",
 )
 
 
@@ -42,7 +58,11 @@ def first(stage: Stage, node: int, times: int = 1) -> Lost:
 
 def sums_asked_to_be_opened(grid: Nodes) -> set[tuple[str, int, bytes]]:
     """The run, the round and the attempt of each sum that a node gave shares for."""
-    parts = [(terms.run, part) for terms, given in map(request_of, grid.asked(Stage.UNMASK)) for part in given]
+    parts = [
+        (terms.run, part)
+        for terms, given in map(request_of, grid.asked(Stage.UNMASK))
+        for part in given
+    ]
     return {(run, part.round, part.attempt) for run, part in parts if part.stage is Stage.UNMASK}
 
 
@@ -66,32 +86,54 @@ def test_a_step_that_clients_share_is_the_run_without_masks_and_each_node_charge
     tmp_path: Path,
 ) -> None:
     masked = federated(words_of(tmp_path / "masked", *SHARED_STEP, "seed=50123"), virtual(4))
-    plain = simulate(load_config(words_of(tmp_path / "plain", *SHARED_STEP, "seed=50123", "engine=sequential")))
+    plain = simulate(
+        load_config(words_of(tmp_path / "plain", *SHARED_STEP, "seed=50123", "engine=sequential"))
+    )
     assert torch.equal(masked.params, plain.checkpoint.params)
     federated(words_of(tmp_path / "run", *SHARED_STEP), nodes(tmp_path))
     server = DurableLedger(tmp_path / "run" / "ledger.db")
     assert server.spent("example").num_releases == 2
     assert not server.spent("user").entries
     for number in range(4):
-        assert DurableLedger(tmp_path / f"node-{number}.db").spent("example") == server.spent("example")
+        assert DurableLedger(tmp_path / f"node-{number}.db").spent("example") == server.spent(
+            "example"
+        )
 
 
-def test_a_node_with_more_than_16_batches_of_examples_adds_nothing_to_a_shared_step(tmp_path: Path) -> None:
+def test_a_node_with_more_than_16_batches_of_examples_adds_nothing_to_a_shared_step(
+    tmp_path: Path,
+) -> None:
     grid = nodes(tmp_path)
     with pytest.raises(NobodyAnswers, match="round 1 was abandoned 3 times"):
         federated(words_of(tmp_path / "run", *SHARED_STEP, "training.batch_size=2", rounds=1), grid)
-    assert {reason[:52] for reason in grid.refusals()} == {"this client has more examples than 16 * training.bat"}
-    assert not any(DurableLedger(tmp_path / f"node-{number}.db").spent("example").entries for number in range(4))
+    assert {reason[:52] for reason in grid.refusals()} == {
+        "this client has more examples than 16 * training.bat"
+    }
+    assert not any(
+        DurableLedger(tmp_path / f"node-{number}.db").spent("example").entries
+        for number in range(4)
+    )
 
 
-def test_a_round_costs_three_exchanges_and_the_first_one_three_more_and_one_carries_a_model(tmp_path: Path) -> None:
+def test_a_round_costs_three_exchanges_and_the_first_one_three_more_and_one_carries_a_model(
+    tmp_path: Path,
+) -> None:
     grid = nodes(tmp_path)
     federated(words_of(tmp_path / "run", rounds=3), grid)
     asked = [frozenset(stages_of(message)) for message, _ in grid.said]
-    exchanges = [stages for stages, before in zip(asked, [None, *asked], strict=False) if stages != before]
+    exchanges = [
+        stages for stages, before in zip(asked, [None, *asked], strict=False) if stages != before
+    ]
     first_ones = [set(), {Stage.KEYS}, {Stage.SHARES}]
     a_round = [{Stage.MASKED}, {Stage.CONFIRM, Stage.KEYS}, {Stage.UNMASK, Stage.SHARES}]
-    assert exchanges == [*first_ones, *a_round, *a_round, {Stage.MASKED}, {Stage.CONFIRM}, {Stage.UNMASK}]
+    assert exchanges == [
+        *first_ones,
+        *a_round,
+        *a_round,
+        {Stage.MASKED},
+        {Stage.CONFIRM},
+        {Stage.UNMASK},
+    ]
     assert grid.refusals() == []
     for message, reply in grid.said:
         assert set(reply.content) == {MASKING}
@@ -113,7 +155,8 @@ def test_a_node_that_is_late_is_missing_and_takes_part_again(stage: Stage, tmp_p
     grid.lost = first(stage, node=2)
     federated(words_of(tmp_path / "run", "server.round_timeout=1.5", rounds=3), grid)
     replies = [row["replies"] for row in RunFolder(tmp_path / "run").read_metrics()]
-    # Who sent its vector is in the sum, whatever becomes of it later; without its shares it has none for the next one.
+    # Who sent its vector is in the sum, whatever becomes of it later; without its shares it has
+    # none for the next one.
     assert replies == ([3, 4, 4] if stage is Stage.MASKED else [4, 3, 4])
 
 
@@ -123,9 +166,13 @@ def test_a_round_with_too_few_nodes_is_abandoned_unread_and_tried_again(
     grid, two = nodes(tmp_path), [first(Stage.MASKED, node) for node in (1, 2)]
     grid.lost = lambda client, message: sum(lost(client, message) for lost in two) > 0
     federated(words_of(tmp_path / "run", "server.round_timeout=1.5", rounds=1), grid)
-    assert "round 1 is abandoned, unread: 2 nodes answered the stage MASKED, and it takes 3" in caplog.text
+    assert (
+        "round 1 is abandoned, unread: 2 nodes answered the stage MASKED, and it takes 3"
+        in caplog.text
+    )
     assert charges(tmp_path / "run" / "ledger.db") == 1
-    # Two had sent a vector before. It was paid for, and the attempt that takes its place is not paid for again.
+    # Two had sent a vector before. It was paid for, and the attempt that takes its place is not
+    # paid for again.
     assert [charges(tmp_path / f"node-{number}.db") for number in range(4)] == [1, 1, 1, 1]
 
 

@@ -1,4 +1,5 @@
-"""DPFedAvg drives clients of any Flower app: what is sent, what counts, what is spent, and what is not looked at."""
+"""DPFedAvg drives clients of any Flower app: what is sent, what counts, what is spent, and what is
+not looked at."""
 
 from __future__ import annotations
 
@@ -69,7 +70,9 @@ def test_a_bit_says_whether_the_difference_was_within_the_clip_norm(tmp_path: Pa
     grid = Nodes({1: far, 2: far, 3: far, 4: near})
     mechanism = noised(**EXACT, clipping=AdaptiveClipping(0.5, count_stddev=1e-6))
     run(tmp_path / "run", grid, sampling="everyone", population_size=4, **mechanism)
-    assert RunFolder(tmp_path / "run").read_metrics()[0]["fraction_below"] == pytest.approx(0.25, abs=1e-4)
+    assert RunFolder(tmp_path / "run").read_metrics()[0]["fraction_below"] == pytest.approx(
+        0.25, abs=1e-4
+    )
 
 
 def test_a_mechanism_of_ones_own_does_the_rounds_and_they_are_charged(tmp_path: Path) -> None:
@@ -91,7 +94,11 @@ def test_an_on_round_that_fails_ends_the_run_and_costs_no_round(tmp_path: Path) 
 
 def test_the_ledger_holds_what_an_accountant_of_its_own_computes(tmp_path: Path) -> None:
     run(tmp_path / "run", num_rounds=3, fraction_train=0.4)
-    wanted = PLDAccountant().compose(PoissonSampledDpEvent(0.4, GaussianDpEvent(1.0)), 3).get_epsilon(1e-3)
+    wanted = (
+        PLDAccountant()
+        .compose(PoissonSampledDpEvent(0.4, GaussianDpEvent(1.0)), 3)
+        .get_epsilon(1e-3)
+    )
     spent = DurableLedger(tmp_path / "run" / "ledger.db").spent("user")
     assert spent.num_releases == 3
     assert spent.epsilon(1e-3) == pytest.approx(wanted, rel=1e-3)
@@ -101,7 +108,9 @@ def test_what_clients_report_beside_their_arrays_changes_nothing(tmp_path: Path)
     told = MetricRecord({"num-examples": 10**6, "loss": math.nan, "accuracy": 1.0})
     other = Nodes(dict.fromkeys(range(1, NODES + 1), changed_by(0.01, metrics=told)))
     plain, with_metrics = run(tmp_path / "plain"), run(tmp_path / "other", other)
-    assert all(np.array_equal(values_of(plain)[name], values_of(with_metrics)[name]) for name in START)
+    assert all(
+        np.array_equal(values_of(plain)[name], values_of(with_metrics)[name]) for name in START
+    )
     assert with_metrics.train_metrics_clientapp == with_metrics.evaluate_metrics_clientapp == {}
 
 
@@ -119,7 +128,9 @@ BAD = {
     "an array is missing": RecordDict({"arrays": ArrayRecord({"weight": Array(START["weight"])})}),
     "another name": RecordDict({"arrays": arrays(other=START["bias"])}),
     "another shape": RecordDict({"arrays": arrays(bias=np.zeros(3, np.float32))}),
-    "a shape that would broadcast": RecordDict({"arrays": arrays(weight=np.zeros((1, 3), np.float32))}),
+    "a shape that would broadcast": RecordDict(
+        {"arrays": arrays(weight=np.zeros((1, 3), np.float32))}
+    ),
     "whole numbers of another shape": RecordDict({"arrays": arrays(steps=np.zeros(4, np.int64))}),
     "whole numbers for floats": RecordDict({"arrays": arrays(bias=np.zeros(2, np.int64))}),
     "NaN": RecordDict({"arrays": arrays(bias=np.array([np.nan, 0], np.float32))}),
@@ -135,17 +146,27 @@ BAD = {
 
 def test_a_reply_that_can_not_be_used_counts_as_zero_and_the_noise_stays(tmp_path: Path) -> None:
     still, nodes = changed_by(0.0), range(1, len(BAD) + 1)
-    settings = {"sampling": "everyone", "population_size": 20, **noised(clipping=FixedClipping(0.5))}
+    settings = {
+        "sampling": "everyone",
+        "population_size": 20,
+        **noised(clipping=FixedClipping(0.5)),
+    }
     bad = strategy(tmp_path / "bad", **settings)
     grid = Nodes({0: still, **dict(zip(nodes, map(replying, BAD.values()), strict=True))})
     found = bad.start(grid, arrays(), num_rounds=1, timeout=0.5)
-    wanted = run(tmp_path / "good", Nodes(dict.fromkeys((0, *nodes), still)), num_rounds=1, **settings)
+    wanted = run(
+        tmp_path / "good", Nodes(dict.fromkeys((0, *nodes), still)), num_rounds=1, **settings
+    )
     assert all(np.array_equal(values_of(found)[name], values_of(wanted)[name]) for name in START)
     assert sum(status_of(tmp_path / "bad").failures.values()) == len(BAD)
 
 
-def test_a_round_is_logged_and_the_budget_ends_the_run_well(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    made = strategy(tmp_path / "run", fraction_train=0.5, **noised(max_epsilon=4.0, too_noisy="warn"))
+def test_a_round_is_logged_and_the_budget_ends_the_run_well(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    made = strategy(
+        tmp_path / "run", fraction_train=0.5, **noised(max_epsilon=4.0, too_noisy="warn")
+    )
     with caplog.at_level(logging.INFO, logger="discreet"):
         result = made.start(Nodes(), arrays(), num_rounds=50, timeout=2.0)
     folder = RunFolder(tmp_path / "run")
@@ -164,7 +185,9 @@ def test_the_servers_own_evaluation_is_logged_returned_and_kept(tmp_path: Path) 
         seen.append((number, list(found)))
         return MetricRecord({"test_loss": 2.0 - number, "accuracy": 0.5}) if number != 1 else None
 
-    result = strategy(tmp_path / "run").start(Nodes(), arrays(), num_rounds=2, timeout=2.0, evaluate_fn=evaluate)
+    result = strategy(tmp_path / "run").start(
+        Nodes(), arrays(), num_rounds=2, timeout=2.0, evaluate_fn=evaluate
+    )
     assert seen == [(number, list(START)) for number in (0, 1, 2)]
     assert {n: dict(found) for n, found in result.evaluate_metrics_serverapp.items()} == {
         0: {"test_loss": 2.0, "accuracy": 0.5},
@@ -190,24 +213,35 @@ def test_the_run_folder_is_one_that_other_commands_accept_and_its_statement_is_a
     user, *others = json.loads((tmp_path / "run" / "privacy.json").read_text())["guarantees"]
     stated = [user[name] for name in ("unit", "adjacency", "trusted")]
     assert stated == ["everything that one node holds", "add or remove one node", "the server"]
-    held = [any(word in part for part in user["not_covered"]) for word in ("train_config", "evaluate_fn", "keep state")]
+    held = [
+        any(word in part for part in user["not_covered"])
+        for word in ("train_config", "evaluate_fn", "keep state")
+    ]
     assert held == [True, True, False]
     assert [other["epsilon"] for other in others] == [{"pld": "inf"}, {"pld": "inf"}]
     with pytest.raises(ConfigError, match="it holds the arrays of another Flower app"):
         load_model(tmp_path / "run")
-    with pytest.raises(ConfigError, match="is a run of another Flower app: it goes on there, by resume=True"):
+    with pytest.raises(
+        ConfigError, match="is a run of another Flower app: it goes on there, by resume=True"
+    ):
         asked_settings(["resume=true", f"output_dir={tmp_path / 'run'}"])
 
 
 def test_half_precision_stays_finite_however_far_the_model_goes(tmp_path: Path) -> None:
     start = arrays(bias=np.full(2, 6e4, np.float16))
-    grid = Nodes(dict.fromkeys(range(1, NODES + 1), replying(RecordDict({"arrays": arrays(bias=np.full(2, 1e8))}))))
+    grid = Nodes(
+        dict.fromkeys(
+            range(1, NODES + 1), replying(RecordDict({"arrays": arrays(bias=np.full(2, 1e8))}))
+        )
+    )
     made = strategy(tmp_path / "run", **noiseless(1e6))
     result = made.start(grid, start, num_rounds=3, timeout=2.0)
     assert np.array_equal(values_of(result)["bias"], np.full(2, 65504, np.float16))
 
 
-RATED: dict[str, Any] = {"private_evaluation": discreet.PrivateEvaluation(every=2, metric="acc", noise_multiplier=1e-3)}
+RATED: dict[str, Any] = {
+    "private_evaluation": discreet.PrivateEvaluation(every=2, metric="acc", noise_multiplier=1e-3)
+}
 
 
 def saying(share: float) -> Answer:
@@ -219,19 +253,27 @@ def saying(share: float) -> Answer:
     return answer
 
 
-def rated(folder: Path, shares: list[float], **settings: Any) -> tuple[list[dict[str, float | None]], Nodes]:
+def rated(
+    folder: Path, shares: list[float], **settings: Any
+) -> tuple[list[dict[str, float | None]], Nodes]:
     grid = Nodes({number: saying(share) for number, share in enumerate(shares, start=1)})
     everyone = {"sampling": "everyone", "population_size": len(shares), **RATED, **settings}
     run(folder, grid, num_rounds=3, **everyone)
     return RunFolder(folder).read_metrics(), grid
 
 
-def test_the_mean_of_what_clients_say_is_in_the_row_of_the_round_that_made_the_model(tmp_path: Path) -> None:
+def test_the_mean_of_what_clients_say_is_in_the_row_of_the_round_that_made_the_model(
+    tmp_path: Path,
+) -> None:
     found, grid = rated(tmp_path / "run", [0.5, 0.75, 1.0, 0.25])
     assert [row["accuracy"] is not None for row in found] == [False, True, True]
     assert found[1]["accuracy"] == pytest.approx(0.625, abs=0.01)
     assert found[1]["accuracy_error"] == pytest.approx(1e-3 / 8)
-    asked = [message for message in grid.sent.values() if message.metadata.message_type == MessageType.EVALUATE]
+    asked = [
+        message
+        for message in grid.sent.values()
+        if message.metadata.message_type == MessageType.EVALUATE
+    ]
     assert len(asked) == 8
 
 
@@ -245,7 +287,10 @@ def test_a_rating_is_charged_as_an_event_of_its_own(tmp_path: Path) -> None:
     rated(tmp_path / "run", [0.5] * NODES, **noised(noise_multiplier=2.0))
     folder = RunFolder(tmp_path / "run")
     spent = folder.ledger(Plan(folder.read_config())).spent(USER)
-    assert [(event.noise_multiplier, count) for event, count in spent.entries] == [(2.0, 3), (1e-3, 2)]
+    assert [(event.noise_multiplier, count) for event, count in spent.entries] == [
+        (2.0, 3),
+        (1e-3, 2),
+    ]
 
 
 def clipped(norm: float | None = None) -> dict[str, Any]:
@@ -277,7 +322,10 @@ def test_each_clip_norm_follows_from_what_was_released(tmp_path: Path) -> None:
     [
         (lambda number, _: MetricRecord({"loss": 2.0 - 0.1 * number}), None),
         (lambda number, _: MetricRecord({"accuracy": 0.1 * number}), None),
-        (lambda *_: MetricRecord({"loss": 2.0, "accuracy": 0.1}), ", and the model does not get better. "),
+        (
+            lambda *_: MetricRecord({"loss": 2.0, "accuracy": 0.1}),
+            ", and the model does not get better. ",
+        ),
         (None, ". "),
     ],
     ids=["loss falls", "accuracy rises", "neither moves", "nothing is known"],
@@ -288,8 +336,12 @@ def test_a_run_that_clips_nearly_all_updates_says_so_once_unless_the_model_gets_
     strategy(tmp_path / "run", **clipped(0.01)).start(many(), arrays(), 5, 2.0, evaluate_fn=found)
     told = [record.message for record in caplog.records if "clipped" in record.message]
     start = "more than 80 % of the updates were clipped in each of the last 3 rounds"
-    assert [message.rpartition("The clip norm is ")[0] for message in told] == ([] if said is None else [start + said])
-    assert all(re.search(r"is 0\.0\d+ now: consider a larger clip_norm$", message) for message in told)
+    assert [message.rpartition("The clip norm is ")[0] for message in told] == (
+        [] if said is None else [start + said]
+    )
+    assert all(
+        re.search(r"is 0\.0\d+ now: consider a larger clip_norm$", message) for message in told
+    )
 
 
 @pytest.mark.parametrize(
@@ -309,5 +361,14 @@ def test_a_run_that_nobody_evaluates_says_that_nobody_will_see_whether_it_learns
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     made = strategy(tmp_path / "run", private_evaluation=rating)
-    made.start(Nodes(), arrays(), 2, 0.3, evaluate_fn=None if found is None else lambda *_: MetricRecord(found))
-    assert caplog.text.count("nobody will see whether the model learns: give start an evaluate_fn") == unseen
+    made.start(
+        Nodes(),
+        arrays(),
+        2,
+        0.3,
+        evaluate_fn=None if found is None else lambda *_: MetricRecord(found),
+    )
+    assert (
+        caplog.text.count("nobody will see whether the model learns: give start an evaluate_fn")
+        == unseen
+    )

@@ -1,4 +1,5 @@
-"""Nothing that DPFedAvg is given is ignored: what it can't honour is an error that names it and says what to do."""
+"""Nothing that DPFedAvg is given is ignored: what it can't honour is an error that names it and
+says what to do."""
 
 from __future__ import annotations
 
@@ -32,7 +33,10 @@ from tests.flower.flower_apps import (
 
 SHORT: dict[str, Any] = {"mechanism": None, "target_epsilon": 8.0}
 ARGUMENTS: list[tuple[dict[str, Any], str]] = [
-    ({"fraction_evaluate": 1.0}, "fraction_evaluate must be left out, None or 0: .* by evaluate_fn"),
+    (
+        {"fraction_evaluate": 1.0},
+        "fraction_evaluate must be left out, None or 0: .* by evaluate_fn",
+    ),
     ({"weighted_by_key": "num-examples"}, "weighted_by_key must be left out, None or 0: weights"),
     ({"min_train_nodes": 2, "fraction_train": 0.5}, r"min_train_nodes must be 0: .* \(got 2\)"),
     ({"min_train_nodes": 9, "min_available_nodes": 8}, "min_train_nodes must be 0"),
@@ -49,10 +53,16 @@ ARGUMENTS: list[tuple[dict[str, Any], str]] = [
     (noised(delta=0.2), r"delta must be below 1 / population_size = 0\.1, for instance 0\.01"),
     ({**SHORT, "clip_norm": 0.0}, r"^clip_norm must be within \[1e-09, 1e\+09\]"),
     (noised(clipping=FixedClipping(0.0)), r"^clip_norm must be within \[1e-09, 1e\+09\]"),
-    (noised(clipping=AdaptiveClipping(1.0, maximum=0.5)), r"^clipping\.maximum must be within \[1, "),
+    (
+        noised(clipping=AdaptiveClipping(1.0, maximum=0.5)),
+        r"^clipping\.maximum must be within \[1, ",
+    ),
     (noised(clipping=AdaptiveClipping(count_stddev=-1.0)), r"^clipping\.count_stddev must be 0"),
     ({"sampling": "fixed"}, "accountant must be rdp with sampling=fixed"),
-    ({**SHORT, "target_epsilon": "8"}, r"^target_epsilon must be a number, .* \(got the text '8'\)"),
+    (
+        {**SHORT, "target_epsilon": "8"},
+        r"^target_epsilon must be a number, .* \(got the text '8'\)",
+    ),
     ({"on_round": "print"}, r"^on_round must be a function \(got print\)"),
     ({"resume": True, "output_dir": None}, "output_dir must be given with resume=True"),
 ]
@@ -67,7 +77,10 @@ def test_an_argument_that_can_not_be_honoured_is_an_error_that_names_it(tmp_path
 
 
 def test_an_argument_that_is_not_known_is_an_error() -> None:
-    for name, said in {"seeds": "; did you mean seed", "max_epsilon": ": give it to mechanism"}.items():
+    for name, said in {
+        "seeds": "; did you mean seed",
+        "max_epsilon": ": give it to mechanism",
+    }.items():
         with pytest.raises(TypeError, match=f"^DPFedAvg has no argument {name}{said}"):
             DPFedAvg(**{"population_size": 10, name: 1.0})  # type: ignore[arg-type]
 
@@ -85,10 +98,19 @@ def small(**given: np.ndarray) -> ArrayRecord:
 BATCH_NORM = {"bn1.weight": np.ones(2, np.float32), "bn1.running_mean": np.zeros(2, np.float32)}
 STARTS: dict[str, tuple[dict[str, Any], str]] = {
     "no arrays": ({"initial_arrays": {}}, "initial_arrays must be an ArrayRecord"),
-    "nothing learned": ({"initial_arrays": small(steps=np.zeros(2, np.int64))}, "nothing would be learned"),
+    "nothing learned": (
+        {"initial_arrays": small(steps=np.zeros(2, np.int64))},
+        "nothing would be learned",
+    ),
     "NaN": ({"initial_arrays": small(w=np.array([np.nan]))}, "w holds NaN"),
-    "BatchNorm": ({"initial_arrays": ArrayRecord({n: Array(v) for n, v in BATCH_NORM.items()})}, "to_group_norm"),
-    "evaluation": ({"evaluate_config": ConfigRecord({"split": "test"})}, "evaluate_config must be left out"),
+    "BatchNorm": (
+        {"initial_arrays": ArrayRecord({n: Array(v) for n, v in BATCH_NORM.items()})},
+        "to_group_norm",
+    ),
+    "evaluation": (
+        {"evaluate_config": ConfigRecord({"split": "test"})},
+        "evaluate_config must be left out",
+    ),
     "no time": ({"timeout": 0.0}, "timeout must be within"),
 }
 
@@ -115,19 +137,25 @@ def test_frozen_statistics_stay_and_the_rest_learns(tmp_path: Path) -> None:
 
 
 def test_a_pattern_that_fits_no_array_is_an_error() -> None:
-    with pytest.raises(ConfigError, match=r"frozen=backbone\.\* fits no array; there are weight, bias, steps"):
+    with pytest.raises(
+        ConfigError, match=r"frozen=backbone\.\* fits no array; there are weight, bias, steps"
+    ):
         layout_of(arrays(), frozen=("backbone.*",))
 
 
 def test_settings_that_will_not_learn_are_refused_before_anything_is_spent(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"these settings will not learn: .*take num_rounds=\d+, .*too_noisy=warn"):
+    with pytest.raises(
+        ConfigError, match=r"these settings will not learn: .*take num_rounds=\d+, .*too_noisy=warn"
+    ):
         run(tmp_path / "run", num_rounds=400, **noised(noise_multiplier=None, target_epsilon=1.5))
     assert not (tmp_path / "run").exists()
 
 
 def test_what_start_is_given_is_checked_before_a_folder_exists(tmp_path: Path) -> None:
     wrong: dict[str, dict[str, Any]] = {
-        r"train_config must be a ConfigRecord, or a function .* \(got dict\)": {"train_config": {"lr": 0.1}},
+        r"train_config must be a ConfigRecord, or a function .* \(got dict\)": {
+            "train_config": {"lr": 0.1}
+        },
         r"evaluate_fn must be a function that gives a MetricRecord \(got tuple\)": {
             "evaluate_fn": lambda *_: (0.3, {})
         },
@@ -139,22 +167,32 @@ def test_what_start_is_given_is_checked_before_a_folder_exists(tmp_path: Path) -
 
 
 def test_numbers_of_numpy_are_taken_as_numbers(tmp_path: Path) -> None:
-    given = {"population_size": np.int64(10), "target_epsilon": np.float32(8), "clip_norm": np.float32(1)}
+    given = {
+        "population_size": np.int64(10),
+        "target_epsilon": np.float32(8),
+        "clip_norm": np.float32(1),
+    }
     made = strategy(tmp_path / "run", **SHORT | given | {"fraction_train": np.float64(1)})
     result = made.start(Nodes(), arrays(), num_rounds=np.int64(2), timeout=np.float32(2))
     assert set(result.arrays) == set(arrays())
 
 
-def test_three_hospitals_are_told_to_protect_examples_with_and_without_a_clip_norm(tmp_path: Path) -> None:
+def test_three_hospitals_are_told_to_protect_examples_with_and_without_a_clip_norm(
+    tmp_path: Path,
+) -> None:
     wide = ArrayRecord({"weight": Array(np.zeros((100, 100), np.float32))})
     for clip_norm in (1.0, None):
         mine = strategy(tmp_path / "run", population_size=3, **SHORT, clip_norm=clip_norm)
-        with pytest.raises(ConfigError, match=r"protect examples and not clients: privacy\.example, or DPSGD") as error:
+        with pytest.raises(
+            ConfigError, match=r"protect examples and not clients: privacy\.example, or DPSGD"
+        ) as error:
             mine.start(Nodes(), wide, num_rounds=30, timeout=2.0)
         assert "num_rounds=" not in str(error.value)
 
 
-def test_a_round_waits_for_the_nodes_that_must_be_there_and_what_is_done_is_kept(tmp_path: Path) -> None:
+def test_a_round_waits_for_the_nodes_that_must_be_there_and_what_is_done_is_kept(
+    tmp_path: Path,
+) -> None:
     class Left(Nodes):
         def get_node_ids(self) -> Iterable[int]:
             return [1] if self.sent else [1, 2, 3]
@@ -167,8 +205,15 @@ def test_a_round_waits_for_the_nodes_that_must_be_there_and_what_is_done_is_kept
 
 def test_a_part_of_a_round_is_not_done_alone(tmp_path: Path) -> None:
     made = strategy(tmp_path / "run")
-    for part in (made.configure_train, made.aggregate_train, made.aggregate_evaluate, made.initialize_parameters):
-        with pytest.raises(NotImplementedError, match=r"DPFedAvg does its rounds itself.*: call start"):
+    for part in (
+        made.configure_train,
+        made.aggregate_train,
+        made.aggregate_evaluate,
+        made.initialize_parameters,
+    ):
+        with pytest.raises(
+            NotImplementedError, match=r"DPFedAvg does its rounds itself.*: call start"
+        ):
             part(1, [])
 
 
@@ -176,7 +221,9 @@ def test_a_part_of_a_round_that_was_replaced_in_a_subclass_or_on_the_object_is_r
     tmp_path: Path,
 ) -> None:
     mine = type("Mine", (DPFedAvg,), {"configure_train": lambda *_: []})
-    with pytest.raises(ConfigError, match=r"configure_train must be DPFedAvg's own.* \(got that of Mine\)"):
+    with pytest.raises(
+        ConfigError, match=r"configure_train must be DPFedAvg's own.* \(got that of Mine\)"
+    ):
         mine(**SETTINGS, output_dir=str(tmp_path / "run"))
     grid, made = Nodes(), strategy(tmp_path / "run", min_train_nodes=2, min_available_nodes=4)
     made.aggregate_train = lambda *_: (None, None)  # type: ignore[method-assign]
@@ -187,14 +234,20 @@ def test_a_part_of_a_round_that_was_replaced_in_a_subclass_or_on_the_object_is_r
 
 def test_a_train_config_that_gives_none_is_refused_before_anybody_is_asked(tmp_path: Path) -> None:
     grid = Nodes()
-    with pytest.raises(ConfigError, match=r"train_config must give a ConfigRecord for each round \(got None for 1\)"):
+    with pytest.raises(
+        ConfigError,
+        match=r"train_config must give a ConfigRecord for each round \(got None for 1\)",
+    ):
         strategy(tmp_path / "run").start(grid, arrays(), 1, 2.0, lambda _: None)  # type: ignore[arg-type, return-value]
     assert grid.sent == {}
 
 
 def test_a_clip_norm_that_too_few_nodes_would_have_to_find_must_be_given(tmp_path: Path) -> None:
     grid = Nodes()
-    with pytest.raises(ConfigError, match=r"^clip_norm must be given, .*noise 0\.25 on the share .* the limit is 0\.2"):
+    with pytest.raises(
+        ConfigError,
+        match=r"^clip_norm must be given, .*noise 0\.25 on the share .* the limit is 0\.2",
+    ):
         run(tmp_path / "run", grid, num_rounds=5, **noised(clipping=AdaptiveClipping()))
     assert grid.sent == {}
     assert not (tmp_path / "run").exists()
@@ -205,7 +258,9 @@ def two(names: Sequence[str]) -> ArrayRecord:
 
 
 @pytest.mark.parametrize("names", [("0",), ("0", "2"), ("0", "1", "2"), ("1", "bias")])
-def test_arrays_of_a_numpy_client_are_taken_in_their_order_and_otherwise_malformed(names: tuple[str, ...]) -> None:
+def test_arrays_of_a_numpy_client_are_taken_in_their_order_and_otherwise_malformed(
+    names: tuple[str, ...],
+) -> None:
     layout = layout_of(two(["weight", "bias"]))
     assert layout.vector(two(["0", "1"])).tolist() == [0, 1]
     assert layout_of(two(["1", "0"])).vector(two(["0", "1"])).tolist() == [1, 0]  # by name
@@ -220,11 +275,20 @@ def account(tmp_path: Path) -> str:
 
 
 def test_a_run_is_charged_to_the_account_of_its_population(account: str, tmp_path: Path) -> None:
-    run(tmp_path / "run", num_rounds=2, seed=None, account=account, population_name="nodes", fraction_train=0.5)
+    run(
+        tmp_path / "run",
+        num_rounds=2,
+        seed=None,
+        account=account,
+        population_name="nodes",
+        fraction_train=0.5,
+    )
     assert DurableLedger(Path(account)).total().num_releases == 2
 
 
-def test_what_does_not_fit_an_account_is_refused_by_the_argument(account: str, tmp_path: Path) -> None:
+def test_what_does_not_fit_an_account_is_refused_by_the_argument(
+    account: str, tmp_path: Path
+) -> None:
     wrong: dict[str, dict[str, object]] = {
         "population_size does not fit account=": {"population_size": 11},
         "delta does not fit account=": noised(delta=1e-4),
@@ -232,6 +296,11 @@ def test_what_does_not_fit_an_account_is_refused_by_the_argument(account: str, t
         "seed must be left out with account": {"seed": 70123},
     }
     for said, changed in wrong.items():
-        given: dict[str, Any] = {"seed": None, "account": account, "population_name": "nodes", **changed}
+        given: dict[str, Any] = {
+            "seed": None,
+            "account": account,
+            "population_name": "nodes",
+            **changed,
+        }
         with pytest.raises((ConfigError, LedgerError), match=said):
             run(tmp_path / "first", num_rounds=1, **given)

@@ -1,4 +1,5 @@
-"""A run of DPFedAvg that goes on, its neighbours, its turns, and its form under secure aggregation."""
+"""A run of DPFedAvg that goes on, its neighbours, its turns, and its form under secure
+aggregation."""
 
 from __future__ import annotations
 
@@ -43,14 +44,19 @@ from tests.replay import Replay, replay
 def test_a_run_that_goes_on_ends_as_one_that_was_never_ended(tmp_path: Path) -> None:
     whole = run(tmp_path / "whole", num_rounds=4, server_optimizer=ServerSGD(momentum=0.5))
     run(tmp_path / "parts", num_rounds=2, server_optimizer=ServerSGD(momentum=0.5))
-    parts = run(tmp_path / "parts", num_rounds=4, server_optimizer=ServerSGD(momentum=0.5), resume=True)
+    parts = run(
+        tmp_path / "parts", num_rounds=4, server_optimizer=ServerSGD(momentum=0.5), resume=True
+    )
     assert all(np.array_equal(values_of(whole)[name], values_of(parts)[name]) for name in START)
     heads = [RunFolder(tmp_path / name).read_metrics()[-1] for name in ("whole", "parts")]
     assert heads[0]["epsilon_user"] == heads[1]["epsilon_user"]
 
 
 def test_what_is_not_learned_keeps_the_value_that_the_run_began_with(tmp_path: Path) -> None:
-    table, other = np.arange(6).reshape(2, 3), {"table": np.zeros((2, 3), int), "steps": np.array(99)}
+    table, other = (
+        np.arange(6).reshape(2, 3),
+        {"table": np.zeros((2, 3), int), "steps": np.array(99)},
+    )
     start = arrays(table=np.asfortranarray(table))
     strategy(tmp_path / "run").start(Nodes(), start, num_rounds=1, timeout=2.0)
     again = strategy(tmp_path / "run", resume=True)
@@ -59,30 +65,43 @@ def test_what_is_not_learned_keeps_the_value_that_the_run_began_with(tmp_path: P
     assert np.array_equal(result["table"], table)
 
 
-def test_an_interrupted_run_says_so_and_how_it_goes_on(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_an_interrupted_run_says_so_and_how_it_goes_on(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     def evaluate(number: int, found: ArrayRecord) -> MetricRecord:
         if number == 2:
             raise KeyboardInterrupt
         return MetricRecord({"loss": 1.0})
 
     with pytest.raises(KeyboardInterrupt):
-        strategy(tmp_path / "run").start(Nodes(), arrays(), num_rounds=3, timeout=2.0, evaluate_fn=evaluate)
+        strategy(tmp_path / "run").start(
+            Nodes(), arrays(), num_rounds=3, timeout=2.0, evaluate_fn=evaluate
+        )
     folder = RunFolder(tmp_path / "run")
     assert status_of(folder.path).state == "interrupted"
-    assert f'interrupted after round 1: resume=True, output_dir="{folder.path}" goes on' in caplog.text
-    # Round 2 was charged before it was evaluated, and is done again: the ledger says more, never less.
+    assert (
+        f'interrupted after round 1: resume=True, output_dir="{folder.path}" goes on' in caplog.text
+    )
+    # Round 2 was charged before it was evaluated, and is done again: the ledger says more, never
+    # less.
     run(tmp_path / "run", num_rounds=3, resume=True)
     assert DurableLedger(folder.ledger_path).spent("user").num_releases == 4
     assert status_of(folder.path).state == "finished"
 
 
 CHANGED: dict[str, tuple[dict[str, Any], str]] = {
-    "less noise": (noised(noise_multiplier=0.5), r"noise_multiplier=0\.5 can't change a run that is resumed"),
+    "less noise": (
+        noised(noise_multiplier=0.5),
+        r"noise_multiplier=0\.5 can't change a run that is resumed",
+    ),
     "a larger delta": (noised(delta=1e-2), r"delta=0\.01 can't change"),
     "a smaller fraction": ({"fraction_train": 0.5}, r"fraction_train=0\.5 can't change"),
     "a larger budget": (noised(max_epsilon=90.0), r"max_epsilon=90\.0 can't change"),
     "another clip norm": (noised(clipping=AdaptiveClipping(5.0)), r"clip_norm=5\.0 can't change"),
-    "other frozen arrays": ({"frozen": "bias"}, "initial_arrays must have the names, shapes, dtypes and frozen"),
+    "other frozen arrays": (
+        {"frozen": "bias"},
+        "initial_arrays must have the names, shapes, dtypes and frozen",
+    ),
 }
 
 
@@ -145,14 +164,21 @@ WILD: dict[str, Answer] = {
 
 
 def released(answers: dict[int, Answer], source: RandomSource) -> list[object]:
-    """Everything that a run releases, but who took part and how many replied, which is not covered."""
+    """Everything that a run releases, but who took part and how many replied, which is not
+    covered."""
     with TemporaryDirectory() as folder:
         path = Path(folder) / "run"
-        settings = {"sampling": "everyone", "seed": int(1e6 * float(source.uniform(1))), **noised(noise_multiplier=Z)}
+        settings = {
+            "sampling": "everyone",
+            "seed": int(1e6 * float(source.uniform(1))),
+            **noised(noise_multiplier=Z),
+        }
         result = run(path, Nodes(dict(answers)), num_rounds=ROUNDS, **settings)
         rows = RunFolder(path).read_metrics()
     left: list[object] = [torch.from_numpy(values_of(result)[name].copy()) for name in START]
-    return left + [row[name] for row in rows for name in ("clip_norm", "fraction_below", "epsilon_user")]
+    return left + [
+        row[name] for row in rows for name in ("clip_norm", "fraction_below", "epsilon_user")
+    ]
 
 
 def with_and_without(node: Answer) -> list[Replay]:
@@ -198,14 +224,19 @@ def with_mod(answer: Answer, seen: list[Message]) -> Answer:
 
 
 def grid_of(seen: list[Message]) -> Nodes:
-    return Nodes(answers={node: with_mod(changed_by(0.01 * node), seen) for node in range(1, NODES + 1)})
+    return Nodes(
+        answers={node: with_mod(changed_by(0.01 * node), seen) for node in range(1, NODES + 1)}
+    )
 
 
-def test_the_mean_of_what_clients_change_is_applied_and_none_of_it_was_sent_in_the_clear(tmp_path: Path) -> None:
+def test_the_mean_of_what_clients_change_is_applied_and_none_of_it_was_sent_in_the_clear(
+    tmp_path: Path,
+) -> None:
     seen: list[Message] = []
     grid = grid_of(seen)
     result = run(tmp_path / "run", grid, num_rounds=1, **MASKED)
-    # All are asked, and no update is clipped. A step of the grid is 1 / 4096, the noise about one step.
+    # All are asked, and no update is clipped. A step of the grid is 1 / 4096, the noise about one
+    # step.
     moved = values_of(result)["weight"] - arrays()["weight"].numpy()
     np.testing.assert_allclose(moved, 0.035, atol=1e-3)
     assert {*seen[0].content} == {"arrays", "config"}  # the app sees what it always saw
@@ -246,26 +277,40 @@ def turns(**changed: Any) -> dict[str, Any]:
 def test_each_node_is_asked_in_its_turn_alone_and_the_target_is_met(tmp_path: Path) -> None:
     grid = Nodes()
     run(tmp_path / "run", grid, num_rounds=7, **turns())
-    asked = [(int(each.metadata.group_id), each.metadata.dst_node_id) for each in grid.sent.values()]
+    asked = [
+        (int(each.metadata.group_id), each.metadata.dst_node_id) for each in grid.sent.values()
+    ]
     assert asked == [
-        (number, node) for number in range(1, 8) for node in range(1, NODES + 1) if node % 3 == (number - 1) % 3
+        (number, node)
+        for number in range(1, 8)
+        for node in range(1, NODES + 1)
+        if node % 3 == (number - 1) % 3
     ]
     spent = DurableLedger(tmp_path / "run" / "ledger.db").spent("user")
     assert 3.99 < spent.epsilon(1e-3) <= 4.0 * (1 + 1e-9)
     events = [
-        event.noise_multiplier**-2 * count for event, count in spent.entries if hasattr(event, "noise_multiplier")
+        event.noise_multiplier**-2 * count
+        for event, count in spent.entries
+        if hasattr(event, "noise_multiplier")
     ]
-    assert analytic_gaussian_noise_multiplier(4.0, delta=1e-3) == pytest.approx(sum(events) ** -0.5, rel=1e-3)
+    assert analytic_gaussian_noise_multiplier(4.0, delta=1e-3) == pytest.approx(
+        sum(events) ** -0.5, rel=1e-3
+    )
     said = json.loads((tmp_path / "run" / "privacy.json").read_text())["guarantees"][0]
     assert "3 public groups in turn" in said["mechanism"]
     assert "one node" in said["adjacency"]
 
 
 def test_nodes_that_miss_their_turn_change_neither_noise_nor_account(tmp_path: Path) -> None:
-    there, gone = Nodes(), Nodes({node: changed_by(0.01) if node % 2 else replying(None) for node in range(1, 7)})
+    there, gone = (
+        Nodes(),
+        Nodes({node: changed_by(0.01) if node % 2 else replying(None) for node in range(1, 7)}),
+    )
     for name, grid in (("there", there), ("gone", gone)):
         run(tmp_path / name, grid, num_rounds=3, **turns())
-    one, other = (DurableLedger(tmp_path / name / "ledger.db").spent("user") for name in ("there", "gone"))
+    one, other = (
+        DurableLedger(tmp_path / name / "ledger.db").spent("user") for name in ("there", "gone")
+    )
     assert one == other
 
 
@@ -277,7 +322,9 @@ NO_TURNS: dict[str, dict[str, Any]] = {
 }
 
 
-def test_what_does_not_go_with_turns_is_refused_in_the_words_of_the_arguments(tmp_path: Path) -> None:
+def test_what_does_not_go_with_turns_is_refused_in_the_words_of_the_arguments(
+    tmp_path: Path,
+) -> None:
     for said, words in NO_TURNS.items():
         with pytest.raises(ConfigError, match=f"^{said}"):
             run(tmp_path / "run", **words)

@@ -1,4 +1,5 @@
-"""The guide to fine-tuning and its examples, run with a tiny transformer in place of the one that is fetched."""
+"""The guide to fine-tuning and its examples, run with a tiny transformer in place of the one that
+is fetched."""
 
 from __future__ import annotations
 
@@ -24,8 +25,14 @@ from tests.tiny_transformers import write_bert, write_texts
 ROOT = Path(__file__).resolve().parents[2]
 GUIDE, TEXT = ROOT / "docs" / "guide" / "text.md", ROOT / "examples" / "text"
 LINES = ("Good day.", "Who is there?", "It is I.", "Come in, then.", "Good night.")
-SMALL = {"data.num_clients=299": "data.num_clients=2", "data.num_clients=3435": "data.num_clients=12", "[45]": "[01]"}
-of_peft = pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing`:FutureWarning")  # for transformers 6
+SMALL = {
+    "data.num_clients=299": "data.num_clients=2",
+    "data.num_clients=3435": "data.num_clients=12",
+    "[45]": "[01]",
+}
+of_peft = pytest.mark.filterwarnings(
+    "ignore:`is_gradient_checkpointing`:FutureWarning"
+)  # for transformers 6
 
 
 def block(language: str) -> str:
@@ -34,19 +41,29 @@ def block(language: str) -> str:
 
 def test_the_guide_shows_the_description_and_the_difference_as_they_are() -> None:
     assert tomllib.loads(block("toml")) == tomllib.loads(fetch.DESCRIPTION)
-    before, after = ((TEXT / "app" / "text_app" / f"server_app{name}.py").read_text() for name in ("", "_private"))
-    changed = [line for line in difflib.ndiff(before.splitlines(), after.splitlines()) if line[0] in "+-"]
+    before, after = (
+        (TEXT / "app" / "text_app" / f"server_app{name}.py").read_text()
+        for name in ("", "_private")
+    )
+    changed = [
+        line for line in difflib.ndiff(before.splitlines(), after.splitlines()) if line[0] in "+-"
+    ]
     assert sorted(line.replace(" ", "") for line in changed) == sorted(
         line.replace(" ", "") for line in block("diff").splitlines()
     )
     assert len(changed) == 10
 
 
-def test_the_commands_of_the_guide_train_and_predict(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_commands_of_the_guide_train_and_predict(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(ROOT)
     write_texts(tmp_path / "tweets", write_bert(tmp_path / "minilm", pooled=True))
     play.write_model(tmp_path / "gpt2")
-    play.write_plays("".join(f"{role}:\n{line}\n\n" for line in LINES for role in ("ANNA", "BEN")), tmp_path / "plays")
+    play.write_plays(
+        "".join(f"{role}:\n{line}\n\n" for line in LINES for role in ("ANNA", "BEN")),
+        tmp_path / "plays",
+    )
     verbs = {"simulate": simulate, "predict": predict}
     lines = [words for words in commands(GUIDE) if words[0] == "discreet"]
     assert [words[1] for words in lines] == ["simulate", "predict", "simulate", "simulate"]
@@ -54,9 +71,13 @@ def test_the_commands_of_the_guide_train_and_predict(tmp_path: Path, monkeypatch
         here = [word.replace("texts/", f"{tmp_path}/") for word in words]
         for shown, small in SMALL.items():
             here = [word.replace(shown, small) for word in here]
-        quick = ["rounds=1", "seed=31013"] + ["training.batch_size=100"] * ("experiment=tweets_one_silo" in words)
+        quick = ["rounds=1", "seed=31013"] + ["training.batch_size=100"] * (
+            "experiment=tweets_one_silo" in words
+        )
         assert verbs[verb](here + quick * (verb == "simulate")) == 0
-    assert (tmp_path / "said.csv").read_text().startswith("row,target,prediction,probability_negative")
+    assert (
+        (tmp_path / "said.csv").read_text().startswith("row,target,prediction,probability_negative")
+    )
     assert (tmp_path / "adapted" / "adapter" / "adapter_model.safetensors").exists()
     assert RunFolder(tmp_path / "head").load_checkpoint().params.shape == (3 * 16 + 3,)  # type: ignore[union-attr]
 
@@ -75,13 +96,20 @@ def test_the_private_flower_app_learns_and_peft_loads_what_it_leaves(
     weights = write_bert(tmp_path / "weights")
     texts = write_texts(tmp_path / "texts", weights)
     monkeypatch.chdir(tmp_path)
-    run = {"num-server-rounds": 2, "fraction-train": 0.5, "weights": str(weights), "texts": str(texts)}
+    run = {
+        "num-server-rounds": 2,
+        "fraction-train": 0.5,
+        "weights": str(weights),
+        "texts": str(texts),
+    }
 
     def answer(number: int, message: Message) -> RecordDict:
         place = {"partition-id": number, "num-partitions": 4}
         return app.app(message, Context(1, number, place, RecordDict(), run)).content  # type: ignore[no-any-return]
 
-    nodes = Nodes({number + 1: lambda message, number=number: answer(number, message) for number in range(4)})
+    nodes = Nodes(
+        {number + 1: lambda message, number=number: answer(number, message) for number in range(4)}
+    )
     server.app(nodes, Context(1, 0, {}, RecordDict(), run))
     base = AutoModelForSequenceClassification.from_pretrained(weights, num_labels=3)
     assert PeftModel.from_pretrained(base, "adapter").num_parameters() > 0
@@ -91,11 +119,16 @@ def test_the_private_flower_app_learns_and_peft_loads_what_it_leaves(
 
 @of_peft
 def test_the_loop_ends_at_its_epsilon(
-    app: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    app: ModuleType,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     loop = importlib.import_module("examples.text.loop")
     weights = write_bert(tmp_path / "weights")
     monkeypatch.chdir(tmp_path)
     loop.main(str(weights), str(write_texts(tmp_path / "texts", weights)))
-    assert re.fullmatch(r"epsilon [78]\.\d+ at delta 1e-5, other texts right 0\.\d+\n", capsys.readouterr().out)
+    assert re.fullmatch(
+        r"epsilon [78]\.\d+ at delta 1e-5, other texts right 0\.\d+\n", capsys.readouterr().out
+    )
     assert (tmp_path / "adapter" / "adapter_config.json").exists()

@@ -28,7 +28,8 @@ def names_of(count: int) -> list[str]:
 
 @contextmanager
 def guarded_federation(folder: Path, sites: Sequence[Path], *words: str) -> Iterator[Federation]:
-    """A federation of guarded sites, whose folders hold a guard.toml each; every process ends with the block."""
+    """A federation of guarded sites, whose folders hold a guard.toml each; every process ends with
+    the block."""
     names = names_of(len(sites))
     with empty_federation(folder, names) as federation:
         for name, site in zip(names, sites, strict=True):
@@ -48,11 +49,28 @@ def start(federation: Federation, name: str, site: Path, *words: str) -> None:
         shutil.copy(path, site / option)
     owned(site)
     command = [
-        *("env", f"{STATE_VARIABLE}={site / 'state'}", f"HOME={site}", f"FLWR_HOME={site / 'flwr'}"),
-        *(sys.executable, "-m", "discreet.deployment.supernode", "--guard", str(site / "guard.toml")),
-        *("--superlink", f"127.0.0.1:{federation.proxy_port}", "--port", str(flower_home.free_port())),
-        *("--key", str(site / "key"), "--authority", str(site / "authority")),
-        *("--peers", str(site / "peers"), "--name", name, *words),
+        "env",
+        f"{STATE_VARIABLE}={site / 'state'}",
+        f"HOME={site}",
+        f"FLWR_HOME={site / 'flwr'}",
+        sys.executable,
+        "-m",
+        "discreet.deployment.supernode",
+        "--guard",
+        str(site / "guard.toml"),
+        "--superlink",
+        f"127.0.0.1:{federation.proxy_port}",
+        "--port",
+        str(flower_home.free_port()),
+        "--key",
+        str(site / "key"),
+        "--authority",
+        str(site / "authority"),
+        "--peers",
+        str(site / "peers"),
+        "--name",
+        name,
+        *words,
     ]
     federation.start(name, as_nobody(command))
 
@@ -76,14 +94,20 @@ def open_folder() -> Iterator[Path]:
 def run(federation: Federation, name: str, app: Path, **config: object) -> str:
     """What `flwr run` of an app says; it has ended well."""
     written = " ".join(
-        f'{key.replace("_", "-")}="{value}"' if isinstance(value, str) else f"{key.replace('_', '-')}={value}"
+        f'{key.replace("_", "-")}="{value}"'
+        if isinstance(value, str)
+        else f"{key.replace('_', '-')}={value}"
         for key, value in config.items()
     )
     copied = federation.folder / f"app-{name}"
     shutil.copytree(app, copied, ignore=shutil.ignore_patterns("__pycache__"))
     words = ["flwr", "run", str(copied), CONNECTION, "--stream", "--run-config", written]
     process: subprocess.Popen[bytes] = federation.start(name, words)
-    nodes = {each: federation.processes[each] for each in federation.processes if each.startswith("node-")}
+    nodes = {
+        each: federation.processes[each]
+        for each in federation.processes
+        if each.startswith("node-")
+    }
 
     def over() -> bool:
         ended = [each for each, node in nodes.items() if node.poll() is not None]

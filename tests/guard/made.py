@@ -1,4 +1,5 @@
-"""A site made for a test: patients, blocks, an account, a policy, and the messages that a server would send."""
+"""A site made for a test: patients, blocks, an account, a policy, and the messages that a server
+would send."""
 
 from __future__ import annotations
 
@@ -29,7 +30,9 @@ RUN, NODE = 7, 11
 def table(folder: Path, patients: Mapping[str, float]) -> Path:
     """A table with one row for each patient."""
     path = folder / "rows.csv"
-    path.write_text("patient,value\n" + "".join(f"{name},{value}\n" for name, value in patients.items()))
+    path.write_text(
+        "patient,value\n" + "".join(f"{name},{value}\n" for name, value in patients.items())
+    )
     return path
 
 
@@ -44,7 +47,9 @@ def guard_toml(folder: Path, *, blocks: int = 2, **settings: object) -> Path:
         "clip-norm": C,
         "block-seconds": 8.0,
     } | {name.replace("_", "-"): value for name, value in settings.items()}
-    lines = [f"{name} = {_toml(value)}" for name, value in given.items() if not isinstance(value, dict)]
+    lines = [
+        f"{name} = {_toml(value)}" for name, value in given.items() if not isinstance(value, dict)
+    ]
     tables = {"blocks": {"folder": "site", "id": "patient", "count": blocks}}
     tables |= {name: value for name, value in given.items() if isinstance(value, dict)}
     for name, values in tables.items():
@@ -57,10 +62,18 @@ def guard_toml(folder: Path, *, blocks: int = 2, **settings: object) -> Path:
 def _toml(value: object) -> str:
     if isinstance(value, list):
         return "[" + ", ".join(map(_toml, value)) + "]"
-    return str(value).lower() if isinstance(value, bool) else f'"{value}"' if isinstance(value, str) else str(value)
+    return (
+        str(value).lower()
+        if isinstance(value, bool)
+        else f'"{value}"'
+        if isinstance(value, str)
+        else str(value)
+    )
 
 
-def site(folder: Path, patients: Mapping[str, float], *, blocks: int = 2, **settings: object) -> GuardPolicy:
+def site(
+    folder: Path, patients: Mapping[str, float], *, blocks: int = 2, **settings: object
+) -> GuardPolicy:
     """A site that is split, with its account and policy."""
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     split_site(table(folder, patients), folder / "site", id_column="patient", count=blocks)
@@ -94,14 +107,21 @@ def bundle(folder: Path = HOSTILE) -> App:
     import hashlib
     import tomllib
 
-    files = {str(path.relative_to(folder)): path for path in sorted(folder.rglob("*")) if path.is_file()}
-    content, _ = build_fab_from_files({name: path for name, path in files.items() if "__pycache__" not in name})
-    fab_id, version = get_metadata_from_config(tomllib.loads((folder / "pyproject.toml").read_text()))
+    files = {
+        str(path.relative_to(folder)): path for path in sorted(folder.rglob("*")) if path.is_file()
+    }
+    content, _ = build_fab_from_files(
+        {name: path for name, path in files.items() if "__pycache__" not in name}
+    )
+    fab_id, version = get_metadata_from_config(
+        tomllib.loads((folder / "pyproject.toml").read_text())
+    )
     return App(RUN, fab_id, version, hashlib.sha256(content).hexdigest(), content)
 
 
 class PlayedSandbox:
-    """A sandbox that runs a function of a block's table in this process, for tests of what is done with its result."""
+    """A sandbox that runs a function of a block's table in this process, for tests of what is done
+    with its result."""
 
     def __init__(self, play: Callable[[Sequence[float]], np.ndarray | None]) -> None:
         self.play = play

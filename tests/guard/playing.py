@@ -1,7 +1,8 @@
-"""A guard's sandbox that a test asks for attacks, line by line: `python -m tests.guard.playing FOLDER ENCLOSURE`.
+"""A guard's sandbox that a test asks for attacks, line by line: `python -m tests.guard.playing
+FOLDER ENCLOSURE`.
 
-It is started without rights. Each line of its input is a JSON object with the attack, and each line of its output what
-the blocks gave.
+It is started without rights. Each line of its input is a JSON object with the attack, and each line
+of its output what the blocks gave.
 """
 
 from __future__ import annotations
@@ -28,12 +29,15 @@ LIMITS = {"memory-mb": 700, "disk-mb": 64, "processes": 40}
 
 def reached(log: bytes) -> object:
     """What the app printed that it reached."""
-    lines = [line for line in log.decode(errors="replace").splitlines() if line.startswith("REACHED ")]
+    lines = [
+        line for line in log.decode(errors="replace").splitlines() if line.startswith("REACHED ")
+    ]
     return json.loads(lines[-1].removeprefix("REACHED ")) if lines else None
 
 
 class Played:
-    """A guard, and what an app could find around it: sockets that listen, a file that belongs to this user."""
+    """A guard, and what an app could find around it: sockets that listen, a file that belongs to
+    this user."""
 
     def __init__(self, folder: Path, enclosure: str) -> None:
         self.folder = folder

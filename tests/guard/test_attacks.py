@@ -141,7 +141,9 @@ def test_a_daemon_ends_with_its_block(enclosed: Enclosed) -> None:
 
 
 @pytest.mark.parametrize("attack", ["fork_bomb", "memory", "disk"])
-def test_a_block_that_uses_too_much_is_held_and_the_next_one_runs(enclosed: Enclosed, attack: str) -> None:
+def test_a_block_that_uses_too_much_is_held_and_the_next_one_runs(
+    enclosed: Enclosed, attack: str
+) -> None:
     said = enclosed.asked(attack)
     (block,) = said["blocks"]
     assert said["seconds"] < SLOT + 1
@@ -187,7 +189,9 @@ def test_nan_comes_as_nan_and_is_dropped_by_the_release(enclosed: Enclosed) -> N
 
 
 @pytest.mark.parametrize("attack", ["records", "raise", "descriptors"])
-def test_a_reply_has_the_arrays_and_the_number_of_blocks_alone(enclosed: Enclosed, attack: str) -> None:
+def test_a_reply_has_the_arrays_and_the_number_of_blocks_alone(
+    enclosed: Enclosed, attack: str
+) -> None:
     said = enclosed.asked(attack, answer=True)
     assert said["content"].keys() == {"arrays", "metrics"}
     assert said["content"]["metrics"] == {"num-examples": 2}

@@ -1,4 +1,5 @@
-"""What leaves a site: moved by 2C at most by one patient, paid for before a block starts, and nothing else."""
+"""What leaves a site: moved by 2C at most by one patient, paid for before a block starts, and
+nothing else."""
 
 from __future__ import annotations
 
@@ -184,7 +185,8 @@ def test_the_mean_is_over_all_blocks_times_q_with_noise_for_2c() -> None:
 def test_the_noise_has_the_deviation_that_is_charged() -> None:
     release = block_release.BlockRelease(200_000, Terms(C, Z), 1.0, 1)
     mean = release.mean(release.add_up([None]), seeded_source(90217))
-    # Of 200,000 draws the deviation is right to 0.16 % in one standard error; 6 of them are a chance of 2e-9.
+    # Of 200,000 draws the deviation is right to 0.16 % in one standard error; 6 of them are a
+    # chance of 2e-9.
     assert float(mean.std()) == pytest.approx(Z * 2 * C, rel=0.01)
 
 
@@ -199,7 +201,12 @@ METRIC = {"name": "accuracy", "low": 0.0, "high": 1.0, "noise-multiplier": 5.0}
 
 
 def test_a_metric_leaves_noised_within_its_range_and_paid_for(tmp_path: Path) -> None:
-    guard = guard_at(tmp_path / "site", lambda values: np.array([0.75], np.float32), evaluate="metric", metric=METRIC)
+    guard = guard_at(
+        tmp_path / "site",
+        lambda values: np.array([0.75], np.float32),
+        evaluate="metric",
+        metric=METRIC,
+    )
     content = answered(guard, message(kind="evaluate"))
     assert content.keys() == {"metrics"}
     assert content["metrics"].keys() == {"num-examples", "accuracy"}
@@ -208,10 +215,14 @@ def test_a_metric_leaves_noised_within_its_range_and_paid_for(tmp_path: Path) ->
 
 
 @pytest.mark.parametrize("values", [(1e30, -1e30), (math.nan, 1.0), (math.inf, 0.0), (1.0, 0.0)])
-def test_no_metric_of_a_block_moves_its_sum_by_more_than_the_noise_is_for(values: tuple[float, float]) -> None:
+def test_no_metric_of_a_block_moves_its_sum_by_more_than_the_noise_is_for(
+    values: tuple[float, float],
+) -> None:
     metric = block_release.MetricSettings("accuracy", 0.0, 1.0, 5.0)
     release = block_release.BlockRelease(1, Terms(1.0, 5.0), 1.0, 2)
-    one, other = (release.add_up([block_release.of_metric(metric, value)]).total for value in values)
+    one, other = (
+        release.add_up([block_release.of_metric(metric, value)]).total for value in values
+    )
     grid = release.grid
     assert abs(float(grid.to_float(one - other, torch.float64)[0])) <= 2 * (1 + 1e-9)
 
@@ -238,7 +249,8 @@ RELEASES = 4000
 
 
 def test_an_audit_of_the_release_shows_what_is_claimed_and_no_more() -> None:
-    """Releases with a patient whose block turns round, and without; bounds with a false-alarm rate of 1e-9."""
+    """Releases with a patient whose block turns round, and without; bounds with a false-alarm rate
+    of 1e-9."""
     release, delta = block_release.BlockRelease(SIZE, Terms(C, 1.0), 1.0, 2), 1e-3
     source = seeded_source(77081)
     values = []

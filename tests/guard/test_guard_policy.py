@@ -31,7 +31,10 @@ DIGEST = "ab" * 32
         ({"enclosure": "none"}, "enclosure must be one of bubblewrap, landlock"),
         ({"block_secondz": 3}, "block_secondz"),
         ({"limits": {"memory-gb": 3}}, "limits.memory_gb"),
-        ({"metric": {"name": "a", "low": 1, "high": 0, "noise-multiplier": 1}}, "metric.high must be above"),
+        (
+            {"metric": {"name": "a", "low": 1, "high": 0, "noise-multiplier": 1}},
+            "metric.high must be above",
+        ),
     ],
 )
 def test_a_mistake_in_a_guard_toml_is_one_line_about_its_key(
@@ -43,7 +46,10 @@ def test_a_mistake_in_a_guard_toml_is_one_line_about_its_key(
 
 def test_paths_are_beside_the_file(tmp_path: Path) -> None:
     policy = read_guard(guard_toml(tmp_path))
-    assert [policy.ledger, policy.blocks.folder] == [str(tmp_path / "ledger.db"), str(tmp_path / "site")]
+    assert [policy.ledger, policy.blocks.folder] == [
+        str(tmp_path / "ledger.db"),
+        str(tmp_path / "site"),
+    ]
 
 
 def test_an_unapproved_bundle_is_refused_and_an_approved_one_is_not(tmp_path: Path) -> None:

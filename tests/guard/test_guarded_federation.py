@@ -1,4 +1,5 @@
-"""Four guarded sites on this machine, each a SuperNode of its own, and apps that nobody there has read."""
+"""Four guarded sites on this machine, each a SuperNode of its own, and apps that nobody there has
+read."""
 
 from __future__ import annotations
 
@@ -58,12 +59,21 @@ def test_an_ordinary_app_trains_and_each_site_has_paid(
     test = federation.folder / "test.csv"
     test.write_text("patient,one,two,disease\n1,0.5,0.2,1\n2,-0.5,0.2,0\n")
     config = {"features": 2, "test": str(test), "guard_noise_multiplier": NOISE}
-    said = run(federation, "patients", PATIENTS_APP, num_server_rounds=ROUNDS, server_momentum=0.0, **config)
+    said = run(
+        federation,
+        "patients",
+        PATIENTS_APP,
+        num_server_rounds=ROUNDS,
+        server_momentum=0.0,
+        **config,
+    )
     assert len(re.findall(r"Received 4 results and 0 failures", said)) == ROUNDS, said
     expected = PLDAccountant().compose(GaussianDpEvent(NOISE), ROUNDS).get_epsilon(DELTA)
     for folder in folders:
         monkeypatch.setenv(STATE_VARIABLE, str(folder / "state"))
-        assert DurableLedger(folder / "ledger.db").spent("patient").epsilon(DELTA) == pytest.approx(expected, rel=1e-3)
+        assert DurableLedger(folder / "ledger.db").spent("patient").epsilon(DELTA) == pytest.approx(
+            expected, rel=1e-3
+        )
 
 
 SECURE = """
@@ -71,9 +81,17 @@ def strategy_of(context: Context) -> Strategy:
     from discreet import DPFedAvg, FixedClipping, MaskedGaussian
 
     noise = float(context.run_config["guard-noise-multiplier"])
-    mechanism = MaskedGaussian(noise_multiplier=noise, delta=1e-5, clipping=FixedClipping(norm=1.0), too_noisy="warn")
+    clipping = FixedClipping(norm=1.0)
+    mechanism = MaskedGaussian(
+        noise_multiplier=noise, delta=1e-5, clipping=clipping, too_noisy="warn"
+    )
     nodes = int(context.run_config["nodes"])
-    return DPFedAvg(population_size=nodes, min_available_nodes=nodes, sampling="everyone", mechanism=mechanism)
+    return DPFedAvg(
+        population_size=nodes,
+        min_available_nodes=nodes,
+        sampling="everyone",
+        mechanism=mechanism,
+    )
 
 
 @app.main()
@@ -103,11 +121,15 @@ def test_under_secure_aggregation_each_site_pays_for_its_patients_by_its_own_cou
     for folder in folders:
         monkeypatch.setenv(STATE_VARIABLE, str(folder / "state"))
         spent = DurableLedger(folder / "ledger.db").spent("patient")
-        masked = [(event, count) for event, count in spent.entries if hasattr(event, "renyi_noise_multiplier")]
+        masked = [
+            (event, count)
+            for event, count in spent.entries
+            if hasattr(event, "renyi_noise_multiplier")
+        ]
         ((event, count),) = masked
         assert count == ROUNDS
-        # Two of four are sure to be honest and there: the noise of the whole sum is for one site, that of a patient
-        # k / 2 times as much; whole steps take a little of it.
+        # Two of four are sure to be honest and there: the noise of the whole sum is for one site,
+        # that of a patient k / 2 times as much; whole steps take a little of it.
         assert 0.95 * noise * BLOCKS / 2 < event.renyi_noise_multiplier <= noise * BLOCKS / 2
 
 

@@ -1,4 +1,5 @@
-"""What a guarded SuperNode sends: one reply to each message, with a constant run time, at a fixed time."""
+"""What a guarded SuperNode sends: one reply to each message, with a constant run time, at a fixed
+time."""
 
 from __future__ import annotations
 
@@ -20,7 +21,12 @@ from flwr.supernode import start_client_internal
 from flwr.supernode.nodestate.in_memory_nodestate import InMemoryNodeState
 
 from discreet.deployment.flower_fixes import supernode_guard
-from discreet.deployment.flower_fixes.supernode_guard import FAILED, RUNTIME, GuardedReplies, no_runtime_api
+from discreet.deployment.flower_fixes.supernode_guard import (
+    FAILED,
+    RUNTIME,
+    GuardedReplies,
+    no_runtime_api,
+)
 from discreet.deployment.supernode import main
 from discreet.guard.sandbox import SandboxError
 from discreet.guard.site_guard import Answer, App
@@ -43,7 +49,9 @@ class Node:
         run.fab_hash = DIGEST
         self.state.store_run(run)
         self.state.store_fab(Fab(DIGEST, b"bundle", {}))
-        self.state.set_run_series_context(run.series_id, Context(RUN, 11, {}, RecordDict(), {}, run.series_id))
+        self.state.set_run_series_context(
+            run.series_id, Context(RUN, 11, {}, RecordDict(), {}, run.series_id)
+        )
         self.sent: list[tuple[Message, float]] = []
         guard = SimpleNamespace(answer=answer, policy=SimpleNamespace(round_seconds=SECONDS))
         self.replies = GuardedReplies(guard)  # type: ignore[arg-type]
@@ -53,7 +61,9 @@ class Node:
         self.state.create_task(task_type=TaskType.CLIENT_APP, run_id=RUN, fab_hash=DIGEST)
         start_client_internal._insert_message(message(), self.state, self.store)
         started = time.monotonic()
-        self.replies(state=self.state, object_store=self.store, send=self._send, push_object=lambda *_: None)
+        self.replies(
+            state=self.state, object_store=self.store, send=self._send, push_object=lambda *_: None
+        )
         return time.monotonic() - started
 
     def _send(self, reply: Message, tree: ObjectTree, runtime: float) -> tuple[set[str], str]:
@@ -92,7 +102,9 @@ def test_a_node_whose_sandbox_has_ended_answers_and_ends(monkeypatch: pytest.Mon
     assert (len(node.sent), codes) == (1, [1])
 
 
-@pytest.mark.parametrize("error", [ArithmeticError("a row: 1.0"), ValueError("a row: 1.0"), OSError("a row: 1.0")])
+@pytest.mark.parametrize(
+    "error", [ArithmeticError("a row: 1.0"), ValueError("a row: 1.0"), OSError("a row: 1.0")]
+)
 def test_a_failure_says_nothing_and_leaves_at_the_same_time(error: Exception) -> None:
     node = Node(failing(error))
     assert node.takes() >= SECONDS
@@ -118,20 +130,26 @@ def test_nobody_listens_for_an_app() -> None:
     assert server.should_exit is False  # type: ignore[attr-defined]
 
 
-def test_a_node_whose_walls_do_not_hold_does_not_start(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_node_whose_walls_do_not_hold_does_not_start(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     monkeypatch.setattr(supernode_guard, "check_site", lambda path: path)
     monkeypatch.setattr(supernode_guard, "broken_walls", lambda policy: ["a TCP port"])
     with pytest.raises(SandboxError, match="a hostile app would reach a TCP port"):
         supernode_guard.install(tmp_path / "guard.toml")
 
 
-def test_with_another_flower_no_guarded_node_starts(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_with_another_flower_no_guarded_node_starts(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     monkeypatch.setattr(supernode_guard, "VERSIONS", ("9.0",))
     with pytest.raises(ConfigError, match="the guard knows how Flower"):
         supernode_guard.install(tmp_path / "guard.toml")
 
 
-@pytest.mark.parametrize("words", [("--data", "x"), ("--partition", "0"), ("--policy", "p.json"), ("--ledger", "l.db")])
+@pytest.mark.parametrize(
+    "words", [("--data", "x"), ("--partition", "0"), ("--policy", "p.json"), ("--ledger", "l.db")]
+)
 def test_a_guarded_node_takes_no_data_policy_or_account_but_its_guards(
     words: tuple[str, ...], capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -1,4 +1,5 @@
-"""A guarded site under secure aggregation: what one patient moves, what it costs, and what is refused."""
+"""A guarded site under secure aggregation: what one patient moves, what it costs, and what is
+refused."""
 
 from __future__ import annotations
 
@@ -28,9 +29,16 @@ from tests.node.clients import config
 BLOCKS, C, NOISE = 10, 0.5, 2.0
 PATIENTS = {f"p{number}": 1.0 for number in range(6)}
 SECURE = (
-    *("privacy.user.aggregation=secure", "sampling.kind=everyone", "data.num_clients=4", "sampling.population_size=4"),
-    *("privacy.user.clip.kind=fixed", f"privacy.user.clip.norm={C}", f"privacy.user.noise_multiplier={NOISE}"),
-    *("privacy.user.target_epsilon=null", "privacy.accountant=rdp", "rounds=2"),
+    "privacy.user.aggregation=secure",
+    "sampling.kind=everyone",
+    "data.num_clients=4",
+    "sampling.population_size=4",
+    "privacy.user.clip.kind=fixed",
+    f"privacy.user.clip.norm={C}",
+    f"privacy.user.noise_multiplier={NOISE}",
+    "privacy.user.target_epsilon=null",
+    "privacy.accountant=rdp",
+    "rounds=2",
 )
 
 
@@ -42,8 +50,12 @@ def work(size: int, sums: SecureSum) -> MaskedBlocks:
 
 def steps(made: MaskedBlocks, vectors: list[np.ndarray]) -> list[int]:
     """A site's vector without noise."""
-    with patch.object(SecureSum, "noise", lambda self, source: torch.zeros(self.length, dtype=torch.int64)):
-        return [int(each) for each in site_vector(made, made.blocks.add_up(vectors), seeded_source(4))]
+    with patch.object(
+        SecureSum, "noise", lambda self, source: torch.zeros(self.length, dtype=torch.int64)
+    ):
+        return [
+            int(each) for each in site_vector(made, made.blocks.add_up(vectors), seeded_source(4))
+        ]
 
 
 @pytest.mark.parametrize("size", [1, 7, 1000])
@@ -71,7 +83,10 @@ def test_a_charge_for_c_would_be_too_little() -> None:
     made = work(SIZE, sums)
     pairs = zip(steps(made, [unit]), steps(made, [-unit]), strict=True)
     with patch.object(masked_blocks, "MOVES", 1):
-        assert sum((one - other) ** 2 for one, other in pairs) > block_event(sums, BLOCKS).sensitivity_squared
+        assert (
+            sum((one - other) ** 2 for one, other in pairs)
+            > block_event(sums, BLOCKS).sensitivity_squared
+        )
 
 
 def test_a_sites_vector_is_within_what_a_node_may_add() -> None:
@@ -92,18 +107,27 @@ def asked(*words: str, **changed: object) -> Message:
     run = client_settings(config(*SECURE, *words))
     request = TrainRequest(1, C, run, work=TRAIN)
     items = ConfigRecord({**request_items(request), FROZEN: []})  # type: ignore[dict-item]
-    content = {"arrays": arrays(), ASKED: items, MASKING: ConfigRecord({"request": b"x"}), **changed}
+    content = {
+        "arrays": arrays(),
+        ASKED: items,
+        MASKING: ConfigRecord({"request": b"x"}),
+        **changed,
+    }
     return message(RecordDict(content))  # type: ignore[arg-type]
 
 
 def read(policy: GuardPolicy, given: Message) -> MaskedBlocks:
-    return read_masked(given, policy, lambda event: None, run=lambda *_: BlockSum(torch.zeros(SIZE).long(), 2, 0))
+    return read_masked(
+        given, policy, lambda event: None, run=lambda *_: BlockSum(torch.zeros(SIZE).long(), 2, 0)
+    )
 
 
 def test_a_run_whose_terms_fit_is_worked_for_and_the_app_sees_no_masking(tmp_path: Path) -> None:
     policy, given = site(tmp_path, PATIENTS, min_noise_multiplier=1.5), asked()
     charged: list[object] = []
-    made = read_masked(given, policy, charged.append, run=lambda *_: BlockSum(torch.zeros(SIZE).long(), 2, 0))
+    made = read_masked(
+        given, policy, charged.append, run=lambda *_: BlockSum(torch.zeros(SIZE).long(), 2, 0)
+    )
     assert made.vector().shape == (SIZE,)
     assert charged == [block_event(made.sums, 2)]
     assert set(given.content) == {"arrays"}

@@ -28,7 +28,9 @@ def content(archive: Path) -> dict[str, bytes]:
 def split(data: Path, folder: Path, *, id_column: str = "patient") -> list[dict[str, bytes]]:
     """The files of each block."""
     split_site(data, folder, id_column=id_column, count=BLOCKS)
-    return [content(path) for path in read_blocks(folder, id_column=id_column, count=BLOCKS).archives]
+    return [
+        content(path) for path in read_blocks(folder, id_column=id_column, count=BLOCKS).archives
+    ]
 
 
 def csv_of(folder: Path, patients: list[str]) -> Path:
@@ -54,16 +56,22 @@ def test_all_rows_of_a_patient_are_in_the_block_of_its_id(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("kind", ["csv", "jsonl", "parquet", "npz"])
-def test_one_patient_more_changes_one_block_alone(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_one_patient_more_changes_one_block_alone(
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     with_key(monkeypatch)
     made = []
     for number, patients in enumerate((PATIENTS, [*PATIENTS, "a new one"])):
         folder = tmp_path / str(number)
         folder.mkdir()
-        split_site(written(folder, patients, kind), folder / "site", id_column="patient", count=BLOCKS)
+        split_site(
+            written(folder, patients, kind), folder / "site", id_column="patient", count=BLOCKS
+        )
         archives = read_blocks(folder / "site", id_column="patient", count=BLOCKS).archives
         made.append([path.read_bytes() for path in archives])
-    changed = [number for number, (one, other) in enumerate(zip(*made, strict=True)) if one != other]
+    changed = [
+        number for number, (one, other) in enumerate(zip(*made, strict=True)) if one != other
+    ]
     assert changed == [block_of("a new one", key=bytes(range(32)), count=BLOCKS)]
 
 
@@ -74,7 +82,9 @@ def written(folder: Path, patients: list[str], kind: str) -> Path:
     if kind == "csv":
         path.write_text("patient,kind\n" + "".join(f"{name},{name}\n" for name in patients))
     elif kind == "jsonl":
-        path.write_text("".join(json.dumps({"patient": name, "kind": name}) + "\n" for name in patients))
+        path.write_text(
+            "".join(json.dumps({"patient": name, "kind": name}) + "\n" for name in patients)
+        )
     elif kind == "parquet":
         columns = {"patient": pa.array(patients), "kind": pa.array(patients).dictionary_encode()}
         made = pa.table(columns).replace_schema_metadata({"rows": str(len(patients))})
@@ -89,14 +99,18 @@ def test_a_folder_of_patients_goes_to_blocks_by_its_name(tmp_path: Path) -> None
         (tmp_path / "data" / name).mkdir(parents=True)
         (tmp_path / "data" / name / "scan.txt").write_text(name)
     blocks = split(tmp_path / "data", tmp_path / "site", id_column="folders")
-    assert sorted(name for files in blocks for name in files) == sorted(f"{name}/scan.txt" for name in PATIENTS)
+    assert sorted(name for files in blocks for name in files) == sorted(
+        f"{name}/scan.txt" for name in PATIENTS
+    )
 
 
 def test_a_described_folder_keeps_its_description_in_every_block(tmp_path: Path) -> None:
     data = tmp_path / "data"
     data.mkdir()
     csv_of(data, PATIENTS)
-    (data / "data.toml").write_text('format = "csv"\nfile = "rows.csv"\ntarget = "value"\nnum_classes = 4\n')
+    (data / "data.toml").write_text(
+        'format = "csv"\nfile = "rows.csv"\ntarget = "value"\nnum_classes = 4\n'
+    )
     for files in split(data, tmp_path / "site"):
         assert files.keys() == {"data.toml", "rows.csv"}
 
@@ -110,7 +124,9 @@ def test_a_described_folder_keeps_its_description_in_every_block(tmp_path: Path)
         ("patient,patient\na,b\n", "one column patient"),
     ],
 )
-def test_a_table_whose_patients_are_not_known_is_refused(text: str, said: str, tmp_path: Path) -> None:
+def test_a_table_whose_patients_are_not_known_is_refused(
+    text: str, said: str, tmp_path: Path
+) -> None:
     (tmp_path / "rows.csv").write_text(text)
     with pytest.raises(ConfigError, match=said):
         split_site(tmp_path / "rows.csv", tmp_path / "site", id_column="patient", count=BLOCKS)
@@ -123,7 +139,9 @@ def test_what_would_be_in_every_block_is_refused(tmp_path: Path) -> None:
         split_site(tmp_path / "rows.npz", tmp_path / "site", id_column="patient", count=BLOCKS)
     (tmp_path / "data").mkdir()
     csv_of(tmp_path / "data", PATIENTS)
-    lines = 'format = "csv"\nfile = "rows.csv"\ntarget = "value"\nnum_classes = 4\ntest = "rows.csv"\n'
+    lines = (
+        'format = "csv"\nfile = "rows.csv"\ntarget = "value"\nnum_classes = 4\ntest = "rows.csv"\n'
+    )
     (tmp_path / "data" / "data.toml").write_text(lines)
     with pytest.raises(ConfigError, match="names a test set"):
         split_site(tmp_path / "data", tmp_path / "site", id_column="patient", count=BLOCKS)

@@ -33,10 +33,21 @@ def folder() -> Iterator[Path]:
 def said(folder: Path, *words: str, code: int = 0) -> str:
     """What the command says to a user without rights."""
     owned(folder)
-    environment = {**os.environ, STATE_VARIABLE: str(folder / "state"), "HOME": str(folder), "PYTHONPATH": str(ROOT)}
+    environment = {
+        **os.environ,
+        STATE_VARIABLE: str(folder / "state"),
+        "HOME": str(folder),
+        "PYTHONPATH": str(ROOT),
+    }
     command = as_nobody([sys.executable, "-m", "discreet", "site", *words])
     done = subprocess.run(
-        command, env=environment, cwd=folder, capture_output=True, text=True, timeout=300, check=False
+        command,
+        env=environment,
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
     )
     assert done.returncode == code, done.stdout + done.stderr
     return done.stdout + done.stderr
@@ -50,11 +61,28 @@ def test_a_split_is_told_and_made_once(tmp_path: Path, capsys: pytest.CaptureFix
     assert "a site is split once" in capsys.readouterr().err
 
 
-def test_a_site_as_one_unit_has_one_block(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_site_as_one_unit_has_one_block(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     data = str(table(tmp_path, PATIENTS))
     assert main(["site", "split", data, "--unit", "site", "--out", str(tmp_path / "site")]) == 0
     assert "all rows in 1 blocks" in capsys.readouterr().out
-    assert main(["site", "split", data, "--unit", "site", "--id", "patient", "--out", str(tmp_path / "b")]) == 2
+    assert (
+        main(
+            [
+                "site",
+                "split",
+                data,
+                "--unit",
+                "site",
+                "--id",
+                "patient",
+                "--out",
+                str(tmp_path / "b"),
+            ]
+        )
+        == 2
+    )
 
 
 def test_check_finds_walls_that_hold(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -67,7 +95,9 @@ def test_check_finds_walls_that_hold(folder: Path, monkeypatch: pytest.MonkeyPat
 
 def test_root_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "geteuid", lambda: 0)
-    assert any("does not run as root" in fault for fault in site_check.faults_of(site(tmp_path, PATIENTS)))
+    assert any(
+        "does not run as root" in fault for fault in site_check.faults_of(site(tmp_path, PATIENTS))
+    )
 
 
 def test_landlock_runs_one_block_at_a_time(tmp_path: Path) -> None:
@@ -79,7 +109,12 @@ def test_try_runs_all_of_an_app_on_public_rows(folder: Path) -> None:
     mock = folder / "mock"
     mock.mkdir()
     (mock / "train.csv").write_text("patient,one,two,disease\n1,0.5,0.2,1\n2,-0.5,0.2,0\n")
-    app = copied(PATIENTS_APP, folder, ('test = ""', 'test = "/tmp/data/train.csv"'), ("features = 13", "features = 2"))
+    app = copied(
+        PATIENTS_APP,
+        folder,
+        ('test = ""', 'test = "/tmp/data/train.csv"'),
+        ("features = 13", "features = 2"),
+    )
     found = said(folder, "try", str(app), "--mock", str(mock))
     assert "guard: 6 values, an update of norm" in found
     assert "round 30: accuracy 1.0000" in found
@@ -90,7 +125,9 @@ def test_try_shows_an_error_with_its_line(folder: Path) -> None:
     (folder / "mock").mkdir()
     (folder / "mock" / "rows.csv").write_text("patient,value\na,1\n")
     app = copied(HOSTILE, folder, ('attack = ""', 'attack = "raise"'))
-    assert "ValueError: a row: [1.0]" in said(folder, "try", str(app), "--mock", str(folder / "mock"))
+    assert "ValueError: a row: [1.0]" in said(
+        folder, "try", str(app), "--mock", str(folder / "mock")
+    )
 
 
 def copied(app: Path, folder: Path, *changes: tuple[str, str]) -> Path:

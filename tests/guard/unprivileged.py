@@ -1,7 +1,7 @@
 """Runs a program as a user without rights, as the guard wants it, also where the tests run as root.
 
-Root's own home may hold Python, and be closed to others. Then the program runs in a mount namespace in which what it
-needs of it, and nothing else, lies open.
+Root's own home may hold Python, and be closed to others. Then the program runs in a mount namespace
+in which what it needs of it, and nothing else, lies open.
 """
 
 from __future__ import annotations
@@ -29,7 +29,8 @@ def closed_above(path: Path) -> Path | None:
 
 
 def as_nobody(command: Sequence[str], *, read_only: bool = False) -> list[str]:
-    """The command line that runs a command without rights. `read_only`: what `needed` names is mounted so."""
+    """The command line that runs a command without rights. `read_only`: what `needed` names is
+    mounted so."""
     if os.geteuid() != 0:
         return [*command]
     script = ["set -e", "mount --make-rprivate /"]
@@ -46,7 +47,9 @@ def as_nobody(command: Sequence[str], *, read_only: bool = False) -> list[str]:
             if read_only:
                 script.append(f'mount -o remount,bind,ro "{path}"')
         if read_only:
-            script.append("for p in /usr /etc; do mount --bind $p $p; mount -o remount,bind,ro $p; done")
+            script.append(
+                "for p in /usr /etc; do mount --bind $p $p; mount -o remount,bind,ro $p; done"
+            )
     drop = f"setpriv --reuid {NOBODY} --regid {NOBODY} --clear-groups"
     script.append(f'exec {drop} -- "$@"')
     return ["unshare", "--mount", "sh", "-c", "\n".join(script), "sh", *command]
@@ -54,5 +57,7 @@ def as_nobody(command: Sequence[str], *, read_only: bool = False) -> list[str]:
 
 def why_not() -> str:
     """The reason why nothing can run without rights here; empty if it can."""
-    tried = subprocess.run(as_nobody([sys.executable, "-c", ""]), capture_output=True, text=True, check=False)
+    tried = subprocess.run(
+        as_nobody([sys.executable, "-c", ""]), capture_output=True, text=True, check=False
+    )
     return tried.stderr.strip().splitlines()[-1] if tried.returncode else ""

@@ -50,12 +50,18 @@ assert not any(main([*verb.split(), run]) for verb in verbs)
 assert main(["ledger", "backup", f"{run}/ledger.db", copy]) == 0
 assert main(["ledger", "adopt", run]) == 2
 """
-MOUNTED = 'mount --bind "$1" "$1" && mount -o remount,ro,bind "$1" || exit 77; "$2" -c "$3" "$1" "$4"'
+MOUNTED = (
+    'mount --bind "$1" "$1" && mount -o remount,ro,bind "$1" || exit 77; "$2" -c "$3" "$1" "$4"'
+)
 
 
 def test_a_run_on_a_disk_that_is_read_only_is_read_and_not_adopted(tmp_path: Path) -> None:
     run = tmp_path / "run"
-    simulate(load_config(["rounds=1", "data.num_clients=20", "privacy.user.too_noisy=warn", f"output_dir={run}"]))
+    simulate(
+        load_config(
+            ["rounds=1", "data.num_clients=20", "privacy.user.too_noisy=warn", f"output_dir={run}"]
+        )
+    )
     words = [
         "unshare",
         "-m",
@@ -76,7 +82,10 @@ def test_a_run_on_a_disk_that_is_read_only_is_read_and_not_adopted(tmp_path: Pat
         pytest.skip("this user can't mount a folder")
     assert done.returncode == 0, done.stdout + done.stderr
     assert "1 rows, the chain holds" in done.stdout
-    assert DurableLedger(tmp_path / "copy.db").position() == DurableLedger(run / "ledger.db").position()
+    assert (
+        DurableLedger(tmp_path / "copy.db").position()
+        == DurableLedger(run / "ledger.db").position()
+    )
 
 
 def test_where_nothing_can_be_written_the_rows_beside_the_file_are_read_too(
@@ -100,12 +109,16 @@ def test_what_was_charged_is_there_for_the_next_process(ledger: DurableLedger) -
 
 
 TAMPERING = {
-    "a changed event": """update releases set event = '{"kind":"gaussian","noise_multiplier":9.0}' where number = 2""",
+    "a changed event": (
+        """update releases set event = '{"kind":"gaussian","noise_multiplier":9.0}' """
+        "where number = 2"
+    ),
     "a changed count": "update releases set count = 1 where number = 4",
     "a changed round": "update releases set round = 9 where number = 1",
     "a deleted row": "delete from releases where number = 2",
     "a deleted last row": "delete from releases where number = 4",
-    "an added row": "insert into releases select 5, 9, guarantee, '', event, 1, nonce, digest from releases limit 1",
+    "an added row": "insert into releases select 5, 9, guarantee, '', event, 1, nonce, digest "
+    "from releases limit 1",
     "changed settings": "update facts set value = '1e-9' where name = 'privacy.delta'",
 }
 
@@ -122,7 +135,9 @@ def test_other_privacy_settings_are_refused_with_what_differs(ledger: DurableLed
 
 
 def test_a_file_that_is_no_ledger_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "ledger.db").write_text("this is not a database, and long enough to be looked at as one" * 20)
+    (tmp_path / "ledger.db").write_text(
+        "this is not a database, and long enough to be looked at as one" * 20
+    )
     with pytest.raises(LedgerError, match="can't be used as a ledger"):
         DurableLedger(tmp_path / "ledger.db")
 
@@ -135,15 +150,21 @@ def test_a_charge_that_fails_leaves_nothing(ledger: DurableLedger) -> None:
     assert ledger.verify() == []
 
 
-def test_a_charge_has_reached_the_disk_when_it_returns(ledger: DurableLedger, monkeypatch: pytest.MonkeyPatch) -> None:
-    """In WAL mode SQLite flushes a commit to the disk with `synchronous` full (2) or extra (3), not with normal (1)."""
+def test_a_charge_has_reached_the_disk_when_it_returns(
+    ledger: DurableLedger, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In WAL mode SQLite flushes a commit to the disk with `synchronous` full (2) or extra (3), not
+    with normal (1)."""
     found = []
 
     class Watched(sqlite3.Connection):
         def close(self) -> None:
             if self.execute("pragma database_list").fetchone()[2] == str(ledger.path.resolve()):
                 found.append(
-                    (*self.execute("pragma journal_mode").fetchone(), *self.execute("pragma synchronous").fetchone())
+                    (
+                        *self.execute("pragma journal_mode").fetchone(),
+                        *self.execute("pragma synchronous").fetchone(),
+                    )
                 )
             super().close()
 
@@ -171,7 +192,10 @@ def test_processes_that_write_at_once_keep_one_chain(tmp_path: Path) -> None:
         worker.join(60)
     ledger = DurableLedger(path)
     assert ledger.verify() == []
-    spent = [ledger.spent("example", data_owner=owner).num_releases for owner in ledger.data_owners("example")]
+    spent = [
+        ledger.spent("example", data_owner=owner).num_releases
+        for owner in ledger.data_owners("example")
+    ]
     assert spent == [20] * 3
 
 
@@ -185,7 +209,11 @@ def test_a_ledger_its_copy_and_the_folders_that_are_made_for_it_are_its_owners_a
         backup(ledger.path, tmp_path / "node" / "copy.db")
         with only_writer(tmp_path / "run"), ledger._connect() as connection:
             connection.execute("begin immediate")
-            rights = {path.name: path.stat().st_mode & 0o77 for path in tmp_path.rglob("*") if path.name != "lock"}
+            rights = {
+                path.name: path.stat().st_mode & 0o77
+                for path in tmp_path.rglob("*")
+                if path.name != "lock"
+            }
     finally:
         os.umask(before)
     assert {"run", "known", "ledgers.db", "copy.db", "ledger.db-wal"} <= rights.keys()

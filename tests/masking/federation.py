@@ -13,19 +13,32 @@ from numpy.typing import NDArray
 from discreet.masking.identity import Directory, Identity
 from discreet.masking.node import MaskingNode
 from discreet.masking.server import Exchange, MaskingServer, Opened
-from discreet.masking.wire import Stage, Terms, join, join_names, read_reply, read_request, split, write_request
+from discreet.masking.wire import (
+    Stage,
+    Terms,
+    join,
+    join_names,
+    read_reply,
+    read_request,
+    split,
+    write_request,
+)
 
 RUN = "0123456789abcdef" * 2
 Gone = Mapping[Stage, frozenset[str]]
 NOBODY: Gone = {}
 
 
-def terms_of(nodes: int, *, dropouts: int = 1, colluding: int = 0, length: int = 7, bits: int = 20) -> Terms:
+def terms_of(
+    nodes: int, *, dropouts: int = 1, colluding: int = 0, length: int = 7, bits: int = 20
+) -> Terms:
     return Terms(RUN, nodes, dropouts, colluding, (nodes + colluding) // 2 + 1, bits, length)
 
 
 def identities(nodes: int) -> dict[str, Identity]:
-    return {name: Identity.generate(name) for name in (f"node-{number:02d}" for number in range(nodes))}
+    return {
+        name: Identity.generate(name) for name in (f"node-{number:02d}" for number in range(nodes))
+    }
 
 
 class MemoryStore:
@@ -86,11 +99,15 @@ class Federation:
         return np.array([sum(column) % 2**self.terms.bits for column in columns], dtype=np.int64)
 
 
-def federation(terms: Terms, *, seed: int = 71, store: Callable[[str], Any] = lambda name: MemoryStore()) -> Federation:
+def federation(
+    terms: Terms, *, seed: int = 71, store: Callable[[str], Any] = lambda name: MemoryStore()
+) -> Federation:
     people, random = identities(terms.nodes), np.random.default_rng(seed)
     directory = Directory.of(people)
     vectors = {name: random.integers(-(2**40), 2**40, terms.length) for name in people}
-    nodes = {name: MaskingNode(person, directory, terms, store(name)) for name, person in people.items()}
+    nodes = {
+        name: MaskingNode(person, directory, terms, store(name)) for name, person in people.items()
+    }
     return Federation(terms, vectors, nodes, MaskingServer(terms, tuple(people)))
 
 

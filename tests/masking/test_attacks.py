@@ -26,7 +26,15 @@ from discreet.masking.wire import (
     split_named,
     write_request,
 )
-from tests.masking.federation import Federation, MemoryStore, altered, body_of, federation, lists, terms_of
+from tests.masking.federation import (
+    Federation,
+    MemoryStore,
+    altered,
+    body_of,
+    federation,
+    lists,
+    terms_of,
+)
 
 NAMES = tuple(f"node-{number:02d}" for number in range(5))
 ME = NAMES[1]
@@ -60,14 +68,23 @@ def another_stage(ours: Federation, request: bytes, stage: Stage, body: bytes) -
 def test_for_each_node_one_share_is_given_and_never_both(ours: Federation) -> None:
     exchange = ours.until(Stage.UNMASK, WITHOUT_LAST)
     given = split_named(body_of(ours.answer(ME, exchange.requests[ME])))
-    assert {name: len(share) for name, share in given.items()} == {**dict.fromkeys(NAMES[:4], 16), NAMES[4]: 32}
+    assert {name: len(share) for name, share in given.items()} == {
+        **dict.fromkeys(NAMES[:4], 16),
+        NAMES[4]: 32,
+    }
 
 
 def test_a_node_in_both_lists_is_refused(ours: Federation) -> None:
-    refuses(ours, altered(mine(ours, Stage.CONFIRM), lists(NAMES, NAMES[4:])), "'node-04' is in both lists")
+    refuses(
+        ours,
+        altered(mine(ours, Stage.CONFIRM), lists(NAMES, NAMES[4:])),
+        "'node-04' is in both lists",
+    )
 
 
-def test_lists_that_are_not_of_those_who_shared_or_leave_this_node_out_are_refused(ours: Federation) -> None:
+def test_lists_that_are_not_of_those_who_shared_or_leave_this_node_out_are_refused(
+    ours: Federation,
+) -> None:
     request, others = mine(ours, Stage.CONFIRM), [name for name in NAMES if name != ME]
     refuses(ours, altered(request, lists(others, [ME])), "leaves this node out")
     for alive in ((*NAMES, "node-99"), NAMES[:4]):
@@ -83,10 +100,18 @@ def test_the_other_list_can_not_be_had_after_the_first_was_signed(ours: Federati
 def test_nodes_that_were_told_different_lists_open_nothing(ours: Federation) -> None:
     exchange = ours.until(Stage.CONFIRM)
     told = dict(zip(NAMES, (FIRST, FIRST, LAST_GONE, LAST_GONE, FIRST), strict=True))
-    signatures = {name: body_of(ours.answer(name, altered(exchange.requests[name], told[name]))) for name in NAMES}
+    signatures = {
+        name: body_of(ours.answer(name, altered(exchange.requests[name], told[name])))
+        for name in NAMES
+    }
     asked = another_stage(ours, exchange.requests[ME], Stage.UNMASK, join_named(signatures))
     for name in NAMES[:4]:
-        refuses(ours, asked, "did not sign the lists that this node signed|which is not in the sum", name)
+        refuses(
+            ours,
+            asked,
+            "did not sign the lists that this node signed|which is not in the sum",
+            name,
+        )
 
 
 def test_fewer_signatures_than_the_threshold_open_nothing(ours: Federation) -> None:
@@ -98,7 +123,9 @@ def test_fewer_signatures_than_the_threshold_open_nothing(ours: Federation) -> N
     refuses(ours, altered(request, stranger), "'node-04', which is not in the sum")
 
 
-def test_nodes_that_were_told_different_keys_can_not_open_each_others_shares(ours: Federation) -> None:
+def test_nodes_that_were_told_different_keys_can_not_open_each_others_shares(
+    ours: Federation,
+) -> None:
     exchange = ours.until(Stage.SHARES)
     fewer = split_named(body_of(exchange.requests[ME]))
     del fewer[NAMES[4]]
@@ -154,9 +181,17 @@ def test_keys_and_signatures_of_an_earlier_attempt_are_none_of_this_one(ours: Fe
     old = split_named(body_of(mine(ours, Stage.SHARES)))
     request = mine(ours, Stage.SHARES)
     mixed = split_named(body_of(request)) | {NAMES[2]: old[NAMES[2]]}
-    refuses(ours, altered(request, join_named(mixed)), "keys of 'node-02' are not signed .* for this attempt")
+    refuses(
+        ours,
+        altered(request, join_named(mixed)),
+        "keys of 'node-02' are not signed .* for this attempt",
+    )
     signatures = body_of(mine(ours, Stage.UNMASK))
-    refuses(ours, altered(mine(ours, Stage.UNMASK), signatures), "did not sign the lists that this node signed")
+    refuses(
+        ours,
+        altered(mine(ours, Stage.UNMASK), signatures),
+        "did not sign the lists that this node signed",
+    )
 
 
 def test_every_attempt_has_fresh_keys_and_a_fresh_seed(ours: Federation) -> None:
@@ -181,9 +216,15 @@ def test_a_key_that_the_server_made_and_signed_itself_is_found_out(ours: Federat
     request = mine(ours, Stage.SHARES)
     terms, (part,) = read_request(request)
     public = (bytes(31) + b"\t", bytes(31) + b"\t", bytes(16))
-    forged = sign_keys(Identity.generate(NAMES[3]), ours.nodes[ME].directory, place_of(terms, part), public)
+    forged = sign_keys(
+        Identity.generate(NAMES[3]), ours.nodes[ME].directory, place_of(terms, part), public
+    )
     keys = split_named(part.body) | {NAMES[3]: join(*forged)}
-    refuses(ours, altered(request, join_named(keys)), "keys of 'node-03' are not signed with its registered key")
+    refuses(
+        ours,
+        altered(request, join_named(keys)),
+        "keys of 'node-03' are not signed with its registered key",
+    )
 
 
 def test_a_node_knows_its_own_keys_and_who_is_in_its_list(ours: Federation) -> None:
@@ -194,12 +235,20 @@ def test_a_node_knows_its_own_keys_and_who_is_in_its_list(ours: Federation) -> N
     refuses(ours, altered(request, join_named(stranger)), "'node-99' is not in this node's list")
 
 
-def test_shares_under_another_name_or_of_a_stranger_are_refused_before_anything_is_masked(ours: Federation) -> None:
+def test_shares_under_another_name_or_of_a_stranger_are_refused_before_anything_is_masked(
+    ours: Federation,
+) -> None:
     request = ours.until(Stage.MASKED, {Stage.KEYS: frozenset({NAMES[4]})}).requests[ME]
     sealed = split_named(body_of(request))
     exchanged = sealed | {NAMES[0]: sealed[NAMES[2]], NAMES[2]: sealed[NAMES[0]]}
-    refuses(ours, altered(request, join_named(exchanged)), "from 'node-00': shares that can't be opened")
-    refuses(ours, altered(request, join_named(sealed | {NAMES[4]: sealed[NAMES[0]]})), "not among the others")
+    refuses(
+        ours, altered(request, join_named(exchanged)), "from 'node-00': shares that can't be opened"
+    )
+    refuses(
+        ours,
+        altered(request, join_named(sealed | {NAMES[4]: sealed[NAMES[0]]})),
+        "not among the others",
+    )
     assert ours.charges == []
 
 
@@ -209,9 +258,17 @@ def test_shares_under_another_name_or_of_a_stranger_are_refused_before_anything_
 def test_fewer_than_n_minus_d_nodes_get_no_masked_vector(ours: Federation) -> None:
     for stage in (Stage.SHARES, Stage.MASKED):
         request = mine(ours, stage)
-        few = {name: value for name, value in split_named(body_of(request)).items() if name in NAMES[:2]}
+        few = {
+            name: value
+            for name, value in split_named(body_of(request)).items()
+            if name in NAMES[:2]
+        }
         refuses(ours, altered(request, join_named(few)), "only 2 nodes .* fewer than 3 is none")
-    refuses(ours, altered(mine(ours, Stage.CONFIRM), lists(NAMES[:2], NAMES[2:])), "only 2 nodes are in the sum")
+    refuses(
+        ours,
+        altered(mine(ours, Stage.CONFIRM), lists(NAMES[:2], NAMES[2:])),
+        "only 2 nodes are in the sum",
+    )
 
 
 def test_other_terms_than_the_nodes_own_are_refused(ours: Federation) -> None:
@@ -236,16 +293,26 @@ def test_attempts_without_end_are_refused(ours: Federation) -> None:
 # Less noise, or a smaller price, than a node counts on.
 
 
-def test_a_node_that_was_told_of_another_noise_signs_keys_that_the_others_refuse(ours: Federation) -> None:
+def test_a_node_that_was_told_of_another_noise_signs_keys_that_the_others_refuse(
+    ours: Federation,
+) -> None:
     exchange = ours.until(Stage.KEYS)
     louder = replace(ours.terms, variance=100)
     told_otherwise = replace(ours.nodes[NAMES[3]], terms=louder, store=MemoryStore())
     _, parts = read_request(exchange.requests[NAMES[3]])
-    others = {name: body_of(ours.answer(name, exchange.requests[name])) for name in NAMES if name != NAMES[3]}
-    forged = told_otherwise.answer(write_request(louder, parts), lambda: ours.vectors[ME], lambda: None)
+    others = {
+        name: body_of(ours.answer(name, exchange.requests[name]))
+        for name in NAMES
+        if name != NAMES[3]
+    }
+    forged = told_otherwise.answer(
+        write_request(louder, parts), lambda: ours.vectors[ME], lambda: None
+    )
     keys = join_named(others | {NAMES[3]: body_of(forged)})
     request = another_stage(ours, exchange.requests[ME], Stage.SHARES, keys)
-    refuses(ours, request, "keys of 'node-03' are not signed with its registered key for this attempt")
+    refuses(
+        ours, request, "keys of 'node-03' are not signed with its registered key for this attempt"
+    )
 
 
 def test_another_attempt_at_another_price_is_paid_anew(ours: Federation) -> None:
@@ -259,7 +326,8 @@ ANY = st.integers(0, 2**16)
 
 
 class DishonestServer(RuleBasedStateMachine):
-    """Honest steps of several attempts at two rounds, mixed with old requests and with lists of the server's own."""
+    """Honest steps of several attempts at two rounds, mixed with old requests and with lists of the
+    server's own."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -305,7 +373,9 @@ class DishonestServer(RuleBasedStateMachine):
 
     @rule(which=ANY, alive=st.sets(st.sampled_from(FOUR)), gone=st.sets(st.sampled_from(FOUR)))
     def send_lists_of_its_own(self, which: int, alive: set[str], gone: set[str]) -> None:
-        asked = [(name, request) for name, request in self.sent if len(read_request(request)[1]) == 1]
+        asked = [
+            (name, request) for name, request in self.sent if len(read_request(request)[1]) == 1
+        ]
         if asked:
             name, request = asked[which % len(asked)]
             terms, (part,) = read_request(request)

@@ -1,4 +1,5 @@
-"""What a node keeps and reads: its state on disk, identities and lists of peers, and the form of messages."""
+"""What a node keeps and reads: its state on disk, identities and lists of peers, and the form of
+messages."""
 
 from __future__ import annotations
 
@@ -12,7 +13,12 @@ import numpy as np
 import pytest
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
-from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat, PublicFormat
+from cryptography.hazmat.primitives.serialization import (
+    Encoding,
+    NoEncryption,
+    PrivateFormat,
+    PublicFormat,
+)
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -21,7 +27,15 @@ from discreet.masking import wire
 from discreet.masking.identity import Directory, Identity, IdentityError
 from discreet.masking.node import MaskingNode
 from discreet.masking.store import FolderStore, NodeState, read_state
-from discreet.masking.wire import MalformedBytes, MaskingRefused, Stage, digest, join, read_request, split_named
+from discreet.masking.wire import (
+    MalformedBytes,
+    MaskingRefused,
+    Stage,
+    digest,
+    join,
+    read_request,
+    split_named,
+)
 from tests.masking.federation import RUN, Federation, MemoryStore, federation, identities, terms_of
 
 ME = "node-00"
@@ -41,7 +55,9 @@ def test_after_a_round_of_nodes_that_keep_nothing_in_memory_nothing_of_it_is_lef
     ours: Federation, tmp_path: Path
 ) -> None:
     assert ours.sum(1).names == tuple(ours.nodes)
-    assert state_of(tmp_path) == NodeState(closed=1, charged=1, price=digest(terms_of(3).encode(), b""))
+    assert state_of(tmp_path) == NodeState(
+        closed=1, charged=1, price=digest(terms_of(3).encode(), b"")
+    )
     assert not list((tmp_path / ME).glob("*.new"))
 
 
@@ -53,7 +69,9 @@ def test_its_own_secrets_are_gone_once_its_vector_is_masked_and_those_of_the_nex
     ours.answer(ME, exchange.requests[ME])
     assert state_of(tmp_path).attempts[1].secrets == b""
     ours.sum(1, then=2)
-    assert {number: len(each.secrets) for number, each in state_of(tmp_path).attempts.items()} == {2: 80}
+    assert {number: len(each.secrets) for number, each in state_of(tmp_path).attempts.items()} == {
+        2: 80
+    }
 
 
 def test_only_the_owner_can_read_it(ours: Federation, tmp_path: Path) -> None:
@@ -62,7 +80,9 @@ def test_only_the_owner_can_read_it(ours: Federation, tmp_path: Path) -> None:
     assert stat.S_IMODE((tmp_path / ME).stat().st_mode) == 0o700
 
 
-def test_the_state_is_synced_before_the_reply_leaves(ours: Federation, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_state_is_synced_before_the_reply_leaves(
+    ours: Federation, monkeypatch: pytest.MonkeyPatch
+) -> None:
     exchange, seen = ours.until(Stage.KEYS), []
     replace, fsync = os.replace, os.fsync
     monkeypatch.setattr(os, "fsync", lambda handle: (seen.append("fsync"), fsync(handle)))
@@ -71,7 +91,9 @@ def test_the_state_is_synced_before_the_reply_leaves(ours: Federation, monkeypat
     assert seen == ["fsync", "replace", "fsync"]  # the file, its name, and the folder
 
 
-def test_without_room_on_the_disk_nothing_leaves(ours: Federation, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_room_on_the_disk_nothing_leaves(
+    ours: Federation, monkeypatch: pytest.MonkeyPatch
+) -> None:
     exchange = ours.until(Stage.MASKED)
     monkeypatch.setattr(os, "fsync", Mock(side_effect=OSError(28, "No space left on device")))
     with pytest.raises(MaskingRefused, match="can't be kept: No space left on device"):
@@ -79,7 +101,10 @@ def test_without_room_on_the_disk_nothing_leaves(ours: Federation, monkeypatch: 
 
 
 def test_a_release_that_is_not_paid_does_not_happen(ours: Federation, tmp_path: Path) -> None:
-    exchange, spent = ours.until(Stage.MASKED), Mock(side_effect=RuntimeError("the budget is spent"))
+    exchange, spent = (
+        ours.until(Stage.MASKED),
+        Mock(side_effect=RuntimeError("the budget is spent")),
+    )
     with pytest.raises(RuntimeError, match="the budget is spent"):
         ours.nodes[ME].answer(exchange.requests[ME], lambda: ours.vectors[ME], spent)
     assert state_of(tmp_path).attempts[1].stage is Stage.SHARES
@@ -98,7 +123,10 @@ def test_a_damaged_state_is_refused_and_never_a_new_one(ours: Federation, tmp_pa
 
 def test_two_processes_never_answer_at_once(ours: Federation, tmp_path: Path) -> None:
     exchange = ours.until(Stage.SHARES)
-    with FolderStore(tmp_path / ME).locked(RUN), pytest.raises(MaskingRefused, match="another process is answering"):
+    with (
+        FolderStore(tmp_path / ME).locked(RUN),
+        pytest.raises(MaskingRefused, match="another process is answering"),
+    ):
         ours.answer(ME, exchange.requests[ME])
 
 
@@ -111,10 +139,16 @@ def test_no_secret_is_shown(ours: Federation, tmp_path: Path) -> None:
     assert str(refusal.value.__cause__).count("input_value") == 0
 
 
-def test_the_keys_of_scripts_certs_are_identities_and_public_keys_are_read_in_both_forms(tmp_path: Path) -> None:
+def test_the_keys_of_scripts_certs_are_identities_and_public_keys_are_read_in_both_forms(
+    tmp_path: Path,
+) -> None:
     make_node(tmp_path, "one")
     one, other = Identity.read("one", tmp_path / "nodes" / "one.key"), Identity.generate("other")
-    text = other.key.public_key().public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo).decode()
+    text = (
+        other.key.public_key()
+        .public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo)
+        .decode()
+    )
     peers = {"other": text, "one": (tmp_path / "public" / "one.pub").read_text()}
     (tmp_path / "peers.json").write_text(json.dumps(peers))
     directory = Directory.read(tmp_path / "peers.json")
@@ -135,7 +169,9 @@ def test_a_private_key_that_can_not_be_used_is_refused_by_name(tmp_path: Path) -
             Identity.read("node", path)
 
 
-@pytest.mark.parametrize("text", ["", "[]", '{"a": 1}', '{"a": "ssh-ed25519 AAAA"}', '{"a": "x", "a": "y"}'])
+@pytest.mark.parametrize(
+    "text", ["", "[]", '{"a": 1}', '{"a": "ssh-ed25519 AAAA"}', '{"a": "x", "a": "y"}']
+)
 def test_a_list_that_can_not_be_used_is_refused_by_name(tmp_path: Path, text: str) -> None:
     path = tmp_path / "peers.json"
     path.write_text(text)
@@ -145,7 +181,11 @@ def test_a_list_that_can_not_be_used_is_refused_by_name(tmp_path: Path, text: st
 
 def test_two_names_with_one_key_and_names_of_another_length_are_refused() -> None:
     one = Identity.generate("one")
-    for names, reason in ((("one", "two"), "could speak for two"), (("",), "1 to 200"), (("n" * 201,), "1 to 200")):
+    for names, reason in (
+        (("one", "two"), "could speak for two"),
+        (("",), "1 to 200"),
+        (("n" * 201,), "1 to 200"),
+    ):
         with pytest.raises(IdentityError, match=reason):
             Directory.of(dict.fromkeys(names, one))
 
@@ -171,7 +211,11 @@ PLACE = st.integers(0, 2**16)  # modulo the length: signatures of one message di
 
 
 @given(
-    st.dictionaries(st.text(st.characters(codec="utf-8"), min_size=1, max_size=5), st.binary(max_size=9), max_size=5)
+    st.dictionaries(
+        st.text(st.characters(codec="utf-8"), min_size=1, max_size=5),
+        st.binary(max_size=9),
+        max_size=5,
+    )
 )
 def test_names_and_values_are_read_as_they_were_written(values: dict[str, bytes]) -> None:
     assert wire.split(join(*values.values())) == list(values.values())
@@ -238,7 +282,9 @@ def test_a_masked_vector_can_not_be_asked_for_beside_something_else() -> None:
 def test_packed_integers_are_read_modulo_2_to_the_k(bits: int, values: list[int]) -> None:
     data = wire.pack(np.array(values, dtype=np.uint32), bits)
     assert 0 <= 8 * len(data) - bits * len(values) <= 7 * (bits % 8)
-    assert wire.unpack(data, length=len(values), bits=bits).tolist() == [value % 2**bits for value in values]
+    assert wire.unpack(data, length=len(values), bits=bits).tolist() == [
+        value % 2**bits for value in values
+    ]
 
 
 def test_packed_integers_in_another_form_are_malformed() -> None:

@@ -1,4 +1,5 @@
-"""Within the limits on dropouts the server's sum is the plain sum, bit by bit, and uniform before; beyond them
+"""Within the limits on dropouts the server's sum is the plain sum, bit by bit, and uniform before;
+beyond them
 there is none."""
 
 from __future__ import annotations
@@ -15,7 +16,16 @@ from numpy.typing import NDArray
 from scipy.stats import chisquare
 
 from discreet.masking.identity import read_keys
-from discreet.masking.masks import add_mask, combine, own_key, public_key, route, seal, split_secret, unseal
+from discreet.masking.masks import (
+    add_mask,
+    combine,
+    own_key,
+    public_key,
+    route,
+    seal,
+    split_secret,
+    unseal,
+)
 from discreet.masking.server import Exchange, Opened
 from discreet.masking.wire import (
     Abandoned,
@@ -35,7 +45,8 @@ BEFORE_CONFIRM = (Stage.KEYS, Stage.SHARES, Stage.MASKED)
 
 @st.composite
 def dropouts(draw: st.DrawFn, terms: Terms) -> Gone:
-    """The nodes that are gone at each stage: at most d until the vectors are in, then so many that t are left."""
+    """The nodes that are gone at each stage: at most d until the vectors are in, then so many that
+    t are left."""
     names = [f"node-{number:02d}" for number in range(terms.nodes)]
     order = draw(st.permutations(names))
     places = sorted(draw(st.integers(0, terms.dropouts)) for _ in BEFORE_CONFIRM)
@@ -73,7 +84,9 @@ MANY = [pytest.param(nodes, 400 // nodes, marks=pytest.mark.slow) for nodes in (
 
 
 @pytest.mark.parametrize(("nodes", "cases"), [(3, 15), (5, 10), (10, 3), (20, 1), *MANY])
-def test_the_sum_of_those_who_are_left_is_their_plain_sum_and_each_of_them_paid_once(nodes: int, cases: int) -> None:
+def test_the_sum_of_those_who_are_left_is_their_plain_sum_and_each_of_them_paid_once(
+    nodes: int, cases: int
+) -> None:
     settings(max_examples=cases, deadline=None)(given(federations(nodes))(check_sum))()
 
 
@@ -92,7 +105,9 @@ def test_a_round_is_abandoned_unread_at_the_stage_that_too_few_nodes_answer_and_
         check_sum((ours, {Stage.MASKED: frozenset()}))
 
 
-def test_a_round_whose_keys_rode_along_takes_three_exchanges_with_a_node_that_missed_the_last_one() -> None:
+def test_a_round_whose_keys_rode_along_takes_three_exchanges_with_a_node_that_missed_the_last_one() -> (
+    None
+):
     ours = federation(terms_of(5, dropouts=1))
     ours.sum(1, then=2, gone={Stage.MASKED: frozenset({"node-03"})})
     found, stages = ours.server.begin(2, then=3), []
@@ -135,7 +150,9 @@ def test_sealed_shares_open_for_their_receiver_in_their_attempt_alone() -> None:
             unseal(data, key, public_key(sender), bound=place)
 
 
-def unmask(ours: Federation, liars: set[str], gone: frozenset[str] = frozenset()) -> Exchange | Opened:
+def unmask(
+    ours: Federation, liars: set[str], gone: frozenset[str] = frozenset()
+) -> Exchange | Opened:
     """The last exchange, in which `liars` give shares that are not theirs to give."""
     exchange = ours.until(Stage.UNMASK, gone={Stage.MASKED: gone})
     for name, request in exchange.requests.items():
@@ -169,9 +186,13 @@ def refused_by_server(stage: Stage, change: object, reason: str) -> None:
         exchange.take("node-00", write_reply([part.answered(change(part.body))]))
 
 
-def test_shares_of_another_size_and_keys_with_which_every_exchange_gives_zero_are_malformed() -> None:
+def test_shares_of_another_size_and_keys_with_which_every_exchange_gives_zero_are_malformed() -> (
+    None
+):
     refused_by_server(
-        Stage.UNMASK, lambda body: join_named(dict.fromkeys(split_named(body), bytes(17))), "share of another size"
+        Stage.UNMASK,
+        lambda body: join_named(dict.fromkeys(split_named(body), bytes(17))),
+        "share of another size",
     )
     for which in ("sealing", "masking"):
         refused_by_server(
@@ -187,11 +208,15 @@ LENGTH = 40_000
 
 def is_uniform(data: bytes) -> bool:
     """Chi-square of the bytes' counts against equal counts, with 255 degrees of freedom."""
-    return float(chisquare(np.bincount(np.frombuffer(data, dtype=np.uint8), minlength=256)).pvalue) >= FALSE_ALARM
+    return (
+        float(chisquare(np.bincount(np.frombuffer(data, dtype=np.uint8), minlength=256)).pvalue)
+        >= FALSE_ALARM
+    )
 
 
 def constant(bits: int) -> Federation:
-    """A federation whose nodes all sum the same small constant: as far from uniform as vectors can be."""
+    """A federation whose nodes all sum the same small constant: as far from uniform as vectors can
+    be."""
     ours = federation(terms_of(3, bits=bits, length=LENGTH))
     ours.vectors = {name: np.full(LENGTH, 3, dtype=np.int64) for name in ours.vectors}
     return ours
@@ -212,7 +237,10 @@ def test_each_masked_vector_and_their_sum_are_uniform_before_unmasking(bits: int
 def test_a_vector_is_uniform_to_the_server_even_if_it_knows_every_vector() -> None:
     ours = constant(32)
     exchange = ours.until(Stage.MASKED)
-    masked = [np.frombuffer(body_of(ours.answer(name, exchange.requests[name])), dtype=np.uint8) for name in ours.nodes]
+    masked = [
+        np.frombuffer(body_of(ours.answer(name, exchange.requests[name])), dtype=np.uint8)
+        for name in ours.nodes
+    ]
     assert all(is_uniform((one - other).tobytes()) for one, other in itertools.pairwise(masked))
 
 
@@ -227,7 +255,9 @@ def test_the_masks_of_two_attempts_have_nothing_in_common() -> None:
 
 def test_the_test_finds_what_is_not_masked() -> None:
     words = np.random.default_rng(83).integers(0, 2**16, LENGTH).astype(np.uint16)
-    some = np.where(np.arange(LENGTH) % 20 == 0, np.uint16(3), words)  # one value in twenty is in the clear
+    some = np.where(
+        np.arange(LENGTH) % 20 == 0, np.uint16(3), words
+    )  # one value in twenty is in the clear
     for fault in (np.full_like(words, 3), some, words & np.uint16(0x7FFF), words - words):
         assert is_uniform(words.tobytes())
         assert not is_uniform(fault.tobytes())
@@ -245,6 +275,8 @@ def flowers_of(seed: bytes) -> NDArray[np.uint32]:
 
 def test_masks_of_two_secrets_have_nothing_in_common_and_flowers_fail_that_test() -> None:
     seed = bytes(range(16))
-    swapped = seed[4:8] + seed[:4] + seed[8:]  # another secret, whose words of 32 bits have the same XOR
+    swapped = (
+        seed[4:8] + seed[:4] + seed[8:]
+    )  # another secret, whose words of 32 bits have the same XOR
     assert is_uniform((ours_of(seed) - ours_of(swapped)).tobytes())
     assert not is_uniform((flowers_of(seed) - flowers_of(swapped)).tobytes())

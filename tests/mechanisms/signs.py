@@ -1,6 +1,8 @@
-"""A mechanism from outside Discreet: each client sends the signs of its update, and the server noises their sum.
+"""A mechanism from outside Discreet: each client sends the signs of its update, and the server
+noises their sum.
 
-Adding or removing one client moves a sum of vectors of num_params signs by at most sqrt(num_params) in L2.
+Adding or removing one client moves a sum of vectors of num_params signs by at most sqrt(num_params)
+in L2.
 """
 
 from __future__ import annotations
@@ -14,7 +16,14 @@ import torch
 
 from discreet.accounting.events import ACCOUNTANTS, poisson_round_event
 from discreet.mechanisms.central_gaussian import noise_of
-from discreet.mechanisms.mechanism import IN_THE_CLEAR, SERVER, ClientRound, ExpectedNoise, Participation, Statement
+from discreet.mechanisms.mechanism import (
+    IN_THE_CLEAR,
+    SERVER,
+    ClientRound,
+    ExpectedNoise,
+    Participation,
+    Statement,
+)
 from discreet.mechanisms.round_state import Released, RoundState
 from discreet.mechanisms.sums import CohortSum, PartialReply, Replies, UpdateRows, in_the_clear
 from discreet.privacy.mechanisms import Gaussian
@@ -59,13 +68,18 @@ class Signs:
 
     def expected_noise(self, clip_norm: float) -> ExpectedNoise:
         size = math.sqrt(self.sizes.num_params)
-        return ExpectedNoise(noise_of(self.run), size, self.run.expected_cohort, "the norm of a vector of signs")
+        return ExpectedNoise(
+            noise_of(self.run), size, self.run.expected_cohort, "the norm of a vector of signs"
+        )
 
     def event(self, number: int, *, again: bool = False) -> DpEvent:
         return poisson_round_event(self.run.user.probability, noise_multiplier=noise_of(self.run))
 
     def at_client(self, number: int, num_examples: int, *, trains: bool) -> ClientRound:
-        return ClientRound(noise_of(self.run), bounded=lambda updates, _: (updates.sign(), torch.zeros(len(updates))))
+        return ClientRound(
+            noise_of(self.run),
+            bounded=lambda updates, _: (updates.sign(), torch.zeros(len(updates))),
+        )
 
     def add_up(self, replies: Replies, state: RoundState) -> SignSum:
         """Whatever a client sends, it moves the sum by at most sqrt(num_params) in L2."""

@@ -1,4 +1,5 @@
-"""Sums of answers to a query, whole and in parts: what one client moves, and the noise that it is released with."""
+"""Sums of answers to a query, whole and in parts: what one client moves, and the noise that it is
+released with."""
 
 from __future__ import annotations
 
@@ -37,7 +38,9 @@ ANSWERS = {
     "infinite": torch.tensor([-math.inf, 0.1]),
     "missing": None,
 }
-OTHERS = [TrainReply(1, torch.tensor([0.1, 0.2, -0.3]), below=True, answer=torch.tensor([0.5, 0.5]))]
+OTHERS = [
+    TrainReply(1, torch.tensor([0.1, 0.2, -0.3]), below=True, answer=torch.tensor([0.5, 0.5]))
+]
 
 
 def release(how: AnswerRelease, updates: list[TrainReply], source: RandomSource) -> object:
@@ -46,7 +49,9 @@ def release(how: AnswerRelease, updates: list[TrainReply], source: RandomSource)
 
 def joined(how: AnswerRelease, updates: list[TrainReply], source: RandomSource) -> object:
     user = replace(central(Z, 4.0, how.noise, rated=Z_ANSWERS), sizes=Sizes(3, how.length))
-    state = replace(initial_state(torch.zeros(3), clip_norm=C), round=1)  # no first round rates what nobody has trained
+    state = replace(
+        initial_state(torch.zeros(3), clip_norm=C), round=1
+    )  # no first round rates what nobody has trained
     state, metrics = round_of(user, state, updates, source)
     return [state, metrics.answers, metrics.fraction_below]
 
@@ -64,7 +69,9 @@ def test_one_client_more_or_less_moves_the_sum_of_answers_by_at_most_one(
 
 
 @noises
-def test_update_bits_and_answer_of_the_worst_client_cost_exactly_the_joined_event(how: AnswerRelease) -> None:
+def test_update_bits_and_answer_of_the_worst_client_cost_exactly_the_joined_event(
+    how: AnswerRelease,
+) -> None:
     worst = TrainReply(1, torch.full((3,), 1e30), below=False, answer=torch.tensor([1e30, 0.0]))
     found = replay(lambda updates, source: joined(how, updates, source), [*OTHERS, worst], OTHERS)
     assert found.faults == ()

@@ -52,7 +52,9 @@ class AtNobody(Signs):
 
 
 @pytest.mark.parametrize("name", ["Free", "Costless", "AtNobody"])
-def test_a_mechanism_that_costs_nothing_is_refused_before_a_folder_is_made(name: str, tmp_path: Path) -> None:
+def test_a_mechanism_that_costs_nothing_is_refused_before_a_folder_is_made(
+    name: str, tmp_path: Path
+) -> None:
     words = [*RUN, f"privacy.user.mechanism={HERE}:{name}", "privacy.user.noise_multiplier=1"]
     with pytest.raises(ConfigError, match=r"no cost|cost nothing|charged at the server"):
         simulate(load_config([*words, f"output_dir={tmp_path / 'run'}"]))
@@ -62,9 +64,15 @@ def test_a_mechanism_that_costs_nothing_is_refused_before_a_folder_is_made(name:
 def test_a_round_for_which_a_mechanism_says_no_cost_releases_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    words = [*RUN, "privacy.user.mechanism=tests.mechanisms.signs:Signs", "privacy.user.noise_multiplier=1"]
+    words = [
+        *RUN,
+        "privacy.user.mechanism=tests.mechanisms.signs:Signs",
+        "privacy.user.noise_multiplier=1",
+    ]
     config = load_config([*words, f"output_dir={tmp_path}"])
-    with pytest.raises(Uncharged, match="Signs is charged at the server, and has no cost for round 2"):
+    with pytest.raises(
+        Uncharged, match="Signs is charged at the server, and has no cost for round 2"
+    ):
         simulate(config, on_round=lambda _: monkeypatch.setattr(Signs, "event", Free.event))
     assert RunFolder(tmp_path).load_checkpoint().round == 1
     assert DurableLedger(tmp_path / "ledger.db").spent("user").num_releases == 1

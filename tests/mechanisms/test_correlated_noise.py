@@ -1,4 +1,5 @@
-"""Clients that take turns, with noise that is correlated over rounds: a run, its account, its keys, and its end."""
+"""Clients that take turns, with noise that is correlated over rounds: a run, its account, its keys,
+and its end."""
 
 from __future__ import annotations
 
@@ -47,8 +48,15 @@ from tests.rounds import Charge, free, round_of
 from tests.simulation.crash import BEFORE_SECRETS, POINTS, crash
 
 TURNS = (
-    *("sampling.kind=cyclic", "sampling.groups=3", "privacy.user.clip.kind=fixed", "privacy.user.correlation.kind=bsr"),
-    *("rounds=7", "model.name=linear", "data.num_clients=20", "training.epochs=1", "privacy.user.too_noisy=warn"),
+    "sampling.kind=cyclic",
+    "sampling.groups=3",
+    "privacy.user.clip.kind=fixed",
+    "privacy.user.correlation.kind=bsr",
+    "rounds=7",
+    "model.name=linear",
+    "data.num_clients=20",
+    "training.epochs=1",
+    "privacy.user.too_noisy=warn",
 )
 GROUPS, ROUNDS, DELTA = 3, 7, 1e-3
 SCALE = 2.0  # of noise, in steps of the grid
@@ -69,7 +77,11 @@ def release(
 
 
 def one(
-    how: CorrelatedNoise, number: int, replies: Iterable[TrainReply], kept: CarriedState, charge: Charge = free
+    how: CorrelatedNoise,
+    number: int,
+    replies: Iterable[TrainReply],
+    kept: CarriedState,
+    charge: Charge = free,
 ) -> Tensor:
     """The noised sum of the round after `number` rounds."""
     state = replace(initial_state(torch.zeros(4), clip_norm=0.5), round=number, carried=kept)
@@ -80,7 +92,9 @@ def reply(value: float, client: int = -1, size: int = 4) -> TrainReply:
     return TrainReply(1, torch.full((size,), value), below=True, client=client)
 
 
-def released(how: CorrelatedNoise, rounds: list[list[TrainReply]], kept: CarriedState | None = None) -> list[Tensor]:
+def released(
+    how: CorrelatedNoise, rounds: list[list[TrainReply]], kept: CarriedState | None = None
+) -> list[Tensor]:
     kept = kept or CarriedState()
     return [one(how, number, replies, kept) for number, replies in enumerate(rounds)]
 
@@ -92,10 +106,12 @@ def test_each_prefix_of_a_run_costs_the_gaussian_of_its_sensitivity(tmp_path: Pa
     rows = folder.read_metrics()
     for number, row in enumerate(rows, 1):
         moved = Turns("bsr", 3, GROUPS, number).sensitivity
-        assert analytic_gaussian_noise_multiplier(row["epsilon_user"] or 0.0, delta=DELTA) == pytest.approx(
-            noise / moved, rel=1e-6
-        )
-    assert 7.9 < (rows[-1]["epsilon_user"] or 0) <= 8 * (1 + 1e-9)  # the target, which has chosen the noise
+        assert analytic_gaussian_noise_multiplier(
+            row["epsilon_user"] or 0.0, delta=DELTA
+        ) == pytest.approx(noise / moved, rel=1e-6)
+    assert (
+        7.9 < (rows[-1]["epsilon_user"] or 0) <= 8 * (1 + 1e-9)
+    )  # the target, which has chosen the noise
 
 
 @pytest.mark.parametrize("kind", ["bsr", "bisr", "sqrt"])
@@ -115,7 +131,9 @@ def test_whose_turn_it_is_does_not_depend_on_who_else_is_there() -> None:
         whole = sampling.draw(members, source, number=number)
         for gone in members:
             left = [each for each in members if each != gone]
-            assert sampling.draw(left, source, number=number) == [each for each in whole if each != gone]
+            assert sampling.draw(left, source, number=number) == [
+                each for each in whole if each != gone
+            ]
 
 
 def test_the_server_counts_nobody_out_of_turn_and_who_misses_it_changes_no_noise() -> None:
@@ -126,7 +144,9 @@ def test_the_server_counts_nobody_out_of_turn_and_who_misses_it_changes_no_noise
 
 
 @pytest.mark.parametrize("kind", ["bsr", "bisr", "sqrt", "none"])
-def test_a_pass_over_earlier_blocks_changes_no_bit(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_pass_over_earlier_blocks_changes_no_bit(
+    kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     wholes = []
     for block in (100, 8, 3, 1):
         monkeypatch.setattr(correlated_noise, "BLOCK", block)
@@ -145,7 +165,9 @@ def test_the_charge_comes_before_the_noise_and_the_disk_before_the_release() -> 
     real = CorrelatedGaussian.add_grid_noise
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(
-            CorrelatedGaussian, "add_grid_noise", lambda *a, **b: (happened.append("noised"), real(*a, **b))[1]
+            CorrelatedGaussian,
+            "add_grid_noise",
+            lambda *a, **b: (happened.append("noised"), real(*a, **b))[1],
         )
         one(release(), 0, [], Disk(), lambda _: happened.append("charged"))
     assert happened == ["charged", "noised", "saved"]
@@ -160,7 +182,11 @@ def test_noise_without_the_keys_of_all_rounds_before_is_refused(number: int, rou
 
 
 KILLED = 4
-OUT = ("before_metrics", "before_checkpoint", "in_checkpoint")  # the round's release is on disk, and the state is not
+OUT = (
+    "before_metrics",
+    "before_checkpoint",
+    "in_checkpoint",
+)  # the round's release is on disk, and the state is not
 WASTED = ("after_ledger", BEFORE_SECRETS)  # it is charged, and not out
 
 
@@ -185,14 +211,19 @@ def test_a_killed_run_goes_on_to_the_model_of_one_that_was_not_to_the_last_bit(
     point: str, tmp_path: Path, undisturbed: Tensor
 ) -> None:
     killed(tmp_path, point, "seed=7919", "privacy.user.max_epsilon=20")
-    assert run(tmp_path, "seed=7919", "privacy.user.max_epsilon=20", "resume=true").params.equal(undisturbed)
+    assert run(tmp_path, "seed=7919", "privacy.user.max_epsilon=20", "resume=true").params.equal(
+        undisturbed
+    )
 
 
 @pytest.mark.parametrize("point", [*POINTS, BEFORE_SECRETS])
 def test_no_other_noise_is_drawn_for_a_round_that_was_out_and_one_that_was_not_is_charged_again(
     point: str, tmp_path: Path
 ) -> None:
-    before, seen = killed(tmp_path, point, "privacy.user.max_epsilon=20"), list[Mapping[str, Tensor]]()
+    before, seen = (
+        killed(tmp_path, point, "privacy.user.max_epsilon=20"),
+        list[Mapping[str, Tensor]](),
+    )
     words = ("privacy.user.max_epsilon=20", "resume=true")
     run(tmp_path, *words, on_round=lambda _: seen.append(RunSecrets(tmp_path).load()))
     out = int(before["round"])
@@ -233,7 +264,12 @@ def test_a_run_that_is_over_does_not_go_on(tmp_path: Path) -> None:
     run(tmp_path / "run", "privacy.user.correlation.bandwidth=3")
     more = asked_settings(["resume=true", f"output_dir={tmp_path / 'run'}", "rounds=9"])
     with pytest.raises(LedgerError, match="a run that is over does not go on"):
-        simulate(replace(more, privacy=replace(more.privacy, user=replace(more.privacy.user, max_epsilon=99.0))))
+        simulate(
+            replace(
+                more,
+                privacy=replace(more.privacy, user=replace(more.privacy.user, max_epsilon=99.0)),
+            )
+        )
 
 
 def test_privacy_json_states_the_guarantee_and_the_report_reads_it(tmp_path: Path) -> None:
@@ -243,7 +279,9 @@ def test_privacy_json_states_the_guarantee_and_the_report_reads_it(tmp_path: Pat
     assert "correlated over rounds (BSR, bandwidth 3)" in user["mechanism"]
     assert user["trusted"].startswith("the server")
     assert user["observer"] == "who sees every released model, and who takes part in which round"
-    assert not [each for each in user["not_covered"] if "amplification" in each or "took part" in each]
+    assert not [
+        each for each in user["not_covered"] if "amplification" in each or "took part" in each
+    ]
     assert user["floating_point"]["noise"] == "grid"
     assert 0 < user["floating_point"]["delta_slack"] < 1e-12
     assert report([str(tmp_path / "run")]) == 0
@@ -256,11 +294,17 @@ WRONG = {
     "evaluation.kind must be public or none": ("evaluation.kind=private",),
     "sampling.groups must be given": ("sampling.groups=null",),
     "sampling.groups must be left out": ("sampling.kind=everyone",),
-    "privacy.user.correlation.kind must be none with poisson": ("sampling.kind=poisson", "sampling.groups=null"),
-    "privacy.user.correlation.bandwidth must be left out": (
-        *("privacy.user.correlation.kind=sqrt", "privacy.user.correlation.bandwidth=3"),
+    "privacy.user.correlation.kind must be none with poisson": (
+        "sampling.kind=poisson",
+        "sampling.groups=null",
     ),
-    "sampling.kind must be poisson, fixed or everyone": ("privacy.user.mechanism=tests.mechanisms.signs:Signs",),
+    "privacy.user.correlation.bandwidth must be left out": (
+        "privacy.user.correlation.kind=sqrt",
+        "privacy.user.correlation.bandwidth=3",
+    ),
+    "sampling.kind must be poisson, fixed or everyone": (
+        "privacy.user.mechanism=tests.mechanisms.signs:Signs",
+    ),
 }
 
 
@@ -287,12 +331,16 @@ NODE = {"partition-id": 0, "num-partitions": 20}
 def test_with_a_policy_a_client_keeps_to_its_turn_by_itself(
     least: str, number: int, node_id: int | None, said: str | None
 ) -> None:
-    run = replace(client_settings(config("privacy.user.noise_multiplier=1", "privacy.user.target_epsilon=null")))
+    run = replace(
+        client_settings(
+            config("privacy.user.noise_multiplier=1", "privacy.user.target_epsilon=null")
+        )
+    )
     asked, node = TrainRequest(number, 0.3, run), NODE | {"min-groups": least}
     if said is None:
-        assert node_client(work_of(asked), node, node_id).answer(work_of(asked), torch.zeros(650)).update.shape == (
-            650,
-        )
+        assert node_client(work_of(asked), node, node_id).answer(
+            work_of(asked), torch.zeros(650)
+        ).update.shape == (650,)
         return
     with pytest.raises(Refused, match=said):
         node_client(work_of(asked), node, node_id).answer(work_of(asked), torch.zeros(650))

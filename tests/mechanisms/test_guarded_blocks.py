@@ -1,4 +1,5 @@
-"""The simulation of guarded sites: one patient's block, there either way, moves the sum by 2C, and that is charged."""
+"""The simulation of guarded sites: one patient's block, there either way, moves the sum by 2C, and
+that is charged."""
 
 from __future__ import annotations
 
@@ -24,8 +25,11 @@ C, Z = 0.5, 1.3
 UNIT = torch.tensor([C, 0.0, 0.0]) * (1 - 1e-5)
 OTHERS = [TrainReply(1, torch.tensor([0.1, 0.2, -0.3]), below=True)]
 WORDS = (
-    *("privacy.user.mechanism=discreet.mechanisms.guarded_blocks:GuardedBlocks", f"privacy.user.clip.norm={C}"),
-    *(f"privacy.user.noise_multiplier={Z}", "privacy.user.target_epsilon=null", "privacy.user.clip.kind=fixed"),
+    "privacy.user.mechanism=discreet.mechanisms.guarded_blocks:GuardedBlocks",
+    f"privacy.user.clip.norm={C}",
+    f"privacy.user.noise_multiplier={Z}",
+    "privacy.user.target_epsilon=null",
+    "privacy.user.clip.kind=fixed",
 )
 
 
@@ -62,7 +66,8 @@ def test_a_round_costs_a_sampled_gaussian_of_the_noise_over_2c() -> None:
 
 
 @pytest.mark.parametrize(
-    "words", [("privacy.user.clip.kind=adaptive",), ("sampling.kind=fixed", "privacy.accountant=rdp")]
+    "words",
+    [("privacy.user.clip.kind=adaptive",), ("sampling.kind=fixed", "privacy.accountant=rdp")],
 )
 def test_what_a_guard_does_not_do_is_refused(words: tuple[str, ...]) -> None:
     with pytest.raises(ConfigError, match="guarded blocks have"):

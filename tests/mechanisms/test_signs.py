@@ -35,8 +35,14 @@ from tests.rounds import round_of
 
 NAME, Z, SIZE = "tests.mechanisms.signs:Signs", 1.3, 5
 RUN = (
-    *(f"privacy.user.mechanism={NAME}", "rounds=3", "model.name=linear", "data.num_clients=20", "seed=7919"),
-    *("privacy.user.too_noisy=warn", "server.learning_rate=0.01", "server.momentum=0"),
+    f"privacy.user.mechanism={NAME}",
+    "rounds=3",
+    "model.name=linear",
+    "data.num_clients=20",
+    "seed=7919",
+    "privacy.user.too_noisy=warn",
+    "server.learning_rate=0.01",
+    "server.momentum=0",
 )
 
 
@@ -52,7 +58,9 @@ def run(folder: Path, *words: str) -> tuple[RunFolder, State]:
 def rounds(updates: list[Tensor], source: RandomSource) -> list[object]:
     release = Signs(run_of(Z), CLIP, Sizes(SIZE))
     replies = [TrainReply(1, update, below=False) for update in updates]
-    state, metrics = round_of(release, initial_state(torch.zeros(SIZE), clip_norm=1.0), replies, source)
+    state, metrics = round_of(
+        release, initial_state(torch.zeros(SIZE), clip_norm=1.0), replies, source
+    )
     return [state, replace(metrics, replies=0)]
 
 
@@ -93,7 +101,11 @@ def test_report_reads_its_run(tmp_path: Path) -> None:
 
 
 def test_audit_refutes_half_its_noise_and_not_its_noise(monkeypatch: pytest.MonkeyPatch) -> None:
-    words = ("sampling.kind=everyone", "privacy.user.noise_multiplier=1", "privacy.user.target_epsilon=null")
+    words = (
+        "sampling.kind=everyone",
+        "privacy.user.noise_multiplier=1",
+        "privacy.user.target_epsilon=null",
+    )
     assert not judge(experiment_of(config(*words), Asked(canaries=400))).refuted
     half, real = Signs(run_of(0.5), CLIP, Sizes(650)), Signs.release
     monkeypatch.setattr(Signs, "release", lambda self, *given: real(half, *given))
@@ -112,12 +124,19 @@ def test_a_request_names_a_mechanism_only_if_there_is_one() -> None:
 
 
 def test_a_word_that_names_no_class_is_not_taken_for_a_model(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"^privacy\.user\.mechanism must be package\.module:Class \(got laplace\)"):
+    with pytest.raises(
+        ConfigError,
+        match=r"^privacy\.user\.mechanism must be package\.module:Class \(got laplace\)",
+    ):
         run(tmp_path / "run", "privacy.user.mechanism=laplace")
     assert not (tmp_path / "run").exists()
 
 
-@pytest.mark.parametrize("words", [("evaluation.kind=private",), ("privacy.user.mechanism=nowhere:Nothing",)])
-def test_what_it_can_not_do_and_a_name_of_nothing_are_refused(words: tuple[str, ...], tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "words", [("evaluation.kind=private",), ("privacy.user.mechanism=nowhere:Nothing",)]
+)
+def test_what_it_can_not_do_and_a_name_of_nothing_are_refused(
+    words: tuple[str, ...], tmp_path: Path
+) -> None:
     with pytest.raises(ConfigError, match=r"evaluation\.kind|privacy\.user\.mechanism"):
         run(tmp_path / "run", *words)

@@ -32,7 +32,9 @@ WILD = {
 }
 KINDS = [("none", 1), ("bsr", 3), ("bsr", 2), ("bisr", 4), ("sqrt", 1)]
 
-Sent = dict[int, dict[int, Tensor]]  # the updates of each client by its number, in each round in which it replies
+Sent = dict[
+    int, dict[int, Tensor]
+]  # the updates of each client by its number, in each round in which it replies
 
 
 @dataclass
@@ -51,8 +53,8 @@ class Charges:
 def whole_run(
     how: CorrelatedNoise, charges: Charges, again: range = range(0)
 ) -> Callable[[Sent, RandomSource], list[object]]:
-    """A run: of what clients send to what leaves, but the number of replies. Old files have it make the rounds `again`,
-    from the last one that is not among them on, before it goes on."""
+    """A run: of what clients send to what leaves, but the number of replies. Old files have it make
+    the rounds `again`, from the last one that is not among them on, before it goes on."""
 
     def run(sent: Sent, source: RandomSource) -> list[object]:
         state, left = initial_state(torch.zeros(SIZE), clip_norm=C), list[object]()
@@ -64,7 +66,10 @@ def whole_run(
                 state, before = replace(state, carried=CarriedState(kept)), again.stop - 1
                 del files[number - 1 :]
             files.append((state, state.carried.load()))
-            replies = [TrainReply(number, update, False, client=each) for each, update in sent[number].items()]
+            replies = [
+                TrainReply(number, update, False, client=each)
+                for each, update in sent[number].items()
+            ]
             state, released = round_of(
                 how,
                 state,
@@ -80,14 +85,23 @@ def whole_run(
     return run
 
 
-def runs_of(update: Tensor, client: int = 3, turns: tuple[int, ...] = (1, 4, 7)) -> tuple[Sent, Sent]:
+def runs_of(
+    update: Tensor, client: int = 3, turns: tuple[int, ...] = (1, 4, 7)
+) -> tuple[Sent, Sent]:
     """Neighbours: with a client that replies in these rounds, and without it."""
-    other = {number: {(number - 1) % GROUPS: torch.full((SIZE,), 0.1)} for number in range(1, ROUNDS + 1)}
-    both = {number: there | ({client: update} if number in turns else {}) for number, there in other.items()}
+    other = {
+        number: {(number - 1) % GROUPS: torch.full((SIZE,), 0.1)} for number in range(1, ROUNDS + 1)
+    }
+    both = {
+        number: there | ({client: update} if number in turns else {})
+        for number, there in other.items()
+    }
     return both, other
 
 
-def found_in(how: CorrelatedNoise, *neighbours: Sent, again: range = range(0)) -> tuple[Replay, Charges]:
+def found_in(
+    how: CorrelatedNoise, *neighbours: Sent, again: range = range(0)
+) -> tuple[Replay, Charges]:
     charges = Charges([])
     return replay(whole_run(how, charges, again), *neighbours), charges
 
@@ -98,7 +112,9 @@ def release(kind: str = "bsr", bandwidth: int = 3) -> CorrelatedNoise:
 
 @pytest.mark.parametrize(("kind", "bandwidth"), KINDS)
 @pytest.mark.parametrize("update", WILD.values(), ids=WILD)
-def test_a_client_in_all_its_turns_costs_what_the_ledger_was_charged(kind: str, bandwidth: int, update: Tensor) -> None:
+def test_a_client_in_all_its_turns_costs_what_the_ledger_was_charged(
+    kind: str, bandwidth: int, update: Tensor
+) -> None:
     both, other = runs_of(update)
     for pair in ((both, other), (other, both)):
         found, charges = found_in(release(kind, bandwidth), *pair)
@@ -108,8 +124,12 @@ def test_a_client_in_all_its_turns_costs_what_the_ledger_was_charged(kind: str, 
             assert found.gaussian_distance == pytest.approx(charges.distance, rel=2e-3)
 
 
-@pytest.mark.parametrize(("client", "turns"), [(4, (2, 5, 8)), (5, (3, 6)), (3, (1, 7)), (3, (4,)), (4, (5, 8))])
-def test_other_groups_and_clients_that_miss_a_turn_cost_less(client: int, turns: tuple[int, ...]) -> None:
+@pytest.mark.parametrize(
+    ("client", "turns"), [(4, (2, 5, 8)), (5, (3, 6)), (3, (1, 7)), (3, (4,)), (4, (5, 8))]
+)
+def test_other_groups_and_clients_that_miss_a_turn_cost_less(
+    client: int, turns: tuple[int, ...]
+) -> None:
     for kind, bandwidth in KINDS:
         found, charges = found_in(release(kind, bandwidth), *runs_of(FAR, client, turns))
         assert found.faults == ()

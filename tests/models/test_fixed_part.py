@@ -1,4 +1,5 @@
-"""A frozen first part is computed once: what is learned behind it is what the whole model would have learned."""
+"""A frozen first part is computed once: what is learned behind it is what the whole model would
+have learned."""
 
 from __future__ import annotations
 
@@ -31,8 +32,10 @@ from tests.tiny_transformers import write_bert, write_texts
 LEVELS = {
     "user": ["privacy.user.noise_multiplier=0.3", "privacy.user.target_epsilon=null"],
     "example": [
-        *("privacy.user.enabled=false", "privacy.user.target_epsilon=null"),
-        *("privacy.example.enabled=true", "privacy.example.noise_multiplier=0.3"),
+        "privacy.user.enabled=false",
+        "privacy.user.target_epsilon=null",
+        "privacy.example.enabled=true",
+        "privacy.example.noise_multiplier=0.3",
     ],
 }
 
@@ -40,8 +43,19 @@ LEVELS = {
 @pytest.fixture
 def words(tmp_path: Path) -> list[str]:
     weights = write_bert(tmp_path / "weights", pooled=True)
-    data = ["data.name=folder", f"data.path={write_texts(tmp_path / 'texts', weights)}", "data.partition=natural"]
-    return [*data, f"model.name=hf:{weights}", "data.num_clients=12", "rounds=2", "training.epochs=2", "seed=31013"]
+    data = [
+        "data.name=folder",
+        f"data.path={write_texts(tmp_path / 'texts', weights)}",
+        "data.partition=natural",
+    ]
+    return [
+        *data,
+        f"model.name=hf:{weights}",
+        "data.num_clients=12",
+        "rounds=2",
+        "training.epochs=2",
+        "seed=31013",
+    ]
 
 
 def learned(words: list[str], folder: Path) -> Tensor:
@@ -62,7 +76,9 @@ def test_a_run_on_features_is_the_run_of_the_whole_model(
     torch.testing.assert_close(split, learned(words, tmp_path / "whole"), rtol=0, atol=1e-5)
 
 
-def test_patterns_that_freeze_nothing_or_everything_are_refused(words: list[str], tmp_path: Path) -> None:
+def test_patterns_that_freeze_nothing_or_everything_are_refused(
+    words: list[str], tmp_path: Path
+) -> None:
     for pattern, said in {
         "nobody.*": "matches no parameter; there are",
         "*": "leaves no parameter to train, of",
@@ -102,12 +118,19 @@ def test_a_run_of_a_transformers_last_block_is_that_of_the_whole_model(
     found, split = list[str](), fixed_part.split_fixed
     (tmp_path / "weights" / "modules.json").unlink()  # of the pooling
 
-    def seen(model: torch.nn.Module, inputs: Tensor) -> tuple[torch.nn.Module | None, torch.nn.Module]:
+    def seen(
+        model: torch.nn.Module, inputs: Tensor
+    ) -> tuple[torch.nn.Module | None, torch.nn.Module]:
         parts = split(model, inputs)
         found.append(type(parts[1]).__name__)
         return parts
 
-    words = [*words, *LEVELS[level], f"engine={engine}", "model.freeze=['*.embeddings.*','*.layer.0.*']"]
+    words = [
+        *words,
+        *LEVELS[level],
+        f"engine={engine}",
+        "model.freeze=['*.embeddings.*','*.layer.0.*']",
+    ]
     monkeypatch.setattr(fixed_part, "split_fixed", seen)
     one = learned(words, tmp_path / "split")
     assert set(found) == {"Rest"}
@@ -116,7 +139,8 @@ def test_a_run_of_a_transformers_last_block_is_that_of_the_whole_model(
 
 
 class Whispers(nn.Module):
-    """A frozen layer in which an example moves all others a little: too little to be seen in what is made up."""
+    """A frozen layer in which an example moves all others a little: too little to be seen in what
+    is made up."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -128,7 +152,8 @@ class Whispers(nn.Module):
 
 
 class Branches(Whispers):
-    """A frozen layer that takes a branch for each example, which only one of them decides: nothing is mixed."""
+    """A frozen layer that takes a branch for each example, which only one of them decides: nothing
+    is mixed."""
 
     def forward(self, x: Tensor) -> Tensor:
         return self.inner(x) if bool((x < 100).all()) else 2 * self.inner(x)
@@ -140,10 +165,16 @@ def frozen_first(layer: nn.Module) -> nn.Module:
 
 @pytest.mark.parametrize("layer", [Whispers, Branches])
 def test_an_example_moves_no_features_of_another(layer: type[nn.Module]) -> None:
-    model, inputs = frozen_first(layer()), torch.randn(9, 4, generator=torch.Generator().manual_seed(50929))
+    model, inputs = (
+        frozen_first(layer()),
+        torch.randn(9, 4, generator=torch.Generator().manual_seed(50929)),
+    )
     huge = inputs.clone()
     huge[3] = 1e9
-    read = [behind_fixed(model, Examples(each, torch.zeros(9).long()))[1].inputs for each in (inputs, huge)]
+    read = [
+        behind_fixed(model, Examples(each, torch.zeros(9).long()))[1].inputs
+        for each in (inputs, huge)
+    ]
     others = [place for place in range(9) if place != 3]
     assert torch.equal(read[0][others], read[1][others])
 
@@ -170,7 +201,10 @@ def test_features_computed_once_are_those_of_the_whole_model() -> None:
 
 COUNT = 9
 DRAWS = torch.Generator().manual_seed(50923)
-SMALL_IMAGES, TOKENS = torch.rand(COUNT, 1, 8, 8, generator=DRAWS), torch.randint(20, (COUNT, 8), generator=DRAWS)
+SMALL_IMAGES, TOKENS = (
+    torch.rand(COUNT, 1, 8, 8, generator=DRAWS),
+    torch.randint(20, (COUNT, 8), generator=DRAWS),
+)
 TOKENS[:4, 5:] = 0  # padding
 TARGETS = torch.arange(COUNT) % 3
 
@@ -187,7 +221,12 @@ class Block(nn.Module):
 class Resnet(nn.Module):
     def __init__(self) -> None:
         super().__init__()
-        self.stem, self.relu, self.first, self.second = nn.Conv2d(1, 4, 3), nn.ReLU(), Block(), Block()
+        self.stem, self.relu, self.first, self.second = (
+            nn.Conv2d(1, 4, 3),
+            nn.ReLU(),
+            Block(),
+            Block(),
+        )
         self.drop, self.fc = nn.Dropout(), nn.Linear(4, 3)
 
     def forward(self, images: Tensor) -> Tensor:
@@ -196,14 +235,22 @@ class Resnet(nn.Module):
 
 
 def bert() -> nn.Module:
-    sizes: dict[str, Any] = {"num_hidden_layers": 3, "num_attention_heads": 2, "max_position_embeddings": 16}
-    sizes["classifier_dropout"] = 0.0  # a branch on the mask splits the batch of the whole: masks fall to others
+    sizes: dict[str, Any] = {
+        "num_hidden_layers": 3,
+        "num_attention_heads": 2,
+        "max_position_embeddings": 16,
+    }
+    sizes["classifier_dropout"] = (
+        0.0  # a branch on the mask splits the batch of the whole: masks fall to others
+    )
     config = BertConfig(vocab_size=20, hidden_size=16, intermediate_size=32, num_labels=3, **sizes)
     return Reader(BertForSequenceClassification(config), 0, at_each_step=False)
 
 
 def sequence() -> nn.Module:
-    return nn.Sequential(nn.Flatten(), nn.Linear(64, 8), nn.Tanh(), nn.Dropout(), nn.Tanh(), nn.Linear(8, 3))
+    return nn.Sequential(
+        nn.Flatten(), nn.Linear(64, 8), nn.Tanh(), nn.Dropout(), nn.Tanh(), nn.Linear(8, 3)
+    )
 
 
 # A model, what of it learns, its inputs, and the size of a row that is recorded.
@@ -211,7 +258,12 @@ MODELS: dict[str, tuple[Callable[[], nn.Module], tuple[str, ...], Tensor, int]] 
     "sequence": (sequence, ("5",), SMALL_IMAGES, 8),
     "resnet": (Resnet, ("fc",), SMALL_IMAGES, 4 * 6 * 6 + 4),
     "head": (bert, ("body.classifier",), TOKENS, 8 + 2 * 16),
-    "last block": (bert, ("body.bert.encoder.layer.2", "body.bert.pooler", "body.classifier"), TOKENS, 8 + 8 * 16),
+    "last block": (
+        bert,
+        ("body.bert.encoder.layer.2", "body.bert.pooler", "body.classifier"),
+        TOKENS,
+        8 + 8 * 16,
+    ),
 }
 
 
@@ -236,7 +288,9 @@ def test_the_rest_has_the_outputs_and_the_clipped_gradients_of_the_whole(name: s
         to_train(learner)
         with same_chance(inputs.device):
             assert list(map(id, trainable(learner))) == list(map(id, trainable(model)))
-            total, _ = clipped_gradient_sum(learner, given, targets=TARGETS, clip_norm=0.1, loss=cross_entropy)
+            total, _ = clipped_gradient_sum(
+                learner, given, targets=TARGETS, clip_norm=0.1, loss=cross_entropy
+            )
             sums.append(total)
     assert sums[0].norm() > 0.01
     torch.testing.assert_close(*sums, rtol=0, atol=1e-6)
@@ -251,7 +305,9 @@ def test_no_frozen_layer_before_the_first_trained_one_is_computed_again_or_held(
     rest(rows)
     assert "model.body.bert.encoder.layer.2.attention" in called
     assert not [key for key in called if "layer.1." in key or "embeddings." in key]
-    assert sum(value.numel() for value in rest.parameters()) == sum(value.numel() for value in trainable(model))
+    assert sum(value.numel() for value in rest.parameters()) == sum(
+        value.numel() for value in trainable(model)
+    )
 
 
 def test_nothing_frozen_moves_and_dropout_in_a_frozen_layer_is_off() -> None:
@@ -261,7 +317,11 @@ def test_nothing_frozen_moves_and_dropout_in_a_frozen_layer_is_off() -> None:
     assert torch.equal(part(inputs), part(inputs))
     torch.nn.functional.cross_entropy(rest(part(inputs)), TARGETS).backward()
     assert all(torch.equal(value, before[key]) for key, value in frozen(model).items())
-    assert all(layer.training == bool(trainable(layer)) for layer in model.modules() if list(layer.parameters()))
+    assert all(
+        layer.training == bool(trainable(layer))
+        for layer in model.modules()
+        if list(layer.parameters())
+    )
 
 
 class Branching(nn.Module):
@@ -281,7 +341,11 @@ class Trained(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.scale, self.one, self.head = nn.Parameter(torch.ones(2)), nn.Linear(2, 4), nn.Linear(4, 3)
+        self.scale, self.one, self.head = (
+            nn.Parameter(torch.ones(2)),
+            nn.Linear(2, 4),
+            nn.Linear(4, 3),
+        )
 
     def forward(self, inputs: Tensor) -> Tensor:
         return self.head(self.one((inputs * self.scale).detach()))
@@ -298,7 +362,9 @@ def test_a_forward_that_goes_another_way_than_it_did_is_an_error() -> None:
         part(torch.full((COUNT, 2), 10.0))
 
 
-def test_what_follows_from_a_trained_parameter_is_not_recorded_although_no_gradient_shows_it() -> None:
+def test_what_follows_from_a_trained_parameter_is_not_recorded_although_no_gradient_shows_it() -> (
+    None
+):
     model = Trained()
     model.one.requires_grad_(False)
     with pytest.raises(ValueError, match="no frozen layer"):
@@ -309,6 +375,8 @@ def test_whole_numbers_that_no_float_holds_are_an_error() -> None:
     model, inputs = built("head")
     part, _ = cut(model, inputs)
     part.columns[0] = part.columns[0]._replace(is_read=True)
-    part.recorded = lambda given: [torch.zeros(len(given), *each.shape) for each in part.columns[1:]]  # type: ignore[method-assign]
+    part.recorded = lambda given: [
+        torch.zeros(len(given), *each.shape) for each in part.columns[1:]
+    ]  # type: ignore[method-assign]
     with pytest.raises(ValueError, match="too large"):
         part(inputs + 2**24 + 1)

@@ -1,4 +1,5 @@
-"""Frozen parameters in the federation: no gradient, no share in the clip, no noise, not sent; and shared ones."""
+"""Frozen parameters in the federation: no gradient, no share in the clip, no noise, not sent; and
+shared ones."""
 
 from __future__ import annotations
 
@@ -49,15 +50,22 @@ def pretrained(width: int, out: int) -> nn.Linear:
 
 def head(input_shape: tuple[int, ...], num_classes: int) -> nn.Module:
     """A pretrained backbone, and what learns on it."""
-    return nn.Sequential(nn.Flatten(), pretrained(math.prod(input_shape), 6), nn.Tanh(), nn.Linear(6, num_classes))
+    return nn.Sequential(
+        nn.Flatten(), pretrained(math.prod(input_shape), 6), nn.Tanh(), nn.Linear(6, num_classes)
+    )
 
 
 def statistics(input_shape: tuple[int, ...], num_classes: int) -> nn.Module:
     """A pretrained backbone with BatchNorm, whose statistics are frozen with its weights."""
     norm, values = nn.BatchNorm1d(6), torch.linspace(0.5, 1.5, 6)
-    norm.load_state_dict({"weight": values, "bias": -values, "running_mean": values, "running_var": 2 * values}, False)
+    norm.load_state_dict(
+        {"weight": values, "bias": -values, "running_mean": values, "running_var": 2 * values},
+        False,
+    )
     norm.requires_grad_(requires_grad=False).eval()
-    return nn.Sequential(nn.Flatten(), pretrained(math.prod(input_shape), 6), norm, nn.Linear(6, num_classes))
+    return nn.Sequential(
+        nn.Flatten(), pretrained(math.prod(input_shape), 6), norm, nn.Linear(6, num_classes)
+    )
 
 
 class Residual(nn.Module):
@@ -65,7 +73,11 @@ class Residual(nn.Module):
 
     def __init__(self, width: int, num_classes: int) -> None:
         super().__init__()
-        self.first, self.middle, self.last = nn.Linear(width, 6), pretrained(6, 6), nn.Linear(6, num_classes)
+        self.first, self.middle, self.last = (
+            nn.Linear(width, 6),
+            pretrained(6, 6),
+            nn.Linear(6, num_classes),
+        )
         self.unused = nn.Parameter(torch.ones(2))
 
     def forward(self, inputs: Tensor) -> Tensor:
@@ -80,7 +92,9 @@ def residual(input_shape: tuple[int, ...], num_classes: int) -> nn.Module:
 def shared(input_shape: tuple[int, ...], num_classes: int) -> nn.Module:
     """A sequence in which a layer stands twice."""
     layer = nn.Linear(5, 5)
-    return nn.Sequential(nn.Linear(math.prod(input_shape), 5), layer, nn.Tanh(), layer, nn.Linear(5, num_classes))
+    return nn.Sequential(
+        nn.Linear(math.prod(input_shape), 5), layer, nn.Tanh(), layer, nn.Linear(5, num_classes)
+    )
 
 
 def hooked(input_shape: tuple[int, ...], num_classes: int) -> nn.Module:
@@ -90,7 +104,13 @@ def hooked(input_shape: tuple[int, ...], num_classes: int) -> nn.Module:
     return model
 
 
-MODELS = {"head": head, "statistics": statistics, "residual": residual, "shared": shared, "hooked": hooked}
+MODELS = {
+    "head": head,
+    "statistics": statistics,
+    "residual": residual,
+    "shared": shared,
+    "hooked": hooked,
+}
 of_each_model = pytest.mark.parametrize("build", MODELS.values())
 Build = Callable[[tuple[int, ...], int], nn.Module]
 
@@ -101,7 +121,9 @@ def built(build: Build) -> nn.Module:
         return build((5,), 3)
 
 
-def update_of(build: Build, data: Examples, source: RandomSource, noise: float | None = None) -> Tensor:
+def update_of(
+    build: Build, data: Examples, source: RandomSource, noise: float | None = None
+) -> Tensor:
     example = None if noise is None else ExamplePrivacy(CLIP, noise)
     how, model = LocalSettings(2, 3, RATE, 0.5, example), built(build)
     return local_update(model, flatten_parameters(model), data, settings=how, source=source)
@@ -109,7 +131,9 @@ def update_of(build: Build, data: Examples, source: RandomSource, noise: float |
 
 @wild_examples
 @pytest.mark.parametrize("build", [head, statistics, residual, shared])
-def test_an_example_moves_each_step_within_the_clip_of_what_is_trained(build: Build, factor: float) -> None:
+def test_an_example_moves_each_step_within_the_clip_of_what_is_trained(
+    build: Build, factor: float
+) -> None:
     there, zeroed = with_example(examples(6), factor), with_example(examples(6), math.nan)
     for one, other in ((there, zeroed), (zeroed, there)):
         found = replay(lambda data, source: update_of(build, data, source, NOISE), one, other)
@@ -123,7 +147,11 @@ def test_frozen_values_stay_and_are_no_part_of_what_travels(build: Build) -> Non
     check_model(model)
     before = {name: value.clone() for name, value in frozen(model).items()}
     update = local_update(
-        model, flatten_parameters(model), examples(7), settings=LocalSettings(2, 3, RATE, 0.5), source=seeded_source(8)
+        model,
+        flatten_parameters(model),
+        examples(7),
+        settings=LocalSettings(2, 3, RATE, 0.5),
+        source=seeded_source(8),
     )
     assert update.shape == (sum(value.numel() for value in trainable(model)),)
     assert all(torch.equal(value, before[name]) for name, value in frozen(model).items())
@@ -148,7 +176,9 @@ def test_a_client_refuses_to_train_on_other_frozen_values_than_the_servers() -> 
     for name, value in frozen(who.model).items():
         before = value.clone()
         value.add_(1)
-        with pytest.raises(MalformedMessage, match="the frozen values of the model mlp are not the server's"):
+        with pytest.raises(
+            MalformedMessage, match="the frozen values of the model mlp are not the server's"
+        ):
             who.answer(work_of(asked), params)
         assert frozen_digest(who.model) != frozen_digest(built(statistics)), name
         value.copy_(before)
@@ -159,8 +189,19 @@ def test_a_client_refuses_to_train_on_other_frozen_values_than_the_servers() -> 
 @pytest.fixture
 def words(tmp_path: Path) -> list[str]:
     nodes.model_of.cache_clear()
-    data = ["data.name=folder", f"data.path={OWN}", "data.num_clients=40", "rounds=2", "training.epochs=1"]
-    return [*data, "privacy.user.noise_multiplier=1", f"output_dir={tmp_path / 'run'}", "seed=31013"]
+    data = [
+        "data.name=folder",
+        f"data.path={OWN}",
+        "data.num_clients=40",
+        "rounds=2",
+        "training.epochs=1",
+    ]
+    return [
+        *data,
+        "privacy.user.noise_multiplier=1",
+        f"output_dir={tmp_path / 'run'}",
+        "seed=31013",
+    ]
 
 
 @pytest.mark.parametrize(("model", "level"), [("head", "user"), ("statistics", "example")])
@@ -168,24 +209,47 @@ def test_a_run_from_conf_trains_saves_the_whole_model_and_predicts(
     model: str, level: str, words: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run = tmp_path / "run"
-    by_example = ["privacy.user.enabled=false", "privacy.example.enabled=true", "privacy.example.noise_multiplier=1"]
-    simulate(load_config([*words, f"model.name=tests.models.test_frozen:{model}", *by_example * (level == "example")]))
+    by_example = [
+        "privacy.user.enabled=false",
+        "privacy.example.enabled=true",
+        "privacy.example.noise_multiplier=1",
+    ]
+    simulate(
+        load_config(
+            [
+                *words,
+                f"model.name=tests.models.test_frozen:{model}",
+                *by_example * (level == "example"),
+            ]
+        )
+    )
     like, last = MODELS[model]((4,), 3), RunFolder(run).load_checkpoint()
     assert len(last.params) == len(flatten_parameters(like))
     saved = load_file(run / "model.safetensors")
     assert {name: value.tolist() for name, value in saved.items()} == {
         name: value.tolist() for name, value in named_parameters_of(like, last.params).items()
     }
-    assert predict([str(run), "--data", str(OWN / "test.csv"), "--out", str(tmp_path / "said.csv")]) == 0
-    assert f"accuracy {RunFolder(run).read_metrics()[-1]['accuracy']:.4f}" in capsys.readouterr().out
+    assert (
+        predict([str(run), "--data", str(OWN / "test.csv"), "--out", str(tmp_path / "said.csv")])
+        == 0
+    )
+    assert (
+        f"accuracy {RunFolder(run).read_metrics()[-1]['accuracy']:.4f}" in capsys.readouterr().out
+    )
 
 
 def drawn(input_shape: tuple[int, ...], num_classes: int) -> nn.Module:
     """Frozen before anybody has trained it."""
-    return nn.Sequential(nn.Linear(4, 6).requires_grad_(requires_grad=False), nn.Tanh(), nn.Linear(6, num_classes))
+    return nn.Sequential(
+        nn.Linear(4, 6).requires_grad_(requires_grad=False), nn.Tanh(), nn.Linear(6, num_classes)
+    )
 
 
-def test_frozen_values_that_server_and_clients_would_not_share_are_refused(words: list[str], tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"gives the frozen 0\.bias other values each time.*torch\.Gen"):
+def test_frozen_values_that_server_and_clients_would_not_share_are_refused(
+    words: list[str], tmp_path: Path
+) -> None:
+    with pytest.raises(
+        ConfigError, match=r"gives the frozen 0\.bias other values each time.*torch\.Gen"
+    ):
         simulate(load_config([*words, "model.name=tests.models.test_frozen:drawn"]))
     assert not (tmp_path / "run").exists()

@@ -15,7 +15,11 @@ from discreet.training.local_training import ExamplePrivacy, LocalSettings, loca
 from tests.node.clients import examples, params_of
 
 # McMahan et al. 2017, the 2NN; Tramer and Boneh 2021.
-PUBLISHED = [("mlp200", (1, 28, 28), 199_210), ("cnn", (1, 28, 28), 26_010), ("cnn", (3, 32, 32), 550_570)]
+PUBLISHED = [
+    ("mlp200", (1, 28, 28), 199_210),
+    ("cnn", (1, 28, 28), 26_010),
+    ("cnn", (3, 32, 32), 550_570),
+]
 
 
 def test_a_model_has_the_published_number_of_parameters() -> None:
@@ -49,7 +53,10 @@ def test_tied_parameters_are_counted_once_and_stay_tied() -> None:
     load_parameters(model, torch.arange(20.0))
     assert len(flatten_parameters(model)) == 5 * 3 + 5
     assert model.output.weight is model.embedding.weight
-    assert list(named_parameters_of(model, torch.arange(20.0))) == ["embedding.weight", "output.bias"]
+    assert list(named_parameters_of(model, torch.arange(20.0))) == [
+        "embedding.weight",
+        "output.bias",
+    ]
 
 
 def not_numbers() -> nn.Module:
@@ -67,7 +74,10 @@ def with_whole_numbers() -> nn.Module:
 @pytest.mark.parametrize(
     ("model", "message"),
     [
-        (nn.Sequential(nn.Sequential(nn.BatchNorm1d(4))), r"0\.0 is a .*BatchNorm.* mixes the examples .*GroupNorm"),
+        (
+            nn.Sequential(nn.Sequential(nn.BatchNorm1d(4))),
+            r"0\.0 is a .*BatchNorm.* mixes the examples .*GroupNorm",
+        ),
         (nn.SyncBatchNorm(4), "mixes the examples .*GroupNorm"),
         (Counting(persistent=True), "the buffer seen, which would leave a client"),
         (nn.ReLU(), "no trainable parameters"),
@@ -76,14 +86,19 @@ def with_whole_numbers() -> nn.Module:
         (with_whole_numbers(), r"scale is torch\.int64; only floating-point"),
     ],
 )
-def test_a_model_that_can_not_be_trained_privately_is_refused(model: nn.Module, message: str) -> None:
+def test_a_model_that_can_not_be_trained_privately_is_refused(
+    model: nn.Module, message: str
+) -> None:
     check_model(Counting(persistent=False))
     with pytest.raises(ValueError, match=message):
         check_model(model)
 
 
 def test_the_lstm_layer_gives_the_outputs_of_torch() -> None:
-    layer, inputs = LSTMLayer(3, 5), torch.randn(4, 7, 3, generator=torch.Generator().manual_seed(50077))
+    layer, inputs = (
+        LSTMLayer(3, 5),
+        torch.randn(4, 7, 3, generator=torch.Generator().manual_seed(50077)),
+    )
     theirs = nn.LSTM(3, 5, batch_first=True)
     values = [layer.input_weight, layer.hidden_weight, layer.bias, torch.zeros_like(layer.bias)]
     with torch.no_grad():
@@ -92,7 +107,10 @@ def test_the_lstm_layer_gives_the_outputs_of_torch() -> None:
     torch.testing.assert_close(layer(inputs), theirs(inputs)[0], atol=1e-6, rtol=1e-5)
 
 
-PLAIN, BY_EXAMPLE = LocalSettings(2, 3, 0.2, 0.5), LocalSettings(2, 3, 0.2, 0.5, ExamplePrivacy(0.4, 0.7))
+PLAIN, BY_EXAMPLE = (
+    LocalSettings(2, 3, 0.2, 0.5),
+    LocalSettings(2, 3, 0.2, 0.5, ExamplePrivacy(0.4, 0.7)),
+)
 
 
 def sequence(shape: tuple[int, ...], num_classes: int) -> nn.Module:
@@ -109,11 +127,15 @@ def built(seed: int = 6029) -> nn.Module:
 
 def trained(settings: LocalSettings, seed: int, model: nn.Module | None = None) -> Tensor:
     start = params_of(built())
-    return local_update(model or built(), start, examples(7), settings=settings, source=seeded_source(seed))
+    return local_update(
+        model or built(), start, examples(7), settings=settings, source=seeded_source(seed)
+    )
 
 
 @pytest.mark.parametrize("settings", [PLAIN, BY_EXAMPLE])
-def test_a_seeded_client_draws_the_same_masks_whatever_was_drawn_before(settings: LocalSettings) -> None:
+def test_a_seeded_client_draws_the_same_masks_whatever_was_drawn_before(
+    settings: LocalSettings,
+) -> None:
     first, model = trained(settings, 811), built()
     torch.rand(5)
     assert torch.equal(trained(settings, 811, model), first)
@@ -131,7 +153,9 @@ def test_training_with_masks_is_that_of_a_loop_by_hand() -> None:
         torch.default_generator.manual_seed(int(source.child("dropout").words(1)[0]))
         for batch in [part for order in orders for part in torch.split(order, 3)]:
             optimizer.zero_grad()
-            nn.functional.cross_entropy(model.train()(data.inputs[batch]), data.targets[batch]).backward()  # type: ignore[no-untyped-call]
+            nn.functional.cross_entropy(
+                model.train()(data.inputs[batch]), data.targets[batch]
+            ).backward()  # type: ignore[no-untyped-call]
             optimizer.step()
     torch.testing.assert_close(trained(PLAIN, 5119), params_of(model) - params_of(built()))
     without = built()

@@ -1,4 +1,5 @@
-"""Pretrained transformers from a folder: what is trained and sent, what peft loads back, and what is never fetched."""
+"""Pretrained transformers from a folder: what is trained and sent, what peft loads back, and what
+is never fetched."""
 
 from __future__ import annotations
 
@@ -35,7 +36,11 @@ from tests.command import predict
 from tests.node.clients import clipped, received, request
 from tests.tiny_transformers import write_bert, write_gpt2, write_texts
 
-FOLDERS = {"bert": write_bert, "pooled": lambda folder: write_bert(folder, pooled=True), "gpt2": write_gpt2}
+FOLDERS = {
+    "bert": write_bert,
+    "pooled": lambda folder: write_bert(folder, pooled=True),
+    "gpt2": write_gpt2,
+}
 ADAPTED = LoraConfig("lora", rank=4), LoraConfig("ffa", rank=4)
 QUICK = (
     "privacy.user.noise_multiplier=0.1",
@@ -63,7 +68,10 @@ def weights(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 @pytest.fixture(scope="module")
 def tasks(weights: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> dict[str, Task]:
     folder = tmp_path_factory.mktemp("texts")
-    found = {name: load_task("folder", path=str(write_texts(folder / name, weights[name]))) for name in weights}
+    found = {
+        name: load_task("folder", path=str(write_texts(folder / name, weights[name])))
+        for name in weights
+    }
     language = write_texts(folder / "language", weights["gpt2"], lines="next_token = true\n")
     return found | {"language": load_task("folder", path=str(language))}
 
@@ -83,8 +91,13 @@ def test_clipped_sums_of_a_transformer_equal_a_loop_of_single_backward_passes(
     for value in trainable(model):
         torch.nn.init.normal_(value, std=0.1)  # beside a B of zeros A has no gradient
     total, _ = clipped_gradient_sum(model, some.inputs, targets=some.targets, clip_norm=0.5)
-    losses = [cross_entropy(model(some.inputs[[row]]), some.targets[[row]]) for row in range(len(some))]
-    each = [torch.autograd.grad(loss, trainable(model), allow_unused=True, materialize_grads=True) for loss in losses]
+    losses = [
+        cross_entropy(model(some.inputs[[row]]), some.targets[[row]]) for row in range(len(some))
+    ]
+    each = [
+        torch.autograd.grad(loss, trainable(model), allow_unused=True, materialize_grads=True)
+        for loss in losses
+    ]
     wanted = clipped([torch.cat([part.reshape(-1) for part in gradient]) for gradient in each], 0.5)
     torch.testing.assert_close(total, wanted, rtol=1e-4, atol=1e-5)
 
@@ -93,10 +106,16 @@ def test_clipped_sums_of_a_transformer_equal_a_loop_of_single_backward_passes(
 def test_what_learns_is_small_and_all_else_is_the_same_wherever_it_is_built(
     lora: LoraConfig, weights: dict[str, Path], tasks: dict[str, Task]
 ) -> None:
-    one, other = (model_for(settings_of(weights["bert"], lora), tasks["bert"].shape, seed=seed) for seed in (3, 4))
+    one, other = (
+        model_for(settings_of(weights["bert"], lora), tasks["bert"].shape, seed=seed)
+        for seed in (3, 4)
+    )
     assert frozen_digest(one) == frozen_digest(other) != ""
     pairs = 4 * (16 * 4)  # query and value of two layers, hidden size 16, rank 4
-    assert sum(value.numel() for value in trainable(one)) == pairs * (2 if lora.kind == "lora" else 1) + 3 * 16 + 3
+    assert (
+        sum(value.numel() for value in trainable(one))
+        == pairs * (2 if lora.kind == "lora" else 1) + 3 * 16 + 3
+    )
     assert any("lora_A" in name for name in frozen(one)) == (lora.kind == "ffa")
 
 
@@ -105,9 +124,9 @@ def test_beside_low_rank_matrices_every_layer_learns_that_the_folder_does_not_ha
 ) -> None:
     folder = tmp_path / "distilbert"
     shutil.copytree(weights["bert"], folder)
-    DistilBertModel(DistilBertConfig(vocab_size=17, dim=16, hidden_dim=32, n_layers=1, n_heads=2)).save_pretrained(
-        folder
-    )
+    DistilBertModel(
+        DistilBertConfig(vocab_size=17, dim=16, hidden_dim=32, n_layers=1, n_heads=2)
+    ).save_pretrained(folder)
     model = model_for(settings_of(folder, LoraConfig("lora")), tasks["bert"].shape, seed=3)
     learns = [name for name, value in model.named_parameters() if value.requires_grad]
     assert {name for name in learns if "lora" not in name} == {
@@ -120,24 +139,44 @@ def test_beside_low_rank_matrices_every_layer_learns_that_the_folder_does_not_ha
 
 def words_of(kind: str, weights: dict[str, Path], folder: Path) -> list[str]:
     data = write_texts(folder / "data", weights[kind])
-    named = [f"model.name=hf:{weights[kind]}", "data.name=folder", f"data.path={data}", "data.partition=natural"]
+    named = [
+        f"model.name=hf:{weights[kind]}",
+        "data.name=folder",
+        f"data.path={data}",
+        "data.partition=natural",
+    ]
     return [*named, "data.num_clients=12", "rounds=2", "training.learning_rate=2", *QUICK]
 
 
-@pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing`:FutureWarning")  # of peft, for transformers 6
+@pytest.mark.filterwarnings(
+    "ignore:`is_gradient_checkpointing`:FutureWarning"
+)  # of peft, for transformers 6
 @pytest.mark.parametrize(("kind", "lora"), [("bert", "ffa"), ("pooled", "lora"), ("gpt2", "lora")])
 def test_peft_loads_the_adapter_of_a_run_and_rates_as_the_run_did(
-    kind: str, lora: str, weights: dict[str, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    kind: str,
+    lora: str,
+    weights: dict[str, Path],
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     run = tmp_path / "run"
-    simulate(load_config([*words_of(kind, weights, tmp_path), f"model.lora.kind={lora}", f"output_dir={run}"]))
-    (first, last), task = RunFolder(run).read_metrics(), load_task("folder", path=str(tmp_path / "data"))
+    simulate(
+        load_config(
+            [*words_of(kind, weights, tmp_path), f"model.lora.kind={lora}", f"output_dir={run}"]
+        )
+    )
+    (first, last), task = (
+        RunFolder(run).read_metrics(),
+        load_task("folder", path=str(tmp_path / "data")),
+    )
     assert predict([str(run), "--data", str(tmp_path / "data" / "test.csv")]) == 0
     assert f"accuracy {last['accuracy']:.4f}" in capsys.readouterr().out
     if kind == "pooled":
         base = transformer(settings_of(weights[kind], LoraConfig()), task.shape)
     else:
-        base = AutoModelForSequenceClassification.from_pretrained(weights[kind], num_labels=3, pad_token_id=3)
+        base = AutoModelForSequenceClassification.from_pretrained(
+            weights[kind], num_labels=3, pad_token_id=3
+        )
     adapted = peft.PeftModel.from_pretrained(base, run / "adapter").eval()  # type: ignore[arg-type]
     counted = (task.test.inputs != (3 if kind == "gpt2" else 0)).long()
     with torch.no_grad():
@@ -147,7 +186,9 @@ def test_peft_loads_the_adapter_of_a_run_and_rates_as_the_run_did(
             else adapted(input_ids=task.test.inputs, attention_mask=counted).logits
         )
     loss = cross_entropy(said, task.test.targets)
-    assert float((said.argmax(1) == task.test.targets).float().mean()) == pytest.approx(last["accuracy"], abs=1e-6)
+    assert float((said.argmax(1) == task.test.targets).float().mean()) == pytest.approx(
+        last["accuracy"], abs=1e-6
+    )
     assert float(loss) == pytest.approx(last["loss"], abs=1e-5)
     assert abs(last["loss"] - first["loss"]) > 1e-4  # what was learned is in it
 
@@ -183,9 +224,15 @@ def test_a_node_takes_the_weights_beside_its_own_data_and_none_with_other_values
     other = tmp_path / "other"
     shutil.copytree(weights["bert"], other)
     _change(other)
-    with pytest.raises(MalformedMessage, match=r"the frozen values of the model hf: are not the server's"):
-        node_client(asked, {"data": str(write_texts(tmp_path / "strange", other))}).answer(asked, params)
-    virtual = TrainRequest(1, 0.3, client_settings(run), VirtualClient(3, "", data_path=run.data.path))
+    with pytest.raises(
+        MalformedMessage, match=r"the frozen values of the model hf: are not the server's"
+    ):
+        node_client(asked, {"data": str(write_texts(tmp_path / "strange", other))}).answer(
+            asked, params
+        )
+    virtual = TrainRequest(
+        1, 0.3, client_settings(run), VirtualClient(3, "", data_path=run.data.path)
+    )
     assert frozen_digest(virtual_client(work_of(virtual)).model) == frozen_digest(model)
 
 
@@ -194,10 +241,14 @@ def _change(folder: Path) -> None:
 
     values = load_file(folder / "model.safetensors")
     name = min(values)
-    save_file(values | {name: values[name] + 1}, folder / "model.safetensors", metadata={"format": "pt"})
+    save_file(
+        values | {name: values[name] + 1}, folder / "model.safetensors", metadata={"format": "pt"}
+    )
 
 
-def test_a_node_whose_owner_names_no_transformer_loads_none(weights: dict[str, Path], tmp_path: Path) -> None:
+def test_a_node_whose_owner_names_no_transformer_loads_none(
+    weights: dict[str, Path], tmp_path: Path
+) -> None:
     run = load_config([*words_of("bert", weights, tmp_path), "privacy.user.enabled=false"])
     (tmp_path / "own").mkdir()
     (tmp_path / "own" / "data.toml").write_text('format = "csv"\nfile = "a.csv"\ntarget = "y"\n')
@@ -210,26 +261,38 @@ def test_weights_that_are_missing_or_are_not_the_datas_are_an_error_that_names_t
 ) -> None:
     words = words_of("bert", weights, tmp_path)
     with pytest.raises(
-        ConfigError, match=r"model\.name: hf:/nowhere: /nowhere/config\.json is missing, and no model is"
+        ConfigError,
+        match=r"model\.name: hf:/nowhere: /nowhere/config\.json is missing, and no model is",
     ):
         simulate(load_config([*words, "model.name=hf:/nowhere"]))
-    with pytest.raises(ConfigError, match=r"model\.name: hf:.*pooled must be the model of data\.toml"):
+    with pytest.raises(
+        ConfigError, match=r"model\.name: hf:.*pooled must be the model of data\.toml"
+    ):
         simulate(load_config([*words, f"model.name=hf:{weights['pooled']}"]))
     write_texts(tmp_path / "data", tmp_path / "gone")
     load_task.cache_clear()
-    with pytest.raises(ConfigError, match=r"model in data\.toml: hf:.*gone: .*config\.json is missing"):
+    with pytest.raises(
+        ConfigError, match=r"model in data\.toml: hf:.*gone: .*config\.json is missing"
+    ):
         simulate(load_config(words))
     write_texts(tmp_path / "data", weights["bert"])
-    with pytest.raises(ConfigError, match=r"model\.lora\.targets: no_such_layer fits no layer of this bert"):
+    with pytest.raises(
+        ConfigError, match=r"model\.lora\.targets: no_such_layer fits no layer of this bert"
+    ):
         simulate(load_config([*words, "model.lora.kind=lora", "model.lora.targets=no_such_layer"]))
 
 
-def test_code_in_a_folder_is_never_run(weights: dict[str, Path], tasks: dict[str, Task], tmp_path: Path) -> None:
+def test_code_in_a_folder_is_never_run(
+    weights: dict[str, Path], tasks: dict[str, Task], tmp_path: Path
+) -> None:
     folder = tmp_path / "code"
     shutil.copytree(weights["bert"], folder)
     (folder / "own.py").write_text("raise AssertionError('it ran')")
     config = json.loads((folder / "config.json").read_text())
-    config |= {"model_type": "own", "auto_map": {"AutoConfig": "own.Config", "AutoModel": "own.Model"}}
+    config |= {
+        "model_type": "own",
+        "auto_map": {"AutoConfig": "own.Config", "AutoModel": "own.Model"},
+    }
     (folder / "config.json").write_text(json.dumps(config))
     with pytest.raises(ValueError, match="contains custom code"):
         model_for(settings_of(folder), tasks["bert"].shape, seed=1)

@@ -28,7 +28,8 @@ from discreet.settings.settings import Settings, client_settings
 DIMS, CLASSES = 5, 3
 SIZE = DIMS * CLASSES + CLASSES
 
-# What a client does is set up by these words, and user-level privacy is off unless a test turns it on.
+# What a client does is set up by these words, and user-level privacy is off unless a test turns it
+# on.
 OFF = ("privacy.user.enabled=false", "rounds=4", "training.epochs=1", "training.batch_size=4")
 EXAMPLE = (*OFF, "privacy.example.enabled=true", "privacy.example.noise_multiplier=1.5")
 LOCAL = (*OFF, "privacy.local.kind=gaussian", "privacy.local.noise_multiplier=2.0")
@@ -97,13 +98,20 @@ def gradients(model: nn.Module, data: Examples) -> list[Tensor]:
     for row, target in zip(data.inputs, data.targets, strict=True):
         model.zero_grad()
         nn.functional.cross_entropy(model(row.unsqueeze(0)), target.unsqueeze(0)).backward()  # type: ignore[no-untyped-call]
-        found.append(torch.cat([torch.Tensor(parameter.grad).reshape(-1) for parameter in model.parameters()]))
+        found.append(
+            torch.cat(
+                [torch.Tensor(parameter.grad).reshape(-1) for parameter in model.parameters()]
+            )
+        )
     return found
 
 
 def clipped(vectors: Sequence[Tensor], clip_norm: float, *, order: float = 2) -> Tensor:
     """The sum of vectors, each scaled to a norm of at most `clip_norm`."""
-    scaled = [vector / max(1.0, float(torch.linalg.vector_norm(vector, order)) / clip_norm) for vector in vectors]
+    scaled = [
+        vector / max(1.0, float(torch.linalg.vector_norm(vector, order)) / clip_norm)
+        for vector in vectors
+    ]
     return torch.stack(scaled).sum(0)
 
 
@@ -119,18 +127,23 @@ def rejects_gaussian(noise: Tensor, stddev: float) -> bool:
     """Chi-square test of a standard deviation; false-alarm rate 1e-6."""
     values = noise.double().numpy()
     statistic = float(np.sum(values**2)) / stddev**2
-    return bool(min(stats.chi2.sf(statistic, len(values)), stats.chi2.cdf(statistic, len(values))) < 5e-7)
+    return bool(
+        min(stats.chi2.sf(statistic, len(values)), stats.chi2.cdf(statistic, len(values))) < 5e-7
+    )
 
 
 def rejects_laplace(noise: Tensor, scale: float) -> bool:
     """Test of a Laplace scale: |x| / scale adds up to a Gamma(n). False-alarm rate 1e-6."""
     values = noise.double().numpy()
     statistic = float(np.sum(np.abs(values))) / scale
-    return bool(min(stats.gamma.sf(statistic, len(values)), stats.gamma.cdf(statistic, len(values))) < 5e-7)
+    return bool(
+        min(stats.gamma.sf(statistic, len(values)), stats.gamma.cdf(statistic, len(values))) < 5e-7
+    )
 
 
 def request_with(request: TrainRequest, change: Mapping[str, object]) -> dict[str, object]:
-    """A request as it travels with other values, by dotted names; one that is "gone" is left out."""
+    """A request as it travels with other values, by dotted names; one that is "gone" is left
+    out."""
     items: dict[str, object] = {**request_items(request)}
     tree = json.loads(str(items["request"]))
     for name, value in change.items():

@@ -1,4 +1,5 @@
-"""A server that tells each node at each stage what it likes, and asks Discreet's ClientApp, or an app with the mod."""
+"""A server that tells each node at each stage what it likes, and asks Discreet's ClientApp, or an
+app with the mod."""
 
 from __future__ import annotations
 
@@ -18,7 +19,14 @@ from discreet.mechanisms.mechanism_table import masked_mechanism
 from discreet.models.models import flatten_parameters
 from discreet.node.app import train
 from discreet.node.nodes import model_of, shape_of
-from discreet.protocol.masked_messages import ASKED, FROZEN, MASKING, asked_bytes, masking_record, terms_of
+from discreet.protocol.masked_messages import (
+    ASKED,
+    FROZEN,
+    MASKING,
+    asked_bytes,
+    masking_record,
+    terms_of,
+)
 from discreet.protocol.messages import TrainRequest, request_items
 from discreet.settings.client_settings import ClientSettings
 from discreet.settings.privacy import Sizes
@@ -46,13 +54,29 @@ class Told:
 
     @classmethod
     def of(cls, *words: str) -> Told:
-        base = (*TINY, *MASKED, f"data.num_clients={len(NAMES)}", "rounds=3", "privacy.user.too_noisy=warn")
-        return cls(client_settings(config(*base, "privacy.user.target_epsilon=null", "privacy.noise=grid", *words)))
+        base = (
+            *TINY,
+            *MASKED,
+            f"data.num_clients={len(NAMES)}",
+            "rounds=3",
+            "privacy.user.too_noisy=warn",
+        )
+        return cls(
+            client_settings(
+                config(*base, "privacy.user.target_epsilon=null", "privacy.noise=grid", *words)
+            )
+        )
 
     @property
     def terms(self) -> Terms:
-        size = flatten_parameters(model_of(self.run.model, shape_of(self.run))).numel() if self.arrays is None else SIZE
-        sums = masked_mechanism(self.run, Sizes(size)) or MaskedGaussian(self.run, sizes=Sizes(size))
+        size = (
+            flatten_parameters(model_of(self.run.model, shape_of(self.run))).numel()
+            if self.arrays is None
+            else SIZE
+        )
+        sums = masked_mechanism(self.run, Sizes(size)) or MaskedGaussian(
+            self.run, sizes=Sizes(size)
+        )
         return terms_of(RUN, self.run, sums.vector)
 
     @property
@@ -75,7 +99,9 @@ SIZE = 6
 ARRAYS = ArrayRecord({"weight": Array(np.zeros((2, 3), np.float32))})
 
 
-def answer_of(door: Door, content: RecordDict, node_config: Mapping[str, str | int], kind: str = TRAIN) -> RecordDict:
+def answer_of(
+    door: Door, content: RecordDict, node_config: Mapping[str, str | int], kind: str = TRAIN
+) -> RecordDict:
     """What an app answers.
 
     Raises:
@@ -89,8 +115,8 @@ def answer_of(door: Door, content: RecordDict, node_config: Mapping[str, str | i
 
 @dataclass
 class Dishonest:
-    """The server, and the nodes' configurations by their names. `given` are the parts that each node has answered, each
-    with what it was told."""
+    """The server, and the nodes' configurations by their names. `given` are the parts that each
+    node has answered, each with what it was told."""
 
     configs: dict[str, dict[str, str | int]]
     told: Told
@@ -111,7 +137,9 @@ class Dishonest:
         self.given += [(name, part, told) for part in parts]
         return answer
 
-    def go_on(self, exchange: Exchange, lies: Mapping[str, Told] | None = None) -> Exchange | Opened:
+    def go_on(
+        self, exchange: Exchange, lies: Mapping[str, Told] | None = None
+    ) -> Exchange | Opened:
         for name, request in exchange.requests.items():
             exchange.take(name, self.ask(name, request, (lies or {}).get(name)))
         return exchange.close()
@@ -125,7 +153,9 @@ class Dishonest:
         return found
 
 
-def server_of(folder: Path, told: Told, policy: Mapping[str, str] | None = None, *, door: Door = train) -> Dishonest:
+def server_of(
+    folder: Path, told: Told, policy: Mapping[str, str] | None = None, *, door: Door = train
+) -> Dishonest:
     """A server, and nodes whose owners have the same policy."""
     found = nodes(folder, len(NAMES), **policy or {}).configs.values()
     return Dishonest({str(each["name"]): each for each in found}, told, door)

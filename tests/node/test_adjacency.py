@@ -1,9 +1,11 @@
-"""For which neighbours the epsilon of DP-SGD holds: pairs of data sets of one client, composed exactly.
+"""For which neighbours the epsilon of DP-SGD holds: pairs of data sets of one client, composed
+exactly.
 
-The oracle shares nothing with the accountant. Of two worlds it has the densities of a step's noised sum in closed form:
-with probability q an example's gradient, at a given angle to those of all others, which are aligned. The moment
-generating function of the privacy loss of all steps is inverted along a line at which its terms are small (Bromwich),
-which gives delta for an epsilon without rounding any loss.
+The oracle shares nothing with the accountant. Of two worlds it has the densities of a step's noised
+sum in closed form: with probability q an example's gradient, at a given angle to those of all
+others, which are aligned. The moment generating function of the privacy loss of all steps is
+inverted along a line at which its terms are small (Bromwich), which gives delta for an epsilon
+without rounding any loss.
 """
 
 from __future__ import annotations
@@ -17,7 +19,12 @@ from numpy.typing import NDArray
 from scipy import optimize, special, stats
 
 from discreet.accounting.accounting import epsilon_spent
-from discreet.training.local_training import ExamplePrivacy, LocalSettings, example_event, sampling_probability
+from discreet.training.local_training import (
+    ExamplePrivacy,
+    LocalSettings,
+    example_event,
+    sampling_probability,
+)
 
 Values = NDArray[np.float64]
 SPACING, LENGTH = 0.1, 250  # of the line along which the function is inverted
@@ -25,7 +32,8 @@ SPACING, LENGTH = 0.1, 250  # of the line along which the function is inverted
 
 @dataclass(frozen=True)
 class Case:
-    """A client of n examples, and what removing one costs in truth: `literal`, at an angle that makes it worst."""
+    """A client of n examples, and what removing one costs in truth: `literal`, at an angle that
+    makes it worst."""
 
     n: int
     batch_size: int
@@ -44,8 +52,11 @@ class Case:
         event = example_event(self.n - fewer, self.how(declared))
         return epsilon_spent([(event, self.steps)], delta=self.delta)
 
-    def worlds(self, declared: int | None = None, *, others: int | None = None) -> tuple[Values, Values]:
-        """Log densities with the example and without it, where `others` (all, unless given) have a gradient."""
+    def worlds(
+        self, declared: int | None = None, *, others: int | None = None
+    ) -> tuple[Values, Values]:
+        """Log densities with the example and without it, where `others` (all, unless given) have a
+        gradient."""
         rest = self.n - 1 if others is None else others
         more, fewer = (sampling_probability(self.n - gone, self.how(declared)) for gone in (0, 1))
         return self.log_density(rest, more, own=more), self.log_density(rest, fewer, own=0.0)
@@ -71,7 +82,9 @@ class Case:
         if own == 0:
             return without
         turn = math.radians(self.angle)
-        return np.logaddexp(math.log1p(-own) + without, math.log(own) + shifted(math.cos(turn), math.sin(turn)))
+        return np.logaddexp(
+            math.log1p(-own) + without, math.log(own) + shifted(math.cos(turn), math.sin(turn))
+        )
 
     def true_delta(self, epsilon: float, worlds: tuple[Values, Values]) -> float:
         """The larger of both directions."""
@@ -105,11 +118,18 @@ cases = pytest.mark.parametrize("case", CASES.values(), ids=CASES.keys())
 
 @cases
 def test_for_zero_out_neighbours_the_epsilon_holds_and_is_met(case: Case) -> None:
-    # n stays, so both worlds sample with the same probability; where the others are known, nothing hides the example.
+    # n stays, so both worlds sample with the same probability; where the others are known, nothing
+    # hides the example.
     probability = sampling_probability(case.n, case.how())
-    worlds = case.log_density(0, probability, own=probability), case.log_density(0, probability, own=0.0)
+    worlds = (
+        case.log_density(0, probability, own=probability),
+        case.log_density(0, probability, own=0.0),
+    )
     assert case.true_delta(case.accounted(), worlds) == pytest.approx(case.delta, rel=1e-3)
-    crowd = case.log_density(case.n - 1, probability, own=probability), case.log_density(case.n - 1, probability, own=0)
+    crowd = (
+        case.log_density(case.n - 1, probability, own=probability),
+        case.log_density(case.n - 1, probability, own=0),
+    )
     assert case.true_delta(case.accounted(), crowd) < case.delta
 
 

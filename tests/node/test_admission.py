@@ -1,5 +1,5 @@
-"""What is asked of an account before work: a cohort is admitted as its clients would be sequentially, within each
-budget."""
+"""What is asked of an account before work: a cohort is admitted as its clients would be
+sequentially, within each budget."""
 
 from __future__ import annotations
 
@@ -30,10 +30,17 @@ from tests.node.clients import ledger_at
 
 EVENT = poisson_round_event(0.2, noise_multiplier=1.1)
 SHARED = (
-    *("privacy.example.aggregation=secure", "privacy.user.enabled=false", "privacy.accountant=rdp"),
-    *("sampling.kind=everyone", "data.num_clients=4"),
+    "privacy.example.aggregation=secure",
+    "privacy.user.enabled=false",
+    "privacy.accountant=rdp",
+    "sampling.kind=everyone",
+    "data.num_clients=4",
 )
-BOTH = ("privacy.user.enabled=false", "privacy.local.kind=gaussian", "privacy.local.noise_multiplier=2")
+BOTH = (
+    "privacy.user.enabled=false",
+    "privacy.local.kind=gaussian",
+    "privacy.local.noise_multiplier=2",
+)
 
 
 def run(*words: str) -> ClientSettings:
@@ -50,7 +57,9 @@ def accounts(folder: Path) -> Accounts:
     return Accounts(ledger_at(folder / "clients.db"), 1e-3, "pld")
 
 
-def enter(folder: Path, sizes: dict[str, int], *words: str, number: int = 1) -> dict[str, Admitted | Refused]:
+def enter(
+    folder: Path, sizes: dict[str, int], *words: str, number: int = 1
+) -> dict[str, Admitted | Refused]:
     return admit(work_of(ask(*words, number=number)), sizes, accounts=accounts(folder))
 
 
@@ -60,7 +69,9 @@ def spent(found: Admitted | Refused) -> float:
 
 
 @pytest.mark.parametrize("words", [(), BOTH], ids=["example", "example and local"])
-def test_many_clients_at_once_are_admitted_as_sequentially(words: tuple[str, ...], tmp_path: Path) -> None:
+def test_many_clients_at_once_are_admitted_as_sequentially(
+    words: tuple[str, ...], tmp_path: Path
+) -> None:
     sizes = {"4": 9, "2": 5, "7": 0, "9": 9}
     many, each = accounts(tmp_path / "many"), accounts(tmp_path / "each")
     for number in (1, 2):
@@ -70,12 +81,15 @@ def test_many_clients_at_once_are_admitted_as_sequentially(words: tuple[str, ...
             alone |= admit(work_of(ask(*words, number=number)), {name: size}, accounts=each)
         assert together == alone
     rows = [
-        [(row.round, row.guarantee, row.data_owner, row.count) for row in who.ledger.releases()] for who in (many, each)
+        [(row.round, row.guarantee, row.data_owner, row.count) for row in who.ledger.releases()]
+        for who in (many, each)
     ]
     assert rows[0] == rows[1]
 
 
-def test_in_a_shared_step_a_client_may_have_16_batches_of_examples_and_not_one_example_more(tmp_path: Path) -> None:
+def test_in_a_shared_step_a_client_may_have_16_batches_of_examples_and_not_one_example_more(
+    tmp_path: Path,
+) -> None:
     found = enter(tmp_path, {"0": 128, "1": 129}, *SHARED)
     assert isinstance(found["0"], Admitted)
     assert "this client has more examples than 16 * training.batch_size=128" in str(found["1"])
@@ -95,7 +109,10 @@ def test_a_client_without_examples_is_charged_nothing_and_takes_part(tmp_path: P
 def test_what_is_forgotten_is_read_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(account, "REMEMBERED", 1)
     many = accounts(tmp_path)
-    found = [spent(admit(work_of(ask(number=number)), {"0": 9, "1": 9}, accounts=many)["1"]) for number in range(1, 4)]
+    found = [
+        spent(admit(work_of(ask(number=number)), {"0": 9, "1": 9}, accounts=many)["1"])
+        for number in range(1, 4)
+    ]
     assert found == sorted(set(found))
 
 
@@ -127,7 +144,12 @@ def account_at(path: Path, *, accountant: str = "pld", delta: float = DELTA) -> 
 
 
 def charge(
-    mine: Accounts, event: DpEvent, count: int, *budgets: Budget, guarantee: str = EXAMPLE, by: str = ""
+    mine: Accounts,
+    event: DpEvent,
+    count: int,
+    *budgets: Budget,
+    guarantee: str = EXAMPLE,
+    by: str = "",
 ) -> float:
     """Charges as an admission does, and returns the epsilon spent with it."""
     one = Charge(1, guarantee, by, event, count)
@@ -154,7 +176,9 @@ def test_a_charge_that_would_pass_the_budget_is_refused_and_leaves_no_trace(tmp_
     mine, budget = account_at(tmp_path / "ledger.db"), Budget(oracle((STEP, 10)), DELTA, EXAMPLE)
     charge(mine, STEP, 8, budget)
     head = mine.ledger.position().head
-    with pytest.raises(Refused, match=r"the example-level budget is spent: this round would reach epsilon .* of "):
+    with pytest.raises(
+        Refused, match=r"the example-level budget is spent: this round would reach epsilon .* of "
+    ):
         charge(mine, STEP, 4, budget)
     assert mine.ledger.position().head == head
     assert charge(mine, STEP, 1, budget) <= budget.epsilon
@@ -162,7 +186,10 @@ def test_a_charge_that_would_pass_the_budget_is_refused_and_leaves_no_trace(tmp_
 
 def test_each_budget_holds_at_its_own_delta(tmp_path: Path) -> None:
     # At delta 0.98, which a server may name, the same releases cost next to nothing.
-    mine, budgets = account_at(tmp_path / "ledger.db", delta=0.98), (Budget(4, 0.98), Budget(oracle((STEP, 10)), DELTA))
+    mine, budgets = (
+        account_at(tmp_path / "ledger.db", delta=0.98),
+        (Budget(4, 0.98), Budget(oracle((STEP, 10)), DELTA)),
+    )
     assert charge(mine, STEP, 9, *budgets) < 0.1
     with pytest.raises(Refused, match=r"at delta 0\.0001$"):
         charge(mine, STEP, 2, *budgets)
@@ -171,9 +198,15 @@ def test_each_budget_holds_at_its_own_delta(tmp_path: Path) -> None:
 def test_a_masked_sum_counts_for_a_client_whose_data_change_beside_what_is_accounted_for_a_change(
     tmp_path: Path,
 ) -> None:
-    # Zeroing a client out moves the sum by its norm, other data in its place by up to twice as much: noise 2, and 1.
-    masked, mine = DistributedDiscreteGaussianDpEvent(100, 1, 25, 3), account_at(tmp_path / "ledger.db")
-    alone, both = (RdpAccountant().compose(GaussianDpEvent(noise)).get_epsilon(DELTA) for noise in (2.0, 1.0))
+    # Zeroing a client out moves the sum by its norm, other data in its place by up to twice as
+    # much: noise 2, and 1.
+    masked, mine = (
+        DistributedDiscreteGaussianDpEvent(100, 1, 25, 3),
+        account_at(tmp_path / "ledger.db"),
+    )
+    alone, both = (
+        RdpAccountant().compose(GaussianDpEvent(noise)).get_epsilon(DELTA) for noise in (2.0, 1.0)
+    )
     charge(mine, masked, 1, Budget(alone * 1.02, DELTA), guarantee=USER)
     with pytest.raises(Refused, match="for all guarantees together"):
         charge(mine, GaussianDpEvent(1e4), 1, Budget(both * 0.98, DELTA), guarantee=LOCAL)
@@ -181,12 +214,28 @@ def test_a_masked_sum_counts_for_a_client_whose_data_change_beside_what_is_accou
 
 
 CLIENTS = 6
-SMALL = [f"data.num_clients={CLIENTS}", "model.name=logistic_regression", "training.epochs=1", "seed=30911"]
-SMALL += ["privacy.user.enabled=false", "training.batch_size=64", "sampling.kind=everyone", "rounds=9"]
+SMALL = [
+    f"data.num_clients={CLIENTS}",
+    "model.name=logistic_regression",
+    "training.epochs=1",
+    "seed=30911",
+]
+SMALL += [
+    "privacy.user.enabled=false",
+    "training.batch_size=64",
+    "sampling.kind=everyone",
+    "rounds=9",
+]
 
-# In shards of unlike size the clients' steps differ in number and probability, so their budgets last unequally long.
+# In shards of unlike size the clients' steps differ in number and probability, so their budgets
+# last unequally long.
 UNEQUAL = ["data.partition=dirichlet", "data.alpha=0.3"]
-EXAMPLE_LEVEL = [*SMALL, *UNEQUAL, "privacy.example.enabled=true", "privacy.example.noise_multiplier=1.5"]
+EXAMPLE_LEVEL = [
+    *SMALL,
+    *UNEQUAL,
+    "privacy.example.enabled=true",
+    "privacy.example.noise_multiplier=1.5",
+]
 EXAMPLE_LEVEL += ["privacy.accountant=rdp", "privacy.example.max_epsilon=4"]
 LOCAL_LEVEL = [*SMALL, "privacy.local.noise_multiplier=4", "privacy.local.max_epsilon=1"]
 
@@ -198,11 +247,17 @@ def simulated(folder: Path, *words: str) -> Outcome:
 def rounds_of(folder: Path, guarantee: str) -> dict[str, int]:
     """How many rounds each client took part in."""
     return dict(
-        Counter(row.data_owner for row in DurableLedger(folder / "clients.db").releases() if row.guarantee == guarantee)
+        Counter(
+            row.data_owner
+            for row in DurableLedger(folder / "clients.db").releases()
+            if row.guarantee == guarantee
+        )
     )
 
 
-def test_clients_whose_example_level_budget_is_spent_stay_out_and_the_others_go_on(tmp_path: Path) -> None:
+def test_clients_whose_example_level_budget_is_spent_stay_out_and_the_others_go_on(
+    tmp_path: Path,
+) -> None:
     simulated(tmp_path / "run", *EXAMPLE_LEVEL)
     replies = [row["replies"] or 0 for row in RunFolder(tmp_path / "run").read_metrics()]
     assert replies[0] == CLIENTS
@@ -214,13 +269,27 @@ def test_clients_whose_example_level_budget_is_spent_stay_out_and_the_others_go_
 
 
 @pytest.mark.parametrize("kind", ["gaussian", "laplace"])
-def test_a_cohort_that_refuses_does_not_end_the_run_while_others_have_budget(kind: str, tmp_path: Path) -> None:
-    words = ["sampling.kind=poisson", "sampling.probability=0.2", "rounds=60", "training.batch_size=512"]
-    words += ["server.learning_rate=0.001"]  # or the noise of few clients would drive the model, and end the run first
+def test_a_cohort_that_refuses_does_not_end_the_run_while_others_have_budget(
+    kind: str, tmp_path: Path
+) -> None:
+    words = [
+        "sampling.kind=poisson",
+        "sampling.probability=0.2",
+        "rounds=60",
+        "training.batch_size=512",
+    ]
+    words += [
+        "server.learning_rate=0.001"
+    ]  # or the noise of few clients would drive the model, and end the run first
     outcome = simulated(tmp_path / "run", *LOCAL_LEVEL, *words, f"privacy.local.kind={kind}")
     rounds = rounds_of(tmp_path / "run", "local")
-    # With single clients in a cohort, a round in which all that were asked refuse comes long before the last.
-    idle = [row["round"] for row in RunFolder(tmp_path / "run").read_metrics() if row["cohort"] and not row["replies"]]
+    # With single clients in a cohort, a round in which all that were asked refuse comes long before
+    # the last.
+    idle = [
+        row["round"]
+        for row in RunFolder(tmp_path / "run").read_metrics()
+        if row["cohort"] and not row["replies"]
+    ]
     assert len(idle) > 1
     assert set(rounds) == {str(client) for client in range(CLIENTS)}
     assert len(set(rounds.values())) == 1  # everybody spent what it had

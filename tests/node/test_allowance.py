@@ -1,4 +1,5 @@
-"""A server's message names code, files and patterns: what a node makes of them is what its owner allowed."""
+"""A server's message names code, files and patterns: what a node makes of them is what its owner
+allowed."""
 
 from __future__ import annotations
 
@@ -31,7 +32,9 @@ MARK = "imported"
 Door = Callable[[Mapping[str, object], Mapping[str, str | int]], str]
 
 
-def reason(app: Callable[[Message, Context], Message], content: RecordDict, node: Mapping[str, str | int]) -> str:
+def reason(
+    app: Callable[[Message, Context], Message], content: RecordDict, node: Mapping[str, str | int]
+) -> str:
     reply = app(Message(content, 1, "train"), Context(1, 1, dict(node), RecordDict(), {}))
     return str(reply.error.reason) if reply.has_error() else "answered"
 
@@ -52,7 +55,11 @@ def in_the_clear(items: Mapping[str, object], node: Mapping[str, str | int]) -> 
 
 
 def under_masks(items: Mapping[str, object], node: Mapping[str, str | int]) -> str:
-    content = {REQUEST: ConfigRecord(dict(items)), PARAMETERS: parameters(PARAMETERS), MASKING: masking()}  # type: ignore[arg-type]
+    content = {
+        REQUEST: ConfigRecord(dict(items)),
+        PARAMETERS: parameters(PARAMETERS),
+        MASKING: masking(),
+    }  # type: ignore[arg-type]
     return reason(train, RecordDict(content), node)
 
 
@@ -61,7 +68,9 @@ def behind_the_mod(items: Mapping[str, object], node: Mapping[str, str | int]) -
         return secure_sum_mod(message, context, lambda asked, _: asked)
 
     asked = ConfigRecord(dict(items))  # type: ignore[arg-type]
-    return reason(app, RecordDict({ASKED: asked, "arrays": parameters("w"), MASKING: masking()}), node)
+    return reason(
+        app, RecordDict({ASKED: asked, "arrays": parameters("w"), MASKING: masking()}), node
+    )
 
 
 DOORS = {"in the clear": in_the_clear, "under masks": under_masks, "behind the mod": behind_the_mod}
@@ -125,7 +134,9 @@ def test_a_name_that_no_model_has_is_refused_and_its_text_is_cut(tmp_path: Path)
         assert len(said) < 400
 
 
-@pytest.mark.parametrize("pattern", ["(.*.*)*!", ".*.*.*.*.*!", "(a|aa)+", r"(a)\1", "(", "(?=a)", "(a|b)" * 9])
+@pytest.mark.parametrize(
+    "pattern", ["(.*.*)*!", ".*.*.*.*.*!", "(a|aa)+", r"(a)\1", "(", "(?=a)", "(a|b)" * 9]
+)
 def test_a_pattern_that_could_take_a_node_for_ever_is_none(pattern: str) -> None:
     with pytest.raises(ConfigError, match=r"model\.lora\.targets must be a regular expression"):
         LoraConfig(targets=pattern)
@@ -145,26 +156,49 @@ def odd(*words: str, **node: str | int) -> str:
     return in_the_clear(items, {"partition-id": 1, "num-partitions": 12, **node})
 
 
-MEANS = ("data.normalise=public", f"normaliser.means={[0.0] * 5000}", f"normaliser.deviations={[1.0] * 5000}")
+MEANS = (
+    "data.normalise=public",
+    f"normaliser.means={[0.0] * 5000}",
+    f"normaliser.deviations={[1.0] * 5000}",
+)
 UNFIT = [
-    (("model.freeze=[none.of.these]",), "this node can't build the model mlp of the run; its log says why"),
+    (
+        ("model.freeze=[none.of.these]",),
+        "this node can't build the model mlp of the run; its log says why",
+    ),
     (("model.name=lstm",), "this node can't build the model lstm of the run; its log says why"),
-    (("model.name=flower_app",), "this node can't build the model flower_app of the run; its log says why"),
+    (
+        ("model.name=flower_app",),
+        "this node can't build the model flower_app of the run; its log says why",
+    ),
     (MEANS, "the run's normaliser does not fit the data of this node; its log says why"),
     (("data.name=no_such",), "this node can't have its share of no_such; its log says why"),
     (("data.partition=natural",), "this node can't have its share of digits; its log says why"),
-    (("data.name=mnist",), "this node fetches no data set that a server names: start it with --task mnist"),
-    (("task.loss=squared",), "task.loss must be cross_entropy for digits, whose targets are classes (got squared)"),
-    (("task.class_weights=[1,2]",), "task.class_weights must be one number a class: digits has 10 classes (got 2)"),
+    (
+        ("data.name=mnist",),
+        "this node fetches no data set that a server names: start it with --task mnist",
+    ),
+    (
+        ("task.loss=squared",),
+        "task.loss must be cross_entropy for digits, whose targets are classes (got squared)",
+    ),
+    (
+        ("task.class_weights=[1,2]",),
+        "task.class_weights must be one number a class: digits has 10 classes (got 2)",
+    ),
 ]
 
 
 @pytest.mark.parametrize(("words", "said"), UNFIT, ids=[words[0][:30] for words, _ in UNFIT])
-def test_settings_that_do_not_fit_a_node_are_refused_and_no_failure(words: tuple[str, ...], said: str) -> None:
+def test_settings_that_do_not_fit_a_node_are_refused_and_no_failure(
+    words: tuple[str, ...], said: str
+) -> None:
     assert odd(*words) == said
 
 
-def test_a_node_has_its_share_of_the_data_set_that_its_owner_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_node_has_its_share_of_the_data_set_that_its_owner_named(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     def unreachable(*_: object) -> None:
         raise ConnectionError("the hub")
 

@@ -1,4 +1,5 @@
-"""The terms of a masked sum are those that a node signed its keys for: no stage is answered on others."""
+"""The terms of a masked sum are those that a node signed its keys for: no stage is answered on
+others."""
 
 from __future__ import annotations
 
@@ -21,8 +22,15 @@ from tests.node.dishonest import NAMES, Dishonest, NotGiven, Told, server_of
 
 ME, *OTHERS = NAMES
 WEAKER = {
-    "fewer that collude and more that are lost": ("privacy.secure.dropouts=2", "privacy.secure.colluding=0"),
-    "another threshold": ("privacy.secure.threshold=4", "privacy.secure.colluding=0", "privacy.secure.dropouts=1"),
+    "fewer that collude and more that are lost": (
+        "privacy.secure.dropouts=2",
+        "privacy.secure.colluding=0",
+    ),
+    "another threshold": (
+        "privacy.secure.threshold=4",
+        "privacy.secure.colluding=0",
+        "privacy.secure.dropouts=1",
+    ),
     "another noise": ("privacy.user.noise_multiplier=0.001",),
     "another length": ("privacy.user.clip.kind=fixed",),
     "another grid": ("privacy.user.clip.count_stddev=2",),
@@ -32,7 +40,9 @@ WEAKER = {
 
 
 @pytest.mark.parametrize("words", WEAKER.values(), ids=list(WEAKER))
-def test_no_stage_is_answered_on_other_terms_than_those_of_the_keys(words: tuple[str, ...], tmp_path: Path) -> None:
+def test_no_stage_is_answered_on_other_terms_than_those_of_the_keys(
+    words: tuple[str, ...], tmp_path: Path
+) -> None:
     server, lie = server_of(tmp_path, Told.of()), Told.of(*words)
     found: Exchange | Opened = server.until(Stage.SHARES)
     while isinstance(found, Exchange):
@@ -49,7 +59,9 @@ def with_another_key(server: Dishonest, name: str, folder: Path) -> str:
     return str(path)
 
 
-def test_no_stage_is_answered_with_another_list_of_peers_than_that_of_the_keys(tmp_path: Path) -> None:
+def test_no_stage_is_answered_with_another_list_of_peers_than_that_of_the_keys(
+    tmp_path: Path,
+) -> None:
     server = server_of(tmp_path, Told.of())
     true, changed = server.configs[ME]["peers"], with_another_key(server, OTHERS[0], tmp_path)
     found: Exchange | Opened = server.until(Stage.SHARES)
@@ -65,7 +77,9 @@ def test_nodes_with_different_lists_of_peers_share_nothing(tmp_path: Path) -> No
     server = server_of(tmp_path, Told.of())
     server.configs[ME]["peers"] = with_another_key(server, OTHERS[0], tmp_path)
     request = server.until(Stage.SHARES).requests[OTHERS[1]]
-    without = {name: keys for name, keys in split_named(body_of(request)).items() if name != OTHERS[0]}
+    without = {
+        name: keys for name, keys in split_named(body_of(request)).items() if name != OTHERS[0]
+    }
     with pytest.raises(NotGiven, match=f"keys of '{ME}' are not signed"):
         server.ask(OTHERS[1], altered(request, join_named(without)))
 
@@ -74,7 +88,9 @@ def opened(server: Dishonest, lies: dict[str, Told]) -> Opened:
     """What the server reads with the shares of the nodes that it did not lie to."""
     exchange = server.until(Stage.UNMASK, lies)
     signed = {
-        name: each for name, each in split_named(body_of(exchange.requests[OTHERS[0]])).items() if name not in lies
+        name: each
+        for name, each in split_named(body_of(exchange.requests[OTHERS[0]])).items()
+        if name not in lies
     }
     for name in signed:
         exchange.take(name, server.ask(name, altered(exchange.requests[name], join_named(signed))))
@@ -98,7 +114,9 @@ def test_what_nodes_with_different_clip_norms_send_can_not_be_read_together(tmp_
 
 
 @pytest.mark.parametrize("policy", [{"min-colluding": "2"}, {"min-summands": "4"}], ids=str)
-def test_a_node_gives_no_keys_for_a_sum_that_its_owner_does_not_allow(policy: dict[str, str], tmp_path: Path) -> None:
+def test_a_node_gives_no_keys_for_a_sum_that_its_owner_does_not_allow(
+    policy: dict[str, str], tmp_path: Path
+) -> None:
     server = server_of(tmp_path, Told.of(), policy)
     with pytest.raises(NotGiven, match=r"the run has privacy\.secure\.colluding=1, and 3 summands"):
         server.ask(ME, server.until(Stage.KEYS).requests[ME])
@@ -133,7 +151,9 @@ class ChangingTerms(RuleBasedStateMachine):
         exchange = self.open.pop()
         for name, request in exchange.requests.items():
             try:
-                exchange.take(name, self.server.ask(name, request, Told.of(*words) if name == who else None))
+                exchange.take(
+                    name, self.server.ask(name, request, Told.of(*words) if name == who else None)
+                )
             except NotGiven:
                 continue
         try:
@@ -159,4 +179,6 @@ class ChangingTerms(RuleBasedStateMachine):
 
 
 TestChangingTerms = ChangingTerms.TestCase
-TestChangingTerms.settings = settings(max_examples=6, stateful_step_count=12, deadline=None, phases=[Phase.generate])
+TestChangingTerms.settings = settings(
+    max_examples=6, stateful_step_count=12, deadline=None, phases=[Phase.generate]
+)

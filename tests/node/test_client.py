@@ -1,5 +1,5 @@
-"""A client's work and its app: what it is asked, what it charges before it works, what leaves it, and what it
-refuses."""
+"""A client's work and its app: what it is asked, what it charges before it works, what leaves it,
+and what it refuses."""
 
 from __future__ import annotations
 
@@ -86,7 +86,9 @@ def test_the_charge_is_on_disk_before_any_work_is_done(
     assert seen == [1]
 
 
-def test_a_charge_that_fails_lets_nothing_leave(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_charge_that_fails_lets_nothing_leave(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def full(*_: object, **__: object) -> bool:
         raise LedgerError("the disk is full")
 
@@ -96,7 +98,9 @@ def test_a_charge_that_fails_lets_nothing_leave(tmp_path: Path, monkeypatch: pyt
 
 
 @accounted
-def test_a_client_without_a_ledger_refuses_what_it_would_have_to_account(words: tuple[str, ...]) -> None:
+def test_a_client_without_a_ledger_refuses_what_it_would_have_to_account(
+    words: tuple[str, ...],
+) -> None:
     with pytest.raises(Refused, match="this client has no ledger"):
         work(client(examples(9)), config(*words))
 
@@ -106,7 +110,9 @@ def test_what_is_reported_is_what_dp_sgd_cost_over_all_rounds(tmp_path: Path) ->
     spent = [work(who, run, number).epsilon_example for number in (1, 2, 4)]
     # 10 examples in batches of 4: 3 steps a round, each with probability 0.4.
     event = poisson_round_event(0.4, noise_multiplier=1.5)
-    assert spent == pytest.approx([epsilon_spent([(event, 3 * n)], delta=1e-3) for n in (1, 2, 3)], rel=1e-6)
+    assert spent == pytest.approx(
+        [epsilon_spent([(event, 3 * n)], delta=1e-3) for n in (1, 2, 3)], rel=1e-6
+    )
 
 
 @accounted
@@ -122,7 +128,9 @@ def test_a_delta_of_one_in_n_examples_is_refused(words: tuple[str, ...], tmp_pat
 
 
 @pytest.mark.parametrize("count", [0, 9, 40])
-def test_with_a_declared_number_the_charge_is_what_ran_whatever_the_client_has(count: int, tmp_path: Path) -> None:
+def test_with_a_declared_number_the_charge_is_what_ran_whatever_the_client_has(
+    count: int, tmp_path: Path
+) -> None:
     reply = work(client(examples(count), tmp_path / "ledger.db"), config(*DECLARED))
     # Batches of 4 expected of 16 declared: 4 steps, each with probability 0.25.
     event = poisson_round_event(0.25, noise_multiplier=1.5)
@@ -133,7 +141,9 @@ def test_with_a_declared_number_the_charge_is_what_ran_whatever_the_client_has(c
 
 def test_a_refusal_of_the_policy_charges_nothing(tmp_path: Path) -> None:
     who = client(examples(9), tmp_path / "ledger.db", policy=ClientPolicy(min_noise_multiplier=2.0))
-    with pytest.raises(Refused, match=r"requires a noise multiplier of 2; the example-level one is 1\.5"):
+    with pytest.raises(
+        Refused, match=r"requires a noise multiplier of 2; the example-level one is 1\.5"
+    ):
         work(who, config(*EXAMPLE))
     assert DurableLedger(tmp_path / "ledger.db").releases() == []
 
@@ -145,7 +155,9 @@ def test_a_request_beyond_the_planned_rounds_is_refused() -> None:
 
 def test_parameters_of_another_model_are_refused_before_anything_is_charged(tmp_path: Path) -> None:
     who = client(examples(9), tmp_path / "ledger.db")
-    with pytest.raises(MalformedMessage, match="has 18 trainable parameters, the train request holds 17"):
+    with pytest.raises(
+        MalformedMessage, match="has 18 trainable parameters, the train request holds 17"
+    ):
         who.answer(work_of(request(config(*EXAMPLE))), torch.zeros(17))
     assert DurableLedger(tmp_path / "ledger.db").releases() == []
 
@@ -158,7 +170,9 @@ NODE: Node = {"partition-id": 1, "num-partitions": 4}
 
 def run_of(*words: str) -> Settings:
     # Full batches: the update follows from the data alone.
-    return config(*words, "data.name=digits", "data.num_clients=4", "model.name=logistic_regression")
+    return config(
+        *words, "data.name=digits", "data.num_clients=4", "model.name=logistic_regression"
+    )
 
 
 def send(content: RecordDict, kind: str = "train", node: Node = NODE) -> Message:
@@ -175,7 +189,9 @@ def asked(run: Settings, virtual: VirtualClient | None = None, *, size: int = PA
 def update_of(run: Settings, client: int) -> torch.Tensor:
     model = build_model("logistic_regression", (1, 8, 8), 10, seed=3)
     how = LocalSettings(1, 1000, run.training.learning_rate, 0.0)
-    return local_update(model, torch.zeros(PARAMS), share_of(run.data, client), settings=how, source=secure_source())
+    return local_update(
+        model, torch.zeros(PARAMS), share_of(run.data, client), settings=how, source=secure_source()
+    )
 
 
 def test_a_request_comes_back_as_a_reply_that_the_server_can_read() -> None:
@@ -193,7 +209,9 @@ def test_fit_gives_the_update_the_bit_and_what_was_spent_and_no_number_of_exampl
 ) -> None:
     ledger = ledger_at(tmp_path / "ledger.db").path
     request = request_items(TrainRequest(1, math.inf, client_settings(run_of(*words))))
-    arrays, number, said = DPClient(NODE | {"ledger": str(ledger)}).fit([np.zeros(PARAMS, np.float32)], request)
+    arrays, number, said = DPClient(NODE | {"ledger": str(ledger)}).fit(
+        [np.zeros(PARAMS, np.float32)], request
+    )
     assert [(array.shape, array.dtype.name) for array in arrays] == [((PARAMS,), "float32")]
     assert number == 1
     assert set(said) == {"round", "below", "epsilon_example", "epsilon_local", "epsilon_local_pure"}
@@ -201,22 +219,38 @@ def test_fit_gives_the_update_the_bit_and_what_was_spent_and_no_number_of_exampl
 
 
 def test_every_round_of_local_training_is_a_call_of_fit(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(DPClient, "fit", lambda *_: ([np.full(PARAMS, 2.0, np.float32)], 1, {"round": 1, "below": 0}))
+    monkeypatch.setattr(
+        DPClient,
+        "fit",
+        lambda *_: ([np.full(PARAMS, 2.0, np.float32)], 1, {"round": 1, "below": 0}),
+    )
     content = send(asked(run_of(*OFF))).content
     assert {name: value for name, value in content["reply"].items()} == {"round": 1, "below": 0}  # noqa: C416
 
 
 def test_on_a_real_node_the_client_that_a_request_names_is_not_obeyed(tmp_path: Path) -> None:
-    # What Flower's simulation configures, a plain SuperNode may have too: the ticket tells them apart.
+    # What Flower's simulation configures, a plain SuperNode may have too: the ticket tells them
+    # apart.
     (tmp_path / "other").mkdir()
     left, other = leave_ticket(tmp_path), leave_ticket(tmp_path / "other")
-    for node, ticket in ((NODE, ""), ({}, "0" * 64), (NODE, other), (NODE | {"ledger": "ledger.db"}, left)):
+    for node, ticket in (
+        (NODE, ""),
+        ({}, "0" * 64),
+        (NODE, other),
+        (NODE | {"ledger": "ledger.db"}, left),
+    ):
         for folder in (tmp_path, tmp_path / "nothing there"):
             virtual = VirtualClient(3, str(folder), ticket)
-            requests = {"train": asked(run_of(*OFF), virtual), "masking": {MASKING: masking_record(WHO, virtual)}}
+            requests = {
+                "train": asked(run_of(*OFF), virtual),
+                "masking": {MASKING: masking_record(WHO, virtual)},
+            }
             for kind, content in requests.items():
                 reason = refused(send(RecordDict(dict(content)), node=node))
-                assert reason == f"the {kind} request names a virtual client, and this node is no simulation's"
+                assert (
+                    reason == f"the {kind} request names a virtual client, and this node is no "
+                    f"simulation's"
+                )
 
 
 def refused(reply: Message) -> str:
@@ -237,16 +271,22 @@ def test_a_refusal_becomes_an_error_with_its_reason_and_a_line_in_the_clients_lo
 MALFORMED = {
     "nothing": RecordDict(),
     "no parameters": RecordDict({"request": ConfigRecord({"round": 1})}),
-    "arrays of another app": RecordDict({"parameters": ArrayRecord([np.zeros(3)]), "request": ConfigRecord()}),
+    "arrays of another app": RecordDict(
+        {"parameters": ArrayRecord([np.zeros(3)]), "request": ConfigRecord()}
+    ),
 }
 
 
 @pytest.mark.parametrize("content", MALFORMED.values(), ids=MALFORMED.keys())
-def test_a_request_that_can_not_be_read_is_refused_and_does_not_end_the_client(content: RecordDict) -> None:
+def test_a_request_that_can_not_be_read_is_refused_and_does_not_end_the_client(
+    content: RecordDict,
+) -> None:
     assert refused(send(content))
 
 
-def test_the_words_of_an_unforeseen_failure_stay_with_the_client(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_words_of_an_unforeseen_failure_stay_with_the_client(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     def fails(*_: object, **__: object) -> torch.Tensor:
         raise ValueError("the target 7 of owner/data.csv is out of range")
 
@@ -268,28 +308,40 @@ def test_a_client_that_is_asked_to_evaluate_refuses_and_logs_it_if_something_was
 
 
 @pytest.mark.parametrize(("owner", "counted"), [({}, 400), ({"public-num-examples": 800}, 800)])
-def test_a_real_node_goes_by_the_number_that_was_declared(owner: Node, counted: int, tmp_path: Path) -> None:
+def test_a_real_node_goes_by_the_number_that_was_declared(
+    owner: Node, counted: int, tmp_path: Path
+) -> None:
     run = run_of(*EXAMPLE, "data.public_num_examples=400")
     DurableLedger.create(tmp_path / "ledger.db")
     reply = send(asked(run), node=NODE | owner | {"ledger": str(tmp_path / "ledger.db")})
     event = poisson_round_event(4 / counted, noise_multiplier=1.5)
-    assert DurableLedger(tmp_path / "ledger.db").spent("example").entries == ((event, counted // 4),)
+    assert DurableLedger(tmp_path / "ledger.db").spent("example").entries == (
+        (event, counted // 4),
+    )
     assert decode_reply(reply.content, round_number=1, num_params=PARAMS).epsilon_example > 0
 
 
 @pytest.mark.parametrize("kind", ["gaussian", "laplace", "laplace_step"])
 @pytest.mark.parametrize("order", [1, -1], ids=["example first", "local first"])
-def test_what_an_owner_allows_is_not_spent_once_for_each_guarantee(kind: str, order: int, tmp_path: Path) -> None:
+def test_what_an_owner_allows_is_not_spent_once_for_each_guarantee(
+    kind: str, order: int, tmp_path: Path
+) -> None:
     ledger, full = ledger_at(tmp_path / "ledger.db"), (*OFF, "training.batch_size=1000")
     owner = NODE | {"ledger": str(ledger.path), "max-epsilon": 1.0, "max-delta": 1e-3}
-    example = run_of(*full, "privacy.example.enabled=true", "privacy.example.noise_multiplier=3.2")  # 0.77
+    example = run_of(
+        *full, "privacy.example.enabled=true", "privacy.example.noise_multiplier=3.2"
+    )  # 0.77
     noise = 3.1 if kind == "gaussian" else 1.02  # 0.80, 0.98
-    first, second = (example, run_of(*full, f"privacy.local.kind={kind}", f"privacy.local.noise_multiplier={noise}"))[
-        ::order
-    ]
+    first, second = (
+        example,
+        run_of(*full, f"privacy.local.kind={kind}", f"privacy.local.noise_multiplier={noise}"),
+    )[::order]
     assert not send(asked(first), node=owner).has_error()
     reason = refused(send(asked(second), node=owner))
-    assert "the budget of max-epsilon, for all guarantees together, is spent: this round would reach" in reason
+    assert (
+        "the budget of max-epsilon, for all guarantees together, is spent: this round would reach"
+        in reason
+    )
     assert len(ledger.releases()) == 1
 
 

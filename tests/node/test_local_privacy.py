@@ -1,4 +1,5 @@
-"""Noise at the client: what is released, for which sensitivity, and what it costs over the rounds."""
+"""Noise at the client: what is released, for which sensitivity, and what it costs over the
+rounds."""
 
 from __future__ import annotations
 
@@ -45,12 +46,17 @@ def local(kind: str, *words: str) -> Settings:
 
 
 def release(kind: str, update: Tensor, noise_multiplier: float, *, noise: str = "float") -> Tensor:
-    return release_update(update, LocalPrivacy(kind, CLIP, noise_multiplier, noise), source=seeded_source(92861))
+    return release_update(
+        update, LocalPrivacy(kind, CLIP, noise_multiplier, noise), source=seeded_source(92861)
+    )
 
 
 def answers(run: Settings, who: Client) -> list[TrainReply]:
     """The replies of one client that takes part in every planned round."""
-    return [who.answer(work_of(request(run, number)), params_of(linear())) for number in range(1, run.rounds + 1)]
+    return [
+        who.answer(work_of(request(run, number)), params_of(linear()))
+        for number in range(1, run.rounds + 1)
+    ]
 
 
 @pytest.mark.parametrize(("kind", "norm_order"), [("gaussian", 2), ("laplace", 1)])
@@ -65,23 +71,36 @@ def test_the_whole_update_is_clipped_before_noise(kind: str, norm_order: int) ->
 @noises
 @pytest.mark.parametrize("kind", ["gaussian", "laplace"])
 @pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
-def test_an_update_that_is_not_finite_is_released_as_noise_alone(kind: str, bad: float, noise: str) -> None:
+def test_an_update_that_is_not_finite_is_released_as_noise_alone(
+    kind: str, bad: float, noise: str
+) -> None:
     nothing = release(kind, torch.zeros(3), 1.5, noise=noise)
     assert torch.equal(release(kind, torch.tensor([0.1, bad, 0.2]), 1.5, noise=noise), nothing)
 
 
 @noises
-@pytest.mark.parametrize(("kind", "rejects"), [("gaussian", rejects_gaussian), ("laplace", rejects_laplace)])
-def test_noise_is_drawn_for_twice_the_clip_norm(kind: str, rejects: Callable[..., bool], noise: str) -> None:
+@pytest.mark.parametrize(
+    ("kind", "rejects"), [("gaussian", rejects_gaussian), ("laplace", rejects_laplace)]
+)
+def test_noise_is_drawn_for_twice_the_clip_norm(
+    kind: str, rejects: Callable[..., bool], noise: str
+) -> None:
     drawn, scale = release(kind, torch.zeros(LONG), 1.5, noise=noise), 1.5 * 2 * CLIP
     assert [rejects(drawn, by * scale) for by in (0.9, 1, 1.1)] == [True, False, True]
 
 
 def step(count: int, noise_multiplier: float, *, dims: int = 5, classes: int = 3) -> Tensor:
     model = linear(dims=dims, classes=classes)
-    data, privacy = examples(count, dims=dims, classes=classes), LocalPrivacy("laplace_step", CLIP, noise_multiplier)
+    data, privacy = (
+        examples(count, dims=dims, classes=classes),
+        LocalPrivacy("laplace_step", CLIP, noise_multiplier),
+    )
     return release_step(
-        model, data, training=LocalSettings(1, 1, RATE, 0.0), privacy=privacy, source=seeded_source(5437)
+        model,
+        data,
+        training=LocalSettings(1, 1, RATE, 0.0),
+        privacy=privacy,
+        source=seeded_source(5437),
     )
 
 
@@ -108,10 +127,14 @@ SHARES = {
 
 @pytest.mark.parametrize(("schedule", "shares"), SHARES.items())
 @pytest.mark.parametrize("kind", ["laplace", "laplace_step"])
-def test_a_schedule_spreads_the_total_over_the_rounds(kind: str, schedule: str, shares: list[float]) -> None:
+def test_a_schedule_spreads_the_total_over_the_rounds(
+    kind: str, schedule: str, shares: list[float]
+) -> None:
     run = local(kind, "privacy.local.epsilon=2", f"privacy.local.schedule={schedule}")
     per_round = [round_privacy(client_settings(run), round_number=number) for number in range(1, 5)]
-    assert [1 / privacy.noise_multiplier for privacy in per_round if privacy] == pytest.approx([2 * s for s in shares])
+    assert [1 / privacy.noise_multiplier for privacy in per_round if privacy] == pytest.approx(
+        [2 * s for s in shares]
+    )
 
     with pytest.raises(ValueError, match="nothing is left for 5"):
         round_privacy(client_settings(run), round_number=5)
@@ -124,11 +147,15 @@ def test_a_gaussian_schedule_adds_up_to_one_gaussian_of_the_total() -> None:
     assert [part / sum(inverse) for part in inverse] == pytest.approx(SHARES["[4,1,2,1]"])
     # Balle and Wang 2018, Theorem 8: the delta of one Gaussian of that multiplier at epsilon 2.
     z = sum(inverse) ** -0.5
-    assert norm.cdf(0.5 / z - 2 * z) - math.exp(2) * norm.cdf(-0.5 / z - 2 * z) == pytest.approx(1e-3, rel=1e-6)
+    assert norm.cdf(0.5 / z - 2 * z) - math.exp(2) * norm.cdf(-0.5 / z - 2 * z) == pytest.approx(
+        1e-3, rel=1e-6
+    )
 
 
 @pytest.mark.parametrize("kind", ["laplace", "laplace_step"])
-def test_laplace_is_accounted_as_pure_epsilon_and_by_loss_distribution(kind: str, tmp_path: Path) -> None:
+def test_laplace_is_accounted_as_pure_epsilon_and_by_loss_distribution(
+    kind: str, tmp_path: Path
+) -> None:
     run = local(kind, "privacy.local.noise_multiplier=2")
     replies = answers(run, client(examples(6), tmp_path / "ledger.db"))
     assert [reply.epsilon_local_pure for reply in replies] == pytest.approx([0.5, 1.0, 1.5, 2.0])
@@ -145,7 +172,9 @@ def test_a_total_is_spent_exactly_at_the_last_round_and_the_client_then_stops(
     run = local(kind, "privacy.local.epsilon=2", f"privacy.local.schedule={schedule}")
     who = client(examples(6), tmp_path / "ledger.db")
     replies = answers(run, who)
-    spent = [reply.epsilon_local if kind == "gaussian" else reply.epsilon_local_pure for reply in replies]
+    spent = [
+        reply.epsilon_local if kind == "gaussian" else reply.epsilon_local_pure for reply in replies
+    ]
     assert spent == sorted(spent)
     assert spent[-2] < 1.95
     assert spent[-1] == pytest.approx(2, rel=1e-6)
@@ -155,8 +184,12 @@ def test_a_total_is_spent_exactly_at_the_last_round_and_the_client_then_stops(
 
 @pytest.mark.parametrize("kind", ["gaussian", "laplace"])
 def test_a_round_that_is_asked_again_does_not_pass_the_total(kind: str, tmp_path: Path) -> None:
-    # Many small Laplace releases cost much less by loss distribution: it is the pure total that counts.
-    run, who = local(kind, "rounds=40", "privacy.local.epsilon=4"), client(examples(6), tmp_path / "ledger.db")
+    # Many small Laplace releases cost much less by loss distribution: it is the pure total that
+    # counts.
+    run, who = (
+        local(kind, "rounds=40", "privacy.local.epsilon=4"),
+        client(examples(6), tmp_path / "ledger.db"),
+    )
     last = answers(run, who)[-1]
     assert kind == "gaussian" or last.epsilon_local < 3
     with pytest.raises(Refused, match="the local-level budget is spent"):

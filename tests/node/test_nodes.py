@@ -1,4 +1,5 @@
-"""A real node is who its owner says, with its owner's data; a virtual client is who the request says."""
+"""A real node is who its owner says, with its owner's data; a virtual client is who the request
+says."""
 
 from __future__ import annotations
 
@@ -49,13 +50,21 @@ NORMALISED = ("data.normalise=public", "normaliser.means=[0.25]", "normaliser.de
 
 
 @pytest.mark.parametrize("virtual", [False, True], ids=["node", "virtual"])
-def test_a_client_trains_and_rates_on_inputs_that_are_normalised_as_the_server_says(virtual: bool) -> None:
+def test_a_client_trains_and_rates_on_inputs_that_are_normalised_as_the_server_says(
+    virtual: bool,
+) -> None:
     run = run_of(*NORMALISED, "evaluation.kind=private", "privacy.delta=0.01")
-    client = virtual_client(work_of(named(run, 1, Path()))) if virtual else node_client(work_of(request(run)), NODE)
+    client = (
+        virtual_client(work_of(named(run, 1, Path())))
+        if virtual
+        else node_client(work_of(request(run)), NODE)
+    )
     raw, held = client.examples.inputs * 0.5 + 0.25, client.held_out
     rows = torch.cat([raw, held.inputs * 0.5 + 0.25])
     expected = share_of(run.data, 1).inputs
-    assert torch.allclose(rows.flatten(1).sort(dim=0).values, expected.flatten(1).sort(dim=0).values, atol=1e-6)
+    assert torch.allclose(
+        rows.flatten(1).sort(dim=0).values, expected.flatten(1).sort(dim=0).values, atol=1e-6
+    )
 
 
 ASKED = ("data.normalise=private", "statistics.low=0", "statistics.high=1", "privacy.delta=0.01")
@@ -74,7 +83,9 @@ def asks(run: Settings, query: str) -> TrainRequest:
     ],
     ids=["public", "once more", "another question"],
 )
-def test_a_node_does_not_answer_what_its_run_does_not_ask_and_pay_for(words: tuple[str, ...], query: str) -> None:
+def test_a_node_does_not_answer_what_its_run_does_not_ask_and_pay_for(
+    words: tuple[str, ...], query: str
+) -> None:
     asked = asks(run_of(*words, "privacy.delta=0.01"), query)
     with pytest.raises(Refused, match=f"does not ask for {query} of clients' data"):
         client_of(work_of(asked), NODE).answer(work_of(asked), torch.zeros(0))
@@ -83,9 +94,16 @@ def test_a_node_does_not_answer_what_its_run_does_not_ask_and_pay_for(words: tup
 def test_a_policy_counts_what_is_asked_of_the_data() -> None:
     owner = NODE | {"min-noise-multiplier": 1.0}
     noise = "privacy.user.noise_multiplier=2", "privacy.user.target_epsilon=null"
-    strong, weak = (asks(run_of(*ASKED, *noise, f"statistics.noise_multiplier={z}"), "normalise") for z in (1, 0.5))
-    assert client_of(work_of(strong), owner).answer(work_of(strong), torch.zeros(0)).answer is not None
-    with pytest.raises(Refused, match=r"requires a noise multiplier of 1; the user-level one is 0\.5"):
+    strong, weak = (
+        asks(run_of(*ASKED, *noise, f"statistics.noise_multiplier={z}"), "normalise")
+        for z in (1, 0.5)
+    )
+    assert (
+        client_of(work_of(strong), owner).answer(work_of(strong), torch.zeros(0)).answer is not None
+    )
+    with pytest.raises(
+        Refused, match=r"requires a noise multiplier of 1; the user-level one is 0\.5"
+    ):
         client_of(work_of(weak), owner).answer(work_of(weak), torch.zeros(0))
 
 
@@ -95,7 +113,9 @@ def test_a_ticket_can_be_read_by_its_user_alone_and_is_never_the_same(tmp_path: 
     assert path.stat().st_mode & 0o077 == 0
 
 
-@pytest.mark.parametrize("node", [{}, {"partition-id": 1}, {"partition-id": "1", "num-partitions": 4}])
+@pytest.mark.parametrize(
+    "node", [{}, {"partition-id": 1}, {"partition-id": "1", "num-partitions": 4}]
+)
 def test_a_node_that_says_nothing_of_its_data_refuses(node: dict[str, object]) -> None:
     with pytest.raises(Refused, match="this node has no data"):
         node_client(work_of(request(run_of(*OFF))), node)
@@ -115,7 +135,9 @@ def describe(folder: Path, text: str) -> Path:
     return folder
 
 
-def csv_folder(folder: Path, *, head: str = "", rows: np.ndarray = PIXELS, extra: str = SCALE) -> Path:
+def csv_folder(
+    folder: Path, *, head: str = "", rows: np.ndarray = PIXELS, extra: str = SCALE
+) -> Path:
     lines = [head or ",".join([*NAMES, "digit"])]
     lines += [",".join(map(str, [*row, target])) for row, target in zip(rows, CLASSES, strict=True)]
     (folder / "a.csv").write_text("\n".join(lines) + "\n")
@@ -153,11 +175,23 @@ def test_every_format_gives_the_same_examples(tmp_path: Path, make) -> None:  # 
 WRONG = [
     (lambda folder: folder, "data.toml is missing"),
     (lambda folder: csv_folder(folder, extra="hihg = 1"), "unknown key hihg; did you mean high?"),
-    (lambda folder: describe(folder, 'format = "csv"\nfile = "../b.csv"\ntarget = "x"'), "must lie in"),
-    (lambda folder: csv_folder(folder, extra='inputs = ["p0"]'), r"1 inputs a row, not 64 for the shape \(1, 8, 8\)"),
-    (lambda folder: csv_folder(folder, rows=np.where(PIXELS == 3, np.nan, PIXELS)), "line 2: p3 is empty"),
+    (
+        lambda folder: describe(folder, 'format = "csv"\nfile = "../b.csv"\ntarget = "x"'),
+        "must lie in",
+    ),
+    (
+        lambda folder: csv_folder(folder, extra='inputs = ["p0"]'),
+        r"1 inputs a row, not 64 for the shape \(1, 8, 8\)",
+    ),
+    (
+        lambda folder: csv_folder(folder, rows=np.where(PIXELS == 3, np.nan, PIXELS)),
+        "line 2: p3 is empty",
+    ),
     (lambda folder: csv_folder(folder, extra='task = "mnist"'), "for mnist, not for digits"),
-    (lambda folder: csv_folder(folder, extra='classes = ["a"]'), "line 2: the class is not in classes"),
+    (
+        lambda folder: csv_folder(folder, extra='classes = ["a"]'),
+        "line 2: the class is not in classes",
+    ),
 ]
 
 
@@ -167,7 +201,9 @@ def test_what_is_wrong_is_said(tmp_path: Path, make: Callable[[Path], Path], mes
         node_table(make(tmp_path), "digits")
 
 
-def test_the_server_does_not_learn_what_is_wrong(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_the_server_does_not_learn_what_is_wrong(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     folder = csv_folder(tmp_path, extra='task = "mnist"')
     with pytest.raises(Refused) as refused:
         node_examples(load_config().data, {"data": str(folder)})

@@ -1,5 +1,5 @@
-"""Ratings that each client noises itself, for one of its examples or for all of its data: sensitivity, noise, account
-and policy."""
+"""Ratings that each client noises itself, for one of its examples or for all of its data:
+sensitivity, noise, account and policy."""
 
 from __future__ import annotations
 
@@ -36,7 +36,17 @@ from discreet.server.plan import Plan
 from discreet.settings.client_settings import ClientSettings
 from discreet.settings.data import MEANS
 from discreet.settings.settings import client_settings
-from tests.node.clients import EXAMPLE, OFF, client, config, examples, ledger_at, linear, params_of, rejects_gaussian
+from tests.node.clients import (
+    EXAMPLE,
+    OFF,
+    client,
+    config,
+    examples,
+    ledger_at,
+    linear,
+    params_of,
+    rejects_gaussian,
+)
 from tests.replay import replay
 
 Z = 3.0
@@ -46,10 +56,17 @@ LEVELS = {
     "gaussian": (*OFF, "privacy.local.kind=gaussian", "privacy.local.noise_multiplier=2"),
     "laplace": (*OFF, "privacy.local.kind=laplace", "privacy.local.noise_multiplier=2"),
 }
-RATE, BOTH = Assignment(trains=False, query="evaluation"), Assignment(trains=True, query="evaluation")
+RATE, BOTH = (
+    Assignment(trains=False, query="evaluation"),
+    Assignment(trains=True, query="evaluation"),
+)
 THREE = TaskShape((5,), 3)
 NUMBER = TaskShape((5,), 2, target=Target(NUMBERS, ("a", "b"), (0.0, 0.0), (1.0, 1.0)))
-SHAPES = {CLASSES: THREE, LABELS: TaskShape((5,), 0, target=Target(LABELS, ("a", "b", "c"))), NUMBERS: NUMBER}
+SHAPES = {
+    CLASSES: THREE,
+    LABELS: TaskShape((5,), 0, target=Target(LABELS, ("a", "b", "c"))),
+    NUMBERS: NUMBER,
+}
 EACH = [(kind, name) for kind in SHAPES for name in metrics_of(kind)]
 
 levels = pytest.mark.parametrize("level", LEVELS)
@@ -90,9 +107,15 @@ def test_an_answer_is_a_mean_over_examples_that_are_each_within_the_bound(name: 
     (block,) = metric_blocks([name], NUMBER if numbers else TaskShape((5,), 2))
     outputs = 4 * torch.randn(9, 2, generator=draw).double()
     outputs[0], outputs[1], outputs[2, 0], outputs[3, 1] = math.nan, 1e30, math.inf, -math.inf
-    targets = torch.rand(9, 2, generator=draw) * 2 - 1 if numbers else torch.randint(2, (9,), generator=draw)
+    targets = (
+        torch.rand(9, 2, generator=draw) * 2 - 1
+        if numbers
+        else torch.randint(2, (9,), generator=draw)
+    )
     each = [block.answer(outputs[row : row + 1], targets[row : row + 1]) for row in range(9)]
-    assert torch.allclose(block.answer(outputs, targets), torch.stack(each).mean(dim=0), rtol=1e-12, atol=1e-12)
+    assert torch.allclose(
+        block.answer(outputs, targets), torch.stack(each).mean(dim=0), rtol=1e-12, atol=1e-12
+    )
     assert max(float(one.norm()) for one in each) <= block.bound * (1 + 1e-12)
 
 
@@ -106,7 +129,9 @@ def test_no_answer_passes_the_l1_norm_that_laplace_noise_is_drawn_for(kind: str,
         if kind == CLASSES:
             targets = torch.randint(3, (7,), generator=draw)
         else:
-            targets = torch.randint(0 if kind == LABELS else -1, 2, (7, shape.num_outputs), generator=draw).float()
+            targets = torch.randint(
+                0 if kind == LABELS else -1, 2, (7, shape.num_outputs), generator=draw
+            ).float()
         assert float(asked.answer(outputs, targets).abs().sum()) <= asked.l1_norm + 1e-12
 
 
@@ -127,13 +152,17 @@ def test_the_noise_is_for_twice_the_norm_of_an_answer(kind: str, noise: str) -> 
     drawn = how.noised(torch.zeros(5000), 4, seeded_source(48611))
     assert float(drawn[-1]) == pytest.approx((2 * Z) ** 2 * (1 if kind == "gaussian" else 2))
     law = stats.norm if kind == "gaussian" else stats.laplace
-    right, wrong = (stats.kstest(drawn[:-1].double().numpy(), law(scale=by * Z).cdf).pvalue for by in (2, 1.6))
+    right, wrong = (
+        stats.kstest(drawn[:-1].double().numpy(), law(scale=by * Z).cdf).pvalue for by in (2, 1.6)
+    )
     assert right > 1e-3  # the seed is fixed
     assert wrong < 1e-6
 
 
 @kinds
-def test_a_client_that_holds_nothing_out_sends_noise_as_the_others_do_at_local_level_alone(kind: str) -> None:
+def test_a_client_that_holds_nothing_out_sends_noise_as_the_others_do_at_local_level_alone(
+    kind: str,
+) -> None:
     noise = local_noise(kind, query("accuracy"))
     nothing, some = (noise.noised(torch.zeros(300), count, seeded_source(7757)) for count in (0, 9))
     assert nothing.tolist() == some.tolist()
@@ -154,7 +183,9 @@ def test_other_data_move_the_noised_answer_alone_and_within_the_noise(
         who = rating_client(held_out, tmp_path / f"{next(number)}.db", source)
         return who.answer(work_of(ask(level, work)), params_of(linear()))
 
-    if level == "example":  # one that was right is wrong: replaced, which is twice as far as zero-out
+    if (
+        level == "example"
+    ):  # one that was right is wrong: replaced, which is twice as far as zero-out
         other = Examples(inputs, torch.cat([(right[:1] + 1) % 3, right[1:]]))
         found = replay(rate, Examples(inputs, right), other, sensitivities=2)
         assert found.gaussian_distance == pytest.approx(2 / Z, rel=1e-6)
@@ -167,27 +198,45 @@ def test_other_data_move_the_noised_answer_alone_and_within_the_noise(
 
 
 @levels
-def test_what_is_reported_is_what_updates_and_answers_cost_and_a_budget_holds_both(level: str, tmp_path: Path) -> None:
+def test_what_is_reported_is_what_updates_and_answers_cost_and_a_budget_holds_both(
+    level: str, tmp_path: Path
+) -> None:
     who, params = rating_client(examples(3), tmp_path / "ledger.db"), params_of(linear())
-    both, rated = who.answer(work_of(ask(level, BOTH)), params), who.answer(work_of(ask(level, RATE, number=2)), params)
+    both, rated = (
+        who.answer(work_of(ask(level, BOTH)), params),
+        who.answer(work_of(ask(level, RATE, number=2)), params),
+    )
     name = "example" if level == "example" else "local"
     if level == "laplace":
-        assert [both.epsilon_local_pure, rated.epsilon_local_pure] == pytest.approx([1 / 2 + 1 / Z, 1 / 2 + 2 / Z])
+        assert [both.epsilon_local_pure, rated.epsilon_local_pure] == pytest.approx(
+            [1 / 2 + 1 / Z, 1 / 2 + 2 / Z]
+        )
     else:  # 6 examples in batches of 4: 2 steps, each a Gaussian of 1.5 that samples with 4 / 6
         steps = (PoissonSampledDpEvent(4 / 6, GaussianDpEvent(1.5)), 2)
         trained = steps if level == "example" else (GaussianDpEvent(2.0), 1)
-        each = [PLDAccountant().compose(*trained).compose(GaussianDpEvent(Z), n).get_epsilon(1e-3) for n in (1, 2)]
-        assert [getattr(reply, f"epsilon_{name}") for reply in (both, rated)] == pytest.approx(each, rel=1e-3)
+        each = [
+            PLDAccountant().compose(*trained).compose(GaussianDpEvent(Z), n).get_epsilon(1e-3)
+            for n in (1, 2)
+        ]
+        assert [getattr(reply, f"epsilon_{name}") for reply in (both, rated)] == pytest.approx(
+            each, rel=1e-3
+        )
     budget = f"privacy.{name}.max_epsilon={getattr(rated, f'epsilon_{name}')}"
     with pytest.raises(Refused, match=f"the {name}-level budget is spent"):
         who.answer(work_of(ask(level, RATE, budget, number=3)), params)
     assert {row.round for row in ledger_at(tmp_path / "ledger.db").releases()} == {1, 2}
 
 
-def test_a_budget_that_steps_or_answer_alone_would_keep_is_held_against_both(tmp_path: Path) -> None:
+def test_a_budget_that_steps_or_answer_alone_would_keep_is_held_against_both(
+    tmp_path: Path,
+) -> None:
     words = "privacy.example.max_epsilon=2.3"
     steps, answer, both = (
-        admit(work_of(ask("example", work, words)), {"": 6}, accounts=accounts(tmp_path / f"{work}.db"))[""]
+        admit(
+            work_of(ask("example", work, words)),
+            {"": 6},
+            accounts=accounts(tmp_path / f"{work}.db"),
+        )[""]
         for work in (Assignment(), RATE, BOTH)
     )
     assert isinstance(steps, Admitted)
@@ -197,10 +246,14 @@ def test_a_budget_that_steps_or_answer_alone_would_keep_is_held_against_both(tmp
 
 @levels
 @works
-def test_an_owners_least_noise_holds_for_the_answer_too(level: str, work: Assignment, tmp_path: Path) -> None:
+def test_an_owners_least_noise_holds_for_the_answer_too(
+    level: str, work: Assignment, tmp_path: Path
+) -> None:
     mine, policy = accounts(tmp_path / "a.db"), ClientPolicy(min_noise_multiplier=1.2)
     asked = [ask(level, work), ask(level, work, "evaluation.noise_multiplier=1.1")]
-    enough, less = (admit(work_of(each), {"": 6}, accounts=mine, policy=policy)[""] for each in asked)
+    enough, less = (
+        admit(work_of(each), {"": 6}, accounts=mine, policy=policy)[""] for each in asked
+    )
     assert isinstance(enough, Admitted)
     name = "example" if level == "example" else "local"
     assert f"requires a noise multiplier of 1.2; the {name}-level one is 1.1" in str(less)
@@ -232,26 +285,40 @@ def test_the_total_holds_for_all_planned_rounds_and_ratings(kind: str, cohort: s
     words = (f"evaluation.cohort={cohort}", "privacy.local.schedule=geometric")
     run = settings(kind, "privacy.local.epsilon=4", *words)
     rounds = [round_privacy(run, round_number=number) for number in range(1, 5)]
-    noises = [one.noise_multiplier for one in rounds if one is not None] + [Z, Z]  # two ratings of four rounds
+    noises = [one.noise_multiplier for one in rounds if one is not None] + [
+        Z,
+        Z,
+    ]  # two ratings of four rounds
     if kind == "laplace":
         assert math.fsum(1 / noise for noise in noises) == pytest.approx(4, rel=1e-9)
     else:
         together = math.fsum(noise**-2 for noise in noises) ** -0.5
-        assert together == pytest.approx(analytic_gaussian_noise_multiplier(4.0, delta=1e-3), rel=1e-9)
+        assert together == pytest.approx(
+            analytic_gaussian_noise_multiplier(4.0, delta=1e-3), rel=1e-9
+        )
 
 
 def test_a_target_or_a_total_that_the_ratings_alone_pass_is_refused() -> None:
     with pytest.raises(Unreachable, match=r"target_epsilon=0\.5 can't be reached with the ratings"):
-        local_settings(settings("example", *EXAMPLE_TARGET, "privacy.example.target_epsilon=0.5"), 40)
+        local_settings(
+            settings("example", *EXAMPLE_TARGET, "privacy.example.target_epsilon=0.5"), 40
+        )
     for kind in ("gaussian", "laplace"):
-        with pytest.raises(Unreachable, match=r"privacy\.local\.epsilon=0\.5 can't be reached with the ratings"):
+        with pytest.raises(
+            Unreachable, match=r"privacy\.local\.epsilon=0\.5 can't be reached with the ratings"
+        ):
             round_privacy(settings(kind, "privacy.local.epsilon=0.5"), round_number=1)
 
 
 @kinds
 @pytest.mark.parametrize("names", [["accuracy"], ["accuracy", "auc"]], ids=["one", "two"])
 def test_the_server_expects_the_noise_that_clients_draw(kind: str, names: list[str]) -> None:
-    asked, cohort = query(*names), config(*LEVELS[kind], *RATED, "data.num_clients=16", "sampling.kind=everyone")
+    asked, cohort = (
+        query(*names),
+        config(*LEVELS[kind], *RATED, "data.num_clients=16", "sampling.kind=everyone"),
+    )
     noise = own_noise(client_settings(cohort), asked.l1_norm)
     sent = noise.noised(torch.zeros(4), 1, seeded_source(3))
-    assert answers_of(Plan(cohort), asked).stddev ** 2 == pytest.approx(16 * float(sent[-1]), rel=1e-6)
+    assert answers_of(Plan(cohort), asked).stddev ** 2 == pytest.approx(
+        16 * float(sent[-1]), rel=1e-6
+    )

@@ -40,8 +40,12 @@ from tests.node.clients import OFF, config, request, work_in
 
 # q = 0.01, z = 1.1, T = 1000, delta = 1e-5: 1.5154 by PLD (shared reference numbers).
 USER_ON = (
-    *("privacy.user.noise_multiplier=1.1", "privacy.user.target_epsilon=null", "privacy.user.clip.kind=fixed"),
-    *("rounds=1000", "sampling.probability=0.01", "privacy.delta=1e-5"),
+    "privacy.user.noise_multiplier=1.1",
+    "privacy.user.target_epsilon=null",
+    "privacy.user.clip.kind=fixed",
+    "rounds=1000",
+    "sampling.probability=0.01",
+    "privacy.delta=1e-5",
 )
 
 
@@ -56,24 +60,42 @@ def refusal(policy: ClientPolicy, run: Settings, **noises: float) -> str:
 def test_every_key_is_read_from_the_node_and_wins_over_the_policy_file(tmp_path: Path) -> None:
     assert policy_from({"partition-id": 3}) == ClientPolicy()
     node: dict[str, object] = {"min-noise-multiplier": 1.0, "max-epsilon": "4.0", "max-delta": 1e-5}
-    node |= {"require": "user, example", "public-num-examples": 300, "min-colluding": 2, "min-summands": "5"}
+    node |= {
+        "require": "user, example",
+        "public-num-examples": 300,
+        "min-colluding": 2,
+        "min-summands": "5",
+    }
     assert policy_from(node) == ClientPolicy(1.0, 4.0, 1e-5, ("user", "example"), 300, 2, 5)
     path = tmp_path / "policy.json"
     path.write_text(json.dumps({"max-epsilon": 8, "max-delta": 1e-4, "require": ["local"]}))
-    assert policy_from({"policy": str(path), "max-epsilon": 2.0}) == ClientPolicy(0.0, 2.0, 1e-4, ("local",))
+    assert policy_from({"policy": str(path), "max-epsilon": 2.0}) == ClientPolicy(
+        0.0, 2.0, 1e-4, ("local",)
+    )
 
 
 BAD: dict[str, dict[str, object]] = {
-    "min-noise-multiplier must be a finite number of at least 0 (got much)": {"min-noise-multiplier": "much"},
-    "min-noise-multiplier must be a finite number of at least 0 (got inf)": {"min-noise-multiplier": "inf"},
-    "public-num-examples must be a whole number, at least 1 (got 2.5)": {"public-num-examples": 2.5},
+    "min-noise-multiplier must be a finite number of at least 0 (got much)": {
+        "min-noise-multiplier": "much"
+    },
+    "min-noise-multiplier must be a finite number of at least 0 (got inf)": {
+        "min-noise-multiplier": "inf"
+    },
+    "public-num-examples must be a whole number, at least 1 (got 2.5)": {
+        "public-num-examples": 2.5
+    },
     "public-num-examples must be at least 1 (got 0)": {"public-num-examples": 0},
     "min-colluding must be at least 0": {"min-colluding": -1},
     "max-epsilon must be above 0 (got nan)": {"max-epsilon": "nan"},
     "max-epsilon must be above 0 (got True)": {"max-epsilon": True},
-    "max-delta must be given with max-epsilon, below 1 /": {"max-epsilon": 4.0, "min-noise-multiplier": 1.0},
+    "max-delta must be given with max-epsilon, below 1 /": {
+        "max-epsilon": 4.0,
+        "min-noise-multiplier": 1.0,
+    },
     "max-delta must be within (0, 1]": {"max-delta": 2},
-    "require must be of user, example, local, secure (got ('everything',))": {"require": "everything"},
+    "require must be of user, example, local, secure (got ('everything',))": {
+        "require": "everything"
+    },
 }
 FILES = {
     "{": "is not JSON",
@@ -88,7 +110,9 @@ def test_a_policy_that_is_not_understood_is_never_taken_for_none(tmp_path: Path)
     with pytest.raises(Refused, match="the policy file can't be read: No such file") as missing:
         policy_from({"policy": str(path)})
     assert str(tmp_path) not in str(missing.value)
-    for message, node in (BAD | {message: {"policy": text} for text, message in FILES.items()}).items():
+    for message, node in (
+        BAD | {message: {"policy": text} for text, message in FILES.items()}
+    ).items():
         path.write_text(str(node.get("policy")))
         with pytest.raises(Refused) as error:
             policy_from(node | ({"policy": str(path)} if "policy" in node else {}))
@@ -107,7 +131,9 @@ MISSPELT = {
 
 
 @pytest.mark.parametrize(("key", "meant"), MISSPELT.items())
-def test_a_misspelt_key_of_a_policy_is_refused_with_every_message(key: str, meant: str | None) -> None:
+def test_a_misspelt_key_of_a_policy_is_refused_with_every_message(
+    key: str, meant: str | None
+) -> None:
     node = {"partition-id": 1, "num-partitions": 12, key: 5}
     asked = request(config(*USER_ON, "data.name=digits", "data.num_clients=12"), clip_norm=1.0)
     with pytest.raises(Refused) as refused:
@@ -117,22 +143,42 @@ def test_a_misspelt_key_of_a_policy_is_refused_with_every_message(key: str, mean
 
 
 def test_the_keys_of_an_owners_own_app_are_no_policy() -> None:
-    others = {"data": "", "ledger": "", "name": "", "peers": "", "masking-state": "", "identity-key": ""}
-    foreign = {"partition-id": 1, "num-partitions": 3, "dataset": "x", "region": "x", "learning-rate": 0.1, "gpu": 1}
+    others = {
+        "data": "",
+        "ledger": "",
+        "name": "",
+        "peers": "",
+        "masking-state": "",
+        "identity-key": "",
+    }
+    foreign = {
+        "partition-id": 1,
+        "num-partitions": 3,
+        "dataset": "x",
+        "region": "x",
+        "learning-rate": 0.1,
+        "gpu": 1,
+    }
     assert policy_from({**others, **foreign}) == ClientPolicy()
 
 
 def test_a_policy_is_said_in_one_line_and_so_is_that_there_is_none() -> None:
     policy = ClientPolicy(1.5, 4.0, 1e-5, ("user", "secure"))
-    said = "this node's policy: min-noise-multiplier=1.5, max-epsilon=4, max-delta=1e-05, require=user,secure"
+    said = (
+        "this node's policy: min-noise-multiplier=1.5, max-epsilon=4, max-delta=1e-05, "
+        "require=user,secure"
+    )
     assert words_of(policy) == said
     assert words_of(ClientPolicy()) == "this node has no policy: it does what a server asks"
 
 
 @pytest.mark.parametrize(
-    "policy", [ClientPolicy(min_noise_multiplier=0.1), ClientPolicy(max_epsilon=100.0, max_delta=1e-5)]
+    "policy",
+    [ClientPolicy(min_noise_multiplier=0.1), ClientPolicy(max_epsilon=100.0, max_delta=1e-5)],
 )
-def test_a_run_without_any_guarantee_is_refused_where_the_policy_asks_for_one(policy: ClientPolicy) -> None:
+def test_a_run_without_any_guarantee_is_refused_where_the_policy_asks_for_one(
+    policy: ClientPolicy,
+) -> None:
     assert "no guarantee is on" in refusal(policy, config(*OFF))
 
 
@@ -143,7 +189,9 @@ def test_a_delta_beyond_the_owners_is_refused_for_every_guarantee(guarantee: str
     assert "allows delta up to 1e-05; the run has 0.98" in said
 
 
-def test_the_planned_user_level_epsilon_is_that_of_the_owners_delta_whatever_the_run_names() -> None:
+def test_the_planned_user_level_epsilon_is_that_of_the_owners_delta_whatever_the_run_names() -> (
+    None
+):
     for delta in ("1e-5", "1e-9"):  # a smaller one would make its own noise look weaker than it is
         run, (less, enough) = config(*USER_ON, f"privacy.delta={delta}"), (1.51, 1.52)
         assert refusal(ClientPolicy(max_epsilon=enough, max_delta=1e-5), run, user=1.1) == ""
@@ -154,7 +202,9 @@ def test_the_planned_user_level_epsilon_is_that_of_the_owners_delta_whatever_the
 def test_a_declared_budget_counts_only_as_far_as_a_round_fits_into_it() -> None:
     budget = config(*USER_ON, "privacy.user.max_epsilon=1")
     assert refusal(ClientPolicy(max_epsilon=1, max_delta=1e-5), budget, user=1.1) == ""
-    assert "plans a user-level inf" in refusal(ClientPolicy(max_epsilon=1, max_delta=1e-5), budget, user=0.0)
+    assert "plans a user-level inf" in refusal(
+        ClientPolicy(max_epsilon=1, max_delta=1e-5), budget, user=0.0
+    )
 
 
 NOISE_OF = "privacy.example.noise_multiplier=1", "privacy.local.noise_multiplier=1"
@@ -186,7 +236,10 @@ NOISE = ("privacy.user.noise_multiplier=1.5", "privacy.user.target_epsilon=null"
 def test_a_policy_counts_the_ratings_of_a_run(cohort: str) -> None:
     words = ("evaluation.kind=private", "evaluation.noise_multiplier=2", "evaluation.every=1")
     words = (*words, f"evaluation.cohort={cohort}")
-    plain, rated = (client_settings(config("rounds=20", "privacy.delta=1e-5", *NOISE, *more)) for more in ((), words))
+    plain, rated = (
+        client_settings(config("rounds=20", "privacy.delta=1e-5", *NOISE, *more))
+        for more in ((), words)
+    )
     most = planned_user_epsilon(work_in(plain), noise_multiplier=1.5, delta=1e-5) + 0.01
     owner = ClientPolicy(max_epsilon=most, max_delta=1e-5)
     check_policy(owner, work_in(plain), noise_multipliers={USER: 1.5})
@@ -196,15 +249,26 @@ def test_a_policy_counts_the_ratings_of_a_run(cohort: str) -> None:
 
 
 TURNS = ("rounds=100", "data.num_clients=12", "sampling.kind=everyone", "privacy.delta=1e-3")
-TURNS += ("privacy.user.noise_multiplier=4", "privacy.user.target_epsilon=null", "privacy.user.clip.kind=fixed")
+TURNS += (
+    "privacy.user.noise_multiplier=4",
+    "privacy.user.target_epsilon=null",
+    "privacy.user.clip.kind=fixed",
+)
 
 
-def test_the_least_noise_is_that_of_the_dearest_round_and_not_of_the_noise_that_is_new_in_it(tmp_path: Path) -> None:
-    # The last round of the square root moves by the sum of its coefficients, C(2k, k) / 4^k: 0.355 clip norms' noise.
+def test_the_least_noise_is_that_of_the_dearest_round_and_not_of_the_noise_that_is_new_in_it(
+    tmp_path: Path,
+) -> None:
+    # The last round of the square root moves by the sum of its coefficients, C(2k, k) / 4^k: 0.355
+    # clip norms' noise.
     last = 4 / math.fsum(math.comb(2 * k, k) / 4**k for k in range(100))
     node = {"partition-id": 1, "num-partitions": 12, "require": "user"}
     for kind, least in (("none", 4.0), ("sqrt", last)):
-        words = ("data.name=digits", "model.name=logistic_regression", f"privacy.user.correlation.kind={kind}")
+        words = (
+            "data.name=digits",
+            "model.name=logistic_regression",
+            f"privacy.user.correlation.kind={kind}",
+        )
         asked = work_of(request(config(*TURNS, *words), clip_norm=1.0))
         weak, strict = ({**node, "min-noise-multiplier": share * least} for share in (0.999, 1.001))
         client = node_client(asked, weak)
@@ -239,7 +303,11 @@ def test_an_event_without_a_noise_multiplier_is_an_error() -> None:
 
 def test_an_owner_says_how_many_may_collude_and_of_how_many_a_masked_sum_must_be() -> None:
     masked = ("privacy.user.aggregation=secure", "privacy.accountant=rdp", "sampling.kind=everyone")
-    counts = ("privacy.secure.dropouts=2", "privacy.secure.colluding=1", "privacy.user.target_epsilon=8")
+    counts = (
+        "privacy.secure.dropouts=2",
+        "privacy.secure.colluding=1",
+        "privacy.user.target_epsilon=8",
+    )
     run = config(*masked, *counts, "data.num_clients=10")
     assert refusal(ClientPolicy(min_colluding=1, min_summands=7), run, user=2.0) == ""
     for policy in (ClientPolicy(min_colluding=2), ClientPolicy(min_summands=8)):

@@ -1,4 +1,5 @@
-"""The ways into a node under secure aggregation, Discreet's own app and the mod: what they refuse, before what,
+"""The ways into a node under secure aggregation, Discreet's own app and the mod: what they refuse,
+before what,
 and what is left of a run."""
 
 from __future__ import annotations
@@ -28,8 +29,12 @@ from tests.node.clients import client, examples, linear, params_of
 from tests.node.dishonest import ARRAYS, NAMES, Dishonest, NotGiven, Told, answer_of, server_of
 
 SHARED_STEP = (
-    *("privacy.user.enabled=false", "privacy.user.aggregation=plain", "privacy.user.noise_multiplier=null"),
-    *("privacy.example.enabled=true", "privacy.example.aggregation=secure", "privacy.example.noise_multiplier=2"),
+    "privacy.user.enabled=false",
+    "privacy.user.aggregation=plain",
+    "privacy.user.noise_multiplier=null",
+    "privacy.example.enabled=true",
+    "privacy.example.aggregation=secure",
+    "privacy.example.noise_multiplier=2",
     "training.batch_size=100",
 )
 PLAIN = ("privacy.user.aggregation=plain",)
@@ -37,7 +42,8 @@ ME = NAMES[0]
 
 
 class App:
-    """Another app behind the mod, which says how much it knows, and counts how often it is asked."""
+    """Another app behind the mod, which says how much it knows, and counts how often it is
+    asked."""
 
     def __init__(self) -> None:
         self.calls = 0
@@ -48,7 +54,10 @@ class App:
     def inner(self, message: Message, context: Context) -> Message:
         self.calls += 1
         arrays = ArrayRecord({"weight": Array(np.full((2, 3), 0.1, np.float32))})
-        return Message(RecordDict({"arrays": arrays, "metrics": MetricRecord({"examples": 10})}), reply_to=message)
+        return Message(
+            RecordDict({"arrays": arrays, "metrics": MetricRecord({"examples": 10})}),
+            reply_to=message,
+        )
 
 
 def behind_app(folder: Path, *words: str, policy: Mapping[str, str] | None = None) -> Dishonest:
@@ -63,7 +72,9 @@ both_doors = pytest.mark.parametrize("behind", [behind_app, behind_mod], ids=["t
 Behind = Callable[..., Dishonest]
 
 
-@pytest.mark.parametrize("kind", ["train", "train.default", "evaluate", "evaluate.default", "query"])
+@pytest.mark.parametrize(
+    "kind", ["train", "train.default", "evaluate", "evaluate.default", "query"]
+)
 def test_an_app_with_the_mod_answers_no_message_in_the_clear_whatever_its_type(kind: str) -> None:
     app = App()
     with pytest.raises(NotGiven, match="asks for an answer in the clear"):
@@ -72,14 +83,21 @@ def test_an_app_with_the_mod_answers_no_message_in_the_clear_whatever_its_type(k
 
 
 POLICIES = [
-    *({"min-colluding": "4"}, {"min-summands": "5"}, {"max-delta": "1e-7"}, {"require": "example,local"}),
-    *({"min-noise-multiplier": "1.1"}, {"max-epsilon": "5", "max-delta": "0.01"}, {"max-delta": "a tenth"}),
+    {"min-colluding": "4"},
+    {"min-summands": "5"},
+    {"max-delta": "1e-7"},
+    {"require": "example,local"},
+    {"min-noise-multiplier": "1.1"},
+    {"max-epsilon": "5", "max-delta": "0.01"},
+    {"max-delta": "a tenth"},
 ]
 
 
 @both_doors
 @pytest.mark.parametrize("policy", POLICIES, ids=str)
-def test_each_door_asks_the_owners_policy(behind: Behind, policy: dict[str, str], tmp_path: Path) -> None:
+def test_each_door_asks_the_owners_policy(
+    behind: Behind, policy: dict[str, str], tmp_path: Path
+) -> None:
     server = behind(tmp_path, "privacy.delta=0.01", policy=policy)
     with pytest.raises(NotGiven, match="policy of this client"):
         server.until(Stage.CONFIRM)
@@ -89,7 +107,9 @@ def test_each_door_asks_the_owners_policy(behind: Behind, policy: dict[str, str]
 @both_doors
 def test_a_masked_vector_is_not_given_in_a_run_in_the_clear(behind: Behind, tmp_path: Path) -> None:
     server = behind(tmp_path, *PLAIN)
-    with pytest.raises(NotGiven, match="a masked vector is asked for, and the train request has aggregation=plain"):
+    with pytest.raises(
+        NotGiven, match="a masked vector is asked for, and the train request has aggregation=plain"
+    ):
         server.until(Stage.CONFIRM)
     assert {part.stage for _, part, _ in server.given} == {Stage.KEYS, Stage.SHARES}
 
@@ -102,7 +122,9 @@ def test_the_mod_gives_no_update_of_a_whole_client_as_a_sum_over_examples(tmp_pa
     assert server.door.calls == 0
 
 
-def test_a_policy_of_the_noise_that_is_declared_is_held_to_the_noise_that_there_is(tmp_path: Path) -> None:
+def test_a_policy_of_the_noise_that_is_declared_is_held_to_the_noise_that_there_is(
+    tmp_path: Path,
+) -> None:
     # One example moves a step by what truncation adds, too: the noise is just below 2.
     server = behind_app(tmp_path, *SHARED_STEP, policy={"min-noise-multiplier": "2"})
     with pytest.raises(NotGiven, match="by this client's own count"):
@@ -112,7 +134,9 @@ def test_a_policy_of_the_noise_that_is_declared_is_held_to_the_noise_that_there_
 
 
 @pytest.mark.parametrize("words", [(), SHARED_STEP], ids=["of clients", "of examples"])
-def test_a_client_gives_no_exact_values_of_a_masked_run(words: tuple[str, ...], tmp_path: Path) -> None:
+def test_a_client_gives_no_exact_values_of_a_masked_run(
+    words: tuple[str, ...], tmp_path: Path
+) -> None:
     who, asked = client(examples(9), tmp_path / "ledger.db"), Told.of(*words).request
     with pytest.raises(Refused, match="asks for an update in the clear"):
         who.answer(work_of(asked), params_of(linear()))
@@ -128,7 +152,9 @@ def only(grid: Nodes, node: int, **more: str) -> Nodes:
     return grid
 
 
-def test_a_node_whose_owner_requires_secure_aggregation_refuses_a_run_in_the_clear(tmp_path: Path) -> None:
+def test_a_node_whose_owner_requires_secure_aggregation_refuses_a_run_in_the_clear(
+    tmp_path: Path,
+) -> None:
     grid = only(nodes(tmp_path), 1, require="secure")
     federated(words_of(tmp_path / "run", "privacy.user.aggregation=plain", rounds=1), grid)
     assert grid.refusals() == [
@@ -137,7 +163,9 @@ def test_a_node_whose_owner_requires_secure_aggregation_refuses_a_run_in_the_cle
     assert replies(tmp_path / "run") == [3]
 
 
-def test_a_node_that_is_not_set_up_for_it_is_missing_and_names_what_it_needs(tmp_path: Path) -> None:
+def test_a_node_that_is_not_set_up_for_it_is_missing_and_names_what_it_needs(
+    tmp_path: Path,
+) -> None:
     grid = nodes(tmp_path)
     del grid.configs[4]["peers"]
     federated(words_of(tmp_path / "run", rounds=1), grid)
@@ -159,13 +187,17 @@ def test_a_node_with_a_spent_budget_sends_no_vector_and_is_charged_nothing(tmp_p
     assert DurableLedger(tmp_path / "node-1.db").spent("user") == first
 
 
-def test_a_node_that_has_another_key_in_its_list_is_missing_and_the_server_is_told_no_path(tmp_path: Path) -> None:
+def test_a_node_that_has_another_key_in_its_list_is_missing_and_the_server_is_told_no_path(
+    tmp_path: Path,
+) -> None:
     grid = nodes(tmp_path)
     keys = json.loads((tmp_path / "public" / "peers.json").read_text())
     other = tmp_path / "other.json"
     other.write_text(json.dumps({**keys, "node-3": keys["node-2"], "node-2": keys["node-3"]}))
     federated(words_of(tmp_path / "run", rounds=1), only(grid, 4, peers=str(other)))
-    assert set(grid.refusals()) == {"this node's key or its list of peers can't be used; its log says why"}
+    assert set(grid.refusals()) == {
+        "this node's key or its list of peers can't be used; its log says why"
+    }
     assert replies(tmp_path / "run") == [3]
 
 

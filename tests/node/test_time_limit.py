@@ -1,4 +1,5 @@
-"""A server can't occupy a node: the steps and the seconds of one message have an end, which the owner sets."""
+"""A server can't occupy a node: the steps and the seconds of one message have an end, which the
+owner sets."""
 
 from __future__ import annotations
 
@@ -21,7 +22,12 @@ from discreet.node.work import work_of
 from tests.node.clients import EXAMPLE, client, config, examples, params_of, request
 
 NODE: dict[str, str | int] = {"partition-id": 1, "num-partitions": 12}
-DIGITS = ("data.name=digits", "data.num_clients=12", "model.name=logistic_regression", "privacy.delta=1e-3")
+DIGITS = (
+    "data.name=digits",
+    "data.num_clients=12",
+    "model.name=logistic_regression",
+    "privacy.delta=1e-3",
+)
 
 
 def message(*words: str, ttl: float = 3600.0) -> Message:
@@ -33,7 +39,11 @@ def reply(asked: Message, **node: str | int) -> Message:
     return train(asked, Context(1, 1, {**NODE, **node}, RecordDict(), {}))
 
 
-ENDLESS = ("training.epochs=100000000", "privacy.user.noise_multiplier=1000", "privacy.user.target_epsilon=null")
+ENDLESS = (
+    "training.epochs=100000000",
+    "privacy.user.noise_multiplier=1000",
+    "privacy.user.target_epsilon=null",
+)
 
 
 def test_a_server_that_asks_for_endless_steps_is_refused_by_every_policy() -> None:
@@ -42,21 +52,35 @@ def test_a_server_that_asks_for_endless_steps_is_refused_by_every_policy() -> No
 
 def test_an_owner_says_how_many_steps_a_message_may_ask_for() -> None:
     who = client(examples(20), None, policy=ClientPolicy(max_steps=9))
-    for epochs, said in ((2, "allows 9 local steps; this message asks for 10"), (1, "has no ledger")):
+    for epochs, said in (
+        (2, "allows 9 local steps; this message asks for 10"),
+        (1, "has no ledger"),
+    ):
         with pytest.raises(Refused, match=said):
-            who.answer(work_of(request(config(*EXAMPLE, f"training.epochs={epochs}"))), params_of(who.model))
+            who.answer(
+                work_of(request(config(*EXAMPLE, f"training.epochs={epochs}"))),
+                params_of(who.model),
+            )
 
 
 @pytest.mark.parametrize("limit", ["time to live", "max-seconds"])
-def test_work_that_takes_too_long_ends_at_the_messages_time_or_the_owners(limit: str, tmp_path: Path) -> None:
+def test_work_that_takes_too_long_ends_at_the_messages_time_or_the_owners(
+    limit: str, tmp_path: Path
+) -> None:
     DurableLedger.create(tmp_path / "ledger.db")
     words = ("training.epochs=20000", *EXAMPLE[:1], *EXAMPLE[-2:])
     ttl, most = (1.0, 86_400) if limit == "time to live" else (3600.0, 1)
     started = time.monotonic()
-    answer = reply(message(*words, ttl=ttl), ledger=str(tmp_path / "ledger.db"), **{"max-seconds": most})
-    assert answer.error.reason == "the work of this message took 1 s, the most that this node allows"
+    answer = reply(
+        message(*words, ttl=ttl), ledger=str(tmp_path / "ledger.db"), **{"max-seconds": most}
+    )
+    assert (
+        answer.error.reason == "the work of this message took 1 s, the most that this node allows"
+    )
     assert time.monotonic() - started < 30
-    assert DurableLedger(tmp_path / "ledger.db").spent("example").num_releases > 0  # charged before, and stays so
+    assert (
+        DurableLedger(tmp_path / "ledger.db").spent("example").num_releases > 0
+    )  # charged before, and stays so
 
 
 def stubborn() -> RecordDict:

@@ -1,4 +1,5 @@
-"""The table of docs/guide/models.md: every class of torch.nn is built, tried, and held to a loop of single examples.
+"""The table of docs/guide/models.md: every class of torch.nn is built, tried, and held to a loop of
+single examples.
 
 `python -m tests.per_example.layers_table` writes it.
 """
@@ -40,7 +41,8 @@ class Called(nn.Module):
 
 
 def model_of(case: Case) -> nn.Module:
-    """The layer between a linear layer and a head, which both have gradients that go through it or by it."""
+    """The layer between a linear layer and a head, which both have gradients that go through it or
+    by it."""
     layer = case.layer() if case.run is None else Called(case.layer(), case.run)
     before = [] if case.ids else [nn.Linear(case.shape[-1], case.shape[-1])]
     with torch.random.fork_rng(), torch.no_grad():
@@ -52,17 +54,28 @@ def model_of(case: Case) -> nn.Module:
 def inputs_of(case: Case) -> Tensor:
     draws = torch.Generator().manual_seed(2741)
     shape = (COUNT, *case.shape)
-    return torch.randint(0, 6, shape, generator=draws) if case.ids else torch.randn(shape, generator=draws)
+    return (
+        torch.randint(0, 6, shape, generator=draws)
+        if case.ids
+        else torch.randn(shape, generator=draws)
+    )
 
 
 def gradients_of(model: nn.Module, inputs: Tensor, targets: Tensor, loss: Loss) -> Tensor:
-    """(n, num_params) by plain autograd: example by example, or for layers with chance each loss of one pass."""
+    """(n, num_params) by plain autograd: example by example, or for layers with chance each loss of
+    one pass."""
     parameters = list(model.parameters())
     state = torch.get_rng_state()
     losses = list(loss(model(inputs), targets))
     if torch.equal(state, torch.get_rng_state()):
-        losses = [loss(model(one), target) for one, target in zip(inputs.split(1), targets.split(1), strict=True)]  # type: ignore[no-untyped-call]
-    rows = [torch.autograd.grad(each.sum(), parameters, retain_graph=True, materialize_grads=True) for each in losses]
+        losses = [
+            loss(model(one), target)
+            for one, target in zip(inputs.split(1), targets.split(1), strict=True)
+        ]  # type: ignore[no-untyped-call]
+    rows = [
+        torch.autograd.grad(each.sum(), parameters, retain_graph=True, materialize_grads=True)
+        for each in losses
+    ]
     return torch.stack([torch.cat([value.to_dense().flatten() for value in row]) for row in rows])
 
 
@@ -80,7 +93,8 @@ def messages() -> Iterator[list[str]]:
 
 
 def tried(model: nn.Module, inputs: Tensor, targets: Tensor, loss: Loss = cross_entropy) -> str:
-    """How the model is served, after its clipped sums were found to be those of single examples; or why it is not."""
+    """How the model is served, after its clipped sums were found to be those of single examples; or
+    why it is not."""
     with messages() as said:
         for order, clipped in ((2, clipped_gradient_sum), (1, l1_clipped_gradient_sum)):
             options: dict[str, Any] = {"clip_norm": CLIP, "loss": loss}
@@ -90,7 +104,9 @@ def tried(model: nn.Module, inputs: Tensor, targets: Tensor, loss: Loss = cross_
             except ValueError as error:
                 return f"refused: {error}"
             torch.manual_seed(11)
-            wanted, wanted_norms = clipped_sum(gradients_of(model, inputs, targets, loss), CLIP, order=order)
+            wanted, wanted_norms = clipped_sum(
+                gradients_of(model, inputs, targets, loss), CLIP, order=order
+            )
             torch.testing.assert_close(norms.double(), wanted_norms, rtol=1e-3, atol=1e-6)
             assert float((total.double() - wanted).norm()) <= 1e-3 * CLIP * math.sqrt(COUNT)
     return "sequential" if said else "side by side"
@@ -115,20 +131,30 @@ def how_loss(criterion: nn.Module) -> str:
 
 
 def rows_of(group: str) -> list[tuple[str, str, str]]:
-    """(layers, setting, how): a row for all layers of a group that are served alike, unless side by side as built."""
+    """(layers, setting, how): a row for all layers of a group that are served alike, unless side by
+    side as built."""
     found = defaultdict[tuple[str, str], list[str]](list)
     for case in GROUPS[group]:
         found[case.setting, how(case).partition(":")[0]].append(type(case.layer()).__name__)
-    return [(", ".join(names), *what) for what, names in found.items() if what != ("", "side by side")]
+    return [
+        (", ".join(names), *what) for what, names in found.items() if what != ("", "side by side")
+    ]
 
 
 def section(group: str) -> str:
-    return "".join(f"| {names} | {setting} | {verdict} |\n" for names, setting, verdict in rows_of(group))
+    return "".join(
+        f"| {names} | {setting} | {verdict} |\n" for names, setting, verdict in rows_of(group)
+    )
 
 
 def losses() -> str:
-    refused = ", ".join(type(each).__name__ for each in LOSSES if how_loss(each).startswith("refused"))
-    return f"These losses are refused by `per_example_loss`, which takes all others of `torch.nn`:\n{refused}.\n"
+    refused = ", ".join(
+        type(each).__name__ for each in LOSSES if how_loss(each).startswith("refused")
+    )
+    return (
+        f"These losses are refused by `per_example_loss`, which takes all others of "
+        f"`torch.nn`:\n{refused}.\n"
+    )
 
 
 def table() -> str:

@@ -22,7 +22,8 @@ COUNT = 12
 
 @dataclass
 class Molecules:
-    """Kinds of atoms (nodes,), the ends of bonds (2, bonds), their lengths (bonds, 1), and the graph of each atom."""
+    """Kinds of atoms (nodes,), the ends of bonds (2, bonds), their lengths (bonds, 1), and the
+    graph of each atom."""
 
     atoms: Tensor
     edge_index: Tensor
@@ -51,15 +52,22 @@ def joined(graphs: list[Molecules]) -> Molecules:
 
 
 class Network(nn.Module):
-    """A graph convolution with loops (Kipf and Welling 2017), attention over edges, and a pooling."""
+    """A graph convolution with loops (Kipf and Welling 2017), attention over edges, and a
+    pooling."""
 
     def __init__(self, spoiled: Callable[[Tensor, Tensor, Tensor], Tensor] | None = None) -> None:
         super().__init__()
         self.table, self.weight = nn.Embedding(6, 8), nn.Parameter(torch.randn(8, 8) / 3)
-        self.bias, self.norm, self.score = nn.Parameter(torch.zeros(8)), nn.LayerNorm(8), nn.Linear(17, 1)
+        self.bias, self.norm, self.score = (
+            nn.Parameter(torch.zeros(8)),
+            nn.LayerNorm(8),
+            nn.Linear(17, 1),
+        )
         self.out, self.spoiled = nn.Linear(16, 3), spoiled
 
-    def forward(self, atoms: Tensor, edge_index: Tensor, edge_lengths: Tensor, batch: Tensor) -> Tensor:
+    def forward(
+        self, atoms: Tensor, edge_index: Tensor, edge_lengths: Tensor, batch: Tensor
+    ) -> Tensor:
         nodes, graphs = atoms.size(0), int(batch.max()) + 1
         x = self.table(atoms)
         loops = torch.arange(nodes)
@@ -76,7 +84,9 @@ class Network(nn.Module):
         shared = x[edge_index[0]] * (scores / total[edge_index[1]]).unsqueeze(1)
         x = x.new_zeros(x.shape).scatter_add(0, edge_index[1].view(-1, 1).expand(-1, 8), shared)
         most = x.new_zeros(graphs, 8).scatter_reduce(0, batch.unsqueeze(1).expand(-1, 8), x, "amax")
-        mean = x.new_zeros(graphs, 8).index_add_(0, batch, x) / torch.bincount(batch, minlength=graphs).unsqueeze(1)
+        mean = x.new_zeros(graphs, 8).index_add_(0, batch, x) / torch.bincount(
+            batch, minlength=graphs
+        ).unsqueeze(1)
         return self.out(torch.cat([most, mean], 1))
 
 
@@ -94,7 +104,9 @@ def gradients_alone(model: nn.Module) -> list[Tensor]:
     def one(place: int) -> Tensor:
         inputs = GRAPHS[place]
         loss = functional.cross_entropy(model(*vars(inputs).values()), TARGETS[place : place + 1])
-        return torch.cat([each.flatten() for each in torch.autograd.grad(loss, list(model.parameters()))])
+        return torch.cat(
+            [each.flatten() for each in torch.autograd.grad(loss, list(model.parameters()))]
+        )
 
     return [one(place) for place in range(COUNT)]
 
@@ -107,11 +119,15 @@ def test_each_graph_is_clipped_by_itself(*, as_tuple: bool) -> None:
     clip = float(alone.norm(dim=1).median())
     total, norms = clipped_gradient_sum(model, inputs, targets=TARGETS, clip_norm=clip)
     assert torch.allclose(norms, alone.norm(dim=1), rtol=1e-4)
-    assert torch.allclose(total, (alone * (clip / alone.norm(dim=1, keepdim=True)).clamp(max=1)).sum(0), atol=1e-5)
+    assert torch.allclose(
+        total, (alone * (clip / alone.norm(dim=1, keepdim=True)).clamp(max=1)).sum(0), atol=1e-5
+    )
 
 
 def test_graphs_go_side_by_side(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("discreet.per_example.per_example.built_terms", None)  # the slow way is an error
+    monkeypatch.setattr(
+        "discreet.per_example.per_example.built_terms", None
+    )  # the slow way is an error
     _, norms = clipped_gradient_sum(seeded(), joined(GRAPHS), targets=TARGETS, clip_norm=1.0)
     assert torch.allclose(norms, torch.stack(gradients_alone(seeded())).norm(dim=1), rtol=1e-4)
 
@@ -130,7 +146,9 @@ def test_what_fills_a_graph_up_follows_from_its_own_size() -> None:
 
 def test_steps_of_dpsgd_take_graphs() -> None:
     def collate(examples: list[tuple[Molecules, int]]) -> tuple[Molecules, Tensor]:
-        return joined([each for each, _ in examples]), torch.tensor([label for _, label in examples])
+        return joined([each for each, _ in examples]), torch.tensor(
+            [label for _, label in examples]
+        )
 
     model, sizes = seeded(), set[int]()
     data = list(zip(GRAPHS, TARGETS.tolist(), strict=True))
@@ -147,7 +165,11 @@ def test_steps_of_dpsgd_take_graphs() -> None:
         privacy=privacy,
     )
     for inputs, targets in private:
-        assert len(model(**inputs)) == len(targets) if len(targets) else set(inputs) == set(vars(GRAPHS[0]))
+        assert (
+            len(model(**inputs)) == len(targets)
+            if len(targets)
+            else set(inputs) == set(vars(GRAPHS[0]))
+        )
         sizes.add(len(targets))
         private.step(inputs, targets)
     assert all(bool(each.isfinite().all()) for each in model.parameters())
@@ -168,7 +190,9 @@ SPOILED: dict[str, Callable[[Tensor, Tensor, Tensor], Tensor]] = {
     "how many nodes": lambda x, edges, batch: x / x.size(0),
     "how many edges": lambda x, edges, batch: x * edges.shape[1],
     "how many graphs": lambda x, edges, batch: x * (int(batch[-1]) + 1),
-    "a mask": lambda x, edges, batch: x * x.new_zeros(len(x)).index_add(0, edges[1], (edges[0] > 3).float())[:, None],
+    "a mask": lambda x, edges, batch: (
+        x * x.new_zeros(len(x)).index_add(0, edges[1], (edges[0] > 3).float())[:, None]
+    ),
     "batch norm": lambda x, edges, batch: functional.batch_norm(x, None, None, training=True),
 }
 

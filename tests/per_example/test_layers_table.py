@@ -1,4 +1,5 @@
-"""The guide's table of layers is what trying each of them gives, and it names every class of torch.nn."""
+"""The guide's table of layers is what trying each of them gives, and it names every class of
+torch.nn."""
 
 from __future__ import annotations
 
@@ -21,7 +22,11 @@ def test_the_table_says_which_losses_have_one_value_an_example() -> None:
 
 
 def test_the_table_names_every_class_of_torch_nn() -> None:
-    kinds = {name for name, kind in vars(nn).items() if isinstance(kind, type) and issubclass(kind, nn.Module)}
+    kinds = {
+        name
+        for name, kind in vars(nn).items()
+        if isinstance(kind, type) and issubclass(kind, nn.Module)
+    }
     tried_ones = {type(case.layer()).__name__ for cases in GROUPS.values() for case in cases}
     assert kinds == tried_ones | {type(loss).__name__ for loss in LOSSES} | {*BASES, "DataParallel"}
 
@@ -33,7 +38,9 @@ class Mixing(nn.Module):
         return inputs + inputs.flip(0)
 
 
-def test_a_layer_that_is_not_served_as_single_examples_are_would_be_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_layer_that_is_not_served_as_single_examples_are_would_be_noticed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setitem(RULES, "flip", lambda alone, inputs, *_: alone.rows(inputs).flip(0))
     monkeypatch.setattr("discreet.per_example.agreement._tried_on", lambda *_: "")
     monkeypatch.setattr("discreet.per_example.agreement._check_alone", lambda *_: None)

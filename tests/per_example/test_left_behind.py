@@ -1,4 +1,5 @@
-"""What reaches an example's gradient beside its own row: losses, attributes of modules, hooks on all modules."""
+"""What reaches an example's gradient beside its own row: losses, attributes of modules, hooks on
+all modules."""
 
 from __future__ import annotations
 
@@ -34,7 +35,9 @@ def moved(model: nn.Module, inputs: Tensor, targets: Tensor, loss: Loss = cross_
     found = []
     for place in range(3):
         rest = [row for row in range(len(inputs)) if row != place]
-        less, _ = clipped_gradient_sum(model, inputs[rest], targets=targets[rest], clip_norm=CLIP, loss=loss)
+        less, _ = clipped_gradient_sum(
+            model, inputs[rest], targets=targets[rest], clip_norm=CLIP, loss=loss
+        )
         found.append(float((total - less).norm()) / CLIP)
     return max(found)
 
@@ -98,7 +101,9 @@ def refused_or_bounded(model: nn.Module, targets: Tensor, loss: Loss) -> None:
 LENGTHS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
     "a division by the number of examples": lambda x, y: cross_entropy(x, y) / len(y),
     "a power of it": lambda x, y: cross_entropy(x, y) * 3.0 ** (len(y) - 20),
-    "a step that no trial reaches": lambda x, y: cross_entropy(x, y) * (1e4 if len(y) >= 24 else 1e-4),
+    "a step that no trial reaches": lambda x, y: (
+        cross_entropy(x, y) * (1e4 if len(y) >= 24 else 1e-4)
+    ),
 }
 
 
@@ -107,11 +112,14 @@ LENGTHS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
 def test_a_loss_that_reads_the_number_of_examples_moves_no_sum(name: str, form: str) -> None:
     give, take = FORMS[form]
     model = seeded(lambda: Gives(give, 3))
-    refused_or_bounded(model, classes(), lambda outputs, targets: LENGTHS[name](take(outputs), targets))
+    refused_or_bounded(
+        model, classes(), lambda outputs, targets: LENGTHS[name](take(outputs), targets)
+    )
 
 
 class Leaves(nn.Module):
-    """Two layers whose forward leaves things on the module, as mixtures of experts and regularisers do."""
+    """Two layers whose forward leaves things on the module, as mixtures of experts and regularisers
+    do."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -208,7 +216,9 @@ def test_advantages_normalised_over_the_batch_never_train_on_noise_alone() -> No
         loss=_normalised,
         privacy=LoopPrivacy(noise_multiplier=1.0, seed=41521),
     )
-    with pytest.raises(ValueError, match=r"other examples of the batch|gradients of this step is finite"):
+    with pytest.raises(
+        ValueError, match=r"other examples of the batch|gradients of this step is finite"
+    ):
         private.step(*next(iter(private)))
 
 

@@ -1,4 +1,5 @@
-"""A PyTorch before 2.13 has no `redispatch_function`: functions written in Python are called by copies of them."""
+"""A PyTorch before 2.13 has no `redispatch_function`: functions written in Python are called by
+copies of them."""
 
 from __future__ import annotations
 
@@ -12,7 +13,8 @@ from discreet.per_example.per_example import clipped_gradient_sum
 
 
 class Words(nn.Module):
-    """Functions of PyTorch that are written in Python: embedding, layer norm, dropout, GELU, cross entropy."""
+    """Functions of PyTorch that are written in Python: embedding, layer norm, dropout, GELU, cross
+    entropy."""
 
     def __init__(self) -> None:
         super().__init__()

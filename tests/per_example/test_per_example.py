@@ -1,4 +1,5 @@
-"""Clipped sums of per-example gradients are those of a loop over examples, and bounded for every example."""
+"""Clipped sums of per-example gradients are those of a loop over examples, and bounded for every
+example."""
 
 from __future__ import annotations
 
@@ -14,7 +15,13 @@ from torch import Tensor, nn
 from discreet.per_example.objective import cross_entropy
 from discreet.per_example.per_example import clipped_gradient_sum
 from discreet.per_example.recurrent import LSTMLayer
-from tests.per_example.test_per_example_oracle import Loss, assert_matches, clipped_sum, fast_sum, single_gradients
+from tests.per_example.test_per_example_oracle import (
+    Loss,
+    assert_matches,
+    clipped_sum,
+    fast_sum,
+    single_gradients,
+)
 
 
 def characters() -> nn.Module:
@@ -68,14 +75,18 @@ def batch(build: Callable[[], nn.Module], count: int, *, seed: int) -> Batch:
 
 @pytest.mark.parametrize("build", [*IMAGE_MODELS, *TEXT_MODELS])
 @pytest.mark.parametrize("count", [0, 1, 2, 9])
-def test_the_sum_is_that_of_a_loop_over_examples(build: Callable[[], nn.Module], count: int) -> None:
+def test_the_sum_is_that_of_a_loop_over_examples(
+    build: Callable[[], nn.Module], count: int
+) -> None:
     model, inputs, targets = batch(build, count, seed=3181 + count)
     for clip in (1e-3, 0.7, 1e6):
         assert_matches(model, inputs, targets, clip=clip)
 
 
 @pytest.mark.parametrize("build", [*IMAGE_MODELS, *TEXT_MODELS])
-def test_gradients_are_clipped_in_l1_where_that_is_asked_for(build: Callable[[], nn.Module]) -> None:
+def test_gradients_are_clipped_in_l1_where_that_is_asked_for(
+    build: Callable[[], nn.Module],
+) -> None:
     assert_matches(*batch(build, 5, seed=4271), clip=3.0, order=1)
 
 
@@ -89,7 +100,11 @@ def test_the_sum_is_that_of_a_loop_in_float64(build: Callable[[], nn.Module]) ->
     torch.testing.assert_close(norms, wanted_norms, rtol=1e-5, atol=0)
 
 
-@given(removed=st.integers(0, 5), clip=st.floats(1e-2, 1e2), build=st.sampled_from([convolutions, characters]))
+@given(
+    removed=st.integers(0, 5),
+    clip=st.floats(1e-2, 1e2),
+    build=st.sampled_from([convolutions, characters]),
+)
 @settings(max_examples=12, deadline=None)
 def test_removing_an_example_moves_the_sum_by_at_most_the_clip_norm(
     removed: int, clip: float, build: Callable[[], nn.Module]
@@ -104,23 +119,32 @@ def test_removing_an_example_moves_the_sum_by_at_most_the_clip_norm(
 @pytest.mark.parametrize(
     ("build", "poison"),
     [
-        *[(build, poison) for build in (regression, perceptron) for poison in (math.nan, math.inf, 3e38)],
+        *[
+            (build, poison)
+            for build in (regression, perceptron)
+            for poison in (math.nan, math.inf, 3e38)
+        ],
         *[(build, math.nan) for build in (convolutions, normalised)],
     ],
 )
-def test_an_example_without_a_finite_gradient_counts_as_zero(build: Callable[[], nn.Module], poison: float) -> None:
+def test_an_example_without_a_finite_gradient_counts_as_zero(
+    build: Callable[[], nn.Module], poison: float
+) -> None:
     model, inputs, targets = batch(build, 5, seed=7351)
     kept = [0, 1, 3, 4]
     inputs[2] = poison
     total, norms = clipped_gradient_sum(model, inputs, targets=targets, clip_norm=0.5)
-    wanted, wanted_norms = clipped_gradient_sum(model, inputs[kept], targets=targets[kept], clip_norm=0.5)
+    wanted, wanted_norms = clipped_gradient_sum(
+        model, inputs[kept], targets=targets[kept], clip_norm=0.5
+    )
     assert norms[2] == math.inf
     torch.testing.assert_close(total, wanted, rtol=1e-4, atol=1e-6)
     torch.testing.assert_close(norms[kept], wanted_norms, rtol=1e-4, atol=1e-6)
 
 
 def test_small_output_gradients_do_not_hide_huge_inputs() -> None:
-    # The norm is a product of 1e18 and 1e-24, whose square is below the smallest float32: it must not come out as 0.
+    # The norm is a product of 1e18 and 1e-24, whose square is below the smallest float32: it must
+    # not come out as 0.
     model = nn.Linear(1, 2)
     with torch.no_grad():
         model.weight.zero_()
@@ -128,7 +152,9 @@ def test_small_output_gradients_do_not_hide_huge_inputs() -> None:
     inputs, targets = torch.full((2, 1), 1e18), torch.tensor([0, 0])
     total, norms = clipped_gradient_sum(model, inputs, targets=targets, clip_norm=1e-7)
     true = 1e18 * math.exp(-55)
-    assert all(true <= norm <= 1.3 * true for norm in norms.tolist())  # what squares may lose is added
+    assert all(
+        true <= norm <= 1.3 * true for norm in norms.tolist()
+    )  # what squares may lose is added
     assert 1.5e-7 <= float(total.double().norm()) <= 2e-7
 
 
@@ -138,7 +164,9 @@ def test_frozen_parameters_have_no_part() -> None:
     total, _ = clipped_gradient_sum(model, inputs, targets=targets, clip_norm=0.3)
     assert len(total) == sum(value.numel() for value in model.parameters()) - 784 * 32
     assert_matches(model, inputs, targets, clip=0.3)
-    total, norms = clipped_gradient_sum(model.requires_grad_(False), inputs, targets=targets, clip_norm=1.0)
+    total, norms = clipped_gradient_sum(
+        model.requires_grad_(False), inputs, targets=targets, clip_norm=1.0
+    )
     assert total.shape == (0,)
     assert norms.tolist() == [0.0] * 4
 
@@ -168,7 +196,10 @@ def test_it_works_where_gradients_are_switched_off() -> None:
 def test_cross_entropy_of_a_sequence_is_the_mean_over_its_positions() -> None:
     outputs = torch.randn(2, 5, 3, generator=torch.Generator().manual_seed(31))
     targets = torch.tensor([[0, 1, 2], [4, 4, 0]])
-    single = [nn.functional.cross_entropy(row.T, wanted) for row, wanted in zip(outputs, targets, strict=True)]
+    single = [
+        nn.functional.cross_entropy(row.T, wanted)
+        for row, wanted in zip(outputs, targets, strict=True)
+    ]
     torch.testing.assert_close(cross_entropy(outputs, targets), torch.stack(single))
 
 
@@ -176,12 +207,23 @@ def test_cross_entropy_of_a_sequence_is_the_mean_over_its_positions() -> None:
     ("dtype", "count", "loss", "message"),
     [
         (torch.float32, 1, cross_entropy, "equally many"),
-        (torch.float32, 2, lambda outputs, targets: cross_entropy(outputs, targets).mean(), "one value an example"),
+        (
+            torch.float32,
+            2,
+            lambda outputs, targets: cross_entropy(outputs, targets).mean(),
+            "one value an example",
+        ),
         (torch.float16, 2, cross_entropy, "all float32, all float64, or bfloat16"),
     ],
 )
-def test_what_has_no_clipped_sum_is_refused(dtype: torch.dtype, count: int, loss: Loss, message: str) -> None:
-    model, inputs, targets = nn.Linear(2, 2).to(dtype), torch.ones(2, 2, dtype=dtype), torch.zeros(count).long()
+def test_what_has_no_clipped_sum_is_refused(
+    dtype: torch.dtype, count: int, loss: Loss, message: str
+) -> None:
+    model, inputs, targets = (
+        nn.Linear(2, 2).to(dtype),
+        torch.ones(2, 2, dtype=dtype),
+        torch.zeros(count).long(),
+    )
     with pytest.raises(ValueError, match=message):
         clipped_gradient_sum(model, inputs, targets=targets, clip_norm=1.0, loss=loss)
 
@@ -206,7 +248,9 @@ def test_what_stood_in_the_memory_of_a_sum_does_not_matter(
     model, inputs, targets = batch(build, 5, seed=3571)
     expected, _ = fast_sum(model, inputs, targets, clip=0.5)
     new_empty = Tensor.new_empty
-    monkeypatch.setattr(Tensor, "new_empty", lambda *args, **options: new_empty(*args, **options).fill_(math.nan))
+    monkeypatch.setattr(
+        Tensor, "new_empty", lambda *args, **options: new_empty(*args, **options).fill_(math.nan)
+    )
     monkeypatch.setattr("discreet.per_example.per_example._BUILT_FLOATS", built_at_once)
     total, _ = fast_sum(model, inputs, targets, clip=0.5)
     torch.testing.assert_close(total, expected)

@@ -23,7 +23,11 @@ def test_the_sum_is_that_of_single_examples() -> None:
 
 
 def test_a_step_moves_the_parameters() -> None:
-    case = Case(per_example.logistic_regression(), torch.randn(3, 1, 28, 28), torch.tensor([0, 1, 2]))
+    case = Case(
+        per_example.logistic_regression(), torch.randn(3, 1, 28, 28), torch.tensor([0, 1, 2])
+    )
     before = [value.detach().clone() for value in case.model.parameters()]
     per_example.step_of(case).take()
-    assert not any(torch.equal(old, new) for old, new in zip(before, case.model.parameters(), strict=True))
+    assert not any(
+        torch.equal(old, new) for old, new in zip(before, case.model.parameters(), strict=True)
+    )

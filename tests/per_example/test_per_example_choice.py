@@ -1,4 +1,5 @@
-"""Models with a layer that has no rule are served by a slower method that is right, or refused; the log says so."""
+"""Models with a layer that has no rule are served by a slower method that is right, or refused; the
+log says so."""
 
 from __future__ import annotations
 
@@ -126,15 +127,24 @@ def test_what_vmap_can_not_follow_is_right_and_said_once_with_its_line(
     ],
     ids=["flattened", "no batch", "normalised over the batch"],
 )
-def test_a_layer_that_does_not_see_the_examples_first_is_refused(model: nn.Module, shape: tuple[int, ...]) -> None:
+def test_a_layer_that_does_not_see_the_examples_first_is_refused(
+    model: nn.Module, shape: tuple[int, ...]
+) -> None:
     with pytest.raises(ValueError, match="can't be called with one example alone"):
         clipped_gradient_sum(model, torch.ones(shape), targets=torch.tensor([0, 1]), clip_norm=1.0)
 
 
 @pytest.mark.parametrize("training", [True, False])
-def test_a_layer_that_has_no_statistics_but_those_of_the_batch_is_refused_in_either_mode(training: bool) -> None:
-    model = nn.Sequential(nn.BatchNorm1d(5, track_running_stats=False), nn.Linear(5, 3)).train(training)
-    with pytest.raises(ValueError, match=r"mixes examples: use GroupNorm instead \(discreet.to_group_norm makes it\)$"):
+def test_a_layer_that_has_no_statistics_but_those_of_the_batch_is_refused_in_either_mode(
+    training: bool,
+) -> None:
+    model = nn.Sequential(nn.BatchNorm1d(5, track_running_stats=False), nn.Linear(5, 3)).train(
+        training
+    )
+    with pytest.raises(
+        ValueError,
+        match=r"mixes examples: use GroupNorm instead \(discreet.to_group_norm makes it\)$",
+    ):
         clipped_gradient_sum(model, batch()[0], targets=batch()[1], clip_norm=1.0)
 
 
@@ -142,9 +152,12 @@ LENGTHS, SORTED = [3, 7, 2, 5, 2, 5], [7, 5, 5, 3, 2, 2]
 
 
 class Reader(nn.Module):
-    """Tokens (n, 7) with their lengths, packed, to three logits from the last state or from the padded outputs."""
+    """Tokens (n, 7) with their lengths, packed, to three logits from the last state or from the
+    padded outputs."""
 
-    def __init__(self, kind: type[nn.RNNBase], *, layers: int, pads: bool, first: bool, is_sorted: bool) -> None:
+    def __init__(
+        self, kind: type[nn.RNNBase], *, layers: int, pads: bool, first: bool, is_sorted: bool
+    ) -> None:
         super().__init__()
         self.tokens, self.head = nn.Embedding(11, 6), nn.Linear(10, 3)
         self.layer = kind(6, 5, layers, batch_first=first, bidirectional=True)
@@ -152,7 +165,9 @@ class Reader(nn.Module):
 
     def forward(self, tokens: Tensor, lengths: Tensor) -> Tensor:
         inner = self.tokens(tokens) if self.first else self.tokens(tokens).transpose(0, 1)
-        packed = pack_padded_sequence(inner, lengths, batch_first=self.first, enforce_sorted=self.is_sorted)
+        packed = pack_padded_sequence(
+            inner, lengths, batch_first=self.first, enforce_sorted=self.is_sorted
+        )
         outputs, state = self.layer(packed)
         if self.pads:
             padded, _ = pad_packed_sequence(outputs, batch_first=self.first, total_length=7)
@@ -165,17 +180,31 @@ class Reader(nn.Module):
 @pytest.mark.parametrize(("pads", "first"), [(False, True), (True, True), (True, False)])
 @pytest.mark.parametrize(("layers", "is_sorted"), [(1, False), (2, True)])
 def test_packed_sequences_are_watched_by_their_lengths(
-    kind: type[nn.RNNBase], layers: int, pads: bool, first: bool, is_sorted: bool, monkeypatch: pytest.MonkeyPatch
+    kind: type[nn.RNNBase],
+    layers: int,
+    pads: bool,
+    first: bool,
+    is_sorted: bool,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("discreet.per_example.per_example.built_terms", None)  # the slow way is an error
+    monkeypatch.setattr(
+        "discreet.per_example.per_example.built_terms", None
+    )  # the slow way is an error
     model = seeded(lambda: Reader(kind, layers=layers, pads=pads, first=first, is_sorted=is_sorted))
     tokens = torch.randint(0, 11, (6, 7), generator=torch.Generator().manual_seed(7127))
-    lengths, targets = torch.tensor(SORTED if is_sorted else LENGTHS), torch.tensor([0, 1, 2, 0, 1, 2])
+    lengths, targets = (
+        torch.tensor(SORTED if is_sorted else LENGTHS),
+        torch.tensor([0, 1, 2, 0, 1, 2]),
+    )
     alone = []
     for row in range(6):
         one = slice(row, row + 1)
         loss = cross_entropy(model(tokens[one], lengths[one]), targets[one]).sum()
-        alone.append(torch.cat([grad.flatten() for grad in torch.autograd.grad(loss, list(model.parameters()))]))
+        alone.append(
+            torch.cat(
+                [grad.flatten() for grad in torch.autograd.grad(loss, list(model.parameters()))]
+            )
+        )
     gradients = torch.stack(alone)
     norms = gradients.norm(dim=1)
     clip = float(norms.median())

@@ -1,4 +1,5 @@
-"""Layers that draw random numbers draw them for each example by itself, and an example never changes another's."""
+"""Layers that draw random numbers draw them for each example by itself, and an example never
+changes another's."""
 
 from __future__ import annotations
 
@@ -15,17 +16,32 @@ from tests.per_example.test_per_example_oracle import clipped_sum
 
 
 def perceptron() -> nn.Module:
-    return nn.Sequential(nn.Dropout(0.3), nn.Linear(8, 9), nn.ReLU(), nn.AlphaDropout(0.2), nn.Linear(9, 3))
+    return nn.Sequential(
+        nn.Dropout(0.3), nn.Linear(8, 9), nn.ReLU(), nn.AlphaDropout(0.2), nn.Linear(9, 3)
+    )
 
 
 def convolution() -> nn.Module:
-    first = [nn.Unflatten(1, (2, 2, 2)), nn.Conv2d(2, 6, 2), nn.Dropout2d(0.4), nn.FeatureAlphaDropout(0.2)]
-    second = [nn.Unflatten(1, (2, 3)), nn.Dropout3d(0.2), nn.Flatten(2), nn.Dropout1d(0.2), nn.Flatten()]
+    first = [
+        nn.Unflatten(1, (2, 2, 2)),
+        nn.Conv2d(2, 6, 2),
+        nn.Dropout2d(0.4),
+        nn.FeatureAlphaDropout(0.2),
+    ]
+    second = [
+        nn.Unflatten(1, (2, 3)),
+        nn.Dropout3d(0.2),
+        nn.Flatten(2),
+        nn.Dropout1d(0.2),
+        nn.Flatten(),
+    ]
     return nn.Sequential(*first, *second, nn.Linear(6, 3))
 
 
 def transformer(norm_first: bool = False) -> nn.Module:
-    layer = nn.TransformerEncoderLayer(4, 2, 5, dropout=0.3, batch_first=True, norm_first=norm_first)
+    layer = nn.TransformerEncoderLayer(
+        4, 2, 5, dropout=0.3, batch_first=True, norm_first=norm_first
+    )
     encoder = nn.TransformerEncoder(layer, 2, enable_nested_tensor=False)
     return nn.Sequential(nn.Unflatten(1, (2, 4)), encoder, nn.Flatten(), nn.Linear(8, 3))
 
@@ -49,7 +65,9 @@ class Looped(Functional):
     """The same with a branch that the data decides."""
 
     def forward(self, inputs: Tensor) -> Tensor:
-        often = 2 if self.training and inputs.sum() > 0 else 1  # numbers are drawn as the values ask for them
+        often = (
+            2 if self.training and inputs.sum() > 0 else 1
+        )  # numbers are drawn as the values ask for them
         for _ in range(often):
             kept = nn.functional.dropout(inputs, 0.5, self.training)
         return self.layer(kept)
@@ -65,13 +83,21 @@ def seeded(build: Build, count: int = 7) -> tuple[nn.Module, Tensor, Tensor]:
     draws = torch.Generator().manual_seed(2081)
     with torch.random.fork_rng():
         torch.manual_seed(4127)
-        return build(), torch.randn(count, 8, generator=draws), torch.randint(0, 3, (count,), generator=draws)
+        return (
+            build(),
+            torch.randn(count, 8, generator=draws),
+            torch.randint(0, 3, (count,), generator=draws),
+        )
 
 
 def masked_gradients(model: nn.Module, inputs: Tensor, targets: Tensor) -> Tensor:
-    """(n, num_params): plain autograd of each loss by itself, with the masks that one pass over the batch draws."""
+    """(n, num_params): plain autograd of each loss by itself, with the masks that one pass over the
+    batch draws."""
     losses, parameters = cross_entropy(model(inputs), targets), list(model.parameters())
-    rows = [torch.autograd.grad(loss, parameters, retain_graph=True, materialize_grads=True) for loss in losses]
+    rows = [
+        torch.autograd.grad(loss, parameters, retain_graph=True, materialize_grads=True)
+        for loss in losses
+    ]
     return torch.stack([torch.cat([value.flatten() for value in row]) for row in rows])
 
 
@@ -97,13 +123,23 @@ def test_the_sum_is_that_of_a_loop_with_the_masks_of_a_plain_pass(build: Build, 
 
 @pytest.mark.parametrize("build", TRANSFORMERS)
 @pytest.mark.parametrize("order", [1, 2])
-def test_attention_drops_what_a_plain_pass_drops(build: Build, order: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    # PyTorch draws masks in the order of memory, which differs: here they are drawn in the order of dimensions.
-    def dropout(values: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> Tensor:
+def test_attention_drops_what_a_plain_pass_drops(
+    build: Build, order: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # PyTorch draws masks in the order of memory, which differs: here they are drawn in the order of
+    # dimensions.
+    def dropout(
+        values: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False
+    ) -> Tensor:
         return values * (torch.rand(values.shape) >= p) / (1 - p) if training else values
 
     def attention(
-        query: Tensor, key: Tensor, value: Tensor, attn_mask: None = None, dropout_p: float = 0.0, *_: bool
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        attn_mask: None = None,
+        dropout_p: float = 0.0,
+        *_: bool,
     ) -> Tensor:
         scores = query @ key.transpose(-2, -1) / math.sqrt(query.shape[-1])
         return dropout(scores.softmax(-1), dropout_p) @ value
@@ -144,7 +180,10 @@ def dropping(layer: nn.Module) -> Build:
     return lambda: nn.Sequential(nn.Unflatten(1, (8, 1)), layer, nn.Flatten(), nn.Linear(8, 3))
 
 
-DROPPING = [dropping(each) for each in (nn.Dropout(), nn.AlphaDropout(), nn.Dropout1d(), nn.FeatureAlphaDropout())]
+DROPPING = [
+    dropping(each)
+    for each in (nn.Dropout(), nn.AlphaDropout(), nn.Dropout1d(), nn.FeatureAlphaDropout())
+]
 
 
 @pytest.mark.parametrize("build", [*DROPPING, Functional, Looped])
@@ -154,7 +193,8 @@ def test_each_example_has_a_mask_of_its_own(build: Build) -> None:
     with torch.random.fork_rng():
         torch.manual_seed(5)
         _, norms = clipped_gradient_sum(model, inputs, targets=targets, clip_norm=1.0)
-    # 256 masks: among 400 there are about 202 different ones, less than 150 only in one draw of 1e20.
+    # 256 masks: among 400 there are about 202 different ones, less than 150 only in one draw of
+    # 1e20.
     assert len(norms.unique()) > (150 if build in (Functional, Looped) else 50)
 
 

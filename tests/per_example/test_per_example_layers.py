@@ -27,8 +27,11 @@ def no_slow_method(caplog: pytest.LogCaptureFixture) -> object:
         assert not caplog.records
 
 
-def check(build: Callable[[], nn.Module], inputs: Tensor, *, targets: Tensor, order: int = 2) -> None:
-    """The model's sum at a clip norm that clips some examples, with weights that do not depend on the test's order."""
+def check(
+    build: Callable[[], nn.Module], inputs: Tensor, *, targets: Tensor, order: int = 2
+) -> None:
+    """The model's sum at a clip norm that clips some examples, with weights that do not depend on
+    the test's order."""
     with torch.random.fork_rng():
         torch.manual_seed(2903)
         model = build()
@@ -38,7 +41,9 @@ def check(build: Callable[[], nn.Module], inputs: Tensor, *, targets: Tensor, or
 def draw(*shape: int, classes: int = 3) -> tuple[Tensor, Tensor]:
     """Inputs and one class an example."""
     draws = torch.Generator().manual_seed(6421)
-    return torch.randn(*shape, generator=draws), torch.randint(0, classes, shape[:1], generator=draws)
+    return torch.randn(*shape, generator=draws), torch.randint(
+        0, classes, shape[:1], generator=draws
+    )
 
 
 def tokens(count: int, length: int) -> tuple[Tensor, Tensor]:
@@ -56,10 +61,14 @@ def convolutions(draw_value: st.DrawFn) -> tuple[int, dict[str, object], tuple[i
     each = st.tuples(*[st.integers(1, 3)] * dims)
     settings: dict[str, object] = {"groups": groups, "bias": draw_value(st.booleans())}
     settings.update({name: draw_value(each) for name in ("kernel_size", "dilation", "stride")})
-    settings["padding"] = draw_value(st.one_of(st.integers(0, 2), st.tuples(*[st.integers(0, 2)] * dims)))
+    settings["padding"] = draw_value(
+        st.one_of(st.integers(0, 2), st.tuples(*[st.integers(0, 2)] * dims))
+    )
     if draw_value(st.booleans()):
         settings.update(padding=draw_value(st.sampled_from(["same", "valid"])), stride=1)
-    settings["padding_mode"] = draw_value(st.sampled_from(["zeros", "zeros", "circular", "reflect"]))
+    settings["padding_mode"] = draw_value(
+        st.sampled_from(["zeros", "zeros", "circular", "reflect"])
+    )
     space = draw_value(st.tuples(*[st.integers(7, 9) if dims < 3 else st.just(7)] * dims))
     return dims, settings, (draw_value(COUNTS), 4, *space)
 
@@ -96,29 +105,53 @@ def test_long_and_short_sequences_through_wide_layers(length: int) -> None:
     check(lambda: nn.Sequential(*layers), inputs, targets=targets)
 
 
-@given(count=COUNTS, length=st.integers(1, 6), padding=st.sampled_from([None, 0, -1, 3]), order=ORDERS)
+@given(
+    count=COUNTS, length=st.integers(1, 6), padding=st.sampled_from([None, 0, -1, 3]), order=ORDERS
+)
 @settings(max_examples=25, deadline=None)
 def test_embeddings_add_up_what_an_example_picks_twice(
     count: int, length: int, padding: int | None, order: int
 ) -> None:
     inputs, targets = tokens(count, length)
     layer = nn.Embedding(6, 4, padding_idx=padding)
-    check(lambda: nn.Sequential(layer, nn.Tanh(), nn.Linear(4, 6)), inputs, targets=targets, order=order)
+    check(
+        lambda: nn.Sequential(layer, nn.Tanh(), nn.Linear(4, 6)),
+        inputs,
+        targets=targets,
+        order=order,
+    )
 
 
-@given(count=COUNTS, groups=st.sampled_from([1, 2, 4]), space=st.lists(st.integers(2, 4), max_size=2), order=ORDERS)
+@given(
+    count=COUNTS,
+    groups=st.sampled_from([1, 2, 4]),
+    space=st.lists(st.integers(2, 4), max_size=2),
+    order=ORDERS,
+)
 @settings(max_examples=30, deadline=None)
-def test_normalisation_of_each_example(count: int, groups: int, space: list[int], order: int) -> None:
+def test_normalisation_of_each_example(
+    count: int, groups: int, space: list[int], order: int
+) -> None:
     assume(space or groups < 4)  # a group of one number has no variance
     inputs, targets = draw(count, 4, *space)
     size = 4 * int(torch.Size(space).numel())
-    layers = [nn.LayerNorm((4, *space)), nn.GroupNorm(groups, 4), nn.Tanh(), nn.Flatten(), nn.RMSNorm(size)]
+    layers = [
+        nn.LayerNorm((4, *space)),
+        nn.GroupNorm(groups, 4),
+        nn.Tanh(),
+        nn.Flatten(),
+        nn.RMSNorm(size),
+    ]
     check(lambda: nn.Sequential(*layers, nn.Linear(size, 3)), inputs, targets=targets, order=order)
 
 
-@given(count=COUNTS, space=st.lists(st.integers(2, 4), max_size=3), order=ORDERS, affine=st.booleans())
+@given(
+    count=COUNTS, space=st.lists(st.integers(2, 4), max_size=3), order=ORDERS, affine=st.booleans()
+)
 @settings(max_examples=20, deadline=None)
-def test_batch_normalisation_by_statistics_that_stay(count: int, space: list[int], order: int, affine: bool) -> None:
+def test_batch_normalisation_by_statistics_that_stay(
+    count: int, space: list[int], order: int, affine: bool
+) -> None:
     inputs, targets = draw(count, 4, *space)
     kind = (nn.BatchNorm1d, nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)[len(space)]
     norm = kind(4, affine=affine)
@@ -146,7 +179,9 @@ def test_places_of_one_id_are_found_whatever_the_table_held_before(
     monkeypatch.setattr("discreet.per_example.terms._TABLE_ENTRIES", entries)
     ids = torch.randint(0, 7, (9, 12), generator=torch.Generator().manual_seed(389))
     found = first_places(ids, 7).view(9, 12)
-    for example, (own, places) in enumerate(zip(ids, found - 12 * torch.arange(9).unsqueeze(1), strict=True)):
+    for example, (own, places) in enumerate(
+        zip(ids, found - 12 * torch.arange(9).unsqueeze(1), strict=True)
+    ):
         assert torch.equal(own[places], own), example  # each stands for its id
         assert len(places.unique()) == len(own.unique())
     assert first_places(ids[:, :0], 7).shape == (0,)

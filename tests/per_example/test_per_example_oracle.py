@@ -1,4 +1,5 @@
-"""The oracle of the per-example tests: a loop of backward passes over single examples, by plain autograd."""
+"""The oracle of the per-example tests: a loop of backward passes over single examples, by plain
+autograd."""
 
 from __future__ import annotations
 
@@ -24,8 +25,11 @@ def loss_for(targets: Tensor) -> Loss:
     return cross_entropy if targets.dim() == 1 else by_position
 
 
-def single_gradients(model: nn.Module, inputs: Tensor, targets: Tensor, *, loss: Loss | None = None) -> Tensor:
-    """(n, num_params) of the trained ones: each row from one forward and one backward pass, zero without a gradient."""
+def single_gradients(
+    model: nn.Module, inputs: Tensor, targets: Tensor, *, loss: Loss | None = None
+) -> Tensor:
+    """(n, num_params) of the trained ones: each row from one forward and one backward pass, zero
+    without a gradient."""
     rows, loss = [], loss or loss_for(targets)
     trained = [value for value in model.parameters() if value.requires_grad]
     for index in range(len(inputs)):
@@ -38,7 +42,8 @@ def single_gradients(model: nn.Module, inputs: Tensor, targets: Tensor, *, loss:
 
 
 def clipped_sum(gradients: Tensor, clip: float, *, order: int = 2) -> tuple[Tensor, Tensor]:
-    """The sum of rows scaled to at most `clip`, in float64, and their norms; rows that are not finite count as zero."""
+    """The sum of rows scaled to at most `clip`, in float64, and their norms; rows that are not
+    finite count as zero."""
     rows = gradients.double()
     norms = rows.abs().sum(1) if order == 1 else rows.square().sum(1).sqrt()
     total = torch.zeros(rows.shape[1]).double()
@@ -58,7 +63,9 @@ def fast_sum(
     return clipped_gradient_sum(model, inputs, targets=targets, clip_norm=clip, loss=loss)
 
 
-def assert_matches(model: nn.Module, inputs: Tensor, targets: Tensor, *, clip: float, order: int = 2) -> None:
+def assert_matches(
+    model: nn.Module, inputs: Tensor, targets: Tensor, *, clip: float, order: int = 2
+) -> None:
     """The fast sum and norms are those of the oracle, to the precision of float32."""
     total, norms = fast_sum(model, inputs, targets, clip=clip, order=order)
     wanted, wanted_norms = clipped_sum(single_gradients(model, inputs, targets), clip, order=order)
@@ -75,7 +82,9 @@ def test_the_oracle_is_the_closed_form_for_logistic_regression() -> None:
     targets = torch.tensor([0, 1, 1, 0])
     errors = model(inputs).softmax(1) - nn.functional.one_hot(targets, 2)
     weights = torch.einsum("np,nd->npd", errors, inputs).flatten(1)
-    torch.testing.assert_close(single_gradients(model, inputs, targets), torch.cat([weights, errors], 1).detach())
+    torch.testing.assert_close(
+        single_gradients(model, inputs, targets), torch.cat([weights, errors], 1).detach()
+    )
 
 
 def test_the_oracle_clips_long_rows_and_leaves_short_ones() -> None:

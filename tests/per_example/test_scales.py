@@ -1,4 +1,5 @@
-"""Clipping at every scale of a float: nothing is hidden below the smallest square or behind the largest."""
+"""Clipping at every scale of a float: nothing is hidden below the smallest square or behind the
+largest."""
 
 from __future__ import annotations
 
@@ -25,7 +26,10 @@ SCALES = (1e-40, 1e-32, 1e-27, 1e-22, 1e-9, 1.0, 1e25, 1e38)
 NOTHING = 1e-18  # to the least clip norm
 SUMS = {2: clipped_gradient_sum, 1: l1_clipped_gradient_sum}
 # Many positions, so that their norms come from Gram matrices.
-LONG = [Case(lambda: nn.Linear(40, 30), (3, 40)), Case(lambda: encoder(batch_first=True, dropout=0.0), (2, 6))]
+LONG = [
+    Case(lambda: nn.Linear(40, 30), (3, 40)),
+    Case(lambda: encoder(batch_first=True, dropout=0.0), (2, 6)),
+]
 CASES = [*WEIGHTS, *SEQUENCES, *DATA_OWNERS, *LONG]
 
 
@@ -39,8 +43,8 @@ class ScaledLoss:
 
 
 def sums_of(case: Case, order: int, inputs: float) -> list[tuple[float, float, float]]:
-    """For one example, and its loss at all scales: the norm that is reported, the clip norm (for small gradients one
-    that leaves them alone), and the norm of the clipped sum in float64."""
+    """For one example, and its loss at all scales: the norm that is reported, the clip norm (for
+    small gradients one that leaves them alone), and the norm of the clipped sum in float64."""
     torch.manual_seed(1009)
     model, one, loss = model_of(case), inputs_of(case)[:1], ScaledLoss()
     one, targets, found = one if case.ids else one * inputs, torch.tensor([1]), []
@@ -48,7 +52,9 @@ def sums_of(case: Case, order: int, inputs: float) -> list[tuple[float, float, f
         clip = LARGEST_NUMBER if loss.by < 1 else LEAST_NUMBER
         how = {"clip_norm": clip, "loss": loss}
         total, norms = SUMS[order](model, one, targets=targets, **how)  # type: ignore[operator]
-        found.append((float(norms[0]), clip, float(torch.linalg.vector_norm(total.double(), order))))
+        found.append(
+            (float(norms[0]), clip, float(torch.linalg.vector_norm(total.double(), order)))
+        )
     return found
 
 
@@ -76,7 +82,9 @@ def test_bfloat16_rounds_what_the_model_computes_and_not_what_is_clipped(way: st
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of PyTorch on padding
             try:
-                _, (true,) = clipped_gradient_sum(model, inputs, targets=targets, clip_norm=LARGEST_NUMBER)
+                _, (true,) = clipped_gradient_sum(
+                    model, inputs, targets=targets, clip_norm=LARGEST_NUMBER
+                )
             except ValueError:  # a layer that is refused
                 continue
             clip = float(true) / 2 or 1.0
@@ -87,7 +95,9 @@ def test_bfloat16_rounds_what_the_model_computes_and_not_what_is_clipped(way: st
                     model(inputs)
                 except RuntimeError:  # bilinear is not for autocast
                     continue
-                total, (norm,) = clipped_gradient_sum(model, inputs, targets=targets, clip_norm=clip)
+                total, (norm,) = clipped_gradient_sum(
+                    model, inputs, targets=targets, clip_norm=clip
+                )
         assert total.dtype == torch.float32
         assert total.double().norm() <= clip * (1 + 1e-5), case
         torch.testing.assert_close(norm, true, rtol=0.1, atol=1e-6)
@@ -101,7 +111,9 @@ def test_what_one_example_of_a_simulated_client_adds_is_at_most_the_clip_norm(mo
     batch = chunk.read(chunk.table, mean=False)
     for scale in SCALES:
         for clip in (1e-27, LEAST_NUMBER, 1.0, LARGEST_NUMBER):
-            total = chunk.model.clipped_sums(params, replace(batch, weights=batch.weights * scale), clip)
+            total = chunk.model.clipped_sums(
+                params, replace(batch, weights=batch.weights * scale), clip
+            )
             assert float(total.double().norm()) <= clip * (1 + 1e-5)
 
 
@@ -114,7 +126,10 @@ def test_a_clip_norm_that_float32_does_not_bear_is_refused(clip: float) -> None:
 
 def test_a_gram_matrix_of_small_numbers_hides_no_gradient_whose_other_factor_is_huge() -> None:
     draws = torch.Generator().manual_seed(15013)
-    inputs, grads = 1e-24 * torch.rand(1, 2, 40, generator=draws), 1e18 * torch.rand(1, 2, 30, generator=draws)
+    inputs, grads = (
+        1e-24 * torch.rand(1, 2, 40, generator=draws),
+        1e18 * torch.rand(1, 2, 30, generator=draws),
+    )
     term = Outer(Slot(0, torch.Size([30, 40])), inputs, grads)
     true = float(torch.bmm(grads.double().transpose(1, 2), inputs.double()).norm())
     assert float(term.mass(2).sqrt()) >= true
@@ -125,5 +140,7 @@ def test_in_l1_the_rounding_of_the_smallest_floats_is_not_multiplied_by_a_huge_i
     inputs = torch.tensor([[3.1e38]])
     model = nn.Linear(1, 2)
     nn.init.zeros_(model.weight)
-    total, _ = l1_clipped_gradient_sum(model, inputs, targets=torch.tensor([0]), clip_norm=LEAST_NUMBER, loss=loss)
+    total, _ = l1_clipped_gradient_sum(
+        model, inputs, targets=torch.tensor([0]), clip_norm=LEAST_NUMBER, loss=loss
+    )
     assert float(total.abs().sum()) <= LEAST_NUMBER

@@ -1,4 +1,5 @@
-"""Before data: a forward that keeps something of what it is given is refused, and so is a loss that mixes examples."""
+"""Before data: a forward that keeps something of what it is given is refused, and so is a loss that
+mixes examples."""
 
 from __future__ import annotations
 
@@ -66,7 +67,9 @@ MOVING: dict[str, tuple[Callable[[Forward, Tensor], Tensor], str]] = {
 
 
 @pytest.mark.parametrize("name", MOVING)
-@pytest.mark.parametrize("sums", [partial(clipped_gradient_sum, clip_norm=1.0), l1_clipped_gradient_sum])
+@pytest.mark.parametrize(
+    "sums", [partial(clipped_gradient_sum, clip_norm=1.0), l1_clipped_gradient_sum]
+)
 def test_a_forward_that_changes_a_parameter_or_a_buffer_is_refused_by_its_name(
     sums: Callable[..., object], name: str
 ) -> None:
@@ -111,7 +114,9 @@ OTHERWISE = {
 def test_a_model_that_gives_other_outputs_the_second_time_is_refused(words: str) -> None:
     between, (inputs, targets) = OTHERWISE[words], examples()
     with pytest.raises(ValueError, match=words):
-        clipped_gradient_sum(seeded(lambda: Forward(between)), inputs, targets=targets, clip_norm=1.0)
+        clipped_gradient_sum(
+            seeded(lambda: Forward(between)), inputs, targets=targets, clip_norm=1.0
+        )
 
 
 def _shown(model: Forward, x: Tensor) -> Tensor:
@@ -125,13 +130,17 @@ def _made_once(model: Forward, x: Tensor) -> Tensor:
     return x + model.get_buffer("angles")
 
 
-@pytest.mark.parametrize("between", [lambda model, x: functional.dropout(x, 0.5), _made_once, _shown])
+@pytest.mark.parametrize(
+    "between", [lambda model, x: functional.dropout(x, 0.5), _made_once, _shown]
+)
 def test_dropout_a_table_that_the_first_pass_makes_and_what_is_only_kept_to_be_shown_are_served(
     between: Callable[[Forward, Tensor], Tensor],
 ) -> None:
     inputs, targets = examples()
     for _ in range(2):
-        total, _ = clipped_gradient_sum(seeded(lambda: Forward(between)), inputs, targets=targets, clip_norm=1.0)
+        total, _ = clipped_gradient_sum(
+            seeded(lambda: Forward(between)), inputs, targets=targets, clip_norm=1.0
+        )
     assert total.any()
 
 
@@ -145,7 +154,9 @@ def test_a_table_with_max_norm_is_served_nowhere_and_stays_as_it_is(
     layers = nn.Sequential(table, nn.Flatten(), nn.Linear(8 if kind is nn.Embedding else 4, 3))
     model, before = Around(layers) if own else layers, table.get_parameter("weight").clone()
     ids, targets = torch.tensor([[1, 2], [3, 3], [1, 5]]), torch.tensor([0, 1, 2])
-    with pytest.raises(ValueError, match="max_norm or scale_grad_by_freq mixes examples: switch both off"):
+    with pytest.raises(
+        ValueError, match="max_norm or scale_grad_by_freq mixes examples: switch both off"
+    ):
         clipped_gradient_sum(model, ids, targets=targets, clip_norm=1.0)
     assert torch.equal(table.get_parameter("weight"), before)
 
@@ -172,7 +183,9 @@ def pairwise(outputs: Tensor, targets: Tensor) -> Tensor:
 
 def contrast(outputs: Tensor, targets: Tensor) -> Tensor:
     rows = functional.normalize(outputs, dim=1)
-    return functional.cross_entropy(rows @ rows.flip(0).t(), torch.arange(len(rows)), reduction="none")
+    return functional.cross_entropy(
+        rows @ rows.flip(0).t(), torch.arange(len(rows)), reduction="none"
+    )
 
 
 def straight(outputs: Tensor, targets: Tensor) -> Tensor:
@@ -187,18 +200,26 @@ MIXING: dict[str, Loss] = {
     "a hidden gradient": straight,
     "centred": lambda outputs, targets: each(outputs, targets) - each(outputs, targets).mean(),
     "the number of examples": lambda outputs, targets: each(outputs, targets) / len(targets),
-    "how often a class is there": lambda o, t: each(o, t) * len(t) / torch.bincount(t, minlength=3)[t],
+    "how often a class is there": lambda o, t: (
+        each(o, t) * len(t) / torch.bincount(t, minlength=3)[t]
+    ),
     "hard pairs alone": lambda o, t: each(o, t) + (o[:, 0] - o[:, :1] - 5).relu().sum(1),
 }
 
 
 @pytest.mark.parametrize("name", MIXING)
-@pytest.mark.parametrize("build", [lambda: nn.Linear(5, 3), lambda: Around(nn.Linear(5, 3))], ids=["rules", "forward"])
+@pytest.mark.parametrize(
+    "build", [lambda: nn.Linear(5, 3), lambda: Around(nn.Linear(5, 3))], ids=["rules", "forward"]
+)
 def test_a_loss_that_mixes_examples_is_refused(name: str, build: Callable[[], nn.Module]) -> None:
     inputs, targets = batch()
     for _ in range(2):
-        with pytest.raises(ValueError, match="loss: the value of an example depends on other examples"):
-            clipped_gradient_sum(seeded(build), inputs, targets=targets, clip_norm=1.0, loss=MIXING[name])
+        with pytest.raises(
+            ValueError, match="loss: the value of an example depends on other examples"
+        ):
+            clipped_gradient_sum(
+                seeded(build), inputs, targets=targets, clip_norm=1.0, loss=MIXING[name]
+            )
 
 
 class Focal:
@@ -218,9 +239,15 @@ HONEST: dict[str, Loss] = {
     "focal": Focal(2.0),
     "weighted": lambda outputs, targets: WEIGHTS[targets] * each(outputs, targets),
     "of torch": per_example_loss(nn.CrossEntropyLoss(WEIGHTS, label_smoothing=0.1)),
-    "by row": lambda o, t: torch.stack([each(a[None], b[None])[0] for a, b in zip(o, t, strict=True)]),
-    "of one output": lambda outputs, targets: (outputs[:, :1].squeeze() - targets).square().reshape(-1),
-    "of probabilities": lambda outputs, targets: -outputs.softmax(1)[torch.arange(len(targets)), targets].log(),
+    "by row": lambda o, t: torch.stack(
+        [each(a[None], b[None])[0] for a, b in zip(o, t, strict=True)]
+    ),
+    "of one output": lambda outputs, targets: (
+        (outputs[:, :1].squeeze() - targets).square().reshape(-1)
+    ),
+    "of probabilities": lambda outputs, targets: (
+        -outputs.softmax(1)[torch.arange(len(targets)), targets].log()
+    ),
 }
 
 
@@ -261,6 +288,8 @@ def test_made_up_examples_of_a_trial_differ(monkeypatch: pytest.MonkeyPatch) -> 
 
     monkeypatch.setattr(agreement, "_tried_on", noted)
     inputs, targets = examples()
-    clipped_gradient_sum(nn.Sequential(nn.Linear(4, 3), nn.Dropout()), inputs, targets=targets, clip_norm=1.0)
+    clipped_gradient_sum(
+        nn.Sequential(nn.Linear(4, 3), nn.Dropout()), inputs, targets=targets, clip_norm=1.0
+    )
     assert tried
     assert all(len(made.unique(dim=0)) == len(made) for made in tried)

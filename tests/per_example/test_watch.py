@@ -1,4 +1,5 @@
-"""Models whose forward is their own code: watched if each example goes through alone, else refused or by torch.func."""
+"""Models whose forward is their own code: watched if each example goes through alone, else refused
+or by torch.func."""
 
 from __future__ import annotations
 
@@ -29,8 +30,15 @@ class Block(nn.Module):
         super().__init__()
         self.conv1 = nn.Conv2d(inner, outer, 3, stride, padding=1, bias=False)
         self.norm1, self.norm2 = nn.GroupNorm(2, outer), nn.GroupNorm(2, outer)
-        self.relu, self.conv2 = nn.ReLU(inplace=True), nn.Conv2d(outer, outer, 3, padding=1, bias=False)
-        self.downsample = None if stride == 1 else nn.Sequential(nn.Conv2d(inner, outer, 1, stride), nn.GroupNorm(2, 4))
+        self.relu, self.conv2 = (
+            nn.ReLU(inplace=True),
+            nn.Conv2d(outer, outer, 3, padding=1, bias=False),
+        )
+        self.downsample = (
+            None
+            if stride == 1
+            else nn.Sequential(nn.Conv2d(inner, outer, 1, stride), nn.GroupNorm(2, 4))
+        )
 
     def forward(self, images: Tensor) -> Tensor:
         identity = images if self.downsample is None else self.downsample(images)
@@ -55,14 +63,20 @@ class Encoder(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.embedding, self.queries, self.out = nn.Embedding(7, 6), nn.Linear(6, 18), nn.Linear(6, 6)
+        self.embedding, self.queries, self.out = (
+            nn.Embedding(7, 6),
+            nn.Linear(6, 18),
+            nn.Linear(6, 6),
+        )
         self.norm, self.head = nn.LayerNorm(6), nn.Linear(6, 3)
         self.register_buffer("places", torch.linspace(0, 1, 60).view(1, 10, 6))
 
     def forward(self, tokens: Tensor) -> Tensor:
         inner = self.embedding(tokens) + self.places[:, : tokens.size(1)]  # type: ignore[index]
         count, steps, width = inner.shape
-        query, key, value = self.queries(inner).view(count, steps, 2, 9).permute(0, 2, 1, 3).chunk(3, dim=-1)
+        query, key, value = (
+            self.queries(inner).view(count, steps, 2, 9).permute(0, 2, 1, 3).chunk(3, dim=-1)
+        )
         scores = (query @ key.transpose(-2, -1)) * width**-0.5
         mixed = torch.einsum("bhij,bhjd->bhid", scores.softmax(-1), value)
         inner = self.norm(inner + self.out(mixed.transpose(1, 2).reshape(count, steps, -1)))
@@ -70,11 +84,15 @@ class Encoder(nn.Module):
 
 
 class Patches(nn.Module):
-    """A vision transformer's parameters that no layer reads: a class token, places, a scale for each feature."""
+    """A vision transformer's parameters that no layer reads: a class token, places, a scale for
+    each feature."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.token, self.places = nn.Parameter(torch.randn(1, 1, 6)), nn.Parameter(torch.randn(1, 20, 6))
+        self.token, self.places = (
+            nn.Parameter(torch.randn(1, 1, 6)),
+            nn.Parameter(torch.randn(1, 20, 6)),
+        )
         self.scale, self.shift = nn.Parameter(torch.randn(6)), nn.Parameter(torch.tensor(0.3))
         self.patches, self.head = nn.Conv2d(3, 6, 2, 2), nn.Linear(6, 3)
 
@@ -105,9 +123,14 @@ def fallen_back(caplog: pytest.LogCaptureFixture) -> Callable[[], bool]:
 
 
 @pytest.mark.parametrize("order", [1, 2])
-@pytest.mark.parametrize(("build", "inputs"), [(ResNet, images), (Encoder, tokens), (Patches, images)])
+@pytest.mark.parametrize(
+    ("build", "inputs"), [(ResNet, images), (Encoder, tokens), (Patches, images)]
+)
 def test_a_forward_of_layers_and_operations_is_served_by_rules(
-    build: Callable[[], nn.Module], inputs: Callable[[], Tensor], order: int, fallen_back: Callable[[], bool]
+    build: Callable[[], nn.Module],
+    inputs: Callable[[], Tensor],
+    order: int,
+    fallen_back: Callable[[], bool],
 ) -> None:
     model = seeded(build)
     for count in (5, 2, 1):
@@ -139,7 +162,9 @@ MIXING: dict[str, Callable[[Forward, Tensor], Tensor]] = {
     "a softmax over examples": lambda model, x: x.softmax(0),
     "another example": lambda model, x: x + x.flip(0),
     "another example beside": lambda model, x: x + x.flip(1, 0),
-    "a diagonal": lambda model, x: x + torch.einsum("bb->b", torch.cat([x, x], 1)[:, : len(x)]).unsqueeze(1),
+    "a diagonal": lambda model, x: (
+        x + torch.einsum("bb->b", torch.cat([x, x], 1)[:, : len(x)]).unsqueeze(1)
+    ),
     "the whole by no dimension": lambda model, x: x - x.mean(dim=(), keepdim=True),
     "a numpy index": lambda model, x: x + x[np.arange(len(x))[::-1].copy()],
     "places as numbers": lambda model, x: x + torch.arange(x.size(0)).unsqueeze(1),
@@ -148,12 +173,16 @@ MIXING: dict[str, Callable[[Forward, Tensor], Tensor]] = {
     "a product over examples": lambda model, x: (x @ x.t()).softmax(1) @ x,
     "an einsum over examples": lambda model, x: torch.einsum("bi,ci->bi", x, x),
     "examples turned into features": lambda model, x: x.reshape(-1, 3).softmax(1).reshape(-1, 4),
-    "a broadcast that pairs examples": lambda model, x: (x.unsqueeze(1) - x.unsqueeze(1).transpose(0, 1)).sum(1),
+    "a broadcast that pairs examples": lambda model, x: (
+        x.unsqueeze(1) - x.unsqueeze(1).transpose(0, 1)
+    ).sum(1),
     "a number for each example, along features": lambda model, x: x * x.sum(1),
     "its length as a number": lambda model, x: x / len(x),
     "numbers that are read": lambda model, x: x + torch.tensor(x.detach().tolist()).mean(),
     "a padded batch": lambda model, x: functional.pad(x, (0, 0, 1, -1)),
-    "a gradient of everything": lambda model, x: x * torch.autograd.grad(x.sum(), x, create_graph=True)[0],
+    "a gradient of everything": lambda model, x: (
+        x * torch.autograd.grad(x.sum(), x, create_graph=True)[0]
+    ),
     "the number of examples": lambda model, x: x / x.size(0),
     "the number of examples in arithmetic": lambda model, x: x * (x.size(0) + 1),
     "as many copies as examples": lambda model, x: x.unsqueeze(1).expand(-1, x.size(0), -1).sum(1),
@@ -178,9 +207,13 @@ def built_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("built_is_an_error")
-@pytest.mark.parametrize("count", [2, 3, 4])  # four features, and a table of three rows: sizes that agree by chance
+@pytest.mark.parametrize(
+    "count", [2, 3, 4]
+)  # four features, and a table of three rows: sizes that agree by chance
 @pytest.mark.parametrize("name", MIXING)
-def test_what_may_mix_examples_is_refused_by_its_line_or_takes_each_alone(name: str, count: int) -> None:
+def test_what_may_mix_examples_is_refused_by_its_line_or_takes_each_alone(
+    name: str, count: int
+) -> None:
     model = seeded(lambda: Forward(MIXING[name]))
     for _ in range(2):
         try:
@@ -192,11 +225,19 @@ def test_what_may_mix_examples_is_refused_by_its_line_or_takes_each_alone(name: 
 
 
 @pytest.mark.parametrize(
-    "name", ["a mean over examples", "a softmax over examples", "another example", "its length as a number"]
+    "name",
+    [
+        "a mean over examples",
+        "a softmax over examples",
+        "another example",
+        "its length as a number",
+    ],
 )
 def test_a_forward_whose_author_meant_a_batch_is_refused(name: str) -> None:
     with pytest.raises(ValueError, match=r"mixes examples: .* at test_watch.py"):
-        clipped_gradient_sum(seeded(lambda: Forward(MIXING[name])), rows(), targets=TARGETS, clip_norm=0.2)
+        clipped_gradient_sum(
+            seeded(lambda: Forward(MIXING[name])), rows(), targets=TARGETS, clip_norm=0.2
+        )
 
 
 def test_a_wrong_rule_is_noticed_on_made_up_examples(
@@ -218,7 +259,10 @@ def test_a_wrong_rule_is_noticed_on_made_up_examples(
 def test_a_batch_that_is_squeezed_keeps_its_examples() -> None:
     plain = seeded(lambda: Forward(lambda model, x: x.relu()))
     squeezed = seeded(lambda: Forward(lambda model, x: x.relu().view(len(x), 1, 4, 1).squeeze()))
-    sums = [clipped_gradient_sum(model, rows(), targets=TARGETS, clip_norm=0.2)[0] for model in (plain, squeezed)]
+    sums = [
+        clipped_gradient_sum(model, rows(), targets=TARGETS, clip_norm=0.2)[0]
+        for model in (plain, squeezed)
+    ]
     torch.testing.assert_close(*sums)
 
 
@@ -256,7 +300,9 @@ UNKNOWN: dict[str, Callable[[Forward, Tensor], Tensor]] = {
     "a layer whose inputs are overwritten": _overwrites,
     "a shape for one number of examples": lambda model, x: x.view(5, 4),
     "a hook on a tensor": _hooked,
-    "numbers that numpy reads": lambda model, x: x + torch.tensor(x.detach().numpy().mean(1)).unsqueeze(1),
+    "numbers that numpy reads": lambda model, x: (
+        x + torch.tensor(x.detach().numpy().mean(1)).unsqueeze(1)
+    ),
 }
 
 
@@ -319,23 +365,32 @@ SERVED: dict[str, Callable[[Forward, Tensor], Tensor]] = {
     "the shapes of other tensors": lambda model, x: (
         x.view(-1, 2, 2).reshape_as(x.tanh()) * x[:, :1].expand_as(x) + model.scale.expand_as(x)
     ),
-    "a loop over positions": lambda model, x: torch.stack([x[:, place] * place for place in range(4)], dim=1),
+    "a loop over positions": lambda model, x: torch.stack(
+        [x[:, place] * place for place in range(4)], dim=1
+    ),
     "steps first": _steps_first,
     "examples and positions in one dimension": _in_one_dimension,
     "a scale for examples and positions in one dimension": lambda model, x: (
         x.repeat(1, 3).view(-1, 4) * model.scale.exp()
     ).view(-1, 12)[:, 3:7],
-    "a scale for two batches in one": lambda model, x: sum((torch.cat([x, x.tanh()]) * model.scale).chunk(2)),
+    "a scale for two batches in one": lambda model, x: sum(
+        (torch.cat([x, x.tanh()]) * model.scale).chunk(2)
+    ),
     "two towers in one batch": _two_towers,
     "a place of its own": lambda model, x: x + x[torch.arange(x.size(0)), x.argmax(1)].unsqueeze(1),
     "zeros that are written": lambda model, x: _written(x),
     "an einsum with a weight": lambda model, x: torch.einsum("bi,ij->bj", x, model.first.weight),
-    "a matrix product with a weight": lambda model, x: x @ model.first.weight + model.scale @ model.first.weight,
-    "a weight made of weights": lambda model, x: functional.linear(x, model.first.weight / model.first.weight.norm()),
+    "a matrix product with a weight": lambda model, x: (
+        x @ model.first.weight + model.scale @ model.first.weight
+    ),
+    "a weight made of weights": lambda model, x: functional.linear(
+        x, model.first.weight / model.first.weight.norm()
+    ),
     "assertions and shapes": lambda model, x: _asserting(x),
     "a first state of its length": lambda model, x: x + model.first(torch.zeros(len(x), 4)).tanh(),
     "as many rows as examples by chance": lambda model, x: (
-        x.view(len(x), 4) + (x.unsqueeze(1) * torch.linspace(0, 1, 20).view(5, 4) * x.new_ones(5, 4)).sum(1)
+        x.view(len(x), 4)
+        + (x.unsqueeze(1) * torch.linspace(0, 1, 20).view(5, 4) * x.new_ones(5, 4)).sum(1)
     ),
 }
 
@@ -349,13 +404,16 @@ def test_what_treats_each_example_alone_is_watched(name: str) -> None:
 
 
 def _by_experts(model: Forward, x: Tensor) -> Tensor:
-    """As a mixture of experts takes examples: those of one expert after another, and then back in their order."""
+    """As a mixture of experts takes examples: those of one expert after another, and then back in
+    their order."""
     order = x[:, 0].argsort()
     left, right = x[order].split([int((x[:, 0] <= 0).sum()), int((x[:, 0] > 0).sum())])
     return torch.cat([left.tanh(), model.first(right)])[order.argsort()]
 
 
-def test_an_order_that_is_undone_again_is_no_order_of_one_example(fallen_back: Callable[[], bool]) -> None:
+def test_an_order_that_is_undone_again_is_no_order_of_one_example(
+    fallen_back: Callable[[], bool],
+) -> None:
     model = seeded(lambda: Forward(_by_experts))
     assert_matches(model, rows(), TARGETS, clip=0.2)
     assert not fallen_back()
@@ -374,7 +432,9 @@ class WithLoss(nn.Module):
 
 
 def of_logits(loss: Callable[..., Tensor]) -> Callable[[dict[str, Tensor], Tensor], Tensor]:
-    return lambda outputs, targets: loss(outputs["logits"], targets).reshape(targets.size(0), -1).mean(1)
+    return lambda outputs, targets: (
+        loss(outputs["logits"], targets).reshape(targets.size(0), -1).mean(1)
+    )
 
 
 OTHER = nn.functional.one_hot(TARGETS, 3).float()
@@ -383,7 +443,10 @@ EACH: dict[str, tuple[Callable[..., Tensor], Tensor]] = {
     "mse_loss": (functional.mse_loss, OTHER),
     "binary_cross_entropy_with_logits": (functional.binary_cross_entropy_with_logits, OTHER),
     "multi_margin_loss": (functional.multi_margin_loss, TARGETS),
-    "triplet_margin_loss": (lambda x, y, **how: functional.triplet_margin_loss(x, y, 1 - y, **how), OTHER),
+    "triplet_margin_loss": (
+        lambda x, y, **how: functional.triplet_margin_loss(x, y, 1 - y, **how),
+        OTHER,
+    ),
 }
 
 
@@ -421,10 +484,15 @@ def test_a_loss_may_take_outputs_with_the_examples_second() -> None:
         )  # type: ignore[arg-type]
 
     model, inputs = seeded(Speech), torch.randn(5, 12, generator=torch.Generator().manual_seed(907))
-    targets = {"labels": torch.tensor([[1, 2], [2, 1], [3, 3], [1, 0], [2, 3]]), "steps": torch.tensor([6, 5, 6, 4, 6])}
+    targets = {
+        "labels": torch.tensor([[1, 2], [2, 1], [3, 3], [1, 0], [2, 3]]),
+        "steps": torch.tensor([6, 5, 6, 4, 6]),
+    }
     targets["count"] = torch.tensor([2, 2, 2, 1, 2])
     total, norms = clipped_gradient_sum(model, inputs, targets=targets, clip_norm=0.2, loss=loss)
-    each = [{name: value[place : place + 1] for name, value in targets.items()} for place in range(5)]
+    each = [
+        {name: value[place : place + 1] for name, value in targets.items()} for place in range(5)
+    ]
     alone = [
         clipped_gradient_sum(model, x[None], targets=y, clip_norm=0.2, loss=loss)
         for x, y in zip(inputs, each, strict=True)
@@ -453,7 +521,9 @@ def test_a_branch_on_what_was_drawn_is_not_watched() -> None:
         return kept.relu() if bool((kept.detach() > 50).any()) else x
 
     with pytest.raises(ByTorchFunc):
-        clipped_gradient_sum(seeded(lambda: Forward(between)), 100 * rows(), targets=TARGETS, clip_norm=0.2)
+        clipped_gradient_sum(
+            seeded(lambda: Forward(between)), 100 * rows(), targets=TARGETS, clip_norm=0.2
+        )
 
 
 @pytest.mark.usefixtures("built_is_an_error")
@@ -468,7 +538,8 @@ ANSWERS: list[bool] = []
 
 
 class Masked(nn.Module):
-    """Adds up places that a mask leaves; `factor`, of a mask that hides nothing, is 1 if it only saves a product.
+    """Adds up places that a mask leaves; `factor`, of a mask that hides nothing, is 1 if it only
+    saves a product.
 
     No made-up number is above 2: a question about that is never answered for all."""
 
@@ -498,7 +569,9 @@ def test_a_question_whose_answer_changes_no_gradient_has_one_answer_for_every_ba
         assert seen == ANSWERS
     values[::2] += 3
     found, _ = clipped_gradient_sum(model, (values, mask), targets=TARGETS, clip_norm=0.2)
-    torch.testing.assert_close(found, sequential_sum(model, (values, mask), targets=TARGETS, clip_norm=0.2))
+    torch.testing.assert_close(
+        found, sequential_sum(model, (values, mask), targets=TARGETS, clip_norm=0.2)
+    )
 
 
 @pytest.mark.usefixtures("built_is_an_error")
@@ -508,7 +581,9 @@ def test_an_example_that_answers_nan_is_run_apart_and_counts_as_zero() -> None:
 
     inputs, kept = rows(), [0, 1, 3, 4]
     inputs[2] = math.nan
-    total, norms = clipped_gradient_sum(seeded(lambda: Forward(between)), inputs, targets=TARGETS, clip_norm=0.2)
+    total, norms = clipped_gradient_sum(
+        seeded(lambda: Forward(between)), inputs, targets=TARGETS, clip_norm=0.2
+    )
     wanted, _ = clipped_gradient_sum(
         seeded(lambda: Forward(between)), inputs[kept], targets=TARGETS[kept], clip_norm=0.2
     )
@@ -526,9 +601,15 @@ def test_what_is_not_known_is_not_watched(name: str) -> None:
 
 @pytest.mark.parametrize("place", ["", "first", "layers.0"])
 def test_what_a_hook_does_is_watched_too(place: str) -> None:
-    model = seeded(ResNet) if place.startswith("layers") else seeded(lambda: Forward(lambda model, x: x.relu()))
+    model = (
+        seeded(ResNet)
+        if place.startswith("layers")
+        else seeded(lambda: Forward(lambda model, x: x.relu()))
+    )
     inputs = images() if place.startswith("layers") else rows()
-    handle = model.get_submodule(place).register_forward_hook(lambda module, given, outputs: outputs - outputs.mean(0))
+    handle = model.get_submodule(place).register_forward_hook(
+        lambda module, given, outputs: outputs - outputs.mean(0)
+    )
     with pytest.raises(ValueError, match="mixes examples: mean"):
         clipped_gradient_sum(model, inputs, targets=TARGETS, clip_norm=0.2)
     handle.remove()
@@ -549,7 +630,9 @@ CHANGES: dict[str, Callable[[Forward], object]] = {
     ),
     "weight": lambda model: setattr(model.first, "weight", model.alias),
     "frozen": lambda model: model.first.requires_grad_(False),
-    "hook": lambda model: model.first.register_forward_hook(lambda module, given, outputs: 5 * outputs),
+    "hook": lambda model: model.first.register_forward_hook(
+        lambda module, given, outputs: 5 * outputs
+    ),
 }
 
 
@@ -570,14 +653,19 @@ def test_frozen_parameters_may_be_used_as_numbers_and_twice() -> None:
 
 
 def _random_operations(draws: random.Random) -> Callable[[Forward, Tensor], Tensor]:
-    """A few operations with dimensions drawn at random, many of which mix examples or fit no tensor at all."""
+    """A few operations with dimensions drawn at random, many of which mix examples or fit no tensor
+    at all."""
     dims = [draws.choice([-3, -2, -1, 0, 1, 2, 3]) for _ in range(12)]
     names = [draws.choice(sorted(RANDOM_OPERATIONS)) for _ in range(draws.randint(1, 4))]
 
     def between(model: Forward, x: Tensor) -> Tensor:
         inner = [x]
         for place, name in enumerate(names):
-            inner.append(RANDOM_OPERATIONS[name](inner[-1], inner[dims[place] % len(inner)], *dims[2 * place :][:2]))
+            inner.append(
+                RANDOM_OPERATIONS[name](
+                    inner[-1], inner[dims[place] % len(inner)], *dims[2 * place :][:2]
+                )
+            )
         return x + inner[-1].reshape(inner[-1].shape[0], -1).tanh().mean(1, keepdim=True)
 
     return between
@@ -659,12 +747,23 @@ def test_a_call_of_the_same_shapes_is_checked_again_if_the_examples_lie_otherwis
 @pytest.mark.parametrize("way", [False, True])
 def test_gradient_checkpointing_is_undone(way: bool) -> None:
     plain = seeded(lambda: Forward(lambda model, x: model.first(x).tanh()))
-    saving = seeded(lambda: Forward(lambda model, x: checkpoint(lambda y: model.first(y).tanh(), x, use_reentrant=way)))
-    sums = [clipped_gradient_sum(model, rows(), targets=TARGETS, clip_norm=0.2)[0] for model in (plain, saving)]
+    saving = seeded(
+        lambda: Forward(
+            lambda model, x: checkpoint(lambda y: model.first(y).tanh(), x, use_reentrant=way)
+        )
+    )
+    sums = [
+        clipped_gradient_sum(model, rows(), targets=TARGETS, clip_norm=0.2)[0]
+        for model in (plain, saving)
+    ]
     torch.testing.assert_close(*sums)
 
 
 @pytest.mark.usefixtures("built_is_an_error")
 def test_a_vmap_in_the_forward_is_one_inside() -> None:
-    model = seeded(lambda: Forward(lambda model, x: torch.func.vmap(lambda row: model.first(row) * model.scale)(x)))
+    model = seeded(
+        lambda: Forward(
+            lambda model, x: torch.func.vmap(lambda row: model.first(row) * model.scale)(x)
+        )
+    )
     assert_matches(model, rows(), TARGETS, clip=0.2)

@@ -25,16 +25,24 @@ WILD = st.floats(width=32, allow_nan=True, allow_infinity=True)
 ROWS = arrays(np.float32, st.tuples(st.integers(0, 6), st.integers(1, 8)), elements=WILD)
 CLIPS = st.floats(1e-3, 1e3)
 DTYPES = st.sampled_from([torch.float16, torch.float32, torch.float64])
-UPDATES = st.lists(st.floats(-1e6, 1e6, width=32) | st.sampled_from([0.0, 1e-45, 0.1, 1.0]), min_size=1, max_size=20)
+UPDATES = st.lists(
+    st.floats(-1e6, 1e6, width=32) | st.sampled_from([0.0, 1e-45, 0.1, 1.0]),
+    min_size=1,
+    max_size=20,
+)
 
 
 def exact_norm(row: torch.Tensor, order: float) -> float:
     values = [abs(value) for value in row.double().tolist()]
-    return math.fsum(values) if order == 1 else math.sqrt(math.fsum(value * value for value in values))
+    return (
+        math.fsum(values) if order == 1 else math.sqrt(math.fsum(value * value for value in values))
+    )
 
 
 @given(rows=ROWS, clip_norm=CLIPS, order=st.sampled_from([1, 2]))
-def test_no_row_leaves_with_more_than_the_clip_norm(rows: np.ndarray, clip_norm: float, order: int) -> None:
+def test_no_row_leaves_with_more_than_the_clip_norm(
+    rows: np.ndarray, clip_norm: float, order: int
+) -> None:
     clipped, norms = clip_by_norm(torch.from_numpy(rows), clip_norm, order=order)
     assert all(exact_norm(row, order) <= clip_norm for row in clipped)
     wild = ~np.isfinite(rows).all(axis=1)
@@ -72,13 +80,17 @@ def test_removing_one_update_moves_the_grid_sum_by_at_most_the_clip_norm_exactly
     step = grid_for(clip_norm, rows.shape[1]).step
     total = summed("grid", updates, clip_norm).total / step
     for index in range(len(updates)):
-        rest = summed("grid", torch.cat([updates[:index], updates[index + 1 :]]), clip_norm).total / step
+        rest = (
+            summed("grid", torch.cat([updates[:index], updates[index + 1 :]]), clip_norm).total
+            / step
+        )
         assert sum(int(moved) ** 2 for moved in total - rest) <= (clip_norm / step) ** 2
 
 
 @pytest.mark.parametrize("excess", [1, 2**10, 2**16])
 def test_an_update_over_the_clip_by_one_step_on_the_grid_is_clipped(excess: int) -> None:
-    """Squared norms, in steps: the clip's is 2^36, and what is over it by one, by 1e-8 and by 1e-6 is cut."""
+    """Squared norms, in steps: the clip's is 2^36, and what is over it by one, by 1e-8 and by 1e-6
+    is cut."""
     grid = grid_for(1.0, 2**16)
     row = torch.zeros(2**16, dtype=torch.float64)
     row[0], row[1 : excess + 1] = 1.0, grid.step
@@ -88,7 +100,9 @@ def test_an_update_over_the_clip_by_one_step_on_the_grid_is_clipped(excess: int)
 
 @pytest.mark.parametrize("excess", [1e-12, 1e-6, 1e-4])
 @pytest.mark.parametrize("size", [3, clipping.CHUNK + 3])
-def test_an_update_over_the_clip_by_little_is_clipped_in_a_float_sum(size: int, excess: float) -> None:
+def test_an_update_over_the_clip_by_little_is_clipped_in_a_float_sum(
+    size: int, excess: float
+) -> None:
     row = torch.zeros(1, size, dtype=torch.float64)
     row[0, 1] = 0.3 * (1 + excess)
     assert float(summed("float", row, 0.3).total[1]) <= 0.3
@@ -101,7 +115,9 @@ def test_every_value_released_from_a_grid_lies_on_it() -> None:
 
 
 @given(rows=ROWS, clip_norm=CLIPS, dtype=DTYPES)
-def test_a_float_sum_is_that_of_the_clipped_rows(rows: np.ndarray, clip_norm: float, dtype: torch.dtype) -> None:
+def test_a_float_sum_is_that_of_the_clipped_rows(
+    rows: np.ndarray, clip_norm: float, dtype: torch.dtype
+) -> None:
     updates = torch.from_numpy(rows).to(dtype)
     clipped, _ = clip_by_norm(updates.double(), clip_norm)
     singly = summed("float", updates[:1], clip_norm)
@@ -112,7 +128,9 @@ def test_a_float_sum_is_that_of_the_clipped_rows(rows: np.ndarray, clip_norm: fl
 
 
 @pytest.mark.parametrize("kind", ["float", "grid"])
-def test_an_update_of_many_tiles_is_added_like_one_of_few(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_update_of_many_tiles_is_added_like_one_of_few(
+    kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     rows = seeded_source(54277).normal(600).view(3, 200) * torch.tensor([[1.0], [0.01], [5.0]])
     rows[1, 7] = torch.nan
     at_once = summed(kind, rows, 2.0).total
@@ -121,27 +139,44 @@ def test_an_update_of_many_tiles_is_added_like_one_of_few(kind: str, monkeypatch
 
 
 @given(UPDATES, CLIPS, st.sampled_from([1, 2]))
-def test_a_held_norm_is_at_most_the_clip_in_exact_arithmetic(values: list[float], clip_norm: float, order: int) -> None:
+def test_a_held_norm_is_at_most_the_clip_in_exact_arithmetic(
+    values: list[float], clip_norm: float, order: int
+) -> None:
     grid = grid_for(clip_norm, len(values))
     steps = clip_to_grid(torch.tensor(values), clip_norm, grid=grid, order=order)
-    assert sum(abs(step) ** order for step in steps.tolist()) <= Fraction(clip_norm / grid.step) ** order
-    assert not clip_to_grid(torch.tensor([*values, math.nan]), clip_norm, grid=grid, order=order).any()
+    assert (
+        sum(abs(step) ** order for step in steps.tolist())
+        <= Fraction(clip_norm / grid.step) ** order
+    )
+    assert not clip_to_grid(
+        torch.tensor([*values, math.nan]), clip_norm, grid=grid, order=order
+    ).any()
 
 
-@given(UPDATES, CLIPS, st.sampled_from([torch.float16, torch.bfloat16, torch.float32, torch.float64]))
+@given(
+    UPDATES, CLIPS, st.sampled_from([torch.float16, torch.bfloat16, torch.float32, torch.float64])
+)
 def test_truncation_never_moves_a_coordinate_away_from_zero(
     values: list[float], clip_norm: float, dtype: torch.dtype
 ) -> None:
     grid = grid_for(clip_norm, len(values))
     exact = torch.tensor(values, dtype=torch.float64)
     update = (exact * (0.9 * clip_norm / max(1e-300, float(exact.norm())))).to(dtype)
-    for value, steps in zip(update.tolist(), clip_to_grid(update, clip_norm, grid=grid).tolist(), strict=True):
-        assert abs(steps * Fraction(grid.step)) <= abs(Fraction(value)) < (abs(steps) + 1) * Fraction(grid.step)
+    for value, steps in zip(
+        update.tolist(), clip_to_grid(update, clip_norm, grid=grid).tolist(), strict=True
+    ):
+        assert (
+            abs(steps * Fraction(grid.step))
+            <= abs(Fraction(value))
+            < (abs(steps) + 1) * Fraction(grid.step)
+        )
         assert steps * value >= 0
 
 
 COHORT = SecureCohort(10, 7)
-cohorts = st.integers(3, 100).flatmap(lambda n: st.builds(SecureCohort, st.just(n), st.integers(1 + n // 3, n)))
+cohorts = st.integers(3, 100).flatmap(
+    lambda n: st.builds(SecureCohort, st.just(n), st.integers(1 + n // 3, n))
+)
 noises = st.floats(0.05, 8.0)
 sums = st.builds(
     secure_sum,
@@ -176,13 +211,19 @@ def test_the_sum_of_all_clients_at_the_bound_and_twelve_deviations_of_noise_come
 
 @settings(max_examples=60)
 @given(
-    st.integers(10, 300), cohorts, st.floats(0.5, 4), st.floats(0.6, 5), st.tuples(st.integers(1, 4), st.floats(0.5, 9))
+    st.integers(10, 300),
+    cohorts,
+    st.floats(0.5, 4),
+    st.floats(0.6, 5),
+    st.tuples(st.integers(1, 4), st.floats(0.5, 9)),
 )
 def test_update_bit_and_answer_cost_at_most_the_one_gaussian_that_they_make_together(
     size: int, cohort: SecureCohort, noise: float, count: float, answers: tuple[int, float]
 ) -> None:
     grid = secure_sum(size, cohort, noise_multiplier=noise, count_stddev=count, answers=answers)
-    wanted = 1 / Fraction(noise) ** 2 + 1 / (2 * Fraction(count)) ** 2 + 1 / Fraction(answers[1]) ** 2
+    wanted = (
+        1 / Fraction(noise) ** 2 + 1 / (2 * Fraction(count)) ** 2 + 1 / Fraction(answers[1]) ** 2
+    )
     cost = Fraction(grid.sensitivity_squared, cohort.summands * grid.variance)
     assert cost <= wanted <= cost * Fraction(101, 100)
 
@@ -204,13 +245,19 @@ def test_an_example_moves_its_clients_sum_by_at_most_the_sensitivity(
     size: int, count: int, seed: int, clip_norm: float
 ) -> None:
     grid = example_secure_sum(size, SecureCohort(4, 2), noise_multiplier=8.0, largest_sum=40)
-    rows = torch.randn(count, size, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+    rows = torch.randn(
+        count, size, generator=torch.Generator().manual_seed(seed), dtype=torch.float64
+    )
     rows *= clip_norm / rows.norm(dim=1, keepdim=True).clamp(min=1e-9)
-    moved = grid.encode_gradients(rows.sum(dim=0), clip_norm) - grid.encode_gradients(rows[1:].sum(dim=0), clip_norm)
+    moved = grid.encode_gradients(rows.sum(dim=0), clip_norm) - grid.encode_gradients(
+        rows[1:].sum(dim=0), clip_norm
+    )
     assert exact_squares(moved) <= grid.sensitivity_squared <= grid.clip_steps**2 * 1.02
 
 
-def test_truncating_a_sum_can_move_it_by_more_than_the_clip_norm_which_the_sensitivity_counts() -> None:
+def test_truncating_a_sum_can_move_it_by_more_than_the_clip_norm_which_the_sensitivity_counts() -> (
+    None
+):
     grid = example_secure_sum(16, SecureCohort(4, 2), noise_multiplier=8.0, largest_sum=2)
     steps = torch.full((16,), 1000.001, dtype=torch.float64)
     steps[15] = math.sqrt(grid.clip_steps**2 - 15 * 1000.001**2)

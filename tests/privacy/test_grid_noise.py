@@ -1,6 +1,7 @@
 """Each value is the correct rounding of what its random bits say, by mpmath, and the law is right.
 
-Statistical tests draw from a seed fixed beforehand; their false-alarm rate over its choice is stated.
+Statistical tests draw from a seed fixed beforehand; their false-alarm rate over its choice is
+stated.
 """
 
 from __future__ import annotations
@@ -48,7 +49,8 @@ def middle(word: int) -> mpmath.mpf:
 
 
 def corner_words(seed: int, count: int) -> torch.Tensor:
-    """Random radius and angle words, the first radii at the ends of where one look may do, the angles at the axes."""
+    """Random radius and angle words, the first radii at the ends of where one look may do, the
+    angles at the axes."""
     words = signed(seeded_source(seed).words(2 * count))
     words[:4] = torch.tensor([2**43, 2**43 + 7, 2**63 - 2**43 - 1, 2**63 - 2**43 - 99])
     words[count : count + 6] = torch.tensor([0, 1, -1, -(2**63), 2**62, 2**63 - 1])
@@ -57,9 +59,13 @@ def corner_words(seed: int, count: int) -> torch.Tensor:
 
 
 def test_a_first_look_is_off_by_less_than_its_bound() -> None:
-    """Against both ends of what the 63 and 64 bits leave open, for 2000 random words and the worst ones."""
+    """Against both ends of what the 63 and 64 bits leave open, for 2000 random words and the worst
+    ones."""
     words = corner_words(83639, 2000)
-    values, sizes = box_muller(words).reshape(2, -1).T.tolist(), laplace_values(words[:2000]).tolist()
+    values, sizes = (
+        box_muller(words).reshape(2, -1).T.tolist(),
+        laplace_values(words[:2000]).tolist(),
+    )
     worst = of_laplace = 0.0
     with mpmath.workdps(40):
         pairs = zip(values, sizes, *words.reshape(2, -1).tolist(), strict=True)
@@ -68,7 +74,10 @@ def test_a_first_look_is_off_by_less_than_its_bound() -> None:
                 of_laplace = max(of_laplace, abs(float(abs(size) - radius_of(low) ** 2 / 2)))
                 for turn in (angle_word, angle_word + 1):
                     angle = mpmath.pi * turn / mpmath.mpf(2) ** 63
-                    gaps = (cosine - radius_of(low) * mpmath.cos(angle), sine - radius_of(low) * mpmath.sin(angle))
+                    gaps = (
+                        cosine - radius_of(low) * mpmath.cos(angle),
+                        sine - radius_of(low) * mpmath.sin(angle),
+                    )
                     worst = max(worst, *(abs(float(gap)) for gap in gaps))
     assert ERROR / 16 < worst < ERROR / 1.5
     assert ERROR / 16 < of_laplace < ERROR / 1.5
@@ -76,7 +85,9 @@ def test_a_first_look_is_off_by_less_than_its_bound() -> None:
 
 @pytest.mark.parametrize("draw", [rounded_normal, rounded_laplace])
 @pytest.mark.parametrize("scale", [0.4, 2.0**20])
-def test_first_and_second_look_agree(draw: Draw, scale: float, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_first_and_second_look_agree(
+    draw: Draw, scale: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
     first = draw(301, scale, seeded_source(60169))
     monkeypatch.setattr(grid, "ERROR", 1 / scale)
     assert torch.equal(draw(301, scale, seeded_source(60169)), first)
@@ -96,11 +107,17 @@ def further_bits(index: int) -> tuple[int, int]:
     return int.from_bytes(more[:8], "big"), int.from_bytes(more[8:], "big")
 
 
-def test_values_in_the_farthest_tail_come_from_the_further_bits(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A radius word of 0 says only R > 9.3. With an angle word of 0 the value is scale * R, R by all 127 bits."""
+def test_values_in_the_farthest_tail_come_from_the_further_bits(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A radius word of 0 says only R > 9.3. With an angle word of 0 the value is scale * R, R by
+    all 127 bits."""
     source = seeded_source(46301)
     monkeypatch.setattr(source, "words", lambda count: np.zeros(count, dtype=np.uint64))
-    normal, laplace = rounded_normal(20, 1000.0, source)[:10].tolist(), rounded_laplace(10, 1000.0, source).tolist()
+    normal, laplace = (
+        rounded_normal(20, 1000.0, source)[:10].tolist(),
+        rounded_laplace(10, 1000.0, source).tolist(),
+    )
     with mpmath.workdps(60):
         for index in range(10):
             exponential = -mpmath.log(middle(further_bits(index)[0]) / mpmath.mpf(2) ** 127)
@@ -122,20 +139,29 @@ def test_a_second_look_uses_every_bit_in_every_quarter_turn() -> None:
                 assert abs(seen - mpmath.sqrt(-2 * mpmath.log(uniform)) * function(angle)) < 1e-70
 
 
-@pytest.mark.parametrize(("draw", "law"), [(rounded_normal, stats.norm), (rounded_laplace, stats.laplace)])
+@pytest.mark.parametrize(
+    ("draw", "law"), [(rounded_normal, stats.norm), (rounded_laplace, stats.laplace)]
+)
 @pytest.mark.parametrize("scale", [0.3, 2.0, 9.5])
-def test_rounded_noise_has_the_chances_of_the_rounded_law(draw: Draw, law: stats.rv_continuous, scale: float) -> None:
-    """Chi-square over integers expected at least 10 times: false alarm 1e-4. A scale 3 % off is rejected."""
+def test_rounded_noise_has_the_chances_of_the_rounded_law(
+    draw: Draw, law: stats.rv_continuous, scale: float
+) -> None:
+    """Chi-square over integers expected at least 10 times: false alarm 1e-4. A scale 3 % off is
+    rejected."""
     sample = draw(200_000, scale, seeded_source(35317))
 
     def fits(other_scale: float) -> bool:
-        chances = [law.cdf((k + 0.5) / other_scale) - law.cdf((k - 0.5) / other_scale) for k in range(200)]
+        chances = [
+            law.cdf((k + 0.5) / other_scale) - law.cdf((k - 0.5) / other_scale) for k in range(200)
+        ]
         body = max(k for k, chance in enumerate(chances) if chance * len(sample) >= 10)
         observed = torch.bincount(sample.abs(), minlength=body + 1)[: body + 1].tolist()
         expected = [chances[0], *(2 * chance for chance in chances[1 : body + 1])]
         observed.append(len(sample) - sum(observed))
         expected.append(1 - sum(expected))
-        return bool(stats.chisquare(observed, [len(sample) * chance for chance in expected]).pvalue > 1e-4)
+        return bool(
+            stats.chisquare(observed, [len(sample) * chance for chance in expected]).pvalue > 1e-4
+        )
 
     assert fits(scale)
     assert not fits(1.03 * scale)
@@ -145,7 +171,8 @@ def test_rounded_noise_has_the_chances_of_the_rounded_law(draw: Draw, law: stats
 @pytest.mark.parametrize("bits", [7, 9, 11])
 @pytest.mark.parametrize("stddev", [0.3, 2.0, 7.5])
 def test_the_slack_bounds_the_distance_counted_with_few_bits(bits: int, stddev: float) -> None:
-    """All midpoints, rounded and counted, against the chances of the rounded Gaussian and of Laplace noise."""
+    """All midpoints, rounded and counted, against the chances of the rounded Gaussian and of
+    Laplace noise."""
     middles, edges = (np.arange(2**bits) + 0.5) / 2**bits, np.arange(-400, 402) - 0.5
     radii, sizes = np.sqrt(-2 * np.log(middles))[:, None], -np.log(middles)
     gaussian, laplace = (np.diff(law.cdf(edges / stddev)) for law in (stats.norm, stats.laplace))
@@ -170,7 +197,8 @@ def probabilities(variance: int, reach: int) -> NDArray[np.float64]:
 
 
 def chance_of_such_counts(drawn: torch.Tensor, variance: int) -> float:
-    """The p-value of a chi-square test against N_Z(0, variance), integers put together until each bin expects 50."""
+    """The p-value of a chi-square test against N_Z(0, variance), integers put together until each
+    bin expects 50."""
     reach = 12 * math.isqrt(variance) + 12
     exact = probabilities(variance, reach) * len(drawn)
     counts = np.bincount(drawn.clamp(-reach, reach).numpy() + reach, minlength=2 * reach + 1)
@@ -183,7 +211,8 @@ def chance_of_such_counts(drawn: torch.Tensor, variance: int) -> float:
 
 @pytest.mark.parametrize("variance", [1, 3, 100, 2500])
 def test_counts_are_those_of_the_discrete_gaussian(variance: int) -> None:
-    """False alarm 1e-9 each. Variances 3 % off are told from it, and a Gaussian that was rounded where it differs."""
+    """False alarm 1e-9 each. Variances 3 % off are told from it, and a Gaussian that was rounded
+    where it differs."""
     drawn = discrete_gaussian(DRAWS, variance, seeded_source(64793))
     assert chance_of_such_counts(drawn, variance) > RATE
     for off in (97, 103):
@@ -194,7 +223,8 @@ def test_counts_are_those_of_the_discrete_gaussian(variance: int) -> None:
 
 @pytest.mark.parametrize("variance", [2**20, 2**40 + 1, LARGEST_VARIANCE])
 def test_large_variances_are_gaussian_in_law_and_right_in_variance(variance: int) -> None:
-    """KS and chi-square, false alarm 1e-9 each; 3 % off the variance is rejected. Steps are 1/1000 of it or less."""
+    """KS and chi-square, false alarm 1e-9 each; 3 % off the variance is rejected. Steps are 1/1000
+    of it or less."""
     drawn = discrete_gaussian(DRAWS, variance, seeded_source(64793)).double() / math.sqrt(variance)
     energy, (low, high) = float((drawn**2).sum()), stats.chi2.ppf([RATE / 2, 1 - RATE / 2], DRAWS)
     assert low < energy < high
@@ -204,12 +234,16 @@ def test_large_variances_are_gaussian_in_law_and_right_in_variance(variance: int
 
 @pytest.mark.parametrize("variance", [1, 50, 2**64])
 def test_what_decides_whether_a_draw_is_kept_is_off_by_less_than_its_bound(variance: int) -> None:
-    """In float64, for sizes up to 45 scales; the other side, -ln v, has its own test in test_grid_noise."""
+    """In float64, for sizes up to 45 scales; the other side, -ln v, has its own test in
+    test_grid_noise."""
     scale = math.isqrt(variance) + 1
     sizes = torch.linspace(0, 45, 500, dtype=torch.float64).mul_(scale).floor().long()
     floats = sizes.double().sub_(variance / scale).square_().div_(2.0 * variance).tolist()
     with mpmath.workdps(60):
-        exact = [(mpmath.mpf(size) - mpmath.mpf(variance) / scale) ** 2 / (2 * variance) for size in sizes.tolist()]
+        exact = [
+            (mpmath.mpf(size) - mpmath.mpf(variance) / scale) ** 2 / (2 * variance)
+            for size in sizes.tolist()
+        ]
         worst = max(abs(float(value - wanted)) for value, wanted in zip(floats, exact, strict=True))
     assert worst + 2.0**-43 < module.KEEP_ERROR
 
@@ -223,24 +257,30 @@ def test_a_size_is_the_floor_that_mpmath_finds_of_all_the_bits(scale: int) -> No
     with mpmath.workdps(90):
         for index, (word, size) in enumerate(zip(words.tolist(), found, strict=True)):
             bits = (word & LOW_63_BITS) << 64 | next(module._more_bits(key, index))
-            assert size == int(mpmath.floor(-scale * mpmath.log((mpmath.mpf(bits) + 0.5) / mpmath.mpf(2) ** 127)))
+            assert size == int(
+                mpmath.floor(-scale * mpmath.log((mpmath.mpf(bits) + 0.5) / mpmath.mpf(2) ** 127))
+            )
 
 
 def test_a_uniform_that_begins_with_any_number_of_zeros_still_has_its_logarithm() -> None:
-    """The tails have no end: 63 + 3 * 64 zero bits, then ones, are -ln u = 255 ln 2 and a little."""
+    """The tails have no end: 63 + 3 * 64 zero bits, then ones, are -ln u = 255 ln 2 and a
+    little."""
     more = iter([0, 0, 0, *repeat(2**64 - 1, 40)])
     found = module._settled(0, more, lambda low, high: module._floor(1000, low, high))
     assert found == int(1000 * 255 * math.log(2))
 
 
 def test_a_uniform_on_the_edge_of_a_decision_gets_bits_until_it_is_past_it() -> None:
-    """The binary digits of exp(-1) are followed for 63 + 2 * 64 of them: only what comes then decides."""
+    """The binary digits of exp(-1) are followed for 63 + 2 * 64 of them: only what comes then
+    decides."""
     with mpmath.workdps(200):
         digits = int(mpmath.floor(mpmath.exp(-1) * mpmath.mpf(2) ** 255))
     blocks = [digits >> 192, *(digits >> shift & (2**64 - 1) for shift in (128, 64, 0))]
     for last, size in ((0, 1), (2**64 - 1, 0)):
         more = iter([blocks[1], blocks[2], last, *repeat(last, 9)])
-        assert module._settled(blocks[0], more, lambda low, high: module._floor(1, low, high)) == size
+        assert (
+            module._settled(blocks[0], more, lambda low, high: module._floor(1, low, high)) == size
+        )
 
 
 KEYS = [bytes([number]) * 32 for number in range(1, 13)]
@@ -254,19 +294,26 @@ def stored(key: bytes, count: int) -> list[Decimal]:
         length = min(CHUNK, count - start)
         words = signed(source.words(length + length % 2))
         with localcontext(prec=140):
-            values += [second_normal(words, at, more + start.to_bytes(8, "big")) for at in range(length)]
+            values += [
+                second_normal(words, at, more + start.to_bytes(8, "big")) for at in range(length)
+            ]
     return values
 
 
 def of_stored(scale: float, weights: list[float], held: list[list[Decimal]]) -> list[int]:
     with localcontext(prec=140):
         terms = [Decimal(weight) * Decimal(scale) for weight in weights]
-        sums = (sum(term * value for term, value in zip(terms, at, strict=True)) for at in zip(*held, strict=True))
+        sums = (
+            sum(term * value for term, value in zip(terms, at, strict=True))
+            for at in zip(*held, strict=True)
+        )
         return [math.floor(each + Decimal("0.5")) for each in sums]
 
 
 @pytest.mark.parametrize("kind", ["bsr", "bisr", "sqrt", "none"])
-@pytest.mark.parametrize("doubt", [correlated_gaussian.ERROR, 1.0])  # 1: each value is looked at again, in decimals
+@pytest.mark.parametrize(
+    "doubt", [correlated_gaussian.ERROR, 1.0]
+)  # 1: each value is looked at again, in decimals
 def test_noise_drawn_again_is_bit_by_bit_that_of_noise_that_was_stored(
     kind: str, doubt: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -275,16 +322,22 @@ def test_noise_drawn_again_is_bit_by_bit_that_of_noise_that_was_stored(
     for rounds in range(1, 7):
         weights = factor_and_weights(kind, 3, rounds)[1].tolist()
         parts = list(zip(weights, reversed(KEYS[:rounds]), strict=True))
-        assert combined(count, scale, parts).tolist() == of_stored(scale, weights, held[:rounds][::-1])
+        assert combined(count, scale, parts).tolist() == of_stored(
+            scale, weights, held[:rounds][::-1]
+        )
 
 
 def test_noise_has_the_covariance_of_the_matrix_and_not_of_a_tenth_more() -> None:
     count, scale = 200_000, 1000.0  # the keys are fixed: the same verdict each time
     weights = factor_and_weights("bsr", 3, 4)[1].tolist()
-    rows = [combined(count, scale, list(zip(weights, reversed(KEYS[:t]), strict=False))) for t in range(1, 5)]
+    rows = [
+        combined(count, scale, list(zip(weights, reversed(KEYS[:t]), strict=False)))
+        for t in range(1, 5)
+    ]
     found = torch.cov(torch.stack(rows).double() / scale)
     matrix = torch.tensor(
-        [[weights[t - s] if t >= s else 0.0 for s in range(4)] for t in range(4)], dtype=torch.float64
+        [[weights[t - s] if t >= s else 0.0 for s in range(4)] for t in range(4)],
+        dtype=torch.float64,
     )
     assert torch.allclose(found, matrix @ matrix.T, atol=0.02)
     assert not torch.allclose(found, 1.1**2 * matrix @ matrix.T, atol=0.02)
@@ -292,6 +345,13 @@ def test_noise_has_the_covariance_of_the_matrix_and_not_of_a_tenth_more() -> Non
 
 def test_noise_is_for_the_sensitivity_and_is_added_to_the_total() -> None:
     grid, total = Grid(2.0**-10), torch.arange(50)
-    noise = CorrelatedGaussian(2.0).add_grid_noise(total, 0.5, grid=grid, parts=[(1.0, KEYS[0])]) - total
+    noise = (
+        CorrelatedGaussian(2.0).add_grid_noise(total, 0.5, grid=grid, parts=[(1.0, KEYS[0])])
+        - total
+    )
     assert noise.equal(combined(50, math.nextafter(1.0, 2.0) * 2.0**10, [(1.0, KEYS[0])]))
-    assert CorrelatedGaussian(0.0).add_grid_noise(total, 0.5, grid=grid, parts=[(1.0, KEYS[0])]).equal(total)
+    assert (
+        CorrelatedGaussian(0.0)
+        .add_grid_noise(total, 0.5, grid=grid, parts=[(1.0, KEYS[0])])
+        .equal(total)
+    )

@@ -1,4 +1,5 @@
-"""The noise really drawn has the size that its event is charged for, and each formula agrees with another source."""
+"""The noise really drawn has the size that its event is charged for, and each formula agrees with
+another source."""
 
 from __future__ import annotations
 
@@ -9,7 +10,13 @@ from itertools import pairwise
 import numpy as np
 import pytest
 import torch
-from dp_accounting import ComposedDpEvent, DpEvent, GaussianDpEvent, LaplaceDpEvent, NonPrivateDpEvent
+from dp_accounting import (
+    ComposedDpEvent,
+    DpEvent,
+    GaussianDpEvent,
+    LaplaceDpEvent,
+    NonPrivateDpEvent,
+)
 from dp_accounting.rdp import RdpAccountant
 from scipy import integrate, stats
 
@@ -32,7 +39,9 @@ def float_noise(mechanism: Gaussian | Laplace, sensitivity: float) -> torch.Tens
 def grid_noise(mechanism: Gaussian | Laplace, sensitivity: float) -> torch.Tensor:
     grid = grid_for(sensitivity, 20_000)
     total = torch.zeros(200, 100, dtype=torch.int64)
-    return grid.to_float(mechanism.add_grid_noise(total, sensitivity, grid=grid, source=seeded_source(52517))).flatten()
+    return grid.to_float(
+        mechanism.add_grid_noise(total, sensitivity, grid=grid, source=seeded_source(52517))
+    ).flatten()
 
 
 def has_mean_square(sample: torch.Tensor, expected: float, *, kurtosis: float) -> bool:
@@ -63,13 +72,18 @@ def test_noise_has_the_size_that_its_event_says_and_not_a_tenth_more_or_less(
 
 
 @pytest.mark.parametrize("mechanism", [Gaussian(0.0), Laplace(0.0)])
-def test_no_noise_leaves_a_total_alone_and_costs_infinite_epsilon(mechanism: Gaussian | Laplace) -> None:
+def test_no_noise_leaves_a_total_alone_and_costs_infinite_epsilon(
+    mechanism: Gaussian | Laplace,
+) -> None:
     total = torch.tensor([1.5, -2.0])
     same = mechanism.add_noise(total, math.inf, seeded_source(7349))
     assert torch.equal(same, total)
     assert same is not total
     steps = torch.tensor([3, -4])
-    assert torch.equal(mechanism.add_grid_noise(steps, 1.0, grid=grid_for(1.0, 2), source=seeded_source(7349)), steps)
+    assert torch.equal(
+        mechanism.add_grid_noise(steps, 1.0, grid=grid_for(1.0, 2), source=seeded_source(7349)),
+        steps,
+    )
     assert mechanism.event() == NonPrivateDpEvent()
 
 
@@ -77,24 +91,33 @@ def test_no_noise_leaves_a_total_alone_and_costs_infinite_epsilon(mechanism: Gau
 def test_update_and_bits_together_cost_one_gaussian(z: float, count_stddev: float) -> None:
     update = GaussianDpEvent(split_noise_multiplier(z, count_stddev=count_stddev))
     both = ComposedDpEvent([update, GaussianDpEvent(2 * count_stddev)])
-    costs = [RdpAccountant().compose(event).get_epsilon(1e-6) for event in (both, GaussianDpEvent(z))]
+    costs = [
+        RdpAccountant().compose(event).get_epsilon(1e-6) for event in (both, GaussianDpEvent(z))
+    ]
     assert math.isclose(*costs, rel_tol=1e-9)
 
 
 def delta_by_integration(epsilon: float, noise_multiplier: float) -> float:
-    """The hockey-stick divergence of two Gaussians at distance 1, integrated where the first is the larger."""
-    start = 0.5 - epsilon * noise_multiplier**2  # exp(-x^2/2z^2) = exp(epsilon - (x-1)^2/2z^2) at this x, larger below
+    """The hockey-stick divergence of two Gaussians at distance 1, integrated where the first is the
+    larger."""
+    start = (
+        0.5 - epsilon * noise_multiplier**2
+    )  # exp(-x^2/2z^2) = exp(epsilon - (x-1)^2/2z^2) at this x, larger below
 
     def excess(x: float) -> float:
         density = stats.norm(scale=noise_multiplier).pdf
         return float(density(x) - math.exp(epsilon) * density(x - 1))
 
     ends = [start - size * noise_multiplier for size in (0, 1, 3, 9, 40)]
-    return math.fsum(integrate.quad(excess, low, high, epsabs=0, epsrel=1e-9)[0] for high, low in pairwise(ends))
+    return math.fsum(
+        integrate.quad(excess, low, high, epsabs=0, epsrel=1e-9)[0] for high, low in pairwise(ends)
+    )
 
 
 @pytest.mark.parametrize(("epsilon", "delta"), [(0.1, 1e-6), (8.0, 1e-9), (0.0, 0.01)])
-def test_the_analytic_noise_multiplier_meets_delta_and_no_smaller_one_does(epsilon: float, delta: float) -> None:
+def test_the_analytic_noise_multiplier_meets_delta_and_no_smaller_one_does(
+    epsilon: float, delta: float
+) -> None:
     noise_multiplier = analytic_gaussian_noise_multiplier(epsilon, delta=delta)
     assert math.isclose(delta_by_integration(epsilon, noise_multiplier), delta, rel_tol=1e-6)
     assert delta_by_integration(epsilon, 0.999 * noise_multiplier) > delta
@@ -102,7 +125,9 @@ def test_the_analytic_noise_multiplier_meets_delta_and_no_smaller_one_does(epsil
 
 @pytest.mark.parametrize("mechanism", [Gaussian(1.3), Gaussian(1.3, draws=4), Laplace(1.3)])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_noise_does_not_depend_on_the_total(mechanism: Gaussian | Laplace, dtype: torch.dtype) -> None:
+def test_noise_does_not_depend_on_the_total(
+    mechanism: Gaussian | Laplace, dtype: torch.dtype
+) -> None:
     total = torch.linspace(-2, 2, 60, dtype=dtype).reshape(3, 4, 5)
     noised = mechanism.add_noise(total, 0.5, seeded_source(7349))
     noise = mechanism.add_noise(torch.zeros_like(total), 0.5, seeded_source(7349))
@@ -120,7 +145,9 @@ def test_noise_does_not_depend_on_the_total(mechanism: Gaussian | Laplace, dtype
 COHORT = 200
 
 
-def centred_count(norms: np.ndarray, clip_norm: float, source: RandomSource, count_stddev: float = 10.0) -> float:
+def centred_count(
+    norms: np.ndarray, clip_norm: float, source: RandomSource, count_stddev: float = 10.0
+) -> float:
     return float(np.sum((norms <= clip_norm) - 0.5) + count_stddev * source.normal(1).item())
 
 
@@ -170,16 +197,41 @@ REFUSED: list[tuple[Callable[..., object], tuple[object, ...], dict[str, object]
     *((clip_by_norm, (ROW, clip), {}, "clip_norm must be within") for clip in (-1.0, NAN)),
     (clip_to_grid, (ROW[0], 2.0**26), {"grid": GRID}, "clip_norm must be in"),
     *((total.add, (ROW,), {}, "must be floating point of shape") for total in SUMS),
-    *((discrete_gaussian, (1, wrong, SOURCE), {}, "variance must be") for wrong in (-1, 1.5, LARGEST_VARIANCE + 1)),
+    *(
+        (discrete_gaussian, (1, wrong, SOURCE), {}, "variance must be")
+        for wrong in (-1, 1.5, LARGEST_VARIANCE + 1)
+    ),
     (Grid, (0.3,), {}, "power of two"),
     (grid_for, (1.0, 1_000_000), {"largest_cohort": 10**13}, "could overflow int64"),
-    *((GRID.gaussian, (3, scale, SOURCE), {}, "noise must be in") for scale in (-1.0, NAN, LARGEST_SCALE)),
-    *((kind, (noise,), {}, "noise_multiplier must be finite") for kind in (Gaussian, Laplace) for noise in (-0.1, NAN)),
-    *((noise, (ROW, wrong, SOURCE), {}, "must be finite and above 0") for noise in NOISES for wrong in (0.0, NAN)),
-    *((noise, (ROW, wrong, SOURCE), {}, "vanish or overflow") for noise in NOISES for wrong in (1e-40, 1e38)),
-    *((noise, (ROW + wrong, 1.0, SOURCE), {}, "total must be finite") for noise in NOISES for wrong in (NAN, INF)),
+    *(
+        (GRID.gaussian, (3, scale, SOURCE), {}, "noise must be in")
+        for scale in (-1.0, NAN, LARGEST_SCALE)
+    ),
+    *(
+        (kind, (noise,), {}, "noise_multiplier must be finite")
+        for kind in (Gaussian, Laplace)
+        for noise in (-0.1, NAN)
+    ),
+    *(
+        (noise, (ROW, wrong, SOURCE), {}, "must be finite and above 0")
+        for noise in NOISES
+        for wrong in (0.0, NAN)
+    ),
+    *(
+        (noise, (ROW, wrong, SOURCE), {}, "vanish or overflow")
+        for noise in NOISES
+        for wrong in (1e-40, 1e38)
+    ),
+    *(
+        (noise, (ROW + wrong, 1.0, SOURCE), {}, "total must be finite")
+        for noise in NOISES
+        for wrong in (NAN, INF)
+    ),
     *((noise, (ROW.half(), 1.0, SOURCE), {}, "must be float32 or") for noise in NOISES),
-    *((each.add_grid_noise, (ROW, 1.0), {"grid": GRID, "source": SOURCE}, "must be int64") for each in MECHANISMS),
+    *(
+        (each.add_grid_noise, (ROW, 1.0), {"grid": GRID, "source": SOURCE}, "must be int64")
+        for each in MECHANISMS
+    ),
     (split_noise_multiplier, (2.0,), {"count_stddev": 1.0}, "count_stddev must be > noise"),
     (analytic_gaussian_noise_multiplier, (1.0,), {"delta": 0.0}, "delta must be in"),
     *((seeded_source, (seed,), {}, "seed must be an int >= 0") for seed in (-1, True, None)),

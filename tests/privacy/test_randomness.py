@@ -1,7 +1,7 @@
 """Random streams are the laws they say they are, never repeat, and can be replayed from a seed.
 
-Each statistical test draws from a seed fixed beforehand, so that it never flakes. Its false-alarm rate over the choice
-of the seed is ALARM unless it says otherwise.
+Each statistical test draws from a seed fixed beforehand, so that it never flakes. Its false-alarm
+rate over the choice of the seed is ALARM unless it says otherwise.
 """
 
 from __future__ import annotations
@@ -33,28 +33,50 @@ PIECE = 2 * PAIRS  # words that make normal values at a time
 
 
 def follows(sample: torch.Tensor, law: stats.rv_continuous, *, farthest: float) -> bool:
-    """Chi-square over 200 cells, open tails beyond +-farthest among them: it sees the tails, as KS does not."""
+    """Chi-square over 200 cells, open tails beyond +-farthest among them: it sees the tails, as KS
+    does not."""
     edges = np.concatenate(([-np.inf], np.linspace(-farthest, farthest, 199), [np.inf]))
-    left = np.diff(law.cdf(edges[:101]))  # the law is symmetric, and a cdf is most accurate on the left
+    left = np.diff(
+        law.cdf(edges[:101])
+    )  # the law is symmetric, and a cdf is most accurate on the left
     counts = np.histogram(sample.double().numpy(), edges)[0]
-    return bool(stats.chisquare(counts, np.concatenate((left, left[::-1])) * len(sample)).pvalue > ALARM)
+    return bool(
+        stats.chisquare(counts, np.concatenate((left, left[::-1])) * len(sample)).pvalue > ALARM
+    )
 
 
-def test_a_stream_is_that_of_its_seed_however_it_is_cut_and_a_child_does_not_depend_on_what_was_drawn() -> None:
+def test_a_stream_is_that_of_its_seed_however_it_is_cut_and_a_child_does_not_depend_on_what_was_drawn() -> (
+    None
+):
     cuts = [1, 7, 0, CHUNK, CHUNK + 4001, 3]
     fresh, used = seeded_source(90371), seeded_source(90371)
     parts = np.concatenate([used.words(cut) for cut in cuts])
     assert (parts == fresh.words(sum(cuts))).all()
     used.child("round", 2).words(17)
-    assert (seeded_source(90371).child("round", 3).words(100) == used.child("round", 3).words(100)).all()
+    assert (
+        seeded_source(90371).child("round", 3).words(100) == used.child("round", 3).words(100)
+    ).all()
 
 
 def test_children_with_different_labels_are_different_streams() -> None:
     source = seeded_source(90371)
-    labels = [("ab", "c"), ("a", "bc"), ("abc",), ("as", "b"), ("a", "sb"), ("1",), (1,), (-1,), ("",), ("", "")]
+    labels = [
+        ("ab", "c"),
+        ("a", "bc"),
+        ("abc",),
+        ("as", "b"),
+        ("a", "sb"),
+        ("1",),
+        (1,),
+        (-1,),
+        ("",),
+        ("", ""),
+    ]
     children = [source, source.child("a").child("bc"), seeded_source(90372).child(1)]
     children += [source.child(*each) for each in labels]
-    assert len(set(np.concatenate([child.words(50) for child in children]).tolist())) == 50 * len(children)
+    assert len(set(np.concatenate([child.words(50) for child in children]).tolist())) == 50 * len(
+        children
+    )
 
 
 def test_secure_sources_and_their_children_never_repeat() -> None:
@@ -81,7 +103,8 @@ def test_a_source_is_refused_in_a_forked_process(monkeypatch: pytest.MonkeyPatch
 
 
 def test_each_bit_of_a_word_is_fair_and_unrelated_to_the_next_word() -> None:
-    """128 statistics, each normal: false alarm 128 * 4e-8 = 5e-6. A bit that is 1 in 51 of 100 words is found."""
+    """128 statistics, each normal: false alarm 128 * 4e-8 = 5e-6. A bit that is 1 in 51 of 100
+    words is found."""
     words = seeded_source(38119).words(200_001)
     assert largest_of_bits(words) < 5.5 / math.sqrt(200_000)
     words[::50] |= np.uint64(1 << 63)
@@ -92,9 +115,15 @@ def test_each_bit_of_a_word_is_fair_and_unrelated_to_the_next_word() -> None:
 
 
 def largest_of_bits(words: np.ndarray) -> float:
-    """The farthest that the mean of a bit, or of its product with the one before, is from that of a fair coin."""
-    centred = 2 * ((words[:, None] >> np.arange(64, dtype=np.uint64)) & np.uint64(1)).astype(np.float64) - 1
-    return float(max(np.abs(centred[:-1].mean(0)).max(), np.abs((centred[1:] * centred[:-1]).mean(0)).max()))
+    """The farthest that the mean of a bit, or of its product with the one before, is from that of a
+    fair coin."""
+    centred = (
+        2 * ((words[:, None] >> np.arange(64, dtype=np.uint64)) & np.uint64(1)).astype(np.float64)
+        - 1
+    )
+    return float(
+        max(np.abs(centred[:-1].mean(0)).max(), np.abs((centred[1:] * centred[:-1]).mean(0)).max())
+    )
 
 
 @pytest.mark.parametrize(("draws", "seed"), [(1, 24109), (2, 83207), (4, 51613)])
@@ -114,10 +143,18 @@ def test_float32_values_follow_the_normal_law_in_body_tails_and_centre() -> None
 
 
 def test_pairs_of_float32_values_are_independent() -> None:
-    """Radius and angle of a pair: an exponential law and a uniform one, and their products are not correlated."""
+    """Radius and angle of a pair: an exponential law and a uniform one, and their products are not
+    correlated."""
     cosine, sine = seeded_source(20929).normal(2 * PAIRS).double().reshape(2, -1)
-    assert stats.kstest((cosine.square() + sine.square()).numpy(), "expon", args=(0, 2)).pvalue > ALARM
-    assert stats.kstest(torch.atan2(sine, cosine).numpy(), "uniform", args=(-math.pi, 2 * math.pi)).pvalue > ALARM
+    assert (
+        stats.kstest((cosine.square() + sine.square()).numpy(), "expon", args=(0, 2)).pvalue > ALARM
+    )
+    assert (
+        stats.kstest(
+            torch.atan2(sine, cosine).numpy(), "uniform", args=(-math.pi, 2 * math.pi)
+        ).pvalue
+        > ALARM
+    )
     assert abs(float((cosine * sine).mean())) < 5 / math.sqrt(PAIRS)
 
 
@@ -125,13 +162,18 @@ def fast(words: torch.Tensor) -> torch.Tensor:
     """The values of m words for radii and m words for angles, of which the first half is used."""
     count = len(words) // 2
     out = torch.empty(2 * count)
-    fast_pairs(words[: count + (count + 1) // 2].clone(), out, 1.0, torch.empty(count), torch.empty(count))
+    fast_pairs(
+        words[: count + (count + 1) // 2].clone(), out, 1.0, torch.empty(count), torch.empty(count)
+    )
     return out.double()
 
 
 @pytest.mark.parametrize("pairs_of", [box_muller, fast])
-def test_the_tail_is_right_beyond_eight_sigma(pairs_of: Callable[[torch.Tensor], torch.Tensor]) -> None:
-    """Given R > 8, R^2 - 64 is exponential with mean 2, to the relative 1e-5 by which 63 bits cut that tail."""
+def test_the_tail_is_right_beyond_eight_sigma(
+    pairs_of: Callable[[torch.Tensor], torch.Tensor],
+) -> None:
+    """Given R > 8, R^2 - 64 is exponential with mean 2, to the relative 1e-5 by which 63 bits cut
+    that tail."""
     largest = int(math.exp(-32) * 2**63)
     radius_words = torch.from_numpy(np.random.default_rng(39119).integers(0, largest, 50_000))
     angle_words = torch.from_numpy(seeded_source(4421).words(50_000).view(np.int64))
@@ -151,13 +193,25 @@ def test_laplace_follows_its_law_and_not_another_scale() -> None:
 def source_of(words: Iterable[int], monkeypatch: pytest.MonkeyPatch) -> RandomSource:
     """A source whose stream is these words."""
     source, stream = seeded_source(29611), iter(words)
-    monkeypatch.setattr(source, "words", lambda count: np.array([next(stream) for _ in range(count)], dtype=np.uint64))
+    monkeypatch.setattr(
+        source,
+        "words",
+        lambda count: np.array([next(stream) for _ in range(count)], dtype=np.uint64),
+    )
     return source
 
 
 @pytest.mark.parametrize("sign", [0, 1 << 63])
 @pytest.mark.parametrize(
-    "words", [[(1 << 63) - 1], [1 << 43], [(1 << 43) - 1, 7], [1, 2**64 - 1], [0, 1 << 62], [0, 0, 0, 5, 1 << 63]]
+    "words",
+    [
+        [(1 << 63) - 1],
+        [1 << 43],
+        [(1 << 43) - 1, 7],
+        [1, 2**64 - 1],
+        [0, 1 << 62],
+        [0, 0, 0, 5, 1 << 63],
+    ],
 )
 def test_a_laplace_value_is_right_at_the_edges_of_its_bits(
     words: list[int], sign: int, monkeypatch: pytest.MonkeyPatch
@@ -170,8 +224,11 @@ def test_a_laplace_value_is_right_at_the_edges_of_its_bits(
     assert math.copysign(1.0, drawn) == (-1 if sign else 1)
 
 
-def test_laplace_tails_do_not_end_where_the_first_word_does(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The law has no memory: beyond the least that 63 bits can say, 43.7, the rest is exponential again."""
+def test_laplace_tails_do_not_end_where_the_first_word_does(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The law has no memory: beyond the least that 63 bits can say, 43.7, the rest is exponential
+    again."""
     count, rest = 3000, seeded_source(71453)
     heads = dict.fromkeys(range(0, 2 * count, 2), 0)
     words = (heads.get(place, int(word)) for place, word in enumerate(rest.words(2 * count)))
@@ -179,7 +236,9 @@ def test_laplace_tails_do_not_end_where_the_first_word_does(monkeypatch: pytest.
     sample = np.array([float(source.laplace(1)[0]) for _ in range(count)])
     cut = np.abs(laplace_values(torch.zeros(count, dtype=torch.int64)).numpy())
     for drawn, follows_the_law in ((sample, True), (cut, False)):
-        assert bool(stats.kstest(drawn - 63 * math.log(2), "expon").pvalue > ALARM) is follows_the_law
+        assert (
+            bool(stats.kstest(drawn - 63 * math.log(2), "expon").pvalue > ALARM) is follows_the_law
+        )
 
 
 @pytest.mark.parametrize(("count", "threads"), [(0, 1), (7, 1), (PIECE + 1, 1), (3 * PIECE + 2, 2)])

@@ -1,6 +1,7 @@
 """Cohorts and batches are drawn with the chances that the accounting takes for granted.
 
-Statistical tests draw from a seed fixed beforehand; the false-alarm rate over its choice is ALARM for each.
+Statistical tests draw from a seed fixed beforehand; the false-alarm rate over its choice is ALARM
+for each.
 """
 
 from __future__ import annotations
@@ -34,7 +35,9 @@ def inclusions(count: int, probability: float, *, rounds: int, seed: int) -> np.
 def has_frequency(table: np.ndarray, probability: float) -> bool:
     """Of how often each index was in, by chi-square, and all together: false alarm 2 * ALARM."""
     rounds, count = table.shape
-    spread = (table.sum(0) - rounds * probability) / math.sqrt(rounds * probability * (1 - probability))
+    spread = (table.sum(0) - rounds * probability) / math.sqrt(
+        rounds * probability * (1 - probability)
+    )
     each = stats.chi2.sf((spread**2).sum(), count) > ALARM
     together = stats.binomtest(int(table.sum()), rounds * count, probability).pvalue > ALARM
     return bool(each and together)
@@ -49,7 +52,8 @@ def test_each_index_is_in_with_the_probability_and_no_other(probability: float) 
 
 
 def test_indices_are_in_independently_of_each_other() -> None:
-    """The size is binomial, which positive or negative dependence would spread or narrow; so is each pair's count."""
+    """The size is binomial, which positive or negative dependence would spread or narrow; so is
+    each pair's count."""
     table = inclusions(30, 0.2, rounds=8000, seed=77003)
     assert have_binomial_sizes(table, 0.2)
     assert are_unrelated(table)
@@ -64,13 +68,18 @@ def have_binomial_sizes(table: np.ndarray, probability: float) -> bool:
     expected = rounds * stats.binom.pmf(np.arange(count + 1), count, probability)
     body = expected > 5
     observed = np.append(sizes[body], sizes[~body].sum())
-    return bool(stats.chisquare(observed, np.append(expected[body], expected[~body].sum())).pvalue > ALARM)
+    return bool(
+        stats.chisquare(observed, np.append(expected[body], expected[~body].sum())).pvalue > ALARM
+    )
 
 
 def are_unrelated(table: np.ndarray) -> bool:
     rounds, count = table.shape
     correlations = np.corrcoef(table.T)[np.triu_indices(count, 1)]
-    return bool(np.abs(correlations).max() < stats.norm.isf(ALARM / 2 / len(correlations)) / math.sqrt(rounds))
+    return bool(
+        np.abs(correlations).max()
+        < stats.norm.isf(ALARM / 2 / len(correlations)) / math.sqrt(rounds)
+    )
 
 
 def test_an_index_is_in_exactly_below_the_threshold(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -106,18 +115,24 @@ DRAWS = 4000
 FALSE_ALARM = 1e-6  # of each chi-square test below; the seeds are fixed, so it is paid once
 
 
-def training(noise: float = 1.0, *, probability: float = 0.01, rounds: int = 1000) -> tuple[tuple[DpEvent, int], ...]:
+def training(
+    noise: float = 1.0, *, probability: float = 0.01, rounds: int = 1000
+) -> tuple[tuple[DpEvent, int], ...]:
     return ((PoissonSampledDpEvent(probability, GaussianDpEvent(noise)), rounds),)
 
 
 def selection_epsilon(candidates: Sequence[Entries], *, trials: TrialCount, delta: float) -> float:
-    return epsilon_spent([(selection_event(candidates, trials=trials), 1)], delta=delta, accountant="rdp")
+    return epsilon_spent(
+        [(selection_event(candidates, trials=trials), 1)], delta=delta, accountant="rdp"
+    )
 
 
 @pytest.mark.parametrize(
     ("distribution", "expected"), [("poisson", 4.671), ("logarithmic", 3.851), ("geometric", 4.431)]
 )
-def test_the_best_of_ten_on_average_costs_what_is_published(distribution: str, expected: float) -> None:
+def test_the_best_of_ten_on_average_costs_what_is_published(
+    distribution: str, expected: float
+) -> None:
     found = selection_epsilon([training()], trials=TrialCount(distribution, 10), delta=1e-6)
     assert found == pytest.approx(expected, abs=5e-4)
 
@@ -126,8 +141,11 @@ def test_the_best_of_ten_on_average_costs_what_is_published(distribution: str, e
 def test_candidates_with_more_noise_change_nothing(distribution: str) -> None:
     trials = TrialCount(distribution, 5)
     dearest = selection_epsilon([training(1.0)], trials=trials, delta=1e-6)
-    mixed = selection_epsilon([training(3.0), training(1.0), training(2.0)], trials=trials, delta=1e-6)
-    # Orders that RDP can't compute for one of the candidates are given up for all: the bound may grow by a little.
+    mixed = selection_epsilon(
+        [training(3.0), training(1.0), training(2.0)], trials=trials, delta=1e-6
+    )
+    # Orders that RDP can't compute for one of the candidates are given up for all: the bound may
+    # grow by a little.
     assert dearest <= mixed <= dearest * 1.01
 
 
@@ -139,9 +157,15 @@ def test_candidates_of_which_none_costs_most_are_refused() -> None:
 
 @pytest.mark.parametrize(
     ("candidates", "expected"),
-    [([()], 0.0), ([((NonPrivateDpEvent(), 1),)], math.inf), ([training(), ((NonPrivateDpEvent(), 2),)], math.inf)],
+    [
+        ([()], 0.0),
+        ([((NonPrivateDpEvent(), 1),)], math.inf),
+        ([training(), ((NonPrivateDpEvent(), 2),)], math.inf),
+    ],
 )
-def test_nothing_released_costs_nothing_and_no_noise_costs_everything(candidates: list, expected: float) -> None:
+def test_nothing_released_costs_nothing_and_no_noise_costs_everything(
+    candidates: list, expected: float
+) -> None:
     assert selection_epsilon(candidates, trials=TrialCount("geometric", 3), delta=1e-6) == expected
 
 
@@ -150,7 +174,8 @@ LOGARITHMIC_MEAN = (1 / GAMMA - 1) / math.log(1 / GAMMA)
 
 
 def law(distribution: str, mean: float, count: int) -> float:
-    """The probability of a number of trials, written down from Papernot and Steinke 2022, Definition 1."""
+    """The probability of a number of trials, written down from Papernot and Steinke 2022,
+    Definition 1."""
     if distribution == "poisson":
         return math.exp(-mean) * mean**count / math.factorial(count)
     if count == 0:
@@ -171,7 +196,9 @@ def p_value(distribution: str, mean: float, *, drawn_mean: float) -> float:
 
 
 @pytest.mark.parametrize("distribution", SHAPES)
-def test_numbers_of_trials_follow_their_law_and_not_one_with_another_mean(distribution: str) -> None:
+def test_numbers_of_trials_follow_their_law_and_not_one_with_another_mean(
+    distribution: str,
+) -> None:
     mean = LOGARITHMIC_MEAN if distribution == "logarithmic" else 6.0
     assert p_value(distribution, mean, drawn_mean=mean) > FALSE_ALARM
     assert p_value(distribution, mean, drawn_mean=1.3 * mean) < FALSE_ALARM

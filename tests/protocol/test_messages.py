@@ -1,4 +1,5 @@
-"""What travels to a client is what it needs; a reply is checked before anything is computed from it."""
+"""What travels to a client is what it needs; a reply is checked before anything is computed from
+it."""
 
 from __future__ import annotations
 
@@ -34,13 +35,22 @@ from discreet.protocol.messages import (
 )
 from discreet.settings.client_settings import ClientSettings
 from discreet.settings.data import DataConfig, NormaliserConfig
-from discreet.settings.privacy import ExamplePrivacyConfig, LocalPrivacyConfig, PrivacyConfig, UserPrivacyConfig
+from discreet.settings.privacy import (
+    ExamplePrivacyConfig,
+    LocalPrivacyConfig,
+    PrivacyConfig,
+    UserPrivacyConfig,
+)
 from discreet.settings.settings import RayConfig, Settings, client_settings
 from discreet.settings.training import ModelConfig, TaskConfig
 from tests.flower.hostile import HEADERS, npy, raw
 from tests.node.clients import request_with
 
-SPENT: dict[str, float | int] = {"epsilon_example": 0.5, "epsilon_local": 0.0, "epsilon_local_pure": 0.0}
+SPENT: dict[str, float | int] = {
+    "epsilon_example": 0.5,
+    "epsilon_local": 0.0,
+    "epsilon_local_pure": 0.0,
+}
 GOOD: dict[str, float | int] = {"round": 3, "below": 1, **SPENT}
 ZEROS = Array(np.zeros(2))
 
@@ -59,13 +69,23 @@ def decode(record: RecordDict) -> TrainReply:
 
 
 def test_a_reply_survives_the_wire() -> None:
-    reply = TrainReply(3, torch.tensor([1.0, -2.0]), below=True, epsilon_example=0.5, epsilon_local=0.25)
+    reply = TrainReply(
+        3, torch.tensor([1.0, -2.0]), below=True, epsilon_example=0.5, epsilon_local=0.25
+    )
     record = encode_reply(reply)
     read = decode(record)
     assert torch.equal(read.update, reply.update)
-    assert (read.round, read.below, read.epsilon_example, read.epsilon_local) == (3, True, 0.5, 0.25)
+    assert (read.round, read.below, read.epsilon_example, read.epsilon_local) == (
+        3,
+        True,
+        0.5,
+        0.25,
+    )
     # Nothing else leaves a client.
-    assert [*record.array_records, *record.metric_records, *record.config_records] == ["update", "reply"]
+    assert [*record.array_records, *record.metric_records, *record.config_records] == [
+        "update",
+        "reply",
+    ]
     assert {*record.metric_records["reply"]} == {*GOOD}
 
 
@@ -81,9 +101,15 @@ SCHEDULED = Settings(
 REQUESTS = {
     "of the default run": REQUEST,
     "with every client-side guarantee": TrainRequest(1, 0.3, client_settings(SCHEDULED)),
-    "with weights of classes": replace(REQUEST, run=replace(REQUEST.run, task=TaskConfig(class_weights=[1.0, 2.5]))),
-    "that normalises": replace(REQUEST, run=replace(REQUEST.run, normaliser=NormaliserConfig([1.5, -2.0], [3.0, 0.5]))),
-    "of a simulation": replace(REQUEST, virtual=VirtualClient(7, "somewhere", "t", seed=3, data_path="there")),
+    "with weights of classes": replace(
+        REQUEST, run=replace(REQUEST.run, task=TaskConfig(class_weights=[1.0, 2.5]))
+    ),
+    "that normalises": replace(
+        REQUEST, run=replace(REQUEST.run, normaliser=NormaliserConfig([1.5, -2.0], [3.0, 0.5]))
+    ),
+    "of a simulation": replace(
+        REQUEST, virtual=VirtualClient(7, "somewhere", "t", seed=3, data_path="there")
+    ),
 }
 
 
@@ -98,7 +124,8 @@ def test_a_request_survives_the_wire(request_: TrainRequest) -> None:
 ASKED = {
     "": "rounds delta accountant noise",
     "model": "name freeze lora.kind lora.rank lora.alpha lora.targets",
-    "data": "name num_clients partition alpha partition_seed normalise examples_per_client public_num_examples path",
+    "data": "name num_clients partition alpha partition_seed normalise examples_per_client "
+    "public_num_examples path",
     "task": "huber_delta loss class_weights",
     "training": "epochs batch_size learning_rate momentum optimizer weight_decay schedule",
     "user": "enabled sampling probability population_size aggregation adaptive "
@@ -111,8 +138,17 @@ ASKED = {
     "normaliser": "means deviations",
 }
 TRAVELS = {
-    *("round", "clip_norm", "work.trains", "work.query", "virtual", "frozen"),
-    *(".".join(filter(None, ("run", group, name))) for group, names in ASKED.items() for name in names.split()),
+    "round",
+    "clip_norm",
+    "work.trains",
+    "work.query",
+    "virtual",
+    "frozen",
+    *(
+        ".".join(filter(None, ("run", group, name)))
+        for group, names in ASKED.items()
+        for name in names.split()
+    ),
 }
 
 
@@ -133,13 +169,20 @@ def test_no_more_than_a_client_needs_travels_to_it_and_no_path_or_host() -> None
 
 def names_of(tree: dict[str, Any], prefix: str = "") -> Iterator[str]:
     for name, value in tree.items():
-        yield from names_of(value, f"{prefix}{name}.") if isinstance(value, dict) else [prefix + name]
+        yield from (
+            names_of(value, f"{prefix}{name}.") if isinstance(value, dict) else [prefix + name]
+        )
 
 
 def changed(change: dict[str, object]) -> RecordDict:
     version = {"version": change["version"]} if "version" in change else {}
-    items = request_with(REQUEST, {name: value for name, value in change.items() if name != "version"}) | version
-    return RecordDict({"request": ConfigRecord(items), "parameters": parameters_record(torch.zeros(2))})  # type: ignore[arg-type]
+    items = (
+        request_with(REQUEST, {name: value for name, value in change.items() if name != "version"})
+        | version
+    )
+    return RecordDict(
+        {"request": ConfigRecord(items), "parameters": parameters_record(torch.zeros(2))}
+    )  # type: ignore[arg-type]
 
 
 UNREADABLE = {
@@ -147,7 +190,9 @@ UNREADABLE = {
     "train request has version gone, this client reads version 7": {"version": "gone"},
     "unknown setting privacy.example.sampled_twice": {"run.example.sampled_twice": True},
     "unknown setting sampled": {"sampled": True},
-    "task.class_weights must be a list of numbers within [1e-09, 1e+09]": {"run.task.class_weights": [1.0, -1.0]},
+    "task.class_weights must be a list of numbers within [1e-09, 1e+09]": {
+        "run.task.class_weights": [1.0, -1.0]
+    },
     "clip_norm must be within [1e-09, 1e+09] (got -1": {"clip_norm": -1.0},
     "clip_norm must be within [1e-09, 1e+09] (got nan": {"clip_norm": math.nan},
     "privacy.delta must be given": {"run.delta": "gone"},
@@ -164,13 +209,17 @@ UNREADABLE = {
 
 
 @pytest.mark.parametrize(("message", "change"), UNREADABLE.items(), ids=UNREADABLE.keys())
-def test_a_request_that_a_client_can_not_follow_is_refused_in_one_line(message: str, change: dict[str, object]) -> None:
+def test_a_request_that_a_client_can_not_follow_is_refused_in_one_line(
+    message: str, change: dict[str, object]
+) -> None:
     with pytest.raises(MalformedMessage, match=re.escape(message)) as refused:
         decode_request(changed(change))
     assert "\n" not in str(refused.value)
 
 
-@pytest.mark.parametrize("text", ["", "[" * 10**5, "{}", "7", None, b"{}", '{"round": 1, "round": 1}'])
+@pytest.mark.parametrize(
+    "text", ["", "[" * 10**5, "{}", "7", None, b"{}", '{"round": 1, "round": 1}']
+)
 def test_a_text_that_is_no_request_is_refused(text: object) -> None:
     with pytest.raises(MalformedMessage):
         request_of({"version": VERSION, "request": text})
@@ -180,7 +229,9 @@ def test_a_text_that_is_no_request_is_refused(text: object) -> None:
 
 def test_a_request_that_says_a_thing_twice_is_refused() -> None:
     # Whoever reads it first may take the one, and whoever acts on it the other.
-    twice = str(request_items(REQUEST)["request"]).replace('"delta": 0.001', '"delta": 0.5, "delta": 0.001')
+    twice = str(request_items(REQUEST)["request"]).replace(
+        '"delta": 0.001', '"delta": 0.5, "delta": 0.001'
+    )
     with pytest.raises(MalformedMessage, match="must hold every setting once"):
         request_of({"version": VERSION, "request": twice})
 
@@ -199,8 +250,12 @@ def numbers_of(kind: type, prefix: str) -> Iterator[tuple[str, bool]]:
             yield name, float not in kinds
 
 
-@pytest.mark.parametrize(("name", "in_list"), [("clip_norm", False), *numbers_of(ClientSettings, "run.")])
-def test_a_number_that_float32_does_not_bear_is_refused_whatever_it_is(name: str, in_list: bool) -> None:
+@pytest.mark.parametrize(
+    ("name", "in_list"), [("clip_norm", False), *numbers_of(ClientSettings, "run.")]
+)
+def test_a_number_that_float32_does_not_bear_is_refused_whatever_it_is(
+    name: str, in_list: bool
+) -> None:
     small = () if name in SHARES | SIGNED else (1e-40, 1e-10)
     for value in (math.nan, 1e39, -1e39, *([] if name == "clip_norm" else [math.inf]), *small):
         with pytest.raises(MalformedMessage, match=rf"{name.split('.')[-1]} must be"):
@@ -226,7 +281,9 @@ BAD = {
     "no array": reply_of({}),
     "two arrays": reply_of({"update": ZEROS, "more": ZEROS}),
     "missing epsilon": reply_of({"update": ZEROS}, {"round": 3, "below": 1}),
-    "bytes that are no array": reply_of({"update": Array("float32", (2,), "numpy.ndarray", b"garbage")}),
+    "bytes that are no array": reply_of(
+        {"update": Array("float32", (2,), "numpy.ndarray", b"garbage")}
+    ),
     "a pickled object": reply_of({"update": Array("object", (2,), "numpy.ndarray", pickled())}),
 }
 
@@ -244,7 +301,10 @@ def test_a_header_that_numpy_does_not_write_is_malformed_and_in_few_words(header
     assert len(str(refused.value)) < 600
 
 
-@given(dtype=st.sampled_from(["<f2", "<f4", "<f8", "|b1", "<i8"]), shape=st.lists(st.integers(0, 3), max_size=6))
+@given(
+    dtype=st.sampled_from(["<f2", "<f4", "<f8", "|b1", "<i8"]),
+    shape=st.lists(st.integers(0, 3), max_size=6),
+)
 def test_every_header_that_numpy_writes_is_read(dtype: str, shape: list[int]) -> None:
     for order in ("C", "F"):
         values = np.zeros(shape, dtype, order)  # type: ignore[call-overload]

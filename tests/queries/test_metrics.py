@@ -1,4 +1,5 @@
-"""Metrics: counted by hand, of norm 1 whatever a client's model gives, and near the exact ones under noise."""
+"""Metrics: counted by hand, of norm 1 whatever a client's model gives, and near the exact ones
+under noise."""
 
 from __future__ import annotations
 
@@ -48,7 +49,10 @@ def test_a_nan_among_the_logits_makes_the_loss_nan_and_the_example_wrong() -> No
 
 
 def test_indicators_are_those_counted_by_hand() -> None:
-    targets, scores = torch.tensor([1, 1, 1, 0, 0]), torch.tensor([0.9, 0.8, 0.3, 0.6, 0.1], dtype=torch.float64)
+    targets, scores = (
+        torch.tensor([1, 1, 1, 0, 0]),
+        torch.tensor([0.9, 0.8, 0.3, 0.6, 0.1], dtype=torch.float64),
+    )
     found = class_indicators(torch.stack([1 - scores, scores], dim=1), targets)
     # Of the 3 * 2 pairs of a positive and a negative, one is in the wrong order: 0.3 below 0.6.
     assert found["auc"] == pytest.approx(5 / 6)
@@ -62,7 +66,9 @@ def test_indicators_are_those_counted_by_hand() -> None:
 
 def test_numbers_have_r2_and_an_error_in_their_own_units() -> None:
     price = Target(NUMBERS, ("price",), (0.0,), (200.0,))
-    table = Examples(torch.tensor([[-0.5], [0.0], [1.0]]), price.scaled(torch.tensor([[40.0], [110.0], [190.0]])))
+    table = Examples(
+        torch.tensor([[-0.5], [0.0], [1.0]]), price.scaled(torch.tensor([[40.0], [110.0], [190.0]]))
+    )
     result = evaluate(Logits(), table, loss=LOSSES["squared"], target=price)
     said, truth = [50.0, 100.0, 200.0], [40.0, 110.0, 190.0]
     assert result.scores == pytest.approx({"r2": r2_score(truth, said), "mae": 10.0}, rel=1e-6)
@@ -89,10 +95,23 @@ TEN = TaskShape((4,), 10)
 LABELLED = TaskShape((4,), 0, target=Target(LABELS, ("a", "b", "c")))
 NUMBERED = TaskShape((4,), 0, target=Target(NUMBERS, ("a", "b"), (0.0, 10.0), (4.0, 30.0)))
 TAGGED = TaskShape((5,), 3, num_tokens=7, target=Target(SEQUENCES, length=5))
-SHAPES = {"two classes": TWO, "ten classes": TEN, "labels": LABELLED, "numbers": NUMBERED, "sequences": TAGGED}
+SHAPES = {
+    "two classes": TWO,
+    "ten classes": TEN,
+    "labels": LABELLED,
+    "numbers": NUMBERED,
+    "sequences": TAGGED,
+}
 EACH = [(shape, name) for shape in SHAPES for name in metrics_of(SHAPES[shape].target.kind)]
 HUGE = torch.finfo(torch.float32).max
-OUTPUTS = {"zeros": 0.0, "NaN": math.nan, "inf": math.inf, "-inf": -math.inf, "huge": HUGE, "-huge": -HUGE}
+OUTPUTS = {
+    "zeros": 0.0,
+    "NaN": math.nan,
+    "inf": math.inf,
+    "-inf": -math.inf,
+    "huge": HUGE,
+    "-huge": -HUGE,
+}
 
 
 def query(shape: TaskShape, *names: str) -> Query:
@@ -101,11 +120,19 @@ def query(shape: TaskShape, *names: str) -> Query:
 
 def targets_of(shape: TaskShape, kind: str, n: int) -> Tensor:
     if shape.target.kind == CLASSES:
-        return torch.zeros(n, dtype=torch.int64) if kind == "one" else torch.arange(n) % shape.num_classes
+        return (
+            torch.zeros(n, dtype=torch.int64)
+            if kind == "one"
+            else torch.arange(n) % shape.num_classes
+        )
     if shape.target.kind == SEQUENCES:
         if kind == "one":
             return torch.full((n, 5), PADDING)
-        return torch.where(torch.arange(5) < torch.arange(n)[:, None] % 6, torch.arange(5 * n).view(n, 5) % 3, PADDING)
+        return torch.where(
+            torch.arange(5) < torch.arange(n)[:, None] % 6,
+            torch.arange(5 * n).view(n, 5) % 3,
+            PADDING,
+        )
     low = 0.0 if shape.target.kind == LABELS else -1.0
     both = torch.full((n, shape.num_outputs), low)
     both[::2] = 1.0 if kind == "both" else low
@@ -114,7 +141,9 @@ def targets_of(shape: TaskShape, kind: str, n: int) -> Tensor:
 
 @pytest.mark.parametrize("outputs", OUTPUTS)
 @pytest.mark.parametrize(("shape", "name"), EACH)
-def test_no_client_passes_a_norm_of_one_whatever_its_model_gives(shape: str, name: str, outputs: str) -> None:
+def test_no_client_passes_a_norm_of_one_whatever_its_model_gives(
+    shape: str, name: str, outputs: str
+) -> None:
     asked = query(SHAPES[shape], name)
     for kind in ("one", "both"):
         for n in (0, 1, 7):
@@ -133,21 +162,26 @@ def test_no_client_passes_a_norm_of_one_whatever_its_model_gives(shape: str, nam
 
 @pytest.mark.parametrize(("shape", "name"), EACH)
 def test_no_block_is_cut_by_the_bound_for_what_models_give(shape: str, name: str) -> None:
-    # The bound is true of the block itself: joining shortens nothing, which would bend what is read.
+    # The bound is true of the block itself: joining shortens nothing, which would bend what is
+    # read.
     (block,) = metric_blocks([name], SHAPES[shape])
     source = torch.Generator().manual_seed(61121)
     for scale in (0.0, 1.0, 40.0):
         values = torch.randn(9, *SHAPES[shape].output_shape, generator=source).double() * scale
         targets = targets_of(SHAPES[shape], "both", 9)
         raw = block.answer(values, targets)
-        assert torch.allclose(Query((block,)).answer(values, targets), raw / block.bound, atol=1e-12)
+        assert torch.allclose(
+            Query((block,)).answer(values, targets), raw / block.bound, atol=1e-12
+        )
         assert float(raw.abs().sum()) <= block.l1_bound + 1e-12
         assert not block.shares or bool((raw >= 0).all())
 
 
 def test_a_block_that_lies_about_its_bound_is_held_to_it() -> None:
     faulty = (
-        Block("long", 2, 1.0, 1.0, lambda *_: torch.tensor([30.0, 40.0]).double(), read=lambda _: {}),
+        Block(
+            "long", 2, 1.0, 1.0, lambda *_: torch.tensor([30.0, 40.0]).double(), read=lambda _: {}
+        ),
         Block("bad", 1, 1.0, 1.0, lambda *_: torch.tensor([math.nan]).double(), read=lambda _: {}),
     )
     answer = Query(faulty).answer(torch.zeros(1, 1), torch.zeros(1))
@@ -155,7 +189,8 @@ def test_a_block_that_lies_about_its_bound_is_held_to_it() -> None:
 
 
 def test_a_sequence_adds_its_own_share_and_moves_no_others() -> None:
-    # One example of n moves the answer by at most 1 / n, however many positions it has: clients noise it for that.
+    # One example of n moves the answer by at most 1 / n, however many positions it has: clients
+    # noise it for that.
     asked, n = query(TAGGED, "accuracy", "loss"), 7
     targets = targets_of(TAGGED, "both", n)
     values = torch.randn(n, 3, 5, generator=torch.Generator().manual_seed(90371)).double() * 9
@@ -165,7 +200,9 @@ def test_a_sequence_adds_its_own_share_and_moves_no_others() -> None:
             changed = targets.clone()
             changed[row] = other
             assert float((there - asked.answer(values, changed)).norm()) <= 2 / n
-    one = query(TAGGED, "accuracy").answer(values[:2], torch.tensor([[0, 1, *[PADDING] * 3], [2] * 5]))
+    one = query(TAGGED, "accuracy").answer(
+        values[:2], torch.tensor([[0, 1, *[PADDING] * 3], [2] * 5])
+    )
     right = (values[:2].argmax(dim=1) == torch.tensor([[0, 1, -1, -1, -1], [2] * 5])).double()
     assert float(one) == pytest.approx(float((right[0, :2].mean() + right[1].mean()) / 2 - 0.5) * 2)
 
@@ -213,12 +250,18 @@ def exactly(kind: str, name: str, clients: list[Client]) -> dict[str, float]:
     outputs, targets = (torch.cat(parts).double() for parts in zip(*clients, strict=True))
     units = torch.tensor([2.0, 10.0], dtype=torch.float64)
     errors = (outputs.clamp(-1, 1) - targets).abs().clamp(0, 1) if kind == NUMBERS else outputs
-    right = outputs.argmax(dim=1) == targets if kind == CLASSES else (outputs >= 0) == (targets == 1)
+    right = (
+        outputs.argmax(dim=1) == targets if kind == CLASSES else (outputs >= 0) == (targets == 1)
+    )
     if name == "accuracy":
         return {"accuracy": float(right.double().mean())}
     if name == "loss":  # of an example cut at twice the loss of chance
         chances = outputs.softmax(dim=1) if kind == CLASSES else outputs.sigmoid()
-        said = chances[torch.arange(len(targets)), targets.long()] if kind == CLASSES else (1 - targets - chances).abs()
+        said = (
+            chances[torch.arange(len(targets)), targets.long()]
+            if kind == CLASSES
+            else (1 - targets - chances).abs()
+        )
         return {"loss": float(np.minimum(-np.log(said.numpy()), 2 * math.log(2)).mean())}
     if name == "auc":
         scores = (outputs[:, 1] - outputs[:, 0])[:, None] if kind == CLASSES else outputs
@@ -231,7 +274,9 @@ def exactly(kind: str, name: str, clients: list[Client]) -> dict[str, float]:
         return {"r2": float(r2_score(targets.numpy(), outputs.numpy()))}
     if name == "calibration":
         sure = outputs.softmax(dim=1).max(dim=1).values
-        gap = np.histogram(sure.numpy(), 10, (0, 1), weights=(sure - right.double()).numpy())[0] / len(sure)
+        gap = np.histogram(sure.numpy(), 10, (0, 1), weights=(sure - right.double()).numpy())[
+            0
+        ] / len(sure)
         return {"overconfidence": float(gap.sum()), "calibration_error": float(np.abs(gap).sum())}
     each = (errors if kind == NUMBERS else right.double()).reshape(CLIENTS, -1).mean(dim=1).numpy()
     worst = 0.9 if kind == NUMBERS else 0.1
@@ -246,8 +291,11 @@ def query_of(kind: str, *names: str) -> Query:
     return Query(metric_blocks(names, KINDS[kind]))
 
 
-def hits_of(kind: str, name: str, *, scale: float = 1.0, probability: float = 1.0, z: float = 2.0) -> dict[str, int]:
-    """How often, of 200 seeded draws, each number is within 2 of its standard errors, times `scale`, of the exact."""
+def hits_of(
+    kind: str, name: str, *, scale: float = 1.0, probability: float = 1.0, z: float = 2.0
+) -> dict[str, int]:
+    """How often, of 200 seeded draws, each number is within 2 of its standard errors, times
+    `scale`, of the exact."""
     clients, source = population(kind), torch.Generator().manual_seed(90437)
     query, truth = query_of(kind, name), exactly(kind, name, clients)
     answers = torch.stack([query.answer(*client) for client in clients])
@@ -255,7 +303,9 @@ def hits_of(kind: str, name: str, *, scale: float = 1.0, probability: float = 1.
     for _ in range(DRAWS):
         asked = (torch.rand(CLIENTS, generator=source) < probability).double()
         drawn = torch.randn(answers.shape[1], generator=source, dtype=torch.float64) * z
-        read = query.read(Sums((asked @ answers + drawn).tolist(), probability * CLIENTS, z, probability))
+        read = query.read(
+            Sums((asked @ answers + drawn).tolist(), probability * CLIENTS, z, probability)
+        )
         assert read.keys() == truth.keys()
         for found, value in truth.items():
             hits[found] += abs(read[found].value - value) <= 2 * scale * read[found].standard_error

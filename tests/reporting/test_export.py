@@ -1,4 +1,5 @@
-"""An exported model: PyTorch and scikit-learn load it without Discreet, and it gives the numbers of the run."""
+"""An exported model: PyTorch and scikit-learn load it without Discreet, and it gives the numbers of
+the run."""
 
 from __future__ import annotations
 
@@ -41,7 +42,13 @@ assert 0 <= roc_auc_score(rows["readmitted"] == "yes", said[:, 1]) <= 1
 def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A project with a messy table and a run of two rounds."""
     folder = make_project(tmp_path_factory.mktemp("table"), people=60)
-    words = ["experiment=table", f"data.path={folder}", "data.num_clients=60", "rounds=2", "seed=40127"]
+    words = [
+        "experiment=table",
+        f"data.path={folder}",
+        "data.num_clients=60",
+        "rounds=2",
+        "seed=40127",
+    ]
     simulate(load_config([*words, f"output_dir={folder / 'run'}"]))
     return folder
 
@@ -52,7 +59,9 @@ def exported(project: Path) -> Path:
     return project / "out"
 
 
-def test_scikit_learn_gives_the_numbers_of_the_run_without_discreet(project: Path, exported: Path) -> None:
+def test_scikit_learn_gives_the_numbers_of_the_run_without_discreet(
+    project: Path, exported: Path
+) -> None:
     words = [sys.executable, "-W", "ignore", "-c", ALONE, exported, project / "test.csv"]
     done = subprocess.run(words, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
@@ -60,7 +69,9 @@ def test_scikit_learn_gives_the_numbers_of_the_run_without_discreet(project: Pat
     assert predict([str(project / "run"), "--data", str(project / "test.csv")]) == 0
     with (project / "run" / "predictions.csv").open() as file:
         rows = list(csv.DictReader(file))
-    assert np.array(said)[:, 1] == pytest.approx([float(row["probability_yes"]) for row in rows], abs=1e-5)
+    assert np.array(said)[:, 1] == pytest.approx(
+        [float(row["probability_yes"]) for row in rows], abs=1e-5
+    )
     assert classes == [row["prediction"] for row in rows]
 
 
@@ -77,7 +88,13 @@ def test_the_model_card_has_metadata_the_guarantee_and_the_scores(exported: Path
     metadata = yaml.safe_load(head)
     scores = {each["type"] for each in metadata["model-index"][0]["results"][0]["metrics"]}
     assert {"accuracy", "auc", "loss"} <= scores
-    for said in ("| user | 8 |", "add or remove one client", "Not covered:", "drawn from a seed", "constant guess"):
+    for said in (
+        "| user | 8 |",
+        "add or remove one client",
+        "Not covered:",
+        "drawn from a seed",
+        "constant guess",
+    ):
         assert said in text, said
 
 
@@ -85,7 +102,13 @@ def test_the_description_that_was_saved_holds_and_what_differs_is_named(
     project: Path, exported: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     before, toml = load_model(project / "run").description, (project / "data.toml").read_text()
-    words = [str(project / "run"), "--data", str(project / "test.csv"), "--out", str(project / "said.csv")]
+    words = [
+        str(project / "run"),
+        "--data",
+        str(project / "test.csv"),
+        "--out",
+        str(project / "said.csv"),
+    ]
     assert predict(words) == 0
     first, _ = (project / "said.csv").read_text(), capsys.readouterr()
     (project / "data.toml").write_text(toml.replace("age = [0, 100]", "age = [0, 50]"))

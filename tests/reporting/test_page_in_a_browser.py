@@ -1,5 +1,5 @@
-"""The report in a real browser, at the width of a phone and of a desk, in both colour schemes: nothing overflows, no
-text of a picture is cut off, and a dark page is dark."""
+"""The report in a real browser, at the width of a phone and of a desk, in both colour schemes:
+nothing overflows, no text of a picture is cut off, and a dark page is dark."""
 
 from __future__ import annotations
 
@@ -29,7 +29,10 @@ def write_page(folder: Path, *, runs: int) -> Path:
     for number in range(runs):
         words = [f"privacy.user.noise_multiplier={1 + number / 8}", f"server.momentum=0.{number}"]
         run = make_run(folder / f"run{number}", *words, f"training.learning_rate=0.{number + 1}")
-        rows = [row | {"auc": 0.6 + row["round"] / 20, "balanced_accuracy": 0.55} for row in run.read_metrics()]
+        rows = [
+            row | {"auc": 0.6 + row["round"] / 20, "balanced_accuracy": 0.55}
+            for row in run.read_metrics()
+        ]
         run.replace_metrics(rows)
         write_json(run.path / CONSTANT, {"share": 0.9, "loss": 0.33, "uneven": True})
         write_json(run.path / TEST_SET, RESULTS)
@@ -40,7 +43,9 @@ def write_page(folder: Path, *, runs: int) -> Path:
 def luminance(colour: str) -> float:
     """Relative luminance of rgb(...), as WCAG defines it."""
     parts = [int(each) / 255 for each in re.findall(r"\d+", colour)[:3]]
-    linear = [part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in parts]
+    linear = [
+        part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in parts
+    ]
     return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
 
 
@@ -74,13 +79,19 @@ def test_every_colour_of_the_page_has_a_dark_one(page: Path) -> None:
     _, _, dark = text.partition("prefers-color-scheme: dark")
     used = set(re.findall(r"var\(--([0-9a-f]{6})", text))
     assert used <= set(re.findall(r"--([0-9a-f]{6}):", dark))
-    assert not re.search(r"[^,] #[0-9a-f]{6}[;\"]", dark.partition("</style>")[2]), "a colour of its own"
+    assert not re.search(r"[^,] #[0-9a-f]{6}[;\"]", dark.partition("</style>")[2]), (
+        "a colour of its own"
+    )
 
 
 def test_loss_auc_and_the_majority_share_are_drawn(page: Path) -> None:
     text = page.read_text()
     titles = ["Accuracy after each round", "AUC after each round", "Loss after each round"]
-    single = ["Confusion matrix of the last model", "ROC curve of the last model", "Calibration of the last model"]
+    single = [
+        "Confusion matrix of the last model",
+        "ROC curve of the last model",
+        "Calibration of the last model",
+    ]
     assert all(title in text for title in titles)
     assert all((title in text) == ("<title>9 runs" not in text) for title in single)
     assert "Dotted: the share of the most frequent class, 0.9." in text
@@ -94,4 +105,6 @@ def test_a_run_that_rates_nothing_has_no_score_of_zero(tmp_path: Path) -> None:
         run.replace_metrics([row | {"accuracy": None, "loss": None} for row in run.read_metrics()])
     report = report_of([tmp_path])
     assert {row["accuracy"] for row in report.rows} == {""}
-    assert not any("ccuracy" in picture.title or "Loss" in picture.title for picture in report.pictures)
+    assert not any(
+        "ccuracy" in picture.title or "Loss" in picture.title for picture in report.pictures
+    )

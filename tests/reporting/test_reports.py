@@ -1,4 +1,5 @@
-"""Reports: what is read from run folders, what is said of it and of private evaluation, and the page."""
+"""Reports: what is read from run folders, what is said of it and of private evaluation, and the
+page."""
 
 from __future__ import annotations
 
@@ -18,7 +19,12 @@ from discreet.ledger.durable_ledger import Charge
 from discreet.reporting.page import report_of
 from discreet.reporting.pictures import frontier
 from discreet.reporting.records import RunRecord, read_runs, runs_table, split_same
-from discreet.reporting.spending import choice_costs, ratings_cost, spent_by_data_owner, worst_epsilons
+from discreet.reporting.spending import (
+    choice_costs,
+    ratings_cost,
+    spent_by_data_owner,
+    worst_epsilons,
+)
 from discreet.server.plan import Plan
 from discreet.server.run_folder import RunFolder, write_json
 from discreet.simulation.tuning import score
@@ -32,7 +38,10 @@ def read(*folders: RunFolder) -> list[RunRecord]:
 
 
 def test_a_run_that_was_lost_has_the_accuracy_of_its_model(tmp_path: Path) -> None:
-    runs = [make_run(tmp_path / str(number), f"{NOISE}=1", accuracies=(0.3, 0.8, 0.1)) for number in (2, 0)]
+    runs = [
+        make_run(tmp_path / str(number), f"{NOISE}=1", accuracies=(0.3, 0.8, 0.1))
+        for number in (2, 0)
+    ]
     for number, run in zip((2, 0), runs, strict=True):
         write_json(run.path / "privacy.json", ENDED | {"model_round": number})
     best, untrained = read(*runs)
@@ -43,7 +52,9 @@ def test_a_run_that_was_lost_has_the_accuracy_of_its_model(tmp_path: Path) -> No
 
 
 def test_the_table_has_a_row_a_run_and_says_once_what_is_the_same_in_all(tmp_path: Path) -> None:
-    runs = [make_run(tmp_path / str(z), f"{NOISE}={z}", accuracies=(0.2, 0.3 + z / 10)) for z in (1, 2)]
+    runs = [
+        make_run(tmp_path / str(z), f"{NOISE}={z}", accuracies=(0.2, 0.3 + z / 10)) for z in (1, 2)
+    ]
     same, rows = split_same(runs_table(read(*runs)))
     found = [(row["run"], row["accuracy"], row["user.noise_multiplier"]) for row in rows]
     assert found == [("1", "0.4000", "1"), ("2", "0.5000", "2")]
@@ -61,9 +72,13 @@ def test_epsilon_by_every_accountant_is_what_is_published(tmp_path: Path) -> Non
 
 def test_choosing_among_ten_runs_costs_what_is_published(tmp_path: Path) -> None:
     overrides = (f"{NOISE}=1", "sampling.probability=0.01", "privacy.delta=1e-6")
-    runs = [make_run(tmp_path / str(n), *overrides, accuracies=(0.5,), per_round=1000) for n in range(10)]
+    runs = [
+        make_run(tmp_path / str(n), *overrides, accuracies=(0.5,), per_round=1000)
+        for n in range(10)
+    ]
     assert choice_costs(read(*runs)) == [
-        "user-level, choosing the best: epsilon 7.414 for all 10 runs, 2.437 for one (rdp, delta 1e-06); "
+        "user-level, choosing the best: epsilon 7.414 for all 10 runs, 2.437 for one (rdp, delta "
+        "1e-06); "
         "the runs add up"
     ]
     assert choice_costs(read(runs[0])) == []
@@ -74,7 +89,9 @@ def test_the_frontier_is_what_no_other_point_beats(points: list[tuple[float, flo
     def beats(one: tuple[float, float], other: tuple[float, float]) -> bool:
         return one[0] <= other[0] and one[1] >= other[1] and one != other
 
-    assert frontier(points) == sorted(one for one in points if not any(beats(other, one) for other in points))
+    assert frontier(points) == sorted(
+        one for one in points if not any(beats(other, one) for other in points)
+    )
 
 
 @pytest.fixture(scope="module")
@@ -82,7 +99,10 @@ def html(tmp_path_factory: pytest.TempPathFactory) -> str:
     folder = tmp_path_factory.mktemp("runs")
     for noise in (1, 2, 4):
         make_run(
-            folder / f"<{noise}>", f"{NOISE}={noise}", f"privacy.user.clip.norm={noise}", accuracies=(0.3, 0.9 / noise)
+            folder / f"<{noise}>",
+            f"{NOISE}={noise}",
+            f"privacy.user.clip.norm={noise}",
+            accuracies=(0.3, 0.9 / noise),
         )
     report_of([folder]).write_page(folder / "report.html")
     return (folder / "report.html").read_text()
@@ -98,7 +118,9 @@ def test_the_page_fetches_nothing_and_its_pictures_share_no_identifier(html: str
     assert len(pictures) == 5
     assert all(ElementTree.fromstring(svg).tag.endswith("svg") for svg in pictures)
     without = re.sub(r"<svg.*?</svg>|<meta[^>]*>", "", html, flags=re.DOTALL).partition("<html")[2]
-    ElementTree.fromstring(f"<html{without}".replace("&nbsp;", " "))  # each tag is closed, and in its place
+    ElementTree.fromstring(
+        f"<html{without}".replace("&nbsp;", " ")
+    )  # each tag is closed, and in its place
 
 
 def test_the_page_says_what_is_off_and_what_choosing_costs(html: str) -> None:
@@ -110,20 +132,28 @@ def test_the_page_says_what_is_off_and_what_choosing_costs(html: str) -> None:
 
 
 WORDS = (
-    *("privacy.user.noise_multiplier=2", "evaluation.kind=private", "evaluation.every=1"),
-    *("evaluation.noise_multiplier=3", "sampling.probability=0.5"),
+    "privacy.user.noise_multiplier=2",
+    "evaluation.kind=private",
+    "evaluation.every=1",
+    "evaluation.noise_multiplier=3",
+    "sampling.probability=0.5",
 )
 ERRORS = (0.05, 0.04)  # in all, by noise
 SPENT = PLDAccountant().compose(PoissonSampledDpEvent(0.5, GaussianDpEvent(2.0)), 2)
 
 
-def rated_run(path: Path, *words: str, last: tuple[float, float, float] = (0.7, *ERRORS)) -> RunFolder:
+def rated_run(
+    path: Path, *words: str, last: tuple[float, float, float] = (0.7, *ERRORS)
+) -> RunFolder:
     """Two rounds, each rated: the last one by `last`, a value with both errors."""
     folder = make_run(path, *WORDS, *words)
     folder.ledger(Plan(folder.read_config())).charge(
         [Charge(2, "user", "", PoissonSampledDpEvent(0.5, GaussianDpEvent(3.0)), 2)]
     )
-    (first, second), spent = folder.read_metrics(), SPENT.compose(PoissonSampledDpEvent(0.5, GaussianDpEvent(3.0)), 2)
+    (first, second), spent = (
+        folder.read_metrics(),
+        SPENT.compose(PoissonSampledDpEvent(0.5, GaussianDpEvent(3.0)), 2),
+    )
     names = ("accuracy", "accuracy_error", "accuracy_error_by_noise")
     first |= dict(zip(names, (0.5, *ERRORS), strict=True))
     second |= dict(zip(names, last, strict=True)) | {"epsilon_user": spent.get_epsilon(1e-3)}
@@ -138,7 +168,11 @@ def record_of(folder: RunFolder) -> RunRecord:
 def test_status_has_a_line_with_the_last_rating_and_both_errors(tmp_path: Path) -> None:
     folder = rated_run(tmp_path / "run")
     (line,) = (line for line in status_lines(folder) if line.startswith("rated"))
-    assert line == "rated      after round 2 by clients: accuracy 0.7000 (standard error 0.0500; 0.0400 by noise alone)"
+    assert (
+        line
+        == "rated      after round 2 by clients: accuracy 0.7000 (standard error 0.0500; 0.0400 "
+        "by noise alone)"
+    )
     numbers = [{"name": "accuracy", "value": 0.7, "error": 0.05, "by_noise": 0.04}]
     assert status_facts(folder)["rating"] == {"round": 2, "numbers": numbers}
     assert not any(line.startswith("model") for line in status_lines(folder))
@@ -147,26 +181,47 @@ def test_status_has_a_line_with_the_last_rating_and_both_errors(tmp_path: Path) 
 def test_the_price_is_the_difference_to_the_same_rounds_without_ratings(tmp_path: Path) -> None:
     (said,) = ratings_cost(record_of(rated_run(tmp_path / "run")))
     with_ratings, without = (
-        float(number) for number in re.findall(r"epsilon ([\d.]+) with 2 ratings, ([\d.]+)", said)[0]
+        float(number)
+        for number in re.findall(r"epsilon ([\d.]+) with 2 ratings, ([\d.]+)", said)[0]
     )
-    plain = PLDAccountant().compose(PoissonSampledDpEvent(0.5, GaussianDpEvent(2.0)), 2).get_epsilon(1e-3)
+    plain = (
+        PLDAccountant()
+        .compose(PoissonSampledDpEvent(0.5, GaussianDpEvent(2.0)), 2)
+        .get_epsilon(1e-3)
+    )
     assert without == pytest.approx(plain, rel=1e-3)
     assert with_ratings > 1.1 * without
 
 
 def test_a_client_that_noises_its_own_answers_pays_for_them_alone(tmp_path: Path) -> None:
-    off = ("privacy.user.enabled=false", "privacy.user.noise_multiplier=null", "privacy.user.target_epsilon=null")
-    on = ("privacy.example.enabled=true", "privacy.example.noise_multiplier=1", "data.num_clients=2")
+    off = (
+        "privacy.user.enabled=false",
+        "privacy.user.noise_multiplier=null",
+        "privacy.user.target_epsilon=null",
+    )
+    on = (
+        "privacy.example.enabled=true",
+        "privacy.example.noise_multiplier=1",
+        "data.num_clients=2",
+    )
     folder = make_run(tmp_path / "run", *WORDS, *off, *on)
-    folder.replace_metrics([row | {"accuracy_error": 0.1, "epsilon_example": 5.0} for row in folder.read_metrics()])
+    folder.replace_metrics(
+        [row | {"accuracy_error": 0.1, "epsilon_example": 5.0} for row in folder.read_metrics()]
+    )
     (said,) = ratings_cost(record_of(folder))
     alone = PLDAccountant().compose(GaussianDpEvent(3.0), 2).get_epsilon(1e-3)
     assert f"its answers to 2 ratings, if it gave them all, cost {alone:.4g} alone" in said
 
 
-def test_further_metrics_that_clients_gave_are_in_the_table_with_their_errors(tmp_path: Path) -> None:
+def test_further_metrics_that_clients_gave_are_in_the_table_with_their_errors(
+    tmp_path: Path,
+) -> None:
     folder = rated_run(tmp_path / "run")
-    further = {"calibration_error": 0.08, "calibration_error_error": 0.02, "calibration_error_error_by_noise": 0.01}
+    further = {
+        "calibration_error": 0.08,
+        "calibration_error_error": 0.02,
+        "calibration_error_error_by_noise": 0.01,
+    }
     folder.replace_metrics([row | further for row in folder.read_metrics()])
     (row,) = runs_table([record_of(folder)])
     assert (row["calibration_error"], row["calibration_error_error"]) == ("0.0800", "0.0200")

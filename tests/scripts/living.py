@@ -21,11 +21,17 @@ from tests.deployment.ends import RUN_SECONDS
 
 MARK = "DISCREET_TEST_MARK"
 SMALL = (
-    *("data.num_clients=20", "model.name=logistic_regression", "training.epochs=1"),
+    "data.num_clients=20",
+    "model.name=logistic_regression",
+    "training.epochs=1",
     "privacy.user.noise_multiplier=0.1",  # with more, a long run diverges and ends by itself
 )
 LONG = "rounds=5000"
-LOOPBACK = {"0100007F", "0" * 16 + "FFFF00000100007F", "0" * 24 + "01000000"}  # as /proc/net writes addresses
+LOOPBACK = {
+    "0100007F",
+    "0" * 16 + "FFFF00000100007F",
+    "0" * 24 + "01000000",
+}  # as /proc/net writes addresses
 # Ray's client tries for minutes if it is refused, so a stranger asks first.
 STRANGER = """
 import sys
@@ -39,7 +45,9 @@ ray.get(ray.remote(lambda path: Path(path).touch()).remote(sys.argv[2]))
 """
 
 
-def start(mark: str, *words: str, verb: str = "simulate", terminal: int | None = None) -> subprocess.Popen[str]:
+def start(
+    mark: str, *words: str, verb: str = "simulate", terminal: int | None = None
+) -> subprocess.Popen[str]:
     """A command of discreet with its output in pipes, or at a terminal that is its own."""
 
     def as_at_a_terminal() -> None:
@@ -62,7 +70,11 @@ def start(mark: str, *words: str, verb: str = "simulate", terminal: int | None =
 
 def after_rounds(folder: RunFolder, process: subprocess.Popen[str], rounds: int = 2) -> None:
     """Waits until a run has done so many rounds, and goes on."""
-    wait_until(lambda: len(folder.read_metrics()) >= rounds or process.poll() is not None, RUN_SECONDS, "rounds")
+    wait_until(
+        lambda: len(folder.read_metrics()) >= rounds or process.poll() is not None,
+        RUN_SECONDS,
+        "rounds",
+    )
     assert process.poll() is None
 
 
@@ -77,17 +89,28 @@ def listening(pids: Iterable[int]) -> set[tuple[str, int]]:
     for pid in pids:
         with suppress(OSError):  # it has ended in the meantime
             opened |= {os.readlink(file) for file in Path(f"/proc/{pid}/fd").iterdir()}
-    rows = [row.split() for name in ("tcp", "tcp6") for row in Path(f"/proc/net/{name}").read_text().splitlines()[1:]]
+    rows = [
+        row.split()
+        for name in ("tcp", "tcp6")
+        for row in Path(f"/proc/net/{name}").read_text().splitlines()[1:]
+    ]
     ends = [row[1].split(":") for row in rows if row[3] == "0A" and f"socket:[{row[9]}]" in opened]
     return {(host, int(port, 16)) for host, port in ends}
 
 
 def intrude(address: str, file: Path) -> str:
-    """What a process says that knows the address of a cluster, and nothing else, and has it make a file."""
+    """What a process says that knows the address of a cluster, and nothing else, and has it make a
+    file."""
     environment = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
     words = [sys.executable, "-c", STRANGER, address, str(file)]
     return subprocess.run(
-        words, env=environment, cwd=file.parent, capture_output=True, text=True, timeout=120, check=False
+        words,
+        env=environment,
+        cwd=file.parent,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
     ).stderr
 
 

@@ -1,4 +1,5 @@
-"""`. scripts/environment` in each shell that people use: what it makes, what it leaves as it was, and how it fails."""
+"""`. scripts/environment` in each shell that people use: what it makes, what it leaves as it was,
+and how it fails."""
 
 from __future__ import annotations
 
@@ -10,7 +11,8 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parent.parent.parent
-# Stands for Python: makes a "venv" of itself, and its pip writes down what it was asked for and ends as FAIL says.
+# Stands for Python: makes a "venv" of itself, and its pip writes down what it was asked for and
+# ends as FAIL says.
 PYTHON = """#!/bin/sh
 case "$*" in
 "-c "*) exit ${OLD:-0} ;;
@@ -39,17 +41,31 @@ def checkout(tmp_path: Path) -> Path:
     return tmp_path / "checkout"
 
 
-def sourced(shell: str, checkout: Path, folder: Path, **variables: str) -> subprocess.CompletedProcess[str]:
+def sourced(
+    shell: str, checkout: Path, folder: Path, **variables: str
+) -> subprocess.CompletedProcess[str]:
     """The file sourced from a folder, and what the shell says after it."""
-    own = {name: value for name, value in os.environ.items() if name not in ("VIRTUAL_ENV", "DISCREET_VENV")}
+    own = {
+        name: value
+        for name, value in os.environ.items()
+        if name not in ("VIRTUAL_ENV", "DISCREET_VENV")
+    }
     environment = own | {"PYTHON": str(checkout.parent / "python"), **variables}
     line = f". {os.path.relpath(checkout, folder)}/scripts/environment; {AFTER}"
     return subprocess.run(
-        [shell, "-c", line], cwd=folder, env=environment, capture_output=True, text=True, timeout=60, check=False
+        [shell, "-c", line],
+        cwd=folder,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
     )
 
 
-def test_it_makes_the_environment_once_and_leaves_the_shell_where_it_was(shell: str, checkout: Path) -> None:
+def test_it_makes_the_environment_once_and_leaves_the_shell_where_it_was(
+    shell: str, checkout: Path
+) -> None:
     for _ in range(2):
         done = sourced(shell, checkout, checkout, TORCH_INDEX="file:///index/cpu")
         assert f"status=0 folder={checkout} venv={checkout / '.venv'}" in done.stdout, done.stderr

@@ -39,7 +39,12 @@ ON_MNIST = {
     "mnist_one_silo_scattering": (FEW_OF_MNIST, {"example"}),
     "mnist_ten_silos": (FEW_OF_MNIST, {"example"}),
     "mnist_ten_silos_secure": (
-        ["data.num_clients=4", "data.partition=sampled", "data.examples_per_client=20", "engine=sequential"],
+        [
+            "data.num_clients=4",
+            "data.partition=sampled",
+            "data.examples_per_client=20",
+            "engine=sequential",
+        ],
         {"example"},
     ),
     "mnist_tff": (["sampling.probability=0.002", "privacy.user.clip.count_stddev=2"], {"user"}),
@@ -91,7 +96,9 @@ def test_an_experiment_runs_by_one_command(name: str, tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ON_MNIST)
-def test_an_experiment_on_mnist_runs_by_one_command(name: str, shared_data: Path, tmp_path: Path) -> None:
+def test_an_experiment_on_mnist_runs_by_one_command(
+    name: str, shared_data: Path, tmp_path: Path
+) -> None:
     small, guarantees = ON_MNIST[name]
     where = [f"data.path={shared_data / 'mnist'}", f"output_dir={tmp_path / 'run'}"]
     run(f"experiment={name}", "rounds=1", *where, *small)
@@ -99,8 +106,15 @@ def test_an_experiment_on_mnist_runs_by_one_command(name: str, shared_data: Path
 
 
 @pytest.mark.parametrize("name", ON_HEART)
-def test_an_experiment_on_the_hospitals_runs_by_one_command(name: str, shared_data: Path, tmp_path: Path) -> None:
-    run(f"experiment={name}", "rounds=1", f"data.path={shared_data / 'heart'}", f"output_dir={tmp_path / 'run'}")
+def test_an_experiment_on_the_hospitals_runs_by_one_command(
+    name: str, shared_data: Path, tmp_path: Path
+) -> None:
+    run(
+        f"experiment={name}",
+        "rounds=1",
+        f"data.path={shared_data / 'heart'}",
+        f"output_dir={tmp_path / 'run'}",
+    )
     check(tmp_path / "run", ON_HEART[name])
 
 
@@ -112,13 +126,21 @@ def test_the_experiment_on_a_table_runs_by_one_command(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ON_TWEETS)
-def test_an_experiment_on_tweets_runs_by_one_command(name: str, fetched_texts: Path, tmp_path: Path) -> None:
+def test_an_experiment_on_tweets_runs_by_one_command(
+    name: str, fetched_texts: Path, tmp_path: Path
+) -> None:
     described = (fetched_texts / "tweets" / "data.toml").read_text()
-    (tmp_path / "data.toml").write_text(described.replace("hf:../minilm", f"hf:{fetched_texts / 'minilm'}"))
+    (tmp_path / "data.toml").write_text(
+        described.replace("hf:../minilm", f"hf:{fetched_texts / 'minilm'}")
+    )
     for part in ("train", "test"):
         lines = (fetched_texts / "tweets" / f"{part}.csv").read_text().splitlines()
         (tmp_path / f"{part}.csv").write_text("\n".join(lines[:301]))
-    where = [f"data.path={tmp_path}", f"model.name=hf:{fetched_texts / 'minilm'}", f"output_dir={tmp_path / 'run'}"]
+    where = [
+        f"data.path={tmp_path}",
+        f"model.name=hf:{fetched_texts / 'minilm'}",
+        f"output_dir={tmp_path / 'run'}",
+    ]
     small, guarantees = ON_TWEETS[name]
     run(f"experiment={name}", "rounds=1", *where, *small)
     check(tmp_path / "run", guarantees)
@@ -130,7 +152,11 @@ SAID = [(name, SPEECH) for name in ("ANNA", "BEN", "CLARA") for _ in "12345"]
 LOCAL_FILES = {
     "mnist": (write_mnist, ".", ["model.name=cnn", "data.num_clients=3"]),
     "fashion_mnist": (write_mnist, ".", ["model.name=mlp", "data.num_clients=3"]),
-    "femnist": (write_femnist, "a.npz", ["model.name=cnn", "data.partition=natural", "data.num_clients=18"]),
+    "femnist": (
+        write_femnist,
+        "a.npz",
+        ["model.name=cnn", "data.partition=natural", "data.num_clients=18"],
+    ),
     "cifar10": (write_cifar, ".", ["model.name=cnn", "data.num_clients=2"]),
     "shakespeare": (
         lambda path: write_play(path, SAID),
@@ -144,7 +170,12 @@ LOCAL_FILES = {
 def test_a_data_set_is_learned_from_local_files(name: str, tmp_path: Path) -> None:
     write, file, settings = LOCAL_FILES[name]
     write(tmp_path / file)  # type: ignore[operator]
-    few = ["rounds=1", "training.epochs=1", "sampling.kind=everyone", f"output_dir={tmp_path / 'run'}"]
+    few = [
+        "rounds=1",
+        "training.epochs=1",
+        "sampling.kind=everyone",
+        f"output_dir={tmp_path / 'run'}",
+    ]
     run(f"data.name={name}", f"data.path={tmp_path / file}", *settings, *few)
     check(tmp_path / "run", {"user"})
 

@@ -1,4 +1,5 @@
-"""What a release needs: one version, metadata that an index takes, a short changelog, and pages that can be read."""
+"""What a release needs: one version, metadata that an index takes, a short changelog, and pages
+that can be read."""
 
 from __future__ import annotations
 
@@ -32,7 +33,11 @@ def test_the_readme_of_an_index_links_to_files_that_there_are() -> None:
     paths = [path.split("#")[0] for _, _, path in RELATIVE.findall(README)]
     assert len(paths) > 20
     assert [path for path in paths if not (REPOSITORY / path).exists()] == []
-    assert all((REPOSITORY / path.removeprefix("blob/main/")).exists() for path in PAGES.values() if "/" in path)
+    assert all(
+        (REPOSITORY / path.removeprefix("blob/main/")).exists()
+        for path in PAGES.values()
+        if "/" in path
+    )
     assert not RELATIVE.search(with_addresses(README, "https://forge.example/discreet"))
     assert with_addresses("![b](docs/b.svg)", "https://forge.example/x") == (
         "![b](https://forge.example/x/raw/main/docs/b.svg)"
@@ -44,7 +49,8 @@ def test_the_changelog_has_at_most_120_lines() -> None:
 
 
 def test_a_list_keeps_its_items_apart() -> None:
-    # An item that begins within the line before it, or a table's row without its end, shows as broken text.
+    # An item that begins within the line before it, or a table's row without its end, shows as
+    # broken text.
     for path in (REPOSITORY / "docs").rglob("*.md"):
         lines = re.sub(r"```.*?```", "", path.read_text(), flags=re.DOTALL).splitlines()
         items = [line for line in lines if re.search(r"[.:!?] - \S", line)]

@@ -1,4 +1,5 @@
-"""`scripts/versions` runs the same tests against each version of Flower, and fails if one of them does."""
+"""`scripts/versions` runs the same tests against each version of Flower, and fails if one of them
+does."""
 
 from __future__ import annotations
 
@@ -24,15 +25,24 @@ def environment_with(folder: Path, flower: str, *, code: int) -> None:
     (folder / name / "bin").mkdir(parents=True)
     (folder / name / "complete").touch()
     python = folder / name / "bin" / "python"
-    python.write_text(PYTHON.format(flower=flower, calls=folder / "calls", count=len(flower), code=code))
+    python.write_text(
+        PYTHON.format(flower=flower, calls=folder / "calls", count=len(flower), code=code)
+    )
     python.chmod(0o700)
 
 
 @pytest.mark.parametrize("code", [0, 1])
-def test_each_version_of_flower_runs_the_same_tests_and_one_that_fails_is_told(code: int, tmp_path: Path) -> None:
+def test_each_version_of_flower_runs_the_same_tests_and_one_that_fails_is_told(
+    code: int, tmp_path: Path
+) -> None:
     environment_with(tmp_path, "1.41.0", code=code)
     environment_with(tmp_path, "1.42.0", code=0)
-    variables = {**os.environ, "PYTHON": sys.executable, "VERSIONS_FOLDER": str(tmp_path), "FLOWERS": "1.41.0 1.42.0"}
+    variables = {
+        **os.environ,
+        "PYTHON": sys.executable,
+        "VERSIONS_FOLDER": str(tmp_path),
+        "FLOWERS": "1.41.0 1.42.0",
+    }
     variables.pop("TORCH", None)
     command = [str(ROOT / "scripts" / "versions"), "-k", "masked"]
     done = subprocess.run(command, env=variables, capture_output=True, text=True, check=False)

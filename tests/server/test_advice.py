@@ -40,7 +40,10 @@ def test_every_situation_has_a_start_that_is_there_two_noises_and_an_expectation
 
 
 def test_the_noise_of_patients_as_clients_is_that_of_the_experiment() -> None:
-    found = [float(each) for each in re.findall(r"noise of ([\d.]+)", said(897, 2400, 20, "server", "command"))]
+    found = [
+        float(each)
+        for each in re.findall(r"noise of ([\d.]+)", said(897, 2400, 20, "server", "command"))
+    ]
     for epsilon, ratio in zip((8, 2), found, strict=True):
         noise = ratio * 0.3 * 897 / math.sqrt(50)
         event = PoissonSampledDpEvent(0.3, GaussianDpEvent(noise))
@@ -61,9 +64,18 @@ def test_three_hospitals_are_told_what_does_not_work_and_what_does() -> None:
 
 def test_what_is_expected_is_what_was_measured() -> None:
     with (ROOT / "docs" / "results" / "table_choice.csv").open() as file:
-        rows = [row for row in csv.DictReader(file) if row["rounds"] == "100" and row["learning_rate"] == "0.5"]
-    chosen = [row for row in rows if (row["clip_norm"], row["sampling_probability"]) == ("0.5", "0.3")]
-    lost = {(row["table"], float(row["epsilon"])): float(row["auc_pooled"]) - float(row["auc"]) for row in chosen}
+        rows = [
+            row
+            for row in csv.DictReader(file)
+            if row["rounds"] == "100" and row["learning_rate"] == "0.5"
+        ]
+    chosen = [
+        row for row in rows if (row["clip_norm"], row["sampling_probability"]) == ("0.5", "0.3")
+    ]
+    lost = {
+        (row["table"], float(row["epsilon"])): float(row["auc_pooled"]) - float(row["auc"])
+        for row in chosen
+    }
     assert len(lost) == 10
     assert max(value for (_, epsilon), value in lost.items() if epsilon == 8) < 0.02
     assert max(lost.values()) < 0.06
@@ -73,6 +85,17 @@ def test_what_is_expected_is_what_was_measured() -> None:
 def test_answers_that_can_not_be_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(ConfigError, match="--rows counts those of all clients: at least 10"):
         Situation(10, 9, 1, "server", "command")
-    words = ["--clients", "0", "--rows", "5", "--rows-a-person", "1", "--trusted", "server", "--code", "loop"]
+    words = [
+        "--clients",
+        "0",
+        "--rows",
+        "5",
+        "--rows-a-person",
+        "1",
+        "--trusted",
+        "server",
+        "--code",
+        "loop",
+    ]
     assert advise(words) == 2
     assert capsys.readouterr().err == "discreet: --clients must be at least 1 (got 0)\n"

@@ -1,5 +1,5 @@
-"""Numbers that don't flatter: what a constant guess reaches, what is said of a model that is no better, and scores of
-uneven classes."""
+"""Numbers that don't flatter: what a constant guess reaches, what is said of a model that is no
+better, and scores of uneven classes."""
 
 from __future__ import annotations
 
@@ -18,7 +18,11 @@ from discreet.settings.compose import load_config
 from discreet.settings.training import TaskConfig
 from discreet.simulation.in_process import simulate
 
-PLAIN = ("training.learning_rate=1e-6", "privacy.user.enabled=false", "privacy.user.target_epsilon=null")
+PLAIN = (
+    "training.learning_rate=1e-6",
+    "privacy.user.enabled=false",
+    "privacy.user.target_epsilon=null",
+)
 TARGETS = torch.tensor([0] * 18 + [1] * 2)
 
 
@@ -29,7 +33,9 @@ def task_of(targets: torch.Tensor) -> Task:
 
 def test_the_constant_guess_is_the_largest_share_and_the_entropy_of_the_shares() -> None:
     guess = constant_guess(task_of(TARGETS), TaskConfig("cross_entropy"))
-    assert guess == ConstantGuess(pytest.approx(0.9), pytest.approx(-0.9 * math.log(0.9) - 0.1 * math.log(0.1)), True)
+    assert guess == ConstantGuess(
+        pytest.approx(0.9), pytest.approx(-0.9 * math.log(0.9) - 0.1 * math.log(0.1)), True
+    )
 
 
 def test_another_loss_has_no_constant_to_compare_with() -> None:
@@ -50,8 +56,12 @@ def test_another_loss_has_no_constant_to_compare_with() -> None:
         ({"accuracy": 0.95, "loss": 0.6}, "loss 0.600 is above the 0.325 of a constant guess"),
     ],
 )
-def test_a_model_that_is_no_better_is_told_in_one_line(row: dict[str, float], said: str | None) -> None:
-    found = last_warning(constant_guess(task_of(TARGETS), TaskConfig()), [{"loss": 0.1, "accuracy": 1.0}, row])
+def test_a_model_that_is_no_better_is_told_in_one_line(
+    row: dict[str, float], said: str | None
+) -> None:
+    found = last_warning(
+        constant_guess(task_of(TARGETS), TaskConfig()), [{"loss": 0.1, "accuracy": 1.0}, row]
+    )
     assert (found is None) == (said is None)
     assert said is None or said in str(found)
     assert "\n" not in str(found)
@@ -65,22 +75,38 @@ def test_scores_of_uneven_classes_are_those_of_scikit_learn(classes: int) -> Non
     said = np.exp(logits) / np.exp(logits).sum(axis=1, keepdims=True)
     auc = roc_auc_score(targets, said[:, 1] if classes == 2 else said, multi_class="ovr")
     found = uneven_scores(torch.from_numpy(logits), torch.from_numpy(targets))
-    assert found["balanced_accuracy"] == pytest.approx(balanced_accuracy_score(targets, logits.argmax(axis=1)))
+    assert found["balanced_accuracy"] == pytest.approx(
+        balanced_accuracy_score(targets, logits.argmax(axis=1))
+    )
     assert found["auc"] == pytest.approx(auc)
 
 
 def test_classes_that_are_even_have_no_further_scores() -> None:
     assert is_uneven(TARGETS)
     assert not is_uneven(torch.tensor([0, 1] * 10))
-    even = Examples(torch.randn(20, 2, generator=torch.Generator().manual_seed(30817)), torch.tensor([0, 1] * 10))
+    even = Examples(
+        torch.randn(20, 2, generator=torch.Generator().manual_seed(30817)),
+        torch.tensor([0, 1] * 10),
+    )
     assert [*evaluate(torch.nn.Linear(2, 2), even).scores] == ["accuracy"]
 
 
 def test_a_run_says_what_a_constant_guess_reaches_and_warns_once(
     caplog: pytest.LogCaptureFixture, tmp_path: Path
 ) -> None:
-    words = ["data.name=breast_cancer", "data.num_clients=60", "rounds=1", "model.name=linear", "seed=30817"]
+    words = [
+        "data.name=breast_cancer",
+        "data.num_clients=60",
+        "rounds=1",
+        "model.name=linear",
+        "seed=30817",
+    ]
     with caplog.at_level("INFO", "discreet"):
         simulate(load_config([*words, *PLAIN, f"output_dir={tmp_path / 'run'}"]))
-    assert sum("a constant guess has an accuracy of 0.6316" in line for line in caplog.messages) == 1
-    assert sum("of a constant guess: the model has learned little" in line for line in caplog.messages) == 1
+    assert (
+        sum("a constant guess has an accuracy of 0.6316" in line for line in caplog.messages) == 1
+    )
+    assert (
+        sum("of a constant guess: the model has learned little" in line for line in caplog.messages)
+        == 1
+    )

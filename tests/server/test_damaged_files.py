@@ -1,4 +1,5 @@
-"""Files of a run, or of a node, that somebody has damaged: one line that names the file, and no claim beyond it."""
+"""Files of a run, or of a node, that somebody has damaged: one line that names the file, and no
+claim beyond it."""
 
 from __future__ import annotations
 
@@ -14,7 +15,14 @@ import torch
 from discreet.cli.main import main
 from discreet.ledger.durable_ledger import LedgerError
 from discreet.masking.identity import Directory, IdentityError
-from discreet.server.run_folder import CONFIG, STATUS, RunFolder, RunSecrets, read_status, write_tensors
+from discreet.server.run_folder import (
+    CONFIG,
+    STATUS,
+    RunFolder,
+    RunSecrets,
+    read_status,
+    write_tensors,
+)
 from discreet.settings.compose import load_config
 from discreet.simulation.in_process import simulate
 
@@ -36,12 +44,17 @@ def said(capsys: pytest.CaptureFixture[str], *words: str) -> str:
     return refused
 
 
-@pytest.mark.parametrize("text", [NESTED, "rounds: " + "x" * 100_000, "x" * 100_000 + ": 1", "{{{", "\xff"])
+@pytest.mark.parametrize(
+    "text", [NESTED, "rounds: " + "x" * 100_000, "x" * 100_000 + ": 1", "{{{", "\xff"]
+)
 def test_a_damaged_configuration_is_said_in_a_line_that_can_be_read(
     run: RunFolder, text: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (run.path / CONFIG).write_bytes(text.encode("latin-1"))
-    for words in (("status", str(run.path)), ("simulate", "resume=true", f"output_dir={run.path}", "rounds=2")):
+    for words in (
+        ("status", str(run.path)),
+        ("simulate", "resume=true", f"output_dir={run.path}", "rounds=2"),
+    ):
         refused = said(capsys, *words)
         assert f"{run.path / CONFIG} is damaged: " in refused
         assert len(refused) < 2500
@@ -56,7 +69,9 @@ def test_a_configuration_that_can_not_be_read_is_no_run_in_which_nothing_was_spe
     assert refused == f"discreet: {run.path / CONFIG} can't be read: Is a directory\n"
 
 
-def test_secrets_that_are_another_file_of_the_run_are_refused(run: RunFolder, tmp_path: Path) -> None:
+def test_secrets_that_are_another_file_of_the_run_are_refused(
+    run: RunFolder, tmp_path: Path
+) -> None:
     secrets = RunSecrets(run.path)
     for other in (run.checkpoint_path, run.path / "model.safetensors"):
         shutil.copy(other, secrets.path)
@@ -69,10 +84,14 @@ def test_secrets_that_are_another_file_of_the_run_are_refused(run: RunFolder, tm
     assert secrets.load()["one"] == 1
 
 
-def test_nested_texts_of_other_files_are_damaged_and_no_traceback(run: RunFolder, tmp_path: Path) -> None:
+def test_nested_texts_of_other_files_are_damaged_and_no_traceback(
+    run: RunFolder, tmp_path: Path
+) -> None:
     peers = tmp_path / "peers.json"
     peers.write_text(NESTED)
-    with pytest.raises(IdentityError, match=r"peers\.json is no JSON object of names and public keys"):
+    with pytest.raises(
+        IdentityError, match=r"peers\.json is no JSON object of names and public keys"
+    ):
         Directory.read(peers)
     (run.path / STATUS).write_text(NESTED)
     assert read_status(run) is None
@@ -95,7 +114,9 @@ raise SystemExit(main([sys.argv[2], "no/such/run"]))
 """
 
 
-@pytest.mark.parametrize("imported", ["click", "typer", "discreet.cli.verbs", "discreet.cli.status", "torch"])
+@pytest.mark.parametrize(
+    "imported", ["click", "typer", "discreet.cli.verbs", "discreet.cli.status", "torch"]
+)
 def test_a_ctrl_c_during_any_import_ends_in_one_line(imported: str) -> None:
     verb = "predict" if imported == "torch" else "status"  # which does not import PyTorch
     command = [sys.executable, "-c", INTERRUPTED, imported, verb]
@@ -105,4 +126,7 @@ def test_a_ctrl_c_during_any_import_ends_in_one_line(imported: str) -> None:
 
 def test_a_word_that_the_locale_can_not_read_is_named(capsys: pytest.CaptureFixture[str]) -> None:
     refused = said(capsys, "simulate", "output_dir=out/gr\udcc3\udcb6\udcc3\udc9fe")
-    assert "the locale of this process can't read output_dir=out/gr????e: set LC_ALL=C.UTF-8" in refused
+    assert (
+        "the locale of this process can't read output_dir=out/gr????e: set LC_ALL=C.UTF-8"
+        in refused
+    )

@@ -1,4 +1,5 @@
-"""A ledger that was lost, turned back, replaced, copied or damaged is an error, never a new account."""
+"""A ledger that was lost, turned back, replaced, copied or damaged is an error, never a new
+account."""
 
 from __future__ import annotations
 
@@ -37,8 +38,13 @@ from tests.command import simulate as simulate_command
 from tests.node.clients import EXAMPLE, config, request
 
 SMALL = (
-    *("data.num_clients=20", "model.name=logistic_regression", "training.epochs=1", "sampling.kind=everyone"),
-    *("privacy.user.noise_multiplier=4", "privacy.example.enabled=true", "privacy.example.noise_multiplier=4"),
+    "data.num_clients=20",
+    "model.name=logistic_regression",
+    "training.epochs=1",
+    "sampling.kind=everyone",
+    "privacy.user.noise_multiplier=4",
+    "privacy.example.enabled=true",
+    "privacy.example.noise_multiplier=4",
 )
 NODE = {"partition-id": 1, "num-partitions": 4}
 RUN = config(*EXAMPLE, "data.name=digits", "data.num_clients=4", "model.name=logistic_regression")
@@ -60,7 +66,8 @@ def one_more(path: Path) -> None:
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """`run` after two rounds, `older` after its first one, and `other`, another run with the same settings."""
+    """`run` after two rounds, `older` after its first one, and `other`, another run with the same
+    settings."""
     folder = tmp_path_factory.mktemp("runs")
     train(folder / "run", 1, resume=False)
     copied(folder / "run", folder / "older")
@@ -115,7 +122,9 @@ WAYS: dict[str, Callable[[Path, Path], object]] = {
 
 @pytest.mark.parametrize("file", FILES)
 @pytest.mark.parametrize("way", WAYS)
-def test_a_run_is_not_resumed_without_all_that_it_spent(way: str, file: str, runs: Path, tmp_path: Path) -> None:
+def test_a_run_is_not_resumed_without_all_that_it_spent(
+    way: str, file: str, runs: Path, tmp_path: Path
+) -> None:
     folder = copied(runs / "run", tmp_path / "run")
     WAYS[way](folder / file, runs)
     with pytest.raises(LedgerError, match=file):
@@ -152,11 +161,15 @@ def test_on_another_machine_the_checkpoint_tells(
         RunFolder(folder).check_ledgers(planned(small()), simulated=True)
     WAYS[way](folder / file, runs)
     assert ledger_command(["adopt", str(folder)]) == 0
-    with pytest.raises(LedgerError, match=f"{file} is older than the checkpoint beside it, or of another run"):
+    with pytest.raises(
+        LedgerError, match=f"{file} is older than the checkpoint beside it, or of another run"
+    ):
         RunFolder(folder).check_ledgers(planned(small()), simulated=True)
 
 
-def test_a_ledger_that_was_turned_back_can_not_be_adopted(node: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_ledger_that_was_turned_back_can_not_be_adopted(
+    node: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     shutil.copy(node.parent.parent / "older" / "ledger.db", node)
     assert ledger_command(["adopt", str(node)]) == 2
     assert "is an older copy" in capsys.readouterr().err
@@ -166,7 +179,9 @@ def test_a_ledger_that_was_moved_goes_on_where_its_owner_says_so(node: Path) -> 
     other = node.parent.parent / "other" / "ledger.db"
     node.unlink()
     other.rename(node)
-    with pytest.raises(LedgerError, match="is not the ledger that this machine charged there before"):
+    with pytest.raises(
+        LedgerError, match="is not the ledger that this machine charged there before"
+    ):
         charges_of(node)
     assert ledger_command(["adopt", str(node)]) == 0
     assert charges_of(node) == 1
@@ -177,7 +192,9 @@ def test_two_copies_that_are_charged_at_the_same_moment_do_not_both_go_on(
 ) -> None:
     copy, note = copied(node.parent, node.parent.parent / "copy") / "ledger.db", RollbackGuard.note
 
-    def late(guard: RollbackGuard, position: LedgerPosition, path: Path, *, since: LedgerPosition) -> bool:
+    def late(
+        guard: RollbackGuard, position: LedgerPosition, path: Path, *, since: LedgerPosition
+    ) -> bool:
         monkeypatch.setattr(RollbackGuard, "note", note)
         one_more(node)
         return note(guard, position, path, since=since)
@@ -193,7 +210,9 @@ def test_processes_that_charge_one_file_at_the_same_moment_leave_nothing_unknown
 ) -> None:
     note = RollbackGuard.note
 
-    def faster(guard: RollbackGuard, position: LedgerPosition, path: Path, *, since: LedgerPosition) -> bool:
+    def faster(
+        guard: RollbackGuard, position: LedgerPosition, path: Path, *, since: LedgerPosition
+    ) -> bool:
         # The other one noted the row before this one, after this one had looked.
         monkeypatch.setattr(RollbackGuard, "note", note)
         before = LedgerPosition(position.identity, 3, str(DurableLedger(path).releases()[2].digest))
@@ -203,10 +222,14 @@ def test_processes_that_charge_one_file_at_the_same_moment_leave_nothing_unknown
     monkeypatch.setattr(RollbackGuard, "note", faster)
     DurableLedger(node).charge([Charge(1, "example", "", GaussianDpEvent(2.0))] * 2)
     with RollbackGuard.opened() as guard:
-        assert guard.recall(DurableLedger(node).position().identity) == DurableLedger(node).position()
+        assert (
+            guard.recall(DurableLedger(node).position().identity) == DurableLedger(node).position()
+        )
 
 
-def test_without_a_folder_for_what_is_known_nothing_is_charged(node: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_a_folder_for_what_is_known_nothing_is_charged(
+    node: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv(STATE_VARIABLE, str(node))
     with pytest.raises(LedgerError, match=f"{STATE_VARIABLE} names another folder"):
         one_more(node)
@@ -214,8 +237,13 @@ def test_without_a_folder_for_what_is_known_nothing_is_charged(node: Path, monke
 
 
 THREE_ROUNDS = (
-    *("data.num_clients=5", "privacy.delta=0.01", "model.name=logistic_regression", "rounds=3", "seed=40127"),
-    *("privacy.user.noise_multiplier=0.5", "privacy.user.max_epsilon=1e6"),
+    "data.num_clients=5",
+    "privacy.delta=0.01",
+    "model.name=logistic_regression",
+    "rounds=3",
+    "seed=40127",
+    "privacy.user.noise_multiplier=0.5",
+    "privacy.user.max_epsilon=1e6",
 )
 FULL = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), "/the/disk")
 
@@ -225,7 +253,9 @@ class Full(sqlite3.Connection):
 
     def executemany(self, statement: str, *words: object) -> sqlite3.Cursor:
         if "releases" in statement and self.execute("select count(*) from releases").fetchone()[0]:
-            self.execute(f"pragma max_page_count = {self.execute('pragma page_count').fetchone()[0]}")
+            self.execute(
+                f"pragma max_page_count = {self.execute('pragma page_count').fetchone()[0]}"
+            )
             self.execute("insert into facts values ('long', ?)", ("x" * 10**6,))
         return super().executemany(statement, *words)  # type: ignore[arg-type]
 
@@ -269,7 +299,9 @@ def test_a_run_on_a_full_disk_says_in_one_line_how_it_goes_on_and_goes_on_so(
     assert state_of(folder) == "finished"
 
 
-def test_a_server_app_ends_with_one_line(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_server_app_ends_with_one_line(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     def run(*_: object, **__: object) -> None:
         raise FULL
 
@@ -308,7 +340,8 @@ def test_a_ledger_that_can_not_be_made_leaves_no_file(
 
 
 def test_a_new_ledger_is_whole_without_what_sqlite_keeps_beside_it(tmp_path: Path) -> None:
-    # On a full disk SQLite gives up, without a word, copying its log into the file at the end, as if another read it.
+    # On a full disk SQLite gives up, without a word, copying its log into the file at the end, as
+    # if another read it.
     connect, readers = sqlite3.connect, list[sqlite3.Connection]()
 
     class Read(sqlite3.Connection):
@@ -327,7 +360,9 @@ def test_a_new_ledger_is_whole_without_what_sqlite_keeps_beside_it(tmp_path: Pat
 @pytest.mark.parametrize(
     "change", ["event = cast(event as blob)", "event = 'gaussian'", "count = 0.5", "round = x'01'"]
 )
-def test_a_value_that_is_none_of_its_column_is_an_error_of_the_ledger(change: str, tmp_path: Path) -> None:
+def test_a_value_that_is_none_of_its_column_is_an_error_of_the_ledger(
+    change: str, tmp_path: Path
+) -> None:
     ledger = DurableLedger.create(tmp_path / "ledger.db")
     ledger.charge([Charge(1, "user", "", GaussianDpEvent(1.0))])
     with sqlite3.connect(ledger.path) as connection:
@@ -336,7 +371,9 @@ def test_a_value_that_is_none_of_its_column_is_an_error_of_the_ledger(change: st
         _ = ledger.check() if "round" in change else ledger.spent("user")
 
 
-def test_what_this_machine_knows_of_ledgers_may_be_damaged_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_this_machine_knows_of_ledgers_may_be_damaged_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv(STATE_VARIABLE, str(tmp_path / "known"))
     ledger = DurableLedger.create(tmp_path / "ledger.db")
     with sqlite3.connect(tmp_path / "known" / "ledgers.db") as connection:

@@ -1,4 +1,5 @@
-"""Settings whose noise would drive the model are refused before they spend anything, by a rule that was measured."""
+"""Settings whose noise would drive the model are refused before they spend anything, by a rule that
+was measured."""
 
 from __future__ import annotations
 
@@ -18,17 +19,26 @@ from discreet.settings.rules import ConfigError
 from discreet.settings.settings import Settings
 from discreet.simulation.in_process import simulate
 
-with (Path(__file__).resolve().parents[2] / "docs" / "results" / "noise_feedback.csv").open(newline="") as measured:
+with (Path(__file__).resolve().parents[2] / "docs" / "results" / "noise_feedback.csv").open(
+    newline=""
+) as measured:
     MEASURED = list(csv.DictReader(measured))
 PARAMS = 9610  # of the default model
-TINY = ["data.name=breast_cancer", "data.num_clients=5", "model.name=logistic_regression", "training.epochs=1"]
+TINY = [
+    "data.name=breast_cancer",
+    "data.num_clients=5",
+    "model.name=logistic_regression",
+    "training.epochs=1",
+]
 NOISY = [*TINY, "privacy.user.noise_multiplier=8", "rounds=11", "seed=60913", "privacy.noise=float"]
 POINTS = 0.03
 
 
 def outlook_of(settings: str) -> NoiseOutlook:
     plan = planned(load_config([*settings.split(), "privacy.user.too_noisy=warn"]))
-    return noise_outlook(replace(plan, num_params=650 if plan.run.model.name == "logistic_regression" else PARAMS))
+    return noise_outlook(
+        replace(plan, num_params=650 if plan.run.model.name == "logistic_regression" else PARAMS)
+    )
 
 
 def check(*words: str) -> None:
@@ -50,7 +60,9 @@ def test_no_measured_run_that_is_allowed_ended_more_than_three_points_below_its_
     lost: dict[str, list[float]] = {}
     for row in MEASURED:
         if row["refused"] == "False":
-            lost.setdefault(row["settings"], []).append(float(row["best_accuracy"]) - float(row["accuracy"]))
+            lost.setdefault(row["settings"], []).append(
+                float(row["best_accuracy"]) - float(row["accuracy"])
+            )
     assert len(lost) >= 20
     assert {settings: points for settings, points in lost.items() if fmean(points) > POINTS} == {}
 
@@ -61,7 +73,10 @@ def test_the_measured_feedback_and_refusals_are_those_of_the_rule() -> None:
     assert len(given) >= 10
     for row in given:
         outlook = outlook_of(row["settings"])
-        assert (f"{outlook.feedback:.3g}", str(outlook.refused)) == (row["feedback"], row["refused"])
+        assert (f"{outlook.feedback:.3g}", str(outlook.refused)) == (
+            row["feedback"],
+            row["refused"],
+        )
 
 
 def test_the_ratio_is_the_norm_of_the_noise_that_a_round_draws() -> None:
@@ -79,7 +94,8 @@ def test_every_remedy_that_a_refusal_names_is_one() -> None:
         return not noise_outlook(replace(planned(config), num_params=num_params)).loud
 
     rounds, clients, params = (
-        int(re.findall(pattern, said)[0]) for pattern in (r"rounds=(\d+)", r"of (\d+) clients", r"of (\d+) parameters")
+        int(re.findall(pattern, said)[0])
+        for pattern in (r"rounds=(\d+)", r"of (\d+) clients", r"of (\d+) parameters")
     )
     assert (rounds, "server.shrink_with_noise=true" in said) == (100, True)
     assert helps(replace(asked, rounds=rounds))
@@ -90,8 +106,11 @@ def test_every_remedy_that_a_refusal_names_is_one() -> None:
 
 
 def test_a_refusal_advises_no_change_that_leaves_the_noise_as_loud() -> None:
-    # Five rounds at epsilon 0.1 would be short enough not to be refused, and noise 50 times as long as the updates.
-    said = refusal("data.num_clients=3", "privacy.user.target_epsilon=0.1", "rounds=30", "privacy.delta=1e-5")
+    # Five rounds at epsilon 0.1 would be short enough not to be refused, and noise 50 times as long
+    # as the updates.
+    said = refusal(
+        "data.num_clients=3", "privacy.user.target_epsilon=0.1", "rounds=30", "privacy.delta=1e-5"
+    )
     assert "rounds=" not in said
     assert "shrink_with_noise" not in said
     assert not re.search(r"a model of [01] parameters", said)
@@ -99,7 +118,12 @@ def test_a_refusal_advises_no_change_that_leaves_the_noise_as_loud() -> None:
 
 @pytest.mark.parametrize(("clients", "few"), [(3, True), (29, True), (30, False)])
 def test_with_few_clients_the_example_level_is_named(clients: int, few: bool) -> None:
-    said = refusal(f"data.num_clients={clients}", "privacy.user.target_epsilon=1", "rounds=200", "privacy.delta=1e-5")
+    said = refusal(
+        f"data.num_clients={clients}",
+        "privacy.user.target_epsilon=1",
+        "rounds=200",
+        "privacy.delta=1e-5",
+    )
     assert ("protect examples and not clients: privacy.example, or DPSGD" in said) == few
 
 
@@ -114,6 +138,8 @@ def test_a_short_run_and_one_that_is_told_to_go_on_are_warned_of_by_the_same_mea
     word: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     simulate(load_config([*NOISY, word, f"output_dir={tmp_path / 'run'}"]))
-    (record,) = (record for record in caplog.records if "times as long as the clip norm" in record.message)
+    (record,) = (
+        record for record in caplog.records if "times as long as the clip norm" in record.message
+    )
     assert record.levelno == logging.WARNING
     assert re.search(r"swamps the updates: noise feedback [\d.]+, above 6\.5 ", record.message)

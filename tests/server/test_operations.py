@@ -1,4 +1,5 @@
-"""Watching a run: its log, its status, its progress, trackers; and that only one server writes it."""
+"""Watching a run: its log, its status, its progress, trackers; and that only one server writes
+it."""
 
 from __future__ import annotations
 
@@ -31,7 +32,13 @@ from discreet.settings.rules import ConfigError
 from discreet.simulation.in_process import simulate
 from examples.trackers import mlflow_rounds, prometheus_rounds, tensorboard_rounds
 
-RUN = ("rounds=2", "data.num_clients=4", "sampling.kind=everyone", "privacy.user.noise_multiplier=2", "seed=71")
+RUN = (
+    "rounds=2",
+    "data.num_clients=4",
+    "sampling.kind=everyone",
+    "privacy.user.noise_multiplier=2",
+    "seed=71",
+)
 
 
 @pytest.fixture
@@ -49,15 +56,27 @@ def done(tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
 
 
 def test_json_lines_hold_the_message_and_its_fields(written: io.StringIO) -> None:
-    logging.getLogger("discreet.test").info("round %d", 3, extra={FIELDS: {"epsilon": float("inf"), "round": 3}})
+    logging.getLogger("discreet.test").info(
+        "round %d", 3, extra={FIELDS: {"epsilon": float("inf"), "round": 3}}
+    )
     line = json.loads(written.getvalue())
-    assert (line["message"], line["round"], line["epsilon"], line["level"]) == ("round 3", 3, "inf", "INFO")
+    assert (line["message"], line["round"], line["epsilon"], line["level"]) == (
+        "round 3",
+        3,
+        "inf",
+        "INFO",
+    )
     assert datetime.fromisoformat(line["time"]).tzinfo == UTC
 
 
 def test_the_status_says_what_is_spent_and_left(done: RunFolder) -> None:
     facts = status_facts(done)
-    assert (facts["state"], facts["round"], facts["rounds"], facts["nodes"]) == ("finished", 2, 2, 4)
+    assert (facts["state"], facts["round"], facts["rounds"], facts["nodes"]) == (
+        "finished",
+        2,
+        2,
+        4,
+    )
     epsilon = facts["epsilon"]
     assert isinstance(epsilon, dict)
     assert epsilon["user"]["spent"] == pytest.approx(done.read_metrics()[-1]["epsilon_user"])
@@ -66,7 +85,9 @@ def test_the_status_says_what_is_spent_and_left(done: RunFolder) -> None:
     assert "epsilon    example none (off)" in status_lines(done)
 
 
-def test_a_folder_that_has_settings_of_an_earlier_version_opens(done: RunFolder, tmp_path: Path) -> None:
+def test_a_folder_that_has_settings_of_an_earlier_version_opens(
+    done: RunFolder, tmp_path: Path
+) -> None:
     text = (done.path / "config.yaml").read_text()
     (tmp_path / "config.yaml").write_text(
         text.replace("operations:", "operations:\n  metrics_port: 9100") + "tracking: x\n"
@@ -91,7 +112,9 @@ def test_a_run_folder_has_one_writer(tmp_path: Path) -> None:
             pass
 
 
-def test_what_the_machine_sets_holds_unless_the_run_says_otherwise(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_the_machine_sets_holds_unless_the_run_says_otherwise(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setenv("DISCREET_OVERRIDES", "experiment=deployment rounds=7")
     context = Context(1, 1, {}, RecordDict(), {"overrides": "rounds=3 output_dir='/a b'"})
     config = config_of(context)
@@ -101,7 +124,10 @@ def test_what_the_machine_sets_holds_unless_the_run_says_otherwise(monkeypatch: 
 
 
 FEW = (
-    *("rounds=2", "data.num_clients=40", "model.name=logistic_regression", "training.epochs=1"),
+    "rounds=2",
+    "data.num_clients=40",
+    "model.name=logistic_regression",
+    "training.epochs=1",
     "privacy.user.noise_multiplier=1",
 )
 TOLD = {"loss", "accuracy", "clip_norm", "fraction_below", "epsilon_user"}
@@ -109,7 +135,8 @@ TOLD = {"loss", "accuracy", "clip_norm", "fraction_below", "epsilon_user"}
 
 @pytest.fixture(scope="module")
 def told(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[tuple[int, float, float]]]:
-    """(round, value, time) of everything that TensorBoard has of a run, after the values are those of metrics.csv."""
+    """(round, value, time) of everything that TensorBoard has of a run, after the values are those
+    of metrics.csv."""
     pytest.importorskip("tensorboard")
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
@@ -118,13 +145,18 @@ def told(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[tuple[int, 
     rows = RunFolder(run).read_metrics()
     events = EventAccumulator(str(folder / "logs"))
     events.Reload()
-    found = {name: [(e.step, e.value, e.wall_time) for e in events.Scalars(name)] for name in events.Tags()["scalars"]}
+    found = {
+        name: [(e.step, e.value, e.wall_time) for e in events.Scalars(name)]
+        for name in events.Tags()["scalars"]
+    }
     for name, points in found.items():
         assert [value for _, value, _ in points] == pytest.approx([row[name] for row in rows])
     return found
 
 
-def test_what_is_not_covered_by_the_guarantee_does_not_go_out(told: dict[str, list[tuple[int, float, float]]]) -> None:
+def test_what_is_not_covered_by_the_guarantee_does_not_go_out(
+    told: dict[str, list[tuple[int, float, float]]],
+) -> None:
     assert {*told} == TOLD
 
 
@@ -133,16 +165,22 @@ def test_a_round_bears_no_time_of_its_own(told: dict[str, list[tuple[int, float,
 
 
 @pytest.mark.slow
-@pytest.mark.filterwarnings("ignore:The ``noload`` loader strategy")  # of SQLAlchemy, which MLflow uses
+@pytest.mark.filterwarnings(
+    "ignore:The ``noload`` loader strategy"
+)  # of SQLAlchemy, which MLflow uses
 def test_mlflow_has_the_same_rounds(tmp_path: Path) -> None:
     mlflow = pytest.importorskip("mlflow")
     uri = f"sqlite:///{tmp_path / 'mlflow.db'}"
-    rows = RunFolder(mlflow_rounds.train(uri, *FEW, f"output_dir={tmp_path / 'run'}")).read_metrics()
+    rows = RunFolder(
+        mlflow_rounds.train(uri, *FEW, f"output_dir={tmp_path / 'run'}")
+    ).read_metrics()
     client = mlflow.MlflowClient(tracking_uri=uri)
     (tracked,) = client.search_runs([client.get_experiment_by_name("discreet").experiment_id])
     assert {*tracked.data.metrics} == TOLD
     for name in TOLD:
-        history = sorted(client.get_metric_history(tracked.info.run_id, name), key=lambda each: each.step)
+        history = sorted(
+            client.get_metric_history(tracked.info.run_id, name), key=lambda each: each.step
+        )
         assert [each.value for each in history] == pytest.approx([row[name] for row in rows])
         assert len({each.timestamp for each in history}) == 1
 
@@ -154,7 +192,9 @@ def test_prometheus_reads_the_last_round(tmp_path: Path) -> None:
         found = dict(re.findall(r"(?m)^discreet_(\w+) (\S+)$", answer.read().decode()))
     row = RunFolder(run).read_metrics()[-1]
     assert {*found} == {*TOLD, "round"}
-    assert {name: float(value) for name, value in found.items()} == pytest.approx({name: row[name] for name in found})
+    assert {name: float(value) for name, value in found.items()} == pytest.approx(
+        {name: row[name] for name in found}
+    )
 
 
 class Terminal(io.StringIO):
@@ -171,4 +211,6 @@ def test_the_line_of_progress_counts_clients_of_every_kind() -> None:
             replies = [TrainReply(1, torch.zeros(1), below=True), Failure(3, "late", ""), several]
             assert [*progress.counted(replies, cohort=50)] == replies
     assert (progress.line.completed, progress.line.fields["clients"]) == (5.5, "25/50")
-    assert all(word in stream.getvalue() for word in ("round 6/10", "25/50 clients", "clients/s", "left"))
+    assert all(
+        word in stream.getvalue() for word in ("round 6/10", "25/50 clients", "clients/s", "left")
+    )

@@ -1,4 +1,5 @@
-"""One account over all runs on the same people: every run charges it, and no two pass its budget together."""
+"""One account over all runs on the same people: every run charges it, and no two pass its budget
+together."""
 
 from __future__ import annotations
 
@@ -18,7 +19,12 @@ from dp_accounting.pld import PLDAccountant
 from discreet.accounting.privacy_ledger import PrivacyLedger
 from discreet.ledger.budget import BudgetSpent, ServerBudget
 from discreet.ledger.durable_ledger import Charge, DurableLedger, LedgerError
-from discreet.server.population_account import ADJACENCIES, Population, PopulationAccount, create_account
+from discreet.server.population_account import (
+    ADJACENCIES,
+    Population,
+    PopulationAccount,
+    create_account,
+)
 from discreet.server.run_folder import RunFolder
 from discreet.settings.compose import load_config
 from discreet.settings.rules import ConfigError
@@ -27,8 +33,13 @@ from discreet.simulation.in_process import simulate
 EVENT = PoissonSampledDpEvent(0.3, GaussianDpEvent(2.0))
 PEOPLE = Population("people", 20, ADJACENCIES[0], 1e-3)
 SMALL = (
-    *("data.num_clients=20", "model.name=logistic_regression", "training.epochs=1", "sampling.population_name=people"),
-    *("privacy.user.noise_multiplier=2", "sampling.probability=0.3", "privacy.user.too_noisy=warn"),
+    "data.num_clients=20",
+    "model.name=logistic_regression",
+    "training.epochs=1",
+    "sampling.population_name=people",
+    "privacy.user.noise_multiplier=2",
+    "sampling.probability=0.3",
+    "privacy.user.too_noisy=warn",
 )
 PROCESSES = 8
 FIT = {0.7: 2, 1.0: 4, 1.5: 9}  # rounds of EVENT, at delta 1e-3, by dp_accounting.pld.PLDAccountant
@@ -66,7 +77,9 @@ def test_the_pinned_numbers_are_those_of_dp_accounting(budget: float) -> None:
 
 def test_every_run_charges_it_and_its_own_ledger_says_what_it_cost_itself(path: Path) -> None:
     folders = [run(path, "first", "rounds=2"), run(path, "second", "rounds=3")]
-    assert [DurableLedger(folder / "ledger.db").spent("user").num_releases for folder in folders] == [2, 3]
+    assert [
+        DurableLedger(folder / "ledger.db").spent("user").num_releases for folder in folders
+    ] == [2, 3]
     assert account(path).ledger.total().entries == ((EVENT, 5),)
     said = [json.loads((folder / "privacy.json").read_text()) for folder in folders]
     assert [facts["account"]["releases"] for facts in said] == [2, 5]
@@ -99,7 +112,11 @@ def test_what_another_run_charged_since_the_look_ahead_is_seen_by_the_charge(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     budget = 0.5
-    other, mine, look = account(path, name="other"), account(path, budget=budget), PopulationAccount.require_room
+    other, mine, look = (
+        account(path, name="other"),
+        account(path, budget=budget),
+        PopulationAccount.require_room,
+    )
     while PrivacyLedger(other.ledger.total().entries).record(EVENT, 2).epsilon(1e-3) <= budget:
         other.charge(one_more())
 
@@ -126,7 +143,9 @@ def _spend_all(path: Path, number: int) -> None:
 
 def test_many_processes_that_spend_at_once_spend_the_budget_and_no_more(path: Path) -> None:
     context = multiprocessing.get_context("fork")
-    processes = [context.Process(target=_spend_all, args=(path, number)) for number in range(PROCESSES)]
+    processes = [
+        context.Process(target=_spend_all, args=(path, number)) for number in range(PROCESSES)
+    ]
     for process in processes:
         process.start()
     for process in processes:
@@ -136,8 +155,12 @@ def test_many_processes_that_spend_at_once_spend_the_budget_and_no_more(path: Pa
     assert DurableLedger(path).verify() == []
 
 
-def test_a_round_whose_room_was_taken_meanwhile_releases_nothing(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(PopulationAccount, "require_room", lambda *_: None)  # each look ahead comes too early
+def test_a_round_whose_room_was_taken_meanwhile_releases_nothing(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(
+        PopulationAccount, "require_room", lambda *_: None
+    )  # each look ahead comes too early
     folder = run(path, "first", "rounds=20", "privacy.user.max_epsilon=0.7")
     facts = json.loads((folder / "privacy.json").read_text())
     fit = FIT[0.7]
@@ -169,7 +192,12 @@ def test_what_can_not_be_an_account_is_refused(path: Path, tmp_path: Path) -> No
     folder = run(path, "first", "rounds=1")
     with pytest.raises(ConfigError, match="is the ledger of a run or of a node"):
         run(folder / "ledger.db", "second", "rounds=1")
-    for name, size, delta in (("", 20, 1e-3), ("people", 0, 1e-3), ("people", 20, 0.05), ("people", 20, 0.0)):
+    for name, size, delta in (
+        ("", 20, 1e-3),
+        ("people", 0, 1e-3),
+        ("people", 20, 0.05),
+        ("people", 20, 0.0),
+    ):
         with pytest.raises(ConfigError, match="population"):
             Population(name, size, ADJACENCIES[0], delta)
     with pytest.raises(ConfigError, match="max_epsilon of an account must be above 0"):
@@ -178,7 +206,10 @@ def test_what_can_not_be_an_account_is_refused(path: Path, tmp_path: Path) -> No
 
 def test_an_account_that_was_never_made_is_not_made_by_a_run(tmp_path: Path) -> None:
     path = tmp_path / "people.db"
-    with pytest.raises(ConfigError, match=r"is missing: .* discreet ledger create .* --population 'people' --size 20"):
+    with pytest.raises(
+        ConfigError,
+        match=r"is missing: .* discreet ledger create .* --population 'people' --size 20",
+    ):
         run(path, "first", "rounds=1")
     assert not path.exists()
 
@@ -202,11 +233,15 @@ def test_a_run_is_not_resumed_without_all_that_the_account_knew(damage: str, pat
     folder = run(path, "first", "rounds=1")
     _checkpoint(path)
     shutil.copy(path, older)
-    simulate(replace(RunFolder(folder).read_config(), rounds=2, resume=True, output_dir=str(folder)))
+    simulate(
+        replace(RunFolder(folder).read_config(), rounds=2, resume=True, output_dir=str(folder))
+    )
     _checkpoint(path)
     DAMAGES[damage](path, older)
     with pytest.raises((LedgerError, ConfigError)):
-        simulate(replace(RunFolder(folder).read_config(), rounds=3, resume=True, output_dir=str(folder)))
+        simulate(
+            replace(RunFolder(folder).read_config(), rounds=3, resume=True, output_dir=str(folder))
+        )
     assert DurableLedger(folder / "ledger.db").spent("user").num_releases == 2
 
 
@@ -223,13 +258,17 @@ def test_on_another_machine_the_checkpoint_tells_that_an_account_is_older(
     _checkpoint(path)
     shutil.copy(path, tmp_path / "older.db")
     account(path, name="other").charge(one_more())  # which the run's own ledger does not know
-    simulate(replace(RunFolder(folder).read_config(), rounds=2, resume=True, output_dir=str(folder)))
+    simulate(
+        replace(RunFolder(folder).read_config(), rounds=2, resume=True, output_dir=str(folder))
+    )
     monkeypatch.setenv("DISCREET_STATE", str(tmp_path / "elsewhere"))
     turned_back = tmp_path / "turned_back.db"
     shutil.copy(tmp_path / "older.db", turned_back)
     DurableLedger(turned_back).adopt()
     DurableLedger(folder / "ledger.db").adopt()
-    mine = account(turned_back, name=f"{folder} {DurableLedger(folder / 'ledger.db').position().identity}")
+    mine = account(
+        turned_back, name=f"{folder} {DurableLedger(folder / 'ledger.db').position().identity}"
+    )
     mine.charge(one_more())  # as many of this run as its ledger has, but not what came between
     config = RunFolder(folder).read_config()
     user = replace(config.privacy.user, account=str(turned_back))

@@ -1,4 +1,5 @@
-"""Statistics that all clients are asked for, and ROC curves of ratings: numbers, charges, and what is written."""
+"""Statistics that all clients are asked for, and ROC curves of ratings: numbers, charges, and what
+is written."""
 
 from __future__ import annotations
 
@@ -38,12 +39,19 @@ from discreet.settings.settings import Settings
 from tests.replay import replay
 from tests.rounds import query_of
 
-NOISY = ["data.name=breast_cancer", "data.num_clients=40", "privacy.delta=1e-3", "model.name=linear"]
+NOISY = [
+    "data.name=breast_cancer",
+    "data.num_clients=40",
+    "privacy.delta=1e-3",
+    "model.name=linear",
+]
 Client = tuple[Tensor, Tensor]
 
 
 def config_of(*words: str) -> Settings:
-    return load_config([*NOISY, "data.normalise=private", "privacy.user.noise_multiplier=1", *words])
+    return load_config(
+        [*NOISY, "data.normalise=private", "privacy.user.noise_multiplier=1", *words]
+    )
 
 
 def query(config: Settings, *names: str) -> Query:
@@ -58,7 +66,10 @@ def mechanism(config: Settings, asked: Query) -> Callable[[Sequence[Client], Ran
     def run(clients: Sequence[Client], source: RandomSource) -> object:
         charged: list[object] = []
         # What a client sends is beyond the server's control: it is clipped there once more.
-        parts = [TrainReply(1, torch.zeros(0), False, answer=asked.answer(*client).float()) for client in clients]
+        parts = [
+            TrainReply(1, torch.zeros(0), False, answer=asked.answer(*client).float())
+            for client in clients
+        ]
         return query_of(how, parts, source, charged.append), charged
 
     return run
@@ -67,7 +78,8 @@ def mechanism(config: Settings, asked: Query) -> Callable[[Sequence[Client], Ran
 def clients_with(*more: Client) -> list[Client]:
     source = torch.Generator().manual_seed(20771)
     honest = [
-        (torch.rand(9, 30, generator=source) * 2 - 1, torch.randint(0, 2, (9,), generator=source)) for _ in range(5)
+        (torch.rand(9, 30, generator=source) * 2 - 1, torch.randint(0, 2, (9,), generator=source))
+        for _ in range(5)
     ]
     return [*honest, *more]
 
@@ -86,7 +98,9 @@ WORST = {
 
 @pytest.mark.parametrize("noise", ["grid", "float"])
 @pytest.mark.parametrize("inputs", WORST)
-def test_one_client_more_moves_the_sum_by_at_most_what_the_noise_is_for(inputs: str, noise: str) -> None:
+def test_one_client_more_moves_the_sum_by_at_most_what_the_noise_is_for(
+    inputs: str, noise: str
+) -> None:
     config, values = config_of(f"privacy.noise={noise}"), WORST[inputs]
     for names in (["moments"], STATISTICS):
         with_one = clients_with((values, torch.ones(len(values), dtype=torch.int64)))
@@ -101,10 +115,14 @@ def test_some_client_reaches_the_bound() -> None:
     assert max(found.shares) == pytest.approx(1, abs=1e-5)
 
 
-def test_without_the_servers_clip_an_answer_that_is_too_long_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_the_servers_clip_an_answer_that_is_too_long_is_found(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(ClippedSum, "add", lambda self, rows: self.total.add_(rows.double().sum(0)))
     config = config_of("privacy.noise=float")
-    block = Block("moments", 60, 1.0, 1.0, lambda *_: torch.ones(60, dtype=torch.float64), read=lambda _: {})
+    block = Block(
+        "moments", 60, 1.0, 1.0, lambda *_: torch.ones(60, dtype=torch.float64), read=lambda _: {}
+    )
     monkeypatch.setattr("discreet.queries.query.within", lambda answer, bound: answer)
     liar = replace(query(config), blocks=(block,))
     corner = clients_with((WORST["corner"], torch.ones(4, dtype=torch.int64)))
@@ -121,14 +139,24 @@ def test_what_is_asked_again_is_noised_anew(tmp_path: Path) -> None:
 
 def test_a_target_pays_for_it_too() -> None:
     asked = load_config(
-        [*NOISY, "data.normalise=private", "privacy.user.target_epsilon=4", "statistics.noise_multiplier=2"]
+        [
+            *NOISY,
+            "data.normalise=private",
+            "privacy.user.target_epsilon=4",
+            "statistics.noise_multiplier=2",
+        ]
     )
-    resolved, without = resolve_noise(asked), resolve_noise(replace(asked, data=replace(asked.data, normalise="none")))
+    resolved, without = (
+        resolve_noise(asked),
+        resolve_noise(replace(asked, data=replace(asked.data, normalise="none"))),
+    )
     z = resolved.privacy.user.noise_multiplier
     assert z is not None
     assert z > (without.privacy.user.noise_multiplier or 0) * 1.01
     spent = PLDAccountant()
-    spent.compose(GaussianDpEvent(2.0)).compose(PoissonSampledDpEvent(0.3, GaussianDpEvent(z)), asked.rounds)
+    spent.compose(GaussianDpEvent(2.0)).compose(
+        PoissonSampledDpEvent(0.3, GaussianDpEvent(z)), asked.rounds
+    )
     assert spent.get_epsilon(1e-3) == pytest.approx(4, rel=2e-3)
 
 
@@ -154,7 +182,8 @@ CLIENTS, EACH, DRAWS = 400, 40, 200
 
 @functools.cache
 def population(kind: str) -> tuple[Tensor, Tensor]:
-    """Outputs (clients, 40, k) and targets of clients on whose data a model is good for some and poor for others."""
+    """Outputs (clients, 40, k) and targets of clients on whose data a model is good for some and
+    poor for others."""
     draw, shape = torch.Generator().manual_seed(50387), SHAPES[kind]
     skill = torch.rand(CLIENTS, 1, 1, generator=draw) * 1.5 + 0.3
     outputs = torch.randn(CLIENTS, EACH, shape.num_outputs, generator=draw)
@@ -171,7 +200,10 @@ def scores_of(kind: str) -> tuple[np.ndarray, np.ndarray]:
     if kind == "labels":
         return outputs, targets
     chances = np.exp(outputs) / np.exp(outputs).sum(axis=1, keepdims=True)
-    logits, positive = np.log(chances / (1 - chances)), targets[:, None] == np.arange(outputs.shape[1])
+    logits, positive = (
+        np.log(chances / (1 - chances)),
+        targets[:, None] == np.arange(outputs.shape[1]),
+    )
     return (logits[:, 1:], positive[:, 1:]) if kind == "two classes" else (logits, positive)
 
 
@@ -180,7 +212,9 @@ def auc_of(kind: str) -> Query:
 
 
 def answers_of(kind: str) -> Tensor:
-    return torch.stack([auc_of(kind).answer(*client) for client in zip(*population(kind), strict=True)])
+    return torch.stack(
+        [auc_of(kind).answer(*client) for client in zip(*population(kind), strict=True)]
+    )
 
 
 def points(kind: str, mean: Tensor, stddev: float) -> dict[str, list[RocPoint]]:
@@ -197,13 +231,19 @@ def test_without_noise_the_points_are_those_of_the_scores_themselves(kind: str) 
     scores, positive = scores_of(kind)
     assert len(curves) == scores.shape[1]
     for place, curve in enumerate(curves.values()):
-        assert [point.score for point in curve] == np.linspace(LARGEST_LOGIT, -LARGEST_LOGIT, SCORE_BINS + 1).tolist()
+        assert [point.score for point in curve] == np.linspace(
+            LARGEST_LOGIT, -LARGEST_LOGIT, SCORE_BINS + 1
+        ).tolist()
         for point in curve[1:-1]:  # the last bins on both sides hold what lies beyond them
             called = scores[:, place] >= point.score
             rates = called[positive[:, place] == 0].mean(), called[positive[:, place] == 1].mean()
             # float32 outputs may fall to the other side of an edge
-            assert (point.false_positive_rate, point.true_positive_rate) == pytest.approx(rates, abs=3e-4)
-        ends = [(each.false_positive_rate, each.true_positive_rate) for each in (curve[0], curve[-1])]
+            assert (point.false_positive_rate, point.true_positive_rate) == pytest.approx(
+                rates, abs=3e-4
+            )
+        ends = [
+            (each.false_positive_rate, each.true_positive_rate) for each in (curve[0], curve[-1])
+        ]
         assert ends == [(0, 0), (1, 1)]
 
 
@@ -223,7 +263,9 @@ def test_auc_of_several_classes_is_the_macro_average_of_one_against_the_rest() -
 
 
 @pytest.mark.parametrize("probability", [1.0, 0.4], ids=["everybody", "sampled"])
-def test_auc_of_several_classes_is_within_two_standard_errors_in_19_of_20_draws(probability: float) -> None:
+def test_auc_of_several_classes_is_within_two_standard_errors_in_19_of_20_draws(
+    probability: float,
+) -> None:
     answers, z = answers_of("four classes"), 0.6
     auc, draw = auc_of("four classes"), torch.Generator().manual_seed(70393)
     exact = auc.read(Sums(answers.mean(dim=0).tolist(), 1.0, 0.0))["auc"].value

@@ -1,4 +1,5 @@
-"""Whatever clients do, the run goes on, its noise and denominator stay, and what went wrong is counted and logged."""
+"""Whatever clients do, the run goes on, its noise and denominator stay, and what went wrong is
+counted and logged."""
 
 from __future__ import annotations
 
@@ -24,7 +25,12 @@ from discreet.settings.compose import load_config
 from discreet.settings.rules import ConfigError
 
 ROUNDS, CLIENTS, SIZE = 3, 10, 650
-SMALL = [f"rounds={ROUNDS}", f"data.num_clients={CLIENTS}", "model.name=logistic_regression", "seed=41051"]
+SMALL = [
+    f"rounds={ROUNDS}",
+    f"data.num_clients={CLIENTS}",
+    "model.name=logistic_regression",
+    "seed=41051",
+]
 SMALL += ["sampling.kind=everyone", "privacy.user.noise_multiplier=1.0", "server.momentum=0"]
 FIXED = ["privacy.user.clip.kind=fixed", "privacy.user.clip.norm=0.5"]
 
@@ -43,12 +49,16 @@ class Scripted:
     def available_clients(self) -> Sequence[int]:
         return range(self.clients)
 
-    def ask(self, asked: TrainRequest, params: Tensor, cohort: Sequence[int]) -> Iterable[TrainReply | Failure]:
+    def ask(
+        self, asked: TrainRequest, params: Tensor, cohort: Sequence[int]
+    ) -> Iterable[TrainReply | Failure]:
         return [self.answer(asked.round, client) for client in cohort]
 
 
 def session(folder: Path, *words: str) -> Session:
-    return prepare(load_config([*SMALL, *words, f"output_dir={folder}"]), simulated=False, held=ExitStack())
+    return prepare(
+        load_config([*SMALL, *words, f"output_dir={folder}"]), simulated=False, held=ExitStack()
+    )
 
 
 def run(folder: Path, transport: Scripted, *words: str) -> State:
@@ -59,14 +69,18 @@ def run(folder: Path, transport: Scripted, *words: str) -> State:
 
 
 def fails(number: int, client: int) -> Failure:
-    return Failure(client, ("refused", "malformed", "error", "late")[client % 4], f"of round {number}")
+    return Failure(
+        client, ("refused", "malformed", "error", "late")[client % 4], f"of round {number}"
+    )
 
 
 def replies(number: int, client: int) -> TrainReply:
     return TrainReply(number, torch.full((SIZE,), 0.01), below=True)
 
 
-def test_a_run_in_which_every_client_fails_has_the_noise_of_one_that_asks_nobody(tmp_path: Path) -> None:
+def test_a_run_in_which_every_client_fails_has_the_noise_of_one_that_asks_nobody(
+    tmp_path: Path,
+) -> None:
     failed = run(tmp_path / "failed", Scripted(fails), "rounds=1")
     empty = run(tmp_path / "empty", Scripted(fails, clients=0), "rounds=1")
     assert torch.equal(failed.params, empty.params)
@@ -82,18 +96,26 @@ def test_a_run_in_which_every_client_fails_has_the_noise_of_one_that_asks_nobody
 
 
 @pytest.mark.parametrize("replying", [1, 4, CLIENTS])
-def test_who_fails_changes_neither_the_noise_nor_the_denominator(replying: int, tmp_path: Path) -> None:
+def test_who_fails_changes_neither_the_noise_nor_the_denominator(
+    replying: int, tmp_path: Path
+) -> None:
     def some(number: int, client: int) -> TrainReply | Failure:
         return replies(number, client) if client < replying else fails(number, client)
 
     found = run(tmp_path / "some", Scripted(some), "rounds=1", *FIXED)
     nobody = run(tmp_path / "nobody", Scripted(fails), "rounds=1", *FIXED)
-    # Each update has norm 0.01 * sqrt(650) < 0.5, lies on the grid to 0.5 / 1024 in norm, and is divided by 10.
+    # Each update has norm 0.01 * sqrt(650) < 0.5, lies on the grid to 0.5 / 1024 in norm, and is
+    # divided by 10.
     expected = replying * 0.01 / CLIENTS
-    assert float((found.params - nobody.params - expected).norm()) <= replying * 0.5 / 1024 / CLIENTS + 1e-5
+    assert (
+        float((found.params - nobody.params - expected).norm())
+        <= replying * 0.5 / 1024 / CLIENTS + 1e-5
+    )
 
 
-def test_without_a_seed_the_servers_draws_are_secure_and_those_of_no_other_run(tmp_path: Path) -> None:
+def test_without_a_seed_the_servers_draws_are_secure_and_those_of_no_other_run(
+    tmp_path: Path,
+) -> None:
     sources = [session(tmp_path / name, "seed=null").context.source for name in ("one", "other")]
     drawn = [source.child("round", 1).child("noise").words(4) for source in sources]
     assert all(source.is_secure for source in sources)
@@ -114,12 +136,20 @@ def test_what_is_not_finite_or_huge_counts_as_zero_or_is_clipped(tmp_path: Path)
 
 
 @pytest.mark.parametrize("kind", ["refused", "malformed", "error", "late"])
-def test_a_run_ends_after_the_second_round_in_a_row_in_which_nobody_replies(kind: str, tmp_path: Path) -> None:
-    silent = Scripted(lambda number, client: Failure(client, kind, f"for a reason of round {number}"))
-    with pytest.raises(NobodyAnswers, match=f"^in 2 rounds in a row .*; the last: client 9 {kind}: .* of round 2$"):
+def test_a_run_ends_after_the_second_round_in_a_row_in_which_nobody_replies(
+    kind: str, tmp_path: Path
+) -> None:
+    silent = Scripted(
+        lambda number, client: Failure(client, kind, f"for a reason of round {number}")
+    )
+    with pytest.raises(
+        NobodyAnswers, match=f"^in 2 rounds in a row .*; the last: client 9 {kind}: .* of round 2$"
+    ):
         run(tmp_path / "run", silent, "rounds=20")
     assert DurableLedger(tmp_path / "run" / "ledger.db").spent("user").num_releases == 2
-    resumed = training_run(session(tmp_path / "run", "rounds=20", "resume=true"), Scripted(replies)).run()
+    resumed = training_run(
+        session(tmp_path / "run", "rounds=20", "resume=true"), Scripted(replies)
+    ).run()
     assert (resumed.checkpoint.round, resumed.stopped) == (20, None)
 
 
@@ -139,10 +169,16 @@ def test_rounds_that_ask_nobody_or_bring_a_reply_do_not_end_a_run(tmp_path: Path
     assert ready.folder.read_metrics()[-1]["round"] == 7
 
 
-def test_a_run_that_all_clients_refuse_from_the_start_is_no_run_that_has_ended_well(tmp_path: Path) -> None:
-    refuses = Scripted(lambda number, client: Failure(client, "refused", "the policy of this client"))
+def test_a_run_that_all_clients_refuse_from_the_start_is_no_run_that_has_ended_well(
+    tmp_path: Path,
+) -> None:
+    refuses = Scripted(
+        lambda number, client: Failure(client, "refused", "the policy of this client")
+    )
     words = ("privacy.user.enabled=false", "privacy.user.noise_multiplier=null", *EXAMPLE_ON)
-    with pytest.raises(NobodyAnswers, match="every client refuses; the last one: client 9 refused: the policy"):
+    with pytest.raises(
+        NobodyAnswers, match="every client refuses; the last one: client 9 refused: the policy"
+    ):
         run(tmp_path / "run", refuses, *words)
 
 
@@ -154,7 +190,11 @@ def test_what_a_client_says_it_spent_can_only_raise_what_is_reported(tmp_path: P
 
     words = ["privacy.example.enabled=true", "privacy.example.noise_multiplier=1"]
     assert run(tmp_path / "run", Scripted(reports), *words).epsilon_example == 2.0
-    assert [row["epsilon_example"] for row in RunFolder(tmp_path / "run").read_metrics()] == [2.0, 2.0, 2.0]
+    assert [row["epsilon_example"] for row in RunFolder(tmp_path / "run").read_metrics()] == [
+        2.0,
+        2.0,
+        2.0,
+    ]
 
 
 @pytest.mark.parametrize("liars", [1, 3, CLIENTS])
@@ -163,7 +203,9 @@ def test_who_reports_an_infinite_epsilon_is_counted_and_said_and_the_largest_of_
 ) -> None:
     def reports(number: int, client: int) -> TrainReply:
         said = math.inf if client < liars else 0.5 * number
-        return TrainReply(number, torch.zeros(SIZE), below=True, epsilon_example=said, client=client)
+        return TrainReply(
+            number, torch.zeros(SIZE), below=True, epsilon_example=said, client=client
+        )
 
     ready = session(tmp_path / "run", *EXAMPLE_ON)
     outcome = training_run(ready, Scripted(reports)).run()
@@ -176,7 +218,9 @@ def test_who_reports_an_infinite_epsilon_is_counted_and_said_and_the_largest_of_
     status = read_status(ready.folder)
     assert status.failures == {"unaccounted": liars * ROUNDS}
     assert RunFolder(tmp_path / "run").read_metrics()[-1]["replies"] == CLIENTS
-    resumed = training_run(session(tmp_path / "run", *EXAMPLE_ON, "resume=true"), Scripted(reports)).run()
+    resumed = training_run(
+        session(tmp_path / "run", *EXAMPLE_ON, "resume=true"), Scripted(reports)
+    ).run()
     assert resumed.checkpoint.unaccounted == [*range(liars)]
 
 
@@ -184,8 +228,12 @@ def test_a_model_that_can_not_be_clipped_is_refused_before_anything_starts(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(
-        models.MODELS, "own", lambda _, classes: nn.Sequential(nn.Flatten(), nn.BatchNorm1d(64), nn.Linear(64, classes))
+        models.MODELS,
+        "own",
+        lambda _, classes: nn.Sequential(nn.Flatten(), nn.BatchNorm1d(64), nn.Linear(64, classes)),
     )
-    with pytest.raises(ConfigError, match="1 is a BatchNorm1d, which mixes the examples of a batch"):
+    with pytest.raises(
+        ConfigError, match="1 is a BatchNorm1d, which mixes the examples of a batch"
+    ):
         session(tmp_path / "run", "model.name=own")
     assert not (tmp_path / "run").exists()

@@ -1,4 +1,5 @@
-"""One round: who is asked, what is added up, what is noised and by how much, and the step of the server's optimizer."""
+"""One round: who is asked, what is added up, what is noised and by how much, and the step of the
+server's optimizer."""
 
 from __future__ import annotations
 
@@ -28,7 +29,13 @@ from discreet.protocol.messages import TrainReply
 from discreet.server.cohort_sampling import CohortSampling
 from discreet.server.resuming import asked_settings
 from discreet.server.run_folder import RunFolder
-from discreet.server.server_optimizer import ServerAdam, ServerOptimizer, ServerSGD, ServerYogi, server_optimizer
+from discreet.server.server_optimizer import (
+    ServerAdam,
+    ServerOptimizer,
+    ServerSGD,
+    ServerYogi,
+    server_optimizer,
+)
 from discreet.server.session import resolve
 from discreet.server.state import State, initial_state
 from discreet.settings.compose import load_config
@@ -40,10 +47,16 @@ SIZE = 20_000
 
 
 def settings(
-    noise_multiplier: float = 1.0, *, cohort: int = 10, count_stddev: float | None = 5.0, on_grid: bool = False
+    noise_multiplier: float = 1.0,
+    *,
+    cohort: int = 10,
+    count_stddev: float | None = 5.0,
+    on_grid: bool = False,
 ) -> CentralGaussian:
     noise = "grid" if on_grid else "float"
-    return central(noise_multiplier, count_stddev, noise, probability=0.5, population_size=2 * cohort)
+    return central(
+        noise_multiplier, count_stddev, noise, probability=0.5, population_size=2 * cohort
+    )
 
 
 def state(size: int, clip_norm: float) -> State:
@@ -67,9 +80,13 @@ def rejects(noise: np.ndarray, stddev: float) -> bool:
 
 @pytest.mark.parametrize("on_grid", [False, True])
 @pytest.mark.parametrize("replies", [0, 3])
-def test_noise_has_the_standard_deviation_of_the_clip_norm_that_clipped(replies: int, on_grid: bool) -> None:
+def test_noise_has_the_standard_deviation_of_the_clip_norm_that_clipped(
+    replies: int, on_grid: bool
+) -> None:
     how, clip_norm = settings(noise_multiplier=0.8, cohort=10, on_grid=on_grid), 2.5
-    updates = [TrainReply(1, torch.zeros(SIZE), below=False)] * replies  # the clip norm moves for the next round
+    updates = [
+        TrainReply(1, torch.zeros(SIZE), below=False)
+    ] * replies  # the clip norm moves for the next round
     after, _ = run(state(SIZE, clip_norm), updates, how)
     stddev = how.expected_noise(clip_norm).multiplier * clip_norm / 10
     noise = after.params.double().numpy()
@@ -101,7 +118,12 @@ def test_a_round_that_can_not_be_charged_releases_nothing_and_draws_no_noise() -
 
 
 def test_a_masked_sum_is_charged_before_it_is_opened() -> None:
-    words = ("privacy.user.aggregation=secure", "privacy.accountant=rdp", "sampling.kind=everyone", "model.name=linear")
+    words = (
+        "privacy.user.aggregation=secure",
+        "privacy.accountant=rdp",
+        "sampling.kind=everyone",
+        "model.name=linear",
+    )
     plan, _ = resolve(load_config([*words, "data.num_clients=4", "privacy.user.too_noisy=warn"]))
     order, vector = list[str](), plan.mechanism.participation.vector
     assert vector is not None
@@ -112,7 +134,9 @@ def test_a_masked_sum_is_charged_before_it_is_opened() -> None:
 
     before = state(vector.num_params, 1.0)
     unopened = [UnopenedSum(opened, 4)]
-    round_of(plan.mechanism, before, unopened, seeded_source(3), charge=lambda _: order.append("charged"))
+    round_of(
+        plan.mechanism, before, unopened, seeded_source(3), charge=lambda _: order.append("charged")
+    )
     assert order == ["charged", "opened"]
 
 
@@ -136,21 +160,31 @@ def step(states: list[State]) -> torch.Tensor:
 def test_the_noise_in_the_velocity_is_what_is_expected_there() -> None:
     # Of a sum of 20,000 squares: its relative standard deviation is 0.01, and 6 of them are 1e-9.
     states = rounds(SHRINKING, [], number=6)
-    assert float(states[-1].velocity.square().sum()) == pytest.approx(states[-1].noise_energy, rel=0.06)
+    assert float(states[-1].velocity.square().sum()) == pytest.approx(
+        states[-1].noise_energy, rel=0.06
+    )
     # So the share of the step that is signal is at most sqrt(0.06).
     assert float(step(states).norm()) <= 0.25 * float(states[-1].velocity.norm())
 
 
 def test_a_step_is_as_long_as_its_signal() -> None:
-    strong = [TrainReply(1, torch.full((SIZE,), 1.0), below=False)] * 1000  # 1000 for an expected cohort of 10: 100 C
+    strong = [
+        TrainReply(1, torch.full((SIZE,), 1.0), below=False)
+    ] * 1000  # 1000 for an expected cohort of 10: 100 C
     states = rounds(SHRINKING, strong, number=1)
-    # The noise is 14.1 long in 20,000 directions, 0.1 along the signal of 50: 2 % are ten standard deviations.
+    # The noise is 14.1 long in 20,000 directions, 0.1 along the signal of 50: 2 % are ten standard
+    # deviations.
     assert float(step(states).norm()) == pytest.approx(100 * C, rel=0.02)
 
 
 NUMBERS, CLIENTS, ROUNDS = 40, 3, 6
 NOBODY = cast(Grid, None)
-TINY = ["data.name=breast_cancer", "data.num_clients=5", "model.name=logistic_regression", "training.epochs=1"]
+TINY = [
+    "data.name=breast_cancer",
+    "data.num_clients=5",
+    "model.name=logistic_regression",
+    "training.epochs=1",
+]
 TINY += ["privacy.user.noise_multiplier=1", "rounds=4", "seed=60913", "privacy.noise=float"]
 
 
@@ -162,10 +196,14 @@ def reply(params: Tensor, update: Tensor) -> Message:
 
 
 def updates() -> list[list[Tensor]]:
-    """Of each round, the updates of its clients: some coordinates far smaller than others, as in a model."""
+    """Of each round, the updates of its clients: some coordinates far smaller than others, as in a
+    model."""
     generator = torch.Generator().manual_seed(40471)
     scale = torch.logspace(-5, 0, NUMBERS)
-    return [[scale * torch.randn(NUMBERS, generator=generator) for _ in range(CLIENTS)] for _ in range(ROUNDS)]
+    return [
+        [scale * torch.randn(NUMBERS, generator=generator) for _ in range(CLIENTS)]
+        for _ in range(ROUNDS)
+    ]
 
 
 def by_flower(strategy: FedAvg) -> Tensor:
@@ -192,9 +230,18 @@ def by_discreet(optimizer: ServerOptimizer) -> Tensor:
     ("ours", "flowers"),
     [
         (ServerSGD(), FedAvg),
-        (ServerSGD(0.5, momentum=0.9), lambda: FedAvgM(server_learning_rate=0.5, server_momentum=0.9)),
-        (ServerAdam(0.3, 0.8, 0.95, 0.1), lambda: FedAdam(eta=0.3, beta_1=0.8, beta_2=0.95, tau=0.1)),
-        (ServerYogi(0.3, 0.8, 0.95, 0.1), lambda: FedYogi(eta=0.3, beta_1=0.8, beta_2=0.95, tau=0.1)),
+        (
+            ServerSGD(0.5, momentum=0.9),
+            lambda: FedAvgM(server_learning_rate=0.5, server_momentum=0.9),
+        ),
+        (
+            ServerAdam(0.3, 0.8, 0.95, 0.1),
+            lambda: FedAdam(eta=0.3, beta_1=0.8, beta_2=0.95, tau=0.1),
+        ),
+        (
+            ServerYogi(0.3, 0.8, 0.95, 0.1),
+            lambda: FedYogi(eta=0.3, beta_1=0.8, beta_2=0.95, tau=0.1),
+        ),
     ],
     ids=["sgd", "momentum", "adam", "yogi"],
 )
@@ -216,9 +263,14 @@ def test_a_run_that_is_resumed_ends_as_one_that_was_not(how: str, tmp_path: Path
     assert torch.equal(whole.second_moment, parts.second_moment)
 
 
-@pytest.mark.parametrize("ours", [ServerSGD(momentum=0.9, shrink_with_noise=True), ServerAdam(), ServerYogi()], ids=str)
-def test_an_optimizer_moves_the_model_by_the_noised_mean_and_nothing_else(ours: ServerOptimizer) -> None:
-    # An update split among two clients in other ways gives the same sum, the same noise, and so the same model.
+@pytest.mark.parametrize(
+    "ours", [ServerSGD(momentum=0.9, shrink_with_noise=True), ServerAdam(), ServerYogi()], ids=str
+)
+def test_an_optimizer_moves_the_model_by_the_noised_mean_and_nothing_else(
+    ours: ServerOptimizer,
+) -> None:
+    # An update split among two clients in other ways gives the same sum, the same noise, and so the
+    # same model.
     user, ends = central(1.0, probability=0.5, population_size=8), []
     for shares in ((1.0, 0.0), (0.5, 0.5), (0.25, 0.75)):
         state = initial_state(torch.zeros(2), clip_norm=8.0)
@@ -231,8 +283,12 @@ def test_an_optimizer_moves_the_model_by_the_noised_mean_and_nothing_else(ours: 
     assert torch.equal(ends[0], ends[2])
 
 
-@pytest.mark.parametrize("ours", [ServerSGD(0.5, momentum=0.9), ServerAdam(eta=0.3), ServerYogi(tau=0.1)], ids=str)
-def test_a_strategy_for_any_app_steps_by_the_optimizer_that_it_is_given(ours: ServerOptimizer) -> None:
+@pytest.mark.parametrize(
+    "ours", [ServerSGD(0.5, momentum=0.9), ServerAdam(eta=0.3), ServerYogi(tau=0.1)], ids=str
+)
+def test_a_strategy_for_any_app_steps_by_the_optimizer_that_it_is_given(
+    ours: ServerOptimizer,
+) -> None:
     strategy = discreet.DPFedAvg(population_size=10, target_epsilon=1.0, server_optimizer=ours)
     assert server_optimizer(strategy.config.server) == ours
 

@@ -1,4 +1,5 @@
-"""A run ends before the round that would pass its budget, or if its loss diverges, and states its guarantees."""
+"""A run ends before the round that would pass its budget, or if its loss diverges, and states its
+guarantees."""
 
 from __future__ import annotations
 
@@ -32,7 +33,8 @@ from tests.command import simulate as simulate_command
 
 SMALL = ["data.num_clients=20", "model.name=logistic_regression", "training.epochs=1", "seed=61493"]
 COLUMNS = (
-    "round,loss,accuracy,clip_norm,fraction_below,cohort,replies,epsilon_user,epsilon_example,epsilon_local,seconds"
+    "round,loss,accuracy,clip_norm,fraction_below,cohort,replies,"
+    "epsilon_user,epsilon_example,epsilon_local,seconds"
 )
 
 
@@ -63,7 +65,14 @@ def test_the_budget_ends_the_run_before_the_round_that_would_pass_it(
 def test_the_run_folder_holds_what_is_promised(tmp_path: Path) -> None:
     folder = tmp_path / "run"
     simulate(load_config([*SMALL, "rounds=2", f"output_dir={folder}"]))
-    names = {"config.yaml", "metrics.csv", "ledger.db", "privacy.json", "model.safetensors", "checkpoint"}
+    names = {
+        "config.yaml",
+        "metrics.csv",
+        "ledger.db",
+        "privacy.json",
+        "model.safetensors",
+        "checkpoint",
+    }
     assert names <= {path.name for path in folder.iterdir()}
     with (folder / "metrics.csv").open() as file:
         rows = list(csv.reader(file))
@@ -81,10 +90,24 @@ def test_the_run_folder_holds_what_is_promised(tmp_path: Path) -> None:
         simulate(load_config([*SMALL, "rounds=2", f"output_dir={folder}"]))
 
 
-CANCER = ["data.name=breast_cancer", "data.num_clients=20", "model.name=logistic_regression", "training.epochs=1"]
+CANCER = [
+    "data.name=breast_cancer",
+    "data.num_clients=20",
+    "model.name=logistic_regression",
+    "training.epochs=1",
+]
 PRIVATE = ["privacy.user.noise_multiplier=1", "sampling.probability=0.5", "seed=60913"]
 NOT_PRIVATE = ["privacy.user.enabled=false", "privacy.user.target_epsilon=null", "seed=60913"]
-FALLS_THEN_GROWS = [0.6, 0.2, 2.0, 3.0, 5.0, 4.0, 6.0, 0.1]  # lost after round 7: chance is log(2), twice that is 1.39
+FALLS_THEN_GROWS = [
+    0.6,
+    0.2,
+    2.0,
+    3.0,
+    5.0,
+    4.0,
+    6.0,
+    0.1,
+]  # lost after round 7: chance is log(2), twice that is 1.39
 
 
 def run(folder: Path, *words: str) -> tuple[Outcome, RunFolder]:
@@ -96,7 +119,9 @@ def scripted(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     """The losses that the public test set will show, in order."""
     losses = list(FALLS_THEN_GROWS)
     monkeypatch.setattr(
-        discreet.server.session, "evaluate", lambda *_, **__: EvaluationResult(losses.pop(0), {"accuracy": 0.5})
+        discreet.server.session,
+        "evaluate",
+        lambda *_, **__: EvaluationResult(losses.pop(0), {"accuracy": 0.5}),
     )
     return losses
 
@@ -112,7 +137,9 @@ def test_a_run_that_diverges_ends_and_says_why_everywhere(lost: tuple[Outcome, R
         "the loss on the public test set diverged: 6 after round 7, 0.2 after round 2; "
         "the model is the one after round 2"
     )
-    status, privacy = (json.loads((folder.path / name).read_text()) for name in ("status.json", "privacy.json"))
+    status, privacy = (
+        json.loads((folder.path / name).read_text()) for name in ("status.json", "privacy.json")
+    )
     assert (status["state"], status["reason"], outcome.stopped) == ("stopped", reason, reason)
     assert (privacy["stopped"], privacy["rounds"], privacy["model_round"]) == (reason, 7, 2)
 
@@ -139,17 +166,24 @@ def test_a_lost_run_that_is_resumed_ends_again_and_spends_nothing(
     assert all(torch.equal(before[name], after[name]) for name in before)
 
 
-def test_the_best_model_is_known_to_a_run_that_is_resumed(tmp_path: Path, scripted: list[float]) -> None:
+def test_the_best_model_is_known_to_a_run_that_is_resumed(
+    tmp_path: Path, scripted: list[float]
+) -> None:
     run(tmp_path / "run", *PRIVATE, "rounds=4")
     outcome, _ = run(tmp_path / "run", *PRIVATE, "rounds=8", "resume=true")
     assert (outcome.checkpoint.round, outcome.model.round) == (7, 2)
 
 
 def test_a_loss_that_is_no_number_ends_the_run_with_a_model_of_numbers(tmp_path: Path) -> None:
-    outcome, folder = run(tmp_path / "run", *NOT_PRIVATE, "rounds=8", "model.name=mlp", "training.learning_rate=1e4")
+    outcome, folder = run(
+        tmp_path / "run", *NOT_PRIVATE, "rounds=8", "model.name=mlp", "training.learning_rate=1e4"
+    )
     assert "the loss on the public test set is nan after round" in outcome.stopped
     assert outcome.model.round < outcome.checkpoint.round
-    assert all(torch.isfinite(tensor).all() for tensor in load_file(folder.path / "model.safetensors").values())
+    assert all(
+        torch.isfinite(tensor).all()
+        for tensor in load_file(folder.path / "model.safetensors").values()
+    )
 
 
 def test_a_run_that_may_still_learn_is_not_lost() -> None:
@@ -171,12 +205,30 @@ def test_the_clip_norm_stops_at_its_ceiling_which_is_said_once(
 
 
 @pytest.mark.parametrize(("words", "ceiling"), [([], 10.0), (["privacy.user.clip.max=2"], 2.0)])
-def test_the_ceiling_is_ten_times_the_first_norm_unless_it_is_given(words: list[str], ceiling: float) -> None:
+def test_the_ceiling_is_ten_times_the_first_norm_unless_it_is_given(
+    words: list[str], ceiling: float
+) -> None:
     assert load_config(words).privacy.user.clip.ceiling == ceiling
 
 
-TWO_ROUNDS = ["rounds=2", "data.num_clients=5", "model.name=logistic_regression", "training.epochs=1", "seed=24781"]
-FACTS = ("unit", "adjacency", "trusted", "observer", "mechanism", "accounting", "not_covered", "epsilon", "epsilon_is")
+TWO_ROUNDS = [
+    "rounds=2",
+    "data.num_clients=5",
+    "model.name=logistic_regression",
+    "training.epochs=1",
+    "seed=24781",
+]
+FACTS = (
+    "unit",
+    "adjacency",
+    "trusted",
+    "observer",
+    "mechanism",
+    "accounting",
+    "not_covered",
+    "epsilon",
+    "epsilon_is",
+)
 NO_USER = ["privacy.user.enabled=false", "privacy.user.target_epsilon=null"]
 
 
@@ -200,38 +252,64 @@ def test_privacy_json_says_of_every_guarantee_what_the_page_says(tmp_path: Path)
 
 def test_example_level_is_zero_out_unless_the_number_of_examples_is_declared() -> None:
     words = ("privacy.example.enabled=true", "privacy.example.noise_multiplier=2")
-    sampled = planned(load_config(["data.partition=sampled", "data.examples_per_client=10"])).guarantees
+    sampled = planned(
+        load_config(["data.partition=sampled", "data.examples_per_client=10"])
+    ).guarantees
     assert all(any("views overlap" in words for words in each.not_covered) for each in sampled)
     zero_out, declared = (
-        planned(load_config([*words, *more])).guarantees[1] for more in ([], ["data.public_num_examples=40"])
+        planned(load_config([*words, *more])).guarantees[1]
+        for more in ([], ["data.public_num_examples=40"])
     )
     assert zero_out.adjacency == "zero-out: one example contributes nothing, n stays"
     assert "q = batch_size / n," in zero_out.mechanism
-    assert any("adding or removing an example: it changes q" in words for words in zero_out.not_covered)
+    assert any(
+        "adding or removing an example: it changes q" in words for words in zero_out.not_covered
+    )
     assert declared.adjacency == "add or remove one example"
     assert "q = batch_size / public_num_examples = 8 / 40," in declared.mechanism
-    assert not any("number n" in words or "views overlap" in words for words in declared.not_covered)
+    assert not any(
+        "number n" in words or "views overlap" in words for words in declared.not_covered
+    )
 
 
 @pytest.mark.parametrize("kind", ["gaussian", "laplace"])
-def test_a_guarantee_that_is_off_has_no_mechanism_and_an_infinite_epsilon(kind: str, tmp_path: Path) -> None:
-    words = [f"privacy.local.kind={kind}", "privacy.local.epsilon=1", "rounds=1", "sampling.kind=everyone"]
+def test_a_guarantee_that_is_off_has_no_mechanism_and_an_infinite_epsilon(
+    kind: str, tmp_path: Path
+) -> None:
+    words = [
+        f"privacy.local.kind={kind}",
+        "privacy.local.epsilon=1",
+        "rounds=1",
+        "sampling.kind=everyone",
+    ]
     said = statement(tmp_path / "run", *NO_USER, *words)
     assert (said["user"]["mechanism"], said["user"]["accounting"]) == ("none", "none")
     assert set(said["user"]["epsilon"].values()) == {"inf"}
-    assert (said["local"]["adjacency"], said["local"]["trusted"]) == ("replace", "nobody but the client itself")
+    assert (said["local"]["adjacency"], said["local"]["trusted"]) == (
+        "replace",
+        "nobody but the client itself",
+    )
     assert (said["local"]["epsilon"]["pure"] == "inf") == (kind == "gaussian")
 
 
 def test_the_slack_of_laplace_noise_is_enough_for_its_pure_epsilon(tmp_path: Path) -> None:
-    words = ["privacy.local.kind=laplace", "privacy.local.noise_multiplier=0.1", "privacy.delta=0.1"]
-    few = ["data.partition=sampled", "data.examples_per_client=9"]  # such a delta is refused by a client with ten
+    words = [
+        "privacy.local.kind=laplace",
+        "privacy.local.noise_multiplier=0.1",
+        "privacy.delta=0.1",
+    ]
+    few = [
+        "data.partition=sampled",
+        "data.examples_per_client=9",
+    ]  # such a delta is refused by a client with ten
     local = statement(tmp_path / "run", *NO_USER, *words, *few, "sampling.kind=everyone")["local"]
     pure, at_delta = local["epsilon"]["pure"], local["epsilon"]["pld"]
     slack = 2 * laplace_grid_slack(28 * 28 * 10 + 10 + 1, LARGEST_SCALE)  # two rounds
     assert pure == 20
     assert at_delta < 19.9
-    assert local["floating_point"]["delta_slack"] == pytest.approx((1 + math.exp(20)) * slack, rel=1e-9)
+    assert local["floating_point"]["delta_slack"] == pytest.approx(
+        (1 + math.exp(20)) * slack, rel=1e-9
+    )
 
 
 @pytest.mark.parametrize(("kind", "amplified"), [("poisson", True), ("everyone", False)])
@@ -243,14 +321,19 @@ def test_amplification_is_said_to_need_a_secret_cohort_where_there_is_any(
 
 
 STARTED = (
-    *("rounds=2", "data.num_clients=20", "model.name=logistic_regression", "training.epochs=1"),
-    *("privacy.user.target_epsilon=4", "privacy.user.clip.norm=0.5"),
+    "rounds=2",
+    "data.num_clients=20",
+    "model.name=logistic_regression",
+    "training.epochs=1",
+    "privacy.user.target_epsilon=4",
+    "privacy.user.clip.norm=0.5",
 )
 
 
 @pytest.fixture(scope="module")
 def started(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder of a run that was started with settings of its own, and ended after its first round."""
+    """The folder of a run that was started with settings of its own, and ended after its first
+    round."""
     folder = tmp_path_factory.mktemp("runs") / "run"
     config = replace(resolve_noise(load_config(STARTED)), output_dir=str(folder))
     simulate(replace(config, rounds=1))
@@ -264,16 +347,27 @@ def resumed(folder: Path, *words: str) -> Settings:
 
 
 @pytest.mark.parametrize("words", [(), STARTED, ("privacy.user.target_epsilon=4",)])
-def test_a_run_goes_on_with_the_settings_of_its_folder(words: tuple[str, ...], started: Path) -> None:
+def test_a_run_goes_on_with_the_settings_of_its_folder(
+    words: tuple[str, ...], started: Path
+) -> None:
     before, after = RunFolder(started).read_config(), resumed(started, *words, "rounds=9")
     assert after == replace(before, rounds=9, resume=True)
     assert after.privacy.user.max_epsilon == 4
 
 
 def test_what_is_no_matter_of_privacy_may_be_changed(started: Path) -> None:
-    after = resumed(started, "operations.predictions=true", "server.learning_rate=0.5", "operations={log_format: json}")
+    after = resumed(
+        started,
+        "operations.predictions=true",
+        "server.learning_rate=0.5",
+        "operations={log_format: json}",
+    )
     operations = after.operations
-    assert (operations.predictions, after.server.learning_rate, operations.log_format) == (True, 0.5, "json")
+    assert (operations.predictions, after.server.learning_rate, operations.log_format) == (
+        True,
+        0.5,
+        "json",
+    )
 
 
 REFUSED = {
@@ -288,7 +382,9 @@ REFUSED = {
 
 
 @pytest.mark.parametrize(("word", "message"), REFUSED.items())
-def test_what_decides_privacy_is_refused_by_the_name_that_was_typed(word: str, message: str, started: Path) -> None:
+def test_what_decides_privacy_is_refused_by_the_name_that_was_typed(
+    word: str, message: str, started: Path
+) -> None:
     with pytest.raises(ConfigError) as error:
         resumed(started, "rounds=9", word)
     assert str(error.value).startswith(f"{word} can't change a run that is resumed: ")
@@ -296,14 +392,23 @@ def test_what_decides_privacy_is_refused_by_the_name_that_was_typed(word: str, m
 
 
 def test_rounds_over_which_clients_spread_a_total_stay(tmp_path: Path) -> None:
-    words = ("privacy.user.enabled=false", "privacy.local.kind=gaussian", "privacy.local.epsilon=8", "rounds=4")
+    words = (
+        "privacy.user.enabled=false",
+        "privacy.local.kind=gaussian",
+        "privacy.local.epsilon=8",
+        "rounds=4",
+    )
     RunFolder(tmp_path).write_config(load_config(words))
     assert resumed(tmp_path, *words).rounds == 4
-    with pytest.raises(ConfigError, match=r"rounds=5 can't change .* it has rounds=4\. What may change is device"):
+    with pytest.raises(
+        ConfigError, match=r"rounds=5 can't change .* it has rounds=4\. What may change is device"
+    ):
         resumed(tmp_path, "rounds=5")
 
 
-def test_simulate_goes_on_as_the_readme_says(started: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_simulate_goes_on_as_the_readme_says(
+    started: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert simulate_command(["resume=true", f"output_dir={started}"]) == 0
     checkpoint = RunFolder(started).load_checkpoint()
     assert checkpoint.round == 2

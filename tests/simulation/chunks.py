@@ -1,4 +1,5 @@
-"""Clients for the tests of cohorts: their data, their chunk, and what each of them would do by itself."""
+"""Clients for the tests of cohorts: their data, their chunk, and what each of them would do by
+itself."""
 
 from __future__ import annotations
 
@@ -68,13 +69,17 @@ class Clients:
         return sequence_of(model, self.shape) or mapped_model(model, cross_entropy)
 
     def sources(self) -> list[RandomSource]:
-        return [seeded_source(self.seed).child("client", 3, number) for number in range(len(self.sizes))]
+        return [
+            seeded_source(self.seed).child("client", 3, number) for number in range(len(self.sizes))
+        ]
 
     def chunk(self, how: Sequence[LocalSettings], draws: Draws) -> Chunk:
         return Chunk(self.layers, self.shared, table_of(self.held), how, draws)
 
     def engine(self, plan: Plan, held: ClientExamples, chunk: int, workers: int) -> Engine:
-        return Engine(plan.settings.seed, plan.mechanism, self.shared, held, self.layers, chunk, workers)
+        return Engine(
+            plan.settings.seed, plan.mechanism, self.shared, held, self.layers, chunk, workers
+        )
 
     def together(self, how: LocalSettings) -> Tensor:
         return self.chunk([how] * len(self.sizes), SeededDraws(self.sources())).updates(self.start)
@@ -84,7 +89,13 @@ class Clients:
         pairs = zip(self.held, self.sources(), strict=True)
         return torch.stack(
             [
-                local_update(model, self.start, data.subset(torch.from_numpy(numbers)), settings=how, source=source)
+                local_update(
+                    model,
+                    self.start,
+                    data.subset(torch.from_numpy(numbers)),
+                    settings=how,
+                    source=source,
+                )
                 for numbers, source in pairs
             ]
         )

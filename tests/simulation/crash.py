@@ -1,4 +1,5 @@
-"""Runs a small simulation in a fork, which kills itself with SIGKILL at a point between two steps of a round."""
+"""Runs a small simulation in a fork, which kills itself with SIGKILL at a point between two steps
+of a round."""
 
 from __future__ import annotations
 
@@ -17,9 +18,18 @@ from discreet.server.run_folder import RunFolder, RunSecrets
 from discreet.settings.compose import load_config
 from discreet.simulation.in_process import simulate
 
-AFTER_ACCOUNT = "after_account"  # the population's account is charged, and the run's own ledger is not
+AFTER_ACCOUNT = (
+    "after_account"  # the population's account is charged, and the run's own ledger is not
+)
 BEFORE_SECRETS = "before_secrets"  # the noise of the round is drawn, and its key is not on disk
-POINTS = ("before_ledger", "after_ledger", "before_metrics", "before_checkpoint", "in_checkpoint", "after_checkpoint")
+POINTS = (
+    "before_ledger",
+    "after_ledger",
+    "before_metrics",
+    "before_checkpoint",
+    "in_checkpoint",
+    "after_checkpoint",
+)
 
 
 def die() -> None:
@@ -48,7 +58,9 @@ def plant(point: str, number: int) -> None:
         charge = DurableLedger.charge
         dying = at_call(number, point == "before_ledger", charge)
 
-        def charged(self: DurableLedger, *args: Any, **kwargs: Any) -> bool:  # an account is a ledger too
+        def charged(
+            self: DurableLedger, *args: Any, **kwargs: Any
+        ) -> bool:  # an account is a ledger too
             return (dying if self.path.name == "ledger.db" else charge)(self, *args, **kwargs)
 
         DurableLedger.charge = charged  # type: ignore[method-assign]
@@ -80,7 +92,8 @@ def plant_at_checkpoint(point: str, number: int) -> None:
 
 
 def crash(point: str, number: int, overrides: Sequence[str]) -> int | None:
-    """Runs a simulation in a fork of this process until it dies at a point in round `number`; its exit code."""
+    """Runs a simulation in a fork of this process until it dies at a point in round `number`; its
+    exit code."""
     return crash_all([(point, number, overrides)])[0]
 
 

@@ -1,4 +1,5 @@
-"""Clients trained together do what each would do alone: their draws, their examples, and the layers of their models."""
+"""Clients trained together do what each would do alone: their draws, their examples, and the layers
+of their models."""
 
 from __future__ import annotations
 
@@ -19,7 +20,14 @@ from discreet.data.partition import Numbers
 from discreet.per_example.objective import cross_entropy
 from discreet.privacy.mechanisms import Gaussian
 from discreet.privacy.randomness import RandomSource, seeded_source
-from discreet.simulation.chunk import PIECE, Chunk, SecureDraws, SeededDraws, shared_examples, table_of
+from discreet.simulation.chunk import (
+    PIECE,
+    Chunk,
+    SecureDraws,
+    SeededDraws,
+    shared_examples,
+    table_of,
+)
 from discreet.simulation.layer_sequence import Batch, ParameterLayout, sequence_of
 from discreet.simulation.mapped_model import mapped_model
 from discreet.training.local_training import ExamplePrivacy, LocalSettings
@@ -38,8 +46,12 @@ WAYS = {
     "whole batches": replace(SGD, batch_size=64, example=EXAMPLE),
     "batches of one": replace(SGD, batch_size=1, epochs=1),
     "weight decay and a schedule": replace(SGD, momentum=0.6, weight_decay=0.3, schedule="cosine"),
-    "adamw": replace(SGD, learning_rate=0.01, optimizer="adamw", weight_decay=0.3, schedule="linear"),
-    "dp-sgd with adam": replace(SGD, learning_rate=0.01, optimizer="adam", weight_decay=0.3, example=EXAMPLE),
+    "adamw": replace(
+        SGD, learning_rate=0.01, optimizer="adamw", weight_decay=0.3, schedule="linear"
+    ),
+    "dp-sgd with adam": replace(
+        SGD, learning_rate=0.01, optimizer="adam", weight_decay=0.3, example=EXAMPLE
+    ),
     "dp-sgd with a schedule": replace(SGD, momentum=0.6, schedule="linear", example=EXAMPLE),
 }
 MODELS = {
@@ -74,11 +86,15 @@ def test_examples_that_are_not_finite_spoil_no_other_client_and_are_dropped_by_d
     data = clients.data
     data.inputs[clients.held[1][2]] = torch.nan
     shared = shared_examples(data, torch.device("cpu"))
-    spoilt = replace(clients.chunk([SGD] * 3, SecureDraws(secure())), data=shared).updates(clients.start)
+    spoilt = replace(clients.chunk([SGD] * 3, SecureDraws(secure())), data=shared).updates(
+        clients.start
+    )
     assert torch.isfinite(spoilt).all(1).tolist() == [True, False, True]
     how, held = replace(SGD, example=ExamplePrivacy(0.5, 0.0), batch_size=64), clients.held[1]
     table = table_of([held, np.delete(held, 2)])
-    updates = Chunk(clients.layers, shared, table, [how] * 2, SecureDraws(secure())).updates(clients.start)
+    updates = Chunk(clients.layers, shared, table, [how] * 2, SecureDraws(secure())).updates(
+        clients.start
+    )
     assert apart(updates[:1], updates[1:]) < 1e-5
 
 
@@ -95,7 +111,9 @@ def secure_draws() -> SecureDraws:
 
 
 def test_without_a_seed_every_client_has_masks_of_its_own() -> None:
-    model = mapped_model(dropping((1, 8, 8), 5), cross_entropy).drawing([secure_draws().source] * 40)
+    model = mapped_model(dropping((1, 8, 8), 5), cross_entropy).drawing(
+        [secure_draws().source] * 40
+    )
     assert len({generator.initial_seed() for generator in model.masks.generators}) == 40
 
 
@@ -107,7 +125,8 @@ def test_an_order_is_a_permutation_and_zero_beyond(draws: SeededDraws | SecureDr
 
 
 def test_secure_orders_are_uniform() -> None:
-    """Six orders of 6,000 clients: chi-squared with 5 degrees of freedom, above 60 with a chance below 1e-10.
+    """Six orders of 6,000 clients: chi-squared with 5 degrees of freedom, above 60 with a chance
+    below 1e-10.
 
     One order in ten that is sorted, which makes its chance 1/4, is found.
     """
@@ -126,7 +145,8 @@ def unlike_uniform(orders: Numbers) -> float:
 
 
 def test_secure_batches_take_each_example_with_its_clients_probability() -> None:
-    """Counts within 7 standard deviations: a false alarm is below 1e-9. Other probabilities are 12 of them away."""
+    """Counts within 7 standard deviations: a false alarm is below 1e-9. Other probabilities are 12
+    of them away."""
     sizes, probabilities = np.array([20000, 20000, 10000]), [0.25, 0.25, 0.5]
     clients, positions = secure_draws().batches(sizes, probabilities, step=0)
     assert (positions < sizes[clients]).all()
@@ -139,7 +159,8 @@ def test_secure_batches_take_each_example_with_its_clients_probability() -> None
 
 
 def test_secure_batches_of_one_client_say_nothing_of_anothers() -> None:
-    """Examples that two clients of 20,000 both draw: within 7 standard deviations of a quarter, but once in 10^11."""
+    """Examples that two clients of 20,000 both draw: within 7 standard deviations of a quarter, but
+    once in 10^11."""
     clients, positions = secure_draws().batches(np.full(4, 20_000), [0.5] * 4, step=0)
     held = [set(positions[clients == client].tolist()) for client in range(4)]
     deviation = math.sqrt(20_000 * 0.25 * 0.75)
@@ -150,7 +171,8 @@ def test_secure_batches_of_one_client_say_nothing_of_anothers() -> None:
 
 
 def test_secure_noise_has_each_clients_own_scale() -> None:
-    """20,000 values each: the deviation is within 4 %, 8 of its own, but for a chance below 1e-9; 1.1 times is not."""
+    """20,000 values each: the deviation is within 4 %, 8 of its own, but for a chance below 1e-9;
+    1.1 times is not."""
     mechanisms = [Gaussian(1.0), Gaussian(1.5)]
     noised = secure_draws().add_noise(torch.zeros(2, 20_000), mechanisms, 2.0, step=0)
     assert noised[0].std() == pytest.approx(2.0, rel=0.04)
@@ -159,10 +181,15 @@ def test_secure_noise_has_each_clients_own_scale() -> None:
 
 
 @pytest.mark.parametrize("multipliers", [(1.0, 1.0, 1.0), (1.0, 1.0, 2.0)])
-def test_secure_noise_of_one_client_says_nothing_of_anothers(multipliers: tuple[float, ...]) -> None:
-    """Correlations of 20,000 values, normal of deviation 1 / sqrt(20,000): beyond 7 of them once in 10^11 draws."""
+def test_secure_noise_of_one_client_says_nothing_of_anothers(
+    multipliers: tuple[float, ...],
+) -> None:
+    """Correlations of 20,000 values, normal of deviation 1 / sqrt(20,000): beyond 7 of them once in
+    10^11 draws."""
     draws, mechanisms = secure_draws(), [Gaussian(multiplier) for multiplier in multipliers]
-    steps = [draws.add_noise(torch.zeros(3, 20_000), mechanisms, 1.0, step=step) for step in range(2)]
+    steps = [
+        draws.add_noise(torch.zeros(3, 20_000), mechanisms, 1.0, step=step) for step in range(2)
+    ]
     correlations = torch.corrcoef(torch.cat(steps)).fill_diagonal_(0)
     assert correlations.abs().max() * math.sqrt(20_000) < 7
     shared = torch.cat(steps) + 0.3 * steps[0][0]
@@ -179,9 +206,13 @@ GENERATOR = torch.Generator().manual_seed(77041)
 
 def gradients_by_torch(model: nn.Module, rows: Tensor, batch: Batch) -> Tensor:
     found = []
-    for params, inputs, targets, weights in zip(rows, batch.inputs, batch.targets, batch.weights, strict=True):
+    for params, inputs, targets, weights in zip(
+        rows, batch.inputs, batch.targets, batch.weights, strict=True
+    ):
         nn.utils.vector_to_parameters(params.clone(), model.parameters())
-        loss = (nn.functional.cross_entropy(model(inputs), targets, reduction="none") * weights).sum()
+        loss = (
+            nn.functional.cross_entropy(model(inputs), targets, reduction="none") * weights
+        ).sum()
         grads = torch.autograd.grad(loss, list(model.parameters()))
         found.append(torch.cat([grad.flatten() for grad in grads]))
     return torch.stack(found)
@@ -213,27 +244,40 @@ def compare(model: nn.Module, inputs: Tensor, classes: int) -> None:
     image=st.tuples(st.integers(5, 9), st.integers(5, 9)),
 )
 def test_gradients_of_two_convolutions_are_those_of_torch(
-    kernel: tuple[int, int], stride: tuple[int, int], padding: tuple[int, int], channels: int, image: tuple[int, int]
+    kernel: tuple[int, int],
+    stride: tuple[int, int],
+    padding: tuple[int, int],
+    channels: int,
+    image: tuple[int, int],
 ) -> None:
     model = nn.Sequential(
-        nn.Conv2d(channels, 3, 2), nn.Tanh(), nn.Conv2d(3, 2, kernel, stride, padding), nn.ReLU(), nn.Flatten(),
-        nn.LazyLinear(4),
+        nn.Conv2d(channels, 3, 2), nn.Tanh(), nn.Conv2d(3, 2, kernel, stride, padding), nn.ReLU(),
+        nn.Flatten(), nn.LazyLinear(4),
     )  # fmt: skip
     model(torch.zeros(1, channels, *image))
     compare(model, torch.randn(2, 3, channels, *image, generator=GENERATOR), 4)
 
 
 @settings(max_examples=40, deadline=None)
-@given(stride=st.tuples(st.integers(1, 3), st.integers(1, 3)), image=st.tuples(st.integers(3, 8), st.integers(3, 8)))
-def test_gradients_through_pooling_are_those_of_torch(stride: tuple[int, int], image: tuple[int, int]) -> None:
-    model = nn.Sequential(nn.Conv2d(1, 3, 2), nn.Tanh(), nn.MaxPool2d(2, stride), nn.Flatten(), nn.LazyLinear(4))
+@given(
+    stride=st.tuples(st.integers(1, 3), st.integers(1, 3)),
+    image=st.tuples(st.integers(3, 8), st.integers(3, 8)),
+)
+def test_gradients_through_pooling_are_those_of_torch(
+    stride: tuple[int, int], image: tuple[int, int]
+) -> None:
+    model = nn.Sequential(
+        nn.Conv2d(1, 3, 2), nn.Tanh(), nn.MaxPool2d(2, stride), nn.Flatten(), nn.LazyLinear(4)
+    )
     model(torch.zeros(1, 1, *image))
     compare(model, torch.randn(2, 3, 1, *image, generator=GENERATOR), 4)
 
 
 def test_ties_go_to_the_first_place_row_by_row() -> None:
     """Blank pixels tie everywhere: a gradient elsewhere would differ from PyTorch's."""
-    model = nn.Sequential(nn.Conv2d(1, 2, 2), nn.MaxPool2d(2, 1), nn.Conv2d(2, 2, 2), nn.Flatten(), nn.LazyLinear(3))
+    model = nn.Sequential(
+        nn.Conv2d(1, 2, 2), nn.MaxPool2d(2, 1), nn.Conv2d(2, 2, 2), nn.Flatten(), nn.LazyLinear(3)
+    )
     model(torch.zeros(1, 1, 5, 5))
     inputs = torch.zeros(1, 1, 1, 5, 5)
     inputs[..., 1, 2] = 1.0
@@ -245,8 +289,10 @@ def test_ties_go_to_the_first_place_row_by_row() -> None:
 
 @pytest.mark.parametrize(
     "layer",
-    [nn.Conv2d(1, 2, 2, dilation=2), nn.Conv2d(1, 2, 2, bias=False), nn.Conv2d(1, 2, 3, padding="same"),
-     nn.Conv2d(1, 2, 2, padding_mode="circular", padding=1), nn.MaxPool2d(3), nn.GroupNorm(1, 1), nn.MaxPool2d(2)],
+    [nn.Conv2d(1, 2, 2, dilation=2), nn.Conv2d(1, 2, 2, bias=False),
+     nn.Conv2d(1, 2, 3, padding="same"),
+     nn.Conv2d(1, 2, 2, padding_mode="circular", padding=1),
+     nn.MaxPool2d(3), nn.GroupNorm(1, 1), nn.MaxPool2d(2)],
 )  # fmt: skip
 def test_what_has_no_pass_by_hand_is_left_to_torch_func(layer: nn.Module) -> None:
     assert sequence_of(nn.Sequential(layer, nn.Flatten(), nn.LazyLinear(2)), (1, 6, 6)) is None

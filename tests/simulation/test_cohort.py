@@ -45,55 +45,127 @@ from tests.simulation.chunks import Clients
 
 ENGINES = ("sequential", "batched")
 SMALL = (
-    *("seed=64019", "rounds=2", "data.num_clients=41", "sampling.probability=0.4", "training.epochs=1"),
-    *("model.name=logistic_regression", "privacy.delta=1e-3"),
+    "seed=64019",
+    "rounds=2",
+    "data.num_clients=41",
+    "sampling.probability=0.4",
+    "training.epochs=1",
+    "model.name=logistic_regression",
+    "privacy.delta=1e-3",
 )
 FLOAT = "privacy.noise=float"
 EXAMPLE = ("privacy.example.enabled=true", "privacy.example.noise_multiplier=0.9")
 LOCAL = ("privacy.user.enabled=false", "privacy.local.epsilon=20")
-RATED = ("evaluation.kind=private", "evaluation.every=2", "evaluation.noise_multiplier=2", "rounds=3")
+RATED = (
+    "evaluation.kind=private",
+    "evaluation.every=2",
+    "evaluation.noise_multiplier=2",
+    "rounds=3",
+)
 FEW = ("data.num_clients=8", "sampling.kind=everyone", "training.batch_size=50")
 SECURE = (
-    *("data.num_clients=5", "sampling.kind=everyone", "privacy.accountant=rdp", "training.batch_size=64"),
-    *("privacy.secure.dropouts=1", "privacy.user.noise_multiplier=1", "privacy.user.too_noisy=warn"),
+    "data.num_clients=5",
+    "sampling.kind=everyone",
+    "privacy.accountant=rdp",
+    "training.batch_size=64",
+    "privacy.secure.dropouts=1",
+    "privacy.user.noise_multiplier=1",
+    "privacy.user.too_noisy=warn",
 )
 TAGGING = (
-    *("data.name=folder", "data.num_clients=8", "data.partition=natural", f"model.name={LAYERS}"),
-    *("training.batch_size=8", "sampling.kind=everyone", "server.momentum=0"),
+    "data.name=folder",
+    "data.num_clients=8",
+    "data.partition=natural",
+    f"model.name={LAYERS}",
+    "training.batch_size=8",
+    "sampling.kind=everyone",
+    "server.momentum=0",
 )
 RUNS = {
     "user level": (FLOAT,),
     "on the grid": ("privacy.noise=grid",),
     "no privacy": ("privacy.user.enabled=false",),
     "turns, with correlated noise": (
-        *("sampling.kind=cyclic", "sampling.groups=3", "privacy.user.clip.kind=fixed"),
-        *("privacy.user.correlation.kind=bsr", "privacy.user.too_noisy=warn"),
+        "sampling.kind=cyclic",
+        "sampling.groups=3",
+        "privacy.user.clip.kind=fixed",
+        "privacy.user.correlation.kind=bsr",
+        "privacy.user.too_noisy=warn",
     ),
-    "a mechanism from outside": ("privacy.user.mechanism=tests.mechanisms.signs:Signs", "privacy.user.too_noisy=warn"),
+    "a mechanism from outside": (
+        "privacy.user.mechanism=tests.mechanisms.signs:Signs",
+        "privacy.user.too_noisy=warn",
+    ),
     "unequal clients": ("data.partition=dirichlet", "data.alpha=0.2", FLOAT, "model.name=mlp"),
-    "example level, declared": (*EXAMPLE, "data.partition=dirichlet", "data.alpha=0.03", "data.public_num_examples=20"),
+    "example level, declared": (
+        *EXAMPLE,
+        "data.partition=dirichlet",
+        "data.alpha=0.03",
+        "data.public_num_examples=20",
+    ),
     "example target": ("privacy.example.enabled=true", "privacy.example.target_epsilon=6", FLOAT),
     "example budget": (*EXAMPLE, "privacy.example.max_epsilon=3.2", FLOAT, "rounds=3"),
     "local laplace": (*LOCAL, "privacy.local.kind=laplace"),
     "local and example": (*LOCAL, "privacy.local.kind=gaussian", *EXAMPLE),
-    "local budget": (*LOCAL, "privacy.local.kind=gaussian", "privacy.local.max_epsilon=10", "rounds=3"),
+    "local budget": (
+        *LOCAL,
+        "privacy.local.kind=gaussian",
+        "privacy.local.max_epsilon=10",
+        "rounds=3",
+    ),
     "too many examples for delta": (*EXAMPLE, "privacy.user.enabled=false", "privacy.delta=0.03"),
     "a million clients": (
-        *("data.partition=sampled", "data.num_clients=1000000", "data.examples_per_client=10", "privacy.delta=1e-7"),
-        *("sampling.probability=0.00005", "privacy.user.noise_multiplier=0.5"),
+        "data.partition=sampled",
+        "data.num_clients=1000000",
+        "data.examples_per_client=10",
+        "privacy.delta=1e-7",
+        "sampling.probability=0.00005",
+        "privacy.user.noise_multiplier=0.5",
     ),
     "rated": (*RATED, "evaluation.cohort=own"),
     "rated by the same cohort": (*RATED, "evaluation.cohort=same"),
-    "rated, own noise": (*RATED, *FEW, *EXAMPLE, "privacy.user.enabled=false", "evaluation.cohort=own"),
-    "rated, local laplace": (*RATED, *LOCAL, "privacy.local.kind=laplace", "sampling.kind=everyone"),
-    "secure": (*SECURE, "privacy.user.aggregation=secure"),
-    "secure, rated by the same cohort": (*SECURE, "privacy.user.aggregation=secure", *RATED, "evaluation.cohort=same"),
-    "shared step": (
-        *(*SECURE, *EXAMPLE, "privacy.user.enabled=false", "privacy.example.aggregation=secure"),
-        *("privacy.user.target_epsilon=null", "training.batch_size=300", "training.momentum=0"),
+    "rated, own noise": (
+        *RATED,
+        *FEW,
+        *EXAMPLE,
+        "privacy.user.enabled=false",
+        "evaluation.cohort=own",
     ),
-    "numbers, huber, by DP-SGD": ("data.name=diabetes", "model.name=linear", "task.loss=huber", *EXAMPLE, FLOAT),
-    "classes with weights": ("data.name=breast_cancer", "model.name=linear", "task.class_weights=[2,0.5]", FLOAT),
+    "rated, local laplace": (
+        *RATED,
+        *LOCAL,
+        "privacy.local.kind=laplace",
+        "sampling.kind=everyone",
+    ),
+    "secure": (*SECURE, "privacy.user.aggregation=secure"),
+    "secure, rated by the same cohort": (
+        *SECURE,
+        "privacy.user.aggregation=secure",
+        *RATED,
+        "evaluation.cohort=same",
+    ),
+    "shared step": (
+        *SECURE,
+        *EXAMPLE,
+        "privacy.user.enabled=false",
+        "privacy.example.aggregation=secure",
+        "privacy.user.target_epsilon=null",
+        "training.batch_size=300",
+        "training.momentum=0",
+    ),
+    "numbers, huber, by DP-SGD": (
+        "data.name=diabetes",
+        "model.name=linear",
+        "task.loss=huber",
+        *EXAMPLE,
+        FLOAT,
+    ),
+    "classes with weights": (
+        "data.name=breast_cancer",
+        "model.name=linear",
+        "task.class_weights=[2,0.5]",
+        FLOAT,
+    ),
     "sequences, by DP-SGD": (*TAGGING, *EXAMPLE, FLOAT),
     "sequences, rated": (*TAGGING, *RATED, "evaluation.metrics=[accuracy,loss]"),
 }
@@ -112,12 +184,16 @@ def charges(folder: RunFolder) -> list[tuple[object, ...]]:
             ledger = DurableLedger(path)
             assert ledger.verify() == []
             rows = ledger.releases()
-            found += sorted((row.round, row.guarantee, row.data_owner, row.event, row.count) for row in rows)
+            found += sorted(
+                (row.round, row.guarantee, row.data_owner, row.event, row.count) for row in rows
+            )
     return found
 
 
 @pytest.mark.parametrize("name", RUNS)
-def test_both_engines_give_one_run(name: str, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_both_engines_give_one_run(
+    name: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     words, refusals = RUNS[name], []
     if TAGGING[0] in words:
         words = (*words, f"data.path={sequence_folder(tmp_path / 'data')}")
@@ -125,7 +201,9 @@ def test_both_engines_give_one_run(name: str, tmp_path: Path, caplog: pytest.Log
     for engine in ENGINES:
         caplog.clear()
         folders.append(run(tmp_path, engine, *words))
-        refusals.append({record.message for record in caplog.records if "refused" in record.message})
+        refusals.append(
+            {record.message for record in caplog.records if "refused" in record.message}
+        )
     alone, together = folders
     assert refusals[0] == refusals[1]
     assert any("level budget is spent" in line for line in refusals[0]) == ("budget" in name)
@@ -134,8 +212,12 @@ def test_both_engines_give_one_run(name: str, tmp_path: Path, caplog: pytest.Log
     torch.testing.assert_close(other.params, one.params, rtol=1e-3, atol=2e-5)
     for before, after in zip(alone.read_metrics(), together.read_metrics(), strict=True):
         known = [name for name in before if name != "seconds" and before[name] is not None]
-        assert [after[name] for name in known] == pytest.approx([before[name] for name in known], rel=1e-4)
-    assert ({row["replies"] for row in alone.read_metrics()} == {0}) == (name == "too many examples for delta")
+        assert [after[name] for name in known] == pytest.approx(
+            [before[name] for name in known], rel=1e-4
+        )
+    assert ({row["replies"] for row in alone.read_metrics()} == {0}) == (
+        name == "too many examples for delta"
+    )
 
 
 def test_what_is_not_batched_is_trained_sequentially_and_said_once_and_refused_if_it_is_asked_for(
@@ -144,7 +226,9 @@ def test_what_is_not_batched_is_trained_sequentially_and_said_once_and_refused_i
     with caplog.at_level("INFO", "discreet"):
         run(tmp_path, "auto", *LOCAL, "privacy.local.kind=laplace_step")
     assert sum("laplace_step is not batched" in record.message for record in caplog.records) == 1
-    with pytest.raises(ConfigError, match=r"engine=batched does not cover privacy\.local\.kind=laplace_step"):
+    with pytest.raises(
+        ConfigError, match=r"engine=batched does not cover privacy\.local\.kind=laplace_step"
+    ):
         run(tmp_path, "batched", *LOCAL, "privacy.local.kind=laplace_step")
 
 
@@ -152,19 +236,34 @@ ALIKE = PartitionedExamples.of([torch.arange(30)] * 40)  # clients who all hold 
 
 
 def test_without_a_seed_no_chunk_repeats_the_draws_of_another() -> None:
-    """What tells these clients apart is the order of their examples: two of 40 are alike once in 10^20 runs."""
+    """What tells these clients apart is the order of their examples: two of 40 are alike once in
+    10^20 runs."""
     found: list[PartialReply] = []
     start = Clients("logistic_regression", (4,), (30, 3)).start
     for _ in range(2):
         with exchange(1, 1, "seed=null", client_examples=ALIKE) as asked:
-            found += [kept(part) for part in asked.ask(TrainRequest(2, 0.1, asked.plan.run), start, range(20))]
+            found += [
+                kept(part)
+                for part in asked.ask(TrainRequest(2, 0.1, asked.plan.run), start, range(20))
+            ]
     assert len({tuple(each.values.tolist()) for each in found}) == 40
 
 
-def exchange(chunk: int, workers: int, *words: str, client_examples: ClientExamples | None = None) -> BatchedTransport:
+def exchange(
+    chunk: int, workers: int, *words: str, client_examples: ClientExamples | None = None
+) -> BatchedTransport:
     some = Clients("logistic_regression", (4,), (30, 3))
     client_examples = client_examples or SampledExamples(10**6, len(some.data), 5, seed=31)
-    config = load_config([*SMALL, "seed=7", "training.batch_size=2", FLOAT, "privacy.user.noise_multiplier=1", *words])
+    config = load_config(
+        [
+            *SMALL,
+            "seed=7",
+            "training.batch_size=2",
+            FLOAT,
+            "privacy.user.noise_multiplier=1",
+            *words,
+        ]
+    )
     plan = Plan(config)
     return BatchedTransport(plan, some.engine(plan, client_examples, chunk, workers), accounts=None)
 
@@ -216,8 +315,14 @@ def test_every_model_of_images_has_its_passes_by_hand(name: str) -> None:
 
 @pytest.mark.parametrize("level", ["user", "example"])
 @pytest.mark.parametrize("name", OWN)
-def test_own_models_are_trained_together_unless_their_steps_would_be_many_calls(name: str, level: str) -> None:
-    words = [f"privacy.{level}.enabled=true", f"privacy.{level}.noise_multiplier=1", "training.batch_size=10"]
+def test_own_models_are_trained_together_unless_their_steps_would_be_many_calls(
+    name: str, level: str
+) -> None:
+    words = [
+        f"privacy.{level}.enabled=true",
+        f"privacy.{level}.noise_multiplier=1",
+        "training.batch_size=10",
+    ]
     engine = engine_of(planned(load_config([*words, f"model.name={name}"])), load_task("digits"))
     assert isinstance(engine.model, MappedModel)
     assert engine.model.together == ("Recurrent" not in name)
@@ -228,7 +333,9 @@ def test_what_vmap_follows_otherwise_than_one_client_goes_alone() -> None:
     task = load_task("digits")
     model, data = Aliased(), shared_examples(task.train, torch.device("cpu"))
     assert mapped_model(model, cross_entropy).together
-    assert not trains_together(mapped_model(model, cross_entropy), data, TaskConfig(), by_example=False)
+    assert not trains_together(
+        mapped_model(model, cross_entropy), data, TaskConfig(), by_example=False
+    )
 
 
 class Aliased(nn.Module):
@@ -247,24 +354,35 @@ def test_a_gpu_gives_the_same_updates() -> None:
     for device in ("cpu", "cuda"):
         words = ["privacy.noise=float", "privacy.user.noise_multiplier=1", f"device={device}"]
         run = Plan(load_config(["seed=90001", "data.num_clients=40", "model.name=cnn", *words]))
-        start = flatten_parameters(build_model("cnn", task.shape.input_shape, task.shape.num_classes, seed=5))
+        start = flatten_parameters(
+            build_model("cnn", task.shape.input_shape, task.shape.num_classes, seed=5)
+        )
         with BatchedTransport(run, engine_of(run, task), accounts=None) as exchange:
             replies = list(exchange.ask(TrainRequest(1, 0.1, exchange.plan.run), start, range(9)))
         found.append(sum(part.values for part in replies if isinstance(part, PartialReply)))
     torch.testing.assert_close(found[0], found[1], rtol=1e-3, atol=1e-5)
 
 
-def test_a_device_that_is_not_there_is_said_before_anything_starts(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_device_that_is_not_there_is_said_before_anything_starts(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    for device, said in (("cuda", "device=cuda needs a GPU"), ("tpu", r"device must be cpu or cuda \(got tpu\)")):
+    for device, said in (
+        ("cuda", "device=cuda needs a GPU"),
+        ("tpu", r"device must be cpu or cuda \(got tpu\)"),
+    ):
         with pytest.raises(ConfigError, match=said):
             simulate(load_config([f"device={device}"]))
 
 
 @pytest.mark.slow
 def test_every_way_trains_clients() -> None:
-    rows = cohort_speed.rows(models=["logistic_regression"], examples=600, clients=20, repetitions=1)
-    assert {"sequential", "batched", "batched, sums on the grid", "DP-SGD, batched"} <= {row["way"] for row in rows}
+    rows = cohort_speed.rows(
+        models=["logistic_regression"], examples=600, clients=20, repetitions=1
+    )
+    assert {"sequential", "batched", "batched, sums on the grid", "DP-SGD, batched"} <= {
+        row["way"] for row in rows
+    }
     assert all(row["clients_per_second"] > 0 for row in rows)
 
 
@@ -276,7 +394,9 @@ def test_a_large_population_is_trained(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::pytest.PytestUnraisableExceptionWarning")
+@pytest.mark.filterwarnings(
+    "ignore::ResourceWarning", "ignore::pytest.PytestUnraisableExceptionWarning"
+)
 def test_ray_is_measured_beside_forked_workers() -> None:
     rows = ray_speed.rows(models=["logistic_regression"], examples=600, repetitions=1)
     assert [row["way"] for row in rows] == list(ray_speed.WAYS)

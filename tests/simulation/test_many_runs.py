@@ -1,4 +1,5 @@
-"""Chunks of clients and whole runs as tasks of Ray: the numbers of one after the other, and nothing is forgotten."""
+"""Chunks of clients and whole runs as tasks of Ray: the numbers of one after the other, and nothing
+is forgotten."""
 
 from __future__ import annotations
 
@@ -33,20 +34,29 @@ from tests.simulation.crash import plant
 from tests.simulation.test_cohort import ALIKE, BatchedTransport, charges, kept
 
 SMALL = (
-    *("rounds=2", "data.num_clients=20", "model.name=logistic_regression", "training.epochs=1"),
-    *("privacy.user.noise_multiplier=2", "sampling.probability=0.3", "privacy.user.too_noisy=warn"),
+    "rounds=2",
+    "data.num_clients=20",
+    "model.name=logistic_regression",
+    "training.epochs=1",
+    "privacy.user.noise_multiplier=2",
+    "sampling.probability=0.3",
+    "privacy.user.too_noisy=warn",
 )
 RATES = (0.5, 1, 2)
 # Ray leaves files of its processes to the collector.
 pytestmark = pytest.mark.filterwarnings(
-    "ignore::ResourceWarning", "ignore::FutureWarning", "ignore::pytest.PytestUnraisableExceptionWarning"
+    "ignore::ResourceWarning",
+    "ignore::FutureWarning",
+    "ignore::pytest.PytestUnraisableExceptionWarning",
 )
 
 
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[RayCluster]:
     """Two CPUs of this machine."""
-    ray.init("local", num_cpus=2, include_dashboard=False, log_to_driver=False, object_store_memory=2**27)
+    ray.init(
+        "local", num_cpus=2, include_dashboard=False, log_to_driver=False, object_store_memory=2**27
+    )
     with connected(None) as found:
         yield found
     ray.shutdown()
@@ -74,11 +84,21 @@ def die_after_a_charge(config: Settings) -> None:
 
 
 @pytest.mark.usefixtures("cluster")
-def test_runs_side_by_side_have_the_numbers_of_runs_one_after_the_other_to_the_last_bit(tmp_path: Path) -> None:
+def test_runs_side_by_side_have_the_numbers_of_runs_one_after_the_other_to_the_last_bit(
+    tmp_path: Path,
+) -> None:
     lists = ("seed=5501", "server.learning_rate=0.5,1,2")
-    assert main(["--multirun", "--jobs", "2", *SMALL, *lists, f"hydra.sweep.dir={tmp_path / 'sweep'}"]) == 0
+    assert (
+        main(["--multirun", "--jobs", "2", *SMALL, *lists, f"hydra.sweep.dir={tmp_path / 'sweep'}"])
+        == 0
+    )
     for number, rate in enumerate(RATES):
-        words = [*SMALL, "seed=5501", f"server.learning_rate={rate}", f"output_dir={tmp_path / str(number)}"]
+        words = [
+            *SMALL,
+            "seed=5501",
+            f"server.learning_rate={rate}",
+            f"output_dir={tmp_path / str(number)}",
+        ]
         alone = simulate(load_config(words)).checkpoint
         beside = RunFolder(tmp_path / "sweep" / str(number)).load_checkpoint()
         assert beside.params.tolist() == alone.params.tolist()
@@ -93,7 +113,9 @@ def test_a_run_that_fails_does_not_stop_the_others(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("cluster")
-def test_a_run_that_is_killed_goes_on_and_pays_for_the_round_that_it_repeats(tmp_path: Path) -> None:
+def test_a_run_that_is_killed_goes_on_and_pays_for_the_round_that_it_repeats(
+    tmp_path: Path,
+) -> None:
     assert run(job(tmp_path / "run", die_after_a_charge)) == {}
     folder = RunFolder(tmp_path / "run")
     assert [row["round"] for row in folder.read_metrics()] == [1, 2]
@@ -110,7 +132,9 @@ def test_a_machine_that_does_not_see_the_run_folders_is_refused(tmp_path: Path) 
         pass
 
 
-def test_a_run_that_charges_an_account_stays_on_the_machine_of_the_sweep(cluster: RayCluster, tmp_path: Path) -> None:
+def test_a_run_that_charges_an_account_stays_on_the_machine_of_the_sweep(
+    cluster: RayCluster, tmp_path: Path
+) -> None:
     words = ("privacy.user.account=people.db", "sampling.population_name=people")
     started: list[bool] = []
     watched: Any = SimpleNamespace(start=lambda *_, here, **__: started.append(here))
@@ -137,7 +161,13 @@ def test_a_machine_takes_over_a_run_whose_ledger_the_sweep_knows(
     assert begun.is_known() is known
 
 
-TINY = ("rounds=1", "data.num_clients=10", "model.name=logistic_regression", "training.epochs=1", "seed=5501")
+TINY = (
+    "rounds=1",
+    "data.num_clients=10",
+    "model.name=logistic_regression",
+    "training.epochs=1",
+    "seed=5501",
+)
 
 
 def test_a_run_that_fails_is_said_at_the_end_and_repeated_by_the_line_that_goes_on(
@@ -173,28 +203,55 @@ def test_a_sweep_goes_on_on_another_cluster(tmp_path: Path) -> None:
 def test_runs_that_can_not_share_a_cluster_are_refused() -> None:
     check_parallel([planned(load_config(["device=cuda", "ray.num_gpus=0.5"]))])
     with pytest.raises(ConfigError, match=r"ray\.address must be the same"):
-        check_parallel([planned(load_config([f"ray.address={where}"])) for where in ("auto", "null")])
+        check_parallel(
+            [planned(load_config([f"ray.address={where}"])) for where in ("auto", "null")]
+        )
     with pytest.raises(ConfigError, match=r"needs ray\.num_gpus"):
         check_parallel([planned(load_config(["device=cuda"]))])
 
 
 ONE_ROUND = (
-    *("seed=64019", "rounds=1", "data.num_clients=5", "training.epochs=1", "training.batch_size=64"),
-    *("model.name=linear", "sampling.kind=everyone", "privacy.accountant=rdp", "privacy.user.too_noisy=warn"),
+    "seed=64019",
+    "rounds=1",
+    "data.num_clients=5",
+    "training.epochs=1",
+    "training.batch_size=64",
+    "model.name=linear",
+    "sampling.kind=everyone",
+    "privacy.accountant=rdp",
+    "privacy.user.too_noisy=warn",
 )
 NOISED = "privacy.user.noise_multiplier=1"
 NO_USER = "privacy.user.enabled=false"
 KINDS = {
     "user level": (NOISED, "training.batch_size=8", "data.num_clients=40"),
-    "example level": (NOISED, "privacy.example.enabled=true", "privacy.example.noise_multiplier=0.9"),
+    "example level": (
+        NOISED,
+        "privacy.example.enabled=true",
+        "privacy.example.noise_multiplier=0.9",
+    ),
     "an own model with dropout": (NOISED, "model.name=benchmarks.own_models:dropping"),
-    "local": (NO_USER, "privacy.local.epsilon=20", "privacy.local.max_epsilon=30", "privacy.local.kind=gaussian"),
+    "local": (
+        NO_USER,
+        "privacy.local.epsilon=20",
+        "privacy.local.max_epsilon=30",
+        "privacy.local.kind=gaussian",
+    ),
     "secure": (NOISED, "privacy.user.aggregation=secure"),
     "shared step": (
-        *(NO_USER, "privacy.example.enabled=true", "privacy.example.aggregation=secure", "training.batch_size=300"),
-        *("privacy.example.noise_multiplier=1", "training.momentum=0"),
+        NO_USER,
+        "privacy.example.enabled=true",
+        "privacy.example.aggregation=secure",
+        "training.batch_size=300",
+        "privacy.example.noise_multiplier=1",
+        "training.momentum=0",
     ),
-    "rated": (NOISED, "evaluation.kind=private", "evaluation.every=1", "evaluation.noise_multiplier=2"),
+    "rated": (
+        NOISED,
+        "evaluation.kind=private",
+        "evaluation.every=1",
+        "evaluation.noise_multiplier=2",
+    ),
 }
 # Ray leaves files of its processes to the collector.
 
@@ -206,19 +263,31 @@ def test_the_numbers_are_those_of_forked_workers_to_the_last_bit(
     monkeypatch.setattr("os.sched_getaffinity", lambda _: {0, 1})
     found = []
     for engine in ("batched", "ray"):
-        simulate(load_config([*ONE_ROUND, *KINDS[name], f"engine={engine}", f"output_dir={tmp_path / engine}"]))
+        simulate(
+            load_config(
+                [*ONE_ROUND, *KINDS[name], f"engine={engine}", f"output_dir={tmp_path / engine}"]
+            )
+        )
         folder = RunFolder(tmp_path / engine)
-        rows = [{key: value for key, value in row.items() if key != "seconds"} for row in folder.read_metrics()]
+        rows = [
+            {key: value for key, value in row.items() if key != "seconds"}
+            for row in folder.read_metrics()
+        ]
         found.append((folder.load_checkpoint().params.tolist(), charges(folder), rows))
     assert found[0] == found[1]
 
 
 def test_without_a_seed_no_task_repeats_the_draws_of_another(cluster: RayCluster) -> None:
-    """What tells these clients apart is the order of their examples: two of 20 are alike once in 10^20 runs."""
+    """What tells these clients apart is the order of their examples: two of 20 are alike once in
+    10^20 runs."""
     some = Clients("logistic_regression", (4,), (30, 3))
-    config = load_config([*ONE_ROUND, "seed=null", "training.batch_size=2", "privacy.noise=float", NOISED])
+    config = load_config(
+        [*ONE_ROUND, "seed=null", "training.batch_size=2", "privacy.noise=float", NOISED]
+    )
     plan, workers = planned(config), partial(RayWorkers, cluster=cluster)
-    with BatchedTransport(plan, some.engine(plan, ALIKE, 1, 1), accounts=None, workers=workers) as asked:
+    with BatchedTransport(
+        plan, some.engine(plan, ALIKE, 1, 1), accounts=None, workers=workers
+    ) as asked:
         replies = asked.ask(TrainRequest(1, 0.1, asked.plan.run), some.start, range(20))
         assert len({tuple(kept(one).values.tolist()) for one in replies}) == 20
 
@@ -228,7 +297,11 @@ def test_a_chunk_that_asks_for_a_gpu_is_trained_there(cluster: RayCluster, tmp_p
     ends = []
     for words in (["engine=batched"], ["engine=ray", "ray.num_gpus=0.5"]):
         folder = f"output_dir={tmp_path / words[0]}"
-        ends.append(simulate(load_config([*ONE_ROUND, *KINDS["user level"], *words, folder])).checkpoint.params)
+        ends.append(
+            simulate(
+                load_config([*ONE_ROUND, *KINDS["user level"], *words, folder])
+            ).checkpoint.params
+        )
     torch.testing.assert_close(ends[1], ends[0], rtol=1e-3, atol=1e-4)
 
 
@@ -237,7 +310,12 @@ def test_a_chunk_that_asks_for_a_gpu_is_trained_there(cluster: RayCluster, tmp_p
     [
         (["device=cuda"], r"device must be cpu with engine=ray"),
         (
-            [NO_USER, "privacy.local.epsilon=9", "privacy.local.kind=laplace_step", "training.epochs=1"],
+            [
+                NO_USER,
+                "privacy.local.epsilon=9",
+                "privacy.local.kind=laplace_step",
+                "training.epochs=1",
+            ],
             r"engine=ray does not cover",
         ),
         (["ray.num_gpus=2"], r"ray\.num_gpus must be within \[0, 1\]"),

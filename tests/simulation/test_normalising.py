@@ -1,4 +1,5 @@
-"""`data.normalise=private`: a run that asks its clients for means and deviations before its first round."""
+"""`data.normalise=private`: a run that asks its clients for means and deviations before its first
+round."""
 
 from __future__ import annotations
 
@@ -21,16 +22,27 @@ from discreet.settings.compose import load_config
 from discreet.settings.rules import ConfigError
 from discreet.simulation.in_process import InProcessTransport, simulate
 
-DATA = 'format="csv"\nfile="train.csv"\ntest="test.csv"\ntarget="y"\nnum_classes=2\nlow=[0,0,0]\nhigh=[1000000,1,300]\n'
+DATA = (
+    'format="csv"\nfile="train.csv"\ntest="test.csv"\ntarget="y"\nnum_classes=2\n'
+    "low=[0,0,0]\nhigh=[1000000,1,300]\n"
+)
 SMALL = (
-    *("data.name=folder", "data.num_clients=150", "model.name=linear", "seed=31991", "rounds=8", "training.epochs=3"),
-    *("privacy.delta=1e-3", "privacy.user.noise_multiplier=0.5", "statistics.noise_multiplier=0.005"),
+    "data.name=folder",
+    "data.num_clients=150",
+    "model.name=linear",
+    "seed=31991",
+    "rounds=8",
+    "training.epochs=3",
+    "privacy.delta=1e-3",
+    "privacy.user.noise_multiplier=0.5",
+    "statistics.noise_multiplier=0.005",
 )
 
 
 @pytest.fixture(scope="module")
 def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Two features that tell the class: an income of thousands in a range up to a million, and a share."""
+    """Two features that tell the class: an income of thousands in a range up to a million, and a
+    share."""
     folder, source = tmp_path_factory.mktemp("data"), np.random.default_rng(30727)
     (folder / "data.toml").write_text(DATA)
     for name, count in (("train", 1500), ("test", 800)):
@@ -41,7 +53,9 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
             170 + 8 * source.standard_normal(count),
         ]
         table = np.column_stack([*columns, y])
-        np.savetxt(folder / f"{name}.csv", table, "%.9g", ",", header="income,share,height,y", comments="")
+        np.savetxt(
+            folder / f"{name}.csv", table, "%.9g", ",", header="income,share,height,y", comments=""
+        )
     return folder
 
 
@@ -56,9 +70,13 @@ def private(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def test_features_of_very_different_scale_are_learned(private: Path, data: Path, tmp_path: Path) -> None:
+def test_features_of_very_different_scale_are_learned(
+    private: Path, data: Path, tmp_path: Path
+) -> None:
     simulate(load_config(words(data, tmp_path / "plain")))
-    plain, normalised = (RunFolder(folder).read_metrics()[-1]["accuracy"] for folder in (tmp_path / "plain", private))
+    plain, normalised = (
+        RunFolder(folder).read_metrics()[-1]["accuracy"] for folder in (tmp_path / "plain", private)
+    )
     assert normalised > 0.82
     assert normalised > plain + 0.1
 
@@ -78,7 +96,9 @@ def test_the_saved_model_normalises_what_it_predicts_of(private: Path) -> None:
     inputs = torch.rand(5, 3, generator=torch.Generator().manual_seed(71)) * 2 - 1
     by_hand = (inputs.double() - torch.tensor(found.means)) / torch.tensor(found.deviations)
     with torch.no_grad():
-        assert torch.allclose(predict(saved, inputs), saved.model(by_hand.float()).double().softmax(dim=1))
+        assert torch.allclose(
+            predict(saved, inputs), saved.model(by_hand.float()).double().softmax(dim=1)
+        )
 
 
 def test_a_run_that_goes_on_does_not_ask_again(private: Path) -> None:
@@ -90,7 +110,9 @@ def test_a_run_that_goes_on_does_not_ask_again(private: Path) -> None:
     assert sorted(events.values()) == [1, 9]
 
 
-def test_clients_that_a_transport_asks_answer_the_same(data: Path, private: Path, tmp_path: Path) -> None:
+def test_clients_that_a_transport_asks_answer_the_same(
+    data: Path, private: Path, tmp_path: Path
+) -> None:
     config = load_config(words(data, tmp_path / "run", "data.normalise=private"))
     with ExitStack() as held:
         session = prepare(config, simulated=True, held=held)
@@ -115,7 +137,8 @@ def test_what_would_pass_the_budget_asks_nobody(data: Path, tmp_path: Path) -> N
     asked = words(data, tmp_path / "run", "data.normalise=private", "privacy.user.max_epsilon=1")
     with pytest.raises(
         ConfigError,
-        match=r"statistics\.noise_multiplier is needed: asking clients .* beyond privacy\.user\.max_epsilon=1",
+        match=r"statistics\.noise_multiplier is needed: asking clients .* beyond "
+        r"privacy\.user\.max_epsilon=1",
     ):
         simulate(load_config(asked))
     assert DurableLedger(tmp_path / "run" / "ledger.db").spent("user").num_releases == 0

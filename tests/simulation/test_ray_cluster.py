@@ -1,4 +1,5 @@
-"""A cluster is found, checked, and left or ended: nothing of it goes on, and no stranger reaches it."""
+"""A cluster is found, checked, and left or ended: nothing of it goes on, and no stranger reaches
+it."""
 
 from __future__ import annotations
 
@@ -21,7 +22,17 @@ from discreet.settings.rules import ConfigError
 from discreet.simulation.processes import RunLostError, below
 from discreet.simulation.ray_cluster import RayCluster, connected, versions
 from tests.deployment.ends import RUN_SECONDS
-from tests.scripts.living import LONG, LOOPBACK, MARK, SMALL, check_interrupted, intrude, listening, marked, start
+from tests.scripts.living import (
+    LONG,
+    LOOPBACK,
+    MARK,
+    SMALL,
+    check_interrupted,
+    intrude,
+    listening,
+    marked,
+    start,
+)
 
 OWN = ("examples.own.model:build",)
 HERE = versions(OWN)
@@ -53,18 +64,25 @@ with ending(lambda reason: "told"), connected(None):
 def test_a_task_does_not_begin_where_something_differs(what: str) -> None:
     assert len(HERE) == 3
     RayCluster(OWN, HERE).check()
-    with pytest.raises(RunLostError, match=rf"^\S+ has another version of {what}: \S+ there, 0 here$"):
+    with pytest.raises(
+        RunLostError, match=rf"^\S+ has another version of {what}: \S+ there, 0 here$"
+    ):
         RayCluster(OWN, {**HERE, what: "0"}).check()
 
 
 @pytest.mark.parametrize("address", ["10.0.0.1", "ray://10.0.0.1:10001", "head:first"])
 def test_an_address_that_names_no_head_is_refused(address: str) -> None:
-    with pytest.raises(ConfigError, match=r"^ray\.address must be null, auto or host:port"), connected(address):
+    with (
+        pytest.raises(ConfigError, match=r"^ray\.address must be null, auto or host:port"),
+        connected(address),
+    ):
         pass
 
 
 @pytest.mark.parametrize("named", ["setting", "RAY_ADDRESS"])
-def test_a_cluster_that_is_not_there_is_refused_at_once(named: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_cluster_that_is_not_there_is_refused_at_once(
+    named: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     with socket.socket() as taken:  # a port that nobody listens on
         taken.bind(("127.0.0.1", 0))
         address = f"127.0.0.1:{taken.getsockname()[1]}"
@@ -97,7 +115,9 @@ def test_a_signal_that_comes_while_ray_connects_is_heard(monkeypatch: pytest.Mon
 
 @LINUX
 # Ray leaves files of its processes to the collector.
-@pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::pytest.PytestUnraisableExceptionWarning")
+@pytest.mark.filterwarnings(
+    "ignore::ResourceWarning", "ignore::pytest.PytestUnraisableExceptionWarning"
+)
 def test_a_cluster_listens_to_this_machine_alone_and_runs_no_code_of_a_stranger_who_knows_its_port(
     tmp_path: Path,
 ) -> None:
@@ -113,18 +133,30 @@ def test_a_cluster_listens_to_this_machine_alone_and_runs_no_code_of_a_stranger_
 
 @LINUX
 @pytest.mark.slow
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGKILL], ids=lambda number: number.name)
-def test_nothing_of_a_cluster_outlives_the_run_that_started_it(number: signal.Signals, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "number", [signal.SIGTERM, signal.SIGINT, signal.SIGKILL], ids=lambda number: number.name
+)
+def test_nothing_of_a_cluster_outlives_the_run_that_started_it(
+    number: signal.Signals, tmp_path: Path
+) -> None:
     environment = {**os.environ, "PYTHONPATH": str(ROOT), MARK: tmp_path.name}
     with subprocess.Popen(
-        [sys.executable, "-c", DRIVER], cwd=tmp_path, env=environment, stdout=subprocess.PIPE, text=True
+        [sys.executable, "-c", DRIVER],
+        cwd=tmp_path,
+        env=environment,
+        stdout=subprocess.PIPE,
+        text=True,
     ) as driver:
         folder = Path(driver.stdout.readline().rstrip())
         assert (folder / "ray").is_dir()
         assert len(marked(tmp_path.name)) > 2
         driver.send_signal(number)
         assert driver.wait(SECONDS) == (-number if number == signal.SIGKILL else 128 + number)
-    wait_until(lambda: not marked(tmp_path.name) and not folder.exists(), SECONDS, "all of the cluster is gone")
+    wait_until(
+        lambda: not marked(tmp_path.name) and not folder.exists(),
+        SECONDS,
+        "all of the cluster is gone",
+    )
 
 
 @pytest.mark.slow
@@ -137,7 +169,9 @@ def test_a_sweep_of_several_runs_at_a_time_that_is_ended_leaves_no_process(
     process = start(mark, *words)
     folders = [RunFolder(sweep / name) for name in "01"]
     wait_until(
-        lambda: all(len(folder.read_metrics()) >= 2 for folder in folders) or process.poll() is not None,
+        lambda: (
+            all(len(folder.read_metrics()) >= 2 for folder in folders) or process.poll() is not None
+        ),
         RUN_SECONDS,
         "two runs have done two rounds",
     )

@@ -1,4 +1,5 @@
-"""A process or a machine is killed in the middle of a round: the run is the undisturbed one, and nobody pays twice."""
+"""A process or a machine is killed in the middle of a round: the run is the undisturbed one, and
+nobody pays twice."""
 
 from __future__ import annotations
 
@@ -27,9 +28,18 @@ from discreet.simulation.ray_cluster import RETRIES, RayCluster, RayWorkers, con
 from tests.simulation.test_cohort import charges
 
 RUN = (
-    *("rounds=3", "data.num_clients=5", "training.epochs=1", "training.batch_size=64", "model.name=linear"),
-    *("sampling.kind=everyone", "privacy.accountant=rdp", "privacy.user.too_noisy=warn", "privacy.delta=1e-3"),
-    *("privacy.example.enabled=true", "privacy.example.noise_multiplier=0.9", "privacy.user.noise_multiplier=1"),
+    "rounds=3",
+    "data.num_clients=5",
+    "training.epochs=1",
+    "training.batch_size=64",
+    "model.name=linear",
+    "sampling.kind=everyone",
+    "privacy.accountant=rdp",
+    "privacy.user.too_noisy=warn",
+    "privacy.delta=1e-3",
+    "privacy.example.enabled=true",
+    "privacy.example.noise_multiplier=0.9",
+    "privacy.user.noise_multiplier=1",
 )
 SEEDED = "seed=64019"
 ROUND = 2  # in which a process or a machine is lost
@@ -37,7 +47,9 @@ pytestmark = [
     pytest.mark.slow,
     # Ray leaves files of its processes to the collector.
     pytest.mark.filterwarnings(
-        "ignore::ResourceWarning", "ignore::FutureWarning", "ignore::pytest.PytestUnraisableExceptionWarning"
+        "ignore::ResourceWarning",
+        "ignore::FutureWarning",
+        "ignore::pytest.PytestUnraisableExceptionWarning",
     ),
 ]
 FEW_PROCESSES = {"include_dashboard": False, "include_log_monitor": False, "no_monitor": True}
@@ -46,10 +58,11 @@ SMALL_NODE = {"num_cpus": 1, "object_store_memory": 2**27}
 
 @dataclass(frozen=True)
 class Dying:
-    """Trains as `trainer` does, and kills its process, or its machine, in round 2: the first time, or `always`.
+    """Trains as `trainer` does, and kills its process, or its machine, in round 2: the first time,
+    or `always`.
 
-    A machine is killed while another chunk waits on the head, so that it has work. `folder` gets a file for each chunk
-    that was trained and lost, with its sum.
+    A machine is killed while another chunk waits on the head, so that it has work. `folder` gets a
+    file for each chunk that was trained and lost, with its sum.
     """
 
     trainer: Any
@@ -77,7 +90,10 @@ class Dying:
 
     def lost(self) -> list[list[float]]:
         """The sums that were lost."""
-        return [[float(word) for word in file.read_text().split()] for file in sorted(self.folder.glob("*.sum"))]
+        return [
+            [float(word) for word in file.read_text().split()]
+            for file in sorted(self.folder.glob("*.sum"))
+        ]
 
     def _die(self, replies: PartialReply) -> None:
         draft = self.folder / f"{os.getpid()}.draft"
@@ -112,7 +128,10 @@ def run(folder: Path, *words: str) -> tuple[Any, ...]:
     simulate(load_config([*RUN, *words, f"output_dir={folder}"]))
     found = RunFolder(folder)
     checkpoint = found.load_checkpoint()
-    rows = [{key: value for key, value in row.items() if key != "seconds"} for row in found.read_metrics()]
+    rows = [
+        {key: value for key, value in row.items() if key != "seconds"}
+        for row in found.read_metrics()
+    ]
     return checkpoint.params.tolist(), charges(found), rows
 
 
@@ -130,7 +149,11 @@ def plant(folder: Path, patch: pytest.MonkeyPatch, **fault: Any) -> list[Dying]:
 
 @pytest.mark.parametrize("machine", [False, True], ids=["process", "machine"])
 def test_a_lost_process_or_machine_changes_no_number(
-    machine: bool, cluster: RayCluster, machines: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    machine: bool,
+    cluster: RayCluster,
+    machines: Cluster,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     undisturbed = run(tmp_path / "undisturbed", SEEDED, "engine=batched")
     cluster.check_nodes()
@@ -152,7 +175,10 @@ def test_a_chunk_that_is_lost_again_and_again_ends_the_run_which_can_go_on(
     undisturbed = run(tmp_path / "undisturbed", SEEDED, "engine=batched")
     with monkeypatch.context() as patch:
         planted = plant(tmp_path, patch, always=True)
-        with pytest.raises(RunLostError, match=r"^Ray gave up a chunk of clients, .*: is there enough memory\? \S.*$"):
+        with pytest.raises(
+            RunLostError,
+            match=r"^Ray gave up a chunk of clients, .*: is there enough memory\? \S.*$",
+        ):
             run(tmp_path / "disturbed", SEEDED, "engine=ray")
     # Two chunks were lost again and again until the first of them was given up.
     assert 1 + RETRIES <= len(planted[0].lost()) <= 2 * (1 + RETRIES)

@@ -1,4 +1,5 @@
-"""kill -9 between any two steps of a round: nothing spent is forgotten, and the run, or two at once, go on."""
+"""kill -9 between any two steps of a round: nothing spent is forgotten, and the run, or two at
+once, go on."""
 
 from __future__ import annotations
 
@@ -19,8 +20,13 @@ from tests.simulation.crash import AFTER_ACCOUNT, POINTS, crash, crash_all
 
 ROUNDS, KILLED = 3, 2
 SMALL = [
-    *(f"rounds={ROUNDS}", "seed=90217", "data.num_clients=20", "model.name=logistic_regression", "training.epochs=1"),
-    *("sampling.probability=0.5", "privacy.user.noise_multiplier=1.0"),
+    f"rounds={ROUNDS}",
+    "seed=90217",
+    "data.num_clients=20",
+    "model.name=logistic_regression",
+    "training.epochs=1",
+    "sampling.probability=0.5",
+    "privacy.user.noise_multiplier=1.0",
 ]
 
 
@@ -30,7 +36,9 @@ def overrides(folder: Path, *more: str) -> list[str]:
 
 @pytest.fixture(scope="module")
 def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> torch.Tensor:
-    return simulate(load_config(overrides(tmp_path_factory.mktemp("whole") / "run"))).checkpoint.params
+    return simulate(
+        load_config(overrides(tmp_path_factory.mktemp("whole") / "run"))
+    ).checkpoint.params
 
 
 @pytest.mark.parametrize("point", POINTS)
@@ -50,7 +58,8 @@ def test_a_killed_run_is_resumed_and_nothing_spent_is_forgotten(
     assert ledger.spent("user").num_releases == ROUNDS + wasted
     assert ledger.verify() == []
     assert [row["round"] for row in RunFolder(folder).read_metrics()] == [1, 2, 3]
-    # With a seed a round's draws depend on its number alone: the model is the one that was never disturbed.
+    # With a seed a round's draws depend on its number alone: the model is the one that was never
+    # disturbed.
     assert torch.equal(outcome.checkpoint.params, undisturbed)
 
 
@@ -71,22 +80,33 @@ def test_resuming_under_other_privacy_settings_is_refused(tmp_path: Path) -> Non
         assert message in str(error.value)
 
 
-def test_what_a_run_says_it_has_spent_is_what_the_ledger_says_not_what_its_rounds_would_cost(tmp_path: Path) -> None:
+def test_what_a_run_says_it_has_spent_is_what_the_ledger_says_not_what_its_rounds_would_cost(
+    tmp_path: Path,
+) -> None:
     folder = tmp_path / "run"
     simulate(load_config(overrides(folder, "rounds=1")))
     ledger = DurableLedger(folder / "ledger.db")
     ((event, _),) = ledger.spent("user").entries
-    ledger.charge([Charge(2, "user", "", event)])  # as after a crash between the charge and the checkpoint
+    ledger.charge(
+        [Charge(2, "user", "", event)]
+    )  # as after a crash between the charge and the checkpoint
     simulate(load_config(overrides(folder, "resume=true", "rounds=2")))
     said = json.loads((folder / "privacy.json").read_text())["guarantees"][0]["epsilon"]
     assert said["pld"] == pytest.approx(PrivacyLedger(((event, 3),)).epsilon(1e-3), rel=1e-9)
     assert said["rdp"] == pytest.approx(PrivacyLedger(((event, 3),)).epsilon(1e-3, "rdp"), rel=1e-9)
-    assert RunFolder(folder).read_metrics()[-1]["epsilon_user"] == pytest.approx(said["pld"], rel=1e-6)
+    assert RunFolder(folder).read_metrics()[-1]["epsilon_user"] == pytest.approx(
+        said["pld"], rel=1e-6
+    )
 
 
 OF_PEOPLE = (
-    *(f"rounds={ROUNDS}", "data.num_clients=20", "model.name=logistic_regression", "training.epochs=1"),
-    *("sampling.population_name=people", "privacy.user.noise_multiplier=2", "privacy.user.too_noisy=warn"),
+    f"rounds={ROUNDS}",
+    "data.num_clients=20",
+    "model.name=logistic_regression",
+    "training.epochs=1",
+    "sampling.population_name=people",
+    "privacy.user.noise_multiplier=2",
+    "privacy.user.too_noisy=warn",
 )
 # (of the first run, of the second one): where each is killed in round 2.
 PAIRS = (
@@ -105,10 +125,14 @@ def charged(path: Path, folder: Path) -> int:
 
 
 @pytest.mark.parametrize("points", PAIRS, ids=" and ".join)
-def test_two_runs_that_are_killed_at_once_forget_nothing(points: tuple[str, str], tmp_path: Path) -> None:
+def test_two_runs_that_are_killed_at_once_forget_nothing(
+    points: tuple[str, str], tmp_path: Path
+) -> None:
     path, folders = tmp_path / "people.db", [tmp_path / "first", tmp_path / "second"]
     create_account(path, Population("people", 20, ADJACENCIES[0], 1e-3))
-    words = [[*OF_PEOPLE, f"privacy.user.account={path}", f"output_dir={folder}"] for folder in folders]
+    words = [
+        [*OF_PEOPLE, f"privacy.user.account={path}", f"output_dir={folder}"] for folder in folders
+    ]
     runs = [(point, KILLED, each) for point, each in zip(points, words, strict=True)]
     assert crash_all(runs) == [-signal.SIGKILL] * 2
     for folder in folders:

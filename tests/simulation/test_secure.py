@@ -1,4 +1,5 @@
-"""Secure aggregation in a simulation: the integers that masks would hide, the clients' own noise, and what it costs."""
+"""Secure aggregation in a simulation: the integers that masks would hide, the clients' own noise,
+and what it costs."""
 
 from __future__ import annotations
 
@@ -34,9 +35,18 @@ from tests.masking.federation import federation, terms_of
 
 NODES, DROPOUTS = 5, 1
 BASE = (
-    *("sampling.kind=everyone", "privacy.accountant=rdp", f"data.num_clients={NODES}", "model.name=linear", "rounds=3"),
-    *("training.epochs=1", "training.batch_size=64", "seed=55147", "privacy.user.too_noisy=warn", "engine=sequential"),
-    *("privacy.user.noise_multiplier=1", f"privacy.secure.dropouts={DROPOUTS}"),
+    "sampling.kind=everyone",
+    "privacy.accountant=rdp",
+    f"data.num_clients={NODES}",
+    "model.name=linear",
+    "rounds=3",
+    "training.epochs=1",
+    "training.batch_size=64",
+    "seed=55147",
+    "privacy.user.too_noisy=warn",
+    "engine=sequential",
+    "privacy.user.noise_multiplier=1",
+    f"privacy.secure.dropouts={DROPOUTS}",
 )
 SECURE = (*BASE, "privacy.user.aggregation=secure")
 RATED = ("evaluation.kind=private", "evaluation.every=2", "evaluation.noise_multiplier=2")
@@ -68,24 +78,33 @@ class Losing:
 
 
 class Masked:
-    """What `UnmaskedSum` adds up, under masks: a server and a node for each client, all in this process."""
+    """What `UnmaskedSum` adds up, under masks: a server and a node for each client, all in this
+    process."""
 
     makes_sums = True
 
     def __init__(self, inner: Losing, vector: SecureSum) -> None:
         self.inner, self.vector, self.round = inner, vector, 0
-        terms = terms_of(NODES, dropouts=DROPOUTS, colluding=1, length=vector.length, bits=vector.bits)
+        terms = terms_of(
+            NODES, dropouts=DROPOUTS, colluding=1, length=vector.length, bits=vector.bits
+        )
         self.federation = federation(terms)
 
     def available_clients(self) -> Sequence[int]:
         return self.inner.available_clients()
 
-    def ask(self, asked: TrainRequest, params: Tensor, cohort: Sequence[int]) -> Iterator[Failure | UnopenedSum]:
+    def ask(
+        self, asked: TrainRequest, params: Tensor, cohort: Sequence[int]
+    ) -> Iterator[Failure | UnopenedSum]:
         replies = list(self.inner.ask(asked, params, cohort))
         failures = [reply for reply in replies if isinstance(reply, Failure)]
-        alive = [client for client in cohort if client not in {failure.client for failure in failures}]
+        alive = [
+            client for client in cohort if client not in {failure.client for failure in failures}
+        ]
         parts = [reply.values for reply in replies if isinstance(reply, PartialReply)]
-        vectors = {f"node-{client:02d}": part.numpy() for client, part in zip(alive, parts, strict=True)}
+        vectors = {
+            f"node-{client:02d}": part.numpy() for client, part in zip(alive, parts, strict=True)
+        }
         self.round += 1
         yield from failures
         yield UnopenedSum(lambda: self._opened(vectors), len(vectors))
@@ -93,7 +112,9 @@ class Masked:
     def _opened(self, vectors: dict[str, Any]) -> Tensor:
         self.federation.vectors = vectors
         gone = frozenset(self.federation.nodes) - vectors.keys()
-        opened = self.federation.sum(self.round, dict.fromkeys({*Stage} - {Stage.KEYS, Stage.SHARES}, gone))
+        opened = self.federation.sum(
+            self.round, dict.fromkeys({*Stage} - {Stage.KEYS, Stage.SHARES}, gone)
+        )
         assert set(opened.names) == vectors.keys()
         return self.vector.centred(torch.from_numpy(opened.total))
 
@@ -109,9 +130,14 @@ def last_of(folder: Path, words: Sequence[str], kind: Any) -> State:
 
 
 @pytest.mark.parametrize("noise", ["1", "0"])
-def test_under_masks_a_run_is_the_same_bit_by_bit_a_lost_client_included(tmp_path: Path, noise: str) -> None:
+def test_under_masks_a_run_is_the_same_bit_by_bit_a_lost_client_included(
+    tmp_path: Path, noise: str
+) -> None:
     words = (f"privacy.user.noise_multiplier={noise}", *RATED, "evaluation.cohort=same")
-    masked, clear = last_of(tmp_path / "masked", words, Masked), last_of(tmp_path / "clear", words, UnmaskedSum)
+    masked, clear = (
+        last_of(tmp_path / "masked", words, Masked),
+        last_of(tmp_path / "clear", words, UnmaskedSum),
+    )
     assert torch.equal(masked.params, clear.params)
     assert masked.clip_norm == clear.clip_norm
     rows = [RunFolder(tmp_path / name).read_metrics() for name in ("masked", "clear")]
@@ -120,7 +146,11 @@ def test_under_masks_a_run_is_the_same_bit_by_bit_a_lost_client_included(tmp_pat
 
 
 def test_without_noise_the_sum_is_the_plain_sum_on_the_grid_bit_by_bit(tmp_path: Path) -> None:
-    words = ["privacy.user.noise_multiplier=0", "privacy.user.clip.kind=fixed", "privacy.user.clip.norm=0.5"]
+    words = [
+        "privacy.user.noise_multiplier=0",
+        "privacy.user.clip.kind=fixed",
+        "privacy.user.clip.norm=0.5",
+    ]
     secure = run(tmp_path / "secure", *words).checkpoint
     plain = simulate(load_config([*BASE, *words, f"output_dir={tmp_path / 'plain'}"])).checkpoint
     assert torch.equal(secure.params, plain.params)
@@ -129,14 +159,19 @@ def test_without_noise_the_sum_is_the_plain_sum_on_the_grid_bit_by_bit(tmp_path:
 def test_the_noise_in_the_model_is_that_of_all_clients(tmp_path: Path) -> None:
     words = ["rounds=1", "privacy.user.clip.kind=fixed", "privacy.user.clip.norm=0.3"]
     words += ["server.learning_rate=1", "server.momentum=0"]
-    noised, clear = (run(tmp_path / z, *words, f"privacy.user.noise_multiplier={z}").checkpoint for z in "40")
-    # 650 values: their root mean square is within 25 % but with a chance below 1e-12; the noise of h alone has 0.77.
+    noised, clear = (
+        run(tmp_path / z, *words, f"privacy.user.noise_multiplier={z}").checkpoint for z in "40"
+    )
+    # 650 values: their root mean square is within 25 % but with a chance below 1e-12; the noise of
+    # h alone has 0.77.
     found = float((noised.params - clear.params).square().mean().sqrt())
     assert found == pytest.approx(4 * math.sqrt(NODES / 3) * 0.3 / NODES, rel=0.15)
 
 
 def test_a_target_is_reached_at_the_planned_round_and_never_passed(tmp_path: Path) -> None:
-    outcome = run(tmp_path, "privacy.user.noise_multiplier=null", "privacy.user.target_epsilon=3", *RATED)
+    outcome = run(
+        tmp_path, "privacy.user.noise_multiplier=null", "privacy.user.target_epsilon=3", *RATED
+    )
     assert outcome.stopped is None
     assert 0.999 * 3 <= ledger(tmp_path).spent("user").epsilon(1e-3, "rdp") <= 3
 
@@ -151,11 +186,15 @@ def test_the_ledger_holds_what_was_planned(tmp_path: Path) -> None:
 
 
 def sum_of(releases: Any) -> float:
-    """By zero-concentrated privacy: noise multipliers' inverse squares add up, and RDP turns that into epsilon."""
+    """By zero-concentrated privacy: noise multipliers' inverse squares add up, and RDP turns that
+    into epsilon."""
     from dp_accounting import GaussianDpEvent
     from dp_accounting.rdp import RdpAccountant
 
-    rho = sum(count * event.sensitivity_squared / (event.summands * event.variance) for event, count in releases)
+    rho = sum(
+        count * event.sensitivity_squared / (event.summands * event.variance)
+        for event, count in releases
+    )
     return float(RdpAccountant().compose(GaussianDpEvent(rho**-0.5)).get_epsilon(1e-3))
 
 
@@ -168,7 +207,9 @@ def test_the_budget_ends_the_run_before_the_round_that_would_pass_it(tmp_path: P
 
 
 def ready(folder: Path, held: ExitStack, *words: str) -> Session:
-    return prepare(load_config([*SECURE, *words, f"output_dir={folder}"]), simulated=True, held=held)
+    return prepare(
+        load_config([*SECURE, *words, f"output_dir={folder}"]), simulated=True, held=held
+    )
 
 
 @dataclass
@@ -198,7 +239,9 @@ class Fragile:
         return unopened.open()
 
 
-@pytest.mark.parametrize(("how", "charged"), [({"before": 2}, 3), ({"opening": 2}, 5), ({"before": 3}, 0)])
+@pytest.mark.parametrize(
+    ("how", "charged"), [({"before": 2}, 3), ({"opening": 2}, 5), ({"before": 3}, 0)]
+)
 def test_an_abandoned_round_is_done_again_twice_and_charged_only_if_it_was_to_be_opened(
     tmp_path: Path, how: dict[str, int], charged: int
 ) -> None:
@@ -206,11 +249,15 @@ def test_an_abandoned_round_is_done_again_twice_and_charged_only_if_it_was_to_be
         session = ready(tmp_path / "run", held)
         vector = masked_vector(session.plan)
         inner = InProcessTransport(session.plan, str(session.folder.path), vector)
-        ready_run = training_run(session, Fragile(UnmaskedSum(inner, vector, NODES - DROPOUTS), **how))
+        ready_run = training_run(
+            session, Fragile(UnmaskedSum(inner, vector, NODES - DROPOUTS), **how)
+        )
         if charged:
             assert ready_run.run().checkpoint.round == 3
         else:
-            with pytest.raises(NobodyAnswers, match="round 1 was abandoned 3 times: 3 of 5 clients are left"):
+            with pytest.raises(
+                NobodyAnswers, match="round 1 was abandoned 3 times: 3 of 5 clients are left"
+            ):
                 ready_run.run()
     assert ledger(tmp_path / "run").spent("user").num_releases == charged
 
@@ -219,9 +266,13 @@ def test_a_sum_of_fewer_clients_than_may_be_left_is_not_opened(tmp_path: Path) -
     with ExitStack() as held:
         session = ready(tmp_path / "run", held)
         vector = masked_vector(session.plan)
-        inner = Losing(InProcessTransport(session.plan, str(session.folder.path), vector), {1: {0, 4}})
+        inner = Losing(
+            InProcessTransport(session.plan, str(session.folder.path), vector), {1: {0, 4}}
+        )
         clear, params = UnmaskedSum(inner, vector, NODES - DROPOUTS), session.context.state.params
-        with pytest.raises(RoundAbandoned, match="3 of 5 clients are left, and 4 must be") as abandoned:
+        with pytest.raises(
+            RoundAbandoned, match="3 of 5 clients are left, and 4 must be"
+        ) as abandoned:
             list(clear.ask(TrainRequest(1, 0.3, session.plan.run), params, range(NODES)))
     assert [failure.client for failure in abandoned.value.failures] == [0, 4]
 
@@ -235,9 +286,18 @@ def test_a_transport_that_reads_updates_is_refused(tmp_path: Path) -> None:
 
 CLIENTS, ROUNDS, NOISE = 4, 3, 3.0
 OF_EXAMPLES = (
-    *("sampling.kind=everyone", "privacy.accountant=rdp", f"data.num_clients={CLIENTS}", "model.name=linear"),
-    *(f"rounds={ROUNDS}", "training.epochs=1", "training.batch_size=400", "training.learning_rate=0.5", "seed=55147"),
-    *("privacy.user.enabled=false", "privacy.user.target_epsilon=null", "privacy.example.enabled=true"),
+    "sampling.kind=everyone",
+    "privacy.accountant=rdp",
+    f"data.num_clients={CLIENTS}",
+    "model.name=linear",
+    f"rounds={ROUNDS}",
+    "training.epochs=1",
+    "training.batch_size=400",
+    "training.learning_rate=0.5",
+    "seed=55147",
+    "privacy.user.enabled=false",
+    "privacy.user.target_epsilon=null",
+    "privacy.example.enabled=true",
     "privacy.example.clip_norm=0.5",
 )
 SHARED = (*OF_EXAMPLES, "privacy.example.aggregation=secure", "privacy.secure.dropouts=0")
@@ -249,7 +309,9 @@ def run_shared(folder: Path, *words: str) -> Outcome:
 
 
 @pytest.mark.parametrize("engine", ["sequential", "batched"])
-def test_without_noise_it_is_the_plain_step_of_clients_that_noise_nothing(tmp_path: Path, engine: str) -> None:
+def test_without_noise_it_is_the_plain_step_of_clients_that_noise_nothing(
+    tmp_path: Path, engine: str
+) -> None:
     nothing = ("privacy.example.noise_multiplier=0", f"engine={engine}")
     shared = run_shared(tmp_path / "shared", *SHARED, *nothing).checkpoint.params
     plain = run_shared(tmp_path / "plain", *OF_EXAMPLES, *nothing).checkpoint.params
@@ -257,12 +319,18 @@ def test_without_noise_it_is_the_plain_step_of_clients_that_noise_nothing(tmp_pa
     assert float(shared.norm()) > 0.1
 
 
-def test_the_account_is_that_of_the_honest_clients_shares_by_renyi_divergence(tmp_path: Path) -> None:
+def test_the_account_is_that_of_the_honest_clients_shares_by_renyi_divergence(
+    tmp_path: Path,
+) -> None:
     params = run_shared(tmp_path, *NOISED).checkpoint.params.numel()
-    expected = example_secure_sum(params, SecureCohort(CLIENTS, 3), noise_multiplier=NOISE, largest_sum=400).event_of()
+    expected = example_secure_sum(
+        params, SecureCohort(CLIENTS, 3), noise_multiplier=NOISE, largest_sum=400
+    ).event_of()
     assert DurableLedger(tmp_path / "ledger.db").spent("example").entries == ((expected, ROUNDS),)
     epsilon = epsilon_spent([(expected, ROUNDS)], delta=1e-3, accountant="rdp")
-    assert RunFolder(tmp_path).read_metrics()[-1]["epsilon_example"] == pytest.approx(epsilon, rel=1e-9)
+    assert RunFolder(tmp_path).read_metrics()[-1]["epsilon_example"] == pytest.approx(
+        epsilon, rel=1e-9
+    )
     said = json.loads((tmp_path / "privacy.json").read_text())["guarantees"][1]
     assert said["epsilon"] == {"rdp": pytest.approx(epsilon, rel=1e-9)}
     assert said["adjacency"] == "add or remove one example"
@@ -273,7 +341,9 @@ def test_the_target_chooses_the_noise_and_is_the_budget_of_a_longer_run(tmp_path
     target = (*SHARED, "privacy.example.target_epsilon=2")
     run_shared(tmp_path, *target)
     assert 1.99 < float(RunFolder(tmp_path).read_metrics()[-1]["epsilon_example"] or 0) <= 2.0
-    longer = load_config([*NOISED, "privacy.example.max_epsilon=2", f"output_dir={tmp_path / 'budget'}", "rounds=50"])
+    longer = load_config(
+        [*NOISED, "privacy.example.max_epsilon=2", f"output_dir={tmp_path / 'budget'}", "rounds=50"]
+    )
     ended = simulate(longer)
     assert "privacy.example.max_epsilon=2" in ended.stopped
     assert float(RunFolder(tmp_path / "budget").read_metrics()[-1]["epsilon_example"] or 0) <= 2.0

@@ -1,4 +1,5 @@
-"""The experiment for tables, on a table like a hospital's: 10 % positive, and nearly as good as without privacy."""
+"""The experiment for tables, on a table like a hospital's: 10 % positive, and nearly as good as
+without privacy."""
 
 from __future__ import annotations
 
@@ -25,8 +26,14 @@ def table(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def pooled_auc(table: Path) -> float:
     """Of logistic regression over all rows in one place, without privacy."""
     task = load_task("folder", path=str(table))
-    model = LogisticRegression(max_iter=1000).fit(task.train.inputs.numpy(), task.train.targets.numpy())
-    return float(roc_auc_score(task.test.targets.numpy(), model.predict_proba(task.test.inputs.numpy())[:, 1]))
+    model = LogisticRegression(max_iter=1000).fit(
+        task.train.inputs.numpy(), task.train.targets.numpy()
+    )
+    return float(
+        roc_auc_score(
+            task.test.targets.numpy(), model.predict_proba(task.test.inputs.numpy())[:, 1]
+        )
+    )
 
 
 @pytest.mark.parametrize(("epsilon", "lost"), [(8.0, 0.03), (2.0, 0.07)])
@@ -35,7 +42,11 @@ def test_auc_is_near_that_of_pooled_regression_and_the_loss_below_a_constants(
 ) -> None:
     words = ["experiment=table", f"data.path={table}", f"data.num_clients={PEOPLE}", "seed=40127"]
     with caplog.at_level("WARNING", "discreet"):
-        simulate(load_config([*words, f"privacy.user.target_epsilon={epsilon}", f"output_dir={tmp_path / 'run'}"]))
+        simulate(
+            load_config(
+                [*words, f"privacy.user.target_epsilon={epsilon}", f"output_dir={tmp_path / 'run'}"]
+            )
+        )
     last = RunFolder(tmp_path / "run").read_metrics()[-1]
     assert last["epsilon_user"] == pytest.approx(epsilon, abs=0.01)
     assert last["auc"] is not None
@@ -45,5 +56,8 @@ def test_auc_is_near_that_of_pooled_regression_and_the_loss_below_a_constants(
 
 def test_delta_follows_from_the_number_of_people() -> None:
     words = ["experiment=table", f"data.path={Path(__file__).parent}"]
-    deltas = {count: load_config([*words, f"data.num_clients={count}"]).privacy.delta for count in (300, 897, 20_000)}
+    deltas = {
+        count: load_config([*words, f"data.num_clients={count}"]).privacy.delta
+        for count in (300, 897, 20_000)
+    }
     assert deltas == {300: 1e-4, 897: 1e-4, 20_000: 1e-6}

@@ -1,4 +1,5 @@
-"""Labels, numbers and classes for each position are learned and predicted, also from tables of one's own."""
+"""Labels, numbers and classes for each position are learned and predicted, also from tables of
+one's own."""
 
 from __future__ import annotations
 
@@ -28,7 +29,11 @@ from tests.node.clients import request
 from tests.sequences import GRU, LAYERS, LENGTH, TAGGED, TAGS, TOKENS, folder, rows
 
 SMALL = (
-    *("rounds=2", "data.num_clients=20", "training.epochs=1", "model.name=linear", "seed=40127"),
+    "rounds=2",
+    "data.num_clients=20",
+    "training.epochs=1",
+    "model.name=linear",
+    "seed=40127",
     "operations.predictions=true",
 )
 
@@ -39,7 +44,12 @@ def run(folder: Path, *words: str) -> list[dict[str, float | None]]:
 
 
 def test_a_step_with_laplace_noise_learns_numbers_too(tmp_path: Path) -> None:
-    words = ("data.name=diabetes", *PLAIN[:2], "privacy.local.kind=laplace_step", "privacy.local.epsilon=8")
+    words = (
+        "data.name=diabetes",
+        *PLAIN[:2],
+        "privacy.local.kind=laplace_step",
+        "privacy.local.epsilon=8",
+    )
     assert {*run(tmp_path / "run", *words)[-1]} >= {"loss", "r2", "mae"}
 
 
@@ -49,9 +59,21 @@ def table(folder: Path, description: str, *, seed: int, rows: int = 120) -> Path
     for name, count in (("train.csv", rows), ("test.csv", 40)):
         size, age = draw.uniform(20, 120, count), draw.uniform(0, 50, count)
         price = 3 * size - 2 * age + draw.normal(0, 5, count)
-        columns = {"size": size, "age": age, "price": price, "rent": price / 10, "large": size > 70, "old": age > 25}
+        columns = {
+            "size": size,
+            "age": age,
+            "price": price,
+            "rent": price / 10,
+            "large": size > 70,
+            "old": age > 25,
+        }
         np.savetxt(
-            folder / name, np.column_stack([*columns.values()]), "%.9g", ",", header=",".join(columns), comments=""
+            folder / name,
+            np.column_stack([*columns.values()]),
+            "%.9g",
+            ",",
+            header=",".join(columns),
+            comments="",
         )
     inputs = 'format = "csv"\nfile = "train.csv"\ntest = "test.csv"\ninputs = ["size", "age"]\n'
     (folder / "data.toml").write_text(f"{inputs}low = [20, 0]\nhigh = [120, 50]\n{description}")
@@ -60,8 +82,11 @@ def table(folder: Path, description: str, *, seed: int, rows: int = 120) -> Path
 
 PRICE = 'target = "price"\ntarget_low = -100\ntarget_high = 400\n'
 PLAIN = (
-    *("privacy.user.enabled=false", "privacy.user.target_epsilon=null", "sampling.kind=everyone"),
-    *("training.epochs=10", "server.momentum=0"),
+    "privacy.user.enabled=false",
+    "privacy.user.target_epsilon=null",
+    "sampling.kind=everyone",
+    "training.epochs=10",
+    "server.momentum=0",
 )
 
 
@@ -71,7 +96,10 @@ def test_a_column_of_numbers_with_a_public_range_is_regression(
     folder, out = table(tmp_path, PRICE, seed=11), tmp_path / "run"
     rows = run(out, "data.name=folder", f"data.path={folder}", *PLAIN, "rounds=5")
     assert (rows[-1]["r2"] or 0) > 0.9
-    assert predict([str(out), "--data", str(folder / "test.csv"), "--out", str(tmp_path / "said.csv")]) == 0
+    assert (
+        predict([str(out), "--data", str(folder / "test.csv"), "--out", str(tmp_path / "said.csv")])
+        == 0
+    )
     assert f"r2 {rows[-1]['r2']:.4f}  mae {rows[-1]['mae']:.4f}" in capsys.readouterr().out
     with (tmp_path / "said.csv").open() as file, (folder / "test.csv").open() as truth:
         for said, true in zip(csv.DictReader(file), csv.DictReader(truth), strict=True):
@@ -100,7 +128,10 @@ WRONG = (
     ('target = "price"\ntarget_low = 3\ntarget_high = 2\n', "target_high must be above target_low"),
     ('target = "price"\ntargets = ["rent"]\n', "target or targets must be given, and not both"),
     ('targets = ["large", "old"]\nnum_classes = 2\n', "go with neither targets nor a range"),
-    ('targets = ["price", "rent"]\ntarget_low = [0, 0, 0]\ntarget_high = 1\n', "must be one number or 2 of them"),
+    (
+        'targets = ["price", "rent"]\ntarget_low = [0, 0, 0]\ntarget_high = 1\n',
+        "must be one number or 2 of them",
+    ),
     ('targets = ["large", "gone"]\n', "has no column or array large or gone"),
 )
 
@@ -112,21 +143,38 @@ def test_what_is_wrong_with_targets_is_said_in_one_line(tmp_path: Path) -> None:
         assert "\n" not in str(error.value)
 
 
-def test_a_partition_by_classes_of_data_without_classes_is_refused_before_anything_starts(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"data\.partition: dirichlet goes by classes, and these data have none"):
+def test_a_partition_by_classes_of_data_without_classes_is_refused_before_anything_starts(
+    tmp_path: Path,
+) -> None:
+    with pytest.raises(
+        ConfigError, match=r"data\.partition: dirichlet goes by classes, and these data have none"
+    ):
         run(tmp_path / "run", "data.name=diabetes", "data.partition=dirichlet")
     assert not (tmp_path / "run").exists()
 
 
 ROOT = Path(__file__).resolve().parents[2]
-TAGGING = ("data.name=folder", "data.num_clients=8", "data.partition=natural", "rounds=2", "seed=40127")
+TAGGING = (
+    "data.name=folder",
+    "data.num_clients=8",
+    "data.partition=natural",
+    "rounds=2",
+    "seed=40127",
+)
 MORE = ("training.epochs=1", "training.batch_size=8", "sampling.kind=everyone", "server.momentum=0")
 USER_OFF = ("privacy.user.enabled=false", "privacy.user.target_epsilon=null")
 BY_EXAMPLE = (*USER_OFF, "privacy.example.enabled=true", "privacy.example.noise_multiplier=1")
 
 
 def words(path: Path, *more: str, model: str = LAYERS) -> list[str]:
-    return [*TAGGING, *MORE, f"data.path={path / 'data'}", f"model.name={model}", f"output_dir={path / 'run'}", *more]
+    return [
+        *TAGGING,
+        *MORE,
+        f"data.path={path / 'data'}",
+        f"model.name={model}",
+        f"output_dir={path / 'run'}",
+        *more,
+    ]
 
 
 def run_tags(path: Path, *more: str, model: str = LAYERS) -> list[dict[str, float | None]]:
@@ -134,14 +182,33 @@ def run_tags(path: Path, *more: str, model: str = LAYERS) -> list[dict[str, floa
     return RunFolder(path / "run").read_metrics()
 
 
-def test_tags_are_learned_and_predicted_at_each_position(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_tags_are_learned_and_predicted_at_each_position(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     data = folder(tmp_path / "data", count=200)
-    plain = (*USER_OFF, "rounds=12", "training.optimizer=adam", "training.learning_rate=0.03", "training.epochs=3")
+    plain = (
+        *USER_OFF,
+        "rounds=12",
+        "training.optimizer=adam",
+        "training.learning_rate=0.03",
+        "training.epochs=3",
+    )
     last = run_tags(tmp_path, *plain, "operations.predictions=true")[-1]
     assert (last["accuracy"] or 0) > 0.8
     found = json.loads((tmp_path / "run" / "indicators.json").read_text())["test"]
     assert [found["accuracy"], found["loss"]] == pytest.approx([last["accuracy"], last["loss"]])
-    assert predict([str(tmp_path / "run"), "--data", str(data / "test.npz"), "--out", str(tmp_path / "out.csv")]) == 0
+    assert (
+        predict(
+            [
+                str(tmp_path / "run"),
+                "--data",
+                str(data / "test.npz"),
+                "--out",
+                str(tmp_path / "out.csv"),
+            ]
+        )
+        == 0
+    )
     assert f"accuracy {last['accuracy']:.4f}" in capsys.readouterr().out
     assert (tmp_path / "out.csv").read_text() == (tmp_path / "run" / "predictions.csv").read_text()
     _, tags = rows(40, seed=70111 + len("test"))
@@ -156,29 +223,45 @@ def test_tags_are_learned_and_predicted_at_each_position(tmp_path: Path, capsys:
 
 def test_the_example_of_the_guide_is_as_the_page_shows_it_and_learns(tmp_path: Path) -> None:
     page, tags = (ROOT / "docs" / "guide" / "models.md").read_text(), ROOT / "examples" / "tags"
-    (shown,) = (block for block in re.findall(r"```toml\n(.*?)```", page, flags=re.DOTALL) if "padding" in block)
+    (shown,) = (
+        block
+        for block in re.findall(r"```toml\n(.*?)```", page, flags=re.DOTALL)
+        if "padding" in block
+    )
     assert tomllib.loads(shown) == tomllib.loads((tags / "data.toml").read_text())
     (line,) = re.findall(
-        r"discreet simulate (data.name=folder data.path=examples/tags .*?)output_dir", page, flags=re.DOTALL
+        r"discreet simulate (data.name=folder data.path=examples/tags .*?)output_dir",
+        page,
+        flags=re.DOTALL,
     )
     asked = [
         word.replace("examples/tags", str(tags), 1) if word.startswith("data.path") else word
         for word in shlex.split(line.replace("\\\n", " "))
     ]
     simulate(load_config([*asked, "rounds=12", "seed=7741", f"output_dir={tmp_path / 'run'}"]))
-    assert (RunFolder(tmp_path / "run").read_metrics()[-1]["accuracy"] or 0) > 0.55  # of the most frequent tag: 0.32
+    assert (
+        RunFolder(tmp_path / "run").read_metrics()[-1]["accuracy"] or 0
+    ) > 0.55  # of the most frequent tag: 0.32
 
 
 def test_columns_of_words_are_sequences_too(tmp_path: Path) -> None:
-    data, classes, targets = tmp_path / "data", ["det", "noun", "verb", "end"], [f"t{place}" for place in range(LENGTH)]
+    data, classes, targets = (
+        tmp_path / "data",
+        ["det", "noun", "verb", "end"],
+        [f"t{place}" for place in range(LENGTH)],
+    )
     data.mkdir()
     for name, count in (("train", 60), ("test", 20)):
         tokens, tags = rows(count, seed=count)
-        words = np.column_stack([tokens.astype(str), np.array([*classes, "-"])[np.where(tags < 0, -1, tags)]])
+        words = np.column_stack(
+            [tokens.astype(str), np.array([*classes, "-"])[np.where(tags < 0, -1, tags)]]
+        )
         head = ",".join([*(f"w{place}" for place in range(LENGTH)), *targets])
         np.savetxt(data / f"{name}.csv", words, "%s", ",", header=head, comments="")
     described = f"targets = {targets}\nclasses = {classes}\npadding = '-'\ntokens = {TOKENS}\n"
-    (data / "data.toml").write_text(f'format = "csv"\nfile = "train.csv"\ntest = "test.csv"\n{described}')
+    (data / "data.toml").write_text(
+        f'format = "csv"\nfile = "train.csv"\ntest = "test.csv"\n{described}'
+    )
     task = load_task("folder", path=str(data))
     assert (task.shape.target, task.shape.num_classes) == (Target(SEQUENCES, length=LENGTH), TAGS)
     assert torch.equal(task.test.targets, torch.from_numpy(np.where(tags < 0, PADDING, tags)))
@@ -189,19 +272,39 @@ def test_columns_of_words_are_sequences_too(tmp_path: Path) -> None:
 
 def test_with_next_token_inputs_are_their_own_targets(tmp_path: Path) -> None:
     data = folder(tmp_path / "data", f"tokens = {TOKENS}\npadding = 0\nnext_token = true\n")
-    task, tokens = load_task("folder", path=str(data)), torch.from_numpy(rows(120, seed=70111 + len("train"))[0])
-    assert (task.shape.num_classes, task.shape.num_tokens, task.shape.input_shape) == (TOKENS, TOKENS, (LENGTH - 1,))
+    task, tokens = (
+        load_task("folder", path=str(data)),
+        torch.from_numpy(rows(120, seed=70111 + len("train"))[0]),
+    )
+    assert (task.shape.num_classes, task.shape.num_tokens, task.shape.input_shape) == (
+        TOKENS,
+        TOKENS,
+        (LENGTH - 1,),
+    )
     assert torch.equal(task.train.inputs, tokens[:, :-1])
     assert torch.equal(task.train.targets, torch.where(tokens[:, 1:] == 0, PADDING, tokens[:, 1:]))
     # The built-in text model gives an output at each position here.
     assert run_tags(tmp_path, "rounds=1", *BY_EXAMPLE, model="lstm")[-1]["accuracy"] is not None
-    assert predict([str(tmp_path / "run"), "--data", str(data / "test.npz"), "--out", str(tmp_path / "out.csv")]) == 0
+    assert (
+        predict(
+            [
+                str(tmp_path / "run"),
+                "--data",
+                str(data / "test.npz"),
+                "--out",
+                str(tmp_path / "out.csv"),
+            ]
+        )
+        == 0
+    )
     (head, *_) = (tmp_path / "out.csv").read_text().splitlines()
     assert head.split(",")[-1] == f"prediction_{LENGTH - 2}"
 
 
 @pytest.mark.parametrize("model", [LAYERS, GRU])
-def test_a_node_trains_on_sequences_of_its_own_and_of_its_own_length(model: str, tmp_path: Path) -> None:
+def test_a_node_trains_on_sequences_of_its_own_and_of_its_own_length(
+    model: str, tmp_path: Path
+) -> None:
     data = folder(tmp_path / "data", TAGGED)
     text = (data / "data.toml").read_text()
     (data / "data.toml").write_text(text.replace(LAYERS, model))
@@ -211,7 +314,9 @@ def test_a_node_trains_on_sequences_of_its_own_and_of_its_own_length(model: str,
     client = node_client(work_of(request(run)), {"data": str(data)})
     assert client.examples.targets.shape == (20, 3)
     start = torch.cat([value.detach().flatten() for value in client.model.parameters()])
-    asked = request(load_config([*TAGGING, *MORE, *USER_OFF, f"model.name={model}"]), clip_norm=math.inf)
+    asked = request(
+        load_config([*TAGGING, *MORE, *USER_OFF, f"model.name={model}"]), clip_norm=math.inf
+    )
     found = client.answer(work_of(asked), start).update
     assert found.isfinite().all()
     assert found.any()

@@ -1,4 +1,5 @@
-"""Workers give replies in order, from memory that they share; no process outlives the one that started it."""
+"""Workers give replies in order, from memory that they share; no process outlives the one that
+started it."""
 
 from __future__ import annotations
 
@@ -38,7 +39,9 @@ def scaled(params: Tensor, work: tuple[int, float], *, offset: float = 0.0) -> P
 
 @pytest.fixture(params=KINDS, ids=["here", "forked"])
 def each(request: pytest.FixtureRequest) -> Iterator[Workers]:
-    made = LocalWorkers(partial(scaled, offset=0.5), count=2, num_params=2, sum_length=2, forks=request.param)
+    made = LocalWorkers(
+        partial(scaled, offset=0.5), count=2, num_params=2, sum_length=2, forks=request.param
+    )
     yield made
     made.close()
 
@@ -95,7 +98,11 @@ sys.stdin.read()
 @pytest.mark.skipif(not can_fork(), reason="needs Linux")
 def test_workers_end_with_a_parent_that_is_killed() -> None:
     with subprocess.Popen(
-        [sys.executable, "-c", ORPHANS], cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        [sys.executable, "-c", ORPHANS],
+        cwd=ROOT,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
     ) as parent:
         worker = Path("/proc", parent.stdout.readline().strip())
         assert worker.is_dir()
@@ -113,7 +120,8 @@ def _runs(process: Path) -> bool:
 
 
 SECONDS = 60
-# Three that sleep: one plain, one in a session of its own, and one in a session whose parent has ended.
+# Three that sleep: one plain, one in a session of its own, and one in a session whose parent has
+# ended.
 TREE = "sleep 997 & setsid sleep 998 & sh -c 'setsid sleep 999 & exit' ; wait"
 STARTER = f"""
 import subprocess
@@ -125,7 +133,9 @@ with scratch_folder() as folder:
     input()
 """
 
-pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="needs /proc and prctl of Linux")
+pytestmark = pytest.mark.skipif(
+    not sys.platform.startswith("linux"), reason="needs /proc and prctl of Linux"
+)
 
 
 @pytest.fixture
@@ -147,7 +157,9 @@ def test_all_that_came_of_a_scratch_folder_ends_with_its_block_and_with_its_proc
     kill: bool, mark: str, tmp_path: Path
 ) -> None:
     environment = os.environ | {MARK: mark, "TMPDIR": str(tmp_path)}
-    starter = subprocess.Popen([sys.executable, "-c", STARTER], env=environment, stdin=subprocess.PIPE)
+    starter = subprocess.Popen(
+        [sys.executable, "-c", STARTER], env=environment, stdin=subprocess.PIPE
+    )
     wait_until(lambda: len(sleepers(mark)) == 3, SECONDS, "the tree lives")
     assert len({os.getsid(pid) for pid in sleepers(mark)}) == 3
     (folder,) = tmp_path.iterdir()
@@ -155,15 +167,21 @@ def test_all_that_came_of_a_scratch_folder_ends_with_its_block_and_with_its_proc
     if kill:
         starter.kill()
     starter.communicate(b"\n", timeout=SECONDS)
-    wait_until(lambda: marked(mark) == [] and not folder.exists(), SECONDS if kill else 0, "all is gone")
+    wait_until(
+        lambda: marked(mark) == [] and not folder.exists(), SECONDS if kill else 0, "all is gone"
+    )
 
 
 def test_a_process_whose_first_thread_has_ended_lives_as_long_as_another_one() -> None:
-    code = "import ctypes, threading, time; threading.Thread(target=time.sleep, args=(900,)).start(); "
+    code = (
+        "import ctypes, threading, time; threading.Thread(target=time.sleep, args=(900,)).start(); "
+    )
     parent = subprocess.Popen([sys.executable, "-c", code + "ctypes.CDLL(None).pthread_exit(None)"])
     try:
         wait_until(
-            lambda: "(zombie)" in Path(f"/proc/{parent.pid}/status").read_text(), SECONDS, "the thread has ended"
+            lambda: "(zombie)" in Path(f"/proc/{parent.pid}/status").read_text(),
+            SECONDS,
+            "the thread has ended",
         )
         assert parent.pid in below(os.getpid())
     finally:

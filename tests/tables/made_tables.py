@@ -1,5 +1,5 @@
-"""A messy table of a hospital like none that exists: semicolons, decimal commas, empty cells, words, dates, and several
-visits a patient."""
+"""A messy table of a hospital like none that exists: semicolons, decimal commas, empty cells,
+words, dates, and several visits a patient."""
 
 from __future__ import annotations
 

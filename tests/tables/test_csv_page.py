@@ -1,4 +1,5 @@
-"""The page "From a CSV file": from a messy table to a report, an exported model and predictions, as it says."""
+"""The page "From a CSV file": from a messy table to a report, an exported model and predictions, as
+it says."""
 
 from __future__ import annotations
 
@@ -31,7 +32,9 @@ def shell(words: list[str], folder: Path) -> str:
     mine = {"discreet": [sys.executable, "-m", "discreet"], "python": [sys.executable]}
     line = [*mine.get(words[0], [words[0]]), *words[1:]]
     environment = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(line, cwd=folder, env=environment, capture_output=True, text=True, timeout=500, check=False)
+    done = subprocess.run(
+        line, cwd=folder, env=environment, capture_output=True, text=True, timeout=500, check=False
+    )
     assert done.returncode == 0, f"{shlex.join(words)}: {done.stdout}{done.stderr}"
     return done.stdout
 
@@ -50,10 +53,14 @@ def walked(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, st
             continue
         words = [word.replace("=240", f"={people}") for word in words]
         words += ["rounds=5"] if words[1] == "simulate" else []
-        said[" ".join(words[:3] if words[0] == "discreet" else words)] = printed = shell(words, folder)
+        said[" ".join(words[:3] if words[0] == "discreet" else words)] = printed = shell(
+            words, folder
+        )
         if words[1:3] == ["data", "check"] and "--write" in words:
             (folder / "data" / "data.toml").write_text(block("toml"))
-        if found := re.search(r"(\d+) owners \(patient_id\), each of whom becomes a client", printed):
+        if found := re.search(
+            r"(\d+) owners \(patient_id\), each of whom becomes a client", printed
+        ):
             people = found[1]
     return folder, said
 
@@ -61,24 +68,39 @@ def walked(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, st
 def test_each_command_of_the_page_runs_in_order(walked: tuple[Path, dict[str, str]]) -> None:
     _, said = walked
     assert len(said) >= 8
-    assert "unconfirmed = [" in said["discreet data check"] or "fits:" in said["discreet data check"]
+    assert (
+        "unconfirmed = [" in said["discreet data check"] or "fits:" in said["discreet data check"]
+    )
     assert "after the first round" in said["discreet plan experiment=table"]
     assert "round 5/5" in said["discreet simulate experiment=table"]
     assert "['no' 'yes']" in said["python example.py"]
 
 
-def test_it_ends_with_a_report_an_exported_model_and_predictions(walked: tuple[Path, dict[str, str]]) -> None:
+def test_it_ends_with_a_report_an_exported_model_and_predictions(
+    walked: tuple[Path, dict[str, str]],
+) -> None:
     exported, project = walked[0], walked[0].parent
     assert exported.name == "exported"
     page = (project / "outputs" / "first" / "report.html").read_text()
-    assert all(title in page for title in ("Confusion matrix", "ROC curve", "Calibration", "AUC after each round"))
+    assert all(
+        title in page
+        for title in ("Confusion matrix", "ROC curve", "Calibration", "AUC after each round")
+    )
     with (project / "predicted.csv").open() as file:
         rows = list(csv.DictReader(file))
-    assert {"row", "patient_id", "target", "prediction", "probability_no", "probability_yes"} <= {*rows[0]}
+    assert {"row", "patient_id", "target", "prediction", "probability_no", "probability_yes"} <= {
+        *rows[0]
+    }
     assert (exported / "example.py").read_text() == block("python")
 
 
 def test_the_description_on_the_page_is_one_that_check_could_have_proposed() -> None:
     described = description_of(tomllib.loads(block("toml")))
-    assert [column.kind for column in described.columns] == ["number", "category", "category", "number", "date"]
+    assert [column.kind for column in described.columns] == [
+        "number",
+        "category",
+        "category",
+        "number",
+        "date",
+    ]
     assert described.unconfirmed == ()

@@ -1,4 +1,5 @@
-"""Losses of one value an example are those of PyTorch on it alone, and `to_group_norm` leaves nothing else to read."""
+"""Losses of one value an example are those of PyTorch on it alone, and `to_group_norm` leaves
+nothing else to read."""
 
 from __future__ import annotations
 
@@ -25,7 +26,8 @@ def draw(*shape: int) -> Tensor:
 
 
 def classes(*shape: int, padded: bool = False) -> Tensor:
-    """Class numbers below 3; with padding in half of the places, and everywhere in the last example."""
+    """Class numbers below 3; with padding in half of the places, and everywhere in the last
+    example."""
     found = torch.randint(0, 3, shape, generator=torch.Generator().manual_seed(sum(shape)))
     if padded:
         found[torch.rand(shape, generator=torch.Generator().manual_seed(3)) < 0.5] = -100
@@ -35,7 +37,10 @@ def classes(*shape: int, padded: bool = False) -> Tensor:
 
 WEIGHT = torch.tensor([0.2, 3.0, 1.0])
 CRITERIA: list[nn.Module] = [
-    *(nn.MSELoss(), nn.L1Loss(), nn.HuberLoss(), nn.BCEWithLogitsLoss()),
+    nn.MSELoss(),
+    nn.L1Loss(),
+    nn.HuberLoss(),
+    nn.BCEWithLogitsLoss(),
     nn.MSELoss(reduction="sum"),
     nn.BCEWithLogitsLoss(pos_weight=WEIGHT),
 ]
@@ -56,17 +61,24 @@ def test_gradients_of_losses_of_numbers_are_those_of_a_loop(criterion: nn.Module
     model = nn.Sequential(nn.Linear(4, 6), nn.Tanh(), nn.Linear(6, 3))
     inputs, targets = draw(5, 4), draw(5, 3).sigmoid()
     loss = per_example_loss(criterion)
-    wanted = [criterion(model(one), target.unsqueeze(0)) for one, target in zip(inputs.split(1), targets, strict=True)]
+    wanted = [
+        criterion(model(one), target.unsqueeze(0))
+        for one, target in zip(inputs.split(1), targets, strict=True)
+    ]
     torch.testing.assert_close(loss(model(inputs), targets), torch.stack(wanted))
     assert_a_loop_agrees(model, inputs, targets, loss=loss)
 
 
 @pytest.mark.parametrize("smoothing", [0.0, 0.2])
 @pytest.mark.parametrize("weight", [None, WEIGHT])
-def test_gradients_with_class_weights_are_those_of_a_loop(weight: Tensor | None, smoothing: float) -> None:
+def test_gradients_with_class_weights_are_those_of_a_loop(
+    weight: Tensor | None, smoothing: float
+) -> None:
     model, inputs, targets = nn.Linear(4, 3), draw(6, 4), classes(6)
     loss = per_example_loss(nn.CrossEntropyLoss(weight=weight, label_smoothing=smoothing))
-    wanted = nn.CrossEntropyLoss(weight=weight, label_smoothing=smoothing, reduction="sum")(model(inputs), targets)
+    wanted = nn.CrossEntropyLoss(weight=weight, label_smoothing=smoothing, reduction="sum")(
+        model(inputs), targets
+    )
     torch.testing.assert_close(loss(model(inputs), targets).sum(), wanted)
     if weight is not None and not smoothing:
         by_setting = loss_of(TaskConfig(class_weights=weight.tolist()))
@@ -93,7 +105,9 @@ def test_padding_counts_for_nothing_and_an_example_of_padding_alone_is_zero(redu
     criterion = nn.CrossEntropyLoss(reduction="sum" if reduction == "sum" else "mean")
     pairs = zip(model(inputs)[:3], targets[:3], strict=True)
     wanted = [criterion(logits.unsqueeze(0), target.unsqueeze(0)) for logits, target in pairs]
-    torch.testing.assert_close(loss(model(inputs), targets), torch.stack([*wanted, torch.tensor(0.0)]))
+    torch.testing.assert_close(
+        loss(model(inputs), targets), torch.stack([*wanted, torch.tensor(0.0)])
+    )
     for each in (loss, cross_entropy) if reduction == "mean" else (loss,):
         torch.testing.assert_close(each(model(inputs), targets), loss(model(inputs), targets))
         assert_a_loop_agrees(model, inputs, targets, loss=each)
@@ -109,30 +123,44 @@ CLIP = 0.3
 TASKS = {"plain": TaskConfig(), "with weights": TaskConfig(class_weights=[0.5, 2.0, 1.0, 3.0])}
 
 
-def single_loss(model: nn.Module, tokens: Tensor, targets: Tensor, task: TaskConfig = TASKS["plain"]) -> Tensor:
-    """Of one example, by torch.nn, from its own positions alone: the model never sees the padding."""
+def single_loss(
+    model: nn.Module, tokens: Tensor, targets: Tensor, task: TaskConfig = TASKS["plain"]
+) -> Tensor:
+    """Of one example, by torch.nn, from its own positions alone: the model never sees the
+    padding."""
     there = int((targets != PADDING).sum())
     if there == 0:
         return sum((value.sum() for value in model.parameters()), torch.zeros(())) * 0
     own = torch.tensor(task.class_weights or [1.0] * TAGS)[targets[:there]]
-    values = nn.CrossEntropyLoss(reduction="none")(model(tokens[None, :there])[0].T, targets[:there])
+    values = nn.CrossEntropyLoss(reduction="none")(
+        model(tokens[None, :there])[0].T, targets[:there]
+    )
     return (own * values).sum() / there
 
 
-def sequence_gradients(model: nn.Module, data: Examples, task: TaskConfig = TASKS["plain"]) -> Tensor:
+def sequence_gradients(
+    model: nn.Module, data: Examples, task: TaskConfig = TASKS["plain"]
+) -> Tensor:
     pairs = zip(data.inputs, data.targets, strict=True)
-    found = [torch.autograd.grad(single_loss(model, *pair, task), list(model.parameters())) for pair in pairs]
+    found = [
+        torch.autograd.grad(single_loss(model, *pair, task), list(model.parameters()))
+        for pair in pairs
+    ]
     return torch.stack([torch.cat([value.flatten() for value in one]) for one in found])
 
 
 @pytest.mark.parametrize("task", TASKS.values(), ids=TASKS)
 @pytest.mark.parametrize("how", BUILDERS)
-def test_clipped_sums_are_those_of_single_examples_without_their_padding(how: str, task: TaskConfig) -> None:
+def test_clipped_sums_are_those_of_single_examples_without_their_padding(
+    how: str, task: TaskConfig
+) -> None:
     model, data = built(how), sequences(12)
     rows = sequence_gradients(model, data, task)
     norms = rows.norm(dim=1)
     wanted = (rows * (CLIP / norms.clamp(min=CLIP))[:, None]).sum(0)
-    total, found = clipped_gradient_sum(model, data.inputs, targets=data.targets, clip_norm=CLIP, loss=loss_of(task))
+    total, found = clipped_gradient_sum(
+        model, data.inputs, targets=data.targets, clip_norm=CLIP, loss=loss_of(task)
+    )
     torch.testing.assert_close(total, wanted, rtol=1e-4, atol=1e-5)
     torch.testing.assert_close(found, norms, rtol=1e-4, atol=1e-6)
     empty = (data.targets == PADDING).all(dim=1)
@@ -157,12 +185,24 @@ IMAGES = (3, 3, 16, 16)
 
 
 def resnet() -> nn.Module:
-    """A stem and a stage of a ResNet, its BatchNorms with weights, biases and statistics as after training."""
+    """A stem and a stage of a ResNet, its BatchNorms with weights, biases and statistics as after
+    training."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(60427)
-        stem = [nn.Conv2d(3, 8, 7, 2, bias=False), nn.BatchNorm2d(8), nn.ReLU(inplace=True), nn.MaxPool2d(3, 2, 1)]
-        stage = [nn.Conv2d(8, 16, 3, padding=1, bias=False), nn.BatchNorm2d(16), nn.ReLU(inplace=True)]
-        model = nn.Sequential(*stem, *stage, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(16, 10))
+        stem = [
+            nn.Conv2d(3, 8, 7, 2, bias=False),
+            nn.BatchNorm2d(8),
+            nn.ReLU(inplace=True),
+            nn.MaxPool2d(3, 2, 1),
+        ]
+        stage = [
+            nn.Conv2d(8, 16, 3, padding=1, bias=False),
+            nn.BatchNorm2d(16),
+            nn.ReLU(inplace=True),
+        ]
+        model = nn.Sequential(
+            *stem, *stage, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(16, 10)
+        )
         for layer in model.modules():
             if isinstance(layer, nn.BatchNorm2d):
                 nn.init.normal_(layer.weight, 1.0, 0.2)

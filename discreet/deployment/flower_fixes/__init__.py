@@ -1,1 +1,2 @@
-"""Replacements of Flower's behaviour, which `commands` makes when it starts Flower's commands: docs/flower_fixes.md."""
+"""Replacements of Flower's behaviour, which `commands` makes when it starts Flower's commands:
+docs/flower_fixes.md."""

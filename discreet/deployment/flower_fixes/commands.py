@@ -1,4 +1,5 @@
-"""Flower's commands with the replacements: `python -m discreet.deployment.flower_fixes.commands COMMAND WORDS...`
+"""Flower's commands with the replacements: `python -m discreet.deployment.flower_fixes.commands
+COMMAND WORDS...`
 
 COMMAND is superlink, supernode, guarded (its first word is a guard.toml) or clients.
 """
@@ -17,29 +18,44 @@ from discreet.logs import log_to
 
 SWITCH = "DISCREET_FLOWER_FIXES"
 NAMES = (
-    *("database", "content_garbage", "unread_messages", "failed_runs", "local_callers"),
-    *("supernode_replies", "supernode_pauses", "refused_nodes", "warm_clients"),
+    "database",
+    "content_garbage",
+    "unread_messages",
+    "failed_runs",
+    "local_callers",
+    "supernode_replies",
+    "supernode_pauses",
+    "refused_nodes",
+    "warm_clients",
 )
 VERSIONS = ("1.41.0", "1.42.0")  # of Flower: what is replaced is the same in both
-OPERATORS = "DISCREET_OPERATORS"  # the variable with the numbers of further users who may call a SuperLink
+OPERATORS = (
+    "DISCREET_OPERATORS"  # the variable with the numbers of further users who may call a SuperLink
+)
 LONGEST_PAUSE = "DISCREET_LONGEST_PAUSE"  # the variable that names a node's longest pause
-SHORTEST_SECONDS, FLOWERS_SECONDS = 0.5, 3.0  # of a node's pause between two looks for a message; Flower's always
+# of a node's pause between two looks for a message; Flower's always
+SHORTEST_SECONDS = 0.5
+FLOWERS_SECONDS = 3.0
 
 logger = logging.getLogger("discreet.flower_fixes")
 
 
 def wanted() -> set[str]:
-    """The names of the replacements to be made: none, with a warning, if Flower is another one. Raises ValueError:
-    DISCREET_FLOWER_FIXES names something else than a replacement."""
+    """The names of the replacements to be made: none, with a warning, if Flower is another one.
+    Raises ValueError: DISCREET_FLOWER_FIXES names something else than a replacement."""
     off = {*os.environ.get(SWITCH, "").split()}
     if not off <= {"-all", *(f"-{name}" for name in NAMES)}:
-        raise ValueError(f"{SWITCH} takes -all, or some of -{' -'.join(NAMES)} (got {' '.join(off)})")
+        raise ValueError(
+            f"{SWITCH} takes -all, or some of -{' -'.join(NAMES)} (got {' '.join(off)})"
+        )
     version = importlib.metadata.version("flwr")
     if version not in VERSIONS:
         told = "discreet: flwr %s is not %s: Flower's own behaviour stays, see docs/flower_fixes.md"
         logger.warning(told, version, " or ".join(VERSIONS))
         return set()
-    return set() if "-all" in off else {name for name in NAMES if f"-{name}" not in off}
+    if "-all" in off:
+        return set()
+    return {name for name in NAMES if f"-{name}" not in off}
 
 
 def command(name: str, *words: str) -> list[str]:
@@ -48,12 +64,14 @@ def command(name: str, *words: str) -> list[str]:
 
 
 def clients_command(path: Path) -> list[str]:
-    """The command line of the preforked clients. OpenBLAS starts no thread, whose locks a fork would leave."""
+    """The command line of the preforked clients. OpenBLAS starts no thread, whose locks a fork
+    would leave."""
     return ["env", "OPENBLAS_NUM_THREADS=1", *command("clients", str(path))]
 
 
 def make(module: str) -> None:
-    """Makes the replacements of a module of this folder. It is not imported beside another Flower."""
+    """Makes the replacements of a module of this folder. It is not imported beside another
+    Flower."""
     if names := wanted():
         for name, places in import_module(f"{__package__}.{module}").FIXES.items():
             for owner, replaced, ours in places if name in names else ():
@@ -73,7 +91,8 @@ if __name__ == "__main__":
 
         make("supernode_fixes")
         flower_supernode()
-        # A SuperNode that is told to end exits by itself: this one has failed, and a thread of Flower's would keep it.
+        # A SuperNode that is told to end exits by itself: this one has failed, and a thread of
+        # Flower's would keep it.
         sys.stdout.flush()
         os._exit(1)
     elif name == "guarded":

@@ -1,4 +1,5 @@
-"""Hands a ClientApp's command line over to `preforked_clients`, and exits as that exits. It imports next to nothing."""
+"""Hands a ClientApp's command line over to `preforked_clients`, and exits as that exits. It imports
+next to nothing."""
 
 from __future__ import annotations
 
@@ -27,14 +28,23 @@ def hand_over(path: str, words: list[str]) -> int | None:
             return None
         code = connection.recv(1)
         # Without a code it was killed.
-        return code[0] if code else 1
+        if code:
+            return code[0]
+        return 1
 
 
 if __name__ == "__main__":
-    words, path = sys.argv[1:], os.environ.get(SOCKET_VARIABLE)
-    code = hand_over(path, words) if path else None
+    words = sys.argv[1:]
+    path = os.environ.get(SOCKET_VARIABLE)
+    if path:
+        code = hand_over(path, words)
+    else:
+        code = None
     if code is None:  # becomes Flower's own command, the next one of that name on the PATH
-        here, search = os.path.dirname(os.path.realpath(__file__)), os.environ.get("PATH", os.defpath).split(os.pathsep)
-        os.environ["PATH"] = os.pathsep.join(name for name in search if os.path.realpath(name) != here)
+        here = os.path.dirname(os.path.realpath(__file__))
+        search = os.environ.get("PATH", os.defpath).split(os.pathsep)
+        os.environ["PATH"] = os.pathsep.join(
+            name for name in search if os.path.realpath(name) != here
+        )
         os.execvp(COMMAND, [COMMAND, *words])
     sys.exit(code)

@@ -1,5 +1,6 @@
-"""Callers of a SuperLink on its own machine: Flower asks nobody who starts runs, registers nodes or takes over a
-ServerApp, so that any user of the machine could run code as the SuperLink's user. The system says whose a caller is."""
+"""Callers of a SuperLink on its own machine: Flower asks nobody who starts runs, registers nodes or
+takes over a ServerApp, so that any user of the machine could run code as the SuperLink's user. The
+system says whose a caller is."""
 
 from __future__ import annotations
 
@@ -18,12 +19,15 @@ from starlette.responses import JSONResponse
 
 from discreet.deployment.flower_fixes.commands import OPERATORS
 
-HEALTH, OF_NODES = "/health", "/v1/fleet/"
+HEALTH = "/health"
+OF_NODES = "/v1/fleet/"
 TABLES = (Path("/proc/net/tcp"), Path("/proc/net/tcp6"))
-ESTABLISHED, NO_FILE = "01", "0"
+ESTABLISHED = "01"
+NO_FILE = "0"
 ROOT = 0
 REFUSED = (
-    "only the user who started this SuperLink may call it from this machine, and those that it was started with "
+    "only the user who started this SuperLink may call it from this machine, and those that it "
+    "was started with "
     "(--operator USER)"
 )
 
@@ -34,15 +38,21 @@ logger = logging.getLogger("discreet.superlink")
 
 
 def user_of(near: tuple[str, int], far: tuple[str, int]) -> int | None:
-    """The number of the user who holds the end `near` of a TCP connection of this machine; None if it is not held here.
+    """The number of the user who holds the end `near` of a TCP connection of this machine; None if
+    it is not held here.
 
-    A connection that its holder has closed counts as root's in the system's table, and is not held by anybody here.
-    """
+    A connection that its holder has closed counts as root's in the system's table, and is not held
+    by anybody here."""
     ends = {_end(*near), _plain(*near)}, {_end(*far), _plain(*far)}
     for table in TABLES:
         for line in table.read_text().splitlines()[1:]:
             row = line.split()
-            if row[1] in ends[0] and row[2] in ends[1] and row[3] == ESTABLISHED and row[9] != NO_FILE:
+            if (
+                row[1] in ends[0]
+                and row[2] in ends[1]
+                and row[3] == ESTABLISHED
+                and row[9] != NO_FILE
+            ):
                 return int(row[7])
     return None
 
@@ -50,12 +60,16 @@ def user_of(near: tuple[str, int], far: tuple[str, int]) -> int | None:
 def _plain(host: str, port: int) -> str:
     """As `_end`, of the IPv4 address that an IPv6 one stands for."""
     address = ip_address(host)
-    mapped = address.ipv4_mapped if isinstance(address, IPv6Address) else None
+    if isinstance(address, IPv6Address):
+        mapped = address.ipv4_mapped
+    else:
+        mapped = None
     return _end(str(mapped or address), port)
 
 
 def _end(host: str, port: int) -> str:
-    """An end of a connection as the system's tables have it: words of 4 bytes in this machine's order."""
+    """An end of a connection as the system's tables have it: words of 4 bytes in this machine's
+    order."""
     address: IPv4Address | IPv6Address = ip_address(host)
     words = [address.packed[start : start + 4] for start in range(0, len(address.packed), 4)]
     return "".join(word[::-1].hex().upper() for word in words) + f":{port:04X}"
@@ -64,8 +78,9 @@ def _end(host: str, port: int) -> str:
 class OwnCallers:
     """A layer around a SuperLink that takes calls from this machine by some users alone.
 
-    The calls of nodes are for whoever can sign them, where nodes sign. A caller on another machine or in another
-    container is not known to this system: it is taken if the SuperLink listens beyond the loopback interface.
+    The calls of nodes are for whoever can sign them, where nodes sign. A caller on another machine
+    or in another container is not known to this system: it is taken if the SuperLink listens beyond
+    the loopback interface.
     """
 
     def __init__(self, app: App) -> None:
@@ -80,12 +95,16 @@ class OwnCallers:
         await JSONResponse({"detail": REFUSED}, status_code=403)(scope, receive, send)
 
     def _may_call(self, scope: Scope) -> bool:
-        path, signed = scope["path"], scope["app"].state.enable_supernode_auth
+        path = scope["path"]
+        signed = scope["app"].state.enable_supernode_auth
         if path == HEALTH or (signed and path.startswith(OF_NODES)):
             return True
-        near, far = tuple(scope["client"]), tuple(scope["server"])
+        near = tuple(scope["client"])
+        far = tuple(scope["server"])
         user = user_of(near, far)
-        return not ip_address(near[0]).is_loopback if user is None else user in self.users
+        if user is None:
+            return not ip_address(near[0]).is_loopback
+        return user in self.users
 
 
 # Without headers of proxies: in these any caller could say that it is another one.
@@ -95,6 +114,9 @@ SERVER = SimpleNamespace(run=partial(uvicorn.run, proxy_headers=False))
 def middleware() -> tuple[Middleware, ...]:
     """The layer, outermost; none on a system that does not say whose a connection is."""
     if not all(table.exists() for table in TABLES):
-        logger.warning("this system does not say whose a connection is: any user of this machine can start runs here")
+        logger.warning(
+            "this system does not say whose a connection is: any user of this machine can start "
+            "runs here"
+        )
         return ()
     return (Middleware(OwnCallers),)

@@ -1,8 +1,10 @@
-"""Starts ClientApps at once: the command `clients`, which `discreet.deployment.supernode` starts by itself.
+"""Starts ClientApps at once: the command `clients`, which `discreet.deployment.supernode` starts by
+itself.
 
-Flower starts a process for every message. Importing Flower's runtime and PyTorch takes most of that process's time, so
-this one imports both, once, and forks for each message: every message still has a process of its own, which ends with
-it. No module of the app is loaded beforehand: what runs is the code that came with the run.
+Flower starts a process for every message. Importing Flower's runtime and PyTorch takes most of that
+process's time, so this one imports both, once, and forks for each message: every message still has
+a process of its own, which ends with it. No module of the app is loaded beforehand: what runs is
+the code that came with the run.
 """
 
 from __future__ import annotations
@@ -21,11 +23,20 @@ from flwr.supernode.cli.flwr_clientapp import flwr_clientapp
 
 from discreet.settings.places import FEATURES
 
-# Flower's command, and what ClientApps import, also late: connections, gradients, accounting, ledgers.
+# Flower's command, and what ClientApps import, also late: connections, gradients, accounting,
+# ledgers.
 LOADED = (
-    *("flwr.supernode.cli.flwr_clientapp", "httpcore", "torch", "torch.fx.experimental.symbolic_shapes"),
-    *("dp_accounting.pld", "dp_accounting.rdp", "omegaconf", "sqlite3", "Crypto.Protocol.SecretSharing"),
-    *("cryptography.hazmat.primitives.asymmetric.x25519", "cryptography.hazmat.primitives.ciphers.aead"),
+    "flwr.supernode.cli.flwr_clientapp",
+    "httpcore",
+    "torch",
+    "torch.fx.experimental.symbolic_shapes",
+    "dp_accounting.pld",
+    "dp_accounting.rdp",
+    "omegaconf",
+    "sqlite3",
+    "Crypto.Protocol.SecretSharing",
+    "cryptography.hazmat.primitives.asymmetric.x25519",
+    "cryptography.hazmat.primitives.ciphers.aead",
 )
 LOOK_SECONDS = 1.0
 
@@ -39,9 +50,11 @@ def load() -> None:
 
 
 def serve(path: Path) -> None:
-    """Forks for each connection, until the process that started this one has ended. What a client has computed once
-    for its examples is kept in a folder beside `path`, which whoever starts this process erases."""
-    parent, features = os.getppid(), path.with_name("features")
+    """Forks for each connection, until the process that started this one has ended. What a client
+    has computed once for its examples is kept in a folder beside `path`, which whoever starts this
+    process erases."""
+    parent = os.getppid()
+    features = path.with_name("features")
     features.mkdir(mode=0o700, exist_ok=True)
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for the children
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listening:
@@ -80,14 +93,18 @@ def _answer(connection: socket.socket, features: Path) -> NoReturn:
         os.environ.update(request["environment"], **{FEATURES: str(features)})
         os.chdir(request["folder"])
         sys.argv = ["flwr-clientapp", *request["words"]]
-        # Copies of generators would draw alike. No noise comes from them: see discreet.privacy.randomness.
+        # Copies of generators would draw alike. No noise comes from them: see
+        # discreet.privacy.randomness.
         random.seed()
         np.random.seed()
         torch.seed()
         flwr_clientapp()
         code = 0
     except SystemExit as end:
-        code = end.code if isinstance(end.code, int) else int(end.code is not None)
+        if isinstance(end.code, int):
+            code = end.code
+        else:
+            code = int(end.code is not None)
     finally:
         sys.stdout.flush()
         sys.stderr.flush()

@@ -1,4 +1,5 @@
-"""What is replaced in a SuperLink, by name: docs/flower_fixes.md says why. Functions have the names of Flower's."""
+"""What is replaced in a SuperLink, by name: docs/flower_fixes.md says why. Functions have the names
+of Flower's."""
 
 from __future__ import annotations
 
@@ -19,32 +20,41 @@ from flwr.superlink.servicer.control import control_handlers
 
 from discreet.deployment.flower_fixes import local_callers
 
-# Milliseconds. Each of up to fifteen connections would keep 64 MB, and map 256 MB: KiB, SQLite's default; bytes.
+# Milliseconds. Each of up to fifteen connections would keep 64 MB, and map 256 MB: KiB, SQLite's
+# default; bytes.
 PRAGMAS = {"busy_timeout": "120000", "cache_size": "-2000", "mmap_size": "0"}
 EVERY = 2**25  # bytes of contents: a search for garbage takes some 20 ms
-# A message to the server itself is read when its row is gone, and so is a reply that somebody has asked for.
+# A message to the server itself is read when its row is gone, and so is a reply that somebody has
+# asked for.
 CONTENTS = (
-    "SELECT message_id FROM message_ins WHERE message_id = :message AND dst_node_id != :server UNION ALL "
+    "SELECT message_id FROM message_ins WHERE message_id = :message AND dst_node_id != :server "
+    "UNION ALL "
     "SELECT message_id FROM message_res WHERE reply_to_message_id = :message AND delivered_at = ''"
 )
 OVER = "SELECT message_id FROM message_ins WHERE created_at + ttl <= :now"
-# Bytes in the place of a StreamLogsResponse's text that are none: the one end of a log that `flwr run` takes as failed.
+# Bytes in the place of a StreamLogsResponse's text that are none: the one end of a log that `flwr
+# run` takes as failed.
 UNREADABLE = RegisterNodeRequest(public_key=b"\xff")
-UNKNOWN = "Task failed with unknown error."  # Flower's words if the ServerApp has ended the run itself
+UNKNOWN = (
+    "Task failed with unknown error."  # Flower's words if the ServerApp has ended the run itself
+)
 SAYS = (
-    "discreet: run {run} {what}. What is spent stays spent. If it has a run folder, it goes on by resume=true "
+    "discreet: run {run} {what}. What is spent stays spent. If it has a run folder, it goes on by "
+    "resume=true "
     "output_dir=FOLDER, once nobody writes there. (The next line is flwr's: its exit code is 1)\n"
 )
 
-put_content, get_content = SqlObjectStore.put, SqlObjectStore.get
-delete_rows, begin_session = SqlLinkState.delete_messages, SqlLinkState.start_session
+put_content = SqlObjectStore.put
+get_content = SqlObjectStore.get
+delete_rows = SqlLinkState.delete_messages
+begin_session = SqlLinkState.start_session
 whole_log = control_handlers._stream_logs
 since_collection = [0]  # bytes of contents stored and read
 
 
 def _came(size: int) -> None:
-    """Content stays in memory when a call is answered: Starlette's middlewares leave cycles behind, and Python looks
-    for these by the number of objects, whatever their size."""
+    """Content stays in memory when a call is answered: Starlette's middlewares leave cycles behind,
+    and Python looks for these by the number of objects, whatever their size."""
     since_collection[0] += size
     if since_collection[0] >= EVERY:
         since_collection[0] = 0
@@ -75,7 +85,8 @@ def delete_messages(state: SqlLinkState, message_ins_ids: set[str]) -> None:
 
 
 def start_session(state: SqlLinkState, run_id: int) -> str:
-    """Somebody is about to send: first all messages go whose time is over. Discreet's have their round's time."""
+    """Somebody is about to send: first all messages go whose time is over. Discreet's have their
+    round's time."""
     with state.session():
         over = state.query(OVER, {"now": now().timestamp()})
         state.delete_messages({row["message_id"] for row in over})
@@ -85,17 +96,26 @@ def start_session(state: SqlLinkState, run_id: int) -> str:
 def stream_logs(
     run: int, task: int, after: float, state: LinkState, is_active: Callable[[], bool] | None
 ) -> Iterator[StreamLogsResponse | RegisterNodeRequest]:
-    """The log of a run, and at the end of one that has not completed why, and what makes `flwr run` exit with 1."""
+    """The log of a run, and at the end of one that has not completed why, and what makes `flwr run`
+    exit with 1."""
     yield from whole_log(run, task, after, state, is_active)
     status = state.get_run_info(run_ids=[run])[0].status
     if status.status == Status.FINISHED and status.sub_status != SubStatus.COMPLETED:
-        why = "the reason is above" if status.details == UNKNOWN else status.details
-        what = "was stopped" if status.sub_status == SubStatus.STOPPED else f"has failed ({why})"
+        if status.details == UNKNOWN:
+            why = "the reason is above"
+        else:
+            why = status.details
+        if status.sub_status == SubStatus.STOPPED:
+            what = "was stopped"
+        else:
+            what = f"has failed ({why})"
         yield StreamLogsResponse(log_output=SAYS.format(run=run, what=what), latest_timestamp=after)
         yield UNREADABLE
 
 
-command = import_module("flwr.superlink.cli.flower_superlink")  # its package has a function of this name
+command = import_module(
+    "flwr.superlink.cli.flower_superlink"
+)  # its package has a function of this name
 SMALL = tuple({**dict(sql_mixin.SQLITE_PRAGMAS), **PRAGMAS}.items())  # type: ignore[attr-defined]
 FIXES: dict[str, list[tuple[Any, str, object]]] = {
     "database": [(sql_mixin, "SQLITE_PRAGMAS", SMALL)],

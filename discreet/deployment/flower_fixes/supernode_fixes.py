@@ -1,11 +1,12 @@
 """What is replaced in a SuperNode, by name: docs/flower_fixes.md says why.
 
-`supernode_replies`: Flower's SuperNode that has taken a message waits until any reply is there, and sends it: forever
-if a ClientApp exits without replying, and one reply late from then on if one is left over from a message that it could
-not confirm (the SuperLink was killed meanwhile). Here it waits for each message's own answer: the reply, or an error if
-no ClientApp is at work any more. A ClientApp that ended before it took its message is started once more. If the process
-that starts ClientApps has ended, or the node's loop has failed, this process ends too, and a restart policy brings all
-of it back.
+`supernode_replies`: Flower's SuperNode that has taken a message waits until any reply is there, and
+sends it: forever if a ClientApp exits without replying, and one reply late from then on if one is
+left over from a message that it could not confirm (the SuperLink was killed meanwhile). Here it
+waits for each message's own answer: the reply, or an error if no ClientApp is at work any more. A
+ClientApp that ended before it took its message is started once more. If the process that starts
+ClientApps has ended, or the node's loop has failed, this process ends too, and a restart policy
+brings all of it back.
 """
 
 from __future__ import annotations
@@ -29,16 +30,27 @@ from flwr.supercore.object_store import ObjectStore
 from flwr.supercore.protobuf.client import ProtobufCall, ProtobufRequestContext
 from flwr.supernode import start_client_internal
 from flwr.supernode.node_auth_http_interceptor import NodeAuthHttpInterceptor
-from flwr.supernode.nodestate.in_memory_nodestate import CLIENT_APP_CRASHED_ERROR, InMemoryNodeState, MessageEntry
+from flwr.supernode.nodestate.in_memory_nodestate import (
+    CLIENT_APP_CRASHED_ERROR,
+    InMemoryNodeState,
+    MessageEntry,
+)
 
-from discreet.deployment.flower_fixes.commands import FLOWERS_SECONDS, LONGEST_PAUSE, SHORTEST_SECONDS
+from discreet.deployment.flower_fixes.commands import (
+    FLOWERS_SECONDS,
+    LONGEST_PAUSE,
+    SHORTEST_SECONDS,
+)
 from discreet.simulation.processes import STARTER, below
 
 logger = logging.getLogger("discreet.node")
 
-LOOK_SECONDS, WATCH_SECONDS = 0.1, 5.0
+LOOK_SECONDS = 0.1
+WATCH_SECONDS = 5.0
 IDLE_SHARE = 0.2  # of the time without work: how long a node pauses before it looks again
-AHEAD, BEHIND = SYSTEM_TIME_TOLERANCE, TIMESTAMP_TOLERANCE + SYSTEM_TIME_TOLERANCE  # seconds that a SuperLink allows
+# seconds that a SuperLink allows
+AHEAD = SYSTEM_TIME_TOLERANCE
+BEHIND = TIMESTAMP_TOLERANCE + SYSTEM_TIME_TOLERANCE
 AT_WORK = (Status.PENDING, Status.STARTING, Status.RUNNING)
 
 push_what_lies_there = start_client_internal._push_messages
@@ -51,26 +63,34 @@ PushObject = Callable[[int, str, str, bytes], None]
 
 
 class CompleteReplies:
-    """The object store as a sender uses it; `get` raises if the rest of a reply will not come. Flower waits for it."""
+    """The object store as a sender uses it; `get` raises if the rest of a reply will not come.
+    Flower waits for it."""
 
     def __init__(self, store: ObjectStore, state: InMemoryNodeState) -> None:
-        self.get_object_tree, self.delete = store.get_object_tree, store.delete
-        self.store, self.state = store, state
+        self.get_object_tree = store.get_object_tree
+        self.delete = store.delete
+        self.store = store
+        self.state = state
 
     def get(self, object_id: str) -> bytes | None:
         """As `ObjectStore.get`: empty while an object is on its way."""
-        at_work = self.state.get_tasks(statuses=AT_WORK)  # first: who brings something is at work until it is there
+        at_work = self.state.get_tasks(
+            statuses=AT_WORK
+        )  # first: who brings something is at work until it is there
         content = self.store.get(object_id)
         if content == b"" and not at_work:
             raise RuntimeError("the ClientApp ended before all of its reply was there")
         return content
 
 
-def push_messages(state: InMemoryNodeState, object_store: ObjectStore, send: Send, push_object: PushObject) -> None:
-    """Sends replies until the message that was just taken is answered. Raises RuntimeError: no ClientApp would start
-    any more."""
+def push_messages(
+    state: InMemoryNodeState, object_store: ObjectStore, send: Send, push_object: PushObject
+) -> None:
+    """Sends replies until the message that was just taken is answered. Raises RuntimeError: no
+    ClientApp would start any more."""
     # The one just taken comes last. What a run that was killed has left behind is not waited for.
-    message, started_again = _entries(state, replies=False)[-1].message, False
+    message = _entries(state, replies=False)[-1].message
+    started_again = False
     watch = time.monotonic() + WATCH_SECONDS
     while (entry := state.msg_store.get(message.metadata.message_id)) is not None:
         # Looked at before the replies: a ClientApp is at work until its reply lies there.
@@ -82,23 +102,35 @@ def push_messages(state: InMemoryNodeState, object_store: ObjectStore, send: Sen
             if time.monotonic() > watch:
                 watch = time.monotonic() + WATCH_SECONDS
                 if os.path.isdir("/proc/self") and not below(os.getpid(), STARTER):
-                    raise RuntimeError(f"this node's {STARTER.decode()} has ended: no ClientApp would start any more")
-        elif entry.is_retrieved or started_again or (run := state.get_run(message.metadata.run_id)) is None:
+                    raise RuntimeError(
+                        f"this node's {STARTER.decode()} has ended: no ClientApp would start any "
+                        f"more"
+                    )
+        elif (
+            entry.is_retrieved
+            or started_again
+            or (run := state.get_run(message.metadata.run_id)) is None
+        ):
             crashed = Message(CLIENT_APP_CRASHED_ERROR, reply_to=message)
             start_client_internal._insert_message(crashed, state, object_store)
         else:
             started_again = True
-            state.create_task(task_type=TaskType.CLIENT_APP, run_id=run.run_id, fab_hash=run.fab_hash)
+            state.create_task(
+                task_type=TaskType.CLIENT_APP, run_id=run.run_id, fab_hash=run.fab_hash
+            )
 
 
 def _entries(state: InMemoryNodeState, *, replies: bool) -> list[MessageEntry]:
     with state.lock_msg_store:
         entries = list(state.msg_store.values())
-    return [entry for entry in entries if bool(entry.message.metadata.reply_to_message_id) == replies]
+    return [
+        entry for entry in entries if bool(entry.message.metadata.reply_to_message_id) == replies
+    ]
 
 
 def pull(**given: Any) -> int | None:
-    """Flower's `_pull_and_store_message`, which is called again when the work on a message is done."""
+    """Flower's `_pull_and_store_message`, which is called again when the work on a message is
+    done."""
     if last.run is not None:
         last.worked = time.monotonic()
     run: int | None = pull_message(**given)
@@ -107,15 +139,18 @@ def pull(**given: Any) -> int | None:
 
 
 def sleep(seconds: float) -> None:
-    """A pause. In place of Flower's when there was no message: soon after work it is short, so that rounds that follow
-    each other need not wait for it, and after a long time without any it is DISCREET_LONGEST_PAUSE."""
+    """A pause. In place of Flower's when there was no message: soon after work it is short, so that
+    rounds that follow each other need not wait for it, and after a long time without any it is
+    DISCREET_LONGEST_PAUSE."""
     if seconds == FLOWERS_SECONDS:
         longest = float(os.environ.get(LONGEST_PAUSE, FLOWERS_SECONDS))
         seconds = min(longest, max(SHORTEST_SECONDS, IDLE_SHARE * (time.monotonic() - last.worked)))
     time.sleep(seconds)
 
 
-def intercept(signer: NodeAuthHttpInterceptor, context: ProtobufRequestContext, call: ProtobufCall) -> httpx.Response:
+def intercept(
+    signer: NodeAuthHttpInterceptor, context: ProtobufRequestContext, call: ProtobufCall
+) -> httpx.Response:
     """Signs a call and makes it; one that is refused ends this process, which says why."""
     answer = sign(signer, context, call)
     if answer.status_code == httpx.codes.UNAUTHORIZED:
@@ -126,13 +161,22 @@ def intercept(signer: NodeAuthHttpInterceptor, context: ProtobufRequestContext, 
 
 
 def reason(dates: list[str]) -> str:
-    """Why a call was refused, by the server's clock: the first Date of its answer, in whole seconds."""
-    ahead = (date.now() - parsedate_to_datetime(dates[0])).total_seconds() if dates else 0.0
+    """Why a call was refused, by the server's clock: the first Date of its answer, in whole
+    seconds."""
+    if dates:
+        ahead = (date.now() - parsedate_to_datetime(dates[0])).total_seconds()
+    else:
+        ahead = 0.0
     if ahead - 1 > -BEHIND and ahead <= AHEAD:
-        return "the server refused this node's signature: its key is not registered there, or no longer"
+        return (
+            "the server refused this node's signature: its key is not registered there, or no "
+            "longer"
+        )
     return (
-        f"the server refused this node's time: its clock is {abs(ahead):.0f} s {'ahead of' if ahead > 0 else 'behind'} "
-        f"the server's ({AHEAD} s ahead and {BEHIND} s behind are allowed). Set it, and start the node again"
+        f"the server refused this node's time: its clock is {abs(ahead):.0f} s "
+        f"{'ahead of' if ahead > 0 else 'behind'} "
+        f"the server's ({AHEAD} s ahead and {BEHIND} s behind are allowed). Set it, and start the "
+        f"node again"
     )
 
 

@@ -1,8 +1,10 @@
-"""A SuperNode whose replies are the guard's: what `python -m discreet.deployment.supernode --guard` becomes.
+"""A SuperNode whose replies are the guard's: what `python -m discreet.deployment.supernode --guard`
+becomes.
 
-Flower's SuperNode starts the app as its own user, with its key, its ledger and its connection, and sends whatever the
-app stores: any number of records, the text of an exception, the seconds that it took. Here no ClientApp is started and
-no runtime API listens. The guard takes the message, and stores the one reply that is sent.
+Flower's SuperNode starts the app as its own user, with its key, its ledger and its connection, and
+sends whatever the app stores: any number of records, the text of an exception, the seconds that it
+took. Here no ClientApp is started and no runtime API listens. The guard takes the message, and
+stores the one reply that is sent.
 """
 
 from __future__ import annotations
@@ -47,16 +49,22 @@ SUPERNODE = "flwr.supernode.cli.flower_supernode"
 
 
 class GuardedReplies:
-    """In place of Flower's `_push_messages`: the guard's answer to the message that was just taken."""
+    """In place of Flower's `_push_messages`: the guard's answer to the message that was just
+    taken."""
 
     def __init__(self, guard: SiteGuard) -> None:
         self.guard = guard
         self.broken = False
 
     def __call__(
-        self, state: InMemoryNodeState, object_store: ObjectStore, send: Send, push_object: PushObject
+        self,
+        state: InMemoryNodeState,
+        object_store: ObjectStore,
+        send: Send,
+        push_object: PushObject,
     ) -> None:
-        """Answers, and sends. A reply that was charged is sent at a time that no patient has part in."""
+        """Answers, and sends. A reply that was charged is sent at a time that no patient has part
+        in."""
         started = time.monotonic()
         for task in state.get_tasks():
             state.finish_task(task.task_id, sub_status=SubStatus.STOPPED, details="")
@@ -67,16 +75,28 @@ class GuardedReplies:
         start_client_internal._insert_message(reply, state, object_store)
         push_what_lies_there(state, object_store, send, push_object)
         if self.broken:
-            logger.error("the sandbox has ended, and this node with it: a restart policy brings both back")
+            logger.error(
+                "the sandbox has ended, and this node with it: a restart policy brings both back"
+            )
             sys.stdout.flush()
             os._exit(1)
 
-    def _reply(self, message: Message, state: InMemoryNodeState, store: ObjectStore, *, started: float) -> Message:
+    def _reply(
+        self, message: Message, state: InMemoryNodeState, store: ObjectStore, *, started: float
+    ) -> Message:
         run = state.get_run(message.metadata.run_id)
-        fab = None if run is None else state.get_fab(run.fab_hash)
-        context = None if run is None else state.get_run_series_context(run.series_id)
+        if run is None:
+            fab = None
+        else:
+            fab = state.get_fab(run.fab_hash)
+        if run is None:
+            context = None
+        else:
+            context = state.get_run_series_context(run.series_id)
         if run is None or fab is None or context is None:
-            return Message(Error(REFUSED, "this site's guard does not know the run"), reply_to=message)
+            return Message(
+                Error(REFUSED, "this site's guard does not know the run"), reply_to=message
+            )
         digest = hashlib.sha256(fab.content).hexdigest()
         app = App(run.run_id, run.fab_id, run.fab_version, digest, fab.content)
         try:
@@ -84,7 +104,14 @@ class GuardedReplies:
         except Refused as refusal:
             logger.warning("refused: %s", refusal)
             return Message(Error(REFUSED, str(refusal)), reply_to=message)
-        except (SandboxError, LedgerError, ConfigError, OSError, ValueError, ArithmeticError) as error:
+        except (
+            SandboxError,
+            LedgerError,
+            ConfigError,
+            OSError,
+            ValueError,
+            ArithmeticError,
+        ) as error:
             logger.exception("nothing was released")
             self.broken = isinstance(error, SandboxError)
             wait_until(started + self.guard.policy.round_seconds)
@@ -114,18 +141,22 @@ def _whole(message: Message, store: ObjectStore) -> Message:
 
 
 def no_runtime_api(config: object, state_factory: object) -> tuple[object, threading.Thread]:
-    """In place of Flower's runtime API, by which any process of the machine could take a message and answer it."""
+    """In place of Flower's runtime API, by which any process of the machine could take a message
+    and answer it."""
     ended = threading.Thread(target=lambda: None)
     ended.start()
     return SimpleNamespace(should_exit=False, force_exit=False), ended
 
 
 def install(path: Path) -> None:
-    """Has this process's SuperNode answer as the guard of `path` does, after its walls were tried. Raises ConfigError,
-    LedgerError, SandboxError: they do not hold, or something is missing, and no SuperNode starts."""
+    """Has this process's SuperNode answer as the guard of `path` does, after its walls were tried.
+    Raises ConfigError, LedgerError, SandboxError: they do not hold, or something is missing, and no
+    SuperNode starts."""
     version = importlib.metadata.version("flwr")
     if version not in VERSIONS:
-        raise ConfigError(f"the guard knows how Flower {' and '.join(VERSIONS)} send replies, not {version}")
+        raise ConfigError(
+            f"the guard knows how Flower {' and '.join(VERSIONS)} send replies, not {version}"
+        )
     policy = check_site(path)
     if reached := broken_walls(policy):
         raise SandboxError(f"a hostile app would reach {', '.join(reached)}")

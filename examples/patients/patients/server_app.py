@@ -19,7 +19,10 @@ def strategy_of(context: Context) -> Strategy:
     everyone = {"min_train_nodes": nodes, "min_available_nodes": nodes, "fraction_evaluate": 0.0}
     if not float(run["server-momentum"]):
         return FedAvg(**everyone)
-    steps = {"server_learning_rate": float(run["server-lr"]), "server_momentum": float(run["server-momentum"])}
+    steps = {
+        "server_learning_rate": float(run["server-lr"]),
+        "server_momentum": float(run["server-momentum"]),
+    }
     return FedAvgM(**everyone, **steps)
 
 

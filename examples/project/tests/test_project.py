@@ -17,7 +17,9 @@ ROOT = Path(__file__).resolve().parent.parent
 
 @pytest.fixture(autouse=True)
 def _in_the_project(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(ROOT)  # conf/ and the paths in it are those of the folder where a command starts
+    monkeypatch.chdir(
+        ROOT
+    )  # conf/ and the paths in it are those of the folder where a command starts
 
 
 def test_the_model_takes_the_data() -> None:
@@ -27,7 +29,9 @@ def test_the_model_takes_the_data() -> None:
 
 
 def test_a_short_run_stays_within_its_budget(tmp_path: Path) -> None:
-    folder = discreet.simulate("experiment=quick", "privacy.user.target_epsilon=8", f"output_dir={tmp_path / 'run'}")
+    folder = discreet.simulate(
+        "experiment=quick", "privacy.user.target_epsilon=8", f"output_dir={tmp_path / 'run'}"
+    )
     with (folder / "metrics.csv").open(newline="") as file:
         rows = list(csv.DictReader(file))
     assert [row["round"] for row in rows] == ["1", "2"]

@@ -1,1 +1,2 @@
-"""A Flower app as a user begins it: federated averaging of a small network on handwritten digits."""
+"""A Flower app as a user begins it: federated averaging of a small network on handwritten
+digits."""

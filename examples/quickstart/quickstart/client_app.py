@@ -35,5 +35,7 @@ def evaluate(msg: Message, context: Context) -> Message:
 
     loss, accuracy = task.test(net, loader)
 
-    metrics = MetricRecord({"eval_loss": loss, "eval_acc": accuracy, "num-examples": len(loader.dataset)})
+    metrics = MetricRecord(
+        {"eval_loss": loss, "eval_acc": accuracy, "num-examples": len(loader.dataset)}
+    )
     return Message(content=RecordDict({"metrics": metrics}), reply_to=msg)

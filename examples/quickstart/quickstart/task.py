@@ -32,13 +32,17 @@ def digits() -> TensorDataset:
     return TensorDataset(images[order], torch.tensor(data.target)[order])
 
 
-def load_data(partition_id: int, num_partitions: int, batch_size: int) -> tuple[DataLoader, DataLoader]:
+def load_data(
+    partition_id: int, num_partitions: int, batch_size: int
+) -> tuple[DataLoader, DataLoader]:
     """What one node holds: a share of the examples, of which it keeps a fifth for validation."""
     data = digits()
     mine = list(range(TEST + partition_id, len(data), num_partitions))
     kept = max(1, len(mine) // 5)
     train, validation = (TensorDataset(*data[part]) for part in (mine[kept:], mine[:kept]))
-    return DataLoader(train, batch_size=batch_size, shuffle=True), DataLoader(validation, batch_size=batch_size)
+    return DataLoader(train, batch_size=batch_size, shuffle=True), DataLoader(
+        validation, batch_size=batch_size
+    )
 
 
 def load_test_data() -> DataLoader:

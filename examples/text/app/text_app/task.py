@@ -6,7 +6,13 @@ import csv
 from pathlib import Path
 
 import torch
-from peft import LoraConfig, PeftModel, get_peft_model, get_peft_model_state_dict, set_peft_model_state_dict
+from peft import (
+    LoraConfig,
+    PeftModel,
+    get_peft_model,
+    get_peft_model_state_dict,
+    set_peft_model_state_dict,
+)
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 from transformers import AutoModelForSequenceClassification, AutoTokenizer
@@ -16,8 +22,12 @@ CLASSES, TOKENS = ("negative", "neutral", "positive"), 48
 
 def build(weights: str) -> PeftModel:
     """The transformer in a folder; its low-rank matrices and its head learn."""
-    body = AutoModelForSequenceClassification.from_pretrained(weights, num_labels=len(CLASSES), local_files_only=True)
-    return get_peft_model(body, LoraConfig(task_type="SEQ_CLS", r=8, target_modules=["query", "value"]))
+    body = AutoModelForSequenceClassification.from_pretrained(
+        weights, num_labels=len(CLASSES), local_files_only=True
+    )
+    return get_peft_model(
+        body, LoraConfig(task_type="SEQ_CLS", r=8, target_modules=["query", "value"])
+    )
 
 
 def learned(model: PeftModel) -> dict[str, Tensor]:
@@ -36,7 +46,11 @@ def load_data(texts: str, weights: str, file: str, part: int = 0, of: int = 1) -
         rows = list(csv.DictReader(table))[part::of]
     tokenizer = AutoTokenizer.from_pretrained(weights, local_files_only=True)
     read = tokenizer(
-        [row["text"] for row in rows], truncation=True, max_length=TOKENS, padding="max_length", return_tensors="pt"
+        [row["text"] for row in rows],
+        truncation=True,
+        max_length=TOKENS,
+        padding="max_length",
+        return_tensors="pt",
     )
     classes = torch.tensor([CLASSES.index(row["sentiment"]) for row in rows])
     return TensorDataset(read["input_ids"], read["attention_mask"], classes)
@@ -50,7 +64,9 @@ def loss_of(model: nn.Module, tokens: Tensor, mask: Tensor, classes: Tensor) -> 
 def train(model: nn.Module, data: TensorDataset) -> None:
     """One pass over the data."""
     model.train()
-    optimizer = torch.optim.SGD([value for value in model.parameters() if value.requires_grad], lr=0.1)
+    optimizer = torch.optim.SGD(
+        [value for value in model.parameters() if value.requires_grad], lr=0.1
+    )
     for batch in DataLoader(data, batch_size=8, shuffle=True):
         optimizer.zero_grad()
         loss_of(model, *batch).backward()

@@ -1,4 +1,5 @@
-"""A ClientApp that tries each way out. What it reaches it prints as JSON, which its log holds for the test."""
+"""A ClientApp that tries each way out. What it reaches it prints as JSON, which its log holds for
+the test."""
 
 from __future__ import annotations
 
@@ -64,7 +65,9 @@ def network(context: Context) -> dict[str, object]:
         "dns": tried(lambda: socket.getaddrinfo("example.org", 80)),
         "unix": tried(lambda: connects(socket.AF_UNIX, stream, path)),
         "unix datagram": tried(lambda: connects(socket.AF_UNIX, datagram, path + ".dgram")),
-        "pair": tried(lambda: socket.socketpair(socket.AF_UNIX, datagram)[0].sendto(b"row", path + ".dgram")),
+        "pair": tried(
+            lambda: socket.socketpair(socket.AF_UNIX, datagram)[0].sendto(b"row", path + ".dgram")
+        ),
         "abstract": tried(lambda: connects(socket.AF_UNIX, stream, "\0guard-test")),
         "netlink": tried(lambda: socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, 0).fileno()),
         "vsock": tried(lambda: socket.socket(40, stream).fileno()),
@@ -92,9 +95,20 @@ def processes(context: Context) -> dict[str, object]:
     others = [pid for pid in range(1, 4_000) if pid != os.getpid()]
     return {
         "command lines": tried(
-            lambda: [pid for pid in others if tried(lambda pid=pid: Path(f"/proc/{pid}/cmdline").read_bytes())] or None
+            lambda: (
+                [
+                    pid
+                    for pid in others
+                    if tried(lambda pid=pid: Path(f"/proc/{pid}/cmdline").read_bytes())
+                ]
+                or None
+            )
         ),
-        "signals": tried(lambda: [pid for pid in others if tried(lambda pid=pid: os.kill(pid, 0) or True)] or None),
+        "signals": tried(
+            lambda: (
+                [pid for pid in others if tried(lambda pid=pid: os.kill(pid, 0) or True)] or None
+            )
+        ),
         "guard": tried(lambda: os.kill(guard, signal.SIGTERM) or True),
         "ptrace": called("ptrace", 16, guard, None, None),
         "memory": tried(lambda: Path(f"/proc/{guard}/mem").open("rb").read(1)),
@@ -113,16 +127,38 @@ def rights(context: Context) -> dict[str, object]:
         "mount": called("mount", b"none", b"/tmp", b"tmpfs", ctypes.c_ulong(0), None),
         "unmount": called("umount2", b"/proc", 2),
         "unshare": called("unshare", 0x10000000),
-        "clone": called("syscall", ctypes.c_long(56), ctypes.c_ulong(0x10000011), None, None, None, ctypes.c_ulong(0)),
+        "clone": called(
+            "syscall",
+            ctypes.c_long(56),
+            ctypes.c_ulong(0x10000011),
+            None,
+            None,
+            None,
+            ctypes.c_ulong(0),
+        ),
         "setuid": tried(lambda: os.setresuid(0, 0, 0) or True),
         "chroot": tried(lambda: os.chroot("/") or True),
         "set-user-id programs": tried(
-            lambda: subprocess.run(["su", "-c", "id -u"], capture_output=True, timeout=5).stdout.strip() == b"0" or None
+            lambda: (
+                subprocess.run(["su", "-c", "id -u"], capture_output=True, timeout=5).stdout.strip()
+                == b"0"
+                or None
+            )
         ),
-        "keys": called("syscall", ctypes.c_long(248), b"user", b"row", b"row", ctypes.c_size_t(3), ctypes.c_int(-4)),
+        "keys": called(
+            "syscall",
+            ctypes.c_long(248),
+            b"user",
+            b"row",
+            b"row",
+            ctypes.c_size_t(3),
+            ctypes.c_int(-4),
+        ),
         "io_uring": called("syscall", ctypes.c_long(425), 4, ctypes.create_string_buffer(120)),
         "bpf": called("syscall", ctypes.c_long(321), 0, ctypes.create_string_buffer(120), 120),
-        "shared memory": called("shmget", ctypes.c_int(4711), ctypes.c_size_t(4096), ctypes.c_int(0o1666))
+        "shared memory": called(
+            "shmget", ctypes.c_int(4711), ctypes.c_size_t(4096), ctypes.c_int(0o1666)
+        )
         if context.run_config["enclosure"] == "landlock"
         else None,
     }
@@ -132,15 +168,36 @@ def writable(context: Context) -> dict[str, object]:
     """Files of blocks before, and the folders in which one could be left."""
     own = {context.node_config["data"], os.environ["HOME"], os.getcwd()}
     own |= {"/dev/shm"} if context.run_config["enclosure"] == "bubblewrap" else set()
-    places = ["/", "/dev", "/dev/shm", "/tmp", "/var/tmp", "/usr", "/run", "/data", "/proc", "/home", sys.prefix]
-    places += [context.node_config["data"], os.environ["HOME"], *glob.glob("/dev/*/"), *glob.glob("/tmp/*/")]
+    places = [
+        "/",
+        "/dev",
+        "/dev/shm",
+        "/tmp",
+        "/var/tmp",
+        "/usr",
+        "/run",
+        "/data",
+        "/proc",
+        "/home",
+        sys.prefix,
+    ]
+    places += [
+        context.node_config["data"],
+        os.environ["HOME"],
+        *glob.glob("/dev/*/"),
+        *glob.glob("/tmp/*/"),
+    ]
     found = [each for each in places if Path(each, SECRET).exists()]
     written = []
     for each in dict.fromkeys(places):
         if tried(lambda each=each: Path(each, SECRET).write_text("row")):
             written.append(each)
     mine = {str(Path(each).resolve()) for each in own}
-    outside = [each for each in written if not any(str(Path(each).resolve()).startswith(home) for home in mine)]
+    outside = [
+        each
+        for each in written
+        if not any(str(Path(each).resolve()).startswith(home) for home in mine)
+    ]
     return {"found": found or None, "outside": outside or None}
 
 
@@ -165,7 +222,8 @@ def kept(context: Context) -> dict[str, object]:
 
 
 def daemon(context: Context) -> dict[str, object]:
-    """Two generations that leave the block's session, and one that hears no signal, by a name that others see."""
+    """Two generations that leave the block's session, and one that hears no signal, by a name that
+    others see."""
     libc.prctl(15, b"leftover", 0, 0, 0)
     for _ in range(2):
         if os.fork() == 0:
@@ -201,7 +259,14 @@ def disk(context: Context) -> dict[str, object]:
     written = 0
     for place in (context.node_config["data"], "/tmp", "/dev/shm"):
         for number in range(64):
-            if tried(lambda place=place, number=number: Path(place, f"f{number}").write_bytes(bytes(1 << 24))) is None:
+            if (
+                tried(
+                    lambda place=place, number=number: Path(place, f"f{number}").write_bytes(
+                        bytes(1 << 24)
+                    )
+                )
+                is None
+            ):
                 break
             written += 16
     return {"megabytes": written}
@@ -215,7 +280,20 @@ def flood(context: Context) -> dict[str, object]:
 
 PROBES = {
     each.__name__: each
-    for each in (network, files, processes, rights, writable, changed, kept, daemon, fork_bomb, memory, disk, flood)
+    for each in (
+        network,
+        files,
+        processes,
+        rights,
+        writable,
+        changed,
+        kept,
+        daemon,
+        fork_bomb,
+        memory,
+        disk,
+        flood,
+    )
 }
 
 
@@ -224,7 +302,9 @@ def answered(message: Message, context: Context, how: str) -> RecordDict:
     own = rows(context)
     sent = message.content["arrays"].to_torch_state_dict()
     arrays = {name: value.clone() for name, value in sent.items()}
-    content = RecordDict({"arrays": ArrayRecord(arrays), "metrics": MetricRecord({"num-examples": len(own)})})
+    content = RecordDict(
+        {"arrays": ArrayRecord(arrays), "metrics": MetricRecord({"num-examples": len(own)})}
+    )
     if how == "raise":
         raise ValueError(f"a row: {own[0].tolist()}")
     if how == "exit":
@@ -232,9 +312,13 @@ def answered(message: Message, context: Context, how: str) -> RecordDict:
     if how == "sleep" and own[0, 0] > 0:
         time.sleep(600)
     if how == "rows":
-        content["arrays"] = ArrayRecord({name: value + 1e6 * own[0, 0] for name, value in arrays.items()})
+        content["arrays"] = ArrayRecord(
+            {name: value + 1e6 * own[0, 0] for name, value in arrays.items()}
+        )
     if how == "nan":
-        content["arrays"] = ArrayRecord({name: value * float("nan") for name, value in arrays.items()})
+        content["arrays"] = ArrayRecord(
+            {name: value * float("nan") for name, value in arrays.items()}
+        )
     if how == "shape":
         content["arrays"] = ArrayRecord({name: torch.zeros(7) for name in arrays})
     if how == "names":
@@ -268,4 +352,6 @@ def train(message: Message, context: Context) -> Message:
 def evaluate(message: Message, context: Context) -> Message:
     attack = str(context.run_config["attack"])
     value = {"nan": float("nan"), "huge": 1e30}.get(attack, 0.75)
-    return Message(RecordDict({"metrics": MetricRecord({"accuracy": value, "row": 3.0})}), reply_to=message)
+    return Message(
+        RecordDict({"metrics": MetricRecord({"accuracy": value, "row": 3.0})}), reply_to=message
+    )
