@@ -82,7 +82,7 @@ def test_the_comparison_finds_another_learning_rate() -> None:
     assert apart(clients.together(SGD), clients.alone(replace(SGD, learning_rate=0.1001))) > 5e-4
 
 
-def test_examples_that_are_not_finite_spoil_no_other_client_and_are_dropped_by_dp_sgd() -> None:
+def test_nonfinite_examples_spoil_no_other_client_and_are_dropped_by_dp_sgd() -> None:
     clients = Clients("mlp", (1, 8, 8), (6, 6, 6))
     data = clients.data
     data.inputs[clients.held[1][2]] = torch.nan
