@@ -6,9 +6,9 @@ from __future__ import annotations
 import json
 import logging
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from dp_accounting.dp_event import RepeatAndSelectDpEvent
@@ -45,15 +45,15 @@ ANSWER_NUMBERS = 64  # at most, of an answer: for each output of a model, and on
 @dataclass(frozen=True, eq=False)
 class RunContext:
     """A run whose folder is held, with its plan and its ledger open. It starts from `state`, or
-    goes on; `source` is of cohorts and noise; `translate` gives a message the names by which the
-    caller knows its settings."""
+    goes on; `source` is of cohorts and noise; `names` are what messages call its settings, by
+    their keys."""
 
     plan: Plan
     folder: RunFolder
     ledger: DurableLedger
     state: State
     source: RandomSource
-    translate: Callable[[str], str] = str
+    names: Mapping[str, str] = field(default_factory=dict)
 
 
 def open_run(plan: Plan, *, params: Tensor, simulated: bool, held: ExitStack) -> RunContext:

@@ -13,6 +13,7 @@ from discreet.accounting.events import ACCOUNTANTS, PLD
 from discreet.privacy.quantile import LARGEST_NUMBER, QuantileEstimator
 from discreet.settings import rules
 from discreet.settings.rules import check_value, require, require_one, section
+from discreet.settings.wording import Key, Wording
 
 USER = "user"
 EXAMPLE = "example"
@@ -84,7 +85,8 @@ class SecureConfig:
         With t <= n - d it can open one after all the losses that are allowed for. Both need n > 2d
         + c.
         """
-        check_value(nodes, "sampling.population_size with secure aggregation", rules.within(3, 100))
+        rule = "within [3, 100] with secure aggregation"
+        require(3 <= nodes <= 100, "sampling.population_size", rule, nodes)
         summands = self.summands(nodes)
         threshold = self.threshold_of(nodes)
         name = "privacy.secure.threshold"
@@ -226,7 +228,7 @@ class CorrelationConfig:
 
     def __post_init__(self) -> None:
         banded = self.kind in (BSR, BISR)
-        rule = f"left out with privacy.user.correlation.kind={self.kind}"
+        rule = Wording("left out with ", Key(f"privacy.user.correlation.kind={self.kind}"))
         require(
             banded or self.bandwidth is None,
             "privacy.user.correlation.bandwidth",
