@@ -23,6 +23,13 @@ GUARANTEES = (USER, EXAMPLE, LOCAL)
 ZERO_OUT = "zero-out: one example contributes nothing, n stays"
 ADD_OR_REMOVE = "add or remove one example"
 PRIVACY_DRAWS = {"float": 1, "secure_sum": 4}
+# The same if the unit is an owner with all its rows.
+OF_OWNERS = {
+    ZERO_OUT: "zero-out: one owner, with all its rows, contributes nothing, n stays",
+    ADD_OR_REMOVE: "add or remove one owner, with all its rows",
+}
+ROW = "row"
+OWNER = "owner"
 PLAIN = "plain"
 SECURE = "secure"
 CORRELATED = "correlated"
@@ -131,9 +138,11 @@ PLANNED = Sizes(
 @section("privacy.example.")
 class ExamplePrivacyConfig:
     """Example-level privacy: DP-SGD inside each client, or one step a round over all examples of
-    all clients."""
+    all clients. Its unit is an example, which is a row, or an owner with all its rows."""
 
     enabled: bool = False
+    unit: Annotated[str, rules.one_of(ROW, OWNER)] = ROW
+    rows_per_owner: rules.Count = 8
     aggregation: Aggregation = PLAIN
     noise_multiplier: rules.NotNegative | None = None
     clip_norm: rules.Positive = 1.0
@@ -148,6 +157,21 @@ class ExamplePrivacyConfig:
         """True if the server reads nothing but masked sums of gradients, which clients noise
         together."""
         return self.enabled and self.aggregation == SECURE
+
+    @property
+    def by_owner(self) -> bool:
+        """True if the unit is an owner."""
+        return self.enabled and self.unit == OWNER
+
+    @property
+    def most_rows(self) -> int | None:
+        """The most rows of an owner that a step reads; None if the unit is an example."""
+        return self.rows_per_owner if self.by_owner else None
+
+    @property
+    def unit_name(self) -> str:
+        """The unit in a word."""
+        return OWNER if self.by_owner else EXAMPLE
 
 
 @section("privacy.local.")

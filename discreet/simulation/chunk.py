@@ -80,6 +80,7 @@ class HeldExamples:
 
     data: SharedExamples
     numbers: Tensor
+    owners: None = None  # units of several rows are trained sequentially
 
     def __len__(self) -> int:
         return len(self.numbers)
