@@ -154,6 +154,16 @@ def test_files_are_short() -> None:
     assert long == {}
 
 
+def test_the_name_of_a_test_has_at_most_80_characters() -> None:
+    names = [
+        node.name
+        for path in (ROOT / "tests").rglob("*.py")
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.FunctionDef) and node.name.startswith("test_")
+    ]
+    assert [name for name in names if len(name) > 80] == []
+
+
 def is_pair(node: ast.Assign) -> bool:
     return isinstance(node.value, ast.Tuple) and isinstance(node.targets[0], ast.Tuple)
 

@@ -84,7 +84,7 @@ def test_a_masked_sum_is_not_refuted_and_shows_what_its_noise_allows(clip: str) 
 
 
 @CLIPS
-def test_a_masked_sum_that_also_rates_shows_update_bit_and_answer_and_no_more_than_they_cost_together(
+def test_a_masked_sum_that_also_rates_shows_no_more_than_its_parts_cost_together(
     clip: str,
 ) -> None:
     joined = audit_round(users(*JOINED, f"privacy.user.clip.kind={clip}"), releases=400)

@@ -80,7 +80,7 @@ def test_the_worked_table_of_the_docs_is_what_is_computed() -> None:
         for line in lines
         if line.startswith("| ") and line[2].isdigit()
     ]
-    assert len(rows) == 10
+    assert len(rows) == 6
     for n, d, c, t, h, rounds, epsilon, noise, own, *bits in rows:
         clients, secure = int(n), SecureConfig(int(d), int(c))
         price = secure_prices(

@@ -349,7 +349,7 @@ def test_what_was_spent_outlives_down_and_up(deployment: Deployment) -> None:
     assert all(now > then for now, then in zip(deployment.spent(), before, strict=True))
 
 
-def test_a_node_on_a_host_of_its_own_serves_its_data_and_runs_the_code_it_has_approved(
+def test_a_node_on_its_own_host_serves_its_data_and_runs_approved_code(
     deployment: Deployment,
 ) -> None:
     deployment.compose("down", "--timeout", "20")

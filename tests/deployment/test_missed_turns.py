@@ -253,7 +253,7 @@ def states(folder: Path) -> dict[str, NodeState]:
 
 
 @pytest.mark.slow
-def test_a_server_killed_between_any_two_exchanges_ends_with_the_model_of_a_run_that_was_not(
+def test_a_server_killed_between_any_two_exchanges_ends_with_the_same_model(
     masked_federation: Federation,
 ) -> None:
     words = MASKED

@@ -98,7 +98,7 @@ def test_a_state_database_that_everybody_could_read_is_its_owners_alone(
     assert len(files) >= 1
 
 
-def test_the_log_of_a_run_whose_server_app_was_killed_ends_with_what_to_do_and_exit_code_1(
+def test_the_log_of_a_run_with_a_killed_server_app_ends_with_what_to_do_and_code_1(
     superlink: tuple[Federation, int],
 ) -> None:
     federation, run = superlink

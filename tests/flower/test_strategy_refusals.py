@@ -217,7 +217,7 @@ def test_a_part_of_a_round_is_not_done_alone(tmp_path: Path) -> None:
             part(1, [])
 
 
-def test_a_part_of_a_round_that_was_replaced_in_a_subclass_or_on_the_object_is_refused_by_its_name(
+def test_a_replaced_part_of_a_round_is_refused_by_its_name(
     tmp_path: Path,
 ) -> None:
     mine = type("Mine", (DPFedAvg,), {"configure_train": lambda *_: []})

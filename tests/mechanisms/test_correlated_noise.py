@@ -217,7 +217,7 @@ def test_a_killed_run_goes_on_to_the_model_of_one_that_was_not_to_the_last_bit(
 
 
 @pytest.mark.parametrize("point", [*POINTS, BEFORE_SECRETS])
-def test_no_other_noise_is_drawn_for_a_round_that_was_out_and_one_that_was_not_is_charged_again(
+def test_a_released_round_keeps_its_noise_and_one_that_was_not_is_charged_again(
     point: str, tmp_path: Path
 ) -> None:
     before, seen = (

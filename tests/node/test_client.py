@@ -298,7 +298,7 @@ def test_the_words_of_an_unforeseen_failure_stay_with_the_client(
     assert "owner" not in str(reply.error.reason)
 
 
-def test_a_client_that_is_asked_to_evaluate_refuses_and_logs_it_if_something_was_sent(
+def test_a_client_asked_to_evaluate_refuses_and_logs_it_if_something_was_sent(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     assert "not private" in refused(send(RecordDict(), "evaluate"))

@@ -160,7 +160,7 @@ def test_the_noise_is_for_twice_the_norm_of_an_answer(kind: str, noise: str) -> 
 
 
 @kinds
-def test_a_client_that_holds_nothing_out_sends_noise_as_the_others_do_at_local_level_alone(
+def test_only_at_local_level_does_a_client_that_holds_nothing_out_send_noise(
     kind: str,
 ) -> None:
     noise = local_noise(kind, query("accuracy"))

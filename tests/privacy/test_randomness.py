@@ -45,9 +45,7 @@ def follows(sample: torch.Tensor, law: stats.rv_continuous, *, farthest: float) 
     )
 
 
-def test_a_stream_is_that_of_its_seed_however_it_is_cut_and_a_child_does_not_depend_on_what_was_drawn() -> (
-    None
-):
+def test_a_stream_depends_on_its_seed_alone_and_a_child_on_no_earlier_draw() -> None:
     cuts = [1, 7, 0, CHUNK, CHUNK + 4001, 3]
     fresh, used = seeded_source(90371), seeded_source(90371)
     parts = np.concatenate([used.words(cut) for cut in cuts])

@@ -104,7 +104,7 @@ def imported_by(module: str, found: set[str]) -> set[str]:
     return found
 
 
-def test_it_holds_whole_rooms_with_all_that_a_client_can_import_and_the_servers_entry(
+def test_it_holds_whole_rooms_with_every_import_of_a_client_and_the_servers_entry(
     bundle: Path,
 ) -> None:
     folders = ["client_app", "discreet", *(f"discreet/{room}" for room in ROOMS)]
@@ -151,7 +151,7 @@ def app(bundle: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "app"
 
 
-def test_a_package_that_another_thread_takes_from_the_bundle_meanwhile_has_its_other_modules(
+def test_a_package_imported_meanwhile_by_another_thread_has_its_other_modules(
     app: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     use_installed(app, [str(app), str(REPOSITORY)])

@@ -80,7 +80,7 @@ def test_resuming_under_other_privacy_settings_is_refused(tmp_path: Path) -> Non
         assert message in str(error.value)
 
 
-def test_what_a_run_says_it_has_spent_is_what_the_ledger_says_not_what_its_rounds_would_cost(
+def test_a_run_reports_what_the_ledger_has_spent_not_what_its_rounds_would_cost(
     tmp_path: Path,
 ) -> None:
     folder = tmp_path / "run"
