@@ -317,6 +317,37 @@ def test_zeroing_out_an_example_moves_each_dp_sgd_step_within_the_clip_norm(
         check_steps(found, 3 if batch_size == 8 else 9)
 
 
+OWNERS = torch.tensor([0, 0, 1, 2, 2, 2, 3])
+BY_OWNER = LocalSettings(3, 2, 0.5, 0.9, ExamplePrivacy(C, Z, rows_per_owner=3))
+
+
+def by_owner(data: Examples, source: RandomSource) -> Tensor:
+    return local_update(linear(), params_of(linear()), data, settings=BY_OWNER, source=source)
+
+
+def with_owner(factor: float) -> Examples:
+    # Five owners, of whom the last one has four rows.
+    rest = examples(7)
+    more = examples(4, seed=50021)
+    owners = torch.cat([OWNERS, torch.full((4,), 4)])
+    inputs = torch.cat([rest.inputs, factor * more.inputs])
+    return Examples(inputs, torch.cat([rest.targets, torch.zeros(4).long()]), owners)
+
+
+@wild_examples
+def test_an_owner_whose_rows_contribute_nothing_moves_each_step_within_the_clip(
+    factor: float,
+) -> None:
+    there, zeroed = with_owner(factor), with_owner(math.nan)
+    for one, other in ((there, zeroed), (zeroed, there)):
+        found = replay(by_owner, one, other)
+        check_steps(found, 9)
+    if factor == 1e6:
+        assert max(found.shares) == pytest.approx(1.0, rel=1e-4)
+    replaced = replay(by_owner, there, with_owner(-1.0), sensitivities=2.0)
+    assert replaced.faults == ()
+
+
 @wild_examples
 @pytest.mark.parametrize("count", [0, 6, 9])
 def test_with_a_declared_number_one_example_more_moves_each_step_within_the_clip(

@@ -8,6 +8,7 @@ deviation, which is a release without an account."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -110,4 +111,4 @@ def load_heart(path: str | None) -> Task:
     owners = torch.repeat_interleave(
         torch.arange(len(parts)), torch.tensor([len(table) for table, _ in parts])
     )
-    return Task("heart", train, test, SHAPES["heart"], owners)
+    return Task("heart", replace(train, owners=owners), test, SHAPES["heart"])

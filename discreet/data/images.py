@@ -12,6 +12,7 @@ import math
 import pickle
 import zlib
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -127,9 +128,9 @@ def _femnist_task(images: Array, labels: Array, writers: Array) -> Task:
     order = np.random.default_rng(_WRITER_SEED).permutation(len(names))
     public = np.isin(numbers, order[: max(1, int(_TEST_WRITERS * len(names)))])
     owners = torch.from_numpy(np.unique(numbers[~public], return_inverse=True)[1])
-    train = _examples(images[~public], labels[~public])
+    train = replace(_examples(images[~public], labels[~public]), owners=owners)
     test = _examples(images[public], labels[public])
-    return Task("femnist", train, test, SHAPES["femnist"], owners)
+    return Task("femnist", train, test, SHAPES["femnist"])
 
 
 def _examples(images: Array, labels: Array) -> Examples:

@@ -67,7 +67,7 @@ def load_shakespeare(path: str | None) -> Task:
     owners = torch.repeat_interleave(
         torch.arange(len(train)), torch.tensor([len(table) for table in train])
     )
-    return Task("shakespeare", joined(train), joined(test), SHAPES["shakespeare"], owners)
+    return Task("shakespeare", joined(train, owners), joined(test), SHAPES["shakespeare"])
 
 
 def read_speeches(text: str) -> dict[str, list[str]]:

@@ -31,7 +31,7 @@ from discreet.ledger.durable_ledger import DurableLedger
 from discreet.logs import log_to
 from discreet.node.account import Refused
 from discreet.node.policy import TASK, policy_from, words_of
-from discreet.node.secure_aggregation import KEY, NAME, PEERS, STATE, files_of, read_member
+from discreet.node.secure_aggregation import GUARD, KEY, NAME, PEERS, STATE, files_of, read_member
 from discreet.settings.rules import ConfigError
 from discreet.simulation.processes import SCRATCH, removed_folder
 
@@ -142,10 +142,13 @@ def check_authority(path: Path) -> None:
 
 
 def _check_peers(arguments: argparse.Namespace, config: dict[str, str | int]) -> None:
-    """Raises ConfigError if a key is not in the list of peers."""
+    """Raises ConfigError if a key is not in the list of peers, or an app would get a guard's."""
+    guarded = arguments.guard is not None
+    if arguments.key.stem.endswith(GUARD) and not guarded:
+        raise ConfigError(f"--key: {arguments.key} is a guard's key, and no app may have it")
     if arguments.peers is not None:
         with _about("--peers"):
-            count = len(read_member(files_of(None, config))[1].keys)
+            count = len(read_member(files_of(None, config), guarded=guarded)[1].keys)
         logger.info("secure aggregation: this node is %s among %d", config[NAME], count)
 
 

@@ -37,7 +37,8 @@ from discreet.dpsgd.poisson_batches import (
     owners_of,
     processes_of,
 )
-from discreet.dpsgd.step_account import account_name, account_of
+from discreet.dpsgd.step_account import account_of
+from discreet.ledger.owner_account import account_name
 from discreet.models.models import torch_draws_from
 from discreet.per_example.objective import (
     Loss,
@@ -55,7 +56,7 @@ from discreet.per_example.per_example import (
 from discreet.per_example.trial import is_same
 from discreet.privacy.randomness import source_of
 from discreet.settings.clip_choice import AdaptiveClipping
-from discreet.settings.privacy import ADD_OR_REMOVE, ZERO_OUT
+from discreet.settings.privacy import ADD_OR_REMOVE, OF_OWNERS, ZERO_OUT
 
 _log = logging.getLogger("discreet")
 DEFAULT = LoopPrivacy()
@@ -230,7 +231,7 @@ class DPSGD:
             words = ADD_OR_REMOVE
         if self._owners is None:
             return words
-        return words.replace("example", "owner, with all its rows,")
+        return OF_OWNERS[words]
 
     @property
     def steps_taken(self) -> int:

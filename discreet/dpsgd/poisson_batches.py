@@ -27,12 +27,12 @@ from torch.utils.data import (
 
 from discreet.dpsgd.item_watch import ItemWatch
 from discreet.dpsgd.loop_plan import LoopPrivacy
-from discreet.dpsgd.owner_rows import OwnerRows, owner_rows
 from discreet.ledger.budget import BudgetSpent
 from discreet.ledger.rollback_guard import LedgerError
 from discreet.per_example.graphs import Graphs
 from discreet.per_example.objective import Tree, as_tree, batches_in, count_of, rows_of
 from discreet.per_example.trial import differ, is_same
+from discreet.privacy.owner_rows import OwnerRows, owner_rows
 from discreet.privacy.randomness import RandomSource
 from discreet.training.local_training import step_batch
 

@@ -27,8 +27,9 @@ from discreet.privacy.quantile import BIT_SENSITIVITY, default_count_stddev, spl
 from discreet.settings.client_settings import UNBOUND, ClientSettings
 from discreet.settings.clip_choice import AdaptiveClipping, FixedClipping
 from discreet.settings.privacy import CLIP, PLANNED, PRIVACY_DRAWS, USER, ClipConfig, Sizes
-from discreet.settings.rules import ConfigError
+from discreet.settings.rules import ConfigError, require
 from discreet.settings.training import FLOWER_APP
+from discreet.settings.wording import Key, Wording
 
 if TYPE_CHECKING:
     from dp_accounting import DpEvent
@@ -262,9 +263,8 @@ def noise_of(run: ClientSettings) -> float:
     nobody. ConfigError: a target has yet to choose it."""
     noise = run.user.noise_multiplier
     if noise is None:
-        raise ConfigError(
-            "privacy.user.noise_multiplier must be given, or resolved from its target (got null)"
-        )
+        rule = " must be given, or resolved from its target (got null)"
+        raise ConfigError(Wording(Key("privacy.user.noise_multiplier"), rule))
     return noise
 
 
@@ -351,10 +351,8 @@ def count_stddev(run: ClientSettings, noise: float | None = None) -> float | Non
             run.user.probability * run.user.population_size, noise_multiplier=noise
         )
     if noise > 0 and value <= noise / 2:
-        raise ConfigError(
-            f"privacy.user.clip.count_stddev must be above noise_multiplier / 2 = {noise / 2:g} "
-            f"(got {value:g})"
-        )
+        rule = f"above noise_multiplier / 2 = {noise / 2:g}"
+        require(False, "privacy.user.clip.count_stddev", rule, f"{value:g}")
     return value
 
 

@@ -14,6 +14,7 @@ import logging
 import os
 import tempfile
 import time
+from dataclasses import replace
 from pathlib import Path
 from weakref import WeakKeyDictionary
 
@@ -85,7 +86,7 @@ def features_of(fixed: nn.Module, examples: Examples, *, batch_size: int = 256) 
     _held[key] = found
     while len(_held) > 1 and sum(value.nbytes for value in _held.values()) > MEMORY:
         _held.pop(next(iter(_held)))
-    return Examples(found, examples.targets)
+    return replace(examples, inputs=found)
 
 
 def _computed(fixed: nn.Module, inputs: Tensor, key: str, batch_size: int) -> Tensor:

@@ -18,7 +18,7 @@ from discreet.mechanisms.mechanism import PURE, ClientRound, Mechanism, charged,
 from discreet.node.account import Budget, Refused
 from discreet.privacy.sampling import in_turn
 from discreet.settings.client_settings import ClientSettings
-from discreet.settings.privacy import CLIP, GUARANTEES, PLANNED, SECURE, USER
+from discreet.settings.privacy import CLIP, GUARANTEES, OWNER, PLANNED, SECURE, USER
 from discreet.settings.rules import (
     Count,
     CountOrZero,
@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 
 
 ROUNDING = 1e-6  # of a multiplier: the shares of the noise are whole numbers
-REQUIRABLE = (*GUARANTEES, SECURE)
+REQUIRABLE = (*GUARANTEES, OWNER, SECURE)
 
 
 @section(
@@ -68,7 +68,8 @@ class ClientPolicy:
       `min_noise_multiplier` is given, at least one guarantee must be on.
       max_delta: of the run, and the delta at which the owner's `max_epsilon` holds: a budget at a
         delta that the server chooses is none. So it has to be given with `max_epsilon`; 1 is none.
-      require: guarantees that must be on; `secure`: nothing leaves but under secure aggregation.
+      require: guarantees that must be on; `secure`: nothing leaves but under secure aggregation;
+        `owner`: the unit of the example level is an owner with all its rows.
       public_num_examples: what DP-SGD at this client goes by in place of the run's
         `data.public_num_examples`; None: as the run says.
       min_colluding: how many nodes a run under secure aggregation must expect to work with the
@@ -270,8 +271,9 @@ def _check_deltas(
         deltas["max-delta of this client's policy"] = policy.max_delta
     for name, delta in deltas.items():
         if of_examples and counted > 1 and delta >= 1 / counted:
+            units = f"{run.example.unit_name}s"
             raise Refused(
-                f"{name} must be below 1 / n of this client's n examples (it is {delta:g})"
+                f"{name} must be below 1 / n of this client's n {units} (it is {delta:g})"
             )
 
 
@@ -301,9 +303,12 @@ def check_policy(policy: ClientPolicy, work: Work, *, noise_multipliers: dict[st
             colluding=run.secure.colluding,
             summands=run.secure.summands(user.population_size),
         )
+    given = {*noise_multipliers, SECURE}
+    if run.example.by_owner:
+        given.add(OWNER)
     for name in policy.require:
         _hold(
-            name in noise_multipliers or name == SECURE,
+            name in given,
             f"requires the {name}-level guarantee, which is off",
         )
     asks = policy.min_noise_multiplier > 0 or math.isfinite(policy.max_epsilon)

@@ -21,7 +21,7 @@ from discreet.ledger.durable_ledger import CLIENTS_LEDGER, DurableLedger, Releas
 from discreet.mechanisms.mechanism import SERVER, releases_of
 from discreet.mechanisms.mechanism_table import own_noise, server_mechanism
 from discreet.reporting.records import Pairs, RunRecord
-from discreet.settings.privacy import GUARANTEES
+from discreet.settings.privacy import EXAMPLE, GUARANTEES
 
 MOST_POINTS = 16  # of a curve: each point takes an accountant's time
 PURE = "pure (delta = 0)"
@@ -179,6 +179,8 @@ def _choice_cost(records: Sequence[RunRecord], guarantee: str) -> str:
         why = "the runs deal the data differently, so that a client is not the same in all of them"
     elif len({record.config.sampling.kind == "fixed" for record in paying}) > 1:
         why = "the runs have different adjacencies"
+    elif guarantee == EXAMPLE and len({each.config.privacy.example.unit for each in paying}) > 1:
+        why = "the runs protect different units, rows and owners"
     elif without := len(records) - len(paying):
         together = "inf"
         one = "the most expensive of the others"

@@ -53,6 +53,7 @@ from discreet.settings.compose import parse_config
 from discreet.settings.privacy import USER
 from discreet.settings.rules import ConfigError
 from discreet.settings.settings import Settings, described
+from discreet.settings.wording import Key, Wording
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -330,11 +331,11 @@ def check_output(output_dir: str | None, *, resume: bool) -> RunFolder:
     folder = RunFolder(output_folder(output_dir))
     there = folder.ledger_path.exists() or (folder.path / CONFIG).exists()
     if resume and not there:
-        raise ConfigError(f"resume=true, but output_dir={folder.path} holds no run")
+        nothing = f", but output_dir={folder.path} holds no run"
+        raise ConfigError(Wording(Key("resume=true"), nothing))
     if there and not resume:
-        raise ConfigError(
-            f"output_dir={folder.path} holds a run already: resume=true goes on with it"
-        )
+        taken = f"output_dir={folder.path} holds a run already: "
+        raise ConfigError(Wording(taken, Key("resume=true"), " goes on with it"))
     return folder
 
 

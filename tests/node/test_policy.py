@@ -93,7 +93,7 @@ BAD: dict[str, dict[str, object]] = {
         "min-noise-multiplier": 1.0,
     },
     "max-delta must be within (0, 1]": {"max-delta": 2},
-    "require must be of user, example, local, secure (got ('everything',))": {
+    "require must be of user, example, local, owner, secure (got ('everything',))": {
         "require": "everything"
     },
 }
