@@ -65,7 +65,7 @@ def ending(tell: Callable[[str], str]) -> Iterator[None]:
             code = 128 + error.args[0]
         elif isinstance(error, BrokenPipeError):
             log_to(sys.stderr)
-            reason = "nobody reads the output any more"
+            reason = "the output is no longer read"
             code = 128 + signal.SIGPIPE
         elif isinstance(error, OSError | RunLostError):
             reason = str(error) or type(error).__name__
@@ -110,11 +110,11 @@ def not_begun(reason: str, folder: RunFolder | None = None) -> str:
     would go on with."""
     if folder is not None and any(folder.path.rglob("*.db")):
         return (
-            f"interrupted before the run went on ({reason}): what was spent before stands in "
+            f"interrupted before the run went on ({reason}): what was spent before is recorded in "
             f"{folder.path}"
         )
     return (
-        f"interrupted before the run began ({reason}): nothing was spent, the same command "
+        f"interrupted before the run began ({reason}): nothing was spent, and the same command "
         f"starts it again"
     )
 

@@ -82,7 +82,7 @@ class RunWatch:
             and now - self._app_seen > GONE_SECONDS
             and state_of(self.run) not in OVER
         ):
-            raise RunLostError("the ServerApp has ended without a word")
+            raise RunLostError("the ServerApp ended without an error message")
 
 
 def follow(process: Process, log: Path, watch: RunWatch) -> None:

@@ -280,7 +280,7 @@ def planned(
         raise ValueError(f"batch_size must be at most {n}, {counted}, not {batch_size}")
     given = {name: value for name, value in amount.items() if value is not None}
     if len(given) != 1:
-        raise ValueError("give epochs or steps, one of them")
+        raise ValueError("give either epochs or steps")
     ((name, steps),) = given.items()
     check_whole(name, steps)
     if name == "epochs":

@@ -153,7 +153,7 @@ class StepAccount:
         elif is_seeded and self.ledger.position() != known:
             raise LedgerError(
                 f"{self.ledger.path} was charged since the state: with a seed its noise would "
-                f"come again"
+                f"repeat"
             )
         else:
             self._first = taken

@@ -119,9 +119,8 @@ class DurableLedger:
         self.account: Any = None
         if not path.is_file():
             raise LedgerError(
-                f"{path} is missing: put the ledger back, what was spent is not forgotten with "
-                f"it. The first one of a "
-                f"node is made by `discreet ledger create {path}`"
+                f"{path} is missing: put the ledger back, because what was spent still counts. A "
+                f"node's first ledger is made by `discreet ledger create {path}`"
             )
         was = self.facts()
         if facts is None:
@@ -154,7 +153,7 @@ class DurableLedger:
                 if not make_database(
                     path, SCHEMA, [("insert into facts values (?, ?)", row) for row in rows]
                 ):
-                    raise LedgerError(f"{path} exists already, and is not made anew")
+                    raise LedgerError(f"{path} exists already, and is not overwritten")
                 undone.callback(
                     remove_database, path
                 )  # one that can't be used, or is not known here, is of no use
@@ -236,15 +235,13 @@ class DurableLedger:
         if known is None:
             raise LedgerError(
                 f"{self.path} was never charged on this machine: it may be a copy. If no other "
-                f"copy will be charged, "
-                f"`discreet ledger adopt {self.path}` lets it go on here"
+                f"copy will be charged, accept it by `discreet ledger adopt {self.path}`"
             )
         if _head_at(connection, known.rows) != known.head:
             raise LedgerError(
                 f"{self.path} is an older copy, or another copy of it was charged: this machine "
-                f"knows {known.rows} "
-                f"rows of it, which are not all among the {position.rows} in the file. Put back "
-                f"the one that has them"
+                f"knows {known.rows} rows, and the {position.rows} rows of the file lack some of "
+                f"them. Put back the copy that has them"
             )
         if _head_at(connection, position.rows) != position.head:
             raise LedgerError(f"{self.path} is damaged: its last rows are missing")
@@ -264,8 +261,8 @@ class DurableLedger:
             if guard.another_at(self.path, known.identity):
                 raise LedgerError(
                     f"{self.path} is not the ledger that this machine charged there before. If it "
-                    f"is the right one and "
-                    f"was moved there, `discreet ledger adopt {self.path}` lets it go on"
+                    f"is the right one and was moved there, accept it by `discreet ledger adopt "
+                    f"{self.path}`"
                 )
 
     def adopt(self) -> None:
@@ -374,7 +371,9 @@ def _copied(path: Path, folder: Path) -> Path:
                 return folder / path.name
     except OSError as error:
         raise LedgerError(f"{path} can't be read: {error}") from error
-    raise LedgerError(f"{path} is written to all the time: read it where it is not read-only")
+    raise LedgerError(
+        f"{path} is written to all the time: read it from a folder that is not read-only"
+    )
 
 
 def _settings(connection: sqlite3.Connection) -> tuple[dict[str, str], LedgerPosition]:
