@@ -70,7 +70,7 @@ def command(
         bool, Option("--replace", help="neighbours differ by one client (sampling.kind=fixed)")
     ] = False,
     max_epsilon: Annotated[
-        float | None, Option(help="no run over the population may pass it")
+        float | None, Option(help="no run over the population may exceed it")
     ] = None,
 ) -> int:
     """Does one action; 1 if `verify` finds a fault."""
@@ -89,7 +89,7 @@ def command(
         print(f"{run}:{whose} nothing is spent yet; head {ledger.position().head}")
         return 0
     if (copy is None) is (action == "backup"):
-        raise ConfigError("backup, and it alone, takes a second file, the copy to be made")
+        raise ConfigError("only backup takes a second file, the copy")
     if copy is not None:
         copied = backup(run, copy)
         print(f"{copy}: {len(copied.releases())} rows, head {copied.position().head}")
@@ -121,7 +121,7 @@ def command(
             faults = ledger.verify() or ledger.lacking()
             print(
                 f"{ledger.path.name}: "
-                f"{'; '.join(faults) or f'{len(ledger.releases())} rows, the chain holds'}"
+                f"{'; '.join(faults) or f'{len(ledger.releases())} rows, the chain is intact'}"
             )
             print(f"  head {ledger.position().head}")
             if faults:
@@ -188,7 +188,7 @@ def _spending(ledger: DurableLedger, delta: float) -> Iterator[str]:
         if facts[LIMIT] is None:
             limit = ""
         else:
-            limit = f"; no run may pass {facts[LIMIT]:g}"
+            limit = f"; no run may exceed {facts[LIMIT]:g}"
         yield f"all runs together ({len(owners)}): {total.num_releases} releases{limit}"
         yield f"  {_epsilons(total, delta)}"
 

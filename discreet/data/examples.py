@@ -15,11 +15,12 @@ from discreet.data.targets import CLASS, LABELS, NUMBERS, SEQUENCES, Array, Targ
 from discreet.per_example.objective import PADDING
 from discreet.settings.data import NormaliserConfig
 
+# types of targets and how many dimensions
 _TARGETS = (
     (torch.int64, 1),
     (torch.int64, 2),
     (torch.float32, 2),
-)  # types of targets and how many dimensions
+)
 
 
 @dataclass(frozen=True, eq=False)

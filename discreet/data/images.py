@@ -166,7 +166,7 @@ def _load_split(name: str, split: str) -> Any:
         )
     except OSError as error:
         raise ConnectionError(
-            f"{_HUB[name][0]} could not be had from the hub: set data.path"
+            f"{_HUB[name][0]} could not be downloaded from the hub: set data.path"
         ) from error
 
 

@@ -67,7 +67,7 @@ def partition_indices(
         parts = np.array_split(order, data.num_clients)
     elif data.partition in BY_CLASS and targets.ndim > 1:
         raise ValueError(
-            f"data.partition: {data.partition} goes by classes, and these data have none: take iid"
+            f"data.partition: {data.partition} needs classes, and these data have none: use iid"
         )
     else:
         parts = _drawn(data, targets.numpy())

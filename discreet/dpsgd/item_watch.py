@@ -91,10 +91,11 @@ class ItemWatch:
             "__getattribute__": get_attribute,
             "__module__": kind.__module__,
         }
+        # the data set itself is still there
         names |= {
             "__qualname__": kind.__qualname__,
             "__del__": lambda _: None,
-        }  # the data set itself is still there
+        }
         try:
             made: Any = object.__new__(
                 new_class(kind.__name__, (kind,), {}, lambda body: body.update(names))

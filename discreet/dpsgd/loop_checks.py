@@ -62,9 +62,7 @@ def check_price(plan: LoopPlan, privacy: LoopPrivacy, delta: float, target: floa
     if not 0 < delta < 1 / n:
         raise ValueError(f"delta must be above 0 and below 1 / {n}, for {n} examples, not {delta}")
     if (noise is None) if target is None else isinstance(noise, int | float):
-        raise ValueError(
-            "give target_epsilon or privacy=LoopPrivacy(noise_multiplier=...), one of them"
-        )
+        raise ValueError("give either target_epsilon or privacy=LoopPrivacy(noise_multiplier=...)")
 
 
 def optimizers_of(optimizer: Optimizer | Sequence[Optimizer]) -> list[Optimizer]:

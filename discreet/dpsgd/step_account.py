@@ -52,9 +52,8 @@ class StepAccount:
     ledger: DurableLedger | None
     data_owner: str
     taken: int = 0
-    _before: PrivacyLedger = field(
-        default_factory=PrivacyLedger
-    )  # all but the steps since `_first`
+    # all but the steps since `_first`
+    _before: PrivacyLedger = field(default_factory=PrivacyLedger)
     _first: int = 0
     _read_at: LedgerPosition | None = None
     _last: int | None = (
@@ -153,7 +152,7 @@ class StepAccount:
         elif is_seeded and self.ledger.position() != known:
             raise LedgerError(
                 f"{self.ledger.path} was charged since the state: with a seed its noise would "
-                f"come again"
+                f"repeat"
             )
         else:
             self._first = taken

@@ -68,12 +68,11 @@ EvaluateFn = Callable[[int, ArrayRecord], MetricRecord | None]
 # What clients of another app rate by: one accuracy, whatever their examples are.
 RATED = Query(metric_blocks(["accuracy"], TaskShape((1,), 2)))
 UNSEEN = (
-    "nobody will see whether the model learns: give start an evaluate_fn, or the strategy "
-    "private_evaluation"
+    "no accuracy will be reported: give start an evaluate_fn, or the strategy private_evaluation"
 )
 PARTS = ("configure_train", "aggregate_train", "configure_evaluate", "aggregate_evaluate")
 ITSELF = (
-    "DPFedAvg does its rounds itself, by what is accounted: call start, whose train_config "
+    "DPFedAvg runs its rounds itself, as they are accounted: call start, whose train_config "
     "may be a function"
 )
 

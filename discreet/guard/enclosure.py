@@ -298,9 +298,8 @@ def _program(
     ]
     each = [_answer(number, _NO_PERMISSION) for number in denied]
     each += [_answer(number, _FEIGN) for number in feigned]
-    each += [
-        _answer(_CLONE3, _NO_SUCH_CALL)
-    ]  # its flags can't be looked at: clone is tried instead
+    # its flags can't be looked at: clone is tried instead
+    each += [_answer(_CLONE3, _NO_SUCH_CALL)]
     spaces = NEWUSER | NEWNS | NEWPID | NEWIPC | NEWNET | NEWUTS
     new_spaces = [
         (_EQUAL, 0, 4, _CLONE),

@@ -117,8 +117,8 @@ class DurableLedger:
         self.account: Any = None
         if not path.is_file():
             raise LedgerError(
-                f"{path} is missing: put the ledger back, what was spent is not forgotten with it. "
-                f"The first one of a node is made by `discreet ledger create {path}`"
+                f"{path} is missing: put the ledger back, because what was spent still counts. A "
+                f"node's first ledger is made by `discreet ledger create {path}`"
             )
         was = self.facts()
         if facts is None:
@@ -152,7 +152,7 @@ class DurableLedger:
                 if not make_database(
                     path, SCHEMA, [("insert into facts values (?, ?)", row) for row in rows]
                 ):
-                    raise LedgerError(f"{path} exists already, and is not made anew")
+                    raise LedgerError(f"{path} exists already, and is not overwritten")
                 undone.callback(
                     remove_database, path
                 )  # one that can't be used, or is not known here, is of no use
@@ -243,8 +243,7 @@ class DurableLedger:
         if known is None:
             raise LedgerError(
                 f"{self.path} was never charged on this machine: it may be a copy. If no other "
-                f"copy will be charged, "
-                f"`discreet ledger adopt {self.path}` lets it go on here"
+                f"copy will be charged, accept it by `discreet ledger adopt {self.path}`"
             )
         for fault in _lacking(connection, known):
             raise LedgerError(f"{self.path} is {fault}")
@@ -266,8 +265,8 @@ class DurableLedger:
             if guard.another_at(self.path, known.identity):
                 raise LedgerError(
                     f"{self.path} is not the ledger that this machine charged there before. If it "
-                    f"is the right one and "
-                    f"was moved there, `discreet ledger adopt {self.path}` lets it go on"
+                    f"is the right one and was moved there, accept it by `discreet ledger adopt "
+                    f"{self.path}`"
                 )
 
     def adopt(self) -> None:
@@ -390,7 +389,9 @@ def _copied(path: Path, folder: Path) -> Path:
                 return folder / path.name
     except OSError as error:
         raise LedgerError(f"{path} can't be read: {error}") from error
-    raise LedgerError(f"{path} is written to all the time: read it where it is not read-only")
+    raise LedgerError(
+        f"{path} is written to all the time: read it from a folder that is not read-only"
+    )
 
 
 def _settings(connection: sqlite3.Connection) -> tuple[dict[str, str], LedgerPosition]:

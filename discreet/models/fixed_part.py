@@ -48,7 +48,7 @@ def behind_fixed(model: nn.Module, examples: Examples) -> tuple[nn.Module, Examp
     try:
         return learned, features_of(fixed, examples)
     except (*MISTAKES, OSError) as error:
-        logger.warning("the features of the frozen part are computed anew at each step: %s", error)
+        logger.warning("the features of the frozen part are recomputed at each step: %s", error)
         return model, examples
 
 

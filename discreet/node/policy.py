@@ -363,7 +363,9 @@ def least_noise(work: Work, noise: float) -> float:
             events.add(mechanism.answers.event)
         return min(noise_in(event) for event in events if event is not None)
     except ValueError as error:
-        raise Refused(f"the policy of this client can't be held to the run: {error}") from error
+        raise Refused(
+            f"the policy of this client can't be checked against the run: {error}"
+        ) from error
 
 
 def _of_users(work: Work, noise: float) -> tuple[ClientSettings, Mechanism]:

@@ -143,7 +143,7 @@ def _no_work() -> NoReturn:
 
 
 def read_member(files: MembershipFiles, *, guarded: bool = False) -> tuple[Identity, Directory]:
-    """A node's name and private key, and all nodes' public keys, as people compared them.
+    """A node's name and private key, and all nodes' public keys, as the owners have compared them.
 
     Raises:
       IdentityError: a file is missing or no such key or list, the list has another key for this

@@ -30,10 +30,7 @@ def price_lines(plan: Plan) -> Iterator[str]:
     yield from _epsilons(plan)
     if plan.charges_server:
         outlook = noise_outlook(plan)
-        yield (
-            f"{outlook}: {'it will not learn' if outlook.loud else 'it can learn'}, by the rule "
-            f"of noise"
-        )
+        yield f"{outlook}: {'it will not learn' if outlook.loud else 'it can learn'}"
     yield (
         f"a node receives and sends {_size(BYTES * plan.num_params)} a round ({plan.num_params} "
         f"parameters)"

@@ -80,9 +80,9 @@ def test_output_that_nobody_reads_ends_the_run_quietly(tmp_path: Path) -> None:
     process.stdout.close()
     assert process.wait(RUN_SECONDS) == 128 + signal.SIGPIPE
     assert marked(mark) == []
-    done = check_interrupted(folder, "nobody reads the output any more")
+    done = check_interrupted(folder, "the output is no longer read")
     line = (
-        f"interrupted after round {done} (nobody reads the output any more); to go on: "
+        f"interrupted after round {done} (the output is no longer read); to go on: "
         f"discreet simulate"
     )
     assert process.stderr.read() == f"{line} resume=true output_dir={folder.path}\n"
@@ -176,12 +176,12 @@ def test_that_nothing_was_spent_is_said_only_where_there_is_no_ledger(tmp_path: 
     folder = begun(tmp_path / "run")
     assert folder_in(["rounds=3"]) is None
     assert folder_in(["output_dir=other", f"output_dir='{folder.path}'"]) == folder
-    assert "nothing was spent, the same command starts it again" in not_begun(
+    assert "nothing was spent, and the same command starts it again" in not_begun(
         "ended by SIGINT", folder
     )
     DurableLedger.create(folder.ledger_path)
     assert not_begun("ended by SIGINT", folder).endswith(
-        f"what was spent before stands in {folder.path}"
+        f"what was spent before is recorded in {folder.path}"
     )
     (folder.path / CONFIG).unlink()
     with pytest.raises(SystemExit), resumable(folder, "scripts/run"):

@@ -74,9 +74,8 @@ class CompleteReplies:
 
     def get(self, object_id: str) -> bytes | None:
         """As `ObjectStore.get`: empty while an object is on its way."""
-        at_work = self.state.get_tasks(
-            statuses=AT_WORK
-        )  # first: who brings something is at work until it is there
+        # first: who brings something is at work until it is there
+        at_work = self.state.get_tasks(statuses=AT_WORK)
         content = self.store.get(object_id)
         if content == b"" and not at_work:
             raise RuntimeError("the ClientApp ended before all of its reply was there")
