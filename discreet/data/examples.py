@@ -65,7 +65,10 @@ class Examples:
     def subset(self, indices: torch.Tensor) -> Examples:
         """The rows at `indices`, (m,) int64, in that order; a copy. Empty indices give an empty
         table."""
-        owners = None if self.owners is None else self.owners[indices]
+        if self.owners is None:
+            owners = None
+        else:
+            owners = self.owners[indices]
         return Examples(self.inputs[indices], self.targets[indices], owners)
 
 

@@ -119,7 +119,10 @@ class CentralGaussian:
             ),
         }[user.sampling]
         rated, priced = ratings(self.run, "a Gaussian", "Gaussian noise on their sum at the server")
-        kind = "adaptive" if user.adaptive else "fixed"
+        if user.adaptive:
+            kind = "adaptive"
+        else:
+            kind = "fixed"
         unit, who = protected(self.run)
         if user.sampling == "fixed":
             neighbours = "replace"

@@ -102,7 +102,10 @@ class CorrelatedNoise:
             turns = f"{groups} public groups in turn, one a round"
         else:
             turns = "everybody in every round"
-        asked = ASKED_BEFORE if self.run.data.normalise == "private" else ""
+        if self.run.data.normalise == "private":
+            asked = ASKED_BEFORE
+        else:
+            asked = ""
         unit, who = protected(self.run)
         return Statement(
             unit=unit,

@@ -157,7 +157,10 @@ class MaskedGaussian:
 
     def statement(self) -> Statement:
         rated, priced = ratings(self.run, "such a sum", "in the same vector")
-        kind = "adaptive" if self.run.user.adaptive else "fixed"
+        if self.run.user.adaptive:
+            kind = "adaptive"
+        else:
+            kind = "fixed"
         unit, who = protected(self.run)
         how = (
             f"DP-FedAvg with {kind} clip norm, everybody in every round, on whole numbers; each "

@@ -404,7 +404,9 @@ def read_status(folder: RunFolder) -> RunStatus | None:
         since = datetime.fromisoformat(found.updated)
     except (OSError, ValueError):
         return None
-    return None if since.tzinfo is None else found
+    if since.tzinfo is None:
+        return None
+    return found
 
 
 def state_of(folder: RunFolder) -> str:

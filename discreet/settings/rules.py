@@ -381,7 +381,10 @@ def require_one(
     """Raises ConfigError unless exactly one of two settings, by their keys, is not None."""
     missing = [value is None for value in given.values()]
     if sum(missing) != 1:
-        there = "missing" if all(missing) else "given"
+        if all(missing):
+            there = "missing"
+        else:
+            there = "given"
         raise ConfigError(Wording(joined(" and ", map(Key, given)), f" are both {there}{advice}"))
 
 
