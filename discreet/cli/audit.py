@@ -71,9 +71,7 @@ def command(
     else:
         config, call = asked_settings(overrides or [])
     log_to(sys.stderr, log_format=config.operations.log_format)
-    with ending(
-        lambda reason: f"the audit has ended before it was done ({reason}); nothing was spent"
-    ):
+    with ending(lambda reason: f"the audit ended early ({reason}); nothing was spent"):
         asked = Asked(of, canaries, rounds, runs, honest, call.device)
         experiment = experiment_of(config, asked)
     verdict = judge(experiment, false_alarm=false_alarm)

@@ -167,7 +167,8 @@ class SiteGuard:
             "min-colluding": self.policy.min_colluding,
             "min-summands": self.policy.min_summands,
         }
-        content = answer_masking(message.content, {**context.node_config, **least}, work=work)
+        config = {**context.node_config, **least}
+        content = answer_masking(message.content, config, work=work, guarded=True)
         return Answer(content, charged=bool(asked))
 
     @property

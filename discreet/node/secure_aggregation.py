@@ -48,6 +48,7 @@ NAME = "name"
 KEY = "identity-key"
 PEERS = "peers"
 STATE = "masking-state"
+GUARD = ".guard"  # the end of the name of a key that a guard has, and no app
 FORGOTTEN_SECONDS = 3600.0  # after that another run, which was killed, is over for this node
 
 logger = logging.getLogger("discreet.client")
@@ -76,13 +77,17 @@ class MaskedVector(Protocol):
 
 
 def answer_masking(
-    content: RecordDict, node_config: Mapping[str, object], *, work: Callable[[], MaskedVector]
+    content: RecordDict,
+    node_config: Mapping[str, object],
+    *,
+    work: Callable[[], MaskedVector],
+    guarded: bool = False,
 ) -> RecordDict:
     """The reply to a masking request: who this node is, its part of one or two stages, or its
     masked vector.
 
     `work` reads what a masked vector is made of. It is called only if one is asked for: the other
-    stages cost no model and no data.
+    stages cost no model and no data. `guarded`: a site's guard answers, and no app.
 
     Raises:
       Refused: the owner has not set the node up for it, a policy or a budget forbids the work, or
@@ -92,7 +97,7 @@ def answer_masking(
     request, virtual = read_masking(content)
     files = files_of(virtual, node_config)
     try:
-        identity, directory = read_member(files)
+        identity, directory = read_member(files, guarded=guarded)
     except IdentityError as error:
         logger.error("%s", error)
         raise Refused(
@@ -137,12 +142,12 @@ def _no_work() -> NoReturn:
     raise MaskingRefused("a masked vector is asked for without the work")
 
 
-def read_member(files: MembershipFiles) -> tuple[Identity, Directory]:
-    """A node's name and private key, and all nodes' public keys, as people compared them.
+def read_member(files: MembershipFiles, *, guarded: bool = False) -> tuple[Identity, Directory]:
+    """A node's name and private key, and all nodes' public keys, as the owners have compared them.
 
     Raises:
-      IdentityError: a file is missing or no such key or list, or the list has another key for this
-        node.
+      IdentityError: a file is missing or no such key or list, the list has another key for this
+        node, or `check_guards` does.
     """
     identity = Identity.read(files.name, files.key)
     directory = Directory.read(files.peers)
@@ -150,7 +155,25 @@ def read_member(files: MembershipFiles) -> tuple[Identity, Directory]:
         raise IdentityError(
             f"{files.peers} must hold the public key of {files.name!r}, this node, too"
         )
+    check_guards(identity, directory, guarded=guarded)
     return identity, directory
+
+
+def check_guards(identity: Identity, directory: Directory, *, guarded: bool) -> None:
+    """Raises IdentityError if a guard would add up with a node that has none, or an app would hold
+    a guard's key.
+
+    A guard counts on the noise of the other sites. An app that nobody has read adds what it likes,
+    and has the key of its node: so the keys that are guards' alone have names of their own.
+    """
+    if not guarded and identity.name.endswith(GUARD):
+        raise IdentityError(f"the key of {identity.name} is a guard's, and no app may have it")
+    others = [name for name in directory.names if not name.endswith(GUARD)]
+    if guarded and others:
+        raise IdentityError(
+            f"a guard adds up with guards alone, whose names end in {GUARD}: its list of peers "
+            f"has {others[0]}"
+        )
 
 
 def forget(folder: Path, *, but: str, now: float | None = None) -> None:

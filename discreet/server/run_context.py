@@ -36,7 +36,7 @@ from discreet.server.run_folder import (
 from discreet.server.run_price import price_lines
 from discreet.server.state import Outcome, State, initial_state
 from discreet.settings.call import Call
-from discreet.settings.privacy import LOCAL
+from discreet.settings.privacy import EXAMPLE, LOCAL
 
 logger = logging.getLogger("discreet")
 
@@ -113,6 +113,8 @@ def _announce(plan: Plan, folder: RunFolder) -> None:
     for name in plan.mechanisms:
         if name == LOCAL:
             kind = f" ({run.local.kind})"
+        elif name == EXAMPLE and run.example.by_owner:
+            kind = " (owners)"
         else:
             kind = ""
         noise = run.configured_noise_multiplier(name)

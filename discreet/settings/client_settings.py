@@ -22,6 +22,7 @@ from discreet.settings.privacy import (
     CORRELATED,
     LOCAL,
     PLAIN,
+    ROW,
     SECURE,
     USER,
     Accountant,
@@ -65,6 +66,11 @@ SHARED_STEP: Needs = {
         None,
         "steps are over all examples, and training.batch_size is the public constant",
     ),
+    "privacy.example.unit": (ROW, "its sum is of the clipped gradients of single rows"),
+}
+OWNER_STEPS: Needs = {
+    "data.partition": ("owners", "where data are dealt, all rows of an owner are one client's"),
+    "evaluation.kind": (AT_SERVER, "the noise on a client's answer is for one row"),
 }
 NOISED_UPDATE: Needs = {"privacy.user.enabled": (False, "the server's clip would cut the noise")}
 LAPLACE_STEP: Needs = {
@@ -193,8 +199,8 @@ class ClientSettings:
         if self.evaluation.private and kind == "none" and self.example.enabled:
             wrong = [name for name in self.evaluation.metrics if name not in MEANS]
             rule = (
-                f"of {', '.join(MEANS)} with privacy.example.enabled: of these one example "
-                f"moves only its own share"
+                f"of {', '.join(MEANS)} with privacy.example.enabled: of these one example moves "
+                "only its own share"
             )
             require(not wrong, "evaluation.metrics", rule, ", ".join(wrong))
 
@@ -226,6 +232,8 @@ class ClientSettings:
             yield Key("privacy.user.aggregation=secure"), MASKED_UPDATE
         if self.example.secure:
             yield "privacy.example.aggregation=secure", SHARED_STEP
+        if self.example.by_owner:
+            yield "privacy.example.unit=owner", OWNER_STEPS
         if user.mechanism is not None:
             yield Key("privacy.user.mechanism"), OWN
         elif user.enabled and user.sampling in ("poisson", "fixed"):

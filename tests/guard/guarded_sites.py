@@ -23,7 +23,7 @@ PATIENTS_APP = ROOT / "examples" / "patients"
 
 
 def names_of(count: int) -> list[str]:
-    return [f"node-{number}" for number in range(count)]
+    return [f"node-{number}.guard" for number in range(count)]
 
 
 @contextmanager
