@@ -80,6 +80,7 @@ MAIN |= {
     "privacy.local": "kind",
 }
 ABSENT = ("mechanism", None)
+CALL = ("output_dir", "resume", "device")  # of one call, beside the settings of a run
 # characters of a value in a message, and of a message
 LONGEST_SHOWN = 200
 LONGEST_MESSAGE = 2000
@@ -296,7 +297,7 @@ TYPES = {
 def unknown(key: str, kind: type) -> str:
     """The line about a key that no setting of a section has: the one that is meant, or those that
     there are."""
-    names = [name for name, _ in rules(kind)]
+    names = [*CALL, *(name for name, _ in rules(kind))]
     known = dict.fromkeys(
         [*names, *(name.rsplit(".", depth)[0] for name in names for depth in range(1, 4))]
     )
