@@ -99,7 +99,7 @@ def _epsilons(folder: RunFolder, plan: Plan, row: Any) -> dict[str, Facts | None
                     .spent(name)
                     .epsilon(plan.run.delta, plan.run.accountant)
                 )
-        found[name] = _spending(spent, budget)
+        found[name] = _spending(spent, budget) | {"unit": plan.mechanisms[name].statement().unit}
     return found
 
 
@@ -157,4 +157,4 @@ def _spent(spending: Facts, unlimited: str) -> str:
         left = unlimited
     else:
         left = ", {left:.4g} of {budget:g} left".format(**spending)
-    return f"{spending['spent']:.4g} spent{left}"
+    return f"{spending['spent']:.4g} spent{left} ({spending['unit']})"
