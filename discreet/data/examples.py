@@ -15,11 +15,12 @@ from discreet.data.targets import CLASS, LABELS, NUMBERS, SEQUENCES, Array, Targ
 from discreet.per_example.objective import PADDING
 from discreet.settings.data import NormaliserConfig
 
+# types of targets and how many dimensions
 _TARGETS = (
     (torch.int64, 1),
     (torch.int64, 2),
     (torch.float32, 2),
-)  # types of targets and how many dimensions
+)
 
 
 @dataclass(frozen=True, eq=False)
@@ -47,7 +48,7 @@ class Examples:
         if (self.targets.dtype, self.targets.ndim) not in _TARGETS:
             found = f"{self.targets.dtype} of shape {tuple(self.targets.shape)}"
             raise ValueError(
-                f"targets must be int64 of shape (n,) or (n, k), or float32 of shape (n, k), not "
+                "targets must be int64 of shape (n,) or (n, k), or float32 of shape (n, k), not "
                 f"{found}"
             )
         if self.inputs.ndim < 1 or len(self.inputs) != len(self.targets):

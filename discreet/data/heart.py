@@ -38,10 +38,11 @@ HEART_RANGES: dict[str, tuple[float, float]] = {
 _COLUMNS = 14
 _DROPPED = (10, 11, 12)
 _NUMBERS = (0, 1, 3, 4, 5, 7, 8, 9)  # columns that are features as they are, in the order above
+# columns that name one of several kinds, and the kinds without the first
 _KINDS = (
     (2, (2, 3, 4)),
     (6, (1, 2)),
-)  # columns that name one of several kinds, and the kinds without the first
+)
 _READ = tuple(column not in _DROPPED for column in range(_COLUMNS))
 _TRAIN_SHARE = 0.66
 _SPLIT_SEED = 43

@@ -29,10 +29,11 @@ UNKNOWN = 1
 # users wrote.
 ALPHABET = "\n" + "".join(chr(code) for code in range(32, 127))
 NUM_TOKENS = len(ALPHABET) + 2
+# nothing is fetched, and no code of a folder runs
 LOCAL = {
     "local_files_only": True,
     "trust_remote_code": False,
-}  # nothing is fetched, and no code of a folder runs
+}
 _TEST_SHARE = 5
 _LONGEST_NAME = 60
 

@@ -27,9 +27,8 @@ from discreet.training.local_training import step_noise
 if TYPE_CHECKING:
     from dp_accounting import DpEvent
 
-Schedule = (
-    float | Sequence[float] | Callable[[int], float]
-)  # one number, or one for each step from step 0 on
+# one number, or one for each step from step 0 on
+Schedule = float | Sequence[float] | Callable[[int], float]
 LARGEST_DOUBT = (
     0.2  # the share that says "much too short" is 0.5 away from the one that says "right"
 )
@@ -280,7 +279,7 @@ def planned(
         raise ValueError(f"batch_size must be at most {n}, {counted}, not {batch_size}")
     given = {name: value for name, value in amount.items() if value is not None}
     if len(given) != 1:
-        raise ValueError("give epochs or steps, one of them")
+        raise ValueError("give either epochs or steps")
     ((name, steps),) = given.items()
     check_whole(name, steps)
     if name == "epochs":

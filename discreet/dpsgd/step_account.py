@@ -52,9 +52,8 @@ class StepAccount:
     ledger: DurableLedger | None
     data_owner: str
     taken: int = 0
-    _before: PrivacyLedger = field(
-        default_factory=PrivacyLedger
-    )  # all but the steps since `_first`
+    # all but the steps since `_first`
+    _before: PrivacyLedger = field(default_factory=PrivacyLedger)
     _first: int = 0
     _read_at: LedgerPosition | None = None
     _last: int | None = (
@@ -148,12 +147,12 @@ class StepAccount:
         elif known is None or not self.ledger.contains(known):
             raise LedgerError(
                 f"{self.ledger.path} is not the ledger that the state's steps are in, or an older "
-                f"copy"
+                "copy"
             )
         elif is_seeded and self.ledger.position() != known:
             raise LedgerError(
                 f"{self.ledger.path} was charged since the state: with a seed its noise would "
-                f"come again"
+                "repeat"
             )
         else:
             self._first = taken

@@ -261,7 +261,9 @@ class GridTransport:
                     yield (
                         client,
                         Failure(
-                            client, "error", "the SuperLink took no message for it: it has left"
+                            client,
+                            "error",
+                            "the SuperLink accepted no message for it: the node has left",
                         ),
                     )
         return waiting

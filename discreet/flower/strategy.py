@@ -68,13 +68,12 @@ EvaluateFn = Callable[[int, ArrayRecord], MetricRecord | None]
 # What clients of another app rate by: one accuracy, whatever their examples are.
 RATED = Query(metric_blocks(["accuracy"], TaskShape((1,), 2)))
 UNSEEN = (
-    "nobody will see whether the model learns: give start an evaluate_fn, or the strategy "
-    "private_evaluation"
+    "no accuracy will be reported: give start an evaluate_fn, or the strategy private_evaluation"
 )
 PARTS = ("configure_train", "aggregate_train", "configure_evaluate", "aggregate_evaluate")
 ITSELF = (
-    "DPFedAvg does its rounds itself, by what is accounted: call start, whose train_config "
-    "may be a function"
+    "DPFedAvg runs its rounds itself, as they are accounted: call start, whose train_config may "
+    "be a function"
 )
 
 
@@ -445,7 +444,7 @@ def _read_arrays(folder: RunFolder, layout: ArrayLayout) -> tuple[ArrayLayout, f
             kept = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
         if facts["layout"] != layout.described():
             raise ConfigError(
-                f"initial_arrays must have the names, shapes, dtypes and frozen arrays of "
+                "initial_arrays must have the names, shapes, dtypes and frozen arrays of "
                 f"{folder.path}"
             )
         return ArrayLayout(layout.parts, kept), json.loads(facts["loss"])

@@ -241,9 +241,8 @@ class CorrelatedNoise:
         at = (len(keys) - 1) % BLOCK
         block = None
         if number == len(keys) > BLOCK:
-            old = range(
-                len(keys) - at - 1
-            )  # the keys of finished blocks, of which none was removed yet
+            # the keys of finished blocks, of which none was removed yet
+            old = range(len(keys) - at - 1)
             block = Block(
                 at, tuple(tuple(weights[row + 1 + each] for each in old) for row in range(BLOCK))
             )
@@ -273,8 +272,8 @@ def _earlier(state: RoundState) -> Mapping[str, Tensor]:
     if done != state.round:
         raise LedgerError(
             f"the keys of the noise are those after round {done}, and the run goes on after round "
-            f"{state.round}: a "
-            "run that is over does not go on, and one whose keys are lost must begin anew"
+            f"{state.round}: a run that is over does not go on, and one whose keys are lost must "
+            "begin anew"
         )
     return kept
 

@@ -93,7 +93,7 @@ def warning_of_rows(run: ClientSettings, examples: Examples) -> str:
     return (
         f"privacy.example protects single rows, and {several} of {int((counts > 0).sum())} owners "
         f"have several, up to {int(counts.max())}: privacy.example.unit=owner protects an owner "
-        f"with all its rows"
+        "with all its rows"
     )
 
 
