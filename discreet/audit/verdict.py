@@ -108,8 +108,9 @@ class Verdict:
 
     Attributes:
       false_alarm: if every claim holds, and what the bounds assume, the probability of `refuted` is
-      at most this. power: what the bounds of the whole run could have found, in words; `finds`:
-      there is something.
+        at most this.
+      power: what the bounds of the whole run could have found, in words; `finds`: there is
+        something.
     """
 
     mechanism: str

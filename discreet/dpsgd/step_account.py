@@ -44,7 +44,8 @@ class StepAccount:
       events: the cost of each step of the plan, in order: an event, and how many steps on end cost
         that.
       ledger: a file that outlives the loop, or None. All that it says of `data_owner` counts, from
-      whatever loop. taken: the steps of this loop that were charged.
+        whatever loop.
+      taken: the steps of this loop that were charged.
     """
 
     events: Sequence[tuple[DpEvent, int]]

@@ -49,7 +49,8 @@ class Block:
       bound, l1_bound: the largest L2 and L1 norm of a client's block.
       answer: from a client's examples to its block.
       read: the estimates of the noised mean, by name. Those of a statistic have a further name: of
-      a column or class. shares: the numbers are shares of a whole, none of them negative.
+        a column or class.
+      shares: the numbers are shares of a whole, none of them negative.
       of: the names of the scores that AUC is about.
     """
 

@@ -81,7 +81,8 @@ class Query:
 
         Args:
           values: outputs of the model (n, ...) for the examples that the client holds out; its
-          inputs for statistics. targets: as `Examples` holds them.
+            inputs for statistics.
+          targets: as `Examples` holds them.
         """
         if len(targets) == 0:
             return torch.zeros(self.length, dtype=torch.float64)
