@@ -1,19 +1,20 @@
-"""Tries to break the privacy claim of a run, and sets what it found beside the claim.
+"""Tries to break the privacy claim of a run, and compares the result with the claim.
 
 The experiment has the settings that are given, or those of a run folder, and canaries that are in
-or out by coin. Its ledger is thrown away with its folder: an audit spends nothing of a real one.
-First it says how small a fault so many canaries find, then for each round and for the run the
-claimed epsilon, lower bounds at 95 % and, for the run, an estimate. The claim is refuted if a bound
-passes it at the false-alarm rate. That none does is no proof.
+or out by a fair coin. Its ledger is thrown away with its folder: an audit charges no real ledger.
+First it prints how small a fault so many canaries find. Then it prints, for each round and for the
+run, the claimed epsilon, lower bounds at 95 % and, for the run, an estimate. The claim is refuted
+if a bound exceeds it at the false-alarm rate. If none does, that is no proof.
 
---canaries: at user level clients of each run (half of the population, at most 500); at example
-level examples of client 0 (500); of masked sums of either level, and with --of local, evaluation or
-statistics: releases with the canary, and as many without it or with its opposite (2000).
+--canaries counts, at user level, clients of each run (half of the population, at most 500); at
+example level, examples of client 0 (500); for masked sums of either level, and with --of local,
+evaluation or statistics, releases with the canary, and as many without it or with its opposite
+(2000).
 
 examples:
-  discreet audit experiment=mnist_users_scattering --canaries 2000 discreet audit experiment=silos
-  data.num_clients=2 --canaries 300 --rounds 2 discreet audit --run outputs/first --canaries 500
-  --runs 4 --output outputs/first/audit
+  discreet audit experiment=mnist_users_scattering --canaries 2000
+  discreet audit experiment=silos data.num_clients=2 --canaries 300 --rounds 2
+  discreet audit --run outputs/first --canaries 500 --runs 4 --output outputs/first/audit
 """
 
 from __future__ import annotations
