@@ -312,9 +312,8 @@ def test_a_project_uses_discreets_experiments_unless_it_has_its_own(
     elsewhere = [load_config([f"experiment={name}"], of_sweep=True) for name in names]
     monkeypatch.chdir(project)
     assert [load_config([f"experiment={name}"], of_sweep=True) for name in names] == elsewhere
-    assert (
-        load_config(["experiment=silos"], conf=project / "conf").rounds == 30
-    )  # as a ServerApp composes
+    # as a ServerApp composes
+    assert load_config(["experiment=silos"], conf=project / "conf").rounds == 30
     (project / "conf" / "experiment" / "silos.yaml").write_text(
         "# @package _global_\ndata: {num_clients: 11}\n"
     )

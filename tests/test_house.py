@@ -201,12 +201,13 @@ def test_what_is_imported_is_declared() -> None:
     wanted = [*project["dependencies"], *itertools.chain(*extras.values())]
     declared = {re.split(r"[\[<>=]", line)[0].lower().replace("_", "-") for line in wanted}
     homes = importlib.metadata.packages_distributions()
+    # pfl-research is compared only if somebody installed it
     ours = {
         *FOLDERS,
         "tests",
         "examples",
         "pfl",
-    }  # pfl-research is compared only if somebody installed it
+    }
     foreign = (
         {name.split(".")[0] for path in FILES for name in imports(path)}
         - ours

@@ -118,7 +118,7 @@ def _power_of_two_that_meets(target: float, epsilon: Callable[[float], float]) -
         if noise < NOISE_RANGE[0]:
             raise ValueError(
                 f"target_epsilon {target} is met by every noise_multiplier down to {noise:g}: it "
-                f"asks for no noise"
+                "asks for no noise"
             )
     return noise
 

@@ -88,8 +88,8 @@ def _baseline(config: Settings, folder: Path) -> None:
 
 def _sweep(sweep: Sweep, at_a_time: int) -> int:
     print(
-        f"{len(sweep.runs)} runs are checked before the first one starts; their folders will be in "
-        f"{sweep.folder}"
+        f"{len(sweep.runs)} runs are checked before the first one starts; their folders will be "
+        f"in {sweep.folder}"
     )
     jobs = sweep.jobs()
     if at_a_time > 1:

@@ -48,7 +48,7 @@ class Examples:
         if (self.targets.dtype, self.targets.ndim) not in _TARGETS:
             found = f"{self.targets.dtype} of shape {tuple(self.targets.shape)}"
             raise ValueError(
-                f"targets must be int64 of shape (n,) or (n, k), or float32 of shape (n, k), not "
+                "targets must be int64 of shape (n,) or (n, k), or float32 of shape (n, k), not "
                 f"{found}"
             )
         if self.inputs.ndim < 1 or len(self.inputs) != len(self.targets):
@@ -65,7 +65,10 @@ class Examples:
     def subset(self, indices: torch.Tensor) -> Examples:
         """The rows at `indices`, (m,) int64, in that order; a copy. Empty indices give an empty
         table."""
-        owners = None if self.owners is None else self.owners[indices]
+        if self.owners is None:
+            owners = None
+        else:
+            owners = self.owners[indices]
         return Examples(self.inputs[indices], self.targets[indices], owners)
 
 

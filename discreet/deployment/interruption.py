@@ -114,7 +114,7 @@ def not_begun(reason: str, folder: RunFolder | None = None) -> str:
         )
     return (
         f"interrupted before the run began ({reason}): nothing was spent, and the same command "
-        f"starts it again"
+        "starts it again"
     )
 
 

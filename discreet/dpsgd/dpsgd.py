@@ -270,7 +270,7 @@ class DPSGD:
         if self.steps_taken >= len(self):
             raise BatchError(
                 f"all {len(self)} steps are taken: more epochs need a new DPSGD, which costs more "
-                f"epsilon"
+                "epsilon"
             )
         while self.steps_taken < end:
             self._waiting = self._waiting or self._read()
@@ -278,8 +278,7 @@ class DPSGD:
             if self._waiting is not None:
                 raise BatchError(
                     "the last batch was not stepped: each one takes its step, an empty one too. "
-                    "To accumulate "
-                    "gradients give LoopPrivacy(max_physical_batch=...)"
+                    "To accumulate gradients give LoopPrivacy(max_physical_batch=...)"
                 )
 
     def _read(self) -> Piece:

@@ -57,8 +57,8 @@ class ItemWatch:
         if any(len(rows) > 1 for rows in self._rows.values()):
             raise ValueError(
                 "dataset: reading one item reads others too (mixup, mosaic, a random partner), "
-                "and would carry an "
-                "example into batches that did not draw it: make an item of its own index alone"
+                "and would carry an example into batches that did not draw it: make an item of "
+                "its own index alone"
             )
         return item
 

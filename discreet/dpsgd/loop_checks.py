@@ -78,7 +78,7 @@ def optimizers_of(optimizer: Optimizer | Sequence[Optimizer]) -> list[Optimizer]
                 name = type(each).__name__
             raise ValueError(
                 f"optimizer: make one of {name}, such as torch.optim.SGD(model.parameters(), "
-                f"lr=0.1)"
+                "lr=0.1)"
             )
     return listed
 
@@ -89,10 +89,8 @@ def check_fresh(optimizers: Sequence[Optimizer]) -> None:
     if any(optimizer.state for optimizer in optimizers):
         raise ValueError(
             "optimizer: it has taken steps that this DPSGD does not know, and epsilon() would "
-            "leave them out. To go on "
-            "with a loop load its DPSGD.state_dict(); to add loops up give "
-            "LoopPrivacy(ledger=...); otherwise begin "
-            "with a new optimizer"
+            "leave them out. To go on with a loop load its DPSGD.state_dict(); to add loops up "
+            "give LoopPrivacy(ledger=...); otherwise begin with a new optimizer"
         )
 
 

@@ -261,8 +261,8 @@ def _check_collate(collate: Collate, examples: list[Any]) -> None:
     drawn = [_seeded(collate, examples, seed=seed) for seed in range(_SEEDS)]
     if _strangers(drawn[0], _seeded(collate, examples, seed=0)):
         raise ValueError(
-            "collate_fn: it draws random numbers that the seeds of torch, random and numpy do not "
-            "repeat"
+            "collate_fn: it draws random numbers that the seeds of torch, random and numpy do "
+            "not repeat"
         )
     draws = any(_strangers(drawn[0], other) for other in drawn)
     mixes = False

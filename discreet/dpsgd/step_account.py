@@ -148,12 +148,12 @@ class StepAccount:
         elif known is None or not self.ledger.contains(known):
             raise LedgerError(
                 f"{self.ledger.path} is not the ledger that the state's steps are in, or an older "
-                f"copy"
+                "copy"
             )
         elif is_seeded and self.ledger.position() != known:
             raise LedgerError(
                 f"{self.ledger.path} was charged since the state: with a seed its noise would "
-                f"repeat"
+                "repeat"
             )
         else:
             self._first = taken

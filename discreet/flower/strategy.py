@@ -72,8 +72,8 @@ UNSEEN = (
 )
 PARTS = ("configure_train", "aggregate_train", "configure_evaluate", "aggregate_evaluate")
 ITSELF = (
-    "DPFedAvg runs its rounds itself, as they are accounted: call start, whose train_config "
-    "may be a function"
+    "DPFedAvg runs its rounds itself, as they are accounted: call start, whose train_config may "
+    "be a function"
 )
 
 
@@ -452,7 +452,7 @@ def _read_arrays(folder: RunFolder, layout: ArrayLayout) -> tuple[ArrayLayout, f
             kept = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
         if facts["layout"] != layout.described():
             raise ConfigError(
-                f"initial_arrays must have the names, shapes, dtypes and frozen arrays of "
+                "initial_arrays must have the names, shapes, dtypes and frozen arrays of "
                 f"{folder.path}"
             )
         return ArrayLayout(layout.parts, kept), json.loads(facts["loss"])

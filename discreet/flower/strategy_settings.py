@@ -51,8 +51,8 @@ SHORT = ("target_epsilon", "delta", "clip_norm")
 HELD = tuple(each.name for each in fields(CentralGaussian) if each.name not in OF_A_RUN)
 VERBS = ("add_up", "event", "release")
 EVALUATED = (
-    "what clients report of their own data is not private. Evaluate on data of the "
-    "server's own by evaluate_fn"
+    "what clients report of their own data is not private. Evaluate on data of the server's own "
+    "by evaluate_fn"
 )
 # Arguments of Flower's FedAvg that privacy can't honour, and why.
 REFUSED = {
@@ -143,8 +143,8 @@ def _refuse(given: Mapping[str, Any]) -> None:
     least = given["flower"].get("min_train_nodes", 0)
     available = given["min_available_nodes"]
     rule = (
-        "0: a cohort that is filled up is not the one that is accounted for. "
-        "min_available_nodes waits for nodes"
+        "0: a cohort that is filled up is not the one that is accounted for. min_available_nodes "
+        "waits for nodes"
     )
     asks_all = share == 1 and drawn in ("poisson", "everyone")
     require(least == 0 or (asks_all and least <= available), "min_train_nodes", rule, least)
@@ -193,8 +193,8 @@ def _own_name(mechanism: Mechanism, asked: Mapping[str, Any]) -> str | None:
     plain = asked_of(kind())
     for name, value in asked.items():
         rule = (
-            f"its default, {plain[name]!r}: the run folder keeps {', '.join(HELD)} of a "
-            f"mechanism of your own"
+            f"its default, {plain[name]!r}: the run folder keeps {', '.join(HELD)} of a mechanism "
+            "of your own"
         )
         require(name in HELD or value == plain[name], f"mechanism.{name}", rule, value)
     return f"{kind.__module__}:{kind.__qualname__}"
@@ -254,7 +254,7 @@ def _clip(clipping: AdaptiveClipping | FixedClipping) -> dict[str, object]:
         return {"kind": "fixed", "norm": clipping.norm}
     if not isinstance(clipping, AdaptiveClipping):
         raise ConfigError(
-            f"clipping must be an AdaptiveClipping or a FixedClipping (got "
+            "clipping must be an AdaptiveClipping or a FixedClipping (got "
             f"{type(clipping).__name__})"
         )
     return asdict(clipping.section())

@@ -267,8 +267,8 @@ def statement_lines(policy: GuardPolicy) -> Iterator[str]:
     yield f"unit: {whose} at this site; add, remove or change them"
     yield f"blocks: {policy.blocks.count}, a public number, each drawn with q = {policy.q:g}"
     yield (
-        f"noise: at least {policy.min_noise_multiplier:g} times 2C, where C clips the update of "
-        f"a block"
+        f"noise: at least {policy.min_noise_multiplier:g} times 2C, where C clips the update of a "
+        "block"
     )
     budget = f"epsilon {policy.max_epsilon:g} at delta {policy.max_delta:g}, over all runs"
     yield f"budget: {budget}; by PLD, a masked sum by RDP"

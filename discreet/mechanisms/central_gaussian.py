@@ -50,8 +50,8 @@ OF_ANOTHER_APP = (
 )
 REPORTED = ("the epsilons that clients report about their own guarantees",)
 STATEFUL = (
-    "nodes that keep state from round to round: draws of a cohort of fixed size depend on "
-    "each other"
+    "nodes that keep state from round to round: draws of a cohort of fixed size depend on each "
+    "other"
 )
 
 
@@ -120,7 +120,10 @@ class CentralGaussian:
             ),
         }[user.sampling]
         rated, priced = ratings(self.run, "a Gaussian", "Gaussian noise on their sum at the server")
-        kind = "adaptive" if user.adaptive else "fixed"
+        if user.adaptive:
+            kind = "adaptive"
+        else:
+            kind = "fixed"
         unit, who = protected(self.run)
         if user.sampling == "fixed":
             neighbours = "replace"
@@ -328,8 +331,7 @@ def ratings(run: ClientSettings, what: str, drawn: str) -> tuple[str, str]:
         joined = "in a round that also rates the model its answer too; "
     return (
         f"; clients rate the model on held-out examples of their own every {asked.every} rounds "
-        f"and at the end, each "
-        f"answer clipped to norm 1, {drawn}",
+        f"and at the end, each answer clipped to norm 1, {drawn}",
         f"; {joined}{rated} {what} of noise multiplier {asked.noise_multiplier:g}",
     )
 

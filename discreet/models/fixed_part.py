@@ -137,7 +137,6 @@ def _table(shape: tuple[int, ...], path: Path | None) -> Tensor:
         path = path or Path(folder, "features.npy")
         table = np.lib.format.open_memmap(path, mode="w+", dtype=np.float32, shape=shape)
         with path.open("r+b") as file:
-            os.posix_fallocate(
-                file.fileno(), 0, path.stat().st_size
-            )  # an error now, and no crash later
+            # an error now, and no crash later
+            os.posix_fallocate(file.fileno(), 0, path.stat().st_size)
     return torch.from_numpy(table)

@@ -211,6 +211,5 @@ def _at_twice(event: DpEvent) -> DpEvent:
 
     if event == NonPrivateDpEvent():
         return event
-    return replace(
-        event, sensitivity_squared=4 * event.sensitivity_squared
-    )  # TypeError: it is no masked sum
+    # TypeError: it is no masked sum
+    return replace(event, sensitivity_squared=4 * event.sensitivity_squared)

@@ -165,7 +165,7 @@ class Client:
         if request.frozen is not None and request.frozen != frozen_digest(self.model):
             raise MalformedMessage(
                 f"the frozen values of the model {request.run.model.name} are not the server's: "
-                f"both must load the same"
+                "both must load the same"
             )
 
     def _answer(self, work: Work, params: Tensor) -> Tensor:

@@ -102,8 +102,8 @@ class ClientPolicy:
 
     def __post_init__(self) -> None:
         both = (
-            "given with max-epsilon, below 1 / the number of this node's examples, for "
-            "instance 1e-5"
+            "given with max-epsilon, below 1 / the number of this node's examples, for instance "
+            "1e-5"
         )
         require(
             self.max_epsilon == math.inf or self.max_delta < 1, "max-delta", both, self.max_delta
@@ -125,6 +125,7 @@ OTHERS = {
     "num-partitions",
     TASK,
 }
+# words of what is meant for a policy
 OF_PRIVACY = {
     "epsilon",
     "eps",
@@ -133,7 +134,7 @@ OF_PRIVACY = {
     "privacy",
     "policy",
     "secure",
-}  # words of what is meant for a policy
+}
 ALIKE = 0.7  # a key of which so large a share is like one of a policy is a misspelt one
 
 
@@ -248,9 +249,8 @@ def check_work(
     else:
         counted = counted_examples(num_examples, training)
     if work.has_own_noise:
-        counted = math.ceil(
-            (counted + 1) / (1 - run.evaluation.share)
-        )  # at most so many, with those that it holds out
+        # at most so many, with those that it holds out
+        counted = math.ceil((counted + 1) / (1 - run.evaluation.share))
     _check_deltas(policy, run, counted=counted, of_examples=bool(noises.keys() - {USER}))
     if work.training is None or training is None:
         steps = 0
@@ -392,7 +392,7 @@ def check_turn(policy: ClientPolicy, run: ClientSettings, number: int, node_id: 
     if policy.min_groups and not (node_id is not None and in_turn(node_id, number, groups=groups)):
         raise Refused(
             f"round {number} is not the turn of this client, which its policy keeps to ({groups} "
-            f"groups)"
+            "groups)"
         )
 
 
@@ -402,7 +402,7 @@ def check_sums(policy: ClientPolicy, *, colluding: int, summands: int) -> None:
     wanted = f"min-colluding={policy.min_colluding} and min-summands={policy.min_summands}"
     said = (
         f"requires {wanted}; the run has privacy.secure.colluding={colluding}, and {summands} "
-        f"summands"
+        "summands"
     )
     _hold(colluding >= policy.min_colluding and summands >= policy.min_summands, said)
 

@@ -171,8 +171,8 @@ def check_guards(identity: Identity, directory: Directory, *, guarded: bool) -> 
     others = [name for name in directory.names if not name.endswith(GUARD)]
     if guarded and others:
         raise IdentityError(
-            f"a guard adds up with guards alone, whose names end in {GUARD}: its list of peers has "
-            f"{others[0]}"
+            f"a guard adds up with guards alone, whose names end in {GUARD}: its list of peers "
+            f"has {others[0]}"
         )
 
 

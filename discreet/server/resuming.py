@@ -78,7 +78,7 @@ def asked_settings(
     if kept.model.name == FLOWER_APP:
         raise ConfigError(
             f"output_dir={folder.path} is a run of another Flower app: it goes on there, by "
-            f"resume=True"
+            "resume=True"
         )
     wanted = flat(cast(Flat, OmegaConf.to_container(asked, resolve=True)))
     was = flat(described(kept))

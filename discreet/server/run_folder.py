@@ -162,14 +162,14 @@ class RunFolder:
             if positions is not None and (position is None or not ledger.contains(position)):
                 raise LedgerError(
                     f"{ledger.path} is older than the checkpoint beside it, or of another run: "
-                    f"put back its own ledger"
+                    "put back its own ledger"
                 )
         done = max((int(row["round"] or 0) for row in self.read_metrics()), default=0)
         charged = ledgers[0].spent(USER).num_releases
         if USER in plan.mechanisms and charged < done:
             raise LedgerError(
                 f"{self.ledger_path} holds {charged} releases of {done} rounds: put back a newer "
-                f"one"
+                "one"
             )
 
     def positions(self) -> dict[str, LedgerPosition]:
@@ -360,8 +360,8 @@ def only_writer(path: Path, *, patience: float = LOCK_SECONDS) -> Iterator[None]
     except Timeout as error:
         raise ConfigError(
             f"output_dir={path} is in use: another process is writing this run. A SuperLink that "
-            f"was killed begins "
-            "what it had accepted when it is back: `flwr list` shows its runs, `flwr stop` ends one"
+            "was killed begins what it had accepted when it is back: `flwr list` shows its runs, "
+            "`flwr stop` ends one"
         ) from error
     except OSError as error:
         raise ConfigError(f"output_dir={path} can't be used: {error.strerror}") from error
@@ -404,7 +404,9 @@ def read_status(folder: RunFolder) -> RunStatus | None:
         since = datetime.fromisoformat(found.updated)
     except (OSError, ValueError):
         return None
-    return None if since.tzinfo is None else found
+    if since.tzinfo is None:
+        return None
+    return found
 
 
 def state_of(folder: RunFolder) -> str:

@@ -74,10 +74,11 @@ MEANT = {
 }
 ALIASES = {name: key for key, names in MEANT.items() for name in names}
 MAIN = {"data": "name", "model": "name", "sampling": "kind", "task": "loss", "server": "optimizer"}
+# what is meant if a group is given a value
 MAIN |= {
     "privacy.user.clip": "norm",
     "privacy.local": "kind",
-}  # what is meant if a group is given a value
+}
 ABSENT = ("mechanism", None)
 # characters of a value in a message, and of a message
 LONGEST_SHOWN = 200
@@ -146,15 +147,13 @@ NotNegative = Annotated[
 Finite = Annotated[float, FINITE]
 OpenShare = Annotated[float, Rule("within (0, 1)", lambda value: 0 < value < 1)]
 Probability = Annotated[float, Rule("within (0, 1]", lambda value: 0 < value <= 1)]
-LearningRate = Annotated[
-    float, within(LEAST_NUMBER, 1e4)
-]  # far beyond 1e4 a model overflows in its first round
+# far beyond 1e4 a model overflows in its first round
+LearningRate = Annotated[float, within(LEAST_NUMBER, 1e4)]
 Momentum = Annotated[float, Rule("within [0, 1)", lambda value: 0 <= value < 1)]
 Count = Annotated[int, at_least(1)]
 CountOrZero = Annotated[int, at_least(0)]
-Text = Annotated[
-    str, Field(strict=False)
-]  # on a command line 2024 is a number, and a folder's name
+# on a command line 2024 is a number, and a folder's name
+Text = Annotated[str, Field(strict=False)]
 Sampling = Annotated[str, one_of("poisson", "fixed", "everyone", "cyclic")]
 
 
@@ -382,7 +381,10 @@ def require_one(
     """Raises ConfigError unless exactly one of two settings, by their keys, is not None."""
     missing = [value is None for value in given.values()]
     if sum(missing) != 1:
-        there = "missing" if all(missing) else "given"
+        if all(missing):
+            there = "missing"
+        else:
+            there = "given"
         raise ConfigError(Wording(joined(" and ", map(Key, given)), f" are both {there}{advice}"))
 
 

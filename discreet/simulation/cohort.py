@@ -83,9 +83,8 @@ class _Work:
     training: tuple[LocalSettings, ...]
     local: LocalPrivacy | None
     request: TrainRequest
-    largest: Mapping[
-        str, Any
-    ]  # of the epsilons that they have spent, by their names in `PartialReply`
+    # of the epsilons that they have spent, by their names in `PartialReply`
+    largest: Mapping[str, Any]
 
 
 @dataclass(frozen=True, eq=False)

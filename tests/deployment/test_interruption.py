@@ -54,7 +54,7 @@ def test_ctrl_c_ends_a_simulation_and_its_workers_with_the_line_that_resumes(
     assert marked(mark) == []
     line = (
         f"interrupted after round {check_interrupted(folder, 'ended by SIGINT')} (ended by "
-        f"SIGINT); to go on: "
+        "SIGINT); to go on: "
     )
     assert said.splitlines()[-1] == f"{line}discreet simulate resume=true output_dir={folder.path}"
 
@@ -82,8 +82,8 @@ def test_output_that_nobody_reads_ends_the_run_quietly(tmp_path: Path) -> None:
     assert marked(mark) == []
     done = check_interrupted(folder, "the output is no longer read")
     line = (
-        f"interrupted after round {done} (the output is no longer read); to go on: "
-        f"discreet simulate"
+        f"interrupted after round {done} (the output is no longer read); to go on: discreet "
+        "simulate"
     )
     assert process.stderr.read() == f"{line} resume=true output_dir={folder.path}\n"
     process.stderr.close()
@@ -166,7 +166,7 @@ def test_ctrl_c_ends_every_process_of_a_federation_on_this_machine(tmp_path: Pat
     assert marked(mark) == []
     assert state_of(run) == "interrupted"
     go_on = (
-        f"to go on: python -m discreet.deployment.local_federation --nodes 2 resume=true "
+        "to go on: python -m discreet.deployment.local_federation --nodes 2 resume=true "
         f"output_dir={run.path}"
     )
     assert errors.splitlines()[-1].endswith(go_on)

@@ -50,15 +50,17 @@ from tests.rounds import round_of
 
 NODES = ["node-0", "node-1", "node-2", "node-3"]
 SHARES = demonstration(len(NODES))
+# the node that is gone in some rounds, and the one whose policy keeps to its turn
 GONE, STRICT = (
     0,
     1,
-)  # the node that is gone in some rounds, and the one whose policy keeps to its turn
+)
+# one of the rounds is its turn; the groups follow from numbers that Flower draws
 AWAY, ROUNDS, GROUPS = (
     (2, 3),
     5,
     2,
-)  # one of the rounds is its turn; the groups follow from numbers that Flower draws
+)
 SETTINGS = (
     "data.name=breast_cancer",
     f"data.num_clients={len(NODES)}",
@@ -192,10 +194,11 @@ PLACES = {
     "UNMASK": Stage.CONFIRM,
     OPENED: None,
 }
+# of these: after masked vectors have left, after the server was to ask for shares
 NODES_PAID, SERVER_PAID = (
     3,
     2,
-)  # of these: after masked vectors have left, after the server was to ask for shares
+)
 MASKED = (
     "data.name=breast_cancer",
     f"data.num_clients={len(THREE)}",

@@ -278,9 +278,8 @@ def test_a_cohort_that_refuses_does_not_end_the_run_while_others_have_budget(
         "rounds=60",
         "training.batch_size=512",
     ]
-    words += [
-        "server.learning_rate=0.001"
-    ]  # or the noise of few clients would drive the model, and end the run first
+    # or the noise of few clients would drive the model, and end the run first
+    words += ["server.learning_rate=0.001"]
     outcome = simulated(tmp_path / "run", *LOCAL_LEVEL, *words, f"privacy.local.kind={kind}")
     rounds = rounds_of(tmp_path / "run", "local")
     # With single clients in a cohort, a round in which all that were asked refuse comes long before
