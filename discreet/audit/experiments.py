@@ -27,7 +27,7 @@ STATISTICS = "statistics"
 
 
 @dataclass(frozen=True)
-class Asked:
+class AuditRequest:
     """The options of `discreet audit`; None is a default that depends on what is audited."""
 
     of: str | None = None
@@ -37,7 +37,7 @@ class Asked:
     honest: int | None = None
 
 
-def experiment_of(config: Settings, asked: Asked) -> Experiment:
+def experiment_of(config: Settings, asked: AuditRequest) -> Experiment:
     """Makes the plan, once, and carries out the experiment. ConfigError: it can't be audited with
     these settings or options."""
     run = client_settings(config)

@@ -97,7 +97,7 @@ def audit_users(
         raise ConfigError(
             f"beside {canaries} canaries there is room for 0 .. {most} clients (got {honest})"
         )
-    releases = said_first(plan, canaries * runs)
+    releases = power_of(plan, canaries * runs)
     seeds = [
         None if plan.settings.seed is None else plan.settings.seed + number
         for number in range(runs)
@@ -116,7 +116,7 @@ def check_noised(plan: Plan) -> None:
         )
 
 
-def said_first(plan: Plan, canaries: int) -> Releases:
+def power_of(plan: Plan, canaries: int) -> Releases:
     """The planned releases of a run; logs how small a fault so many canaries of all runs find."""
     user = plan.mechanism
     rounds = plan.run.rounds

@@ -25,7 +25,7 @@ from typing import Annotated, Literal
 
 from typer import Option
 
-from discreet.audit.experiments import Asked, experiment_of
+from discreet.audit.experiments import AuditRequest, experiment_of
 from discreet.audit.verdict import FALSE_ALARM, PICTURE, RECORD, SIGNIFICANCE, judge, write_audit
 from discreet.cli.console import Words, new_folder, print_table
 from discreet.deployment.interruption import ending
@@ -71,7 +71,7 @@ def command(
         config = asked_settings(overrides or [])
     log_to(sys.stderr, log_format=config.operations.log_format)
     with ending(lambda reason: f"the audit ended early ({reason}); nothing was spent"):
-        experiment = experiment_of(config, Asked(of, canaries, rounds, runs, honest))
+        experiment = experiment_of(config, AuditRequest(of, canaries, rounds, runs, honest))
     verdict = judge(experiment, false_alarm=false_alarm)
     folder = output or new_folder("audits/")
     write_audit(folder, experiment, verdict)

@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from discreet.accounting.privacy_ledger import PrivacyLedger, passes
+from discreet.accounting.privacy_ledger import PrivacyLedger, exceeds_budget
 from discreet.dpsgd.loop_plan import LoopPlan, LoopPrivacy
 from discreet.dpsgd.poisson_batches import Processes
 from discreet.ledger.budget import ServerBudget
@@ -112,7 +112,7 @@ class StepAccount:
     def _steps_within_budget(self) -> int:
         def beyond(steps: int) -> bool:
             budget = self.budget
-            return passes(
+            return exceeds_budget(
                 self._after(steps),
                 budget.max_epsilon,
                 delta=budget.delta,

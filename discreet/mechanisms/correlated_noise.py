@@ -235,7 +235,7 @@ class CorrelatedNoise:
     def _noised(self, total: CohortSum, keys: Tensor, number: int) -> Tensor:
         import torch
 
-        from discreet.privacy.correlated_gaussian import Block, CorrelatedGaussian
+        from discreet.privacy.correlated_gaussian import CorrelatedGaussian, RoundBlock
 
         assert total.grid is not None
         # The newest key is the last one, and its weight the first.
@@ -247,7 +247,7 @@ class CorrelatedNoise:
         if number == len(keys) > BLOCK:
             # the keys of finished blocks, of which none was removed yet
             old = range(len(keys) - at - 1)
-            block = Block(
+            block = RoundBlock(
                 at, tuple(tuple(weights[row + 1 + each] for each in old) for row in range(BLOCK))
             )
         add = CorrelatedGaussian(noise_of(self.run)).add_grid_noise

@@ -11,7 +11,7 @@ import torch
 
 from discreet.audit.canaries import Canaries, Experiment, draw_canaries
 from discreet.audit.example_audit import audit_examples
-from discreet.audit.experiments import Asked, experiment_of
+from discreet.audit.experiments import AuditRequest, experiment_of
 from discreet.audit.user_audit import CanaryTransport, audit_users
 from discreet.audit.verdict import judge
 from discreet.data.examples import Task
@@ -99,7 +99,7 @@ def test_no_account_of_a_population_is_charged(tmp_path: Path) -> None:
         "seed=null",
     )
     quiet = ("privacy.user.too_noisy=warn", "model.name=linear", "data.num_clients=40")
-    experiment_of(load_config([*EVERYBODY, *quiet, *whose]), Asked(canaries=20, honest=0))
+    experiment_of(load_config([*EVERYBODY, *quiet, *whose]), AuditRequest(canaries=20, honest=0))
     assert list(tmp_path.iterdir()) == []
 
 
