@@ -81,7 +81,8 @@ class MaskedTransport:
     ) -> Iterator[Failure | UnopenedSum]:
         """The clients that are missing, and the sum of the others: of at least n - d of them, or of
         none. Raises RoundAbandoned: fewer are left, or their lists of peers differ;
-        MessagesTooLarge: see `GridTransport.exchange`."""
+        MessagesTooLarge: see `GridTransport.exchange`.
+        """
         messages = self.asking.messages(asked, params)
         missing = Missing()
         alive = 0

@@ -384,8 +384,8 @@ class RunStatus:
     Attributes:
       state: `running`, `finished` (the planned rounds are done and every file is there), `stopped`
         (before them) or `interrupted`, both for a `reason`. A server that was killed leaves
-        `running`, with an old `updated` (ISO 8601). nodes: connected when the last cohort was
-        drawn; None before the first one.
+        `running`, with an old `updated` (ISO 8601).
+      nodes: connected when the last cohort was drawn; None before the first one.
       failures: of clients that were asked, over the whole run, by kind; the latest of them is in
         words.
     """
