@@ -116,7 +116,7 @@ BY_TEST = {
     "mechanisms/test_turn_replay.py::test_a_client_out_of_its_turn_is_not_counted": Fault(
         "a client is counted out of its turn", "privacy.sampling:in_turn", always(True)
     ),
-    "mechanisms/test_turn_replay.py::test_rounds_that_old_files_have_the_server_make_again_cost_no_more_than_is_charged": Fault(
+    "mechanisms/test_turn_replay.py::test_rounds_repeated_from_old_files_cost_no_more_than_is_charged": Fault(
         "a round that is made again is charged as what it adds to those before it",
         "accounting.correlation:Turns.largest_move",
         lambda _: lambda self, number: float(self.moves()[number - 1]),
@@ -127,7 +127,7 @@ BY_TEST = {
         "accounting.loss_distribution:_frames",
         lambda real: lambda *args: real(*args)[:1],
     ),
-    "accounting/test_accounting.py::test_the_bound_holds_against_the_exact_divergence_and_is_loose_by_less_than_half_a_per_cent": Fault(
+    "accounting/test_accounting.py::test_the_bound_holds_and_is_less_than_half_a_per_cent_above_the_exact_divergence": Fault(
         "a sum of discrete Gaussians is taken for one",
         "accounting.distributed_gaussian:convolution_gap",
         always(0.0),
@@ -253,7 +253,7 @@ BY_TEST = {
     "per_example/test_left_behind.py::test_a_step_without_any_finite_gradient_is_an_error_and_costs_nothing": Fault(
         "a step may be noise alone", "per_example.per_example:check_finite", always(None)
     ),
-    "per_example/test_scales.py::test_what_one_example_adds_is_at_most_the_clip_norm_and_the_norm_that_is_reported": Fault(
+    "per_example/test_scales.py::test_one_example_adds_at_most_the_clip_norm_and_its_reported_norm": Fault(
         "squares of norms are lost where they are too small for float32",
         "per_example.terms:mass",
         lambda _: lambda values, order: values.flatten(1).abs().pow(order).sum(1),
@@ -273,7 +273,7 @@ BY_TEST = {
         "node.account:_together",
         lambda _: lambda *each: max(each, key=lambda spent: spent.num_releases),
     ),
-    "node/test_admission.py::test_a_masked_sum_counts_for_a_client_whose_data_change_beside_what_is_accounted_for_a_change": Fault(
+    "node/test_admission.py::test_beside_other_releases_a_masked_sum_counts_as_a_change_of_data": Fault(
         "beside others a masked sum counts as if its client were left out",
         "node.account:_at_twice",
         lambda _: lambda event: event,
@@ -317,7 +317,7 @@ BY_TEST = {
         "masking.store:NodeState.closed_until",
         lambda _: lambda self, number: self,
     ),
-    "privacy/test_clipping.py::test_the_noise_of_the_accounted_clients_has_at_least_the_variance_that_was_asked_for": Fault(
+    "privacy/test_clipping.py::test_noise_of_the_accounted_clients_has_at_least_the_required_variance": Fault(
         "the noise of a secure sum is shared among all nodes, not among the honest survivors",
         "privacy.secure_grid:_at",
         lambda real: (
@@ -376,7 +376,7 @@ BY_TEST = {
         "masking.node:MaskingNode.agreed",
         lambda _: property(lambda self: b""),
     ),
-    "node/test_admission.py::test_in_a_shared_step_a_client_may_have_16_batches_of_examples_and_not_one_example_more": Fault(
+    "node/test_admission.py::test_in_a_shared_step_a_client_may_have_16_batches_of_examples_and_no_more": Fault(
         "a shared step of a client with any number of batches is put on the grid",
         "privacy.secure_grid:MOST_GRADIENTS",
         lambda _: 2**30,
@@ -413,7 +413,7 @@ BY_TEST |= {
     "dpsgd/test_item_watch.py::test_a_data_set_that_mixes_items_is_refused_and_charges_no_batch_with_one": Fault(
         "an item may be mixed from rows of its data set", "dpsgd.item_watch:rows_at", always(set())
     ),
-    "dpsgd/test_state.py::test_a_loop_that_goes_on_without_its_state_is_refused_as_epsilon_would_leave_steps_out": Fault(
+    "dpsgd/test_state.py::test_a_loop_that_resumes_without_its_state_is_refused": Fault(
         "a loop goes on without its state", "dpsgd.loop_checks:check_fresh", always(None)
     ),
     "node/test_allowance.py::test_no_door_imports_what_a_server_names_and_the_owner_does_not": Fault(
@@ -424,7 +424,7 @@ BY_TEST |= {
     "node/test_policy.py::test_a_misspelt_key_of_a_policy_is_refused_with_every_message": Fault(
         "a misspelt key of a policy is no policy", "node.policy:_check_spelling", always(None)
     ),
-    "node/test_policy.py::test_the_least_noise_is_that_of_the_dearest_round_and_not_of_the_noise_that_is_new_in_it": Fault(
+    "node/test_policy.py::test_the_least_noise_is_that_of_the_most_expensive_round_not_its_new_noise": Fault(
         "an owner's least noise is held to the new noise of a round",
         "node.policy:least_noise",
         lambda _: lambda run, noise: noise,

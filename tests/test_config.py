@@ -305,16 +305,15 @@ def test_elsewhere_conf_is_that_of_the_checkout_or_what_the_wheel_brought(
         app_folder(installed)
 
 
-def test_in_a_project_an_experiment_of_discreet_is_what_it_is_elsewhere_unless_there_is_an_own_one(
+def test_a_project_uses_discreets_experiments_unless_it_has_its_own(
     project: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     names = ["silos", "organisations", "laplace_local_sweep"]
     elsewhere = [load_config([f"experiment={name}"], of_sweep=True) for name in names]
     monkeypatch.chdir(project)
     assert [load_config([f"experiment={name}"], of_sweep=True) for name in names] == elsewhere
-    assert (
-        load_config(["experiment=silos"], conf=project / "conf").rounds == 30
-    )  # as a ServerApp composes
+    # as a ServerApp composes
+    assert load_config(["experiment=silos"], conf=project / "conf").rounds == 30
     (project / "conf" / "experiment" / "silos.yaml").write_text(
         "# @package _global_\ndata: {num_clients: 11}\n"
     )
@@ -336,7 +335,7 @@ REFUSED = {
     "privacy.accountant must be rdp": ["privacy.accountant=pld"],
     "privacy.noise must be grid": ["privacy.noise=float"],
     "data.normalise=private needs privacy.user.aggregation=plain": ["data.normalise=private"],
-    "sampling.population_size with secure aggregation must be within": ["data.num_clients=2"],
+    "sampling.population_size must be within .3, 100. with secure": ["data.num_clients=2"],
     "privacy.secure.dropouts must be at most 18": ["privacy.secure.dropouts=19"],
     "privacy.secure.threshold must be within .11, 18.": ["privacy.secure.threshold=10"],
     "it is empty": ["privacy.secure.dropouts=10"],
@@ -350,7 +349,7 @@ def test_what_does_not_fit_is_refused(message: str, words: list[str]) -> None:
         load_config([*SECURE, *words])
 
 
-def test_no_two_disjoint_sets_open_two_sums_and_the_losses_that_are_allowed_leave_enough() -> None:
+def test_no_two_disjoint_sets_open_two_sums_and_allowed_losses_leave_enough() -> None:
     every = (
         (nodes, lost, bad)
         for nodes in range(3, 101)

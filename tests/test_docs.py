@@ -173,6 +173,27 @@ def test_both_first_pages_say_the_accuracy_of_the_default_run_that_was_measured(
     )
 
 
+def test_the_pages_have_at_most_36_000_words() -> None:
+    # Neither the history nor reports for another project.
+    pages = [path for path in DOCS.rglob("*.md") if path.parent.name != "upstream"]
+    words = sum(len(path.read_text().split()) for path in pages if path.name != "history.md")
+    assert words <= 36_000
+
+
+def test_accuracies_on_the_first_page_are_those_of_the_results() -> None:
+    first, results = ((DOCS / f"{name}.md").read_text() for name in ("index", "results"))
+    measured = [float(number) for number in re.findall(r"\b\d\d\.\d\b", results)]
+    said = re.findall(r"\b(\d\d(?:\.\d)?) %", first)
+    assert len(said) >= 9
+    assert [
+        each for each in said if each not in {str(n) for n in measured} | rounded(measured)
+    ] == []
+
+
+def rounded(numbers: list[float]) -> set[str]:
+    return {f"{number:.0f}" for number in numbers}
+
+
 def prices() -> list[list[str]]:
     """The rows of the first page's table of noise multipliers."""
     rows = [line.strip("| ").split(" | ") for line in (DOCS / "index.md").read_text().splitlines()]

@@ -35,5 +35,5 @@ def test_a_planted_fault_is_caught(fault: Fault) -> None:
 
 
 @pytest.mark.slow
-def test_what_is_no_fault_survives_and_one_that_fits_no_longer_is_not_taken_for_caught() -> None:
+def test_what_is_no_fault_survives_and_an_outdated_one_does_not_count_as_caught() -> None:
     assert [verdict(fault) for fault in CHECKS] == [SURVIVED, BROKE]

@@ -154,6 +154,16 @@ def test_files_are_short() -> None:
     assert long == {}
 
 
+def test_the_name_of_a_test_has_at_most_80_characters() -> None:
+    names = [
+        node.name
+        for path in (ROOT / "tests").rglob("*.py")
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.FunctionDef) and node.name.startswith("test_")
+    ]
+    assert [name for name in names if len(name) > 80] == []
+
+
 def is_pair(node: ast.Assign) -> bool:
     return isinstance(node.value, ast.Tuple) and isinstance(node.targets[0], ast.Tuple)
 
@@ -191,12 +201,13 @@ def test_what_is_imported_is_declared() -> None:
     wanted = [*project["dependencies"], *itertools.chain(*extras.values())]
     declared = {re.split(r"[\[<>=]", line)[0].lower().replace("_", "-") for line in wanted}
     homes = importlib.metadata.packages_distributions()
+    # pfl-research is compared only if somebody installed it
     ours = {
         *FOLDERS,
         "tests",
         "examples",
         "pfl",
-    }  # pfl-research is compared only if somebody installed it
+    }
     foreign = (
         {name.split(".")[0] for path in FILES for name in imports(path)}
         - ours

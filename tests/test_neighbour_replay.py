@@ -93,9 +93,8 @@ def test_one_client_more_or_less_moves_update_and_bits_within_their_sensitivitie
 ) -> None:
     for found in add_and_remove(user, TrainReply(1, update, below)):
         assert found.faults == ()
-        assert (
-            found.gaussian_distance <= (1 + 1e-9) / Z
-        )  # what the round's event says both cost together
+        # what the round's event says both cost together
+        assert found.gaussian_distance <= (1 + 1e-9) / Z
 
 
 @kinds
@@ -133,7 +132,7 @@ def test_many_clients_at_once_are_summed_as_sequentially() -> None:
 
 @kinds
 @wild
-def test_with_cohorts_of_a_fixed_size_replacing_a_client_moves_the_sum_by_twice_the_clip_norm(
+def test_in_fixed_size_cohorts_replacing_a_client_moves_the_sum_by_two_clip_norms(
     user: CentralGaussian, update: Tensor
 ) -> None:
     one, other = (
@@ -164,9 +163,8 @@ def masked_rounds(
     """What the server learns of rounds under secure aggregation; `NOBODY` is a client that is
     zeroed out."""
     vector, optimizer = how.vector, ServerSGD(0.7, momentum=0.9)
-    state = replace(
-        initial_state(torch.zeros(3), clip_norm=C), round=1
-    )  # the first round rates nothing
+    # the first round rates nothing
+    state = replace(initial_state(torch.zeros(3), clip_norm=C), round=1)
     left = list[object]()
     for index in range(number):
         total = sum_of_vectors(vector, updates, state.clip_norm, source.child(index))
@@ -306,7 +304,7 @@ def check_steps(found: Replay, steps: int) -> None:
 
 @wild_examples
 @pytest.mark.parametrize("batch_size", [8, 3])
-def test_an_example_that_contributes_nothing_instead_moves_each_step_of_dp_sgd_within_the_clip(
+def test_zeroing_out_an_example_moves_each_dp_sgd_step_within_the_clip_norm(
     factor: float, batch_size: int
 ) -> None:
     # An example whose gradient is not finite is clipped to zero: n stays, and it contributes
@@ -317,9 +315,40 @@ def test_an_example_that_contributes_nothing_instead_moves_each_step_of_dp_sgd_w
         check_steps(found, 3 if batch_size == 8 else 9)
 
 
+OWNERS = torch.tensor([0, 0, 1, 2, 2, 2, 3])
+BY_OWNER = LocalSettings(3, 2, 0.5, 0.9, ExamplePrivacy(C, Z, rows_per_owner=3))
+
+
+def by_owner(data: Examples, source: RandomSource) -> Tensor:
+    return local_update(linear(), params_of(linear()), data, settings=BY_OWNER, source=source)
+
+
+def with_owner(factor: float) -> Examples:
+    # Five owners, of whom the last one has four rows.
+    rest = examples(7)
+    more = examples(4, seed=50021)
+    owners = torch.cat([OWNERS, torch.full((4,), 4)])
+    inputs = torch.cat([rest.inputs, factor * more.inputs])
+    return Examples(inputs, torch.cat([rest.targets, torch.zeros(4).long()]), owners)
+
+
+@wild_examples
+def test_an_owner_whose_rows_contribute_nothing_moves_each_step_within_the_clip(
+    factor: float,
+) -> None:
+    there, zeroed = with_owner(factor), with_owner(math.nan)
+    for one, other in ((there, zeroed), (zeroed, there)):
+        found = replay(by_owner, one, other)
+        check_steps(found, 9)
+    if factor == 1e6:
+        assert max(found.shares) == pytest.approx(1.0, rel=1e-4)
+    replaced = replay(by_owner, there, with_owner(-1.0), sensitivities=2.0)
+    assert replaced.faults == ()
+
+
 @wild_examples
 @pytest.mark.parametrize("count", [0, 6, 9])
-def test_with_a_declared_number_one_example_more_or_less_moves_each_step_within_the_clip(
+def test_with_a_declared_number_one_example_more_moves_each_step_within_the_clip(
     factor: float, count: int
 ) -> None:
     # 3 epochs of batches of 3 expected of 9 declared, also for a client that has none, and for one
@@ -330,7 +359,7 @@ def test_with_a_declared_number_one_example_more_or_less_moves_each_step_within_
     check_steps(replay(run, more, data), 9)
 
 
-def test_without_a_declared_number_one_example_less_changes_the_chances_of_all_others() -> None:
+def test_without_a_declared_number_a_removal_changes_the_chances_of_all_others() -> None:
     # So the guarantee is zero-out: what a removal costs is in tests/node/test_adjacency.py.
     found = replay(partial(dp_sgd, batch_size=3), examples(6), with_example(examples(6), 0.0))
     assert any("the totals differ by" in fault for fault in found.faults)
@@ -396,7 +425,7 @@ def test_with_a_declared_number_the_number_of_examples_is_not_to_be_seen(
     assert len(found.shares) == 6
 
 
-def test_the_number_of_steps_follows_from_the_number_of_examples_which_is_taken_as_known() -> None:
+def test_the_number_of_steps_reveals_the_number_of_examples_which_counts_as_public() -> None:
     # docs/privacy.md says so under "not covered": with 9 examples in batches of 8 there are two
     # steps an epoch.
     (fault, *_) = replay(dp_sgd, examples(8), with_example(examples(8), 1.0)).faults

@@ -103,7 +103,7 @@ def test_how_many_classes_occur_is_not_taken_from_the_data(tmp_path: Path) -> No
         'format = "npz"\nfile = "a.npz"\ntest = "a.npz"\ntarget = "y"\n'
     )
     with pytest.raises(
-        FolderError, match="must give classes or num_classes: how many occur is not public"
+        FolderError, match=r"must give classes or num_classes .the number that occurs is not public"
     ):
         load_task("folder", path=str(tmp_path))
 

@@ -424,9 +424,7 @@ def test_a_sound_shared_step_is_not_accused(shares: Shares, more: Tensor) -> Non
     assert found_in_step(shares, more, {}) == ()
 
 
-def test_a_sum_that_is_rounded_as_a_whole_differs_by_so_little_that_only_exact_integers_show_it() -> (
-    None
-):
+def test_only_exact_integers_show_the_difference_of_a_sum_rounded_as_a_whole() -> None:
     how, shares, more, _ = FAULTS_OF_STEPS["rounded after summing, and not counted"]
     found = replay(partial(shared, **how), [torch.cat([shares[0], more]), shares[1]], shares)
     assert 1 < found.shares[0] < 1.001

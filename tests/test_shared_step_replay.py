@@ -192,7 +192,7 @@ def found_by(one: Shares, other: Shares, engine: str, **how: float) -> Replay:
 @pytest.mark.parametrize("engine", ENGINES)
 @pytest.mark.parametrize("data_owner", DATA_OWNERS.values(), ids=DATA_OWNERS.keys())
 @pytest.mark.parametrize("worst", WORST.values(), ids=WORST.keys())
-def test_one_example_more_or_less_moves_a_shared_step_within_its_sensitivity_in_exact_integers(
+def test_one_example_more_or_less_moves_a_shared_step_within_its_sensitivity(
     engine: str, data_owner: Examples, worst: Examples
 ) -> None:
     there, gone = [*OTHERS, joined(data_owner, worst)], [*OTHERS, data_owner]

@@ -269,9 +269,8 @@ def planned(canaries: int, epsilon: float, delta: float, *, shifts: bool) -> int
     for cut in shift / 2 + np.linspace(0, 2.5, PLANS):
         right = ndtr(shift - cut)
         wrong = ndtr(-cut)
-        made = int(
-            canaries * (right + wrong)
-        )  # two tails, and each canary is in with probability 1/2
+        # two tails, and each canary is in with probability 1/2
+        made = int(canaries * (right + wrong))
         correct = int(canaries * right)
         if correct < 1:
             break

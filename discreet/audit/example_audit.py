@@ -43,6 +43,7 @@ from discreet.training.local_training import (
     sampling_probability,
     steps_of,
 )
+from discreet.training.units import Drawn, units_of
 
 LONG = 10.0  # times the clip: the length of a canary's gradient
 
@@ -69,7 +70,8 @@ def audit_examples(
             "audit"
         )
     model, examples = model_and_examples(plan, task)
-    if not 1 <= canaries <= (count := len(examples)):
+    count = len(units_of(examples, plan.run.example.most_rows))
+    if not 1 <= canaries <= count:
         raise ConfigError(f"client 0 has room for 1 .. {count} canaries (got {canaries})")
     settings = local_settings(plan.run, count)
     source = source_of(plan.settings.seed).child("audit")
@@ -90,7 +92,8 @@ def audit_examples(
         Claim.of(plan, EXAMPLE, PrivacyLedger().record(event, number)) for number in (steps, total)
     )
     facts: Facts = {
-        **{"canaries": canaries, "examples": count, "rounds": len(seen), "steps": total},
+        **{"canaries": canaries, f"{plan.run.example.unit_name}s": count},
+        **{"rounds": len(seen), "steps": total},
         **{
             "batch_size": settings.batch_size,
             "noise_multiplier": noise,
@@ -113,26 +116,24 @@ def model_and_examples(plan: Plan, task: Task) -> tuple[nn.Module, Examples]:
 
 
 def _scores_of(client: OneClient, canaries: Canaries, noise_multiplier: float) -> Scores:
-    """The scores of one round, added up over its steps. The last k examples of the client are the
+    """The scores of one round, added up over its steps. The last k units of the client are the
     places of the canaries; its model is moved."""
-    ordinary = len(client.examples) - len(canaries.rows)
+    ordinary = len(client.units) - len(canaries.rows)
     places = np.arange(len(canaries.rows))
     if client.settings.example and client.settings.example.public_num_examples is not None:
         places = places[canaries.included]  # the others are not there
-        client = replace(
-            client, examples=client.examples.subset(torch.arange(ordinary + len(places)))
-        )
+        client = replace(client, examples=client.units.first(ordinary + len(places)))
     steps = ScoredSteps(client, canaries, places, noise_multiplier)
     to_train(client.model)
     rows = [parameter.detach().unsqueeze(0) for parameter in trainable(client.model)]
     with masks_from(client.source, client.model):
-        dp_sgd(steps, rows, [len(client.examples)], client.settings)
+        dp_sgd(steps, rows, [len(client.units)], client.settings)
     return Scores(steps.scores, canaries.included, centred=True)
 
 
 class ScoredSteps:
-    """`DpSgdClients` of one client, the last of whose examples are canaries: each step's noised sum
-    scores them. `places` are the numbers of the canaries at the last examples. A score is the inner
+    """`DpSgdClients` of one client, the last of whose units are canaries: each step's noised sum
+    scores them. `places` are the numbers of the canaries at the last units. A score is the inner
     product with the noised sum, less the other examples, over the variance of the noise."""
 
     def __init__(
@@ -147,12 +148,13 @@ class ScoredSteps:
         self.known = torch.zeros(len(canaries.signs), dtype=torch.float64)
         self.scores = np.zeros(len(canaries.rows))
 
-    def clipped_sums(self, params: list[Tensor], batch: Tensor, clip_norm: float) -> Tensor:
+    def clipped_sums(self, params: list[Tensor], batch: Drawn, clip_norm: float) -> Tensor:
         """The sum of the batch's clipped gradients, of which the canaries' are directions."""
-        ordinary = len(self.client.examples) - len(self.places)
-        sums = self.client.clipped_sums(params, batch[batch < ordinary], clip_norm)
+        ordinary = len(self.client.units) - len(self.places)
+        is_ordinary = batch.units < ordinary
+        sums = self.client.clipped_sums(params, batch.only(is_ordinary), clip_norm)
         self.known = sums[0].to(torch.float64, copy=True)
-        drawn = self.places[batch[batch >= ordinary].numpy() - ordinary]
+        drawn = self.places[np.unique(batch.units[~is_ordinary].numpy()) - ordinary]
         for number in drawn[self.canaries.included[drawn]].tolist():
             gradient = LONG * clip_norm * self.canaries.direction(number)
             sums += clip_by_norm(gradient.float().unsqueeze(0), clip_norm)[0]

@@ -88,8 +88,7 @@ def audit_users(
     if not 1 <= canaries <= population or runs < 1:
         raise ConfigError(
             f"an audit needs 1 .. {population} canaries, members of the population, and at least "
-            f"one run "
-            f"(got {canaries} and {runs})"
+            f"one run (got {canaries} and {runs})"
         )
     most = min(population - canaries, plan.run.data.num_clients)
     if honest is None:

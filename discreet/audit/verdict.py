@@ -45,8 +45,8 @@ RECORD = "audit.json"
 PICTURE = "audit.svg"
 BINS = 40
 _NOTE = (
-    "Filled: how often a score was seen, in the whole run. Lines: the Gaussians that were "
-    "fitted to the scores."
+    "Filled: how often a score was seen, in the whole run. Lines: the Gaussians that were fitted "
+    "to the scores."
 )
 
 ONE_RUN = "one run"
@@ -256,8 +256,8 @@ def power_of(releases: Releases, count: int, *, level: float) -> tuple[str, bool
         few = ""
     shown = _shown_without_noise(releases, count, level)
     without = (
-        f"without any noise {many} show epsilon {shown:.3g} on average, and {claimed:.4g} "
-        f"is claimed"
+        f"without any noise {many} show epsilon {shown:.3g} on average, and {claimed:.4g} is "
+        "claimed"
     )
     if not fitted and shown <= claimed:
         return f"it could have found nothing: even {without}{few}", False
@@ -274,14 +274,14 @@ def _fitted(releases: Releases, canaries: int, level: float) -> str:
         numbers, True, key=lambda number: _excess(releases, HALF, number, level) > 0
     )
     said = (
-        f"; in nine of ten audits they refute the claim if noise has {share:.0%} of its size "
-        f"or less; "
+        f"; in nine of ten audits they refute the claim if noise has {share:.0%} of its size or "
+        "less; "
     )
     if needed == len(numbers):
         return f"{said}noise at half its size is not found by any number of them"
     return (
-        f"{said}for noise at half its size {-(-numbers[needed] // (1 + releases.repeated))} "
-        f"are needed"
+        f"{said}for noise at half its size {-(-numbers[needed] // (1 + releases.repeated))} are "
+        "needed"
     )
 
 

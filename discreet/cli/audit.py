@@ -70,9 +70,7 @@ def command(
     else:
         config = asked_settings(overrides or [])
     log_to(sys.stderr, log_format=config.operations.log_format)
-    with ending(
-        lambda reason: f"the audit has ended before it was done ({reason}); nothing was spent"
-    ):
+    with ending(lambda reason: f"the audit ended early ({reason}); nothing was spent"):
         experiment = experiment_of(config, Asked(of, canaries, rounds, runs, honest))
     verdict = judge(experiment, false_alarm=false_alarm)
     folder = output or new_folder("audits/")

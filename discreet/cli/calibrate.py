@@ -59,15 +59,13 @@ def command(
     groups: Annotated[int | None, Option(help="cyclic: how many groups take turns")] = None,
     mechanism: Annotated[str | None, Option(help="user: your own, as package.module:Class")] = None,
     clients: Annotated[
-        int | None, Option(help="secure aggregation: how many there are, all of which take part")
+        int | None, Option(help="secure: how many clients, all of which take part")
     ] = None,
     dropouts: Annotated[int, Option(help="secure: how many may be missing from a round")] = 1,
-    colluding: Annotated[
-        int, Option(help="secure: how many may tell the server all they know")
-    ] = 1,
-    parameters: Annotated[int, Option(help="secure: of the model")] = 1_000_000,
+    colluding: Annotated[int, Option(help="secure: how many may collude with the server")] = 1,
+    parameters: Annotated[int, Option(help="secure: parameters of the model")] = 1_000_000,
     examples: Annotated[
-        int | None, Option(help="secure: of a client at most, at example level")
+        int | None, Option(help="secure: most examples of a client, at example level")
     ] = None,
 ) -> None:
     """Answers in a table."""

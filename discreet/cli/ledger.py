@@ -70,7 +70,7 @@ def command(
         bool, Option("--replace", help="neighbours differ by one client (sampling.kind=fixed)")
     ] = False,
     max_epsilon: Annotated[
-        float | None, Option(help="no run over the population may pass it")
+        float | None, Option(help="no run over the population may exceed it")
     ] = None,
 ) -> int:
     """Does one action; 1 if `verify` finds a fault."""
@@ -89,7 +89,7 @@ def command(
         print(f"{run}:{whose} nothing is spent yet; head {ledger.position().head}")
         return 0
     if (copy is None) is (action == "backup"):
-        raise ConfigError("backup, and it alone, takes a second file, the copy to be made")
+        raise ConfigError("only backup takes a second file, the copy")
     if copy is not None:
         copied = backup(run, copy)
         print(f"{copy}: {len(copied.releases())} rows, head {copied.position().head}")
@@ -101,12 +101,13 @@ def command(
     ledgers = [DurableLedger(path) for path in files if path.exists()]
     code = 0
     if not ledgers:
-        raise LedgerError(f"{run} holds no ledger")
+        raise LedgerError(f"{run} holds no ledger: {files[0]} is missing")
     if action == "show":
         if delta is None:
             delta = _delta_of(run, ledgers[0])
         print(f"epsilon at delta {delta:g}")
-        print(*(line for ledger in ledgers for line in _spending(ledger, delta)), sep="\n")
+        whole = [ledger.whole() for ledger in ledgers]
+        print(*(line for ledger in whole for line in _spending(ledger, delta)), sep="\n")
         return 0
     for ledger in ledgers:
         if action == "export":
@@ -117,10 +118,10 @@ def command(
             ledger.adopt()
             print(f"{ledger.path}: goes on here after {ledger.position().rows} rows")
         else:
-            faults = ledger.verify()
+            faults = ledger.verify() or ledger.lacking()
             print(
                 f"{ledger.path.name}: "
-                f"{'; '.join(faults) or f'{len(ledger.releases())} rows, the chain holds'}"
+                f"{'; '.join(faults) or f'{len(ledger.releases())} rows, the chain is intact'}"
             )
             print(f"  head {ledger.position().head}")
             if faults:
@@ -152,10 +153,13 @@ def backup(ledger: Path, copy: Path) -> DurableLedger:
 
 def _delta_of(run: Path, ledger: DurableLedger) -> float:
     """The run's or the population's own delta; of another ledger `DEFAULT_DELTA`."""
+    facts = ledger.facts()
+    if "privacy.delta" in facts:
+        return float(facts["privacy.delta"])
+    if is_account(facts):
+        return float(facts["delta"])
     if (run / CONFIG).exists():
         return RunFolder(run).read_config().privacy.delta
-    if is_account(ledger.facts()):
-        return float(ledger.facts()["delta"])
     return DEFAULT_DELTA
 
 
@@ -184,7 +188,7 @@ def _spending(ledger: DurableLedger, delta: float) -> Iterator[str]:
         if facts[LIMIT] is None:
             limit = ""
         else:
-            limit = f"; no run may pass {facts[LIMIT]:g}"
+            limit = f"; no run may exceed {facts[LIMIT]:g}"
         yield f"all runs together ({len(owners)}): {total.num_releases} releases{limit}"
         yield f"  {_epsilons(total, delta)}"
 

@@ -51,9 +51,7 @@ def command(
         print(proposal.text, end="")
         if write:
             description.write_text(proposal.text)
-            print(
-                f"\nwritten to {description}. Not a run starts before `unconfirmed` in it is empty."
-            )
+            print(f"\nwritten to {description}. No run starts until `unconfirmed` in it is empty.")
 
 
 def _split(table: CsvTable, owner: str | None, share: float) -> None:

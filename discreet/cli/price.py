@@ -35,6 +35,6 @@ def command(overrides: Words = None) -> None:
     minutes = timed.seconds * plan.run.rounds / 60
     print(
         f"{timed.seconds:.2g} s a round, {minutes:.2g} minutes in all, on this machine (timed on "
-        f"made-up data)"
+        "made-up data)"
     )
     print(f"memory: {timed.memory / 1e9:.2g} GB")

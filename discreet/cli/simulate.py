@@ -47,9 +47,11 @@ from discreet.simulation.many_runs import check_parallel
 def command(
     overrides: Words = None,
     multirun: Annotated[bool, Option("--multirun", "-m", help="a sweep")] = False,
-    baseline: Annotated[bool, Option("--baseline", help="once more, without privacy")] = False,
+    baseline: Annotated[
+        bool, Option("--baseline", help="also train without privacy, for comparison")
+    ] = False,
     jobs: Annotated[
-        int | None, Option(metavar="N", min=1, help="so many runs of a sweep at a time")
+        int | None, Option(metavar="N", min=1, help="how many runs of a sweep at a time")
     ] = None,
 ) -> int:
     """Runs, once or as a sweep; 1 if runs of a sweep failed."""
@@ -57,11 +59,11 @@ def command(
     with ending(partial(not_begun, folder=folder_in(words))):
         sweep = sweep_of(words, multirun=multirun)
         if baseline and (sweep is not None or jobs is not None):
-            raise ConfigError("--baseline is of a single run")
+            raise ConfigError("--baseline needs a single run")
         if sweep is not None:
             return _sweep(sweep, jobs or 1)
         if jobs is not None:
-            raise ConfigError("--jobs is of a sweep: --multirun, with lists of values")
+            raise ConfigError("--jobs needs a sweep: --multirun, with lists of values")
         config = asked_settings(words)
         log_to(sys.stdout, log_format=config.operations.log_format)
         if baseline:
@@ -86,8 +88,8 @@ def _baseline(config: Settings, folder: Path) -> None:
 
 def _sweep(sweep: Sweep, at_a_time: int) -> int:
     print(
-        f"{len(sweep.runs)} runs are checked before the first one starts; they will lie in "
-        f"{sweep.folder}"
+        f"{len(sweep.runs)} runs are checked before the first one starts; their folders will be "
+        f"in {sweep.folder}"
     )
     jobs = sweep.jobs()
     if at_a_time > 1:

@@ -8,7 +8,7 @@ examples:
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
@@ -16,7 +16,6 @@ from typing import Annotated, Any
 
 import typer
 
-from discreet.ledger.durable_ledger import DurableLedger
 from discreet.logs import json_ready
 from discreet.mechanisms.mechanism import REPORTED
 from discreet.queries.scores import SCORES, Rated, rated_in, score_columns
@@ -66,7 +65,7 @@ def status_facts(folder: RunFolder) -> Facts:
         for name in ("reason", "nodes", "last_failure", "last_failure_round"):
             facts[name] = getattr(status, name)
     facts |= {name: row.get(name) for name in (*score_columns([row]), "loss", "cohort", "replies")}
-    facts["epsilon"] = _epsilons(folder, plan, row)
+    facts["epsilon"] = _epsilons(folder, plan, rows)
     rated = ((each["round"], rated_in(each)) for each in reversed(rows))
     ratings = (
         {"round": int(at or 0), "numbers": list(map(asdict, found))} for at, found in rated if found
@@ -78,27 +77,26 @@ def status_facts(folder: RunFolder) -> Facts:
             "runs": account.runs,
         }
         facts["account"] = whose | _spending(
-            account.budget.epsilon(account.ledger.total()), account.budget.max_epsilon
+            account.budget.epsilon(account.ledger.whole().total()), account.budget.max_epsilon
         )
     return {"account": None} | facts | {"rating": next(ratings, None)}
 
 
-def _epsilons(folder: RunFolder, plan: Plan, row: Any) -> dict[str, Facts | None]:
+def _epsilons(
+    folder: RunFolder, plan: Plan, rows: Sequence[Mapping[str, float | None]]
+) -> dict[str, Facts | None]:
     """The spending of each guarantee; None if it is off."""
     found = dict[str, Facts | None].fromkeys(GUARANTEES)
     for name in plan.mechanisms:
-        spent = row.get(f"epsilon_{name}") or 0.0
+        spent = max((row.get(f"epsilon_{name}") or 0.0 for row in rows), default=0.0)
         budget = plan.run.largest_epsilon(name)
         if not REPORTED[name]:
             # that of all runs on the population
             if plan.account is not None:
                 budget = None
-            if folder.ledger_path.exists():
-                spent = (
-                    DurableLedger(folder.ledger_path)
-                    .spent(name)
-                    .epsilon(plan.run.delta, plan.run.accountant)
-                )
+            if rows or folder.ledger_path.exists():
+                ledger = folder.ledger_to_read(plan)
+                spent = ledger.spent(name).epsilon(plan.run.delta, plan.run.accountant)
         found[name] = _spending(spent, budget)
     return found
 

@@ -135,7 +135,7 @@ def _resumed(asked: Sweep, *, named: bool) -> Sweep:
         given = " ".join(before.settings)
         raise ConfigError(
             f"the sweep in {asked.folder} was started with {given}: give no settings but "
-            f"ray.address"
+            "ray.address"
         )
     runs = before.runs
     if asked.settings:

@@ -53,9 +53,7 @@ def command(
         Path | None, Option(help="the folder of the chosen run (outputs/tune_TIME)")
     ] = None,
     cost: Annotated[bool, Option("--cost", help="only print what the choice would cost")] = False,
-    resume: Annotated[
-        bool, Option("--resume", help="go on with the trials that were drawn in --output")
-    ] = False,
+    resume: Annotated[bool, Option("--resume", help="resume the trials of --output")] = False,
     jobs: Annotated[
         int, Option(metavar="N", min=1, help="trials at a time, as tasks of a Ray cluster")
     ] = 1,

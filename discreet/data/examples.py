@@ -15,11 +15,12 @@ from discreet.data.targets import CLASS, LABELS, NUMBERS, SEQUENCES, Array, Targ
 from discreet.per_example.objective import PADDING
 from discreet.settings.data import NormaliserConfig
 
+# types of targets and how many dimensions
 _TARGETS = (
     (torch.int64, 1),
     (torch.int64, 2),
     (torch.float32, 2),
-)  # types of targets and how many dimensions
+)
 
 
 @dataclass(frozen=True, eq=False)
@@ -28,8 +29,9 @@ class Examples:
 
     inputs: (n, *input_shape), float32, or int64 token ids for text. targets: (n,), int64 class
     numbers; (n, length), int64 class numbers of sequences, -100 (`PADDING`) where a position does
-    not count; or (n, k), float32: k labels that are 0 or 1, or k numbers. n may be 0. Raises
-    ValueError if lengths or types do not fit.
+    not count; or (n, k), float32: k labels that are 0 or 1, or k numbers. n may be 0. owners: (n,),
+    int64, the number of whose each row is, from 0 on; None if it is not known. Raises ValueError if
+    lengths or types do not fit.
 
     >>> table = Examples(torch.zeros(3, 2), torch.tensor([0, 1, 1]))
     >>> len(table), len(table.subset(torch.tensor([2])))
@@ -38,6 +40,7 @@ class Examples:
 
     inputs: torch.Tensor
     targets: torch.Tensor
+    owners: torch.Tensor | None = None
 
     def __post_init__(self) -> None:
         if self.inputs.dtype not in (torch.float32, torch.int64):
@@ -45,13 +48,16 @@ class Examples:
         if (self.targets.dtype, self.targets.ndim) not in _TARGETS:
             found = f"{self.targets.dtype} of shape {tuple(self.targets.shape)}"
             raise ValueError(
-                f"targets must be int64 of shape (n,) or (n, k), or float32 of shape (n, k), not "
+                "targets must be int64 of shape (n,) or (n, k), or float32 of shape (n, k), not "
                 f"{found}"
             )
         if self.inputs.ndim < 1 or len(self.inputs) != len(self.targets):
             raise ValueError(
                 f"{tuple(self.inputs.shape)} inputs do not fit {len(self.targets)} targets"
             )
+        if self.owners is not None and self.owners.shape != (len(self.targets),):
+            shape = tuple(self.owners.shape)
+            raise ValueError(f"owners must be one for each of {len(self)} rows, not {shape}")
 
     def __len__(self) -> int:
         return len(self.targets)
@@ -59,14 +65,19 @@ class Examples:
     def subset(self, indices: torch.Tensor) -> Examples:
         """The rows at `indices`, (m,) int64, in that order; a copy. Empty indices give an empty
         table."""
-        return Examples(self.inputs[indices], self.targets[indices])
+        if self.owners is None:
+            owners = None
+        else:
+            owners = self.owners[indices]
+        return Examples(self.inputs[indices], self.targets[indices], owners)
 
 
-def joined(tables: Sequence[Examples]) -> Examples:
-    """One table after the other."""
+def joined(tables: Sequence[Examples], owners: torch.Tensor | None = None) -> Examples:
+    """One table after the other, with these owners."""
     return Examples(
         torch.cat([table.inputs for table in tables]),
         torch.cat([table.targets for table in tables]),
+        owners,
     )
 
 
@@ -135,17 +146,14 @@ class Task:
     """A data set ready to be learned: what the clients hold, and the public test set that the
     server holds; it is empty if there is none.
 
-    owners: (len(train),) int64, the natural user of each training example, numbered from 0, or None
-    if the data have no natural users. description: the data.toml of a folder. Raises ValueError:
-    the train set is empty, inputs have another shape, a class is none, or all of the test set is
-    padding.
+    description: the data.toml of a folder. Raises ValueError: the train set is empty, inputs have
+    another shape, a class is none, or all of the test set is padding.
     """
 
     name: str
     train: Examples
     test: Examples
     shape: TaskShape
-    owners: torch.Tensor | None = None
     description: DataDescription | None = None
 
     def __post_init__(self) -> None:
@@ -159,6 +167,11 @@ class Task:
                 )
             if self.shape.num_classes:
                 self._check_classes(part, table.targets)
+
+    @property
+    def owners(self) -> torch.Tensor | None:
+        """The natural user of each training example, if the data have any."""
+        return self.train.owners
 
     def _check_classes(self, part: str, targets: torch.Tensor) -> None:
         if self.shape.target.kind == SEQUENCES:
@@ -202,7 +215,7 @@ def normalised_inputs(inputs: Tensor, by: NormaliserConfig) -> Tensor:
 def normalised_examples(examples: Examples, by: NormaliserConfig) -> Examples:
     """Examples with their inputs normalised."""
     if by.means:
-        return Examples(normalised_inputs(examples.inputs, by), examples.targets)
+        return replace(examples, inputs=normalised_inputs(examples.inputs, by))
     return examples
 
 

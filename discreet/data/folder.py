@@ -23,8 +23,10 @@ high are given):
                                     # labels, each 0 or 1, or with target_low and target_high
                                     # (one or several) numbers
     shape = [1, 28, 28]             # of one input; left out: the array's, or the number of columns
-    owner = "patient"               # the column or array that names each example's owner, for
-                                    # data.partition=natural
+    owner = "patient"               # the column or array of whose each row is, for
+                                    # data.partition=natural or owners, and
+                                    # privacy.example.unit=owner; left out, of npz: "owners" if
+                                    # there is such an array
     model = "mine.model:build"      # at a node: the one model.name outside Discreet that may be
                                     # trained on these data
     public = true                   # nobody's data: discreet simulate --baseline may train on them
@@ -98,6 +100,7 @@ logger = logging.getLogger("discreet")
 
 FOLDER = "folder"  # the data.name of a task that a folder describes
 SCALE = (-1.0, 1.0)
+OWNERS = "owners"  # the array of an npz file that says whose each row is, unless `owner` does
 # The contents of a file: inputs (n, ...), numbered targets (n,) or (n, targets), owners (n,); None
 # if it has none.
 _Table = tuple[Array, Array | None, Array | None]
@@ -118,11 +121,7 @@ def load_folder(path: str | None) -> Task:
             test_path = folder / description.test
             with _lines_of(test_path, description):
                 _refuse_shared(description, owners, tested)
-    if owners is None:
-        numbers = None
-    else:
-        numbers = torch.from_numpy(np.unique(owners, return_inverse=True)[1])
-    return Task(FOLDER, train, test, shape, numbers, description)
+    return Task(FOLDER, train, test, shape, description)
 
 
 def _test_of(
@@ -147,9 +146,8 @@ def _refuse_shared(description: DataDescription, owners: Array, tested: Array) -
     shared = np.flatnonzero(np.isin(tested.astype(str), owners.astype(str)))
     if len(shared):
         people = len(np.unique(tested[shared].astype(str)))
-        problem = (
-            f"this {description.owner} has rows in {description.file} too, as {people} in all have"
-        )
+        who = description.owner or OWNERS
+        problem = f"this {who} has rows in {description.file} too, as {people} in all have"
         raise RowError(
             int(shared[0]),
             f"{problem}: nobody in the public test set may be in the data that are protected",
@@ -190,11 +188,13 @@ def _labelled(
             )
         shape = shape or _shape_of(folder, description, inputs, targets)
         read = _inputs_of(inputs, description, shape, str(path))
-        return (
-            Examples(read, _targets_of(targets, len(inputs), description, shape, str(path))),
-            shape,
-            owners,
-        )
+        predicted = _targets_of(targets, len(inputs), description, shape, str(path))
+        if owners is None:
+            return Examples(read, predicted), shape, None
+        if owners.shape != (len(read),):
+            raise FolderError(f"{path} has {len(read)} rows of inputs, and {len(owners)} owners")
+        numbers = torch.from_numpy(np.unique(owners, return_inverse=True)[1])
+        return Examples(read, predicted, numbers), shape, owners
 
 
 def read_file(
@@ -217,7 +217,7 @@ def read_file(
         return (
             read,
             None if targets is None else _targets_of(targets, count, description, shape, str(path)),
-            ids,
+            None if id_column is None else ids,
         )
 
 
@@ -232,8 +232,8 @@ def _shape_of(
     num_classes = counted or tokens * description.next_token
     if target.kind in (CLASSES, SEQUENCES) and num_classes < 2:
         rule = (
-            "classes or num_classes: how many occur is not public; or of a number target_low "
-            "and target_high"
+            "classes or num_classes (the number that occurs is not public), or for numbers "
+            "target_low and target_high"
         )
         raise FolderError(f"{folder / DESCRIPTION} must give {rule}")
     return TaskShape(
@@ -282,7 +282,7 @@ def _inputs_of(
         outside = np.count_nonzero((numbers < low) | (numbers > high))
         if outside:
             logger.warning(
-                "%s: %d of %d values lie outside low..high, and are set to it",
+                "%s: %d of %d values lie outside low..high, and are clamped",
                 what,
                 outside,
                 numbers.size,
@@ -298,8 +298,7 @@ def _read(folder: Path, description: DataDescription) -> _Table:
     if description.format == "idx":
         if owner is not None or description.target is None:
             raise FolderError(
-                "with idx, which holds one array a file, target must be given, and no targets and "
-                "owner"
+                "an idx file holds one array: target must be given, and neither targets nor owner"
             )
         files = path, _file(folder, description.target)
         try:
@@ -309,6 +308,8 @@ def _read(folder: Path, description: DataDescription) -> _Table:
         return images, numbered(labels, "target", description), None
     found = _opened(path, description)
     arrays = description.format == "npz"
+    if arrays and owner is None and OWNERS in found:
+        owner = OWNERS
     names = _input_names(found, description)
     if arrays:
         kind = "array"

@@ -8,6 +8,7 @@ deviation, which is a release without an account."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -37,10 +38,11 @@ HEART_RANGES: dict[str, tuple[float, float]] = {
 _COLUMNS = 14
 _DROPPED = (10, 11, 12)
 _NUMBERS = (0, 1, 3, 4, 5, 7, 8, 9)  # columns that are features as they are, in the order above
+# columns that name one of several kinds, and the kinds without the first
 _KINDS = (
     (2, (2, 3, 4)),
     (6, (1, 2)),
-)  # columns that name one of several kinds, and the kinds without the first
+)
 _READ = tuple(column not in _DROPPED for column in range(_COLUMNS))
 _TRAIN_SHARE = 0.66
 _SPLIT_SEED = 43
@@ -110,4 +112,4 @@ def load_heart(path: str | None) -> Task:
     owners = torch.repeat_interleave(
         torch.arange(len(parts)), torch.tensor([len(table) for table, _ in parts])
     )
-    return Task("heart", train, test, SHAPES["heart"], owners)
+    return Task("heart", replace(train, owners=owners), test, SHAPES["heart"])

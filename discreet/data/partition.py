@@ -45,18 +45,21 @@ def partition_indices(
       some.
     - "natural": by `owners`, (n,), in sorted order of the owner; num_clients must be the number of
       owners.
+    - "owners": the owners are shuffled and dealt, each with all its rows.
 
     Raises:
       ValueError: more clients than examples (twice as many for "shards"), a partition by classes of
-        data that have none, natural owners that are missing or of another number.
+        data that have none, owners that are missing, too few, or for "natural" of another number.
     """
     if data.num_clients > len(targets):
         raise ValueError(
             f"data.num_clients: {data.num_clients} clients cannot share {len(targets)} training "
-            f"examples"
+            "examples"
         )
     if data.partition == "natural":
-        parts = _natural(data, owners)
+        parts = _natural(data, _rows_by_owner(data, owners))
+    elif data.partition == "owners":
+        parts = _dealt_owners(data, _rows_by_owner(data, owners))
     elif data.partition == "iid":
         # The same split as flwr-datasets' IidPartitioner on shuffled data, without the seconds that
         # its import takes in every client process.
@@ -64,7 +67,7 @@ def partition_indices(
         parts = np.array_split(order, data.num_clients)
     elif data.partition in BY_CLASS and targets.ndim > 1:
         raise ValueError(
-            f"data.partition: {data.partition} goes by classes, and these data have none: take iid"
+            f"data.partition: {data.partition} needs classes, and these data have none: use iid"
         )
     else:
         parts = _drawn(data, targets.numpy())
@@ -147,17 +150,33 @@ def client_examples_of(task: Task, data: DataConfig) -> ClientExamples:
     )
 
 
-def _natural(data: DataConfig, owners: torch.Tensor | None) -> _Parts:
-    # What NaturalIdPartitioner does, without its progress bar on the terminal.
+def _rows_by_owner(data: DataConfig, owners: torch.Tensor | None) -> _Parts:
+    """The rows of each owner, in sorted order of the owner."""
     if owners is None:
         raise ValueError(
-            "data.partition: natural needs data with owners, as femnist and shakespeare have"
+            f"data.partition: {data.partition} needs data with owners, as femnist and a folder "
+            "with owner in data.toml have"
         )
     _, numbers, counts = np.unique(owners.numpy(), return_inverse=True, return_counts=True)
-    if len(counts) != data.num_clients:
-        owners_are = f"{len(counts)} for a natural partition, the number of owners"
-        raise ValueError(f"data.num_clients must be {owners_are}, not {data.num_clients}")
     return np.split(np.argsort(numbers, kind="stable"), np.cumsum(counts)[:-1])
+
+
+def _natural(data: DataConfig, rows: _Parts) -> _Parts:
+    # What NaturalIdPartitioner does, without its progress bar on the terminal.
+    if len(rows) != data.num_clients:
+        owners_are = f"{len(rows)} for a natural partition, the number of owners"
+        raise ValueError(f"data.num_clients must be {owners_are}, not {data.num_clients}")
+    return rows
+
+
+def _dealt_owners(data: DataConfig, rows: _Parts) -> _Parts:
+    if len(rows) < data.num_clients:
+        raise ValueError(
+            f"data.num_clients: {data.num_clients} clients cannot share {len(rows)} owners"
+        )
+    order = np.random.default_rng(data.partition_seed).permutation(len(rows))
+    dealt = np.array_split(order, data.num_clients)
+    return [np.sort(np.concatenate([rows[owner] for owner in part])) for part in dealt]
 
 
 def _drawn(data: DataConfig, targets: np.ndarray[Any, Any]) -> _Parts:

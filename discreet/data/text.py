@@ -29,10 +29,11 @@ UNKNOWN = 1
 # users wrote.
 ALPHABET = "\n" + "".join(chr(code) for code in range(32, 127))
 NUM_TOKENS = len(ALPHABET) + 2
+# nothing is fetched, and no code of a folder runs
 LOCAL = {
     "local_files_only": True,
     "trust_remote_code": False,
-}  # nothing is fetched, and no code of a folder runs
+}
 _TEST_SHARE = 5
 _LONGEST_NAME = 60
 
@@ -67,7 +68,7 @@ def load_shakespeare(path: str | None) -> Task:
     owners = torch.repeat_interleave(
         torch.arange(len(train)), torch.tensor([len(table) for table in train])
     )
-    return Task("shakespeare", joined(train), joined(test), SHAPES["shakespeare"], owners)
+    return Task("shakespeare", joined(train, owners), joined(test), SHAPES["shakespeare"])
 
 
 def read_speeches(text: str) -> dict[str, list[str]]:

@@ -73,9 +73,8 @@ class Federation:
             "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": str(self.pause),
             "PYTHONPATH": str(REPOSITORY),
         }
-        self.environment.pop(
-            "PYTHONDONTWRITEBYTECODE", None
-        )  # a node compiles an app once, not for every message
+        # a node compiles an app once, not for every message
+        self.environment.pop("PYTHONDONTWRITEBYTECODE", None)
         self.authority = self.secrets / "ca.crt"
 
     def start(self, name: str, command: Sequence[str]) -> subprocess.Popen[bytes]:
@@ -154,9 +153,8 @@ class Federation:
 
     def wait_for_nodes(self, names: Sequence[str]) -> None:
         """Until each of these SuperNodes has been let in; RunLostError if one has ended."""
-        seconds = START_SECONDS * max(
-            1.0, len(names) / DEMONSTRATION_NODES
-        )  # they start side by side
+        # they start side by side
+        seconds = START_SECONDS * max(1.0, len(names) / DEMONSTRATION_NODES)
 
         def is_let_in(name: str) -> bool:
             code = self.processes[name].poll()

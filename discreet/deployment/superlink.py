@@ -142,7 +142,7 @@ def main(words: Sequence[str]) -> int:
                     # The SuperLink goes on without it, takes runs, and starts none: whoever started
                     # this does it again.
                     logger.error(
-                        "the SuperLink's %s has ended: no run would start any more",
+                        "the SuperLink's %s has ended: no run can start any more",
                         STARTER.decode(),
                     )
                     break

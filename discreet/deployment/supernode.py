@@ -119,7 +119,7 @@ def check(arguments: argparse.Namespace, config: dict[str, str | int]) -> None:
         policy = policy_from(config)
     logger.info("%s", words_of(policy))
     if policy.public_num_examples is not None:
-        said = "DP-SGD goes by public-num-examples=%d: its guarantee is add or remove one example"
+        said = "DP-SGD uses public-num-examples=%d: its guarantee is add or remove one example"
         logger.info(said, policy.public_num_examples)
     with _about("--ledger"):
         DurableLedger(arguments.ledger).check()
@@ -216,7 +216,7 @@ def _parsed(words: Sequence[str]) -> argparse.Namespace:
     parser.add_argument(
         "--peers",
         type=Path,
-        help="for secure aggregation: all nodes' public keys, as people compared",
+        help="for secure aggregation: all nodes' public keys, which the owners have compared",
     )
     parser.add_argument(
         "--name", help="this node's name in that list (default: the file name of its key)"

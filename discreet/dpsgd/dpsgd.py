@@ -37,7 +37,8 @@ from discreet.dpsgd.poisson_batches import (
     owners_of,
     processes_of,
 )
-from discreet.dpsgd.step_account import account_name, account_of
+from discreet.dpsgd.step_account import account_of
+from discreet.ledger.owner_account import account_name
 from discreet.models.models import torch_draws_from
 from discreet.per_example.objective import (
     Loss,
@@ -55,7 +56,7 @@ from discreet.per_example.per_example import (
 from discreet.per_example.trial import is_same
 from discreet.privacy.randomness import source_of
 from discreet.settings.clip_choice import AdaptiveClipping
-from discreet.settings.privacy import ADD_OR_REMOVE, ZERO_OUT
+from discreet.settings.privacy import ADD_OR_REMOVE, OF_OWNERS, ZERO_OUT
 
 _log = logging.getLogger("discreet")
 DEFAULT = LoopPrivacy()
@@ -185,8 +186,7 @@ class DPSGD:
         self._source = source_of(privacy.seed)
         if privacy.seed is not None:
             _log.warning(
-                "DPSGD with a seed: batches and noise can be computed again from it, and protect "
-                "nobody"
+                "DPSGD with a seed: its batches and noise are reproducible, and protect nobody"
             )
         shared = self._processes.start(model, self._source)
         at_most = privacy.max_physical_batch
@@ -230,7 +230,7 @@ class DPSGD:
             words = ADD_OR_REMOVE
         if self._owners is None:
             return words
-        return words.replace("example", "owner, with all its rows,")
+        return OF_OWNERS[words]
 
     @property
     def steps_taken(self) -> int:
@@ -242,7 +242,7 @@ class DPSGD:
         knows. Of several processes the first one knows it: RuntimeError in another one, if there is
         a ledger."""
         if self._processes.rank and self._privacy.ledger is not None:
-            raise RuntimeError("epsilon: the first process has the ledger")
+            raise RuntimeError("epsilon: only the first process has the ledger")
         if delta is None:
             budget = self._account.budget
         else:
@@ -269,7 +269,7 @@ class DPSGD:
         if self.steps_taken >= len(self):
             raise BatchError(
                 f"all {len(self)} steps are taken: more epochs need a new DPSGD, which costs more "
-                f"epsilon"
+                "epsilon"
             )
         while self.steps_taken < end:
             self._waiting = self._waiting or self._read()
@@ -277,8 +277,7 @@ class DPSGD:
             if self._waiting is not None:
                 raise BatchError(
                     "the last batch was not stepped: each one takes its step, an empty one too. "
-                    "To accumulate "
-                    "gradients give LoopPrivacy(max_physical_batch=...)"
+                    "To accumulate gradients give LoopPrivacy(max_physical_batch=...)"
                 )
 
     def _read(self) -> Piece:
@@ -316,9 +315,8 @@ class DPSGD:
         """
         piece = self._drawn((inputs, targets))
         parameters = parameters_of(*modules_of(self._model))
-        check_optimizers(
-            self._optimizers, parameters
-        )  # groups may have been added, and parameters frozen, since
+        # groups may have been added, and parameters frozen, since
+        check_optimizers(self._optimizers, parameters)
         if not self.steps_taken and self._privacy.ledger is None:
             check_fresh(self._optimizers)
         labels = ("step", piece.step, "piece", piece.number, "process", self._processes.rank)

@@ -18,17 +18,17 @@ from discreet.privacy.clipping import check_clip
 from discreet.privacy.mechanisms import Gaussian
 from discreet.privacy.quantile import BIT_SENSITIVITY, default_count_stddev, split_noise_multiplier
 from discreet.privacy.randomness import RandomSource
-from discreet.settings.clip_choice import AdaptiveClipping
+from discreet.settings.clip_choice import CLIP_WORDS, AdaptiveClipping
 from discreet.settings.privacy import ClipConfig
 from discreet.settings.rules import ConfigError
+from discreet.settings.wording import in_words
 from discreet.training.local_training import step_noise
 
 if TYPE_CHECKING:
     from dp_accounting import DpEvent
 
-Schedule = (
-    float | Sequence[float] | Callable[[int], float]
-)  # one number, or one for each step from step 0 on
+# one number, or one for each step from step 0 on
+Schedule = float | Sequence[float] | Callable[[int], float]
 LARGEST_DOUBT = (
     0.2  # the share that says "much too short" is 0.5 away from the one that says "right"
 )
@@ -279,7 +279,7 @@ def planned(
         raise ValueError(f"batch_size must be at most {n}, {counted}, not {batch_size}")
     given = {name: value for name, value in amount.items() if value is not None}
     if len(given) != 1:
-        raise ValueError("give epochs or steps, one of them")
+        raise ValueError("give either epochs or steps")
     ((name, steps),) = given.items()
     check_whole(name, steps)
     if name == "epochs":
@@ -287,5 +287,9 @@ def planned(
     noise = 1.0 if privacy.noise_multiplier is None else privacy.noise_multiplier
     noises = values_of(noise, steps, name="noise_multiplier")
     if isinstance(clip_norm, AdaptiveClipping):
-        return LoopPlan(n, batch_size, noises, clip_norm.section())
+        try:
+            clips = clip_norm.section()
+        except ConfigError as error:
+            raise ConfigError(in_words(error, CLIP_WORDS)) from error
+        return LoopPlan(n, batch_size, noises, clips)
     return LoopPlan(n, batch_size, noises, values_of(clip_norm, steps, name="clip_norm"))

@@ -13,45 +13,27 @@ from discreet.dpsgd.loop_plan import LoopPlan, LoopPrivacy
 from discreet.dpsgd.poisson_batches import Processes
 from discreet.ledger.budget import ServerBudget
 from discreet.ledger.durable_ledger import Charge, DurableLedger, LedgerError, LedgerPosition
+from discreet.ledger.owner_account import check_unit
 from discreet.settings.privacy import EXAMPLE
 
 if TYPE_CHECKING:
     from dp_accounting import DpEvent
 
 
-_BY_OWNER = " (each owner's rows as one)"
-
-
-def account_name(data_owner: str, *, by_owner: bool) -> str:
-    """The account of a data set in a ledger file. Loops whose units are owners have one of their
-    own."""
-    if by_owner:
-        return data_owner + _BY_OWNER
-    return data_owner
-
-
 def spent_in(ledger: DurableLedger | None, account: str) -> PrivacyLedger:
     """The releases that a ledger file knows of, about the examples of a data set, or its owners;
-    none without a file.
-
-    What a loop over owners spends counts for each single example too. Raises LedgerError: for
-    owners, if a loop over single examples has charged the file, since no epsilon of an owner
-    follows from that.
-    """
+    none without a file. Raises LedgerError: the file was charged for the other of the two."""
     if ledger is None:
         return PrivacyLedger()
-    name = account.removesuffix(_BY_OWNER)
-    of_examples = ledger.spent(EXAMPLE, data_owner=name)
-    of_owners = ledger.spent(EXAMPLE, data_owner=name + _BY_OWNER)
-    if name == account:
-        return PrivacyLedger((*of_examples.entries, *of_owners.entries))
-    if of_examples.entries:
-        raise LedgerError(
-            f"{ledger.path} was charged for single examples: no epsilon of an owner follows from "
-            f"that. Give owners "
-            "from the first loop on, or another ledger for other data"
-        )
-    return of_owners
+
+    def spent(name: str) -> PrivacyLedger:
+        return ledger.spent(EXAMPLE, data_owner=name)
+
+    try:
+        check_unit(account, spent)
+    except ValueError as error:
+        raise LedgerError(f"{ledger.path} {error}") from error
+    return spent(account)
 
 
 @dataclass
@@ -70,9 +52,8 @@ class StepAccount:
     ledger: DurableLedger | None
     data_owner: str
     taken: int = 0
-    _before: PrivacyLedger = field(
-        default_factory=PrivacyLedger
-    )  # all but the steps since `_first`
+    # all but the steps since `_first`
+    _before: PrivacyLedger = field(default_factory=PrivacyLedger)
     _first: int = 0
     _read_at: LedgerPosition | None = None
     _last: int | None = (
@@ -166,12 +147,12 @@ class StepAccount:
         elif known is None or not self.ledger.contains(known):
             raise LedgerError(
                 f"{self.ledger.path} is not the ledger that the state's steps are in, or an older "
-                f"copy"
+                "copy"
             )
         elif is_seeded and self.ledger.position() != known:
             raise LedgerError(
                 f"{self.ledger.path} was charged since the state: with a seed its noise would "
-                f"come again"
+                "repeat"
             )
         else:
             self._first = taken

@@ -52,6 +52,7 @@ from discreet.protocol.messages import (
     VirtualClient,
 )
 from discreet.server.transport import Failure, MessagesTooLarge, readable
+from discreet.settings.wording import Key, Wording
 
 logger = logging.getLogger("discreet")
 
@@ -104,7 +105,7 @@ class GridTransport:
       min_nodes: how many nodes to wait for before the first cohort is drawn; after that one is
       enough. in_every_round: wait for `min_nodes` before each cohort, as Flower's own strategies
       do.
-      translate: names settings in a message.
+      names: what messages call settings, by their keys.
     """
 
     grid: Grid
@@ -114,7 +115,7 @@ class GridTransport:
     virtual: Sequence[VirtualClient] = ()
     min_nodes: int = 1
     in_every_round: bool = False
-    translate: Callable[[str], str] = str
+    names: Mapping[str, str] = field(default_factory=dict)
     nodes: list[int] = field(default_factory=list)
 
     def available_clients(self) -> Sequence[int]:
@@ -138,27 +139,25 @@ class GridTransport:
                     return range(len(self.virtual))
                 return nodes
             if len(nodes) > self.population_size and isinstance(self.grid, InMemoryGrid):
-                raise TimeoutError(fault)  # the nodes of a simulation never leave
+                # The nodes of a simulation never leave.
+                raise TimeoutError(fault.named(self.names))
             if len(nodes) != seen:
                 seen = len(nodes)
-                logger.info("waiting for nodes: %s", fault)
-        raise TimeoutError(
-            self.translate(f"after {self.timeout:g} s (server.round_timeout) {fault}")
-        )
+                logger.info("waiting for nodes: %s", fault.named(self.names))
+        assert fault is not None  # it looks once at least
+        waited = Wording(f"after {self.timeout:g} s (", Key("server.round_timeout"), ") ", fault)
+        raise TimeoutError(waited.named(self.names))
 
-    def _miscounted(self, connected: int, wanted: int) -> str | None:
+    def _miscounted(self, connected: int, wanted: int) -> Wording | None:
         if connected < wanted:
-            return self.translate(
-                f"{connected} of {wanted} nodes are connected (sampling.min_nodes)"
-            )
+            there = f"{connected} of {wanted} nodes are connected ("
+            return Wording(there, Key("sampling.min_nodes"), ")")
         if connected > self.population_size and not self.virtual:
-            declared = (
-                f"sampling.population_size={self.population_size} clients are declared: "
-                f"disconnect nodes"
-            )
-            return self.translate(
-                f"{connected} nodes are connected, and {declared}, or start with a larger "
-                f"data.num_clients"
+            return Wording(
+                f"{connected} nodes are connected, and ",
+                Key(f"sampling.population_size={self.population_size}"),
+                " clients are declared: disconnect nodes, or start with a larger ",
+                Key("data.num_clients"),
             )
         return None
 
@@ -262,7 +261,9 @@ class GridTransport:
                     yield (
                         client,
                         Failure(
-                            client, "error", "the SuperLink took no message for it: it has left"
+                            client,
+                            "error",
+                            "the SuperLink accepted no message for it: the node has left",
                         ),
                     )
         return waiting

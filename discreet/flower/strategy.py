@@ -26,11 +26,11 @@ from discreet.flower.array_layout import ArrayLayout, FlowerMessages, TrainConfi
 from discreet.flower.grid_transport import GridTransport
 from discreet.flower.masked_transport import MaskedTransport, members_of, transport_of
 from discreet.flower.strategy_settings import (
+    ARGUMENTS,
     EVALUATED,
     PrivateEvaluation,
     flower_settings,
-    said,
-    said_in_arguments,
+    in_words_of_arguments,
 )
 from discreet.ledger.durable_ledger import LedgerError
 from discreet.logs import log_to
@@ -68,13 +68,12 @@ EvaluateFn = Callable[[int, ArrayRecord], MetricRecord | None]
 # What clients of another app rate by: one accuracy, whatever their examples are.
 RATED = Query(metric_blocks(["accuracy"], TaskShape((1,), 2)))
 UNSEEN = (
-    "nobody will see whether the model learns: give start an evaluate_fn, or the strategy "
-    "private_evaluation"
+    "no accuracy will be reported: give start an evaluate_fn, or the strategy private_evaluation"
 )
 PARTS = ("configure_train", "aggregate_train", "configure_evaluate", "aggregate_evaluate")
 ITSELF = (
-    "DPFedAvg does its rounds itself, by what is accounted: call start, whose train_config "
-    "may be a function"
+    "DPFedAvg runs its rounds itself, as they are accounted: call start, whose train_config may "
+    "be a function"
 )
 
 
@@ -166,7 +165,7 @@ class DPFedAvg(Strategy):
     ) -> None:
         given = locals()
         self._refuse_overrides()
-        with said_in_arguments():
+        with in_words_of_arguments():
             self.config = flower_settings(given)
         self.on_round = on_round
         self.frozen = (frozen,) if isinstance(frozen, str) else tuple(frozen)
@@ -219,7 +218,7 @@ class DPFedAvg(Strategy):
         result = Result()
         evaluate = evaluation_by(evaluate_fn, result.evaluate_metrics_serverapp)
         with ExitStack() as held:
-            with said_in_arguments():
+            with in_words_of_arguments():
                 private = self.config.evaluation.private
                 kind = type(initial_arrays).__name__
                 two = "left out with private_evaluation: a row has place for one accuracy"
@@ -252,7 +251,7 @@ class DPFedAvg(Strategy):
                 opened = open_run(
                     plan, params=layout.vector(initial_arrays), simulated=simulated, held=held
                 )
-                run = replace(opened, translate=said)
+                run = replace(opened, names=ARGUMENTS)
                 keep_arrays(run.folder, layout, plan.chance_loss)
             transport = self._transport(grid, run, layout, train_config or ConfigRecord(), held)
             logger.info(
@@ -304,7 +303,7 @@ class DPFedAvg(Strategy):
             population_size=plan.run.user.population_size,
             min_nodes=plan.settings.sampling.min_nodes,
             in_every_round=True,
-            translate=said,
+            names=ARGUMENTS,
         )
         if masked is None or not isinstance(grid, InMemoryGrid):
             return transport_of(plan, transport)
@@ -445,7 +444,7 @@ def _read_arrays(folder: RunFolder, layout: ArrayLayout) -> tuple[ArrayLayout, f
             kept = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
         if facts["layout"] != layout.described():
             raise ConfigError(
-                f"initial_arrays must have the names, shapes, dtypes and frozen arrays of "
+                "initial_arrays must have the names, shapes, dtypes and frozen arrays of "
                 f"{folder.path}"
             )
         return ArrayLayout(layout.parts, kept), json.loads(facts["loss"])

@@ -3,7 +3,6 @@ can't honour."""
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, fields, is_dataclass
@@ -16,12 +15,13 @@ from discreet.mechanisms.correlated_noise import CorrelatedNoise
 from discreet.mechanisms.masked_sums import MaskedGaussian
 from discreet.mechanisms.mechanism import Mechanism
 from discreet.server.server_optimizer import ServerSGD, server_section
-from discreet.settings.clip_choice import AdaptiveClipping, FixedClipping
+from discreet.settings.clip_choice import CLIP_WORDS, AdaptiveClipping, FixedClipping
 from discreet.settings.compose import parse_config
 from discreet.settings.privacy import PLAIN, SECURE
 from discreet.settings.rules import ConfigError, did_you_mean, require
 from discreet.settings.settings import Settings
 from discreet.settings.training import FLOWER_APP
+from discreet.settings.wording import in_words
 
 
 @dataclass(frozen=True)
@@ -51,8 +51,8 @@ SHORT = ("target_epsilon", "delta", "clip_norm")
 HELD = tuple(each.name for each in fields(CentralGaussian) if each.name not in OF_A_RUN)
 VERBS = ("add_up", "event", "release")
 EVALUATED = (
-    "what clients report of their own data is not private. Evaluate on data of the "
-    "server's own by evaluate_fn"
+    "what clients report of their own data is not private. Evaluate on data of the server's own "
+    "by evaluate_fn"
 )
 # Arguments of Flower's FedAvg that privacy can't honour, and why.
 REFUSED = {
@@ -96,10 +96,10 @@ GIVEN = {
     "privacy.user.correlation.bandwidth": "bandwidth",
     **{f"privacy.secure.{name}": name for name in ("dropouts", "colluding", "threshold")},
 }
-# What messages call these, the settings of other values and those of `start`; with `rounds` where
-# it is a setting.
+# What messages call these, the settings of other values and those of `start`.
 ARGUMENTS = {
     **GIVEN,
+    **CLIP_WORDS,
     **{
         f"server.{name}": f"server_optimizer.{name}"
         for name in ("learning_rate", "momentum", "shrink_with_noise")
@@ -107,35 +107,21 @@ ARGUMENTS = {
     **{
         f"evaluation.{name}": f"private_evaluation.{name}" for name in ("every", "noise_multiplier")
     },
-    **{
-        f"privacy.user.clip.{field.name}": f"clipping.{field.name}"
-        for field in fields(AdaptiveClipping)
-    },
-    "privacy.user.clip.norm": "clip_norm",
-    "privacy.user.clip.max": "clipping.maximum",
-    "privacy.user.clip.kind": "clipping",
     "privacy.user.aggregation": "mechanism",
     "privacy.user.aggregation=secure": "mechanism=MaskedGaussian",
     "server.round_timeout": "timeout",
     "resume=true": "resume=True",
     "rounds": "num_rounds",
 }
-SETTING = re.compile(r"\brounds(?==| must)|\bresume=true|\b[a-z]\w*(?:\.\w+)+(?:=secure)?")
-
-
-def said(message: str) -> str:
-    """A message that calls settings as the arguments of the strategy, or of its mechanism, are
-    called."""
-    return SETTING.sub(lambda found: ARGUMENTS.get(found[0], found[0]), message)
 
 
 @contextmanager
-def said_in_arguments() -> Iterator[None]:
+def in_words_of_arguments() -> Iterator[None]:
     """Names the argument in errors that the block raises about a setting."""
     try:
         yield
     except (ConfigError, LedgerError) as error:
-        raise type(error)(said(str(error))) from error
+        raise type(error)(in_words(error, ARGUMENTS)) from error
 
 
 def _refuse(given: Mapping[str, Any]) -> None:
@@ -157,8 +143,8 @@ def _refuse(given: Mapping[str, Any]) -> None:
     least = given["flower"].get("min_train_nodes", 0)
     available = given["min_available_nodes"]
     rule = (
-        "0: a cohort that is filled up is not the one that is accounted for. "
-        "min_available_nodes waits for nodes"
+        "0: a cohort that is filled up is not the one that is accounted for. min_available_nodes "
+        "waits for nodes"
     )
     asks_all = share == 1 and drawn in ("poisson", "everyone")
     require(least == 0 or (asks_all and least <= available), "min_train_nodes", rule, least)
@@ -207,8 +193,8 @@ def _own_name(mechanism: Mechanism, asked: Mapping[str, Any]) -> str | None:
     plain = asked_of(kind())
     for name, value in asked.items():
         rule = (
-            f"its default, {plain[name]!r}: the run folder keeps {', '.join(HELD)} of a "
-            f"mechanism of your own"
+            f"its default, {plain[name]!r}: the run folder keeps {', '.join(HELD)} of a mechanism "
+            "of your own"
         )
         require(name in HELD or value == plain[name], f"mechanism.{name}", rule, value)
     return f"{kind.__module__}:{kind.__qualname__}"
@@ -268,7 +254,7 @@ def _clip(clipping: AdaptiveClipping | FixedClipping) -> dict[str, object]:
         return {"kind": "fixed", "norm": clipping.norm}
     if not isinstance(clipping, AdaptiveClipping):
         raise ConfigError(
-            f"clipping must be an AdaptiveClipping or a FixedClipping (got "
+            "clipping must be an AdaptiveClipping or a FixedClipping (got "
             f"{type(clipping).__name__})"
         )
     return asdict(clipping.section())

@@ -248,15 +248,16 @@ def _numbers(words: str) -> tuple[int, ...]:
 # io_uring, handles of files, modules, clocks, and userfaultfd; files without a name and System V's
 # memory and queues, which no limit of a process counts; what is in the cache of files.
 DENIED = _numbers(
-    "101 103 105 106 113 114 116 117 119 122 123 155 161 163 164 165 166 167 168 169 170 171 "
-    "172 173 175 176 179 227 246 248 249 250 256 272 279 298 300 303 304 305 308 310 311 312 "
-    "313 320 321 323 425 426 427 428 429 430 431 432 433 438 440 442 448 "
-    "29 30 31 64 65 66 67 68 69 70 71 220 319 447 451 467 "
+    "101 103 105 106 113 114 116 117 119 122 123 155 161 163 164 165 166 167 168 169 170 171 172 "
+    "173 175 176 179 227 246 248 249 250 256 272 279 298 300 303 304 305 308 310 311 312 313 320 "
+    "321 323 425 426 427 428 429 430 431 432 433 438 440 442 448 29 30 31 64 65 66 67 68 69 70 "
+    "71 220 319 447 451 467 "
 )
 # What a name space would keep apart: connections, and POSIX queues.
 DENIED_WITHOUT_SPACES = _numbers("42 49 50 240 241 242 243 ")
 # A lock of a file that all blocks can read is a sign to others. It is given, and is none.
-FLOCK, FCNTL = 73, 72
+FLOCK = 73
+FCNTL = 72
 LOCK_COMMANDS = (6, 7, 37, 38, 1024)  # F_SETLK, F_SETLKW, those of open files, F_SETLEASE
 # What changes the mode, owner, times or attributes of a file, or the priority or processors of
 # another process: Landlock covers none of it, and one block could write so to the next. It does
@@ -298,9 +299,8 @@ def _program(
     ]
     each = [_answer(number, _NO_PERMISSION) for number in denied]
     each += [_answer(number, _FEIGN) for number in feigned]
-    each += [
-        _answer(_CLONE3, _NO_SUCH_CALL)
-    ]  # its flags can't be looked at: clone is tried instead
+    # its flags can't be looked at: clone is tried instead
+    each += [_answer(_CLONE3, _NO_SUCH_CALL)]
     spaces = NEWUSER | NEWNS | NEWPID | NEWIPC | NEWNET | NEWUTS
     new_spaces = [
         (_EQUAL, 0, 4, _CLONE),

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from discreet.accounting.privacy_ledger import PrivacyLedger, epsilon_of, passes
 from discreet.ledger.durable_ledger import Charge, DurableLedger
 from discreet.settings.privacy import USER
+from discreet.settings.wording import Key, Wording
 
 
 class BudgetSpent(RuntimeError):
@@ -53,11 +54,9 @@ class ServerBudget:
                 level = "a user-level"
             else:
                 level = "an example-level"
-            raise BudgetSpent(
-                f"{what} would reach {level} epsilon of {self.epsilon(after):.4g}{self.whose}, "
-                f"beyond "
-                f"{self.name}={self.max_epsilon:g}; {left:.4g} is left"
-            )
+            reached = f"{what} would reach {level} epsilon of {self.epsilon(after):.4g}{self.whose}"
+            most = Key(f"{self.name}={self.max_epsilon:g}")
+            raise BudgetSpent(Wording(f"{reached}, beyond ", most, f"; {left:.4g} is left"))
 
 
 def require_room_for(

@@ -43,9 +43,7 @@ if TYPE_CHECKING:
 __all__ = ["CLIENTS_LEDGER", "Charge", "DurableLedger", "LedgerError", "LedgerPosition", "Release"]
 
 COPIES = 10  # tries to copy a ledger that is being written to
-CLIENTS_LEDGER = (
-    "clients.db"  # in the run folder of a simulation: what the virtual clients have spent
-)
+CLIENTS_LEDGER = "clients.db"  # of a simulation, in the run folder: what virtual clients have spent
 SCHEMA = """
 create table facts (name text primary key, value text not null) without rowid;
 create table releases (
@@ -119,9 +117,8 @@ class DurableLedger:
         self.account: Any = None
         if not path.is_file():
             raise LedgerError(
-                f"{path} is missing: put the ledger back, what was spent is not forgotten with "
-                f"it. The first one of a "
-                f"node is made by `discreet ledger create {path}`"
+                f"{path} is missing: put the ledger back, because what was spent still counts. A "
+                f"node's first ledger is made by `discreet ledger create {path}`"
             )
         was = self.facts()
         if facts is None:
@@ -131,7 +128,8 @@ class DurableLedger:
         if differing:
             parts = [f"{name} was {was.get(name)}, is {wanted.get(name)}" for name in differing]
             raise LedgerError(
-                f"{self.path} belongs to a run with other privacy settings: {'; '.join(parts)}"
+                f"{self.path} belongs to a run with other privacy settings than config.yaml or "
+                f"the command says: {'; '.join(parts)}"
             )
 
     @classmethod
@@ -154,10 +152,9 @@ class DurableLedger:
                 if not make_database(
                     path, SCHEMA, [("insert into facts values (?, ?)", row) for row in rows]
                 ):
-                    raise LedgerError(f"{path} exists already, and is not made anew")
-                undone.callback(
-                    remove_database, path
-                )  # one that can't be used, or is not known here, is of no use
+                    raise LedgerError(f"{path} exists already, and is not overwritten")
+                # one that can't be used, or is not known here, is of no use
+                undone.callback(remove_database, path)
                 flush_folder(path.parent)
             except (OSError, sqlite3.DatabaseError) as error:
                 raise LedgerError(f"{path} can't be made: {error}") from error
@@ -228,6 +225,15 @@ class DurableLedger:
         with self.reading() as connection:
             return _total(connection)
 
+    def whole(self) -> Self:
+        """This ledger, to read of what was spent. Raises LedgerError: it is damaged, or this
+        machine has charged more to it than is there."""
+        if damage := self.verify():
+            raise LedgerError(f"{self.path} is damaged: {damage[0]}")
+        if older := self.lacking():
+            raise LedgerError(f"{self.path} is {older[0]}")
+        return self
+
     def _known(self, connection: sqlite3.Connection, guard: RollbackGuard) -> LedgerPosition:
         """The last position that this machine knows; LedgerError if none, or if the ledger lacks
         rows of it."""
@@ -236,16 +242,10 @@ class DurableLedger:
         if known is None:
             raise LedgerError(
                 f"{self.path} was never charged on this machine: it may be a copy. If no other "
-                f"copy will be charged, "
-                f"`discreet ledger adopt {self.path}` lets it go on here"
+                f"copy will be charged, accept it by `discreet ledger adopt {self.path}`"
             )
-        if _head_at(connection, known.rows) != known.head:
-            raise LedgerError(
-                f"{self.path} is an older copy, or another copy of it was charged: this machine "
-                f"knows {known.rows} "
-                f"rows of it, which are not all among the {position.rows} in the file. Put back "
-                f"the one that has them"
-            )
+        for fault in _lacking(connection, known):
+            raise LedgerError(f"{self.path} is {fault}")
         if _head_at(connection, position.rows) != position.head:
             raise LedgerError(f"{self.path} is damaged: its last rows are missing")
         return known
@@ -264,8 +264,8 @@ class DurableLedger:
             if guard.another_at(self.path, known.identity):
                 raise LedgerError(
                     f"{self.path} is not the ledger that this machine charged there before. If it "
-                    f"is the right one and "
-                    f"was moved there, `discreet ledger adopt {self.path}` lets it go on"
+                    "is the right one and was moved there, accept it by `discreet ledger adopt "
+                    f"{self.path}`"
                 )
 
     def adopt(self) -> None:
@@ -294,7 +294,10 @@ class DurableLedger:
         """The settings that the ledger was made with."""
         with self.reading() as connection:
             stored, _ = _settings(connection)
-        return {name: json.loads(value) for name, value in stored.items() if name != "identity"}
+        try:
+            return {name: json.loads(value) for name, value in stored.items() if name != "identity"}
+        except (ValueError, RecursionError) as error:
+            raise LedgerError(f"{self.path} is damaged: a setting can't be read") from error
 
     def position(self) -> LedgerPosition:
         """The ledger's position. A copy of its head, kept elsewhere, proves later that nothing was
@@ -305,8 +308,8 @@ class DurableLedger:
     def spent(self, guarantee: str, *, data_owner: str = "") -> PrivacyLedger:
         """Everything charged for a guarantee on the data of one data owner, equal events merged."""
         query = (
-            "select event, sum(count) from releases where guarantee = ? and holder = ? "
-            "group by event order by min(number)"
+            "select event, sum(count) from releases where guarantee = ? and holder = ? group by "
+            "event order by min(number)"
         )
         with self.reading() as connection:
             rows = connection.execute(query, (guarantee, data_owner)).fetchall()
@@ -341,6 +344,16 @@ class DurableLedger:
         with self.reading() as connection:
             return _faults(connection)
 
+    def lacking(self) -> list[str]:
+        """The fault of a ledger to which this machine has charged more than is there; else empty.
+        Of one that was never charged on this machine nobody can tell here."""
+        # before the rows: they only grow
+        known = RollbackGuard.known_here(self.position().identity)
+        if known is None:
+            return []
+        with self.reading() as connection:
+            return _lacking(connection, known)
+
 
 @contextmanager
 def _connected(path: Path) -> Iterator[sqlite3.Connection]:
@@ -374,7 +387,9 @@ def _copied(path: Path, folder: Path) -> Path:
                 return folder / path.name
     except OSError as error:
         raise LedgerError(f"{path} can't be read: {error}") from error
-    raise LedgerError(f"{path} is written to all the time: read it where it is not read-only")
+    raise LedgerError(
+        f"{path} is written to all the time: read it from a folder that is not read-only"
+    )
 
 
 def _settings(connection: sqlite3.Connection) -> tuple[dict[str, str], LedgerPosition]:
@@ -437,10 +452,25 @@ def _append(connection: sqlite3.Connection, charges: Sequence[Charge]) -> Ledger
     return LedgerPosition(before.identity, number, head)
 
 
+def _lacking(connection: sqlite3.Connection, known: LedgerPosition) -> list[str]:
+    """The fault of a ledger that has not all rows that this machine has charged; else empty."""
+    rows = _settings(connection)[1].rows
+    if _head_at(connection, known.rows) == known.head:
+        return []
+    return [
+        f"an older copy, or another copy of it was charged: this machine knows {known.rows} rows "
+        f"of it, which are not all among the {rows} in the file. Put back the one that has them"
+    ]
+
+
 def _faults(connection: sqlite3.Connection) -> list[str]:
     with _transaction(connection, "deferred"):  # all that is read is of one moment
         settings, position = _settings(connection)
         rows = connection.execute("select * from releases order by number").fetchall()
+        # SQLite adds up by its index, and takes the end of a file that was cut short for no rows.
+        ((fault,),) = connection.execute("pragma integrity_check(1)")
+    if fault != "ok":
+        return [" ".join(fault.split())]
     digest = _digest("", sorted(settings.items()))
     for number, (*content, found) in enumerate(rows, start=1):
         digest = _digest(digest, content)
@@ -449,12 +479,12 @@ def _faults(connection: sqlite3.Connection) -> list[str]:
         if found != digest:
             return [
                 f"row {number} does not fit the chain: it, a row before it, or the settings were "
-                f"changed"
+                "changed"
             ]
     if len(rows) != position.rows or digest != position.head:
         return [
             f"the last rows are missing: {len(rows)} of {position.rows} are there, and the head "
-            f"digest differs"
+            "digest differs"
         ]
     return []
 

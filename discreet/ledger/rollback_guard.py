@@ -28,6 +28,7 @@ create index by_path on ledgers (path);
 """
 
 
+RECALL = "select identity, rows, head from ledgers where identity = ?"
 COLUMNS: dict[str, type] = dict.fromkeys(
     ("number", "round", "count", "sum(count)", "last", "rows"), int
 ) | (
@@ -60,9 +61,8 @@ class LedgerDiskError(LedgerError, OSError):
 
 def unusable(what: str, error: Exception) -> LedgerError:
     """The ledger's error for an error of SQLite, said of `what`."""
-    code = (
-        getattr(error, "sqlite_errorcode", 0) & 0xFF
-    )  # without the details of SQLite's extended codes
+    # without the details of SQLite's extended codes
+    code = getattr(error, "sqlite_errorcode", 0) & 0xFF
     kind = LedgerDiskError if code in (sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR) else LedgerError
     return kind(f"{what}: {error}")
 
@@ -129,6 +129,21 @@ class RollbackGuard:
             known._execute("pragma synchronous = normal")
             yield known
 
+    @staticmethod
+    def known_here(identity: str) -> LedgerPosition | None:
+        """The position of a ledger after this machine's last charge, for who only reads it; None
+        if it is not known, or the file can't be read. The file is not made."""
+        try:
+            address = f"{(state_folder() / 'ledgers.db').resolve().as_uri()}?mode=ro"
+            with closing(sqlite3.connect(address, uri=True, timeout=LOCK_SECONDS)) as connection:
+                connection.row_factory = typed
+                rows = connection.execute(RECALL, (identity,)).fetchall()
+        except (LedgerError, sqlite3.DatabaseError):
+            return None
+        if rows:
+            return LedgerPosition(*rows[0])
+        return None
+
     def _execute(self, statement: str, values: Sequence[object] = ()) -> tuple[list[Any], int]:
         """All rows, and how many were changed."""
         try:
@@ -140,8 +155,7 @@ class RollbackGuard:
     def recall(self, identity: str) -> LedgerPosition | None:
         """The position of a ledger after this machine's last charge; None if it never charged
         it."""
-        query = "select identity, rows, head from ledgers where identity = ?"
-        rows, _ = self._execute(query, (identity,))
+        rows, _ = self._execute(RECALL, (identity,))
         if rows:
             return LedgerPosition(*rows[0])
         return None
@@ -171,8 +185,8 @@ class RollbackGuard:
 
 def _unusable(path: Path, error: Exception) -> LedgerError:
     what = (
-        f"{path}, where this machine notes how far its ledgers have come ({STATE_VARIABLE} "
-        f"names another folder)"
+        f"{path}, where this machine notes how far its ledgers have come ({STATE_VARIABLE} names "
+        "another folder)"
     )
     return unusable(f"{what}, can't be used", error)
 
@@ -194,9 +208,8 @@ def make_database(
             connection.executescript(script)
             for statement, values in rows:
                 connection.execute(statement, values)
-            connection.execute(
-                "pragma journal_mode = wal"
-            )  # last: all that was written lies in the file itself
+            # last: all that was written lies in the file itself
+            connection.execute("pragma journal_mode = wal")
         os.link(beside, path)  # unlike a rename it replaces nothing
     except FileExistsError:
         return False

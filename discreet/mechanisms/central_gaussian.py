@@ -27,8 +27,9 @@ from discreet.privacy.quantile import BIT_SENSITIVITY, default_count_stddev, spl
 from discreet.settings.client_settings import UNBOUND, ClientSettings
 from discreet.settings.clip_choice import AdaptiveClipping, FixedClipping
 from discreet.settings.privacy import CLIP, PLANNED, PRIVACY_DRAWS, USER, ClipConfig, Sizes
-from discreet.settings.rules import ConfigError
+from discreet.settings.rules import ConfigError, require
 from discreet.settings.training import FLOWER_APP
+from discreet.settings.wording import Key, Wording
 
 if TYPE_CHECKING:
     from dp_accounting import DpEvent
@@ -49,8 +50,8 @@ OF_ANOTHER_APP = (
 )
 REPORTED = ("the epsilons that clients report about their own guarantees",)
 STATEFUL = (
-    "nodes that keep state from round to round: draws of a cohort of fixed size depend on "
-    "each other"
+    "nodes that keep state from round to round: draws of a cohort of fixed size depend on each "
+    "other"
 )
 
 
@@ -118,7 +119,10 @@ class CentralGaussian:
             ),
         }[user.sampling]
         rated, priced = ratings(self.run, "a Gaussian", "Gaussian noise on their sum at the server")
-        kind = "adaptive" if user.adaptive else "fixed"
+        if user.adaptive:
+            kind = "adaptive"
+        else:
+            kind = "fixed"
         unit, who = protected(self.run)
         if user.sampling == "fixed":
             neighbours = "replace"
@@ -262,9 +266,8 @@ def noise_of(run: ClientSettings) -> float:
     nobody. ConfigError: a target has yet to choose it."""
     noise = run.user.noise_multiplier
     if noise is None:
-        raise ConfigError(
-            "privacy.user.noise_multiplier must be given, or resolved from its target (got null)"
-        )
+        rule = " must be given, or resolved from its target (got null)"
+        raise ConfigError(Wording(Key("privacy.user.noise_multiplier"), rule))
     return noise
 
 
@@ -327,8 +330,7 @@ def ratings(run: ClientSettings, what: str, drawn: str) -> tuple[str, str]:
         joined = "in a round that also rates the model its answer too; "
     return (
         f"; clients rate the model on held-out examples of their own every {asked.every} rounds "
-        f"and at the end, each "
-        f"answer clipped to norm 1, {drawn}",
+        f"and at the end, each answer clipped to norm 1, {drawn}",
         f"; {joined}{rated} {what} of noise multiplier {asked.noise_multiplier:g}",
     )
 
@@ -351,10 +353,8 @@ def count_stddev(run: ClientSettings, noise: float | None = None) -> float | Non
             run.user.probability * run.user.population_size, noise_multiplier=noise
         )
     if noise > 0 and value <= noise / 2:
-        raise ConfigError(
-            f"privacy.user.clip.count_stddev must be above noise_multiplier / 2 = {noise / 2:g} "
-            f"(got {value:g})"
-        )
+        rule = f"above noise_multiplier / 2 = {noise / 2:g}"
+        require(False, "privacy.user.clip.count_stddev", rule, f"{value:g}")
     return value
 
 

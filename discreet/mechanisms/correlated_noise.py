@@ -102,7 +102,10 @@ class CorrelatedNoise:
             turns = f"{groups} public groups in turn, one a round"
         else:
             turns = "everybody in every round"
-        asked = ASKED_BEFORE if self.run.data.normalise == "private" else ""
+        if self.run.data.normalise == "private":
+            asked = ASKED_BEFORE
+        else:
+            asked = ""
         unit, who = protected(self.run)
         return Statement(
             unit=unit,
@@ -241,9 +244,8 @@ class CorrelatedNoise:
         at = (len(keys) - 1) % BLOCK
         block = None
         if number == len(keys) > BLOCK:
-            old = range(
-                len(keys) - at - 1
-            )  # the keys of finished blocks, of which none was removed yet
+            # the keys of finished blocks, of which none was removed yet
+            old = range(len(keys) - at - 1)
             block = Block(
                 at, tuple(tuple(weights[row + 1 + each] for each in old) for row in range(BLOCK))
             )
@@ -273,8 +275,8 @@ def _earlier(state: RoundState) -> Mapping[str, Tensor]:
     if done != state.round:
         raise LedgerError(
             f"the keys of the noise are those after round {done}, and the run goes on after round "
-            f"{state.round}: a "
-            "run that is over does not go on, and one whose keys are lost must begin anew"
+            f"{state.round}: a run that is over does not go on, and one whose keys are lost must "
+            "begin anew"
         )
     return kept
 

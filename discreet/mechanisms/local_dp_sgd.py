@@ -13,6 +13,7 @@ from discreet.mechanisms.client_noise import LocalPrivacy, OwnNoise
 from discreet.mechanisms.mechanism import (
     CLIENTS,
     IN_THE_CLEAR,
+    ONE_OWNER,
     ONE_PERSON,
     ClientRound,
     ExpectedNoise,
@@ -27,6 +28,8 @@ from discreet.settings.privacy import (
     ADD_OR_REMOVE,
     CLIP,
     EXAMPLE,
+    OF_OWNERS,
+    OWNER,
     PLANNED,
     PRIVACY_DRAWS,
     ZERO_OUT,
@@ -40,10 +43,13 @@ if TYPE_CHECKING:
     from discreet.privacy.randomness import RandomSource
     from discreet.training.local_training import LocalSettings
 
+_UNITS = {EXAMPLE: "one example of one client", OWNER: "one owner of one client, with all its rows"}
+
 
 @dataclass(frozen=True)
 class LocalDpSgd:
-    """One example of one client, from everybody else; nobody but the client itself is trusted.
+    """One example of one client, or one owner with all its rows, from everybody else; nobody but
+    the client itself is trusted.
 
     Attributes:
       run, clip, sizes: as `CentralGaussian` has them.
@@ -59,46 +65,54 @@ class LocalDpSgd:
         declared = self.run.data.public_num_examples
         size = self.run.training.batch_size
         asked = self.run.evaluation
+        unit = self.run.example.unit_name
+        if declared is None:
+            adjacency = ZERO_OUT
+        else:
+            adjacency = ADD_OR_REMOVE
         probability = "batch_size / n"
+        clipping = "per-example clipping"
         rated = ""
         priced = ""
         uncovered = [
-            "the number n of a client's examples, which decides q, the number of steps, and so "
+            f"the number n of a client's {unit}s, which decides q, the number of steps, and so "
             "the epsilon it reports",
-            "adding or removing an example: it changes q for all others, and may cost more; see "
+            f"adding or removing an {unit}: it changes q for all others, and may cost more; see "
             "data.public_num_examples",
         ]
         if declared is not None:
             probability = f"batch_size / public_num_examples = {size} / {declared}"
             where = "as regards runs without data.public_num_examples in the same ledger"
-            uncovered = [f"adding or removing an example, {where}"]
+            uncovered = [f"adding or removing an {unit}, {where}"]
+        if self.run.example.by_owner:
+            adjacency = OF_OWNERS[adjacency]
+            probability += f" of owners, of each at most {self.run.example.rows_per_owner} rows"
+            clipping = "the gradient of the mean loss over an owner's rows clipped as one"
         if asked.private:
             rated = (
                 f"; the client rates the model every {asked.every} rounds and at the end on the m "
-                f"examples that it "
-                f"holds out, with Gaussian noise of standard deviation {asked.noise_multiplier:g} "
-                f"/ m on its own "
-                "answer, which one example moves by 1 / m"
+                "examples that it holds out, with Gaussian noise of standard deviation "
+                f"{asked.noise_multiplier:g} / m on its own answer, which one example moves by 1 "
+                "/ m"
             )
             priced = (
-                f", and for each answer a Gaussian of noise multiplier "
-                f"{asked.noise_multiplier:g}, added up as if "
-                "both were about the same examples"
+                ", and for each answer a Gaussian of noise multiplier "
+                f"{asked.noise_multiplier:g}, added up as if both were about the same examples"
             )
         return Statement(
-            unit="one example of one client",
-            adjacency=ZERO_OUT if declared is None else ADD_OR_REMOVE,
+            unit=_UNITS[unit],
+            adjacency=adjacency,
             trusted="nobody but the client itself",
             observer="everybody else, the server too",
             mechanism=f"DP-SGD inside the client: Poisson batches with q = {probability}, "
-            f"per-example clipping, "
+            f"{clipping}, "
             f"Gaussian noise on the sum{rated}",
             accounting=f"a Poisson-sampled Gaussian a local step{priced}, over every round of "
             f"every run in the "
             "client's ledger",
             not_covered=(
                 *uncovered,
-                ONE_PERSON,
+                ONE_OWNER if self.run.example.by_owner else ONE_PERSON,
                 "that a client took part",
             ),
         )
@@ -113,6 +127,8 @@ class LocalDpSgd:
 
     @property
     def participation(self) -> Participation:
+        if self.run.example.by_owner:
+            return Participation(one_by_one="privacy.example.unit=owner")
         return IN_THE_CLEAR
 
     def expected_noise(self, clip_norm: float) -> ExpectedNoise:
@@ -154,7 +170,7 @@ class LocalDpSgd:
 
 def example_price_settings(run: ClientSettings) -> dict[str, object]:
     """The settings that decide what one example's part in a step costs."""
-    names = ("noise_multiplier", "target_epsilon", "clip_norm")
+    names = ("unit", "noise_multiplier", "target_epsilon", "clip_norm")
     settings = {f"privacy.example.{name}": getattr(run.example, name) for name in names}
     return settings | {"data.public_num_examples": run.data.public_num_examples}
 
@@ -166,7 +182,7 @@ def answer_noise(run: ClientSettings) -> OwnNoise:
 
 
 def local_settings(run: ClientSettings, num_examples: int) -> LocalSettings:
-    """The local work of a client with `num_examples` examples.
+    """The local work of a client with `num_examples` examples, or owners if these are the unit.
 
     `privacy.example.target_epsilon` is met by the noise for taking part in every planned round, and
     for rating every model that is to be rated: a client that is sampled less often spends less.
@@ -185,7 +201,9 @@ def local_settings(run: ClientSettings, num_examples: int) -> LocalSettings:
     settings = settings_without_noise(run.training, run.task)
     draws = PRIVACY_DRAWS.get(run.noise, 1)
     declared = run.data.public_num_examples
-    private = ExamplePrivacy(example.clip_norm, example.noise_multiplier or 0.0, draws, declared)
+    private = ExamplePrivacy(
+        example.clip_norm, example.noise_multiplier or 0.0, draws, declared, example.most_rows
+    )
     settings = replace(settings, example=private)
     if example.noise_multiplier is not None:
         return settings

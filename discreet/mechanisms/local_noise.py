@@ -8,10 +8,11 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from discreet.accounting.calibration import epsilon_schedule
-from discreet.accounting.events import ACCOUNTANTS
+from discreet.accounting.calibration import epsilon_schedule, noise_multiplier_for_epsilon
+from discreet.accounting.events import ACCOUNTANTS, PLD
 from discreet.mechanisms.client_noise import LocalPrivacy, OwnNoise
 from discreet.mechanisms.mechanism import (
     CLIENTS,
@@ -75,9 +76,8 @@ class LocalNoise:
         if asked.private:
             rated = (
                 f"; the client rates the model every {asked.every} rounds and at the end, its "
-                f"answer clipped and "
-                f"noised the same way for twice its largest norm, with the noise multiplier "
-                f"{asked.noise_multiplier:g}"
+                "answer clipped and noised the same way for twice its largest norm, with the "
+                f"noise multiplier {asked.noise_multiplier:g}"
             )
             priced = " and another for each answer"
         unit, how, uncovered = SAID[self.run.local.kind]
@@ -182,17 +182,15 @@ def round_privacy(run: ClientSettings, *, round_number: int) -> LocalPrivacy:
     With `privacy.local.epsilon` the total is spread over the planned rounds by the schedule's
     shares w_t, which add up to 1. Laplace: epsilon_t = epsilon * w_t, and pure epsilons add.
     Gaussian: the rounds together are one Gaussian of multiplier z with z^-2 = sum of z_t^-2, so z_t
-    = z / sqrt(w_t) spends (epsilon, delta) exactly at the last round.
+    = z / sqrt(w_t) spends (epsilon, delta), by the run's own accountant, at the last round.
 
     If clients rate models with local noise on their answers, each planned answer has its part of
     the total: 1 / z of a pure epsilon, or z^-2 of the Gaussian; the rounds share what is left.
 
     Raises:
       ValueError: `round_number` is beyond the planned rounds, where nothing is left.
-      Unreachable: the answers alone pass the total.
+      Unreachable: the answers alone pass the total, or no noise meets it.
     """
-    from discreet.privacy.mechanisms import analytic_gaussian_noise_multiplier
-
     local = run.local
     if local.noise_multiplier is not None:
         return LocalPrivacy(local.kind, local.clip_norm, local.noise_multiplier, run.noise)
@@ -212,17 +210,40 @@ def round_privacy(run: ClientSettings, *, round_number: int) -> LocalPrivacy:
     else:
         power = 1
     if gaussian:
-        whole = analytic_gaussian_noise_multiplier(local.epsilon, delta=run.delta)
+        whole = _gaussian_for(local.epsilon, run.delta, run.accountant)
     else:
         whole = 1 / local.epsilon
     left = whole**-power - times * rating.noise_multiplier**-power
     if left <= 0:
         raise Unreachable(
             f"privacy.local.epsilon={local.epsilon:g} can't be reached with the ratings of "
-            f"models: {times} answers "
-            f"with evaluation.noise_multiplier={rating.noise_multiplier:g} alone pass it"
+            f"models: {times} answers with "
+            f"evaluation.noise_multiplier={rating.noise_multiplier:g} alone pass it"
         )
     return LocalPrivacy(local.kind, local.clip_norm, (left * share) ** (-1 / power), run.noise)
+
+
+@lru_cache(maxsize=64)
+def _gaussian_for(epsilon: float, delta: float, accountant: str) -> float:
+    """The noise multiplier of one Gaussian that costs `epsilon` by an accountant. Raises
+    Unreachable: there is none.
+
+    By loss distributions it is the analytic one. Renyi divergences say more of the same noise, and
+    a run that counts by them is held to what they say.
+    """
+    from discreet.privacy.mechanisms import Gaussian, analytic_gaussian_noise_multiplier
+
+    if accountant == PLD:
+        return analytic_gaussian_noise_multiplier(epsilon, delta=delta)
+    try:
+        return noise_multiplier_for_epsilon(
+            epsilon,
+            releases=lambda noise: ((Gaussian(noise).event(), 1),),
+            delta=delta,
+            accountant=accountant,
+        )
+    except ValueError as error:
+        raise Unreachable(f"privacy.local.epsilon={epsilon:g} can't be reached: {error}") from error
 
 
 def release_step(

@@ -42,6 +42,7 @@ ONE_NODE = "a client with several nodes: one node is taken for one client"
 IN_NO_ACCOUNT = "runs over the same clients that did not charge the population's account"
 EARLIER_RUNS = "earlier runs over the same clients: each run has a ledger of its own"
 SHARED = "the same example at other clients"
+ONE_OWNER = "rows of one owner at several clients, or under several names"
 ONE_PERSON = "all examples of one person together, if a client holds several of one person"
 
 

@@ -27,7 +27,7 @@ from discreet.settings.privacy import (
     ClipConfig,
     Sizes,
 )
-from discreet.settings.rules import ConfigError
+from discreet.settings.rules import ConfigError, require
 
 # Of the settings that clients are told, the rule of the clip norm, and the sizes of what is
 # released.
@@ -62,7 +62,7 @@ def _own(name: str) -> Make:
         raise ConfigError(str(error)) from error
     if getattr(make, "guarantee", None) != USER or SERVER not in getattr(make, "charged_at", ()):
         rule = "a mechanism of guarantee user that is charged at the server"
-        raise ConfigError(f"privacy.user.mechanism must be {rule} (got {name})")
+        require(False, "privacy.user.mechanism", rule, name)
     return make
 
 

@@ -14,6 +14,7 @@ import logging
 import os
 import tempfile
 import time
+from dataclasses import replace
 from pathlib import Path
 from weakref import WeakKeyDictionary
 
@@ -47,7 +48,7 @@ def behind_fixed(model: nn.Module, examples: Examples) -> tuple[nn.Module, Examp
     try:
         return learned, features_of(fixed, examples)
     except (*MISTAKES, OSError) as error:
-        logger.warning("the features of the frozen part are computed anew at each step: %s", error)
+        logger.warning("the features of the frozen part are recomputed at each step: %s", error)
         return model, examples
 
 
@@ -85,7 +86,7 @@ def features_of(fixed: nn.Module, examples: Examples, *, batch_size: int = 256) 
     _held[key] = found
     while len(_held) > 1 and sum(value.nbytes for value in _held.values()) > MEMORY:
         _held.pop(next(iter(_held)))
-    return Examples(found, examples.targets)
+    return replace(examples, inputs=found)
 
 
 def _computed(fixed: nn.Module, inputs: Tensor, key: str, batch_size: int) -> Tensor:
@@ -136,7 +137,6 @@ def _table(shape: tuple[int, ...], path: Path | None) -> Tensor:
         path = path or Path(folder, "features.npy")
         table = np.lib.format.open_memmap(path, mode="w+", dtype=np.float32, shape=shape)
         with path.open("r+b") as file:
-            os.posix_fallocate(
-                file.fileno(), 0, path.stat().st_size
-            )  # an error now, and no crash later
+            # an error now, and no crash later
+            os.posix_fallocate(file.fileno(), 0, path.stat().st_size)
     return torch.from_numpy(table)

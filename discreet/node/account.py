@@ -7,15 +7,16 @@ import logging
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import lru_cache
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from discreet.accounting.privacy_ledger import PrivacyLedger, epsilon_of, passes
 from discreet.ledger.durable_ledger import CLIENTS_LEDGER, Charge, DurableLedger, LedgerPosition
+from discreet.ledger.owner_account import check_unit, other_unit
 from discreet.protocol.messages import VirtualClient
 from discreet.settings.client_settings import ClientSettings
-from discreet.settings.privacy import GUARANTEES
+from discreet.settings.privacy import EXAMPLE, GUARANTEES
 
 if TYPE_CHECKING:
     from dp_accounting import DpEvent
@@ -82,19 +83,20 @@ class Accounts:
         written yet.
 
         Raises:
-          Refused: it would pass a budget.
+          Refused: it would pass a budget, or the ledger was charged for another unit.
         """
+        for each in charges:
+            if each.guarantee == EXAMPLE:
+                self._check_unit(each.data_owner)
         after = {each.guarantee: self.spent(each.guarantee, each.data_owner) for each in charges}
         for each in charges:
             after[each.guarantee] = _recorded(after[each.guarantee], each.event, each.count)
         for budget in budgets:
             if budget.guarantee is None:
                 name = "budget of max-epsilon, for all guarantees together,"
+                data_owner = charges[0].data_owner
                 held = _together(
-                    *(
-                        after.get(each) or self.spent(each, charges[0].data_owner)
-                        for each in GUARANTEES
-                    )
+                    *(after.get(each) or self._all(each, data_owner) for each in GUARANTEES)
                 )
             else:
                 name = f"{budget.guarantee}-level budget"
@@ -109,6 +111,17 @@ class Accounts:
                     said = f"a pure epsilon of {said}"
                 raise Refused(f"the {name} is spent: this round would reach {said}")
         return after
+
+    def _check_unit(self, account: str) -> None:
+        try:
+            check_unit(account, partial(self.spent, EXAMPLE))
+        except ValueError as error:
+            raise Refused(f"this client's ledger {error}") from error
+
+    def _all(self, guarantee: str, account: str) -> PrivacyLedger:
+        """The releases for a guarantee, whichever unit they are about."""
+        parts = (self.spent(guarantee, name) for name in (account, other_unit(account)))
+        return PrivacyLedger(tuple(entry for part in parts for entry in part.entries))
 
     def write(self, charges: Sequence[Charge]) -> bool:
         """Writes charges that were looked at by `after`: all of them are on disk when this returns
@@ -198,6 +211,5 @@ def _at_twice(event: DpEvent) -> DpEvent:
 
     if event == NonPrivateDpEvent():
         return event
-    return replace(
-        event, sensitivity_squared=4 * event.sensitivity_squared
-    )  # TypeError: it is no masked sum
+    # TypeError: it is no masked sum
+    return replace(event, sensitivity_squared=4 * event.sensitivity_squared)

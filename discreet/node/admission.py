@@ -14,6 +14,7 @@ from torch import Tensor
 from discreet.accounting.events import RDP
 from discreet.accounting.privacy_ledger import epsilon_of
 from discreet.ledger.durable_ledger import Charge
+from discreet.ledger.owner_account import account_name
 from discreet.mechanisms.client_noise import LocalPrivacy
 from discreet.mechanisms.mechanism import SERVER, ClientRound, Unreachable
 from discreet.mechanisms.mechanism_table import own_noise
@@ -24,7 +25,9 @@ from discreet.settings.privacy import EXAMPLE, LOCAL
 from discreet.training.local_training import LocalSettings
 
 ANYTHING = ClientPolicy()
-NO_LEDGER = "this client has no ledger, and spends nothing it can't write down: start it with one"
+NO_LEDGER = (
+    "this client has no ledger, and refuses what it would have to account: start it with one"
+)
 
 
 @dataclass(frozen=True)
@@ -34,7 +37,7 @@ class Admitted:
 
     Attributes:
       training, local: the settings of its work.
-      charges: of a round; without the client's name.
+      charges: of a round; the client's name is not in them yet.
       budgets: that hold them.
       step: makes the update in place of local training.
       bounded: updates (n, num_params) as they leave by a clip norm, and their bits (n,); None if
@@ -83,7 +86,8 @@ def admit(
 
     Args:
       work: what is asked of all of them.
-      sizes: how many examples each client trains on, by its name in the ledger.
+      sizes: how many examples, or owners if these are the unit, each client trains on, by its name
+        in the ledger.
       accounts: None for clients without a ledger.
       policy: of the owner of all these clients.
 
@@ -118,7 +122,7 @@ def _enter(
     """Holds what a client would spend to its budgets, and adds it to the charges."""
     if accounts is None:
         return Refused(NO_LEDGER)
-    own = [replace(charge, data_owner=data_owner) for charge in asked.charges]
+    own = [replace(each, data_owner=data_owner + each.data_owner) for each in asked.charges]
     try:
         spent = accounts.after(own, asked.budgets)
     except Refused as refusal:
@@ -161,7 +165,9 @@ def _asked(work: Work, num_examples: int, policy: ClientPolicy) -> Admitted | Re
                 bounded=part.bounded or found.bounded,
             )
             for event, count in part.events:
-                charges.append(Charge(number, name, "", event, count))
+                by_owner = name == EXAMPLE and run.example.by_owner
+                account = account_name("", by_owner=by_owner)
+                charges.append(Charge(number, name, account, event, count))
         check_work(policy, work, parts, num_examples=num_examples, training=found.training)
     except (Refused, Unreachable) as refusal:
         return Refused(str(refusal))

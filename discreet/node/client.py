@@ -24,6 +24,7 @@ from discreet.privacy.secure_grid import SecureSum
 from discreet.protocol.messages import MalformedMessage, TrainReply, TrainRequest
 from discreet.queries.query import OF_DATA, STATISTICS, query_of
 from discreet.training.local_training import local_update
+from discreet.training.units import units_of
 
 
 @dataclass(frozen=True, eq=False)
@@ -123,8 +124,9 @@ class Client:
     def _values(self, work: Work, params: Tensor) -> tuple[ExactReply, Admitted]:
         if work.query not in OF_DATA:
             self._check_model(work.request, params)
+        count = self._count(work)
         admitted = admit_one(
-            work, self.data_owner, len(self.examples), accounts=self.accounts, policy=self.policy
+            work, self.data_owner, count, accounts=self.accounts, policy=self.policy
         )
         # Before training, which leaves other parameters in the model.
         if work.query:
@@ -143,6 +145,14 @@ class Client:
         updates, below = bounded(update.unsqueeze(0), work.request.clip_norm)
         return ExactReply(updates[0], bool(below[0]), answer), admitted
 
+    def _count(self, work: Work) -> int:
+        """The number of examples, or of owners if they are the unit of the run."""
+        try:
+            return len(units_of(self.examples, work.run.example.most_rows))
+        except ValueError as error:
+            said = "privacy.example.unit=owner: this client's data do not say whose each row is"
+            raise Refused(f"{said} (owner in data.toml)") from error
+
     def _check_model(self, request: TrainRequest, params: Tensor) -> None:
         size = sum(parameter.numel() for parameter in trainable(self.model))
         if params.shape != (size,):
@@ -154,7 +164,7 @@ class Client:
         if request.frozen is not None and request.frozen != frozen_digest(self.model):
             raise MalformedMessage(
                 f"the frozen values of the model {request.run.model.name} are not the server's: "
-                f"both must load the same"
+                "both must load the same"
             )
 
     def _answer(self, work: Work, params: Tensor) -> Tensor:

@@ -33,6 +33,7 @@ from discreet.settings.data import DataConfig, NormaliserConfig
 from discreet.settings.rules import brief
 from discreet.settings.training import HF, ModelConfig
 from discreet.training.losses import check_task
+from discreet.training.units import warning_of_rows
 
 logger = logging.getLogger("discreet.client")
 
@@ -102,10 +103,10 @@ def node_client(
         accounts = accounts_of(run, None, node_config)
     else:
         accounts = None
-    number = node_config.get(
-        "partition-id", 0
-    )  # of a node with data of its own: any number that stays will do
+    # of a node with data of its own: any number that stays will do
+    number = node_config.get("partition-id", 0)
     held = node_examples(run.data, node_config)
+    _say_once(warning_of_rows(run, held))
     examples, held_out = _split(request, held, number if isinstance(number, int) else 0)
     if folder is not None and run.data.name == FOLDER:
         shape = node_table(folder, FOLDER)[1]
@@ -119,6 +120,12 @@ def node_client(
     return Client(
         model, examples, accounts, policy, secure_source(), held_out=held_out, shape=shape
     )
+
+
+@lru_cache
+def _say_once(said: str) -> None:
+    if said:
+        logger.warning("%s", said)
 
 
 def _beside_data(model: ModelConfig, folder: Path | None) -> ModelConfig:

@@ -18,7 +18,7 @@ from discreet.mechanisms.mechanism import PURE, ClientRound, Mechanism, charged,
 from discreet.node.account import Budget, Refused
 from discreet.privacy.sampling import in_turn
 from discreet.settings.client_settings import ClientSettings
-from discreet.settings.privacy import CLIP, GUARANTEES, PLANNED, SECURE, USER
+from discreet.settings.privacy import CLIP, GUARANTEES, OWNER, PLANNED, SECURE, USER
 from discreet.settings.rules import (
     Count,
     CountOrZero,
@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 
 
 ROUNDING = 1e-6  # of a multiplier: the shares of the noise are whole numbers
-REQUIRABLE = (*GUARANTEES, SECURE)
+REQUIRABLE = (*GUARANTEES, OWNER, SECURE)
 
 
 @section(
@@ -68,7 +68,8 @@ class ClientPolicy:
       `min_noise_multiplier` is given, at least one guarantee must be on.
       max_delta: of the run, and the delta at which the owner's `max_epsilon` holds: a budget at a
         delta that the server chooses is none. So it has to be given with `max_epsilon`; 1 is none.
-      require: guarantees that must be on; `secure`: nothing leaves but under secure aggregation.
+      require: guarantees that must be on; `secure`: nothing leaves but under secure aggregation;
+        `owner`: the unit of the example level is an owner with all its rows.
       public_num_examples: what DP-SGD at this client goes by in place of the run's
         `data.public_num_examples`; None: as the run says.
       min_colluding: how many nodes a run under secure aggregation must expect to work with the
@@ -99,8 +100,8 @@ class ClientPolicy:
 
     def __post_init__(self) -> None:
         both = (
-            "given with max-epsilon, below 1 / the number of this node's examples, for "
-            "instance 1e-5"
+            "given with max-epsilon, below 1 / the number of this node's examples, for instance "
+            "1e-5"
         )
         require(
             self.max_epsilon == math.inf or self.max_delta < 1, "max-delta", both, self.max_delta
@@ -122,6 +123,7 @@ OTHERS = {
     "num-partitions",
     TASK,
 }
+# words of what is meant for a policy
 OF_PRIVACY = {
     "epsilon",
     "eps",
@@ -130,7 +132,7 @@ OF_PRIVACY = {
     "privacy",
     "policy",
     "secure",
-}  # words of what is meant for a policy
+}
 ALIKE = 0.7  # a key of which so large a share is like one of a policy is a misspelt one
 
 
@@ -245,9 +247,8 @@ def check_work(
     else:
         counted = counted_examples(num_examples, training)
     if work.has_own_noise:
-        counted = math.ceil(
-            (counted + 1) / (1 - run.evaluation.share)
-        )  # at most so many, with those that it holds out
+        # at most so many, with those that it holds out
+        counted = math.ceil((counted + 1) / (1 - run.evaluation.share))
     _check_deltas(policy, run, counted=counted, of_examples=bool(noises.keys() - {USER}))
     if work.training is None or training is None:
         steps = 0
@@ -270,8 +271,9 @@ def _check_deltas(
         deltas["max-delta of this client's policy"] = policy.max_delta
     for name, delta in deltas.items():
         if of_examples and counted > 1 and delta >= 1 / counted:
+            units = f"{run.example.unit_name}s"
             raise Refused(
-                f"{name} must be below 1 / n of this client's n examples (it is {delta:g})"
+                f"{name} must be below 1 / n of this client's n {units} (it is {delta:g})"
             )
 
 
@@ -301,9 +303,12 @@ def check_policy(policy: ClientPolicy, work: Work, *, noise_multipliers: dict[st
             colluding=run.secure.colluding,
             summands=run.secure.summands(user.population_size),
         )
+    given = {*noise_multipliers, SECURE}
+    if run.example.by_owner:
+        given.add(OWNER)
     for name in policy.require:
         _hold(
-            name in noise_multipliers or name == SECURE,
+            name in given,
             f"requires the {name}-level guarantee, which is off",
         )
     asks = policy.min_noise_multiplier > 0 or math.isfinite(policy.max_epsilon)
@@ -358,7 +363,9 @@ def least_noise(work: Work, noise: float) -> float:
             events.add(mechanism.answers.event)
         return min(noise_in(event) for event in events if event is not None)
     except ValueError as error:
-        raise Refused(f"the policy of this client can't be held to the run: {error}") from error
+        raise Refused(
+            f"the policy of this client can't be checked against the run: {error}"
+        ) from error
 
 
 def _of_users(work: Work, noise: float) -> tuple[ClientSettings, Mechanism]:
@@ -383,7 +390,7 @@ def check_turn(policy: ClientPolicy, run: ClientSettings, number: int, node_id: 
     if policy.min_groups and not (node_id is not None and in_turn(node_id, number, groups=groups)):
         raise Refused(
             f"round {number} is not the turn of this client, which its policy keeps to ({groups} "
-            f"groups)"
+            "groups)"
         )
 
 
@@ -393,7 +400,7 @@ def check_sums(policy: ClientPolicy, *, colluding: int, summands: int) -> None:
     wanted = f"min-colluding={policy.min_colluding} and min-summands={policy.min_summands}"
     said = (
         f"requires {wanted}; the run has privacy.secure.colluding={colluding}, and {summands} "
-        f"summands"
+        "summands"
     )
     _hold(colluding >= policy.min_colluding and summands >= policy.min_summands, said)
 

@@ -279,11 +279,12 @@ class Alone(TorchFunctionMode):
         return next((name for name, value in named if is_it(value)), "its parameters or buffers")
 
 
+# functions with rules that are written in Python
 PYTHON = {
     "embedding_bag",
     "lstm_layer",
     "multi_head_attention",
-}  # functions with rules that are written in Python
+}
 
 
 def squeezed(value: Tensor) -> Tensor:
@@ -342,7 +343,6 @@ def writes(name: str) -> str:
     """The refusal of a model whose forward changes what `name` names."""
     return (
         f"the model's forward changes {name}: what examples leave there would be neither clipped "
-        f"nor noised. Take out "
-        "what writes it (max_norm, running statistics, observers), or the layer, or put it in "
-        "eval mode"
+        "nor noised. Take out what writes it (max_norm, running statistics, observers), or the "
+        "layer, or put it in eval mode"
     )

@@ -243,8 +243,8 @@ def check_finite(count: int, finite: int) -> None:
     if count >= _FEW and not finite:
         raise ValueError(
             f"none of the {count} gradients of this step is finite: the parameters are not, or "
-            f"the loss divides by "
-            "something that is zero for one example alone, such as a deviation over the batch"
+            "the loss divides by something that is zero for one example alone, such as a "
+            "deviation over the batch"
         )
 
 

@@ -97,11 +97,12 @@ class Undrawn(TorchFunctionMode):
                 at = 6
             else:
                 at = 5
+            # not its `train`: a GPU has no backward pass without it
             args = (
                 *args[:at],
                 0.0,
                 *args[at + 1 :],
-            )  # not its `train`: a GPU has no backward pass without it
+            )
         if name in DROPPING:
             return args[0]
         result = func(*args, **named)
@@ -182,9 +183,9 @@ def try_out(objective: Objective, inputs: Tree) -> Any:
             if kept := before.moved():
                 raise ValueError(keeps(kept[0]))
             raise ValueError(
-                "the model gives other outputs for the same inputs: it keeps something of what it "
-                "was given before, or "
-                "draws random numbers that torch.manual_seed does not repeat"
+                "the model gives other outputs for the same inputs: it keeps something of what "
+                "it was given before, or draws random numbers that torch.manual_seed does not "
+                "repeat"
             )
         return outputs
     finally:

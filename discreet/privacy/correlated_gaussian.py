@@ -26,12 +26,10 @@ from discreet.privacy.grid import ERROR, LARGEST_SCALE, Grid, first_normal, seco
 from discreet.privacy.randomness import CHUNK, RandomSource, signed
 
 KEY_WORDS = 4  # of a round's stream, before its noise: a key for more bits
-ADDING = (
-    2.0**-48
-)  # bound on the rounding of one term and of the sum so far, for weights that add up to 1
-Parts = Sequence[
-    tuple[float, bytes]
-]  # the weight of a round's noise, and the key that it is drawn from
+# bound on the rounding of one term and of the sum so far, for weights that add up to 1
+ADDING = 2.0**-48
+# the weight of a round's noise, and the key that it is drawn from
+Parts = Sequence[tuple[float, bytes]]
 Rows = tuple[tuple[float, ...], ...]
 
 

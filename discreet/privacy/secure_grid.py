@@ -289,9 +289,8 @@ def example_secure_sum(
     return _finest(bare, noise_multiplier, beside=(None, None), most_bits=MOST_BITS_OF_EXAMPLES)
 
 
-Beside = tuple[
-    float | None, float | None
-]  # noise multipliers of the bit and of the answer; None: there is none
+# noise multipliers of the bit and of the answer; None: there is none
+Beside = tuple[float | None, float | None]
 
 
 def _finest(
@@ -306,10 +305,9 @@ def _finest(
         if fineness < COARSEST:
             raise ValueError(
                 f"secure aggregation of {found.nodes} clients (sampling.population_size) with "
-                f"{found.num_params} "
-                f"parameters and a noise_multiplier of {noise_multiplier:g} needs {found.bits} "
-                f"bits a value; "
-                f"it has at most {most_bits}: lower one of the three"
+                f"{found.num_params} parameters and a noise_multiplier of {noise_multiplier:g} "
+                f"needs {found.bits} bits a value; it has at most {most_bits}: lower one of the "
+                "three"
             )
     return found
 
@@ -346,7 +344,7 @@ def _entry_for(noise: Fraction, noise_multiplier: float | None, clip_steps: int)
     if steps < 1:
         raise ValueError(
             f"noise on bits or answers of {noise_multiplier:g} times their norm leaves nothing of "
-            f"them"
+            "them"
         )
     return steps
 

@@ -13,7 +13,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from discreet.mechanisms.mechanism import Statement
+from discreet.accounting.privacy_ledger import epsilon_of
+from discreet.mechanisms.mechanism import SERVER, Statement
 from discreet.queries.scores import ERROR, Rated, main_score, rated_in, score_columns
 from discreet.server.constant_guess import FILE as CONSTANT
 from discreet.server.final_results import FILE as TEST_SET
@@ -119,11 +120,27 @@ class RunRecord:
         return model_row(self.privacy, self.rounds).get(self.score_name if name == SCORE else name)
 
     def epsilon(self, guarantee: str) -> float:
-        """After the last round, by the run's own accountant; infinity if the guarantee is off."""
-        value = self.rounds[-1].get(f"epsilon_{guarantee}")
-        if value is None:
+        """After the last round, by the run's own accountant; infinity if the guarantee is off.
+
+        Never less than what the server's ledger says, which after a crash pays for more, nor than
+        any row of metrics.csv. LedgerError: the ledger is damaged.
+        """
+        column = f"epsilon_{guarantee}"
+        said = [value for row in self.rounds if (value := row.get(column)) is not None]
+        if not said:
             return math.inf
-        return value
+        return max(*said, self._charged.get(guarantee, 0.0))
+
+    @cached_property
+    def _charged(self) -> Mapping[str, float]:
+        """The epsilon of each guarantee that the server's ledger pays for."""
+        ledger = RunFolder(self.path).ledger_to_read(self.plan)
+        run = self.plan.run
+        return {
+            name: epsilon_of(ledger.spent(name), run.delta, run.accountant)
+            for name, mechanism in self.plan.mechanisms.items()
+            if SERVER in mechanism.charged_at
+        }
 
 
 def score_word(records: Iterable[RunRecord]) -> str:
@@ -165,7 +182,8 @@ def read_runs(folders: Sequence[Path]) -> list[RunRecord]:
         if (record := _read(folder, folder.relative_to(shared).as_posix()))
     ]
     if not records:
-        raise ConfigError("none of the runs has finished a round")
+        first = RunFolder(folders[0]).metrics_path
+        raise ConfigError(f"none of the runs has finished a round: {first} has no row")
     return records
 
 

@@ -21,7 +21,7 @@ from discreet.ledger.durable_ledger import CLIENTS_LEDGER, DurableLedger, Releas
 from discreet.mechanisms.mechanism import SERVER, releases_of
 from discreet.mechanisms.mechanism_table import own_noise, server_mechanism
 from discreet.reporting.records import Pairs, RunRecord
-from discreet.settings.privacy import GUARANTEES
+from discreet.settings.privacy import EXAMPLE, GUARANTEES
 
 MOST_POINTS = 16  # of a curve: each point takes an accountant's time
 PURE = "pure (delta = 0)"
@@ -62,7 +62,8 @@ def _releases(record: RunRecord, guarantee: str) -> list[Release]:
     path = record.path / ("ledger.db" if at_server else CLIENTS_LEDGER)
     if not path.is_file():
         return []
-    return [release for release in DurableLedger(path).releases() if release.guarantee == guarantee]
+    rows = DurableLedger(path).whole().releases()
+    return [release for release in rows if release.guarantee == guarantee]
 
 
 def _by_data_owner(releases: Iterable[Release]) -> dict[str, Entries]:
@@ -149,8 +150,8 @@ def ratings_cost(record: RunRecord) -> Iterator[str]:
             alone = account([(own.privacy.event, times)], privacy.delta)
             yield (
                 f"{guarantee}-level: epsilon {record.epsilon(guarantee):.4g} of the client that "
-                f"has spent most; its "
-                f"answers to {ratings}, if it gave them all, cost {alone:.4g} alone, {how}."
+                f"has spent most; its answers to {ratings}, if it gave them all, cost {alone:.4g} "
+                f"alone, {how}."
             )
 
 
@@ -179,12 +180,14 @@ def _choice_cost(records: Sequence[RunRecord], guarantee: str) -> str:
         why = "the runs deal the data differently, so that a client is not the same in all of them"
     elif len({record.config.sampling.kind == "fixed" for record in paying}) > 1:
         why = "the runs have different adjacencies"
+    elif guarantee == EXAMPLE and len({each.config.privacy.example.unit for each in paying}) > 1:
+        why = "the runs protect different units, rows and owners"
     elif without := len(records) - len(paying):
         together = "inf"
         one = "the most expensive of the others"
         why = (
             f"no {guarantee}-level guarantee in {without} of the runs, which are over the same "
-            f"clients"
+            "clients"
         )
     else:
         data_owners = set[str]().union(*spent)

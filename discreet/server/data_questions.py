@@ -92,8 +92,8 @@ def with_constants(config: Settings, task: Task) -> Settings:
         )
     if kind == "private" and means is not None and not config.resume:
         raise ConfigError(
-            "normaliser.means must be left out with data.normalise=private: clients are asked for "
-            "them"
+            "normaliser.means must be left out with data.normalise=private: clients are asked "
+            "for them"
         )
     if kind != "public" or means is not None:
         return config
@@ -179,8 +179,7 @@ def written_statistics(run: RunContext, task: Task, answers: Replies) -> str:
         nobody = ""
     return (
         f"{_table(found)}\nuser-level: epsilon {epsilon:.4g} by {told.accountant} at delta "
-        f"{told.delta:g} spent by now "
-        f"({user.unit}; {user.adjacency}){nobody}\nwritten to {path}\n"
+        f"{told.delta:g} spent by now ({user.unit}; {user.adjacency}){nobody}\nwritten to {path}\n"
     )
 
 

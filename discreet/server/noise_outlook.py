@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from discreet.server.plan import Plan
 from discreet.server.server_optimizer import ServerSGD
 from discreet.settings.rules import ConfigError
+from discreet.settings.wording import Key, Part, Wording, joined
 
 # The noise feedback up to which a run learns, and if its steps are as long as their signal.
 # Measured: docs/pitfalls.md.
@@ -18,8 +19,8 @@ EARLY_ROUNDS = 10  # a run that is over by then ends before noise that feeds its
 FEWEST_ROUNDS = 5  # that are advised
 FEW_CLIENTS = 30  # below it noise that hides one of them leaves little to learn from
 EXAMPLES_INSTEAD = (
-    f"with fewer than {FEW_CLIENTS} clients protect examples and not clients: privacy.example, "
-    "or DPSGD in the client's own training (discreet new; docs/index.md)"
+    f"with fewer than {FEW_CLIENTS} clients protect examples and not clients: privacy.example, or "
+    "DPSGD in the client's own training (discreet new; docs/index.md)"
 )
 FULL_LOCAL_WORK = 0.2  # clients that learn less than this in a round answer noise in proportion
 
@@ -76,7 +77,7 @@ class NoiseOutlook:
     limit: float = math.inf
     clip_setting: str | None = None
     early: bool = False
-    remedies: tuple[str, ...] = ()
+    remedies: tuple[Part, ...] = ()
     few: bool = False
 
     @property
@@ -93,8 +94,7 @@ class NoiseOutlook:
         if self.clip_setting is not None:
             return (
                 f"the noise in a step's mean gradient is expected to be {self.ratio:.3g} times as "
-                f"long as "
-                f"{self.clip_setting}, which does not move: noise does not drive the model"
+                f"long as {self.clip_setting}, which does not move: noise does not drive the model"
             )
         said = f"a round's noise is expected to be {self.ratio:.3g} times as long as the clip norm"
         if self.loud:
@@ -109,15 +109,14 @@ class NoiseOutlook:
             )
         return said
 
-    def advice(self, remedies: Sequence[str]) -> str:
+    def advice(self, remedies: Sequence[Part]) -> Wording:
         """The end of a message about noise that swamps the updates."""
+        parts: list[Part] = []
         if remedies:
-            taken = f"; take {', or '.join(remedies)}"
-        else:
-            taken = ""
+            parts += ("; take ", joined(", or ", remedies))
         if self.few:
-            return f"{taken}; {EXAMPLES_INSTEAD}"
-        return taken
+            parts.append(f"; {EXAMPLES_INSTEAD}")
+        return Wording(*parts)
 
 
 def noise_outlook(plan: Plan) -> NoiseOutlook:
@@ -171,21 +170,22 @@ def check_noise(plan: Plan, of_rounds: Callable[[int], Plan]) -> None:
     outlook = noise_outlook(plan)
     if outlook.refused:
         advice = outlook.advice(list(_remedies(plan, outlook, of_rounds)))
-        raise ConfigError(
-            f"these settings will not learn: {outlook}{advice}; privacy.user.too_noisy=warn runs "
-            f"all the same"
-        )
+        all_the_same = Key("privacy.user.too_noisy=warn")
+        said = f"these settings will not learn: {outlook}"
+        raise ConfigError(Wording(said, advice, "; ", all_the_same, " runs all the same"))
 
 
-def _remedies(plan: Plan, outlook: NoiseOutlook, of_rounds: Callable[[int], Plan]) -> Iterator[str]:
+def _remedies(
+    plan: Plan, outlook: NoiseOutlook, of_rounds: Callable[[int], Plan]
+) -> Iterator[Part]:
     """Changes of one setting with which the same rule finds no noise that swamps the updates."""
     rounds = plan.run.rounds // 2
     optimizer = plan.optimizer
     while rounds > FEWEST_ROUNDS and noise_outlook(of_rounds(rounds)).loud:
         rounds //= 2
     if rounds >= FEWEST_ROUNDS and not noise_outlook(of_rounds(rounds)).loud:
-        yield f"rounds={rounds}"
+        yield Key(f"rounds={rounds}")
     shrinks = isinstance(optimizer, ServerSGD) and optimizer.shrink_with_noise
     if not shrinks and outlook.feedback <= LARGEST_FEEDBACK_SHRINKING:
-        yield "server.shrink_with_noise=true"
+        yield Key("server.shrink_with_noise=true")
     yield from outlook.remedies

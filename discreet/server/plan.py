@@ -18,6 +18,7 @@ from discreet.settings.client_settings import ClientSettings
 from discreet.settings.privacy import PLANNED, USER, ClipConfig, Sizes
 from discreet.settings.rules import ConfigError
 from discreet.settings.settings import Settings, client_settings, flat
+from discreet.settings.wording import Key, Wording
 
 if TYPE_CHECKING:
     from dp_accounting import DpEvent
@@ -225,8 +226,8 @@ def resolve_noise(settings: Settings, sizes: Sizes = PLANNED) -> Settings:
             accountant=settings.privacy.accountant,
         )
     except ValueError as error:
-        name = f"privacy.{guarantee}.target_epsilon"
-        raise ConfigError(f"{name}={target:g} can't be reached: {error}") from error
+        asked = Key(f"privacy.{guarantee}.target_epsilon={target:g}")
+        raise ConfigError(Wording(asked, f" can't be reached: {error}")) from error
     if section.max_epsilon is None:
         budget = target
     else:

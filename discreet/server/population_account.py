@@ -23,6 +23,7 @@ from discreet.server.plan import Plan
 from discreet.server.run_folder import ACCOUNT, RunFolder
 from discreet.settings.privacy import USER
 from discreet.settings.rules import require
+from discreet.settings.wording import Key, Wording
 
 ADJACENCIES = ("add or remove one client", "replace one client")
 SETTINGS = {  # which setting decides a fact of a population
@@ -69,35 +70,21 @@ class PopulationAccount:
 
     def __init__(self, path: Path, population: Population, budget: ServerBudget) -> None:
         if not path.is_file():
-            if population.adjacency == ADJACENCIES[1]:
-                replaced = " --replace"
-            else:
-                replaced = ""
-            raise LedgerError(
-                f"privacy.user.account={path} is missing: put it back, what was spent is not "
-                f"forgotten with it. If "
-                f"this population was never charged, make it: discreet ledger create {path} "
-                f"--population "
-                f"{population.name!r} --size {population.size} --delta "
-                f"{population.delta:g}{replaced}"
-            )
+            raise LedgerError(_missing(path, population))
         self.path = path
         self.ledger = DurableLedger(path)
         self.population = population
         self.run = ""
         facts = self.ledger.facts()
         if not is_account(facts):
-            raise LedgerError(
-                f"privacy.user.account={path} is the ledger of a run or of a node, not of a "
-                f"population"
-            )
+            other = " is the ledger of a run or of a node, not of a population"
+            raise LedgerError(Wording(_key(path), other))
         for name, setting in SETTINGS.items():
             if facts[name] != getattr(population, name):
-                raise LedgerError(
-                    f"{setting} does not fit privacy.user.account={path}: the population's {name} "
-                    f"is {facts[name]} "
-                    f"there, and {getattr(population, name)} in this run"
-                )
+                there = f": the population's {name} is {facts[name]} there, and "
+                here = f"{getattr(population, name)} in this run"
+                fault = Wording(Key(setting), " does not fit ", _key(path), there, here)
+                raise LedgerError(fault)
         largest = min(
             (each for each in (budget.max_epsilon, facts[LIMIT]) if each is not None), default=None
         )
@@ -130,11 +117,11 @@ class PopulationAccount:
         here = dict(self.ledger.spent(USER, data_owner=self.run).entries)
         lacking = [event for event, count in own.spent(USER).entries if here.get(event, 0) < count]
         if lacking or (position is not None and not self.ledger.contains(position)):
-            raise LedgerError(
-                f"privacy.user.account={self.path} lacks what the run in {folder.path} has spent: "
-                f"it is older than the "
-                "run, or another account. Put back the one that the run has charged"
+            lacks = (
+                f" lacks what the run in {folder.path} has spent: it is older than the run, or "
+                "another account. Put back the one that the run has charged"
             )
+            raise LedgerError(Wording(_key(self.path), lacks))
         own.account = self
 
     def require_room(self, charges: Sequence[Charge], what: str = "the next round") -> None:
@@ -163,12 +150,11 @@ class PopulationAccount:
         count = self.runs
         return (
             f"user-level, all runs on {self.population.name}: epsilon "
-            f"{budget.epsilon(self.ledger.total()):.4g} by "
-            f"{budget.accountant} at delta {delta:g} ({count} run{'s' * (count != 1)} in "
-            f"{self.path})"
+            f"{budget.epsilon(self.ledger.total()):.4g} by {budget.accountant} at delta {delta:g} "
+            f"({count} run{'s' * (count != 1)} in {self.path})"
         )
 
-    def outlook(self, rounds: Sequence[Charge], beside: Sequence[Charge] = ()) -> str:
+    def outlook(self, rounds: Sequence[Charge], beside: Sequence[Charge] = ()) -> Wording:
         """Says what is spent before a run, and how many of its rounds, a charge each, fit beside
         other charges."""
 
@@ -184,20 +170,17 @@ class PopulationAccount:
         planned = len(rounds)
         room = bisect_left(range(1, planned + 1), True, key=full)
         if most is None or room == planned:
-            return said
-        return (
-            f"{said}; {self.budget.name}={most:g} has room for {room} of the {planned} rounds "
-            f"of this one"
-        )
+            return Wording(said)
+        room_for = f" has room for {room} of the {planned} rounds of this one"
+        return Wording(f"{said}; ", Key(f"{self.budget.name}={most:g}"), room_for)
 
     def facts(self) -> dict[str, object]:
         """The account's facts for privacy.json, as they stand now."""
         spent = self.ledger.total()
         chosen = self.budget.accountant
         delta = self.population.delta
-        only = (
-            chosen == RDP and self.population.adjacency == ADJACENCIES[1]
-        )  # which PLD does not know
+        # which PLD does not know
+        only = chosen == RDP and self.population.adjacency == ADJACENCIES[1]
         if only:
             names = [chosen]
         else:
@@ -211,6 +194,23 @@ class PopulationAccount:
             "releases": spent.num_releases,
             "head": self.ledger.position().head,
         }
+
+
+def _key(path: Path) -> Key:
+    return Key(f"privacy.user.account={path}")
+
+
+def _missing(path: Path, population: Population) -> Wording:
+    """The words about an account that is not there."""
+    made = f"discreet ledger create {path} --population {population.name!r}"
+    made += f" --size {population.size} --delta {population.delta:g}"
+    if population.adjacency == ADJACENCIES[1]:
+        made += " --replace"
+    advice = (
+        " is missing: put it back, what was spent is not forgotten with it. If this population "
+        f"was never charged, make it: {made}"
+    )
+    return Wording(_key(path), advice)
 
 
 def create_account(

@@ -16,6 +16,7 @@ from discreet.settings.places import conf_folder, conf_for
 from discreet.settings.rules import ConfigError
 from discreet.settings.settings import Settings, described, flat
 from discreet.settings.training import FLOWER_APP
+from discreet.settings.wording import Key, Part, Wording, joined
 
 # None of these decides what a release costs, or which model it is of. A section stands for all that
 # is in it.
@@ -77,7 +78,7 @@ def asked_settings(
     if kept.model.name == FLOWER_APP:
         raise ConfigError(
             f"output_dir={folder.path} is a run of another Flower app: it goes on there, by "
-            f"resume=True"
+            "resume=True"
         )
     wanted = flat(cast(Flat, OmegaConf.to_container(asked, resolve=True)))
     was = flat(described(kept))
@@ -105,11 +106,11 @@ def same_settings(asked: Settings) -> Settings:
     kept = folder.read_config()
     first = flat(described(folder.read_config(name=ASKED)))
     for name, value in flat(described(asked)).items():
-        _is_new(f"{name}={value}", name, value, first, first)
+        _is_new(Key(f"{name}={value}"), name, value, first, first)
     return replace(asked, privacy=kept.privacy)
 
 
-def _is_new(word: str, name: str, value: object, was: Flat, first: Flat) -> bool:
+def _is_new(word: Part, name: str, value: object, was: Flat, first: Flat) -> bool:
     """True if a word changes a setting; ConfigError if it may not. A setting may be as the run
     `was`, or as it was asked for at `first`, before a target became its noise and its budget."""
     if name in WHICH_RUN or value == was.get(name):
@@ -119,12 +120,11 @@ def _is_new(word: str, name: str, value: object, was: Flat, first: Flat) -> bool
     if value == first.get(name):
         return False
     has = was.get(name)
-    free = ", ".join(each for each in CHANGEABLE if _may_change(each, was))
+    free = joined(", ", [Key(each) for each in CHANGEABLE if _may_change(each, was)])
     if has is None:
         has = first.get(name)
-    raise ConfigError(
-        f"{word} can't change a run that is resumed: it has {name}={has}. What may change is {free}"
-    )
+    kept = " can't change a run that is resumed: it has "
+    raise ConfigError(Wording(word, kept, Key(f"{name}={has}"), ". What may change is ", free))
 
 
 def _given(words: Sequence[str], known: Sequence[str], conf: Path) -> Iterator[tuple[str, str]]:

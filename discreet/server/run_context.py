@@ -6,9 +6,9 @@ from __future__ import annotations
 import json
 import logging
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from dp_accounting.dp_event import RepeatAndSelectDpEvent
@@ -35,7 +35,7 @@ from discreet.server.run_folder import (
 )
 from discreet.server.run_price import price_lines
 from discreet.server.state import Outcome, State, initial_state
-from discreet.settings.privacy import LOCAL
+from discreet.settings.privacy import EXAMPLE, LOCAL
 
 logger = logging.getLogger("discreet")
 
@@ -45,15 +45,15 @@ ANSWER_NUMBERS = 64  # at most, of an answer: for each output of a model, and on
 @dataclass(frozen=True, eq=False)
 class RunContext:
     """A run whose folder is held, with its plan and its ledger open. It starts from `state`, or
-    goes on; `source` is of cohorts and noise; `translate` gives a message the names by which the
-    caller knows its settings."""
+    goes on; `source` is of cohorts and noise; `names` are what messages call its settings, by
+    their keys."""
 
     plan: Plan
     folder: RunFolder
     ledger: DurableLedger
     state: State
     source: RandomSource
-    translate: Callable[[str], str] = str
+    names: Mapping[str, str] = field(default_factory=dict)
 
 
 def open_run(plan: Plan, *, params: Tensor, simulated: bool, held: ExitStack) -> RunContext:
@@ -111,6 +111,8 @@ def _announce(plan: Plan, folder: RunFolder) -> None:
     for name in plan.mechanisms:
         if name == LOCAL:
             kind = f" ({run.local.kind})"
+        elif name == EXAMPLE and run.example.by_owner:
+            kind = " (owners)"
         else:
             kind = ""
         noise = run.configured_noise_multiplier(name)

@@ -33,6 +33,7 @@ from typing import TYPE_CHECKING, Any
 from filelock import FileLock, Timeout
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
+from pydantic import TypeAdapter
 from safetensors import SafetensorError, safe_open
 from yaml import YAMLError  # type: ignore[import-untyped]
 
@@ -53,6 +54,7 @@ from discreet.settings.compose import parse_config
 from discreet.settings.privacy import USER
 from discreet.settings.rules import ConfigError
 from discreet.settings.settings import Settings, described
+from discreet.settings.wording import Key, Wording
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -124,6 +126,15 @@ class RunFolder:
         """The server's ledger; LedgerError if it is missing or has other settings."""
         return DurableLedger(self.ledger_path, facts=plan.deciding)
 
+    def ledger_to_read(self, plan: Plan) -> DurableLedger:
+        """The server's ledger, to read of what was spent. Settings that an older version did not
+        note in it are not compared. Raises LedgerError: it is missing, damaged, older than it was,
+        or config.yaml says otherwise."""
+        was = DurableLedger(self.ledger_path).whole().facts()
+        decided = plan.deciding
+        noted = {name: decided.get(name, value) for name, value in was.items()}
+        return DurableLedger(self.ledger_path, facts=noted)
+
     def create_ledgers(self, plan: Plan, *, simulated: bool) -> None:
         """Makes the ledgers of a new run: the server's, and that of virtual clients if they account
         for themselves. Raises LedgerError if there are some already."""
@@ -151,14 +162,14 @@ class RunFolder:
             if positions is not None and (position is None or not ledger.contains(position)):
                 raise LedgerError(
                     f"{ledger.path} is older than the checkpoint beside it, or of another run: "
-                    f"put back its own ledger"
+                    "put back its own ledger"
                 )
         done = max((int(row["round"] or 0) for row in self.read_metrics()), default=0)
         charged = ledgers[0].spent(USER).num_releases
         if USER in plan.mechanisms and charged < done:
             raise LedgerError(
                 f"{self.ledger_path} holds {charged} releases of {done} rounds: put back a newer "
-                f"one"
+                "one"
             )
 
     def positions(self) -> dict[str, LedgerPosition]:
@@ -184,13 +195,7 @@ class RunFolder:
             return parse_config(settings)
         except OSError as error:
             raise ConfigError(f"{path} can't be read: {error.strerror}") from error
-        except (
-            YAMLError,
-            OmegaConfBaseException,
-            UnicodeDecodeError,
-            RecursionError,
-            ConfigError,
-        ) as error:
+        except (YAMLError, OmegaConfBaseException, ValueError, RecursionError) as error:
             raise ConfigError(f"{path} is damaged: {' '.join(str(error).split())}") from error
 
     def save_checkpoint(
@@ -294,7 +299,7 @@ def read_tensors(path: Path) -> tuple[dict[str, Any], dict[str, str]]:
     try:
         with safe_open(path, framework="pt") as file:
             return {name: file.get_tensor(name) for name in file.keys()}, file.metadata() or {}  # noqa: SIM118
-    except SafetensorError as error:
+    except (SafetensorError, OSError) as error:
         raise LedgerError(f"{path} is damaged: {error}") from error
 
 
@@ -330,11 +335,11 @@ def check_output(output_dir: str | None, *, resume: bool) -> RunFolder:
     folder = RunFolder(output_folder(output_dir))
     there = folder.ledger_path.exists() or (folder.path / CONFIG).exists()
     if resume and not there:
-        raise ConfigError(f"resume=true, but output_dir={folder.path} holds no run")
+        nothing = f", but output_dir={folder.path} holds no run"
+        raise ConfigError(Wording(Key("resume=true"), nothing))
     if there and not resume:
-        raise ConfigError(
-            f"output_dir={folder.path} holds a run already: resume=true goes on with it"
-        )
+        taken = f"output_dir={folder.path} holds a run already: "
+        raise ConfigError(Wording(taken, Key("resume=true"), " goes on with it"))
     return folder
 
 
@@ -355,8 +360,8 @@ def only_writer(path: Path, *, patience: float = LOCK_SECONDS) -> Iterator[None]
     except Timeout as error:
         raise ConfigError(
             f"output_dir={path} is in use: another process is writing this run. A SuperLink that "
-            f"was killed begins "
-            "what it had accepted when it is back: `flwr list` shows its runs, `flwr stop` ends one"
+            "was killed begins what it had accepted when it is back: `flwr list` shows its runs, "
+            "`flwr stop` ends one"
         ) from error
     except OSError as error:
         raise ConfigError(f"output_dir={path} can't be used: {error.strerror}") from error
@@ -389,12 +394,19 @@ class RunStatus:
     updated: str = ""
 
 
+STATUS_FILE = TypeAdapter(RunStatus)
+
+
 def read_status(folder: RunFolder) -> RunStatus | None:
     """The last status; None if the run has written none yet, or the file is not one."""
     try:
-        return RunStatus(**json.loads((folder.path / STATUS).read_text()))
-    except (FileNotFoundError, TypeError, ValueError, RecursionError):
+        found = STATUS_FILE.validate_json((folder.path / STATUS).read_bytes())
+        since = datetime.fromisoformat(found.updated)
+    except (OSError, ValueError):
         return None
+    if since.tzinfo is None:
+        return None
+    return found
 
 
 def state_of(folder: RunFolder) -> str:

@@ -54,10 +54,12 @@ from discreet.settings.rules import ConfigError, require, write_json
 from discreet.settings.settings import Settings, client_settings
 from discreet.settings.training import HF, TaskConfig
 from discreet.training.losses import loss_of, resolved_task
+from discreet.training.units import warning_of_rows
 
 logger = logging.getLogger("discreet")
 
-COUNTED = ("natural", "shards")  # partitions that the data allow only for some numbers of clients
+# partitions that the data allow only for some numbers of clients
+COUNTED = ("natural", "owners", "shards")
 
 
 @dataclass(frozen=True, eq=False)
@@ -127,6 +129,8 @@ def opened(plan: Plan, task: Task, *, simulated: bool, held: ExitStack) -> Sessi
     else:
         seed = secrets.randbits(31)
     model = model_for(plan.settings.model, task.shape, seed=seed)
+    if simulated and (said := warning_of_rows(plan.run, task.train)):
+        logger.warning("%s", said)
     context = open_run(plan, params=flatten_parameters(model), simulated=simulated, held=held)
     return Session(context, task, model)
 

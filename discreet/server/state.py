@@ -34,9 +34,8 @@ class State:
     velocity: Tensor
     clip_norm: float
     noise_energy: float = 0.0
-    second_moment: Tensor = field(
-        default_factory=lambda: import_module("torch").zeros(0)
-    )  # status needs no torch
+    # status needs no torch
+    second_moment: Tensor = field(default_factory=lambda: import_module("torch").zeros(0))
     epsilon_example: float = 0.0
     epsilon_local: float = 0.0
     epsilon_local_pure: float = 0.0

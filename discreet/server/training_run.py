@@ -37,6 +37,7 @@ from discreet.server.transport import (
     check_exchange,
 )
 from discreet.settings.privacy import EXAMPLE, GUARANTEES, USER, ClipConfig
+from discreet.settings.wording import Key, Wording, in_words
 
 if TYPE_CHECKING:
     from dp_accounting import DpEvent
@@ -50,6 +51,7 @@ FACTOR = 2.0  # times the loss of a model that gives 0 throughout
 CUT_ROUNDS = 3
 CUT_SHARE = 0.2
 TIMED = 3  # rounds after which the time that is left is said
+FIRST_NORM = Key("privacy.user.clip.norm")
 UNRANKED = (-math.inf, -math.inf)
 
 logger = logging.getLogger("discreet")
@@ -127,7 +129,8 @@ class TrainingRun:
         charges = [Charge(0, USER, "", event) for event in events if event is not None]
         if plan and plan.event:
             ratings.append(Charge(0, USER, "", plan.event, plan.left(state.round, rounds=rounds)))
-        logger.info("%s", self.context.translate(self.ledger.account.outlook(charges, ratings)))
+        outlook = self.ledger.account.outlook(charges, ratings)
+        logger.info("%s", outlook.named(self.context.names))
 
     def _run_rounds(self, state: State) -> Outcome:
         attempts = 0
@@ -143,7 +146,7 @@ class TrainingRun:
                     self._check_room(self.plan.mechanism.guarantee, event, "the next round")
                 state, stats = self._next_round(state)
             except BudgetSpent as spent:
-                return Outcome(state, self.context.translate(str(spent)))
+                return Outcome(state, in_words(spent, self.context.names))
             except RoundAbandoned as loss:
                 attempts += 1
                 logger.warning("round %d is abandoned, unread: %s", number, loss)
@@ -247,7 +250,7 @@ class TrainingRun:
             logger.warning(
                 "the model after round %d is not rated: %s",
                 last.round,
-                self.context.translate(str(reason)),
+                in_words(reason, self.context.names),
             )
             return last
         stats.log_failures()
@@ -320,7 +323,7 @@ class TrainingRun:
         )
         for name, note in notes.items():
             if name not in self.warned:
-                logger.warning("%s", self.context.translate(note))
+                logger.warning("%s", note.named(self.context.names))
         self.warned |= notes.keys()
         return row
 
@@ -328,8 +331,8 @@ class TrainingRun:
         """An estimate by the last round; the first ones also load and compile."""
         left = self.plan.run.rounds - done
         if left > 0:
-            minutes = left * self.rows[-1]["seconds"] / 60
-            logger.info("%d rounds are left, about %.2g minutes by the last one", left, minutes)
+            seconds = left * self.rows[-1]["seconds"]
+            logger.info("%d rounds are left: about %.2g s, as long as the last one", left, seconds)
 
     def _epsilon(self, guarantee: str) -> float:
         return self.ledger.spent(guarantee).epsilon(self.plan.run.delta, self.plan.run.accountant)
@@ -395,7 +398,7 @@ def improves(rows: Sequence[Mapping[str, Any]]) -> bool | None:
 
 def clip_notes(
     clip: ClipConfig, shares: Sequence[float], clip_norm: float, *, learns: bool | None = None
-) -> dict[str, str]:
+) -> dict[str, Wording]:
     """Warnings of an adaptive clip norm that lets a model learn little, by what they are about:
     from the noised shares of norms within the clip norm of each round so far, and the clip norm of
     the next round. A model that `learns` is not warned of."""
@@ -403,23 +406,24 @@ def clip_notes(
         return {}
     last = shares[-CUT_ROUNDS:]
     least = min(CUT_SHARE, clip.target_quantile / 2)
-    notes = {}
+    notes: dict[str, Wording] = {}
     if not learns and len(last) == CUT_ROUNDS and max(last) < least:
         if learns is None:
             seen = ""
         else:
             seen = ", and the model does not get better"
-        notes["cut"] = (
+        notes["cut"] = Wording(
             f"more than {100 * (1 - least):g} % of the updates were clipped in each of the last "
-            f"{CUT_ROUNDS} rounds"
-            f"{seen}. The clip norm is {clip_norm:.3g} now: consider a larger "
-            f"privacy.user.clip.norm"
+            f"{CUT_ROUNDS} rounds{seen}. The clip norm is {clip_norm:.3g} now: consider a larger ",
+            FIRST_NORM,
         )
     if clip_norm >= clip.ceiling:
-        notes["ceiling"] = (
-            f"the clip norm has reached its maximum, privacy.user.clip.max={clip.ceiling:g}: "
-            f"either noise "
-            "drives the model, or the first one, privacy.user.clip.norm, was far too small"
+        notes["ceiling"] = Wording(
+            "the clip norm has reached its maximum, ",
+            Key(f"privacy.user.clip.max={clip.ceiling:g}"),
+            ": either noise drives the model, or the first one, ",
+            FIRST_NORM,
+            ", was far too small",
         )
     return notes
 

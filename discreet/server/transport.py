@@ -16,6 +16,7 @@ from discreet.mechanisms.sums import PartialReply, UnopenedSum
 from discreet.protocol.messages import EPSILONS, TrainReply, TrainRequest
 from discreet.server.state import State
 from discreet.settings.rules import ConfigError
+from discreet.settings.wording import Key, Wording
 
 logger = logging.getLogger("discreet")
 
@@ -71,9 +72,8 @@ def check_exchange(transport: object, *, masked: bool) -> None:
     and only then."""
     makes_sums = getattr(transport, "makes_sums", False)
     if masked and not makes_sums:
-        raise ConfigError(
-            "privacy.user.aggregation=secure is not offered here: the server would read each update"
-        )
+        why = " is not offered here: the server would read each update"
+        raise ConfigError(Wording(Key("privacy.user.aggregation=secure"), why))
     if makes_sums and not masked:
         raise ConfigError(
             "privacy.user.aggregation must be secure for a transport of masked sums (got plain)"

@@ -22,6 +22,7 @@ from discreet.settings.privacy import (
     CORRELATED,
     LOCAL,
     PLAIN,
+    ROW,
     SECURE,
     USER,
     Accountant,
@@ -34,6 +35,7 @@ from discreet.settings.privacy import (
 )
 from discreet.settings.rules import ConfigError, require, require_each, section
 from discreet.settings.training import ModelConfig, TaskConfig, TrainingConfig
+from discreet.settings.wording import Key, Part, Wording
 
 # The values that a choice needs in other settings, one or any of several, and why.
 Needs = dict[str, tuple[object, str]]
@@ -64,6 +66,11 @@ SHARED_STEP: Needs = {
         None,
         "steps are over all examples, and training.batch_size is the public constant",
     ),
+    "privacy.example.unit": (ROW, "its sum is of the clipped gradients of single rows"),
+}
+OWNER_STEPS: Needs = {
+    "data.partition": ("owners", "where data are dealt, all rows of an owner are one client's"),
+    "evaluation.kind": (AT_SERVER, "the noise on a client's answer is for one row"),
 }
 NOISED_UPDATE: Needs = {"privacy.user.enabled": (False, "the server's clip would cut the noise")}
 LAPLACE_STEP: Needs = {
@@ -192,12 +199,12 @@ class ClientSettings:
         if self.evaluation.private and kind == "none" and self.example.enabled:
             wrong = [name for name in self.evaluation.metrics if name not in MEANS]
             rule = (
-                f"of {', '.join(MEANS)} with privacy.example.enabled: of these one example "
-                f"moves only its own share"
+                f"of {', '.join(MEANS)} with privacy.example.enabled: of these one example moves "
+                "only its own share"
             )
             require(not wrong, "evaluation.metrics", rule, ", ".join(wrong))
 
-    def _needs(self) -> Iterator[tuple[str, Needs]]:
+    def _needs(self) -> Iterator[tuple[Part, Needs]]:
         """What the choices of this run need, each with its name."""
         user = self.user
         local = self.local.kind
@@ -222,27 +229,25 @@ class ClientSettings:
                 },
             )
         if user.secure:
-            yield "privacy.user.aggregation=secure", MASKED_UPDATE
+            yield Key("privacy.user.aggregation=secure"), MASKED_UPDATE
         if self.example.secure:
             yield "privacy.example.aggregation=secure", SHARED_STEP
+        if self.example.by_owner:
+            yield "privacy.example.unit=owner", OWNER_STEPS
         if user.mechanism is not None:
-            yield "privacy.user.mechanism", OWN
+            yield Key("privacy.user.mechanism"), OWN
         elif user.enabled and user.sampling in ("poisson", "fixed"):
             yield f"{user.sampling} cohorts", POISSON
         elif user.enabled and user.mechanism_kind == CORRELATED:
-            everyone = f"privacy.user.correlation.kind={user.correlation.kind}"
+            by = Key("sampling.kind=cyclic")
             if user.sampling == "everyone":
-                by = everyone
-            else:
-                by = "sampling.kind=cyclic"
-            rule = (
-                f"fixed: earlier noise, which later noise takes back, was made for one clip "
-                f"norm, with {by}"
-            )
+                by = Key(f"privacy.user.correlation.kind={user.correlation.kind}")
+            why = "earlier noise, which later noise takes back, was made for one clip norm"
+            rule = Wording(f"fixed: {why}, with ", by)
             require(not user.adaptive, "privacy.user.clip.kind", rule, "adaptive")
             yield by, TURNS
         if user.enabled and user.sampling == "fixed":
-            yield "sampling.kind=fixed", FIXED
+            yield Key("sampling.kind=fixed"), FIXED
 
     def terms(self, guarantee: str) -> Any:
         """The settings of a guarantee, which an owner's policy can hold the run to."""

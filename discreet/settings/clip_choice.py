@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 
 from discreet.settings.privacy import ClipConfig
-from discreet.settings.rules import ConfigError, plain
+from discreet.settings.rules import plain
 
 # If no clip norm is given: noise for one that is far too long undoes what was learned, one that is
 # too short costs a round. Their steps multiply the norm by at most exp(5 / 2) = 12, then 3.5, 1.9,
@@ -35,20 +35,14 @@ class AdaptiveClipping:
     count_stddev: float | None = None
 
     def section(self) -> ClipConfig:
-        """The settings `privacy.user.clip` that say the same. Raises ConfigError in words of this
-        class."""
+        """The settings `privacy.user.clip` that say the same. Raises ConfigError, which has the
+        keys of these: `CLIP_WORDS` are those of this class."""
         given = {name: plain(value) for name, value in asdict(self).items() if value is not None}
         if "maximum" in given:
             given["max"] = given.pop("maximum")
-        try:
-            return ClipConfig(**given if self.norm is not None else SEARCH | given)
-        except ConfigError as error:
-            said = (
-                str(error)
-                .replace("privacy.user.clip.norm", "clip_norm")
-                .replace("clip.max ", "clip.maximum ")
-            )
-            raise ConfigError(said.replace("privacy.user.clip.", "clipping.")) from error
+        if self.norm is None:
+            given = SEARCH | given
+        return ClipConfig(**given)
 
 
 @dataclass(frozen=True)
@@ -60,3 +54,12 @@ class FixedClipping:
     def section(self) -> ClipConfig:
         """The settings `privacy.user.clip` that say the same."""
         return ClipConfig("fixed", self.norm)
+
+
+# What arguments call the settings of a clip norm.
+CLIP_WORDS = {
+    **{f"privacy.user.clip.{each.name}": f"clipping.{each.name}" for each in fields(ClipConfig)},
+    "privacy.user.clip.norm": "clip_norm",
+    "privacy.user.clip.max": "clipping.maximum",
+    "privacy.user.clip.kind": "clipping",
+}

@@ -22,9 +22,8 @@ from discreet.settings.places import conf_folder, conf_for, own_files
 from discreet.settings.rules import ConfigError, did_you_mean, plain, read_json, unknown
 from discreet.settings.settings import Settings
 
-SYNTAX = re.compile(
-    r"""['"\[\]{}$,]"""
-)  # of a value that is quoted already, a list, or several values
+# of a value that is quoted already, a list, or several values
+SYNTAX = re.compile(r"""['"\[\]{}$,]""")
 NOT_PART = ("resume=", "hydra.sweep.dir=", "hydra.mode=")  # of what each run of a sweep is given
 
 

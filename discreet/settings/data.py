@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from dp_accounting import DpEvent
 
 STATISTICS = ("moments", "quantiles", "targets", "examples")
+PARTITIONS = ("iid", "dirichlet", "shards", "natural", "owners", "sampled")
 # What clients can be asked of a model: `discreet.queries.answers` says of which kind of target.
 METRICS = ("accuracy", "loss", "auc", "calibration", "clients", "mae", "rmse", "r2")
 # Means over a client's examples of vectors whose norm is bounded by a constant: one of m moves them
@@ -28,9 +29,7 @@ class DataConfig:
     name: rules.Text = "digits"
     path: rules.Text | None = None
     num_clients: rules.Count = 200
-    partition: Annotated[str, rules.one_of("iid", "dirichlet", "shards", "natural", "sampled")] = (
-        "iid"
-    )
+    partition: Annotated[str, rules.one_of(*PARTITIONS)] = "iid"
     alpha: rules.Positive = 0.5
     partition_seed: rules.CountOrZero = 20611
     examples_per_client: rules.Count | None = None

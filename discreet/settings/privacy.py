@@ -13,6 +13,7 @@ from discreet.accounting.events import ACCOUNTANTS, PLD
 from discreet.privacy.quantile import LARGEST_NUMBER, QuantileEstimator
 from discreet.settings import rules
 from discreet.settings.rules import check_value, require, require_one, section
+from discreet.settings.wording import Key, Wording
 
 USER = "user"
 EXAMPLE = "example"
@@ -22,6 +23,13 @@ GUARANTEES = (USER, EXAMPLE, LOCAL)
 ZERO_OUT = "zero-out: one example contributes nothing, n stays"
 ADD_OR_REMOVE = "add or remove one example"
 PRIVACY_DRAWS = {"float": 1, "secure_sum": 4}
+# The same if the unit is an owner with all its rows.
+OF_OWNERS = {
+    ZERO_OUT: "zero-out: one owner, with all its rows, contributes nothing, n stays",
+    ADD_OR_REMOVE: "add or remove one owner, with all its rows",
+}
+ROW = "row"
+OWNER = "owner"
 PLAIN = "plain"
 SECURE = "secure"
 CORRELATED = "correlated"
@@ -84,13 +92,14 @@ class SecureConfig:
         With t <= n - d it can open one after all the losses that are allowed for. Both need n > 2d
         + c.
         """
-        check_value(nodes, "sampling.population_size with secure aggregation", rules.within(3, 100))
+        rule = "within [3, 100] with secure aggregation"
+        require(3 <= nodes <= 100, "sampling.population_size", rule, nodes)
         summands = self.summands(nodes)
         threshold = self.threshold_of(nodes)
         name = "privacy.secure.threshold"
         rule = (
-            f"at most {nodes - 1 - self.colluding} with {nodes} nodes: one honest node at "
-            f"least must be left"
+            f"at most {nodes - 1 - self.colluding} with {nodes} nodes: one honest node at least "
+            "must be left"
         )
         require(summands >= 1, "privacy.secure.dropouts", rule, self.dropouts)
         least = (nodes + self.colluding) // 2 + 1
@@ -121,17 +130,18 @@ class Sizes:
     l1_norm: float = 1.0
 
 
-PLANNED = Sizes(
-    2**14
-)  # of what is planned before the model is known: its cost is the same to some four digits
+# of what is planned before the model is known: its cost is the same to some four digits
+PLANNED = Sizes(2**14)
 
 
 @section("privacy.example.")
 class ExamplePrivacyConfig:
     """Example-level privacy: DP-SGD inside each client, or one step a round over all examples of
-    all clients."""
+    all clients. Its unit is an example, which is a row, or an owner with all its rows."""
 
     enabled: bool = False
+    unit: Annotated[str, rules.one_of(ROW, OWNER)] = ROW
+    rows_per_owner: rules.Count = 8
     aggregation: Aggregation = PLAIN
     noise_multiplier: rules.NotNegative | None = None
     clip_norm: rules.Positive = 1.0
@@ -146,6 +156,25 @@ class ExamplePrivacyConfig:
         """True if the server reads nothing but masked sums of gradients, which clients noise
         together."""
         return self.enabled and self.aggregation == SECURE
+
+    @property
+    def by_owner(self) -> bool:
+        """True if the unit is an owner."""
+        return self.enabled and self.unit == OWNER
+
+    @property
+    def most_rows(self) -> int | None:
+        """The most rows of an owner that a step reads; None if the unit is an example."""
+        if self.by_owner:
+            return self.rows_per_owner
+        return None
+
+    @property
+    def unit_name(self) -> str:
+        """The unit in a word."""
+        if self.by_owner:
+            return OWNER
+        return EXAMPLE
 
 
 @section("privacy.local.")
@@ -163,7 +192,7 @@ class LocalPrivacyConfig:
         if self.kind != "none":
             advice = (
                 f" with privacy.local.kind={self.kind}: give one, for instance "
-                f"privacy.local.epsilon=8, of all rounds"
+                "privacy.local.epsilon=8, of all rounds"
             )
             given = {
                 "privacy.local.epsilon": self.epsilon,
@@ -226,7 +255,7 @@ class CorrelationConfig:
 
     def __post_init__(self) -> None:
         banded = self.kind in (BSR, BISR)
-        rule = f"left out with privacy.user.correlation.kind={self.kind}"
+        rule = Wording("left out with ", Key(f"privacy.user.correlation.kind={self.kind}"))
         require(
             banded or self.bandwidth is None,
             "privacy.user.correlation.bandwidth",

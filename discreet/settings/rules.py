@@ -23,6 +23,7 @@ from pydantic import (
 from pydantic.dataclasses import dataclass
 
 from discreet.privacy.quantile import LARGEST_NUMBER, LEAST_NUMBER
+from discreet.settings.wording import Key, Part, Wording, joined
 
 T = TypeVar("T")
 # Names that people type from habit, and the setting of a user-level run that each means.
@@ -73,10 +74,11 @@ MEANT = {
 }
 ALIASES = {name: key for key, names in MEANT.items() for name in names}
 MAIN = {"data": "name", "model": "name", "sampling": "kind", "task": "loss", "server": "optimizer"}
+# what is meant if a group is given a value
 MAIN |= {
     "privacy.user.clip": "norm",
     "privacy.local": "kind",
-}  # what is meant if a group is given a value
+}
 ABSENT = ("mechanism", None)
 # characters of a value in a message, and of a message
 LONGEST_SHOWN = 200
@@ -145,26 +147,26 @@ NotNegative = Annotated[
 Finite = Annotated[float, FINITE]
 OpenShare = Annotated[float, Rule("within (0, 1)", lambda value: 0 < value < 1)]
 Probability = Annotated[float, Rule("within (0, 1]", lambda value: 0 < value <= 1)]
-LearningRate = Annotated[
-    float, within(LEAST_NUMBER, 1e4)
-]  # far beyond 1e4 a model overflows in its first round
+# far beyond 1e4 a model overflows in its first round
+LearningRate = Annotated[float, within(LEAST_NUMBER, 1e4)]
 Momentum = Annotated[float, Rule("within [0, 1)", lambda value: 0 <= value < 1)]
 Count = Annotated[int, at_least(1)]
 CountOrZero = Annotated[int, at_least(0)]
-Text = Annotated[
-    str, Field(strict=False)
-]  # on a command line 2024 is a number, and a folder's name
+# on a command line 2024 is a number, and a folder's name
+Text = Annotated[str, Field(strict=False)]
 Sampling = Annotated[str, one_of("poisson", "fixed", "everyone", "cyclic")]
 
 
 class ConfigError(ValueError):
     """A setting is unknown, of the wrong type, or out of its range. The message is one line that
-    names it."""
+    names it: `in_words` gives it in the words of a door."""
 
-    def __init__(self, message: str) -> None:
+    def __init__(self, message: Part) -> None:
         # Of an error of a library, of somebody's model, or about a value: it may have many lines,
         # or be very long.
-        super().__init__(brief(message.replace("\n", " "), longest=LONGEST_MESSAGE))
+        if isinstance(message, str):
+            message = brief(message.replace("\n", " "), longest=LONGEST_MESSAGE)
+        super().__init__(message)
 
 
 def require_extra(*modules: str, extra: str, why: str) -> None:
@@ -253,18 +255,19 @@ def config_error(error: ValidationError, kind: Any) -> ConfigError:
     if first["type"] == "unexpected_keyword_argument":
         return ConfigError(unknown(key, kind))
     if first["type"] == "missing":
-        return ConfigError(f"{key} must be given")
-    rule = _rule_of(annotation)
+        return ConfigError(Wording(Key(key), " must be given"))
+    known = _rule_of(annotation)
     words = TYPES.get(first["type"], "")
-    if rule is None:
+    if known is None:
         if key in MAIN:
             meant = f"; did you mean {key}.{MAIN[key]}?"
         else:
             meant = ""
-        return ConfigError(f"{key} must be {words or first['msg']} (got {_given(first)}){meant}")
-    if words and rule.words.startswith(("at least", "within", "0 or")):
-        rule = Rule(f"{words}, {rule.words}", rule.holds)
-    return _broken(key, rule, first["input"], shown=_given(first))
+        rule = f" must be {words or first['msg']} (got {_given(first)}){meant}"
+        return ConfigError(Wording(Key(key), rule))
+    if words and known.words.startswith(("at least", "within", "0 or")):
+        known = Rule(f"{words}, {known.words}", known.holds)
+    return _broken(key, known, first["input"], shown=_given(first))
 
 
 def _given(first: Mapping[str, Any]) -> str:
@@ -333,10 +336,10 @@ def plain(value: Any) -> Any:
     return value
 
 
-def require(holds: bool, key: str, rule: str, got: object) -> None:
+def require(holds: bool, key: str, rule: Part, got: object) -> None:
     """Raises ConfigError unless a setting `holds` to its rule."""
     if not holds:
-        raise ConfigError(f"{key} must be {rule} (got {brief(got)})")
+        raise ConfigError(Wording(Key(key), " must be ", rule, f" (got {brief(got)})"))
 
 
 def check_value(value: object, key: str, rule: Rule) -> None:
@@ -357,7 +360,7 @@ def values_of(settings: Any) -> dict[str, object]:
     return found
 
 
-def require_each(settings: Any, by: str, wanted: Mapping[str, tuple[object, str]]) -> None:
+def require_each(settings: Any, by: Part, wanted: Mapping[str, tuple[object, str]]) -> None:
     """Raises ConfigError unless the settings of these keys have the value, or one of the values,
     that `by` needs, for the reasons given."""
     values = values_of(settings)
@@ -368,7 +371,8 @@ def require_each(settings: Any, by: str, wanted: Mapping[str, tuple[object, str]
             several = (allowed,)
         names = ["left out" if value is None else str(value).lower() for value in several]
         words = " or ".join(filter(None, [", ".join(names[:-1]), names[-1]]))
-        require(values[key] in several, key, f"{words} with {by}: {why}", values[key])
+        rule = Wording(f"{words} with ", by, f": {why}")
+        require(values[key] in several, key, rule, values[key])
 
 
 def require_one(
@@ -377,9 +381,11 @@ def require_one(
     """Raises ConfigError unless exactly one of two settings, by their keys, is not None."""
     missing = [value is None for value in given.values()]
     if sum(missing) != 1:
-        raise ConfigError(
-            f"{' and '.join(given)} are both {'missing' if all(missing) else 'given'}{advice}"
-        )
+        if all(missing):
+            there = "missing"
+        else:
+            there = "given"
+        raise ConfigError(Wording(joined(" and ", map(Key, given)), f" are both {there}{advice}"))
 
 
 def _broken(key: str, rule: Rule, value: object, *, shown: str | None = None) -> ConfigError:
@@ -387,7 +393,8 @@ def _broken(key: str, rule: Rule, value: object, *, shown: str | None = None) ->
         got = brief(value)
     else:
         got = shown
-    return ConfigError(f"{key} must be {rule.words} (got {got}{did_you_mean(value, rule.names)})")
+    hint = did_you_mean(value, rule.names)
+    return ConfigError(Wording(Key(key), f" must be {rule.words} (got {got}{hint})"))
 
 
 def brief(value: object, *, longest: int = LONGEST_SHOWN) -> str:

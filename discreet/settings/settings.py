@@ -13,6 +13,7 @@ from discreet.settings.data import DataConfig, EvaluationConfig, NormaliserConfi
 from discreet.settings.privacy import PLAIN, PrivacyConfig
 from discreet.settings.rules import check_value, require, require_each, section
 from discreet.settings.training import FLOWER_APP, HF, ModelConfig, TaskConfig, TrainingConfig
+from discreet.settings.wording import Key, Wording
 
 ACCOUNT = {
     "privacy.user.enabled": (True, "it has what the user level spends"),
@@ -110,7 +111,7 @@ class Settings:
         require(
             not self.resume or self.output_dir is not None,
             "output_dir",
-            "given with resume=true",
+            Wording("given with ", Key("resume=true")),
             None,
         )
         _check_cohort(self)
@@ -140,13 +141,15 @@ def _check_cohort(config: Settings) -> None:
     groups = config.sampling.groups
     most = config.population_size
     there = config.data.num_clients
-    rule = f"at least data.num_clients = {there}, the clients that there are, or left out"
+    least = Key("data.num_clients")
+    rule = Wording("at least ", least, f" = {there}, the clients that there are, or left out")
     require(there <= most, "sampling.population_size", rule, most)
+    turns = Key("sampling.kind=cyclic")
     if config.sampling.kind == "cyclic":
-        rule = f"given with sampling.kind=cyclic, within [1, {most}]"
+        rule = Wording("given with ", turns, f", within [1, {most}]")
         require(groups is not None and groups <= most, "sampling.groups", rule, groups)
     else:
-        require(groups is None, "sampling.groups", "left out without sampling.kind=cyclic", groups)
+        require(groups is None, "sampling.groups", Wording("left out without ", turns), groups)
     if config.sampling.kind == "fixed":
         name = "sampling.probability * population_size, rounded,"
         check_value(
@@ -157,14 +160,11 @@ def _check_cohort(config: Settings) -> None:
 def _check_account(config: Settings) -> None:
     if config.privacy.user.account is None:
         return
-    require_each(config, "privacy.user.account", ACCOUNT)
+    account = Key("privacy.user.account")
+    require_each(config, account, ACCOUNT)
     name = config.sampling.population_name
-    require(
-        name is not None,
-        "sampling.population_name",
-        "given with privacy.user.account: whose account it is",
-        name,
-    )
+    rule = Wording("given with ", account, ": whose account it is")
+    require(name is not None, "sampling.population_name", rule, name)
 
 
 def client_settings(config: Settings) -> ClientSettings:

@@ -80,6 +80,7 @@ class HeldExamples:
 
     data: SharedExamples
     numbers: Tensor
+    owners: None = None  # units of several rows are trained sequentially
 
     def __len__(self) -> int:
         return len(self.numbers)
@@ -308,22 +309,26 @@ class Chunk:
         return HeldExamples(self.data, numbers.to(self.data.device))
 
     def read(self, batch: Table, *, mean: bool) -> Batch:
-        """A batch with the weight 1 for what counts; with `mean` 1 / count, so that a client's sum
-        is a mean."""
+        """The examples of a batch, with the weights of their gradients."""
         shape = batch.numbers.shape
+        rows = torch.from_numpy(np.ascontiguousarray(batch.numbers)).to(self.data.device).flatten()
+        inputs = self.data.read(rows)
+        targets = self.data.targets.index_select(0, rows)
+        inputs, targets = (values.view(*shape, *values.shape[1:]) for values in (inputs, targets))
+        return Batch(inputs, targets, self.weights(batch, mean=mean))
+
+    def weights(self, batch: Table, *, mean: bool) -> Tensor:
+        """The weight (k, width) 1 for what counts; with `mean` 1 / count, so that a client's sum
+        is a mean."""
         width = batch.numbers.shape[1]
         if mean:
             weight = 1 / np.maximum(batch.sizes, 1).astype(np.float32)
         else:
             weight = np.ones(len(batch.sizes), np.float32)
-        weights = torch.from_numpy(weight).unsqueeze(1).expand(shape)
+        weights = torch.from_numpy(weight).unsqueeze(1).expand(batch.numbers.shape)
         if (batch.sizes < width).any():
             weights = weights * torch.from_numpy(np.arange(width) < batch.sizes[:, None])
-        rows = torch.from_numpy(np.ascontiguousarray(batch.numbers)).to(self.data.device).flatten()
-        inputs = self.data.read(rows)
-        targets = self.data.targets.index_select(0, rows)
-        inputs, targets = (values.view(*shape, *values.shape[1:]) for values in (inputs, targets))
-        return Batch(inputs, targets, weights.to(self.data.device))
+        return weights.to(self.data.device)
 
     def shuffled_batches(self, epoch: int) -> Iterator[tuple[int, Table]]:
         """Every client's examples in its own order, cut; the last batch is short."""
@@ -332,9 +337,8 @@ class Chunk:
         orders = self.draws.permutations(sizes, epoch=epoch)
         numbers = np.take_along_axis(self.table.numbers, orders, axis=1)
         for start in range(0, numbers.shape[1], batch_size):
-            active = int(
-                np.searchsorted(-sizes, -start, side="left")
-            )  # clients with more examples: the first ones
+            # clients with more examples: the first ones
+            active = int(np.searchsorted(-sizes, -start, side="left"))
             counts = np.minimum(sizes[:active] - start, batch_size)
             yield active, Table(numbers[:active, start : start + batch_size], counts)
 

@@ -54,6 +54,7 @@ from discreet.simulation.chunk import (
     table_of,
     trained_on,
 )
+from discreet.simulation.dual_form import dual_is_cheaper, dual_updates
 from discreet.simulation.layer_sequence import LayerSequence, sequence_of
 from discreet.simulation.mapped_model import MappedModel, mapped_model
 from discreet.simulation.workers import LocalWorkers, Workers, can_fork
@@ -82,9 +83,8 @@ class _Work:
     training: tuple[LocalSettings, ...]
     local: LocalPrivacy | None
     request: TrainRequest
-    largest: Mapping[
-        str, Any
-    ]  # of the epsilons that they have spent, by their names in `PartialReply`
+    # of the epsilons that they have spent, by their names in `PartialReply`
+    largest: Mapping[str, Any]
 
 
 @dataclass(frozen=True, eq=False)
@@ -196,7 +196,11 @@ class Engine:
     def _trained(self, params: Tensor, work: _Work) -> Tensor:
         """The updates of the clients, (k, num_params)."""
         chunk = self._chunk(work)
-        updates = chunk.updates(params).cpu()
+        most = int(chunk.table.sizes.max(initial=0))
+        if dual_is_cheaper(chunk.model, most, chunk.settings[0]):
+            updates = dual_updates(chunk, params).cpu()
+        else:
+            updates = chunk.updates(params).cpu()
         if work.local is not None:
             for row in range(len(updates)):
                 updates[row] = release_update(
@@ -343,10 +347,17 @@ def engine_of(plan: Plan, task: Task, *, dealt: ClientExamples | None = None) ->
     by_example = EXAMPLE in plan.mechanisms
     by_hand = sequence_of(learned, data.inputs.shape[1:], loss=local.loss)
     layers = by_hand or mapped_model(learned, local.loss, by_example=by_example)
+    client_examples = trained_on(dealt or client_examples_of(task, run.data), run.evaluation)
+    # The first clients stand for all: a chunk that is too large or too small gives the same
+    # updates.
+    first = np.arange(min(len(client_examples), 100))
+    most = int(client_examples.sizes(first).max(initial=0))
+    in_dual_form = not by_example and dual_is_cheaper(layers, most, local)
     floats = client_floats(
         learned,
         data.read(torch.zeros(1, dtype=torch.int64, device=device)),
         batch_size=run.training.batch_size,
+        dual=most if in_dual_form else 0,
         built=by_example and isinstance(layers, MappedModel),
     )
     if plan.settings.engine == "ray" and plan.settings.ray.num_gpus:
@@ -357,7 +368,7 @@ def engine_of(plan: Plan, task: Task, *, dealt: ClientExamples | None = None) ->
         seed=plan.settings.seed,
         mechanism=plan.mechanism,
         data=data,
-        client_examples=trained_on(dealt or client_examples_of(task, run.data), run.evaluation),
+        client_examples=client_examples,
         model=layers,
         chunk=chunk_size(floats, kind),
         workers=1,
@@ -372,9 +383,7 @@ def engine_of(plan: Plan, task: Task, *, dealt: ClientExamples | None = None) ->
             and trains_together(layers, data, run.task, by_example=by_example)
         )
         engine = replace(engine, model=replace(layers, together=together))
-        if together:
-            engine = engine
-        else:
+        if not together:
             engine = engine.on(torch.device("cpu"))
     if engine.data.device.type == "cpu":
         return replace(engine, workers=len(os.sched_getaffinity(0)))
@@ -404,11 +413,18 @@ def trains_together(
 
 
 def client_floats(
-    model: nn.Module, example: Tensor, *, batch_size: int, built: bool = False
+    model: nn.Module, example: Tensor, *, batch_size: int, dual: int = 0, built: bool = False
 ) -> int:
     """The number of floats that training a client reads and writes again and again: its parameters,
-    the change of these, and what a batch leaves for the backward pass; of `example` (1, ...) on the
-    device of the model, and with the gradient of each example if it is `built`."""
+    the change of these, and what a batch leaves for the backward pass.
+
+    Args:
+      model: on the device of `example`.
+      example: one input, (1, ...).
+      batch_size: the examples of a client's batch.
+      dual: the examples of a client if its first layer is trained in the dual form, else 0.
+      built: the gradient of each example is built.
+    """
     kept = 0
     weights = {parameter.data_ptr() for parameter in model.parameters()}
 
@@ -424,8 +440,10 @@ def client_floats(
     with torch.autograd.graph.saved_tensors_hooks(count, lambda values: values):
         model(example)
     to_train(model)
-    size = sum(parameter.numel() for parameter in trainable(model))
-    return (2 + batch_size * built) * size + batch_size * (kept + example.numel())
+    sizes = [parameter.numel() for parameter in trainable(model)]
+    if dual:
+        sizes[0] = dual * (dual + 2 * len(trainable(model)[0]))
+    return (2 + batch_size * built) * sum(sizes) + batch_size * (kept + example.numel())
 
 
 def chunk_size(floats: int, kind: str = "cpu") -> int:

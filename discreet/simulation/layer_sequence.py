@@ -32,9 +32,8 @@ Pair = tuple[int, int]
 Shape = tuple[int, ...]
 Params = list[Tensor]  # of many models: each parameter (k, ...)
 
-LARGEST_NORM = (
-    2.0**44
-)  # as in discreet.per_example.per_example, a gradient beyond it counts as zero
+# as in discreet.per_example.per_example, a gradient beyond it counts as zero
+LARGEST_NORM = 2.0**44
 
 
 @dataclass(frozen=True, eq=False)
@@ -262,7 +261,12 @@ class LayerSequence:
     ) -> None:
         """into = keep * into + rate * (the weighted sum of the batch's gradients at `params`), in
         place. `into` may be `params` itself: gradients are those before any of it has changed."""
-        for use in self._passes(params, batch):
+        _, uses = self.passes(params, batch)
+        self.apply(uses, into, keep=keep, rate=rate)
+
+    def apply(self, uses: list[Use], into: Params, *, keep: float, rate: float) -> None:
+        """into = keep * into + rate * (the sum of the gradients of `uses`), in place."""
+        for use in uses:
             inputs = use.inputs.flatten(1, 2)
             grads = use.grads.flatten(1, 2)
             weight = into[use.weight]
@@ -277,7 +281,7 @@ class LayerSequence:
     def clipped_sums(self, params: Params, batch: Batch, clip_norm: float) -> Tensor:
         """Each client's sum of per-example gradients, every one clipped to `clip_norm`: (k,
         num_params)."""
-        uses = self._passes(params, batch)
+        _, uses = self.passes(params, batch)
         scale = clip_scale(
             torch.stack([_squared_norms(use) for use in uses]).sum(0).sqrt(), clip_norm
         )
@@ -297,22 +301,26 @@ class LayerSequence:
             totals[use.weight + 1] = grads.sum(1)
         return self.layout.rows(totals)
 
-    def _passes(self, params: Params, batch: Batch) -> list[Use]:
-        """Runs the layers forward and backward; what the layers' own gradients are made of."""
+    def passes(
+        self, params: Params, batch: Batch, *, start: int = 0
+    ) -> tuple[Tensor | None, list[Use]]:
+        """Runs the layers from number `start` on forward and backward. The gradients at the inputs,
+        which a batch that starts at the first layer has no use for, and what the layers' own
+        gradients are made of."""
         outputs = batch.inputs
         saved = []
-        for layer in self.layers:
+        for layer in self.layers[start:]:
             outputs, kept = layer.forward(params, outputs)
             saved.append(kept)
         grads: Tensor | None = output_gradients(outputs, batch, self.loss)
         uses: list[Use] = []
-        for number in reversed(range(self.first, len(self.layers))):
+        for number in reversed(range(max(start, self.first), len(self.layers))):
             assert grads is not None
             grads, found = self.layers[number].backward(
-                params, saved[number], grads, further=number > self.first
+                params, saved[number - start], grads, further=number > self.first
             )
             uses += found
-        return uses
+        return grads, uses
 
 
 def output_gradients(outputs: Tensor, batch: Batch, loss: Loss) -> Tensor:

@@ -74,7 +74,7 @@ class Job:
         """Does the run; gives the reason for which it failed, in one line, or None."""
         try:
             self.work()
-        except BrokenPipeError:  # nobody reads the output any more, which is no fault of the run
+        except BrokenPipeError:  # the output is no longer read, which is no fault of the run
             raise
         except FAILURES as error:
             reason = first_line(error)

@@ -23,11 +23,12 @@ from pathlib import Path
 
 SCRATCH = "DISCREET_SCRATCH"  # names a scratch folder to the processes that end with it
 STARTER = b"flower-superexec"  # starts ServerApps for a SuperLink, ClientApps for a SuperNode
+# Ctrl-C, kill, and the loss of the terminal
 ENDING = (
     signal.SIGINT,
     signal.SIGTERM,
     signal.SIGHUP,
-)  # Ctrl-C, kill, and the loss of the terminal
+)
 DIE_WITH_PARENT = 1  # PR_SET_PDEATHSIG of Linux
 END_SECONDS = 10.0
 LOOK_SECONDS = 0.02

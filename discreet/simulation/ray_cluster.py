@@ -91,7 +91,7 @@ class RayCluster:
         if self.token is not None and not self.token.is_file():
             raise RunLostError(
                 f"{self.token.parent} must be on a path that all machines share: {here} does not "
-                f"see it"
+                "see it"
             )
 
     def check_nodes(self) -> None:
@@ -162,8 +162,7 @@ def result(task: Task, what: str) -> Any:
     except RayError as error:
         raise RunLostError(
             f"Ray gave up {what}, whose processes or machines were lost one after the other: is "
-            f"there enough memory? "
-            f"{one_line(error)}"
+            f"there enough memory? {one_line(error)}"
         ) from error
 
 

@@ -71,4 +71,4 @@ def _made_up(examples: Examples, task: Task) -> Examples:
             targets = targets.round()
         else:
             targets = targets * 2 - 1
-    return Examples(inputs, targets)
+    return replace(examples, inputs=inputs, targets=targets)

@@ -110,9 +110,8 @@ def price(tune: Tune, plans: Sequence[Plan]) -> str:
     or too dear."""
     if all(plan.asked == plans[0].asked for plan in plans):
         raise ConfigError(
-            "there must be at least two different candidates (got 1), for choosing costs epsilon: "
-            "a comma lists values "
-            "to try; `discreet simulate` trains once"
+            "there must be at least two different candidates (got 1), for choosing costs "
+            "epsilon: a comma lists values to try; `discreet simulate` trains once"
         )
     if any(plan.run.data.normalise == "private" for plan in plans):
         raise ConfigError(
@@ -123,9 +122,8 @@ def price(tune: Tune, plans: Sequence[Plan]) -> str:
     tune.check_budget(cost)
     return (
         f"{len(plans)} candidates; a {tune.distribution} number of trials, {tune.mean:g} on "
-        f"average\n"
-        f"epsilon {cost.one_trial:.4g} for one trial, {cost.selection:.4g} for the best (rdp, "
-        f"delta {cost.delta:g})"
+        f"average\nepsilon {cost.one_trial:.4g} for one trial, {cost.selection:.4g} for the best "
+        f"(rdp, delta {cost.delta:g})"
     )
 
 
@@ -198,9 +196,8 @@ def publish_best(
     shutil.rmtree(output / "trials")
     (output / TUNE_FILE).unlink()
     return (
-        f"chosen run: {chosen}\n"
-        f"epsilon {cost.selection:.4g} with the choice ({ACCOUNTANT}, delta {cost.delta:g}), in "
-        f"every file of it"
+        f"chosen run: {chosen}\nepsilon {cost.selection:.4g} with the choice ({ACCOUNTANT}, delta "
+        f"{cost.delta:g}), in every file of it"
     )
 
 
@@ -267,9 +264,8 @@ def cost_of(plans: Sequence[Plan], trials: TrialCount, *, repeated: int = 0) -> 
         if len(mechanisms) > 1:
             raise ConfigError(
                 "privacy.example and privacy.local must be off: every update of every trial "
-                "reaches the server, so the "
-                "trials add up there. Try settings with discreet simulate --multirun; discreet "
-                "report states the sum"
+                "reaches the server, so the trials add up there. Try settings with discreet "
+                "simulate --multirun; discreet report states the sum"
             )
         if plan.settings.output_dir is not None or plan.settings.resume:
             raise ConfigError("output_dir and resume are chosen by discreet tune: give --output")
@@ -303,7 +299,7 @@ def require_room(trials: Sequence[Plan]) -> None:
                 account.require_room(charges)
         except BudgetSpent as error:
             raise ConfigError(
-                f"privacy.user.account has no room for all trials that were drawn: with all of "
+                "privacy.user.account has no room for all trials that were drawn: with all of "
                 f"them {error}"
             ) from error
 
@@ -313,14 +309,12 @@ def require_whole(trials: Sequence[RunFolder]) -> None:
     published."""
     for files in trials:
         said = json.loads((files.path / "privacy.json").read_text())
-        ended = (
-            said["stopped"] is not None and said["model_round"] == said["rounds"]
-        )  # and did not run away
+        # and did not run away
+        ended = said["stopped"] is not None and said["model_round"] == said["rounds"]
         if ended and files.read_config().privacy.user.account is not None:
             raise ConfigError(
-                "privacy.user.account has no room for all trials, and one ended early: nothing is "
-                "published. What they "
-                "have spent is charged there"
+                "privacy.user.account has no room for all trials, and one ended early: nothing "
+                "is published. What they have spent is charged there"
             )
 
 

@@ -39,8 +39,8 @@ Train = Callable[[Tensor, Any], PartialReply]
 # ends.
 TOLD = (ValueError, ArithmeticError, LookupError, RuntimeError, MemoryError, OSError)
 KILLED = (
-    "a worker process of the simulation was killed: is there enough memory? If it failed, it "
-    "has printed why"
+    "a worker process of the simulation was killed: is there enough memory? If it failed, it has "
+    "printed why"
 )
 
 

@@ -161,7 +161,7 @@ def guess(name: str, cells: Sequence[str], decimal: str) -> Guess:
         if len(known) == len(cells) > MOST_LEVELS and re.search(
             r"(id|no|nr|number|key)$", name, re.I
         ):
-            return Guess("", "each row has another number, as an identifier has")
+            return Guess("", "every row has a different number, like an identifier")
         return _number_guess(numbers, some_empty)
     days = next((found for form in DATE_FORMATS if (found := _days(full, form))), None)
     if days is not None:

@@ -12,6 +12,7 @@ import copy
 import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
 import torch
@@ -27,12 +28,13 @@ from discreet.models.models import (
     trainable,
 )
 from discreet.per_example.objective import Loss
-from discreet.per_example.per_example import check_finite, clipped_gradient_sum, sequential_sum
+from discreet.per_example.per_example import check_finite, sequential_sum
 from discreet.privacy.mechanisms import Gaussian
 from discreet.privacy.randomness import RandomSource
 from discreet.privacy.sampling import poisson_sample
 from discreet.settings.training import TaskConfig, TrainingConfig
 from discreet.training.losses import loss_of
+from discreet.training.units import Drawn, Held, Units, units_of
 
 if TYPE_CHECKING:
     from dp_accounting import DpEvent
@@ -42,12 +44,16 @@ if TYPE_CHECKING:
 class ExamplePrivacy:
     """DP-SGD inside a client: the L2 clip of each example's gradient, and the noise on their sum.
     Sampling probability and number of steps follow from `public_num_examples`, a declared constant;
-    if None, from the client's own number."""
+    if None, from the client's own number.
+
+    rows_per_owner: None, or the guarantee is for an owner with all its rows, of which a step reads
+    at most so many. All numbers of examples are then numbers of owners."""
 
     clip_norm: float
     noise_multiplier: float
     draws: int = 1
     public_num_examples: int | None = None
+    rows_per_owner: int | None = None
 
     @property
     def mechanism(self) -> Gaussian:
@@ -326,13 +332,6 @@ def dp_sgd(
         take_step(settings, state, current, clients.views(noised.div_(settings.batch_size)))
 
 
-class Held(Protocol):
-    """The examples of a client, of which a step reads some."""
-
-    def __len__(self) -> int: ...
-    def subset(self, indices: Tensor) -> Examples: ...
-
-
 def local_update(
     model: nn.Module,
     params: Tensor,
@@ -357,16 +356,16 @@ def local_update(
     less must not be seen.
     """
     start = params.to(torch.float32)
-    if steps_of(len(examples), settings) == 0:
+    client = OneClient(model, examples, settings, source)
+    if steps_of(len(client.units), settings) == 0:
         return torch.zeros_like(start)
     load_parameters(model, start)
     to_train(model)
-    client = OneClient(model, examples, settings, source)
     # Views of the model's own parameters: as the loops move these in place, the model has moved.
     rows = [parameter.detach().unsqueeze(0) for parameter in trainable(model)]
     with masks_from(source, model):
         if settings.example:
-            dp_sgd(client, rows, [len(examples)], settings)
+            dp_sgd(client, rows, [len(client.units)], settings)
         else:
             sgd(client, rows, [len(examples)], settings)
     return flatten_parameters(model) - start
@@ -381,6 +380,12 @@ class OneClient:
     examples: Held
     settings: LocalSettings
     source: RandomSource
+
+    @cached_property
+    def units(self) -> Units:
+        """The units of DP-SGD."""
+        example = self.settings.example
+        return units_of(self.examples, example.rows_per_owner if example else None)
 
     def shuffled_batches(self, epoch: int) -> Iterator[tuple[int, Tensor]]:
         order = epoch_order(self.source, epoch, len(self.examples))
@@ -399,15 +404,13 @@ class OneClient:
         for values, gradient in zip(into, gradients, strict=True):
             values.mul_(keep).add_(gradient, alpha=rate)
 
-    def poisson_batch(self, probabilities: Sequence[float], *, step: int) -> Tensor:
-        return step_batch(self.source, step, len(self.examples), probability=probabilities[0])
+    def poisson_batch(self, probabilities: Sequence[float], *, step: int) -> Drawn:
+        drawn = step_batch(self.source, step, len(self.units), probability=probabilities[0])
+        return self.units.drawn(drawn, self.source.child("step", step).child("rows"))
 
-    def clipped_sums(self, params: list[Tensor], batch: Tensor, clip_norm: float) -> Tensor:
-        some = self.examples.subset(batch)
+    def clipped_sums(self, params: list[Tensor], batch: Drawn, clip_norm: float) -> Tensor:
         loss = self.settings.loss
-        total, norms = clipped_gradient_sum(
-            self.model, some.inputs, targets=some.targets, clip_norm=clip_norm, loss=loss
-        )
+        total, norms = self.units.clipped_sum(self.model, batch, clip_norm=clip_norm, loss=loss)
         check_finite(len(norms), int(norms.isfinite().sum()))
         return total.unsqueeze(0)
 

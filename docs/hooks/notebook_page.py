@@ -3,7 +3,6 @@ docs/hooks/notebook_page.py`."""
 
 from __future__ import annotations
 
-import base64
 import re
 from pathlib import Path
 from typing import Any
@@ -14,9 +13,8 @@ from nbclient import NotebookClient
 ROOT = Path(__file__).resolve().parent.parent.parent
 NOTEBOOK = ROOT / "examples" / "notebooks" / "ten_minutes.ipynb"
 PAGE = ROOT / "docs" / "guide" / "ten_minutes.md"
-PICTURE = PAGE.with_name("ten_minutes.png")
 NOTE = (
-    "This page is the notebook `examples/notebooks/ten_minutes.ipynb` with what it said in one run."
+    "This page is the notebook `examples/notebooks/ten_minutes.ipynb` with the output of one run."
 )
 
 
@@ -35,24 +33,19 @@ def source_of(cell: Any) -> str:
 
 
 def said_by(cell: Any) -> str:
-    """What a cell printed, as one block; a picture is written beside the page. The run's folder is
-    not the reader's.
+    """What a cell printed, as one block; the run's folder is not the reader's.
 
     Of the lines of many rounds the first three and the last two stay."""
-    printed, drawn = "", ""
-    for output in cell.get("outputs", ()):
-        data = output.get("data", {})
-        if "image/png" in data:
-            PICTURE.write_bytes(base64.b64decode(data["image/png"]))
-            drawn = f"![what the cell drew]({PICTURE.name})"
-        else:
-            printed += output.get("text") or data.get("text/plain", "")
+    printed = "".join(
+        output.get("text") or output.get("data", {}).get("text/plain", "")
+        for output in cell.get("outputs", ())
+    )
     plain = re.sub(r"\x1b\[[\d;]*m", "", printed.strip("\n"))
     text = re.sub(r"/\S+/run\b", "FOLDER/run", plain)
     text = re.sub(
-        r"((?:round \d+/.*\n){3})(?:round .*\n)+?((?:round .*\n){2})(?!round)", r"\1...\n\2", text
+        r"((?:round \d+/.*\n){3})(?:.*\n)+?((?:round .*\n){2})(?!round)", r"\1...\n\2", text
     )
-    return "\n\n".join(filter(None, (text and f"```text\n{text}\n```", drawn)))
+    return text and f"```text\n{text}\n```"
 
 
 def page(notebook: Any) -> str:

@@ -309,7 +309,7 @@ CASES = [(v, h, x) for v in (1, 2, 5) for h in (1, 2, 5) for x in (1, 2)]
 
 @pytest.mark.parametrize(("variance", "summands", "moved"), CASES)
 @pytest.mark.parametrize("order", [1.25, 2.0, 6.0])
-def test_the_bound_holds_against_the_exact_divergence_and_is_loose_by_less_than_half_a_per_cent(
+def test_the_bound_holds_and_is_less_than_half_a_per_cent_above_the_exact_divergence(
     variance: int, summands: int, moved: int, order: float
 ) -> None:
     event = Event(variance, summands, sensitivity_squared=moved**2, dimension=1)
@@ -328,9 +328,7 @@ def test_half_of_tau_bounds_the_log_ratio_of_a_sum_to_one_discrete_gaussian(
     assert summands > 2 or ratio > convolution_gap(variance, summands) / 6
 
 
-def test_several_coordinates_that_differ_cost_what_the_sum_of_their_exact_divergences_does() -> (
-    None
-):
+def test_several_coordinates_cost_at_least_the_sum_of_their_exact_divergences() -> None:
     """One step in each of four coordinates out of nine: Delta^2 = 4, and no more than four
     differ."""
     event = Event(1, 3, sensitivity_squared=4, dimension=9)
@@ -347,7 +345,7 @@ def test_several_coordinates_that_differ_cost_what_the_sum_of_their_exact_diverg
 
 
 @pytest.mark.parametrize("noise", [0.5, 1.0, 4.0])
-def test_a_round_of_secure_aggregation_costs_what_the_continuous_gaussian_does_within_one_per_cent(
+def test_a_secure_aggregation_round_costs_a_continuous_gaussian_within_one_per_cent(
     noise: float,
 ) -> None:
     event = secure_sum(10_000, SecureCohort(10, 7), noise_multiplier=noise).event_of()

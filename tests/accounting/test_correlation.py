@@ -63,7 +63,7 @@ def test_noise_whose_coefficients_rise_or_are_negative_is_refused(
 
 @pytest.mark.parametrize("rounds", [1, 2, 50, 400])
 @pytest.mark.parametrize("kind", ["bsr", "bisr"])
-def test_coefficients_never_rise_and_are_not_negative_and_weights_add_up_to_less_than_the_grid_is_for(
+def test_coefficients_never_rise_nor_fall_below_0_and_weights_fit_the_grid(
     kind: str, rounds: int
 ) -> None:
     for bandwidth in {*range(1, 41), rounds}:
@@ -120,7 +120,7 @@ def test_at_equal_epsilon_the_running_sum_has_so_much_less_noise(
 
 
 @pytest.mark.parametrize(("noise_multiplier", "published"), [(1.13, 19.74), (8.83, 2.04)])
-def test_tree_aggregation_is_one_gaussian_of_its_noise_over_its_sensitivity_as_published(
+def test_tree_aggregation_is_one_gaussian_as_published(
     noise_multiplier: float, published: float
 ) -> None:
     """Kairouz et al. 2021 (arXiv 2103.00039), Stack Overflow: 1600 rounds, each client in one,
@@ -141,9 +141,8 @@ def largest_tree_move(rounds: int, turns: int, apart: int) -> int:
     """The most by which the nodes of complete binary trees over the rounds move, as a sum of
     squares, with a client of so many turns that are `apart` by more than 256 rounds: a choice for
     each round, to take a turn or not."""
-    assert (
-        apart > 256
-    )  # so that only nodes of levels 9 and 10 hold two turns, and their halves tell which
+    # so that only nodes of levels 9 and 10 hold two turns, and their halves tell which
+    assert apart > 256
 
     def shared(first: int, last: int, levels: range) -> int:
         return sum(
@@ -151,9 +150,8 @@ def largest_tree_move(rounds: int, turns: int, apart: int) -> int:
             for each in levels
         )
 
-    most: dict[tuple[int, int, tuple[int, ...]], int] = defaultdict(
-        int
-    )  # from a round on, after turns in these halves
+    # from a round on, after turns in these halves
+    most: dict[tuple[int, int, tuple[int, ...]], int] = defaultdict(int)
     for at, left, size in itertools.product(reversed(range(rounds)), range(1, turns + 1), range(4)):
         alone = shared(at, at, range(11))
         for halves in itertools.combinations_with_replacement(range(at // 512 + 1), size):

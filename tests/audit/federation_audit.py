@@ -95,14 +95,13 @@ def check_federation(plan: Plan, canaries: int, runs: int) -> None:
     if user.sampling == "fixed" or in_turns or plan.run.evaluation.private or plan.accounts_itself:
         raise ConfigError(
             "an audit of a federation needs sampling.kind=poisson or everyone, "
-            "evaluation.kind=public or none, and "
-            "privacy.user alone, with aggregation=plain and independent noise"
+            "evaluation.kind=public or none, and privacy.user alone, with aggregation=plain and "
+            "independent noise"
         )
     if not FEWEST <= canaries <= user.population_size or runs < 1:
         raise ConfigError(
             f"an audit of a federation needs {FEWEST} .. {user.population_size} canaries, nodes "
-            f"of the population, "
-            f"and at least one run (got {canaries} and {runs})"
+            f"of the population, and at least one run (got {canaries} and {runs})"
         )
 
 

@@ -51,12 +51,10 @@ def shift(experiment: Experiment) -> float:
 def test_a_round_shows_all_that_its_event_says_and_no_more(noise: str, kind: str) -> None:
     run = plan(*EVERYBODY, f"privacy.noise={noise}", f"privacy.user.clip.kind={kind}")
     found = audit_users(*run, canaries=500, honest=0, runs=2)
-    assert found.observations[-1].claim.epsilon == pytest.approx(
-        3.139, abs=1e-3
-    )  # of z = 1: REFERENCES of the paper
-    assert shift(found) == pytest.approx(
-        1.0, abs=0.2
-    )  # 1 / z; three standard errors of 1000 canaries
+    # of z = 1: REFERENCES of the paper
+    assert found.observations[-1].claim.epsilon == pytest.approx(3.139, abs=1e-3)
+    # 1 / z; three standard errors of 1000 canaries
+    assert shift(found) == pytest.approx(1.0, abs=0.2)
     assert not judge(found).refuted
 
 

@@ -62,7 +62,7 @@ def test_for_randomised_response_it_passes_the_truth_as_often_as_it_may() -> Non
 
 
 @pytest.mark.parametrize(("shift", "made"), [(0.48, 245), (1.0, 207)])
-def test_for_gaussian_noise_the_fdp_bound_passes_the_truth_in_at_most_5_percent_of_runs(
+def test_for_gaussian_noise_the_fdp_bound_exceeds_the_truth_in_at_most_5_percent(
     shift: float, made: int
 ) -> None:
     generator = np.random.default_rng(1620)

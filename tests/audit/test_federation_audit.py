@@ -40,7 +40,7 @@ def settings(*words: str) -> Settings:
     return load_config([*RUN, *words])
 
 
-def test_a_configuration_as_overrides_is_read_back_without_what_would_leave_traces_elsewhere(
+def test_a_configuration_as_overrides_is_read_back_without_paths_elsewhere(
     tmp_path: Path,
 ) -> None:
     lists = (
@@ -57,7 +57,7 @@ def test_a_configuration_as_overrides_is_read_back_without_what_would_leave_trac
     assert load_config(words_of(config)) == wanted
 
 
-def test_releases_are_read_from_checkpoints_and_rows_with_the_noise_that_was_accounted(
+def test_releases_are_read_from_checkpoints_with_the_accounted_noise(
     tmp_path: Path,
 ) -> None:
     # A round without any noise shows a canary that is in at its whole length; the next one, with an

@@ -84,7 +84,7 @@ def test_a_masked_sum_is_not_refuted_and_shows_what_its_noise_allows(clip: str) 
 
 
 @CLIPS
-def test_a_masked_sum_that_also_rates_shows_update_bit_and_answer_and_no_more_than_they_cost_together(
+def test_a_masked_sum_that_also_rates_shows_no_more_than_its_parts_cost_together(
     clip: str,
 ) -> None:
     joined = audit_round(users(*JOINED, f"privacy.user.clip.kind={clip}"), releases=400)
@@ -243,9 +243,8 @@ def test_a_rating_is_not_refuted_and_shows_most_of_what_it_costs(
         epsilon_of_shift(1 / noise_multiplier, delta=1e-3), abs=1e-3
     )
     assert run.refuted_by == ()
-    assert run.estimate == pytest.approx(
-        run.claimed, rel=0.15
-    )  # 3.139 +- 0.15 by 1000 releases each way
+    # 3.139 +- 0.15 by 1000 releases each way
+    assert run.estimate == pytest.approx(run.claimed, rel=0.15)
 
 
 @OWN_OR_SAME_COHORT

@@ -88,9 +88,8 @@ def test_with_sampling_the_shift_is_that_of_drawn_scores() -> None:
     releases = Releases(20, 0.3, 1.5, RELEASES.claim)
     found = drawn(np.random.default_rng(61), releases, 200_000, 0.5)
     pooled = math.sqrt((found.seen.var() + found.unseen.var()) / 2)
-    assert releases.shift(0.5) == pytest.approx(
-        found.seen.mean() / pooled, rel=0.01
-    )  # a standard error of 0.4 %
+    # a standard error of 0.4 %
+    assert releases.shift(0.5) == pytest.approx(found.seen.mean() / pooled, rel=0.01)
 
 
 @pytest.mark.parametrize(

@@ -162,7 +162,7 @@ def test_a_verdict_that_could_not_have_been_another_is_none(
     assert "not refuted" not in printed
 
 
-def test_a_refuted_claim_ends_with_code_1_and_many_rounds_are_printed_in_part_and_written_whole(
+def test_a_refuted_claim_ends_with_code_1_and_many_rounds_are_printed_in_part(
     audited: list[Experiment], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     audited += [made(1.0, 14), made(0.5, 2)]

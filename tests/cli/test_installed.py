@@ -260,7 +260,7 @@ def test_its_settings_are_discreets_own_but_for_data_and_model(
     assert caplog.text == ""  # its sample data lie in the ranges that it gives
 
 
-def test_a_folder_that_holds_something_and_a_name_that_flower_takes_for_no_app_are_refused(
+def test_a_folder_that_is_not_empty_and_an_invalid_app_name_are_refused(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "mine").mkdir()

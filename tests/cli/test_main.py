@@ -100,7 +100,7 @@ def asked(folder: Path, *more: str) -> tuple[int, dict[str, dict[str, dict[str, 
     return code, json.loads(path.read_text())["statistics"] if code == 0 else {}
 
 
-def test_it_prints_and_writes_each_number_with_its_error_and_charges_the_ledger_of_its_folder(
+def test_it_prints_each_number_with_its_error_and_charges_the_ledger_of_its_folder(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     code, found = asked(tmp_path / "run")

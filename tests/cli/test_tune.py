@@ -257,9 +257,8 @@ def test_a_trial_that_the_account_ended_early_is_not_published(
     people: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(TrialCount, "draw", lambda *_: 3)
-    monkeypatch.setattr(
-        tuning, "require_room", lambda _: None
-    )  # another run takes the room meanwhile
+    # another run takes the room meanwhile
+    monkeypatch.setattr(tuning, "require_room", lambda _: None)
     plan = planned(load_config([*SMALL, f"{NOISE}=2"]))
     one = PrivacyLedger(((plan.mechanism.event(1), plan.run.rounds),)).epsilon(1e-3)
     assert main(over(people, one * 1.01)) == 2

@@ -93,7 +93,7 @@ def test_a_byte_order_mark_is_found(encoding: str, tmp_path: Path) -> None:
         ),
         ("P3;1;40;6,0;surgery;01.01.2022;", "readmitted is empty"),
         ("P3;1;40;6,0;surgery;01.01.2022;HIV", "the class is not in classes"),
-        (";1;40;6,0;surgery;01.01.2022;no", "patient is empty: it must say whose row it is"),
+        (";1;40;6,0;surgery;01.01.2022;no", "patient is empty: it must name the owner of the row"),
         ("P3;1;40;6,0;surgery;01.01.2022", "6 columns, and the header has 7"),
         (
             "Q1;1;40;6,0;surgery;01.01.2022;no",

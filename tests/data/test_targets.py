@@ -39,9 +39,7 @@ def test_how_far_a_number_lies_outside_its_range_is_not_told(
     assert "2 of 2 targets lie outside target_low..target_high" in caplog.text
 
 
-def test_scaling_maps_each_public_range_to_the_ends_clamps_outside_and_depends_on_no_other_row() -> (
-    None
-):
+def test_scaling_maps_public_ranges_clamps_and_depends_on_no_other_row() -> None:
     ranges = ((20.0, 90.0), (-1.0, 1.0))
     low, high = np.array(ranges).T
     rows = np.stack([low - 1, low, (low + high) / 2, high, high * 3])

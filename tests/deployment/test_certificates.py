@@ -31,7 +31,7 @@ def certificate(path: Path) -> x509.Certificate:
     return x509.load_pem_x509_certificate(path.read_bytes())
 
 
-def test_the_server_certificate_is_valid_for_its_names_and_a_clock_that_is_a_minute_behind(
+def test_the_server_certificate_is_valid_for_its_names_and_a_clock_a_minute_behind(
     secrets: Path,
 ) -> None:
     server = certificate(secrets / "server.crt")

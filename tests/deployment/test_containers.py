@@ -37,9 +37,8 @@ from discreet.deployment.flower_home import (
 from tests.deployment.engine import Engine, container_engine, copy_of_the_tree, fetch_torch
 
 pytestmark = [pytest.mark.containers, pytest.mark.slow, pytest.mark.timeout(3600)]
-pytestmark.append(
-    pytest.mark.filterwarnings("ignore:GitWildMatchPattern:DeprecationWarning")
-)  # of Flower's build
+# of Flower's build
+pytestmark.append(pytest.mark.filterwarnings("ignore:GitWildMatchPattern:DeprecationWarning"))
 
 LARGEST_IMAGE = 1.5e9
 UP_SECONDS, RUN_SECONDS = 900.0, 1200.0
@@ -349,7 +348,7 @@ def test_what_was_spent_outlives_down_and_up(deployment: Deployment) -> None:
     assert all(now > then for now, then in zip(deployment.spent(), before, strict=True))
 
 
-def test_a_node_on_a_host_of_its_own_serves_its_data_and_runs_the_code_it_has_approved(
+def test_a_node_on_its_own_host_serves_its_data_and_runs_approved_code(
     deployment: Deployment,
 ) -> None:
     deployment.compose("down", "--timeout", "20")

@@ -115,7 +115,7 @@ def test_a_body_that_is_too_large_or_of_unknown_length_stops_at_the_node_proxy(
     assert ask("GET", "/health")[1][0].url.path == "/health"
 
 
-def test_a_few_calls_with_content_reach_the_superlink_at_a_time_and_the_others_pass_them() -> None:
+def test_few_calls_with_content_reach_the_superlink_at_once_and_others_overtake_them() -> None:
     async def go() -> None:
         link = SuperLink()
         async with link.caller() as caller:

@@ -50,15 +50,17 @@ from tests.rounds import round_of
 
 NODES = ["node-0", "node-1", "node-2", "node-3"]
 SHARES = demonstration(len(NODES))
+# the node that is gone in some rounds, and the one whose policy keeps to its turn
 GONE, STRICT = (
     0,
     1,
-)  # the node that is gone in some rounds, and the one whose policy keeps to its turn
+)
+# one of the rounds is its turn; the groups follow from numbers that Flower draws
 AWAY, ROUNDS, GROUPS = (
     (2, 3),
     5,
     2,
-)  # one of the rounds is its turn; the groups follow from numbers that Flower draws
+)
 SETTINGS = (
     "data.name=breast_cancer",
     f"data.num_clients={len(NODES)}",
@@ -192,10 +194,11 @@ PLACES = {
     "UNMASK": Stage.CONFIRM,
     OPENED: None,
 }
+# of these: after masked vectors have left, after the server was to ask for shares
 NODES_PAID, SERVER_PAID = (
     3,
     2,
-)  # of these: after masked vectors have left, after the server was to ask for shares
+)
 MASKED = (
     "data.name=breast_cancer",
     f"data.num_clients={len(THREE)}",
@@ -253,7 +256,7 @@ def states(folder: Path) -> dict[str, NodeState]:
 
 
 @pytest.mark.slow
-def test_a_server_killed_between_any_two_exchanges_ends_with_the_model_of_a_run_that_was_not(
+def test_a_server_killed_between_any_two_exchanges_ends_with_the_same_model(
     masked_federation: Federation,
 ) -> None:
     words = MASKED

@@ -64,7 +64,7 @@ def check_account(folder: RunFolder) -> None:
     assert said == pytest.approx([expected] * 3, rel=1e-3)
 
 
-def test_a_private_server_is_a_difference_of_at_most_ten_lines_and_the_pages_show_them() -> None:
+def test_a_private_server_differs_in_at_most_ten_lines_and_the_pages_show_them() -> None:
     lines = difference(SERVER, PRIVATE)
     assert 0 < len(lines) <= MOST_LINES
     for page in (ROOT / "README.md", QUICKSTART / "README.md"):
@@ -182,7 +182,7 @@ def federation(tmp_path: Path) -> Iterator[Federation]:
 
 
 @pytest.mark.slow
-def test_an_app_of_somebody_else_trains_under_secure_aggregation_on_nodes_with_keys_of_their_own(
+def test_another_app_trains_under_secure_aggregation_on_nodes_with_their_own_keys(
     federation: Federation, tmp_path: Path
 ) -> None:
     words = [

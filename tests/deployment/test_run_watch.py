@@ -86,7 +86,7 @@ def test_a_server_app_that_dies_is_known_soon_unless_its_run_is_over(
         watch.check()
         write_status(watch.run, RunStatus("running", 3))
         now[0] += 1
-        with pytest.raises(RunLostError, match=r"^the ServerApp has ended without a word$"):
+        with pytest.raises(RunLostError, match=r"^the ServerApp ended without an error message$"):
             watch.check()
     finally:
         os.killpg(superlink.pid, signal.SIGKILL)

@@ -66,7 +66,7 @@ def test_a_superlink_that_starts_no_more_runs_ends_so_that_it_is_started_again(
         os.kill(starter, signal.SIGKILL)
         wait_until(lambda: process.poll() is not None, START_SECONDS, "the SuperLink has ended")
         assert process.returncode > 0
-        assert "no run would start any more" in federation.says("superlink")
+        assert "no run can start any more" in federation.says("superlink")
 
 
 @pytest.fixture(scope="module")
@@ -98,7 +98,7 @@ def test_a_state_database_that_everybody_could_read_is_its_owners_alone(
     assert len(files) >= 1
 
 
-def test_the_log_of_a_run_whose_server_app_was_killed_ends_with_what_to_do_and_exit_code_1(
+def test_the_log_of_a_run_with_a_killed_server_app_ends_with_what_to_do_and_code_1(
     superlink: tuple[Federation, int],
 ) -> None:
     federation, run = superlink

@@ -55,7 +55,7 @@ def gradient_of(model: nn.Module) -> Tensor:
 
 
 @pytest.mark.parametrize("made", OPTIMIZERS.values(), ids=OPTIMIZERS)
-def test_it_is_a_loop_of_single_examples_clipped_summed_noised_and_over_the_batch_size(
+def test_it_is_a_loop_of_single_examples_clipped_summed_noised_and_divided(
     made: Made,
 ) -> None:
     model = linear()
@@ -65,7 +65,7 @@ def test_it_is_a_loop_of_single_examples_clipped_summed_noised_and_over_the_batc
 
 
 @pytest.mark.parametrize("most", [1, 3, 64])
-def test_a_batch_worked_on_in_pieces_is_the_whole_batch_with_one_noise_and_one_charge(
+def test_a_batch_in_pieces_is_the_whole_batch_with_one_noise_and_one_charge(
     most: int,
 ) -> None:
     whole, cut = linear(), linear()
@@ -129,9 +129,7 @@ def noised_sums(inputs: Tensor, most: int | None = None) -> list[Tensor]:
     return found
 
 
-def test_one_example_more_moves_each_noised_sum_by_at_most_the_clip_and_an_outlier_reaches_it() -> (
-    None
-):
+def test_one_example_more_moves_each_sum_by_at_most_the_clip_norm_which_one_reaches() -> None:
     more = torch.cat([COUNTED.inputs, torch.full((1, 5), -1e5)])
     pairs = zip(noised_sums(COUNTED.inputs), noised_sums(more, 3), strict=True)
     moved = [float((one - other).norm()) for one, other in pairs]
@@ -231,9 +229,7 @@ def test_a_loop_ends_with_the_plan_and_an_epoch_with_its_steps() -> None:
         run(private(linear(), steps=5)).epoch()
 
 
-def test_a_list_of_pairs_and_the_plain_loss_of_pytorch_train_as_tensors_and_the_default_loss_do() -> (
-    None
-):
+def test_a_list_of_pairs_and_a_loss_of_pytorch_train_as_tensors_and_the_default_do() -> None:
     models = linear(), linear(), linear()
     run(private(models[0]))
     run(private(models[1], dataset=PAIRS))
@@ -375,7 +371,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"batch_size": 31}, "batch_size must be at most 30, the number of examples, not 31"),
     ({"public_num_examples": 7}, "batch_size must be at most 7, public_num_examples, not 8"),
     ({"epochs": 1.5}, "epochs must be a whole number"),
-    ({"steps": 8, "epochs": 2}, "give epochs or steps, one of them"),
+    ({"steps": 8, "epochs": 2}, "give either epochs or steps"),
     ({"clip_norm": math.inf}, "clip_norm must be within"),
     ({"clip_norm": [1.0] * 9}, "clip_norm must have a value for each of the 8 steps, not 9"),
     ({"clip_norm": [1.0] * 7 + [0.0]}, "clip_norm must be within"),

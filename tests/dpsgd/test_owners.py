@@ -13,18 +13,17 @@ from torch.nn import functional
 
 from discreet.dpsgd.dpsgd import DPSGD
 from discreet.dpsgd.loop_plan import LoopPrivacy
-from discreet.dpsgd.owner_rows import owner_rows
 from discreet.ledger.durable_ledger import DurableLedger
 from discreet.ledger.rollback_guard import LedgerError
 from discreet.per_example.objective import cross_entropy
 from discreet.per_example.per_example import clipped_gradient_sum, clipped_sum_by_owner
+from discreet.privacy.owner_rows import owner_rows
 from discreet.privacy.randomness import RandomSource
 from tests.per_example.test_per_example_choice import seeded
 
 ROWS = 40
-OWNERS = [
-    f"patient {place * place % 11}" for place in range(ROWS)
-]  # six patients, with 3 to 8 rows
+# six patients, with 3 to 8 rows
+OWNERS = [f"patient {place * place % 11}" for place in range(ROWS)]
 
 
 def data(count: int = ROWS) -> tuple[Tensor, Tensor]:
@@ -177,9 +176,8 @@ def test_the_rows_of_an_owner_are_drawn_anew_in_each_step_each_as_often() -> Non
         assert len(set(drawn)) == 2
         counts[drawn] += 1
     assert counts[6] == 0
-    assert (
-        float((counts[:6] - 200).abs().max()) < 6 * (600 * (1 / 3) * (2 / 3)) ** 0.5
-    )  # false alarm below 1e-8
+    # false alarm below 1e-8
+    assert float((counts[:6] - 200).abs().max()) < 6 * (600 * (1 / 3) * (2 / 3)) ** 0.5
 
 
 @pytest.mark.parametrize(
@@ -201,15 +199,16 @@ def test_what_would_part_rows_from_their_owner_is_refused(
         private(**how)
 
 
-def test_what_owners_spend_counts_for_examples_and_not_the_reverse(tmp_path: Path) -> None:
+def test_a_ledger_of_owners_is_none_of_examples_nor_the_reverse(tmp_path: Path) -> None:
     ledgers = [tmp_path / name for name in ("owners.db", "examples.db")]
     for path in ledgers:
         DurableLedger.create(path)
     for path, owners in ((ledgers[0], OWNERS), (ledgers[1], None)):
         loop = private(privacy={"noise_multiplier": 1.0, "ledger": path}, owners=owners)
         loop.step(*next(iter(loop)))
-    spent = private(privacy={"noise_multiplier": 1.0, "ledger": ledgers[0]}, owners=None).epsilon()
-    assert spent == private(privacy={"noise_multiplier": 1.0, "ledger": ledgers[0]}).epsilon() > 0
+    # A row moves an owner's clipped gradient by up to twice the clip norm.
+    with pytest.raises(LedgerError, match="charged for owners"):
+        private(privacy={"noise_multiplier": 1.0, "ledger": ledgers[0]}, owners=None)
     with pytest.raises(LedgerError, match="charged for single examples"):
         private(privacy={"noise_multiplier": 1.0, "ledger": ledgers[1]})
 

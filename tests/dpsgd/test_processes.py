@@ -114,7 +114,7 @@ def test_each_example_of_a_batch_is_in_one_process(name: str, found: Found) -> N
     assert 0 < len(places) < 130  # 64 of 240 expected: others have a chance below 1e-9
 
 
-def test_a_process_with_a_part_of_the_data_set_is_refused_as_it_would_draw_by_another_chance(
+def test_a_process_with_only_a_part_of_the_data_set_is_refused(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     class Second(Processes):

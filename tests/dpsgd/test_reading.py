@@ -52,7 +52,7 @@ class Pairs(Dataset[Any]):
 
 @pytest.mark.parametrize("most", [None, 3])
 @pytest.mark.parametrize("workers", [0, 1])
-def test_a_dataloader_gives_its_data_set_workers_and_collate_and_draws_as_the_data_set_alone(
+def test_a_dataloader_draws_as_its_data_set_alone(
     workers: int, most: int | None, caplog: pytest.LogCaptureFixture
 ) -> None:
     prefetch = 2 if workers else None
@@ -85,7 +85,7 @@ class Stream(IterableDataset[Any]):
         return iter(PAIRS)
 
 
-def test_data_without_numbers_without_batches_or_of_a_part_of_the_data_set_are_refused() -> None:
+def test_data_without_indices_or_batches_and_subsets_are_refused() -> None:
     some = SubsetRandomSampler(range(20))
     refused: dict[str, Any] = {
         "must be map-style": DataLoader(Stream(), BATCH),
@@ -137,7 +137,7 @@ def test_pieces_read_before_an_error_do_not_count_twice(place: int) -> None:
     assert torch.allclose(params_of(again), params_of(whole), rtol=1e-5, atol=1e-6)
 
 
-def test_of_a_large_batch_no_more_examples_are_read_at_a_time_than_max_physical_batch() -> None:
+def test_at_most_max_physical_batch_examples_are_read_at_a_time() -> None:
     data = Pairs()
     loop = private(linear(), dataset=data, batch_size=SIZE, epochs=1, max_physical_batch=7)
     stepped, sizes = list[bool](), list[int]()
@@ -173,7 +173,7 @@ def test_a_piece_is_let_go_of_before_the_next_one_is_read() -> None:
     assert alive == [0] * 12
 
 
-def test_a_piece_cannot_be_left_out_and_a_loop_that_is_left_amid_a_batch_goes_on_with_it() -> None:
+def test_a_piece_cannot_be_left_out_and_a_loop_left_amid_a_batch_resumes_it() -> None:
     whole, left = linear(), linear()
     run(private(whole))
     loop = private(left, max_physical_batch=3)
@@ -282,9 +282,7 @@ def test_a_collate_fn_that_mixes_the_batch_is_refused_before_anything_is_drawn(
         private(linear(), dataset=PAIRS, collate_fn=collate)
 
 
-def test_a_collate_fn_with_a_generator_of_its_own_is_refused_since_nothing_tells_what_it_mixes() -> (
-    None
-):
+def test_a_collate_fn_with_its_own_generator_is_refused() -> None:
     own = np.random.default_rng(90217)
 
     def collate(pairs: Rows) -> tuple[Tensor, Tensor]:
@@ -314,7 +312,7 @@ def padded_before(pairs: Rows) -> tuple[Tensor, Tensor]:
 
 
 @pytest.mark.parametrize("collate", [sorted_by_length, noisy, padded_before])
-def test_sorting_padding_and_noise_for_each_example_are_served_and_draw_nothing_that_is_seen(
+def test_sorting_padding_and_noise_for_each_example_are_accepted(
     collate: Any,
 ) -> None:
     states = torch.get_rng_state(), random.getstate(), str(np.random.get_state())
@@ -352,15 +350,13 @@ def test_values_that_are_not_finite_are_no_change_of_a_batch() -> None:
     assert loop.steps_taken == 1
 
 
-def test_a_parameter_group_that_is_added_after_the_start_is_refused_and_costs_nothing() -> None:
+def test_a_parameter_group_added_after_the_start_is_refused_and_costs_nothing() -> None:
     loop = private(linear())
     loop._optimizers[0].add_param_group({"params": [nn.Parameter(torch.zeros(2))]})
     assert_refused_at_no_cost(loop, "optimizer: it holds parameters that are not the model's")
 
 
-def test_a_parameter_that_is_unfrozen_after_the_start_is_refused_unless_the_optimizer_holds_it() -> (
-    None
-):
+def test_a_parameter_unfrozen_later_is_refused_unless_the_optimizer_holds_it() -> None:
     model = nn.Sequential(nn.Linear(5, 4), nn.Linear(4, 3))
     model[0].requires_grad_(False)
     loop = private(model)

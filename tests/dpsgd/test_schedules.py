@@ -181,7 +181,7 @@ def replayed(how: str, factor: float, other: float) -> Replay:
 
 @pytest.mark.parametrize("how", LOOPS)
 @pytest.mark.parametrize("factor", [1.0, -1e6, 0.0])
-def test_an_example_that_contributes_nothing_instead_moves_each_noised_sum_within_its_sensitivity(
+def test_zeroing_out_an_example_moves_each_noised_sum_within_its_sensitivity(
     how: str, factor: float
 ) -> None:
     for one, other in ((factor, math.nan), (math.nan, factor)):

@@ -96,7 +96,7 @@ def test_without_a_ledger_the_steps_of_a_state_stay_spent_and_count_for_the_budg
     assert loop.steps_taken == 5
 
 
-def test_a_loop_that_goes_on_without_its_state_is_refused_as_epsilon_would_leave_steps_out(
+def test_a_loop_that_resumes_without_its_state_is_refused(
     ledger: Path,
 ) -> None:
     def momentum(values: Any) -> SGD:
@@ -112,12 +112,11 @@ def test_a_loop_that_goes_on_without_its_state_is_refused_as_epsilon_would_leave
     again = private(model, lambda _: optimizer, seed=None)
     again.load_state_dict(state)
     assert stepped(again, 1).epsilon() > first.epsilon()
-    stepped(
-        private(model, lambda _: optimizer, seed=None, ledger=ledger), 1
-    )  # loops on a ledger add up
+    # loops on a ledger add up
+    stepped(private(model, lambda _: optimizer, seed=None, ledger=ledger), 1)
 
 
-def test_an_older_state_does_not_lower_a_ledger_and_its_steps_are_charged_again_with_new_noise(
+def test_an_older_state_lowers_no_ledger_and_repeated_steps_are_charged_again(
     ledger: Path,
 ) -> None:
     still: dict[str, Any] = {
@@ -137,7 +136,7 @@ def test_an_older_state_does_not_lower_a_ledger_and_its_steps_are_charged_again_
     assert not torch.equal(model.weight.grad, first)
 
 
-def test_with_a_seed_a_state_that_is_older_than_its_ledger_is_refused_as_noise_would_come_again(
+def test_with_a_seed_a_state_older_than_its_ledger_is_refused(
     ledger: Path,
 ) -> None:
     model = linear()
@@ -290,7 +289,7 @@ run(loop)
 """
 
 
-def test_a_step_that_ends_between_its_charge_and_its_noise_is_charged_and_not_taken_up_again(
+def test_a_step_that_ends_between_charge_and_noise_is_charged_and_not_resumed(
     ledger: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     loop = private(linear(), ledger=ledger)

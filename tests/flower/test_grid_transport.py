@@ -204,7 +204,7 @@ def large(values: NDArray[np.float32]) -> Callable[[Message], RecordDict]:
     )
 
 
-def test_a_reply_that_unpacks_to_more_than_was_asked_for_is_refused_before_it_is_unpacked(
+def test_a_reply_that_would_unpack_to_more_than_asked_is_refused_before_that(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(array, "FLWR_PRIVATE_MAX_ARRAY_CHUNK_SIZE", 2**16)

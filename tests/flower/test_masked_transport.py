@@ -82,7 +82,7 @@ def test_a_run_with_masks_is_the_run_without_bit_by_bit(tmp_path: Path) -> None:
     assert not (tmp_path / "masked" / FOLDER).exists()  # a simulation's keys go with it
 
 
-def test_a_step_that_clients_share_is_the_run_without_masks_and_each_node_charges_its_own_ledger(
+def test_a_shared_step_equals_the_run_without_masks_and_each_node_charges_its_ledger(
     tmp_path: Path,
 ) -> None:
     masked = federated(words_of(tmp_path / "masked", *SHARED_STEP, "seed=50123"), virtual(4))
@@ -115,7 +115,7 @@ def test_a_node_with_more_than_16_batches_of_examples_adds_nothing_to_a_shared_s
     )
 
 
-def test_a_round_costs_three_exchanges_and_the_first_one_three_more_and_one_carries_a_model(
+def test_a_round_costs_three_exchanges_and_the_first_one_three_more(
     tmp_path: Path,
 ) -> None:
     grid = nodes(tmp_path)
@@ -200,7 +200,7 @@ def test_one_node_with_another_list_of_peers_is_missing_and_ends_no_run(
 
 
 @pytest.mark.parametrize("stage", [Stage.SHARES, Stage.MASKED, Stage.CONFIRM, Stage.UNMASK])
-def test_a_server_that_is_killed_between_two_exchanges_goes_on_and_nothing_is_opened_twice(
+def test_a_server_killed_between_two_exchanges_resumes_and_nothing_is_opened_twice(
     stage: Stage, tmp_path: Path
 ) -> None:
     grid = nodes(tmp_path)

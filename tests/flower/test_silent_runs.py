@@ -44,7 +44,7 @@ WRONG_ARRAYS = {
 
 
 @pytest.mark.parametrize("said", WRONG_ARRAYS)
-def test_a_run_whose_clients_all_send_other_arrays_ends_after_two_rounds_and_names_them(
+def test_a_run_whose_clients_all_send_other_arrays_ends_after_two_rounds(
     said: str, tmp_path: Path
 ) -> None:
     sends = replying(

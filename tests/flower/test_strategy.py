@@ -196,7 +196,7 @@ def test_the_servers_own_evaluation_is_logged_returned_and_kept(tmp_path: Path) 
     assert [row["loss"] for row in RunFolder(tmp_path / "run").read_metrics()] == [None, 0.0]
 
 
-def test_the_run_folder_is_one_that_other_commands_accept_and_its_statement_is_about_a_node(
+def test_other_commands_accept_the_run_folder_and_its_statement_is_about_a_node(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     folder = tmp_path / "run"
@@ -330,7 +330,7 @@ def test_each_clip_norm_follows_from_what_was_released(tmp_path: Path) -> None:
     ],
     ids=["loss falls", "accuracy rises", "neither moves", "nothing is known"],
 )
-def test_a_run_that_clips_nearly_all_updates_says_so_once_unless_the_model_gets_better(
+def test_a_run_that_clips_nearly_all_updates_warns_once_unless_the_model_improves(
     found: Any, said: str | None, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     strategy(tmp_path / "run", **clipped(0.01)).start(many(), arrays(), 5, 2.0, evaluate_fn=found)
@@ -368,7 +368,4 @@ def test_a_run_that_nobody_evaluates_says_that_nobody_will_see_whether_it_learns
         0.3,
         evaluate_fn=None if found is None else lambda *_: MetricRecord(found),
     )
-    assert (
-        caplog.text.count("nobody will see whether the model learns: give start an evaluate_fn")
-        == unseen
-    )
+    assert caplog.text.count("no accuracy will be reported: give start an evaluate_fn") == unseen

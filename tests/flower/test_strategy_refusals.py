@@ -212,12 +212,12 @@ def test_a_part_of_a_round_is_not_done_alone(tmp_path: Path) -> None:
         made.initialize_parameters,
     ):
         with pytest.raises(
-            NotImplementedError, match=r"DPFedAvg does its rounds itself.*: call start"
+            NotImplementedError, match=r"DPFedAvg runs its rounds itself.*: call start"
         ):
             part(1, [])
 
 
-def test_a_part_of_a_round_that_was_replaced_in_a_subclass_or_on_the_object_is_refused_by_its_name(
+def test_a_replaced_part_of_a_round_is_refused_by_its_name(
     tmp_path: Path,
 ) -> None:
     mine = type("Mine", (DPFedAvg,), {"configure_train": lambda *_: []})

@@ -229,7 +229,7 @@ def grid_of(seen: list[Message]) -> Nodes:
     )
 
 
-def test_the_mean_of_what_clients_change_is_applied_and_none_of_it_was_sent_in_the_clear(
+def test_the_mean_change_is_applied_and_no_change_was_sent_in_the_clear(
     tmp_path: Path,
 ) -> None:
     seen: list[Message] = []

@@ -235,7 +235,7 @@ def test_a_node_knows_its_own_keys_and_who_is_in_its_list(ours: Federation) -> N
     refuses(ours, altered(request, join_named(stranger)), "'node-99' is not in this node's list")
 
 
-def test_shares_under_another_name_or_of_a_stranger_are_refused_before_anything_is_masked(
+def test_shares_under_another_name_or_of_a_stranger_are_refused_before_masking(
     ours: Federation,
 ) -> None:
     request = ours.until(Stage.MASKED, {Stage.KEYS: frozenset({NAMES[4]})}).requests[ME]

@@ -61,7 +61,7 @@ def test_after_a_round_of_nodes_that_keep_nothing_in_memory_nothing_of_it_is_lef
     assert not list((tmp_path / ME).glob("*.new"))
 
 
-def test_its_own_secrets_are_gone_once_its_vector_is_masked_and_those_of_the_next_round_stay(
+def test_its_secrets_are_gone_once_its_vector_is_masked_and_the_next_rounds_stay(
     ours: Federation, tmp_path: Path
 ) -> None:
     exchange = ours.until(Stage.MASKED)
@@ -139,7 +139,7 @@ def test_no_secret_is_shown(ours: Federation, tmp_path: Path) -> None:
     assert str(refusal.value.__cause__).count("input_value") == 0
 
 
-def test_the_keys_of_scripts_certs_are_identities_and_public_keys_are_read_in_both_forms(
+def test_keys_of_scripts_certs_are_identities_and_public_keys_have_two_forms(
     tmp_path: Path,
 ) -> None:
     make_node(tmp_path, "one")

@@ -91,7 +91,7 @@ def test_the_sum_of_those_who_are_left_is_their_plain_sum_and_each_of_them_paid_
 
 
 @pytest.mark.parametrize("stage", Stage)
-def test_a_round_is_abandoned_unread_at_the_stage_that_too_few_nodes_answer_and_tried_again_for_one_price(
+def test_a_round_with_too_few_nodes_is_abandoned_unread_and_retried_for_one_price(
     stage: Stage,
 ) -> None:
     for lost in (0, 1, 2):
@@ -105,9 +105,7 @@ def test_a_round_is_abandoned_unread_at_the_stage_that_too_few_nodes_answer_and_
         check_sum((ours, {Stage.MASKED: frozenset()}))
 
 
-def test_a_round_whose_keys_rode_along_takes_three_exchanges_with_a_node_that_missed_the_last_one() -> (
-    None
-):
+def test_a_round_with_early_keys_takes_three_exchanges_despite_a_node_that_was_away() -> None:
     ours = federation(terms_of(5, dropouts=1))
     ours.sum(1, then=2, gone={Stage.MASKED: frozenset({"node-03"})})
     found, stages = ours.server.begin(2, then=3), []
@@ -186,9 +184,7 @@ def refused_by_server(stage: Stage, change: object, reason: str) -> None:
         exchange.take("node-00", write_reply([part.answered(change(part.body))]))
 
 
-def test_shares_of_another_size_and_keys_with_which_every_exchange_gives_zero_are_malformed() -> (
-    None
-):
+def test_shares_of_another_size_and_keys_of_small_order_are_malformed() -> None:
     refused_by_server(
         Stage.UNMASK,
         lambda body: join_named(dict.fromkeys(split_named(body), bytes(17))),
@@ -255,9 +251,8 @@ def test_the_masks_of_two_attempts_have_nothing_in_common() -> None:
 
 def test_the_test_finds_what_is_not_masked() -> None:
     words = np.random.default_rng(83).integers(0, 2**16, LENGTH).astype(np.uint16)
-    some = np.where(
-        np.arange(LENGTH) % 20 == 0, np.uint16(3), words
-    )  # one value in twenty is in the clear
+    # one value in twenty is in the clear
+    some = np.where(np.arange(LENGTH) % 20 == 0, np.uint16(3), words)
     for fault in (np.full_like(words, 3), some, words & np.uint16(0x7FFF), words - words):
         assert is_uniform(words.tobytes())
         assert not is_uniform(fault.tobytes())
@@ -275,8 +270,7 @@ def flowers_of(seed: bytes) -> NDArray[np.uint32]:
 
 def test_masks_of_two_secrets_have_nothing_in_common_and_flowers_fail_that_test() -> None:
     seed = bytes(range(16))
-    swapped = (
-        seed[4:8] + seed[:4] + seed[8:]
-    )  # another secret, whose words of 32 bits have the same XOR
+    # another secret, whose words of 32 bits have the same XOR
+    swapped = seed[4:8] + seed[:4] + seed[8:]
     assert is_uniform((ours_of(seed) - ours_of(swapped)).tobytes())
     assert not is_uniform((flowers_of(seed) - flowers_of(swapped)).tobytes())

@@ -109,9 +109,8 @@ def test_each_prefix_of_a_run_costs_the_gaussian_of_its_sensitivity(tmp_path: Pa
         assert analytic_gaussian_noise_multiplier(
             row["epsilon_user"] or 0.0, delta=DELTA
         ) == pytest.approx(noise / moved, rel=1e-6)
-    assert (
-        7.9 < (rows[-1]["epsilon_user"] or 0) <= 8 * (1 + 1e-9)
-    )  # the target, which has chosen the noise
+    # the target, which has chosen the noise
+    assert 7.9 < (rows[-1]["epsilon_user"] or 0) <= 8 * (1 + 1e-9)
 
 
 @pytest.mark.parametrize("kind", ["bsr", "bisr", "sqrt"])
@@ -182,11 +181,12 @@ def test_noise_without_the_keys_of_all_rounds_before_is_refused(number: int, rou
 
 
 KILLED = 4
+# the round's release is on disk, and the state is not
 OUT = (
     "before_metrics",
     "before_checkpoint",
     "in_checkpoint",
-)  # the round's release is on disk, and the state is not
+)
 WASTED = ("after_ledger", BEFORE_SECRETS)  # it is charged, and not out
 
 
@@ -217,7 +217,7 @@ def test_a_killed_run_goes_on_to_the_model_of_one_that_was_not_to_the_last_bit(
 
 
 @pytest.mark.parametrize("point", [*POINTS, BEFORE_SECRETS])
-def test_no_other_noise_is_drawn_for_a_round_that_was_out_and_one_that_was_not_is_charged_again(
+def test_a_released_round_keeps_its_noise_and_one_that_was_not_is_charged_again(
     point: str, tmp_path: Path
 ) -> None:
     before, seen = (

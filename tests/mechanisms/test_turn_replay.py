@@ -32,9 +32,8 @@ WILD = {
 }
 KINDS = [("none", 1), ("bsr", 3), ("bsr", 2), ("bisr", 4), ("sqrt", 1)]
 
-Sent = dict[
-    int, dict[int, Tensor]
-]  # the updates of each client by its number, in each round in which it replies
+# the updates of each client by its number, in each round in which it replies
+Sent = dict[int, dict[int, Tensor]]
 
 
 @dataclass
@@ -139,7 +138,7 @@ def test_other_groups_and_clients_that_miss_a_turn_cost_less(
 @pytest.mark.parametrize(("kind", "bandwidth"), KINDS)
 @pytest.mark.parametrize(("client", "turns"), [(4, (2, 5, 8)), (5, (3, 6)), (3, (1, 4, 7))])
 @pytest.mark.parametrize("again", [range(5, 6), range(5, 7), range(2, 7)])
-def test_rounds_that_old_files_have_the_server_make_again_cost_no_more_than_is_charged(
+def test_rounds_repeated_from_old_files_cost_no_more_than_is_charged(
     again: range, client: int, turns: tuple[int, ...], kind: str, bandwidth: int
 ) -> None:
     found, charges = found_in(release(kind, bandwidth), *runs_of(FAR, client, turns), again=again)

@@ -362,9 +362,7 @@ def test_a_forward_that_goes_another_way_than_it_did_is_an_error() -> None:
         part(torch.full((COUNT, 2), 10.0))
 
 
-def test_what_follows_from_a_trained_parameter_is_not_recorded_although_no_gradient_shows_it() -> (
-    None
-):
+def test_what_depends_on_a_trained_parameter_without_a_gradient_is_not_recorded() -> None:
     model = Trained()
     model.one.requires_grad_(False)
     with pytest.raises(ValueError, match="no frozen layer"):

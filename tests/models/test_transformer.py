@@ -256,7 +256,7 @@ def test_a_node_whose_owner_names_no_transformer_loads_none(
         received(request(run), {"data": str(tmp_path / "own")})
 
 
-def test_weights_that_are_missing_or_are_not_the_datas_are_an_error_that_names_the_setting(
+def test_missing_weights_and_those_of_other_data_are_an_error_that_names_the_setting(
     weights: dict[str, Path], tmp_path: Path
 ) -> None:
     words = words_of("bert", weights, tmp_path)

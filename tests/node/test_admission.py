@@ -87,7 +87,7 @@ def test_many_clients_at_once_are_admitted_as_sequentially(
     assert rows[0] == rows[1]
 
 
-def test_in_a_shared_step_a_client_may_have_16_batches_of_examples_and_not_one_example_more(
+def test_in_a_shared_step_a_client_may_have_16_batches_of_examples_and_no_more(
     tmp_path: Path,
 ) -> None:
     found = enter(tmp_path, {"0": 128, "1": 129}, *SHARED)
@@ -195,7 +195,7 @@ def test_each_budget_holds_at_its_own_delta(tmp_path: Path) -> None:
         charge(mine, STEP, 2, *budgets)
 
 
-def test_a_masked_sum_counts_for_a_client_whose_data_change_beside_what_is_accounted_for_a_change(
+def test_beside_other_releases_a_masked_sum_counts_as_a_change_of_data(
     tmp_path: Path,
 ) -> None:
     # Zeroing a client out moves the sum by its norm, other data in its place by up to twice as
@@ -278,9 +278,8 @@ def test_a_cohort_that_refuses_does_not_end_the_run_while_others_have_budget(
         "rounds=60",
         "training.batch_size=512",
     ]
-    words += [
-        "server.learning_rate=0.001"
-    ]  # or the noise of few clients would drive the model, and end the run first
+    # or the noise of few clients would drive the model, and end the run first
+    words += ["server.learning_rate=0.001"]
     outcome = simulated(tmp_path / "run", *LOCAL_LEVEL, *words, f"privacy.local.kind={kind}")
     rounds = rounds_of(tmp_path / "run", "local")
     # With single clients in a cohort, a round in which all that were asked refuse comes long before

@@ -298,7 +298,7 @@ def test_the_words_of_an_unforeseen_failure_stay_with_the_client(
     assert "owner" not in str(reply.error.reason)
 
 
-def test_a_client_that_is_asked_to_evaluate_refuses_and_logs_it_if_something_was_sent(
+def test_a_client_asked_to_evaluate_refuses_and_logs_it_if_something_was_sent(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     assert "not private" in refused(send(RecordDict(), "evaluate"))
@@ -328,9 +328,8 @@ def test_what_an_owner_allows_is_not_spent_once_for_each_guarantee(
 ) -> None:
     ledger, full = ledger_at(tmp_path / "ledger.db"), (*OFF, "training.batch_size=1000")
     owner = NODE | {"ledger": str(ledger.path), "max-epsilon": 1.0, "max-delta": 1e-3}
-    example = run_of(
-        *full, "privacy.example.enabled=true", "privacy.example.noise_multiplier=3.2"
-    )  # 0.77
+    # 0.77
+    example = run_of(*full, "privacy.example.enabled=true", "privacy.example.noise_multiplier=3.2")
     noise = 3.1 if kind == "gaussian" else 1.02  # 0.80, 0.98
     first, second = (
         example,

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -180,6 +181,25 @@ def test_a_total_is_spent_exactly_at_the_last_round_and_the_client_then_stops(
     assert spent[-1] == pytest.approx(2, rel=1e-6)
     with pytest.raises(Refused):
         who.answer(work_of(request(run, 5)), params_of(linear()))
+
+
+@pytest.mark.parametrize("rounds", [1, 3])
+@pytest.mark.parametrize("epsilon", [0.5, 20])
+def test_a_gaussian_total_is_met_by_the_accountant_of_the_run(
+    epsilon: float, rounds: int, tmp_path: Path
+) -> None:
+    of_run = (f"rounds={rounds}", "privacy.accountant=rdp", f"privacy.local.epsilon={epsilon}")
+    who = client(examples(6), tmp_path / "ledger.db")
+    assert who.accounts is not None
+    counting = replace(who, accounts=replace(who.accounts, accountant="rdp"))
+    last = answers(local("gaussian", *of_run), counting)[-1]
+    assert (1 - 1e-3) * epsilon < last.epsilon_local <= epsilon * (1 + 1e-9)
+
+
+def test_a_gaussian_total_that_no_noise_meets_is_refused(tmp_path: Path) -> None:
+    words = ("privacy.accountant=rdp", "privacy.local.epsilon=1e-9", "privacy.delta=1e-30")
+    with pytest.raises(Refused, match=r"privacy\.local\.epsilon=1e-09 can't be reached"):
+        answers(local("gaussian", *words), client(examples(6), tmp_path / "ledger.db"))
 
 
 @pytest.mark.parametrize("kind", ["gaussian", "laplace"])

@@ -160,7 +160,7 @@ def test_the_noise_is_for_twice_the_norm_of_an_answer(kind: str, noise: str) -> 
 
 
 @kinds
-def test_a_client_that_holds_nothing_out_sends_noise_as_the_others_do_at_local_level_alone(
+def test_only_at_local_level_does_a_client_that_holds_nothing_out_send_noise(
     kind: str,
 ) -> None:
     noise = local_noise(kind, query("accuracy"))
@@ -285,10 +285,11 @@ def test_the_total_holds_for_all_planned_rounds_and_ratings(kind: str, cohort: s
     words = (f"evaluation.cohort={cohort}", "privacy.local.schedule=geometric")
     run = settings(kind, "privacy.local.epsilon=4", *words)
     rounds = [round_privacy(run, round_number=number) for number in range(1, 5)]
+    # two ratings of four rounds
     noises = [one.noise_multiplier for one in rounds if one is not None] + [
         Z,
         Z,
-    ]  # two ratings of four rounds
+    ]
     if kind == "laplace":
         assert math.fsum(1 / noise for noise in noises) == pytest.approx(4, rel=1e-9)
     else:

@@ -93,7 +93,7 @@ BAD: dict[str, dict[str, object]] = {
         "min-noise-multiplier": 1.0,
     },
     "max-delta must be within (0, 1]": {"max-delta": 2},
-    "require must be of user, example, local, secure (got ('everything',))": {
+    "require must be of user, example, local, owner, secure (got ('everything',))": {
         "require": "everything"
     },
 }
@@ -189,9 +189,7 @@ def test_a_delta_beyond_the_owners_is_refused_for_every_guarantee(guarantee: str
     assert "allows delta up to 1e-05; the run has 0.98" in said
 
 
-def test_the_planned_user_level_epsilon_is_that_of_the_owners_delta_whatever_the_run_names() -> (
-    None
-):
+def test_the_planned_user_level_epsilon_is_at_the_owners_delta() -> None:
     for delta in ("1e-5", "1e-9"):  # a smaller one would make its own noise look weaker than it is
         run, (less, enough) = config(*USER_ON, f"privacy.delta={delta}"), (1.51, 1.52)
         assert refusal(ClientPolicy(max_epsilon=enough, max_delta=1e-5), run, user=1.1) == ""
@@ -256,7 +254,7 @@ TURNS += (
 )
 
 
-def test_the_least_noise_is_that_of_the_dearest_round_and_not_of_the_noise_that_is_new_in_it(
+def test_the_least_noise_is_that_of_the_most_expensive_round_not_its_new_noise(
     tmp_path: Path,
 ) -> None:
     # The last round of the square root moves by the sum of its coefficients, C(2k, k) / 4^k: 0.355
@@ -277,7 +275,7 @@ def test_the_least_noise_is_that_of_the_dearest_round_and_not_of_the_noise_that_
             node_client(asked, strict).answer(asked, flatten_parameters(client.model))
 
 
-def test_the_least_noise_of_a_cohort_of_fixed_size_is_over_what_replacing_a_client_moves() -> None:
+def test_the_least_noise_of_a_fixed_size_cohort_is_over_the_replacement_sensitivity() -> None:
     run = client_settings(config(*USER_ON, "sampling.kind=fixed", "privacy.accountant=rdp"))
     assert least_noise(work_in(run), 1.1) == pytest.approx(0.55)
 

@@ -187,7 +187,7 @@ def test_a_node_with_a_spent_budget_sends_no_vector_and_is_charged_nothing(tmp_p
     assert DurableLedger(tmp_path / "node-1.db").spent("user") == first
 
 
-def test_a_node_that_has_another_key_in_its_list_is_missing_and_the_server_is_told_no_path(
+def test_a_node_with_another_key_in_its_list_is_missing_and_the_server_sees_no_path(
     tmp_path: Path,
 ) -> None:
     grid = nodes(tmp_path)
@@ -212,7 +212,7 @@ def later(seconds: float = LATER) -> float:
     return time.time() + seconds
 
 
-def test_a_round_that_was_opened_without_a_node_can_not_be_opened_again_after_the_others_forgot_the_run(
+def test_an_opened_round_cannot_be_opened_again_after_the_nodes_forgot_the_run(
     tmp_path: Path,
 ) -> None:
     ours = federation_in(tmp_path)

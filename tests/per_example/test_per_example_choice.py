@@ -82,7 +82,7 @@ class LargestOfABag(nn.Module):
 
 @pytest.mark.parametrize("build", [Scaled, hooked, tied, normed, Branching, LargestOfABag])
 @pytest.mark.parametrize("order", [1, 2])
-def test_parameters_that_no_layer_owns_that_are_used_twice_or_computed_and_hooks_are_right_and_fast(
+def test_parameters_without_a_layer_used_twice_or_computed_and_hooks_are_right(
     build: Callable[[], nn.Module], order: int, caplog: pytest.LogCaptureFixture
 ) -> None:
     model, (inputs, targets) = seeded(build), batch()
@@ -135,7 +135,7 @@ def test_a_layer_that_does_not_see_the_examples_first_is_refused(
 
 
 @pytest.mark.parametrize("training", [True, False])
-def test_a_layer_that_has_no_statistics_but_those_of_the_batch_is_refused_in_either_mode(
+def test_a_layer_with_only_batch_statistics_is_refused_in_either_mode(
     training: bool,
 ) -> None:
     model = nn.Sequential(nn.BatchNorm1d(5, track_running_stats=False), nn.Linear(5, 3)).train(
@@ -187,9 +187,8 @@ def test_packed_sequences_are_watched_by_their_lengths(
     is_sorted: bool,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(
-        "discreet.per_example.per_example.built_terms", None
-    )  # the slow way is an error
+    # the slow way is an error
+    monkeypatch.setattr("discreet.per_example.per_example.built_terms", None)
     model = seeded(lambda: Reader(kind, layers=layers, pads=pads, first=first, is_sorted=is_sorted))
     tokens = torch.randint(0, 11, (6, 7), generator=torch.Generator().manual_seed(7127))
     lengths, targets = (

@@ -59,7 +59,7 @@ def sums_of(case: Case, order: int, inputs: float) -> list[tuple[float, float, f
 
 
 @pytest.mark.parametrize(("order", "inputs"), [(2, 1.0), (2, 1e15), (1, 1e15)])
-def test_what_one_example_adds_is_at_most_the_clip_norm_and_the_norm_that_is_reported(
+def test_one_example_adds_at_most_the_clip_norm_and_its_reported_norm(
     order: int, inputs: float
 ) -> None:
     for case in CASES:

@@ -86,7 +86,7 @@ def _for_some(model: Forward, x: Tensor) -> Tensor:
     return x
 
 
-def test_what_only_some_example_makes_it_change_is_refused_at_the_step_of_that_example() -> None:
+def test_a_change_that_only_some_example_makes_is_refused_at_its_step() -> None:
     model, (inputs, targets) = seeded(lambda: Forward(_for_some)), examples()
     assert_matches(model, inputs, targets, clip=0.2)
     with pytest.raises(ValueError, match="forward changes wide:"):
@@ -133,7 +133,7 @@ def _made_once(model: Forward, x: Tensor) -> Tensor:
 @pytest.mark.parametrize(
     "between", [lambda model, x: functional.dropout(x, 0.5), _made_once, _shown]
 )
-def test_dropout_a_table_that_the_first_pass_makes_and_what_is_only_kept_to_be_shown_are_served(
+def test_dropout_a_table_made_by_the_first_pass_and_kept_outputs_are_accepted(
     between: Callable[[Forward, Tensor], Tensor],
 ) -> None:
     inputs, targets = examples()

@@ -199,7 +199,7 @@ def exact_squares(vector: Tensor) -> int:
 
 @settings(max_examples=60)
 @given(sums)
-def test_the_sum_of_all_clients_at_the_bound_and_twelve_deviations_of_noise_come_back_from_the_modulus(
+def test_the_largest_sum_with_twelve_deviations_of_noise_does_not_wrap_around(
     grid: SecureSum,
 ) -> None:
     largest = max(grid.clip_steps, grid.bit_steps, grid.answer_steps)
@@ -255,9 +255,7 @@ def test_an_example_moves_its_clients_sum_by_at_most_the_sensitivity(
     assert exact_squares(moved) <= grid.sensitivity_squared <= grid.clip_steps**2 * 1.02
 
 
-def test_truncating_a_sum_can_move_it_by_more_than_the_clip_norm_which_the_sensitivity_counts() -> (
-    None
-):
+def test_truncation_can_exceed_the_clip_norm_and_the_sensitivity_counts_it() -> None:
     grid = example_secure_sum(16, SecureCohort(4, 2), noise_multiplier=8.0, largest_sum=2)
     steps = torch.full((16,), 1000.001, dtype=torch.float64)
     steps[15] = math.sqrt(grid.clip_steps**2 - 15 * 1000.001**2)
@@ -277,7 +275,7 @@ def test_the_range_of_examples_holds_all_of_them_at_the_bound_and_more_are_cut_o
     assert torch.equal(grid.centred(encoded.remainder(2**grid.bits)), encoded)
 
 
-def test_the_noise_of_the_accounted_clients_has_at_least_the_variance_that_was_asked_for() -> None:
+def test_noise_of_the_accounted_clients_has_at_least_the_required_variance() -> None:
     grid = made(noise_multiplier=1.3)
     assert Fraction(grid.variance) * 7 >= (Fraction(1.3) * grid.clip_steps) ** 2
     assert Fraction(grid.variance - 1) * 7 < (Fraction(1.3) * grid.clip_steps) ** 2

@@ -36,18 +36,15 @@ def follows(sample: torch.Tensor, law: stats.rv_continuous, *, farthest: float) 
     """Chi-square over 200 cells, open tails beyond +-farthest among them: it sees the tails, as KS
     does not."""
     edges = np.concatenate(([-np.inf], np.linspace(-farthest, farthest, 199), [np.inf]))
-    left = np.diff(
-        law.cdf(edges[:101])
-    )  # the law is symmetric, and a cdf is most accurate on the left
+    # the law is symmetric, and a cdf is most accurate on the left
+    left = np.diff(law.cdf(edges[:101]))
     counts = np.histogram(sample.double().numpy(), edges)[0]
     return bool(
         stats.chisquare(counts, np.concatenate((left, left[::-1])) * len(sample)).pvalue > ALARM
     )
 
 
-def test_a_stream_is_that_of_its_seed_however_it_is_cut_and_a_child_does_not_depend_on_what_was_drawn() -> (
-    None
-):
+def test_a_stream_depends_on_its_seed_alone_and_a_child_on_no_earlier_draw() -> None:
     cuts = [1, 7, 0, CHUNK, CHUNK + 4001, 3]
     fresh, used = seeded_source(90371), seeded_source(90371)
     parts = np.concatenate([used.words(cut) for cut in cuts])

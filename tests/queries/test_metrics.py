@@ -313,7 +313,7 @@ def hits_of(
 
 
 @pytest.mark.parametrize(("kind", "name"), NOISED)
-def test_a_private_number_is_within_two_standard_errors_of_the_exact_one_and_not_within_fewer(
+def test_a_private_number_is_within_two_standard_errors_and_not_within_fewer(
     kind: str, name: str
 ) -> None:
     # 95.4 % of 200 is 191, with a standard deviation of 3; the seed is fixed.

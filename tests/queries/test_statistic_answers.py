@@ -170,7 +170,7 @@ EACH = [
 
 
 @pytest.mark.parametrize(("shape", "name"), EACH)
-def test_a_statistic_is_within_two_standard_errors_of_the_exact_one_and_not_within_one(
+def test_a_statistic_is_within_two_standard_errors_and_not_within_one(
     shape: str, name: str
 ) -> None:
     # 95.4 % of 200 is 191, with a standard deviation of 3; the seed is fixed. Those of quantiles

@@ -113,7 +113,7 @@ def test_the_description_that_was_saved_holds_and_what_differs_is_named(
     first, _ = (project / "said.csv").read_text(), capsys.readouterr()
     (project / "data.toml").write_text(toml.replace("age = [0, 100]", "age = [0, 50]"))
     assert predict(words) == 0
-    assert "data.toml says otherwise by now of columns.age" in capsys.readouterr().err
+    assert "data.toml now differs in columns.age" in capsys.readouterr().err
     (project / "data.toml").unlink()
     assert predict(words) == 0
     (project / "data.toml").write_text(toml)

@@ -27,11 +27,12 @@ SMALL = (
     "privacy.user.noise_multiplier=0.1",  # with more, a long run diverges and ends by itself
 )
 LONG = "rounds=5000"
+# as /proc/net writes addresses
 LOOPBACK = {
     "0100007F",
     "0" * 16 + "FFFF00000100007F",
     "0" * 24 + "01000000",
-}  # as /proc/net writes addresses
+}
 # Ray's client tries for minutes if it is refused, so a stranger asks first.
 STRANGER = """
 import sys

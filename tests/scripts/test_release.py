@@ -3,6 +3,7 @@ that can be read."""
 
 from __future__ import annotations
 
+import itertools
 import re
 import tomllib
 from pathlib import Path
@@ -56,3 +57,15 @@ def test_a_list_keeps_its_items_apart() -> None:
         items = [line for line in lines if re.search(r"[.:!?] - \S", line)]
         rows = [line for line in lines if line.startswith("|") and not line.rstrip().endswith("|")]
         assert (items, rows) == ([], []), Path(path).name
+
+
+def test_a_list_and_a_table_begin_after_an_empty_line() -> None:
+    # Without it, Python-Markdown shows them as a part of the paragraph before.
+    begun = re.compile(r"(- |\d+\. |\|)")
+    broken = []
+    for path in (REPOSITORY / "docs").rglob("*.md"):
+        text = re.sub(r"```.*?```", "", path.read_text(), flags=re.DOTALL)
+        for before, line in itertools.pairwise(text.splitlines()):
+            if begun.match(line) and before and not begun.match(before) and before[0] != " ":
+                broken.append((path.name, line))
+    assert broken == []

@@ -7,15 +7,17 @@ import json
 import shutil
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
 
 from discreet.cli.main import main
-from discreet.ledger.durable_ledger import LedgerError
+from discreet.ledger.durable_ledger import Charge, DurableLedger, LedgerError
 from discreet.masking.identity import Directory, IdentityError
 from discreet.server.run_folder import (
+    ASKED,
     CONFIG,
     STATUS,
     RunFolder,
@@ -99,6 +101,76 @@ def test_nested_texts_of_other_files_are_damaged_and_no_traceback(
     write_tensors(run.checkpoint_path, {}, {"ledgers": NESTED, "state": state})
     with pytest.raises(LedgerError, match="is damaged"):
         run.load_checkpoint()
+
+
+def cut_page(run: RunFolder) -> None:
+    """Cuts the end of the ledger's last page, which SQLite fills up with zeros: no rows."""
+    content = run.ledger_path.read_bytes()
+    run.ledger_path.write_bytes(content[: len(content) // 4096 * 4096 - 100])
+
+
+def older_copy(run: RunFolder) -> None:
+    """Charges another copy, and puts the older one back."""
+    content = run.ledger_path.read_bytes()
+    ledger = DurableLedger(run.ledger_path)
+    ((event, _),) = ledger.spent("user").entries
+    ledger.charge([Charge(2, "user", "", event)])
+    run.ledger_path.write_bytes(content)
+    for ending in ("-wal", "-shm"):
+        run.ledger_path.with_name(f"ledger.db{ending}").unlink(missing_ok=True)
+
+
+def other_delta(run: RunFolder) -> None:
+    text = (run.path / CONFIG).read_text()
+    (run.path / CONFIG).write_text(text.replace("delta: 0.001", "delta: 0.01"))
+
+
+@pytest.mark.parametrize("damage", [cut_page, older_copy, other_delta])
+def test_no_reader_says_less_than_what_was_spent(
+    damage: Callable[[RunFolder], None], run: RunFolder, capsys: pytest.CaptureFixture[str]
+) -> None:
+    damage(run)
+    readers = [("status",), ("report",)] + [("ledger", "show")] * (damage is not other_delta)
+    for reader in readers:
+        refused = said(capsys, *reader, str(run.path))
+        assert refused.startswith(f"discreet: {run.ledger_path} ")
+    assert main(["ledger", "verify", str(run.path)]) == int(damage is not other_delta)
+
+
+def test_the_epsilon_of_a_report_is_that_of_the_ledger(
+    run: RunFolder, capsys: pytest.CaptureFixture[str]
+) -> None:
+    said = run.metrics_path.read_text()
+    (row,) = run.read_metrics()
+    run.replace_metrics([{**row, "epsilon_user": 0.01}])
+    assert run.metrics_path.read_text() != said
+    assert main(["report", str(run.path)]) == 0
+    assert f"epsilon user {row['epsilon_user']:.4g}," in capsys.readouterr().out
+
+
+def test_a_number_of_too_many_digits_is_a_damaged_configuration(
+    run: RunFolder, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (run.path / ASKED).write_text("9" * 100_000)
+    assert f"{run.path / ASKED} is damaged: " in said(capsys, "report", str(run.path))
+
+
+def test_a_checkpoint_that_is_a_folder_is_named(
+    run: RunFolder, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run.checkpoint_path.unlink()
+    run.checkpoint_path.mkdir()
+    words = ("simulate", "resume=true", f"output_dir={run.path}", "rounds=2")
+    assert f"{run.checkpoint_path} is damaged: " in said(capsys, *words)
+
+
+@pytest.mark.parametrize("updated", ["", "yesterday", "2026-11-27T07:00:00"])
+def test_a_status_with_strange_values_is_none(run: RunFolder, updated: str) -> None:
+    status = json.loads((run.path / STATUS).read_text())
+    (run.path / STATUS).write_text(json.dumps({**status, "updated": updated}))
+    assert read_status(run) is None
+    (run.path / STATUS).write_text(json.dumps({**status, "failures": 3}))
+    assert read_status(run) is None
 
 
 INTERRUPTED = """

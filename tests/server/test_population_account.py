@@ -158,9 +158,8 @@ def test_many_processes_that_spend_at_once_spend_the_budget_and_no_more(path: Pa
 def test_a_round_whose_room_was_taken_meanwhile_releases_nothing(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(
-        PopulationAccount, "require_room", lambda *_: None
-    )  # each look ahead comes too early
+    # each look ahead comes too early
+    monkeypatch.setattr(PopulationAccount, "require_room", lambda *_: None)
     folder = run(path, "first", "rounds=20", "privacy.user.max_epsilon=0.7")
     facts = json.loads((folder / "privacy.json").read_text())
     fit = FIT[0.7]

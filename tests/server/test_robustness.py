@@ -198,7 +198,7 @@ def test_what_a_client_says_it_spent_can_only_raise_what_is_reported(tmp_path: P
 
 
 @pytest.mark.parametrize("liars", [1, 3, CLIENTS])
-def test_who_reports_an_infinite_epsilon_is_counted_and_said_and_the_largest_of_the_others_is_published(
+def test_infinite_epsilons_are_counted_and_the_largest_other_one_is_published(
     liars: int, tmp_path: Path
 ) -> None:
     def reports(number: int, client: int) -> TrainReply:

@@ -98,6 +98,7 @@ CANCER = [
 ]
 PRIVATE = ["privacy.user.noise_multiplier=1", "sampling.probability=0.5", "seed=60913"]
 NOT_PRIVATE = ["privacy.user.enabled=false", "privacy.user.target_epsilon=null", "seed=60913"]
+# lost after round 7: chance is log(2), twice that is 1.39
 FALLS_THEN_GROWS = [
     0.6,
     0.2,
@@ -107,7 +108,7 @@ FALLS_THEN_GROWS = [
     4.0,
     6.0,
     0.1,
-]  # lost after round 7: chance is log(2), twice that is 1.39
+]
 
 
 def run(folder: Path, *words: str) -> tuple[Outcome, RunFolder]:
@@ -134,8 +135,8 @@ def lost(tmp_path: Path, scripted: Sequence[float]) -> tuple[Outcome, RunFolder]
 def test_a_run_that_diverges_ends_and_says_why_everywhere(lost: tuple[Outcome, RunFolder]) -> None:
     outcome, folder = lost
     reason = (
-        "the loss on the public test set diverged: 6 after round 7, 0.2 after round 2; "
-        "the model is the one after round 2"
+        "the loss on the public test set diverged: 6 after round 7, 0.2 after round 2; the model "
+        "is the one after round 2"
     )
     status, privacy = (
         json.loads((folder.path / name).read_text()) for name in ("status.json", "privacy.json")
@@ -298,10 +299,11 @@ def test_the_slack_of_laplace_noise_is_enough_for_its_pure_epsilon(tmp_path: Pat
         "privacy.local.noise_multiplier=0.1",
         "privacy.delta=0.1",
     ]
+    # such a delta is refused by a client with ten
     few = [
         "data.partition=sampled",
         "data.examples_per_client=9",
-    ]  # such a delta is refused by a client with ten
+    ]
     local = statement(tmp_path / "run", *NO_USER, *words, *few, "sampling.kind=everyone")["local"]
     pure, at_delta = local["epsilon"]["pure"], local["epsilon"]["pld"]
     slack = 2 * laplace_grid_slack(28 * 28 * 10 + 10 + 1, LARGEST_SCALE)  # two rounds

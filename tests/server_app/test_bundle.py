@@ -36,9 +36,8 @@ from server_app.bundle_entry import OtherCodeError, use_installed
 from strategies.dp_fedavg import dp_fedavg
 from tests.conftest import REPOSITORY
 
-pytestmark = pytest.mark.filterwarnings(
-    "ignore:GitWildMatchPattern:DeprecationWarning"
-)  # of Flower's build
+# of Flower's build
+pytestmark = pytest.mark.filterwarnings("ignore:GitWildMatchPattern:DeprecationWarning")
 
 MOST_TOKENS = 140_000
 # The rooms that nodes run, each whole: docs/deployment.md says of each why it is there.
@@ -104,7 +103,7 @@ def imported_by(module: str, found: set[str]) -> set[str]:
     return found
 
 
-def test_it_holds_whole_rooms_with_all_that_a_client_can_import_and_the_servers_entry(
+def test_it_holds_whole_rooms_with_every_import_of_a_client_and_the_servers_entry(
     bundle: Path,
 ) -> None:
     folders = ["client_app", "discreet", *(f"discreet/{room}" for room in ROOMS)]
@@ -151,7 +150,7 @@ def app(bundle: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "app"
 
 
-def test_a_package_that_another_thread_takes_from_the_bundle_meanwhile_has_its_other_modules(
+def test_a_package_imported_meanwhile_by_another_thread_has_its_other_modules(
     app: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     use_installed(app, [str(app), str(REPOSITORY)])

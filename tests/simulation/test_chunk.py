@@ -28,6 +28,7 @@ from discreet.simulation.chunk import (
     shared_examples,
     table_of,
 )
+from discreet.simulation.dual_form import dual_is_cheaper, dual_updates
 from discreet.simulation.layer_sequence import Batch, ParameterLayout, sequence_of
 from discreet.simulation.mapped_model import mapped_model
 from discreet.training.local_training import ExamplePrivacy, LocalSettings
@@ -81,7 +82,7 @@ def test_the_comparison_finds_another_learning_rate() -> None:
     assert apart(clients.together(SGD), clients.alone(replace(SGD, learning_rate=0.1001))) > 5e-4
 
 
-def test_examples_that_are_not_finite_spoil_no_other_client_and_are_dropped_by_dp_sgd() -> None:
+def test_nonfinite_examples_spoil_no_other_client_and_are_dropped_by_dp_sgd() -> None:
     clients = Clients("mlp", (1, 8, 8), (6, 6, 6))
     data = clients.data
     data.inputs[clients.held[1][2]] = torch.nan
@@ -329,3 +330,29 @@ def test_what_is_read_is_what_was_there(kind: str) -> None:
     rows = torch.arange(len(inputs)).flip(0)
     assert torch.equal(data.read(rows).nan_to_num(nan=5), inputs.flip(0).nan_to_num(nan=5))
     assert data.read(rows).dtype == inputs.dtype
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    sizes=st.lists(st.integers(0, 12), min_size=1, max_size=4).filter(any),
+    epochs=st.integers(1, 3),
+    batch_size=st.integers(1, 13),
+    momentum=st.sampled_from([0.0, 0.7]),
+    model=st.sampled_from(["logistic_regression", "mlp", "mlp200"]),
+)
+def test_the_dual_form_moves_clients_as_each_moves_alone(
+    sizes: list[int], epochs: int, batch_size: int, momentum: float, model: str
+) -> None:
+    clients = Clients(model, (6,), tuple(sorted(sizes, reverse=True)))
+    how = LocalSettings(epochs, batch_size, 0.1, momentum)
+    chunk = clients.chunk([how] * len(clients.sizes), SeededDraws(clients.sources()))
+    assert apart(dual_updates(chunk, clients.start), clients.alone(how)) < 1e-4
+
+
+def test_the_dual_form_is_for_a_first_layer_that_is_large_for_the_examples() -> None:
+    how = LocalSettings(1, 10, 0.1, 0.0)
+    layers = Clients("mlp", (784,), (1,)).layers
+    assert dual_is_cheaper(layers, 60, how)
+    assert not dual_is_cheaper(layers, 5000, how)
+    assert dual_is_cheaper(layers, 300, replace(how, epochs=5))
+    assert not dual_is_cheaper(layers, 0, how)

@@ -220,7 +220,7 @@ def test_both_engines_give_one_run(
     )
 
 
-def test_what_is_not_batched_is_trained_sequentially_and_said_once_and_refused_if_it_is_asked_for(
+def test_what_is_not_batched_is_trained_sequentially_or_refused_if_requested(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     with caplog.at_level("INFO", "discreet"):

@@ -84,7 +84,7 @@ def die_after_a_charge(config: Settings) -> None:
 
 
 @pytest.mark.usefixtures("cluster")
-def test_runs_side_by_side_have_the_numbers_of_runs_one_after_the_other_to_the_last_bit(
+def test_runs_side_by_side_have_the_numbers_of_sequential_runs_to_the_last_bit(
     tmp_path: Path,
 ) -> None:
     lists = ("seed=5501", "server.learning_rate=0.5,1,2")

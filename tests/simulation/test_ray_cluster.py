@@ -118,7 +118,7 @@ def test_a_signal_that_comes_while_ray_connects_is_heard(monkeypatch: pytest.Mon
 @pytest.mark.filterwarnings(
     "ignore::ResourceWarning", "ignore::pytest.PytestUnraisableExceptionWarning"
 )
-def test_a_cluster_listens_to_this_machine_alone_and_runs_no_code_of_a_stranger_who_knows_its_port(
+def test_a_cluster_listens_to_this_machine_alone_and_runs_no_code_of_a_stranger(
     tmp_path: Path,
 ) -> None:
     with connected(None):

@@ -80,16 +80,15 @@ def test_resuming_under_other_privacy_settings_is_refused(tmp_path: Path) -> Non
         assert message in str(error.value)
 
 
-def test_what_a_run_says_it_has_spent_is_what_the_ledger_says_not_what_its_rounds_would_cost(
+def test_a_run_reports_what_the_ledger_has_spent_not_what_its_rounds_would_cost(
     tmp_path: Path,
 ) -> None:
     folder = tmp_path / "run"
     simulate(load_config(overrides(folder, "rounds=1")))
     ledger = DurableLedger(folder / "ledger.db")
     ((event, _),) = ledger.spent("user").entries
-    ledger.charge(
-        [Charge(2, "user", "", event)]
-    )  # as after a crash between the charge and the checkpoint
+    # as after a crash between the charge and the checkpoint
+    ledger.charge([Charge(2, "user", "", event)])
     simulate(load_config(overrides(folder, "resume=true", "rounds=2")))
     said = json.loads((folder / "privacy.json").read_text())["guarantees"][0]["epsilon"]
     assert said["pld"] == pytest.approx(PrivacyLedger(((event, 3),)).epsilon(1e-3), rel=1e-9)

@@ -242,7 +242,7 @@ class Fragile:
 @pytest.mark.parametrize(
     ("how", "charged"), [({"before": 2}, 3), ({"opening": 2}, 5), ({"before": 3}, 0)]
 )
-def test_an_abandoned_round_is_done_again_twice_and_charged_only_if_it_was_to_be_opened(
+def test_an_abandoned_round_is_repeated_twice_and_charged_only_if_it_was_to_open(
     tmp_path: Path, how: dict[str, int], charged: int
 ) -> None:
     with ExitStack() as held:

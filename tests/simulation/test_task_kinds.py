@@ -143,7 +143,7 @@ def test_what_is_wrong_with_targets_is_said_in_one_line(tmp_path: Path) -> None:
         assert "\n" not in str(error.value)
 
 
-def test_a_partition_by_classes_of_data_without_classes_is_refused_before_anything_starts(
+def test_a_partition_by_classes_of_data_without_classes_is_refused_before_the_start(
     tmp_path: Path,
 ) -> None:
     with pytest.raises(

@@ -153,7 +153,7 @@ def sleepers(mark: str) -> list[int]:
 
 
 @pytest.mark.parametrize("kill", [False, True])
-def test_all_that_came_of_a_scratch_folder_ends_with_its_block_and_with_its_process_even_by_kill_9(
+def test_a_scratch_folder_is_erased_with_its_block_and_its_process_even_by_kill_9(
     kill: bool, mark: str, tmp_path: Path
 ) -> None:
     environment = os.environ | {MARK: mark, "TMPDIR": str(tmp_path)}

@@ -84,7 +84,7 @@ def test_the_kind_of_a_column_is_guessed_from_its_cells(
     assert found == line if line in ("", found) else found.endswith(line)
 
 
-def test_all_rows_of_an_owner_are_in_one_part_as_they_were_and_the_same_ones_each_time(
+def test_all_rows_of_an_owner_are_unchanged_in_one_part_and_the_same_each_time(
     table: Path,
 ) -> None:
     found = split_by_owner(CsvTable(table), owner="patient_id", share=0.3)

@@ -282,7 +282,7 @@ def step_of(examples: Examples, *, task: TaskConfig | None = None) -> Tensor:
 @pytest.mark.parametrize(
     "task", [TaskConfig(), TaskConfig(class_weights=[0.5, 1.0, 2.0])], ids=["plain", "weighted"]
 )
-def test_it_is_minus_the_rate_over_the_public_batch_size_times_a_loop_of_clipped_gradients(
+def test_it_is_a_loop_of_clipped_gradients_times_minus_rate_over_public_batch_size(
     task: TaskConfig,
 ) -> None:
     model, examples = some_model().double(), some_examples(12)

@@ -1,0 +1,61 @@
+"""Messages about settings, in which each door calls a setting by a word of its own.
+
+A configuration calls them by their keys, such as `sampling.probability`; `DPFedAvg` and `DPSGD` by
+the arguments that give them. A door has a dictionary from key to word.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Key:
+    """The key of a setting in a message; with its value, such as `sampling.kind=fixed`."""
+
+    key: str
+
+    def named(self, names: Mapping[str, str]) -> str:
+        """The word of a door for it: for key and value together, or for the key."""
+        if self.key in names:
+            return names[self.key]
+        key, mark, value = self.key.partition("=")
+        return names.get(key, key) + mark + value
+
+    def __str__(self) -> str:
+        return self.key
+
+
+class Wording:
+    """A message of several parts: texts, keys, and messages. As a text it has the keys."""
+
+    def __init__(self, *parts: Part) -> None:
+        self.parts = parts
+
+    def named(self, names: Mapping[str, str]) -> str:
+        """The message in the words of a door."""
+        return "".join(in_words(part, names) for part in self.parts)
+
+    def __str__(self) -> str:
+        return self.named({})
+
+
+Part = str | Key | Wording
+
+
+def joined(separator: str, parts: Iterable[Part]) -> Wording:
+    """The parts, with a separator between them."""
+    found: list[Part] = []
+    for part in parts:
+        found += (separator, part)
+    return Wording(*found[1:])
+
+
+def in_words(said: object, names: Mapping[str, str]) -> str:
+    """The text of a message, or of an error with one, in the words of a door."""
+    if isinstance(said, BaseException) and said.args:
+        return in_words(said.args[0], names)
+    if isinstance(said, Key | Wording):
+        return said.named(names)
+    return str(said)

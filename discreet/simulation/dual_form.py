@@ -1,0 +1,120 @@
+"""Plain SGD of many clients whose first linear layer is trained in its dual form.
+
+A step changes the first weight by products of the client's own inputs and gradients. So after any
+number of steps it is W_0 + A^T X, with the client's inputs X (n, width) and coefficients A
+(n, out). With X X^T and X W_0^T, computed once, a step reads and writes A alone and never a weight
+of each client. The result is that of `Chunk.updates` but for rounding. It is the faster way where
+the weight is large for the client's examples.
+
+Shapes as in `layer_sequence`: k clients, n examples each.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from discreet.simulation.chunk import Chunk, Table
+from discreet.simulation.layer_sequence import (
+    Batch,
+    Dense,
+    Flatten,
+    LayerSequence,
+    Params,
+)
+from discreet.simulation.mapped_model import MappedModel
+from discreet.training.local_training import LocalSettings, sgd
+
+OPERATIONS_PER_FLOAT = 16  # what reading or writing a number costs, in multiplications
+GAIN = 0.75  # a step in the dual form has a few more calls, so it has to save that much
+
+
+def dual_is_cheaper(
+    model: LayerSequence | MappedModel, examples: int, settings: LocalSettings
+) -> bool:
+    """True if clients of so many examples are trained faster in the dual form. It covers SGD
+    without DP-SGD, weight decay and schedule, on a model that begins with a linear layer."""
+    if isinstance(model, MappedModel) or settings.example or not settings.is_plain:
+        return False
+    before = model.layers[: model.first]
+    if not all(isinstance(layer, Flatten) for layer in before):
+        return False
+    if not isinstance(model.layers[model.first], Dense):
+        return False
+    out, width = model.layout.parameters[0][0][:2]
+    steps = -(-examples // settings.batch_size)
+    direct = settings.epochs * out * width * (4 * examples + 3 * OPERATIONS_PER_FLOAT * steps)
+    dual = 2 * examples * (examples * width + 2 * out * width + settings.epochs * examples * out)
+    return 0 < dual < GAIN * direct
+
+
+@dataclass(frozen=True, eq=False)
+class DualForm:
+    """The clients of a chunk, as `SgdClients`. Their parameters are A (k, n, out), then all of the
+    model's but the first weight.
+
+    Attributes:
+        chunk: the clients, whose rows of examples are numbered 0 to k * n - 1.
+        model: their model.
+        targets: of these rows, (k * n, ...).
+        gram: X X^T, (k * n, n).
+        outputs: X W_0^T, (k * n, out).
+    """
+
+    chunk: Chunk
+    model: LayerSequence
+    targets: Tensor
+    gram: Tensor
+    outputs: Tensor
+
+    def shuffled_batches(self, epoch: int) -> Iterator[tuple[int, Table]]:
+        return self.chunk.shuffled_batches(epoch)
+
+    def add_mean_gradients(
+        self, params: Params, batch: Table, into: Params, *, keep: float, rate: float
+    ) -> None:
+        rows = torch.from_numpy(np.ascontiguousarray(batch.numbers)).to(self.gram.device)
+        found = rows.flatten()
+        gram = self.gram.index_select(0, found).view(*rows.shape, -1)
+        outputs = self.outputs.index_select(0, found).view(*rows.shape, -1)
+        outputs = outputs.baddbmm_(gram, params[0]).add_(params[1].unsqueeze(1))
+        targets = self.targets.index_select(0, found)
+        targets = targets.view(*rows.shape, *targets.shape[1:])
+        read = Batch(outputs, targets, self.chunk.weights(batch, mean=True))
+        grads, uses = self.model.passes(params, read, start=self.model.first + 1)
+        assert grads is not None
+        self.model.apply(uses, into, keep=keep, rate=rate)
+        if keep != 1:
+            into[0].mul_(keep)
+            into[1].mul_(keep)
+        into[0].flatten(0, 1).index_add_(0, found, grads.flatten(0, 1), alpha=rate)
+        into[1].add_(grads.sum(1), alpha=rate)
+
+
+def dual_updates(chunk: Chunk, start: Tensor) -> Tensor:
+    """As `Chunk.updates`, (k, num_params), for what `dual_is_cheaper` covers."""
+    assert isinstance(chunk.model, LayerSequence)
+    layout = chunk.model.layout
+    start = start.to(torch.float32)
+    clients, examples = chunk.table.numbers.shape
+    numbers = torch.from_numpy(chunk.table.numbers).to(chunk.data.device).flatten()
+    inputs = chunk.data.read(numbers).view(clients, examples, -1)
+    weight = layout.views(start.unsqueeze(0))[0][0]
+    own = np.arange(clients * examples).reshape(clients, examples)
+    form = DualForm(
+        replace(chunk, table=replace(chunk.table, numbers=own)),
+        chunk.model,
+        targets=chunk.data.targets.index_select(0, numbers),
+        gram=torch.bmm(inputs, inputs.transpose(1, 2)).flatten(0, 1),
+        outputs=inputs.flatten(0, 1) @ weight.t(),
+    )
+    others = layout.copies(start, clients)[1:]
+    coefficients = inputs.new_zeros(clients, examples, len(weight))
+    sgd(form, [coefficients, *others], chunk.table.sizes.tolist(), chunk.settings[0])
+    changes = layout.change([weight.expand(clients, -1, -1), *others], start)
+    torch.bmm(coefficients.transpose(1, 2), inputs, out=layout.views(changes)[0])
+    return changes

@@ -1,0 +1,109 @@
+"""The units that DP-SGD inside a client protects: single examples, or owners with all their
+rows."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor, nn
+
+from discreet.data.examples import Examples
+from discreet.per_example.objective import Loss
+from discreet.per_example.per_example import clipped_gradient_sum, clipped_sum_by_owner
+from discreet.privacy.owner_rows import OwnerRows, owner_rows
+from discreet.privacy.randomness import RandomSource
+from discreet.settings.client_settings import ClientSettings
+from discreet.settings.privacy import EXAMPLE
+
+
+class Held(Protocol):
+    """The examples of a client, of which a step reads some."""
+
+    def __len__(self) -> int: ...
+    @property
+    def owners(self) -> Tensor | None: ...
+    def subset(self, indices: Tensor) -> Examples: ...
+
+
+@dataclass(frozen=True, eq=False)
+class Drawn:
+    """The rows of a Poisson batch, and the number of the unit of each, both (m,) int64."""
+
+    rows: Tensor
+    units: Tensor
+
+    def only(self, kept: Tensor) -> Drawn:
+        """The rows where `kept`, (m,) bool, is true."""
+        return Drawn(self.rows[kept], self.units[kept])
+
+
+@dataclass(frozen=True, eq=False)
+class Units:
+    """The units of one client. `owners`: the rows of each owner; None if each row is a unit."""
+
+    examples: Held
+    owners: OwnerRows | None = None
+
+    def __len__(self) -> int:
+        if self.owners is None:
+            return len(self.examples)
+        return len(self.owners)
+
+    def drawn(self, units: Tensor, source: RandomSource) -> Drawn:
+        """The batch of these units: of an owner at most so many rows as a step reads, drawn
+        secretly."""
+        if self.owners is None:
+            return Drawn(units, units)
+        ((rows, owners),) = self.owners.pieces(units.tolist(), source, None)
+        return Drawn(*(torch.tensor(numbers, dtype=torch.int64) for numbers in (rows, owners)))
+
+    def first(self, count: int) -> Examples:
+        """The examples of the first so many units."""
+        if self.owners is None:
+            return self.examples.subset(torch.arange(count))
+        rows = torch.cat([torch.zeros(0, dtype=torch.int64), *self.owners.rows[:count]])
+        return self.examples.subset(rows.sort().values)
+
+    def clipped_sum(
+        self, model: nn.Module, drawn: Drawn, *, clip_norm: float, loss: Loss
+    ) -> tuple[Tensor, Tensor]:
+        """The sum of the units' gradients, each clipped, and their norms. The gradient of an owner
+        is that of the mean loss over its rows that were drawn."""
+        some = self.examples.subset(drawn.rows)
+        if self.owners is None:
+            return clipped_gradient_sum(
+                model, some.inputs, targets=some.targets, clip_norm=clip_norm, loss=loss
+            )
+        batch = some.inputs, some.targets
+        return clipped_sum_by_owner(model, batch, drawn.units, clip_norm=clip_norm, loss=loss)
+
+
+def warning_of_rows(run: ClientSettings, examples: Examples) -> str:
+    """A line for a run that protects single rows although owners have several; "" if it does
+    not."""
+    owners = examples.owners
+    if owners is None or not run.gives(EXAMPLE) or run.example.by_owner:
+        return ""
+    if run.data.partition == "natural":  # each owner is a client
+        return ""
+    counts = torch.bincount(owners)
+    several = int((counts > 1).sum())
+    if not several:
+        return ""
+    return (
+        f"privacy.example protects single rows, and {several} of {int((counts > 0).sum())} owners "
+        f"have several, up to {int(counts.max())}: privacy.example.unit=owner protects an owner "
+        "with all its rows"
+    )
+
+
+def units_of(examples: Held, rows_per_owner: int | None) -> Units:
+    """The units of a client with these examples: owners, of which a step reads so many rows at
+    most, or with None examples. Raises ValueError: it is not known whose each row is."""
+    if rows_per_owner is None:
+        return Units(examples)
+    if examples.owners is None:
+        raise ValueError("owners: it is not known whose each example is")
+    return Units(examples, owner_rows(examples.owners, len(examples), rows_per_owner))
