@@ -258,27 +258,6 @@ def _with_paths(policy: GuardPolicy, folder: Path) -> GuardPolicy:
     return replace(policy, ledger=str(folder / policy.ledger), blocks=blocks, mock=mock)
 
 
-<<<<<<< HEAD
-=======
-def statement_lines(policy: GuardPolicy) -> Iterator[str]:
-    """What the guard of this policy guarantees, a sentence each."""
-    if policy.unit == PATIENT:
-        whose = "all records of one patient id"
-    else:
-        whose = "all data"
-    yield f"unit: {whose} at this site; add, remove or change them"
-    yield f"blocks: {policy.blocks.count}, a public number, each drawn with q = {policy.q:g}"
-    yield (
-        f"noise: at least {policy.min_noise_multiplier:g} times 2C, where C clips the update of a "
-        "block"
-    )
-    budget = f"epsilon {policy.max_epsilon:g} at delta {policy.max_delta:g}, over all runs"
-    yield f"budget: {budget}; by PLD, a masked sum by RDP"
-    yield "trusted: this site's operator and kernel; not the app, not the server"
-    yield "observer: the server, the researcher, other sites, over all rounds"
-
-
->>>>>>> main
 def terms_of_run(policy: GuardPolicy, config: PublicConfig) -> Terms:
     """What a run's configuration asks of the guard. Refused: less noise than the policy wants, or
     no numbers."""
