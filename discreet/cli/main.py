@@ -1,5 +1,5 @@
-"""The `discreet` command. It imports nothing before `main` runs, so that a Ctrl-C ends it in one line
-while all else is still being imported."""
+"""The `discreet` command. It imports nothing before `main` runs, so that a Ctrl-C ends it in one
+line while all else is still being imported."""
 
 from __future__ import annotations
 
