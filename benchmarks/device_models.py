@@ -46,9 +46,8 @@ def _vit(count: int, *, small: bool) -> Case:
     transformer: Any = import_module("torchvision.models").VisionTransformer
     side, patch, layers, heads, width = (32, 4, 4, 4, 128) if small else (224, 16, 12, 6, 384)
     model = transformer(side, patch, layers, heads, width, 4 * width, num_classes=CLASSES)
-    nn.init.normal_(
-        model.heads.head.weight, std=0.1
-    )  # it begins at zero: the rest would have no gradient
+    # it begins at zero: the rest would have no gradient
+    nn.init.normal_(model.heads.head.weight, std=0.1)
     return _images(model, count, 3, side)
 
 

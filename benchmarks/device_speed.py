@@ -57,13 +57,14 @@ from discreet.per_example.trial import Undrawn, exact_products
 from discreet.privacy.mechanisms import Gaussian
 from discreet.privacy.randomness import secure_source
 
+# of the time, by each section's end
 SHARES = {
     "sums": 0.25,
     "steps": 0.75,
     "cohorts": 0.88,
     "noise": 0.9,
     "run": 1.0,
-}  # of the time, by each section's end
+}
 FILLED = 0.5  # of the device's memory, by the clipped sum as it was measured at smaller batches
 LARGEST_BATCH, MODE_BATCH, SMALL_BATCH, PROBE = 4096, 128, 16, 8
 LONGEST_MS = 1000.0  # of a clipped sum
@@ -72,11 +73,12 @@ OPACUS_MODES = ("hooks", "ghost", "ew")
 NOISE_VALUES = {"cpu": 2_000_000, "cuda": 20_000_000}
 RUN_WORDS = ("rounds=12", "seed=null", "data.name=digits", "privacy.user.target_epsilon=8")
 KILLED_AFTER = 4  # rounds
+# what a model that a library does not serve may raise
 FAILED = (
     *UNSERVED,
     AssertionError,
     TimeoutError,
-)  # what a model that a library does not serve may raise
+)
 
 
 @dataclass(frozen=True)

@@ -212,9 +212,8 @@ def _vit() -> nn.Module:
     model: Any = import_module("torchvision.models").VisionTransformer(
         32, 4, 4, 4, 128, 256, num_classes=10
     )
-    nn.init.normal_(
-        model.heads.head.weight, std=0.1
-    )  # it begins at zero: the rest would have no gradient
+    # it begins at zero: the rest would have no gradient
+    nn.init.normal_(model.heads.head.weight, std=0.1)
     return model  # type: ignore[no-any-return]
 
 
@@ -414,10 +413,11 @@ def _nano_gpt(tokens: int = 65, width: int = 128) -> Case:
 
 def _two_towers() -> Case:
     towers = (nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 32)) for _ in range(2))
+    # as many as MovieLens 1M has
     parts = {
         "users": nn.Embedding(6040, 64),
         "items": nn.Embedding(3706, 64),
-    }  # as many as MovieLens 1M has
+    }
     net = Net(two_towers, user_tower=next(towers), item_tower=next(towers), **parts)
     inputs = {"user": torch.randint(6040, (512,)), "item": torch.randint(3706, (512,))}
     clicked = partial(functional.binary_cross_entropy_with_logits, reduction="none")

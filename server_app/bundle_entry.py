@@ -69,8 +69,8 @@ def use_installed(bundle: Path, search: Sequence[str]) -> None:
         if not own.is_file() or own.read_bytes() != path.read_bytes():
             raise OtherCodeError(
                 f"{path.relative_to(bundle)} of this run is not the one installed in {library}: "
-                f"start the run from a "
-                "checkout of the code that the server has, or install this code on the server"
+                "start the run from a checkout of the code that the server has, or install this "
+                "code on the server"
             )
     sys.path[:0] = dict.fromkeys((str(library), str(app_home)))
     rest = Rest(bundle, installed)

@@ -177,7 +177,7 @@ def _compare_numbers(first: list[NoiseStep], second: list[NoiseStep]) -> Iterato
     if len(first) != len(second):
         yield (
             f"noise was drawn {len(first)} times for one input and {len(second)} times for the "
-            f"other"
+            "other"
         )
 
 

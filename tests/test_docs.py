@@ -20,7 +20,7 @@ import discreet
 from discreet.cli.verbs import ANYWHERE, IN_A_PROJECT
 from discreet.server.prices import sampled_prices
 from discreet.server.round import one_round
-from discreet.settings.compose import load_config
+from discreet.settings.compose import load_asked, load_config
 from tests.command import calibrate
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -115,7 +115,7 @@ def test_the_overrides_of_a_command_compose() -> None:
     }
     for given in every - {()}:
         assert (
-            load_config([*given], of_sweep=any(word.endswith("_sweep") for word in given)).rounds
+            load_asked([*given], of_sweep=any(word.endswith("_sweep") for word in given))[0].rounds
             >= 1
         )
 
@@ -171,6 +171,27 @@ def test_both_first_pages_say_the_accuracy_of_the_default_run_that_was_measured(
         f"{min(measured):.1f} %, the highest at {max(measured):.1f} %"
         in (ROOT / "README.md").read_text()
     )
+
+
+def test_the_pages_have_at_most_36_000_words() -> None:
+    # Neither the history nor reports for another project.
+    pages = [path for path in DOCS.rglob("*.md") if path.parent.name != "upstream"]
+    words = sum(len(path.read_text().split()) for path in pages if path.name != "history.md")
+    assert words <= 36_000
+
+
+def test_accuracies_on_the_first_page_are_those_of_the_results() -> None:
+    first, results = ((DOCS / f"{name}.md").read_text() for name in ("index", "results"))
+    measured = [float(number) for number in re.findall(r"\b\d\d\.\d\b", results)]
+    said = re.findall(r"\b(\d\d(?:\.\d)?) %", first)
+    assert len(said) >= 9
+    assert [
+        each for each in said if each not in {str(n) for n in measured} | rounded(measured)
+    ] == []
+
+
+def rounded(numbers: list[float]) -> set[str]:
+    return {f"{number:.0f}" for number in numbers}
 
 
 def prices() -> list[list[str]]:

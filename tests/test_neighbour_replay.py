@@ -93,9 +93,8 @@ def test_one_client_more_or_less_moves_update_and_bits_within_their_sensitivitie
 ) -> None:
     for found in add_and_remove(user, TrainReply(1, update, below)):
         assert found.faults == ()
-        assert (
-            found.gaussian_distance <= (1 + 1e-9) / Z
-        )  # what the round's event says both cost together
+        # what the round's event says both cost together
+        assert found.gaussian_distance <= (1 + 1e-9) / Z
 
 
 @kinds
@@ -164,9 +163,8 @@ def masked_rounds(
     """What the server learns of rounds under secure aggregation; `NOBODY` is a client that is
     zeroed out."""
     vector, optimizer = how.vector, ServerSGD(0.7, momentum=0.9)
-    state = replace(
-        initial_state(torch.zeros(3), clip_norm=C), round=1
-    )  # the first round rates nothing
+    # the first round rates nothing
+    state = replace(initial_state(torch.zeros(3), clip_norm=C), round=1)
     left = list[object]()
     for index in range(number):
         total = sum_of_vectors(vector, updates, state.clip_norm, source.child(index))

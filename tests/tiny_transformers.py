@@ -97,9 +97,8 @@ def write_texts(folder: Path, weights: Path, *, count: int = 120, lines: str = "
         rows.append(f'p{number // 3 % 12},{CLASSES[number % 3]},"{" ".join(words)}"')
     folder.mkdir(exist_ok=True)
     (folder / "train.csv").write_text("\n".join(rows))
-    (folder / "test.csv").write_text(
-        "\n".join([rows[0], *(f"t{row}" for row in rows[-40:])])
-    )  # of other people
+    # of other people
+    (folder / "test.csv").write_text("\n".join([rows[0], *(f"t{row}" for row in rows[-40:])]))
     head = (
         'format = "csv"\nfile = "train.csv"\ntest = "test.csv"\nowner = "person"\ntext = '
         '"text"\nmax_tokens = 8\n'

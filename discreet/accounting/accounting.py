@@ -150,8 +150,7 @@ def merged(entries: Entries) -> dict[dp.DpEvent, int]:
     if len({_replaces(event) for event in noisy}) > 1:
         raise ValueError(
             "events sampled without replacement (adjacency: replace one) and others (add or "
-            "remove one) "
-            "do not share an epsilon"
+            "remove one) do not share an epsilon"
         )
     return counts
 

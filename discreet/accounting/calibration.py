@@ -20,9 +20,8 @@ MAX_ROUNDS = 10_000_000
 _PRECISION = 1e-4  # relative, of a noise multiplier
 _FEW_ORDERS = (1.3, 1.6, 2, 2.5, 3, 4, 5, 6.5, 8, 10, 13, 16, 20, 25, 32, 40, 50, 63)  # of RDP
 _SCHEDULE_RATIO = 0.9  # of a round's epsilon to that of the round before it
-_ROUNDING = (
-    2.0**-40
-)  # part of a total kept back, so that a schedule's sum never passes it by rounding
+# part of a total kept back, so that a schedule's sum never passes it by rounding
+_ROUNDING = 2.0**-40
 
 
 def noise_multiplier_for_epsilon(
@@ -119,7 +118,7 @@ def _power_of_two_that_meets(target: float, epsilon: Callable[[float], float]) -
         if noise < NOISE_RANGE[0]:
             raise ValueError(
                 f"target_epsilon {target} is met by every noise_multiplier down to {noise:g}: it "
-                f"asks for no noise"
+                "asks for no noise"
             )
     return noise
 

@@ -55,9 +55,8 @@ class _Pair(NamedTuple):
 
     probability: float
     cdf: Callable[[FloatArray], FloatArray]  # of the noise, symmetric around 0
-    place: Callable[
-        [FloatArray], FloatArray
-    ]  # where log(noise(mean 1) / noise(mean 0)) takes a value
+    # where log(noise(mean 1) / noise(mean 0)) takes a value
+    place: Callable[[FloatArray], FloatArray]
     reach: (
         float  # the grid covers losses of noise(mean 1) against noise(mean 0) from -reach to reach
     )
@@ -279,9 +278,8 @@ def _epsilon_in(counts: Counts, frame: _Frame, delta: float) -> float:
     low = -_extent(counts, frame, -1)
     high = _extent(counts, frame, 1)
     if high - low > _MAX_SUM_POINTS:
-        return (
-            math.inf
-        )  # only with a smaller tilt, after very many releases: what was found before stands
+        # only with a smaller tilt, after very many releases: what was found before stands
+        return math.inf
     # The next power of two, or three quarters of one: a growing count seldom changes the
     # transform's length.
     power = 1 << max(high - low, 3).bit_length()
@@ -330,12 +328,10 @@ def _epsilon_from_masses(
         ratio = 1.0
     downward = masses[::-1]
     at_least = infinite + np.cumsum(downward)[::-1]  # mass at or above each loss
-    discounted = lfilter([1.0], [1.0, -ratio], downward)[
-        ::-1
-    ]  # mass * exp(loss here - its loss), likewise
-    too_much = np.flatnonzero(
-        at_least - discounted > delta
-    )  # the difference is the delta at each loss
+    # mass * exp(loss here - its loss), likewise
+    discounted = lfilter([1.0], [1.0, -ratio], downward)[::-1]
+    # the difference is the delta at each loss
+    too_much = np.flatnonzero(at_least - discounted > delta)
     if len(too_much):
         index = int(too_much[-1]) + 1
     else:

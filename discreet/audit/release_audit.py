@@ -90,9 +90,8 @@ class Repeated:
 
     name: str
     guarantee: str
-    rounds: Sequence[
-        tuple[DpEvent, Score]
-    ]  # the event and the score of each; several are also scored together
+    # the event and the score of each; several are also scored together
+    rounds: Sequence[tuple[DpEvent, Score]]
     sampling: CohortSampling = ALONE  # of the cohort, among which the canary may be
     facts: Facts = field(default_factory=dict)
 
@@ -379,9 +378,8 @@ def step_parts(plan: Plan, task: Task) -> tuple[TrainRequest, Tensor, ExactReply
         for share in (examples, more)
     )
     try:
-        without, within = (
-            node._values(work, params)[0] for node in nodes
-        )  # no client of a run gives them away
+        # no client of a run gives them away
+        without, within = (node._values(work, params)[0] for node in nodes)
     except Refused as refusal:
         raise ConfigError(str(refusal)) from refusal
     return request, params, without, within

@@ -23,9 +23,9 @@ from discreet.audit.estimates import (
     Guesses,
     fdp_bound,
     fit_gaussians,
-    guess,
+    guess_membership,
     one_run_bound,
-    planned,
+    planned_guesses,
     repeated_bound,
     shift_of_epsilon,
 )
@@ -45,8 +45,8 @@ RECORD = "audit.json"
 PICTURE = "audit.svg"
 BINS = 40
 _NOTE = (
-    "Filled: how often a score was seen, in the whole run. Lines: the Gaussians that were "
-    "fitted to the scores."
+    "Filled: how often a score was seen, in the whole run. Lines: the Gaussians that were fitted "
+    "to the scores."
 )
 
 ONE_RUN = "one run"
@@ -108,8 +108,9 @@ class Verdict:
 
     Attributes:
       false_alarm: if every claim holds, and what the bounds assume, the probability of `refuted` is
-      at most this. power: what the bounds of the whole run could have found, in words; `finds`:
-      there is something.
+        at most this.
+      power: what the bounds of the whole run could have found, in words; `finds`: there is
+        something.
     """
 
     mechanism: str
@@ -228,8 +229,10 @@ def _methods(
     else:
         gaussian = releases.noise_multiplier is not None
         for method, bound in ((ONE_RUN, one_run_bound), (FDP, fdp_bound))[: 1 + gaussian]:
-            made = planned(len(scores.values), claim.epsilon, claim.delta, shifts=method == FDP)
-            yield method, partial(bound, guess(scores, made=made), delta=claim.delta)
+            made = planned_guesses(
+                len(scores.values), claim.epsilon, claim.delta, shifts=method == FDP
+            )
+            yield method, partial(bound, guess_membership(scores, made=made), delta=claim.delta)
     if fit is not None:
         yield FIT, partial(fit.lower_bound, delta=claim.delta)
 
@@ -256,8 +259,8 @@ def power_of(releases: Releases, count: int, *, level: float) -> tuple[str, bool
         few = ""
     shown = _shown_without_noise(releases, count, level)
     without = (
-        f"without any noise {many} show epsilon {shown:.3g} on average, and {claimed:.4g} "
-        f"is claimed"
+        f"without any noise {many} show epsilon {shown:.3g} on average, and {claimed:.4g} is "
+        "claimed"
     )
     if not fitted and shown <= claimed:
         return f"it could have found nothing: even {without}{few}", False
@@ -274,14 +277,14 @@ def _fitted(releases: Releases, canaries: int, level: float) -> str:
         numbers, True, key=lambda number: _excess(releases, HALF, number, level) > 0
     )
     said = (
-        f"; in nine of ten audits they refute the claim if noise has {share:.0%} of its size "
-        f"or less; "
+        f"; in nine of ten audits they refute the claim if noise has {share:.0%} of its size or "
+        "less; "
     )
     if needed == len(numbers):
         return f"{said}noise at half its size is not found by any number of them"
     return (
-        f"{said}for noise at half its size {-(-numbers[needed] // (1 + releases.repeated))} "
-        f"are needed"
+        f"{said}for noise at half its size {-(-numbers[needed] // (1 + releases.repeated))} are "
+        "needed"
     )
 
 
@@ -325,7 +328,7 @@ def _shown_without_noise(releases: Releases, count: int, level: float) -> float:
         return repeated_bound(scores, delta=claim.delta, significance=level)
     found = []
     for shifts in (False,) if releases.noise_multiplier is None else (False, True):
-        made = planned(count, claim.epsilon, claim.delta, shifts=shifts)
+        made = planned_guesses(count, claim.epsilon, claim.delta, shifts=shifts)
         drawn_in = count * seen / 2
         said_in = made - made // 2
         right = min(said_in, drawn_in) + (max(said_in - drawn_in, 0) * (1 - seen) + made // 2) / (

@@ -26,8 +26,10 @@ from discreet.server.advice import Situation, advice
 
 def command(
     clients: Annotated[int, Option(prompt="How many clients (people, organisations)?")],
-    rows: Annotated[int, Option(prompt="How many rows have they together?")],
-    rows_a_person: Annotated[int, Option(prompt="How many rows has the person with most?")],
+    rows: Annotated[int, Option(prompt="How many rows do they have in total?")],
+    rows_a_person: Annotated[
+        int, Option(prompt="What is the largest number of rows of one person?")
+    ],
     trusted: Annotated[
         Literal["server", "most", "nobody"],
         Option(prompt="Who is trusted with updates (server, most, nobody)?"),

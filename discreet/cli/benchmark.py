@@ -91,7 +91,7 @@ def _measure_device(device: str, *, small: bool, minutes: float, json_file: Path
     if device != "cpu" and not torch.cuda.is_available():
         raise ConfigError(
             f"--device {device} needs a GPU that PyTorch can use: --device cpu tries the command "
-            f"without one"
+            "without one"
         )
     import_module("benchmarks.device_speed").measure(
         device, small=small, minutes=minutes, json_file=json_file

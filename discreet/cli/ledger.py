@@ -3,16 +3,15 @@
 RUN is a run folder, or a ledger file.
 
 show    what was spent, for each guarantee and data owner, with epsilon by each accountant
-verify  whether any row was changed, inserted or deleted; exit code 1 if so
+verify  checks whether any row was changed, inserted or deleted; exit code 1 if so
 export  every row as JSON, one object a line
 create  makes a node's ledger: RUN is the file, which must not be there. With --population, --size
         and --delta it is the account of a population, which all runs over it charge
         (privacy.user.account=FILE)
-adopt   lets this machine go on with ledgers that it never charged, or that were moved. Adopt no
-        copy of one that is charged elsewhere too: what the two spend is nowhere added up
-backup  copies a ledger file, also while it is in use, to the file COPY, which must not be there,
-        and verifies the copy. Whoever keeps the digest that is printed, its head, can prove later
-        that nothing before it was rewritten
+adopt   accepts ledgers on this machine that it never charged, or that were moved. Adopt no copy of
+        a ledger that is charged elsewhere too: nothing adds up what the two spend
+backup  copies a ledger file, also while it is in use, to the new file COPY, and verifies the copy.
+        Keep the printed head digest: it proves later that no earlier row was rewritten
 
 examples:
   discreet ledger show outputs/first
@@ -70,7 +69,7 @@ def command(
         bool, Option("--replace", help="neighbours differ by one client (sampling.kind=fixed)")
     ] = False,
     max_epsilon: Annotated[
-        float | None, Option(help="no run over the population may pass it")
+        float | None, Option(help="no run over the population may exceed it")
     ] = None,
 ) -> int:
     """Does one action; 1 if `verify` finds a fault."""
@@ -89,7 +88,7 @@ def command(
         print(f"{run}:{whose} nothing is spent yet; head {ledger.position().head}")
         return 0
     if (copy is None) is (action == "backup"):
-        raise ConfigError("backup, and it alone, takes a second file, the copy to be made")
+        raise ConfigError("only backup takes a second file, the copy")
     if copy is not None:
         copied = backup(run, copy)
         print(f"{copy}: {len(copied.releases())} rows, head {copied.position().head}")
@@ -121,7 +120,7 @@ def command(
             faults = ledger.verify() or ledger.lacking()
             print(
                 f"{ledger.path.name}: "
-                f"{'; '.join(faults) or f'{len(ledger.releases())} rows, the chain holds'}"
+                f"{'; '.join(faults) or f'{len(ledger.releases())} rows, the chain is intact'}"
             )
             print(f"  head {ledger.position().head}")
             if faults:
@@ -188,7 +187,7 @@ def _spending(ledger: DurableLedger, delta: float) -> Iterator[str]:
         if facts[LIMIT] is None:
             limit = ""
         else:
-            limit = f"; no run may pass {facts[LIMIT]:g}"
+            limit = f"; no run may exceed {facts[LIMIT]:g}"
         yield f"all runs together ({len(owners)}): {total.num_releases} releases{limit}"
         yield f"  {_epsilons(total, delta)}"
 

@@ -48,8 +48,8 @@ def command(
     folder = folder.expanduser().resolve()
     if not NAME.fullmatch(folder.name):
         rule = (
-            "a letter, then letters, digits and hyphens, at most 32, for Flower takes it as "
-            "the app's name"
+            "a letter, then letters, digits and hyphens, at most 32, for Flower takes it as the "
+            "app's name"
         )
         raise ConfigError(f"the name of the folder must be {rule} (got {folder.name!r})")
     if table is not None and not table.is_file():

@@ -78,7 +78,7 @@ def _say_differences(run: Path, then: DataDescription | None) -> None:
         )
         return
     if then is not None and now is not None and (keys := differences(then, now)):
-        told = f"data.toml says otherwise by now of {', '.join(keys)}"
+        told = f"data.toml now differs in {', '.join(keys)}"
         print(
             f"discreet: {told}: the description that was saved with the model holds",
             file=sys.stderr,

@@ -18,10 +18,10 @@ ANYWHERE = {
     "advise": "five questions: which guarantee fits, and what to expect",
     "calibrate": "epsilon, noise or rounds: give two, the third is computed",
     "report": "a table of runs, and a page with pictures of them",
-    "ledger": "what a run or a node has spent, and whether its ledger is whole",
+    "ledger": "what a run or a node has spent, and whether its ledger is intact",
     "predict": "predictions with the model of a run",
     "export": "a run's model as a folder that PyTorch and scikit-learn load alone",
-    "status": "how a run stands, while it goes on or afterwards",
+    "status": "the state of a run, during it or afterwards",
     "data": "a table of your own: proposes its description, checks it, splits it by owner",
     "site": "a guarded site: splits its patients, checks its walls, tries an app",
     "new": "makes a project to start from: model, data, settings, tests",
@@ -32,14 +32,16 @@ IN_A_PROJECT = {
     "plan": "what a run will cost: epsilon, noise, minutes, memory, bytes *",
     "tune": "tries settings, keeps the best run, and accounts for the choice *",
     "audit": "tries to break the privacy claim of a run, with canaries *",
-    "statistics": "what clients' data are like, noised and paid for *",
+    "statistics": "statistics of clients' data, noised and accounted for *",
     "benchmark": "measures Discreet side by side with others *",
 }
 VERBS = ANYWHERE | IN_A_PROJECT
+# of verbs whose file has another name, as no two files share one
 FILES = {
     "data": "own_table",
     "plan": "price",
-}  # of verbs whose file has another name, as no two files share one
+}
+# which are checked before PyTorch is imported
 OF_SETTINGS = (
     "run",
     "simulate",
@@ -47,7 +49,7 @@ OF_SETTINGS = (
     "statistics",
     "audit",
     "tune",
-)  # which are checked before PyTorch is imported
+)
 # PyTorch, for some seconds.
 LOADS = (
     "export",
@@ -61,13 +63,14 @@ LOADS = (
     "report",
     "benchmark",
 )
+# a ValueError there is about a value that was given
 SAY_VALUES = (
     "calibrate",
     "data",
     "ledger",
     "predict",
     "tune",
-)  # a ValueError there is about a value that was given
+)
 HELP = ("-h", "--help")
 EPILOG = """* in a project that `discreet new` made, or in a checkout of Discreet
 

@@ -29,7 +29,7 @@ def owners_of(column: Any, name: str) -> Array:
     owners = np.asarray(column)
     for row, cell in enumerate(owners.tolist()):
         if is_empty(cell):
-            raise RowError(row, f"{name} is empty: it must say whose row it is")
+            raise RowError(row, f"{name} is empty: it must name the owner of the row")
     return owners
 
 
@@ -47,10 +47,8 @@ def numbers_in(column: Any, name: str) -> Array:
             wrong = "is empty: fill it with a public constant"
         else:
             wrong = "is not a number: make it one"
-        raise RowError(
-            row, f"{name} {wrong}, or say what is public of it under [columns] in data.toml"
-        )
-    raise FolderError(f"the column {name} is no number in any row")
+        raise RowError(row, f"{name} {wrong}, or describe it under [columns] in data.toml")
+    raise FolderError(f"the column {name} has no numbers")
 
 
 def numbered(targets: Array, name: str, description: DataDescription) -> Array:

@@ -69,7 +69,7 @@ class DataDescription(BaseModel):
         yield from _range_rules("target_low", self.target_low, self.target_high)
         yield self.tokens is None or self.low is None, "tokens goes without low and high"
         kind, rule = (
-            (str, "a text that is none of classes") if self.classes else (int, "a whole number")
+            (str, "a text that is not in classes") if self.classes else (int, "a whole number")
         )
         fine = self.padding is None or (
             isinstance(self.padding, kind) and self.padding not in self.classes
@@ -135,9 +135,8 @@ class DataDescription(BaseModel):
         told = ", ".join(self.unconfirmed)
         yield (
             not self.unconfirmed,
-            f"unconfirmed lists {told}: what is written of them was read from the data, and is "
-            f"not private. "
-            "Replace it by public knowledge, and take the names out of the list",
+            f"unconfirmed lists {told}: their descriptions were read from the data, and are not "
+            "private. Replace them by public values, and remove the names from the list",
         )
         form = self.format == "csv" or (self.separator, self.encoding, self.decimal) == (
             None,
@@ -219,7 +218,7 @@ def read_description(folder: Path) -> DataDescription:
         settings = tomllib.loads(path.read_text())
     except (FileNotFoundError, NotADirectoryError) as error:
         raise FolderError(
-            f"{path} is missing: it says in which file the data are, and in which form"
+            f"{path} is missing: it describes the data file and its format"
         ) from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise FolderError(f"{path} is not TOML: {error}") from error

@@ -15,11 +15,12 @@ from discreet.data.targets import CLASS, LABELS, NUMBERS, SEQUENCES, Array, Targ
 from discreet.per_example.objective import PADDING
 from discreet.settings.data import NormaliserConfig
 
+# types of targets and how many dimensions
 _TARGETS = (
     (torch.int64, 1),
     (torch.int64, 2),
     (torch.float32, 2),
-)  # types of targets and how many dimensions
+)
 
 
 @dataclass(frozen=True, eq=False)
@@ -47,7 +48,7 @@ class Examples:
         if (self.targets.dtype, self.targets.ndim) not in _TARGETS:
             found = f"{self.targets.dtype} of shape {tuple(self.targets.shape)}"
             raise ValueError(
-                f"targets must be int64 of shape (n,) or (n, k), or float32 of shape (n, k), not "
+                "targets must be int64 of shape (n,) or (n, k), or float32 of shape (n, k), not "
                 f"{found}"
             )
         if self.inputs.ndim < 1 or len(self.inputs) != len(self.targets):
@@ -64,11 +65,14 @@ class Examples:
     def subset(self, indices: torch.Tensor) -> Examples:
         """The rows at `indices`, (m,) int64, in that order; a copy. Empty indices give an empty
         table."""
-        owners = None if self.owners is None else self.owners[indices]
+        if self.owners is None:
+            owners = None
+        else:
+            owners = self.owners[indices]
         return Examples(self.inputs[indices], self.targets[indices], owners)
 
 
-def joined(tables: Sequence[Examples], owners: torch.Tensor | None = None) -> Examples:
+def concatenated(tables: Sequence[Examples], owners: torch.Tensor | None = None) -> Examples:
     """One table after the other, with these owners."""
     return Examples(
         torch.cat([table.inputs for table in tables]),

@@ -232,8 +232,8 @@ def _shape_of(
     num_classes = counted or tokens * description.next_token
     if target.kind in (CLASSES, SEQUENCES) and num_classes < 2:
         rule = (
-            "classes or num_classes: how many occur is not public; or of a number target_low "
-            "and target_high"
+            "classes or num_classes (the number that occurs is not public), or for numbers "
+            "target_low and target_high"
         )
         raise FolderError(f"{folder / DESCRIPTION} must give {rule}")
     return TaskShape(
@@ -282,7 +282,7 @@ def _inputs_of(
         outside = np.count_nonzero((numbers < low) | (numbers > high))
         if outside:
             logger.warning(
-                "%s: %d of %d values lie outside low..high, and are set to it",
+                "%s: %d of %d values lie outside low..high, and are clamped",
                 what,
                 outside,
                 numbers.size,
@@ -298,8 +298,7 @@ def _read(folder: Path, description: DataDescription) -> _Table:
     if description.format == "idx":
         if owner is not None or description.target is None:
             raise FolderError(
-                "with idx, which holds one array a file, target must be given, and no targets and "
-                "owner"
+                "an idx file holds one array: target must be given, and neither targets nor owner"
             )
         files = path, _file(folder, description.target)
         try:

@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from discreet.data.examples import SHAPES, Examples, Task, joined, to_unit_box
+from discreet.data.examples import SHAPES, Examples, Task, concatenated, to_unit_box
 from discreet.data.targets import Array
 
 # In the order of the clients. The names are those of the files: processed.cleveland.data.
@@ -38,10 +38,11 @@ HEART_RANGES: dict[str, tuple[float, float]] = {
 _COLUMNS = 14
 _DROPPED = (10, 11, 12)
 _NUMBERS = (0, 1, 3, 4, 5, 7, 8, 9)  # columns that are features as they are, in the order above
+# columns that name one of several kinds, and the kinds without the first
 _KINDS = (
     (2, (2, 3, 4)),
     (6, (1, 2)),
-)  # columns that name one of several kinds, and the kinds without the first
+)
 _READ = tuple(column not in _DROPPED for column in range(_COLUMNS))
 _TRAIN_SHARE = 0.66
 _SPLIT_SEED = 43
@@ -107,7 +108,7 @@ def load_heart(path: str | None) -> Task:
     for name in HOSPITALS:
         features, labels = read_hospital(Path(path).expanduser() / f"processed.{name}.data")
         parts.append([patients(features[rows], labels[rows]) for rows in train_and_test(labels)])
-    train, test = (joined(list(tables)) for tables in zip(*parts, strict=True))
+    train, test = (concatenated(list(tables)) for tables in zip(*parts, strict=True))
     owners = torch.repeat_interleave(
         torch.arange(len(parts)), torch.tensor([len(table) for table, _ in parts])
     )

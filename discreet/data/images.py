@@ -117,12 +117,12 @@ def _femnist_task(images: Array, labels: Array, writers: Array) -> Task:
     if not len(images) == len(labels) == len(writers):
         raise ValueError(
             f"femnist: {len(images)} images, {len(labels)} labels and {len(writers)} writers do "
-            f"not fit"
+            "not fit"
         )
     names, numbers = np.unique(writers, return_inverse=True)
     if len(names) < 2:
         raise ValueError(
-            f"femnist: at least 2 writers are needed, one of them for the test set, not "
+            "femnist: at least 2 writers are needed, one of them for the test set, not "
             f"{len(names)}"
         )
     order = np.random.default_rng(_WRITER_SEED).permutation(len(names))
@@ -166,7 +166,7 @@ def _load_split(name: str, split: str) -> Any:
         )
     except OSError as error:
         raise ConnectionError(
-            f"{_HUB[name][0]} could not be had from the hub: set data.path"
+            f"{_HUB[name][0]} could not be downloaded from the hub: set data.path"
         ) from error
 
 

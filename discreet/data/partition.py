@@ -54,7 +54,7 @@ def partition_indices(
     if data.num_clients > len(targets):
         raise ValueError(
             f"data.num_clients: {data.num_clients} clients cannot share {len(targets)} training "
-            f"examples"
+            "examples"
         )
     if data.partition == "natural":
         parts = _natural(data, _rows_by_owner(data, owners))
@@ -67,7 +67,7 @@ def partition_indices(
         parts = np.array_split(order, data.num_clients)
     elif data.partition in BY_CLASS and targets.ndim > 1:
         raise ValueError(
-            f"data.partition: {data.partition} goes by classes, and these data have none: take iid"
+            f"data.partition: {data.partition} needs classes, and these data have none: use iid"
         )
     else:
         parts = _drawn(data, targets.numpy())
@@ -155,7 +155,7 @@ def _rows_by_owner(data: DataConfig, owners: torch.Tensor | None) -> _Parts:
     if owners is None:
         raise ValueError(
             f"data.partition: {data.partition} needs data with owners, as femnist and a folder "
-            f"with owner in data.toml have"
+            "with owner in data.toml have"
         )
     _, numbers, counts = np.unique(owners.numpy(), return_inverse=True, return_counts=True)
     return np.split(np.argsort(numbers, kind="stable"), np.cumsum(counts)[:-1])

@@ -111,7 +111,7 @@ def targets_of(
     outside = np.count_nonzero((numbers < np.array(target.low)) | (numbers > np.array(target.high)))
     if outside:
         logger.warning(
-            "%s: %d of %d targets lie outside target_low..target_high, and are set to it",
+            "%s: %d of %d targets lie outside target_low..target_high, and are clamped",
             what,
             outside,
             numbers.size,

@@ -44,9 +44,8 @@ from discreet.settings.rules import ConfigError
 
 CA_DAYS = 1826
 SERVER_DAYS = 397
-CLOCK_SKEW = timedelta(
-    minutes=5
-)  # a node whose clock is behind must not find the certificate not yet valid
+# a node whose clock is behind must not find the certificate not yet valid
+CLOCK_SKEW = timedelta(minutes=5)
 ALREADY_KNOWN = "Public key already in use"  # what Flower 1.41 says
 PEERS_FILE = "peers.json"
 DEMONSTRATION_NODES = ("node-0", "node-1", "node-2", "node-3")

@@ -93,9 +93,8 @@ def make_node_proxy(
 
     @asynccontextmanager
     async def lifespan(app: Starlette) -> AsyncIterator[dict[str, httpx.AsyncClient]]:
-        loop = (
-            asyncio.get_running_loop()
-        )  # uvicorn listens only now, and names no deadline for TLS: 60 s
+        # uvicorn listens only now, and names no deadline for TLS: 60 s
+        loop = asyncio.get_running_loop()
         loop.__dict__["create_server"] = partial(
             loop.create_server, ssl_handshake_timeout=HEAD_SECONDS
         )

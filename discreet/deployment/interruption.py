@@ -57,15 +57,14 @@ def ending(tell: Callable[[str], str]) -> Iterator[None]:
     except BaseException as raised:
         for number in before:
             signal.signal(number, signal.SIG_IGN)
-        error = (
-            asked[0] if asked else raised
-        )  # what is raised on the way out, to a lost terminal, hides what was asked
+        # what is raised on the way out, to a lost terminal, hides what was asked
+        error = asked[0] if asked else raised
         if isinstance(error, AskedToEnd):
             reason = f"ended by {signal.Signals(error.args[0]).name}"
             code = 128 + error.args[0]
         elif isinstance(error, BrokenPipeError):
             log_to(sys.stderr)
-            reason = "nobody reads the output any more"
+            reason = "the output is no longer read"
             code = 128 + signal.SIGPIPE
         elif isinstance(error, OSError | RunLostError):
             reason = str(error) or type(error).__name__
@@ -110,12 +109,12 @@ def not_begun(reason: str, folder: RunFolder | None = None) -> str:
     would go on with."""
     if folder is not None and any(folder.path.rglob("*.db")):
         return (
-            f"interrupted before the run went on ({reason}): what was spent before stands in "
+            f"interrupted before the run went on ({reason}): what was spent before is recorded in "
             f"{folder.path}"
         )
     return (
-        f"interrupted before the run began ({reason}): nothing was spent, the same command "
-        f"starts it again"
+        f"interrupted before the run began ({reason}): nothing was spent, and the same command "
+        "starts it again"
     )
 
 

@@ -55,7 +55,8 @@ class Federation:
 
     Attributes:
       folder: everything that is written lies in it. `secrets` in it is of `make_secrets`; its nodes
-      are registered. pause: seconds between two looks of each node for work.
+        are registered.
+      pause: seconds between two looks of each node for work.
     """
 
     folder: Path
@@ -73,9 +74,8 @@ class Federation:
             "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": str(self.pause),
             "PYTHONPATH": str(REPOSITORY),
         }
-        self.environment.pop(
-            "PYTHONDONTWRITEBYTECODE", None
-        )  # a node compiles an app once, not for every message
+        # a node compiles an app once, not for every message
+        self.environment.pop("PYTHONDONTWRITEBYTECODE", None)
         self.authority = self.secrets / "ca.crt"
 
     def start(self, name: str, command: Sequence[str]) -> subprocess.Popen[bytes]:
@@ -154,9 +154,8 @@ class Federation:
 
     def wait_for_nodes(self, names: Sequence[str]) -> None:
         """Until each of these SuperNodes has been let in; RunLostError if one has ended."""
-        seconds = START_SECONDS * max(
-            1.0, len(names) / DEMONSTRATION_NODES
-        )  # they start side by side
+        # they start side by side
+        seconds = START_SECONDS * max(1.0, len(names) / DEMONSTRATION_NODES)
 
         def is_let_in(name: str) -> bool:
             code = self.processes[name].poll()
@@ -299,13 +298,13 @@ def main(words: Sequence[str]) -> int:
             f"data.num_clients={len(nodes)}",
             f"sampling.min_nodes={len(nodes)}",
         ]
-        config = asked_settings(arguments.overrides, defaults=defaults)
+        config, call = asked_settings(arguments.overrides, defaults=defaults)
         app_folder()
         require_extra(*SERVERS, extra="deployment", why="the node proxy of a federation")
-        run = check_output(config.output_dir, resume=config.resume)
+        run = check_output(call)
         check_secure(config.seed)
-        resolve(config)
-        for ledger in node_ledgers(run, len(nodes)) if config.resume else ():
+        resolve(config, resumed=call.resume)
+        for ledger in node_ledgers(run, len(nodes)) if call.resume else ():
             DurableLedger(ledger).check()
     except (ConfigError, LedgerError) as error:
         print(f"discreet: {error}", file=sys.stderr)
@@ -318,7 +317,7 @@ def main(words: Sequence[str]) -> int:
         which = ("--nodes", str(len(nodes)))
     else:
         which = ("--data", str(arguments.data.resolve()))
-    if config.resume:
+    if call.resume:
         overrides = arguments.overrides
     else:
         overrides = [*defaults, *arguments.overrides]

@@ -59,7 +59,7 @@ def raw_node(
     thread.start()
     try:
         if not connected.wait(START_SECONDS):
-            raise TimeoutError(f"{key.stem} was not let in within {START_SECONDS:g} s")
+            raise TimeoutError(f"{key.stem} was not accepted within {START_SECONDS:g} s")
         yield
     finally:
         ended.set()

@@ -12,12 +12,13 @@ from pathlib import Path
 
 from discreet.deployment.flower_home import LOOK_SECONDS
 from discreet.server.run_folder import OVER, RunFolder, state_of
-from discreet.simulation.processes import RunLostError, below
+from discreet.simulation.processes import RunLostError, child_processes
 
+# the programs of a ServerApp, which run below a SuperLink
 APPS = (
     b"flwr-serverapp",
     b"flwr-simulation",
-)  # the programs of a ServerApp, which run below a SuperLink
+)
 APP_LOOK_SECONDS = 1.0
 GONE_SECONDS = (
     5.0  # of a ServerApp: one that has ended by itself says so first, and Flower asks for its end
@@ -75,14 +76,14 @@ class RunWatch:
         if now - self._looked < APP_LOOK_SECONDS:
             return
         self._looked = now
-        if below(self.superlink.pid, APPS):
+        if child_processes(self.superlink.pid, APPS):
             self._app_seen = now
         elif (
             self._app_seen is not None
             and now - self._app_seen > GONE_SECONDS
             and state_of(self.run) not in OVER
         ):
-            raise RunLostError("the ServerApp has ended without a word")
+            raise RunLostError("the ServerApp ended without an error message")
 
 
 def follow(process: Process, log: Path, watch: RunWatch) -> None:

@@ -31,7 +31,7 @@ from discreet.ledger.durable_ledger import DurableLedger
 from discreet.logs import log_to
 from discreet.node.account import Refused
 from discreet.node.policy import TASK, policy_from, words_of
-from discreet.node.secure_aggregation import GUARD, KEY, NAME, PEERS, STATE, files_of, read_member
+from discreet.node.secure_aggregation import GUARD, KEY, NAME, PEERS, STATE, files_of, read_identity
 from discreet.settings.rules import ConfigError
 from discreet.simulation.processes import SCRATCH, removed_folder
 
@@ -119,7 +119,7 @@ def check(arguments: argparse.Namespace, config: dict[str, str | int]) -> None:
         policy = policy_from(config)
     logger.info("%s", words_of(policy))
     if policy.public_num_examples is not None:
-        said = "DP-SGD goes by public-num-examples=%d: its guarantee is add or remove one example"
+        said = "DP-SGD uses public-num-examples=%d: its guarantee is add or remove one example"
         logger.info(said, policy.public_num_examples)
     with _about("--ledger"):
         DurableLedger(arguments.ledger).check()
@@ -148,7 +148,7 @@ def _check_peers(arguments: argparse.Namespace, config: dict[str, str | int]) ->
         raise ConfigError(f"--key: {arguments.key} is a guard's key, and no app may have it")
     if arguments.peers is not None:
         with _about("--peers"):
-            count = len(read_member(files_of(None, config), guarded=guarded)[1].keys)
+            count = len(read_identity(files_of(None, config), guarded=guarded)[1].keys)
         logger.info("secure aggregation: this node is %s among %d", config[NAME], count)
 
 
@@ -216,7 +216,7 @@ def _parsed(words: Sequence[str]) -> argparse.Namespace:
     parser.add_argument(
         "--peers",
         type=Path,
-        help="for secure aggregation: all nodes' public keys, as people compared",
+        help="for secure aggregation: all nodes' public keys, which the owners have compared",
     )
     parser.add_argument(
         "--name", help="this node's name in that list (default: the file name of its key)"

@@ -57,8 +57,8 @@ class ItemWatch:
         if any(len(rows) > 1 for rows in self._rows.values()):
             raise ValueError(
                 "dataset: reading one item reads others too (mixup, mosaic, a random partner), "
-                "and would carry an "
-                "example into batches that did not draw it: make an item of its own index alone"
+                "and would carry an example into batches that did not draw it: make an item of "
+                "its own index alone"
             )
         return item
 
@@ -91,10 +91,11 @@ class ItemWatch:
             "__getattribute__": get_attribute,
             "__module__": kind.__module__,
         }
+        # the data set itself is still there
         names |= {
             "__qualname__": kind.__qualname__,
             "__del__": lambda _: None,
-        }  # the data set itself is still there
+        }
         try:
             made: Any = object.__new__(
                 new_class(kind.__name__, (kind,), {}, lambda body: body.update(names))

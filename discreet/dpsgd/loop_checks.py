@@ -62,9 +62,7 @@ def check_price(plan: LoopPlan, privacy: LoopPrivacy, delta: float, target: floa
     if not 0 < delta < 1 / n:
         raise ValueError(f"delta must be above 0 and below 1 / {n}, for {n} examples, not {delta}")
     if (noise is None) if target is None else isinstance(noise, int | float):
-        raise ValueError(
-            "give target_epsilon or privacy=LoopPrivacy(noise_multiplier=...), one of them"
-        )
+        raise ValueError("give either target_epsilon or privacy=LoopPrivacy(noise_multiplier=...)")
 
 
 def optimizers_of(optimizer: Optimizer | Sequence[Optimizer]) -> list[Optimizer]:
@@ -80,7 +78,7 @@ def optimizers_of(optimizer: Optimizer | Sequence[Optimizer]) -> list[Optimizer]
                 name = type(each).__name__
             raise ValueError(
                 f"optimizer: make one of {name}, such as torch.optim.SGD(model.parameters(), "
-                f"lr=0.1)"
+                "lr=0.1)"
             )
     return listed
 
@@ -91,10 +89,8 @@ def check_fresh(optimizers: Sequence[Optimizer]) -> None:
     if any(optimizer.state for optimizer in optimizers):
         raise ValueError(
             "optimizer: it has taken steps that this DPSGD does not know, and epsilon() would "
-            "leave them out. To go on "
-            "with a loop load its DPSGD.state_dict(); to add loops up give "
-            "LoopPrivacy(ledger=...); otherwise begin "
-            "with a new optimizer"
+            "leave them out. To go on with a loop load its DPSGD.state_dict(); to add loops up "
+            "give LoopPrivacy(ledger=...); otherwise begin with a new optimizer"
         )
 
 

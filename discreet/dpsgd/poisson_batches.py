@@ -95,7 +95,7 @@ class ExampleReader:
         ):
             raise ValueError("dataset must be map-style, with len(dataset) and dataset[index]")
         if len(data) < 1:
-            raise ValueError("dataset must have an example at least")
+            raise ValueError("dataset must have at least one example")
         object.__setattr__(self, "_items", ItemWatch(data))
         if self.collate is not None:
             count = len(self.dataset)
@@ -169,9 +169,8 @@ class PoissonBatches:
                 step, number, is_last, owners if owners is None else owners.to(device), batch, copy
             )
 
-        return map(
-            piece, DataLoader(whole, **how)
-        )  # no generator, which would hold a piece while the next one is read
+        # no generator, which would hold a piece while the next one is read
+        return map(piece, DataLoader(whole, **how))
 
     def _parts(
         self, mine: Sequence[int], step: int
@@ -262,8 +261,8 @@ def _check_collate(collate: Collate, examples: list[Any]) -> None:
     drawn = [_seeded(collate, examples, seed=seed) for seed in range(_SEEDS)]
     if _strangers(drawn[0], _seeded(collate, examples, seed=0)):
         raise ValueError(
-            "collate_fn: it draws random numbers that the seeds of torch, random and numpy do not "
-            "repeat"
+            "collate_fn: it draws random numbers that the seeds of torch, random and numpy do "
+            "not repeat"
         )
     draws = any(_strangers(drawn[0], other) for other in drawn)
     mixes = False
@@ -281,7 +280,8 @@ def _check_collate(collate: Collate, examples: list[Any]) -> None:
             mixes = mixes or _strangers(_seeded(collate, before + after, seed=0), drawn[0]) > 0
     if mixes:
         raise ValueError(
-            "collate_fn: a row of the batch follows from several examples: make it of its own alone"
+            "collate_fn: a row of the batch depends on several examples: make each row from its "
+            "own example"
         )
 
 

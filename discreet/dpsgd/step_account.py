@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from discreet.accounting.privacy_ledger import PrivacyLedger, passes
+from discreet.accounting.privacy_ledger import PrivacyLedger, exceeds_budget
 from discreet.dpsgd.loop_plan import LoopPlan, LoopPrivacy
 from discreet.dpsgd.poisson_batches import Processes
 from discreet.ledger.budget import ServerBudget
@@ -44,7 +44,8 @@ class StepAccount:
       events: the cost of each step of the plan, in order: an event, and how many steps on end cost
         that.
       ledger: a file that outlives the loop, or None. All that it says of `data_owner` counts, from
-      whatever loop. taken: the steps of this loop that were charged.
+        whatever loop.
+      taken: the steps of this loop that were charged.
     """
 
     events: Sequence[tuple[DpEvent, int]]
@@ -52,9 +53,8 @@ class StepAccount:
     ledger: DurableLedger | None
     data_owner: str
     taken: int = 0
-    _before: PrivacyLedger = field(
-        default_factory=PrivacyLedger
-    )  # all but the steps since `_first`
+    # all but the steps since `_first`
+    _before: PrivacyLedger = field(default_factory=PrivacyLedger)
     _first: int = 0
     _read_at: LedgerPosition | None = None
     _last: int | None = (
@@ -112,7 +112,7 @@ class StepAccount:
     def _steps_within_budget(self) -> int:
         def beyond(steps: int) -> bool:
             budget = self.budget
-            return passes(
+            return exceeds_budget(
                 self._after(steps),
                 budget.max_epsilon,
                 delta=budget.delta,
@@ -148,12 +148,12 @@ class StepAccount:
         elif known is None or not self.ledger.contains(known):
             raise LedgerError(
                 f"{self.ledger.path} is not the ledger that the state's steps are in, or an older "
-                f"copy"
+                "copy"
             )
         elif is_seeded and self.ledger.position() != known:
             raise LedgerError(
                 f"{self.ledger.path} was charged since the state: with a seed its noise would "
-                f"come again"
+                "repeat"
             )
         else:
             self._first = taken

@@ -141,9 +141,9 @@ def differing_names(wanted: Sequence[str], found: Sequence[str]) -> str:
     """The difference between the names of the arrays that are wanted and of those that were found,
     in words.
 
-    >>> differing_names(["weight", "bias"], ["_module.weight", "_module.bias"])
-    "each array has the prefix '_module.' before its name: send the state_dict of the model that the
-    wrapper holds"
+    >>> words = differing_names(["weight", "bias"], ["_module.weight", "_module.bias"])
+    >>> words.startswith("each array has the prefix '_module.' before its name")
+    True
     >>> differing_names(["weight", "bias"], ["weight", "scale", "shift"])
     "3 arrays in place of 2; missing: 'bias'; not asked for: 'scale' and 1 more"
     """
@@ -205,7 +205,9 @@ def _initial(name: str, array: Array) -> Values:
         raise ConfigError(
             f"initial_arrays: {name} must be of one of {', '.join(KEPT)} (got {values.dtype})"
         )
-    if str(values.dtype) in FLOATS and not np.isfinite(values.astype(np.float32)).all():
+    with np.errstate(over="ignore"):
+        finite = np.isfinite(values.astype(np.float32)).all()
+    if str(values.dtype) in FLOATS and not finite:
         raise ConfigError(f"initial_arrays: {name} holds NaN, infinity, or values beyond float32")
     return values
 

@@ -53,8 +53,9 @@ def local_dp_mod(
 
     Args:
       ledger: a file of `discreet ledger create`; None: the one that the node's owner names in
-      --node-config. metrics: public ranges (low, high) of metrics that are sent, noised, for one
-      more release a round; none else is.
+        --node-config.
+      metrics: public ranges (low, high) of metrics that are sent, noised, for one more release a
+        round; none else is.
 
     >>> mod = local_dp_mod(clip_norm=1.0, target_epsilon=8.0, delta=1e-5, rounds=20)"""
     ranges = {name: (float(low), float(high)) for name, (low, high) in (metrics or {}).items()}

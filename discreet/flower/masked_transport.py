@@ -83,7 +83,8 @@ class MaskedTransport:
     ) -> Iterator[Failure | UnopenedSum]:
         """The clients that are missing, and the sum of the others: of at least n - d of them, or of
         none. Raises RoundAbandoned: fewer are left, or their lists of peers differ;
-        MessagesTooLarge: see `GridTransport.exchange`."""
+        MessagesTooLarge: see `GridTransport.exchange`.
+        """
         messages = self.asking.messages(asked, params)
         missing = {client: Failure(client, "malformed", NAMED) for client in self.left_out}
         cohort = [client for client in cohort if client not in self.left_out]

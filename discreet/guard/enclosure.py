@@ -38,6 +38,7 @@ DROP_BOUNDING = 24
 SUBREAPER = 36
 CAPABILITIES = 64
 MEMORY = 1 << 20
+FILES_OF_A_MEGABYTE = 64  # as `scratch.LEAST_BYTES` has it
 BIND = 0x1000
 WRITABLE = "/tmp"
 SHARED_MEMORY = "/dev/shm"
@@ -94,13 +95,13 @@ def enclose_in_spaces(limits: BlockLimits) -> None:
     """In the first process of new spaces: files in memory alone, processes of its own alone, no
     capability."""
     mount("none", "/", None, RECURSIVE | PRIVATE)
-    size = f"size={limits.disk_mb}m,mode=0700"
+    size = f"size={limits.disk_mb}m,nr_inodes={limits.disk_mb * FILES_OF_A_MEGABYTE},mode=0700"
     mount("tmpfs", WRITABLE, "tmpfs", NOSUID | NODEV, size)
     memory = Path(WRITABLE, "shm")
     memory.mkdir()
     mount(str(memory), SHARED_MEMORY, None, BIND)
     mount("tmpfs", "/dev/pts", "tmpfs", NOSUID | NODEV | READ_ONLY)
-    mount("proc", "/proc", "proc", NOSUID | NODEV | NOEXEC)
+    mount("proc", "/proc", "proc", NOSUID | NODEV | NOEXEC, "subset=pid")  # and no counters
     call("sethostname", b"block", 5)
     _give_up_capabilities()
     _limit(limits, limits.processes)
@@ -132,7 +133,7 @@ def _limit(limits: BlockLimits, processes: int) -> None:
         resource.RLIMIT_FSIZE: limits.disk_mb * MEMORY,
         resource.RLIMIT_CORE: 0,
         resource.RLIMIT_CPU: seconds,
-        resource.RLIMIT_NOFILE: 1024,
+        resource.RLIMIT_NOFILE: 256,
         resource.RLIMIT_MEMLOCK: MEMORY,
         resource.RLIMIT_MSGQUEUE: 0,
     }
@@ -244,14 +245,20 @@ def _numbers(words: str) -> tuple[int, ...]:
 
 
 # Namespaces and mounts, tracing, other processes' memory, keys, BPF, performance counters,
-# io_uring, handles of files, modules, clocks, and userfaultfd.
+# io_uring, handles of files, modules, clocks, and userfaultfd; files without a name and System V's
+# memory and queues, which no limit of a process counts; what is in the cache of files.
 DENIED = _numbers(
-    "101 103 105 106 113 114 116 117 119 122 123 155 161 163 164 165 166 167 168 169 170 171 "
-    "172 173 175 176 179 227 246 248 249 250 256 272 279 298 300 303 304 305 308 310 311 312 "
-    "313 320 321 323 425 426 427 428 429 430 431 432 433 438 440 442 448 "
+    "101 103 105 106 113 114 116 117 119 122 123 155 161 163 164 165 166 167 168 169 170 171 172 "
+    "173 175 176 179 227 246 248 249 250 256 272 279 298 300 303 304 305 308 310 311 312 313 320 "
+    "321 323 425 426 427 428 429 430 431 432 433 438 440 442 448 29 30 31 64 65 66 67 68 69 70 "
+    "71 220 319 447 451 467 "
 )
-# What a name space would keep apart: connections, System V and POSIX queues and memory.
-DENIED_WITHOUT_SPACES = _numbers("42 49 50 29 30 31 64 65 66 67 68 69 70 71 220 240 241 242 243 ")
+# What a name space would keep apart: connections, and POSIX queues.
+DENIED_WITHOUT_SPACES = _numbers("42 49 50 240 241 242 243 ")
+# A lock of a file that all blocks can read is a sign to others. It is given, and is none.
+FLOCK = 73
+FCNTL = 72
+LOCK_COMMANDS = (6, 7, 37, 38, 1024)  # F_SETLK, F_SETLKW, those of open files, F_SETLEASE
 # What changes the mode, owner, times or attributes of a file, or the priority or processors of
 # another process: Landlock covers none of it, and one block could write so to the next. It does
 # nothing, and says that it did.
@@ -292,9 +299,8 @@ def _program(
     ]
     each = [_answer(number, _NO_PERMISSION) for number in denied]
     each += [_answer(number, _FEIGN) for number in feigned]
-    each += [
-        _answer(_CLONE3, _NO_SUCH_CALL)
-    ]  # its flags can't be looked at: clone is tried instead
+    # its flags can't be looked at: clone is tried instead
+    each += [_answer(_CLONE3, _NO_SUCH_CALL)]
     spaces = NEWUSER | NEWNS | NEWPID | NEWIPC | NEWNET | NEWUTS
     new_spaces = [
         (_EQUAL, 0, 4, _CLONE),
@@ -304,7 +310,8 @@ def _program(
         (_RETURN, 0, 0, _ALLOW),
     ]
     own_limits = _only(_PRLIMIT, _FIRST_AT, (0,))  # of no other process, which would hand them on
-    parts = [*each, _only(_SOCKET, _FIRST_AT, sockets), own_limits, _pairs(), new_spaces]
+    sockets_alone = _only(_SOCKET, _FIRST_AT, sockets)
+    parts = [*each, sockets_alone, own_limits, *_locks(), _pairs(), new_spaces]
     parts.append([(_RETURN, 0, 0, _ALLOW)])
     return start + [instruction for part in parts for instruction in part]
 
@@ -318,6 +325,15 @@ def _only(number: int, argument_at: int, values: Sequence[int]) -> list[_Instruc
     allowed = [instruction for value in values for instruction in _answer(value, _ALLOW)]
     inside = [(_LOAD, 0, 0, argument_at), *allowed, (_RETURN, 0, 0, _NO_PERMISSION)]
     return [(_EQUAL, 0, len(inside), number), *inside]
+
+
+def _locks() -> list[list[_Instruction]]:
+    """Locks of files, which do nothing."""
+    inside = [(_LOAD, 0, 0, _SECOND_AT)]
+    for command in LOCK_COMMANDS:
+        inside += _answer(command, _FEIGN)
+    inside.append((_RETURN, 0, 0, _ALLOW))
+    return [_answer(FLOCK, _FEIGN), [(_EQUAL, 0, len(inside), FCNTL), *inside]]
 
 
 def _pairs() -> list[_Instruction]:

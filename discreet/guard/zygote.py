@@ -10,7 +10,6 @@ from __future__ import annotations
 import importlib
 import os
 import select
-import shutil
 import signal
 import socket
 import sys
@@ -25,7 +24,6 @@ from typing import NoReturn
 
 from discreet.guard.block_app import BlockTask, run_app, unpacked
 from discreet.guard.enclosure import (
-    MEMORY,
     SUBREAPER,
     BlockLimits,
     call,
@@ -34,7 +32,8 @@ from discreet.guard.enclosure import (
     enclose_in_spaces,
     new_spaces,
 )
-from discreet.simulation.processes import below
+from discreet.guard.scratch import free_mb, holds_more, remove
+from discreet.simulation.processes import child_processes
 
 LOADED = (
     "flwr.supernode.cli.flwr_clientapp",
@@ -52,7 +51,7 @@ WATCH_SECONDS = 0.1
 DATA = "/tmp/data"
 FAILED = b"\0"
 ENDED = b"\1"
-PAGE = os.sysconf("SC_PAGE_SIZE")
+KILOBYTES = 1 << 10  # of a megabyte
 
 
 @dataclass(frozen=True)
@@ -124,10 +123,12 @@ def _keep_in_spaces(task: BlockTask, pipes: Pipes, limits: BlockLimits, ends: fl
     if pid == 0:
         _block(task, pipes, Path(DATA), lambda: enclose_in_spaces(limits))
     _close(pipes)
-    _watch(pid, limits, ends, scratch=None)
-    with suppress(ProcessLookupError):
-        os.kill(pid, signal.SIGKILL)  # the first process of its space: all others end with it
-    os.waitpid(pid, 0)
+    try:
+        _watch(pid, limits, ends)
+    finally:
+        with suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)  # the first process of its space: all others end with it
+        os.waitpid(pid, 0)
 
 
 def _keep_by_landlock(
@@ -147,9 +148,9 @@ def _keep_by_landlock(
             )
         _close(pipes)
         _watch(pid, limits, ends, scratch=scratch)
-        _end_all_below()
     finally:
-        shutil.rmtree(scratch, ignore_errors=True)
+        _end_all_below()
+        remove(scratch)
 
 
 def _at_home_in(scratch: Path) -> None:
@@ -165,7 +166,7 @@ def _end_all_below() -> None:
     """Kills what is below this process, until nothing is: what a process forks while it is killed
     is killed next."""
     while True:
-        for pid in below(os.getpid()):
+        for pid in child_processes(os.getpid()):
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
         try:
@@ -176,41 +177,44 @@ def _end_all_below() -> None:
         time.sleep(0.002)
 
 
-def _watch(pid: int, limits: BlockLimits, ends: float, *, scratch: Path | None) -> None:
+def _watch(pid: int, limits: BlockLimits, ends: float, *, scratch: Path | None = None) -> None:
     """Returns when the block's first process has ended, its time is over, or it uses more than it
-    may."""
+    may: of memory, and of the folder `scratch`, if no name space limits that."""
     watched = os.pidfd_open(pid)
+    least_free = 0.0
+    if scratch is not None:
+        least_free = free_mb(scratch) - limits.disk_mb
     try:
         while (left := ends - time.monotonic()) > 0:
             if select.select([watched], [], [], min(left, WATCH_SECONDS))[0]:
                 return
-            if _resident_mb(scratch) > limits.memory_mb:
+            if _memory_mb(scratch) > limits.memory_mb:
                 return
-            if scratch is not None and _disk_mb(scratch) > limits.disk_mb:
+            if scratch is None:
+                continue
+            if free_mb(scratch) < least_free or holds_more(scratch, limits.disk_mb):
                 return
     finally:
         os.close(watched)
 
 
-def _resident_mb(scratch: Path | None) -> float:
-    """The memory of all processes of the block that is not of a file, in megabytes. In spaces of
-    its own they are all that /proc shows."""
-    own = [int(name) for name in os.listdir("/proc") if name.isdigit()]
-    pages = 0
-    for pid in own if scratch is None else below(os.getpid()):
-        with suppress(OSError, ValueError):
-            _, resident, shared, *_ = Path(f"/proc/{pid}/statm").read_text().split()
-            pages += int(resident) - int(shared)
-    return pages * PAGE / MEMORY
-
-
-def _disk_mb(folder: Path) -> float:
-    size = 0
-    for where, _, names in os.walk(folder):
-        for name in names:
-            with suppress(OSError):
-                size += os.lstat(os.path.join(where, name)).st_blocks * 512
-    return size / MEMORY
+def _memory_mb(scratch: Path | None) -> float:
+    """The memory of the block's processes that is not of a file on disk, in megabytes: their own,
+    and what they share, which counts for each of them. In spaces of its own they are all that /proc
+    shows since the block has mounted it."""
+    if scratch is None and Path("/proc/self").exists():
+        return 0.0  # it has not mounted its own yet, and these are all blocks' processes
+    if scratch is None:
+        processes = [int(name) for name in os.listdir("/proc") if name.isdigit()]
+    else:
+        processes = child_processes(os.getpid())
+    kilobytes = 0
+    for pid in processes:
+        with suppress(OSError):
+            lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+            told = [line.split() for line in lines if line.startswith(("RssAnon:", "RssShmem:"))]
+            kilobytes += sum(int(words[1]) for words in told)
+    return kilobytes / KILOBYTES
 
 
 def _block(task: BlockTask, pipes: Pipes, data: Path, enclose: object) -> NoReturn:

@@ -117,8 +117,8 @@ class DurableLedger:
         self.account: Any = None
         if not path.is_file():
             raise LedgerError(
-                f"{path} is missing: put the ledger back, what was spent is not forgotten with it. "
-                f"The first one of a node is made by `discreet ledger create {path}`"
+                f"{path} is missing: put the ledger back, because what was spent still counts. A "
+                f"node's first ledger is made by `discreet ledger create {path}`"
             )
         was = self.facts()
         if facts is None:
@@ -128,8 +128,8 @@ class DurableLedger:
         if differing:
             parts = [f"{name} was {was.get(name)}, is {wanted.get(name)}" for name in differing]
             raise LedgerError(
-                f"{self.path} belongs to a run with other privacy settings than config.yaml or the "
-                f"command says: {'; '.join(parts)}"
+                f"{self.path} belongs to a run with other privacy settings than config.yaml or "
+                f"the command says: {'; '.join(parts)}"
             )
 
     @classmethod
@@ -152,10 +152,9 @@ class DurableLedger:
                 if not make_database(
                     path, SCHEMA, [("insert into facts values (?, ?)", row) for row in rows]
                 ):
-                    raise LedgerError(f"{path} exists already, and is not made anew")
-                undone.callback(
-                    remove_database, path
-                )  # one that can't be used, or is not known here, is of no use
+                    raise LedgerError(f"{path} exists already, and is not overwritten")
+                # one that can't be used, or is not known here, is of no use
+                undone.callback(remove_database, path)
                 flush_folder(path.parent)
             except (OSError, sqlite3.DatabaseError) as error:
                 raise LedgerError(f"{path} can't be made: {error}") from error
@@ -243,8 +242,7 @@ class DurableLedger:
         if known is None:
             raise LedgerError(
                 f"{self.path} was never charged on this machine: it may be a copy. If no other "
-                f"copy will be charged, "
-                f"`discreet ledger adopt {self.path}` lets it go on here"
+                f"copy will be charged, accept it by `discreet ledger adopt {self.path}`"
             )
         for fault in _lacking(connection, known):
             raise LedgerError(f"{self.path} is {fault}")
@@ -266,8 +264,8 @@ class DurableLedger:
             if guard.another_at(self.path, known.identity):
                 raise LedgerError(
                     f"{self.path} is not the ledger that this machine charged there before. If it "
-                    f"is the right one and "
-                    f"was moved there, `discreet ledger adopt {self.path}` lets it go on"
+                    "is the right one and was moved there, accept it by `discreet ledger adopt "
+                    f"{self.path}`"
                 )
 
     def adopt(self) -> None:
@@ -310,8 +308,8 @@ class DurableLedger:
     def spent(self, guarantee: str, *, data_owner: str = "") -> PrivacyLedger:
         """Everything charged for a guarantee on the data of one data owner, equal events merged."""
         query = (
-            "select event, sum(count) from releases where guarantee = ? and holder = ? "
-            "group by event order by min(number)"
+            "select event, sum(count) from releases where guarantee = ? and holder = ? group by "
+            "event order by min(number)"
         )
         with self.reading() as connection:
             rows = connection.execute(query, (guarantee, data_owner)).fetchall()
@@ -349,9 +347,8 @@ class DurableLedger:
     def lacking(self) -> list[str]:
         """The fault of a ledger to which this machine has charged more than is there; else empty.
         Of one that was never charged on this machine nobody can tell here."""
-        known = RollbackGuard.known_here(
-            self.position().identity
-        )  # before the rows: they only grow
+        # before the rows: they only grow
+        known = RollbackGuard.known_here(self.position().identity)
         if known is None:
             return []
         with self.reading() as connection:
@@ -390,7 +387,9 @@ def _copied(path: Path, folder: Path) -> Path:
                 return folder / path.name
     except OSError as error:
         raise LedgerError(f"{path} can't be read: {error}") from error
-    raise LedgerError(f"{path} is written to all the time: read it where it is not read-only")
+    raise LedgerError(
+        f"{path} is written to all the time: read it from a folder that is not read-only"
+    )
 
 
 def _settings(connection: sqlite3.Connection) -> tuple[dict[str, str], LedgerPosition]:
@@ -480,12 +479,12 @@ def _faults(connection: sqlite3.Connection) -> list[str]:
         if found != digest:
             return [
                 f"row {number} does not fit the chain: it, a row before it, or the settings were "
-                f"changed"
+                "changed"
             ]
     if len(rows) != position.rows or digest != position.head:
         return [
             f"the last rows are missing: {len(rows)} of {position.rows} are there, and the head "
-            f"digest differs"
+            "digest differs"
         ]
     return []
 

@@ -61,9 +61,8 @@ class LedgerDiskError(LedgerError, OSError):
 
 def unusable(what: str, error: Exception) -> LedgerError:
     """The ledger's error for an error of SQLite, said of `what`."""
-    code = (
-        getattr(error, "sqlite_errorcode", 0) & 0xFF
-    )  # without the details of SQLite's extended codes
+    # without the details of SQLite's extended codes
+    code = getattr(error, "sqlite_errorcode", 0) & 0xFF
     kind = LedgerDiskError if code in (sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR) else LedgerError
     return kind(f"{what}: {error}")
 
@@ -141,7 +140,9 @@ class RollbackGuard:
                 rows = connection.execute(RECALL, (identity,)).fetchall()
         except (LedgerError, sqlite3.DatabaseError):
             return None
-        return LedgerPosition(*rows[0]) if rows else None
+        if rows:
+            return LedgerPosition(*rows[0])
+        return None
 
     def _execute(self, statement: str, values: Sequence[object] = ()) -> tuple[list[Any], int]:
         """All rows, and how many were changed."""
@@ -184,8 +185,8 @@ class RollbackGuard:
 
 def _unusable(path: Path, error: Exception) -> LedgerError:
     what = (
-        f"{path}, where this machine notes how far its ledgers have come ({STATE_VARIABLE} "
-        f"names another folder)"
+        f"{path}, where this machine notes how far its ledgers have come ({STATE_VARIABLE} names "
+        "another folder)"
     )
     return unusable(f"{what}, can't be used", error)
 
@@ -207,9 +208,8 @@ def make_database(
             connection.executescript(script)
             for statement, values in rows:
                 connection.execute(statement, values)
-            connection.execute(
-                "pragma journal_mode = wal"
-            )  # last: all that was written lies in the file itself
+            # last: all that was written lies in the file itself
+            connection.execute("pragma journal_mode = wal")
         os.link(beside, path)  # unlike a rename it replaces nothing
     except FileExistsError:
         return False

@@ -69,7 +69,7 @@ class MaskingNode:
         if not self.directory.has(self.identity):
             raise ValueError(
                 f"the list of nodes has not the public key of {self.identity.name!r}, which is "
-                f"this node"
+                "this node"
             )
 
     @property
@@ -123,9 +123,8 @@ class MaskingNode:
                         case Stage.UNMASK:
                             state, body = self._unmask(state, part)
                     replies.append(part.answered(body))
-                self.store.save(
-                    self.terms.run, state.encode()
-                )  # before the reply leaves: it is never given again
+                # before the reply leaves: it is never given again
+                self.store.save(self.terms.run, state.encode())
         except MalformedBytes as error:
             raise MaskingRefused(f"malformed: {error}") from error
         return wire.write_reply(replies)
@@ -318,7 +317,7 @@ class MaskingNode:
         if attempt.stage >= part.stage:
             raise MaskingRefused(
                 f"the stage {part.stage.name} of this attempt is answered, and each is answered "
-                f"once"
+                "once"
             )
         if attempt.stage != before:
             raise MaskingRefused(

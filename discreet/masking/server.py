@@ -157,9 +157,8 @@ class Collected:
             masks.add_mask(self.total, masks.own_key(seed, context), subtract=True)
         for name in self.gone:
             masking = self._secret(name, masks.public_key, self.keys[name].masking)
-            masks.add_pair_masks(
-                self.total, masking, name, peers, context=context
-            )  # as if it had sent a vector of zeros
+            # as if it had sent a vector of zeros
+            masks.add_pair_masks(self.total, masking, name, peers, context=context)
         total = self.total & np.uint32((1 << self.terms.bits) - 1)
         return Opened(total.astype(np.int64), tuple(sorted(self.alive)))
 

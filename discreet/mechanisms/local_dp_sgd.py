@@ -66,16 +66,19 @@ class LocalDpSgd:
         size = self.run.training.batch_size
         asked = self.run.evaluation
         unit = self.run.example.unit_name
-        adjacency = ZERO_OUT if declared is None else ADD_OR_REMOVE
+        if declared is None:
+            adjacency = ZERO_OUT
+        else:
+            adjacency = ADD_OR_REMOVE
         probability = "batch_size / n"
         clipping = "per-example clipping"
         rated = ""
         priced = ""
         uncovered = [
             f"the number n of a client's {unit}s, which decides q, the number of steps, and so "
-            f"the epsilon it reports",
+            "the epsilon it reports",
             f"adding or removing an {unit}: it changes q for all others, and may cost more; see "
-            f"data.public_num_examples",
+            "data.public_num_examples",
         ]
         if declared is not None:
             probability = f"batch_size / public_num_examples = {size} / {declared}"
@@ -88,15 +91,13 @@ class LocalDpSgd:
         if asked.private:
             rated = (
                 f"; the client rates the model every {asked.every} rounds and at the end on the m "
-                f"examples that it "
-                f"holds out, with Gaussian noise of standard deviation {asked.noise_multiplier:g} "
-                f"/ m on its own "
-                "answer, which one example moves by 1 / m"
+                "examples that it holds out, with Gaussian noise of standard deviation "
+                f"{asked.noise_multiplier:g} / m on its own answer, which one example moves by 1 "
+                "/ m"
             )
             priced = (
-                f", and for each answer a Gaussian of noise multiplier "
-                f"{asked.noise_multiplier:g}, added up as if "
-                "both were about the same examples"
+                ", and for each answer a Gaussian of noise multiplier "
+                f"{asked.noise_multiplier:g}, added up as if both were about the same examples"
             )
         return Statement(
             unit=_UNITS[unit],

@@ -76,9 +76,8 @@ class LocalNoise:
         if asked.private:
             rated = (
                 f"; the client rates the model every {asked.every} rounds and at the end, its "
-                f"answer clipped and "
-                f"noised the same way for twice its largest norm, with the noise multiplier "
-                f"{asked.noise_multiplier:g}"
+                "answer clipped and noised the same way for twice its largest norm, with the "
+                f"noise multiplier {asked.noise_multiplier:g}"
             )
             priced = " and another for each answer"
         unit, how, uncovered = SAID[self.run.local.kind]
@@ -218,8 +217,8 @@ def round_privacy(run: ClientSettings, *, round_number: int) -> LocalPrivacy:
     if left <= 0:
         raise Unreachable(
             f"privacy.local.epsilon={local.epsilon:g} can't be reached with the ratings of "
-            f"models: {times} answers "
-            f"with evaluation.noise_multiplier={rating.noise_multiplier:g} alone pass it"
+            f"models: {times} answers with "
+            f"evaluation.noise_multiplier={rating.noise_multiplier:g} alone pass it"
         )
     return LocalPrivacy(local.kind, local.clip_norm, (left * share) ** (-1 / power), run.noise)
 

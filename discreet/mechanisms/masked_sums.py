@@ -115,8 +115,8 @@ def noise_in(vector: SecureSum) -> float:
 
 @dataclass(frozen=True)
 class MaskedGaussian:
-    """All data of one client, from everybody; at least n - c clients are trusted to be honest, the
-    server is not.
+    """Hides all data of one client from everybody; at least n - c clients are trusted, but not the
+    server.
 
     Guarantee: what is opened is a sum of integers to which each of its clients has added discrete
     Gaussian noise. If one client's vector is zeroed out it moves by at most
@@ -157,12 +157,15 @@ class MaskedGaussian:
 
     def statement(self) -> Statement:
         rated, priced = ratings(self.run, "such a sum", "in the same vector")
-        kind = "adaptive" if self.run.user.adaptive else "fixed"
+        if self.run.user.adaptive:
+            kind = "adaptive"
+        else:
+            kind = "fixed"
         unit, who = protected(self.run)
         how = (
             f"DP-FedAvg with {kind} clip norm, everybody in every round, on whole numbers; each "
-            f"client "
-            "adds discrete Gaussian noise and masks, of which the server reads the sum alone"
+            "client adds discrete Gaussian noise and masks, of which the server reads the sum "
+            "alone"
         )
         one = f"one {who}'s update counts as zero, and it still takes part and adds its noise"
         said = masked_statement(self.run, how, joined="update and bits together, ")
@@ -270,15 +273,13 @@ class MaskedStep:
     def statement(self) -> Statement:
         how = (
             "one step a round over all examples of all clients, on whole numbers: each client "
-            "adds up a clipped "
-            "gradient of each of its examples, and adds discrete Gaussian noise and masks; the "
-            "server reads the sum "
-            "alone"
+            "adds up a clipped gradient of each of its examples, and adds discrete Gaussian "
+            "noise and masks; the server reads the sum alone"
         )
         said = masked_statement(self.run, how)
         earlier = (
-            "earlier runs over the same examples, in the server's account: each client's "
-            "own ledger adds them up"
+            "earlier runs over the same examples, in the server's account: each client's own "
+            "ledger adds them up"
         )
         uncovered = (*said.not_covered, ONE_PERSON, earlier)
         return replace(
@@ -321,8 +322,8 @@ class MaskedStep:
         if num_examples > most:
             raise Unreachable(
                 f"this client has more examples than {MOST_GRADIENTS} * "
-                f"training.batch_size={most}, beyond which a "
-                "float64 sum of gradients is not bounded"
+                f"training.batch_size={most}, beyond which a float64 sum of gradients is not "
+                "bounded"
             )
 
         def step(*given: Any, settings: LocalSettings, source: RandomSource) -> Tensor:

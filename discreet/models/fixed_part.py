@@ -48,7 +48,7 @@ def behind_fixed(model: nn.Module, examples: Examples) -> tuple[nn.Module, Examp
     try:
         return learned, features_of(fixed, examples)
     except (*MISTAKES, OSError) as error:
-        logger.warning("the features of the frozen part are computed anew at each step: %s", error)
+        logger.warning("the features of the frozen part are recomputed at each step: %s", error)
         return model, examples
 
 
@@ -137,7 +137,6 @@ def _table(shape: tuple[int, ...], path: Path | None) -> Tensor:
         path = path or Path(folder, "features.npy")
         table = np.lib.format.open_memmap(path, mode="w+", dtype=np.float32, shape=shape)
         with path.open("r+b") as file:
-            os.posix_fallocate(
-                file.fileno(), 0, path.stat().st_size
-            )  # an error now, and no crash later
+            # an error now, and no crash later
+            os.posix_fallocate(file.fileno(), 0, path.stat().st_size)
     return torch.from_numpy(table)

@@ -58,7 +58,7 @@ def check_model(model: nn.Module) -> None:
     if saved:
         raise ValueError(
             f"the model saves the buffer {saved[0]}, which would leave a client without being "
-            f"clipped"
+            "clipped"
         )
     if not any(parameter.numel() for parameter in trainable(model)):
         raise ValueError("the model has no trainable parameters")
@@ -66,12 +66,12 @@ def check_model(model: nn.Module) -> None:
         if not parameter.is_floating_point():
             raise ValueError(
                 f"the parameter {name} is {parameter.dtype}; only floating-point parameters can "
-                f"be noised"
+                "be noised"
             )
         if not torch.isfinite(parameter).all():
             raise ValueError(
                 f"the parameter {name} holds NaN or infinity before any training: mend its "
-                f"initial values"
+                "initial values"
             )
 
 

@@ -224,9 +224,8 @@ def own_builder(name: str, *, setting: str = "model.name") -> Builder:
     if not mark:
         known = f"{', '.join(MODELS)}, package.module:function, or {HF}FOLDER"
         raise ValueError(f"{setting}: no model {name!r}; known are {known}")
-    here = str(
-        Path.cwd()
-    )  # not on the path of every process that builds a model: Flower starts its own commands
+    # not on the path of every process that builds a model: Flower starts its own commands
+    here = str(Path.cwd())
     if here not in sys.path:
         sys.path.append(here)
     try:

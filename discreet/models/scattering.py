@@ -22,9 +22,8 @@ from torch.nn import functional
 DIRECTIONS = 8
 AVERAGED = 4  # pixels, along either side
 GROUP = 3  # channels normalised together
-CHANNELS = (
-    1 + 2 * DIRECTIONS + DIRECTIONS * DIRECTIONS
-)  # orders 0, 1 (two scales), 2 (fine, then coarse)
+# orders 0, 1 (two scales), 2 (fine, then coarse)
+CHANNELS = 1 + 2 * DIRECTIONS + DIRECTIONS * DIRECTIONS
 LEAST_SIDE = 8
 SMALLEST = 1e-12  # under the root: the gradient of a modulus of zero is of no use to anybody
 

@@ -188,9 +188,8 @@ def with_lora(
     )
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter(
-                "ignore"
-            )  # of peft, for what transformers 6 will rename, and for GPT-2's layers
+            # of peft, for what transformers 6 will rename, and for GPT-2's layers
+            warnings.simplefilter("ignore")
             adapted: nn.Module = peft.get_peft_model(model, settings)
     except ValueError as error:
         raise ValueError(

@@ -25,7 +25,9 @@ from discreet.settings.privacy import EXAMPLE, LOCAL
 from discreet.training.local_training import LocalSettings
 
 ANYTHING = ClientPolicy()
-NO_LEDGER = "this client has no ledger, and spends nothing it can't write down: start it with one"
+NO_LEDGER = (
+    "this client has no ledger, and refuses what it would have to account: start it with one"
+)
 
 
 @dataclass(frozen=True)

@@ -73,7 +73,8 @@ class Client:
       source: of all random numbers of this message.
       data_owner: its name in the ledger.
       held_out: further examples of its own, on which it rates models and never trains; None if the
-      run asks for none. shape: of its data; None if the run asks nothing of them.
+        run asks for none.
+      shape: of its data; None if the run asks nothing of them.
     """
 
     model: nn.Module
@@ -164,7 +165,7 @@ class Client:
         if request.frozen is not None and request.frozen != frozen_digest(self.model):
             raise MalformedMessage(
                 f"the frozen values of the model {request.run.model.name} are not the server's: "
-                f"both must load the same"
+                "both must load the same"
             )
 
     def _answer(self, work: Work, params: Tensor) -> Tensor:

@@ -103,9 +103,8 @@ def node_client(
         accounts = accounts_of(run, None, node_config)
     else:
         accounts = None
-    number = node_config.get(
-        "partition-id", 0
-    )  # of a node with data of its own: any number that stays will do
+    # of a node with data of its own: any number that stays will do
+    number = node_config.get("partition-id", 0)
     held = node_examples(run.data, node_config)
     _say_once(warning_of_rows(run, held))
     examples, held_out = _split(request, held, number if isinstance(number, int) else 0)

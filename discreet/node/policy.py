@@ -61,22 +61,24 @@ class ClientPolicy:
     """The least privacy that a client's owner accepts.
 
     Attributes:
-      min_noise_multiplier: of every guarantee that is on, in each of its releases: the noise over
-      what a release moves. max_epsilon: at `max_delta`, of all that the client accounts itself
-      (example, local, masked sums), over all runs and guarantees together: each of them is about
-      the same examples. At user level in the clear it is held to what each run plans. If this or
-      `min_noise_multiplier` is given, at least one guarantee must be on.
-      max_delta: of the run, and the delta at which the owner's `max_epsilon` holds: a budget at a
-        delta that the server chooses is none. So it has to be given with `max_epsilon`; 1 is none.
+      min_noise_multiplier: the least noise over sensitivity, for each release of every guarantee
+        that is on.
+      max_epsilon: the budget at `max_delta` for all that the client accounts itself (example,
+        local, masked sums), over all runs and guarantees together, since each is about the same
+        examples. At user level in the clear, each run's planned epsilon must be within it. If this
+        or `min_noise_multiplier` is given, at least one guarantee must be on.
+      max_delta: the largest delta of a run, and the delta at which `max_epsilon` holds, since a
+        delta that the server chooses makes no budget. It must be given with `max_epsilon`; 1 is
+        none.
       require: guarantees that must be on; `secure`: nothing leaves but under secure aggregation;
         `owner`: the unit of the example level is an owner with all its rows.
-      public_num_examples: what DP-SGD at this client goes by in place of the run's
+      public_num_examples: DP-SGD at this client uses it instead of the run's
         `data.public_num_examples`; None: as the run says.
-      min_colluding: how many nodes a run under secure aggregation must expect to work with the
-        server.
-      min_summands: of how many honest nodes' vectors a masked sum must be, when all losses that are
-      borne have come. min_groups: how many groups of clients must take turns, at least; the node
-      then trains in its own turn alone. 0: it trains whenever it is asked.
+      min_colluding: how many colluding nodes a run under secure aggregation must allow for.
+      min_summands: the least number of honest nodes' vectors in a masked sum, after all allowed
+        losses.
+      min_groups: the least number of groups that take turns; the node then trains only in its own
+        turn. 0: it trains whenever it is asked.
       max_steps: the most local steps that one message may ask for.
       max_seconds: the longest that the work of one message may take.
     """
@@ -100,8 +102,8 @@ class ClientPolicy:
 
     def __post_init__(self) -> None:
         both = (
-            "given with max-epsilon, below 1 / the number of this node's examples, for "
-            "instance 1e-5"
+            "given with max-epsilon, below 1 / the number of this node's examples, for instance "
+            "1e-5"
         )
         require(
             self.max_epsilon == math.inf or self.max_delta < 1, "max-delta", both, self.max_delta
@@ -123,6 +125,7 @@ OTHERS = {
     "num-partitions",
     TASK,
 }
+# words of what is meant for a policy
 OF_PRIVACY = {
     "epsilon",
     "eps",
@@ -131,7 +134,7 @@ OF_PRIVACY = {
     "privacy",
     "policy",
     "secure",
-}  # words of what is meant for a policy
+}
 ALIKE = 0.7  # a key of which so large a share is like one of a policy is a misspelt one
 
 
@@ -246,9 +249,8 @@ def check_work(
     else:
         counted = counted_examples(num_examples, training)
     if work.has_own_noise:
-        counted = math.ceil(
-            (counted + 1) / (1 - run.evaluation.share)
-        )  # at most so many, with those that it holds out
+        # at most so many, with those that it holds out
+        counted = math.ceil((counted + 1) / (1 - run.evaluation.share))
     _check_deltas(policy, run, counted=counted, of_examples=bool(noises.keys() - {USER}))
     if work.training is None or training is None:
         steps = 0
@@ -363,7 +365,9 @@ def least_noise(work: Work, noise: float) -> float:
             events.add(mechanism.answers.event)
         return min(noise_in(event) for event in events if event is not None)
     except ValueError as error:
-        raise Refused(f"the policy of this client can't be held to the run: {error}") from error
+        raise Refused(
+            f"the policy of this client can't be checked against the run: {error}"
+        ) from error
 
 
 def _of_users(work: Work, noise: float) -> tuple[ClientSettings, Mechanism]:
@@ -388,7 +392,7 @@ def check_turn(policy: ClientPolicy, run: ClientSettings, number: int, node_id: 
     if policy.min_groups and not (node_id is not None and in_turn(node_id, number, groups=groups)):
         raise Refused(
             f"round {number} is not the turn of this client, which its policy keeps to ({groups} "
-            f"groups)"
+            "groups)"
         )
 
 
@@ -398,7 +402,7 @@ def check_sums(policy: ClientPolicy, *, colluding: int, summands: int) -> None:
     wanted = f"min-colluding={policy.min_colluding} and min-summands={policy.min_summands}"
     said = (
         f"requires {wanted}; the run has privacy.secure.colluding={colluding}, and {summands} "
-        f"summands"
+        "summands"
     )
     _hold(colluding >= policy.min_colluding and summands >= policy.min_summands, said)
 

@@ -97,7 +97,7 @@ def answer_masking(
     request, virtual = read_masking(content)
     files = files_of(virtual, node_config)
     try:
-        identity, directory = read_member(files, guarded=guarded)
+        identity, directory = read_identity(files, guarded=guarded)
     except IdentityError as error:
         logger.error("%s", error)
         raise Refused(
@@ -142,8 +142,8 @@ def _no_work() -> NoReturn:
     raise MaskingRefused("a masked vector is asked for without the work")
 
 
-def read_member(files: MembershipFiles, *, guarded: bool = False) -> tuple[Identity, Directory]:
-    """A node's name and private key, and all nodes' public keys, as people compared them.
+def read_identity(files: MembershipFiles, *, guarded: bool = False) -> tuple[Identity, Directory]:
+    """A node's name and private key, and all nodes' public keys, as the owners have compared them.
 
     Raises:
       IdentityError: a file is missing or no such key or list, the list has another key for this
@@ -171,8 +171,8 @@ def check_guards(identity: Identity, directory: Directory, *, guarded: bool) -> 
     others = [name for name in directory.names if not name.endswith(GUARD)]
     if guarded and others:
         raise IdentityError(
-            f"a guard adds up with guards alone, whose names end in {GUARD}: its list of peers has "
-            f"{others[0]}"
+            f"a guard adds up with guards alone, whose names end in {GUARD}: its list of peers "
+            f"has {others[0]}"
         )
 
 

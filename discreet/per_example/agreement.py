@@ -273,10 +273,10 @@ def _first_difference(objective: Objective, examples: Tree) -> str:
         every.append(calls.seen)
     for (name, where, together), *others in zip(*every, strict=False):
         if any((other[0], other[1]) != (name, where) for other in others):
-            return f"it takes other ways for one example than for several, before {name}{where}"
+            return f"it branches differently for one example than for several, before {name}{where}"
         alone = zip(*(other[2] for other in others), strict=True)
         if not all(_follows(one, list(parts)) for one, parts in zip(together, alone, strict=True)):
-            return f"{name} works along the examples{where}"
+            return f"{name} works across the examples{where}"
     return "its outputs for several examples are not those of each alone"
 
 

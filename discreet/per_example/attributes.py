@@ -120,7 +120,6 @@ def keeps(name: str) -> str:
     """The refusal of a model that carries something from one pass into the next."""
     return (
         f"the model's forward writes into its attribute {name}: what an example leaves there "
-        f"would reach steps in "
-        "which it is absent, neither clipped nor noised. Take out what keeps it, or make it anew "
-        "in each forward"
+        "would reach steps in which it is absent, neither clipped nor noised. Take out what "
+        "keeps it, or make it anew in each forward"
     )

@@ -17,9 +17,8 @@ def _words(names: str) -> frozenset[str]:
 # They tell nothing of values.
 _FACTS = _words(
     "shape size numel nelement dim ndimension is_floating_point is_complex is_contiguous stride "
-    "element_size "
-    "get_device is_signed storage_offset data_ptr is_inference is_tensor type has_names repr "
-    "format hash device dtype"
+    "element_size get_device is_signed storage_offset data_ptr is_inference is_tensor type "
+    "has_names repr format hash device dtype"
 )
 _VIEWS = _words("T mT H mH data real imag")  # attributes that are tensors
 _BANNED = _words(
@@ -39,9 +38,8 @@ _DRAWN = (
     "normal",
     "exponential",
 )
-FILLING = frozenset(
-    name + end for name in _DRAWN for end in ("", "_")
-)  # give numbers that are drawn
+# give numbers that are drawn
+FILLING = frozenset(name + end for name in _DRAWN for end in ("", "_"))
 RECURRENT = _words("lstm gru rnn_tanh rnn_relu")
 _ALIASES = {
     "radd": "add",
@@ -57,9 +55,8 @@ redispatch = getattr(torch.overrides, "redispatch_function", None)
 # Functions in Python that read no values and hide no parameter: what they call need not be seen.
 _PLAIN = _words(
     "relu relu6 softmax log_softmax softmin silu leaky_relu elu selu celu hardtanh hardswish "
-    "hardsigmoid mish tanh "
-    "sigmoid max_pool1d max_pool2d max_pool3d adaptive_avg_pool2d adaptive_avg_pool3d logsigmoid "
-    "softplus normalize"
+    "hardsigmoid mish tanh sigmoid max_pool1d max_pool2d max_pool3d adaptive_avg_pool2d "
+    "adaptive_avg_pool3d logsigmoid softplus normalize"
 )
 
 

@@ -19,8 +19,7 @@ from torch.utils._pytree import register_pytree_node, tree_flatten, tree_leaves,
 
 _RULE = (
     "in a tuple rows of nodes come before edge_index, and rows of edges after it; by name those "
-    "of edges and graphs "
-    "begin with edge and graph"
+    "of edges and graphs begin with edge and graph"
 )
 
 

@@ -45,10 +45,8 @@ def check_loss(objective: Objective, outputs: Any, inputs: Tree, targets: Tree) 
 
 _MIXES = (
     "loss: the value of an example depends on other examples of the batch, so that clipping each "
-    "gradient bounds "
-    "nothing: give a function whose value i follows from row i of outputs and targets alone, "
-    "without means, ranks or "
-    "pairs over the batch, and without random numbers"
+    "gradient bounds nothing: give a function whose value i follows from row i of outputs and "
+    "targets alone, without means, ranks or pairs over the batch, and without random numbers"
 )
 
 
@@ -188,9 +186,8 @@ def _losses_and_gradients(objective: Objective, outputs: _Outputs, targets: Tree
         given = outputs.taken(list(range(count_of(targets))))
         floats = given.floats()
         losses = objective.losses(tree_unflatten(given.leaves, given.spec), targets)
-        total = losses.sum() + sum(
-            0 * value.sum() for value in floats
-        )  # a loss need not depend on the outputs
+        # a loss need not depend on the outputs
+        total = losses.sum() + sum(0 * value.sum() for value in floats)
     gradients = torch.autograd.grad(total, floats)
     dims = [
         dim

@@ -155,7 +155,7 @@ def _first_of_two(value: Any) -> Any:
         return value
     if value.shape[:1] != (2,):
         raise Unserved(
-            f"outputs for graphs that do not have a row for each, but the shape "
+            "outputs for graphs that do not have a row for each, but the shape "
             f"{tuple(value.shape)}"
         )
     return value[:1]
@@ -168,8 +168,8 @@ def one_each(losses: Any, count: int) -> Tensor:
         raise ValueError(
             f"loss must give one value an example, ({count},), not {shape}: wrap a loss of "
             "torch.nn in per_example_loss, or take the mean or sum over each example's own "
-            "positions. A loss that "
-            "the model computes itself is a mean over the batch: compute it from the outputs"
+            "positions. A loss that the model computes itself is a mean over the batch: compute "
+            "it from the outputs"
         )
     return losses
 
@@ -272,7 +272,7 @@ def objective_of(model: nn.Module, loss: Loss, *, order: int = 2) -> Objective:
     if autocast not in (None, torch.bfloat16):
         raise ValueError(
             f"torch.autocast must be for torch.bfloat16, not {autocast}: small gradients would be "
-            f"lost"
+            "lost"
         )
     trained = (value for value in parameters if value.requires_grad)
     slots = {id(value): Slot(index, value.shape) for index, value in enumerate(trained)}

@@ -11,9 +11,8 @@ from discreet.per_example.objective import Objective, Tree, filled, logit_gradie
 from discreet.per_example.passes import FEWEST, Part, combined
 from discreet.per_example.terms import Pair, Term
 
-Back = Callable[
-    [nn.Module, Tensor, Tensor], Tensor
-]  # from the layer, its outputs and the gradients there
+# from the layer, its outputs and the gradients there
+Back = Callable[[nn.Module, Tensor, Tensor], Tensor]
 
 # Autograd's own: a product with a mask takes eight times as long.
 _relu_backward = torch.ops.aten.threshold_backward.default

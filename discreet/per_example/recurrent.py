@@ -194,9 +194,8 @@ def _layers(kind: str, alone: Alone, *args: Any) -> Any:
     values = alone.rows(inputs)
     if not packed:
         values = (values if batch_first else values.transpose(1, 2)).flatten(0, 1)  # (n * k, T, d)
-    states = [
-        alone.rows(value).transpose(1, 2).flatten(0, 1) for value in starts
-    ]  # (n * k, layers, hidden)
+    # (n * k, layers, hidden)
+    states = [alone.rows(value).transpose(1, 2).flatten(0, 1) for value in starts]
     ends = list[State]()
     for layer in range(count):
         if layer and training and dropout:

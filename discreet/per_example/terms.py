@@ -325,9 +325,8 @@ class Lookup:
         return mass(rows.view(self.grads.shape), order)
 
     def add_to(self, parts: Parts, weights: Tensor, factor: float) -> None:
-        rows = self.grads * (factor * weights).view(
-            -1, 1, 1
-        )  # index_add_ with a factor takes three times as long
+        # index_add_ with a factor takes three times as long
+        rows = self.grads * (factor * weights).view(-1, 1, 1)
         parts[self.slot.index].index_add_(0, self.ids.flatten(), rows.flatten(0, 1))
 
 

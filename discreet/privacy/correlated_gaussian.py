@@ -26,17 +26,15 @@ from discreet.privacy.grid import ERROR, LARGEST_SCALE, Grid, first_normal, seco
 from discreet.privacy.randomness import CHUNK, RandomSource, signed
 
 KEY_WORDS = 4  # of a round's stream, before its noise: a key for more bits
-ADDING = (
-    2.0**-48
-)  # bound on the rounding of one term and of the sum so far, for weights that add up to 1
-Parts = Sequence[
-    tuple[float, bytes]
-]  # the weight of a round's noise, and the key that it is drawn from
+# bound on the rounding of one term and of the sum so far, for weights that add up to 1
+ADDING = 2.0**-48
+# the weight of a round's noise, and the key that it is drawn from
+Parts = Sequence[tuple[float, bytes]]
 Rows = tuple[tuple[float, ...], ...]
 
 
 @dataclass(frozen=True)
-class Block:
+class RoundBlock:
     """The rounds of a block, which share a pass over the noise of the blocks before it.
 
     Attributes:
@@ -73,7 +71,7 @@ class CorrelatedGaussian:
         *,
         grid: Grid,
         parts: Parts,
-        block: Block | None = None,
+        block: RoundBlock | None = None,
     ) -> Tensor:
         """`total`, int64 steps of `grid` (size,), plus the rounded noise of `parts`, this round's
         own among them; the same with a `block`, in less time."""
@@ -82,7 +80,7 @@ class CorrelatedGaussian:
         )
 
 
-def combined(count: int, scale: float, parts: Parts, block: Block | None = None) -> Tensor:
+def combined(count: int, scale: float, parts: Parts, block: RoundBlock | None = None) -> Tensor:
     """round(scale * sum of weight * z), int64 (count,): each z is the exact Gaussians (count,) of
     its key.
 

@@ -38,21 +38,18 @@ from discreet.privacy.randomness import (
     signed,
 )
 
-FINENESS = (
-    2**10
-)  # steps in C / sqrt(num_params), at least: truncation moves an update by less than C / 1000
+# steps in C / sqrt(num_params), at least: truncation moves an update by less than C / 1000
+FINENESS = 2**10
 LARGEST_CLIP = 2**26  # in steps: a float64 sum of squares is exact up to 2^53
-LARGEST_SCALE = (
-    2.0**32
-)  # of noise, in steps: up to here at most about one draw in 1000 needs a second look
+# of noise, in steps: up to here at most about one draw in 1000 needs a second look
+LARGEST_SCALE = 2.0**32
 LARGEST_TOTAL = 2.0**62  # in steps: half of what int64 holds
 BITS = 127  # of each uniform behind a draw
 ERROR = 2.0**-43  # bound on the error of a first look, for scale 1
 # Words to values off by at most ERROR, and which of them may be off by more.
 _FirstLook = Callable[[Tensor], tuple[Tensor, Tensor]]
-_SecondLook = Callable[
-    [Tensor, int, bytes], Decimal
-]  # words, an index and a key for more bits to the value there
+# words, an index and a key for more bits to the value there
+_SecondLook = Callable[[Tensor, int, bytes], Decimal]
 _PI = Decimal(
     "3.14159265358979323846264338327950288419716939937510582097494459230781640628620899862803482534211706798"
 )

@@ -19,16 +19,14 @@ CPU = torch.device("cpu")
 Words = npt.NDArray[np.uint64]
 
 CHUNK = 1 << 16  # words worked on at a time: they stay in a core's cache
-PAIRS = (
-    1 << 16
-)  # of normal values worked on at a time: PyTorch shares them out between two threads, not more
+# of normal values worked on at a time: PyTorch shares them out between two threads, not more
+PAIRS = 1 << 16
 GPU_PAIRS = 1 << 20
 LOW_63_BITS = (1 << 63) - 1
 FEW_BITS = 1 << 43  # 63 bits below this (chance 2^-20) say too little of how small a uniform is
 _HALF = torch.tensor(2.0**-64, dtype=torch.float64)  # of the steps of a radius uniform
-_ZEROS = bytes(
-    1 << 16
-)  # what is encrypted to a stream: small, so that it leaves the cache to others
+# what is encrypted to a stream: small, so that it leaves the cache to others
+_ZEROS = bytes(1 << 16)
 
 
 class _Scratch(threading.local):
@@ -69,13 +67,16 @@ class RandomSource:
         ).encryptor()
 
     def __repr__(self) -> str:
-        kind = "secure" if self.is_secure else "seeded: reproducible, protects nobody"
+        if self.is_secure:
+            kind = "secure"
+        else:
+            kind = "seeded: reproducible, protects nobody"
         return f"RandomSource({kind})"
 
     def __reduce__(self) -> NoReturn:
         raise TypeError(
-            "a RandomSource is not copied or pickled: a copy would repeat its noise; pass a child "
-            "or a seed"
+            "a RandomSource is not copied or pickled: a copy would repeat its noise; pass a "
+            "child or a seed"
         )
 
     def child(self, *labels: str | int) -> RandomSource:
@@ -216,9 +217,8 @@ class RandomSource:
         cosine = _scratch.cosine[:pairs]
         self._fill(words.numpy())
         words[:pairs].bitwise_and_(LOW_63_BITS)
-        floats = words.view(torch.float64).copy_(
-            words
-        )  # in place of the words: less memory is touched
+        # in place of the words: less memory is touched
+        floats = words.view(torch.float64).copy_(words)
         _rotate(floats[:pairs], floats[pairs:], cosine, stddev)
         return cosine, floats[pairs:]
 
@@ -287,9 +287,8 @@ def _rotate(radius: Tensor, angle: Tensor, cosine: Tensor, stddev: float = 1.0) 
     """Box and Muller's method on words as float64 (m,): cosines' values into `cosine`, sines' in
     place of `angle`."""
     torch.add(_HALF, radius, alpha=2.0**-63, out=radius)
-    radius.log_().mul_(-2.0).sqrt_().mul_(
-        stddev
-    )  # stddev^2 inside the root could vanish or overflow
+    # stddev^2 inside the root could vanish or overflow
+    radius.log_().mul_(-2.0).sqrt_().mul_(stddev)
     torch.cos(angle.mul_(math.pi * 2.0**-63), out=cosine).mul_(radius)
     angle.sin_().mul_(radius)
 
@@ -306,9 +305,8 @@ def fast_pairs(words: Tensor, out: Tensor, stddev: float, radius: Tensor, angle:
     pairs = len(radius)
     bits = words[:pairs].bitwise_and_(LOW_63_BITS)
     uniform = bits.view(torch.float64).copy_(bits).add_(0.5).mul_(2.0**-63)
-    radius.copy_(uniform.log_()).mul_(-2.0).sqrt_().mul_(
-        stddev
-    )  # stddev^2 inside the root could vanish or overflow
+    # stddev^2 inside the root could vanish or overflow
+    radius.copy_(uniform.log_()).mul_(-2.0).sqrt_().mul_(stddev)
     angle.copy_(words[pairs:].view(torch.int32)[:pairs]).mul_(math.pi * 2.0**-31)
     torch.cos(angle, out=out[:pairs]).mul_(radius)
     rest = len(out) - pairs

@@ -70,7 +70,8 @@ class SecureSum:
         num_params: length of an update.
         clip_steps: R, one clip norm in steps.
         variance: sigma_i^2, of one client's noise in each coordinate, in steps^2, a whole number; 0
-        without noise. bits: k; sums are taken modulo 2^k.
+          without noise.
+        bits: k; sums are taken modulo 2^k.
         nodes, summands: n and h of `SecureCohort`.
         bit_steps: what the bit adds or takes; 0 without a bit.
         answer_length, answer_steps: numbers in an answer, and its norm; 0 without one.
@@ -248,7 +249,8 @@ def secure_sum(
 
     Args:
         noise_multiplier: z of the update alone, noise on the sum over the clip norm. 0: no noise on
-        anything. count_stddev: of the noise on the sum of (bit - 1/2); None: no bit is sent.
+          anything.
+        count_stddev: of the noise on the sum of (bit - 1/2); None: no bit is sent.
         answers: how many numbers an answer has, and z_answers, the noise on their sum; None: none
           are sent.
 
@@ -289,9 +291,8 @@ def example_secure_sum(
     return _finest(bare, noise_multiplier, beside=(None, None), most_bits=MOST_BITS_OF_EXAMPLES)
 
 
-Beside = tuple[
-    float | None, float | None
-]  # noise multipliers of the bit and of the answer; None: there is none
+# noise multipliers of the bit and of the answer; None: there is none
+Beside = tuple[float | None, float | None]
 
 
 def _finest(
@@ -306,10 +307,9 @@ def _finest(
         if fineness < COARSEST:
             raise ValueError(
                 f"secure aggregation of {found.nodes} clients (sampling.population_size) with "
-                f"{found.num_params} "
-                f"parameters and a noise_multiplier of {noise_multiplier:g} needs {found.bits} "
-                f"bits a value; "
-                f"it has at most {most_bits}: lower one of the three"
+                f"{found.num_params} parameters and a noise_multiplier of {noise_multiplier:g} "
+                f"needs {found.bits} bits a value; it has at most {most_bits}: lower one of the "
+                "three"
             )
     return found
 
@@ -346,7 +346,7 @@ def _entry_for(noise: Fraction, noise_multiplier: float | None, clip_steps: int)
     if steps < 1:
         raise ValueError(
             f"noise on bits or answers of {noise_multiplier:g} times their norm leaves nothing of "
-            f"them"
+            "them"
         )
     return steps
 

@@ -113,8 +113,7 @@ def selection_event(candidates: Sequence[Entries], *, trials: TrialCount) -> DpE
     if costliest is None:
         raise ValueError(
             "the candidates differ in more than how much noise they draw, and none costs most at "
-            "every Renyi order: "
-            "give all of them the same rounds and sampling"
+            "every Renyi order: give all of them the same rounds and sampling"
         )
     parts = [SelfComposedDpEvent(event, count) for event, count in costliest if count]
     if len(parts) == 1:

@@ -198,8 +198,7 @@ def request_of(items: Mapping[str, object], *, allowed: Allowed = no_outside_nam
     if version != VERSION:
         raise MalformedMessage(
             f"the train request has version {version}, this client reads version {VERSION}: "
-            f"server and client need the "
-            "same release of Discreet"
+            "server and client need the same release of Discreet"
         )
     if unknown := items.keys() - {"version", REQUEST}:
         raise MalformedMessage(

@@ -26,10 +26,11 @@ from discreet.masking.identity import Identity
 TICKET = ".simulation_ticket"
 FOLDER = "masking"
 PEERS = "peers.json"
+# of `node_config`, as Flower's simulation makes it
 SIMULATION_KEYS = {
     "partition-id",
     "num-partitions",
-}  # of `node_config`, as Flower's simulation makes it
+}
 
 
 def is_simulations(node_config: Mapping[str, object], folder: Path, ticket: str) -> bool:

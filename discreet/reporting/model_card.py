@@ -29,16 +29,15 @@ def model_card(record: RunRecord, facts: Mapping[str, Any], *, example: str, sai
     parts = [
         f"---\n{head}---",
         f"# {record.config.model.name} on {record.config.data.name}, trained with differential "
-        f"privacy",
+        "privacy",
         "\n".join(_trained(record, facts)),
         "## Guarantees\n\n" + "\n".join(_guarantees(record)),
         "## Scores\n\n" + "\n".join(_score_lines(record, scores)),
-        f"## Use\n\nIn this folder, with torch, numpy, pandas and "
+        "## Use\n\nIn this folder, with torch, numpy, pandas and "
         f"scikit-learn:\n\n```python\n{example}```",
         f"It was run when the folder was written, and printed:\n\n```\n{said.rstrip()}\n```",
         "`encoding.py` turns the cells of a table into the numbers that the model reads, by what "
-        "`model.json` says of "
-        "each column. `model.safetensors` holds the parameters alone.",
+        "`model.json` says of each column. `model.safetensors` holds the parameters alone.",
     ]
     return "\n\n".join(parts) + "\n"
 

@@ -110,8 +110,8 @@ def _warnings(records: Sequence[RunRecord]) -> Iterator[str]:
     if seeded := sum(record.config.seed is not None for record in records):
         yield (
             f"The noise of {seeded} of {number} runs was drawn from a seed and can be drawn "
-            f"again: it protects nobody, "
-            "whatever epsilon says. Epsilon is what the same run would cost with secure randomness."
+            "again: it protects nobody, whatever epsilon says. Epsilon is what the same run "
+            "would cost with secure randomness."
         )
     if bare := sum(not any(each.enabled for each in record.guarantees) for record in records):
         yield f"{bare} of {number} runs have no guarantee at all: they are not private."

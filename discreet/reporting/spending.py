@@ -150,8 +150,8 @@ def ratings_cost(record: RunRecord) -> Iterator[str]:
             alone = account([(own.privacy.event, times)], privacy.delta)
             yield (
                 f"{guarantee}-level: epsilon {record.epsilon(guarantee):.4g} of the client that "
-                f"has spent most; its "
-                f"answers to {ratings}, if it gave them all, cost {alone:.4g} alone, {how}."
+                f"has spent most; its answers to {ratings}, if it gave them all, cost {alone:.4g} "
+                f"alone, {how}."
             )
 
 
@@ -187,7 +187,7 @@ def _choice_cost(records: Sequence[RunRecord], guarantee: str) -> str:
         one = "the most expensive of the others"
         why = (
             f"no {guarantee}-level guarantee in {without} of the runs, which are over the same "
-            f"clients"
+            "clients"
         )
     else:
         data_owners = set[str]().union(*spent)

@@ -98,7 +98,7 @@ def _people(of: Situation) -> Iterator[str]:
     else:
         yield (
             f"start from: discreet simulate experiment=table data.num_clients={of.clients} "
-            f"(docs/guide/csv.md)"
+            "(docs/guide/csv.md)"
         )
     cohort = PROBABILITY * of.clients
     yield from _noise(
@@ -122,8 +122,8 @@ def _strangers(of: Situation) -> Iterator[str]:
         lambda z: 2 * z * math.sqrt(PARAMETERS) / root, delta=_delta(of.clients), steps=(1.0, 20)
     )
     yield (
-        "a trusted server, or secure aggregation among groups of at most 100, has far less "
-        "noise for the same epsilon"
+        "a trusted server, or secure aggregation among groups of at most 100, has far less noise "
+        "for the same epsilon"
     )
 
 
@@ -136,8 +136,8 @@ def _organisations(of: Situation) -> Iterator[str]:
     if of.rows_a_person > 1:
         yield (
             f"a person with {of.rows_a_person} rows is NOT protected at that epsilon, but at "
-            f"{of.rows_a_person} times "
-            "as much, and a larger delta: keep one row a person, or count a person's rows into one"
+            f"{of.rows_a_person} times as much, and a larger delta: keep one row a person, or "
+            "count a person's rows into one"
         )
     masked = of.trusted != NOBODY and of.clients >= FEWEST_MASKED and of.code == COMMAND
     if of.code == APP:
@@ -163,8 +163,8 @@ def _organisations(of: Situation) -> Iterator[str]:
     )
     yield (
         f"not user level: to hide a whole organisation among {of.clients}, a round's noise would "
-        f"be "
-        f"{noise / of.clients:.2g} clip norms at epsilon {EPSILONS[0]:g}, and nothing is learned"
+        f"be {noise / of.clients:.2g} clip norms at epsilon {EPSILONS[0]:g}, and nothing is "
+        "learned"
     )
     yield (
         "measured: four hospitals of 30 to 199 patients reach 78 % at epsilon 2, and 79 % "
@@ -182,8 +182,7 @@ def _loop(of: Situation) -> Iterator[str]:
         people = of.rows // of.rows_a_person
         yield (
             f"a person with {of.rows_a_person} rows is NOT protected at that epsilon. To protect "
-            f"people: "
-            f"discreet simulate experiment=table data.num_clients={people}"
+            f"people: discreet simulate experiment=table data.num_clients={people}"
         )
     yield from _noise(
         lambda z: z * math.sqrt(PARAMETERS) / of.rows, delta=_delta(of.rows), steps=(1.0, STEPS)
@@ -198,8 +197,7 @@ def _noise(
         said = next((words for most, words in MEASURED if expected <= most), HOPELESS)
         yield (
             f"at epsilon {epsilon:g}, delta {delta:g}: noise of {expected:.2g} clip norms on a "
-            f"linear model of "
-            f"{PARAMETERS} parameters; expect {said}"
+            f"linear model of {PARAMETERS} parameters; expect {said}"
         )
 
 

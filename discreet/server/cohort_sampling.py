@@ -45,8 +45,8 @@ class CohortSampling:
         if len(members) > self.population_size:
             raise ValueError(
                 f"sampling.population_size={self.population_size}, but {len(members)} clients are "
-                f"connected: delta, "
-                "the denominator and the account are those of the declared population"
+                "connected: delta, the denominator and the account are those of the declared "
+                "population"
             )
         if self.kind in ("everyone", "cyclic"):
             return [member for member in members if in_turn(member, number, groups=self.groups)]

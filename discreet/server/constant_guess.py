@@ -62,7 +62,7 @@ class ConstantGuess:
         if self.loss is not None and loss is not None and not loss <= self.loss:
             said.append(
                 f"loss {loss:.3f} is above the {self.loss:.3f} of a constant guess: the model has "
-                f"learned little"
+                "learned little"
             )
         return "; ".join(said) or None
 

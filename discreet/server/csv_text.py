@@ -7,9 +7,8 @@ import io
 import re
 from collections.abc import Iterable
 
-FORMULA = re.compile(
-    r"[=@\t\r]|[+-](?!\.?\d[\d.]*(e[+-]?\d+)?$|inf$)"
-)  # what a spreadsheet computes, and no number
+# what a spreadsheet computes, and no number
+FORMULA = re.compile(r"[=@\t\r]|[+-](?!\.?\d[\d.]*(e[+-]?\d+)?$|inf$)")
 
 
 def csv_text(rows: Iterable[Iterable[object]], *, end: str = "\n") -> str:

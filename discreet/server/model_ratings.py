@@ -90,8 +90,8 @@ class RatingPlan:
         poor = known.get("accuracy", 0.0) > LARGEST_ERROR
         if poor:
             said += (
-                f". The population is too small for a useful number: {LARGEST_ERROR:g} by "
-                f"noise would be one"
+                f". The population is too small for a useful number: {LARGEST_ERROR:g} by noise "
+                "would be one"
             )
         if poor:
             level = logging.WARNING

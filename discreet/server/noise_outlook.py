@@ -19,8 +19,8 @@ EARLY_ROUNDS = 10  # a run that is over by then ends before noise that feeds its
 FEWEST_ROUNDS = 5  # that are advised
 FEW_CLIENTS = 30  # below it noise that hides one of them leaves little to learn from
 EXAMPLES_INSTEAD = (
-    f"with fewer than {FEW_CLIENTS} clients protect examples and not clients: privacy.example, "
-    "or DPSGD in the client's own training (discreet new; docs/index.md)"
+    f"with fewer than {FEW_CLIENTS} clients protect examples and not clients: privacy.example, or "
+    "DPSGD in the client's own training (discreet new; docs/index.md)"
 )
 FULL_LOCAL_WORK = 0.2  # clients that learn less than this in a round answer noise in proportion
 
@@ -94,8 +94,7 @@ class NoiseOutlook:
         if self.clip_setting is not None:
             return (
                 f"the noise in a step's mean gradient is expected to be {self.ratio:.3g} times as "
-                f"long as "
-                f"{self.clip_setting}, which does not move: noise does not drive the model"
+                f"long as {self.clip_setting}, which does not move: noise does not drive the model"
             )
         said = f"a round's noise is expected to be {self.ratio:.3g} times as long as the clip norm"
         if self.loud:
@@ -164,9 +163,9 @@ def noise_outlook(plan: Plan) -> NoiseOutlook:
 
 def check_noise(plan: Plan, of_rounds: Callable[[int], Plan]) -> None:
     """Raises ConfigError if a run will not learn, with settings that will, unless it is told to
-    warn or has begun already. `of_rounds`: the plan of the same settings with so many rounds, in
+    warn. `of_rounds`: the plan of the same settings with so many rounds, in
     which a target is met anew."""
-    if plan.settings.resume or plan.settings.privacy.user.too_noisy == "warn":
+    if plan.settings.privacy.user.too_noisy == "warn":
         return
     outlook = noise_outlook(plan)
     if outlook.refused:

@@ -150,9 +150,8 @@ class PopulationAccount:
         count = self.runs
         return (
             f"user-level, all runs on {self.population.name}: epsilon "
-            f"{budget.epsilon(self.ledger.total()):.4g} by "
-            f"{budget.accountant} at delta {delta:g} ({count} run{'s' * (count != 1)} in "
-            f"{self.path})"
+            f"{budget.epsilon(self.ledger.total()):.4g} by {budget.accountant} at delta {delta:g} "
+            f"({count} run{'s' * (count != 1)} in {self.path})"
         )
 
     def outlook(self, rounds: Sequence[Charge], beside: Sequence[Charge] = ()) -> Wording:
@@ -180,9 +179,8 @@ class PopulationAccount:
         spent = self.ledger.total()
         chosen = self.budget.accountant
         delta = self.population.delta
-        only = (
-            chosen == RDP and self.population.adjacency == ADJACENCIES[1]
-        )  # which PLD does not know
+        # which PLD does not know
+        only = chosen == RDP and self.population.adjacency == ADJACENCIES[1]
         if only:
             names = [chosen]
         else:

@@ -268,9 +268,7 @@ def masked_lines(found: SecureSum, clients: int, secure: SecureConfig) -> list[s
     return [
         f"each of {clients} clients adds a discrete Gaussian of standard deviation "
         f"{found.own_noise_stddev:.4g} clip norms ({math.sqrt(found.variance):.6g} of "
-        f"{found.clip_steps} steps); "
-        f"that of {found.summands} is accounted",
+        f"{found.clip_steps} steps); that of {found.summands} is accounted",
         f"{found.bits} bits a value, {math.ceil(found.length * found.bits / 8):,} bytes a client "
-        f"and round; "
-        f"{secure.threshold_of(clients)} nodes must agree to open a sum",
+        f"and round; {secure.threshold_of(clients)} nodes must agree to open a sum",
     ]

@@ -72,10 +72,10 @@ def one_round(
     number = state.round + 1
     cohort = plan.sampling.draw(clients.available_clients(), source.child("cohort"), number=number)
     replies = ledger.sealed(clients.ask(plan.request(state), state.params, cohort))
-    summed = plan.mechanism.add_up(replies, state)  # clipped again; nothing noised, nothing opened
-    ledger.charge(
-        plan.mechanism, number
-    )  # on disk, before any noise and before a masked sum is opened
+    # Clipped again; nothing is noised yet, and nothing opened.
+    summed = plan.mechanism.add_up(replies, state)
+    # On disk, before any noise is drawn and before a masked sum is opened.
+    ledger.charge(plan.mechanism, number)
     released = plan.mechanism.release(summed, state, source.child("noise"))
     return stepped(state, plan, released), released
 

@@ -30,13 +30,10 @@ def price_lines(plan: Plan) -> Iterator[str]:
     yield from _epsilons(plan)
     if plan.charges_server:
         outlook = noise_outlook(plan)
-        yield (
-            f"{outlook}: {'it will not learn' if outlook.loud else 'it can learn'}, by the rule "
-            f"of noise"
-        )
+        yield f"{outlook}: {'it will not learn' if outlook.loud else 'it can learn'}"
     yield (
         f"a node receives and sends {_size(BYTES * plan.num_params)} a round ({plan.num_params} "
-        f"parameters)"
+        "parameters)"
     )
 
 
@@ -57,8 +54,7 @@ def _epsilons(plan: Plan) -> Iterator[str]:
     )
     yield (
         f"{mechanism.guarantee}-level: epsilon {one:.4g} after the first round, {total:.4g} after "
-        f"all {run.rounds} "
-        f"({run.accountant}, delta {run.delta:g}, noise multiplier {noise:.4g})"
+        f"all {run.rounds} ({run.accountant}, delta {run.delta:g}, noise multiplier {noise:.4g})"
     )
 
 

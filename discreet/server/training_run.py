@@ -331,8 +331,8 @@ class TrainingRun:
         """An estimate by the last round; the first ones also load and compile."""
         left = self.plan.run.rounds - done
         if left > 0:
-            minutes = left * self.rows[-1]["seconds"] / 60
-            logger.info("%d rounds are left, about %.2g minutes by the last one", left, minutes)
+            seconds = left * self.rows[-1]["seconds"]
+            logger.info("%d rounds are left: about %.2g s, as long as the last one", left, seconds)
 
     def _epsilon(self, guarantee: str) -> float:
         return self.ledger.spent(guarantee).epsilon(self.plan.run.delta, self.plan.run.accountant)

@@ -200,8 +200,8 @@ class ClientSettings:
         if self.evaluation.private and kind == "none" and self.example.enabled:
             wrong = [name for name in self.evaluation.metrics if name not in MEANS]
             rule = (
-                f"of {', '.join(MEANS)} with privacy.example.enabled: of these one example "
-                f"moves only its own share"
+                f"of {', '.join(MEANS)} with privacy.example.enabled: of these one example moves "
+                "only its own share"
             )
             require(not wrong, "evaluation.metrics", rule, ", ".join(wrong))
 

@@ -79,6 +79,6 @@ def app_folder(package: Path = PACKAGE) -> Path:
     if own_files(package) != package.parent:
         raise ConfigError(
             f"{here} is no project: go to a checkout of Discreet, or to a folder that `discreet "
-            f"new FOLDER` made"
+            "new FOLDER` made"
         )
     return package.parent

@@ -98,8 +98,8 @@ class SecureConfig:
         threshold = self.threshold_of(nodes)
         name = "privacy.secure.threshold"
         rule = (
-            f"at most {nodes - 1 - self.colluding} with {nodes} nodes: one honest node at "
-            f"least must be left"
+            f"at most {nodes - 1 - self.colluding} with {nodes} nodes: one honest node at least "
+            "must be left"
         )
         require(summands >= 1, "privacy.secure.dropouts", rule, self.dropouts)
         least = (nodes + self.colluding) // 2 + 1
@@ -130,9 +130,8 @@ class Sizes:
     l1_norm: float = 1.0
 
 
-PLANNED = Sizes(
-    2**14
-)  # of what is planned before the model is known: its cost is the same to some four digits
+# of what is planned before the model is known: its cost is the same to some four digits
+PLANNED = Sizes(2**14)
 
 
 @section("privacy.example.")
@@ -166,12 +165,16 @@ class ExamplePrivacyConfig:
     @property
     def most_rows(self) -> int | None:
         """The most rows of an owner that a step reads; None if the unit is an example."""
-        return self.rows_per_owner if self.by_owner else None
+        if self.by_owner:
+            return self.rows_per_owner
+        return None
 
     @property
     def unit_name(self) -> str:
         """The unit in a word."""
-        return OWNER if self.by_owner else EXAMPLE
+        if self.by_owner:
+            return OWNER
+        return EXAMPLE
 
 
 @section("privacy.local.")
@@ -189,7 +192,7 @@ class LocalPrivacyConfig:
         if self.kind != "none":
             advice = (
                 f" with privacy.local.kind={self.kind}: give one, for instance "
-                f"privacy.local.epsilon=8, of all rounds"
+                "privacy.local.epsilon=8, of all rounds"
             )
             given = {
                 "privacy.local.epsilon": self.epsilon,

@@ -45,6 +45,5 @@ def check_public(settings: Settings) -> None:
     if not read_description(Path(settings.data.path).expanduser().resolve()).public:
         raise ConfigError(
             "--baseline trains without privacy, for public or made-up data alone: if these are, "
-            "write public = true in "
-            "data.toml"
+            "write public = true in data.toml"
         )

@@ -337,9 +337,8 @@ class Chunk:
         orders = self.draws.permutations(sizes, epoch=epoch)
         numbers = np.take_along_axis(self.table.numbers, orders, axis=1)
         for start in range(0, numbers.shape[1], batch_size):
-            active = int(
-                np.searchsorted(-sizes, -start, side="left")
-            )  # clients with more examples: the first ones
+            # clients with more examples: the first ones
+            active = int(np.searchsorted(-sizes, -start, side="left"))
             counts = np.minimum(sizes[:active] - start, batch_size)
             yield active, Table(numbers[:active, start : start + batch_size], counts)
 

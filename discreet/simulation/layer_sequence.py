@@ -32,9 +32,8 @@ Pair = tuple[int, int]
 Shape = tuple[int, ...]
 Params = list[Tensor]  # of many models: each parameter (k, ...)
 
-LARGEST_NORM = (
-    2.0**44
-)  # as in discreet.per_example.per_example, a gradient beyond it counts as zero
+# as in discreet.per_example.per_example, a gradient beyond it counts as zero
+LARGEST_NORM = 2.0**44
 
 
 @dataclass(frozen=True, eq=False)

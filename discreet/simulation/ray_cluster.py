@@ -91,7 +91,7 @@ class RayCluster:
         if self.token is not None and not self.token.is_file():
             raise RunLostError(
                 f"{self.token.parent} must be on a path that all machines share: {here} does not "
-                f"see it"
+                "see it"
             )
 
     def check_nodes(self) -> None:
@@ -162,8 +162,7 @@ def result(task: Task, what: str) -> Any:
     except RayError as error:
         raise RunLostError(
             f"Ray gave up {what}, whose processes or machines were lost one after the other: is "
-            f"there enough memory? "
-            f"{one_line(error)}"
+            f"there enough memory? {one_line(error)}"
         ) from error
 
 
@@ -265,7 +264,8 @@ def connected(
     Args:
       address: `host:port` of its head, or `auto` for the one that this machine belongs to. None
         starts one here, with as many CPUs as this process may use. It ends with the block, however
-        that ends, and with this process. models: the names of the models that tasks build.
+        that ends, and with this process.
+      models: the names of the models that tasks build.
       token: see `RayCluster`.
 
     Raises:

@@ -110,9 +110,8 @@ def price(tune: Tune, plans: Sequence[Plan]) -> str:
     or too dear."""
     if all(plan.asked == plans[0].asked for plan in plans):
         raise ConfigError(
-            "there must be at least two different candidates (got 1), for choosing costs epsilon: "
-            "a comma lists values "
-            "to try; `discreet simulate` trains once"
+            "there must be at least two different candidates (got 1), for choosing costs "
+            "epsilon: a comma lists values to try; `discreet simulate` trains once"
         )
     if any(plan.run.data.normalise == "private" for plan in plans):
         raise ConfigError(
@@ -123,9 +122,8 @@ def price(tune: Tune, plans: Sequence[Plan]) -> str:
     tune.check_budget(cost)
     return (
         f"{len(plans)} candidates; a {tune.distribution} number of trials, {tune.mean:g} on "
-        f"average\n"
-        f"epsilon {cost.one_trial:.4g} for one trial, {cost.selection:.4g} for the best (rdp, "
-        f"delta {cost.delta:g})"
+        f"average\nepsilon {cost.one_trial:.4g} for one trial, {cost.selection:.4g} for the best "
+        f"(rdp, delta {cost.delta:g})"
     )
 
 
@@ -157,9 +155,11 @@ def drawn(tune: Tune, plans: Sequence[Plan], output: Path) -> Tune:
     return tune
 
 
-def trial_jobs(tune: Tune, plans: Sequence[Plan], folder: Path) -> list[Job]:
-    """A run for each trial, in a folder below `folder`. ConfigError: an account has no room for
-    those to come."""
+def trial_jobs(
+    tune: Tune, plans: Sequence[Plan], devices: Sequence[str], folder: Path
+) -> list[Job]:
+    """A run for each trial, in a folder below `folder`; each candidate has its plan and device.
+    ConfigError: an account has no room for those to come."""
     require_room(
         [plans[trial.candidate] for trial in tune.trials if not (folder / trial.folder).exists()]
     )
@@ -169,7 +169,9 @@ def trial_jobs(tune: Tune, plans: Sequence[Plan], folder: Path) -> list[Job]:
         plan = plans[trial.candidate]
         name = f"trial {number} of {len(tune.trials)}"
         asked = replace(plan.asked or plan.settings, seed=trial.seed)
-        jobs.append(Job(name, files, plan, partial(go_on, files, name, asked)))
+        device = devices[trial.candidate]
+        work = partial(go_on, files, name, asked, device=device)
+        jobs.append(Job(name, files, plan, work, device))
     folder.mkdir(exist_ok=True)
     return jobs
 
@@ -192,24 +194,22 @@ def publish_best(
     if not chosen.exists():
         shutil.rmtree(unfinished, ignore_errors=True)
         shutil.copytree(max((files.path for files in trials), key=score), unfinished)
-        _state_choice(RunFolder(unfinished), tune, cost, named=chosen)
+        _state_choice(RunFolder(unfinished), tune, cost)
         unfinished.rename(chosen)
     DurableLedger(RunFolder(chosen).ledger_path).adopt()  # it was moved
     shutil.rmtree(output / "trials")
     (output / TUNE_FILE).unlink()
     return (
-        f"chosen run: {chosen}\n"
-        f"epsilon {cost.selection:.4g} with the choice ({ACCOUNTANT}, delta {cost.delta:g}), in "
-        f"every file of it"
+        f"chosen run: {chosen}\nepsilon {cost.selection:.4g} with the choice ({ACCOUNTANT}, delta "
+        f"{cost.delta:g}), in every file of it"
     )
 
 
-def _state_choice(files: RunFolder, tune: Tune, cost: SelectionCost, *, named: Path) -> None:
-    """Rewrites a copy of a trial's folder, which will be called `named`, as the run that was
-    chosen. The ledger holds one row, the choice. Every round of metrics.csv costs as much as the
-    last one: whichever is released, it was chosen by what came after the last one. ConfigError: the
-    trial has not done a round."""
-    config = files.read_config()
+def _state_choice(files: RunFolder, tune: Tune, cost: SelectionCost) -> None:
+    """Rewrites a copy of a trial's folder as the run that was chosen. The ledger holds one row, the
+    choice. Every round of metrics.csv costs as much as the last one: whichever is released, it was
+    chosen by what came after the last one. ConfigError: the trial has not done a round."""
+    config, call = files.read_asked()
     checkpoint = files.load_checkpoint()
     if checkpoint is None:
         raise ConfigError(f"{files.path} holds no round: there is nothing to publish")
@@ -223,9 +223,7 @@ def _state_choice(files: RunFolder, tune: Tune, cost: SelectionCost, *, named: P
         "covers": "the chosen run and that it was chosen",
         "not_covered": ["the number of trials", "the other trials", "how long they took"],
     }
-    config = replace(
-        config, output_dir=str(named), privacy=replace(config.privacy, accountant=ACCOUNTANT)
-    )
+    config = replace(config, privacy=replace(config.privacy, accountant=ACCOUNTANT))
     for path in files.path.glob(f"{files.ledger_path.name}*"):
         path.unlink()
     plan = Plan(config)
@@ -235,7 +233,7 @@ def _state_choice(files: RunFolder, tune: Tune, cost: SelectionCost, *, named: P
     if (best := files.load_checkpoint(best=True)) is not None:
         files.save_checkpoint(best, best=True)
     files.replace_metrics([{**row, "epsilon_user": cost.selection} for row in files.read_metrics()])
-    files.write_config(config)
+    files.write_config(config, device=call.device)
     before = json.loads((files.path / "privacy.json").read_text())
     if before.get("model_round", checkpoint.round) != checkpoint.round:
         lost = best
@@ -267,12 +265,9 @@ def cost_of(plans: Sequence[Plan], trials: TrialCount, *, repeated: int = 0) -> 
         if len(mechanisms) > 1:
             raise ConfigError(
                 "privacy.example and privacy.local must be off: every update of every trial "
-                "reaches the server, so the "
-                "trials add up there. Try settings with discreet simulate --multirun; discreet "
-                "report states the sum"
+                "reaches the server, so the trials add up there. Try settings with discreet "
+                "simulate --multirun; discreet report states the sum"
             )
-        if plan.settings.output_dir is not None or plan.settings.resume:
-            raise ConfigError("output_dir and resume are chosen by discreet tune: give --output")
     deltas = {plan.run.delta for plan in plans}
     if len(deltas) > 1:
         raise ConfigError("privacy.delta must be the same for every candidate")
@@ -303,7 +298,7 @@ def require_room(trials: Sequence[Plan]) -> None:
                 account.require_room(charges)
         except BudgetSpent as error:
             raise ConfigError(
-                f"privacy.user.account has no room for all trials that were drawn: with all of "
+                "privacy.user.account has no room for all trials that were drawn: with all of "
                 f"them {error}"
             ) from error
 
@@ -313,14 +308,12 @@ def require_whole(trials: Sequence[RunFolder]) -> None:
     published."""
     for files in trials:
         said = json.loads((files.path / "privacy.json").read_text())
-        ended = (
-            said["stopped"] is not None and said["model_round"] == said["rounds"]
-        )  # and did not run away
+        # and did not run away
+        ended = said["stopped"] is not None and said["model_round"] == said["rounds"]
         if ended and files.read_config().privacy.user.account is not None:
             raise ConfigError(
-                "privacy.user.account has no room for all trials, and one ended early: nothing is "
-                "published. What they "
-                "have spent is charged there"
+                "privacy.user.account has no room for all trials, and one ended early: nothing "
+                "is published. What they have spent is charged there"
             )
 
 

@@ -2,9 +2,9 @@
 
 A small model is a row of short calls, and threads would wait for Python's lock between them: two
 threads are slower than one. Forked processes have the shared data set and the engine as they stand,
-without a copy; parameters and
-sums pass through memory that all of them map. Work goes to them through pipes, written and read by
-the caller itself: an executor's threads came too late, and workers idled a third of the time.
+without a copy; parameters and sums pass through memory that all of them map. Work goes to them
+through pipes, written and read by the caller itself: an executor's threads came too late, and
+workers idled a third of the time.
 """
 
 from __future__ import annotations
@@ -39,8 +39,8 @@ Train = Callable[[Tensor, Any], PartialReply]
 # ends.
 TOLD = (ValueError, ArithmeticError, LookupError, RuntimeError, MemoryError, OSError)
 KILLED = (
-    "a worker process of the simulation was killed: is there enough memory? If it failed, it "
-    "has printed why"
+    "a worker process of the simulation was killed: is there enough memory? If it failed, it has "
+    "printed why"
 )
 
 

@@ -63,13 +63,13 @@ def split_by_owner(table: CsvTable, *, owner: str | None, share: float) -> Owner
             name = row[header.index(owner)].strip()
         if owner is not None and is_empty(name):
             raise FolderError(
-                f"{table.path}, line {line}: {owner} is empty: it must say whose row it is"
+                f"{table.path}, line {line}: {owner} is empty: it must name the owner of the row"
             )
         tested = is_tested(name, share)
         parts[tested].append(row)
         owners[tested].add(name)
     if not all(parts):
-        raise FolderError(f"{table.path}: one part has no row: name another share than {share:g}")
+        raise FolderError(f"{table.path}: one part is empty: use another share than {share:g}")
     for path, rows in zip(paths, parts, strict=True):
         replace_file(path, _text([header, *rows], table.mark).encode())
     return OwnerSplit(

@@ -66,7 +66,7 @@ def _by_example(layer: nn.Module, name: str, groups: int) -> nn.Module:
         if channels == 1:
             raise ValueError(
                 f"{name} is a BatchNorm1d of one channel: no norm of a single number is left, "
-                f"take it out"
+                "take it out"
             )
         groups = 1
     norm = nn.GroupNorm(math.gcd(groups, channels), channels, eps=layer.eps, affine=layer.affine)

@@ -59,9 +59,8 @@ def per_example_loss(criterion: nn.Module) -> Loss:
     if kind not in (*_BY_NUMBER, *_BY_CLASS, *_BY_EXAMPLE):
         raise ValueError(
             f"loss: {kind.__name__} is not a loss of one value an example: give a function from "
-            f"outputs (n, ...) and "
-            "targets (n, ...) to a tensor (n,), in which an example's value depends on that "
-            "example alone"
+            "outputs (n, ...) and targets (n, ...) to a tensor (n,), in which an example's value "
+            "depends on that example alone"
         )
     single = copy.copy(criterion)
     summed = criterion.reduction in ("sum", "batchmean")
@@ -94,8 +93,7 @@ def _numbers_of(outputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
     if left.shape != right.shape:
         raise ValueError(
             f"the model gives outputs of shape {tuple(outputs.shape)}, the targets have "
-            f"{tuple(targets.shape)}: "
-            "this loss needs as many outputs as targets an example"
+            f"{tuple(targets.shape)}: this loss needs as many outputs as targets an example"
         )
     return left, right
 

@@ -47,7 +47,9 @@ class Units:
     owners: OwnerRows | None = None
 
     def __len__(self) -> int:
-        return len(self.examples) if self.owners is None else len(self.owners)
+        if self.owners is None:
+            return len(self.examples)
+        return len(self.owners)
 
     def drawn(self, units: Tensor, source: RandomSource) -> Drawn:
         """The batch of these units: of an owner at most so many rows as a step reads, drawn
@@ -93,7 +95,7 @@ def warning_of_rows(run: ClientSettings, examples: Examples) -> str:
     return (
         f"privacy.example protects single rows, and {several} of {int((counts > 0).sum())} owners "
         f"have several, up to {int(counts.max())}: privacy.example.unit=owner protects an owner "
-        f"with all its rows"
+        "with all its rows"
     )
 
 

@@ -23,9 +23,8 @@ def train(rank: int, count: int, meeting: str) -> None:
     images = torch.tensor(digits.images, dtype=torch.float32).flatten(1) / 16
     labels = torch.tensor(digits.target)
 
-    model = nn.Sequential(
-        nn.Linear(64, 32), nn.ReLU(), nn.Linear(32, 10)
-    )  # not DistributedDataParallel(model)
+    # not DistributedDataParallel(model)
+    model = nn.Sequential(nn.Linear(64, 32), nn.ReLU(), nn.Linear(32, 10))
     private = DPSGD(
         model,
         torch.optim.SGD(model.parameters(), lr=0.5, momentum=0.9),

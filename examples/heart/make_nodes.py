@@ -51,9 +51,8 @@ def write_node(file: Path, out: Path, *, max_epsilon: float, max_delta: float) -
         f"{key} = {json.dumps(value)}"
         for key, value in (facts | {"low": low, "high": high}).items()
     ]
-    (folder / DESCRIPTION).write_text(
-        "\n".join(lines) + "\n"
-    )  # strings and lists are the same in JSON and TOML
+    # strings and lists are the same in JSON and TOML
+    (folder / DESCRIPTION).write_text("\n".join(lines) + "\n")
     policy = {"require": ["example"], "max-epsilon": max_epsilon, "max-delta": max_delta}
     (folder / POLICY).write_text(json.dumps(policy) + "\n")
     return folder

@@ -23,9 +23,8 @@ TOLD = ("loss", "accuracy", "auc", "r2", "mae", "clip_norm", "fraction_below", "
 
 def train(uri: str, *settings: str) -> Path:
     """Trains with these settings, and gives the run folder."""
-    begun = int(
-        time.time() * 1000
-    )  # of every round: the time that a round takes depends on who takes part
+    # of every round: the time that a round takes depends on who takes part
+    begun = int(time.time() * 1000)
     client = MlflowClient(tracking_uri=uri)
     known = client.get_experiment_by_name("discreet")
     experiment = known.experiment_id if known else client.create_experiment("discreet")

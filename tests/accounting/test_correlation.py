@@ -141,9 +141,8 @@ def largest_tree_move(rounds: int, turns: int, apart: int) -> int:
     """The most by which the nodes of complete binary trees over the rounds move, as a sum of
     squares, with a client of so many turns that are `apart` by more than 256 rounds: a choice for
     each round, to take a turn or not."""
-    assert (
-        apart > 256
-    )  # so that only nodes of levels 9 and 10 hold two turns, and their halves tell which
+    # so that only nodes of levels 9 and 10 hold two turns, and their halves tell which
+    assert apart > 256
 
     def shared(first: int, last: int, levels: range) -> int:
         return sum(
@@ -151,9 +150,8 @@ def largest_tree_move(rounds: int, turns: int, apart: int) -> int:
             for each in levels
         )
 
-    most: dict[tuple[int, int, tuple[int, ...]], int] = defaultdict(
-        int
-    )  # from a round on, after turns in these halves
+    # from a round on, after turns in these halves
+    most: dict[tuple[int, int, tuple[int, ...]], int] = defaultdict(int)
     for at, left, size in itertools.product(reversed(range(rounds)), range(1, turns + 1), range(4)):
         alone = shared(at, at, range(11))
         for halves in itertools.combinations_with_replacement(range(at // 512 + 1), size):

@@ -137,9 +137,10 @@ def laplace_delta(
     1e-4."""
     nodes, weights = np.polynomial.legendre.leggauss(160)
     x = (nodes + 1) / 2
+    # below 0, 0 to 1, above 1
     lower = np.array(
         [0.5, *(weights / (4 * noise) * np.exp(-x / noise)), 0.5 * math.exp(-1 / noise)]
-    )  # below 0, 0 to 1, above 1
+    )
     ratio = 1 - probability + probability * np.exp([-1 / noise, *((2 * x - 1) / noise), 1 / noise])
     masses, losses = (lower * ratio, np.log(ratio)) if removed else (lower, -np.log(ratio))
     all_masses, all_losses = np.ones(1), np.zeros(1)
@@ -399,8 +400,7 @@ def test_epsilon_agrees_with_dp_accounting(counts: dict[DpEvent, int]) -> None:
 
 def test_an_event_without_a_loss_distribution_is_refused() -> None:
     event = PoissonSampledDpEvent(0.1, SAMPLED)
-    assert (
-        composed_epsilon({GaussianDpEvent(1.0): 1}, delta=1e-25) == math.inf
-    )  # below the mass at infinity
+    # below the mass at infinity
+    assert composed_epsilon({GaussianDpEvent(1.0): 1}, delta=1e-25) == math.inf
     with pytest.raises(ValueError, match="has no loss distribution"):
         composed_epsilon({event: 1}, delta=1e-5)

@@ -149,9 +149,8 @@ FOUND: dict[str, tuple[Round, Client, Score, int]] = {
 }
 # A score that is a coordinate of a Gaussian release: the Gaussian fit may judge it.
 GAUSSIAN = {"weights_that_add_up_to_one", "bits_that_are_not_centred"}
-WEAKENS_NOTHING = {
-    planted.noise_of_its_own.__name__
-}  # its noise is right, and only not drawn by a mechanism
+# its noise is right, and only not drawn by a mechanism
+WEAKENS_NOTHING = {planted.noise_of_its_own.__name__}
 
 
 @pytest.mark.parametrize("name", FOUND)

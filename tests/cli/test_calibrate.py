@@ -117,9 +117,8 @@ def test_turns_have_the_price_of_one_gaussian_and_less_noise_on_the_running_sum(
     printed = capsys.readouterr().out
     found = [float(each) for each in re.findall(r"updates ([\d.]+) clip norms", printed)]
     noise = analytic_gaussian_noise_multiplier(1.71, delta=1e-5)
-    assert found[-1] == pytest.approx(
-        noise * 2 * math.sqrt(101 / 2), rel=1e-3
-    )  # independent noise, four turns
+    # independent noise, four turns
+    assert found[-1] == pytest.approx(noise * 2 * math.sqrt(101 / 2), rel=1e-3)
     assert found[0] / found[-1] <= 0.35
     assert "cyclic, bsr, bandwidth 28" in printed
     words = ["--population", "3383", "--cohort", "120", "--rounds", "100", "--noise", "1.2"]

@@ -27,7 +27,7 @@ def test_a_plan_says_every_cost_and_what_a_run_then_says_itself(
     )[0]
     assert float(in_all) == pytest.approx(8, abs=0.01)
     assert "a node receives and sends 2.6 kB a round (650 parameters)" in said
-    assert "by the rule of noise" in said
+    assert ": it can learn" in said
     assert re.search(r"s a round, [\d.e-]+ minutes in all", said)
     assert re.search(r"memory: [\d.]+ GB", said)
     assert simulate([*SMALL, "seed=40127", f"output_dir={tmp_path / 'run'}"]) == 0
@@ -42,7 +42,7 @@ def test_a_run_that_will_not_learn_is_priced_and_not_refused(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     assert plan(["data.num_clients=20", "rounds=30", "model.name=mlp200"]) == 0
-    assert "it will not learn, by the rule of noise" in capsys.readouterr().out
+    assert "it will not learn" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("experiment", ["silos", "gaussian_local", "organisations"])

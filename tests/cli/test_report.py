@@ -169,7 +169,7 @@ def test_an_account_is_made_for_a_population_and_lists_the_runs_and_what_each_co
         )
         == 2
     )
-    assert "exists already, and is not made anew" in capsys.readouterr().err
+    assert "exists already, and is not overwritten" in capsys.readouterr().err
     event = GaussianDpEvent(3.0)
     runs = (("/runs/second ab", 1), ("/runs/first cd", 2))
     DurableLedger(path).charge(

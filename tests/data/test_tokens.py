@@ -132,8 +132,7 @@ def test_the_last_fifth_of_a_roles_speeches_is_the_test_set(tmp_path: Path) -> N
     task = load_task("shakespeare", path=write_play(tmp_path / "play", speeches))
     assert set(decode(task.test.inputs.flatten())) <= set("_ij\n")
     assert not set("ij") & set(decode(task.train.inputs.flatten()))
-    ben = task.train.subset(
-        torch.nonzero(task.owners == 1)[:, 0]
-    )  # no window crosses from one role to another
+    # no window crosses from one role to another
+    ben = task.train.subset(torch.nonzero(task.owners == 1)[:, 0])
     assert set(decode(ben.inputs.flatten())) | set(decode(ben.targets)) == {"x", "_", "\n"}
     assert decode(encode("caf\u00e9 \U0001f600\tz")) == "caf? ??z"

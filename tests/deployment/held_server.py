@@ -36,10 +36,11 @@ from tests.conftest import REPOSITORY
 HELD_FOLDER = "DISCREET_TEST_HELD"
 OPENED = "OPENED"
 SEED = 40127  # of the untrained model, so that another run begins with the same one
+# rounds of `kept_main` in which the server asks everybody, whose turn it may be or not
 EVERYBODY = (
     4,
     5,
-)  # rounds of `kept_main` in which the server asks everybody, whose turn it may be or not
+)
 
 
 @contextmanager

@@ -37,9 +37,8 @@ from discreet.deployment.flower_home import (
 from tests.deployment.engine import Engine, container_engine, copy_of_the_tree, fetch_torch
 
 pytestmark = [pytest.mark.containers, pytest.mark.slow, pytest.mark.timeout(3600)]
-pytestmark.append(
-    pytest.mark.filterwarnings("ignore:GitWildMatchPattern:DeprecationWarning")
-)  # of Flower's build
+# of Flower's build
+pytestmark.append(pytest.mark.filterwarnings("ignore:GitWildMatchPattern:DeprecationWarning"))
 
 LARGEST_IMAGE = 1.5e9
 UP_SECONDS, RUN_SECONDS = 900.0, 1200.0

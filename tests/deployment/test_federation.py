@@ -95,10 +95,11 @@ def test_strangers_and_a_second_node_with_a_key_in_use_are_refused(beset: Federa
 
 def check_refused(beset: Federation) -> None:
     strangers = make_secrets(beset.folder / "strangers", ["stranger"])
+    # with another one it would not even start
     own_list = (
         "--peers",
         str(strangers / "public" / PEERS_FILE),
-    )  # with another one it would not even start
+    )
     key = ("--key", str(strangers / "nodes" / "stranger.key"), *own_list)
     wrong_authority = ("--authority", str(strangers / "ca.crt"))
     no_tls = ["flower-supernode", "--insecure", "--superlink", f"127.0.0.1:{beset.proxy_port}"]

@@ -27,7 +27,7 @@ from discreet.server.run_folder import (
     state_of,
     write_status,
 )
-from discreet.settings.compose import load_config
+from discreet.settings.compose import load_asked, load_config
 from discreet.simulation.processes import RunLostError
 from tests.deployment.ends import RUN_SECONDS
 from tests.scripts.living import (
@@ -54,7 +54,7 @@ def test_ctrl_c_ends_a_simulation_and_its_workers_with_the_line_that_resumes(
     assert marked(mark) == []
     line = (
         f"interrupted after round {check_interrupted(folder, 'ended by SIGINT')} (ended by "
-        f"SIGINT); to go on: "
+        "SIGINT); to go on: "
     )
     assert said.splitlines()[-1] == f"{line}discreet simulate resume=true output_dir={folder.path}"
 
@@ -80,10 +80,10 @@ def test_output_that_nobody_reads_ends_the_run_quietly(tmp_path: Path) -> None:
     process.stdout.close()
     assert process.wait(RUN_SECONDS) == 128 + signal.SIGPIPE
     assert marked(mark) == []
-    done = check_interrupted(folder, "nobody reads the output any more")
+    done = check_interrupted(folder, "the output is no longer read")
     line = (
-        f"interrupted after round {done} (nobody reads the output any more); to go on: "
-        f"discreet simulate"
+        f"interrupted after round {done} (the output is no longer read); to go on: discreet "
+        "simulate"
     )
     assert process.stderr.read() == f"{line} resume=true output_dir={folder.path}\n"
     process.stderr.close()
@@ -92,7 +92,7 @@ def test_output_that_nobody_reads_ends_the_run_quietly(tmp_path: Path) -> None:
 def begun(path: Path) -> RunFolder:
     path.mkdir()
     folder = RunFolder(path)
-    folder.write_config(load_config([*SMALL, f"output_dir={path}"]))
+    folder.write_config(load_config(SMALL))
     write_status(folder, RunStatus("running", 30))
     return folder
 
@@ -108,9 +108,8 @@ def test_a_run_that_is_lost_ends_with_the_reason_and_exit_code_1(
     assert line.startswith(
         "interrupted after round 0 (the SuperLink has ended); to go on: scripts/run resume=true "
     )
-    assert load_config(shlex.split(line.partition("scripts/run ")[2])).output_dir == str(
-        folder.path
-    )
+    _, call = load_asked(shlex.split(line.partition("scripts/run ")[2]))
+    assert call.output_dir == str(folder.path)
     assert state_of(folder) == "interrupted"
 
 
@@ -166,7 +165,7 @@ def test_ctrl_c_ends_every_process_of_a_federation_on_this_machine(tmp_path: Pat
     assert marked(mark) == []
     assert state_of(run) == "interrupted"
     go_on = (
-        f"to go on: python -m discreet.deployment.local_federation --nodes 2 resume=true "
+        "to go on: python -m discreet.deployment.local_federation --nodes 2 resume=true "
         f"output_dir={run.path}"
     )
     assert errors.splitlines()[-1].endswith(go_on)
@@ -176,12 +175,12 @@ def test_that_nothing_was_spent_is_said_only_where_there_is_no_ledger(tmp_path: 
     folder = begun(tmp_path / "run")
     assert folder_in(["rounds=3"]) is None
     assert folder_in(["output_dir=other", f"output_dir='{folder.path}'"]) == folder
-    assert "nothing was spent, the same command starts it again" in not_begun(
+    assert "nothing was spent, and the same command starts it again" in not_begun(
         "ended by SIGINT", folder
     )
     DurableLedger.create(folder.ledger_path)
     assert not_begun("ended by SIGINT", folder).endswith(
-        f"what was spent before stands in {folder.path}"
+        f"what was spent before is recorded in {folder.path}"
     )
     (folder.path / CONFIG).unlink()
     with pytest.raises(SystemExit), resumable(folder, "scripts/run"):

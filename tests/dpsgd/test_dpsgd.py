@@ -371,7 +371,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"batch_size": 31}, "batch_size must be at most 30, the number of examples, not 31"),
     ({"public_num_examples": 7}, "batch_size must be at most 7, public_num_examples, not 8"),
     ({"epochs": 1.5}, "epochs must be a whole number"),
-    ({"steps": 8, "epochs": 2}, "give epochs or steps, one of them"),
+    ({"steps": 8, "epochs": 2}, "give either epochs or steps"),
     ({"clip_norm": math.inf}, "clip_norm must be within"),
     ({"clip_norm": [1.0] * 9}, "clip_norm must have a value for each of the 8 steps, not 9"),
     ({"clip_norm": [1.0] * 7 + [0.0]}, "clip_norm must be within"),

@@ -22,9 +22,8 @@ from discreet.privacy.randomness import RandomSource
 from tests.per_example.test_per_example_choice import seeded
 
 ROWS = 40
-OWNERS = [
-    f"patient {place * place % 11}" for place in range(ROWS)
-]  # six patients, with 3 to 8 rows
+# six patients, with 3 to 8 rows
+OWNERS = [f"patient {place * place % 11}" for place in range(ROWS)]
 
 
 def data(count: int = ROWS) -> tuple[Tensor, Tensor]:
@@ -177,9 +176,8 @@ def test_the_rows_of_an_owner_are_drawn_anew_in_each_step_each_as_often() -> Non
         assert len(set(drawn)) == 2
         counts[drawn] += 1
     assert counts[6] == 0
-    assert (
-        float((counts[:6] - 200).abs().max()) < 6 * (600 * (1 / 3) * (2 / 3)) ** 0.5
-    )  # false alarm below 1e-8
+    # false alarm below 1e-8
+    assert float((counts[:6] - 200).abs().max()) < 6 * (600 * (1 / 3) * (2 / 3)) ** 0.5
 
 
 @pytest.mark.parametrize(

@@ -112,9 +112,8 @@ def test_a_loop_that_resumes_without_its_state_is_refused(
     again = private(model, lambda _: optimizer, seed=None)
     again.load_state_dict(state)
     assert stepped(again, 1).epsilon() > first.epsilon()
-    stepped(
-        private(model, lambda _: optimizer, seed=None, ledger=ledger), 1
-    )  # loops on a ledger add up
+    # loops on a ledger add up
+    stepped(private(model, lambda _: optimizer, seed=None, ledger=ledger), 1)
 
 
 def test_an_older_state_lowers_no_ledger_and_repeated_steps_are_charged_again(

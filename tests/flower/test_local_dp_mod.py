@@ -88,13 +88,13 @@ def test_the_difference_is_clipped_and_noised_for_replacement_and_integers_stay(
         mod, message(sent), returning({"weight": WIDE["weight"] + 100, "steps": np.array(9)})
     ).content
     noise = reply["arrays"]["weight"].numpy().ravel()
+    # four rounds take twice Z; the sensitivity is 2 * 0.5
     deviation, wanted = (
         noise.std(),
         2 * Z * (2 * 0.5),
-    )  # four rounds take twice Z; the sensitivity is 2 * 0.5
-    assert deviation == pytest.approx(
-        wanted, rel=6.5 / math.sqrt(2 * noise.size)
-    )  # false alarm 1e-10
+    )
+    # false alarm 1e-10
+    assert deviation == pytest.approx(wanted, rel=6.5 / math.sqrt(2 * noise.size))
     assert abs(noise.mean() - 0.5 / 300) < 6.5 * wanted / math.sqrt(noise.size)
     assert reply["arrays"]["steps"].numpy() == 3
     assert dict(reply["metrics"]) == {"num-examples": 1}

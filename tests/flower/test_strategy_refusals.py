@@ -212,7 +212,7 @@ def test_a_part_of_a_round_is_not_done_alone(tmp_path: Path) -> None:
         made.initialize_parameters,
     ):
         with pytest.raises(
-            NotImplementedError, match=r"DPFedAvg does its rounds itself.*: call start"
+            NotImplementedError, match=r"DPFedAvg runs its rounds itself.*: call start"
         ):
             part(1, [])
 

@@ -30,9 +30,8 @@ SMALL = {
     "data.num_clients=3435": "data.num_clients=12",
     "[45]": "[01]",
 }
-of_peft = pytest.mark.filterwarnings(
-    "ignore:`is_gradient_checkpointing`:FutureWarning"
-)  # for transformers 6
+# for transformers 6
+of_peft = pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing`:FutureWarning")
 
 
 def block(language: str) -> str:

@@ -13,6 +13,7 @@ import socket
 import sys
 import time
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -41,7 +42,7 @@ class Played:
 
     def __init__(self, folder: Path, enclosure: str) -> None:
         self.folder = folder
-        policy = site(folder, PATIENTS, enclosure=enclosure, limits=LIMITS, block_seconds=6.0)
+        policy = site(folder, PATIENTS, enclosure=enclosure, limits=LIMITS, block_seconds=8.0)
         self.guard = SiteGuard(policy, sandbox=Sandbox(policy))
         self.app = bundle()
         self.tcp = socket.create_server(("127.0.0.1", 0))
@@ -72,7 +73,9 @@ class Played:
             enclosure=self.policy.enclosure,
         )
 
-    def run(self, attack: str, blocks: list[int], kind: str) -> dict[str, object]:
+    def run(
+        self, attack: str, blocks: list[int], kind: str, *, side_by_side: bool
+    ) -> dict[str, object]:
         """What the blocks give for an attack, one after the other."""
         asked, given = self.asked(attack), message(kind=kind)
         work = self.guard._work(given, asked)
@@ -83,6 +86,8 @@ class Played:
             BlockInput(number, archive, states.get(number, b""))
             for number, archive in zip(blocks, archives, strict=True)
         ]
+        at_once = len(blocks) if side_by_side else 1
+        self.guard.sandbox.policy = replace(self.policy, at_once=at_once)
         with closed(self.guard.site, self.policy):
             for result in self.guard.sandbox.run(task, inputs):
                 vector = None if result.vector is None else [float(each) for each in result.vector]
@@ -132,7 +137,9 @@ def main(folder: Path, enclosure: str) -> int:
             if asked.get("answer"):
                 said = played.answer(asked["attack"], kind)
             else:
-                said = played.run(asked["attack"], asked.get("blocks", [0]), kind)
+                side_by_side = asked.get("side_by_side", False)
+                blocks = asked.get("blocks", [0])
+                said = played.run(asked["attack"], blocks, kind, side_by_side=side_by_side)
             said["left over"] = left_over()
         except Exception as error:  # noqa: BLE001  (the test that asked for it says so)
             said = {"error": f"{type(error).__name__}: {error}"}

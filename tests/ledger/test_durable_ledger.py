@@ -20,7 +20,7 @@ from discreet.cli.ledger import backup
 from discreet.ledger.durable_ledger import Charge, DurableLedger, LedgerError
 from discreet.ledger.rollback_guard import STATE_VARIABLE
 from discreet.server.run_folder import only_writer
-from discreet.settings.compose import load_config
+from discreet.settings.compose import load_asked
 from discreet.simulation.in_process import simulate
 
 WRITERS, FILES = 4, 10
@@ -58,7 +58,7 @@ MOUNTED = (
 def test_a_run_on_a_disk_that_is_read_only_is_read_and_not_adopted(tmp_path: Path) -> None:
     run = tmp_path / "run"
     simulate(
-        load_config(
+        *load_asked(
             ["rounds=1", "data.num_clients=20", "privacy.user.too_noisy=warn", f"output_dir={run}"]
         )
     )
@@ -81,7 +81,7 @@ def test_a_run_on_a_disk_that_is_read_only_is_read_and_not_adopted(tmp_path: Pat
     if done.returncode in (1, 77) and ("unshare failed" in done.stderr or "mount" in done.stderr):
         pytest.skip("this user can't mount a folder")
     assert done.returncode == 0, done.stdout + done.stderr
-    assert "1 rows, the chain holds" in done.stdout
+    assert "1 rows, the chain is intact" in done.stdout
     assert (
         DurableLedger(tmp_path / "copy.db").position()
         == DurableLedger(run / "ledger.db").position()

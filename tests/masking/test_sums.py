@@ -251,9 +251,8 @@ def test_the_masks_of_two_attempts_have_nothing_in_common() -> None:
 
 def test_the_test_finds_what_is_not_masked() -> None:
     words = np.random.default_rng(83).integers(0, 2**16, LENGTH).astype(np.uint16)
-    some = np.where(
-        np.arange(LENGTH) % 20 == 0, np.uint16(3), words
-    )  # one value in twenty is in the clear
+    # one value in twenty is in the clear
+    some = np.where(np.arange(LENGTH) % 20 == 0, np.uint16(3), words)
     for fault in (np.full_like(words, 3), some, words & np.uint16(0x7FFF), words - words):
         assert is_uniform(words.tobytes())
         assert not is_uniform(fault.tobytes())
@@ -271,8 +270,7 @@ def flowers_of(seed: bytes) -> NDArray[np.uint32]:
 
 def test_masks_of_two_secrets_have_nothing_in_common_and_flowers_fail_that_test() -> None:
     seed = bytes(range(16))
-    swapped = (
-        seed[4:8] + seed[:4] + seed[8:]
-    )  # another secret, whose words of 32 bits have the same XOR
+    # another secret, whose words of 32 bits have the same XOR
+    swapped = seed[4:8] + seed[:4] + seed[8:]
     assert is_uniform((ours_of(seed) - ours_of(swapped)).tobytes())
     assert not is_uniform((flowers_of(seed) - flowers_of(swapped)).tobytes())

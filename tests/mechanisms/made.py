@@ -23,9 +23,8 @@ def run_of(
         **user,
     }
     secure = user.get("aggregation") == "secure"
-    rated = user.pop(
-        "rated", 0.0
-    )  # the noise on ratings, which the cohort of each round but the first one gives
+    # the noise on ratings, which the cohort of each round but the first one gives
+    rated = user.pop("rated", 0.0)
     evaluation = (
         EvaluationConfig("private", 1, "same", noise_multiplier=rated)
         if rated

@@ -49,9 +49,8 @@ def release(how: AnswerRelease, updates: list[TrainReply], source: RandomSource)
 
 def joined(how: AnswerRelease, updates: list[TrainReply], source: RandomSource) -> object:
     user = replace(central(Z, 4.0, how.noise, rated=Z_ANSWERS), sizes=Sizes(3, how.length))
-    state = replace(
-        initial_state(torch.zeros(3), clip_norm=C), round=1
-    )  # no first round rates what nobody has trained
+    # no first round rates what nobody has trained
+    state = replace(initial_state(torch.zeros(3), clip_norm=C), round=1)
     state, metrics = round_of(user, state, updates, source)
     return [state, metrics.answers, metrics.fraction_below]
 

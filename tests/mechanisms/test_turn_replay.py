@@ -32,9 +32,8 @@ WILD = {
 }
 KINDS = [("none", 1), ("bsr", 3), ("bsr", 2), ("bisr", 4), ("sqrt", 1)]
 
-Sent = dict[
-    int, dict[int, Tensor]
-]  # the updates of each client by its number, in each round in which it replies
+# the updates of each client by its number, in each round in which it replies
+Sent = dict[int, dict[int, Tensor]]
 
 
 @dataclass

@@ -22,7 +22,7 @@ from discreet.protocol.messages import TrainRequest
 from discreet.server.run_folder import RunFolder
 from discreet.server.state import Outcome
 from discreet.settings.client_settings import ClientSettings
-from discreet.settings.compose import load_config
+from discreet.settings.compose import load_asked, load_config
 from discreet.settings.privacy import EXAMPLE, LOCAL, USER
 from discreet.settings.settings import client_settings
 from discreet.simulation.in_process import simulate
@@ -241,7 +241,7 @@ LOCAL_LEVEL = [*SMALL, "privacy.local.noise_multiplier=4", "privacy.local.max_ep
 
 
 def simulated(folder: Path, *words: str) -> Outcome:
-    return simulate(load_config([*words, f"output_dir={folder}"]))
+    return simulate(*load_asked([*words, f"output_dir={folder}"]))
 
 
 def rounds_of(folder: Path, guarantee: str) -> dict[str, int]:
@@ -278,9 +278,8 @@ def test_a_cohort_that_refuses_does_not_end_the_run_while_others_have_budget(
         "rounds=60",
         "training.batch_size=512",
     ]
-    words += [
-        "server.learning_rate=0.001"
-    ]  # or the noise of few clients would drive the model, and end the run first
+    # or the noise of few clients would drive the model, and end the run first
+    words += ["server.learning_rate=0.001"]
     outcome = simulated(tmp_path / "run", *LOCAL_LEVEL, *words, f"privacy.local.kind={kind}")
     rounds = rounds_of(tmp_path / "run", "local")
     # With single clients in a cohort, a round in which all that were asked refuse comes long before

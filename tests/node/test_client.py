@@ -328,9 +328,8 @@ def test_what_an_owner_allows_is_not_spent_once_for_each_guarantee(
 ) -> None:
     ledger, full = ledger_at(tmp_path / "ledger.db"), (*OFF, "training.batch_size=1000")
     owner = NODE | {"ledger": str(ledger.path), "max-epsilon": 1.0, "max-delta": 1e-3}
-    example = run_of(
-        *full, "privacy.example.enabled=true", "privacy.example.noise_multiplier=3.2"
-    )  # 0.77
+    # 0.77
+    example = run_of(*full, "privacy.example.enabled=true", "privacy.example.noise_multiplier=3.2")
     noise = 3.1 if kind == "gaussian" else 1.02  # 0.80, 0.98
     first, second = (
         example,

@@ -285,10 +285,11 @@ def test_the_total_holds_for_all_planned_rounds_and_ratings(kind: str, cohort: s
     words = (f"evaluation.cohort={cohort}", "privacy.local.schedule=geometric")
     run = settings(kind, "privacy.local.epsilon=4", *words)
     rounds = [round_privacy(run, round_number=number) for number in range(1, 5)]
+    # two ratings of four rounds
     noises = [one.noise_multiplier for one in rounds if one is not None] + [
         Z,
         Z,
-    ]  # two ratings of four rounds
+    ]
     if kind == "laplace":
         assert math.fsum(1 / noise for noise in noises) == pytest.approx(4, rel=1e-9)
     else:

@@ -78,9 +78,8 @@ def test_work_that_takes_too_long_ends_at_the_messages_time_or_the_owners(
         answer.error.reason == "the work of this message took 1 s, the most that this node allows"
     )
     assert time.monotonic() - started < 30
-    assert (
-        DurableLedger(tmp_path / "ledger.db").spent("example").num_releases > 0
-    )  # charged before, and stays so
+    # charged before, and stays so
+    assert DurableLedger(tmp_path / "ledger.db").spent("example").num_releases > 0
 
 
 def stubborn() -> RecordDict:

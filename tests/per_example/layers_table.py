@@ -152,7 +152,7 @@ def losses() -> str:
         type(each).__name__ for each in LOSSES if how_loss(each).startswith("refused")
     )
     return (
-        f"These losses are refused by `per_example_loss`, which takes all others of "
+        "These losses are refused by `per_example_loss`, which takes all others of "
         f"`torch.nn`:\n{refused}.\n"
     )
 

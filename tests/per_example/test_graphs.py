@@ -125,9 +125,8 @@ def test_each_graph_is_clipped_by_itself(*, as_tuple: bool) -> None:
 
 
 def test_graphs_go_side_by_side(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(
-        "discreet.per_example.per_example.built_terms", None
-    )  # the slow way is an error
+    # the slow way is an error
+    monkeypatch.setattr("discreet.per_example.per_example.built_terms", None)
     _, norms = clipped_gradient_sum(seeded(), joined(GRAPHS), targets=TARGETS, clip_norm=1.0)
     assert torch.allclose(norms, torch.stack(gradients_alone(seeded())).norm(dim=1), rtol=1e-4)
 

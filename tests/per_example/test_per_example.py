@@ -152,9 +152,8 @@ def test_small_output_gradients_do_not_hide_huge_inputs() -> None:
     inputs, targets = torch.full((2, 1), 1e18), torch.tensor([0, 0])
     total, norms = clipped_gradient_sum(model, inputs, targets=targets, clip_norm=1e-7)
     true = 1e18 * math.exp(-55)
-    assert all(
-        true <= norm <= 1.3 * true for norm in norms.tolist()
-    )  # what squares may lose is added
+    # what squares may lose is added
+    assert all(true <= norm <= 1.3 * true for norm in norms.tolist())
     assert 1.5e-7 <= float(total.double().norm()) <= 2e-7
 
 

@@ -187,9 +187,8 @@ def test_packed_sequences_are_watched_by_their_lengths(
     is_sorted: bool,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(
-        "discreet.per_example.per_example.built_terms", None
-    )  # the slow way is an error
+    # the slow way is an error
+    monkeypatch.setattr("discreet.per_example.per_example.built_terms", None)
     model = seeded(lambda: Reader(kind, layers=layers, pads=pads, first=first, is_sorted=is_sorted))
     tokens = torch.randint(0, 11, (6, 7), generator=torch.Generator().manual_seed(7127))
     lengths, targets = (

@@ -65,9 +65,8 @@ class Looped(Functional):
     """The same with a branch that the data decides."""
 
     def forward(self, inputs: Tensor) -> Tensor:
-        often = (
-            2 if self.training and inputs.sum() > 0 else 1
-        )  # numbers are drawn as the values ask for them
+        # numbers are drawn as the values ask for them
+        often = 2 if self.training and inputs.sum() > 0 else 1
         for _ in range(often):
             kept = nn.functional.dropout(inputs, 0.5, self.training)
         return self.layer(kept)

@@ -100,9 +100,8 @@ def test_update_and_bits_together_cost_one_gaussian(z: float, count_stddev: floa
 def delta_by_integration(epsilon: float, noise_multiplier: float) -> float:
     """The hockey-stick divergence of two Gaussians at distance 1, integrated where the first is the
     larger."""
-    start = (
-        0.5 - epsilon * noise_multiplier**2
-    )  # exp(-x^2/2z^2) = exp(epsilon - (x-1)^2/2z^2) at this x, larger below
+    # exp(-x^2/2z^2) = exp(epsilon - (x-1)^2/2z^2) at this x, larger below
+    start = 0.5 - epsilon * noise_multiplier**2
 
     def excess(x: float) -> float:
         density = stats.norm(scale=noise_multiplier).pdf

@@ -36,9 +36,8 @@ def follows(sample: torch.Tensor, law: stats.rv_continuous, *, farthest: float) 
     """Chi-square over 200 cells, open tails beyond +-farthest among them: it sees the tails, as KS
     does not."""
     edges = np.concatenate(([-np.inf], np.linspace(-farthest, farthest, 199), [np.inf]))
-    left = np.diff(
-        law.cdf(edges[:101])
-    )  # the law is symmetric, and a cdf is most accurate on the left
+    # the law is symmetric, and a cdf is most accurate on the left
+    left = np.diff(law.cdf(edges[:101]))
     counts = np.histogram(sample.double().numpy(), edges)[0]
     return bool(
         stats.chisquare(counts, np.concatenate((left, left[::-1])) * len(sample)).pvalue > ALARM

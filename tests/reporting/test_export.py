@@ -14,7 +14,7 @@ import pytest
 import yaml
 
 from discreet.server.predictions import load_model
-from discreet.settings.compose import load_config
+from discreet.settings.compose import load_asked
 from discreet.simulation.in_process import simulate
 from tests.command import export, predict
 from tests.tables.made_tables import make_project
@@ -49,7 +49,7 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
         "rounds=2",
         "seed=40127",
     ]
-    simulate(load_config([*words, f"output_dir={folder / 'run'}"]))
+    simulate(*load_asked([*words, f"output_dir={folder / 'run'}"]))
     return folder
 
 
@@ -113,7 +113,7 @@ def test_the_description_that_was_saved_holds_and_what_differs_is_named(
     first, _ = (project / "said.csv").read_text(), capsys.readouterr()
     (project / "data.toml").write_text(toml.replace("age = [0, 100]", "age = [0, 50]"))
     assert predict(words) == 0
-    assert "data.toml says otherwise by now of columns.age" in capsys.readouterr().err
+    assert "data.toml now differs in columns.age" in capsys.readouterr().err
     (project / "data.toml").unlink()
     assert predict(words) == 0
     (project / "data.toml").write_text(toml)

@@ -78,8 +78,7 @@ def test_choosing_among_ten_runs_costs_what_is_published(tmp_path: Path) -> None
     ]
     assert choice_costs(read(*runs)) == [
         "user-level, choosing the best: epsilon 7.414 for all 10 runs, 2.437 for one (rdp, delta "
-        "1e-06); "
-        "the runs add up"
+        "1e-06); the runs add up"
     ]
     assert choice_costs(read(runs[0])) == []
 
@@ -118,9 +117,8 @@ def test_the_page_fetches_nothing_and_its_pictures_share_no_identifier(html: str
     assert len(pictures) == 5
     assert all(ElementTree.fromstring(svg).tag.endswith("svg") for svg in pictures)
     without = re.sub(r"<svg.*?</svg>|<meta[^>]*>", "", html, flags=re.DOTALL).partition("<html")[2]
-    ElementTree.fromstring(
-        f"<html{without}".replace("&nbsp;", " ")
-    )  # each tag is closed, and in its place
+    # each tag is closed, and in its place
+    ElementTree.fromstring(f"<html{without}".replace("&nbsp;", " "))
 
 
 def test_the_page_says_what_is_off_and_what_choosing_costs(html: str) -> None:

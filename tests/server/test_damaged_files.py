@@ -25,7 +25,7 @@ from discreet.server.run_folder import (
     read_status,
     write_tensors,
 )
-from discreet.settings.compose import load_config
+from discreet.settings.compose import load_asked
 from discreet.simulation.in_process import simulate
 
 SMALL = ("rounds=1", "data.num_clients=20", "privacy.user.too_noisy=warn")
@@ -34,7 +34,7 @@ NESTED = "[" * 50_000
 
 @pytest.fixture
 def run(tmp_path: Path) -> RunFolder:
-    simulate(load_config([*SMALL, f"output_dir={tmp_path / 'run'}"]))
+    simulate(*load_asked([*SMALL, f"output_dir={tmp_path / 'run'}"]))
     return RunFolder(tmp_path / "run")
 
 

@@ -36,9 +36,8 @@ from server_app.bundle_entry import OtherCodeError, use_installed
 from strategies.dp_fedavg import dp_fedavg
 from tests.conftest import REPOSITORY
 
-pytestmark = pytest.mark.filterwarnings(
-    "ignore:GitWildMatchPattern:DeprecationWarning"
-)  # of Flower's build
+# of Flower's build
+pytestmark = pytest.mark.filterwarnings("ignore:GitWildMatchPattern:DeprecationWarning")
 
 MOST_TOKENS = 140_000
 # The rooms that nodes run, each whole: docs/deployment.md says of each why it is there.

@@ -26,9 +26,8 @@ ESTABLISHED = "01"
 NO_FILE = "0"
 ROOT = 0
 REFUSED = (
-    "only the user who started this SuperLink may call it from this machine, and those that it "
-    "was started with "
-    "(--operator USER)"
+    "only the user who started this SuperLink, and each --operator USER, may call it from this "
+    "machine"
 )
 
 Scope = MutableMapping[str, Any]
@@ -115,8 +114,8 @@ def middleware() -> tuple[Middleware, ...]:
     """The layer, outermost; none on a system that does not say whose a connection is."""
     if not all(table.exists() for table in TABLES):
         logger.warning(
-            "this system does not say whose a connection is: any user of this machine can start "
-            "runs here"
+            "this system cannot identify the user of a connection: any user of this machine can "
+            "start runs here"
         )
         return ()
     return (Middleware(OwnCallers),)

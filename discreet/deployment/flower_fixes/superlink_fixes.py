@@ -113,9 +113,8 @@ def stream_logs(
         yield UNREADABLE
 
 
-command = import_module(
-    "flwr.superlink.cli.flower_superlink"
-)  # its package has a function of this name
+# its package has a function of this name
+command = import_module("flwr.superlink.cli.flower_superlink")
 SMALL = tuple({**dict(sql_mixin.SQLITE_PRAGMAS), **PRAGMAS}.items())  # type: ignore[attr-defined]
 FIXES: dict[str, list[tuple[Any, str, object]]] = {
     "database": [(sql_mixin, "SQLITE_PRAGMAS", SMALL)],

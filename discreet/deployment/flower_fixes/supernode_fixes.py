@@ -41,7 +41,7 @@ from discreet.deployment.flower_fixes.commands import (
     LONGEST_PAUSE,
     SHORTEST_SECONDS,
 )
-from discreet.simulation.processes import STARTER, below
+from discreet.simulation.processes import STARTER, child_processes
 
 logger = logging.getLogger("discreet.node")
 
@@ -74,9 +74,8 @@ class CompleteReplies:
 
     def get(self, object_id: str) -> bytes | None:
         """As `ObjectStore.get`: empty while an object is on its way."""
-        at_work = self.state.get_tasks(
-            statuses=AT_WORK
-        )  # first: who brings something is at work until it is there
+        # first: who brings something is at work until it is there
+        at_work = self.state.get_tasks(statuses=AT_WORK)
         content = self.store.get(object_id)
         if content == b"" and not at_work:
             raise RuntimeError("the ClientApp ended before all of its reply was there")
@@ -101,10 +100,10 @@ def push_messages(
             time.sleep(LOOK_SECONDS)
             if time.monotonic() > watch:
                 watch = time.monotonic() + WATCH_SECONDS
-                if os.path.isdir("/proc/self") and not below(os.getpid(), STARTER):
+                if os.path.isdir("/proc/self") and not child_processes(os.getpid(), STARTER):
                     raise RuntimeError(
                         f"this node's {STARTER.decode()} has ended: no ClientApp would start any "
-                        f"more"
+                        "more"
                     )
         elif (
             entry.is_retrieved
@@ -174,9 +173,8 @@ def reason(dates: list[str]) -> str:
         )
     return (
         f"the server refused this node's time: its clock is {abs(ahead):.0f} s "
-        f"{'ahead of' if ahead > 0 else 'behind'} "
-        f"the server's ({AHEAD} s ahead and {BEHIND} s behind are allowed). Set it, and start the "
-        f"node again"
+        f"{'ahead of' if ahead > 0 else 'behind'} the server's ({AHEAD} s ahead and {BEHIND} s "
+        "behind are allowed). Set it, and start the node again"
     )
 
 

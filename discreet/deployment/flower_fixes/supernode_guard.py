@@ -135,7 +135,7 @@ def _whole(message: Message, store: ObjectStore) -> Message:
     contents = {tree.object_id: store.get(tree.object_id) or b"" for tree in trees}
     whole = inflate_object_from_contents(number, contents)
     if not isinstance(whole, Message):
-        raise Refused("what came is no message")
+        raise Refused("the content is not a message")
     whole.metadata.__dict__["_message_id"] = number
     return whole
 

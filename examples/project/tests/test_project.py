@@ -17,9 +17,8 @@ ROOT = Path(__file__).resolve().parent.parent
 
 @pytest.fixture(autouse=True)
 def _in_the_project(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(
-        ROOT
-    )  # conf/ and the paths in it are those of the folder where a command starts
+    # conf/ and the paths in it are those of the folder where a command starts
+    monkeypatch.chdir(ROOT)
 
 
 def test_the_model_takes_the_data() -> None:

@@ -3,9 +3,12 @@ the test."""
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
+import fcntl
 import glob
 import json
+import mmap
 import os
 import resource
 import signal
@@ -278,6 +281,94 @@ def flood(context: Context) -> dict[str, object]:
     return {}
 
 
+def buried(context: Context) -> dict[str, object]:
+    """Bytes where a path is too long to be named, in folders that nobody may list, and in a chain
+    of folders that is too deep to be walked by recursion."""
+    os.chdir(context.node_config["data"])
+    os.mkdir("closed", 0o300)
+    Path("closed", "bytes").write_bytes(bytes(1 << 25))
+    for name in ["n" * 250] * 20 + ["d"] * 3000:
+        os.mkdir(name)
+        os.chdir(name)
+    for number in range(5):
+        Path(f"bytes{number}").write_bytes(bytes(1 << 25))
+    time.sleep(1)
+    return {"megabytes": 192}
+
+
+def empty_files(context: Context) -> dict[str, object]:
+    """Files that take no room, and time to be taken away."""
+    os.chdir(context.node_config["data"])
+    count = 0
+    with contextlib.suppress(OSError):
+        while count < 1_000_000:
+            os.close(os.open(f"f{count}", os.O_CREAT | os.O_WRONLY))
+            count += 1
+    return {"files": count}
+
+
+def chain(context: Context) -> dict[str, object]:
+    """A process that is never the same for longer than a moment."""
+    script = "$0 = q(leftover); while (1) { fork and exit }"
+    for _ in range(4):
+        subprocess.Popen(["perl", "-e", script], start_new_session=True)
+    return {}
+
+
+def shared_memory(context: Context) -> dict[str, object]:
+    """Memory that is no process's own."""
+    taken = []
+    for _ in range(15):
+        area = mmap.mmap(-1, 100 << 20)
+        for at in range(0, 100 << 20, 4096):
+            area[at] = 1
+        taken.append(area)
+    time.sleep(0.5)
+    return {"megabytes": 1500}
+
+
+def nameless_files(context: Context) -> dict[str, object]:
+    made = tried(lambda: os.memfd_create("row"))
+    segment = called("shmget", 0, ctypes.c_size_t(1 << 26), ctypes.c_int(0o1666))
+    return {"file in memory": made, "segment": segment}
+
+
+def counters(context: Context) -> dict[str, object]:
+    """What the kernel counts for all processes of the machine."""
+    names = ("vmstat", "stat", "meminfo", "loadavg", "interrupts", "pressure/cpu", "sys/fs/file-nr")
+    return {name: tried(lambda name=name: Path("/proc", name).read_text()) for name in names}
+
+
+def marked(context: Context) -> dict[str, object]:
+    context.state["marked"] = ConfigRecord({"by": "itself"})
+    return {}
+
+
+def crowd(context: Context) -> dict[str, object]:
+    """The block that is marked takes more memory than it may, and another one waits."""
+    if "marked" in context.state:
+        taken = memory(context)
+        time.sleep(0.5)
+        return taken
+    time.sleep(2)
+    return {}
+
+
+def locked(context: Context) -> dict[str, object]:
+    """A lock of a file that blocks side by side can read."""
+    file = os.open(os.__file__, os.O_RDONLY)
+    if "marked" in context.state:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        time.sleep(2)
+        return {}
+    time.sleep(1)
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        return {"other": "holds a lock"}
+    return {"other": None}
+
+
 PROBES = {
     each.__name__: each
     for each in (
@@ -293,6 +384,15 @@ PROBES = {
         memory,
         disk,
         flood,
+        buried,
+        empty_files,
+        chain,
+        shared_memory,
+        nameless_files,
+        counters,
+        marked,
+        crowd,
+        locked,
     )
 }
 

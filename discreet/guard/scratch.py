@@ -1,0 +1,81 @@
+"""A folder that a hostile app fills, where no name space takes it away: what lies in it, and its
+end.
+
+The next block may not wait for either, nor find anything left. So a file or folder counts for some
+bytes whatever it holds, as it takes time to be removed, and neither goes by recursion or by long
+paths.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import secrets
+from contextlib import suppress
+from pathlib import Path
+
+LEAST_BYTES = 1 << 14  # that each file and folder counts for
+MOST_DEPTH = 64
+BLOCK = 512  # bytes of a unit of `st_blocks`
+MEGABYTE = 1 << 20
+
+
+def holds_more(folder: Path, most_mb: float) -> bool:
+    """True if a folder holds more megabytes, or what can't be looked at: folders in it that are
+    closed, or deeper than anybody needs."""
+    left = most_mb * MEGABYTE
+    folders = [(str(folder), 0)]
+    while folders:
+        where, depth = folders.pop()
+        try:
+            sizes, inner = _looked_at(where)
+        except FileNotFoundError:  # it has gone in the meantime
+            continue
+        except OSError:
+            return True
+        left -= sizes
+        folders += [(each, depth + 1) for each in inner]
+        if left < 0 or depth > MOST_DEPTH:
+            return True
+    return False
+
+
+def _looked_at(where: str) -> tuple[int, list[str]]:
+    """The bytes of what lies in one folder, and the folders in it."""
+    size = 0
+    inner = []
+    with os.scandir(where) as entries:
+        for entry in entries:
+            with suppress(FileNotFoundError):
+                size += max(LEAST_BYTES, entry.stat(follow_symlinks=False).st_blocks * BLOCK)
+            if entry.is_dir(follow_symlinks=False):
+                inner.append(entry.path)
+    return size, inner
+
+
+def free_mb(folder: Path) -> float:
+    """What is free in the file system of a folder, in megabytes: a file without a name takes it
+    too."""
+    found = os.statvfs(folder)
+    return found.f_bavail * found.f_frsize / MEGABYTE
+
+
+def remove(folder: Path) -> None:
+    """Removes a folder and all that lies in it, however deep: folders within are moved up first.
+    Nobody writes to it any more."""
+    prefix = secrets.token_hex(16)
+    names = (f"{prefix}-{number}" for number in itertools.count())
+    while inner := list(os.scandir(folder)):
+        for entry in inner:
+            if not entry.is_dir(follow_symlinks=False):
+                os.unlink(entry.path)
+                continue
+            os.chmod(entry.path, 0o700)
+            for below in list(os.scandir(entry.path)):
+                if below.is_dir(follow_symlinks=False):
+                    os.chmod(below.path, 0o700)
+                    os.rename(below.path, folder / next(names))
+                else:
+                    os.unlink(below.path)
+            os.rmdir(entry.path)
+    os.rmdir(folder)
