@@ -29,8 +29,8 @@ STEP = (
 )
 WRONG = {
     "privacy.dleta=1e-3": "unknown setting privacy.dleta; did you mean privacy.delta?",
-    "rounds=true": "rounds must be a whole number, at least 1 (got True)",
-    "rounds=many": "rounds must be a whole number, at least 1 (got many)",
+    "rounds=true": "rounds must be a whole number, within [1, 100000] (got True)",
+    "rounds=many": "rounds must be a whole number, within [1, 100000] (got many)",
     "data=3": "data must be a group of settings (got 3); did you mean data.name?",
     "privacy.local.schedule=[1,-1]": "privacy.local.schedule must be uniform, geometric, or a "
     "list of numbers within",
@@ -73,7 +73,7 @@ WRONG = {
     "experiment=default": "there is no experiment=default: without an experiment it is the "
     "default run",
     "server.beta_1=0.5": "server.beta_1 must be left out with server.optimizer=sgd (got 0.5)",
-    "rounds='5'": "rounds must be a whole number, at least 1 (got the text '5')",
+    "rounds='5'": "rounds must be a whole number, within [1, 100000] (got the text '5')",
 }
 
 HABITS = {  # what people type, and the setting that a user-level run means

@@ -12,7 +12,7 @@ from discreet.audit.release_audit import (
     audit_shared_step,
     audit_statistics,
 )
-from discreet.audit.user_audit import Asked, audit_users
+from discreet.audit.user_audit import AuditRequest, audit_users
 from discreet.mechanisms.mechanism import Mechanism
 from discreet.mechanisms.mechanism_table import mechanisms_of, server_mechanism
 from discreet.server.session import resolve
@@ -26,7 +26,7 @@ RATINGS = "evaluation"
 STATISTICS = "statistics"
 
 
-def experiment_of(config: Settings, asked: Asked) -> Experiment:
+def experiment_of(config: Settings, asked: AuditRequest) -> Experiment:
     """Makes the plan, once, and carries out the experiment. ConfigError: it can't be audited with
     these settings or options."""
     run = client_settings(config)

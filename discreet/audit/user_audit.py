@@ -65,7 +65,7 @@ SeenRun = tuple[Sequence[Scores], PrivacyLedger]
 
 
 @dataclass(frozen=True)
-class Asked:
+class AuditRequest:
     """The options of `discreet audit`; None is a default that depends on what is audited."""
 
     of: str | None = None
@@ -76,7 +76,7 @@ class Asked:
     device: str = "cpu"
 
 
-def audit_users(plan: Plan, task: Task, asked: Asked) -> Experiment:
+def audit_users(plan: Plan, task: Task, asked: AuditRequest) -> Experiment:
     """Runs a plan with canaries, in a folder that is thrown away, and scores them.
 
     The canaries are members of the population: `population_size`, the sampling and the noise are
@@ -109,7 +109,7 @@ def audit_users(plan: Plan, task: Task, asked: Asked) -> Experiment:
         raise ConfigError(
             f"beside {canaries} canaries there is room for 0 .. {most} clients (got {honest})"
         )
-    releases = said_first(plan, canaries * runs)
+    releases = power_of(plan, canaries * runs)
     seeds = [
         None if plan.settings.seed is None else plan.settings.seed + number
         for number in range(runs)
@@ -128,7 +128,7 @@ def check_noised(plan: Plan) -> None:
         )
 
 
-def said_first(plan: Plan, canaries: int) -> Releases:
+def power_of(plan: Plan, canaries: int) -> Releases:
     """The planned releases of a run; logs how small a fault so many canaries of all runs find."""
     user = plan.mechanism
     rounds = plan.run.rounds

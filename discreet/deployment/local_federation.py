@@ -55,7 +55,8 @@ class Federation:
 
     Attributes:
       folder: everything that is written lies in it. `secrets` in it is of `make_secrets`; its nodes
-      are registered. pause: seconds between two looks of each node for work.
+        are registered.
+      pause: seconds between two looks of each node for work.
     """
 
     folder: Path

@@ -174,7 +174,7 @@ def _mechanism(given: Mapping[str, Any]) -> Mechanism:
     return cast(Mechanism, mechanism)
 
 
-def asked_of(mechanism: Mechanism) -> dict[str, Any]:
+def settings_of_mechanism(mechanism: Mechanism) -> dict[str, Any]:
     """What a mechanism that is given is to be, by the names of its fields."""
     names = (each.name for each in fields(cast(Any, mechanism)) if each.name not in OF_A_RUN)
     return {name: getattr(mechanism, name) for name in names}
@@ -190,7 +190,7 @@ def _own_name(mechanism: Mechanism, asked: Mapping[str, Any]) -> str | None:
     kind = type(mechanism)
     if kind in KINDS:
         return None
-    plain = asked_of(kind())
+    plain = settings_of_mechanism(kind())
     for name, value in asked.items():
         rule = (
             f"its default, {plain[name]!r}: the run folder keeps {', '.join(HELD)} of a mechanism "
@@ -207,7 +207,7 @@ def flower_settings(given: Mapping[str, Any]) -> Settings:
     _refuse(given)
     mechanism = _mechanism(given)
     rating = given["private_evaluation"]
-    own = asked_of(mechanism)
+    own = settings_of_mechanism(mechanism)
     masked = isinstance(mechanism, MaskedGaussian)
     asked = {**given, **own, "own": _own_name(mechanism, own)}
     asked["delta"] = 1e-5 if asked["delta"] is None else asked["delta"]

@@ -45,6 +45,7 @@ from discreet.ledger.durable_ledger import (
 )
 from discreet.ledger.rollback_guard import flush_folder
 from discreet.logs import json_ready
+from discreet.mechanisms.mechanism import SERVER
 from discreet.mechanisms.round_state import CarriedState
 from discreet.queries.scores import score_columns
 from discreet.server.csv_text import csv_text
@@ -130,7 +131,12 @@ class RunFolder:
     def ledger_to_read(self, plan: Plan) -> DurableLedger:
         """The server's ledger, to read of what was spent. Settings that an older version did not
         note in it are not compared. Raises LedgerError: it is missing, damaged, older than it was,
-        or config.yaml says otherwise."""
+        or config.yaml says otherwise; ConfigError: that has a target where a run has its noise."""
+        for name, mechanism in plan.mechanisms.items():
+            if SERVER in mechanism.charged_at and plan.run.target_epsilon(name) is not None:
+                raise ConfigError(
+                    f"{self.path / CONFIG} is damaged: the noise of the run is missing"
+                )
         was = DurableLedger(self.ledger_path).whole().facts()
         decided = plan.deciding
         noted = {name: decided.get(name, value) for name, value in was.items()}
@@ -384,8 +390,8 @@ class RunStatus:
     Attributes:
       state: `running`, `finished` (the planned rounds are done and every file is there), `stopped`
         (before them) or `interrupted`, both for a `reason`. A server that was killed leaves
-        `running`, with an old `updated` (ISO 8601). nodes: connected when the last cohort was
-        drawn; None before the first one.
+        `running`, with an old `updated` (ISO 8601).
+      nodes: connected when the last cohort was drawn; None before the first one.
       failures: of clients that were asked, over the whole run, by kind; the latest of them is in
         words.
     """

@@ -151,7 +151,10 @@ Probability = Annotated[float, Rule("within (0, 1]", lambda value: 0 < value <= 
 # far beyond 1e4 a model overflows in its first round
 LearningRate = Annotated[float, within(LEAST_NUMBER, 1e4)]
 Momentum = Annotated[float, Rule("within [0, 1)", lambda value: 0 <= value < 1)]
-Count = Annotated[int, at_least(1)]
+# Numbers that a server names decide how long a node plans: the largest ones are public.
+Count = Annotated[int, within(1, 1_000_000_000)]
+Rank = Annotated[int, within(1, 4096)]  # of low-rank matrices
+Rounds = Annotated[int, within(1, 100_000)]
 CountOrZero = Annotated[int, at_least(0)]
 # on a command line 2024 is a number, and a folder's name
 Text = Annotated[str, Field(strict=False)]

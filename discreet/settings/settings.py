@@ -88,7 +88,7 @@ class Settings:
     """One run of Discreet, checked as a whole; a setting out of range, or a contradiction, is a
     ConfigError."""
 
-    rounds: rules.Count = 30
+    rounds: rules.Rounds = 30
     seed: rules.CountOrZero | None = None
     engine: Annotated[str, rules.one_of("auto", "batched", "sequential", "ray")] = "auto"
     data: DataConfig = DataConfig()

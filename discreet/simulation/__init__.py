@@ -13,9 +13,9 @@ def simulate(
 
     Args:
       settings: as on the command line, for instance `"rounds=5"`, `"experiment=silos"` or
-      `"output_dir=outputs/first"`. on_round: is called with the row of metrics.csv of each round,
-      once the round can't be lost any more. If it fails the run ends, and goes on with
-      `"resume=true"`.
+        `"output_dir=outputs/first"`.
+      on_round: is called with the row of metrics.csv of each round, once the round can't be lost
+        any more. If it fails the run ends, and goes on with `"resume=true"`.
 
     Returns:
       The run folder, which is named by the time unless `output_dir` is given: `metrics.csv` has a

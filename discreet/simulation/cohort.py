@@ -96,11 +96,12 @@ class Engine:
         seed, mechanism, vector: of the run; `vector` is the masked sum that clients add to, None in
           the clear.
         data: the data set that all share, on the device that computes; `client_examples`: the rows
-        that each holds. chunk: the number of clients that are trained together at most.
+          that each holds.
+        chunk: the number of clients that are trained together at most.
         workers: the number of chunks that are trained at the same time, each in a process of its
           own.
         rating: what clients answer by what they hold out, about which part of the model, and how
-            that is released; None if nothing.
+          that is released; None if nothing.
     """
 
     seed: int | None

@@ -16,7 +16,7 @@ from discreet.ledger.durable_ledger import DurableLedger
 from discreet.server.run_folder import RunFolder, state_of
 from discreet.settings.compose import load_asked
 from discreet.simulation.in_process import simulate
-from discreet.simulation.processes import below
+from discreet.simulation.processes import child_processes
 from tests.command import run as main
 from tests.scripts.living import (
     LOOPBACK,
@@ -100,9 +100,9 @@ def test_two_runs_at_once_end_each_by_itself_and_leave_no_process(tmp_path: Path
     try:
         for folder, process in processes.items():
             after_rounds(folder, process)
-            trees[folder] = below(process.pid)
+            trees[folder] = child_processes(process.pid)
             assert {host for host, _ in listening(trees[folder])} <= LOOPBACK
-            ((_, port),) = listening(below(process.pid, b"gcs_server"))
+            ((_, port),) = listening(child_processes(process.pid, b"gcs_server"))
             assert "ray.exceptions.AuthenticationError" in intrude(
                 f"127.0.0.1:{port}", tmp_path / "intruded"
             )
@@ -114,10 +114,12 @@ def test_two_runs_at_once_end_each_by_itself_and_leave_no_process(tmp_path: Path
         go_on = f"to go on: discreet run resume=true output_dir={first.path}"
         assert said.splitlines()[-1] == f"interrupted after round {done} (ended by SIGINT); {go_on}"
         assert "Traceback" not in said
-        assert not {*trees[first]} & {*below(0)}
+        assert not {*trees[first]} & {*child_processes(0)}
         after_rounds(second, processes[second], len(second.read_metrics()) + 2)
 
-        (superlink,) = [pid for pid in below(processes[second].pid) if "superlink" in words_of(pid)]
+        (superlink,) = [
+            pid for pid in child_processes(processes[second].pid) if "superlink" in words_of(pid)
+        ]
         os.kill(superlink, signal.SIGKILL)
         _, said = processes[second].communicate(timeout=DEADLINE)
         assert processes[second].returncode == 1
@@ -126,7 +128,7 @@ def test_two_runs_at_once_end_each_by_itself_and_leave_no_process(tmp_path: Path
             f"interrupted after round {check_interrupted(second, lost)} ({lost})"
             in said.splitlines()[-1]
         )
-        assert not {*trees[second]} & {*below(0)}
+        assert not {*trees[second]} & {*child_processes(0)}
     finally:
         for process in processes.values():
             process.kill()

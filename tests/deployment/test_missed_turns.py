@@ -36,7 +36,7 @@ from discreet.server.state import State
 from discreet.settings.client_settings import ClientSettings
 from discreet.settings.compose import load_asked
 from discreet.simulation.in_process import simulate
-from discreet.simulation.processes import below
+from discreet.simulation.processes import child_processes
 from tests.deployment.ends import RUN_SECONDS, end, finish, kill
 from tests.deployment.held_server import (
     EVERYBODY,
@@ -234,7 +234,7 @@ def killed_at(place: str, masked_federation: Federation, *words: str) -> None:
     (masked_federation.folder / "hold").write_text(place)
     masked_federation.run("run", *words)
     wait_until(held.exists, RUN_SECONDS, f"the server holds at {place}")
-    apps = below(masked_federation.processes["superlink"].pid, SERVER_APP)
+    apps = child_processes(masked_federation.processes["superlink"].pid, SERVER_APP)
     assert apps
     kill(masked_federation, "superlink")
     for pid in apps:

@@ -19,7 +19,7 @@ from torch import Tensor
 from discreet.accounting.correlation import Turns
 from discreet.accounting.privacy_ledger import PrivacyLedger
 from discreet.audit.experiments import experiment_of
-from discreet.audit.user_audit import Asked
+from discreet.audit.user_audit import AuditRequest
 from discreet.audit.verdict import judge
 from discreet.ledger.durable_ledger import DurableLedger
 from discreet.ledger.rollback_guard import LedgerError
@@ -353,11 +353,11 @@ def test_audit_refutes_half_its_noise_and_not_its_noise(monkeypatch: pytest.Monk
         "privacy.user.target_epsilon=null",
     )
     asked = config(*words, "privacy.user.noise_multiplier=2")
-    found = experiment_of(asked, Asked(canaries=400, honest=0, runs=2))
+    found = experiment_of(asked, AuditRequest(canaries=400, honest=0, runs=2))
     scores = found.observations[-1].scores
     shift = (scores.seen.mean() - scores.unseen.mean()) / scores.unseen.std()
     assert shift == pytest.approx(Turns("bsr", 3, 3, 9).sensitivity / 2, abs=0.2)
     assert not judge(found).refuted
     real = CorrelatedGaussian.stddev
     monkeypatch.setattr(CorrelatedGaussian, "stddev", lambda self, norm: real(self, norm) / 2)
-    assert judge(experiment_of(asked, Asked(canaries=400, honest=0, runs=2))).refuted
+    assert judge(experiment_of(asked, AuditRequest(canaries=400, honest=0, runs=2))).refuted

@@ -14,7 +14,7 @@ from torch import Tensor
 from discreet.accounting.accounting import epsilon_spent
 from discreet.accounting.events import poisson_round_event
 from discreet.audit.experiments import experiment_of
-from discreet.audit.user_audit import Asked
+from discreet.audit.user_audit import AuditRequest
 from discreet.audit.verdict import judge
 from discreet.cli.main import main
 from discreet.node.account import Refused
@@ -107,10 +107,10 @@ def test_audit_refutes_half_its_noise_and_not_its_noise(monkeypatch: pytest.Monk
         "privacy.user.noise_multiplier=1",
         "privacy.user.target_epsilon=null",
     )
-    assert not judge(experiment_of(config(*words), Asked(canaries=400))).refuted
+    assert not judge(experiment_of(config(*words), AuditRequest(canaries=400))).refuted
     half, real = Signs(run_of(0.5), CLIP, Sizes(650)), Signs.release
     monkeypatch.setattr(Signs, "release", lambda self, *given: real(half, *given))
-    assert judge(experiment_of(config(*words), Asked(canaries=400))).refuted
+    assert judge(experiment_of(config(*words), AuditRequest(canaries=400))).refuted
 
 
 def test_a_node_obeys_a_name_only_if_its_owner_named_it() -> None:
