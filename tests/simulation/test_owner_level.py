@@ -54,8 +54,8 @@ def test_all_rows_of_an_owner_are_dealt_to_one_client(table: Path) -> None:
     held = [set(owners[torch.from_numpy(dealt.examples(client))].tolist()) for client in range(3)]
     assert [len(each) for each in held] == [20, 20, 20]
     assert len(set.union(*held)) == PEOPLE
+    few = DataConfig("folder", num_clients=61, partition="owners")
     with pytest.raises(ValueError, match="61 clients cannot share 60 owners"):
-        few = DataConfig("folder", num_clients=61, partition="owners")
         partition_indices(task.train.targets, few, owners=owners)
 
 
