@@ -21,7 +21,7 @@ from discreet.privacy.mechanisms import analytic_gaussian_noise_multiplier
 from discreet.privacy.randomness import secure_source
 from discreet.protocol.messages import MalformedMessage
 from discreet.settings.privacy import LOCAL
-from discreet.settings.rules import Count, OpenShare, Positive, section
+from discreet.settings.rules import OpenShare, Positive, Rounds, section
 
 Ranges = Mapping[str, tuple[float, float]]
 Next = Callable[[Message, Context], Message]
@@ -53,8 +53,9 @@ def local_dp_mod(
 
     Args:
       ledger: a file of `discreet ledger create`; None: the one that the node's owner names in
-      --node-config. metrics: public ranges (low, high) of metrics that are sent, noised, for one
-      more release a round; none else is.
+        --node-config.
+      metrics: public ranges (low, high) of metrics that are sent, noised, for one more release a
+        round; none else is.
 
     >>> mod = local_dp_mod(clip_norm=1.0, target_epsilon=8.0, delta=1e-5, rounds=20)"""
     ranges = {name: (float(low), float(high)) for name, (low, high) in (metrics or {}).items()}
@@ -73,7 +74,7 @@ class _LocalDp:
     clip_norm: Positive
     target_epsilon: Positive
     delta: OpenShare
-    rounds: Count
+    rounds: Rounds
     ledger: Path | None
     ranges: dict[str, tuple[float, float]]
 

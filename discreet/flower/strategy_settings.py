@@ -16,7 +16,7 @@ from discreet.mechanisms.masked_sums import MaskedGaussian
 from discreet.mechanisms.mechanism import Mechanism
 from discreet.server.server_optimizer import ServerSGD, server_section
 from discreet.settings.clip_choice import CLIP_WORDS, AdaptiveClipping, FixedClipping
-from discreet.settings.compose import parse_config
+from discreet.settings.compose import parse_asked
 from discreet.settings.privacy import PLAIN, SECURE
 from discreet.settings.rules import ConfigError, did_you_mean, require
 from discreet.settings.settings import Settings
@@ -77,7 +77,7 @@ ELSEWHERE = {
 }
 # The settings of conf/ by the arguments of the constructor and of the mechanism that give them.
 GIVEN = {
-    **{name: name for name in ("seed", "output_dir", "resume")},
+    "seed": "seed",
     "sampling.kind": "sampling",
     "sampling.probability": "fraction_train",
     "sampling.population_size": "population_size",
@@ -174,7 +174,7 @@ def _mechanism(given: Mapping[str, Any]) -> Mechanism:
     return cast(Mechanism, mechanism)
 
 
-def asked_of(mechanism: Mechanism) -> dict[str, Any]:
+def settings_of_mechanism(mechanism: Mechanism) -> dict[str, Any]:
     """What a mechanism that is given is to be, by the names of its fields."""
     names = (each.name for each in fields(cast(Any, mechanism)) if each.name not in OF_A_RUN)
     return {name: getattr(mechanism, name) for name in names}
@@ -190,7 +190,7 @@ def _own_name(mechanism: Mechanism, asked: Mapping[str, Any]) -> str | None:
     kind = type(mechanism)
     if kind in KINDS:
         return None
-    plain = asked_of(kind())
+    plain = settings_of_mechanism(kind())
     for name, value in asked.items():
         rule = (
             f"its default, {plain[name]!r}: the run folder keeps {', '.join(HELD)} of a mechanism "
@@ -207,7 +207,7 @@ def flower_settings(given: Mapping[str, Any]) -> Settings:
     _refuse(given)
     mechanism = _mechanism(given)
     rating = given["private_evaluation"]
-    own = asked_of(mechanism)
+    own = settings_of_mechanism(mechanism)
     masked = isinstance(mechanism, MaskedGaussian)
     asked = {**given, **own, "own": _own_name(mechanism, own)}
     asked["delta"] = 1e-5 if asked["delta"] is None else asked["delta"]
@@ -241,7 +241,7 @@ def flower_settings(given: Mapping[str, Any]) -> Settings:
     for key, value in settings.items():
         *path, name = key.split(".")
         reduce(lambda section, part: section.setdefault(part, {}), path, nested)[name] = value
-    config = parse_config(nested)
+    config, _ = parse_asked(nested)
     least = given["min_available_nodes"]
     rule = f"within [1, population_size={config.population_size}]"
     require(least <= config.population_size, "min_available_nodes", rule, least)

@@ -256,7 +256,8 @@ DENIED = _numbers(
 # What a name space would keep apart: connections, and POSIX queues.
 DENIED_WITHOUT_SPACES = _numbers("42 49 50 240 241 242 243 ")
 # A lock of a file that all blocks can read is a sign to others. It is given, and is none.
-FLOCK, FCNTL = 73, 72
+FLOCK = 73
+FCNTL = 72
 LOCK_COMMANDS = (6, 7, 37, 38, 1024)  # F_SETLK, F_SETLKW, those of open files, F_SETLEASE
 # What changes the mode, owner, times or attributes of a file, or the priority or processors of
 # another process: Landlock covers none of it, and one block could write so to the next. It does

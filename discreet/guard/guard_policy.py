@@ -40,13 +40,13 @@ Paths are relative to the folder of the file.
 from __future__ import annotations
 
 import tomllib
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from discreet.accounting.events import PLD, poisson_round_event
-from discreet.accounting.privacy_ledger import PrivacyLedger, epsilon_of, passes
+from discreet.accounting.privacy_ledger import PrivacyLedger, epsilon_of, exceeds_budget
 from discreet.node.account import Refused
 from discreet.settings.rules import (
     ConfigError,
@@ -258,24 +258,6 @@ def _with_paths(policy: GuardPolicy, folder: Path) -> GuardPolicy:
     return replace(policy, ledger=str(folder / policy.ledger), blocks=blocks, mock=mock)
 
 
-def statement_lines(policy: GuardPolicy) -> Iterator[str]:
-    """What the guard of this policy guarantees, a sentence each."""
-    if policy.unit == PATIENT:
-        whose = "all records of one patient id"
-    else:
-        whose = "all data"
-    yield f"unit: {whose} at this site; add, remove or change them"
-    yield f"blocks: {policy.blocks.count}, a public number, each drawn with q = {policy.q:g}"
-    yield (
-        f"noise: at least {policy.min_noise_multiplier:g} times 2C, where C clips the update of a "
-        "block"
-    )
-    budget = f"epsilon {policy.max_epsilon:g} at delta {policy.max_delta:g}, over all runs"
-    yield f"budget: {budget}; by PLD, a masked sum by RDP"
-    yield "trusted: this site's operator and kernel; not the app, not the server"
-    yield "observer: the server, the researcher, other sites, over all rounds"
-
-
 def terms_of_run(policy: GuardPolicy, config: PublicConfig) -> Terms:
     """What a run's configuration asks of the guard. Refused: less noise than the policy wants, or
     no numbers."""
@@ -304,7 +286,7 @@ def check_app(policy: GuardPolicy, digest: str) -> None:
 
 def check_budget(policy: GuardPolicy, spent: PrivacyLedger) -> None:
     """Refuses if `spent`, with the round that is asked for, passes the operator's budget."""
-    if passes(spent, policy.max_epsilon, delta=policy.max_delta, accountant=PLD):
+    if exceeds_budget(spent, policy.max_epsilon, delta=policy.max_delta, accountant=PLD):
         reached = epsilon_of(spent, policy.max_delta, PLD)
         of = f"epsilon {reached:.4g} of {policy.max_epsilon:g} at delta {policy.max_delta:g}"
         raise Refused(f"the budget of this site's guard is spent: this round would reach {of}")

@@ -60,7 +60,7 @@ def try_app(app: Path, mock: Path, policy: GuardPolicy) -> str:
     bundle = bundle_of(app)
     if not mock.is_dir():
         raise ConfigError(f"--mock: {mock} is no folder")
-    config, name, version = described(bundle)
+    config, name, version = described_bundle(bundle)
     digest = hashlib.sha256(bundle).hexdigest()
     task = _task(policy, TRIAL, bundle=bundle, app=(name, version, digest), config=config)
     return _run_once(policy, task, mock_archive(mock))
@@ -78,7 +78,7 @@ def bundle_of(app: Path) -> bytes:
         raise ConfigError(f"{app} can't be read: {error.strerror}") from error
 
 
-def described(bundle: bytes) -> tuple[dict[str, Any], str, str]:
+def described_bundle(bundle: bytes) -> tuple[dict[str, Any], str, str]:
     """The run configuration of a bundle, its id and its version."""
     from flwr.common.config import flatten_dict, get_fab_config, get_metadata_from_config
 
@@ -100,13 +100,20 @@ def journal_lines(policy: GuardPolicy) -> Iterator[str]:
     """What a guard has answered and refused, a line each, oldest first."""
     path = opened_again(policy) / JOURNAL
     for line in path.read_text().splitlines() if path.exists() else ():
-        row = json.loads(line)
+        row = {name: _plain(value) for name, value in json.loads(line).items()}
         what = f"{row['time']}  run {row['run']}  {row['app']}  round {row['round']}  {row['kind']}"
         if "refused" in row:
             yield f"{what}: refused: {row['refused']}"
         else:
             drawn = f"{row['drawn']} blocks, {row['failed']} gave nothing"
             yield f"{what}: {drawn}; epsilon {row['epsilon']:.4g} so far"
+
+
+def _plain(value: object) -> object:
+    """A text in which nothing steers a terminal: a server chose it."""
+    if not isinstance(value, str):
+        return value
+    return "".join(each if each.isprintable() else ascii(each)[1:-1] for each in value)
 
 
 def _task(policy: GuardPolicy, instead: str, **more: Any) -> BlockTask:

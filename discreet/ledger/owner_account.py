@@ -20,7 +20,9 @@ BOTH = (
 
 def account_name(data_owner: str, *, by_owner: bool) -> str:
     """The account of examples, or of owners, in a ledger file."""
-    return data_owner + BY_OWNER if by_owner else data_owner
+    if by_owner:
+        return data_owner + BY_OWNER
+    return data_owner
 
 
 def other_unit(account: str) -> str:

@@ -140,7 +140,9 @@ class RollbackGuard:
                 rows = connection.execute(RECALL, (identity,)).fetchall()
         except (LedgerError, sqlite3.DatabaseError):
             return None
-        return LedgerPosition(*rows[0]) if rows else None
+        if rows:
+            return LedgerPosition(*rows[0])
+        return None
 
     def _execute(self, statement: str, values: Sequence[object] = ()) -> tuple[list[Any], int]:
         """All rows, and how many were changed."""

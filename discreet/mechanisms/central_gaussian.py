@@ -57,31 +57,32 @@ STATEFUL = (
 
 @dataclass(frozen=True)
 class CentralGaussian:
-    """All data of one client, from whoever sees the released models; the server is trusted.
+    """Hides all data of one client from observers of the released models; the server is trusted.
 
     Guarantee: for neighbouring cohorts that differ in one client, the sum before noise differs by
     at most C_t in L2 and the centred count by at most 1/2, whatever that client sends. Both are
     noised together as one Gaussian mechanism of multiplier z, sampled as the event says. Noise and
-    denominator are functions of public constants
-    and C_t alone: not of who replied. A sum of answers, which differs by at most 1, is part of the
-    same mechanism, of multiplier (z^-2 + z_answers^-2)^(-1/2).
+    denominator are functions of public constants and C_t alone: not of who replied. A sum of
+    answers, which differs by at most 1, is part of the same mechanism, of multiplier (z^-2 +
+    z_answers^-2)^(-1/2).
 
-    `DPFedAvg(mechanism=...)` takes one with what it is to be, by keyword; in a run it is made of
-    the run's settings.
+    Pass it to `DPFedAvg(mechanism=...)` with keywords; in a run it is made from the run's settings.
 
     Attributes:
       run: the settings that clients are told.
       clip: the rule by which an adaptive clip norm moves.
       sizes: of what is released.
       noise_multiplier: noise per sensitivity, of a round as a whole. Give this or `target_epsilon`.
-      target_epsilon: the noise is chosen so that `num_rounds` rounds cost at most this, and it is
-      the budget. max_epsilon: a round that would pass it is not begun: the run ends, and `start`
-      returns what there is.
+      target_epsilon: the largest epsilon of `num_rounds` rounds, which determines the noise; also
+        the budget.
+      max_epsilon: the budget. The run ends before a round that would exceed it, and `start` returns
+        the last model.
       delta: below 1 / population_size.
       clipping: `AdaptiveClipping` or `FixedClipping`.
       accountant: "pld" or "rdp".
       noise: "grid" (exact sums and rounded noise), "float", or "secure_sum" (each value a sum of 4
-      draws). too_noisy: "refuse" or "warn", of settings with which noise will drive the model.
+        draws).
+      too_noisy: "refuse" or "warn": the reaction to settings with which noise drives the model.
     """
 
     run: ClientSettings = UNBOUND
@@ -119,7 +120,10 @@ class CentralGaussian:
             ),
         }[user.sampling]
         rated, priced = ratings(self.run, "a Gaussian", "Gaussian noise on their sum at the server")
-        kind = "adaptive" if user.adaptive else "fixed"
+        if user.adaptive:
+            kind = "adaptive"
+        else:
+            kind = "fixed"
         unit, who = protected(self.run)
         if user.sampling == "fixed":
             neighbours = "replace"

@@ -4,7 +4,8 @@ rounds.
 Each round's noise takes back a part of what earlier rounds added (matrix factorisation, DP-FTRL):
 the running sum of updates, which the model is, holds less of it. Matrices, sensitivity and account:
 `discreet.accounting.correlation`. Source: Kalinin and Lampert 2024 (arXiv 2405.13763); Kalinin,
-McKenna, Upadhyay and Lampert 2025 (arXiv 2505.12128)."""
+McKenna, Upadhyay and Lampert 2025 (arXiv 2505.12128).
+"""
 
 from __future__ import annotations
 
@@ -54,8 +55,8 @@ SPREAD = 4.0
 
 @dataclass(frozen=True)
 class CorrelatedNoise:
-    """All data of one client, from whoever sees the released models and who is asked; the server is
-    trusted.
+    """Hides all data of one client from observers of the released models, even if they see who is
+    asked; the server is trusted.
 
     Guarantee: for neighbouring runs that differ in one client, which is asked at most every
     `groups` rounds, the rounds so far are together one Gaussian mechanism, as
@@ -63,17 +64,17 @@ class CorrelatedNoise:
     disk, with the keys of the noise, before it is out: one that a crash cuts off is released again
     as it was, to the last bit, and nobody is asked for it again. If it was charged and is not on
     disk, it is charged again, as a release of its own: old files that were put back look the same.
-    Noise does
-    not depend on who replies.
+    Noise does not depend on who replies.
 
-    `DPFedAvg` takes it with sampling="cyclic", or "everyone", for which it wins nothing.
+    `DPFedAvg` needs sampling="cyclic" for it, or "everyone", with which it gains nothing.
 
     Attributes:
       run, clip, sizes, noise_multiplier, target_epsilon, max_epsilon, delta, accountant, noise,
         too_noisy: as `CentralGaussian` has them.
       clipping: `FixedClipping`.
       groups: how many take turns: a node, by its number, is in one of them, and is asked at most
-      every so many rounds. correlation: "bsr", "bisr", "sqrt" or "none" (independent noise).
+        every so many rounds.
+      correlation: "bsr", "bisr", "sqrt" or "none" (independent noise).
       bandwidth: of bsr and bisr; None for that of the least noise on the running sum.
     """
 
@@ -102,7 +103,10 @@ class CorrelatedNoise:
             turns = f"{groups} public groups in turn, one a round"
         else:
             turns = "everybody in every round"
-        asked = ASKED_BEFORE if self.run.data.normalise == "private" else ""
+        if self.run.data.normalise == "private":
+            asked = ASKED_BEFORE
+        else:
+            asked = ""
         unit, who = protected(self.run)
         return Statement(
             unit=unit,
@@ -231,7 +235,7 @@ class CorrelatedNoise:
     def _noised(self, total: CohortSum, keys: Tensor, number: int) -> Tensor:
         import torch
 
-        from discreet.privacy.correlated_gaussian import Block, CorrelatedGaussian
+        from discreet.privacy.correlated_gaussian import CorrelatedGaussian, RoundBlock
 
         assert total.grid is not None
         # The newest key is the last one, and its weight the first.
@@ -243,7 +247,7 @@ class CorrelatedNoise:
         if number == len(keys) > BLOCK:
             # the keys of finished blocks, of which none was removed yet
             old = range(len(keys) - at - 1)
-            block = Block(
+            block = RoundBlock(
                 at, tuple(tuple(weights[row + 1 + each] for each in old) for row in range(BLOCK))
             )
         add = CorrelatedGaussian(noise_of(self.run)).add_grid_noise

@@ -66,7 +66,10 @@ class LocalDpSgd:
         size = self.run.training.batch_size
         asked = self.run.evaluation
         unit = self.run.example.unit_name
-        adjacency = ZERO_OUT if declared is None else ADD_OR_REMOVE
+        if declared is None:
+            adjacency = ZERO_OUT
+        else:
+            adjacency = ADD_OR_REMOVE
         probability = "batch_size / n"
         clipping = "per-example clipping"
         rated = ""

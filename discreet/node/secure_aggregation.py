@@ -97,7 +97,7 @@ def answer_masking(
     request, virtual = read_masking(content)
     files = files_of(virtual, node_config)
     try:
-        identity, directory = read_member(files, guarded=guarded)
+        identity, directory = read_identity(files, guarded=guarded)
     except IdentityError as error:
         logger.error("%s", error)
         raise Refused(
@@ -142,7 +142,7 @@ def _no_work() -> NoReturn:
     raise MaskingRefused("a masked vector is asked for without the work")
 
 
-def read_member(files: MembershipFiles, *, guarded: bool = False) -> tuple[Identity, Directory]:
+def read_identity(files: MembershipFiles, *, guarded: bool = False) -> tuple[Identity, Directory]:
     """A node's name and private key, and all nodes' public keys, as the owners have compared them.
 
     Raises:

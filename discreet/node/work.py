@@ -31,7 +31,8 @@ class Work:
       training: of local training without noise, or None: nothing is trained, and no update leaves.
       query: the name of what the client answers; empty for nothing.
       at_server: the mechanism whose releases the server is charged for; None if clients alone noise
-      what they send. is_charged: True if a client's own ledger pays for something.
+        what they send.
+      is_charged: True if a client's own ledger pays for something.
       has_own_noise: True if clients draw the noise on their ratings themselves.
     """
 

@@ -67,7 +67,10 @@ class RandomSource:
         ).encryptor()
 
     def __repr__(self) -> str:
-        kind = "secure" if self.is_secure else "seeded: reproducible, protects nobody"
+        if self.is_secure:
+            kind = "secure"
+        else:
+            kind = "seeded: reproducible, protects nobody"
         return f"RandomSource({kind})"
 
     def __reduce__(self) -> NoReturn:

@@ -165,12 +165,16 @@ class ExamplePrivacyConfig:
     @property
     def most_rows(self) -> int | None:
         """The most rows of an owner that a step reads; None if the unit is an example."""
-        return self.rows_per_owner if self.by_owner else None
+        if self.by_owner:
+            return self.rows_per_owner
+        return None
 
     @property
     def unit_name(self) -> str:
         """The unit in a word."""
-        return OWNER if self.by_owner else EXAMPLE
+        if self.by_owner:
+            return OWNER
+        return EXAMPLE
 
 
 @section("privacy.local.")

@@ -96,11 +96,12 @@ class Engine:
         seed, mechanism, vector: of the run; `vector` is the masked sum that clients add to, None in
           the clear.
         data: the data set that all share, on the device that computes; `client_examples`: the rows
-        that each holds. chunk: the number of clients that are trained together at most.
+          that each holds.
+        chunk: the number of clients that are trained together at most.
         workers: the number of chunks that are trained at the same time, each in a process of its
           own.
         rating: what clients answer by what they hold out, about which part of the model, and how
-            that is released; None if nothing.
+          that is released; None if nothing.
     """
 
     seed: int | None
@@ -335,11 +336,13 @@ def masked_vector(plan: Plan) -> SecureSum | None:
     return plan.mechanism.participation.vector
 
 
-def engine_of(plan: Plan, task: Task, *, dealt: ClientExamples | None = None) -> Engine:
-    """The engine for a run on a task; `dealt` in place of the run's own partition. `device` of the
-    run decides where it computes: a chunk for every core, or one at a time on a GPU."""
+def engine_of(
+    plan: Plan, task: Task, device_name: str = "cpu", *, dealt: ClientExamples | None = None
+) -> Engine:
+    """The engine for a run on a task; `dealt` in place of the run's own partition. The device
+    decides where it computes: a chunk for every core, or one at a time on a GPU."""
     run = plan.run
-    device = torch.device(plan.settings.device)
+    device = torch.device(device_name)
     model = model_for(plan.settings.model, task.shape, seed=0).to(device)
     learned, examples_read = behind_fixed(model, task.train)
     data = shared_examples(examples_read, device)

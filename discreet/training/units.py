@@ -47,7 +47,9 @@ class Units:
     owners: OwnerRows | None = None
 
     def __len__(self) -> int:
-        return len(self.examples) if self.owners is None else len(self.owners)
+        if self.owners is None:
+            return len(self.examples)
+        return len(self.owners)
 
     def drawn(self, units: Tensor, source: RandomSource) -> Drawn:
         """The batch of these units: of an owner at most so many rows as a step reads, drawn

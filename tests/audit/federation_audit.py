@@ -23,7 +23,7 @@ import torch
 from flwr.app import Message, RecordDict
 
 from discreet.audit.canaries import Canaries, Experiment, draw_canaries
-from discreet.audit.user_audit import SeenRun, check_noised, said_first, scored, together
+from discreet.audit.user_audit import SeenRun, check_noised, power_of, scored, together
 from discreet.deployment.flower_home import wait_until
 from discreet.deployment.local_federation import (
     SERVERS,
@@ -74,7 +74,7 @@ def audit_federation(plan: Plan, *, canaries: int = 40, runs: int = 1) -> Experi
     """
     check_federation(plan, canaries, runs)
     require_extra(*SERVERS, extra="deployment", why="the node proxy of a federation")
-    releases = said_first(plan, canaries * runs)
+    releases = power_of(plan, canaries * runs)
     names = [str(number) for number in range(canaries)]
     with (
         tempfile.TemporaryDirectory(prefix="discreet-audit-") as folder,

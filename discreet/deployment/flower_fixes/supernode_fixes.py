@@ -41,7 +41,7 @@ from discreet.deployment.flower_fixes.commands import (
     LONGEST_PAUSE,
     SHORTEST_SECONDS,
 )
-from discreet.simulation.processes import STARTER, below
+from discreet.simulation.processes import STARTER, child_processes
 
 logger = logging.getLogger("discreet.node")
 
@@ -100,7 +100,7 @@ def push_messages(
             time.sleep(LOOK_SECONDS)
             if time.monotonic() > watch:
                 watch = time.monotonic() + WATCH_SECONDS
-                if os.path.isdir("/proc/self") and not below(os.getpid(), STARTER):
+                if os.path.isdir("/proc/self") and not child_processes(os.getpid(), STARTER):
                     raise RuntimeError(
                         f"this node's {STARTER.decode()} has ended: no ClientApp would start any "
                         "more"
