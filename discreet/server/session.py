@@ -184,7 +184,7 @@ def resolve(settings: Settings, decided: PrivacyConfig | None = None) -> tuple[P
         ("operations.predictions=true", plan.settings.operations.predictions),
     ):
         if needed and not len(task.test):
-            raise ConfigError(f"{name} needs a test set, and these data have none")
+            raise ConfigError(f"{name} needs a test set, which these data lack")
     return plan, task
 
 
