@@ -25,7 +25,8 @@ from typing import Annotated, Literal
 
 from typer import Option
 
-from discreet.audit.experiments import AuditRequest, experiment_of
+from discreet.audit.experiments import experiment_of
+from discreet.audit.user_audit import AuditRequest
 from discreet.audit.verdict import FALSE_ALARM, PICTURE, RECORD, SIGNIFICANCE, judge, write_audit
 from discreet.cli.console import Words, new_folder, print_table
 from discreet.deployment.interruption import ending
@@ -66,12 +67,13 @@ def command(
     if run and overrides:
         raise ConfigError("--run takes the settings of that run: give no others")
     if run:
-        config = RunFolder(run.expanduser().resolve()).read_config()
+        config, call = RunFolder(run.expanduser().resolve()).read_asked()
     else:
-        config = asked_settings(overrides or [])
+        config, call = asked_settings(overrides or [])
     log_to(sys.stderr, log_format=config.operations.log_format)
     with ending(lambda reason: f"the audit ended early ({reason}); nothing was spent"):
-        experiment = experiment_of(config, AuditRequest(of, canaries, rounds, runs, honest))
+        asked = AuditRequest(of, canaries, rounds, runs, honest, call.device)
+        experiment = experiment_of(config, asked)
     verdict = judge(experiment, false_alarm=false_alarm)
     folder = output or new_folder("audits/")
     write_audit(folder, experiment, verdict)

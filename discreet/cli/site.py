@@ -1,4 +1,4 @@
-"""A guarded site: `discreet site split|check|try|log WHERE`.
+"""A guarded site: `discreet site split|check|try|log|status WHERE`.
 
 split   deals the patients of the data WHERE to blocks, once, into the folder --out: a table (csv,
         jsonl, parquet, npz), a folder with data.toml, or with --id folders a folder that has one
@@ -8,6 +8,8 @@ check   WHERE is a guard.toml: policy, split, account, and what a hostile app re
 try     runs the app WHERE, a folder or a .fab, as a whole in the sandbox on the public rows in
         --mock; all errors are shown, and nothing is charged
 log     WHERE is a guard.toml: what has run, for which app, what it cost, and what was refused
+status  WHERE is a guard.toml: the guarantee, and what of the budget is spent; --json: as
+        privacy.json in the site's folder has it after each round
 
 examples:
   discreet site split patients.csv --id patient --blocks 100 --out site
@@ -19,18 +21,20 @@ examples:
 from __future__ import annotations
 
 import hashlib
+import json
 from pathlib import Path
 from typing import Annotated, Literal
 
 import typer
 from typer import Option
 
-from discreet.guard.guard_policy import PATIENT, SITE, read_guard, statement_lines
+from discreet.guard.guard_policy import PATIENT, SITE, read_guard
+from discreet.logs import json_ready
 from discreet.settings.rules import ConfigError
 
 
 def command(
-    action: Annotated[Literal["split", "check", "try", "log"], typer.Argument()],
+    action: Annotated[Literal["split", "check", "try", "log", "status"], typer.Argument()],
     where: Annotated[Path, typer.Argument(metavar="WHERE")],
     id_column: Annotated[
         str | None, Option("--id", help="split: the column of the patients' ids, or folders")
@@ -48,6 +52,7 @@ def command(
     guard: Annotated[
         Path | None, Option(help="try: a guard.toml, for its limits and its mock folder")
     ] = None,
+    as_json: Annotated[bool, Option("--json", help="status: one JSON object")] = False,
 ) -> int:
     """Does one action; 1 if `check` finds a wall that does not hold."""
     if action == "split":
@@ -56,6 +61,8 @@ def command(
         return _try(where, mock, guard)
     if action == "check":
         return _check(where)
+    if action == "status":
+        return _status(where, as_json=as_json)
     return _log(where)
 
 
@@ -82,6 +89,7 @@ def _split(
 def _check(path: Path) -> int:
     from discreet.guard.operating import broken_walls
     from discreet.guard.site_check import check_site
+    from discreet.guard.site_report import statement_lines
 
     policy = check_site(path)
     print(f"{path}: policy, split and account are in order")
@@ -118,5 +126,19 @@ def _log(path: Path) -> int:
     from discreet.guard.operating import journal_lines
 
     for line in journal_lines(read_guard(path)):
+        print(line)
+    return 0
+
+
+def _status(path: Path, *, as_json: bool) -> int:
+    from discreet.guard.site_guard import guard_ledger
+    from discreet.guard.site_report import privacy_facts, spending_lines, statement_lines
+
+    policy = read_guard(path)
+    ledger = guard_ledger(policy)
+    if as_json:
+        print(json.dumps(json_ready(privacy_facts(policy, ledger))))
+        return 0
+    for line in (*statement_lines(policy), *spending_lines(policy, ledger)):
         print(line)
     return 0

@@ -298,13 +298,13 @@ def main(words: Sequence[str]) -> int:
             f"data.num_clients={len(nodes)}",
             f"sampling.min_nodes={len(nodes)}",
         ]
-        config = asked_settings(arguments.overrides, defaults=defaults)
+        config, call = asked_settings(arguments.overrides, defaults=defaults)
         app_folder()
         require_extra(*SERVERS, extra="deployment", why="the node proxy of a federation")
-        run = check_output(config.output_dir, resume=config.resume)
+        run = check_output(call)
         check_secure(config.seed)
-        resolve(config)
-        for ledger in node_ledgers(run, len(nodes)) if config.resume else ():
+        resolve(config, resumed=call.resume)
+        for ledger in node_ledgers(run, len(nodes)) if call.resume else ():
             DurableLedger(ledger).check()
     except (ConfigError, LedgerError) as error:
         print(f"discreet: {error}", file=sys.stderr)
@@ -317,7 +317,7 @@ def main(words: Sequence[str]) -> int:
         which = ("--nodes", str(len(nodes)))
     else:
         which = ("--data", str(arguments.data.resolve()))
-    if config.resume:
+    if call.resume:
         overrides = arguments.overrides
     else:
         overrides = [*defaults, *arguments.overrides]

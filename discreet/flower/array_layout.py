@@ -205,7 +205,9 @@ def _initial(name: str, array: Array) -> Values:
         raise ConfigError(
             f"initial_arrays: {name} must be of one of {', '.join(KEPT)} (got {values.dtype})"
         )
-    if str(values.dtype) in FLOATS and not np.isfinite(values.astype(np.float32)).all():
+    with np.errstate(over="ignore"):
+        finite = np.isfinite(values.astype(np.float32)).all()
+    if str(values.dtype) in FLOATS and not finite:
         raise ConfigError(f"initial_arrays: {name} holds NaN, infinity, or values beyond float32")
     return values
 

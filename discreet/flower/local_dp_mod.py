@@ -21,7 +21,7 @@ from discreet.privacy.mechanisms import analytic_gaussian_noise_multiplier
 from discreet.privacy.randomness import secure_source
 from discreet.protocol.messages import MalformedMessage
 from discreet.settings.privacy import LOCAL
-from discreet.settings.rules import Count, OpenShare, Positive, section
+from discreet.settings.rules import OpenShare, Positive, Rounds, section
 
 Ranges = Mapping[str, tuple[float, float]]
 Next = Callable[[Message, Context], Message]
@@ -74,7 +74,7 @@ class _LocalDp:
     clip_norm: Positive
     target_epsilon: Positive
     delta: OpenShare
-    rounds: Count
+    rounds: Rounds
     ledger: Path | None
     ranges: dict[str, tuple[float, float]]
 

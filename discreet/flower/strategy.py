@@ -51,11 +51,12 @@ from discreet.server.run_context import (
     open_run,
     say_how_it_ended,
 )
-from discreet.server.run_folder import RunFolder, check_output, replace_file
+from discreet.server.run_folder import RunFolder, check_output, output_folder, replace_file
 from discreet.server.server_optimizer import ServerOptimizer
 from discreet.server.session import check_secure
 from discreet.server.state import Outcome, State
 from discreet.server.training_run import OnRound, TrainingRun
+from discreet.settings.call import Call
 from discreet.settings.privacy import Sizes
 from discreet.settings.rules import ConfigError, plain, require
 from discreet.settings.settings import Settings
@@ -173,6 +174,7 @@ class DPFedAvg(Strategy):
         self._refuse_overrides()
         with in_words_of_arguments():
             self.config = flower_settings(given)
+            self.call = Call(output_dir, resume)
         self.on_round = on_round
         self.frozen = (frozen,) if isinstance(frozen, str) else tuple(frozen)
         self.keys = (arrayrecord_key, configrecord_key)
@@ -255,10 +257,9 @@ class DPFedAvg(Strategy):
                 if not simulated:
                     check_secure(asked.seed)
                 layout = layout_of(initial_arrays, frozen=self.frozen)
-                plan, layout = planned_app(asked, initial_arrays, layout, evaluate)
-                opened = open_run(
-                    plan, params=layout.vector(initial_arrays), simulated=simulated, held=held
-                )
+                plan, layout = planned_app(asked, self.call, initial_arrays, layout, evaluate)
+                params = layout.vector(initial_arrays)
+                opened = open_run(plan, self.call, params=params, simulated=simulated, held=held)
                 run = replace(opened, names=ARGUMENTS)
                 keep_arrays(run.folder, layout, plan.chance_loss)
             transport = self._transport(grid, run, layout, train_config or ConfigRecord(), held)
@@ -389,6 +390,7 @@ def evaluation_by(
 
 def planned_app(
     asked: Settings,
+    call: Call,
     arrays: ArrayRecord,
     layout: ArrayLayout,
     evaluate: Callable[[int, ArrayRecord], EvaluationResult],
@@ -403,21 +405,23 @@ def planned_app(
             query = None
         return Plan(decided, asked, num_params=layout.num_params, query=query)
 
-    found = plan(
-        same_settings(asked) if asked.resume else resolve_noise(asked, Sizes(layout.num_params))
-    )
+    if call.resume:
+        decided = same_settings(asked, RunFolder(output_folder(call.output_dir)))
+    else:
+        decided = resolve_noise(asked, Sizes(layout.num_params))
+    found = plan(decided)
     if asked.population_size < FEW_CLIENTS:
         advice = f"; {EXAMPLES_INSTEAD}"
     else:
         advice = ""
     check_search(found.clip, count_stddev(found.run) or 0.0, found.denominator, advice=advice)
     check_cost(found)
-    folder = check_output(found.settings.output_dir, resume=asked.resume)
-    if asked.resume:
+    folder = check_output(call)
+    resumed = None
+    if call.resume:
         resumed = _read_arrays(folder, layout)
     else:
-        resumed = None
-    check_noise(found, lambda rounds: plan(resolve_noise(replace(asked, rounds=rounds))))
+        check_noise(found, lambda rounds: plan(resolve_noise(replace(asked, rounds=rounds))))
     started, loss = resumed or (layout, evaluate(0, arrays).loss)
     return found if loss is None else replace(found, chance_loss=loss), started
 

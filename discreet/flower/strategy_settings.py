@@ -16,7 +16,7 @@ from discreet.mechanisms.masked_sums import MaskedGaussian
 from discreet.mechanisms.mechanism import Mechanism
 from discreet.server.server_optimizer import ServerSGD, server_section
 from discreet.settings.clip_choice import CLIP_WORDS, AdaptiveClipping, FixedClipping
-from discreet.settings.compose import parse_config
+from discreet.settings.compose import parse_asked
 from discreet.settings.privacy import PLAIN, SECURE
 from discreet.settings.rules import ConfigError, did_you_mean, require
 from discreet.settings.settings import Settings
@@ -77,7 +77,7 @@ ELSEWHERE = {
 }
 # The settings of conf/ by the arguments of the constructor and of the mechanism that give them.
 GIVEN = {
-    **{name: name for name in ("seed", "output_dir", "resume")},
+    "seed": "seed",
     "sampling.kind": "sampling",
     "sampling.probability": "fraction_train",
     "sampling.population_size": "population_size",
@@ -241,7 +241,7 @@ def flower_settings(given: Mapping[str, Any]) -> Settings:
     for key, value in settings.items():
         *path, name = key.split(".")
         reduce(lambda section, part: section.setdefault(part, {}), path, nested)[name] = value
-    config = parse_config(nested)
+    config, _ = parse_asked(nested)
     least = given["min_available_nodes"]
     rule = f"within [1, population_size={config.population_size}]"
     require(least <= config.population_size, "min_available_nodes", rule, least)

@@ -40,7 +40,7 @@ Paths are relative to the folder of the file.
 from __future__ import annotations
 
 import tomllib
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -256,24 +256,6 @@ def _with_paths(policy: GuardPolicy, folder: Path) -> GuardPolicy:
     else:
         mock = str(folder / policy.mock)
     return replace(policy, ledger=str(folder / policy.ledger), blocks=blocks, mock=mock)
-
-
-def statement_lines(policy: GuardPolicy) -> Iterator[str]:
-    """What the guard of this policy guarantees, a sentence each."""
-    if policy.unit == PATIENT:
-        whose = "all records of one patient id"
-    else:
-        whose = "all data"
-    yield f"unit: {whose} at this site; add, remove or change them"
-    yield f"blocks: {policy.blocks.count}, a public number, each drawn with q = {policy.q:g}"
-    yield (
-        f"noise: at least {policy.min_noise_multiplier:g} times 2C, where C clips the update of a "
-        "block"
-    )
-    budget = f"epsilon {policy.max_epsilon:g} at delta {policy.max_delta:g}, over all runs"
-    yield f"budget: {budget}; by PLD, a masked sum by RDP"
-    yield "trusted: this site's operator and kernel; not the app, not the server"
-    yield "observer: the server, the researcher, other sites, over all rounds"
 
 
 def terms_of_run(policy: GuardPolicy, config: PublicConfig) -> Terms:

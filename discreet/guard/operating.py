@@ -100,13 +100,20 @@ def journal_lines(policy: GuardPolicy) -> Iterator[str]:
     """What a guard has answered and refused, a line each, oldest first."""
     path = opened_again(policy) / JOURNAL
     for line in path.read_text().splitlines() if path.exists() else ():
-        row = json.loads(line)
+        row = {name: _plain(value) for name, value in json.loads(line).items()}
         what = f"{row['time']}  run {row['run']}  {row['app']}  round {row['round']}  {row['kind']}"
         if "refused" in row:
             yield f"{what}: refused: {row['refused']}"
         else:
             drawn = f"{row['drawn']} blocks, {row['failed']} gave nothing"
             yield f"{what}: {drawn}; epsilon {row['epsilon']:.4g} so far"
+
+
+def _plain(value: object) -> object:
+    """A text in which nothing steers a terminal: a server chose it."""
+    if not isinstance(value, str):
+        return value
+    return "".join(each if each.isprintable() else ascii(each)[1:-1] for each in value)
 
 
 def _task(policy: GuardPolicy, instead: str, **more: Any) -> BlockTask:

@@ -164,7 +164,7 @@ class Sandbox:
 
     def _read(self, running: Sequence[_Running], task: BlockTask, *, until: float) -> None:
         """Reads the pipes of blocks until all have ended, or the slot is over."""
-        most = 4 * task.size + self.most_state + 1
+        most = 4 * task.size + most_state(self.policy.blocks.count) + 1
         open_pipes = {each.out: (each.said, most) for each in running}
         open_pipes |= {each.log: (each.logged, MOST_LOG) for each in running}
         while open_pipes and (left := until - time.monotonic()) > 0:
@@ -179,19 +179,19 @@ class Sandbox:
             os.close(each.out)
             os.close(each.log)
 
-    @property
-    def most_state(self) -> int:
-        """The bytes that a block may keep, a public number."""
-        return min(MOST_STATE, MOST_STATES // self.policy.blocks.count)
-
     def _result(self, block: _Running, task: BlockTask) -> BlockResult:
         size = 4 * task.size
         said = bytes(block.said)
         log = bytes(block.logged)
-        if not size <= len(said) <= size + self.most_state:
+        if not size <= len(said) <= size + most_state(self.policy.blocks.count):
             return BlockResult(block.number, None, b"", log)
         vector = np.frombuffer(said[:size], np.float32)
         return BlockResult(block.number, vector, said[size:], log)
+
+
+def most_state(blocks: int) -> int:
+    """The bytes that each of so many blocks may keep, a public number."""
+    return min(MOST_STATE, MOST_STATES // blocks)
 
 
 def sandbox_command(policy: GuardPolicy, control: int) -> list[str]:

@@ -45,13 +45,16 @@ from discreet.guard.guard_policy import (
 )
 from discreet.guard.masked_blocks import read_masked
 from discreet.guard.patient_blocks import SiteBlocks, read_blocks
-from discreet.guard.sandbox import BlockInput, BlockResult, Sandbox
+from discreet.guard.sandbox import MOST_LOG, BlockInput, BlockResult, Sandbox, most_state
+from discreet.guard.scratch import MEGABYTE, free_mb
+from discreet.guard.site_report import PRIVACY, privacy_facts
 from discreet.ledger.durable_ledger import Charge, DurableLedger
 from discreet.node.account import Refused
 from discreet.node.secure_aggregation import answer_masking
 from discreet.privacy.randomness import secure_source
 from discreet.protocol.masked_messages import MASKING
 from discreet.protocol.messages import MalformedMessage
+from discreet.server.run_folder import write_json
 from discreet.settings.rules import ConfigError
 
 if TYPE_CHECKING:
@@ -61,6 +64,7 @@ logger = logging.getLogger("discreet.guard")
 
 TRAIN = "train"
 EVALUATE = "evaluate"
+MOST_RUNS = 2  # whose blocks' states are kept
 NUM_EXAMPLES = "num-examples"  # as FedAvg weighs replies: the number of blocks
 STATES = "states"
 LOGS = "logs"
@@ -130,6 +134,7 @@ class SiteGuard:
         """
         try:
             check_app(self.policy, app.digest)
+            check_room(self.site, self.policy.blocks.count)
             if MASKING in message.content:
                 return self._masked(message, context, app)
             work = self._work(message, context)
@@ -224,6 +229,7 @@ class SiteGuard:
             vectors = self._vectors(task, inputs, work=work, sent=sent, results=results)
             summed = work.release.add_up(vectors)
         _store(results, states, self.site / LOGS)
+        write_json(self.site / PRIVACY, privacy_facts(self.policy, self.ledger))
         self._note(message, app, drawn=summed.drawn, failed=summed.failed, epsilon=self.epsilon)
         return summed
 
@@ -371,9 +377,28 @@ def opened_again(policy: GuardPolicy) -> Path:
     return folder
 
 
+def check_room(site: Path, blocks: int) -> None:
+    """Refused unless the largest states and logs of blocks fit on the site's disk, whatever blocks
+    have left there: what one keeps may decide neither what another one can, nor that nothing
+    leaves."""
+    wanted = MOST_RUNS * blocks * most_state(blocks) + blocks * MOST_LOG
+    left = [path for name in (STATES, LOGS) for path in (site / name).rglob("*")]
+    taken = sum(path.stat().st_size for path in left if path.is_file())
+    if free_mb(site) * MEGABYTE + taken < wanted:
+        raise Refused(f"this site's guard wants {wanted / MEGABYTE:.0f} MB of room on its disk")
+
+
+def _forget_runs(states: Path, but: Path) -> None:
+    """Removes the states of all runs but the latest ones."""
+    others = sorted(set(states.iterdir()) - {but}, key=lambda path: path.stat().st_mtime)
+    for old in others[: max(0, len(others) + 1 - MOST_RUNS)]:
+        shutil.rmtree(old)
+
+
 def _store(results: Sequence[BlockResult], states: Path, logs: Path) -> None:
     for folder in (states.parent, states, logs):
         folder.mkdir(mode=0o700, exist_ok=True)
+    _forget_runs(states.parent, but=states)
     for each in results:
         if each.state:
             (states / str(each.number)).write_bytes(each.state)

@@ -26,8 +26,8 @@ from discreet.settings.client_settings import ClientSettings
 from discreet.settings.rules import (
     POSITIVE,
     ConfigError,
-    Count,
     CountOrZero,
+    Rounds,
     Rule,
     read_json,
     section,
@@ -124,7 +124,7 @@ class TrainRequest:
         builds the same.
     """
 
-    round: Count
+    round: Rounds
     clip_norm: Annotated[float, Field(allow_inf_nan=True), CLIP_NORM]
     run: ClientSettings
     virtual: VirtualClient | None = None

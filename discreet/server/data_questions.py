@@ -65,7 +65,7 @@ def with_range(asked: StatisticsConfig, data: str, path: str | None) -> Statisti
     return replace(asked, low=declared[0], high=declared[1])
 
 
-def with_constants(config: Settings, task: Task) -> Settings:
+def with_constants(config: Settings, task: Task, *, resumed: bool) -> Settings:
     """The configuration with the public range, and with what `data.normalise=public` normalises by:
     the middle and half of that range, unless it is given. ConfigError: inputs can't be normalised
     so."""
@@ -90,7 +90,7 @@ def with_constants(config: Settings, task: Task) -> Settings:
         raise ConfigError(
             f"normaliser.means must be {shape.columns} numbers, one a column (got {len(means)})"
         )
-    if kind == "private" and means is not None and not config.resume:
+    if kind == "private" and means is not None and not resumed:
         raise ConfigError(
             "normaliser.means must be left out with data.normalise=private: clients are asked "
             "for them"

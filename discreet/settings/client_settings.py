@@ -39,6 +39,7 @@ from discreet.settings.wording import Key, Part, Wording
 
 # The values that a choice needs in other settings, one or any of several, and why.
 Needs = dict[str, tuple[object, str]]
+MOST_CORRELATED = 10_000  # rounds, whose price is then computed within seconds
 AT_SERVER = "public", "none"
 MASKED: Needs = {
     "sampling.kind": (
@@ -154,7 +155,7 @@ class ClientSettings:
     """The part of a run that each client is told, the same in every round, with the guarantees.
     Raises ConfigError: a setting is out of range, or two settings contradict each other."""
 
-    rounds: rules.Count
+    rounds: rules.Rounds
     delta: rules.OpenShare
     accountant: Accountant
     noise: Noise
@@ -245,6 +246,10 @@ class ClientSettings:
             why = "earlier noise, which later noise takes back, was made for one clip norm"
             rule = Wording(f"fixed: {why}, with ", by)
             require(not user.adaptive, "privacy.user.clip.kind", rule, "adaptive")
+            most = Wording(
+                f"at most {MOST_CORRELATED}: each round pays for all before it, with ", by
+            )
+            require(self.rounds <= MOST_CORRELATED, "rounds", most, self.rounds)
             yield by, TURNS
         if user.enabled and user.sampling == "fixed":
             yield Key("sampling.kind=fixed"), FIXED

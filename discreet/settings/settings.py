@@ -88,12 +88,9 @@ class Settings:
     """One run of Discreet, checked as a whole; a setting out of range, or a contradiction, is a
     ConfigError."""
 
-    rounds: rules.Count = 30
+    rounds: rules.Rounds = 30
     seed: rules.CountOrZero | None = None
-    device: rules.Text = "cpu"
     engine: Annotated[str, rules.one_of("auto", "batched", "sequential", "ray")] = "auto"
-    output_dir: rules.Text | None = None
-    resume: bool = False
     data: DataConfig = DataConfig()
     model: ModelConfig = ModelConfig()
     task: TaskConfig = TaskConfig()
@@ -108,12 +105,6 @@ class Settings:
     ray: RayConfig = RayConfig()
 
     def __post_init__(self) -> None:
-        require(
-            not self.resume or self.output_dir is not None,
-            "output_dir",
-            Wording("given with ", Key("resume=true")),
-            None,
-        )
         _check_cohort(self)
         _check_account(self)
         if self.evaluation.private:

@@ -34,6 +34,6 @@ def simulate(
     from discreet.server.resuming import asked_settings
     from discreet.simulation.in_process import simulate as train
 
-    config = asked_settings(settings)
-    train(config, on_round=on_round)
-    return Path(str(config.output_dir))
+    config, call = asked_settings(settings)
+    train(config, call, on_round=on_round)
+    return Path(str(call.output_dir))

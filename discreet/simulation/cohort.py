@@ -336,11 +336,13 @@ def masked_vector(plan: Plan) -> SecureSum | None:
     return plan.mechanism.participation.vector
 
 
-def engine_of(plan: Plan, task: Task, *, dealt: ClientExamples | None = None) -> Engine:
-    """The engine for a run on a task; `dealt` in place of the run's own partition. `device` of the
-    run decides where it computes: a chunk for every core, or one at a time on a GPU."""
+def engine_of(
+    plan: Plan, task: Task, device_name: str = "cpu", *, dealt: ClientExamples | None = None
+) -> Engine:
+    """The engine for a run on a task; `dealt` in place of the run's own partition. The device
+    decides where it computes: a chunk for every core, or one at a time on a GPU."""
     run = plan.run
-    device = torch.device(plan.settings.device)
+    device = torch.device(device_name)
     model = model_for(plan.settings.model, task.shape, seed=0).to(device)
     learned, examples_read = behind_fixed(model, task.train)
     data = shared_examples(examples_read, device)

@@ -13,8 +13,9 @@ from torch import Tensor
 from discreet.audit import release_audit
 from discreet.audit.canaries import Experiment
 from discreet.audit.estimates import epsilon_of_shift
-from discreet.audit.experiments import AuditRequest, experiment_of
+from discreet.audit.experiments import experiment_of
 from discreet.audit.release_audit import audit_local, audit_round, audit_shared_step, step_parts
+from discreet.audit.user_audit import AuditRequest
 from discreet.audit.verdict import Judgement, judge
 from discreet.data.examples import Task
 from discreet.mechanisms.masked_sums import step_norm

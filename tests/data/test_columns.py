@@ -12,7 +12,7 @@ import torch
 
 from discreet.data.description import description_of
 from discreet.data.encoding import columns_of, encode, names_of
-from discreet.data.folder import load_folder
+from discreet.data.folder import load_folder, node_table
 from discreet.data.targets import FolderError
 
 HEAD = "patient;visit;age;hba1c;ward;seen;readmitted"
@@ -183,3 +183,17 @@ def test_cells_of_every_kind_are_encoded_alike_from_text_and_from_values() -> No
     assert np.abs(found[:, 8:]).sum(axis=1).tolist() == [1, 0]
     assert len(names_of(columns)) == found.shape[1]
     assert columns_of({column.name: column.facts() for column in columns}) == columns
+
+
+def test_an_array_of_owners_in_an_npz_file_says_whose_each_row_is(tmp_path: Path) -> None:
+    (tmp_path / "data.toml").write_text(
+        'format = "npz"\nfile = "train.npz"\ntarget = "y"\nnum_classes = 2\n'
+    )
+    arrays = {"inputs": np.zeros((4, 2)), "y": np.array([0, 1, 0, 1])}
+    np.savez(tmp_path / "train.npz", **arrays, owners=np.array(["b", "a", "b", "c"]))
+    found, _ = node_table(tmp_path, "folder")
+    assert found.owners is not None
+    assert found.owners.tolist() == [1, 0, 1, 2]
+    np.savez(tmp_path / "train.npz", **arrays, owners=np.array(["b", "a", "b"]))
+    with pytest.raises(FolderError, match="4 rows of inputs, and 3 owners"):
+        load_folder(str(tmp_path))

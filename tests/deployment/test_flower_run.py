@@ -14,7 +14,7 @@ import torch
 from discreet.deployment.flower_home import flower_environment, free_port
 from discreet.ledger.durable_ledger import DurableLedger
 from discreet.server.run_folder import RunFolder, state_of
-from discreet.settings.compose import load_config
+from discreet.settings.compose import load_asked
 from discreet.simulation.in_process import simulate
 from discreet.simulation.processes import child_processes
 from tests.command import run as main
@@ -70,7 +70,7 @@ def test_flowers_runtime_and_the_simulation_give_the_same_numbers(
 ) -> None:
     words = [*SMALL, *guarantees, "rounds=2", "seed=31481", "privacy.user.noise_multiplier=0.5"]
     assert main([*words, f"output_dir={tmp_path / 'flower'}"]) == 0
-    simulate(load_config([*words, f"engine={engine}", f"output_dir={tmp_path / 'alone'}"]))
+    simulate(*load_asked([*words, f"engine={engine}", f"output_dir={tmp_path / 'alone'}"]))
     flower, alone = (RunFolder(tmp_path / name) for name in ("flower", "alone"))
     there, here = flower.load_checkpoint(), alone.load_checkpoint()
     assert torch.allclose(there.params, here.params, atol=1e-5)

@@ -34,7 +34,7 @@ from discreet.server.plan import Plan
 from discreet.server.run_folder import RunFolder, RunSecrets, read_status, state_of
 from discreet.server.state import State
 from discreet.settings.client_settings import ClientSettings
-from discreet.settings.compose import load_config
+from discreet.settings.compose import load_asked
 from discreet.simulation.in_process import simulate
 from discreet.simulation.processes import child_processes
 from tests.deployment.ends import RUN_SECONDS, end, finish, kill
@@ -280,7 +280,7 @@ def test_a_server_killed_between_any_two_exchanges_ends_with_the_same_model(
 def check_model(folder: RunFolder, undisturbed: Path) -> None:
     """The last model is that of clients in one process, without masks, but for a few steps of the
     grid and of noise."""
-    simulate(load_config([*MASKED, f"seed={SEED}", f"output_dir={undisturbed}"]))
+    simulate(*load_asked([*MASKED, f"seed={SEED}", f"output_dir={undisturbed}"]))
     there, here = folder.load_checkpoint(), RunFolder(undisturbed).load_checkpoint()
     assert here.params.abs().max() > 0.05
     assert torch.allclose(there.params, here.params, atol=1e-3)

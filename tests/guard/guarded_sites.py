@@ -27,18 +27,20 @@ def names_of(count: int) -> list[str]:
 
 
 @contextmanager
-def guarded_federation(folder: Path, sites: Sequence[Path], *words: str) -> Iterator[Federation]:
+def guarded_federation(
+    folder: Path, sites: Sequence[Path], *, read_only: bool = False
+) -> Iterator[Federation]:
     """A federation of guarded sites, whose folders hold a guard.toml each; every process ends with
-    the block."""
+    the block. `read_only`: as Landlock needs Python's folders."""
     names = names_of(len(sites))
     with empty_federation(folder, names) as federation:
         for name, site in zip(names, sites, strict=True):
-            start(federation, name, site, *words)
+            start(federation, name, site, read_only=read_only)
         federation.wait_for_nodes(names)
         yield federation
 
 
-def start(federation: Federation, name: str, site: Path, *words: str) -> None:
+def start(federation: Federation, name: str, site: Path, *, read_only: bool = False) -> None:
     """Starts a guarded SuperNode as a user without rights, to whom its folder belongs."""
     given = {
         "key": federation.secrets / "nodes" / f"{name}.key",
@@ -70,9 +72,8 @@ def start(federation: Federation, name: str, site: Path, *words: str) -> None:
         str(site / "peers"),
         "--name",
         name,
-        *words,
     ]
-    federation.start(name, as_nobody(command))
+    federation.start(name, as_nobody(command, read_only=read_only))
 
 
 def owned(folder: Path) -> None:

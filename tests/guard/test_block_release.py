@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from unittest.mock import patch
 
@@ -20,11 +21,23 @@ from discreet.audit.estimates import fit_gaussians
 from discreet.guard import block_release
 from discreet.guard.guard_policy import Terms
 from discreet.guard.site_guard import App, SiteGuard
-from discreet.ledger.durable_ledger import DurableLedger
+from discreet.ledger.durable_ledger import DurableLedger, LedgerError
 from discreet.node.account import Refused
 from discreet.privacy.mechanisms import Gaussian
 from discreet.privacy.randomness import RandomSource, seeded_source
-from tests.guard.made import DELTA, RUN, SIZE, C, PlayedSandbox, Z, arrays, context, message, site
+from tests.guard.made import (
+    DELTA,
+    RUN,
+    SHAPES,
+    SIZE,
+    C,
+    PlayedSandbox,
+    Z,
+    arrays,
+    context,
+    message,
+    site,
+)
 from tests.replay import Replay, replay
 
 Play = Callable[[Sequence[float]], np.ndarray | None]
@@ -139,6 +152,84 @@ def test_if_all_blocks_fail_noise_alone_leaves(tmp_path: Path) -> None:
     content = answered(guard_at(tmp_path / "site", lambda values: None))
     assert all(np.abs(array.numpy()).max() > 0 for array in content["arrays"].values())
     assert dict(content["metrics"]) == {"num-examples": 2}
+
+
+@pytest.mark.parametrize("free", [0.0, 1e9])
+def test_whether_a_disk_has_room_is_asked_before_anything_and_goes_by_no_block(
+    tmp_path: Path, free: float
+) -> None:
+    guard = guard_at(tmp_path / "site")
+    with patch("discreet.guard.site_guard.free_mb", lambda folder: free):
+        if free:
+            answered(guard)
+            return
+        with pytest.raises(Refused, match="MB of room on its disk"):
+            answered(guard)
+    assert guard.ledger.spent("patient").num_releases == 0
+
+
+def test_the_states_of_the_last_runs_alone_are_kept(tmp_path: Path) -> None:
+    guard = guard_at(tmp_path / "site")
+    for number in range(4):
+        guard.answer(message(), context(), replace(APP, run_id=number))
+    assert {path.name for path in (guard.site / "states").iterdir()} == {"2", "3"}
+
+
+def test_an_account_that_was_put_back_is_not_charged(tmp_path: Path) -> None:
+    guard = guard_at(tmp_path / "site")
+    before = Path(guard.policy.ledger).read_bytes()
+    answered(guard)
+    Path(guard.policy.ledger).write_bytes(before)
+    with pytest.raises(LedgerError):
+        answered(guard)
+    assert len(guard.sandbox.tasks) == 1  # type: ignore[attr-defined]
+
+
+ODD = {
+    "float64": np.full(3, 1e300),
+    "bytes": np.array([b"row", b"row"]),
+    "complex": np.zeros(3, np.complex64),
+    "dates": np.zeros(3, "datetime64[s]"),
+    "booleans": np.zeros(3, bool),
+    "infinite": np.full(3, np.inf, np.float32),
+}
+
+
+@pytest.mark.parametrize("name", sorted(ODD))
+def test_arrays_of_an_odd_type_or_size_are_refused_or_keep_their_values(
+    name: str, tmp_path: Path
+) -> None:
+    guard = guard_at(tmp_path / "site")
+    given = arrays(odd=ODD[name])
+    try:
+        content = answered(guard, message(RecordDict({"arrays": given})))
+    except Refused:
+        assert guard.ledger.spent("patient").num_releases == 0
+        return
+    assert np.array_equal(content["arrays"]["odd"].numpy(), ODD[name])
+
+
+@pytest.mark.parametrize("kind", [np.float16, np.float64])
+def test_arrays_of_other_floats_are_noised_as_float32_are(kind: type, tmp_path: Path) -> None:
+    changed = {name: np.zeros(shape, kind) for name, shape in SHAPES.items()}
+    content = answered(
+        guard_at(tmp_path / "site"), message(RecordDict({"arrays": arrays(**changed)}))
+    )
+    found = np.concatenate([each.numpy().ravel() for each in content["arrays"].values()])
+    assert found.dtype == kind
+    assert (np.abs(found) > 0).all()
+
+
+@pytest.mark.parametrize(("clip", "noise"), [(1e-6, 1e6), (1e6, 1e6), (1e-6, Z), (1e6, Z)])
+def test_the_ends_of_the_ranges_of_clip_norm_and_noise_work(
+    clip: float, noise: float, tmp_path: Path
+) -> None:
+    guard = guard_at(tmp_path / "site", lambda values: np.float32(clip) * UNIT)
+    content = answered(guard, guard_clip_norm=clip, guard_noise_multiplier=noise)
+    found = np.concatenate([each.numpy().ravel() for each in content["arrays"].values()])
+    # Eight draws: their root of the mean square is within these bounds but for a chance of 1e-9.
+    spread = float(np.sqrt((found**2).mean())) / (noise * 2 * clip / 2)
+    assert 0.02 < spread < 4
 
 
 def bad_messages() -> dict[str, Message]:

@@ -26,7 +26,9 @@ from tests.guard.test_attacks import can_not
 SITES, BLOCKS, ROUNDS, NOISE, DELTA = 4, 4, 2, 4.0, 1e-5
 
 
-def make_site(folder: Path, number: int, monkeypatch: pytest.MonkeyPatch) -> Path:
+def make_site(
+    folder: Path, number: int, monkeypatch: pytest.MonkeyPatch, **settings: object
+) -> Path:
     """A site with forty patients, whose first feature tells the disease."""
     folder.mkdir(mode=0o700)
     draw = random.Random(4021 + number)
@@ -38,7 +40,8 @@ def make_site(folder: Path, number: int, monkeypatch: pytest.MonkeyPatch) -> Pat
     table.unlink()
     monkeypatch.setenv(STATE_VARIABLE, str(folder / "state"))
     DurableLedger.create(folder / "ledger.db")
-    guard_toml(folder, blocks=BLOCKS, at_once=BLOCKS, clip_norm=1.0, block_seconds=12.0)
+    given = {"at_once": BLOCKS, "clip_norm": 1.0, "block_seconds": 12.0, **settings}
+    guard_toml(folder, blocks=BLOCKS, **given)
     return folder
 
 
@@ -56,6 +59,24 @@ def test_an_ordinary_app_trains_and_each_site_has_paid(
     sites: tuple[Federation, list[Path]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     federation, folders = sites
+    trains_and_pays(federation, folders, monkeypatch)
+
+
+@pytest.mark.slow
+def test_the_same_under_landlock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    if reason := can_not("landlock"):
+        pytest.skip(reason)
+    with open_folder() as folder:
+        settings = {"enclosure": "landlock", "at_once": 1, "block_seconds": 6.0}
+        made = [make_site(folder / f"s{each}", each, monkeypatch, **settings) for each in range(2)]
+        with guarded_federation(folder / "federation", made, read_only=True) as federation:
+            trains_and_pays(federation, made, monkeypatch)
+
+
+def trains_and_pays(
+    federation: Federation, folders: list[Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Runs an ordinary app on all sites; fails unless each answers, and has paid for each round."""
     test = federation.folder / "test.csv"
     test.write_text("patient,one,two,disease\n1,0.5,0.2,1\n2,-0.5,0.2,0\n")
     config = {"features": 2, "test": str(test), "guard_noise_multiplier": NOISE}
@@ -63,11 +84,13 @@ def test_an_ordinary_app_trains_and_each_site_has_paid(
         federation,
         "patients",
         PATIENTS_APP,
+        nodes=len(folders),
         num_server_rounds=ROUNDS,
         server_momentum=0.0,
         **config,
     )
-    assert len(re.findall(r"Received 4 results and 0 failures", said)) == ROUNDS, said
+    answered = f"Received {len(folders)} results and 0 failures"
+    assert len(re.findall(answered, said)) == ROUNDS, said
     expected = PLDAccountant().compose(GaussianDpEvent(NOISE), ROUNDS).get_epsilon(DELTA)
     for folder in folders:
         monkeypatch.setenv(STATE_VARIABLE, str(folder / "state"))

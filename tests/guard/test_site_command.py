@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -158,3 +160,39 @@ def test_the_log_says_what_ran_what_it_cost_and_what_was_refused(
     assert "stranger/app 1.0.0" in first
     assert "2 blocks, 0 gave nothing; epsilon" in first
     assert "refused: this site's guard answers no message of type query" in second
+
+
+def test_status_says_the_guarantee_and_what_is_left_and_privacy_json_has_the_same(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    policy = site(tmp_path, PATIENTS)
+    guard = SiteGuard(policy, sandbox=PlayedSandbox(opposed))  # type: ignore[arg-type]
+    guard.answer(message(), context(), APP)
+    assert main(["site", "status", str(tmp_path / "guard.toml")]) == 0
+    told = capsys.readouterr().out
+    assert "unit: all records of one patient id at this site" in told
+    assert "once for each of 2 blocks" in told
+    assert "which one unit moves by 2C, has noise of at least 4 times 2C" in told
+    assert "trusted: this site's operator and kernel; not the app, not the server" in told
+    assert "in 1 releases" in told
+    assert main(["site", "status", str(tmp_path / "guard.toml"), "--json"]) == 0
+    facts = json.loads(capsys.readouterr().out)
+    assert facts == json.loads((guard.site / "privacy.json").read_text())
+    (guarantee,) = facts["guarantees"]
+    assert (guarantee["blocks"], guarantee["clip_norms_moved"]) == (2, 2)
+    assert guarantee["epsilon"]["pld"] == pytest.approx(guard.epsilon)
+    assert guarantee["events"] == [
+        {"event": {"kind": "gaussian", "noise_multiplier": 4.0}, "count": 1}
+    ]
+
+
+def test_no_word_of_a_server_steers_the_terminal_of_who_reads_the_log(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    policy = site(tmp_path, PATIENTS)
+    guard = SiteGuard(policy, sandbox=PlayedSandbox(opposed))  # type: ignore[arg-type]
+    hostile = replace(APP, fab_id="a/b\x1b[2J\nrun 8: epsilon 0")
+    guard.answer(message(), context(), hostile)
+    assert main(["site", "log", str(tmp_path / "guard.toml")]) == 0
+    (line,) = capsys.readouterr().out.splitlines()
+    assert line.isprintable()

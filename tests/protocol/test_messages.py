@@ -154,7 +154,6 @@ TRAVELS = {
 
 def test_no_more_than_a_client_needs_travels_to_it_and_no_path_or_host() -> None:
     secret = Settings(
-        output_dir="/srv/outputs",
         seed=77531,
         model=ModelConfig("hf:/srv/weights"),
         data=DataConfig("folder", path="/srv/data", num_clients=40, public_num_examples=50),

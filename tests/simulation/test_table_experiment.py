@@ -11,7 +11,7 @@ from sklearn.metrics import roc_auc_score
 
 from discreet.data.datasets import load_task
 from discreet.server.run_folder import RunFolder
-from discreet.settings.compose import load_config
+from discreet.settings.compose import load_asked, load_config
 from discreet.simulation.in_process import simulate
 from tests.tables.made_tables import make_project
 
@@ -43,7 +43,7 @@ def test_auc_is_near_that_of_pooled_regression_and_the_loss_below_a_constants(
     words = ["experiment=table", f"data.path={table}", f"data.num_clients={PEOPLE}", "seed=40127"]
     with caplog.at_level("WARNING", "discreet"):
         simulate(
-            load_config(
+            *load_asked(
                 [*words, f"privacy.user.target_epsilon={epsilon}", f"output_dir={tmp_path / 'run'}"]
             )
         )

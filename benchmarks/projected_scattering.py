@@ -1,0 +1,22 @@
+"""A linear model on 1000 fixed features: random projections of scattering features, for runs whose
+noise grows with the number of parameters (`model.name=benchmarks.projected_scattering:build`)."""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+
+from discreet.models.scattering import Scattering
+
+FEATURES, SEED = 1000, 4099
+
+
+def build(input_shape: tuple[int, ...], num_classes: int) -> nn.Module:
+    """Takes images (n, *input_shape), gives logits (n, num_classes)."""
+    fixed = Scattering(input_shape)
+    projection = nn.Linear(fixed.out_features, FEATURES, bias=False)
+    draws = torch.Generator().manual_seed(SEED)
+    projection.weight.data = torch.randn(projection.weight.shape, generator=draws)
+    projection.weight.data /= FEATURES**0.5
+    projection.weight.requires_grad = False
+    return nn.Sequential(fixed, projection, nn.Linear(FEATURES, num_classes))

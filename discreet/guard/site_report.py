@@ -1,0 +1,101 @@
+"""What a guarded site can show of its guarantee: in words, and as the `privacy.json` of its folder.
+
+The server may be anybody's, with Flower's own averaging, and knows nothing of all this. The site
+does.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import asdict
+
+from discreet.accounting.events import PLD, RDP, event_to_json
+from discreet.accounting.privacy_ledger import PrivacyLedger, epsilon_of
+from discreet.guard.guard_policy import PATIENT, GuardPolicy
+from discreet.ledger.durable_ledger import DurableLedger
+from discreet.mechanisms.guarded_blocks import MOVES
+from discreet.mechanisms.mechanism import Statement
+
+PRIVACY = "privacy.json"
+
+
+def statement_of(policy: GuardPolicy) -> Statement:
+    """What the guard of this policy guarantees."""
+    if policy.unit == PATIENT:
+        unit = "all records of one patient id at this site"
+    else:
+        unit = "all data of this site"
+    drawn = "each in every round"
+    if policy.q < 1:
+        drawn = f"each drawn with q = {policy.q:g}"
+    return Statement(
+        unit=unit,
+        adjacency="add, remove or change them; the number of blocks is public and stays",
+        trusted="this site's operator and kernel; not the app, not the server, not the clip norm, "
+        "model or number of rounds that they choose",
+        observer="the server, the researcher and other sites, over all rounds and runs",
+        mechanism=f"the app runs once for each of {policy.blocks.count} blocks, {drawn}, in "
+        f"{policy.enclosure}; a block's update is clipped to C, and the sum, which one unit moves "
+        f"by {MOVES}C, has noise of at least {policy.min_noise_multiplier:g} times {MOVES}C",
+        accounting="a Poisson-sampled Gaussian a round, its noise over 2C, on this site's ledger "
+        "before a block starts; a masked sum by this site's own count of honest noise",
+        not_covered=(
+            "channels between blocks through the machine",
+            "faults of the kernel",
+            "a patient at two sites, or with two ids",
+            "that the site takes part, refuses, or has spent its budget",
+        ),
+        name=policy.unit,
+    )
+
+
+def spent_of(policy: GuardPolicy, ledger: DurableLedger) -> PrivacyLedger:
+    """What one unit has spent over all runs."""
+    return ledger.spent(policy.unit)
+
+
+def privacy_facts(policy: GuardPolicy, ledger: DurableLedger) -> dict[str, object]:
+    """The content of `privacy.json`."""
+    spent = spent_of(policy, ledger)
+    delta = policy.max_delta
+    epsilons = {name: epsilon_of(spent, delta, name) for name in (PLD, RDP)}
+    events = [
+        {"event": json.loads(event_to_json(event)), "count": count}
+        for event, count in spent.entries
+    ]
+    guarantee = {
+        **asdict(statement_of(policy)),
+        "blocks": policy.blocks.count,
+        "q": policy.q,
+        "clip_norms_moved": MOVES,
+        "epsilon": epsilons,
+        "epsilon_is": "of this site's ledger, over all runs",
+        "events": events,
+    }
+    return {
+        "delta": delta,
+        "max_epsilon": policy.max_epsilon,
+        "ledger_head": ledger.position().head,
+        "guarantees": [guarantee],
+    }
+
+
+def statement_lines(policy: GuardPolicy) -> Iterator[str]:
+    """The guarantee of this policy, a sentence each."""
+    said = statement_of(policy)
+    yield f"unit: {said.unit}; {said.adjacency}"
+    yield f"mechanism: {said.mechanism}"
+    yield f"trusted: {said.trusted}"
+    yield f"observer: {said.observer}"
+    yield f"accounting: {said.accounting}"
+    yield f"not covered: {'; '.join(said.not_covered)}"
+    yield f"budget: epsilon {policy.max_epsilon:g} at delta {policy.max_delta:g}, over all runs"
+
+
+def spending_lines(policy: GuardPolicy, ledger: DurableLedger) -> Iterator[str]:
+    """What one unit has spent, and what is left."""
+    spent = spent_of(policy, ledger)
+    epsilon = epsilon_of(spent, policy.max_delta, PLD)
+    left = max(0.0, policy.max_epsilon - epsilon)
+    yield f"spent: epsilon {epsilon:.4g} in {spent.num_releases} releases; {left:.4g} left"
