@@ -175,7 +175,7 @@ def _mechanism(given: Mapping[str, Any]) -> Mechanism:
 
 
 def settings_of_mechanism(mechanism: Mechanism) -> dict[str, Any]:
-    """What a mechanism that is given is to be, by the names of its fields."""
+    """The settings of a mechanism that a caller has made, by the names of its fields."""
     names = (each.name for each in fields(cast(Any, mechanism)) if each.name not in OF_A_RUN)
     return {name: getattr(mechanism, name) for name in names}
 

@@ -122,7 +122,7 @@ class Directory:
 
     @cached_property
     def digest(self) -> bytes:
-        """Of the names and keys: two lists have the same one if they are the same."""
+        """A digest of the names and keys: equal lists have equal digests."""
         form = Encoding.X962, PublicFormat.UncompressedPoint
         return wire.digest(
             wire.join_named({name: key.public_bytes(*form) for name, key in self.keys.items()})

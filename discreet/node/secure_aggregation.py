@@ -60,7 +60,7 @@ class MaskedVector(Protocol):
 
     @property
     def request(self) -> TrainRequest:
-        """What is asked, and under which guarantees."""
+        """The request, with its guarantees."""
 
     @property
     def sums(self) -> SecureSum:
