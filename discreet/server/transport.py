@@ -50,8 +50,7 @@ class Failure:
 
 
 def readable(said: str) -> str:
-    """What a client said, for a log and a terminal: only what can be printed, and not much of
-    it."""
+    """A client's text for a log and a terminal: only printable characters, and cut short."""
     return "".join(character for character in said[:MOST_SAID] if character.isprintable())
 
 
