@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import KW_ONLY, dataclass, field
+from functools import cached_property
 from typing import TYPE_CHECKING, ClassVar
 
 from discreet.accounting.events import (
@@ -152,9 +153,7 @@ class CentralGaussian:
 
     @property
     def price_settings(self) -> Mapping[str, object]:
-        return user_price_settings(self.run) | {
-            "privacy.user.clip.count_stddev": count_stddev(self.run)
-        }
+        return user_price_settings(self.run) | {"privacy.user.clip.count_stddev": self._count_noise}
 
     @property
     def accountants(self) -> tuple[str, ...]:
@@ -169,7 +168,7 @@ class CentralGaussian:
     def expected_noise(self, clip_norm: float) -> ExpectedNoise:
         from discreet.privacy.grid import grid_slack
 
-        count = count_stddev(self.run)
+        count = self._count_noise
         if self._exact:
             slack = grid_slack
         else:
@@ -224,10 +223,15 @@ class CentralGaussian:
     def _exact(self) -> bool:
         return self.run.noise == "grid"
 
-    @property
+    @cached_property
+    def _count_noise(self) -> float | None:
+        """See `count_stddev`."""
+        return count_stddev(self.run)
+
+    @cached_property
     def _update_noise(self) -> float:
         """z_update, see `update_noise_multiplier`."""
-        return update_noise_multiplier(noise_of(self.run), count_stddev=count_stddev(self.run))
+        return update_noise_multiplier(noise_of(self.run), count_stddev=self._count_noise)
 
     def _gaussian(self, noise_multiplier: float) -> Gaussian:
         from discreet.privacy.mechanisms import Gaussian
@@ -248,7 +252,7 @@ class CentralGaussian:
         """The noised sum of (b - 1/2); `below` counts it in halves, so it is a whole number."""
         from discreet.privacy.clipping import ClippedSum
 
-        stddev = count_stddev(self.run)
+        stddev = self._count_noise
         assert stddev is not None
         grid = self._grid(BIT_SENSITIVITY, 1, stddev)
         count = below * BIT_SENSITIVITY

@@ -131,7 +131,8 @@ ASKED = {
     "user": "enabled sampling probability population_size aggregation adaptive "
     "noise_multiplier max_epsilon count_stddev groups correlation.kind correlation.bandwidth",
     "evaluation": "kind every cohort share metrics noise_multiplier",
-    "example": "enabled aggregation clip_norm noise_multiplier target_epsilon max_epsilon",
+    "example": "enabled aggregation clip_norm noise_multiplier target_epsilon max_epsilon unit "
+    "rows_per_owner",
     "local": "kind clip_norm schedule epsilon noise_multiplier max_epsilon",
     "secure": "dropouts colluding threshold",
     "statistics": "of noise_multiplier most_examples only low high",
