@@ -79,8 +79,8 @@ def owns(tmp_path: Path, change: Callable[[str], str] = str) -> Path:
         ("Ann Lee,5,0.1,70,32,rest,HIV", "line 8: 7 columns, and the header has 6"),
         (
             "Ann Lee,HIV,0.1,70,32,rest",
-            "line 8: steps is not a number: make it one, or say what is public of it under "
-            "[columns] in data.toml",
+            "line 8: steps is not a number: make it one, or describe it under [columns] in "
+            "data.toml",
         ),
         ("Ann Lee,5,0.1,70,32,HIV", "line 8: the class is not in classes"),
     ],

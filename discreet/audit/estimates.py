@@ -193,7 +193,7 @@ class GaussianFit:
         return self.interval(delta=delta, level=1 - (2 if self.one_spread else 1) * significance)[0]
 
     def _standard_error(self, delta: float) -> float:
-        """Of the epsilon of two spreads."""
+        """The standard error of the epsilon of two spreads."""
 
         def epsilon(fitted: NDArray[np.float64]) -> float:
             return epsilon_of_normals(Normal(*fitted[:2]), Normal(*fitted[2:]), delta=delta)

@@ -175,7 +175,7 @@ def judge(experiment: Experiment, *, false_alarm: float = FALSE_ALARM) -> Verdic
 
 
 def outlook(releases: Releases, count: int, *, rounds: int = 0) -> str:
-    """What an audit of so many rounds will be able to find, in words: at the usual false-alarm
+    """The power of an audit of so many rounds, in words: at the usual false-alarm
     rate."""
     return power_of(releases, count, level=levels_of(rounds, false_alarm=FALSE_ALARM)[-1])[0]
 

@@ -25,8 +25,9 @@ def spread_of(description: DataDescription | None, width: int) -> NormaliserConf
     if description is not None and description.columns:
         found = _of_columns(description)
     elif description is not None and description.low is not None:
-        bounds = (np.broadcast_to(each, width) for each in (description.low, description.high))
-        found = [_of_range(low, high) for low, high in zip(*bounds, strict=True)]
+        lows = np.broadcast_to(np.asarray(description.low), width).tolist()
+        highs = np.broadcast_to(np.asarray(description.high), width).tolist()
+        found = [_of_range(low, high) for low, high in zip(lows, highs, strict=True)]
     else:
         raise ValueError("data.normalise=spread needs the public ranges of a table, in data.toml")
     means, deviations = (list(values) for values in zip(*found, strict=True))

@@ -184,7 +184,7 @@ class Federation:
         return RunFolder(output)
 
     def watch(self, run: RunFolder) -> RunWatch:
-        """What the run needs of this federation."""
+        """The processes of this federation that the run needs."""
         processes = self.processes
         nodes = {name: process for name, process in processes.items() if name.startswith("node-")}
         if "clients" in processes:
@@ -194,7 +194,7 @@ class Federation:
         return RunWatch(run, processes["superlink"], processes["gate"], nodes, helpers)
 
     def stop(self) -> None:
-        """Ends every process of this federation, whoever started it."""
+        """Ends every process of this federation."""
         for process in self.started:
             process.terminate()
         # Flower starts some processes in sessions of their own.

@@ -251,7 +251,7 @@ class LoopPlan:
         ), following
 
     def facts(self) -> dict[str, object]:
-        """What a state must agree with, as JSON would have it: all but the scale."""
+        """The settings that a saved state must agree with, as JSON values: all but the scale."""
         clips = asdict(self.clips) if isinstance(self.clips, ClipConfig) else stretches(self.clips)
         sizes = {
             "num_examples": self.num_examples,

@@ -386,7 +386,7 @@ def strange() -> Iterator[None]:
 
 
 def read(reply: Message | Failure, client: int, asked: RoundMessages) -> Any:
-    """What was asked for, or the failure that came in its place."""
+    """The reply, or the failure that came in its place."""
     try:
         with strange():
             if isinstance(reply, Failure):

@@ -81,7 +81,7 @@ class _LocalDp:
     def reply(self, message: Message, context: Context, call_next: Next) -> RecordDict:
         if message.metadata.message_type.partition(".")[0] != MessageType.TRAIN:
             raise Refused(
-                "this node answers train messages alone: other answers would leave in the clear"
+                "this node answers only train messages: other answers would leave in the clear"
             )
         sent = only_arrays(message.content, "the message")
         privacy = self._privacy(self.clip_norm)
@@ -95,7 +95,7 @@ class _LocalDp:
         try:
             update = layout.difference(trained, before.numpy())
         except MalformedMessage as error:
-            logger.warning("what the app returned counts as no change: %s", error)
+            logger.warning("the app's reply counts as no change: %s", error)
             update = torch.zeros(len(before))
         noised = release_update(update, privacy, source=secure_source())
         key = next(name for name, record in content.items() if isinstance(record, ArrayRecord))

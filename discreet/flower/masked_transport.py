@@ -54,7 +54,7 @@ Missing = dict[int, Failure]
 
 @dataclass
 class MaskedTransport:
-    """Asks nodes for masked vectors, of which it brings the sum that nobody has read.
+    """Asks nodes for masked vectors, and returns their unopened sum.
 
     Attributes:
       asking: knows the nodes, what they are asked to do, and the deadline of an exchange.

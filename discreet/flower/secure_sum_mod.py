@@ -55,7 +55,7 @@ def secure_sum_mod(message: Message, context: Context, call_next: ClientAppCalla
 
 def _refuse() -> RecordDict:
     raise Refused(
-        "this app answers under secure aggregation alone, and this message asks for an answer in "
+        "this app answers only under secure aggregation, and this message asks for an answer in "
         "the clear"
     )
 

@@ -79,7 +79,7 @@ def server_app(bundle: Path, strategy: Strategy) -> ServerApp:
 
 
 def serve(grid: Grid, context: Context, *, strategy: Strategy, bundle: Path | None = None) -> None:
-    """One run; what ends it early is said in one line."""
+    """Serves one run; an early end is reported in one line."""
     log_to(sys.stdout)
     try:
         config, call = config_of(context, bundle=bundle)

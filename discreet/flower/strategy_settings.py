@@ -51,15 +51,15 @@ SHORT = ("target_epsilon", "delta", "clip_norm")
 HELD = tuple(each.name for each in fields(CentralGaussian) if each.name not in OF_A_RUN)
 VERBS = ("add_up", "event", "release")
 EVALUATED = (
-    "what clients report of their own data is not private. Evaluate on data of the server's own "
+    "clients' reports about their own data are not private. Evaluate on data of the server's own "
     "by evaluate_fn"
 )
 # Arguments of Flower's FedAvg that privacy can't honour, and why.
 REFUSED = {
     **dict.fromkeys(("fraction_evaluate", "min_evaluate_nodes"), EVALUATED),
     **dict.fromkeys(("evaluate_metrics_aggr_fn", "train_metrics_aggr_fn"), EVALUATED),
-    "weighted_by_key": "weights that clients report would make one count for more than the noise "
-    "is for",
+    "weighted_by_key": "weights reported by clients would give one of them more weight than the "
+    "noise covers",
 }
 # What is given elsewhere: of the mechanism, and of Flower's strategies that are FedAvg with other
 # steps.
@@ -143,7 +143,7 @@ def _refuse(given: Mapping[str, Any]) -> None:
     least = given["flower"].get("min_train_nodes", 0)
     available = given["min_available_nodes"]
     rule = (
-        "0: a cohort that is filled up is not the one that is accounted for. min_available_nodes "
+        "0: a filled-up cohort is not the one that is accounted for. min_available_nodes "
         "waits for nodes"
     )
     asks_all = share == 1 and drawn in ("poisson", "everyone")
@@ -175,7 +175,7 @@ def _mechanism(given: Mapping[str, Any]) -> Mechanism:
 
 
 def settings_of_mechanism(mechanism: Mechanism) -> dict[str, Any]:
-    """What a mechanism that is given is to be, by the names of its fields."""
+    """The settings of a mechanism that a caller has made, by the names of its fields."""
     names = (each.name for each in fields(cast(Any, mechanism)) if each.name not in OF_A_RUN)
     return {name: getattr(mechanism, name) for name in names}
 

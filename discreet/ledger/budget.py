@@ -35,7 +35,7 @@ class ServerBudget:
     guarantee: str = USER
 
     def epsilon(self, spent: PrivacyLedger) -> float:
-        """Of what was spent, 0 before the first release."""
+        """The epsilon of what was spent, 0 before the first release."""
         return epsilon_of(spent, self.delta, self.accountant)
 
     def require_room(

@@ -60,7 +60,7 @@ class MaskedVector(Protocol):
 
     @property
     def request(self) -> TrainRequest:
-        """What is asked, and under which guarantees."""
+        """The request, with its guarantees."""
 
     @property
     def sums(self) -> SecureSum:
@@ -204,7 +204,7 @@ def files_of(virtual: VirtualClient | None, node_config: Mapping[str, object]) -
         folder = Path(virtual.state_folder)
         if not is_simulations(node_config, folder, virtual.ticket):
             raise Refused(
-                "the masking request names a virtual client, and this node is no simulation's"
+                "the masking request names a virtual client, but this node belongs to no simulation"
             )
         return virtual_files(folder, str(virtual.client_id))
     missing = [key for key in (NAME, KEY, PEERS, STATE) if key not in node_config]

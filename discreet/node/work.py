@@ -21,8 +21,8 @@ from discreet.training.local_training import LocalSettings, settings_without_noi
 
 @dataclass(frozen=True, eq=False)
 class Work:
-    """What a request asks of a client. Policy, admission and client take this, and ask the settings
-    for no mechanism.
+    """The work that a request asks of a client. Policy, admission and client take this, and ask
+    the settings for no mechanism.
 
     Attributes:
       request: the round, its clip norm, and which client to be in a simulation.

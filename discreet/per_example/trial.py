@@ -183,9 +183,8 @@ def try_out(objective: Objective, inputs: Tree) -> Any:
             if kept := before.moved():
                 raise ValueError(keeps(kept[0]))
             raise ValueError(
-                "the model gives other outputs for the same inputs: it keeps something of what "
-                "it was given before, or draws random numbers that torch.manual_seed does not "
-                "repeat"
+                "the model gives different outputs for the same inputs: it keeps something of "
+                "earlier inputs, or draws random numbers that torch.manual_seed does not repeat"
             )
         return outputs
     finally:

@@ -91,7 +91,7 @@ class SecureSum:
 
     @property
     def length(self) -> int:
-        """Of a client's vector: its update, its bit, its answer."""
+        """The length of a client's vector: its update, its bit, its answer."""
         return self.num_params + (self.bit_steps > 0) + self.answer_length
 
     @property
@@ -123,7 +123,7 @@ class SecureSum:
 
     @property
     def own_noise_stddev(self) -> float:
-        """Of one client's noise, in clip norms."""
+        """The standard deviation of one client's noise, in clip norms."""
         return math.sqrt(self.variance) / self.clip_steps
 
     @property

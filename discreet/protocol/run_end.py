@@ -32,7 +32,7 @@ def end_run(grid: Grid, error: Exception) -> NoReturn:
 
 
 def without_traceback(record: logging.LogRecord) -> bool:
-    """A filter that leaves a failure out of what Flower logs of it: it was said in one line."""
+    """A filter that keeps a failure's traceback out of Flower's log: one line has reported it."""
     if record.exc_info and isinstance(record.exc_info[1], RunFailed):
         record.exc_info = None
     return True

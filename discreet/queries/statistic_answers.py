@@ -87,7 +87,7 @@ def normaliser_from(found: Mapping[str, Row], shape: DataShape) -> NormaliserCon
 
 
 def _moments(shape: DataShape) -> AnswerPart:
-    """Of each column u in -1..1 the mean of u, then of each the mean of 2 u^2 - 1: all of them in
+    """The mean of each column u in -1..1, then the mean of 2 u^2 - 1 for each: all of them in
     -1..1."""
     count = shape.columns
     middle = (shape.low + shape.high) / 2
@@ -121,7 +121,7 @@ def _moments(shape: DataShape) -> AnswerPart:
 
 
 def _quantiles(shape: DataShape) -> AnswerPart:
-    """Of each column the shares of its values in equally wide bins of the range."""
+    """For each column the shares of its values in equally wide bins of the range."""
     edges = torch.linspace(shape.low, shape.high, VALUE_BINS + 1, dtype=torch.float64)
     bound = math.sqrt(shape.columns)
 

@@ -26,7 +26,6 @@ ROUNDS = 100
 PROBABILITY = 0.3
 STEPS = 60  # of experiment=heart
 FEW_PEOPLE = 100
-MOST_ORGANISATIONS = 100
 FEWEST_MASKED = 3
 # Noise over clip norm, and what was lost of the AUC of pooled regression with as much:
 # docs/results/table_choice.csv.

@@ -122,7 +122,10 @@ def answers_by(transport: Transport, plan: Plan, name: str) -> Replies:
     asked = TrainRequest(
         1, plan.first_clip_norm, plan.run, work=Assignment(trains=False, query=name)
     )
-    yield from stats.accept(transport.ask(asked, torch.zeros(0), available))
+    for reply in transport.ask(asked, torch.zeros(0), available):
+        counted = stats.count(reply)
+        if counted is not None:
+            yield counted
     stats.log_failures()
     logger.info(
         "%d of %d clients answered what their data are like", stats.accepted, len(available)

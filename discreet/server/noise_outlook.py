@@ -120,7 +120,7 @@ class NoiseOutlook:
 
 
 def noise_outlook(plan: Plan) -> NoiseOutlook:
-    """Of the noise of a plan."""
+    """The outlook for the noise of a plan."""
     mechanism = plan.mechanism
     optimizer = plan.optimizer
     if not plan.charges_server:

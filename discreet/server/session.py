@@ -197,7 +197,7 @@ def resolve(
         ("operations.predictions=true", plan.settings.operations.predictions),
     ):
         if needed and not len(task.test):
-            raise ConfigError(f"{name} needs a test set, and these data have none")
+            raise ConfigError(f"{name} needs a test set, which these data lack")
     return plan, task
 
 

@@ -50,7 +50,7 @@ MASKED: Needs = {
     "privacy.noise": ("grid", "masks are added to whole numbers"),
 }
 MASKED_UPDATE: Needs = MASKED | {
-    "privacy.example.enabled": (False, "beside its masked vector a client says nothing")
+    "privacy.example.enabled": (False, "a client sends nothing beside its masked vector")
 }
 PLAIN_STEP: Needs = {
     "training.epochs": (1, "one step a round"),
@@ -60,7 +60,7 @@ PLAIN_STEP: Needs = {
 SHARED_STEP: Needs = {
     "evaluation.kind": (AT_SERVER, "the sum has no place for answers"),
     **MASKED,
-    "privacy.user.enabled": (False, "the sum that is opened is noised for one example"),
+    "privacy.user.enabled": (False, "the noise of the opened sum is for one example"),
     "privacy.local.kind": ("none", "clients share the noise"),
     **PLAIN_STEP,
     "data.public_num_examples": (
@@ -87,7 +87,7 @@ OF_EXAMPLES: Needs = {
     **NOISED_UPDATE,
     "data.public_num_examples": (
         None,
-        "what is held out goes by rows, and a removed one moves the others",
+        "held-out rows are chosen by position, so a removed one shifts the others",
     ),
 }
 OWN: Needs = {
@@ -100,7 +100,7 @@ OWN: Needs = {
 }
 FIXED: Needs = {"privacy.accountant": (RDP, "no other knows such cohorts")}
 POISSON: Needs = {
-    "privacy.user.correlation.kind": (NONE, "its price is for clients that take turns")
+    "privacy.user.correlation.kind": (NONE, "its price covers only clients that take turns")
 }
 TURNS: Needs = {
     "privacy.noise": ("grid", "noise is drawn again to the last bit"),
@@ -175,7 +175,7 @@ class ClientSettings:
         require(
             self.data.path is None,
             "data.path",
-            "left out: where data lie is not the server's to say",
+            "left out: the server does not decide where data are",
             "a path",
         )
         self._check_delta()

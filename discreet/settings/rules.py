@@ -275,8 +275,8 @@ def config_error(error: ValidationError, kind: Any) -> ConfigError:
 
 
 def _given(first: Mapping[str, Any]) -> str:
-    """What was given in place of a value; a text that looks like the number that it should be is
-    shown as a text."""
+    """The given value, for a message; a text that looks like the number that it should be is shown
+    as a text."""
     value = first["input"]
     looks = (
         isinstance(value, str)

@@ -16,7 +16,7 @@ from discreet.settings.training import FLOWER_APP, HF, ModelConfig, TaskConfig, 
 from discreet.settings.wording import Key, Wording
 
 ACCOUNT = {
-    "privacy.user.enabled": (True, "it has what the user level spends"),
+    "privacy.user.enabled": (True, "it holds what the user level spends"),
     "privacy.user.aggregation": (PLAIN, "it is about adding or removing a client"),
     "seed": (None, "noise that can be drawn again protects nobody"),
 }

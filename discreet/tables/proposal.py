@@ -34,7 +34,7 @@ WARNING = """\
 
 @dataclass(frozen=True)
 class Guess:
-    """What a column may be.
+    """A guess at the kind of a column.
 
     Attributes:
       line: its line in data.toml, without its name; empty if it is left out.

@@ -147,7 +147,7 @@ def test_a_partition_by_classes_of_data_without_classes_is_refused_before_the_st
     tmp_path: Path,
 ) -> None:
     with pytest.raises(
-        ConfigError, match=r"data\.partition: dirichlet goes by classes, and these data have none"
+        ConfigError, match=r"data\.partition: dirichlet needs classes, and these data have none"
     ):
         run(tmp_path / "run", "data.name=diabetes", "data.partition=dirichlet")
     assert not (tmp_path / "run").exists()

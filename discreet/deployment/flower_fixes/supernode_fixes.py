@@ -1,4 +1,4 @@
-"""What is replaced in a SuperNode, by name: docs/flower_fixes.md says why.
+"""Replacements in a SuperNode, by name: docs/flower_fixes.md gives the reasons.
 
 `supernode_replies`: Flower's SuperNode that has taken a message waits until any reply is there, and
 sends it: forever if a ClientApp exits without replying, and one reply late from then on if one is
