@@ -83,6 +83,24 @@ def test_the_example_has_at_most_fifteen_lines_of_code_and_was_run(exported: Pat
     assert "['no' 'yes'] [[0." in card
 
 
+@pytest.mark.parametrize(
+    ("experiment", "line"),
+    [
+        ("regression", "print(model.predict(rows))"),
+        ("multilabel", "print(network(inputs).sigmoid())"),
+    ],
+)
+def test_models_of_numbers_and_of_labels_are_exported_too(
+    experiment: str, line: str, tmp_path: Path
+) -> None:
+    words = (f"experiment={experiment}", "rounds=1", "privacy.user.too_noisy=warn", "seed=40127")
+    simulate(*load_asked([*words, f"output_dir={tmp_path / 'run'}"]))
+    assert export([str(tmp_path / "run"), str(tmp_path / "out")]) == 0
+    code = (tmp_path / "out" / "example.py").read_text()
+    assert line in code
+    assert code in (tmp_path / "out" / "README.md").read_text()
+
+
 def test_the_model_card_has_metadata_the_guarantee_and_the_scores(exported: Path) -> None:
     _, head, text = (exported / "README.md").read_text().split("---\n", 2)
     metadata = yaml.safe_load(head)
