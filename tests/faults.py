@@ -13,7 +13,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
-from unittest.mock import ANY
+from unittest.mock import ANY, patch
 
 import torch
 
@@ -55,6 +55,24 @@ def _by_row(_: Any) -> Any:
         return clipped_gradient_sum(model, batch[0], targets=batch[1], **how)
 
     return each_alone
+
+
+def _all_blocks(real: Any) -> Any:
+    def run(self: Any, *given: Any, **more: Any) -> Any:
+        everyone = [*range(self.policy.blocks.count)]
+        with patch("discreet.guard.site_guard.drawn_blocks", always(everyone)(None)):
+            return real(self, *given, **more)
+
+    return run
+
+
+def _state_of_another(real: Any) -> Any:
+    @contextmanager
+    def opened(blocks: Any, numbers: Any, states: Any) -> Iterator[Any]:
+        with real(blocks, numbers, states) as inputs:
+            yield [replace(each, state=inputs[0].state) for each in inputs]
+
+    return opened
 
 
 def _known_key(real: Any) -> Any:
@@ -480,6 +498,19 @@ BY_TEST |= {
     ),
     "guard/test_block_release.py::test_the_round_is_on_the_ledger_before_a_block_starts": Fault(
         "a guard does not charge its round", "guard.site_guard:SiteGuard._charge", always(None)
+    ),
+    "guard/test_block_release.py::test_the_blocks_that_were_drawn_run_and_no_other": Fault(
+        "a guard runs all blocks and charges for some",
+        "guard.site_guard:SiteGuard._run",
+        _all_blocks,
+    ),
+    "guard/test_block_release.py::test_a_block_is_given_the_state_that_it_kept_in_this_run_and_no_other": Fault(
+        "a block is given the state of another", "guard.site_guard:opened", _state_of_another
+    ),
+    "guard/test_list_of_guards.py::test_a_node_without_a_guard_is_in_no_sum_of_guards": Fault(
+        "a guard adds up with nodes that have none",
+        "node.secure_aggregation:check_guards",
+        always(None),
     ),
 }
 OF_TURNS = (

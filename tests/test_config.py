@@ -73,6 +73,10 @@ WRONG = {
     "experiment=default": "there is no experiment=default: without an experiment it is the "
     "default run",
     "server.beta_1=0.5": "server.beta_1 must be left out with server.optimizer=sgd (got 0.5)",
+    "rounds=100001": "rounds must be within [1, 100000] (got 100001)",
+    "data.num_clients=2000000000": "data.num_clients must be within [1, 1e+09]",
+    "sampling.kind=cyclic sampling.groups=10 privacy.user.clip.kind=fixed rounds=10001": "rounds "
+    "must be at most 10000: each round pays for all before it, with sampling.kind=cyclic",
     "rounds='5'": "rounds must be a whole number, within [1, 100000] (got the text '5')",
 }
 

@@ -169,9 +169,7 @@ def together(
         "secure": plan.settings.seed is None,
     }
     found = observed(rounds, run_claim)
-    if user.participation.turns is None:
-        found = found
-    else:
+    if user.participation.turns is not None:
         found = found[-1:]
     return Experiment(mechanism, found, {**facts, **more}, releases)
 
@@ -298,7 +296,8 @@ class CanaryTransport:
         if self.inner is not None:
             honest = [client for client in cohort if client < self.honest]
             for reply in self.inner.ask(asked, params, honest):
-                for counted in ReplyStats().accept([reply]):
+                counted = ReplyStats().count(reply)
+                if counted is not None:
                     self.others = [self.user.add_up([*self.others, counted], self.start).part()]
                 yield reply
         for client in cohort:

@@ -165,9 +165,7 @@ class DPSGD:
             self._owners = None
         else:
             self._owners = owners_of(owners, examples, privacy)
-        if self._owners is None:
-            n = n
-        else:
+        if self._owners is not None:
             n = len(self._owners)
         plan = planned(
             privacy, n, batch_size=expected, clip_norm=clip_norm, epochs=epochs, steps=steps

@@ -134,7 +134,7 @@ class RollbackGuard:
         """The position of a ledger after this machine's last charge, for who only reads it; None
         if it is not known, or the file can't be read. The file is not made."""
         try:
-            address = f"{(state_folder() / 'ledgers.db').resolve().as_uri()}?mode=ro"
+            address = f"{(state_folder() / 'ledgers.db').absolute().as_uri()}?mode=ro"
             with closing(sqlite3.connect(address, uri=True, timeout=LOCK_SECONDS)) as connection:
                 connection.row_factory = typed
                 rows = connection.execute(RECALL, (identity,)).fetchall()

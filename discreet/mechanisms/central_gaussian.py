@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from dp_accounting import DpEvent
 
     from discreet.mechanisms.round_state import RoundState
-    from discreet.mechanisms.sums import AnswerRelease, Replies, RoundSum
+    from discreet.mechanisms.sums import AnswerRelease, CohortSum, Replies
     from discreet.privacy.grid import Grid
     from discreet.privacy.mechanisms import Gaussian
     from discreet.privacy.randomness import RandomSource
@@ -197,33 +197,28 @@ class CentralGaussian:
     def at_client(self, number: int, num_examples: int, *, trains: bool) -> ClientRound:
         return ClientRound(self.run.user.noise_multiplier or 0.0)
 
-    def add_up(self, replies: Replies, state: RoundState) -> RoundSum:
-        from discreet.mechanisms.sums import CohortSum, RoundSum, add_all, ratings_in
+    def add_up(self, replies: Replies, state: RoundState) -> CohortSum:
+        from discreet.mechanisms.sums import CohortSum, ratings_in
 
         size = state.params.numel()
         clip_norm = state.clip_norm
         grid = self._grid(clip_norm, size, self._update_noise * clip_norm)
-        return add_all(
-            replies,
-            RoundSum(CohortSum(size, clip_norm, grid), ratings_in(self.run, self.sizes, state)),
-        )
+        answers = ratings_in(self.run, self.sizes, state)
+        return CohortSum(size, clip_norm, grid, answers).add_all(replies)
 
-    def release(self, summed: RoundSum, state: RoundState, source: RandomSource) -> Released:
+    def release(self, summed: CohortSum, state: RoundState, source: RandomSource) -> Released:
         """Noises the sum, the count and the answers, and moves the clip norm."""
-        updates = summed.updates
-        answers = summed.answers
-        if answers is None:
-            said = None
-        else:
-            said = answers.released(source.child("answer"))
+        said = None
+        if summed.answers is not None:
+            said = summed.answers.released(source.child("answer"))
         # Noise before the clip norm moves: C_t, not C_{t+1}, bounded this sum.
-        noised = updates.clipped.noised(self._gaussian(self._update_noise), source.child("update"))
+        noised = summed.clipped.noised(self._gaussian(self._update_noise), source.child("update"))
         if self.run.user.adaptive:
-            below = self._noised_count(updates.below, source.child("count"))
+            below = self._noised_count(summed.below, source.child("count"))
         else:
             below = None
         clip_norm, fraction = next_clip_norm(self.clip, self.run, state, below)
-        return Released(noised, clip_norm, fraction, updates.replies, said)
+        return Released(noised, clip_norm, fraction, summed.replies, said)
 
     @property
     def _exact(self) -> bool:

@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from discreet.mechanisms.round_state import RoundState
-    from discreet.mechanisms.sums import CohortSum, Replies, RoundSum
+    from discreet.mechanisms.sums import CohortSum, Replies
     from discreet.privacy.randomness import RandomSource
 
 # rounds whose share of all earlier noise is drawn at once, and held: so many vectors of float64
@@ -176,9 +176,9 @@ class CorrelatedNoise:
     def at_client(self, number: int, num_examples: int, *, trains: bool) -> ClientRound:
         return ClientRound(self.run.user.noise_multiplier or 0.0)
 
-    def add_up(self, replies: Replies, state: RoundState) -> RoundSum:
+    def add_up(self, replies: Replies, state: RoundState) -> CohortSum:
         """The sum of the clients whose turn it is: a reply out of turn counts as zero."""
-        from discreet.mechanisms.sums import CohortSum, RoundSum, add_all
+        from discreet.mechanisms.sums import CohortSum
         from discreet.privacy.grid import grid_for
         from discreet.privacy.sampling import in_turn
 
@@ -197,9 +197,9 @@ class CorrelatedNoise:
             for reply, client in clients
             if client < 0 or in_turn(client, number, groups=groups)
         )
-        return add_all(theirs, RoundSum(CohortSum(size, clip_norm, grid)))
+        return CohortSum(size, clip_norm, grid).add_all(theirs)
 
-    def release(self, summed: RoundSum, state: RoundState, source: RandomSource) -> Released:
+    def release(self, summed: CohortSum, state: RoundState, source: RandomSource) -> Released:
         """Adds new noise, and noise of earlier rounds, drawn again; it is on disk before it is out.
 
         Raises:
@@ -209,13 +209,12 @@ class CorrelatedNoise:
 
         kept = _earlier(state)
         number = state.round + 1
-        total = summed.updates
         keys = self._keys(source, kept.get("keys"))
-        noised = self._noised(total, keys, number)
+        noised = self._noised(summed, keys, number)
         # On disk before it is out, with the key of its noise: this round has no other release.
-        counts = {"round": torch.tensor(number), "replies": torch.tensor(total.replies)}
+        counts = {"round": torch.tensor(number), "replies": torch.tensor(summed.replies)}
         state.carried.save({"total": noised, "keys": keys, **counts})
-        return Released(noised, state.clip_norm, None, total.replies)
+        return Released(noised, state.clip_norm, None, summed.replies)
 
     def _keys(self, source: RandomSource, before: Tensor | None) -> Tensor:
         """The keys of this round's noise and of all earlier noise that this or a later round has a

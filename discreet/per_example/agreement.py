@@ -89,9 +89,7 @@ def tried(model: nn.Module, inputs: Tree) -> tuple[str, Questions]:
             with same_chance(objective.parameters[0].device), exact_products(), Undrawn():
                 _check_alone(objective, loss, examples)
                 reason = _reason(objective, examples, questions)
-                if reason:
-                    questions = questions
-                else:
+                if not reason:
                     questions = _settled(objective, examples, questions)
         except Unserved as error:
             return str(error), questions

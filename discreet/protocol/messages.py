@@ -178,10 +178,6 @@ def no_outside_name(request: TrainRequest) -> None:
         )
 
 
-def unresolved(request: TrainRequest) -> None:
-    """The `allowed` of a reader that makes nothing of the names in a request."""
-
-
 def request_of(items: Mapping[str, object], *, allowed: Allowed = no_outside_name) -> TrainRequest:
     """Reads what `request_items` wrote.
 

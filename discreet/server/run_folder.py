@@ -47,13 +47,12 @@ from discreet.ledger.rollback_guard import flush_folder
 from discreet.logs import json_ready
 from discreet.mechanisms.mechanism import SERVER
 from discreet.mechanisms.round_state import CarriedState
-from discreet.queries.scores import score_columns
-from discreet.server.csv_text import csv_text
+from discreet.server.metrics_table import columns_of, table_of
 from discreet.server.plan import Plan
 from discreet.server.state import State
 from discreet.settings.call import Call
 from discreet.settings.compose import parse_asked
-from discreet.settings.privacy import USER
+from discreet.settings.privacy import EXAMPLE, USER
 from discreet.settings.rules import ConfigError
 from discreet.settings.settings import Settings, described
 from discreet.settings.wording import Key, Wording
@@ -79,16 +78,6 @@ SECRETS = "secrets.safetensors"
 KEPT = "secrets"
 BEFORE_KEPT = {"round", "total", "keys", "replies"}
 LOCK_SECONDS = 30.0
-METRICS = (  # after round, loss and the scores of the task
-    "clip_norm",
-    "fraction_below",
-    "cohort",
-    "replies",
-    "epsilon_user",
-    "epsilon_example",
-    "epsilon_local",
-    "seconds",
-)
 
 logger = logging.getLogger("discreet")
 
@@ -132,11 +121,10 @@ class RunFolder:
         """The server's ledger, to read of what was spent. Settings that an older version did not
         note in it are not compared. Raises LedgerError: it is missing, damaged, older than it was,
         or config.yaml says otherwise; ConfigError: that has a target where a run has its noise."""
-        for name, mechanism in plan.mechanisms.items():
-            if SERVER in mechanism.charged_at and plan.run.target_epsilon(name) is not None:
-                raise ConfigError(
-                    f"{self.path / CONFIG} is damaged: the noise of the run is missing"
-                )
+        for name in (USER, EXAMPLE):
+            charged = name in plan.mechanisms and SERVER in plan.mechanisms[name].charged_at
+            if charged and getattr(plan.settings.privacy, name).target_epsilon is not None:
+                raise ConfigError(f"{self.path / CONFIG} is damaged: the run's noise is missing")
         was = DurableLedger(self.ledger_path).whole().facts()
         decided = plan.deciding
         noted = {name: decided.get(name, value) for name, value in was.items()}
@@ -241,11 +229,23 @@ class RunFolder:
         return None
 
     def append_metrics(self, row: Mapping[str, object]) -> None:
-        """Adds a round's row to `metrics.csv` and flushes it."""
+        """Adds a round's row to `metrics.csv` and flushes it. With columns that are not there yet
+        the file is replaced: a run that was resumed may have none of a rating's."""
+        there = self._metrics_columns()
+        if there and not {*columns_of([row])} <= {*there}:
+            self.replace_metrics([*self.read_metrics(), row])
+            return
         with self.metrics_path.open("a", newline="") as file:
-            file.write(_table([row], header=file.tell() == 0))
+            file.write(table_of([row], there or columns_of([row]), header=not there))
             file.flush()
             os.fsync(file.fileno())
+
+    def _metrics_columns(self) -> list[str]:
+        """The header of `metrics.csv`; empty if there is none."""
+        if not self.metrics_path.exists():
+            return []
+        with self.metrics_path.open(newline="", encoding="utf-8") as file:
+            return next(csv.reader(file), [])
 
     def read_metrics(self) -> list[dict[str, float | None]]:
         """The rows of `metrics.csv`; None if a round has no such number. A last line that was cut
@@ -271,7 +271,7 @@ class RunFolder:
 
     def replace_metrics(self, rows: Sequence[Mapping[str, object]]) -> None:
         """Replaces the rows of `metrics.csv`."""
-        replace_file(self.metrics_path, _table(rows, header=True).encode())
+        replace_file(self.metrics_path, table_of(rows, columns_of(rows), header=True).encode())
 
 
 @dataclass(frozen=True)
@@ -475,19 +475,3 @@ def write_json(path: Path, facts: Mapping[str, Any]) -> str:
     text = json.dumps(json_ready(facts), indent=2) + "\n"
     replace_file(path, text.encode())
     return text
-
-
-def _table(rows: Sequence[Mapping[str, object]], *, header: bool) -> str:
-    columns = dict.fromkeys(
-        ["round", "loss", *score_columns(rows), *METRICS, *(name for row in rows for name in row)]
-    )
-    lines = [[_cell(row.get(name)) for name in columns] for row in rows]
-    return csv_text([list(columns), *lines] if header else lines, end="\r\n")
-
-
-def _cell(value: object) -> str:
-    if value is None:
-        return ""
-    if isinstance(value, float):
-        return f"{value:.10g}"
-    return str(value)

@@ -95,7 +95,7 @@ OWN: Needs = {
     "privacy.user.aggregation": (PLAIN, "it says by itself what the server reads"),
     "sampling.kind": (("poisson", "fixed", "everyone"), "Discreet's own pays for turns"),
     "evaluation.kind": (AT_SERVER, "it pays for no answers"),
-    "data.normalise": (("none", "public"), "it pays for no answers"),
+    "data.normalise": (("none", "public", "spread"), "it pays for no answers"),
     "statistics.only": (False, "it pays for no answers"),
 }
 FIXED: Needs = {"privacy.accountant": (RDP, "no other knows such cohorts")}

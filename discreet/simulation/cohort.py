@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Self
 
@@ -228,14 +228,11 @@ class Engine:
         clip_norm = work.request.clip_norm
         start = RoundStart(work.request.round - 1, params, clip_norm)
         if not work.request.work.trains:
-            return replace(self._part([], start), replies=len(work.clients))
+            nothing: PartialReply = self.mechanism.add_up([], start).part()
+            return replace(nothing, replies=len(work.clients))
         updates = self._trained(params, work)
         pieces = torch.split(updates, max(1, PIECE // updates.shape[1]))
-        return self._part(
-            (UpdateRows(piece, row_norms(piece) <= clip_norm) for piece in pieces), start
-        )
-
-    def _part(self, rows: Iterable[UpdateRows], start: RoundStart) -> PartialReply:
+        rows = (UpdateRows(piece, row_norms(piece) <= clip_norm) for piece in pieces)
         part: PartialReply = self.mechanism.add_up(rows, start).part()
         return part
 

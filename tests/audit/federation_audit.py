@@ -33,7 +33,7 @@ from discreet.deployment.local_federation import (
 )
 from discreet.deployment.raw_node import raw_node
 from discreet.privacy.randomness import secure_source
-from discreet.protocol.messages import TrainReply, decode_request, encode_reply, unresolved
+from discreet.protocol.messages import TrainReply, decode_request, encode_reply
 from discreet.server.plan import Plan
 from discreet.server.run_folder import OVER, RunFolder, state_of
 from discreet.server.session import check_secure
@@ -147,7 +147,7 @@ def _one_run(federation: Federation, plan: Plan, name: str, canaries: Canaries) 
 
 def _answer(canaries: Canaries, index: int, message: Message) -> RecordDict:
     """The reply of a canary's node."""
-    request, params = decode_request(message.content, allowed=unresolved)
+    request, params = decode_request(message.content, allowed=lambda _: None)
     update = (LONG * request.clip_norm * canaries.direction(index)).float()
     assert update.shape == params.shape
     return encode_reply(TrainReply(request.round, update, below=bool(canaries.bits[index])))

@@ -34,7 +34,14 @@ from discreet.deployment.flower_home import (
     wait_until,
     write_connection,
 )
-from tests.deployment.engine import Engine, container_engine, copy_of_the_tree, fetch_torch
+from discreet.guard.patient_blocks import split_site
+from tests.deployment.engine import (
+    REPOSITORY,
+    Engine,
+    container_engine,
+    copy_of_the_tree,
+    fetch_torch,
+)
 
 pytestmark = [pytest.mark.containers, pytest.mark.slow, pytest.mark.timeout(3600)]
 # of Flower's build
@@ -384,4 +391,106 @@ def test_a_node_on_its_own_host_serves_its_data_and_runs_approved_code(
     finally:
         print(apart.compose("logs", "--tail", "40"))
         apart.compose("down", "--volumes")
+        deployment.compose(*server, "down", "--timeout", "20", **open_proxy)
+
+
+@dataclass
+class GuardedSite:
+    """docker-compose.guard.yml with a site's split, under the engine's own seccomp profile."""
+
+    deployment: Deployment
+    name = "hospital-b.guard"
+
+    def __post_init__(self) -> None:
+        self.folder = self.deployment.folder.parent / "hospital-b"
+        self.secrets = self.folder / "secrets"
+        make_node(self.secrets, self.name)
+        shutil.copy(self.deployment.folder / "secrets" / "ca.crt", self.secrets)
+        site = self.folder / "site"
+        site.mkdir()
+        rows = [f"p{each},{each % 3 - 1},{each % 7 - 3},{int(each % 3 > 1)}" for each in range(40)]
+        self.table = self.folder / "train.csv"
+        self.table.write_text("\n".join(["patient,one,two,disease", *rows]) + "\n")
+        split_site(self.table, site / "site", id_column="patient", count=GUARDED_BLOCKS)
+        (site / "guard.toml").write_text(GUARD_TOML)
+        if os.getuid() == 0:
+            give_to(self.folder, IMAGE_USER)
+        self.server = "nowhere:1"
+
+    def compose(self, *words: str) -> str:
+        settings = {
+            "DISCREET_SERVER": self.server,
+            "DISCREET_NODE": self.name,
+            "DISCREET_SITE": str(self.folder / "site"),
+            "DISCREET_SECRETS": str(self.secrets),
+            **self.deployment.settings,
+        }
+        where = ("compose", "-p", f"{PROJECT}-guard", "-f", "docker-compose.guard.yml")
+        folder = self.deployment.folder
+        return self.deployment.engine.docker(*where, *words, folder=folder, **settings)
+
+    def asked(self, *words: str) -> str:
+        """What a command says in the site's container."""
+        return self.compose("run", "--rm", "guard", "discreet", *words)
+
+    def runs(self, home: Path) -> subprocess.CompletedProcess[str]:
+        """A researcher's `flwr run` of an app that the site has not read."""
+        app = self.folder / "app"
+        shutil.copytree(REPOSITORY / "examples" / "patients", app)
+        written = (
+            f'features=2 nodes=1 num-server-rounds=2 guard-noise-multiplier=4.0 test="{TABLE}"'
+        )
+        command = ["flwr", "run", str(app), CONNECTION, "--stream", "--run-config", written]
+        environment = flower_environment(home)
+        return subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+
+
+GUARDED_BLOCKS = 4
+TABLE = "/runs/test.csv"  # where the server has the researcher's public rows
+GUARD_TOML = f"""ledger = "/ledger/ledger.db"
+any = true
+max-epsilon = 20.0
+max-delta = 1e-5
+min-noise-multiplier = 4.0
+block-seconds = 8
+enclosure = "landlock"
+[blocks]
+folder = "site"
+id = "patient"
+count = {GUARDED_BLOCKS}
+"""
+
+
+def test_a_guarded_site_in_a_container_holds_a_hostile_app_and_answers_a_server(
+    deployment: Deployment,
+) -> None:
+    guarded = GuardedSite(deployment)
+    proxy_port = str(free_port())
+    server = ("-f", "docker-compose.yml", "-f", "docker-compose.server.yml")
+    open_proxy = {"DISCREET_GATE_PORT": proxy_port, "DISCREET_OVERRIDES": "experiment=deployment"}
+    up = ("up", "--wait", "--wait-timeout", str(int(UP_SECONDS)))
+    deployment.compose(*server, *up, **open_proxy)
+    try:
+        guarded.asked("ledger", "create", "/ledger/ledger.db")
+        checked = guarded.asked("site", "check", "/site/guard.toml")
+        assert "a hostile app reaches nothing in landlock" in checked
+
+        guarded.server = f"{deployment.gateway}:{proxy_port}"
+        home = deployment.write_connection()
+        public = str(guarded.secrets / "public" / f"{guarded.name}.pub")
+        register = ["flwr", "supernode", "register", public, CONNECTION, "--name", guarded.name]
+        subprocess.run(register, env=flower_environment(home), check=True)
+        guarded.compose("up", "--detach")
+        rows = guarded.table.read_text()
+        write = f"open({TABLE!r}, 'w').write({rows!r})"
+        deployment.in_service("superlink", "python", "-c", write)
+        ran = guarded.runs(home)
+        assert ran.returncode == 0, ran.stdout + ran.stderr
+        assert ran.stdout.count("Received 1 results and 0 failures") == 2
+        told = guarded.asked("site", "status", "/site/guard.toml")
+        assert "which one unit moves by 2C" in told
+        assert "in 2 releases" in told
+    finally:
+        print(guarded.compose("logs", "--tail", "40"))
+        guarded.compose("down", "--volumes")
         deployment.compose(*server, "down", "--timeout", "20", **open_proxy)

@@ -126,13 +126,15 @@ class PlayedSandbox:
     def __init__(self, play: Callable[[Sequence[float]], np.ndarray | None]) -> None:
         self.play = play
         self.tasks: list[BlockTask] = []
+        self.given: list[tuple[int, bytes]] = []  # the number of each block that ran, and its state
 
     def run(self, task: BlockTask, blocks: Sequence[BlockInput]) -> Iterator[BlockResult]:
         """What came of each block."""
         self.tasks.append(task)
         for block in blocks:
+            self.given.append((block.number, block.state))
             vector = self.play(values_in(block.archive))
-            yield BlockResult(block.number, vector, b"", b"")
+            yield BlockResult(block.number, vector, b"of %d" % block.number, b"")
 
 
 def values_in(descriptor: int) -> list[float]:

@@ -288,6 +288,22 @@ def test_blocks_are_drawn_with_probability_q(tmp_path: Path) -> None:
     assert np.mean(drawn) / 2 == pytest.approx(0.3, abs=6 * 0.006)
 
 
+def test_the_blocks_that_were_drawn_run_and_no_other(tmp_path: Path) -> None:
+    guard = guard_at(tmp_path / "site", q=0.5)
+    with patch("discreet.guard.site_guard.drawn_blocks", lambda policy, source: [1]):
+        answered(guard)
+    assert [number for number, _ in guard.sandbox.given] == [1]  # type: ignore[attr-defined]
+
+
+def test_a_block_is_given_the_state_that_it_kept_in_this_run_and_no_other(tmp_path: Path) -> None:
+    guard = guard_at(tmp_path / "site")
+    answered(guard)
+    answered(guard)
+    guard.answer(message(), context(), replace(APP, run_id=RUN + 1))
+    first, second = [(0, b""), (1, b"")], [(0, b"of 0"), (1, b"of 1")]
+    assert guard.sandbox.given == [*first, *second, *first]  # type: ignore[attr-defined]
+
+
 METRIC = {"name": "accuracy", "low": 0.0, "high": 1.0, "noise-multiplier": 5.0}
 
 

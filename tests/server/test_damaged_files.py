@@ -9,6 +9,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -135,6 +136,25 @@ def test_no_reader_says_less_than_what_was_spent(
         refused = said(capsys, *reader, str(run.path))
         assert refused.startswith(f"discreet: {run.ledger_path} ")
     assert main(["ledger", "verify", str(run.path)]) == int(damage is not other_delta)
+
+
+def test_a_configuration_without_the_noise_of_the_run_is_damaged(
+    run: RunFolder, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (run.path / CONFIG).write_text("")  # a run with all defaults, by its text
+    for reader in ("status", "report"):
+        refused = said(capsys, reader, str(run.path))
+        assert f"{run.path / CONFIG} is damaged: the run's noise is missing" in refused
+
+
+def test_a_guard_that_is_a_link_to_itself_stops_no_reader(
+    run: RunFolder, capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: Any
+) -> None:
+    (tmp_path / "state").mkdir()
+    (tmp_path / "state" / "ledgers.db").symlink_to("ledgers.db")
+    monkeypatch.setenv("DISCREET_STATE", str(tmp_path / "state"))
+    assert main(["ledger", "show", str(run.path)]) == 0
+    assert "user-level: 1 x" in capsys.readouterr().out
 
 
 def test_the_epsilon_of_a_report_is_that_of_the_ledger(

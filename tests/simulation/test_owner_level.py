@@ -4,7 +4,6 @@ speaks of owners."""
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -16,11 +15,13 @@ from discreet.cli.status import status_lines
 from discreet.data.datasets import load_task
 from discreet.data.partition import client_examples_of, partition_indices
 from discreet.ledger.durable_ledger import DurableLedger
+from discreet.ledger.rollback_guard import LedgerError
 from discreet.reporting.records import read_runs
 from discreet.reporting.spending import choice_costs
 from discreet.server.run_folder import RunFolder
 from discreet.server.session import resolve
-from discreet.settings.compose import load_config
+from discreet.settings.call import Call
+from discreet.settings.compose import load_asked
 from discreet.settings.data import DataConfig
 from discreet.settings.rules import ConfigError
 from discreet.settings.settings import Settings
@@ -35,14 +36,14 @@ def table(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_project(tmp_path_factory.mktemp("table"), people=PEOPLE)
 
 
-def settings(table: Path, *words: str) -> Settings:
+def settings(table: Path, *words: str) -> tuple[Settings, Call]:
     small = ("rounds=2", "training.batch_size=10", "seed=40127", "privacy.delta=1e-3")
-    return load_config(["experiment=hospitals", f"data.path={table}", *small, *words])
+    return load_asked(["experiment=hospitals", f"data.path={table}", *small, *words])
 
 
 @pytest.fixture(scope="module")
 def run(table: Path) -> Path:
-    simulate(settings(table, f"output_dir={table / 'run'}"))
+    simulate(*settings(table, f"output_dir={table / 'run'}"))
     return table / "run"
 
 
@@ -88,7 +89,7 @@ def test_rows_that_run_without_their_owner_are_warned_of_in_one_line(
 ) -> None:
     words = ("privacy.example.unit=row", "rounds=1", f"output_dir={tmp_path / 'run'}")
     with caplog.at_level("WARNING", "discreet"):
-        simulate(settings(table, *words))
+        simulate(*settings(table, *words))
     said = [line for line in caplog.messages if "privacy.example.unit=owner" in line]
     assert len(said) == 1
     assert "of 60 owners have several, up to" in said[0]
@@ -97,7 +98,7 @@ def test_rows_that_run_without_their_owner_are_warned_of_in_one_line(
 def test_a_run_of_rows_and_one_of_owners_do_not_add_up(
     table: Path, run: Path, tmp_path: Path
 ) -> None:
-    simulate(settings(table, "privacy.example.unit=row", f"output_dir={tmp_path / 'rows'}"))
+    simulate(*settings(table, "privacy.example.unit=row", f"output_dir={tmp_path / 'rows'}"))
     (said,) = choice_costs(read_runs([run, tmp_path / "rows"]))
     assert "epsilon not stated for all 2 runs" in said
     assert "different units, rows and owners" in said
@@ -105,13 +106,13 @@ def test_a_run_of_rows_and_one_of_owners_do_not_add_up(
 
 def test_an_engine_that_does_not_know_owners_is_refused_by_name(table: Path) -> None:
     with pytest.raises(ConfigError, match=r"engine=batched does not cover privacy\.example\.unit"):
-        simulate(settings(table, "engine=batched"))
+        simulate(*settings(table, "engine=batched"))
 
 
 def test_a_resumed_run_keeps_its_unit(table: Path, run: Path) -> None:
-    words = ("resume=true", f"output_dir={run}", "privacy.example.unit=row")
-    with pytest.raises(Exception, match=r"privacy\.example\.unit"):
-        simulate(replace(settings(table, *words), rounds=3))
+    words = ("resume=true", f"output_dir={run}", "privacy.example.unit=row", "rounds=3")
+    with pytest.raises(LedgerError, match=r"privacy\.example\.unit"):
+        simulate(*settings(table, *words))
 
 
 @pytest.mark.parametrize("declared", [(), ("data.public_num_examples=20",)])
@@ -119,7 +120,7 @@ def test_an_audit_puts_canaries_in_the_place_of_owners(
     declared: tuple[str, ...], table: Path
 ) -> None:
     words = ("privacy.example.target_epsilon=null", "privacy.example.noise_multiplier=1")
-    plan, task = resolve(settings(table, "rounds=4", *words, *declared))
+    plan, task = resolve(settings(table, "rounds=4", *words, *declared)[0])
     found = audit_examples(plan, task, canaries=20)
     assert found.settings["owners"] == 20
     assert found.observations[-1].claim.adjacency.count("one owner, with all its rows") == 1

@@ -146,3 +146,28 @@ def test_two_runs_that_are_killed_at_once_forget_nothing(
     assert DurableLedger(path).verify() == []
     said = json.loads((folders[1] / "privacy.json").read_text())["account"]
     assert said["releases"] == sum(charged(path, folder) for folder in folders)
+
+
+RATED = ("evaluation.kind=private", "evaluation.every=1", "privacy.user.too_noisy=warn")
+
+
+def test_a_rated_run_that_was_killed_before_its_first_checkpoint_goes_on(tmp_path: Path) -> None:
+    words = [*SMALL, *RATED, f"output_dir={tmp_path / 'run'}"]
+    assert crash("before_checkpoint", 1, words) == -signal.SIGKILL
+    simulate(*load_asked([*words, "resume=true"]))
+    rows = RunFolder(tmp_path / "run").read_metrics()
+    assert [row["round"] for row in rows] == [1, 2, 3]
+    assert all(row["accuracy_error"] for row in rows)
+
+
+def test_a_damaged_header_of_the_metrics_damages_no_row_of_a_run_that_goes_on(
+    tmp_path: Path,
+) -> None:
+    words = overrides(tmp_path / "run")
+    assert crash("after_checkpoint", KILLED, words) == -signal.SIGKILL
+    path = RunFolder(tmp_path / "run").metrics_path
+    path.write_text(path.read_text().replace("clip_norm", "clip_borm"))
+    simulate(*load_asked([*words, "resume=true"]))
+    rows = RunFolder(tmp_path / "run").read_metrics()
+    assert [row["round"] for row in rows] == [1, 2, 3]
+    assert rows[-1]["clip_norm"]

@@ -54,6 +54,17 @@ def test_auc_is_near_that_of_pooled_regression_and_the_loss_below_a_constants(
     assert not any("constant guess" in line for line in caplog.messages)
 
 
+def test_three_hospitals_protect_each_patient_and_learn_at_epsilon_2(
+    table: Path, tmp_path: Path
+) -> None:
+    words = ["experiment=hospitals", f"data.path={table}", "seed=40127"]
+    simulate(*load_asked([*words, f"output_dir={tmp_path / 'run'}"]))
+    last = RunFolder(tmp_path / "run").read_metrics()[-1]
+    assert last["epsilon_example"] == pytest.approx(2, abs=0.01)
+    assert last["auc"] is not None
+    assert last["auc"] > pooled_auc(table) - 0.06
+
+
 def test_delta_follows_from_the_number_of_people() -> None:
     words = ["experiment=table", f"data.path={Path(__file__).parent}"]
     deltas = {

@@ -1,0 +1,39 @@
+"""The rows of metrics.csv as text."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from discreet.queries.scores import score_columns
+from discreet.server.csv_text import csv_text
+
+METRICS = (  # after round, loss and the scores of the task
+    "clip_norm",
+    "fraction_below",
+    "cohort",
+    "replies",
+    "epsilon_user",
+    "epsilon_example",
+    "epsilon_local",
+    "seconds",
+)
+
+
+def columns_of(rows: Sequence[Mapping[str, object]]) -> list[str]:
+    """The columns of rows: those of every run, and what else the rows have."""
+    names = [name for row in rows for name in row]
+    return [*dict.fromkeys(["round", "loss", *score_columns(rows), *METRICS, *names])]
+
+
+def table_of(rows: Sequence[Mapping[str, object]], columns: Sequence[str], *, header: bool) -> str:
+    """The rows as CSV, a cell for each column, below their header if it is asked for."""
+    lines = [[_cell(row.get(name)) for name in columns] for row in rows]
+    return csv_text([list(columns), *lines] if header else lines, end="\r\n")
+
+
+def _cell(value: object) -> str:
+    if value is None:
+        return ""
+    if isinstance(value, float):
+        return f"{value:.10g}"
+    return str(value)
