@@ -201,7 +201,7 @@ def test_an_array_of_owners_in_an_npz_file_says_whose_each_row_is(tmp_path: Path
         load_folder(str(tmp_path))
 
 
-def test_numbers_are_spread_as_if_their_range_were_six_deviations_and_flags_are_0_and_1() -> None:
+def test_numbers_are_spread_as_if_their_range_were_six_deviations_flags_are_0_or_1() -> None:
     columns = columns_of(
         {
             "age": [0, 100],
