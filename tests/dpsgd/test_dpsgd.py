@@ -389,13 +389,13 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ),
     (
         {"noise_multiplier": 1.0, "target_epsilon": 1.0},
-        "give target_epsilon or privacy=LoopPrivacy",
+        "give either target_epsilon or privacy=LoopPrivacy",
     ),
     ({"accountant": "gdp"}, "accountant must be one of"),
     ({"max_epsilon": 0.0}, "max_epsilon must be above 0"),
     ({"max_physical_batch": 0}, "max_physical_batch must be a whole number"),
     ({"target_epsilon": 0.0}, "target_epsilon must be finite and above 0"),
-    ({"dataset": []}, "dataset must have an example"),
+    ({"dataset": []}, "dataset must have at least one example"),
     ({"dataset": iter([1])}, "dataset must be map-style"),
     ({"dataset": [(1.0, 2, 3)] * 30}, "an example must be a pair"),
     (

@@ -277,7 +277,7 @@ def test_a_collate_fn_that_mixes_the_batch_is_refused_before_anything_is_drawn(
     collate: Any,
 ) -> None:
     with pytest.raises(
-        ValueError, match="collate_fn: a row of the batch follows from several examples"
+        ValueError, match="collate_fn: a row of the batch depends on several examples"
     ):
         private(linear(), dataset=PAIRS, collate_fn=collate)
 

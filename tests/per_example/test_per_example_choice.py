@@ -114,7 +114,7 @@ def test_what_vmap_can_not_follow_is_right_and_said_once_with_its_line(
         for count in (1, 6, 6):
             assert_matches(model, inputs[:count], targets[:count], clip=0.6, order=order)
     (record,) = caplog.records
-    assert "by a loop over examples, slower" in record.getMessage()
+    assert "by a slower loop over examples" in record.getMessage()
     assert "at test_per_example_choice.py:" in record.getMessage()
 
 

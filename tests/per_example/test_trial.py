@@ -106,7 +106,7 @@ def _averages(model: Forward, x: Tensor) -> Tensor:
 OTHERWISE = {
     "attribute seen:": _counts,
     "attribute average:": _averages,
-    "other outputs for the same inputs": lambda model, x: x * random.random(),
+    "different outputs for the same inputs": lambda model, x: x * random.random(),
 }
 
 

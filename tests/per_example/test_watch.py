@@ -119,7 +119,7 @@ TARGETS = torch.tensor([0, 1, 2, 2, 1])
 def fallen_back(caplog: pytest.LogCaptureFixture) -> Callable[[], bool]:
     """True if torch.func or a loop was used, as the log says."""
     caplog.set_level(logging.INFO, logger="discreet")
-    return lambda: any("are found by" in record.getMessage() for record in caplog.records)
+    return lambda: any("are computed by" in record.getMessage() for record in caplog.records)
 
 
 @pytest.mark.parametrize("order", [1, 2])

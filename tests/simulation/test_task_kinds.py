@@ -124,7 +124,7 @@ def test_several_columns_are_labels_or_numbers(tmp_path: Path) -> None:
 
 
 WRONG = (
-    ('target = "price"\n', "or of a number target_low and target_high"),
+    ('target = "price"\n', "or for numbers target_low and target_high"),
     ('target = "price"\ntarget_low = 3\ntarget_high = 2\n', "target_high must be above target_low"),
     ('target = "price"\ntargets = ["rent"]\n', "target or targets must be given, and not both"),
     ('targets = ["large", "old"]\nnum_classes = 2\n', "go with neither targets nor a range"),
