@@ -87,10 +87,8 @@ def _rounds(plan: Plan, task: Task, *, count: int, population: int) -> State:
             replies = exchange.ask(
                 TrainRequest(number, state.clip_norm, plan.run), state.params, cohort
             )
-            updates = ReplyStats().accept(replies)
-            released = plan.mechanism.release(
-                plan.mechanism.add_up(updates, state), state, secure_source()
-            )
+            summed = plan.mechanism.add_up(filter(None, map(ReplyStats().count, replies)), state)
+            released = plan.mechanism.release(summed, state, secure_source())
             state = stepped(state, plan, released)
     return state
 

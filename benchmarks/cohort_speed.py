@@ -227,7 +227,7 @@ def _batched(
 
     def rounds(clients: Sequence[int]) -> None:
         replies = exchange.ask(TrainRequest(1, CLIP_NORM, plan.run), start.params, clients)
-        plan.mechanism.add_up(ReplyStats().accept(replies), start)
+        plan.mechanism.add_up(filter(None, map(ReplyStats().count, replies)), start)
 
     return rounds
 

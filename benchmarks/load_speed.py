@@ -25,7 +25,7 @@ from discreet.deployment.local_federation import Federation, empty_federation
 from discreet.deployment.raw_node import raw_node
 from discreet.deployment.superlink import SERVER_APP
 from discreet.server.run_folder import RunFolder
-from discreet.simulation.processes import below
+from discreet.simulation.processes import child_processes
 
 EMPTY_APP = Path(__file__).resolve().parent / "empty_app"
 NODES, SIZES = (4, 10, 20, 40), (100_000, 1_000_000, 5_000_000)
@@ -116,7 +116,7 @@ class ServerWatch:
         yield "gate", self.federation.processes["gate"].pid
         for child in Path(f"/proc/{starter}/task/{starter}/children").read_text().split():
             yield "link", int(child)
-        for app in below(starter, SERVER_APP):
+        for app in child_processes(starter, SERVER_APP):
             yield "app", app
 
 

@@ -130,6 +130,6 @@ def _turn(transport: BatchedTransport) -> list[float]:
     start, turn = RoundStart(0, flatten_parameters(model), CLIP_NORM), time.perf_counter()
     while (started := time.perf_counter()) < turn + TURN_SECONDS:
         replies = transport.ask(TrainRequest(1, CLIP_NORM, plan.run), start.params, range(COHORT))
-        plan.mechanism.add_up(ReplyStats().accept(replies), start)
+        plan.mechanism.add_up(filter(None, map(ReplyStats().count, replies)), start)
         times.append(time.perf_counter() - started)
     return times

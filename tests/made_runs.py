@@ -4,7 +4,6 @@ known."""
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 
 from discreet.ledger.durable_ledger import Charge
@@ -29,7 +28,7 @@ def make_run(
     round.
     """
     asked = load_config(overrides)
-    config = replace(resolve_noise(asked), output_dir=str(path))
+    config = resolve_noise(asked)
     path.mkdir(parents=True)
     folder = RunFolder(path)
     plan = Plan(config, asked)

@@ -16,7 +16,8 @@ import discreet
 from discreet.protocol.messages import TrainRequest, request_items, request_of
 from discreet.server.plan import planned
 from discreet.server.server_optimizer import ServerSGD
-from discreet.settings.compose import load_config, parse_config
+from discreet.settings.call import Call
+from discreet.settings.compose import load_asked, load_config, parse_asked
 from discreet.settings.places import app_folder, conf_folder, own_files
 from discreet.settings.privacy import SecureConfig
 from discreet.settings.rules import ALIASES, ConfigError, rules
@@ -28,8 +29,8 @@ STEP = (
 )
 WRONG = {
     "privacy.dleta=1e-3": "unknown setting privacy.dleta; did you mean privacy.delta?",
-    "rounds=true": "rounds must be a whole number, at least 1 (got True)",
-    "rounds=many": "rounds must be a whole number, at least 1 (got many)",
+    "rounds=true": "rounds must be a whole number, within [1, 100000] (got True)",
+    "rounds=many": "rounds must be a whole number, within [1, 100000] (got many)",
     "data=3": "data must be a group of settings (got 3); did you mean data.name?",
     "privacy.local.schedule=[1,-1]": "privacy.local.schedule must be uniform, geometric, or a "
     "list of numbers within",
@@ -72,7 +73,11 @@ WRONG = {
     "experiment=default": "there is no experiment=default: without an experiment it is the "
     "default run",
     "server.beta_1=0.5": "server.beta_1 must be left out with server.optimizer=sgd (got 0.5)",
-    "rounds='5'": "rounds must be a whole number, at least 1 (got the text '5')",
+    "rounds=100001": "rounds must be within [1, 100000] (got 100001)",
+    "data.num_clients=2000000000": "data.num_clients must be within [1, 1e+09]",
+    "sampling.kind=cyclic sampling.groups=10 privacy.user.clip.kind=fixed rounds=10001": "rounds "
+    "must be at most 10000: each round pays for all before it, with sampling.kind=cyclic",
+    "rounds='5'": "rounds must be a whole number, within [1, 100000] (got the text '5')",
 }
 
 HABITS = {  # what people type, and the setting that a user-level run means
@@ -110,7 +115,7 @@ def test_a_name_typed_from_habit_is_told_the_setting_of_a_user_level_run(
 
 
 def test_every_alias_means_a_setting_and_is_none_itself() -> None:
-    known = {name for name, _ in rules(Settings)}
+    known = {name for name, _ in (*rules(Settings), *rules(Call))}
     assert set(ALIASES.values()) <= known
     assert not known & ALIASES.keys()
 
@@ -147,7 +152,7 @@ def test_a_wrong_setting_is_named_in_one_line(override: str, message: str) -> No
 
 @pytest.mark.parametrize("path", ["out/größe", "~/runs", "out/日本"])
 def test_a_path_beyond_ascii_or_under_home_is_read_as_it_is_typed(path: str) -> None:
-    assert load_config([f"output_dir={path}"]).output_dir == str(Path(path).expanduser())
+    assert load_asked([f"output_dir={path}"])[1].output_dir == str(Path(path).expanduser())
 
 
 def test_settings_in_a_list_are_refused_with_how_they_are_given() -> None:
@@ -208,7 +213,7 @@ def comments() -> dict[str, str]:
 
 
 def test_the_yaml_tree_holds_every_setting_and_no_other() -> None:
-    assert sorted(comments()) == sorted(name for name, _ in rules(Settings))
+    assert sorted(comments()) == sorted(name for name, _ in (*rules(Settings), *rules(Call)))
 
 
 @pytest.mark.parametrize("name", [name for name, rule in rules(Settings) if rule is not None])
@@ -239,7 +244,7 @@ def test_whatever_is_parsed_either_is_a_configuration_or_a_config_error(
     tree: dict[str, object],
 ) -> None:
     try:
-        outcome = repr(parse_config(tree))
+        outcome = repr(parse_asked(tree))
     except ConfigError as error:
         outcome = str(error)
     assert "\n" not in outcome
@@ -309,9 +314,9 @@ def test_a_project_uses_discreets_experiments_unless_it_has_its_own(
     project: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     names = ["silos", "organisations", "laplace_local_sweep"]
-    elsewhere = [load_config([f"experiment={name}"], of_sweep=True) for name in names]
+    elsewhere = [load_asked([f"experiment={name}"], of_sweep=True) for name in names]
     monkeypatch.chdir(project)
-    assert [load_config([f"experiment={name}"], of_sweep=True) for name in names] == elsewhere
+    assert [load_asked([f"experiment={name}"], of_sweep=True) for name in names] == elsewhere
     # as a ServerApp composes
     assert load_config(["experiment=silos"], conf=project / "conf").rounds == 30
     (project / "conf" / "experiment" / "silos.yaml").write_text(

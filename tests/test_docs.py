@@ -20,7 +20,7 @@ import discreet
 from discreet.cli.verbs import ANYWHERE, IN_A_PROJECT
 from discreet.server.prices import sampled_prices
 from discreet.server.round import one_round
-from discreet.settings.compose import load_config
+from discreet.settings.compose import load_asked, load_config
 from tests.command import calibrate
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -115,7 +115,7 @@ def test_the_overrides_of_a_command_compose() -> None:
     }
     for given in every - {()}:
         assert (
-            load_config([*given], of_sweep=any(word.endswith("_sweep") for word in given)).rounds
+            load_asked([*given], of_sweep=any(word.endswith("_sweep") for word in given))[0].rounds
             >= 1
         )
 

@@ -219,3 +219,29 @@ def test_what_is_imported_is_declared() -> None:
         if not {home.lower().replace("_", "-") for home in homes.get(name, ["?"])} & declared
     }
     assert missing == set()
+
+
+def parameters(node: ast.AST) -> set[str]:
+    """The names that a docstring explains: parameters, or the fields of a class and its `__init__`."""
+    if isinstance(node, ast.FunctionDef):
+        return {
+            each.arg for each in (*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs)
+        }
+    assert isinstance(node, ast.ClassDef)
+    fields = {ast.unparse(each.target) for each in node.body if isinstance(each, ast.AnnAssign)}
+    starts = [each for each in node.body if getattr(each, "name", "") == "__init__"]
+    return fields.union(*(parameters(each) for each in starts))
+
+
+def test_each_item_of_a_docstring_begins_a_line() -> None:
+    joined = []
+    for path in FILES:
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.FunctionDef | ast.ClassDef) and (
+                said := ast.get_docstring(node)
+            ):
+                names = "|".join(parameters(node)) or "-"
+                items = re.split("(?:Args|Attributes):", said)[1:]
+                found = re.findall(rf"[.;] ({names}): ", "".join(items))
+                joined += [(path.name, node.name, name) for name in found]
+    assert joined == []

@@ -19,7 +19,7 @@ from discreet.node.account import Refused
 from discreet.node.nodes import node_client
 from discreet.node.work import work_of
 from discreet.server.run_folder import RunFolder
-from discreet.settings.compose import load_config
+from discreet.settings.compose import load_asked, load_config
 from discreet.settings.rules import ConfigError
 from discreet.simulation.in_process import simulate
 from tests.command import predict
@@ -79,8 +79,8 @@ def owns(tmp_path: Path, change: Callable[[str], str] = str) -> Path:
         ("Ann Lee,5,0.1,70,32,rest,HIV", "line 8: 7 columns, and the header has 6"),
         (
             "Ann Lee,HIV,0.1,70,32,rest",
-            "line 8: steps is not a number: make it one, or say what is public of it under "
-            "[columns] in data.toml",
+            "line 8: steps is not a number: make it one, or describe it under [columns] in "
+            "data.toml",
         ),
         ("Ann Lee,5,0.1,70,32,HIV", "line 8: the class is not in classes"),
     ],
@@ -182,7 +182,7 @@ def test_a_model_that_can_not_be_trained_is_refused_before_anything_starts(
         f"output_dir={tmp_path / 'run'}",
     ]
     with pytest.raises(ConfigError, match=REFUSED[name]) as error:
-        simulate(load_config(words))
+        simulate(*load_asked(words))
     assert "\n" not in str(error.value)
     assert not (tmp_path / "run").exists()
 

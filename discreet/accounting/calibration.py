@@ -126,8 +126,8 @@ def _power_of_two_that_meets(target: float, epsilon: Callable[[float], float]) -
 def rounds_within(
     max_epsilon: float, epsilon: Callable[[int], float], *, most: int = MAX_ROUNDS
 ) -> int:
-    """The number of rounds, of which `epsilon` gives the cost by their number, that fit before it
-    passes ``max_epsilon``: 0 if not one fits. Raises ValueError: more than `most` fit.
+    """The largest number of rounds whose cost, `epsilon` of that number, is within `max_epsilon`: 0
+    if not one fits. Raises ValueError: more than `most` fit.
 
     >>> rounds_within(1.0, lambda count: count / 10)
     10

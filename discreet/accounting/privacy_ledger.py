@@ -74,7 +74,9 @@ def epsilon_of(spent: PrivacyLedger, delta: float, accountant: str) -> float:
     return spent.epsilon(delta, RDP if masked else accountant)
 
 
-def passes(spent: PrivacyLedger, budget: float | None, *, delta: float, accountant: str) -> bool:
+def exceeds_budget(
+    spent: PrivacyLedger, budget: float | None, *, delta: float, accountant: str
+) -> bool:
     """True if releases cost more than a budget, by more than rounding: the one check, for server,
     clients and `DPSGD`.
 

@@ -168,9 +168,9 @@ class Scores:
     Attributes:
       values: (k,) float64, finite; a higher score says "in".
       included: (k,) bool, true if the canary was in. The bounds of one run hold only for
-      independent fair coins. centred: the score of a canary that is out has the mean 0 by design.
-      It has if the canary then sends nothing and its direction has a random sign: the release does
-      not depend on that sign.
+        independent fair coins.
+      centred: the score of a canary that is out has the mean 0 by design. It has if the canary then
+        sends nothing and its direction has a random sign: the release does not depend on that sign.
     """
 
     values: NDArray[np.float64]

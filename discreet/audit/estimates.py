@@ -193,7 +193,7 @@ class GaussianFit:
         return self.interval(delta=delta, level=1 - (2 if self.one_spread else 1) * significance)[0]
 
     def _standard_error(self, delta: float) -> float:
-        """Of the epsilon of two spreads."""
+        """The standard error of the epsilon of two spreads."""
 
         def epsilon(fitted: NDArray[np.float64]) -> float:
             return epsilon_of_normals(Normal(*fitted[:2]), Normal(*fitted[2:]), delta=delta)
@@ -240,7 +240,7 @@ class Guesses:
     correct: int  # v, within [0, r]
 
 
-def guess(scores: Scores, *, made: int) -> Guesses:
+def guess_membership(scores: Scores, *, made: int) -> Guesses:
     """Says "in" of the highest scores and "out" of the lowest, half of `made` each (one more "in"
     if it is odd). Of equal scores the first come first: the coins decide nothing."""
     order = np.argsort(scores.values, kind="stable")
@@ -253,7 +253,7 @@ def guess(scores: Scores, *, made: int) -> Guesses:
 
 
 @lru_cache(maxsize=64)
-def planned(canaries: int, epsilon: float, delta: float, *, shifts: bool) -> int:
+def planned_guesses(canaries: int, epsilon: float, delta: float, *, shifts: bool) -> int:
     """The number of guesses that makes `one_run_bound`, or with `shifts` `fdp_bound`, largest if
     scores are N(s, 1) in and N(0, 1) out, with the s of the claim. It reads no score, so a bound
     needs no correction for having chosen."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from discreet.audit.canaries import Experiment
 from discreet.audit.example_audit import audit_examples
@@ -12,7 +12,7 @@ from discreet.audit.release_audit import (
     audit_shared_step,
     audit_statistics,
 )
-from discreet.audit.user_audit import audit_users
+from discreet.audit.user_audit import AuditRequest, audit_users
 from discreet.mechanisms.mechanism import Mechanism
 from discreet.mechanisms.mechanism_table import mechanisms_of, server_mechanism
 from discreet.server.session import resolve
@@ -26,18 +26,7 @@ RATINGS = "evaluation"
 STATISTICS = "statistics"
 
 
-@dataclass(frozen=True)
-class Asked:
-    """The options of `discreet audit`; None is a default that depends on what is audited."""
-
-    of: str | None = None
-    canaries: int | None = None
-    rounds: int | None = None
-    runs: int = 1
-    honest: int | None = None
-
-
-def experiment_of(config: Settings, asked: Asked) -> Experiment:
+def experiment_of(config: Settings, asked: AuditRequest) -> Experiment:
     """Makes the plan, once, and carries out the experiment. ConfigError: it can't be audited with
     these settings or options."""
     run = client_settings(config)
@@ -69,7 +58,7 @@ def experiment_of(config: Settings, asked: Asked) -> Experiment:
     if of == RATINGS or not whole:
         return audit_round(plan, releases=releases, of_answers=of == RATINGS)
     canaries = asked.canaries or min(half, MOST_CANARIES)
-    return audit_users(plan, task, canaries=canaries, honest=asked.honest, runs=asked.runs)
+    return audit_users(plan, task, replace(asked, canaries=canaries))
 
 
 def _is_clipped_once(run: ClientSettings, server: Mechanism) -> bool:

@@ -443,7 +443,7 @@ def _far(update: Tensor, length: int | None, *, below: bool = False) -> ExactRep
 
 
 def _replies(values: ExactReply) -> Replies:
-    """Those of a cohort of which the canary alone replies."""
+    """The replies of a cohort in which only the canary replies."""
 
     def replies(sent: int, source: RandomSource) -> list[TrainReply]:
         if values.answer is None:

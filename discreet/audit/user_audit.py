@@ -14,7 +14,7 @@ import math
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from itertools import pairwise
 
 import numpy as np
@@ -53,6 +53,7 @@ from discreet.server.session import opened
 from discreet.server.state import State
 from discreet.server.training_run import TrainingRun
 from discreet.server.transport import Reply, ReplyStats, Transport
+from discreet.settings.call import Call
 from discreet.settings.privacy import USER
 from discreet.settings.rules import ConfigError
 from discreet.simulation.in_process import virtual_clients
@@ -63,9 +64,19 @@ logger = logging.getLogger("discreet")
 SeenRun = tuple[Sequence[Scores], PrivacyLedger]
 
 
-def audit_users(
-    plan: Plan, task: Task, *, canaries: int, honest: int | None = None, runs: int = 1
-) -> Experiment:
+@dataclass(frozen=True)
+class AuditRequest:
+    """The options of `discreet audit`; None is a default that depends on what is audited."""
+
+    of: str | None = None
+    canaries: int | None = None
+    rounds: int | None = None
+    runs: int = 1
+    honest: int | None = None
+    device: str = "cpu"
+
+
+def audit_users(plan: Plan, task: Task, asked: AuditRequest) -> Experiment:
     """Runs a plan with canaries, in a folder that is thrown away, and scores them.
 
     The canaries are members of the population: `population_size`, the sampling and the noise are
@@ -74,16 +85,17 @@ def audit_users(
     a client, a canary that is out is no member. If they differ by replacing one (cohorts of a fixed
     size), it is a member and sends the opposite of what it would send.
 
-    Args:
-      canaries: of each of the `runs`, at most the number of parameters.
-      honest: how many other clients take part, the first ones of the run; None for all there is
-        room for.
+    `asked.canaries`, of each of the `asked.runs`, are at most the number of parameters;
+    `asked.honest` other clients take part, the first ones of the run; None: all there is room for.
 
     Raises:
       ConfigError: the configuration can't run, gives no user-level guarantee, or has no room for
         the canaries.
     """
     check_noised(plan)
+    canaries = asked.canaries or 0
+    honest = asked.honest
+    runs = asked.runs
     population = plan.run.user.population_size
     if not 1 <= canaries <= population or runs < 1:
         raise ConfigError(
@@ -97,13 +109,13 @@ def audit_users(
         raise ConfigError(
             f"beside {canaries} canaries there is room for 0 .. {most} clients (got {honest})"
         )
-    releases = said_first(plan, canaries * runs)
+    releases = power_of(plan, canaries * runs)
     seeds = [
         None if plan.settings.seed is None else plan.settings.seed + number
         for number in range(runs)
     ]
     plans = [replace(plan, settings=replace(plan.settings, seed=seed)) for seed in seeds]
-    seen = [_one_run(each, task, canaries, honest) for each in plans]
+    seen = [_one_run(each, task, canaries, honest, asked.device) for each in plans]
     facts: Facts = {"canaries": canaries, "runs": runs, "honest clients": honest}
     return together("user level", plan, releases, seen, facts)
 
@@ -116,7 +128,7 @@ def check_noised(plan: Plan) -> None:
         )
 
 
-def said_first(plan: Plan, canaries: int) -> Releases:
+def power_of(plan: Plan, canaries: int) -> Releases:
     """The planned releases of a run; logs how small a fault so many canaries of all runs find."""
     user = plan.mechanism
     rounds = plan.run.rounds
@@ -157,9 +169,7 @@ def together(
         "secure": plan.settings.seed is None,
     }
     found = observed(rounds, run_claim)
-    if user.participation.turns is None:
-        found = found
-    else:
+    if user.participation.turns is not None:
         found = found[-1:]
     return Experiment(mechanism, found, {**facts, **more}, releases)
 
@@ -188,13 +198,13 @@ def _joined(plan: Plan, turns: Turns, rounds: Sequence[Scores], first: int) -> S
     return replace(rounds[0], values=seen / noise_of(plan.run) ** 2)
 
 
-def _one_run(plan: Plan, task: Task, count: int, honest: int) -> SeenRun:
+def _one_run(plan: Plan, task: Task, count: int, honest: int, device: str) -> SeenRun:
     with ExitStack() as held:
         folder = held.enter_context(tempfile.TemporaryDirectory(prefix="discreet-audit-"))
         # Clients rate no model: the canaries would have no answer.
-        settings = replace(plan.settings, output_dir=f"{folder}/run", resume=False)
-        plan = replace(plan, settings=settings, query=None, chance_loss=math.inf)
-        session = opened(plan, task, simulated=True, held=held)
+        plan = replace(plan, query=None, chance_loss=math.inf)
+        call = Call(f"{folder}/run", device=device)
+        session = opened(plan, task, call, simulated=True, held=held)
         context = session.context
         turns = plan.mechanism.participation.turns
         canaries = draw_canaries(count, plan.num_params, context.source.child("canaries"))
@@ -286,7 +296,8 @@ class CanaryTransport:
         if self.inner is not None:
             honest = [client for client in cohort if client < self.honest]
             for reply in self.inner.ask(asked, params, honest):
-                for counted in ReplyStats().accept([reply]):
+                counted = ReplyStats().count(reply)
+                if counted is not None:
                     self.others = [self.user.add_up([*self.others, counted], self.start).part()]
                 yield reply
         for client in cohort:

@@ -23,9 +23,9 @@ from discreet.audit.estimates import (
     Guesses,
     fdp_bound,
     fit_gaussians,
-    guess,
+    guess_membership,
     one_run_bound,
-    planned,
+    planned_guesses,
     repeated_bound,
     shift_of_epsilon,
 )
@@ -108,8 +108,9 @@ class Verdict:
 
     Attributes:
       false_alarm: if every claim holds, and what the bounds assume, the probability of `refuted` is
-      at most this. power: what the bounds of the whole run could have found, in words; `finds`:
-      there is something.
+        at most this.
+      power: what the bounds of the whole run could have found, in words; `finds`: there is
+        something.
     """
 
     mechanism: str
@@ -174,7 +175,7 @@ def judge(experiment: Experiment, *, false_alarm: float = FALSE_ALARM) -> Verdic
 
 
 def outlook(releases: Releases, count: int, *, rounds: int = 0) -> str:
-    """What an audit of so many rounds will be able to find, in words: at the usual false-alarm
+    """The power of an audit of so many rounds, in words: at the usual false-alarm
     rate."""
     return power_of(releases, count, level=levels_of(rounds, false_alarm=FALSE_ALARM)[-1])[0]
 
@@ -228,8 +229,10 @@ def _methods(
     else:
         gaussian = releases.noise_multiplier is not None
         for method, bound in ((ONE_RUN, one_run_bound), (FDP, fdp_bound))[: 1 + gaussian]:
-            made = planned(len(scores.values), claim.epsilon, claim.delta, shifts=method == FDP)
-            yield method, partial(bound, guess(scores, made=made), delta=claim.delta)
+            made = planned_guesses(
+                len(scores.values), claim.epsilon, claim.delta, shifts=method == FDP
+            )
+            yield method, partial(bound, guess_membership(scores, made=made), delta=claim.delta)
     if fit is not None:
         yield FIT, partial(fit.lower_bound, delta=claim.delta)
 
@@ -325,7 +328,7 @@ def _shown_without_noise(releases: Releases, count: int, level: float) -> float:
         return repeated_bound(scores, delta=claim.delta, significance=level)
     found = []
     for shifts in (False,) if releases.noise_multiplier is None else (False, True):
-        made = planned(count, claim.epsilon, claim.delta, shifts=shifts)
+        made = planned_guesses(count, claim.epsilon, claim.delta, shifts=shifts)
         drawn_in = count * seen / 2
         said_in = made - made // 2
         right = min(said_in, drawn_in) + (max(said_in - drawn_in, 0) * (1 - seen) + made // 2) / (

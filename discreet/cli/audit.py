@@ -1,14 +1,14 @@
-"""Tries to break the privacy claim of a run, and sets what it found beside the claim.
+"""Tries to break the privacy claim of a run, and compares the result with the claim.
 
 The experiment has the settings that are given, or those of a run folder, and canaries that are in
-or out by coin. Its ledger is thrown away with its folder: an audit spends nothing of a real one.
-First it says how small a fault so many canaries find, then for each round and for the run the
-claimed epsilon, lower bounds at 95 % and, for the run, an estimate. The claim is refuted if a bound
-passes it at the false-alarm rate. That none does is no proof.
+or out by a fair coin. Its ledger is thrown away with its folder: an audit charges no real ledger.
+First it prints how small a fault so many canaries find. Then it prints, for each round and for the
+run, the claimed epsilon, lower bounds at 95 % and, for the run, an estimate. The claim is refuted
+if a bound exceeds it at the false-alarm rate. If none does, that is no proof.
 
---canaries: at user level clients of each run (half of the population, at most 500);
-at example level examples of client 0 (500); of masked sums of either level, and with --of local,
-evaluation or statistics: releases with the canary, and as many without it or with its opposite
+--canaries counts, at user level, clients of each run (half of the population, at most 500); at
+example level, examples of client 0 (500); for masked sums of either level, and with --of local,
+evaluation or statistics, releases with the canary, and as many without it or with its opposite
 (2000).
 
 examples:
@@ -25,7 +25,8 @@ from typing import Annotated, Literal
 
 from typer import Option
 
-from discreet.audit.experiments import Asked, experiment_of
+from discreet.audit.experiments import experiment_of
+from discreet.audit.user_audit import AuditRequest
 from discreet.audit.verdict import FALSE_ALARM, PICTURE, RECORD, SIGNIFICANCE, judge, write_audit
 from discreet.cli.console import Words, new_folder, print_table
 from discreet.deployment.interruption import ending
@@ -66,12 +67,13 @@ def command(
     if run and overrides:
         raise ConfigError("--run takes the settings of that run: give no others")
     if run:
-        config = RunFolder(run.expanduser().resolve()).read_config()
+        config, call = RunFolder(run.expanduser().resolve()).read_asked()
     else:
-        config = asked_settings(overrides or [])
+        config, call = asked_settings(overrides or [])
     log_to(sys.stderr, log_format=config.operations.log_format)
     with ending(lambda reason: f"the audit ended early ({reason}); nothing was spent"):
-        experiment = experiment_of(config, Asked(of, canaries, rounds, runs, honest))
+        asked = AuditRequest(of, canaries, rounds, runs, honest, call.device)
+        experiment = experiment_of(config, asked)
     verdict = judge(experiment, false_alarm=false_alarm)
     folder = output or new_folder("audits/")
     write_audit(folder, experiment, verdict)

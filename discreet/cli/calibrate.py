@@ -1,29 +1,30 @@
-"""Epsilon, noise or rounds: give two, the third is computed for every way of sampling, side by
-side.
+"""Epsilon, noise or rounds: give two, and the third is computed for every way of sampling.
 
-  epsilon for given noise    discreet calibrate user --population 3383 --cohort 120 --rounds 100
-                             --noise 1.2
-  noise for given epsilon    discreet calibrate user --population 3383 --cohort 120 --rounds 100
-                             --epsilon 2
-  rounds for a budget        discreet calibrate user --population 3383 --cohort 120 --noise 1.2
-                             --epsilon 2
-  without secret sampling    discreet calibrate user --sampling cyclic --groups 28 --rounds 100
-                             --epsilon 2
-  without a trusted server   discreet calibrate user --aggregation secure --clients 10 --dropouts 2
-                             --colluding 1 --rounds 100 --noise 4
+epsilon for given noise
+  discreet calibrate user --population 3383 --cohort 120 --rounds 100 --noise 1.2
+noise for given epsilon
+  discreet calibrate user --population 3383 --cohort 120 --rounds 100 --epsilon 2
+rounds for a budget
+  discreet calibrate user --population 3383 --cohort 120 --noise 1.2 --epsilon 2
+without secret sampling
+  discreet calibrate user --sampling cyclic --groups 28 --rounds 100 --epsilon 2
+without a trusted server
+  discreet calibrate user --aggregation secure --clients 10 --dropouts 2 --colluding 1 \\
+    --rounds 100 --noise 4
 
 user      population: clients; cohort: expected clients a round; rounds
-example   population: a client's examples (zero-out neighbours), or data.public_num_examples (add or
-          remove one); cohort: the batch size; rounds: local steps
+example   population: a client's examples (zero-out neighbours), or data.public_num_examples (add
+          or remove one); cohort: the batch size; rounds: local steps
 local     each round is one release of one client; nothing is sampled
 
-With --sampling cyclic so many --groups of clients take turns, one a round; the noise is that of
+With --sampling cyclic, --groups of clients take turns, one group a round; the noise is that of
 each round, before it is correlated. With --population and --cohort the other ways of sampling are
 shown beside it.
 
 With --aggregation secure everybody takes part in every round, and adds a share of the noise. n is
 --clients, d --dropouts, c --colluding. At example level a client adds up all of its examples, at
-most --examples."""
+most --examples.
+"""
 
 from __future__ import annotations
 

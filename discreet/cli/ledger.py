@@ -3,16 +3,15 @@
 RUN is a run folder, or a ledger file.
 
 show    what was spent, for each guarantee and data owner, with epsilon by each accountant
-verify  whether any row was changed, inserted or deleted; exit code 1 if so
+verify  checks whether any row was changed, inserted or deleted; exit code 1 if so
 export  every row as JSON, one object a line
 create  makes a node's ledger: RUN is the file, which must not be there. With --population, --size
         and --delta it is the account of a population, which all runs over it charge
         (privacy.user.account=FILE)
-adopt   lets this machine go on with ledgers that it never charged, or that were moved. Adopt no
-        copy of one that is charged elsewhere too: what the two spend is nowhere added up
-backup  copies a ledger file, also while it is in use, to the file COPY, which must not be there,
-        and verifies the copy. Whoever keeps the digest that is printed, its head, can prove later
-        that nothing before it was rewritten
+adopt   accepts ledgers on this machine that it never charged, or that were moved. Adopt no copy of
+        a ledger that is charged elsewhere too: nothing adds up what the two spend
+backup  copies a ledger file, also while it is in use, to the new file COPY, and verifies the copy.
+        Keep the printed head digest: it proves later that no earlier row was rewritten
 
 examples:
   discreet ledger show outputs/first

@@ -25,13 +25,14 @@ from discreet.simulation.timed_round import timed_round
 
 def command(overrides: Words = None) -> None:
     """Prints a line for each kind of cost."""
-    asked = asked_settings(overrides or [])
+    asked, call = asked_settings(overrides or [])
     user = replace(asked.privacy.user, too_noisy="warn")  # it is said here, and nothing is refused
-    plan, task = resolve(replace(asked, privacy=replace(asked.privacy, user=user)))
+    privacy = replace(asked.privacy, user=user)
+    plan, task = resolve(replace(asked, privacy=privacy), resumed=call.resume)
     print(*price_lines(plan), sep="\n", flush=True)
     log_to(sys.stdout, log_format=asked.operations.log_format)
     logging.getLogger("discreet").setLevel(logging.ERROR)
-    timed = timed_round(plan, task)
+    timed = timed_round(plan, task, call)
     minutes = timed.seconds * plan.run.rounds / 60
     print(
         f"{timed.seconds:.2g} s a round, {minutes:.2g} minutes in all, on this machine (timed on "

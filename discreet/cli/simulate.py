@@ -24,7 +24,6 @@ from __future__ import annotations
 
 import shlex
 import sys
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Annotated
@@ -37,6 +36,7 @@ from discreet.deployment.interruption import ending, folder_in, not_begun, overr
 from discreet.logs import log_to
 from discreet.server.resuming import asked_settings
 from discreet.server.run_folder import RunFolder
+from discreet.settings.call import Call
 from discreet.settings.rules import ConfigError
 from discreet.settings.settings import Settings
 from discreet.simulation.baseline import ENDING, check_public, without_privacy
@@ -64,25 +64,25 @@ def command(
             return _sweep(sweep, jobs or 1)
         if jobs is not None:
             raise ConfigError("--jobs needs a sweep: --multirun, with lists of values")
-        config = asked_settings(words)
+        config, call = asked_settings(words)
         log_to(sys.stdout, log_format=config.operations.log_format)
         if baseline:
             check_public(config)
-        folder = Path(str(config.output_dir))
+        folder = Path(str(call.output_dir))
         with resumable(RunFolder(folder), "discreet", "simulate"):
-            simulate(config, progress=sys.stdout)
+            simulate(config, call, progress=sys.stdout)
         if baseline:
-            _baseline(config, folder)
+            _baseline(config, folder, call.device)
     return 0
 
 
-def _baseline(config: Settings, folder: Path) -> None:
+def _baseline(config: Settings, folder: Path, device: str) -> None:
     """Trains without privacy beside a run, and says how to compare."""
     beside = folder.with_name(f"{folder.name}{ENDING}")
     print("now without privacy, NOT PRIVATE, to compare with")
-    plain = replace(without_privacy(config), output_dir=str(beside), resume=False)
+    call = Call(str(beside), device=device)
     with resumable(RunFolder(beside), "discreet", "simulate"):
-        simulate(plain, progress=sys.stdout)
+        simulate(without_privacy(config), call, progress=sys.stdout)
     print(f"both curves: discreet report {shlex.quote(str(folder))} {shlex.quote(str(beside))}")
 
 
@@ -93,7 +93,7 @@ def _sweep(sweep: Sweep, at_a_time: int) -> int:
     )
     jobs = sweep.jobs()
     if at_a_time > 1:
-        check_parallel([job.plan for job in jobs])
+        check_parallel([job.plan for job in jobs], [job.device for job in jobs])
     sweep.save()
     log_to(sys.stdout, log_format=jobs[0].plan.settings.operations.log_format)
     again = [

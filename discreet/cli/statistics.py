@@ -28,13 +28,13 @@ from discreet.simulation.in_process import data_answers
 
 def command(overrides: Words = None) -> None:
     """Asks, prints and writes."""
-    config = asked_settings(overrides or [])
+    config, call = asked_settings(overrides or [])
     # That a run with these settings would not learn is no reason not to ask.
     user = replace(config.privacy.user, too_noisy="warn")
     config = replace(config, privacy=replace(config.privacy, user=user))
     client_settings(config).check_server_noise("discreet statistics")
     with ExitStack() as held:
-        session = prepare(config, simulated=True, held=held)
+        session = prepare(config, call, simulated=True, held=held)
         plan = session.plan
         task = load_task(config.data.name, path=config.data.path)
         answers = data_answers(STATISTICS, plan, task)

@@ -97,7 +97,7 @@ def _epsilons(
             if rows or folder.ledger_path.exists():
                 ledger = folder.ledger_to_read(plan)
                 spent = ledger.spent(name).epsilon(plan.run.delta, plan.run.accountant)
-        found[name] = _spending(spent, budget)
+        found[name] = _spending(spent, budget) | {"unit": plan.mechanisms[name].statement().unit}
     return found
 
 
@@ -155,4 +155,4 @@ def _spent(spending: Facts, unlimited: str) -> str:
         left = unlimited
     else:
         left = ", {left:.4g} of {budget:g} left".format(**spending)
-    return f"{spending['spent']:.4g} spent{left}"
+    return f"{spending['spent']:.4g} spent{left} ({spending['unit']})"

@@ -16,7 +16,8 @@ from yaml import YAMLError  # type: ignore[import-untyped]
 
 from discreet.deployment.interruption import ending, interrupt_below
 from discreet.server.run_folder import RunFolder, replace_file
-from discreet.settings.compose import NOT_PART, listed_runs, load_config
+from discreet.settings.call import Call
+from discreet.settings.compose import NOT_PART, listed_runs, load_asked
 from discreet.settings.rules import ConfigError
 from discreet.settings.settings import Settings
 from discreet.simulation.in_process import check
@@ -64,22 +65,17 @@ class Sweep:
             folder = RunFolder(self.folder / str(number))
             name = self.name(number + 1)
             try:
-                config = load_config(overrides, of_sweep=True)
-                if config.output_dir is not None:
+                config, call = load_asked(overrides, of_sweep=True)
+                if call.output_dir is not None:
                     raise ConfigError(
                         "output_dir is chosen by a sweep: give hydra.sweep.dir=FOLDER"
                     )
-                plan = check(config)
+                plan = check(config, call)
             except ConfigError as error:
                 raise ConfigError(f"{name}: {error}") from error
-            found.append(
-                Job(
-                    name,
-                    folder,
-                    plan,
-                    partial(go_on, folder, name, config, decided=plan.settings.privacy),
-                )
-            )
+            decided = plan.settings.privacy
+            work = partial(go_on, folder, name, config, device=call.device, decided=decided)
+            found.append(Job(name, folder, plan, work, call.device))
         return found
 
 
@@ -145,9 +141,9 @@ def _resumed(asked: Sweep, *, named: bool) -> Sweep:
     return replace(before, folder=asked.folder, runs=runs)
 
 
-def candidates_of(overrides: Sequence[str]) -> list[Settings]:
-    """The settings of every combination of the listed values. Raises ConfigError: a setting is
-    wrong, or there are none or too many combinations."""
+def candidates_of(overrides: Sequence[str]) -> list[tuple[Settings, Call]]:
+    """The settings, and the call, of every combination of the listed values. Raises ConfigError: a
+    setting is wrong, or there are none or too many combinations."""
     if not overrides:
         raise ConfigError(
             "there is nothing to try: give settings; a comma lists values (see --help)"
@@ -157,7 +153,7 @@ def candidates_of(overrides: Sequence[str]) -> list[Settings]:
         raise ConfigError(
             f"more than {MOST_CANDIDATES} combinations of settings: list fewer values"
         )
-    return [load_config(words, of_sweep=True) for words in candidates]
+    return [load_asked(words, of_sweep=True) for words in candidates]
 
 
 def all_succeed(

@@ -71,15 +71,19 @@ def command(
             tune = read_tune(folder)
         else:
             tune = Tune(overrides or [], trials, mean, max_epsilon, [])
-        plans = list(map(planned, candidates_of(tune.overrides)))
+        candidates = candidates_of(tune.overrides)
+        plans = [planned(settings) for settings, _ in candidates]
+        if any(call.output_dir is not None or call.resume for _, call in candidates):
+            raise ConfigError("output_dir and resume are chosen by discreet tune: give --output")
+        devices = [call.device for _, call in candidates]
         if not resume:
             print(price(tune, plans))
             if cost:
                 return 0
             tune = drawn(tune, plans, folder)
         if jobs > 1:
-            check_parallel(plans)
-        runs = trial_jobs(tune, plans, folder / "trials")
+            check_parallel(plans, devices)
+        runs = trial_jobs(tune, plans, devices, folder / "trials")
         again = f"discreet tune --resume --output {shlex.quote(str(folder))}"
         then = "; until then nothing is chosen"
         if not all_succeed(

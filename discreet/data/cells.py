@@ -34,7 +34,7 @@ def owners_of(column: Any, name: str) -> Array:
 
 
 def numbers_in(column: Any, name: str) -> Array:
-    """The cells of a column of numbers, none of which may be empty."""
+    """The cells of a column of numbers, without an empty one."""
     with suppress(TypeError, ValueError):
         quick = np.asarray(column.to_numpy(), np.float64)
         if np.isfinite(quick).all():

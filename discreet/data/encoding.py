@@ -41,7 +41,7 @@ class CellError(ValueError):
 
 @dataclass(frozen=True)
 class Column:
-    """What is public of a column.
+    """The public facts about a column.
 
     Attributes:
       kind: number, category, date or text.

@@ -72,7 +72,7 @@ class Examples:
         return Examples(self.inputs[indices], self.targets[indices], owners)
 
 
-def joined(tables: Sequence[Examples], owners: torch.Tensor | None = None) -> Examples:
+def concatenated(tables: Sequence[Examples], owners: torch.Tensor | None = None) -> Examples:
     """One table after the other, with these owners."""
     return Examples(
         torch.cat([table.inputs for table in tables]),

@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from discreet.data.examples import SHAPES, Examples, Task, joined, to_unit_box
+from discreet.data.examples import SHAPES, Examples, Task, concatenated, to_unit_box
 from discreet.data.targets import Array
 
 # In the order of the clients. The names are those of the files: processed.cleveland.data.
@@ -108,7 +108,7 @@ def load_heart(path: str | None) -> Task:
     for name in HOSPITALS:
         features, labels = read_hospital(Path(path).expanduser() / f"processed.{name}.data")
         parts.append([patients(features[rows], labels[rows]) for rows in train_and_test(labels)])
-    train, test = (joined(list(tables)) for tables in zip(*parts, strict=True))
+    train, test = (concatenated(list(tables)) for tables in zip(*parts, strict=True))
     owners = torch.repeat_interleave(
         torch.arange(len(parts)), torch.tensor([len(table) for table, _ in parts])
     )

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from discreet.data.examples import SHAPES, Examples, Task, joined
+from discreet.data.examples import SHAPES, Examples, Task, concatenated
 from discreet.data.targets import Array, FolderError, RowError
 from discreet.settings.rules import require_extra
 from discreet.settings.training import HF
@@ -68,7 +68,9 @@ def load_shakespeare(path: str | None) -> Task:
     owners = torch.repeat_interleave(
         torch.arange(len(train)), torch.tensor([len(table) for table in train])
     )
-    return Task("shakespeare", joined(train, owners), joined(test), SHAPES["shakespeare"])
+    return Task(
+        "shakespeare", concatenated(train, owners), concatenated(test), SHAPES["shakespeare"]
+    )
 
 
 def read_speeches(text: str) -> dict[str, list[str]]:

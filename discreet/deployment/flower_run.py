@@ -92,10 +92,10 @@ def run_app(words: Sequence[str], *, program: str) -> int:
     """
     log_to(sys.stderr)
     require_extra("ray", extra="simulation", why="Flower's simulation")
-    config = asked_settings(words)
-    run = check_output(config.output_dir, resume=config.resume)
-    plan, _ = resolve(config)
-    if plan.settings.resume:
+    config, call = asked_settings(words)
+    run = check_output(call)
+    plan, _ = resolve(config, resumed=call.resume)
+    if call.resume:
         run.check_ledgers(plan, simulated=True)
     print(
         f"discreet: starting Flower and Ray takes up to a minute; the run folder is {run.path}",

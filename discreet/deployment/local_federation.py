@@ -55,7 +55,8 @@ class Federation:
 
     Attributes:
       folder: everything that is written lies in it. `secrets` in it is of `make_secrets`; its nodes
-      are registered. pause: seconds between two looks of each node for work.
+        are registered.
+      pause: seconds between two looks of each node for work.
     """
 
     folder: Path
@@ -183,7 +184,7 @@ class Federation:
         return RunFolder(output)
 
     def watch(self, run: RunFolder) -> RunWatch:
-        """What the run needs of this federation."""
+        """The processes of this federation that the run needs."""
         processes = self.processes
         nodes = {name: process for name, process in processes.items() if name.startswith("node-")}
         if "clients" in processes:
@@ -193,7 +194,7 @@ class Federation:
         return RunWatch(run, processes["superlink"], processes["gate"], nodes, helpers)
 
     def stop(self) -> None:
-        """Ends every process of this federation, whoever started it."""
+        """Ends every process of this federation."""
         for process in self.started:
             process.terminate()
         # Flower starts some processes in sessions of their own.
@@ -297,13 +298,13 @@ def main(words: Sequence[str]) -> int:
             f"data.num_clients={len(nodes)}",
             f"sampling.min_nodes={len(nodes)}",
         ]
-        config = asked_settings(arguments.overrides, defaults=defaults)
+        config, call = asked_settings(arguments.overrides, defaults=defaults)
         app_folder()
         require_extra(*SERVERS, extra="deployment", why="the node proxy of a federation")
-        run = check_output(config.output_dir, resume=config.resume)
+        run = check_output(call)
         check_secure(config.seed)
-        resolve(config)
-        for ledger in node_ledgers(run, len(nodes)) if config.resume else ():
+        resolve(config, resumed=call.resume)
+        for ledger in node_ledgers(run, len(nodes)) if call.resume else ():
             DurableLedger(ledger).check()
     except (ConfigError, LedgerError) as error:
         print(f"discreet: {error}", file=sys.stderr)
@@ -316,7 +317,7 @@ def main(words: Sequence[str]) -> int:
         which = ("--nodes", str(len(nodes)))
     else:
         which = ("--data", str(arguments.data.resolve()))
-    if config.resume:
+    if call.resume:
         overrides = arguments.overrides
     else:
         overrides = [*defaults, *arguments.overrides]

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from discreet.deployment.flower_home import LOOK_SECONDS
 from discreet.server.run_folder import OVER, RunFolder, state_of
-from discreet.simulation.processes import RunLostError, below
+from discreet.simulation.processes import RunLostError, child_processes
 
 # the programs of a ServerApp, which run below a SuperLink
 APPS = (
@@ -76,7 +76,7 @@ class RunWatch:
         if now - self._looked < APP_LOOK_SECONDS:
             return
         self._looked = now
-        if below(self.superlink.pid, APPS):
+        if child_processes(self.superlink.pid, APPS):
             self._app_seen = now
         elif (
             self._app_seen is not None

@@ -27,7 +27,7 @@ from discreet.deployment.flower_fixes.commands import OPERATORS
 from discreet.deployment.flower_home import CONNECTION, start, wait_until, write_connection
 from discreet.deployment.healthy import healthy
 from discreet.logs import log_to
-from discreet.simulation.processes import STARTER, below, heard, listens
+from discreet.simulation.processes import STARTER, child_processes, heard, listens
 
 logger = logging.getLogger("discreet.superlink")
 
@@ -82,13 +82,13 @@ def _start(arguments: argparse.Namespace) -> subprocess.Popen[bytes]:
 def end(process: subprocess.Popen[bytes]) -> None:
     """Ends the ServerApps, which then still reach the SuperLink and say how far they got, and after
     them the SuperLink, which would wait for whoever still reads the log of a run."""
-    apps = below(process.pid, SERVER_APP)
+    apps = child_processes(process.pid, SERVER_APP)
     for pid in apps:
         with suppress(ProcessLookupError):
             os.kill(pid, signal.SIGTERM)
     with suppress(TimeoutError):
         wait_until(
-            lambda: {*apps}.isdisjoint(below(process.pid, SERVER_APP)),
+            lambda: {*apps}.isdisjoint(child_processes(process.pid, SERVER_APP)),
             APPS_SECONDS,
             "ServerApps have ended",
         )
@@ -136,9 +136,9 @@ def main(words: Sequence[str]) -> int:
     try:
         if _answers(process, asked, port=arguments.port, authority=arguments.secrets / "ca.crt"):
             _register(arguments)
-            started = below(process.pid, STARTER)
+            started = child_processes(process.pid, STARTER)
             while process.poll() is None and not asked.wait(WATCH_SECONDS):
-                if started and not below(process.pid, STARTER):
+                if started and not child_processes(process.pid, STARTER):
                     # The SuperLink goes on without it, takes runs, and starts none: whoever started
                     # this does it again.
                     logger.error(

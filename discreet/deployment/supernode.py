@@ -31,7 +31,7 @@ from discreet.ledger.durable_ledger import DurableLedger
 from discreet.logs import log_to
 from discreet.node.account import Refused
 from discreet.node.policy import TASK, policy_from, words_of
-from discreet.node.secure_aggregation import GUARD, KEY, NAME, PEERS, STATE, files_of, read_member
+from discreet.node.secure_aggregation import GUARD, KEY, NAME, PEERS, STATE, files_of, read_identity
 from discreet.settings.rules import ConfigError
 from discreet.simulation.processes import SCRATCH, removed_folder
 
@@ -148,7 +148,7 @@ def _check_peers(arguments: argparse.Namespace, config: dict[str, str | int]) ->
         raise ConfigError(f"--key: {arguments.key} is a guard's key, and no app may have it")
     if arguments.peers is not None:
         with _about("--peers"):
-            count = len(read_member(files_of(None, config), guarded=guarded)[1].keys)
+            count = len(read_identity(files_of(None, config), guarded=guarded)[1].keys)
         logger.info("secure aggregation: this node is %s among %d", config[NAME], count)
 
 

@@ -68,40 +68,39 @@ class BatchError(RuntimeError):
 
 
 class DPSGD:
-    """Private training in a loop of one's own (Abadi et al. 2016, Algorithm 1, with Poisson
-    batches).
+    """DP-SGD in your own training loop (Abadi et al. 2016, Algorithm 1, with Poisson batches).
 
-        private = DPSGD(model, optimizer, dataset, batch_size=256, epochs=10, delta=1e-5,
-        target_epsilon=3.0)
+        private = DPSGD(model, optimizer, dataset, epochs=10, delta=1e-5, target_epsilon=3.0)
         for inputs, targets in private:
             private.step(inputs, targets)
         print(private.epsilon())
 
-    Guarantee: (epsilon(), delta)-differential privacy of the examples of `dataset`, for whoever
-    sees the parameters at any time and everything computed from them. Each example joins a batch
-    with the chance batch_size / n, independently; its gradient is clipped to `clip_norm`; noise of
-    noise_multiplier * clip_norm is added to the sum, also if the batch is empty, and the sum is
-    divided by `batch_size`, a constant. n is the data set's size, and the guarantee is zero-out (an
-    example contributes nothing; n stays, and is public). Or n is the constant
-    `public_num_examples`, and the guarantee is add-or-remove. Whatever the optimizer does with the
+    Guarantee: (epsilon(), delta)-differential privacy of each example of `dataset`, against an
+    observer who sees the parameters at all times and everything computed from them. Each example
+    joins a batch with probability batch_size / n, independently, and its gradient is clipped to
+    `clip_norm`. Noise of noise_multiplier * clip_norm is added to the sum, even if the batch is
+    empty, and the sum is divided by `batch_size`, a constant. n is the data set's size, and the
+    guarantee is zero-out (an example contributes nothing; n stays, and is public). With the
+    constant `public_num_examples` in place of n it is add-or-remove. The optimizer's use of the
     noised mean (momentum, Adam, weight decay, schedules) is post-processing, which costs nothing.
 
-    Not covered: batches, their sizes and pieces, losses and metrics on the training data, and
-    whatever else of the data is shown; the choice of settings, if the data guided it; several
-    threads, and what passes between several processes.
+    Not covered: batches, their sizes and pieces; losses and metrics on the training data, and other
+    values that the loop shows; the choice of settings, if the data guided it; several threads;
+    messages between processes.
 
     Args:
       model: any that `clipped_gradient_sum` serves: no layer may mix examples (no BatchNorm).
         Frozen parameters get neither gradient nor noise. The batches come on its device.
       optimizer: of torch.optim, over the trainable parameters of the model, all of them and no
         others; or several, each over a part; or an empty list for a trainer that steps by itself:
-        the noised mean then stays in `.grad`. dataset: a map-style data set, or a list, of pairs
-        (input, target), in which an input may be a tuple of tensors for the model's arguments or a
-        dictionary for its arguments by name; or of dictionaries alone, which the loss is given too,
-        with None for the targets. That it has one at least is public. Or a DataLoader of such a
-        data set, which is read with its workers, prefetching and collate_fn; Poisson batches take
-        the place of its sampler. batch_size: the expected size of a batch, from 1 to the number of
-        examples; if None, the DataLoader's.
+        the noised mean then stays in `.grad`.
+      dataset: a map-style data set, or a list, of pairs (input, target), in which an input may be a
+        tuple of tensors for the model's arguments or a dictionary for its arguments by name; or of
+        dictionaries alone, which the loss is given too, with None for the targets. That it has one
+        at least is public. Or a DataLoader of such a data set, which is read with its workers,
+        prefetching and collate_fn; Poisson batches take the place of its sampler.
+      batch_size: the expected size of a batch, from 1 to the number of examples; if None, the
+        DataLoader's.
       epochs: of epochs * ceil(n / batch_size) steps in all: `len(private)`.
       steps: the number of steps, in place of epochs.
       delta: of epsilon; above 0 and below 1 / n, better far below.
@@ -111,21 +110,23 @@ class DPSGD:
       clip_norm: the L2 norm that each example's gradient is clipped to, within [1e-9, 1e9]. Or a
         schedule: a list with a value for each step, or a function of the step, from 0 on, that does
         not follow from the data. Or `AdaptiveClipping`, which tracks a quantile of the gradients'
-        norms by noised counts; the noise pays for both. loss: one value an example, (n,), that
-        depends on that example alone; a loss of torch.nn with reduction="none", whose values are
-        averaged over an example's own positions and labels (`per_example_loss`).
+        norms by noised counts; the noise pays for both.
+      loss: one value an example, (n,), that depends on that example alone; a loss of torch.nn with
+        reduction="none", whose values are averaged over an example's own positions and labels
+        (`per_example_loss`).
       collate_fn: makes tensors of a list of pairs, as for torch's DataLoader; each row from its own
         pair but for padding. Tried on a few examples.
       owners: whose each row is, one for each example: the guarantee is then for an owner with all
         its rows, n and batch_size count owners, a step reads at most `LoopPrivacy.rows_per_owner`
-        rows of an owner that it
-        drew, and the gradient of the mean loss over them is clipped as one. It takes no collate_fn.
+        rows of an owner that it drew, and the gradient of the mean loss over them is clipped as
+        one. It takes no collate_fn.
       privacy: noise, budget, accountant, ledger, declared n, seed and pieces, for loops that choose
         them.
 
     Raises:
       ValueError: a setting out of range, or a model, an optimizer, a loss or a data set that can't
-      be served. LedgerError: the ledger file is missing or can't be used.
+        be served.
+      LedgerError: the ledger file is missing or can't be used.
     """
 
     @names_meant
@@ -164,9 +165,7 @@ class DPSGD:
             self._owners = None
         else:
             self._owners = owners_of(owners, examples, privacy)
-        if self._owners is None:
-            n = n
-        else:
+        if self._owners is not None:
             n = len(self._owners)
         plan = planned(
             privacy, n, batch_size=expected, clip_norm=clip_norm, epochs=epochs, steps=steps

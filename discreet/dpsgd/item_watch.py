@@ -1,4 +1,4 @@
-"""A watch over a data set: whoever reads one of its items reads no other one with it."""
+"""A watch over a data set: reading one of its items must not read another one."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class ItemWatch:
         ]()  # what is read in place of an object, and the object
 
     def __getstate__(self) -> dict[str, Any]:
-        """What a worker is given: classes made here can't be sent."""
+        """The state that a worker gets: classes made here can't be sent."""
         return {"dataset": self.dataset, "_rows": {}, "_stand_ins": {}}
 
     def __getitem__(self, position: int) -> Any:

@@ -1,4 +1,4 @@
-"""What a training loop of one's own may be made of: its model, its loss and its optimizers."""
+"""Checks of the parts of a training loop: its model, its loss and its optimizers."""
 
 from __future__ import annotations
 

@@ -54,10 +54,11 @@ class LoopPrivacy:
       noise_multiplier: the noise's standard deviation over the clip norm, at least 0; 0 protects
         nobody. Give this or `target_epsilon`. It may be a schedule, a list or a function of the
         step (`DPSGD`'s `clip_norm`), each step accounted by its own noise; with `target_epsilon`
-        its values are relative ones. Change it from epoch to epoch: of 200 different values an
-        epsilon takes some 10 s by "pld".
-      max_epsilon: the budget; a step that would pass it raises BudgetSpent. None: `target_epsilon`,
-      if that is given. accountant: "pld" or "rdp".
+        its values are relative. Change it per epoch: with 200 different values an epsilon takes
+        some 10 s by "pld".
+      max_epsilon: the budget; a step that would exceed it raises BudgetSpent. None:
+        `target_epsilon`, if given.
+      accountant: "pld" or "rdp".
       ledger: a ledger file, made before by `discreet ledger create FILE`, in which runs add up and
         which outlives them. None: the account is in memory.
       data_owner: whose data these are, if a ledger file knows of several data sets.
@@ -65,8 +66,9 @@ class LoopPrivacy:
         which makes the guarantee add-or-remove; at least batch_size, and chosen without looking at
         the data.
       seed: makes batches, dropout and noise reproducible; they then protect nobody. None: secure
-      randomness. max_physical_batch: the most examples that are read and worked on at a time. The
-      loop then yields larger batches in pieces; None: whole.
+        randomness.
+      max_physical_batch: the most examples that are read and worked on at a time. The loop then
+        yields larger batches in pieces; None: whole.
       rows_per_owner: with `DPSGD(..., owners=...)` the most rows of one owner in a step, drawn
         secretly. More need no more noise, and more work.
       distributed: the loop is one of the processes of torch.distributed's default group, each of
@@ -249,7 +251,7 @@ class LoopPlan:
         ), following
 
     def facts(self) -> dict[str, object]:
-        """What a state must agree with, as JSON would have it: all but the scale."""
+        """The settings that a saved state must agree with, as JSON values: all but the scale."""
         clips = asdict(self.clips) if isinstance(self.clips, ClipConfig) else stretches(self.clips)
         sizes = {
             "num_examples": self.num_examples,

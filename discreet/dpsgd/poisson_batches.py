@@ -187,7 +187,7 @@ class PoissonBatches:
             yield mine[start : start + size], None
 
     def _positions(self, step: int) -> Sequence[int]:
-        """What a step has drawn: positions of examples, or numbers of owners."""
+        """The draw of a step: positions of examples, or numbers of owners."""
         if step not in self.drawn:
             count = len(self.examples.dataset if self.owners is None else self.owners)
             self.drawn[step] = step_batch(self.source, step, count, probability=self.probability)
@@ -394,7 +394,7 @@ class Processes:
         return sums
 
     def first(self, make: Callable[[], Made]) -> Made:
-        """What `make` returns in the first process, in all of them; what the account refuses is
+        """Gives all processes the result of `make` in the first one; what the account refuses is
         refused in all."""
         if self.count == 1:
             return make()

@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from discreet.accounting.privacy_ledger import PrivacyLedger, passes
+from discreet.accounting.privacy_ledger import PrivacyLedger, exceeds_budget
 from discreet.dpsgd.loop_plan import LoopPlan, LoopPrivacy
 from discreet.dpsgd.poisson_batches import Processes
 from discreet.ledger.budget import ServerBudget
@@ -44,7 +44,8 @@ class StepAccount:
       events: the cost of each step of the plan, in order: an event, and how many steps on end cost
         that.
       ledger: a file that outlives the loop, or None. All that it says of `data_owner` counts, from
-      whatever loop. taken: the steps of this loop that were charged.
+        whatever loop.
+      taken: the steps of this loop that were charged.
     """
 
     events: Sequence[tuple[DpEvent, int]]
@@ -111,7 +112,7 @@ class StepAccount:
     def _steps_within_budget(self) -> int:
         def beyond(steps: int) -> bool:
             budget = self.budget
-            return passes(
+            return exceeds_budget(
                 self._after(steps),
                 budget.max_epsilon,
                 delta=budget.delta,

@@ -98,13 +98,14 @@ class GridTransport:
     """Asks clients through Flower's grid, and yields replies as they arrive.
 
     Attributes:
-      timeout: seconds until a round's deadline; who has not replied by then is `late`.
+      timeout: seconds until a round's deadline; a client that has not replied by then is `late`.
       population_size: the declared number of clients. One node is one client, so that no more may
-      be connected. virtual: the clients of a simulation, where client c runs on node c modulo the
-      number of nodes.
+        be connected.
+      virtual: the clients of a simulation, where client c runs on node c modulo the number of
+        nodes.
       min_nodes: how many nodes to wait for before the first cohort is drawn; after that one is
-      enough. in_every_round: wait for `min_nodes` before each cohort, as Flower's own strategies
-      do.
+        enough.
+      in_every_round: wait for `min_nodes` before each cohort, as Flower's own strategies do.
       names: what messages call settings, by their keys.
     """
 
@@ -385,7 +386,7 @@ def strange() -> Iterator[None]:
 
 
 def read(reply: Message | Failure, client: int, asked: RoundMessages) -> Any:
-    """What was asked for, or the failure that came in its place."""
+    """The reply, or the failure that came in its place."""
     try:
         with strange():
             if isinstance(reply, Failure):

@@ -21,7 +21,7 @@ from discreet.privacy.mechanisms import analytic_gaussian_noise_multiplier
 from discreet.privacy.randomness import secure_source
 from discreet.protocol.messages import MalformedMessage
 from discreet.settings.privacy import LOCAL
-from discreet.settings.rules import Count, OpenShare, Positive, section
+from discreet.settings.rules import OpenShare, Positive, Rounds, section
 
 Ranges = Mapping[str, tuple[float, float]]
 Next = Callable[[Message, Context], Message]
@@ -53,8 +53,9 @@ def local_dp_mod(
 
     Args:
       ledger: a file of `discreet ledger create`; None: the one that the node's owner names in
-      --node-config. metrics: public ranges (low, high) of metrics that are sent, noised, for one
-      more release a round; none else is.
+        --node-config.
+      metrics: public ranges (low, high) of metrics that are sent, noised, for one more release a
+        round; none else is.
 
     >>> mod = local_dp_mod(clip_norm=1.0, target_epsilon=8.0, delta=1e-5, rounds=20)"""
     ranges = {name: (float(low), float(high)) for name, (low, high) in (metrics or {}).items()}
@@ -73,14 +74,14 @@ class _LocalDp:
     clip_norm: Positive
     target_epsilon: Positive
     delta: OpenShare
-    rounds: Count
+    rounds: Rounds
     ledger: Path | None
     ranges: dict[str, tuple[float, float]]
 
     def reply(self, message: Message, context: Context, call_next: Next) -> RecordDict:
         if message.metadata.message_type.partition(".")[0] != MessageType.TRAIN:
             raise Refused(
-                "this node answers train messages alone: other answers would leave in the clear"
+                "this node answers only train messages: other answers would leave in the clear"
             )
         sent = only_arrays(message.content, "the message")
         privacy = self._privacy(self.clip_norm)
@@ -94,7 +95,7 @@ class _LocalDp:
         try:
             update = layout.difference(trained, before.numpy())
         except MalformedMessage as error:
-            logger.warning("what the app returned counts as no change: %s", error)
+            logger.warning("the app's reply counts as no change: %s", error)
             update = torch.zeros(len(before))
         noised = release_update(update, privacy, source=secure_source())
         key = next(name for name, record in content.items() if isinstance(record, ArrayRecord))

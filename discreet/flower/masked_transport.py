@@ -47,13 +47,14 @@ SMALL = 2**14  # values: what a reply holds that is no masked vector, at most
 FLOAT_BITS = 32
 SAME_LIST = "give all of them the same"
 OTHER_LIST = f"it has another list of peers than the other nodes: {SAME_LIST}"
+NAMED = "other nodes refuse what it sent"
 
 Missing = dict[int, Failure]
 
 
 @dataclass
 class MaskedTransport:
-    """Asks nodes for masked vectors, of which it brings the sum that nobody has read.
+    """Asks nodes for masked vectors, and returns their unopened sum.
 
     Attributes:
       asking: knows the nodes, what they are asked to do, and the deadline of an exchange.
@@ -69,6 +70,7 @@ class MaskedTransport:
     virtual: Callable[[int], VirtualClient | None]
     members_of: dict[int, Member] = field(default_factory=dict)
     number: int = 1
+    left_out: set[int] = field(default_factory=set)
     makes_sums: ClassVar[bool] = True
     _server: MaskingServer | None = field(default=None, repr=False)
 
@@ -81,9 +83,11 @@ class MaskedTransport:
     ) -> Iterator[Failure | UnopenedSum]:
         """The clients that are missing, and the sum of the others: of at least n - d of them, or of
         none. Raises RoundAbandoned: fewer are left, or their lists of peers differ;
-        MessagesTooLarge: see `GridTransport.exchange`."""
+        MessagesTooLarge: see `GridTransport.exchange`.
+        """
         messages = self.asking.messages(asked, params)
-        missing = Missing()
+        missing = {client: Failure(client, "malformed", NAMED) for client in self.left_out}
+        cohort = [client for client in cohort if client not in self.left_out]
         alive = 0
         self._meet(cohort, str(asked.round), missing)
         server = self._masking(asked.run, missing)
@@ -100,8 +104,9 @@ class MaskedTransport:
             )
             if masked:
                 alive = taken
-            exchange = _closed(exchange, missing)
-        yield from [failure for client, failure in missing.items() if client in set(cohort)]
+            exchange = self._closed(exchange, missing)
+        known = {*cohort, *self.left_out}
+        yield from [failure for client, failure in missing.items() if client in known]
         yield UnopenedSum(partial(self._open, exchange, cohort, missing), alive)
 
     def _open(self, exchange: Exchange, cohort: Sequence[int], missing: Missing) -> Tensor:
@@ -109,7 +114,31 @@ class MaskedTransport:
         used up."""
         self.number += 1
         self._send(exchange, None, cohort=cohort, missing=missing)
-        return self.vector.centred(torch.from_numpy(_closed(exchange, missing).total))
+        return self.vector.centred(torch.from_numpy(self._closed(exchange, missing).total))
+
+    def _closed(self, exchange: Exchange, missing: Mapping[int, Failure]) -> Any:
+        """The exchange that follows, or after the last one what was `Opened`."""
+        try:
+            return exchange.close()
+        except Abandoned as error:
+            self._leave_out(missing)
+            raise RoundAbandoned(str(error), tuple(missing.values())) from error
+
+    def _leave_out(self, missing: Mapping[int, Failure]) -> None:
+        """Leaves out clients whose keys, shares or signature were refused by name by more nodes
+        than may lie, so that the round is not abandoned for the same reason again."""
+        assert self._server is not None
+        for client, member in [*self.members_of.items()]:
+            said = repr(member.name)
+            naming = [
+                failure.kind == "refused" and said in failure.reason
+                for other, failure in missing.items()
+                if other != client
+            ]
+            if sum(naming) > self._server.terms.colluding:
+                logger.warning("client %d, %s, is asked no more: %s", client, said, NAMED)
+                self.members_of.pop(client)
+                self.left_out.add(client)
 
     def _masking(self, run: ClientSettings, missing: Missing) -> MaskingServer:
         """The server's side of all sums of this run, made when the names of all nodes are known:
@@ -266,11 +295,3 @@ def read_member(content: RecordDict) -> Member:
 
 def _small(reply: Callable[[RecordDict], object]) -> RoundMessages:
     return RoundMessages(MessageType.TRAIN, SMALL, lambda _: RecordDict(), reply)
-
-
-def _closed(exchange: Exchange, missing: Mapping[int, Failure]) -> Any:
-    """The exchange that follows, or after the last one what was `Opened`."""
-    try:
-        return exchange.close()
-    except Abandoned as error:
-        raise RoundAbandoned(str(error), tuple(missing.values())) from error

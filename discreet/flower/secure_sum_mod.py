@@ -22,7 +22,7 @@ from discreet.node.work import read_request, work_of
 from discreet.privacy.clipping import clip_by_norm
 from discreet.privacy.randomness import secure_source
 from discreet.privacy.secure_grid import SecureSum
-from discreet.protocol.masked_messages import MASKING, read_masking, take_asked
+from discreet.protocol.masked_messages import MASKING, read_masking, split_content
 from discreet.settings.privacy import USER, Sizes
 
 ClientAppCallable = Callable[[Message, Context], Message]
@@ -55,7 +55,7 @@ def secure_sum_mod(message: Message, context: Context, call_next: ClientAppCalla
 
 def _refuse() -> RecordDict:
     raise Refused(
-        "this app answers under secure aggregation alone, and this message asks for an answer in "
+        "this app answers only under secure aggregation, and this message asks for an answer in "
         "the clear"
     )
 
@@ -63,7 +63,7 @@ def _refuse() -> RecordDict:
 def _read_work(message: Message, context: Context, call_next: ClientAppCallable) -> MaskedWork:
     content = RecordDict(dict(message.content))
     _, virtual = read_masking(content)
-    items, frozen = take_asked(content)
+    items, frozen = split_content(content)
     request = read_request(items, context.node_config)
     arrays = only_arrays(content, "the message")
     layout = layout_of(arrays, frozen=frozen)

@@ -53,6 +53,7 @@ from discreet.server.run_folder import change_state, state_of
 from discreet.server.session import Session, check_secure, finish, normalised, prepare
 from discreet.server.training_run import TrainingRun
 from discreet.server.transport import Transport
+from discreet.settings.call import Call
 from discreet.settings.rules import ConfigError
 from discreet.settings.settings import Settings
 
@@ -78,12 +79,12 @@ def server_app(bundle: Path, strategy: Strategy) -> ServerApp:
 
 
 def serve(grid: Grid, context: Context, *, strategy: Strategy, bundle: Path | None = None) -> None:
-    """One run; what ends it early is said in one line."""
+    """Serves one run; an early end is reported in one line."""
     log_to(sys.stdout)
     try:
-        config = config_of(context, bundle=bundle)
+        config, call = config_of(context, bundle=bundle)
         log_to(sys.stdout, log_format=config.operations.log_format)
-        run(grid, config, strategy=strategy)
+        run(grid, config, call, strategy=strategy)
     except (
         ConfigError,
         LedgerError,
@@ -92,7 +93,7 @@ def serve(grid: Grid, context: Context, *, strategy: Strategy, bundle: Path | No
         end_run(grid, error)
 
 
-def config_of(context: Context, *, bundle: Path | None = None) -> Settings:
+def config_of(context: Context, *, bundle: Path | None = None) -> tuple[Settings, Call]:
     """The configuration of a run: a new one starts from the overrides of the machine
     (DISCREET_OVERRIDES). `bundle`: a project's, which has a conf/ of its own. Raises ConfigError,
     also for one with a Discreet of its own."""
@@ -109,7 +110,7 @@ def config_of(context: Context, *, bundle: Path | None = None) -> Settings:
     return asked_settings(shlex.split(words), defaults=shlex.split(machine), conf=conf)
 
 
-def run(grid: Grid, config: Settings, *, strategy: Strategy) -> None:
+def run(grid: Grid, config: Settings, call: Call, *, strategy: Strategy) -> None:
     """Trains over a grid and writes the run folder. Raises ConfigError or LedgerError before
     anything has started; MessagesTooLarge or TimeoutError, after which what is done is kept and can
     be resumed."""
@@ -117,7 +118,7 @@ def run(grid: Grid, config: Settings, *, strategy: Strategy) -> None:
     if not simulated:
         check_secure(config.seed)
     with ExitStack() as held:
-        session = prepare(config, simulated=simulated, held=held)
+        session = prepare(config, call, simulated=simulated, held=held)
         transport = _transport(grid, session, held)
         with interruptible(session.folder, f"resume=true output_dir={session.folder.path}"):
             if config.statistics.only:
@@ -169,7 +170,8 @@ def ask_and_end(session: Session, transport: Transport) -> None:
     for line in text.splitlines():
         logger.info("%s", line)
     statistics = replace(plan.settings.statistics, only=False)
-    folder.write_config(replace(plan.settings, statistics=statistics))
+    asked = replace(plan.settings, statistics=statistics)
+    folder.write_config(asked, device=session.context.device)
     done = state_of(folder) == "finished"
     change_state(
         folder,

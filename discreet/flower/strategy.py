@@ -51,11 +51,12 @@ from discreet.server.run_context import (
     open_run,
     say_how_it_ended,
 )
-from discreet.server.run_folder import RunFolder, check_output, replace_file
+from discreet.server.run_folder import RunFolder, check_output, output_folder, replace_file
 from discreet.server.server_optimizer import ServerOptimizer
 from discreet.server.session import check_secure
 from discreet.server.state import Outcome, State
 from discreet.server.training_run import OnRound, TrainingRun
+from discreet.settings.call import Call
 from discreet.settings.privacy import Sizes
 from discreet.settings.rules import ConfigError, plain, require
 from discreet.settings.settings import Settings
@@ -84,60 +85,66 @@ def _refuse_part(*_: object, **__: object) -> NoReturn:
 
 
 class DPFedAvg(Strategy):
-    """DP-FedAvg in the place of `flwr.serverapp.strategy.FedAvg`: the server's `start` stays, and
-    clients stay as they are.
+    """DP-FedAvg, a replacement for `flwr.serverapp.strategy.FedAvg`. The clients and the server's
+    call of `start` do not change.
 
-        strategy = DPFedAvg(fraction_train=0.5, population_size=100, target_epsilon=8.0,
-        output_dir="outputs/private") result = strategy.start(grid=grid, initial_arrays=arrays,
-        num_rounds=30, evaluate_fn=global_evaluate)
+        strategy = DPFedAvg(fraction_train=0.5, population_size=100, target_epsilon=8.0)
+        result = strategy.start(grid=grid, initial_arrays=arrays, num_rounds=30)
 
-    Guarantee: all that one node holds is hidden by add-or-remove differential privacy (epsilon,
-    delta) from whoever sees the models of all rounds, but not who takes part; the server is
-    trusted. In each round a node is asked with probability `fraction_train`, independently of all
-    others. The server takes the difference of the arrays that come back to those that it sent, as
-    one vector of all learned floats, and clips it to the L2 norm C_t. It adds the differences up
-    with equal weights, and noises the sum. A ledger in the run folder is charged before anything is
-    released. What else a reply holds (metrics, numbers of examples) is not read. A reply that is
-    late, an error, or malformed counts as zero, and changes neither noise nor denominator.
+    Guarantee: (epsilon, delta)-differential privacy of everything that one node holds (add or
+    remove one node), against an observer who sees the models of all rounds but not who takes part.
+    The server is trusted. Each round asks each node with probability `fraction_train`,
+    independently. The server subtracts the arrays that it sent from those that come back, as one
+    vector of all learned floats, and clips the difference to the L2 norm C_t. It sums the
+    differences with equal weights, and noises the sum. A ledger in the run folder is charged before
+    anything is released. Other contents of a reply (metrics, numbers of examples) are not read. A
+    reply that is late, an error, or malformed counts as zero, and changes neither noise nor
+    denominator.
 
     Args:
       fraction_train: the probability with which each node is in a round's cohort; a cohort may be
-      empty. min_available_nodes: how many nodes must be connected before a round begins.
-      arrayrecord_key, configrecord_key: of the records with the arrays and the config, in a message
-      to a client. population_size: how many nodes there may be, a public constant: the average is
-      over fraction_train * population_size, whoever replies, and no more nodes may be connected.
+        empty.
+      min_available_nodes: how many nodes must be connected before a round begins.
+      arrayrecord_key, configrecord_key: the keys of the records with the arrays and the config, in
+        a message to a client.
+      population_size: the largest number of nodes, a public constant. The sum is divided by
+        fraction_train * population_size, whoever replies, and no more nodes may be connected.
       target_epsilon, delta, clip_norm: short for mechanism=CentralGaussian(target_epsilon=...,
-        delta=..., clipping=AdaptiveClipping(norm=clip_norm)). Without a delta it is 1e-5, without a
-        clip norm it is searched for. mechanism: `discreet.CentralGaussian`, `MaskedGaussian` or
-        `CorrelatedNoise`, or one of your own: noise, budget, clipping, accountant, for the three
-        above.
-      population_name: of the population whose account the run charges; given with `account`.
-      account: a file, made by `discreet ledger create`: what all runs over the population have
-        spent. It is charged before the run's own ledger, and the budget of the mechanism then holds
-        over all runs together.
+        delta=..., clipping=AdaptiveClipping(norm=clip_norm)). The default delta is 1e-5; without a
+        clip norm the first rounds search for one.
+      mechanism: `discreet.CentralGaussian`, `MaskedGaussian`, `CorrelatedNoise` or your own: noise,
+        budget, clipping and accountant, instead of the three arguments above.
+      population_name: the name of the population whose account the run charges; needs `account`.
+      account: a file, made by `discreet ledger create`, that records what all runs over the
+        population have spent. It is charged before the run's own ledger, and the budget of the
+        mechanism then covers all runs together.
       sampling: "poisson"; "fixed", that share of the population without replacement; "everyone",
         with fraction_train=1; "cyclic", with mechanism=CorrelatedNoise(groups=...).
       server_optimizer: `discreet.ServerSGD(learning_rate, momentum)`, as FedAvgM; `ServerAdam(eta,
         beta_1, beta_2, tau)`, as FedAdam; or `ServerYogi`, as FedYogi. None: the step of FedAvg.
       frozen: patterns of names of arrays that stay at the server's value, such as "backbone.*".
       seed: None for secure randomness; a number is for tests in a simulation, and its noise
-      protects nobody. private_evaluation: `discreet.PrivateEvaluation`: clients rate the model, and
-      the mean of what they say is noised and paid for; `evaluate_fn` is then left out. None: they
-      are not asked.
-      on_round: is called with the row of metrics.csv of each round, a dict, once the round can't be
-        lost any more; what `private_evaluation` finds comes as a row of its own.
+        protects nobody.
+      private_evaluation: `discreet.PrivateEvaluation`: clients rate the model, and the mean of
+        their answers is noised and accounted for; `evaluate_fn` is then left out. None: clients are
+        not asked.
+      on_round: a function that gets each round's row of metrics.csv, a dict, once the round is
+        stored; a result of `private_evaluation` comes as a row of its own.
       output_dir: the run folder, which must not hold a run; by default one under outputs/, named by
-      the time. resume: go on with the run in `output_dir` from its last checkpoint. What decides
-      privacy must be as it was. flower: the other arguments of `FedAvg`, left out, None or 0, for
-      what clients would report is not private, all count the same, and no cohort is filled up. If
-      every node is asked, `min_train_nodes` may be up to `min_available_nodes`.
+        the time.
+      resume: resume the run in `output_dir` from its last checkpoint. The settings that decide
+        privacy must not change.
+      flower: the other arguments of `FedAvg`. They must be left out, None or 0: clients' reports
+        are not private, all clients weigh the same, and no cohort is filled up. If every node is
+        asked, `min_train_nodes` may be up to `min_available_nodes`.
 
     Raises:
       ConfigError: an argument that can't be honoured, in one line that names it.
       TypeError: there is no such argument.
 
     Source: McMahan et al. 2018 (arXiv 1710.06963), Algorithm 1; Andrew et al. 2021 (arXiv
-    1905.03871), Algorithm 1."""
+    1905.03871), Algorithm 1.
+    """
 
     def __init__(
         self,
@@ -167,6 +174,7 @@ class DPFedAvg(Strategy):
         self._refuse_overrides()
         with in_words_of_arguments():
             self.config = flower_settings(given)
+            self.call = Call(output_dir, resume)
         self.on_round = on_round
         self.frozen = (frozen,) if isinstance(frozen, str) else tuple(frozen)
         self.keys = (arrayrecord_key, configrecord_key)
@@ -194,10 +202,12 @@ class DPFedAvg(Strategy):
         Args:
           grid: Flower's.
           initial_arrays: what the first round sends. A run that goes on takes only their names,
-          shapes and dtypes. num_rounds: in all, those of before a resumption too.
+            shapes and dtypes.
+          num_rounds: in all, those of before a resumption too.
           timeout: seconds to wait for the replies of a round; who is later counts as zero.
           train_config: sent to clients, with the number of the round; or a function of that number
-          that gives it. evaluate_config: must be left out.
+            that gives it.
+          evaluate_config: must be left out.
           evaluate_fn: gets the number of a round and its arrays, before the first round too, and
             works on data of the server's own. What it says is logged and returned, and its loss
             tells whether training runs away.
@@ -221,7 +231,7 @@ class DPFedAvg(Strategy):
             with in_words_of_arguments():
                 private = self.config.evaluation.private
                 kind = type(initial_arrays).__name__
-                two = "left out with private_evaluation: a row has place for one accuracy"
+                two = "left out with private_evaluation: a row holds one accuracy"
                 require(not (private and evaluate_fn), "evaluate_fn", two, evaluate_fn)
                 require(
                     isinstance(initial_arrays, ArrayRecord),
@@ -247,10 +257,9 @@ class DPFedAvg(Strategy):
                 if not simulated:
                     check_secure(asked.seed)
                 layout = layout_of(initial_arrays, frozen=self.frozen)
-                plan, layout = planned_app(asked, initial_arrays, layout, evaluate)
-                opened = open_run(
-                    plan, params=layout.vector(initial_arrays), simulated=simulated, held=held
-                )
+                plan, layout = planned_app(asked, self.call, initial_arrays, layout, evaluate)
+                params = layout.vector(initial_arrays)
+                opened = open_run(plan, self.call, params=params, simulated=simulated, held=held)
                 run = replace(opened, names=ARGUMENTS)
                 keep_arrays(run.folder, layout, plan.chance_loss)
             transport = self._transport(grid, run, layout, train_config or ConfigRecord(), held)
@@ -381,6 +390,7 @@ def evaluation_by(
 
 def planned_app(
     asked: Settings,
+    call: Call,
     arrays: ArrayRecord,
     layout: ArrayLayout,
     evaluate: Callable[[int, ArrayRecord], EvaluationResult],
@@ -395,21 +405,23 @@ def planned_app(
             query = None
         return Plan(decided, asked, num_params=layout.num_params, query=query)
 
-    found = plan(
-        same_settings(asked) if asked.resume else resolve_noise(asked, Sizes(layout.num_params))
-    )
+    if call.resume:
+        decided = same_settings(asked, RunFolder(output_folder(call.output_dir)))
+    else:
+        decided = resolve_noise(asked, Sizes(layout.num_params))
+    found = plan(decided)
     if asked.population_size < FEW_CLIENTS:
         advice = f"; {EXAMPLES_INSTEAD}"
     else:
         advice = ""
     check_search(found.clip, count_stddev(found.run) or 0.0, found.denominator, advice=advice)
     check_cost(found)
-    folder = check_output(found.settings.output_dir, resume=asked.resume)
-    if asked.resume:
+    folder = check_output(call)
+    resumed = None
+    if call.resume:
         resumed = _read_arrays(folder, layout)
     else:
-        resumed = None
-    check_noise(found, lambda rounds: plan(resolve_noise(replace(asked, rounds=rounds))))
+        check_noise(found, lambda rounds: plan(resolve_noise(replace(asked, rounds=rounds))))
     started, loss = resumed or (layout, evaluate(0, arrays).loss)
     return found if loss is None else replace(found, chance_loss=loss), started
 
@@ -429,8 +441,8 @@ def keep_arrays(folder: RunFolder, layout: ArrayLayout, loss: float) -> None:
 
 def _read_arrays(folder: RunFolder, layout: ArrayLayout) -> tuple[ArrayLayout, float | None] | None:
     """The layout with the values that stay since the run began, and the loss; None if it ended
-    before it began. Raises ConfigError: the run has other arrays; LedgerError: the file is
-    damaged."""
+    before it began. Raises ConfigError: the run has other arrays; LedgerError: the file is damaged.
+    """
     path = folder.arrays_path
     if not path.exists():
         if folder.checkpoint_path.exists():

@@ -16,7 +16,7 @@ from discreet.mechanisms.masked_sums import MaskedGaussian
 from discreet.mechanisms.mechanism import Mechanism
 from discreet.server.server_optimizer import ServerSGD, server_section
 from discreet.settings.clip_choice import CLIP_WORDS, AdaptiveClipping, FixedClipping
-from discreet.settings.compose import parse_config
+from discreet.settings.compose import parse_asked
 from discreet.settings.privacy import PLAIN, SECURE
 from discreet.settings.rules import ConfigError, did_you_mean, require
 from discreet.settings.settings import Settings
@@ -51,15 +51,15 @@ SHORT = ("target_epsilon", "delta", "clip_norm")
 HELD = tuple(each.name for each in fields(CentralGaussian) if each.name not in OF_A_RUN)
 VERBS = ("add_up", "event", "release")
 EVALUATED = (
-    "what clients report of their own data is not private. Evaluate on data of the server's own "
+    "clients' reports about their own data are not private. Evaluate on data of the server's own "
     "by evaluate_fn"
 )
 # Arguments of Flower's FedAvg that privacy can't honour, and why.
 REFUSED = {
     **dict.fromkeys(("fraction_evaluate", "min_evaluate_nodes"), EVALUATED),
     **dict.fromkeys(("evaluate_metrics_aggr_fn", "train_metrics_aggr_fn"), EVALUATED),
-    "weighted_by_key": "weights that clients report would make one count for more than the noise "
-    "is for",
+    "weighted_by_key": "weights reported by clients would give one of them more weight than the "
+    "noise covers",
 }
 # What is given elsewhere: of the mechanism, and of Flower's strategies that are FedAvg with other
 # steps.
@@ -77,7 +77,7 @@ ELSEWHERE = {
 }
 # The settings of conf/ by the arguments of the constructor and of the mechanism that give them.
 GIVEN = {
-    **{name: name for name in ("seed", "output_dir", "resume")},
+    "seed": "seed",
     "sampling.kind": "sampling",
     "sampling.probability": "fraction_train",
     "sampling.population_size": "population_size",
@@ -143,7 +143,7 @@ def _refuse(given: Mapping[str, Any]) -> None:
     least = given["flower"].get("min_train_nodes", 0)
     available = given["min_available_nodes"]
     rule = (
-        "0: a cohort that is filled up is not the one that is accounted for. min_available_nodes "
+        "0: a filled-up cohort is not the one that is accounted for. min_available_nodes "
         "waits for nodes"
     )
     asks_all = share == 1 and drawn in ("poisson", "everyone")
@@ -174,8 +174,8 @@ def _mechanism(given: Mapping[str, Any]) -> Mechanism:
     return cast(Mechanism, mechanism)
 
 
-def asked_of(mechanism: Mechanism) -> dict[str, Any]:
-    """What a mechanism that is given is to be, by the names of its fields."""
+def settings_of_mechanism(mechanism: Mechanism) -> dict[str, Any]:
+    """The settings of a mechanism that a caller has made, by the names of its fields."""
     names = (each.name for each in fields(cast(Any, mechanism)) if each.name not in OF_A_RUN)
     return {name: getattr(mechanism, name) for name in names}
 
@@ -190,7 +190,7 @@ def _own_name(mechanism: Mechanism, asked: Mapping[str, Any]) -> str | None:
     kind = type(mechanism)
     if kind in KINDS:
         return None
-    plain = asked_of(kind())
+    plain = settings_of_mechanism(kind())
     for name, value in asked.items():
         rule = (
             f"its default, {plain[name]!r}: the run folder keeps {', '.join(HELD)} of a mechanism "
@@ -207,7 +207,7 @@ def flower_settings(given: Mapping[str, Any]) -> Settings:
     _refuse(given)
     mechanism = _mechanism(given)
     rating = given["private_evaluation"]
-    own = asked_of(mechanism)
+    own = settings_of_mechanism(mechanism)
     masked = isinstance(mechanism, MaskedGaussian)
     asked = {**given, **own, "own": _own_name(mechanism, own)}
     asked["delta"] = 1e-5 if asked["delta"] is None else asked["delta"]
@@ -241,7 +241,7 @@ def flower_settings(given: Mapping[str, Any]) -> Settings:
     for key, value in settings.items():
         *path, name = key.split(".")
         reduce(lambda section, part: section.setdefault(part, {}), path, nested)[name] = value
-    config = parse_config(nested)
+    config, _ = parse_asked(nested)
     least = given["min_available_nodes"]
     rule = f"within [1, population_size={config.population_size}]"
     require(least <= config.population_size, "min_available_nodes", rule, least)

@@ -46,7 +46,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from discreet.accounting.events import PLD, poisson_round_event
-from discreet.accounting.privacy_ledger import PrivacyLedger, epsilon_of, passes
+from discreet.accounting.privacy_ledger import PrivacyLedger, epsilon_of, exceeds_budget
 from discreet.node.account import Refused
 from discreet.settings.rules import (
     ConfigError,
@@ -286,7 +286,7 @@ def check_app(policy: GuardPolicy, digest: str) -> None:
 
 def check_budget(policy: GuardPolicy, spent: PrivacyLedger) -> None:
     """Refuses if `spent`, with the round that is asked for, passes the operator's budget."""
-    if passes(spent, policy.max_epsilon, delta=policy.max_delta, accountant=PLD):
+    if exceeds_budget(spent, policy.max_epsilon, delta=policy.max_delta, accountant=PLD):
         reached = epsilon_of(spent, policy.max_delta, PLD)
         of = f"epsilon {reached:.4g} of {policy.max_epsilon:g} at delta {policy.max_delta:g}"
         raise Refused(f"the budget of this site's guard is spent: this round would reach {of}")

@@ -33,7 +33,7 @@ from discreet.node.account import Refused
 from discreet.node.policy import ROUNDING
 from discreet.privacy.randomness import RandomSource, secure_source
 from discreet.privacy.secure_grid import SecureSum
-from discreet.protocol.masked_messages import take_asked
+from discreet.protocol.masked_messages import split_content
 from discreet.protocol.messages import TrainRequest, request_of
 from discreet.settings.privacy import USER, Sizes
 
@@ -108,7 +108,7 @@ def read_masked(
     """The work that a message asks for. Refused: it is none that a guard does. MalformedMessage: it
     can't be read."""
     content = RecordDict(dict(message.content))
-    items, frozen = take_asked(content)
+    items, frozen = split_content(content)
     request = request_of(items)
     terms = Terms(request.clip_norm, policy.min_noise_multiplier, frozen)
     layout = read_layout(only_arrays(content, "the message"), policy, terms)

@@ -60,7 +60,7 @@ def try_app(app: Path, mock: Path, policy: GuardPolicy) -> str:
     bundle = bundle_of(app)
     if not mock.is_dir():
         raise ConfigError(f"--mock: {mock} is no folder")
-    config, name, version = described(bundle)
+    config, name, version = described_bundle(bundle)
     digest = hashlib.sha256(bundle).hexdigest()
     task = _task(policy, TRIAL, bundle=bundle, app=(name, version, digest), config=config)
     return _run_once(policy, task, mock_archive(mock))
@@ -78,7 +78,7 @@ def bundle_of(app: Path) -> bytes:
         raise ConfigError(f"{app} can't be read: {error.strerror}") from error
 
 
-def described(bundle: bytes) -> tuple[dict[str, Any], str, str]:
+def described_bundle(bundle: bytes) -> tuple[dict[str, Any], str, str]:
     """The run configuration of a bundle, its id and its version."""
     from flwr.common.config import flatten_dict, get_fab_config, get_metadata_from_config
 

@@ -33,7 +33,7 @@ from discreet.guard.enclosure import (
     new_spaces,
 )
 from discreet.guard.scratch import free_mb, holds_more, remove
-from discreet.simulation.processes import below
+from discreet.simulation.processes import child_processes
 
 LOADED = (
     "flwr.supernode.cli.flwr_clientapp",
@@ -166,7 +166,7 @@ def _end_all_below() -> None:
     """Kills what is below this process, until nothing is: what a process forks while it is killed
     is killed next."""
     while True:
-        for pid in below(os.getpid()):
+        for pid in child_processes(os.getpid()):
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
         try:
@@ -207,7 +207,7 @@ def _memory_mb(scratch: Path | None) -> float:
     if scratch is None:
         processes = [int(name) for name in os.listdir("/proc") if name.isdigit()]
     else:
-        processes = below(os.getpid())
+        processes = child_processes(os.getpid())
     kilobytes = 0
     for pid in processes:
         with suppress(OSError):

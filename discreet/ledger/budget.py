@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from discreet.accounting.privacy_ledger import PrivacyLedger, epsilon_of, passes
+from discreet.accounting.privacy_ledger import PrivacyLedger, epsilon_of, exceeds_budget
 from discreet.ledger.durable_ledger import Charge, DurableLedger
 from discreet.settings.privacy import USER
 from discreet.settings.wording import Key, Wording
@@ -35,7 +35,7 @@ class ServerBudget:
     guarantee: str = USER
 
     def epsilon(self, spent: PrivacyLedger) -> float:
-        """Of what was spent, 0 before the first release."""
+        """The epsilon of what was spent, 0 before the first release."""
         return epsilon_of(spent, self.delta, self.accountant)
 
     def require_room(
@@ -48,7 +48,7 @@ class ServerBudget:
         after = spent
         for charge in charges:
             after = after.record(charge.event, charge.count)
-        if passes(after, self.max_epsilon, delta=self.delta, accountant=self.accountant):
+        if exceeds_budget(after, self.max_epsilon, delta=self.delta, accountant=self.accountant):
             left = max(0.0, self.max_epsilon - self.epsilon(spent))
             if self.guarantee == USER:
                 level = "a user-level"

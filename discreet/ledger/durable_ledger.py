@@ -321,7 +321,7 @@ class DurableLedger:
             ) from error
 
     def data_owners(self, guarantee: str) -> list[str]:
-        """Whose data a guarantee has been charged for."""
+        """The owners of the data that a guarantee has been charged for."""
         with self.reading() as connection:
             query = "select distinct holder from releases where guarantee = ? order by holder"
             return [row[0] for row in connection.execute(query, (guarantee,))]

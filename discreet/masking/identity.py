@@ -84,7 +84,7 @@ class Directory:
                 raise IdentityError(f"a node's name must have from 1 to 200 bytes (got {name!r})")
         if len({key.public_numbers() for key in self.keys.values()}) != len(self.keys):
             raise IdentityError(
-                "two nodes have the same public key, so that one of them could speak for two"
+                "two nodes have the same public key, so one of them could speak for two"
             )
         object.__setattr__(self, "keys", {name: self.keys[name] for name in sorted(self.keys)})
 
@@ -122,7 +122,7 @@ class Directory:
 
     @cached_property
     def digest(self) -> bytes:
-        """Of the names and keys: two lists have the same one if they are the same."""
+        """A digest of the names and keys: equal lists have equal digests."""
         form = Encoding.X962, PublicFormat.UncompressedPoint
         return wire.digest(
             wire.join_named({name: key.public_bytes(*form) for name, key in self.keys.items()})

@@ -167,8 +167,7 @@ class MaskingNode:
             raise MaskingRefused(f"{strangers[0]!r} is not in this node's list of nodes")
         if keys.get(me) != attempt.keys[me]:
             raise MaskingRefused(
-                "the keys that are said to be this node's are not those that it made for this "
-                "attempt"
+                "the keys attributed to this node are not those that it made for this attempt"
             )
         self._check_enough(keys, "take part")
         for name in keys:

@@ -29,7 +29,8 @@ class Attempt:
       round, attempt: its names.
       stage: the last one that was answered.
       secrets: the private keys for shares and for masks, and the seed; empty once the masked vector
-      has been made. keys: of each node that takes part, its signed public keys.
+        has been made.
+      keys: of each node that takes part, its signed public keys.
       agreed: the digest of the terms and the list of peers that this node's keys were signed for.
       context: the digest of the terms, the round, the attempt and all these keys; once the masked
         vector has been made also of what it was asked for.

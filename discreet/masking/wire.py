@@ -47,8 +47,9 @@ class Terms:
       length: of each vector, at most 2^31.
       variance: of the noise that each node adds in each place, as an integer of at most 2^64; 0 if
         none. Nodes sign it, so that a server can't tell each of them of another noise: a node's
-        account counts on the others' noise too. settings: SHA-256, in hexadecimal digits, of all
-        else of the run that decides a sum; empty if nothing does.
+        account counts on the others' noise too.
+      settings: SHA-256, in hexadecimal digits, of all else of the run that decides a sum; empty if
+        nothing does.
 
     Raises:
       ValueError: a number is out of its range.

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from dp_accounting import DpEvent
 
     from discreet.mechanisms.round_state import RoundState
-    from discreet.mechanisms.sums import AnswerRelease, Replies, RoundSum
+    from discreet.mechanisms.sums import AnswerRelease, CohortSum, Replies
     from discreet.privacy.grid import Grid
     from discreet.privacy.mechanisms import Gaussian
     from discreet.privacy.randomness import RandomSource
@@ -57,31 +57,32 @@ STATEFUL = (
 
 @dataclass(frozen=True)
 class CentralGaussian:
-    """All data of one client, from whoever sees the released models; the server is trusted.
+    """Hides all data of one client from observers of the released models; the server is trusted.
 
     Guarantee: for neighbouring cohorts that differ in one client, the sum before noise differs by
     at most C_t in L2 and the centred count by at most 1/2, whatever that client sends. Both are
     noised together as one Gaussian mechanism of multiplier z, sampled as the event says. Noise and
-    denominator are functions of public constants
-    and C_t alone: not of who replied. A sum of answers, which differs by at most 1, is part of the
-    same mechanism, of multiplier (z^-2 + z_answers^-2)^(-1/2).
+    denominator are functions of public constants and C_t alone: not of who replied. A sum of
+    answers, which differs by at most 1, is part of the same mechanism, of multiplier (z^-2 +
+    z_answers^-2)^(-1/2).
 
-    `DPFedAvg(mechanism=...)` takes one with what it is to be, by keyword; in a run it is made of
-    the run's settings.
+    Pass it to `DPFedAvg(mechanism=...)` with keywords; in a run it is made from the run's settings.
 
     Attributes:
       run: the settings that clients are told.
       clip: the rule by which an adaptive clip norm moves.
       sizes: of what is released.
       noise_multiplier: noise per sensitivity, of a round as a whole. Give this or `target_epsilon`.
-      target_epsilon: the noise is chosen so that `num_rounds` rounds cost at most this, and it is
-      the budget. max_epsilon: a round that would pass it is not begun: the run ends, and `start`
-      returns what there is.
+      target_epsilon: the largest epsilon of `num_rounds` rounds, which determines the noise; also
+        the budget.
+      max_epsilon: the budget. The run ends before a round that would exceed it, and `start` returns
+        the last model.
       delta: below 1 / population_size.
       clipping: `AdaptiveClipping` or `FixedClipping`.
       accountant: "pld" or "rdp".
       noise: "grid" (exact sums and rounded noise), "float", or "secure_sum" (each value a sum of 4
-      draws). too_noisy: "refuse" or "warn", of settings with which noise will drive the model.
+        draws).
+      too_noisy: "refuse" or "warn": the reaction to settings with which noise drives the model.
     """
 
     run: ClientSettings = UNBOUND
@@ -196,33 +197,28 @@ class CentralGaussian:
     def at_client(self, number: int, num_examples: int, *, trains: bool) -> ClientRound:
         return ClientRound(self.run.user.noise_multiplier or 0.0)
 
-    def add_up(self, replies: Replies, state: RoundState) -> RoundSum:
-        from discreet.mechanisms.sums import CohortSum, RoundSum, add_all, ratings_in
+    def add_up(self, replies: Replies, state: RoundState) -> CohortSum:
+        from discreet.mechanisms.sums import CohortSum, ratings_in
 
         size = state.params.numel()
         clip_norm = state.clip_norm
         grid = self._grid(clip_norm, size, self._update_noise * clip_norm)
-        return add_all(
-            replies,
-            RoundSum(CohortSum(size, clip_norm, grid), ratings_in(self.run, self.sizes, state)),
-        )
+        answers = ratings_in(self.run, self.sizes, state)
+        return CohortSum(size, clip_norm, grid, answers).add_all(replies)
 
-    def release(self, summed: RoundSum, state: RoundState, source: RandomSource) -> Released:
+    def release(self, summed: CohortSum, state: RoundState, source: RandomSource) -> Released:
         """Noises the sum, the count and the answers, and moves the clip norm."""
-        updates = summed.updates
-        answers = summed.answers
-        if answers is None:
-            said = None
-        else:
-            said = answers.released(source.child("answer"))
+        said = None
+        if summed.answers is not None:
+            said = summed.answers.released(source.child("answer"))
         # Noise before the clip norm moves: C_t, not C_{t+1}, bounded this sum.
-        noised = updates.clipped.noised(self._gaussian(self._update_noise), source.child("update"))
+        noised = summed.clipped.noised(self._gaussian(self._update_noise), source.child("update"))
         if self.run.user.adaptive:
-            below = self._noised_count(updates.below, source.child("count"))
+            below = self._noised_count(summed.below, source.child("count"))
         else:
             below = None
         clip_norm, fraction = next_clip_norm(self.clip, self.run, state, below)
-        return Released(noised, clip_norm, fraction, updates.replies, said)
+        return Released(noised, clip_norm, fraction, summed.replies, said)
 
     @property
     def _exact(self) -> bool:

@@ -4,7 +4,8 @@ rounds.
 Each round's noise takes back a part of what earlier rounds added (matrix factorisation, DP-FTRL):
 the running sum of updates, which the model is, holds less of it. Matrices, sensitivity and account:
 `discreet.accounting.correlation`. Source: Kalinin and Lampert 2024 (arXiv 2405.13763); Kalinin,
-McKenna, Upadhyay and Lampert 2025 (arXiv 2505.12128)."""
+McKenna, Upadhyay and Lampert 2025 (arXiv 2505.12128).
+"""
 
 from __future__ import annotations
 
@@ -42,7 +43,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from discreet.mechanisms.round_state import RoundState
-    from discreet.mechanisms.sums import CohortSum, Replies, RoundSum
+    from discreet.mechanisms.sums import CohortSum, Replies
     from discreet.privacy.randomness import RandomSource
 
 # rounds whose share of all earlier noise is drawn at once, and held: so many vectors of float64
@@ -54,8 +55,8 @@ SPREAD = 4.0
 
 @dataclass(frozen=True)
 class CorrelatedNoise:
-    """All data of one client, from whoever sees the released models and who is asked; the server is
-    trusted.
+    """Hides all data of one client from observers of the released models, even if they see who is
+    asked; the server is trusted.
 
     Guarantee: for neighbouring runs that differ in one client, which is asked at most every
     `groups` rounds, the rounds so far are together one Gaussian mechanism, as
@@ -63,17 +64,17 @@ class CorrelatedNoise:
     disk, with the keys of the noise, before it is out: one that a crash cuts off is released again
     as it was, to the last bit, and nobody is asked for it again. If it was charged and is not on
     disk, it is charged again, as a release of its own: old files that were put back look the same.
-    Noise does
-    not depend on who replies.
+    Noise does not depend on who replies.
 
-    `DPFedAvg` takes it with sampling="cyclic", or "everyone", for which it wins nothing.
+    `DPFedAvg` needs sampling="cyclic" for it, or "everyone", with which it gains nothing.
 
     Attributes:
       run, clip, sizes, noise_multiplier, target_epsilon, max_epsilon, delta, accountant, noise,
         too_noisy: as `CentralGaussian` has them.
       clipping: `FixedClipping`.
       groups: how many take turns: a node, by its number, is in one of them, and is asked at most
-      every so many rounds. correlation: "bsr", "bisr", "sqrt" or "none" (independent noise).
+        every so many rounds.
+      correlation: "bsr", "bisr", "sqrt" or "none" (independent noise).
       bandwidth: of bsr and bisr; None for that of the least noise on the running sum.
     """
 
@@ -175,9 +176,9 @@ class CorrelatedNoise:
     def at_client(self, number: int, num_examples: int, *, trains: bool) -> ClientRound:
         return ClientRound(self.run.user.noise_multiplier or 0.0)
 
-    def add_up(self, replies: Replies, state: RoundState) -> RoundSum:
+    def add_up(self, replies: Replies, state: RoundState) -> CohortSum:
         """The sum of the clients whose turn it is: a reply out of turn counts as zero."""
-        from discreet.mechanisms.sums import CohortSum, RoundSum, add_all
+        from discreet.mechanisms.sums import CohortSum
         from discreet.privacy.grid import grid_for
         from discreet.privacy.sampling import in_turn
 
@@ -196,9 +197,9 @@ class CorrelatedNoise:
             for reply, client in clients
             if client < 0 or in_turn(client, number, groups=groups)
         )
-        return add_all(theirs, RoundSum(CohortSum(size, clip_norm, grid)))
+        return CohortSum(size, clip_norm, grid).add_all(theirs)
 
-    def release(self, summed: RoundSum, state: RoundState, source: RandomSource) -> Released:
+    def release(self, summed: CohortSum, state: RoundState, source: RandomSource) -> Released:
         """Adds new noise, and noise of earlier rounds, drawn again; it is on disk before it is out.
 
         Raises:
@@ -208,13 +209,12 @@ class CorrelatedNoise:
 
         kept = _earlier(state)
         number = state.round + 1
-        total = summed.updates
         keys = self._keys(source, kept.get("keys"))
-        noised = self._noised(total, keys, number)
+        noised = self._noised(summed, keys, number)
         # On disk before it is out, with the key of its noise: this round has no other release.
-        counts = {"round": torch.tensor(number), "replies": torch.tensor(total.replies)}
+        counts = {"round": torch.tensor(number), "replies": torch.tensor(summed.replies)}
         state.carried.save({"total": noised, "keys": keys, **counts})
-        return Released(noised, state.clip_norm, None, total.replies)
+        return Released(noised, state.clip_norm, None, summed.replies)
 
     def _keys(self, source: RandomSource, before: Tensor | None) -> Tensor:
         """The keys of this round's noise and of all earlier noise that this or a later round has a
@@ -234,7 +234,7 @@ class CorrelatedNoise:
     def _noised(self, total: CohortSum, keys: Tensor, number: int) -> Tensor:
         import torch
 
-        from discreet.privacy.correlated_gaussian import Block, CorrelatedGaussian
+        from discreet.privacy.correlated_gaussian import CorrelatedGaussian, RoundBlock
 
         assert total.grid is not None
         # The newest key is the last one, and its weight the first.
@@ -246,7 +246,7 @@ class CorrelatedNoise:
         if number == len(keys) > BLOCK:
             # the keys of finished blocks, of which none was removed yet
             old = range(len(keys) - at - 1)
-            block = Block(
+            block = RoundBlock(
                 at, tuple(tuple(weights[row + 1 + each] for each in old) for row in range(BLOCK))
             )
         add = CorrelatedGaussian(noise_of(self.run)).add_grid_noise

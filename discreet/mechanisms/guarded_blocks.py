@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from dp_accounting import DpEvent
 
     from discreet.mechanisms.round_state import RoundState
-    from discreet.mechanisms.sums import Replies, RoundSum
+    from discreet.mechanisms.sums import CohortSum, Replies
     from discreet.privacy.randomness import RandomSource
 
 MOVES = 2  # clip norms by which one patient moves the sum: its block changes, and stays
@@ -107,8 +107,8 @@ class GuardedBlocks:
     def at_client(self, number: int, num_examples: int, *, trains: bool) -> ClientRound:
         return ClientRound(noise_of(self.run))
 
-    def add_up(self, replies: Replies, state: RoundState) -> RoundSum:
-        from discreet.mechanisms.sums import CohortSum, RoundSum, add_all
+    def add_up(self, replies: Replies, state: RoundState) -> CohortSum:
+        from discreet.mechanisms.sums import CohortSum
         from discreet.privacy.grid import grid_for
 
         size = state.params.numel()
@@ -118,14 +118,14 @@ class GuardedBlocks:
             scale = self.sum_noise * clip_norm
             most = self.run.user.population_size
             grid = grid_for(clip_norm, size, largest_cohort=most, noise_scale=scale)
-        return add_all(replies, RoundSum(CohortSum(size, clip_norm, grid)))
+        return CohortSum(size, clip_norm, grid).add_all(replies)
 
-    def release(self, summed: RoundSum, state: RoundState, source: RandomSource) -> Released:
+    def release(self, summed: CohortSum, state: RoundState, source: RandomSource) -> Released:
         """Noises the sum for 2C."""
         from discreet.privacy.mechanisms import Gaussian
 
-        noised = summed.updates.clipped.noised(Gaussian(self.sum_noise), source.child("update"))
-        return Released(noised, state.clip_norm, None, summed.updates.replies)
+        noised = summed.clipped.noised(Gaussian(self.sum_noise), source.child("update"))
+        return Released(noised, state.clip_norm, None, summed.replies)
 
     @property
     def _exact(self) -> bool:

@@ -39,7 +39,7 @@ from discreet.settings.privacy import (
 
 if TYPE_CHECKING:
     from discreet.mechanisms.round_state import RoundState
-    from discreet.mechanisms.sums import AnswerRelease, Replies, RoundSum
+    from discreet.mechanisms.sums import AnswerRelease, CohortSum, Replies
     from discreet.privacy.randomness import RandomSource
     from discreet.training.local_training import LocalSettings
 
@@ -155,13 +155,13 @@ class LocalDpSgd:
         events = ((example_event(num_examples, training), steps),) if steps else ()
         return ClientRound(training.example.noise_multiplier, events, training=training)
 
-    def add_up(self, replies: Replies, state: RoundState) -> RoundSum:
+    def add_up(self, replies: Replies, state: RoundState) -> CohortSum:
         from discreet.mechanisms.sums import add_up_unnoised, ratings_in
 
         answers = ratings_in(self.run, self.sizes, state, own=answer_noise(self.run))
         return add_up_unnoised(replies, state, answers)
 
-    def release(self, summed: RoundSum, state: RoundState, source: RandomSource) -> Released:
+    def release(self, summed: CohortSum, state: RoundState, source: RandomSource) -> Released:
         """The sum as it is: clients have noised it."""
         from discreet.mechanisms.sums import release_unnoised
 

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
     from discreet.data.examples import Examples
     from discreet.mechanisms.round_state import RoundState
-    from discreet.mechanisms.sums import AnswerRelease, Replies, RoundSum
+    from discreet.mechanisms.sums import AnswerRelease, CohortSum, Replies
     from discreet.privacy.randomness import RandomSource
     from discreet.training.local_training import LocalSettings
 
@@ -152,7 +152,7 @@ class LocalNoise:
 
         return replace(found, local=None, step=step)
 
-    def add_up(self, replies: Replies, state: RoundState) -> RoundSum:
+    def add_up(self, replies: Replies, state: RoundState) -> CohortSum:
         from discreet.mechanisms.sums import add_up_unnoised, ratings_in
 
         answers = ratings_in(
@@ -160,7 +160,7 @@ class LocalNoise:
         )
         return add_up_unnoised(replies, state, answers)
 
-    def release(self, summed: RoundSum, state: RoundState, source: RandomSource) -> Released:
+    def release(self, summed: CohortSum, state: RoundState, source: RandomSource) -> Released:
         """The sum as it is: clients have noised it."""
         from discreet.mechanisms.sums import release_unnoised
 

@@ -115,8 +115,8 @@ def noise_in(vector: SecureSum) -> float:
 
 @dataclass(frozen=True)
 class MaskedGaussian:
-    """All data of one client, from everybody; at least n - c clients are trusted to be honest, the
-    server is not.
+    """Hides all data of one client from everybody; at least n - c clients are trusted, but not the
+    server.
 
     Guarantee: what is opened is a sum of integers to which each of its clients has added discrete
     Gaussian noise. If one client's vector is zeroed out it moves by at most

@@ -130,8 +130,8 @@ class ClientRound:
 
     Attributes:
       noise_multiplier: of what is noised for it, by the client or by what the server declares;
-      infinity if nothing is. events: the cost to a ledger of the client's own, each with its count,
-      before anything leaves.
+        infinity if nothing is.
+      events: the cost to a ledger of the client's own, each with its count, before anything leaves.
       training: the settings of local training, if they hold the noise.
       local: the noise on the update.
       step: makes the update in place of local training.

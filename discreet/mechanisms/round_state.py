@@ -67,8 +67,8 @@ class Released:
       total: the noised sum of the updates, (num_params,).
       clip_norm: of the next round.
       fraction_below: the noised fraction of update norms at or below the clip norm; None without an
-      adaptive one. replies: how many updates were added up. Who takes part is not covered by the
-      guarantee.
+        adaptive one.
+      replies: how many updates were added up. Who takes part is not covered by the guarantee.
       answers: the noised sum of the answers to a query (`queries.query.Sums`); None in a round
         without one.
     """

@@ -104,9 +104,16 @@ class CohortSum:
     float64 their order changes only the last bits.
     """
 
-    def __init__(self, num_params: int, clip_norm: float, grid: Grid | None) -> None:
+    def __init__(
+        self,
+        num_params: int,
+        clip_norm: float,
+        grid: Grid | None,
+        answers: AnswerSum | None = None,
+    ) -> None:
         self.clip_norm = clip_norm
         self.grid = grid
+        self.answers = answers
         self.clipped = ClippedSum(num_params, clip_norm, grid=grid)
         self.below = 0
         self.replies = 0
@@ -118,34 +125,48 @@ class CohortSum:
         self.replies += len(updates)
         self.below += 2 * int(below.sum()) - len(below)
 
-    def take(self, reply: TrainReply | UpdateRows | PartialReply) -> None:
-        """Adds a client, several, or a part.
+    def add_all(self, replies: Replies) -> CohortSum:
+        """Adds all replies, as they come; gives the sum.
 
         Raises:
-          ValueError: a part was clipped otherwise, or is of another model.
+          ValueError: a part was clipped otherwise, or is of another model; or a reply is a sum that
+            nobody has read.
         """
+        for reply in replies:
+            self.take(in_the_clear(reply))
+        return self
+
+    def take(self, reply: TrainReply | UpdateRows | PartialReply) -> None:
+        """Adds a client, several, or a part; see `add_all`."""
         if isinstance(reply, UpdateRows):
             self.add(reply.updates, reply.below)
-            return
-        if not isinstance(reply, PartialReply):
+        elif isinstance(reply, PartialReply):
+            self._add_part(reply)
+        else:
             self.add(reply.update.unsqueeze(0), torch.tensor([reply.below]))
-            return
+        if self.answers is not None:
+            self.answers.take(reply)
+
+    def _add_part(self, part: PartialReply) -> None:
         values = self.clipped.values
         ours = (self.clip_norm, self.grid, values.shape)
-        theirs = (reply.clip_norm, reply.grid, reply.values.shape)
-        if ours != theirs or values.dtype != reply.values.dtype:
+        theirs = (part.clip_norm, part.grid, part.values.shape)
+        if ours != theirs or values.dtype != part.values.dtype:
             raise ValueError(
                 f"a part must have the clip norm, the grid and the shape {ours}, not {theirs}"
             )
-        values.add_(reply.values)
-        self.replies += reply.replies
-        self.below += reply.below
+        values.add_(part.values)
+        self.replies += part.replies
+        self.below += part.below
 
     def part(self) -> PartialReply:
         """The values added so far, for another sum to take in. Not a copy."""
-        return PartialReply(
+        part = PartialReply(
             self.clipped.values, self.below, self.replies, self.clip_norm, self.grid
         )
+        if self.answers is None:
+            return part
+        return replace(part, answers=self.answers.part())
 
 
 @dataclass(frozen=True)
@@ -297,40 +318,12 @@ class AnswerMechanism(Protocol):
     def release(self, summed: Any, state: RoundState, source: RandomSource) -> Sums: ...
 
 
-@dataclass(frozen=True, eq=False)
-class RoundSum:
-    """The sum of a round's replies: updates with their bits, and answers if it has a query."""
-
-    updates: CohortSum
-    answers: AnswerSum | None = None
-
-    def take(self, reply: TrainReply | UpdateRows | PartialReply) -> None:
-        """Adds a client, several, or a part."""
-        self.updates.take(reply)
-        if self.answers is not None:
-            self.answers.take(reply)
-
-    def part(self) -> PartialReply:
-        """The values added so far, for another sum to take in. Not a copy."""
-        part = self.updates.part()
-        if self.answers is None:
-            return part
-        return replace(part, answers=self.answers.part())
-
-
 def in_the_clear(reply: UsableReply) -> TrainReply | UpdateRows | PartialReply:
     """A reply that is added up. ValueError: it is a sum that nobody has read, which is opened and
     not added up."""
     if isinstance(reply, UnopenedSum):
         raise ValueError("a sum that nobody has read was given to a mechanism that reads replies")
     return reply
-
-
-def add_all(replies: Replies, total: RoundSum) -> RoundSum:
-    """The sum with all replies added, as they come."""
-    for reply in replies:
-        total.take(in_the_clear(reply))
-    return total
 
 
 def rating_release(
@@ -360,19 +353,14 @@ def ratings_in(
     return AnswerSum(rating_release(run, sizes, own=own))
 
 
-def add_up_unnoised(replies: Replies, state: RoundState, answers: AnswerSum | None) -> RoundSum:
+def add_up_unnoised(replies: Replies, state: RoundState, answers: AnswerSum | None) -> CohortSum:
     """The sum of replies that the server does not noise: clients have, or nobody does."""
-    return add_all(
-        replies, RoundSum(CohortSum(state.params.numel(), state.clip_norm, None), answers)
-    )
+    return CohortSum(state.params.numel(), state.clip_norm, None, answers).add_all(replies)
 
 
-def release_unnoised(summed: RoundSum, state: RoundState, source: RandomSource) -> Released:
+def release_unnoised(summed: CohortSum, state: RoundState, source: RandomSource) -> Released:
     """The sum as it is; `source` noises no answer that clients have not noised."""
-    updates = summed.updates
-    answers = summed.answers
-    if answers is None:
-        said = None
-    else:
-        said = answers.released(source)
-    return Released(updates.clipped.total, state.clip_norm, None, updates.replies, said)
+    said = None
+    if summed.answers is not None:
+        said = summed.answers.released(source)
+    return Released(summed.clipped.total, state.clip_norm, None, summed.replies, said)

@@ -20,7 +20,7 @@ from discreet.settings.privacy import CLIP, PLANNED, ClipConfig, Sizes
 
 if TYPE_CHECKING:
     from discreet.mechanisms.round_state import RoundState
-    from discreet.mechanisms.sums import Replies, RoundSum
+    from discreet.mechanisms.sums import CohortSum, Replies
     from discreet.privacy.randomness import RandomSource
 
 
@@ -66,12 +66,12 @@ class Unprotected:
     def at_client(self, number: int, num_examples: int, *, trains: bool) -> ClientRound:
         return ClientRound(0.0)
 
-    def add_up(self, replies: Replies, state: RoundState) -> RoundSum:
+    def add_up(self, replies: Replies, state: RoundState) -> CohortSum:
         from discreet.mechanisms.sums import add_up_unnoised
 
         return add_up_unnoised(replies, state, None)
 
-    def release(self, summed: RoundSum, state: RoundState, source: RandomSource) -> Released:
+    def release(self, summed: CohortSum, state: RoundState, source: RandomSource) -> Released:
         """The sum as it is."""
         from discreet.mechanisms.sums import release_unnoised
 

@@ -11,7 +11,7 @@ from functools import lru_cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from discreet.accounting.privacy_ledger import PrivacyLedger, epsilon_of, passes
+from discreet.accounting.privacy_ledger import PrivacyLedger, epsilon_of, exceeds_budget
 from discreet.ledger.durable_ledger import CLIENTS_LEDGER, Charge, DurableLedger, LedgerPosition
 from discreet.ledger.owner_account import check_unit, other_unit
 from discreet.protocol.messages import VirtualClient
@@ -101,7 +101,7 @@ class Accounts:
             else:
                 name = f"{budget.guarantee}-level budget"
                 held = after[budget.guarantee]
-            if passes(held, budget.epsilon, delta=budget.delta, accountant=self.accountant):
+            if exceeds_budget(held, budget.epsilon, delta=budget.delta, accountant=self.accountant):
                 said = (
                     f"{epsilon_of(held, budget.delta, self.accountant):.4g} of {budget.epsilon:g}"
                 )

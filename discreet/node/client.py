@@ -73,7 +73,8 @@ class Client:
       source: of all random numbers of this message.
       data_owner: its name in the ledger.
       held_out: further examples of its own, on which it rates models and never trains; None if the
-      run asks for none. shape: of its data; None if the run asks nothing of them.
+        run asks for none.
+      shape: of its data; None if the run asks nothing of them.
     """
 
     model: nn.Module

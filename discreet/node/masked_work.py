@@ -1,5 +1,5 @@
-"""The work of a client whose update nobody sees: asked for in one stage of a masked sum, and paid
-for before it leaves."""
+"""The work of a client under masks: requested in one stage of a masked sum, and charged before it
+leaves."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ class MaskedWork:
 
     @property
     def request(self) -> TrainRequest:
-        """What the message asks for, as it travelled."""
+        """The request of the message, as it travelled."""
         return self.asked.request
 
     def vector(self) -> NDArray[np.int64]:

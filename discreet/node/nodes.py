@@ -53,7 +53,9 @@ def client_of(work: Work, node_config: Mapping[str, object], node_id: int | None
     if virtual is None:
         return node_client(work, node_config, node_id)
     if not is_simulations(node_config, Path(virtual.state_folder), virtual.ticket):
-        raise Refused("the train request names a virtual client, and this node is no simulation's")
+        raise Refused(
+            "the train request names a virtual client, but this node belongs to no simulation"
+        )
     torch.set_num_threads(1)  # Flower's simulation has a process for each core
     return virtual_client(work)
 
@@ -188,7 +190,8 @@ def node_examples(data: DataConfig, node_config: Mapping[str, object]) -> Exampl
         )
     if data.name in FROM_HUB and data.name != node_config.get(TASK):
         raise Refused(
-            f"this node fetches no data set that a server names: start it with --task {data.name}"
+            f"this node does not download data sets that a server names: start it with --task "
+            f"{data.name}"
         )
     try:
         return share_of(data, number)

@@ -61,22 +61,24 @@ class ClientPolicy:
     """The least privacy that a client's owner accepts.
 
     Attributes:
-      min_noise_multiplier: of every guarantee that is on, in each of its releases: the noise over
-      what a release moves. max_epsilon: at `max_delta`, of all that the client accounts itself
-      (example, local, masked sums), over all runs and guarantees together: each of them is about
-      the same examples. At user level in the clear it is held to what each run plans. If this or
-      `min_noise_multiplier` is given, at least one guarantee must be on.
-      max_delta: of the run, and the delta at which the owner's `max_epsilon` holds: a budget at a
-        delta that the server chooses is none. So it has to be given with `max_epsilon`; 1 is none.
+      min_noise_multiplier: the least noise over sensitivity, for each release of every guarantee
+        that is on.
+      max_epsilon: the budget at `max_delta` for all that the client accounts itself (example,
+        local, masked sums), over all runs and guarantees together, since each is about the same
+        examples. At user level in the clear, each run's planned epsilon must be within it. If this
+        or `min_noise_multiplier` is given, at least one guarantee must be on.
+      max_delta: the largest delta of a run, and the delta at which `max_epsilon` holds, since a
+        delta that the server chooses makes no budget. It must be given with `max_epsilon`; 1 is
+        none.
       require: guarantees that must be on; `secure`: nothing leaves but under secure aggregation;
         `owner`: the unit of the example level is an owner with all its rows.
-      public_num_examples: what DP-SGD at this client goes by in place of the run's
+      public_num_examples: DP-SGD at this client uses it instead of the run's
         `data.public_num_examples`; None: as the run says.
-      min_colluding: how many nodes a run under secure aggregation must expect to work with the
-        server.
-      min_summands: of how many honest nodes' vectors a masked sum must be, when all losses that are
-      borne have come. min_groups: how many groups of clients must take turns, at least; the node
-      then trains in its own turn alone. 0: it trains whenever it is asked.
+      min_colluding: how many colluding nodes a run under secure aggregation must allow for.
+      min_summands: the least number of honest nodes' vectors in a masked sum, after all allowed
+        losses.
+      min_groups: the least number of groups that take turns; the node then trains only in its own
+        turn. 0: it trains whenever it is asked.
       max_steps: the most local steps that one message may ask for.
       max_seconds: the longest that the work of one message may take.
     """

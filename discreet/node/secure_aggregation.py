@@ -60,7 +60,7 @@ class MaskedVector(Protocol):
 
     @property
     def request(self) -> TrainRequest:
-        """What is asked, and under which guarantees."""
+        """The request, with its guarantees."""
 
     @property
     def sums(self) -> SecureSum:
@@ -97,7 +97,7 @@ def answer_masking(
     request, virtual = read_masking(content)
     files = files_of(virtual, node_config)
     try:
-        identity, directory = read_member(files, guarded=guarded)
+        identity, directory = read_identity(files, guarded=guarded)
     except IdentityError as error:
         logger.error("%s", error)
         raise Refused(
@@ -142,7 +142,7 @@ def _no_work() -> NoReturn:
     raise MaskingRefused("a masked vector is asked for without the work")
 
 
-def read_member(files: MembershipFiles, *, guarded: bool = False) -> tuple[Identity, Directory]:
+def read_identity(files: MembershipFiles, *, guarded: bool = False) -> tuple[Identity, Directory]:
     """A node's name and private key, and all nodes' public keys, as the owners have compared them.
 
     Raises:
@@ -204,7 +204,7 @@ def files_of(virtual: VirtualClient | None, node_config: Mapping[str, object]) -
         folder = Path(virtual.state_folder)
         if not is_simulations(node_config, folder, virtual.ticket):
             raise Refused(
-                "the masking request names a virtual client, and this node is no simulation's"
+                "the masking request names a virtual client, but this node belongs to no simulation"
             )
         return virtual_files(folder, str(virtual.client_id))
     missing = [key for key in (NAME, KEY, PEERS, STATE) if key not in node_config]

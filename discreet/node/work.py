@@ -21,8 +21,8 @@ from discreet.training.local_training import LocalSettings, settings_without_noi
 
 @dataclass(frozen=True, eq=False)
 class Work:
-    """What a request asks of a client. Policy, admission and client take this, and ask the settings
-    for no mechanism.
+    """The work that a request asks of a client. Policy, admission and client take this, and ask
+    the settings for no mechanism.
 
     Attributes:
       request: the round, its clip norm, and which client to be in a simulation.
@@ -31,7 +31,8 @@ class Work:
       training: of local training without noise, or None: nothing is trained, and no update leaves.
       query: the name of what the client answers; empty for nothing.
       at_server: the mechanism whose releases the server is charged for; None if clients alone noise
-      what they send. is_charged: True if a client's own ledger pays for something.
+        what they send.
+      is_charged: True if a client's own ledger pays for something.
       has_own_noise: True if clients draw the noise on their ratings themselves.
     """
 

@@ -89,9 +89,7 @@ def tried(model: nn.Module, inputs: Tree) -> tuple[str, Questions]:
             with same_chance(objective.parameters[0].device), exact_products(), Undrawn():
                 _check_alone(objective, loss, examples)
                 reason = _reason(objective, examples, questions)
-                if reason:
-                    questions = questions
-                else:
+                if not reason:
                     questions = _settled(objective, examples, questions)
         except Unserved as error:
             return str(error), questions
@@ -224,7 +222,7 @@ def _tried_on(objective: Objective, examples: Tree, questions: Questions) -> str
         margin = max(float(value.norm()) for value in alone) * part
         pairs = zip(objective.slots.values(), alone, strict=True)
         if any(float((found[at][slot.index] - value).norm()) > margin for slot, value in pairs):
-            return "a made-up example has other gradients alone"
+            return "a made-up example alone has different gradients"
     return ""
 
 
@@ -277,7 +275,7 @@ def _first_difference(objective: Objective, examples: Tree) -> str:
         alone = zip(*(other[2] for other in others), strict=True)
         if not all(_follows(one, list(parts)) for one, parts in zip(together, alone, strict=True)):
             return f"{name} works across the examples{where}"
-    return "its outputs for several examples are not those of each alone"
+    return "its outputs for several examples differ from those of each alone"
 
 
 def _follows(together: Tensor, alone: list[Tensor]) -> bool:

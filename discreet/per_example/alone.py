@@ -29,7 +29,14 @@ from torch.overrides import TorchFunctionMode
 
 from discreet.per_example.branches import Question, Split, are_alike
 from discreet.per_example.functions import FILLED, READS, Function, called_inside, function_of
-from discreet.per_example.lanes import all_of, below, is_lane, is_lane_of, level, one_of
+from discreet.per_example.lanes import (
+    all_of,
+    as_one_example,
+    below_vmap,
+    is_lane,
+    is_lane_of,
+    level,
+)
 from discreet.per_example.refusals import Unserved, place
 from discreet.per_example.terms import Rows, Slot, Term
 
@@ -143,7 +150,7 @@ class Alone(TorchFunctionMode):
             or not all(is_lane_of(value, self.level) for value in lanes)
         ):
             return NotImplemented
-        with below(self.level):
+        with below_vmap(self.level):
             result = rule(self, *args, **named)
         if result is NotImplemented:
             return result
@@ -152,7 +159,7 @@ class Alone(TorchFunctionMode):
     def _lifted(self, result: Any) -> Any:
         """Tensors of all examples (n, ...) in the place of which the forward sees those of one."""
         if isinstance(result, Tensor):
-            return one_of(result, self.level)
+            return as_one_example(result, self.level)
         if isinstance(result, Shared):
             return result.value
         if isinstance(result, _NESTED):
@@ -175,7 +182,7 @@ class Alone(TorchFunctionMode):
             return func(*args)
         args, named = self._with_copies(args, named)
         if named.get("generator") is not None:  # the same numbers for all, as its state is theirs
-            with below(self.level):
+            with below_vmap(self.level):
                 return func(*args, **named)
         result = func(*args, **named)
         is_new = name in FILLED and isinstance(result, Tensor) and not is_lane(result)
@@ -186,13 +193,13 @@ class Alone(TorchFunctionMode):
     def _filled(self, value: Tensor) -> Tensor:
         """A new tensor that may have the batch, of one, among its dimensions: each example has its
         own."""
-        with below(self.level):
+        with below_vmap(self.level):
             rows = value.expand(self.count, *value.shape).clone()
-        return one_of(rows, self.level)
+        return as_one_example(rows, self.level)
 
     def _read(self, func: Any, name: str, value: Tensor) -> Any:
         """A number that the forward reads."""
-        with below(self.level):
+        with below_vmap(self.level):
             answers = all_of(value).detach()
             flat = answers.reshape(len(answers), -1)
             alike = are_alike(flat)
@@ -258,10 +265,10 @@ class Alone(TorchFunctionMode):
         if slot is None:
             return value
         if slot.index not in self.copies:
-            with below(self.level), torch.enable_grad():
+            with below_vmap(self.level), torch.enable_grad():
                 leaf = value.detach().expand(self.count, *value.shape).requires_grad_()
                 self.note(leaf, lambda grads: [Rows(slot, grads)])
-            self.copies[slot.index] = one_of(leaf, self.level)
+            self.copies[slot.index] = as_one_example(leaf, self.level)
         return self.copies[slot.index]
 
     def check(self) -> None:

@@ -86,7 +86,9 @@ def _tell(model: nn.Module, reason: str) -> None:
     if model not in _told:
         _told.add(model)
         name = type(model).__name__
-        _log.warning("gradients of %s are found by a loop over examples, slower: %s", name, reason)
+        _log.warning(
+            "gradients of %s are computed by a slower loop over examples: %s", name, reason
+        )
 
 
 def _rows(objective: Objective, found: Iterable[Tensor]) -> list[Term]:

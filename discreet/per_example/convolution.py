@@ -101,7 +101,7 @@ class Convolved:
 
     @property
     def call(self) -> tuple[Geometry, torch.Size]:
-        """What calls have alike that are worked on together."""
+        """The common properties of calls that are processed together."""
         return self.geometry, self.inputs.shape
 
     def outer(self, some: slice = slice(None)) -> Outer:

@@ -82,7 +82,7 @@ class Function:
 
 @lru_cache(maxsize=4096)
 def function_of(func: Any) -> Function:
-    """What is known of a function."""
+    """The known facts about a function."""
     full = _name_of(func)
     if full.startswith("__"):
         name = full

@@ -41,7 +41,7 @@ def all_of(value: Tensor) -> Tensor:
     return found
 
 
-def one_of(values: Tensor, of: int) -> Tensor:
+def as_one_example(values: Tensor, of: int) -> Tensor:
     """A tensor of all examples (n, ...) as the value of one, in the vmap of this level."""
     found: Tensor = _functorch._add_batch_dim(values, 0, of)
     return found
@@ -53,7 +53,7 @@ def parted(values: Tensor, count: int) -> Tensor:
 
 
 @contextmanager
-def below(of: int) -> Iterator[None]:
+def below_vmap(of: int) -> Iterator[None]:
     """Within it functions work on tensors of all examples, as outside of the vmap of this level."""
     around = []
     while level() >= of:

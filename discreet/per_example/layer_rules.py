@@ -226,9 +226,7 @@ def _group_norm(alone: Alone, input: Tensor, groups: int, *args: Any, **named: A
         and not inputs.is_cuda
         and inputs.is_contiguous(memory_format=torch.channels_last)
     )
-    if last:
-        inputs = inputs
-    else:
+    if not last:
         inputs = inputs.contiguous()
     count, channels = inputs.shape[:2]
     size = inputs[0, 0].numel()

@@ -105,9 +105,7 @@ def _marks(draws: torch.Generator, targets: Any) -> Any:
     if not isinstance(targets, Tensor):
         return targets
     marks = torch.rand((3, *targets.shape[1:]), generator=draws)
-    if targets.is_floating_point():
-        marks = marks
-    else:
+    if not targets.is_floating_point():
         marks = marks.sub_(marks.mean(0)) > 0
     return marks.to(targets)
 

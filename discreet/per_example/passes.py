@@ -167,8 +167,7 @@ def _forward(
 
 
 def side_by_side(alone: Alone, single: Any, *trees: Tree) -> Any:
-    """What a function gives for each row of the trees, (n, ...), which it sees by itself, under
-    vmap.
+    """The results of a function for each row of the trees, (n, ...), alone, under vmap.
 
     Raises:
       Unserved: vmap can't follow it, and why.

@@ -68,14 +68,14 @@ def clipped_gradient_sum(
     """The sum of per-example gradients, each clipped to an L2 norm, and the norms before clipping.
 
     With g_i the gradient of example i's loss, total = sum_i g_i min(1, C / ||g_i||) with C =
-    clip_norm (Abadi et
-    al. 2016, Algorithm 1, without the noise). Sums of parts of a batch add up to that of the batch.
+    clip_norm (Abadi et al. 2016, Algorithm 1, without the noise). Sums of parts of a batch add up
+    to that of the batch.
 
     Args:
       model: float32, float64 or bfloat16; called on whole batches, and left as it was (gradients,
-      hooks, modes). inputs: (n, ...), of any type that the model takes; a tuple of tensors for its
-      arguments, or a mapping or a dataclass for its arguments by name, each tensor with one row an
-      example.
+        hooks, modes).
+      inputs: (n, ...), of any type that the model takes; a tuple of tensors for its arguments, or a
+        mapping or a dataclass for its arguments by name, each tensor with one row an example.
       targets: (n, ...), as the loss takes them; None: the loss is given the inputs.
       clip_norm: C, as `check_clip` allows, in the gradient's units.
       loss: from what the model gives and targets to one value an example, (n,), that depends on
@@ -83,15 +83,14 @@ def clipped_gradient_sum(
 
     Returns:
       total, (num_params,), of the trainable parameters in the order of model.parameters(), tied
-        ones once; float32 for bfloat16 parameters, and under torch.autocast, which holds for the
-        model and the loss alone.
-      norms, (n,), no less than the true ones at any scale (beyond 1e-18). A gradient that is not
-      finite, or whose squared norm overflows, counts as zero in the sum, and its norm is inf.
+      ones once; float32 for bfloat16 parameters, and under torch.autocast, which holds for the
+      model and the loss alone. norms, (n,), no less than the true ones at any scale (beyond 1e-18).
+      A gradient that is not finite, or whose squared norm overflows, counts as zero in the sum, and
+      its norm is inf.
 
     Sensitivity: adding or removing one example changes total by at most C in L2 norm, up to the
     rounding of the float sum and of the other gradients, for which kernels may depend on n
-    (`sequential_sum` leaves none of the latter).
-    n = 0 gives zeros and no norms.
+    (`sequential_sum` leaves none of the latter). n = 0 gives zeros and no norms.
 
     Raises:
       ValueError: a setting out of range; a forward or a layer that mixes examples (BatchNorm in

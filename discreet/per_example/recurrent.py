@@ -218,9 +218,7 @@ def _layers(kind: str, alone: Alone, *args: Any) -> Any:
     ]
     if not packed:
         values = parted(values, alone.count)
-        if batch_first:
-            values = values
-        else:
+        if not batch_first:
             values = values.transpose(1, 2)
     return (values, *last)
 

@@ -183,9 +183,8 @@ def try_out(objective: Objective, inputs: Tree) -> Any:
             if kept := before.moved():
                 raise ValueError(keeps(kept[0]))
             raise ValueError(
-                "the model gives other outputs for the same inputs: it keeps something of what "
-                "it was given before, or draws random numbers that torch.manual_seed does not "
-                "repeat"
+                "the model gives different outputs for the same inputs: it keeps something of "
+                "earlier inputs, or draws random numbers that torch.manual_seed does not repeat"
             )
         return outputs
     finally:
@@ -201,11 +200,11 @@ def two_passes(objective: Objective, inputs: Tree, others: Tree = None) -> tuple
     """
     model = objective.model
     device = objective.parameters[0].device
-    before = state_of(model)
+    before = parameters_and_buffers(model)
     with same_chance(device):
         outputs = objective.outputs(inputs)
     moved = [name for name in moved_since(model, before) if name in dict(model.named_parameters())]
-    before = state_of(model)
+    before = parameters_and_buffers(model)
     if others is not None:
         with same_chance(device), torch.no_grad():
             objective.outputs(mapped(_larger, others))
@@ -221,13 +220,13 @@ def unmoved(model: nn.Module) -> Iterator[None]:
     Raises:
       ValueError: something did; it is named.
     """
-    before = state_of(model)
+    before = parameters_and_buffers(model)
     yield
     if moved := moved_since(model, before):
         raise ValueError(writes(moved[0]))
 
 
-def state_of(model: nn.Module) -> State:
+def parameters_and_buffers(model: nn.Module) -> State:
     """The parameters and buffers of a model, as they are."""
     return {
         name: (value, value._version, value.detach().clone())

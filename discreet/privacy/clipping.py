@@ -4,7 +4,6 @@ their sums."""
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
 from fractions import Fraction
 
 import torch
@@ -62,9 +61,7 @@ def clip_by_norm(rows: Tensor, clip_norm: float, *, order: float = 2) -> tuple[T
         )
     # Half precision overflows in its own norm and rounds coarsely: float32 is the least that leaves
     # here.
-    if rows.dtype == torch.float64:
-        rows = rows
-    else:
+    if rows.dtype != torch.float64:
         rows = rows.to(torch.float32)
     norms = row_norms(rows, order=order)
     factors = clip_factors(norms, clip_norm)
@@ -99,6 +96,8 @@ class ClippedSum:
         self.clip_norm = clip_norm
         self.grid = grid
         self.order = order
+        # Tiles of columns, which stay in a core's cache.
+        self._columns = [slice(start, start + CHUNK) for start in range(0, size, CHUNK)]
         self.values = torch.zeros(size, dtype=torch.float64 if grid is None else torch.int64)
         if grid is None:
             self._largest = math.inf
@@ -120,7 +119,7 @@ class ClippedSum:
             raise ValueError(f"{wanted}, got {rows.dtype} of {tuple(rows.shape)}")
         for group in torch.split(rows.detach().cpu(), max(1, CHUNK // max(1, size))):
             kept, factors = self._clipped(group)
-            for where in self._columns():
+            for where in self._columns:
                 # On a grid below 2^53 in each coordinate, so that sums of a group are exact in
                 # float64.
                 self.values[where] += (
@@ -137,35 +136,42 @@ class ClippedSum:
         )
         return self.grid.to_float(noised, torch.float64)
 
-    def _columns(self) -> list[slice]:
-        """Tiles of columns, which stay in a core's cache."""
-        return [slice(start, start + CHUNK) for start in range(0, len(self.values), CHUNK)]
-
     def _clipped(self, group: Tensor) -> tuple[Tensor, Tensor]:
         """The rows that are finite, and what to scale each by, so that it is within the clip
         norm."""
         within = torch.zeros(len(group), dtype=torch.bool)
         if self.grid is not None:
-            within = self._within(group, torch.ones(len(group), dtype=torch.float64))
+            # Sums up to `_largest` < 2^53 are exact.
+            within = (
+                self._power_sums(group, torch.ones(len(group), dtype=torch.float64))
+                <= self._largest
+            )
             if within.all():
                 return group, within.double()
-        tiles = (group[:, where].double() for where in self._columns())
-        norms = _power_sums(tiles, self.order) ** (1 / self.order)
+        norms = self._power_sums(group) ** (1 / self.order)
         finite = norms.isfinite()
         if not finite.all():
             group = group[finite]
             norms = norms[finite]
             within = within[finite]
         factors = torch.where(within, 1.0, clip_factors(norms, self.clip_norm))
-        if self.grid is not None and not self._within(group, factors).all():
-            raise ArithmeticError("an update that was scaled to the clip norm is above it")
+        if self.grid is not None:
+            scaled = self._power_sums(group, factors)
+            if not (scaled <= self._largest).all():
+                raise ArithmeticError("an update that was scaled to the clip norm is above it")
         return group, factors
 
-    def _within(self, rows: Tensor, factors: Tensor) -> Tensor:
-        """True for rows within the clip norm once they are on the grid. Sums up to `_largest` <
-        2^53 are exact."""
-        tiles = (self._tile(rows[:, where], factors) for where in self._columns())
-        return _power_sums(tiles, self.order) <= self._largest
+    def _power_sums(self, rows: Tensor, factors: Tensor | None = None) -> Tensor:
+        """The sum of |values|^order of each row, (k,), float64: of the rows as they are, or with
+        factors as they are added."""
+        total = torch.zeros(len(rows), dtype=torch.float64)
+        for where in self._columns:
+            if factors is None:
+                tile = rows[:, where].double()
+            else:
+                tile = self._tile(rows[:, where], factors)
+            total += tile.abs().pow_(self.order).sum(1)
+        return total
 
     def _tile(self, part: Tensor, factors: Tensor) -> Tensor:
         """Float64, each row times its factor; on a grid in whole steps, truncated towards zero: the
@@ -176,11 +182,6 @@ class ClippedSum:
         if self.grid is None:
             return scaled
         return scaled.trunc_()
-
-
-def _power_sums(tiles: Iterable[Tensor], order: int) -> Tensor:
-    """The sum of |values|^order of each row, (k,), over tiles (k, m)."""
-    return sum((tile.abs().pow_(order).sum(1) for tile in tiles), torch.zeros(()))
 
 
 def clip_to_grid(update: Tensor, clip_norm: float, *, grid: Grid, order: int = 2) -> Tensor:

@@ -34,7 +34,7 @@ Rows = tuple[tuple[float, ...], ...]
 
 
 @dataclass(frozen=True)
-class Block:
+class RoundBlock:
     """The rounds of a block, which share a pass over the noise of the blocks before it.
 
     Attributes:
@@ -71,7 +71,7 @@ class CorrelatedGaussian:
         *,
         grid: Grid,
         parts: Parts,
-        block: Block | None = None,
+        block: RoundBlock | None = None,
     ) -> Tensor:
         """`total`, int64 steps of `grid` (size,), plus the rounded noise of `parts`, this round's
         own among them; the same with a `block`, in less time."""
@@ -80,7 +80,7 @@ class CorrelatedGaussian:
         )
 
 
-def combined(count: int, scale: float, parts: Parts, block: Block | None = None) -> Tensor:
+def combined(count: int, scale: float, parts: Parts, block: RoundBlock | None = None) -> Tensor:
     """round(scale * sum of weight * z), int64 (count,): each z is the exact Gaussians (count,) of
     its key.
 

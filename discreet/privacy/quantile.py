@@ -37,7 +37,8 @@ class QuantileEstimator:
 
     `ceiling` is a public constant that the estimate never passes. While it is far from the median
     it takes a further step, of `search_rate`; only what a fraction is beyond `doubt`, the reach of
-    noise, from one half counts for that."""
+    noise, from one half counts for that.
+    """
 
     estimate: float
     target_quantile: float

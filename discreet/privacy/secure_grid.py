@@ -70,7 +70,8 @@ class SecureSum:
         num_params: length of an update.
         clip_steps: R, one clip norm in steps.
         variance: sigma_i^2, of one client's noise in each coordinate, in steps^2, a whole number; 0
-        without noise. bits: k; sums are taken modulo 2^k.
+          without noise.
+        bits: k; sums are taken modulo 2^k.
         nodes, summands: n and h of `SecureCohort`.
         bit_steps: what the bit adds or takes; 0 without a bit.
         answer_length, answer_steps: numbers in an answer, and its norm; 0 without one.
@@ -90,7 +91,7 @@ class SecureSum:
 
     @property
     def length(self) -> int:
-        """Of a client's vector: its update, its bit, its answer."""
+        """The length of a client's vector: its update, its bit, its answer."""
         return self.num_params + (self.bit_steps > 0) + self.answer_length
 
     @property
@@ -122,7 +123,7 @@ class SecureSum:
 
     @property
     def own_noise_stddev(self) -> float:
-        """Of one client's noise, in clip norms."""
+        """The standard deviation of one client's noise, in clip norms."""
         return math.sqrt(self.variance) / self.clip_steps
 
     @property
@@ -248,7 +249,8 @@ def secure_sum(
 
     Args:
         noise_multiplier: z of the update alone, noise on the sum over the clip norm. 0: no noise on
-        anything. count_stddev: of the noise on the sum of (bit - 1/2); None: no bit is sent.
+          anything.
+        count_stddev: of the noise on the sum of (bit - 1/2); None: no bit is sent.
         answers: how many numbers an answer has, and z_answers, the noise on their sum; None: none
           are sent.
 

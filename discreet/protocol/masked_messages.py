@@ -65,7 +65,7 @@ def masking_record(request: bytes, virtual: VirtualClient | None) -> ConfigRecor
     )
 
 
-def take_asked(content: RecordDict) -> tuple[dict[str, object], tuple[str, ...]]:
+def split_content(content: RecordDict) -> tuple[dict[str, object], tuple[str, ...]]:
     """The train request beside another app's records, as it travels, and the patterns of its frozen
     arrays.
 

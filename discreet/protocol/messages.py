@@ -26,8 +26,8 @@ from discreet.settings.client_settings import ClientSettings
 from discreet.settings.rules import (
     POSITIVE,
     ConfigError,
-    Count,
     CountOrZero,
+    Rounds,
     Rule,
     read_json,
     section,
@@ -124,7 +124,7 @@ class TrainRequest:
         builds the same.
     """
 
-    round: Count
+    round: Rounds
     clip_norm: Annotated[float, Field(allow_inf_nan=True), CLIP_NORM]
     run: ClientSettings
     virtual: VirtualClient | None = None
@@ -176,10 +176,6 @@ def no_outside_name(request: TrainRequest) -> None:
         raise MalformedMessage(
             "the train request names code or a folder, and this reader allows none"
         )
-
-
-def unresolved(request: TrainRequest) -> None:
-    """The `allowed` of a reader that makes nothing of the names in a request."""
 
 
 def request_of(items: Mapping[str, object], *, allowed: Allowed = no_outside_name) -> TrainRequest:

@@ -41,7 +41,7 @@ UNKNOWN = Estimate(math.nan, math.inf)
 
 
 @dataclass(frozen=True)
-class Block:
+class AnswerPart:
     """A part of an answer.
 
     Attributes:
@@ -49,7 +49,8 @@ class Block:
       bound, l1_bound: the largest L2 and L1 norm of a client's block.
       answer: from a client's examples to its block.
       read: the estimates of the noised mean, by name. Those of a statistic have a further name: of
-      a column or class. shares: the numbers are shares of a whole, none of them negative.
+        a column or class.
+      shares: the numbers are shares of a whole, none of them negative.
       of: the names of the scores that AUC is about.
     """
 
@@ -74,7 +75,7 @@ class NoisedBlock:
         population is 1.
     """
 
-    block: Block
+    block: AnswerPart
     mean: Tensor
     stddev: float
     sampling: float = 0.0
@@ -84,7 +85,7 @@ class NoisedBlock:
         mean = self.mean.clone().requires_grad_()
         value = function(mean)
         (gradient,) = torch.autograd.grad(value, mean)
-        return cut(float(value.detach()), self.error(gradient), low, high)
+        return clamped(float(value.detach()), self.error(gradient), low, high)
 
     def number(
         self, place: int, low: float, high: float, *, zero: float, unit: float = 1.0
@@ -103,7 +104,7 @@ class NoisedBlock:
         return math.sqrt(self.stddev**2 * float(squares.sum()) + self.sampling * spread + more**2)
 
 
-def cut(value: float, error: float, low: float, high: float) -> Estimate:
+def clamped(value: float, error: float, low: float, high: float) -> Estimate:
     """An estimate in low..high; `UNKNOWN` if value or error is not finite."""
     known = math.isfinite(value) and math.isfinite(error)
     if known:

@@ -23,11 +23,11 @@ from discreet.per_example.objective import PADDING, Loss, cross_entropy
 from discreet.queries.answers import (
     UNKNOWN,
     Answer,
-    Block,
+    AnswerPart,
     Estimate,
     NoisedBlock,
     bins_of,
-    cut,
+    clamped,
     quantile,
     root_of,
     shares_of,
@@ -44,7 +44,7 @@ UNEVEN = 1.2  # times the share that all classes would have alike
 QUANTILES = {"clients_worst_tenth": 0.1, "clients_median": 0.5}
 
 
-def metric_blocks(names: Sequence[str], shape: TaskShape) -> tuple[Block, ...]:
+def metric_blocks(names: Sequence[str], shape: TaskShape) -> tuple[AnswerPart, ...]:
     """The blocks that metrics are read from, in their order. ValueError: a name is unknown for what
     is predicted, or is given twice; it names the choices."""
     known = metrics_of(shape.target.kind)
@@ -64,7 +64,7 @@ def metrics_of(kind: str) -> list[str]:
     return [name for name, (kinds, _) in _METRICS.items() if kind in kinds]
 
 
-def _scalar(name: str, largest: float, value: Answer, root: bool = False) -> Block:
+def _scalar(name: str, largest: float, value: Answer, root: bool = False) -> AnswerPart:
     """The mean of values in 0..largest, sent less the middle; NaN counts as the largest. `root`:
     its root is read."""
     middle = largest / 2
@@ -79,7 +79,7 @@ def _scalar(name: str, largest: float, value: Answer, root: bool = False) -> Blo
         mean = part.number(0, 0.0, 2 * middle, zero=middle)
         return {name: root_of(mean) if root else mean}
 
-    return Block(name, 1, middle, middle, answer, read)
+    return AnswerPart(name, 1, middle, middle, answer, read)
 
 
 def _rights(outputs: Tensor, targets: Tensor) -> Tensor:
@@ -90,7 +90,7 @@ def _rights(outputs: Tensor, targets: Tensor) -> Tensor:
     return right.sum(dim=1) / (targets != PADDING).sum(dim=1).clamp(min=1)
 
 
-def _loss(shape: TaskShape) -> Block:
+def _loss(shape: TaskShape) -> AnswerPart:
     """The loss, cut at twice that of a model that gives every class, or label, one chance."""
 
     def losses(outputs: Tensor, targets: Tensor) -> Tensor:
@@ -114,7 +114,7 @@ def _errors(outputs: Tensor, targets: Tensor) -> Tensor:
     )
 
 
-def _powers(name: str, power: int, shape: TaskShape) -> Block:
+def _powers(name: str, power: int, shape: TaskShape) -> AnswerPart:
     """The mean of the errors, or of their squares, in the numbers' own units, cut at half of the
     public range."""
     high, low = (
@@ -131,7 +131,7 @@ def _powers(name: str, power: int, shape: TaskShape) -> Block:
     )
 
 
-def _r2(shape: TaskShape) -> Block:
+def _r2(shape: TaskShape) -> AnswerPart:
     """For each number the mean squared error and the mean square of the truth, both less 1/2, and
     the truth's mean."""
     count = len(shape.target.names)
@@ -157,10 +157,10 @@ def _r2(shape: TaskShape) -> Block:
         known = bool((spread_of(part.mean) > 0).all())
         return {"r2": part.estimate(mean_r2, -math.inf, 1.0) if known else UNKNOWN}
 
-    return Block("r2", 3 * count, bound, bound * math.sqrt(3 * count), answer, read)
+    return AnswerPart("r2", 3 * count, bound, bound * math.sqrt(3 * count), answer, read)
 
 
-def _calibration(_: TaskShape) -> Block:
+def _calibration(_: TaskShape) -> AnswerPart:
     """For each bin of confidence, the mean over examples of (confidence - right) if it falls there:
     L1 norm <= 1. The sum is overconfidence, and the sum of sizes the expected calibration error."""
 
@@ -176,7 +176,7 @@ def _calibration(_: TaskShape) -> Block:
             "calibration_error": _sum_of_sizes(part),
         }
 
-    return Block("calibration", CONFIDENCE_BINS, 1.0, 1.0, answer, read)
+    return AnswerPart("calibration", CONFIDENCE_BINS, 1.0, 1.0, answer, read)
 
 
 def _sum_of_sizes(part: NoisedBlock) -> Estimate:
@@ -191,10 +191,10 @@ def _sum_of_sizes(part: NoisedBlock) -> Estimate:
     density = torch.exp(-sizes.square() / 2) * math.sqrt(2 / math.pi)
     added = density - 2 * sizes * torch.special.ndtr(-sizes)
     value = float((sizes - added).sum()) * stddev
-    return cut(value, part.error(ones, more=0.47 * stddev * len(ones)), 0.0, 1.0)
+    return clamped(value, part.error(ones, more=0.47 * stddev * len(ones)), 0.0, 1.0)
 
 
-def _clients(shape: TaskShape) -> Block:
+def _clients(shape: TaskShape) -> AnswerPart:
     """A client's own accuracy, or mean absolute error in half ranges, as one of its bins that is 1.
     Read are the mean and quantiles over clients; the worst tenth has the smallest accuracy or the
     largest error."""
@@ -219,10 +219,10 @@ def _clients(shape: TaskShape) -> Block:
             for name, share in QUANTILES.items()
         }
 
-    return Block("clients", CLIENT_BINS, 1.0, 1.0, answer, read, shares=True)
+    return AnswerPart("clients", CLIENT_BINS, 1.0, 1.0, answer, read, shares=True)
 
 
-def _auc(shape: TaskShape) -> Block:
+def _auc(shape: TaskShape) -> AnswerPart:
     """For each score a histogram of negatives and one of positives: shares of all. Scores are of
     class 1 of two, of each class against the rest, or of each label.
 
@@ -264,7 +264,7 @@ def _auc(shape: TaskShape) -> Block:
         if several
         else (math.sqrt(count), math.sqrt(count) ** 2)
     )
-    return Block(
+    return AnswerPart(
         "auc", count * 2 * SCORE_BINS, bound, l1_bound, answer, _read_auc, shares=True, of=names
     )
 
@@ -296,7 +296,7 @@ def both_kinds(part: NoisedBlock) -> Tensor:
 
 
 # The kinds of target that a metric is of, and its block.
-_METRICS: Mapping[str, tuple[Sequence[str], Callable[[TaskShape], Block]]] = {
+_METRICS: Mapping[str, tuple[Sequence[str], Callable[[TaskShape], AnswerPart]]] = {
     "accuracy": ((CLASSES, LABELS, SEQUENCES), lambda _: _scalar("accuracy", 1.0, _rights)),
     "loss": ((CLASSES, LABELS, SEQUENCES), _loss),
     "auc": ((CLASSES, LABELS), _auc),

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from discreet.data.examples import TaskShape
 from discreet.protocol.messages import Assignment
-from discreet.queries.answers import Block, NoisedBlock
+from discreet.queries.answers import AnswerPart, NoisedBlock
 from discreet.queries.metrics import metric_blocks
 from discreet.queries.statistic_answers import DataShape, statistic_blocks
 from discreet.settings.client_settings import ClientSettings
@@ -57,7 +57,7 @@ class Query:
     weight, the same for all, whose squares sum to 1. So one Gaussian of sensitivity 1 pays for
     all."""
 
-    blocks: tuple[Block, ...]
+    blocks: tuple[AnswerPart, ...]
 
     @property
     def length(self) -> int:
@@ -81,14 +81,15 @@ class Query:
 
         Args:
           values: outputs of the model (n, ...) for the examples that the client holds out; its
-          inputs for statistics. targets: as `Examples` holds them.
+            inputs for statistics.
+          targets: as `Examples` holds them.
         """
         if len(targets) == 0:
             return torch.zeros(self.length, dtype=torch.float64)
         values = values.detach().cpu().double()
         targets = targets.detach().cpu()
         parts = [
-            within(block.answer(values, targets), block.bound) * (self.weight / block.bound)
+            clipped_answer(block.answer(values, targets), block.bound) * (self.weight / block.bound)
             for block in self.blocks
         ]
         return torch.cat(parts)
@@ -129,7 +130,7 @@ class Query:
         return tuple(self.read(Sums([0.0] * self.length, expected_cohort=1.0, stddev=1.0)))
 
 
-def within(block: Tensor, bound: float) -> Tensor:
+def clipped_answer(block: Tensor, bound: float) -> Tensor:
     """A block of L2 norm at most `bound`: zeros if it is not finite, shortened if it is longer."""
     if not block.isfinite().all():
         return torch.zeros_like(block)

@@ -16,7 +16,7 @@ from discreet.data.examples import TaskShape
 from discreet.data.targets import LABELS
 from discreet.per_example.objective import PADDING
 from discreet.queries.answers import (
-    Block,
+    AnswerPart,
     Estimate,
     NoisedBlock,
     bins_of,
@@ -71,7 +71,7 @@ class DataShape:
         return (share.clamp(0, 1) * 2 - 1).nan_to_num(0.0)
 
 
-def statistic_blocks(names: Sequence[str], shape: DataShape) -> tuple[Block, ...]:
+def statistic_blocks(names: Sequence[str], shape: DataShape) -> tuple[AnswerPart, ...]:
     """The blocks that statistics are read from, in their order."""
     return tuple(_STATISTICS[name](shape) for name in names)
 
@@ -86,8 +86,8 @@ def normaliser_from(found: Mapping[str, Row], shape: DataShape) -> NormaliserCon
     )
 
 
-def _moments(shape: DataShape) -> Block:
-    """Of each column u in -1..1 the mean of u, then of each the mean of 2 u^2 - 1: all of them in
+def _moments(shape: DataShape) -> AnswerPart:
+    """The mean of each column u in -1..1, then the mean of 2 u^2 - 1 for each: all of them in
     -1..1."""
     count = shape.columns
     middle = (shape.low + shape.high) / 2
@@ -117,11 +117,11 @@ def _moments(shape: DataShape) -> Block:
         }
         return {what: dict(zip(shape.names, row, strict=True)) for what, row in rows.items()}
 
-    return Block("moments", 2 * count, math.sqrt(2 * count), 2 * count, answer, read)
+    return AnswerPart("moments", 2 * count, math.sqrt(2 * count), 2 * count, answer, read)
 
 
-def _quantiles(shape: DataShape) -> Block:
-    """Of each column the shares of its values in equally wide bins of the range."""
+def _quantiles(shape: DataShape) -> AnswerPart:
+    """For each column the shares of its values in equally wide bins of the range."""
     edges = torch.linspace(shape.low, shape.high, VALUE_BINS + 1, dtype=torch.float64)
     bound = math.sqrt(shape.columns)
 
@@ -140,12 +140,12 @@ def _quantiles(shape: DataShape) -> Block:
             for at in QUARTILES
         }
 
-    return Block(
+    return AnswerPart(
         "quantiles", shape.columns * VALUE_BINS, bound, bound**2, answer, read, shares=True
     )
 
 
-def _targets(shape: DataShape) -> Block:
+def _targets(shape: DataShape) -> AnswerPart:
     """The means of labels, less 1/2, or of numbers in -1..1. Of classes see `_classes`."""
     target = shape.task.target
     if not target.names:
@@ -173,10 +173,10 @@ def _targets(shape: DataShape) -> Block:
             }
         }
 
-    return Block("targets", width, bound, bound * math.sqrt(width), answer, read)
+    return AnswerPart("targets", width, bound, bound * math.sqrt(width), answer, read)
 
 
-def _classes(count: int) -> Block:
+def _classes(count: int) -> AnswerPart:
     """The share of examples of each class; of sequences, the mean over examples of the shares of
     their own positions, zeros for one of padding alone."""
 
@@ -196,10 +196,10 @@ def _classes(count: int) -> Block:
             }
         }
 
-    return Block("targets", count, 1.0, 1.0, answer, read, shares=True)
+    return AnswerPart("targets", count, 1.0, 1.0, answer, read, shares=True)
 
 
-def _examples(shape: DataShape) -> Block:
+def _examples(shape: DataShape) -> AnswerPart:
     """The number of examples that a client has, of at most so many, less half of that."""
     most = shape.most_examples
 
@@ -209,10 +209,10 @@ def _examples(shape: DataShape) -> Block:
     def read(part: NoisedBlock) -> dict[str, Row]:
         return {"examples": {"a client": part.number(0, 0.0, most, zero=most / 2)}}
 
-    return Block("examples", 1, most / 2, most / 2, answer, read)
+    return AnswerPart("examples", 1, most / 2, most / 2, answer, read)
 
 
-_STATISTICS: Mapping[str, Callable[[DataShape], Block]] = {
+_STATISTICS: Mapping[str, Callable[[DataShape], AnswerPart]] = {
     "moments": _moments,
     "quantiles": _quantiles,
     "targets": _targets,

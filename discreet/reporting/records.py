@@ -28,11 +28,8 @@ Pairs = list[tuple[float, float]]
 Row = dict[str, str]
 # Runs that differ only in where they write, what they draw and where their data lie are alike.
 NOT_TRIED = (
-    "output_dir",
-    "resume",
     "seed",
     "data.path",
-    "device",
     "engine",
     "privacy.user.account",
 )

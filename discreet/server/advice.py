@@ -26,7 +26,6 @@ ROUNDS = 100
 PROBABILITY = 0.3
 STEPS = 60  # of experiment=heart
 FEW_PEOPLE = 100
-MOST_ORGANISATIONS = 100
 FEWEST_MASKED = 3
 # Noise over clip norm, and what was lost of the AUC of pooled regression with as much:
 # docs/results/table_choice.csv.
@@ -135,9 +134,9 @@ def _organisations(of: Situation) -> Iterator[str]:
     )
     if of.rows_a_person > 1:
         yield (
-            f"a person with {of.rows_a_person} rows is NOT protected at that epsilon, but at "
-            f"{of.rows_a_person} times as much, and a larger delta: keep one row a person, or "
-            "count a person's rows into one"
+            f"a person with {of.rows_a_person} rows is NOT protected at that epsilon, unless the "
+            "unit is a person: privacy.example.unit=owner (experiment=hospitals), or "
+            "DPSGD(owners=...)"
         )
     masked = of.trusted != NOBODY and of.clients >= FEWEST_MASKED and of.code == COMMAND
     if of.code == APP:
@@ -182,7 +181,7 @@ def _loop(of: Situation) -> Iterator[str]:
         people = of.rows // of.rows_a_person
         yield (
             f"a person with {of.rows_a_person} rows is NOT protected at that epsilon. To protect "
-            f"people: discreet simulate experiment=table data.num_clients={people}"
+            f"{people} people: DPSGD(owners=...)"
         )
     yield from _noise(
         lambda z: z * math.sqrt(PARAMETERS) / of.rows, delta=_delta(of.rows), steps=(1.0, STEPS)

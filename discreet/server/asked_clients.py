@@ -66,7 +66,10 @@ class AskedClients:
         replies = self.transport.ask(asked, params, cohort)
         if self.progress is not None and asked.work.trains:
             replies = self.progress.counted(replies, cohort=len(cohort))
-        yield from self.stats.accept(replies)
+        for reply in replies:
+            counted = self.stats.count(reply)
+            if counted is not None:
+                yield counted
         self.refused |= self.stats.refused
 
     @property

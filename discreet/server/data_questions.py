@@ -16,6 +16,7 @@ import torch
 from discreet.data.description import read_description
 from discreet.data.examples import SHAPES, Task
 from discreet.data.folder import FOLDER, SCALE
+from discreet.data.spread import spread_of
 from discreet.ledger.budget import BudgetSpent, require_room_for
 from discreet.ledger.durable_ledger import Charge
 from discreet.mechanisms.round_state import RoundStart
@@ -65,10 +66,10 @@ def with_range(asked: StatisticsConfig, data: str, path: str | None) -> Statisti
     return replace(asked, low=declared[0], high=declared[1])
 
 
-def with_constants(config: Settings, task: Task) -> Settings:
-    """The configuration with the public range, and with what `data.normalise=public` normalises by:
-    the middle and half of that range, unless it is given. ConfigError: inputs can't be normalised
-    so."""
+def with_constants(config: Settings, task: Task, *, resumed: bool) -> Settings:
+    """The configuration with the public range, and with what `data.normalise=public` or `spread`
+    normalises by, unless it is given: the middle and half of that range, or `spread_of` the data.
+    ConfigError: inputs can't be normalised so."""
     means = config.normaliser.means
     kind = config.data.normalise
     config = replace(
@@ -90,11 +91,13 @@ def with_constants(config: Settings, task: Task) -> Settings:
         raise ConfigError(
             f"normaliser.means must be {shape.columns} numbers, one a column (got {len(means)})"
         )
-    if kind == "private" and means is not None and not config.resume:
+    if kind == "private" and means is not None and not resumed:
         raise ConfigError(
             "normaliser.means must be left out with data.normalise=private: clients are asked "
             "for them"
         )
+    if kind == "spread" and means is None:
+        return replace(config, normaliser=_spread(task))
     if kind != "public" or means is not None:
         return config
     middle = (shape.low + shape.high) / 2
@@ -102,6 +105,13 @@ def with_constants(config: Settings, task: Task) -> Settings:
     return replace(
         config, normaliser=NormaliserConfig([middle] * shape.columns, [half] * shape.columns)
     )
+
+
+def _spread(task: Task) -> NormaliserConfig:
+    try:
+        return spread_of(task.description, task.shape.input_shape[0])
+    except ValueError as error:
+        raise ConfigError(str(error)) from error
 
 
 def answers_by(transport: Transport, plan: Plan, name: str) -> Replies:
@@ -112,7 +122,10 @@ def answers_by(transport: Transport, plan: Plan, name: str) -> Replies:
     asked = TrainRequest(
         1, plan.first_clip_norm, plan.run, work=Assignment(trains=False, query=name)
     )
-    yield from stats.accept(transport.ask(asked, torch.zeros(0), available))
+    for reply in transport.ask(asked, torch.zeros(0), available):
+        counted = stats.count(reply)
+        if counted is not None:
+            yield counted
     stats.log_failures()
     logger.info(
         "%d of %d clients answered what their data are like", stats.accepted, len(available)

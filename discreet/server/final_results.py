@@ -20,8 +20,8 @@ BINS = 10
 
 
 def final_results(model: nn.Module, task: Task) -> dict[str, Any] | None:
-    """What test_set.json holds; None if no class is predicted, there is no test set, or outputs are
-    not finite."""
+    """The content of test_set.json; None if no class is predicted, there is no test set, or outputs
+    are not finite."""
     classes = task.shape.num_classes
     if task.shape.target.kind != CLASSES or not len(task.test) or classes > MOST_CLASSES:
         return None

@@ -120,7 +120,7 @@ class NoiseOutlook:
 
 
 def noise_outlook(plan: Plan) -> NoiseOutlook:
-    """Of the noise of a plan."""
+    """The outlook for the noise of a plan."""
     mechanism = plan.mechanism
     optimizer = plan.optimizer
     if not plan.charges_server:
@@ -163,9 +163,9 @@ def noise_outlook(plan: Plan) -> NoiseOutlook:
 
 def check_noise(plan: Plan, of_rounds: Callable[[int], Plan]) -> None:
     """Raises ConfigError if a run will not learn, with settings that will, unless it is told to
-    warn or has begun already. `of_rounds`: the plan of the same settings with so many rounds, in
+    warn. `of_rounds`: the plan of the same settings with so many rounds, in
     which a target is met anew."""
-    if plan.settings.resume or plan.settings.privacy.user.too_noisy == "warn":
+    if plan.settings.privacy.user.too_noisy == "warn":
         return
     outlook = noise_outlook(plan)
     if outlook.refused:

@@ -11,7 +11,8 @@ from typing import Any, cast
 from omegaconf import OmegaConf
 
 from discreet.server.run_folder import ASKED, RunFolder, output_folder
-from discreet.settings.compose import hydra_on_conf, load_config, parse_config
+from discreet.settings.call import Call
+from discreet.settings.compose import hydra_on_conf, load_asked, parse_asked
 from discreet.settings.places import conf_folder, conf_for
 from discreet.settings.rules import ConfigError
 from discreet.settings.settings import Settings, described, flat
@@ -45,9 +46,9 @@ Flat = Mapping[str, Any]
 
 def asked_settings(
     words: Sequence[str], *, defaults: Sequence[str] = (), conf: Path | None = None
-) -> Settings:
-    """The settings that overrides ask for; with `resume=true` those of the run in output_dir. The
-    run folder is named.
+) -> tuple[Settings, Call]:
+    """The settings that overrides ask for, with `resume=true` those of the run in output_dir; and
+    the call, which names the run folder.
 
     A run that goes on keeps its noise, its budget as it stands, and all that decides privacy.
     Overrides may repeat what it was asked for, and change what `CHANGEABLE` names; an experiment
@@ -67,34 +68,35 @@ def asked_settings(
 
         asked = compose(config_name="config", overrides=list(words))
     if asked.resume is not True:
-        config = load_config([*defaults, *words], conf=conf)
-        return replace(config, output_dir=str(output_folder(config.output_dir)))
+        config, call = load_asked([*defaults, *words], conf=conf)
+        return config, replace(call, output_dir=str(output_folder(call.output_dir)))
     if asked.output_dir is None:
         raise ConfigError(
             "output_dir must be given with resume=true: the folder of the run that goes on"
         )
     folder = RunFolder(output_folder(str(asked.output_dir)))
-    kept = folder.read_config()
+    kept, last = folder.read_asked()
     if kept.model.name == FLOWER_APP:
         raise ConfigError(
             f"output_dir={folder.path} is a run of another Flower app: it goes on there, by "
             "resume=True"
         )
     wanted = flat(cast(Flat, OmegaConf.to_container(asked, resolve=True)))
-    was = flat(described(kept))
+    was = {"device": last.device, **flat(described(kept))}
     if (folder.path / ASKED).exists():
         before = folder.read_config(name=ASKED)
     else:
         before = kept
-    settings = OmegaConf.create(described(kept))
+    settings = OmegaConf.create({"device": last.device, **described(kept)})
     first = flat(described(before))
     for word, name in _given(words, [*was, *wanted], conf_for(words, conf or conf_folder())):
         if _is_new(word, name, wanted.get(name), was, first) and not word.startswith("experiment="):
             OmegaConf.update(settings, name, wanted[name])
-    return replace(parse_config(settings), output_dir=str(folder.path), resume=True)
+    config, call = parse_asked(settings)
+    return config, replace(call, output_dir=str(folder.path), resume=True)
 
 
-def same_settings(asked: Settings) -> Settings:
+def same_settings(asked: Settings, folder: RunFolder) -> Settings:
     """The configuration of a run that goes on and is described anew, with the noise and the budget
     that it has.
 
@@ -102,7 +104,6 @@ def same_settings(asked: Settings) -> Settings:
       ConfigError: one line that names a setting that is not what it was, and is not among
         `CHANGEABLE`.
     """
-    folder = RunFolder(output_folder(asked.output_dir))
     kept = folder.read_config()
     first = flat(described(folder.read_config(name=ASKED)))
     for name, value in flat(described(asked)).items():

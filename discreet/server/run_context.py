@@ -35,6 +35,7 @@ from discreet.server.run_folder import (
 )
 from discreet.server.run_price import price_lines
 from discreet.server.state import Outcome, State, initial_state
+from discreet.settings.call import Call
 from discreet.settings.privacy import EXAMPLE, LOCAL
 
 logger = logging.getLogger("discreet")
@@ -45,18 +46,21 @@ ANSWER_NUMBERS = 64  # at most, of an answer: for each output of a model, and on
 @dataclass(frozen=True, eq=False)
 class RunContext:
     """A run whose folder is held, with its plan and its ledger open. It starts from `state`, or
-    goes on; `source` is of cohorts and noise; `names` are what messages call its settings, by
-    their keys."""
+    goes on; `source` is of cohorts and noise; `device` computes; `names` are what messages call its
+    settings, by their keys."""
 
     plan: Plan
     folder: RunFolder
     ledger: DurableLedger
     state: State
     source: RandomSource
+    device: str = "cpu"
     names: Mapping[str, str] = field(default_factory=dict)
 
 
-def open_run(plan: Plan, *, params: Tensor, simulated: bool, held: ExitStack) -> RunContext:
+def open_run(
+    plan: Plan, call: Call, *, params: Tensor, simulated: bool, held: ExitStack
+) -> RunContext:
     """Opens the folder of a new run, which starts from `params` (num_params,), or of one that goes
     on, and has `held` hold it for this process alone. Clients that are `simulated` keep their
     ledger in it.
@@ -66,12 +70,12 @@ def open_run(plan: Plan, *, params: Tensor, simulated: bool, held: ExitStack) ->
       LedgerError: a run is resumed under other privacy settings, or its ledgers are not all that
         was spent.
     """
-    folder = check_output(plan.settings.output_dir, resume=plan.settings.resume)
+    folder = check_output(call)
     account = PopulationAccount.of(plan)
     if account is not None:
         account.ledger.check()
     held.enter_context(only_writer(folder.path))
-    if plan.settings.resume:
+    if call.resume:
         folder.check_ledgers(plan, simulated=simulated)
     else:
         folder.create_ledgers(plan, simulated=simulated)
@@ -79,7 +83,7 @@ def open_run(plan: Plan, *, params: Tensor, simulated: bool, held: ExitStack) ->
     state = None
     if account is not None:
         account.join(ledger, folder)
-    if plan.settings.resume:
+    if call.resume:
         state = folder.load_checkpoint()
         if state:
             done = state.round
@@ -90,15 +94,13 @@ def open_run(plan: Plan, *, params: Tensor, simulated: bool, held: ExitStack) ->
             [row for row in folder.read_metrics() if (row["round"] or 0) <= done]
         )
         logger.info("resumed after round %d", done)
-    begun = plan
-    plan = replace(plan, settings=replace(plan.settings, output_dir=str(folder.path), resume=False))
-    folder.write_config(plan.settings)
-    if not begun.settings.resume:
-        folder.write_config(begun.asked or begun.settings, name=ASKED)
+    folder.write_config(plan.settings, device=call.device)
+    if not call.resume:
+        folder.write_config(plan.asked or plan.settings, device=call.device, name=ASKED)
     _announce(plan, folder)
     state = state or initial_state(params, clip_norm=plan.first_clip_norm)
     state = replace(state, carried=RunSecrets(folder.path))
-    return RunContext(plan, folder, ledger, state, source_of(plan.settings.seed))
+    return RunContext(plan, folder, ledger, state, source_of(plan.settings.seed), call.device)
 
 
 def _announce(plan: Plan, folder: RunFolder) -> None:

@@ -45,12 +45,14 @@ from discreet.ledger.durable_ledger import (
 )
 from discreet.ledger.rollback_guard import flush_folder
 from discreet.logs import json_ready
+from discreet.mechanisms.mechanism import SERVER
 from discreet.mechanisms.round_state import CarriedState
 from discreet.queries.scores import score_columns
 from discreet.server.csv_text import csv_text
 from discreet.server.plan import Plan
 from discreet.server.state import State
-from discreet.settings.compose import parse_config
+from discreet.settings.call import Call
+from discreet.settings.compose import parse_asked
 from discreet.settings.privacy import USER
 from discreet.settings.rules import ConfigError
 from discreet.settings.settings import Settings, described
@@ -129,7 +131,12 @@ class RunFolder:
     def ledger_to_read(self, plan: Plan) -> DurableLedger:
         """The server's ledger, to read of what was spent. Settings that an older version did not
         note in it are not compared. Raises LedgerError: it is missing, damaged, older than it was,
-        or config.yaml says otherwise."""
+        or config.yaml says otherwise; ConfigError: that has a target where a run has its noise."""
+        for name, mechanism in plan.mechanisms.items():
+            if SERVER in mechanism.charged_at and plan.run.target_epsilon(name) is not None:
+                raise ConfigError(
+                    f"{self.path / CONFIG} is damaged: the noise of the run is missing"
+                )
         was = DurableLedger(self.ledger_path).whole().facts()
         decided = plan.deciding
         noted = {name: decided.get(name, value) for name, value in was.items()}
@@ -176,13 +183,18 @@ class RunFolder:
         """The position of each ledger at the last checkpoint."""
         return _read_checkpoint(self.checkpoint_path)[1]
 
-    def write_config(self, settings: Settings, *, name: str = CONFIG) -> None:
-        """`config.yaml`, or `asked.yaml` by its name."""
-        replace_file(self.path / name, OmegaConf.to_yaml(described(settings)).encode())
+    def write_config(self, settings: Settings, *, device: str = "cpu", name: str = CONFIG) -> None:
+        """`config.yaml`, or `asked.yaml` by its name; with the device of the run's last call."""
+        text = OmegaConf.to_yaml({"device": device, **described(settings)})
+        replace_file(self.path / name, text.encode())
 
     def read_config(self, *, name: str = CONFIG) -> Settings:
-        """The configuration that the run was started with. Raises ConfigError if there is none, or
-        it can't be read."""
+        """The settings of `read_asked`."""
+        return self.read_asked(name=name)[0]
+
+    def read_asked(self, *, name: str = CONFIG) -> tuple[Settings, Call]:
+        """The configuration that the run was started with, and the call. Raises ConfigError if
+        there is none, or it can't be read."""
         path = self.path / name
         if not path.exists():
             raise ConfigError(f"output_dir={self.path} holds no run: {name} is missing")
@@ -192,7 +204,7 @@ class RunFolder:
                 raise ConfigError("it holds no settings")
             for group, name in GONE:
                 (settings.get(group, {}) if group else settings).pop(name, None)
-            return parse_config(settings)
+            return parse_asked(settings)
         except OSError as error:
             raise ConfigError(f"{path} can't be read: {error.strerror}") from error
         except (YAMLError, OmegaConfBaseException, ValueError, RecursionError) as error:
@@ -329,15 +341,15 @@ def output_folder(output_dir: str | None) -> Path:
     return Path(output_dir or f"outputs/{stamp}").expanduser().resolve()
 
 
-def check_output(output_dir: str | None, *, resume: bool) -> RunFolder:
-    """The run folder, with an absolute path. It is not made. Raises ConfigError if `output_dir`
-    holds a run already and `resume` is off, or if there is nothing to resume."""
-    folder = RunFolder(output_folder(output_dir))
+def check_output(call: Call) -> RunFolder:
+    """The run folder of a call, with an absolute path. It is not made. Raises ConfigError if
+    `output_dir` holds a run already and `resume` is off, or if there is nothing to resume."""
+    folder = RunFolder(output_folder(call.output_dir))
     there = folder.ledger_path.exists() or (folder.path / CONFIG).exists()
-    if resume and not there:
+    if call.resume and not there:
         nothing = f", but output_dir={folder.path} holds no run"
         raise ConfigError(Wording(Key("resume=true"), nothing))
-    if there and not resume:
+    if there and not call.resume:
         taken = f"output_dir={folder.path} holds a run already: "
         raise ConfigError(Wording(taken, Key("resume=true"), " goes on with it"))
     return folder
@@ -378,8 +390,8 @@ class RunStatus:
     Attributes:
       state: `running`, `finished` (the planned rounds are done and every file is there), `stopped`
         (before them) or `interrupted`, both for a `reason`. A server that was killed leaves
-        `running`, with an old `updated` (ISO 8601). nodes: connected when the last cohort was
-        drawn; None before the first one.
+        `running`, with an old `updated` (ISO 8601).
+      nodes: connected when the last cohort was drawn; None before the first one.
       failures: of clients that were asked, over the whole run, by kind; the latest of them is in
         words.
     """

@@ -48,6 +48,7 @@ from discreet.server.run_folder import write_json as write_facts
 from discreet.server.state import Outcome, State
 from discreet.server.training_run import OnRound, TrainingRun
 from discreet.server.transport import Transport
+from discreet.settings.call import Call
 from discreet.settings.data import DataConfig
 from discreet.settings.privacy import PLANNED, PrivacyConfig, Sizes
 from discreet.settings.rules import ConfigError, require, write_json
@@ -115,14 +116,20 @@ def check_secure(seed: int | None) -> None:
 
 
 def prepare(
-    settings: Settings, *, simulated: bool, held: ExitStack, decided: PrivacyConfig | None = None
+    settings: Settings,
+    call: Call,
+    *,
+    simulated: bool,
+    held: ExitStack,
+    decided: PrivacyConfig | None = None,
 ) -> Session:
     """Everything before the first round: see `resolve`, and `open_run` for what is wrong.
     `decided`: the guarantees with their noise, if a target has chosen it before."""
-    return opened(*resolve(settings, decided), simulated=simulated, held=held)
+    plan, task = resolve(settings, decided, resumed=call.resume)
+    return opened(plan, task, call, simulated=simulated, held=held)
 
 
-def opened(plan: Plan, task: Task, *, simulated: bool, held: ExitStack) -> Session:
+def opened(plan: Plan, task: Task, call: Call, *, simulated: bool, held: ExitStack) -> Session:
     """The session of a plan; arguments as `prepare`."""
     if plan.settings.seed is not None:
         seed = plan.settings.seed
@@ -131,17 +138,20 @@ def opened(plan: Plan, task: Task, *, simulated: bool, held: ExitStack) -> Sessi
     model = model_for(plan.settings.model, task.shape, seed=seed)
     if simulated and (said := warning_of_rows(plan.run, task.train)):
         logger.warning("%s", said)
-    context = open_run(plan, params=flatten_parameters(model), simulated=simulated, held=held)
+    context = open_run(plan, call, params=flatten_parameters(model), simulated=simulated, held=held)
     return Session(context, task, model)
 
 
-def resolve(settings: Settings, decided: PrivacyConfig | None = None) -> tuple[Plan, Task]:
+def resolve(
+    settings: Settings, decided: PrivacyConfig | None = None, *, resumed: bool = False
+) -> tuple[Plan, Task]:
     """The plan of a run, and its data: all that is checked before a folder is opened. ConfigError:
     a setting does not fit the data or the model, or the target can't be reached."""
     try:
         task = load_task(settings.data.name, path=settings.data.path)
         _check_weights(settings.model.name, settings.data)
-        config = with_constants(replace(settings, task=resolved_task(settings.task, task)), task)
+        asked = replace(settings, task=resolved_task(settings.task, task))
+        config = with_constants(asked, task, resumed=resumed)
         task = normalised_task(task, config.normaliser)
         num_params = check_fits(config.model, task)
         run = client_settings(config)
@@ -165,7 +175,10 @@ def resolve(settings: Settings, decided: PrivacyConfig | None = None) -> tuple[P
         plan = planned(config, asked=settings)
         PopulationAccount.of(plan)
         check_cost(plan)
-        check_noise(plan, lambda rounds: planned(resolve_noise(replace(settings, rounds=rounds))))
+        if not resumed:
+            check_noise(
+                plan, lambda rounds: planned(resolve_noise(replace(settings, rounds=rounds)))
+            )
         if config.data.partition in COUNTED or (
             task.shape.target.kind != CLASSES and config.data.partition in BY_CLASS
         ):
@@ -184,7 +197,7 @@ def resolve(settings: Settings, decided: PrivacyConfig | None = None) -> tuple[P
         ("operations.predictions=true", plan.settings.operations.predictions),
     ):
         if needed and not len(task.test):
-            raise ConfigError(f"{name} needs a test set, and these data have none")
+            raise ConfigError(f"{name} needs a test set, which these data lack")
     return plan, task
 
 
@@ -213,7 +226,7 @@ def normalised(session: Session, answers: Callable[[], Replies]) -> Session:
         return session
     found = found_normaliser(run, task, answers())
     plan = replace(plan, settings=replace(plan.settings, normaliser=found))
-    run.folder.write_config(plan.settings)
+    run.folder.write_config(plan.settings, device=run.device)
     return replace(session, context=replace(run, plan=plan), task=normalised_task(task, found))
 
 

@@ -20,13 +20,16 @@ class State:
 
     Attributes:
       params, velocity: of the model, and the first moment of the server's optimizer, (num_params,),
-      float32. clip_norm: C_t for the next round; infinity if user-level privacy is off.
+        float32.
+      clip_norm: C_t for the next round; infinity if user-level privacy is off.
       noise_energy: the expected squared norm of the noise in the velocity of SGD.
       second_moment: of Adam and Yogi, (num_params,); (0,) before their first step, and always for
-      SGD. epsilon_example, epsilon_local, epsilon_local_pure: the largest that clients report of
-      their own accounts. unaccounted: clients that reported an infinite epsilon in a run that costs
-      a finite one, and are not in these. carried: what the run's mechanism carries from round to
-      round; no part of a checkpoint.
+        SGD.
+      epsilon_example, epsilon_local, epsilon_local_pure: the largest that clients report of their
+        own accounts.
+      unaccounted: clients that reported an infinite epsilon in a run that costs a finite one, and
+        are not in these.
+      carried: what the run's mechanism carries from round to round; no part of a checkpoint.
     """
 
     round: int

@@ -6,7 +6,7 @@ from __future__ import annotations
 import logging
 import math
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
@@ -50,8 +50,7 @@ class Failure:
 
 
 def readable(said: str) -> str:
-    """What a client said, for a log and a terminal: only what can be printed, and not much of
-    it."""
+    """A client's text for a log and a terminal: only printable characters, and cut short."""
     return "".join(character for character in said[:MOST_SAID] if character.isprintable())
 
 
@@ -106,19 +105,15 @@ class ReplyStats:
     epsilons: dict[str, float] = field(default_factory=lambda: dict.fromkeys(EPSILONS, 0.0))
     unaccounted: set[int] = field(default_factory=set)
 
-    def accept(self, replies: Iterable[Reply]) -> Iterator[TrainReply | PartialReply | UnopenedSum]:
-        """Passes on what counts."""
-        for reply in replies:
-            if isinstance(reply, Failure):
-                self.miss([reply])
-                continue
-            if not isinstance(reply, UnopenedSum):
-                self._report(reply)
-            if isinstance(reply, TrainReply):
-                self.accepted += 1
-            else:
-                self.accepted += reply.replies
-            yield reply
+    def count(self, reply: Reply) -> TrainReply | PartialReply | UnopenedSum | None:
+        """Counts what a client has answered; gives the reply that counts, None for a failure."""
+        if isinstance(reply, Failure):
+            self.miss([reply])
+            return None
+        if not isinstance(reply, UnopenedSum):
+            self._report(reply)
+        self.accepted += 1 if isinstance(reply, TrainReply) else reply.replies
+        return reply
 
     def _report(self, reply: TrainReply | PartialReply) -> None:
         infinite: list[str] = []

@@ -39,6 +39,7 @@ from discreet.settings.wording import Key, Part, Wording
 
 # The values that a choice needs in other settings, one or any of several, and why.
 Needs = dict[str, tuple[object, str]]
+MOST_CORRELATED = 10_000  # rounds, whose price is then computed within seconds
 AT_SERVER = "public", "none"
 MASKED: Needs = {
     "sampling.kind": (
@@ -49,7 +50,7 @@ MASKED: Needs = {
     "privacy.noise": ("grid", "masks are added to whole numbers"),
 }
 MASKED_UPDATE: Needs = MASKED | {
-    "privacy.example.enabled": (False, "beside its masked vector a client says nothing")
+    "privacy.example.enabled": (False, "a client sends nothing beside its masked vector")
 }
 PLAIN_STEP: Needs = {
     "training.epochs": (1, "one step a round"),
@@ -59,7 +60,7 @@ PLAIN_STEP: Needs = {
 SHARED_STEP: Needs = {
     "evaluation.kind": (AT_SERVER, "the sum has no place for answers"),
     **MASKED,
-    "privacy.user.enabled": (False, "the sum that is opened is noised for one example"),
+    "privacy.user.enabled": (False, "the noise of the opened sum is for one example"),
     "privacy.local.kind": ("none", "clients share the noise"),
     **PLAIN_STEP,
     "data.public_num_examples": (
@@ -86,7 +87,7 @@ OF_EXAMPLES: Needs = {
     **NOISED_UPDATE,
     "data.public_num_examples": (
         None,
-        "what is held out goes by rows, and a removed one moves the others",
+        "held-out rows are chosen by position, so a removed one shifts the others",
     ),
 }
 OWN: Needs = {
@@ -94,12 +95,12 @@ OWN: Needs = {
     "privacy.user.aggregation": (PLAIN, "it says by itself what the server reads"),
     "sampling.kind": (("poisson", "fixed", "everyone"), "Discreet's own pays for turns"),
     "evaluation.kind": (AT_SERVER, "it pays for no answers"),
-    "data.normalise": (("none", "public"), "it pays for no answers"),
+    "data.normalise": (("none", "public", "spread"), "it pays for no answers"),
     "statistics.only": (False, "it pays for no answers"),
 }
 FIXED: Needs = {"privacy.accountant": (RDP, "no other knows such cohorts")}
 POISSON: Needs = {
-    "privacy.user.correlation.kind": (NONE, "its price is for clients that take turns")
+    "privacy.user.correlation.kind": (NONE, "its price covers only clients that take turns")
 }
 TURNS: Needs = {
     "privacy.noise": ("grid", "noise is drawn again to the last bit"),
@@ -154,7 +155,7 @@ class ClientSettings:
     """The part of a run that each client is told, the same in every round, with the guarantees.
     Raises ConfigError: a setting is out of range, or two settings contradict each other."""
 
-    rounds: rules.Count
+    rounds: rules.Rounds
     delta: rules.OpenShare
     accountant: Accountant
     noise: Noise
@@ -174,7 +175,7 @@ class ClientSettings:
         require(
             self.data.path is None,
             "data.path",
-            "left out: where data lie is not the server's to say",
+            "left out: the server does not decide where data are",
             "a path",
         )
         self._check_delta()
@@ -245,6 +246,10 @@ class ClientSettings:
             why = "earlier noise, which later noise takes back, was made for one clip norm"
             rule = Wording(f"fixed: {why}, with ", by)
             require(not user.adaptive, "privacy.user.clip.kind", rule, "adaptive")
+            most = Wording(
+                f"at most {MOST_CORRELATED}: each round pays for all before it, with ", by
+            )
+            require(self.rounds <= MOST_CORRELATED, "rounds", most, self.rounds)
             yield by, TURNS
         if user.enabled and user.sampling == "fixed":
             yield Key("sampling.kind=fixed"), FIXED

@@ -18,8 +18,9 @@ from typing import Any, cast
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
+from discreet.settings.call import Call
 from discreet.settings.places import conf_folder, conf_for, own_files
-from discreet.settings.rules import ConfigError, did_you_mean, plain, read_json, unknown
+from discreet.settings.rules import CALL, ConfigError, did_you_mean, plain, read_json, unknown
 from discreet.settings.settings import Settings
 
 # of a value that is quoted already, a list, or several values
@@ -69,10 +70,10 @@ def _as_json(value: object) -> object:
     return str(value)
 
 
-def parse_config(settings: DictConfig | dict[str, Any]) -> Settings:
-    """The checked Settings of composed settings (Hydra's, or a plain dictionary). Raises
-    ConfigError: one line that names the setting that is unknown, of the wrong type, or out of
-    range."""
+def parse_asked(settings: DictConfig | dict[str, Any]) -> tuple[Settings, Call]:
+    """The checked Settings, and the call, of composed settings (Hydra's, or a plain dictionary).
+    Raises ConfigError: one line that names the setting that is unknown, of the wrong type, or out
+    of range."""
     if isinstance(settings, DictConfig):
         try:
             settings = cast(
@@ -81,26 +82,35 @@ def parse_config(settings: DictConfig | dict[str, Any]) -> Settings:
             )
         except OmegaConfBaseException as error:
             raise ConfigError(_one_line(error)) from error
-    return read_json(Settings, json.dumps(settings, default=_as_json))
+    of_call = {name: value for name, value in settings.items() if name in CALL}
+    of_run = {name: value for name, value in settings.items() if name not in CALL}
+    call = read_json(Call, json.dumps(of_call, default=_as_json))
+    return read_json(Settings, json.dumps(of_run, default=_as_json)), call
 
 
-def load_config(
+def load_config(overrides: Sequence[str] = (), *, conf: Path | None = None) -> Settings:
+    """The settings of `load_asked`.
+
+    >>> load_config(["rounds=3"]).rounds
+    3
+    """
+    return load_asked(overrides, conf=conf)[0]
+
+
+def load_asked(
     overrides: Sequence[str] = (), *, of_sweep: bool = False, conf: Path | None = None
-) -> Settings:
+) -> tuple[Settings, Call]:
     """Composes `conf/` with Hydra overrides, without lists, and checks the result.
 
     `of_sweep`: they are one run of a sweep, whose experiment may be a sweep itself. `conf`: the
     folder; None: `conf_folder()`. Raises ConfigError: one line that names the setting; or the
     experiment is a sweep, no single run.
-
-    >>> load_config(["rounds=3"]).rounds
-    3
     """
     settings, is_sweep = _composed(overrides, conf=conf)
     if is_sweep and not of_sweep:
         words = " ".join(overrides)
         raise ConfigError(f"{words} is a sweep of several runs, not one: discreet simulate {words}")
-    return parse_config(settings)
+    return parse_asked(settings)
 
 
 def check_words(words: Sequence[str]) -> None:
@@ -118,7 +128,7 @@ def check_words(words: Sequence[str]) -> None:
     else:
         asked, is_sweep = _composed(settings)
     if not (is_sweep or asked.resume is True):
-        parse_config(asked)
+        parse_asked(asked)
 
 
 def listed_runs(words: Sequence[str]) -> tuple[DictConfig, list[list[str]]]:

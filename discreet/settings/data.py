@@ -34,7 +34,7 @@ class DataConfig:
     partition_seed: rules.CountOrZero = 20611
     examples_per_client: rules.Count | None = None
     public_num_examples: rules.Count | None = None
-    normalise: Annotated[str, rules.one_of("none", "public", "private")] = "none"
+    normalise: Annotated[str, rules.one_of("none", "public", "spread", "private")] = "none"
 
     def __post_init__(self) -> None:
         sampled = self.partition == "sampled"

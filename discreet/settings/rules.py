@@ -80,6 +80,7 @@ MAIN |= {
     "privacy.local": "kind",
 }
 ABSENT = ("mechanism", None)
+CALL = ("output_dir", "resume", "device")  # of one call, beside the settings of a run
 # characters of a value in a message, and of a message
 LONGEST_SHOWN = 200
 LONGEST_MESSAGE = 2000
@@ -150,7 +151,10 @@ Probability = Annotated[float, Rule("within (0, 1]", lambda value: 0 < value <= 
 # far beyond 1e4 a model overflows in its first round
 LearningRate = Annotated[float, within(LEAST_NUMBER, 1e4)]
 Momentum = Annotated[float, Rule("within [0, 1)", lambda value: 0 <= value < 1)]
-Count = Annotated[int, at_least(1)]
+# Numbers that a server names decide how long a node plans: the largest ones are public.
+Count = Annotated[int, within(1, 1_000_000_000)]
+Rank = Annotated[int, within(1, 4096)]  # of low-rank matrices
+Rounds = Annotated[int, within(1, 100_000)]
 CountOrZero = Annotated[int, at_least(0)]
 # on a command line 2024 is a number, and a folder's name
 Text = Annotated[str, Field(strict=False)]
@@ -271,8 +275,8 @@ def config_error(error: ValidationError, kind: Any) -> ConfigError:
 
 
 def _given(first: Mapping[str, Any]) -> str:
-    """What was given in place of a value; a text that looks like the number that it should be is
-    shown as a text."""
+    """The given value, for a message; a text that looks like the number that it should be is shown
+    as a text."""
     value = first["input"]
     looks = (
         isinstance(value, str)
@@ -296,7 +300,7 @@ TYPES = {
 def unknown(key: str, kind: type) -> str:
     """The line about a key that no setting of a section has: the one that is meant, or those that
     there are."""
-    names = [name for name, _ in rules(kind)]
+    names = [*CALL, *(name for name, _ in rules(kind))]
     known = dict.fromkeys(
         [*names, *(name.rsplit(".", depth)[0] for name in names for depth in range(1, 4))]
     )

@@ -16,7 +16,7 @@ from discreet.settings.training import FLOWER_APP, HF, ModelConfig, TaskConfig, 
 from discreet.settings.wording import Key, Wording
 
 ACCOUNT = {
-    "privacy.user.enabled": (True, "it has what the user level spends"),
+    "privacy.user.enabled": (True, "it holds what the user level spends"),
     "privacy.user.aggregation": (PLAIN, "it is about adding or removing a client"),
     "seed": (None, "noise that can be drawn again protects nobody"),
 }
@@ -88,12 +88,9 @@ class Settings:
     """One run of Discreet, checked as a whole; a setting out of range, or a contradiction, is a
     ConfigError."""
 
-    rounds: rules.Count = 30
+    rounds: rules.Rounds = 30
     seed: rules.CountOrZero | None = None
-    device: rules.Text = "cpu"
     engine: Annotated[str, rules.one_of("auto", "batched", "sequential", "ray")] = "auto"
-    output_dir: rules.Text | None = None
-    resume: bool = False
     data: DataConfig = DataConfig()
     model: ModelConfig = ModelConfig()
     task: TaskConfig = TaskConfig()
@@ -108,12 +105,6 @@ class Settings:
     ray: RayConfig = RayConfig()
 
     def __post_init__(self) -> None:
-        require(
-            not self.resume or self.output_dir is not None,
-            "output_dir",
-            Wording("given with ", Key("resume=true")),
-            None,
-        )
         _check_cohort(self)
         _check_account(self)
         if self.evaluation.private:

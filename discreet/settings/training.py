@@ -42,7 +42,7 @@ class LoraConfig:
     is, and is public."""
 
     kind: Annotated[str, rules.one_of("none", "lora", "ffa")] = "none"
-    rank: rules.Count = 8
+    rank: rules.Rank = 8
     alpha: rules.Count = 16
     targets: Annotated[rules.Text, QUICK] | None = None
 

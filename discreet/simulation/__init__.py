@@ -13,9 +13,9 @@ def simulate(
 
     Args:
       settings: as on the command line, for instance `"rounds=5"`, `"experiment=silos"` or
-      `"output_dir=outputs/first"`. on_round: is called with the row of metrics.csv of each round,
-      once the round can't be lost any more. If it fails the run ends, and goes on with
-      `"resume=true"`.
+        `"output_dir=outputs/first"`.
+      on_round: is called with the row of metrics.csv of each round, once the round can't be lost
+        any more. If it fails the run ends, and goes on with `"resume=true"`.
 
     Returns:
       The run folder, which is named by the time unless `output_dir` is given: `metrics.csv` has a
@@ -34,6 +34,6 @@ def simulate(
     from discreet.server.resuming import asked_settings
     from discreet.simulation.in_process import simulate as train
 
-    config = asked_settings(settings)
-    train(config, on_round=on_round)
-    return Path(str(config.output_dir))
+    config, call = asked_settings(settings)
+    train(config, call, on_round=on_round)
+    return Path(str(call.output_dir))

@@ -8,7 +8,6 @@ from pathlib import Path
 from discreet.data.description import read_description
 from discreet.data.folder import FOLDER
 from discreet.settings.privacy import (
-    CorrelationConfig,
     ExamplePrivacyConfig,
     LocalPrivacyConfig,
     UserPrivacyConfig,
@@ -21,9 +20,7 @@ ENDING = "-baseline"
 
 def without_privacy(settings: Settings) -> Settings:
     """The settings with every guarantee off, on the same clients, cohorts and seed."""
-    user = UserPrivacyConfig(
-        enabled=False, clip=settings.privacy.user.clip, correlation=CorrelationConfig()
-    )
+    user = UserPrivacyConfig(enabled=False, clip=settings.privacy.user.clip)
     privacy = replace(
         settings.privacy,
         user=user,

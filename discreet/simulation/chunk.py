@@ -156,7 +156,7 @@ class TrainedExamples:
 def trained_on(
     dealt: ClientExamples, evaluation: EvaluationConfig
 ) -> ClientExamples | TrainedExamples:
-    """What clients train on, of what they hold, in a run with these ratings."""
+    """The examples on which clients train in a run with these ratings."""
     if evaluation.private:
         return TrainedExamples(dealt, evaluation.share)
     return dealt

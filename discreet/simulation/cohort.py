@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Self
 
@@ -96,11 +96,12 @@ class Engine:
         seed, mechanism, vector: of the run; `vector` is the masked sum that clients add to, None in
           the clear.
         data: the data set that all share, on the device that computes; `client_examples`: the rows
-        that each holds. chunk: the number of clients that are trained together at most.
+          that each holds.
+        chunk: the number of clients that are trained together at most.
         workers: the number of chunks that are trained at the same time, each in a process of its
           own.
         rating: what clients answer by what they hold out, about which part of the model, and how
-            that is released; None if nothing.
+          that is released; None if nothing.
     """
 
     seed: int | None
@@ -227,14 +228,11 @@ class Engine:
         clip_norm = work.request.clip_norm
         start = RoundStart(work.request.round - 1, params, clip_norm)
         if not work.request.work.trains:
-            return replace(self._part([], start), replies=len(work.clients))
+            nothing: PartialReply = self.mechanism.add_up([], start).part()
+            return replace(nothing, replies=len(work.clients))
         updates = self._trained(params, work)
         pieces = torch.split(updates, max(1, PIECE // updates.shape[1]))
-        return self._part(
-            (UpdateRows(piece, row_norms(piece) <= clip_norm) for piece in pieces), start
-        )
-
-    def _part(self, rows: Iterable[UpdateRows], start: RoundStart) -> PartialReply:
+        rows = (UpdateRows(piece, row_norms(piece) <= clip_norm) for piece in pieces)
         part: PartialReply = self.mechanism.add_up(rows, start).part()
         return part
 
@@ -335,11 +333,13 @@ def masked_vector(plan: Plan) -> SecureSum | None:
     return plan.mechanism.participation.vector
 
 
-def engine_of(plan: Plan, task: Task, *, dealt: ClientExamples | None = None) -> Engine:
-    """The engine for a run on a task; `dealt` in place of the run's own partition. `device` of the
-    run decides where it computes: a chunk for every core, or one at a time on a GPU."""
+def engine_of(
+    plan: Plan, task: Task, device_name: str = "cpu", *, dealt: ClientExamples | None = None
+) -> Engine:
+    """The engine for a run on a task; `dealt` in place of the run's own partition. The device
+    decides where it computes: a chunk for every core, or one at a time on a GPU."""
     run = plan.run
-    device = torch.device(plan.settings.device)
+    device = torch.device(device_name)
     model = model_for(plan.settings.model, task.shape, seed=0).to(device)
     learned, examples_read = behind_fixed(model, task.train)
     data = shared_examples(examples_read, device)

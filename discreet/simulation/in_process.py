@@ -29,6 +29,7 @@ from discreet.server.session import Session, finish, normalised, prepare, resolv
 from discreet.server.state import Outcome
 from discreet.server.training_run import OnRound
 from discreet.server.transport import Failure, Reply, RoundAbandoned, Transport
+from discreet.settings.call import Call
 from discreet.settings.client_settings import ClientSettings
 from discreet.settings.privacy import PrivacyConfig
 from discreet.settings.rules import ConfigError, Rule, check_value, require_extra
@@ -115,6 +116,7 @@ class UnmaskedSum:
 
 def simulate(
     config: Settings,
+    call: Call | None = None,
     *,
     decided: PrivacyConfig | None = None,
     progress: TextIO | None = None,
@@ -124,6 +126,7 @@ def simulate(
 
     Args:
       config: of the run.
+      call: the folder, by default one that is named by the time, and the device.
       decided: the guarantees with their noise, if a target has chosen it before.
       progress: a terminal to show it on.
       on_round: is called with the row of metrics.csv of each round.
@@ -131,11 +134,13 @@ def simulate(
     Raises:
       ConfigError, LedgerError: before anything has started.
     """
-    _check_engine(client_settings(config), config.engine, config.device)
+    if call is None:
+        call = Call()
+    _check_engine(client_settings(config), config.engine, call.device)
     if config.training.batch_size < LARGE_BATCH:
         torch.set_num_threads(1)
     with ExitStack() as stack:
-        session = prepare(config, simulated=True, held=stack, decided=decided)
+        session = prepare(config, call, simulated=True, held=stack, decided=decided)
         session = normalised(session, lambda: data_answers(NORMALISE, session.plan, session.task))
         transport = virtual_clients(session, stack)
         text = config.operations.log_format == "text"
@@ -155,7 +160,7 @@ def virtual_clients(session: Session, held: ExitStack) -> Transport:
             "data.normalise=private is of discreet simulate: nobody has been asked what to "
             "normalise by"
         )
-    session.model.to(plan.settings.device)
+    session.model.to(session.context.device)
     vector = masked_vector(plan)
     uncovered = _not_batched(run, plan.settings.engine)
     transport: Transport
@@ -172,10 +177,10 @@ def virtual_clients(session: Session, held: ExitStack) -> Transport:
     return UnmaskedSum(transport, vector, fewest=run.user.population_size - run.secure.dropouts)
 
 
-def check(config: Settings) -> Plan:
+def check(config: Settings, call: Call) -> Plan:
     """The plan of a run; starts nothing and opens no folder. ConfigError: `simulate` would refuse
     the configuration."""
-    _check_engine(client_settings(config), config.engine, config.device)
+    _check_engine(client_settings(config), config.engine, call.device)
     return resolve(config)[0]
 
 
@@ -218,7 +223,7 @@ def _batched(session: Session, held: ExitStack) -> BatchedTransport:
         accounts = Accounts(
             DurableLedger(session.folder.clients_ledger_path), plan.run.delta, plan.run.accountant
         )
-    engine = engine_of(plan, session.task)
+    engine = engine_of(plan, session.task, session.context.device)
     if plan.settings.engine == "ray":
         from discreet.simulation.ray_cluster import (
             RayWorkers,

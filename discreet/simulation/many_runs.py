@@ -13,7 +13,7 @@ import multiprocessing
 import secrets
 import sys
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import chdir, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -30,6 +30,7 @@ from discreet.server.run_folder import (
     only_writer,
     state_of,
 )
+from discreet.settings.call import Call
 from discreet.settings.privacy import PrivacyConfig
 from discreet.settings.rules import ConfigError, require_extra
 from discreet.settings.settings import Settings
@@ -69,6 +70,7 @@ class Job:
     folder: RunFolder
     plan: Plan
     work: Callable[[], object]
+    device: str = "cpu"
 
     def attempt(self) -> str | None:
         """Does the run; gives the reason for which it failed, in one line, or None."""
@@ -122,7 +124,12 @@ class Job:
 
 
 def go_on(
-    files: RunFolder, name: str, asked: Settings, *, decided: PrivacyConfig | None = None
+    files: RunFolder,
+    name: str,
+    asked: Settings,
+    *,
+    device: str = "cpu",
+    decided: PrivacyConfig | None = None,
 ) -> None:
     """Does a run with these settings: from its start, after its last whole round, or not at all if
     it is over. `decided`: their guarantees with the noise, if a target has chosen it before."""
@@ -131,11 +138,8 @@ def go_on(
         return
     logger.info("%s", name)
     begun = files.ledger_path.exists() or (files.path / CONFIG).exists()
-    simulate(
-        replace(asked, output_dir=str(files.path), resume=begun),
-        decided=decided,
-        progress=sys.stdout,
-    )
+    call = Call(str(files.path), begun, device)
+    simulate(asked, call, decided=decided, progress=sys.stdout)
 
 
 def first_line(error: BaseException) -> str:
@@ -183,12 +187,13 @@ def run_all(jobs: Sequence[Job], *, at_a_time: int, shared: Path) -> dict[str, s
     return failed
 
 
-def check_parallel(plans: Sequence[Plan]) -> None:
-    """Raises ConfigError if these runs can't be tasks of one Ray cluster."""
+def check_parallel(plans: Sequence[Plan], devices: Iterable[str] = ()) -> None:
+    """Raises ConfigError if these runs, on their devices, can't be tasks of one Ray cluster."""
     require_extra("ray", extra="simulation", why="--jobs")
     if len({plan.settings.ray.address for plan in plans}) > 1:
         raise ConfigError("ray.address must be the same for all runs with --jobs")
-    if any(plan.settings.device != "cpu" and not plan.settings.ray.num_gpus for plan in plans):
+    on = zip(plans, devices, strict=False)
+    if any(device != "cpu" and not plan.settings.ray.num_gpus for plan, device in on):
         raise ConfigError(
             "device=cuda with --jobs needs ray.num_gpus: a run asks for that share of a GPU"
         )

@@ -145,7 +145,7 @@ class MappedModel:
 
     @cached_property
     def names(self) -> list[str]:
-        """Of the trainable parameters."""
+        """The names of the trainable parameters."""
         return [name for name, value in self.model.named_parameters() if value.requires_grad]
 
     @contextmanager

@@ -45,7 +45,9 @@ def heard() -> list[signal.Signals]:
     return [number for number in ENDING if signal.getsignal(number) is not signal.SIG_IGN]
 
 
-def below(ancestor: int | Collection[int], program: bytes | tuple[bytes, ...] = b"") -> list[int]:
+def child_processes(
+    ancestor: int | Collection[int], program: bytes | tuple[bytes, ...] = b""
+) -> list[int]:
     """The living processes below a process, or below some; of those only a program's, or some
     programs'; none if the system has no /proc."""
     if isinstance(ancestor, int):
@@ -89,7 +91,7 @@ def listens(ancestor: int, port: int) -> bool:
         for row in rows
         if row[3] == "0A" and int(row[1].rpartition(":")[2], 16) == port
     }
-    for pid in (ancestor, *below(ancestor)):
+    for pid in (ancestor, *child_processes(ancestor)):
         with suppress(OSError):  # it has ended in the meantime
             if any(os.readlink(file) in sockets for file in Path(f"/proc/{pid}/fd").iterdir()):
                 return True
@@ -158,11 +160,11 @@ def carrying(name: str, value: str) -> list[int]:
     """The other processes that were started with this value of a variable, and all below them: one
     that gives itself a title may lose its variables. None if the system has no /proc."""
     found = []
-    for pid in below(0):
+    for pid in child_processes(0):
         with suppress(OSError):  # it has ended in the meantime, or is another user's
             if f"{name}={value}".encode() in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0"):
                 found.append(pid)
-    return list({*found, *below(found)} - {os.getpid()})
+    return list({*found, *child_processes(found)} - {os.getpid()})
 
 
 def end_carrying(name: str, value: str, *numbers: signal.Signals) -> None:

@@ -264,7 +264,8 @@ def connected(
     Args:
       address: `host:port` of its head, or `auto` for the one that this machine belongs to. None
         starts one here, with as many CPUs as this process may use. It ends with the block, however
-        that ends, and with this process. models: the names of the models that tasks build.
+        that ends, and with this process.
+      models: the names of the models that tasks build.
       token: see `RayCluster`.
 
     Raises:

@@ -15,6 +15,7 @@ from discreet.data.examples import Examples, Task
 from discreet.data.targets import CLASSES, LABELS, SEQUENCES
 from discreet.server.plan import Plan
 from discreet.server.session import opened, training_run
+from discreet.settings.call import Call
 from discreet.simulation.in_process import virtual_clients
 
 ROUNDS = 2  # the first one warms up
@@ -29,7 +30,7 @@ class TimedRound:
     memory: int
 
 
-def timed_round(plan: Plan, task: Task) -> TimedRound:
+def timed_round(plan: Plan, task: Task, call: Call) -> TimedRound:
     """Does two rounds of a plan on made-up data, in a temporary folder, and times the second.
     Nothing is learned from the task but its sizes."""
     rows: list[Mapping[str, object]] = []
@@ -41,10 +42,9 @@ def timed_round(plan: Plan, task: Task) -> TimedRound:
         )
         user = replace(plan.settings.privacy.user, account=None, max_epsilon=None)
         privacy = replace(plan.settings.privacy, user=user)
-        settings = replace(
-            plan.settings, rounds=ROUNDS, output_dir=str(folder), resume=False, privacy=privacy
-        )
-        session = opened(replace(plan, settings=settings), made, simulated=True, held=held)
+        settings = replace(plan.settings, rounds=ROUNDS, privacy=privacy)
+        call = replace(call, output_dir=str(folder), resume=False)
+        session = opened(replace(plan, settings=settings), made, call, simulated=True, held=held)
         transport = virtual_clients(session, held)
         training_run(session, transport, on_round=rows.append).run()
     peaks = [

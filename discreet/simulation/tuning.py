@@ -155,9 +155,11 @@ def drawn(tune: Tune, plans: Sequence[Plan], output: Path) -> Tune:
     return tune
 
 
-def trial_jobs(tune: Tune, plans: Sequence[Plan], folder: Path) -> list[Job]:
-    """A run for each trial, in a folder below `folder`. ConfigError: an account has no room for
-    those to come."""
+def trial_jobs(
+    tune: Tune, plans: Sequence[Plan], devices: Sequence[str], folder: Path
+) -> list[Job]:
+    """A run for each trial, in a folder below `folder`; each candidate has its plan and device.
+    ConfigError: an account has no room for those to come."""
     require_room(
         [plans[trial.candidate] for trial in tune.trials if not (folder / trial.folder).exists()]
     )
@@ -167,7 +169,9 @@ def trial_jobs(tune: Tune, plans: Sequence[Plan], folder: Path) -> list[Job]:
         plan = plans[trial.candidate]
         name = f"trial {number} of {len(tune.trials)}"
         asked = replace(plan.asked or plan.settings, seed=trial.seed)
-        jobs.append(Job(name, files, plan, partial(go_on, files, name, asked)))
+        device = devices[trial.candidate]
+        work = partial(go_on, files, name, asked, device=device)
+        jobs.append(Job(name, files, plan, work, device))
     folder.mkdir(exist_ok=True)
     return jobs
 
@@ -190,7 +194,7 @@ def publish_best(
     if not chosen.exists():
         shutil.rmtree(unfinished, ignore_errors=True)
         shutil.copytree(max((files.path for files in trials), key=score), unfinished)
-        _state_choice(RunFolder(unfinished), tune, cost, named=chosen)
+        _state_choice(RunFolder(unfinished), tune, cost)
         unfinished.rename(chosen)
     DurableLedger(RunFolder(chosen).ledger_path).adopt()  # it was moved
     shutil.rmtree(output / "trials")
@@ -201,12 +205,11 @@ def publish_best(
     )
 
 
-def _state_choice(files: RunFolder, tune: Tune, cost: SelectionCost, *, named: Path) -> None:
-    """Rewrites a copy of a trial's folder, which will be called `named`, as the run that was
-    chosen. The ledger holds one row, the choice. Every round of metrics.csv costs as much as the
-    last one: whichever is released, it was chosen by what came after the last one. ConfigError: the
-    trial has not done a round."""
-    config = files.read_config()
+def _state_choice(files: RunFolder, tune: Tune, cost: SelectionCost) -> None:
+    """Rewrites a copy of a trial's folder as the run that was chosen. The ledger holds one row, the
+    choice. Every round of metrics.csv costs as much as the last one: whichever is released, it was
+    chosen by what came after the last one. ConfigError: the trial has not done a round."""
+    config, call = files.read_asked()
     checkpoint = files.load_checkpoint()
     if checkpoint is None:
         raise ConfigError(f"{files.path} holds no round: there is nothing to publish")
@@ -220,9 +223,7 @@ def _state_choice(files: RunFolder, tune: Tune, cost: SelectionCost, *, named: P
         "covers": "the chosen run and that it was chosen",
         "not_covered": ["the number of trials", "the other trials", "how long they took"],
     }
-    config = replace(
-        config, output_dir=str(named), privacy=replace(config.privacy, accountant=ACCOUNTANT)
-    )
+    config = replace(config, privacy=replace(config.privacy, accountant=ACCOUNTANT))
     for path in files.path.glob(f"{files.ledger_path.name}*"):
         path.unlink()
     plan = Plan(config)
@@ -232,7 +233,7 @@ def _state_choice(files: RunFolder, tune: Tune, cost: SelectionCost, *, named: P
     if (best := files.load_checkpoint(best=True)) is not None:
         files.save_checkpoint(best, best=True)
     files.replace_metrics([{**row, "epsilon_user": cost.selection} for row in files.read_metrics()])
-    files.write_config(config)
+    files.write_config(config, device=call.device)
     before = json.loads((files.path / "privacy.json").read_text())
     if before.get("model_round", checkpoint.round) != checkpoint.round:
         lost = best
@@ -267,8 +268,6 @@ def cost_of(plans: Sequence[Plan], trials: TrialCount, *, repeated: int = 0) -> 
                 "reaches the server, so the trials add up there. Try settings with discreet "
                 "simulate --multirun; discreet report states the sum"
             )
-        if plan.settings.output_dir is not None or plan.settings.resume:
-            raise ConfigError("output_dir and resume are chosen by discreet tune: give --output")
     deltas = {plan.run.delta for plan in plans}
     if len(deltas) > 1:
         raise ConfigError("privacy.delta must be the same for every candidate")

@@ -2,9 +2,9 @@
 
 A small model is a row of short calls, and threads would wait for Python's lock between them: two
 threads are slower than one. Forked processes have the shared data set and the engine as they stand,
-without a copy; parameters and
-sums pass through memory that all of them map. Work goes to them through pipes, written and read by
-the caller itself: an executor's threads came too late, and workers idled a third of the time.
+without a copy; parameters and sums pass through memory that all of them map. Work goes to them
+through pipes, written and read by the caller itself: an executor's threads came too late, and
+workers idled a third of the time.
 """
 
 from __future__ import annotations

@@ -34,7 +34,7 @@ WARNING = """\
 
 @dataclass(frozen=True)
 class Guess:
-    """What a column may be.
+    """A guess at the kind of a column.
 
     Attributes:
       line: its line in data.toml, without its name; empty if it is left out.
@@ -71,7 +71,7 @@ def propose(table: CsvTable, *, target: str | None = None, owner: str | None = N
     else:
         decimal = "."
     inputs = {name: cells for name, cells in columns.items() if name not in (target, owner)}
-    guesses = {name: guess(name, cells, decimal) for name, cells in inputs.items()}
+    guesses = {name: guessed_column(name, cells, decimal) for name, cells in inputs.items()}
     head = _Head(table, decimal, target, owner)
     told, of_target = _target_lines(columns[target], target, decimal)
     unconfirmed = (*(name for name, each in guesses.items() if each.line), *of_target)
@@ -149,7 +149,7 @@ def _column_lines(guesses: Mapping[str, Guess]) -> Iterator[str]:
         yield f"{key} = {each.line}{note}" if each.line else f"# {key} is left out: {each.why}"
 
 
-def guess(name: str, cells: Sequence[str], decimal: str) -> Guess:
+def guessed_column(name: str, cells: Sequence[str], decimal: str) -> Guess:
     """The likeliest kind of a column, by its cells as they are written."""
     full = [cell.strip() for cell in cells if not is_empty(cell)]
     known = set(full)

@@ -19,7 +19,7 @@ from discreet.settings.privacy import EXAMPLE
 
 
 class Held(Protocol):
-    """The examples of a client, of which a step reads some."""
+    """The examples of a client, some of which a step reads."""
 
     def __len__(self) -> int: ...
     @property

@@ -23,7 +23,7 @@ import torch
 from flwr.app import Message, RecordDict
 
 from discreet.audit.canaries import Canaries, Experiment, draw_canaries
-from discreet.audit.user_audit import SeenRun, check_noised, said_first, scored, together
+from discreet.audit.user_audit import SeenRun, check_noised, power_of, scored, together
 from discreet.deployment.flower_home import wait_until
 from discreet.deployment.local_federation import (
     SERVERS,
@@ -33,7 +33,7 @@ from discreet.deployment.local_federation import (
 )
 from discreet.deployment.raw_node import raw_node
 from discreet.privacy.randomness import secure_source
-from discreet.protocol.messages import TrainReply, decode_request, encode_reply, unresolved
+from discreet.protocol.messages import TrainReply, decode_request, encode_reply
 from discreet.server.plan import Plan
 from discreet.server.run_folder import OVER, RunFolder, state_of
 from discreet.server.session import check_secure
@@ -74,7 +74,7 @@ def audit_federation(plan: Plan, *, canaries: int = 40, runs: int = 1) -> Experi
     """
     check_federation(plan, canaries, runs)
     require_extra(*SERVERS, extra="deployment", why="the node proxy of a federation")
-    releases = said_first(plan, canaries * runs)
+    releases = power_of(plan, canaries * runs)
     names = [str(number) for number in range(canaries)]
     with (
         tempfile.TemporaryDirectory(prefix="discreet-audit-") as folder,
@@ -147,7 +147,7 @@ def _one_run(federation: Federation, plan: Plan, name: str, canaries: Canaries) 
 
 def _answer(canaries: Canaries, index: int, message: Message) -> RecordDict:
     """The reply of a canary's node."""
-    request, params = decode_request(message.content, allowed=unresolved)
+    request, params = decode_request(message.content, allowed=lambda _: None)
     update = (LONG * request.clip_norm * canaries.direction(index)).float()
     assert update.shape == params.shape
     return encode_reply(TrainReply(request.round, update, below=bool(canaries.bits[index])))

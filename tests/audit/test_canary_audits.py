@@ -11,8 +11,8 @@ import torch
 
 from discreet.audit.canaries import Canaries, Experiment, draw_canaries
 from discreet.audit.example_audit import audit_examples
-from discreet.audit.experiments import Asked, experiment_of
-from discreet.audit.user_audit import CanaryTransport, audit_users
+from discreet.audit.experiments import experiment_of
+from discreet.audit.user_audit import AuditRequest, CanaryTransport, audit_users
 from discreet.audit.verdict import judge
 from discreet.data.examples import Task
 from discreet.privacy.randomness import seeded_source
@@ -50,7 +50,7 @@ def shift(experiment: Experiment) -> float:
 )
 def test_a_round_shows_all_that_its_event_says_and_no_more(noise: str, kind: str) -> None:
     run = plan(*EVERYBODY, f"privacy.noise={noise}", f"privacy.user.clip.kind={kind}")
-    found = audit_users(*run, canaries=500, honest=0, runs=2)
+    found = audit_users(*run, AuditRequest(canaries=500, honest=0, runs=2))
     # of z = 1: REFERENCES of the paper
     assert found.observations[-1].claim.epsilon == pytest.approx(3.139, abs=1e-3)
     # 1 / z; three standard errors of 1000 canaries
@@ -64,12 +64,12 @@ def test_half_the_noise_is_found_from_outside(
 ) -> None:
     run = plan(*words, "privacy.user.target_epsilon=null", "privacy.user.noise_multiplier=1")
     halve_the_noise(monkeypatch)
-    assert judge(audit_users(*run, canaries=500, honest=0, runs=3)).refuted
+    assert judge(audit_users(*run, AuditRequest(canaries=500, honest=0, runs=3))).refuted
 
 
 def test_releases_are_read_from_an_optimizer_with_moments_too() -> None:
     run = plan(*EVERYBODY, "rounds=2", "server.optimizer=adam")
-    found = audit_users(*run, canaries=500, honest=0)
+    found = audit_users(*run, AuditRequest(canaries=500, honest=0))
     one, two, run = (seen.scores.values for seen in found.observations)
     assert np.allclose(one + two, run)
     assert shift(found) == pytest.approx(2**0.5, abs=0.3)
@@ -99,7 +99,7 @@ def test_no_account_of_a_population_is_charged(tmp_path: Path) -> None:
         "seed=null",
     )
     quiet = ("privacy.user.too_noisy=warn", "model.name=linear", "data.num_clients=40")
-    experiment_of(load_config([*EVERYBODY, *quiet, *whose]), Asked(canaries=20, honest=0))
+    experiment_of(load_config([*EVERYBODY, *quiet, *whose]), AuditRequest(canaries=20, honest=0))
     assert list(tmp_path.iterdir()) == []
 
 

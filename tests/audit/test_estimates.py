@@ -21,7 +21,7 @@ from discreet.audit.estimates import (
     fdp_bound,
     fdp_shift_bound,
     fit_gaussians,
-    guess,
+    guess_membership,
     one_run_bound,
     one_run_p_value,
     repeated_bound,
@@ -55,7 +55,9 @@ def test_for_randomised_response_it_passes_the_truth_as_often_as_it_may() -> Non
     generator, passed = np.random.default_rng(118), 0
     for _ in range(400):
         scores = randomised_responses(generator, canaries=500, epsilon=1.0)
-        passed += one_run_p_value(guess(scores, made=500), epsilon=1.0, delta=1e-12) < 0.05
+        passed += (
+            one_run_p_value(guess_membership(scores, made=500), epsilon=1.0, delta=1e-12) < 0.05
+        )
     # 5 % of 400 is 20; counts are whole, so that a little less is used. A bound that gives room
     # away passes never.
     assert 6 <= passed <= 24
@@ -68,7 +70,7 @@ def test_for_gaussian_noise_the_fdp_bound_exceeds_the_truth_in_at_most_5_percent
     generator = np.random.default_rng(1620)
     bounds = [
         fdp_shift_bound(
-            guess(gaussian_scores(generator, canaries=2000, noise=1 / shift), made=made)
+            guess_membership(gaussian_scores(generator, canaries=2000, noise=1 / shift), made=made)
         )
         for _ in range(200)
     ]
@@ -83,7 +85,7 @@ def test_the_ends_of_the_order_are_guessed(made: int, correct: int) -> None:
     scores = Scores(
         np.array([3.0, -2.0, 0.1, 5.0, -7.0]), np.array([False, True, True, True, False])
     )
-    assert guess(scores, made=made) == Guesses(5, made, correct)
+    assert guess_membership(scores, made=made) == Guesses(5, made, correct)
 
 
 def test_the_rates_of_repeated_scores_have_clopper_pearson_limits() -> None:

@@ -13,8 +13,9 @@ from torch import Tensor
 from discreet.audit import release_audit
 from discreet.audit.canaries import Experiment
 from discreet.audit.estimates import epsilon_of_shift
-from discreet.audit.experiments import Asked, experiment_of
+from discreet.audit.experiments import experiment_of
 from discreet.audit.release_audit import audit_local, audit_round, audit_shared_step, step_parts
+from discreet.audit.user_audit import AuditRequest
 from discreet.audit.verdict import Judgement, judge
 from discreet.data.examples import Task
 from discreet.mechanisms.masked_sums import step_norm
@@ -220,11 +221,11 @@ def rated(*words: str) -> Settings:
 
 
 def ratings(releases: int, *words: str) -> Experiment:
-    return experiment_of(rated(*words), Asked("evaluation", canaries=releases))
+    return experiment_of(rated(*words), AuditRequest("evaluation", canaries=releases))
 
 
 def statistics(releases: int, *words: str) -> Experiment:
-    return experiment_of(rated(*words), Asked("statistics", canaries=releases))
+    return experiment_of(rated(*words), AuditRequest("statistics", canaries=releases))
 
 
 SAME_COHORT = ("evaluation.cohort=same",)

@@ -11,7 +11,13 @@ import numpy as np
 import pytest
 
 from discreet.audit.canaries import Claim, Experiment, Observation, Releases, Scores
-from discreet.audit.estimates import epsilon_of_shift, fit_gaussians, guess, one_run_bound, planned
+from discreet.audit.estimates import (
+    epsilon_of_shift,
+    fit_gaussians,
+    guess_membership,
+    one_run_bound,
+    planned_guesses,
+)
 from discreet.audit.verdict import FIT, ONE_RUN, REPEATED, Verdict, judge, power_of, smallest_fault
 from tests.audit.made import gaussian_scores, repeated_gaussians
 
@@ -117,10 +123,12 @@ def test_without_noise_guesses_at_sampled_canaries_show_what_is_said(rounds: int
     sampled = Releases(rounds, 0.1, None, Claim(0.4, DELTA, ""))
     said = re.search(r"show epsilon (\S+) on average", power_of(sampled, 2000, level=LEVEL)[0])
     assert said is not None
-    made, generator = planned(2000, 0.4, DELTA, shifts=False), np.random.default_rng(73)
+    made, generator = planned_guesses(2000, 0.4, DELTA, shifts=False), np.random.default_rng(73)
     shown = [
         one_run_bound(
-            guess(drawn(generator, sampled, 2000, 1e-9), made=made), delta=DELTA, significance=LEVEL
+            guess_membership(drawn(generator, sampled, 2000, 1e-9), made=made),
+            delta=DELTA,
+            significance=LEVEL,
         )
         for _ in range(20)
     ]

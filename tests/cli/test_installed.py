@@ -15,7 +15,7 @@ import pytest
 
 from discreet.cli.new import SETTINGS
 from discreet.data.datasets import load_task
-from discreet.settings.compose import load_config
+from discreet.settings.compose import load_asked, load_config
 from discreet.simulation.in_process import simulate
 from tests.command import new
 from tests.tables.made_tables import make_project, write_table
@@ -117,7 +117,7 @@ def test_the_wheel_puts_one_package_on_the_top_level(environment: Path) -> None:
 
 
 def test_what_concerns_runs_works_in_an_empty_folder(discreet: Command, tmp_path: Path) -> None:
-    simulate(load_config([*SMALL, f"output_dir={tmp_path / 'made'}"]))
+    simulate(*load_asked([*SMALL, f"output_dir={tmp_path / 'made'}"]))
     made = tmp_path / "made"
     asked = ("user", "--population", 3383, "--cohort", 120, "--rounds", 100, "--noise", 1.2)
     verbs = (

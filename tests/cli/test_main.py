@@ -19,7 +19,7 @@ from discreet.ledger.durable_ledger import DurableLedger
 from discreet.server.cohort_sampling import CohortSampling
 from discreet.server.plan import Plan
 from discreet.server.run_folder import RunFolder
-from discreet.settings.compose import load_config
+from discreet.settings.compose import load_asked
 from discreet.simulation.in_process import simulate
 from tests.command import simulate as simulate_command
 
@@ -199,7 +199,7 @@ def test_each_way_of_sampling_draws_the_cohort_that_is_accounted(
 ) -> None:
     folder = tmp_path / "run"
     noise = ["privacy.user.noise_multiplier=2", "sampling.probability=0.5", "rounds=3", "seed=5501"]
-    simulate(load_config([*SMALL, *noise, *words, f"output_dir={folder}"]))
+    simulate(*load_asked([*SMALL, *noise, *words, f"output_dir={folder}"]))
     rows = RunFolder(folder).read_metrics()
     assert {row["cohort"] for row in rows} == sizes
     event = RunFolder(folder).ledger(Plan(RunFolder(folder).read_config())).releases()[0].event

@@ -12,7 +12,7 @@ from sklearn.datasets import load_breast_cancer
 
 from discreet.data.datasets import load_task
 from discreet.server.predictions import load_model, predict, read_inputs, write_predictions
-from discreet.settings.compose import load_config
+from discreet.settings.compose import load_asked
 from discreet.simulation.in_process import simulate
 from tests.command import predict as main
 
@@ -30,7 +30,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
         "privacy.user.target_epsilon=null",
     ]
     words += ["data.name=breast_cancer", "data.num_clients=4", "model.name=logistic_regression"]
-    simulate(load_config([*words, f"output_dir={folder}"]))
+    simulate(*load_asked([*words, f"output_dir={folder}"]))
     return folder
 
 

@@ -18,6 +18,7 @@ from discreet.server.plan import Plan, planned
 from discreet.server.population_account import ADJACENCIES, Population, create_account
 from discreet.server.run_folder import RunFolder
 from discreet.server.state import State
+from discreet.settings.call import Call
 from discreet.settings.compose import load_config
 from discreet.settings.rules import ConfigError
 from discreet.settings.settings import Settings
@@ -62,7 +63,6 @@ UNACCOUNTED = {
     r"privacy\.user is off": ["privacy.user.enabled=false", "privacy.user.target_epsilon=null"],
     "without noise": [f"{NOISE}=0"],
     "add up": ["privacy.example.enabled=true", "privacy.example.noise_multiplier=1"],
-    "--output": ["output_dir=somewhere"],
     r"privacy\.delta": [f"{NOISE}=1", "privacy.delta=1e-4"],
     "none costs most": [f"{NOISE}=1", "sampling.probability=0.5", "rounds=4"],
 }
@@ -97,8 +97,8 @@ def test_as_many_trials_run_as_were_drawn_however_poor_they_are(
     not accounted."""
     accuracies, ran = [0.0, 0.9, 0.1, 0.5], list[float]()
 
-    def simulated(config: Settings, **how: Any) -> None:
-        simulate(config, **how)
+    def simulated(*asked: Any, **how: Any) -> None:
+        simulate(*asked, **how)
         ran.append(accuracies[len(ran) % 4])
 
     monkeypatch.setattr(many_runs, "simulate", simulated)
@@ -110,7 +110,6 @@ def test_as_many_trials_run_as_were_drawn_however_poor_they_are(
 
 def test_only_the_chosen_run_is_left_and_nothing_tells_the_number_of_trials(tuned: Path) -> None:
     assert [path.name for path in tuned.iterdir()] == ["chosen"]
-    assert RunFolder(tuned / "chosen").read_config().output_dir == str(tuned / "chosen")
     facts = json.loads((tuned / "chosen" / "selection.json").read_text())
     said = {
         "distribution",
@@ -156,11 +155,11 @@ def killed_at(call: int, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     folders that ran."""
     ran, save = list[str](), RunFolder.save_checkpoint
 
-    def simulated(config: Settings, **how: Any) -> None:
-        ran.append(Path(str(config.output_dir)).name)
+    def simulated(config: Settings, of: Call, **how: Any) -> None:
+        ran.append(Path(str(of.output_dir)).name)
         if len(ran) == call:
             monkeypatch.setattr(RunFolder, "save_checkpoint", stop)
-        simulate(config, **how)
+        simulate(config, of, **how)
 
     def stop(
         files: RunFolder,
@@ -238,10 +237,10 @@ def test_every_trial_charges_the_account_and_the_chosen_run_does_not_tell_how_ma
     facts = json.loads((chosen / "privacy.json").read_text())
     assert facts["account"] is None
     assert facts["selection"]["epsilon"] == pytest.approx(facts["guarantees"][0]["epsilon"]["rdp"])
-    with pytest.raises(
-        LedgerError, match="lacks what the run"
-    ):  # it would charge beside what its trial did
-        simulate(replace(RunFolder(chosen).read_config(), rounds=9, resume=True))
+    config = replace(RunFolder(chosen).read_config(), rounds=9)
+    # It would charge beside what its trial did.
+    with pytest.raises(LedgerError, match="lacks what the run"):
+        simulate(config, Call(str(chosen), resume=True))
 
 
 def test_a_tune_that_the_account_has_no_room_for_spends_nothing(

@@ -12,7 +12,9 @@ import torch
 
 from discreet.data.description import description_of
 from discreet.data.encoding import columns_of, encode, names_of
-from discreet.data.folder import load_folder
+from discreet.data.examples import normalised_inputs
+from discreet.data.folder import load_folder, node_table
+from discreet.data.spread import spread_of
 from discreet.data.targets import FolderError
 
 HEAD = "patient;visit;age;hba1c;ward;seen;readmitted"
@@ -183,3 +185,48 @@ def test_cells_of_every_kind_are_encoded_alike_from_text_and_from_values() -> No
     assert np.abs(found[:, 8:]).sum(axis=1).tolist() == [1, 0]
     assert len(names_of(columns)) == found.shape[1]
     assert columns_of({column.name: column.facts() for column in columns}) == columns
+
+
+def test_an_array_of_owners_in_an_npz_file_says_whose_each_row_is(tmp_path: Path) -> None:
+    (tmp_path / "data.toml").write_text(
+        'format = "npz"\nfile = "train.npz"\ntarget = "y"\nnum_classes = 2\n'
+    )
+    arrays = {"inputs": np.zeros((4, 2)), "y": np.array([0, 1, 0, 1])}
+    np.savez(tmp_path / "train.npz", **arrays, owners=np.array(["b", "a", "b", "c"]))
+    found, _ = node_table(tmp_path, "folder")
+    assert found.owners is not None
+    assert found.owners.tolist() == [1, 0, 1, 2]
+    np.savez(tmp_path / "train.npz", **arrays, owners=np.array(["b", "a", "b"]))
+    with pytest.raises(FolderError, match="4 rows of inputs, and 3 owners"):
+        load_folder(str(tmp_path))
+
+
+def test_numbers_are_spread_as_if_their_range_were_six_deviations_and_flags_are_0_and_1() -> None:
+    columns = columns_of(
+        {
+            "age": [0, 100],
+            "sex": ["F", "M"],
+            "flag": [0, 1],
+            "seen": {
+                "kind": "date",
+                "low": "2020-01-01",
+                "high": "2020-01-03",
+                "missing": "middle",
+            },
+        }
+    )
+    table = {"age": ["75"], "sex": ["M"], "flag": ["1"], "seen": ["2020-01-01"]}
+    described = description_of({"format": "csv", "file": "a", "target": "y"}).model_copy(
+        update={"columns": columns}
+    )
+    encoded = torch.from_numpy(encode(table, columns)).float()
+    by = spread_of(described, encoded.shape[1])
+    assert normalised_inputs(encoded, by).tolist() == [[1.5, 0.0, 1.0, 0.0, 1.0, -3.0, 0.0]]
+
+
+def test_ranges_alone_are_enough_for_the_same_spread_and_without_any_it_is_refused() -> None:
+    given = {"format": "csv", "file": "a", "target": "y", "low": (0, 0), "high": (50, 1)}
+    by = spread_of(description_of(given), 2)
+    assert (by.means, by.deviations) == ([0.0, -1.0], [1 / 3, 2.0])
+    with pytest.raises(ValueError, match="needs the public ranges of a table"):
+        spread_of(description_of({"format": "csv", "file": "a", "target": "y"}), 2)

@@ -14,9 +14,9 @@ import torch
 from discreet.deployment.flower_home import flower_environment, free_port
 from discreet.ledger.durable_ledger import DurableLedger
 from discreet.server.run_folder import RunFolder, state_of
-from discreet.settings.compose import load_config
+from discreet.settings.compose import load_asked
 from discreet.simulation.in_process import simulate
-from discreet.simulation.processes import below
+from discreet.simulation.processes import child_processes
 from tests.command import run as main
 from tests.scripts.living import (
     LOOPBACK,
@@ -70,7 +70,7 @@ def test_flowers_runtime_and_the_simulation_give_the_same_numbers(
 ) -> None:
     words = [*SMALL, *guarantees, "rounds=2", "seed=31481", "privacy.user.noise_multiplier=0.5"]
     assert main([*words, f"output_dir={tmp_path / 'flower'}"]) == 0
-    simulate(load_config([*words, f"engine={engine}", f"output_dir={tmp_path / 'alone'}"]))
+    simulate(*load_asked([*words, f"engine={engine}", f"output_dir={tmp_path / 'alone'}"]))
     flower, alone = (RunFolder(tmp_path / name) for name in ("flower", "alone"))
     there, here = flower.load_checkpoint(), alone.load_checkpoint()
     assert torch.allclose(there.params, here.params, atol=1e-5)
@@ -100,9 +100,9 @@ def test_two_runs_at_once_end_each_by_itself_and_leave_no_process(tmp_path: Path
     try:
         for folder, process in processes.items():
             after_rounds(folder, process)
-            trees[folder] = below(process.pid)
+            trees[folder] = child_processes(process.pid)
             assert {host for host, _ in listening(trees[folder])} <= LOOPBACK
-            ((_, port),) = listening(below(process.pid, b"gcs_server"))
+            ((_, port),) = listening(child_processes(process.pid, b"gcs_server"))
             assert "ray.exceptions.AuthenticationError" in intrude(
                 f"127.0.0.1:{port}", tmp_path / "intruded"
             )
@@ -114,10 +114,12 @@ def test_two_runs_at_once_end_each_by_itself_and_leave_no_process(tmp_path: Path
         go_on = f"to go on: discreet run resume=true output_dir={first.path}"
         assert said.splitlines()[-1] == f"interrupted after round {done} (ended by SIGINT); {go_on}"
         assert "Traceback" not in said
-        assert not {*trees[first]} & {*below(0)}
+        assert not {*trees[first]} & {*child_processes(0)}
         after_rounds(second, processes[second], len(second.read_metrics()) + 2)
 
-        (superlink,) = [pid for pid in below(processes[second].pid) if "superlink" in words_of(pid)]
+        (superlink,) = [
+            pid for pid in child_processes(processes[second].pid) if "superlink" in words_of(pid)
+        ]
         os.kill(superlink, signal.SIGKILL)
         _, said = processes[second].communicate(timeout=DEADLINE)
         assert processes[second].returncode == 1
@@ -126,7 +128,7 @@ def test_two_runs_at_once_end_each_by_itself_and_leave_no_process(tmp_path: Path
             f"interrupted after round {check_interrupted(second, lost)} ({lost})"
             in said.splitlines()[-1]
         )
-        assert not {*trees[second]} & {*below(0)}
+        assert not {*trees[second]} & {*child_processes(0)}
     finally:
         for process in processes.values():
             process.kill()

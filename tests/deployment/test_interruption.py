@@ -27,7 +27,7 @@ from discreet.server.run_folder import (
     state_of,
     write_status,
 )
-from discreet.settings.compose import load_config
+from discreet.settings.compose import load_asked, load_config
 from discreet.simulation.processes import RunLostError
 from tests.deployment.ends import RUN_SECONDS
 from tests.scripts.living import (
@@ -92,7 +92,7 @@ def test_output_that_nobody_reads_ends_the_run_quietly(tmp_path: Path) -> None:
 def begun(path: Path) -> RunFolder:
     path.mkdir()
     folder = RunFolder(path)
-    folder.write_config(load_config([*SMALL, f"output_dir={path}"]))
+    folder.write_config(load_config(SMALL))
     write_status(folder, RunStatus("running", 30))
     return folder
 
@@ -108,9 +108,8 @@ def test_a_run_that_is_lost_ends_with_the_reason_and_exit_code_1(
     assert line.startswith(
         "interrupted after round 0 (the SuperLink has ended); to go on: scripts/run resume=true "
     )
-    assert load_config(shlex.split(line.partition("scripts/run ")[2])).output_dir == str(
-        folder.path
-    )
+    _, call = load_asked(shlex.split(line.partition("scripts/run ")[2]))
+    assert call.output_dir == str(folder.path)
     assert state_of(folder) == "interrupted"
 
 

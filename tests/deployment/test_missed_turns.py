@@ -34,9 +34,9 @@ from discreet.server.plan import Plan
 from discreet.server.run_folder import RunFolder, RunSecrets, read_status, state_of
 from discreet.server.state import State
 from discreet.settings.client_settings import ClientSettings
-from discreet.settings.compose import load_config
+from discreet.settings.compose import load_asked
 from discreet.simulation.in_process import simulate
-from discreet.simulation.processes import below
+from discreet.simulation.processes import child_processes
 from tests.deployment.ends import RUN_SECONDS, end, finish, kill
 from tests.deployment.held_server import (
     EVERYBODY,
@@ -234,7 +234,7 @@ def killed_at(place: str, masked_federation: Federation, *words: str) -> None:
     (masked_federation.folder / "hold").write_text(place)
     masked_federation.run("run", *words)
     wait_until(held.exists, RUN_SECONDS, f"the server holds at {place}")
-    apps = below(masked_federation.processes["superlink"].pid, SERVER_APP)
+    apps = child_processes(masked_federation.processes["superlink"].pid, SERVER_APP)
     assert apps
     kill(masked_federation, "superlink")
     for pid in apps:
@@ -280,7 +280,7 @@ def test_a_server_killed_between_any_two_exchanges_ends_with_the_same_model(
 def check_model(folder: RunFolder, undisturbed: Path) -> None:
     """The last model is that of clients in one process, without masks, but for a few steps of the
     grid and of noise."""
-    simulate(load_config([*MASKED, f"seed={SEED}", f"output_dir={undisturbed}"]))
+    simulate(*load_asked([*MASKED, f"seed={SEED}", f"output_dir={undisturbed}"]))
     there, here = folder.load_checkpoint(), RunFolder(undisturbed).load_checkpoint()
     assert here.params.abs().max() > 0.05
     assert torch.allclose(there.params, here.params, atol=1e-3)

@@ -15,7 +15,7 @@ import pytest
 from discreet.deployment.flower_home import wait_until
 from discreet.deployment.run_watch import APPS, RunWatch, follow
 from discreet.server.run_folder import RunFolder, RunStatus, write_status
-from discreet.simulation.processes import RunLostError, below
+from discreet.simulation.processes import RunLostError, child_processes
 
 SLEEP = [sys.executable, "-c", "import time; time.sleep(300)"]
 SOON = 10.0
@@ -77,10 +77,10 @@ def test_a_server_app_that_dies_is_known_soon_unless_its_run_is_over(
         [100.0],
     )
     try:
-        wait_until(lambda: below(superlink.pid, APPS), SOON, "the ServerApp runs")
+        wait_until(lambda: child_processes(superlink.pid, APPS), SOON, "the ServerApp runs")
         watch = RunWatch(RunFolder(tmp_path), superlink, clock=lambda: now[0])
         watch.check()
-        os.kill(below(superlink.pid, APPS)[0], signal.SIGKILL)
+        os.kill(child_processes(superlink.pid, APPS)[0], signal.SIGKILL)
         now[0] += SOON - 2
         write_status(watch.run, RunStatus("finished", 3))
         watch.check()

@@ -19,7 +19,7 @@ from flwr.superlink.federation.noop_federation_manager import NoOpFederationMana
 from discreet.deployment.flower_home import CONNECTION, wait_until
 from discreet.deployment.local_federation import START_SECONDS, Federation, empty_federation
 from discreet.deployment.superlink import SERVER_APP
-from discreet.simulation.processes import STARTER, below
+from discreet.simulation.processes import STARTER, child_processes
 from tests.deployment.ends import RUN_SECONDS
 
 
@@ -28,11 +28,13 @@ def test_flowers_superlink_ends_with_the_process_that_started_it_even_by_kill_9(
 ) -> None:
     with empty_federation(tmp_path, []) as federation:
         process = federation.processes["superlink"]
-        started = below(process.pid)
+        started = child_processes(process.pid)
         process.kill()
         assert process.wait(START_SECONDS) == -signal.SIGKILL
         wait_until(
-            lambda: not {*started} & {*below(0)}, START_SECONDS, "all that came of it has ended"
+            lambda: not {*started} & {*child_processes(0)},
+            START_SECONDS,
+            "all that came of it has ended",
         )
 
 
@@ -61,8 +63,8 @@ def test_a_superlink_that_starts_no_more_runs_ends_so_that_it_is_started_again(
 ) -> None:
     with empty_federation(tmp_path, []) as federation:
         process = federation.processes["superlink"]
-        (starter,) = below(process.pid, STARTER)
-        assert below(process.pid, SERVER_APP) == []
+        (starter,) = child_processes(process.pid, STARTER)
+        assert child_processes(process.pid, SERVER_APP) == []
         os.kill(starter, signal.SIGKILL)
         wait_until(lambda: process.poll() is not None, START_SECONDS, "the SuperLink has ended")
         assert process.returncode > 0

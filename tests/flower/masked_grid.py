@@ -157,7 +157,7 @@ def nodes(folder: Path, count: int = 4, **more: str) -> Nodes:
 
 def federated(words: list[str], grid: Nodes) -> State | None:
     """A whole run over the grid; its last checkpoint, if there is one."""
-    config = asked_settings(words)
+    config, call = asked_settings(words)
     logging.getLogger("discreet").setLevel(logging.INFO)
-    run(cast(Grid, grid), config, strategy=dp_fedavg)
-    return RunFolder(Path(str(config.output_dir))).load_checkpoint()
+    run(cast(Grid, grid), config, call, strategy=dp_fedavg)
+    return RunFolder(Path(str(call.output_dir))).load_checkpoint()

@@ -344,7 +344,10 @@ def test_a_round_holds_a_few_replies_however_many_come(clients: int) -> None:
         RUN, user=replace(RUN.user, enabled=False, probability=1.0, population_size=clients)
     )
     after, metrics = round_of(
-        Unprotected(run), state, ReplyStats().accept(replies), seeded_source(76493)
+        Unprotected(run),
+        state,
+        filter(None, map(ReplyStats().count, replies)),
+        seeded_source(76493),
     )
     assert metrics.replies == len(replied.made) == clients
     assert torch.allclose(after.params, torch.full((SIZE,), 0.01))

@@ -161,7 +161,7 @@ def test_other_messages_are_refused_and_the_app_is_not_called(kind: str, ledger:
     reply = answer(
         local_dp_mod(**GIVEN, rounds=2, ledger=ledger), message(arrays(), kind), called.append
     )
-    assert "train messages alone" in reply.error.reason
+    assert "only train messages" in reply.error.reason
     assert called == []
     assert DurableLedger(ledger).spent("local").num_releases == 0
 

@@ -17,7 +17,7 @@ from discreet.protocol.masked_messages import MASKING, read_masking
 from discreet.protocol.simulated import FOLDER
 from discreet.server.run_folder import RunFolder, read_status
 from discreet.server.transport import NobodyAnswers
-from discreet.settings.compose import load_config
+from discreet.settings.compose import load_asked
 from discreet.simulation.in_process import simulate
 from tests.flower.masked_grid import (
     Lost,
@@ -76,7 +76,7 @@ def charges(path: Path) -> int:
 
 def test_a_run_with_masks_is_the_run_without_bit_by_bit(tmp_path: Path) -> None:
     masked = federated(words_of(tmp_path / "masked", "seed=50123", clients=7), virtual(7))
-    plain = simulate(load_config(words_of(tmp_path / "plain", "seed=50123", clients=7)))
+    plain = simulate(*load_asked(words_of(tmp_path / "plain", "seed=50123", clients=7)))
     assert torch.equal(masked.params, plain.checkpoint.params)
     assert masked.clip_norm == plain.checkpoint.clip_norm
     assert not (tmp_path / "masked" / FOLDER).exists()  # a simulation's keys go with it
@@ -87,7 +87,7 @@ def test_a_shared_step_equals_the_run_without_masks_and_each_node_charges_its_le
 ) -> None:
     masked = federated(words_of(tmp_path / "masked", *SHARED_STEP, "seed=50123"), virtual(4))
     plain = simulate(
-        load_config(words_of(tmp_path / "plain", *SHARED_STEP, "seed=50123", "engine=sequential"))
+        *load_asked(words_of(tmp_path / "plain", *SHARED_STEP, "seed=50123", "engine=sequential"))
     )
     assert torch.equal(masked.params, plain.checkpoint.params)
     federated(words_of(tmp_path / "run", *SHARED_STEP), nodes(tmp_path))

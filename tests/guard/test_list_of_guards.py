@@ -19,7 +19,7 @@ from discreet.guard.site_guard import SiteGuard
 from discreet.ledger.durable_ledger import DurableLedger
 from discreet.masking.identity import IdentityError
 from discreet.node.account import Refused
-from discreet.node.secure_aggregation import files_of, read_member
+from discreet.node.secure_aggregation import files_of, read_identity
 from discreet.privacy.secure_grid import SecureSum
 from discreet.server.transport import NobodyAnswers
 from tests.flower.flower_apps import FakeGrid
@@ -131,7 +131,7 @@ def test_a_guard_whose_list_of_peers_has_a_node_without_one_does_not_start(
 def test_no_app_gets_a_guards_key(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     config = peers_of(tmp_path, ["a.guard", "b", "c"])["a.guard"]
     with pytest.raises(IdentityError, match="is a guard's, and no app may have it"):
-        read_member(files_of(None, config))
+        read_identity(files_of(None, config))
     made = ["--superlink", "fl.example.org:9092", "--authority", str(authority(tmp_path))]
     words = ["--key", str(config["identity-key"]), "--ledger", "l.db", "--data", str(tmp_path)]
     assert supernode.main([*made, *words]) == 2

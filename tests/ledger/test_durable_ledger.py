@@ -20,7 +20,7 @@ from discreet.cli.ledger import backup
 from discreet.ledger.durable_ledger import Charge, DurableLedger, LedgerError
 from discreet.ledger.rollback_guard import STATE_VARIABLE
 from discreet.server.run_folder import only_writer
-from discreet.settings.compose import load_config
+from discreet.settings.compose import load_asked
 from discreet.simulation.in_process import simulate
 
 WRITERS, FILES = 4, 10
@@ -58,7 +58,7 @@ MOUNTED = (
 def test_a_run_on_a_disk_that_is_read_only_is_read_and_not_adopted(tmp_path: Path) -> None:
     run = tmp_path / "run"
     simulate(
-        load_config(
+        *load_asked(
             ["rounds=1", "data.num_clients=20", "privacy.user.too_noisy=warn", f"output_dir={run}"]
         )
     )

@@ -17,7 +17,7 @@ from discreet.mechanisms.sums import UnopenedSum
 from discreet.privacy.randomness import seeded_source
 from discreet.server.run_folder import RunFolder
 from discreet.server.state import initial_state
-from discreet.settings.compose import load_config
+from discreet.settings.compose import load_asked
 from discreet.settings.rules import ConfigError
 from discreet.simulation.in_process import simulate
 from tests.mechanisms.made import masked
@@ -57,7 +57,7 @@ def test_a_mechanism_that_costs_nothing_is_refused_before_a_folder_is_made(
 ) -> None:
     words = [*RUN, f"privacy.user.mechanism={HERE}:{name}", "privacy.user.noise_multiplier=1"]
     with pytest.raises(ConfigError, match=r"no cost|cost nothing|charged at the server"):
-        simulate(load_config([*words, f"output_dir={tmp_path / 'run'}"]))
+        simulate(*load_asked([*words, f"output_dir={tmp_path / 'run'}"]))
     assert not (tmp_path / "run").exists()
 
 
@@ -69,11 +69,11 @@ def test_a_round_for_which_a_mechanism_says_no_cost_releases_nothing(
         "privacy.user.mechanism=tests.mechanisms.signs:Signs",
         "privacy.user.noise_multiplier=1",
     ]
-    config = load_config([*words, f"output_dir={tmp_path}"])
+    asked = load_asked([*words, f"output_dir={tmp_path}"])
     with pytest.raises(
         Uncharged, match="Signs is charged at the server, and has no cost for round 2"
     ):
-        simulate(config, on_round=lambda _: monkeypatch.setattr(Signs, "event", Free.event))
+        simulate(*asked, on_round=lambda _: monkeypatch.setattr(Signs, "event", Free.event))
     assert RunFolder(tmp_path).load_checkpoint().round == 1
     assert DurableLedger(tmp_path / "ledger.db").spent("user").num_releases == 1
 

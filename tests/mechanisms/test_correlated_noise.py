@@ -18,7 +18,8 @@ from torch import Tensor
 
 from discreet.accounting.correlation import Turns
 from discreet.accounting.privacy_ledger import PrivacyLedger
-from discreet.audit.experiments import Asked, experiment_of
+from discreet.audit.experiments import experiment_of
+from discreet.audit.user_audit import AuditRequest
 from discreet.audit.verdict import judge
 from discreet.ledger.durable_ledger import DurableLedger
 from discreet.ledger.rollback_guard import LedgerError
@@ -38,7 +39,7 @@ from discreet.server.plan import Plan
 from discreet.server.resuming import asked_settings
 from discreet.server.run_folder import SECRETS, RunFolder, RunSecrets
 from discreet.server.state import State, initial_state
-from discreet.settings.compose import load_config
+from discreet.settings.compose import load_asked, load_config
 from discreet.settings.rules import ConfigError
 from discreet.settings.settings import Settings, client_settings
 from discreet.simulation.in_process import simulate
@@ -67,7 +68,8 @@ def config(*words: str) -> Settings:
 
 
 def run(folder: Path, *words: str, **given: Any) -> State:
-    return simulate(config(f"output_dir={folder}", *words), **given).checkpoint
+    asked = load_asked([*TURNS, f"output_dir={folder}", *words])
+    return simulate(*asked, **given).checkpoint
 
 
 def release(
@@ -241,10 +243,10 @@ def test_rounds_that_old_files_have_the_server_make_again_are_charged_again(tmp_
     words = ("privacy.user.max_epsilon=20", "rounds=5", f"output_dir={tmp_path / 'run'}")
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(RunSecrets, "erase", lambda _: None)
-        simulate(config(*words), on_round=copy)
+        simulate(*load_asked([*TURNS, *words]), on_round=copy)
     for name in ("checkpoint/state.safetensors", SECRETS):
         shutil.copy(tmp_path / "old" / name, tmp_path / "run" / name)
-    simulate(config(*words, "resume=true"))
+    simulate(*load_asked([*TURNS, *words, "resume=true"]))
     how, charged = Plan(RunFolder(tmp_path / "run").read_config()).mechanism, PrivacyLedger()
     for number in (1, 2, 3, 4, 5):
         charged = charged.record(how.event(number))
@@ -262,14 +264,10 @@ def test_keys_are_for_the_servers_user_alone_and_go_when_the_run_is_over(tmp_pat
 
 def test_a_run_that_is_over_does_not_go_on(tmp_path: Path) -> None:
     run(tmp_path / "run", "privacy.user.correlation.bandwidth=3")
-    more = asked_settings(["resume=true", f"output_dir={tmp_path / 'run'}", "rounds=9"])
+    more, call = asked_settings(["resume=true", f"output_dir={tmp_path / 'run'}", "rounds=9"])
+    user = replace(more.privacy.user, max_epsilon=99.0)
     with pytest.raises(LedgerError, match="a run that is over does not go on"):
-        simulate(
-            replace(
-                more,
-                privacy=replace(more.privacy, user=replace(more.privacy.user, max_epsilon=99.0)),
-            )
-        )
+        simulate(replace(more, privacy=replace(more.privacy, user=user)), call)
 
 
 def test_privacy_json_states_the_guarantee_and_the_report_reads_it(tmp_path: Path) -> None:
@@ -355,11 +353,11 @@ def test_audit_refutes_half_its_noise_and_not_its_noise(monkeypatch: pytest.Monk
         "privacy.user.target_epsilon=null",
     )
     asked = config(*words, "privacy.user.noise_multiplier=2")
-    found = experiment_of(asked, Asked(canaries=400, honest=0, runs=2))
+    found = experiment_of(asked, AuditRequest(canaries=400, honest=0, runs=2))
     scores = found.observations[-1].scores
     shift = (scores.seen.mean() - scores.unseen.mean()) / scores.unseen.std()
     assert shift == pytest.approx(Turns("bsr", 3, 3, 9).sensitivity / 2, abs=0.2)
     assert not judge(found).refuted
     real = CorrelatedGaussian.stddev
     monkeypatch.setattr(CorrelatedGaussian, "stddev", lambda self, norm: real(self, norm) / 2)
-    assert judge(experiment_of(asked, Asked(canaries=400, honest=0, runs=2))).refuted
+    assert judge(experiment_of(asked, AuditRequest(canaries=400, honest=0, runs=2))).refuted

@@ -13,7 +13,8 @@ from torch import Tensor
 
 from discreet.accounting.accounting import epsilon_spent
 from discreet.accounting.events import poisson_round_event
-from discreet.audit.experiments import Asked, experiment_of
+from discreet.audit.experiments import experiment_of
+from discreet.audit.user_audit import AuditRequest
 from discreet.audit.verdict import judge
 from discreet.cli.main import main
 from discreet.node.account import Refused
@@ -22,7 +23,7 @@ from discreet.protocol.messages import TrainReply, TrainRequest
 from discreet.server.plan import Plan, planned
 from discreet.server.run_folder import RunFolder
 from discreet.server.state import State, initial_state
-from discreet.settings.compose import load_config
+from discreet.settings.compose import load_asked, load_config
 from discreet.settings.privacy import CLIP, Sizes
 from discreet.settings.rules import ConfigError, write_json
 from discreet.settings.settings import Settings, client_settings
@@ -51,7 +52,7 @@ def config(*words: str) -> Settings:
 
 
 def run(folder: Path, *words: str) -> tuple[RunFolder, State]:
-    outcome = simulate(config(f"output_dir={folder}", *words))
+    outcome = simulate(*load_asked([*RUN, f"output_dir={folder}", *words]))
     return RunFolder(folder), outcome.checkpoint
 
 
@@ -106,10 +107,10 @@ def test_audit_refutes_half_its_noise_and_not_its_noise(monkeypatch: pytest.Monk
         "privacy.user.noise_multiplier=1",
         "privacy.user.target_epsilon=null",
     )
-    assert not judge(experiment_of(config(*words), Asked(canaries=400))).refuted
+    assert not judge(experiment_of(config(*words), AuditRequest(canaries=400))).refuted
     half, real = Signs(run_of(0.5), CLIP, Sizes(650)), Signs.release
     monkeypatch.setattr(Signs, "release", lambda self, *given: real(half, *given))
-    assert judge(experiment_of(config(*words), Asked(canaries=400))).refuted
+    assert judge(experiment_of(config(*words), AuditRequest(canaries=400))).refuted
 
 
 def test_a_node_obeys_a_name_only_if_its_owner_named_it() -> None:

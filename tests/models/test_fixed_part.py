@@ -24,7 +24,7 @@ from discreet.per_example.objective import cross_entropy
 from discreet.per_example.per_example import clipped_gradient_sum
 from discreet.per_example.trial import same_chance
 from discreet.server.run_folder import RunFolder
-from discreet.settings.compose import load_config
+from discreet.settings.compose import load_asked
 from discreet.settings.rules import ConfigError
 from discreet.simulation.in_process import simulate
 from tests.tiny_transformers import write_bert, write_texts
@@ -59,7 +59,7 @@ def words(tmp_path: Path) -> list[str]:
 
 
 def learned(words: list[str], folder: Path) -> Tensor:
-    simulate(load_config([*words, f"output_dir={folder}"]))
+    simulate(*load_asked([*words, f"output_dir={folder}"]))
     last = RunFolder(folder).load_checkpoint()
     return last.params
 

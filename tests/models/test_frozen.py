@@ -25,7 +25,7 @@ from discreet.privacy.randomness import RandomSource, seeded_source
 from discreet.protocol.messages import MalformedMessage, request_items, request_of
 from discreet.server.predictions import named_parameters_of
 from discreet.server.run_folder import RunFolder
-from discreet.settings.compose import load_config
+from discreet.settings.compose import load_asked
 from discreet.settings.rules import ConfigError
 from discreet.simulation.in_process import simulate
 from discreet.training.local_training import ExamplePrivacy, LocalSettings, local_update
@@ -215,7 +215,7 @@ def test_a_run_from_conf_trains_saves_the_whole_model_and_predicts(
         "privacy.example.noise_multiplier=1",
     ]
     simulate(
-        load_config(
+        *load_asked(
             [
                 *words,
                 f"model.name=tests.models.test_frozen:{model}",
@@ -251,5 +251,5 @@ def test_frozen_values_that_server_and_clients_would_not_share_are_refused(
     with pytest.raises(
         ConfigError, match=r"gives the frozen 0\.bias other values each time.*torch\.Gen"
     ):
-        simulate(load_config([*words, "model.name=tests.models.test_frozen:drawn"]))
+        simulate(*load_asked([*words, "model.name=tests.models.test_frozen:drawn"]))
     assert not (tmp_path / "run").exists()

@@ -27,7 +27,7 @@ from discreet.node.work import work_of
 from discreet.per_example.per_example import clipped_gradient_sum
 from discreet.protocol.messages import MalformedMessage, TrainRequest, VirtualClient
 from discreet.server.run_folder import RunFolder
-from discreet.settings.compose import load_config
+from discreet.settings.compose import load_asked, load_config
 from discreet.settings.rules import ConfigError
 from discreet.settings.settings import client_settings
 from discreet.settings.training import LoraConfig, ModelConfig
@@ -161,7 +161,7 @@ def test_peft_loads_the_adapter_of_a_run_and_rates_as_the_run_did(
 ) -> None:
     run = tmp_path / "run"
     simulate(
-        load_config(
+        *load_asked(
             [*words_of(kind, weights, tmp_path), f"model.lora.kind={lora}", f"output_dir={run}"]
         )
     )
@@ -264,22 +264,22 @@ def test_missing_weights_and_those_of_other_data_are_an_error_that_names_the_set
         ConfigError,
         match=r"model\.name: hf:/nowhere: /nowhere/config\.json is missing, and no model is",
     ):
-        simulate(load_config([*words, "model.name=hf:/nowhere"]))
+        simulate(*load_asked([*words, "model.name=hf:/nowhere"]))
     with pytest.raises(
         ConfigError, match=r"model\.name: hf:.*pooled must be the model of data\.toml"
     ):
-        simulate(load_config([*words, f"model.name=hf:{weights['pooled']}"]))
+        simulate(*load_asked([*words, f"model.name=hf:{weights['pooled']}"]))
     write_texts(tmp_path / "data", tmp_path / "gone")
     load_task.cache_clear()
     with pytest.raises(
         ConfigError, match=r"model in data\.toml: hf:.*gone: .*config\.json is missing"
     ):
-        simulate(load_config(words))
+        simulate(*load_asked(words))
     write_texts(tmp_path / "data", weights["bert"])
     with pytest.raises(
         ConfigError, match=r"model\.lora\.targets: no_such_layer fits no layer of this bert"
     ):
-        simulate(load_config([*words, "model.lora.kind=lora", "model.lora.targets=no_such_layer"]))
+        simulate(*load_asked([*words, "model.lora.kind=lora", "model.lora.targets=no_such_layer"]))
 
 
 def test_code_in_a_folder_is_never_run(

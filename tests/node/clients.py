@@ -22,7 +22,7 @@ from discreet.node.work import Work, read_work, work_of
 from discreet.privacy.randomness import RandomSource, seeded_source
 from discreet.protocol.messages import TrainRequest, request_items
 from discreet.settings.client_settings import ClientSettings
-from discreet.settings.compose import parse_config
+from discreet.settings.compose import parse_asked
 from discreet.settings.settings import Settings, client_settings
 
 DIMS, CLASSES = 5, 3
@@ -37,7 +37,7 @@ LOCAL = (*OFF, "privacy.local.kind=gaussian", "privacy.local.noise_multiplier=2.
 
 def config(*words: str) -> Settings:
     """A configuration from `name=value` words, without Hydra's composition, which takes a while."""
-    return parse_config(OmegaConf.from_dotlist(list(words)))
+    return parse_asked(OmegaConf.from_dotlist(list(words)))[0]
 
 
 def linear(seed: int = 40693, *, dims: int = DIMS, classes: int = CLASSES) -> nn.Module:

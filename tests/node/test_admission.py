@@ -22,7 +22,7 @@ from discreet.protocol.messages import TrainRequest
 from discreet.server.run_folder import RunFolder
 from discreet.server.state import Outcome
 from discreet.settings.client_settings import ClientSettings
-from discreet.settings.compose import load_config
+from discreet.settings.compose import load_asked, load_config
 from discreet.settings.privacy import EXAMPLE, LOCAL, USER
 from discreet.settings.settings import client_settings
 from discreet.simulation.in_process import simulate
@@ -241,7 +241,7 @@ LOCAL_LEVEL = [*SMALL, "privacy.local.noise_multiplier=4", "privacy.local.max_ep
 
 
 def simulated(folder: Path, *words: str) -> Outcome:
-    return simulate(load_config([*words, f"output_dir={folder}"]))
+    return simulate(*load_asked([*words, f"output_dir={folder}"]))
 
 
 def rounds_of(folder: Path, guarantee: str) -> dict[str, int]:

@@ -176,7 +176,7 @@ UNFIT = [
     (("data.partition=natural",), "this node can't have its share of digits; its log says why"),
     (
         ("data.name=mnist",),
-        "this node fetches no data set that a server names: start it with --task mnist",
+        "this node does not download data sets that a server names: start it with --task mnist",
     ),
     (
         ("task.loss=squared",),

@@ -81,10 +81,10 @@ BAD: dict[str, dict[str, object]] = {
     "min-noise-multiplier must be a finite number of at least 0 (got inf)": {
         "min-noise-multiplier": "inf"
     },
-    "public-num-examples must be a whole number, at least 1 (got 2.5)": {
+    "public-num-examples must be a whole number, within [1, 1e+09] (got 2.5)": {
         "public-num-examples": 2.5
     },
-    "public-num-examples must be at least 1 (got 0)": {"public-num-examples": 0},
+    "public-num-examples must be within [1, 1e+09] (got 0)": {"public-num-examples": 0},
     "min-colluding must be at least 0": {"min-colluding": -1},
     "max-epsilon must be above 0 (got nan)": {"max-epsilon": "nan"},
     "max-epsilon must be above 0 (got True)": {"max-epsilon": True},

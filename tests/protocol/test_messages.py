@@ -154,7 +154,6 @@ TRAVELS = {
 
 def test_no_more_than_a_client_needs_travels_to_it_and_no_path_or_host() -> None:
     secret = Settings(
-        output_dir="/srv/outputs",
         seed=77531,
         model=ModelConfig("hf:/srv/weights"),
         data=DataConfig("folder", path="/srv/data", num_clients=40, public_num_examples=50),
@@ -195,6 +194,13 @@ UNREADABLE = {
     },
     "clip_norm must be within [1e-09, 1e+09] (got -1": {"clip_norm": -1.0},
     "clip_norm must be within [1e-09, 1e+09] (got nan": {"clip_norm": math.nan},
+    # A node would plan such a run, before it says no, for longer than a round takes.
+    "rounds must be within [1, 100000] (got 1000000000000": {"run.rounds": 10**12},
+    "round must be within [1, 100000] (got 1000000000000": {"round": 10**12},
+    "training.epochs must be within [1, 1e+09] (got 1000000000000": {"run.training.epochs": 10**12},
+    "sampling.population_size must be within [1, 1e+09] (got 1000000000000": {
+        "run.user.population_size": 10**12
+    },
     "privacy.delta must be given": {"run.delta": "gone"},
     "privacy.delta must be below 1 / population_size": {"run.delta": 0.5},
     "must hold every setting once": {"run.example.enabled": "gone"},

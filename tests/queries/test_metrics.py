@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from discreet.data.examples import Examples, TaskShape
 from discreet.data.targets import CLASSES, LABELS, NUMBERS, SEQUENCES, Target
 from discreet.per_example.objective import PADDING
-from discreet.queries.answers import Block
+from discreet.queries.answers import AnswerPart
 from discreet.queries.metrics import class_indicators, evaluate, metric_blocks, metrics_of
 from discreet.queries.query import Query, Sums
 from discreet.training.losses import LOSSES
@@ -179,10 +179,12 @@ def test_no_block_is_cut_by_the_bound_for_what_models_give(shape: str, name: str
 
 def test_a_block_that_lies_about_its_bound_is_held_to_it() -> None:
     faulty = (
-        Block(
+        AnswerPart(
             "long", 2, 1.0, 1.0, lambda *_: torch.tensor([30.0, 40.0]).double(), read=lambda _: {}
         ),
-        Block("bad", 1, 1.0, 1.0, lambda *_: torch.tensor([math.nan]).double(), read=lambda _: {}),
+        AnswerPart(
+            "bad", 1, 1.0, 1.0, lambda *_: torch.tensor([math.nan]).double(), read=lambda _: {}
+        ),
     )
     answer = Query(faulty).answer(torch.zeros(1, 1), torch.zeros(1))
     assert torch.allclose(answer, torch.tensor([0.6, 0.8, 0.0]).double() / math.sqrt(2))

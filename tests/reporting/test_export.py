@@ -14,7 +14,7 @@ import pytest
 import yaml
 
 from discreet.server.predictions import load_model
-from discreet.settings.compose import load_config
+from discreet.settings.compose import load_asked
 from discreet.simulation.in_process import simulate
 from tests.command import export, predict
 from tests.tables.made_tables import make_project
@@ -49,7 +49,7 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
         "rounds=2",
         "seed=40127",
     ]
-    simulate(load_config([*words, f"output_dir={folder / 'run'}"]))
+    simulate(*load_asked([*words, f"output_dir={folder / 'run'}"]))
     return folder
 
 

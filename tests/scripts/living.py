@@ -15,7 +15,7 @@ from pathlib import Path
 from discreet.deployment.flower_home import wait_until
 from discreet.ledger.durable_ledger import DurableLedger
 from discreet.server.run_folder import RunFolder, read_status
-from discreet.simulation.processes import below, carrying
+from discreet.simulation.processes import carrying, child_processes
 from tests.conftest import REPOSITORY
 from tests.deployment.ends import RUN_SECONDS
 
@@ -81,7 +81,7 @@ def after_rounds(folder: RunFolder, process: subprocess.Popen[str], rounds: int 
 
 def marked(mark: str, *, program: str = "") -> list[int]:
     """The living processes of a mark, or those of them that run a program."""
-    return sorted({*carrying(MARK, mark)} & {*below(0, program.encode())})
+    return sorted({*carrying(MARK, mark)} & {*child_processes(0, program.encode())})
 
 
 def listening(pids: Iterable[int]) -> set[tuple[str, int]]:

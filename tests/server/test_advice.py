@@ -57,9 +57,9 @@ def test_three_hospitals_are_told_what_does_not_work_and_what_does() -> None:
     assert "not user level: to hide a whole organisation among 3" in text
     assert "four hospitals of 30 to 199 patients reach 78 % at epsilon 2" in text
     assert "is NOT protected" not in text
-    assert "a person with 4 rows is NOT protected at that epsilon, but at 4 times" in said(
-        3, 3000, 4, "most", "command"
-    )
+    several = said(3, 3000, 4, "most", "command")
+    assert "a person with 4 rows is NOT protected at that epsilon, unless" in several
+    assert "privacy.example.unit=owner (experiment=hospitals)" in several
 
 
 def test_what_is_expected_is_what_was_measured() -> None:

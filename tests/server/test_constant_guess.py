@@ -14,7 +14,7 @@ from sklearn.metrics import balanced_accuracy_score, roc_auc_score
 from discreet.data.examples import Examples, Task, TaskShape
 from discreet.queries.metrics import evaluate, is_uneven, uneven_scores
 from discreet.server.constant_guess import ConstantGuess, constant_guess, last_warning
-from discreet.settings.compose import load_config
+from discreet.settings.compose import load_asked
 from discreet.settings.training import TaskConfig
 from discreet.simulation.in_process import simulate
 
@@ -102,7 +102,7 @@ def test_a_run_says_what_a_constant_guess_reaches_and_warns_once(
         "seed=30817",
     ]
     with caplog.at_level("INFO", "discreet"):
-        simulate(load_config([*words, *PLAIN, f"output_dir={tmp_path / 'run'}"]))
+        simulate(*load_asked([*words, *PLAIN, f"output_dir={tmp_path / 'run'}"]))
     assert (
         sum("a constant guess has an accuracy of 0.6316" in line for line in caplog.messages) == 1
     )

@@ -25,7 +25,7 @@ from discreet.server.run_folder import (
     read_status,
     write_tensors,
 )
-from discreet.settings.compose import load_config
+from discreet.settings.compose import load_asked
 from discreet.simulation.in_process import simulate
 
 SMALL = ("rounds=1", "data.num_clients=20", "privacy.user.too_noisy=warn")
@@ -34,7 +34,7 @@ NESTED = "[" * 50_000
 
 @pytest.fixture
 def run(tmp_path: Path) -> RunFolder:
-    simulate(load_config([*SMALL, f"output_dir={tmp_path / 'run'}"]))
+    simulate(*load_asked([*SMALL, f"output_dir={tmp_path / 'run'}"]))
     return RunFolder(tmp_path / "run")
 
 
@@ -178,6 +178,7 @@ import os, signal, sys
 class Interrupts:
     def find_spec(self, name, path=None, target=None):
         if name == sys.argv[1]:
+            sys.meta_path.remove(self)
             os.kill(os.getpid(), signal.SIGINT)
 sys.meta_path.insert(0, Interrupts())
 signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -187,7 +188,8 @@ raise SystemExit(main([sys.argv[2], "no/such/run"]))
 
 
 @pytest.mark.parametrize(
-    "imported", ["click", "typer", "discreet.cli.verbs", "discreet.cli.status", "torch"]
+    "imported",
+    ["discreet.cli.ctrl_c", "click", "typer", "discreet.cli.verbs", "discreet.cli.status", "torch"],
 )
 def test_a_ctrl_c_during_any_import_ends_in_one_line(imported: str) -> None:
     verb = "predict" if imported == "torch" else "status"  # which does not import PyTorch

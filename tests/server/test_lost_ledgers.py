@@ -30,7 +30,8 @@ from discreet.protocol import run_end
 from discreet.server import run_folder
 from discreet.server.plan import planned
 from discreet.server.run_folder import RunFolder, state_of
-from discreet.settings.compose import load_config
+from discreet.settings.call import Call
+from discreet.settings.compose import load_asked, load_config
 from discreet.settings.settings import Settings
 from discreet.simulation.in_process import simulate
 from tests.command import ledger as ledger_command
@@ -57,7 +58,7 @@ def small() -> Settings:
 
 
 def train(folder: Path, rounds: int, *, resume: bool) -> None:
-    simulate(replace(small(), rounds=rounds, output_dir=str(folder), resume=resume))
+    simulate(replace(small(), rounds=rounds), Call(str(folder), resume))
 
 
 def one_more(path: Path) -> None:
@@ -310,7 +311,7 @@ def test_a_server_app_ends_with_one_line(
 
     monkeypatch.setattr(serving, "run", run)
     monkeypatch.setattr(run_end, "flwr_exit", leave)
-    monkeypatch.setattr(serving, "config_of", lambda *_, **__: load_config(()))
+    monkeypatch.setattr(serving, "config_of", lambda *_, **__: load_asked(()))
     context = Context(1, 1, {}, RecordDict(), {})
     with pytest.raises(SystemExit):
         serving.serve(object(), context, strategy=None)  # type: ignore[arg-type]

@@ -27,7 +27,7 @@ from discreet.protocol.messages import TrainReply
 from discreet.server.progress import Progress
 from discreet.server.run_folder import RunFolder, only_writer
 from discreet.server.transport import Failure
-from discreet.settings.compose import load_config
+from discreet.settings.compose import load_asked
 from discreet.settings.rules import ConfigError
 from discreet.simulation.in_process import simulate
 from examples.trackers import mlflow_rounds, prometheus_rounds, tensorboard_rounds
@@ -51,7 +51,7 @@ def written() -> io.StringIO:
 @pytest.fixture(scope="module")
 def done(tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
     folder = tmp_path_factory.mktemp("run")
-    simulate(load_config([*RUN, "privacy.user.max_epsilon=9", f"output_dir={folder}"]))
+    simulate(*load_asked([*RUN, "privacy.user.max_epsilon=9", f"output_dir={folder}"]))
     return RunFolder(folder)
 
 
@@ -117,10 +117,10 @@ def test_what_the_machine_sets_holds_unless_the_run_says_otherwise(
 ) -> None:
     monkeypatch.setenv("DISCREET_OVERRIDES", "experiment=deployment rounds=7")
     context = Context(1, 1, {}, RecordDict(), {"overrides": "rounds=3 output_dir='/a b'"})
-    config = config_of(context)
-    assert (config.rounds, config.data.num_clients, config.output_dir) == (3, 4, "/a b")
+    config, call = config_of(context)
+    assert (config.rounds, config.data.num_clients, call.output_dir) == (3, 4, "/a b")
     monkeypatch.delenv("DISCREET_OVERRIDES")
-    assert config_of(Context(1, 1, {}, RecordDict(), {})).data.num_clients == 200
+    assert config_of(Context(1, 1, {}, RecordDict(), {}))[0].data.num_clients == 200
 
 
 FEW = (

@@ -26,8 +26,10 @@ from discreet.server.population_account import (
     create_account,
 )
 from discreet.server.run_folder import RunFolder
-from discreet.settings.compose import load_config
+from discreet.settings.call import Call
+from discreet.settings.compose import load_asked
 from discreet.settings.rules import ConfigError
+from discreet.settings.settings import Settings
 from discreet.simulation.in_process import simulate
 
 EVENT = PoissonSampledDpEvent(0.3, GaussianDpEvent(2.0))
@@ -54,7 +56,7 @@ def path(tmp_path: Path) -> Path:
 def run(path: Path, name: str, *words: str) -> Path:
     """Simulates a run that charges the account; its folder."""
     folder = path.parent / name
-    simulate(load_config([*SMALL, f"privacy.user.account={path}", f"output_dir={folder}", *words]))
+    simulate(*load_asked([*SMALL, f"privacy.user.account={path}", f"output_dir={folder}", *words]))
     return folder
 
 
@@ -226,21 +228,21 @@ DAMAGES: dict[str, Callable[[Path, Path], object]] = {
 }
 
 
+def go_on(folder: Path, config: Settings, rounds: int) -> None:
+    simulate(replace(config, rounds=rounds), Call(str(folder), resume=True))
+
+
 @pytest.mark.parametrize("damage", DAMAGES)
 def test_a_run_is_not_resumed_without_all_that_the_account_knew(damage: str, path: Path) -> None:
     older = path.with_name("older.db")
     folder = run(path, "first", "rounds=1")
     _checkpoint(path)
     shutil.copy(path, older)
-    simulate(
-        replace(RunFolder(folder).read_config(), rounds=2, resume=True, output_dir=str(folder))
-    )
+    go_on(folder, RunFolder(folder).read_config(), 2)
     _checkpoint(path)
     DAMAGES[damage](path, older)
     with pytest.raises((LedgerError, ConfigError)):
-        simulate(
-            replace(RunFolder(folder).read_config(), rounds=3, resume=True, output_dir=str(folder))
-        )
+        go_on(folder, RunFolder(folder).read_config(), 3)
     assert DurableLedger(folder / "ledger.db").spent("user").num_releases == 2
 
 
@@ -257,9 +259,7 @@ def test_on_another_machine_the_checkpoint_tells_that_an_account_is_older(
     _checkpoint(path)
     shutil.copy(path, tmp_path / "older.db")
     account(path, name="other").charge(one_more())  # which the run's own ledger does not know
-    simulate(
-        replace(RunFolder(folder).read_config(), rounds=2, resume=True, output_dir=str(folder))
-    )
+    go_on(folder, RunFolder(folder).read_config(), 2)
     monkeypatch.setenv("DISCREET_STATE", str(tmp_path / "elsewhere"))
     turned_back = tmp_path / "turned_back.db"
     shutil.copy(tmp_path / "older.db", turned_back)
@@ -272,7 +272,7 @@ def test_on_another_machine_the_checkpoint_tells_that_an_account_is_older(
     config = RunFolder(folder).read_config()
     user = replace(config.privacy.user, account=str(turned_back))
     with pytest.raises(LedgerError, match=r"lacks what the run in .* has spent"):
-        simulate(replace(config, rounds=3, resume=True, privacy=replace(config.privacy, user=user)))
+        go_on(folder, replace(config, privacy=replace(config.privacy, user=user)), 3)
 
 
 def test_a_run_that_has_no_checkpoint_keeps_its_account_too(path: Path) -> None:

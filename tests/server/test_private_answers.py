@@ -24,7 +24,7 @@ from discreet.ledger.durable_ledger import DurableLedger
 from discreet.privacy.clipping import ClippedSum
 from discreet.privacy.randomness import RandomSource, seeded_source
 from discreet.protocol.messages import TrainReply
-from discreet.queries.answers import Block
+from discreet.queries.answers import AnswerPart
 from discreet.queries.metrics import LARGEST_LOGIT, SCORE_BINS, metric_blocks
 from discreet.queries.query import Query, Sums, shape_of_data
 from discreet.queries.roc import RocPoint, roc_points
@@ -120,10 +120,10 @@ def test_without_the_servers_clip_an_answer_that_is_too_long_is_found(
 ) -> None:
     monkeypatch.setattr(ClippedSum, "add", lambda self, rows: self.total.add_(rows.double().sum(0)))
     config = config_of("privacy.noise=float")
-    block = Block(
+    block = AnswerPart(
         "moments", 60, 1.0, 1.0, lambda *_: torch.ones(60, dtype=torch.float64), read=lambda _: {}
     )
-    monkeypatch.setattr("discreet.queries.query.within", lambda answer, bound: answer)
+    monkeypatch.setattr("discreet.queries.query.clipped_answer", lambda answer, bound: answer)
     liar = replace(query(config), blocks=(block,))
     corner = clients_with((WORST["corner"], torch.ones(4, dtype=torch.int64)))
     assert replay(mechanism(config, liar), corner, clients_with()).faults

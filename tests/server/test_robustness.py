@@ -21,7 +21,7 @@ from discreet.server.run_folder import RunFolder, read_status
 from discreet.server.session import Session, finish, prepare, training_run
 from discreet.server.state import State
 from discreet.server.transport import Failure, NobodyAnswers
-from discreet.settings.compose import load_config
+from discreet.settings.compose import load_asked
 from discreet.settings.rules import ConfigError
 
 ROUNDS, CLIENTS, SIZE = 3, 10, 650
@@ -57,7 +57,7 @@ class Scripted:
 
 def session(folder: Path, *words: str) -> Session:
     return prepare(
-        load_config([*SMALL, *words, f"output_dir={folder}"]), simulated=False, held=ExitStack()
+        *load_asked([*SMALL, *words, f"output_dir={folder}"]), simulated=False, held=ExitStack()
     )
 
 

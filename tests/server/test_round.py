@@ -38,7 +38,7 @@ from discreet.server.server_optimizer import (
 )
 from discreet.server.session import resolve
 from discreet.server.state import State, initial_state
-from discreet.settings.compose import load_config
+from discreet.settings.compose import load_asked, load_config
 from discreet.simulation.in_process import simulate
 from tests.mechanisms.made import central, run_of
 from tests.rounds import round_of
@@ -255,9 +255,9 @@ def test_rounds_without_noise_and_clip_are_those_of_flowers_strategy(
 @pytest.mark.parametrize("how", ["shrink_with_noise=true", "optimizer=adam"])
 def test_a_run_that_is_resumed_ends_as_one_that_was_not(how: str, tmp_path: Path) -> None:
     words = [*TINY, f"server.{how}"]
-    simulate(load_config([*words, f"output_dir={tmp_path / 'whole'}"]))
-    simulate(load_config([*words, f"output_dir={tmp_path / 'parts'}", "rounds=2"]))
-    simulate(asked_settings(["resume=true", f"output_dir={tmp_path / 'parts'}", "rounds=4"]))
+    simulate(*load_asked([*words, f"output_dir={tmp_path / 'whole'}"]))
+    simulate(*load_asked([*words, f"output_dir={tmp_path / 'parts'}", "rounds=2"]))
+    simulate(*asked_settings(["resume=true", f"output_dir={tmp_path / 'parts'}", "rounds=4"]))
     whole, parts = (RunFolder(tmp_path / name).load_checkpoint() for name in ("whole", "parts"))
     assert torch.equal(whole.params, parts.params)
     assert torch.equal(whole.second_moment, parts.second_moment)

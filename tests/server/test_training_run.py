@@ -25,7 +25,8 @@ from discreet.server.resuming import asked_settings
 from discreet.server.run_folder import ASKED, RunFolder
 from discreet.server.state import Outcome
 from discreet.server.training_run import stopping_reason
-from discreet.settings.compose import load_config
+from discreet.settings.call import Call
+from discreet.settings.compose import load_asked, load_config
 from discreet.settings.rules import ConfigError
 from discreet.settings.settings import Settings
 from discreet.simulation.in_process import simulate
@@ -40,7 +41,7 @@ COLUMNS = (
 
 def test_a_target_is_reached_at_the_planned_round_and_never_passed(tmp_path: Path) -> None:
     words = [*SMALL, "rounds=4", "privacy.user.target_epsilon=3", f"output_dir={tmp_path / 'run'}"]
-    outcome = simulate(load_config(words))
+    outcome = simulate(*load_asked(words))
     assert outcome.stopped is None
     epsilon = DurableLedger(tmp_path / "run" / "ledger.db").spent("user").epsilon(1e-3)
     assert 0.999 * 3 <= epsilon <= 3
@@ -52,7 +53,7 @@ def test_the_budget_ends_the_run_before_the_round_that_would_pass_it(
     words = ["rounds=50", "privacy.user.noise_multiplier=1", "privacy.user.max_epsilon=5"]
     words += ["privacy.user.too_noisy=warn"]
     with caplog.at_level(logging.INFO, logger="discreet"):
-        outcome = simulate(load_config([*SMALL, *words, f"output_dir={tmp_path / 'run'}"]))
+        outcome = simulate(*load_asked([*SMALL, *words, f"output_dir={tmp_path / 'run'}"]))
     spent = DurableLedger(tmp_path / "run" / "ledger.db").spent("user")
     assert "privacy.user.max_epsilon=5" in outcome.stopped
     assert "is left" in outcome.stopped
@@ -64,7 +65,7 @@ def test_the_budget_ends_the_run_before_the_round_that_would_pass_it(
 
 def test_the_run_folder_holds_what_is_promised(tmp_path: Path) -> None:
     folder = tmp_path / "run"
-    simulate(load_config([*SMALL, "rounds=2", f"output_dir={folder}"]))
+    simulate(*load_asked([*SMALL, "rounds=2", f"output_dir={folder}"]))
     names = {
         "config.yaml",
         "metrics.csv",
@@ -87,7 +88,7 @@ def test_the_run_folder_holds_what_is_promised(tmp_path: Path) -> None:
     assert 0 < user["floating_point"]["delta_slack"] < 1e-15
     assert user["not_covered"]
     with pytest.raises(ConfigError, match="holds a run already: resume=true goes on with it"):
-        simulate(load_config([*SMALL, "rounds=2", f"output_dir={folder}"]))
+        simulate(*load_asked([*SMALL, "rounds=2", f"output_dir={folder}"]))
 
 
 CANCER = [
@@ -112,7 +113,7 @@ FALLS_THEN_GROWS = [
 
 
 def run(folder: Path, *words: str) -> tuple[Outcome, RunFolder]:
-    return simulate(load_config([*CANCER, *words, f"output_dir={folder}"])), RunFolder(folder)
+    return simulate(*load_asked([*CANCER, *words, f"output_dir={folder}"])), RunFolder(folder)
 
 
 @pytest.fixture
@@ -234,7 +235,7 @@ NO_USER = ["privacy.user.enabled=false", "privacy.user.target_epsilon=null"]
 
 
 def statement(folder: Path, *words: str) -> dict[str, Any]:
-    simulate(load_config([*TWO_ROUNDS, *words, f"output_dir={folder}"]))
+    simulate(*load_asked([*TWO_ROUNDS, *words, f"output_dir={folder}"]))
     facts = json.loads((folder / "privacy.json").read_text())
     return {guarantee["name"]: guarantee for guarantee in facts["guarantees"]}
 
@@ -337,15 +338,17 @@ def started(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder of a run that was started with settings of its own, and ended after its first
     round."""
     folder = tmp_path_factory.mktemp("runs") / "run"
-    config = replace(resolve_noise(load_config(STARTED)), output_dir=str(folder))
-    simulate(replace(config, rounds=1))
+    config = resolve_noise(load_config(STARTED))
+    simulate(replace(config, rounds=1), Call(str(folder)))
     RunFolder(folder).write_config(config)
     RunFolder(folder).write_config(load_config(STARTED), name=ASKED)
     return folder
 
 
 def resumed(folder: Path, *words: str) -> Settings:
-    return asked_settings(["resume=true", f"output_dir={folder}", *words])
+    settings, call = asked_settings(["resume=true", f"output_dir={folder}", *words])
+    assert call == Call(str(folder), resume=True)
+    return settings
 
 
 @pytest.mark.parametrize("words", [(), STARTED, ("privacy.user.target_epsilon=4",)])
@@ -353,7 +356,7 @@ def test_a_run_goes_on_with_the_settings_of_its_folder(
     words: tuple[str, ...], started: Path
 ) -> None:
     before, after = RunFolder(started).read_config(), resumed(started, *words, "rounds=9")
-    assert after == replace(before, rounds=9, resume=True)
+    assert after == replace(before, rounds=9)
     assert after.privacy.user.max_epsilon == 4
 
 
@@ -416,3 +419,16 @@ def test_simulate_goes_on_as_the_readme_says(
     assert checkpoint.round == 2
     assert simulate_command(["resume=true", f"output_dir={started}", "seed=71933"]) == 2
     assert "discreet: seed=71933 can't change a run that is resumed" in capsys.readouterr().err
+
+
+def test_a_folder_of_an_earlier_version_whose_settings_name_its_call_goes_on(
+    tmp_path: Path,
+) -> None:
+    folder = tmp_path / "run"
+    simulate(
+        *load_asked([*SMALL, "privacy.user.noise_multiplier=4", "rounds=1", f"output_dir={folder}"])
+    )
+    path = folder / "config.yaml"
+    path.write_text(f"output_dir: {folder}\nresume: false\n{path.read_text()}")
+    outcome = simulate(*asked_settings(["resume=true", f"output_dir={folder}", "rounds=2"]))
+    assert outcome.checkpoint.round == 2

@@ -31,7 +31,7 @@ from discreet.flower.serving import run
 from discreet.ledger.durable_ledger import DurableLedger
 from discreet.server.run_folder import RunFolder, read_status
 from discreet.server.transport import MessagesTooLarge
-from discreet.settings.compose import load_config
+from discreet.settings.compose import load_asked, load_config
 from server_app.bundle_entry import OtherCodeError, use_installed
 from strategies.dp_fedavg import dp_fedavg
 from tests.conftest import REPOSITORY
@@ -218,13 +218,13 @@ def test_messages_that_are_too_large_end_the_run_with_one_clear_error(
         "privacy.delta=0.01",
         "rounds=1",
     ]
-    config = load_config(
+    asked = load_asked(
         [*words, "privacy.user.noise_multiplier=2", f"output_dir={tmp_path / 'run'}"]
     )
     with pytest.raises(
         MessagesTooLarge, match=r"messages of round 1 were refused as too large \(HTTP 413\)"
     ):
-        run(grid, config, strategy=dp_fedavg)
+        run(grid, *asked, strategy=dp_fedavg)
     folder = RunFolder(tmp_path / "run")
     status = read_status(folder)
     assert status.state == "interrupted"

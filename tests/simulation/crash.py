@@ -15,7 +15,7 @@ import discreet.server.run_folder
 from discreet.ledger.durable_ledger import DurableLedger
 from discreet.server.population_account import PopulationAccount
 from discreet.server.run_folder import RunFolder, RunSecrets
-from discreet.settings.compose import load_config
+from discreet.settings.compose import load_asked
 from discreet.simulation.in_process import simulate
 
 AFTER_ACCOUNT = (
@@ -114,4 +114,4 @@ def crash_all(runs: Sequence[tuple[str, int, Sequence[str]]]) -> list[int | None
 def _simulate(point: str, number: int, overrides: Sequence[str]) -> None:
     logging.getLogger("discreet").setLevel(logging.WARNING)
     plant(point, number)
-    simulate(load_config(list(overrides)))
+    simulate(*load_asked(list(overrides)))

@@ -31,7 +31,7 @@ from discreet.protocol.messages import TrainRequest
 from discreet.server.plan import Plan, planned
 from discreet.server.run_folder import RunFolder
 from discreet.server.transport import Failure
-from discreet.settings.compose import load_config
+from discreet.settings.compose import load_asked, load_config
 from discreet.settings.rules import ConfigError
 from discreet.settings.training import TaskConfig
 from discreet.simulation.chunk import shared_examples
@@ -172,7 +172,7 @@ RUNS = {
 
 
 def run(folder: Path, engine: str, *words: str) -> RunFolder:
-    simulate(load_config([*SMALL, *words, f"engine={engine}", f"output_dir={folder / engine}"]))
+    simulate(*load_asked([*SMALL, *words, f"engine={engine}", f"output_dir={folder / engine}"]))
     return RunFolder(folder / engine)
 
 
@@ -372,7 +372,7 @@ def test_a_device_that_is_not_there_is_said_before_anything_starts(
         ("tpu", r"device must be cpu or cuda \(got tpu\)"),
     ):
         with pytest.raises(ConfigError, match=said):
-            simulate(load_config([f"device={device}"]))
+            simulate(*load_asked([f"device={device}"]))
 
 
 @pytest.mark.slow

@@ -14,7 +14,7 @@ from discreet.accounting.calibration import noise_multiplier_for_epsilon
 from discreet.accounting.events import poisson_round_event
 from discreet.ledger.durable_ledger import CLIENTS_LEDGER, DurableLedger
 from discreet.server.run_folder import RunFolder
-from discreet.settings.compose import load_config
+from discreet.settings.compose import load_asked
 from discreet.settings.privacy import EXAMPLE
 from discreet.simulation.in_process import simulate
 
@@ -40,7 +40,7 @@ def oracle(noise_multiplier: float, *, patients: int) -> float:
 
 def epsilons(shared_data: Path, folder: Path, *words: str) -> list[float]:
     where = (f"data.path={shared_data / 'heart'}", f"output_dir={folder}", "seed=30689")
-    simulate(load_config(["experiment=heart", *where, *words]))
+    simulate(*load_asked(["experiment=heart", *where, *words]))
     ledger = DurableLedger(folder / CLIENTS_LEDGER)
     spent = [ledger.spent(EXAMPLE, data_owner=str(hospital)) for hospital in range(len(PATIENTS))]
     return [each.epsilon(DELTA, "pld") for each in spent]
@@ -109,7 +109,7 @@ def test_an_experiment_reaches_its_accuracy_within_its_budgets(
     accuracy, user, example = PROMISES[name]
     data = [f"data.path={shared_data / 'mnist'}"] if name == "mnist_users" else []
     simulate(
-        load_config([f"experiment={name}", *data, "seed=48017", f"output_dir={tmp_path / 'run'}"])
+        *load_asked([f"experiment={name}", *data, "seed=48017", f"output_dir={tmp_path / 'run'}"])
     )
     row = RunFolder(tmp_path / "run").read_metrics()[-1]
     assert float(str(row["accuracy"])) >= accuracy

@@ -21,7 +21,8 @@ from discreet.ledger.durable_ledger import DurableLedger
 from discreet.protocol.messages import TrainRequest
 from discreet.server.plan import planned
 from discreet.server.run_folder import RunFolder, state_of
-from discreet.settings.compose import load_config
+from discreet.settings.call import Call
+from discreet.settings.compose import load_asked, load_config
 from discreet.settings.rules import ConfigError
 from discreet.settings.settings import Settings
 from discreet.simulation import many_runs, ray_cluster
@@ -62,25 +63,25 @@ def cluster() -> Iterator[RayCluster]:
     ray.shutdown()
 
 
-def job(folder: Path, work: Callable[[Settings], object], *words: str) -> Job:
-    config = load_config([*SMALL, *words, f"output_dir={folder}"])
-    return Job(folder.name, RunFolder(folder), planned(config), partial(work, config))
+def job(folder: Path, work: Callable[[Settings, Call], object], *words: str) -> Job:
+    config, call = load_asked([*SMALL, *words, f"output_dir={folder}"])
+    return Job(folder.name, RunFolder(folder), planned(config), partial(work, config, call))
 
 
 def run(*jobs: Job) -> dict[str, str]:
     return run_all(jobs, at_a_time=2, shared=jobs[0].folder.path.parent)
 
 
-def fail(config: Settings) -> None:
+def fail(config: Settings, call: Call) -> None:
     raise TypeError("the loss is no tensor\nat all")
 
 
-def die_after_a_charge(config: Settings) -> None:
+def die_after_a_charge(config: Settings, call: Call) -> None:
     """The process dies in round 2, once: its charge is on disk, and its checkpoint is not."""
-    begun = (Path(str(config.output_dir)) / "ledger.db").exists()
+    begun = (Path(str(call.output_dir)) / "ledger.db").exists()
     if not begun:
         plant("after_ledger", 2)
-    simulate(load_config([*SMALL, f"output_dir={config.output_dir}", f"resume={begun}"]))
+    simulate(*load_asked([*SMALL, f"output_dir={call.output_dir}", f"resume={begun}"]))
 
 
 @pytest.mark.usefixtures("cluster")
@@ -99,7 +100,7 @@ def test_runs_side_by_side_have_the_numbers_of_sequential_runs_to_the_last_bit(
             f"server.learning_rate={rate}",
             f"output_dir={tmp_path / str(number)}",
         ]
-        alone = simulate(load_config(words)).checkpoint
+        alone = simulate(*load_asked(words)).checkpoint
         beside = RunFolder(tmp_path / "sweep" / str(number)).load_checkpoint()
         assert beside.params.tolist() == alone.params.tolist()
 
@@ -173,8 +174,8 @@ TINY = (
 def test_a_run_that_fails_is_said_at_the_end_and_repeated_by_the_line_that_goes_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def failing(config: Settings, **more: object) -> None:
-        simulate(config, **more)  # type: ignore[arg-type]
+    def failing(config: Settings, call: Call, **more: object) -> None:
+        simulate(config, call, **more)  # type: ignore[arg-type]
         if config.server.learning_rate == 1:
             raise OSError("no space left")
 
@@ -264,7 +265,7 @@ def test_the_numbers_are_those_of_forked_workers_to_the_last_bit(
     found = []
     for engine in ("batched", "ray"):
         simulate(
-            load_config(
+            *load_asked(
                 [*ONE_ROUND, *KINDS[name], f"engine={engine}", f"output_dir={tmp_path / engine}"]
             )
         )
@@ -299,7 +300,7 @@ def test_a_chunk_that_asks_for_a_gpu_is_trained_there(cluster: RayCluster, tmp_p
         folder = f"output_dir={tmp_path / words[0]}"
         ends.append(
             simulate(
-                load_config([*ONE_ROUND, *KINDS["user level"], *words, folder])
+                *load_asked([*ONE_ROUND, *KINDS["user level"], *words, folder])
             ).checkpoint.params
         )
     torch.testing.assert_close(ends[1], ends[0], rtol=1e-3, atol=1e-4)
@@ -323,4 +324,4 @@ def test_a_chunk_that_asks_for_a_gpu_is_trained_there(cluster: RayCluster, tmp_p
 )
 def test_what_ray_does_not_do_is_refused_before_it_starts(words: list[str], said: str) -> None:
     with pytest.raises(ConfigError, match=said):
-        check(load_config(["engine=ray", *words]))
+        check(*load_asked(["engine=ray", *words]))

@@ -18,7 +18,7 @@ from discreet.server.predictions import load_model, predict
 from discreet.server.resuming import asked_settings
 from discreet.server.run_folder import RunFolder
 from discreet.server.session import normalised, prepare
-from discreet.settings.compose import load_config
+from discreet.settings.compose import load_asked
 from discreet.settings.rules import ConfigError
 from discreet.simulation.in_process import InProcessTransport, simulate
 
@@ -66,14 +66,14 @@ def words(data: Path, folder: Path, *more: str) -> list[str]:
 @pytest.fixture(scope="module")
 def private(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("private") / "run"
-    simulate(load_config(words(data, folder, "data.normalise=private")))
+    simulate(*load_asked(words(data, folder, "data.normalise=private")))
     return folder
 
 
 def test_features_of_very_different_scale_are_learned(
     private: Path, data: Path, tmp_path: Path
 ) -> None:
-    simulate(load_config(words(data, tmp_path / "plain")))
+    simulate(*load_asked(words(data, tmp_path / "plain")))
     plain, normalised = (
         RunFolder(folder).read_metrics()[-1]["accuracy"] for folder in (tmp_path / "plain", private)
     )
@@ -103,7 +103,7 @@ def test_the_saved_model_normalises_what_it_predicts_of(private: Path) -> None:
 
 def test_a_run_that_goes_on_does_not_ask_again(private: Path) -> None:
     before = RunFolder(private).read_config().normaliser
-    outcome = simulate(asked_settings(["resume=true", f"output_dir={private}", "rounds=9"]))
+    outcome = simulate(*asked_settings(["resume=true", f"output_dir={private}", "rounds=9"]))
     assert outcome.checkpoint.round == 9
     assert RunFolder(private).read_config().normaliser == before
     events = dict(DurableLedger(private / "ledger.db").spent("user").entries)
@@ -113,22 +113,22 @@ def test_a_run_that_goes_on_does_not_ask_again(private: Path) -> None:
 def test_clients_that_a_transport_asks_answer_the_same(
     data: Path, private: Path, tmp_path: Path
 ) -> None:
-    config = load_config(words(data, tmp_path / "run", "data.normalise=private"))
+    asked = load_asked(words(data, tmp_path / "run", "data.normalise=private"))
     with ExitStack() as held:
-        session = prepare(config, simulated=True, held=held)
+        session = prepare(*asked, simulated=True, held=held)
         transport = InProcessTransport(session.plan, str(session.folder.path))
-        asked = normalised(session, lambda: answers_by(transport, session.plan, NORMALISE))
-    assert asked.plan.run.normaliser == RunFolder(private).read_config().normaliser
+        found = normalised(session, lambda: answers_by(transport, session.plan, NORMALISE))
+    assert found.plan.run.normaliser == RunFolder(private).read_config().normaliser
     assert session.context.ledger.spent("user").num_releases == 1
 
 
 def test_a_run_goes_on_where_clients_were_only_asked(data: Path, tmp_path: Path) -> None:
-    config = load_config(words(data, tmp_path / "run", "statistics.only=true", "rounds=1"))
+    asked = load_asked(words(data, tmp_path / "run", "statistics.only=true", "rounds=1"))
     with ExitStack() as held:
-        session = prepare(config, simulated=True, held=held)
+        session = prepare(*asked, simulated=True, held=held)
         ask_and_end(session, InProcessTransport(session.plan, str(session.folder.path)))
     assert (tmp_path / "run" / "statistics.json").exists()
-    outcome = simulate(asked_settings(["resume=true", f"output_dir={tmp_path / 'run'}"]))
+    outcome = simulate(*asked_settings(["resume=true", f"output_dir={tmp_path / 'run'}"]))
     assert (outcome.checkpoint.round, outcome.stopped) == (1, None)
     assert DurableLedger(tmp_path / "run" / "ledger.db").spent("user").num_releases == 2
 
@@ -140,5 +140,5 @@ def test_what_would_pass_the_budget_asks_nobody(data: Path, tmp_path: Path) -> N
         match=r"statistics\.noise_multiplier is needed: asking clients .* beyond "
         r"privacy\.user\.max_epsilon=1",
     ):
-        simulate(load_config(asked))
+        simulate(*load_asked(asked))
     assert DurableLedger(tmp_path / "run" / "ledger.db").spent("user").num_releases == 0

@@ -32,7 +32,7 @@ from discreet.server.model_ratings import RatingPlan
 from discreet.server.plan import Plan
 from discreet.server.run_folder import RunFolder
 from discreet.server.state import Outcome
-from discreet.settings.compose import load_config
+from discreet.settings.compose import load_asked, load_config
 from discreet.settings.privacy import EXAMPLE, LOCAL, USER
 from discreet.settings.settings import Settings
 from discreet.simulation.in_process import simulate
@@ -54,7 +54,7 @@ PRIVATE = (
 
 
 def run(folder: Path, *words: str) -> tuple[RunFolder, Outcome]:
-    outcome = simulate(load_config([*PRIVATE, *words, f"output_dir={folder}"]))
+    outcome = simulate(*load_asked([*PRIVATE, *words, f"output_dir={folder}"]))
     return RunFolder(folder), outcome
 
 
@@ -225,7 +225,7 @@ LOCALLY = (
 
 
 def run_own(folder: Path, *words: str) -> RunFolder:
-    simulate(load_config([*OWN, *words, f"output_dir={folder}"]))
+    simulate(*load_asked([*OWN, *words, f"output_dir={folder}"]))
     return RunFolder(folder)
 
 
@@ -330,7 +330,7 @@ def test_auc_and_its_curve_of_a_run_are_those_of_its_model_on_what_clients_hold_
 ) -> None:
     """Within two standard errors, and what bins add. The seed is fixed; each client has the same
     weight in all."""
-    simulate(load_config([*BY_AUC, f"output_dir={tmp_path / 'run'}"]))
+    simulate(*load_asked([*BY_AUC, f"output_dir={tmp_path / 'run'}"]))
     folder, task = RunFolder(tmp_path / "run"), load_task("breast_cancer")
     clients, model = (
         client_examples_of(task, folder.read_config().data),

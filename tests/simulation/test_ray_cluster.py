@@ -19,7 +19,7 @@ import ray
 from discreet.deployment.flower_home import wait_until
 from discreet.server.run_folder import RunFolder
 from discreet.settings.rules import ConfigError
-from discreet.simulation.processes import RunLostError, below
+from discreet.simulation.processes import RunLostError, child_processes
 from discreet.simulation.ray_cluster import RayCluster, connected, versions
 from tests.deployment.ends import RUN_SECONDS
 from tests.scripts.living import (
@@ -124,7 +124,7 @@ def test_a_cluster_listens_to_this_machine_alone_and_runs_no_code_of_a_stranger(
     with connected(None):
         ray.get(ray.remote(lambda: None).remote())  # a worker listens, too
         address = ray.get_runtime_context().gcs_address
-        found = listening([os.getpid(), *below(os.getpid())])
+        found = listening([os.getpid(), *child_processes(os.getpid())])
         assert int(address.rpartition(":")[2]) in {port for _, port in found}
         assert {host for host, _ in found} <= LOOPBACK
         assert "ray.exceptions.AuthenticationError" in intrude(address, tmp_path / "run")

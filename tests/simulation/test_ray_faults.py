@@ -20,7 +20,7 @@ from torch import Tensor
 
 from discreet.mechanisms.sums import PartialReply
 from discreet.server.run_folder import RunFolder
-from discreet.settings.compose import load_config
+from discreet.settings.compose import load_asked
 from discreet.simulation import ray_cluster
 from discreet.simulation.in_process import simulate
 from discreet.simulation.processes import RunLostError
@@ -125,7 +125,7 @@ def _two_cpus(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def run(folder: Path, *words: str) -> tuple[Any, ...]:
     """What a run leaves: its model, what its clients were charged, and its rows."""
-    simulate(load_config([*RUN, *words, f"output_dir={folder}"]))
+    simulate(*load_asked([*RUN, *words, f"output_dir={folder}"]))
     found = RunFolder(folder)
     checkpoint = found.load_checkpoint()
     rows = [

@@ -14,7 +14,7 @@ from discreet.accounting.privacy_ledger import PrivacyLedger
 from discreet.ledger.durable_ledger import Charge, DurableLedger, LedgerError
 from discreet.server.population_account import ADJACENCIES, Population, create_account
 from discreet.server.run_folder import RunFolder
-from discreet.settings.compose import load_config
+from discreet.settings.compose import load_asked
 from discreet.simulation.in_process import simulate
 from tests.simulation.crash import AFTER_ACCOUNT, POINTS, crash, crash_all
 
@@ -37,7 +37,7 @@ def overrides(folder: Path, *more: str) -> list[str]:
 @pytest.fixture(scope="module")
 def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> torch.Tensor:
     return simulate(
-        load_config(overrides(tmp_path_factory.mktemp("whole") / "run"))
+        *load_asked(overrides(tmp_path_factory.mktemp("whole") / "run"))
     ).checkpoint.params
 
 
@@ -51,7 +51,7 @@ def test_a_killed_run_is_resumed_and_nothing_spent_is_forgotten(
     finished = 2 if point == "after_checkpoint" else 1
     assert charged == (1 if point == "before_ledger" else 2)
 
-    outcome = simulate(load_config(overrides(folder, "resume=true")))
+    outcome = simulate(*load_asked(overrides(folder, "resume=true")))
     ledger = DurableLedger(folder / "ledger.db")
     wasted = charged - finished
     assert wasted in (0, 1)
@@ -73,10 +73,10 @@ CHANGES = {
 
 
 def test_resuming_under_other_privacy_settings_is_refused(tmp_path: Path) -> None:
-    simulate(load_config(overrides(tmp_path / "run", "rounds=1")))
+    simulate(*load_asked(overrides(tmp_path / "run", "rounds=1")))
     for change, message in CHANGES.items():
         with pytest.raises(LedgerError) as error:
-            simulate(load_config(overrides(tmp_path / "run", "resume=true", change)))
+            simulate(*load_asked(overrides(tmp_path / "run", "resume=true", change)))
         assert message in str(error.value)
 
 
@@ -84,12 +84,12 @@ def test_a_run_reports_what_the_ledger_has_spent_not_what_its_rounds_would_cost(
     tmp_path: Path,
 ) -> None:
     folder = tmp_path / "run"
-    simulate(load_config(overrides(folder, "rounds=1")))
+    simulate(*load_asked(overrides(folder, "rounds=1")))
     ledger = DurableLedger(folder / "ledger.db")
     ((event, _),) = ledger.spent("user").entries
     # as after a crash between the charge and the checkpoint
     ledger.charge([Charge(2, "user", "", event)])
-    simulate(load_config(overrides(folder, "resume=true", "rounds=2")))
+    simulate(*load_asked(overrides(folder, "resume=true", "rounds=2")))
     said = json.loads((folder / "privacy.json").read_text())["guarantees"][0]["epsilon"]
     assert said["pld"] == pytest.approx(PrivacyLedger(((event, 3),)).epsilon(1e-3), rel=1e-9)
     assert said["rdp"] == pytest.approx(PrivacyLedger(((event, 3),)).epsilon(1e-3, "rdp"), rel=1e-9)
@@ -141,7 +141,7 @@ def test_two_runs_that_are_killed_at_once_forget_nothing(
     before = [charged(path, folder) for folder in folders]
     for number, each in enumerate(words):
         done = RunFolder(folders[number]).load_checkpoint()
-        simulate(load_config([*each, "resume=true"]))
+        simulate(*load_asked([*each, "resume=true"]))
         assert charged(path, folders[number]) == before[number] + ROUNDS - done.round
     assert DurableLedger(path).verify() == []
     said = json.loads((folders[1] / "privacy.json").read_text())["account"]

@@ -27,7 +27,7 @@ from discreet.server.run_folder import RunFolder
 from discreet.server.session import Session, prepare, training_run
 from discreet.server.state import Outcome, State
 from discreet.server.transport import Failure, NobodyAnswers, RoundAbandoned, Transport
-from discreet.settings.compose import load_config
+from discreet.settings.compose import load_asked
 from discreet.settings.rules import ConfigError
 from discreet.simulation.cohort import masked_vector
 from discreet.simulation.in_process import InProcessTransport, UnmaskedSum, simulate
@@ -53,7 +53,7 @@ RATED = ("evaluation.kind=private", "evaluation.every=2", "evaluation.noise_mult
 
 
 def run(folder: Path, *words: str) -> Outcome:
-    return simulate(load_config([*SECURE, *words, f"output_dir={folder}"]))
+    return simulate(*load_asked([*SECURE, *words, f"output_dir={folder}"]))
 
 
 def ledger(folder: Path) -> DurableLedger:
@@ -120,9 +120,9 @@ class Masked:
 
 
 def last_of(folder: Path, words: Sequence[str], kind: Any) -> State:
-    config = load_config([*SECURE, *words, f"output_dir={folder}"])
+    asked = load_asked([*SECURE, *words, f"output_dir={folder}"])
     with ExitStack() as held:
-        session = prepare(config, simulated=True, held=held)
+        session = prepare(*asked, simulated=True, held=held)
         vector = masked_vector(session.plan)
         inner = Losing(InProcessTransport(session.plan, str(folder), vector), {2: {3}})
         made = kind(inner, vector) if kind is Masked else kind(inner, vector, NODES - DROPOUTS)
@@ -152,7 +152,7 @@ def test_without_noise_the_sum_is_the_plain_sum_on_the_grid_bit_by_bit(tmp_path:
         "privacy.user.clip.norm=0.5",
     ]
     secure = run(tmp_path / "secure", *words).checkpoint
-    plain = simulate(load_config([*BASE, *words, f"output_dir={tmp_path / 'plain'}"])).checkpoint
+    plain = simulate(*load_asked([*BASE, *words, f"output_dir={tmp_path / 'plain'}"])).checkpoint
     assert torch.equal(secure.params, plain.params)
 
 
@@ -208,7 +208,7 @@ def test_the_budget_ends_the_run_before_the_round_that_would_pass_it(tmp_path: P
 
 def ready(folder: Path, held: ExitStack, *words: str) -> Session:
     return prepare(
-        load_config([*SECURE, *words, f"output_dir={folder}"]), simulated=True, held=held
+        *load_asked([*SECURE, *words, f"output_dir={folder}"]), simulated=True, held=held
     )
 
 
@@ -305,7 +305,7 @@ NOISED = (*SHARED, f"privacy.example.noise_multiplier={NOISE}")
 
 
 def run_shared(folder: Path, *words: str) -> Outcome:
-    return simulate(load_config([*words, f"output_dir={folder}"]))
+    return simulate(*load_asked([*words, f"output_dir={folder}"]))
 
 
 @pytest.mark.parametrize("engine", ["sequential", "batched"])
@@ -341,10 +341,10 @@ def test_the_target_chooses_the_noise_and_is_the_budget_of_a_longer_run(tmp_path
     target = (*SHARED, "privacy.example.target_epsilon=2")
     run_shared(tmp_path, *target)
     assert 1.99 < float(RunFolder(tmp_path).read_metrics()[-1]["epsilon_example"] or 0) <= 2.0
-    longer = load_config(
+    longer = load_asked(
         [*NOISED, "privacy.example.max_epsilon=2", f"output_dir={tmp_path / 'budget'}", "rounds=50"]
     )
-    ended = simulate(longer)
+    ended = simulate(*longer)
     assert "privacy.example.max_epsilon=2" in ended.stopped
     assert float(RunFolder(tmp_path / "budget").read_metrics()[-1]["epsilon_example"] or 0) <= 2.0
 

@@ -11,7 +11,7 @@ from sklearn.metrics import roc_auc_score
 
 from discreet.data.datasets import load_task
 from discreet.server.run_folder import RunFolder
-from discreet.settings.compose import load_config
+from discreet.settings.compose import load_asked, load_config
 from discreet.simulation.in_process import simulate
 from tests.tables.made_tables import make_project
 
@@ -43,7 +43,7 @@ def test_auc_is_near_that_of_pooled_regression_and_the_loss_below_a_constants(
     words = ["experiment=table", f"data.path={table}", f"data.num_clients={PEOPLE}", "seed=40127"]
     with caplog.at_level("WARNING", "discreet"):
         simulate(
-            load_config(
+            *load_asked(
                 [*words, f"privacy.user.target_epsilon={epsilon}", f"output_dir={tmp_path / 'run'}"]
             )
         )
@@ -52,6 +52,17 @@ def test_auc_is_near_that_of_pooled_regression_and_the_loss_below_a_constants(
     assert last["auc"] is not None
     assert last["auc"] > pooled_auc(table) - lost
     assert not any("constant guess" in line for line in caplog.messages)
+
+
+def test_three_hospitals_protect_each_patient_and_learn_at_epsilon_2(
+    table: Path, tmp_path: Path
+) -> None:
+    words = ["experiment=hospitals", f"data.path={table}", "seed=40127"]
+    simulate(*load_asked([*words, f"output_dir={tmp_path / 'run'}"]))
+    last = RunFolder(tmp_path / "run").read_metrics()[-1]
+    assert last["epsilon_example"] == pytest.approx(2, abs=0.01)
+    assert last["auc"] is not None
+    assert last["auc"] > pooled_auc(table) - 0.06
 
 
 def test_delta_follows_from_the_number_of_people() -> None:

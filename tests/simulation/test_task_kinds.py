@@ -21,7 +21,7 @@ from discreet.node.nodes import node_client
 from discreet.node.work import work_of
 from discreet.per_example.objective import PADDING
 from discreet.server.run_folder import RunFolder
-from discreet.settings.compose import load_config
+from discreet.settings.compose import load_asked, load_config
 from discreet.settings.rules import ConfigError
 from discreet.simulation.in_process import simulate
 from tests.command import predict
@@ -39,7 +39,7 @@ SMALL = (
 
 
 def run(folder: Path, *words: str) -> list[dict[str, float | None]]:
-    simulate(load_config([*SMALL, *words, f"output_dir={folder}"]))
+    simulate(*load_asked([*SMALL, *words, f"output_dir={folder}"]))
     return RunFolder(folder).read_metrics()
 
 
@@ -147,7 +147,7 @@ def test_a_partition_by_classes_of_data_without_classes_is_refused_before_the_st
     tmp_path: Path,
 ) -> None:
     with pytest.raises(
-        ConfigError, match=r"data\.partition: dirichlet goes by classes, and these data have none"
+        ConfigError, match=r"data\.partition: dirichlet needs classes, and these data have none"
     ):
         run(tmp_path / "run", "data.name=diabetes", "data.partition=dirichlet")
     assert not (tmp_path / "run").exists()
@@ -178,7 +178,7 @@ def words(path: Path, *more: str, model: str = LAYERS) -> list[str]:
 
 
 def run_tags(path: Path, *more: str, model: str = LAYERS) -> list[dict[str, float | None]]:
-    simulate(load_config(words(path, *more, model=model)))
+    simulate(*load_asked(words(path, *more, model=model)))
     return RunFolder(path / "run").read_metrics()
 
 
@@ -238,7 +238,7 @@ def test_the_example_of_the_guide_is_as_the_page_shows_it_and_learns(tmp_path: P
         word.replace("examples/tags", str(tags), 1) if word.startswith("data.path") else word
         for word in shlex.split(line.replace("\\\n", " "))
     ]
-    simulate(load_config([*asked, "rounds=12", "seed=7741", f"output_dir={tmp_path / 'run'}"]))
+    simulate(*load_asked([*asked, "rounds=12", "seed=7741", f"output_dir={tmp_path / 'run'}"]))
     assert (
         RunFolder(tmp_path / "run").read_metrics()[-1]["accuracy"] or 0
     ) > 0.55  # of the most frequent tag: 0.32

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from discreet.deployment.flower_home import wait_until
 from discreet.mechanisms.sums import PartialReply
-from discreet.simulation.processes import below
+from discreet.simulation.processes import child_processes
 from discreet.simulation.workers import LocalWorkers, Workers, can_fork
 from tests.scripts.living import MARK, marked
 
@@ -183,8 +183,8 @@ def test_a_process_whose_first_thread_has_ended_lives_as_long_as_another_one() -
             SECONDS,
             "the thread has ended",
         )
-        assert parent.pid in below(os.getpid())
+        assert parent.pid in child_processes(os.getpid())
     finally:
         parent.kill()
         parent.wait(SECONDS)
-    assert parent.pid not in below(os.getpid())
+    assert parent.pid not in child_processes(os.getpid())

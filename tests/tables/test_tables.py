@@ -14,7 +14,7 @@ from discreet.data.csv_table import CsvTable
 from discreet.data.datasets import load_task
 from discreet.data.targets import FolderError
 from discreet.tables.owner_split import is_tested, split_by_owner
-from discreet.tables.proposal import guess, propose
+from discreet.tables.proposal import guessed_column, propose
 from tests.command import data, new
 from tests.tables.made_tables import HEAD, write_table
 
@@ -80,7 +80,7 @@ def test_a_proposal_says_first_what_is_not_private_and_names_every_column_to_rep
 def test_the_kind_of_a_column_is_guessed_from_its_cells(
     name: str, cells: list[str], line: str
 ) -> None:
-    found = guess(name, cells, ".").line
+    found = guessed_column(name, cells, ".").line
     assert found == line if line in ("", found) else found.endswith(line)
 
 

@@ -1,5 +1,5 @@
-"""What is replaced in a SuperLink, by name: docs/flower_fixes.md says why. Functions have the names
-of Flower's."""
+"""Replacements in a SuperLink, by name: docs/flower_fixes.md gives the reasons. Functions have
+Flower's names."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is replaced in a SuperNode, by name: docs/flower_fixes.md says why.
+"""Replacements in a SuperNode, by name: docs/flower_fixes.md gives the reasons.
 
 `supernode_replies`: Flower's SuperNode that has taken a message waits until any reply is there, and
 sends it: forever if a ClientApp exits without replying, and one reply late from then on if one is
@@ -41,7 +41,7 @@ from discreet.deployment.flower_fixes.commands import (
     LONGEST_PAUSE,
     SHORTEST_SECONDS,
 )
-from discreet.simulation.processes import STARTER, below
+from discreet.simulation.processes import STARTER, child_processes
 
 logger = logging.getLogger("discreet.node")
 
@@ -100,7 +100,7 @@ def push_messages(
             time.sleep(LOOK_SECONDS)
             if time.monotonic() > watch:
                 watch = time.monotonic() + WATCH_SECONDS
-                if os.path.isdir("/proc/self") and not below(os.getpid(), STARTER):
+                if os.path.isdir("/proc/self") and not child_processes(os.getpid(), STARTER):
                     raise RuntimeError(
                         f"this node's {STARTER.decode()} has ended: no ClientApp would start any "
                         "more"
