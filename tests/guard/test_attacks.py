@@ -223,7 +223,7 @@ def test_nan_comes_as_nan_and_is_dropped_by_the_release(enclosed: Enclosed) -> N
     assert all(math.isfinite(value) for row in weight for value in row)
 
 
-@pytest.mark.parametrize("attack", ["records", "raise", "descriptors"])
+@pytest.mark.parametrize("attack", ["rows", "records", "raise", "descriptors"])
 def test_a_reply_has_the_arrays_and_the_number_of_blocks_alone(
     enclosed: Enclosed, attack: str
 ) -> None:
