@@ -155,4 +155,6 @@ def _spent(spending: Facts, unlimited: str) -> str:
         left = unlimited
     else:
         left = ", {left:.4g} of {budget:g} left".format(**spending)
-    return f"{spending['spent']:.4g} spent{left} ({spending['unit']})"
+    if "unit" in spending:
+        left += f" ({spending['unit']})"
+    return f"{spending['spent']:.4g} spent{left}"
