@@ -166,6 +166,7 @@ def test_a_table_leads_to_an_exported_model_by_the_wheel_alone(
     }
 
 
+@pytest.mark.slow
 def test_a_new_projects_own_tests_pass(project: Path, environment: Path) -> None:
     done = run(
         environment / "bin" / "python",

@@ -55,6 +55,9 @@ def sites() -> Iterator[tuple[Federation, list[Path]]]:
             yield federation, made
 
 
+# The tests of containers run a guarded site with Flower each time, and a federation of four costs a
+# minute.
+@pytest.mark.slow
 def test_an_ordinary_app_trains_and_each_site_has_paid(
     sites: tuple[Federation, list[Path]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -156,7 +159,8 @@ def test_under_secure_aggregation_each_site_pays_for_its_patients_by_its_own_cou
         assert 0.95 * noise * BLOCKS / 2 < event.renyi_noise_multiplier <= noise * BLOCKS / 2
 
 
-@pytest.mark.parametrize("attack", [pytest.param("records", marks=pytest.mark.slow), "raise"])
+@pytest.mark.slow
+@pytest.mark.parametrize("attack", ["records", "raise"])
 def test_the_server_of_a_hostile_app_sees_noised_arrays_and_a_constant(
     sites: tuple[Federation, list[Path]], attack: str
 ) -> None:
