@@ -20,7 +20,7 @@ DIGEST = "ab" * 32
     ("settings", "said"),
     [
         ({"any": False}, "apps must be a list of digests"),
-        ({"apps": [DIGEST]}, "apps must be a list of digests, or else any = true"),
+        ({"apps": [DIGEST]}, "apps must be a list of digests, or any = true"),
         ({"apps": ["ab"], "any": False}, "apps must be a list of SHA-256 digests"),
         ({"max_delta": 1.0}, "max-delta must be"),
         ({"max_epsilon": 0.0}, "max-epsilon must be"),

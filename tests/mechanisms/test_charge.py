@@ -71,7 +71,7 @@ def test_a_round_for_which_a_mechanism_says_no_cost_releases_nothing(
     ]
     asked = load_asked([*words, f"output_dir={tmp_path}"])
     with pytest.raises(
-        Uncharged, match="Signs is charged at the server, and has no cost for round 2"
+        Uncharged, match="Signs is charged at the server, but gives no cost for round 2"
     ):
         simulate(*asked, on_round=lambda _: monkeypatch.setattr(Signs, "event", Free.event))
     assert RunFolder(tmp_path).load_checkpoint().round == 1

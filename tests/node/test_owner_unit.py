@@ -58,7 +58,7 @@ def test_the_statement_speaks_of_an_owner() -> None:
     said = LocalDpSgd(client_settings(config(*words))).statement()
     assert said.unit == "one owner of one client, with all its rows"
     assert said.adjacency.startswith("zero-out: one owner")
-    assert "of each at most 3 rows" in said.mechanism
+    assert "each with at most 3 rows" in said.mechanism
     assert not any("example" in gap for gap in said.not_covered if "num_examples" not in gap)
     declared = LocalDpSgd(client_settings(config(*words, "data.public_num_examples=100")))
     assert declared.statement().adjacency == "add or remove one owner, with all its rows"

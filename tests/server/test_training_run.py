@@ -289,7 +289,7 @@ def test_a_guarantee_that_is_off_has_no_mechanism_and_an_infinite_epsilon(
     assert set(said["user"]["epsilon"].values()) == {"inf"}
     assert (said["local"]["adjacency"], said["local"]["trusted"]) == (
         "replace",
-        "nobody but the client itself",
+        "only the client itself",
     )
     assert (said["local"]["epsilon"]["pure"] == "inf") == (kind == "gaussian")
 
