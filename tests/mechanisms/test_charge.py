@@ -90,6 +90,6 @@ def test_a_masked_sum_is_not_opened_before_it_is_charged(monkeypatch: pytest.Mon
 
     monkeypatch.setattr(MaskedGaussian, "add_up", early)
     sums = [UnopenedSum(lambda: opened.append("opened") or total, 4)]  # type: ignore[func-returns-value]
-    with pytest.raises(Uncharged, match="was not charged"):
+    with pytest.raises(Uncharged, match="before it was charged"):
         round_of(how, initial_state(torch.zeros(3), clip_norm=1.0), sums, seeded_source(3))
     assert opened == []
