@@ -58,7 +58,7 @@ def test_three_hospitals_are_told_what_does_not_work_and_what_does() -> None:
     assert "four hospitals of 30 to 199 patients reach 78 % accuracy at epsilon 2" in text
     assert "is NOT protected" not in text
     several = said(3, 3000, 4, "most", "command")
-    assert "a person with 4 rows is NOT XX" in several
+    assert "a person with 4 rows is NOT protected at that epsilon unless" in several
     assert "privacy.example.unit=owner (experiment=hospitals)" in several
 
 
