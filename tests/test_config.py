@@ -66,8 +66,8 @@ WRONG = {
     "experiment=",
     "rounds=2,3": "is a list of values: discreet simulate --multirun rounds=2,3 makes a run of "
     "each",
-    "privacy.user.clip.norm=1,2,": "privacy.user.clip.norm=1,2, can't be read as NAME=VALUE"
-    "read: quote a value",
+    "privacy.user.clip.norm=1,2,": "privacy.user.clip.norm=1,2, can't be read as NAME=VALUE: "
+    "quote a value",
     "output_dir=out/lr=0.1": "output_dir=out/lr=0.1 can't be read as NAME=VALUE: quote a "
     "value with special",
     "experiment=default": "there is no experiment=default: omit experiment for the default run",

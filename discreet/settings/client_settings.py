@@ -256,9 +256,8 @@ class ClientSettings:
             rule = Wording(f"fixed: {why}, with ", by)
             require(not user.adaptive, "privacy.user.clip.kind", rule, "adaptive")
             most = Wording(
-                (
-                    f"at most {MOST_CORRELATED}: a round's price depends on all rounds before it, with "
-                ),
+                f"at most {MOST_CORRELATED}: a round's price depends on all rounds before it, "
+                "with ",
                 by,
             )
             require(self.rounds <= MOST_CORRELATED, "rounds", most, self.rounds)

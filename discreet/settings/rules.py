@@ -373,7 +373,7 @@ def require_each(settings: Any, by: Part, wanted: Mapping[str, tuple[object, str
             several = allowed
         else:
             several = (allowed,)
-        names = ["left out" if value is None else str(value).lower() for value in several]
+        names = ["omitted" if value is None else str(value).lower() for value in several]
         words = " or ".join(filter(None, [", ".join(names[:-1]), names[-1]]))
         rule = Wording(f"{words} with ", by, f": {why}")
         require(values[key] in several, key, rule, values[key])

@@ -293,12 +293,12 @@ WRONG = {
     "privacy.noise must be grid": ("privacy.noise=float",),
     "evaluation.kind must be public or none": ("evaluation.kind=private",),
     "sampling.groups must be given": ("sampling.groups=null",),
-    "sampling.groups must be left out": ("sampling.kind=everyone",),
+    "sampling.groups must be omitted": ("sampling.kind=everyone",),
     "privacy.user.correlation.kind must be none with poisson": (
         "sampling.kind=poisson",
         "sampling.groups=null",
     ),
-    "privacy.user.correlation.bandwidth must be left out": (
+    "privacy.user.correlation.bandwidth must be omitted": (
         "privacy.user.correlation.kind=sqrt",
         "privacy.user.correlation.bandwidth=3",
     ),

@@ -175,7 +175,7 @@ OTHERS = {
     "sampling.kind=fixed": "sampling.kind does not fit .* add or remove one client there, and rep",
     "privacy.delta=1e-4": "privacy.delta does not fit .* 0.001 there, and 0.0001 in this run",
     "sampling.population_name=null": "sampling.population_name must be given with privacy.user.acc",
-    "seed=90217": "seed must be left out with privacy.user.account",
+    "seed=90217": "seed must be omitted with privacy.user.account",
     "privacy.user.enabled=false": "privacy.user.enabled must be true with privacy.user.account",
     "privacy.user.account=' '": "privacy.user.account must be a file",
 }
