@@ -136,7 +136,7 @@ def test_a_run_whose_terms_fit_is_worked_for_and_the_app_sees_no_masking(tmp_pat
 @pytest.mark.parametrize(
     ("settings", "words", "said"),
     [
-        ({"min_noise_multiplier": 5.0}, (), "wants a noise multiplier of 5 for one patient"),
+        ({"min_noise_multiplier": 5.0}, (), "requires a noise multiplier of 5 for one patient"),
         ({"q": 0.5}, (), "samples its blocks"),
         ({}, ("privacy.user.clip.kind=adaptive",), "no clip bits and no query answers"),
     ],

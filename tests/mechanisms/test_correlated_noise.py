@@ -322,8 +322,8 @@ NODE = {"partition-id": 0, "num-partitions": 20}
     ("least", "number", "node_id", "said"),
     [
         ("4", 1, 6, "requires sampling.kind=cyclic with 4 groups or more"),
-        ("3", 2, 6, "round 2 is not the turn of this client"),
-        ("3", 1, None, "round 1 is not the turn of this client"),
+        ("3", 2, 6, "round 2 is not this client's turn"),
+        ("3", 1, None, "round 1 is not this client's turn"),
         ("3", 1, 6, None),
         ("0", 2, 6, None),
     ],

@@ -87,7 +87,7 @@ def test_a_node_does_not_answer_what_its_run_does_not_ask_and_pay_for(
     words: tuple[str, ...], query: str
 ) -> None:
     asked = asks(run_of(*words, "privacy.delta=0.01"), query)
-    with pytest.raises(Refused, match=f"does not ask for {query} of clients' data"):
+    with pytest.raises(Refused, match=f"does not include the query {query} about clients' data"):
         client_of(work_of(asked), NODE).answer(work_of(asked), torch.zeros(0))
 
 

@@ -76,7 +76,7 @@ def test_a_step_reads_at_most_so_many_rows_of_an_owner_drawn_anew() -> None:
 
 
 def test_without_owners_in_its_data_a_client_refuses(tmp_path: Path) -> None:
-    with pytest.raises(Refused, match="do not say whose each row is"):
+    with pytest.raises(Refused, match="do not give the owner of each row"):
         reply(tmp_path / "ledger.db", *OWNER, data=held(owners=None))
     assert ledger_at(tmp_path / "ledger.db").releases() == []
 
