@@ -95,7 +95,7 @@ def test_nested_texts_of_other_files_are_damaged_and_no_traceback(
     peers = tmp_path / "peers.json"
     peers.write_text(NESTED)
     with pytest.raises(
-        IdentityError, match=r"peers\.json is no JSON object of names and public keys"
+        IdentityError, match=r"peers\.json must be a JSON object of names and public keys"
     ):
         Directory.read(peers)
     (run.path / STATUS).write_text(NESTED)
