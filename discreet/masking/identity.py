@@ -52,8 +52,7 @@ class Identity:
     @classmethod
     def read(cls, name: str, path: Path) -> Self:
         """A key from a file, PEM or OpenSSH, without a password. IdentityError: the file can't be
-        read or is not a P-384 key.
-        """
+        read or is not a P-384 key."""
         data = _bytes_of(path)
         load = load_ssh_private_key if b"BEGIN OPENSSH" in data else load_pem_private_key
         return cls(name, _on_p384(partial(load, data, None), f"the private key in {path}"))
@@ -74,8 +73,7 @@ class Identity:
 @dataclass(frozen=True)
 class Directory:
     """The names of all nodes, in ascending order, each with its public key on P-384. IdentityError:
-    a name is empty or too long, or two names have the same key.
-    """
+    a name is empty or too long, or two names have the same key."""
 
     keys: Mapping[str, ec.EllipticCurvePublicKey]
 
@@ -97,8 +95,7 @@ class Directory:
     @classmethod
     def read(cls, path: Path) -> Self:
         """A JSON object with each node's public key, PEM or OpenSSH, by name. IdentityError: the
-        file is not such an object, or a key is not on P-384.
-        """
+        file is not such an object, or a key is not on P-384."""
         try:
             found = json.loads(_bytes_of(path), object_pairs_hook=_each_once)
             keys = {name: str(text).encode() for name, text in found.items()}
@@ -205,8 +202,7 @@ def _message(
 
 def read_keys(data: bytes) -> SignedKeys:
     """Received signed keys; the signature is not checked. MalformedBytes: the keys have wrong
-    sizes, or one can't be used.
-    """
+    sizes, or one can't be used."""
     keys = SignedKeys(*wire.split(data, 4))
     if (len(keys.sealing), len(keys.masking), len(keys.check)) != (
         KEY_BYTES,

@@ -40,8 +40,7 @@ def public_key(private: bytes) -> bytes:
 def exchanged_key(private: bytes, peer: bytes, info: bytes) -> bytes:
     """32 bytes derived from a private X25519 key, a peer's public key and `info`, by HKDF with
     SHA-256. MalformedBytes: `peer` is not a public key, or one with which every exchange gives
-    zero.
-    """
+    zero."""
     try:
         shared = X25519PrivateKey.from_private_bytes(private).exchange(
             X25519PublicKey.from_public_bytes(peer)
@@ -87,8 +86,7 @@ def add_pair_masks(
     total: Words, private: bytes, name: str, peers: Mapping[str, bytes], *, context: bytes
 ) -> None:
     """Adds the masks that a node shares with its peers, by their public keys. Of two nodes, one
-    adds the mask and the other subtracts it. MalformedBytes: as in `exchanged_key`.
-    """
+    adds the mask and the other subtracts it. MalformedBytes: as in `exchanged_key`."""
     for peer, public in peers.items():
         key = exchanged_key(
             private, public, join(TAG + b" pair", context) + join_names((name, peer))
@@ -124,8 +122,7 @@ def combine(shares: Mapping[int, bytes]) -> bytes:
 
 def seal(plain: bytes, private: bytes, peer: bytes, *, bound: bytes) -> bytes:
     """AES-256-GCM under a key that both X25519 keys give, for this `route` alone: nonce, then
-    ciphertext and tag. MalformedBytes: `peer` is not a usable public key.
-    """
+    ciphertext and tag. MalformedBytes: `peer` is not a usable public key."""
     nonce = os.urandom(_NONCE)
     return nonce + AESGCM(exchanged_key(private, peer, bound)).encrypt(nonce, plain, bound)
 

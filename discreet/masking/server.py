@@ -216,8 +216,7 @@ class Exchange:
     def take(self, name: str, reply: bytes) -> None:
         """Takes a node's reply, in any order. A node without an accepted reply is lost for this
         attempt. MalformedBytes: it is not an answer to this request, or the node has answered
-        already.
-        """
+        already."""
         asked = self._asked.pop(name, None)
         if asked is None:
             raise MalformedBytes(f"{name!r} was not asked, or has answered already")

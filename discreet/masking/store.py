@@ -118,8 +118,7 @@ class FolderStore:
     @contextmanager
     def locked(self, run: str) -> Iterator[None]:
         """Refuses while another process answers for the same node. MaskingRefused: another process
-        does, or the folder can't be written.
-        """
+        does, or the folder can't be written."""
         try:
             self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             handle = os.open(
@@ -151,8 +150,7 @@ class FolderStore:
 
     def save(self, run: str, state: bytes) -> None:
         """Saves the state in place of the last one. When it returns, the state survives a crash.
-        MaskingRefused: it can't be saved.
-        """
+        MaskingRefused: it can't be saved."""
         new = self.folder / f"{run}.new"
         try:
             with os.fdopen(

@@ -277,8 +277,7 @@ def pack(words: Words, bits: int) -> bytes:
 
 def unpack(data: bytes, *, length: int, bits: int) -> Words:
     """Inverse of `pack`, modulo 2^bits, shape (length,). MalformedBytes: a wrong number of bytes,
-    or bits set after the last value.
-    """
+    or bits set after the last value."""
     whole = bits // 8
     single = bits % 8
     row = (length + 7) // 8

@@ -1,8 +1,7 @@
 """Admission of clients to a round. Before anything is computed that could leave, each request is
 checked against the client's guarantees, its owner's policy and its budgets, and its cost is on
 disk. A client is a cohort of one: a node and a simulation of a million clients use the same
-admission.
-"""
+admission."""
 
 from __future__ import annotations
 

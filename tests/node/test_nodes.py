@@ -181,7 +181,7 @@ WRONG = [
     ),
     (
         lambda folder: csv_folder(folder, extra='inputs = ["p0"]'),
-        r"1 inputs a row, not 64 for the shape \(1, 8, 8\)",
+        r"each row has 1 inputs, but the shape \(1, 8, 8\) needs 64",
     ),
     (
         lambda folder: csv_folder(folder, rows=np.where(PIXELS == 3, np.nan, PIXELS)),
@@ -215,4 +215,4 @@ def test_the_check_can_be_run_alone(tmp_path: Path, capsys: pytest.CaptureFixtur
     assert main([str(csv_folder(tmp_path)), "digits"]) == 0
     assert "3 examples" in capsys.readouterr().out
     assert main([str(tmp_path), "mnist"]) == 2
-    assert "64 inputs a row, not 784" in capsys.readouterr().err
+    assert "each row has 64 inputs, but" in capsys.readouterr().err
