@@ -96,7 +96,7 @@ def test_without_room_on_the_disk_nothing_leaves(
 ) -> None:
     exchange = ours.until(Stage.MASKED)
     monkeypatch.setattr(os, "fsync", Mock(side_effect=OSError(28, "No space left on device")))
-    with pytest.raises(MaskingRefused, match="can't be kept: No space left on device"):
+    with pytest.raises(MaskingRefused, match="can't be saved: No space left on device"):
         ours.answer(ME, exchange.requests[ME])
 
 

@@ -248,8 +248,8 @@ def test_on_a_real_node_the_client_that_a_request_names_is_not_obeyed(tmp_path: 
             for kind, content in requests.items():
                 reason = refused(send(RecordDict(dict(content)), node=node))
                 assert (
-                    reason == f"the {kind} request names a virtual client, but this node belongs "
-                    f"to no simulation"
+                    reason == f"the {kind} request names a virtual client, but this node is not "
+                    f"part of a simulation"
                 )
 
 

@@ -177,7 +177,7 @@ WRONG = [
     (lambda folder: csv_folder(folder, extra="hihg = 1"), "unknown key hihg; did you mean high?"),
     (
         lambda folder: describe(folder, 'format = "csv"\nfile = "../b.csv"\ntarget = "x"'),
-        "must lie in",
+        "must be directly in",
     ),
     (
         lambda folder: csv_folder(folder, extra='inputs = ["p0"]'),
