@@ -158,7 +158,7 @@ def test_the_log_says_what_ran_what_it_cost_and_what_was_refused(
     assert main(["site", "log", str(tmp_path / "guard.toml")]) == 0
     first, second = capsys.readouterr().out.splitlines()
     assert "stranger/app 1.0.0" in first
-    assert "2 blocks, 0 gave nothing; epsilon" in first
+    assert "2 blocks, 0 of them without a result; epsilon" in first
     assert "refused: this site's guard does not answer messages of type query" in second
 
 
