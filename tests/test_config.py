@@ -58,7 +58,7 @@ WRONG = {
     "privacy.local.kind=laplace_step: a plain",
     f"{STEP} training.weight_decay=0.1": "training.weight_decay must be 0 with "
     "privacy.local.kind=laplace_step",
-    "privacy.local.kind=gaussian privacy.local.epsilon=1": "the server's clip would cut the noise",
+    "privacy.local.kind=gaussian privacy.local.epsilon=1": "the server's clipping would also cut the noise",
     "privacy.local.kind=gaussian": "both missing with privacy.local.kind=gaussian: give one, for "
     "instance",
     "experiment=silo": "there is no experiment=silo; did you mean silos? There are adam_server, ",
@@ -66,17 +66,16 @@ WRONG = {
     "experiment=",
     "rounds=2,3": "is a list of values: discreet simulate --multirun rounds=2,3 makes a run of "
     "each",
-    "privacy.user.clip.norm=1,2,": "privacy.user.clip.norm=1,2, is no NAME=VALUE that can be "
-    "read: quote a value",
-    "output_dir=out/lr=0.1": "output_dir=out/lr=0.1 is no NAME=VALUE that can be read: quote a "
+    "privacy.user.clip.norm=1,2,": "privacy.user.clip.norm=1,2, can't be read as NAME=VALUE: "
+    "quote a value",
+    "output_dir=out/lr=0.1": "output_dir=out/lr=0.1 can't be read as NAME=VALUE: quote a "
     "value with special",
-    "experiment=default": "there is no experiment=default: without an experiment it is the "
-    "default run",
-    "server.beta_1=0.5": "server.beta_1 must be left out with server.optimizer=sgd (got 0.5)",
+    "experiment=default": "there is no experiment=default: omit experiment for the default run",
+    "server.beta_1=0.5": "server.beta_1 must be omitted with server.optimizer=sgd (got 0.5)",
     "rounds=100001": "rounds must be within [1, 100000] (got 100001)",
     "data.num_clients=2000000000": "data.num_clients must be within [1, 1e+09]",
     "sampling.kind=cyclic sampling.groups=10 privacy.user.clip.kind=fixed rounds=10001": "rounds "
-    "must be at most 10000: each round pays for all before it, with sampling.kind=cyclic",
+    "must be at most 10000: a round's price depends on all rounds before it, with sampling.kind=cyclic",
     "rounds='5'": "rounds must be a whole number, within [1, 100000] (got the text '5')",
 }
 
@@ -305,7 +304,8 @@ def test_elsewhere_conf_is_that_of_the_checkout_or_what_the_wheel_brought(
     assert conf_folder(installed) == installed / "app" / "conf"
     assert own_files(installed) == installed / "app"
     with pytest.raises(
-        ConfigError, match=r"is no project: go to a checkout of Discreet, or to a folder that"
+        ConfigError,
+        match=r"is not a project: change to a checkout of Discreet, or to a folder that",
     ):
         app_folder(installed)
 
@@ -343,7 +343,7 @@ REFUSED = {
     "sampling.population_size must be within .3, 100. with secure": ["data.num_clients=2"],
     "privacy.secure.dropouts must be at most 18": ["privacy.secure.dropouts=19"],
     "privacy.secure.threshold must be within .11, 18.": ["privacy.secure.threshold=10"],
-    "it is empty": ["privacy.secure.dropouts=10"],
+    "this range is empty": ["privacy.secure.dropouts=10"],
     "privacy.user.aggregation must be plain": ["privacy.user.enabled=false"],
 }
 

@@ -76,7 +76,7 @@ def owns(tmp_path: Path, change: Callable[[str], str] = str) -> Path:
 @pytest.mark.parametrize(
     ("row", "said"),
     [
-        ("Ann Lee,5,0.1,70,32,rest,HIV", "line 8: 7 columns, and the header has 6"),
+        ("Ann Lee,5,0.1,70,32,rest,HIV", "line 8: 7 columns, but the header has 6"),
         (
             "Ann Lee,HIV,0.1,70,32,rest",
             "line 8: steps is not a number: make it one, or describe it under [columns] in "
@@ -103,7 +103,8 @@ def test_how_many_classes_occur_is_not_taken_from_the_data(tmp_path: Path) -> No
         'format = "npz"\nfile = "a.npz"\ntest = "a.npz"\ntarget = "y"\n'
     )
     with pytest.raises(
-        FolderError, match=r"must give classes or num_classes .the number that occurs is not public"
+        FolderError,
+        match=r"must give classes or num_classes .the number of classes that occur is not public",
     ):
         load_task("folder", path=str(tmp_path))
 

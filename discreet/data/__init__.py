@@ -1,1 +1,1 @@
-"""Data sets and partitions, folders of one's own, and what each example is."""
+"""Data sets and partitions, users' own folders, and the targets of examples."""

@@ -1,5 +1,5 @@
-"""Columns of a table as arrays: numbers, encoded cells, classes by their places, owners. What is
-wrong is told by its row, and never shown."""
+"""Columns of a table as arrays: numbers, encoded cells, class numbers, owners. Errors name the row
+and never show its content."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def encoded_cells(found: Mapping[str, Any], description: DataDescription) -> Arr
 
 
 def owners_of(column: Any, name: str) -> Array:
-    """The cells of an owner each; rows without one would be one more person."""
+    """The owner in each row's cell. A row without an owner would count as one more person."""
     owners = np.asarray(column)
     for row, cell in enumerate(owners.tolist()):
         if is_empty(cell):
@@ -34,7 +34,7 @@ def owners_of(column: Any, name: str) -> Array:
 
 
 def numbers_in(column: Any, name: str) -> Array:
-    """The cells of a column of numbers, without an empty one."""
+    """The numbers of a column, none of them empty."""
     with suppress(TypeError, ValueError):
         quick = np.asarray(column.to_numpy(), np.float64)
         if np.isfinite(quick).all():
@@ -52,7 +52,7 @@ def numbers_in(column: Any, name: str) -> Array:
 
 
 def numbered(targets: Array, name: str, description: DataDescription) -> Array:
-    """Classes as numbers; words by their places in `classes`."""
+    """Classes as numbers; words by their positions in `classes`."""
     if not description.classes:
         return _target_numbers(targets, name, description)
     places = {word: place for place, word in enumerate(description.classes)}

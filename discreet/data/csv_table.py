@@ -1,4 +1,4 @@
-"""A CSV file as it is: its separator, encoding and byte order mark, the lines of its rows, and its
+"""A CSV file: its separator, encoding and byte order mark, the line numbers of its rows, and its
 columns."""
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ class CsvTable:
     """A CSV file.
 
     Attributes:
-      separator, encoding: None: found.
-      decimal: the mark in its numbers.
+      separator, encoding: None: detected.
+      decimal: the decimal mark in its numbers.
     """
 
     path: Path
@@ -43,7 +43,7 @@ class CsvTable:
 
     @cached_property
     def text(self) -> str:
-        """The whole file. FolderError: it is in another encoding."""
+        """The whole text of the file. FolderError: it has another encoding."""
         try:
             content = self.path.read_bytes()
         except OSError as error:
@@ -58,39 +58,41 @@ class CsvTable:
             else:
                 written = "the encoding that it was written in"
             raise FolderError(
-                f"{self.path} can't be read: it is not {encoding}: write {written} in data.toml"
+                f"{self.path} can't be read because it is not {encoding}: write "
+                f"{written} in data.toml"
             ) from error
 
     @cached_property
     def mark(self) -> str:
-        """The separator: the one that is given, or that cuts the header into most cells."""
+        """The given separator, or the one that splits the header into the most cells."""
         if self.separator is not None:
             return self.separator
         header = next((line for line in self.text.splitlines() if line.strip()), "")
         return max(SEPARATORS, key=lambda mark: len(next(csv.reader([header], delimiter=mark), [])))
 
     def records(self) -> list[tuple[int, list[str]]]:
-        """The records, the header first, each with its last line, from 1; empty lines are none."""
+        """The records, header first, each with the number of its last line, from 1. Empty lines are
+        skipped."""
         reader = csv.reader(io.StringIO(self.text, newline=""), delimiter=self.mark)
         return [(reader.line_num, row) for row in reader if row]
 
     def header(self) -> list[str]:
-        """The names of the columns. FolderError: there is none, or one is there twice."""
+        """The names of the columns. FolderError: there are none, or one occurs twice."""
         reader = csv.reader(io.StringIO(self.text, newline=""), delimiter=self.mark)
         try:
             names = next((row for row in reader if row), [])
         except csv.Error as error:
             raise FolderError(f"{self.path} can't be read: {error}") from None
         if not names:
-            raise FolderError(f"{self.path} can't be read: Empty CSV file")
+            raise FolderError(f"{self.path} can't be read: the CSV file is empty")
         for name in names:
             if names.count(name) > 1:
-                raise FolderError(f"{self.path}: the column {name!r} is there twice")
+                raise FolderError(f"{self.path}: the column {name!r} occurs twice")
         return names
 
     def columns(self, *, as_text: bool = False) -> dict[str, Any]:
-        """Columns of pyarrow by their names; `as_text`: each cell as it is written. FolderError: it
-        can't be read."""
+        """Columns of pyarrow by name; `as_text`: each cell as written. FolderError: the file can't
+        be read."""
         require_extra("pyarrow", extra="simulation", why=self.path.name)
         import pyarrow  # type: ignore[import-untyped]
         from pyarrow import csv as reader
@@ -113,23 +115,23 @@ class CsvTable:
         return {name: table.column(name) for name in names}
 
     def unreadable(self, said: str) -> str:
-        """The reason why it can't be read: the line of a row with too few or too many cells, and
-        never the row."""
+        """The reason why the file can't be read: the line of a row with too few or too many cells,
+        without its content."""
         expected, got, _ = said.partition(", got ")
         with suppress(csv.Error):
             (_, header), *rows = self.records() if got else [(0, [])]
             for line, row in rows:
                 if len(row) != len(header):
                     return (
-                        f"{self.path}, line {line}: {len(row)} columns, and the header has "
-                        f"{len(header)}"
+                        f"{self.path}, line {line}: {len(row)} columns, but the header "
+                        f"has {len(header)}"
                     )
         return f"{self.path} can't be read: {expected}"
 
 
 @contextmanager
 def lines_of(path: Path, table: CsvTable | None = None) -> Iterator[None]:
-    """Adds to a refused row of a table the file, and the line in it if it is CSV."""
+    """Adds the file to an error about a row, and the line in it if it is CSV."""
     try:
         yield
     except RowError as error:

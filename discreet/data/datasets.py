@@ -1,7 +1,7 @@
-"""Data sets by name: each a function of a path (or None) that gives a Task, loading libraries when
-called.
+"""Data sets by name. Each is a function of a path (or None) that returns a Task and imports
+libraries when called.
 
-Small ones come with scikit-learn, so that a first run needs no download.
+Small data sets come with scikit-learn, so a first run needs no download.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ _TEST_FRACTION = 0.2
 _SPLIT_SEED = 20937
 
 # (low, high), mapped to [-1, 1], of each quantity measured on the nuclei: its mean, standard error
-# and worst value. They are the ranges that the public documentation of the data set prints,
-# rounded, and no statistics of the data.
+# and worst value. The ranges come from the public documentation of the data set, rounded; they are
+# not statistics of the data.
 _CELL_RANGES: dict[str, tuple[tuple[float, float], tuple[float, float], tuple[float, float]]] = {
     "radius": ((5, 30), (0, 3), (5, 40)),
     "texture": ((5, 40), (0, 5), (10, 50)),
@@ -43,7 +43,7 @@ _CELL_RANGES: dict[str, tuple[tuple[float, float], tuple[float, float], tuple[fl
 BREAST_CANCER_RANGES = tuple(ranges[part] for part in range(3) for ranges in _CELL_RANGES.values())
 
 
-# As above, rounded, of the data set's ten features; sex is 1 or 2.
+# As above, rounded, for the data set's ten features; sex is 1 or 2.
 DIABETES_RANGES = (
     (18, 80),
     (1, 2),
@@ -56,7 +56,7 @@ DIABETES_RANGES = (
     (3, 6.5),
     (50, 130),  # six blood measurements
 )
-# examples that are made, and from which seed
+# the number of synthetic examples, and their seed
 _LABELLED = 1500
 _LABEL_SEED = 40813
 
@@ -81,8 +81,8 @@ def load_breast_cancer(path: str | None) -> Task:
 
 
 def load_diabetes(path: str | None) -> Task:
-    """Diabetes of scikit-learn: 442 patients, 10 features, and a number, how far the disease has
-    gone a year later.
+    """Diabetes of scikit-learn: 442 patients, 10 features, and one number, the progression of the
+    disease a year later.
 
     Features are scaled by `DIABETES_RANGES`, and the number, in 0..400, to -1..1: public constants.
     scikit-learn's own scaling is computed from the data. No `path`.
@@ -95,10 +95,9 @@ def load_diabetes(path: str | None) -> Task:
 
 
 def load_multilabel(path: str | None) -> Task:
-    """Made-up documents of scikit-learn's `make_multilabel_classification`, the same at every call:
-    1500 counts of 20 words each, and which of 5 topics they are about, any number of them. Counts
-    are divided by 10 and cut at 1.
-    """
+    """Synthetic documents of scikit-learn's `make_multilabel_classification`, equal at every call:
+    1500 counts of 20 words each, and the subset of 5 topics that they are about. Counts are divided
+    by 10 and clamped to 1."""
     from sklearn.datasets import make_multilabel_classification
 
     counts, labels = make_multilabel_classification(
@@ -112,7 +111,7 @@ def _split(name: str, path: str | None, inputs: Array, targets: Array) -> Task:
 
     if path is not None:
         raise ValueError(
-            f"data.path: {name} comes with scikit-learn and reads no path (got {path!r})"
+            f"data.path: {name} comes with scikit-learn and takes no path (got {path!r})"
         )
     if targets.ndim == 1:
         classes = targets
@@ -153,14 +152,13 @@ DATASETS: dict[str, Callable[[str | None], Task]] = {
 
 @lru_cache(maxsize=4)
 def load_task(name: str, *, path: str | None = None) -> Task:
-    """The data set `name`, from `path` if it reads local files; loaded once per process.
+    """The data set `name`, from `path` if it reads local files. It is loaded once per process.
 
-    Raises ValueError: an unknown name or a path that it does not read, FileNotFoundError: files are
-    missing,
-    which it names.
+    Raises ValueError: an unknown name, or a path that the data set does not take.
+    FileNotFoundError: the named files are missing.
     """
     if name not in DATASETS:
         raise ValueError(
-            f"data.name: no data set {name!r}; known are {', '.join(sorted(DATASETS))}"
+            f"data.name: there is no data set {name!r}; known are {', '.join(sorted(DATASETS))}"
         )
     return DATASETS[name](path)

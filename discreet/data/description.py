@@ -1,5 +1,5 @@
-"""`data.toml`, which describes the data in a folder: its keys are in the head of
-`discreet/data/folder.py`."""
+"""`data.toml`, the description of the data in a folder. The docstring of `discreet/data/folder.py`
+lists its keys."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ AtLeastTwo = Annotated[int, Field(ge=2)]
 
 
 class DataDescription(BaseModel):
-    """The keys of `data.toml`. Raises ValueError for values that do not go together."""
+    """The keys of `data.toml`. ValueError: values contradict each other."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
 
@@ -67,7 +67,7 @@ class DataDescription(BaseModel):
     def _rules(self) -> Iterator[tuple[bool, str]]:
         yield from _range_rules("low", self.low, self.high)
         yield from _range_rules("target_low", self.target_low, self.target_high)
-        yield self.tokens is None or self.low is None, "tokens goes without low and high"
+        yield self.tokens is None or self.low is None, "tokens can't be combined with low and high"
         kind, rule = (
             (str, "a text that is not in classes") if self.classes else (int, "a whole number")
         )
@@ -86,7 +86,10 @@ class DataDescription(BaseModel):
         alone = not self.next_token or (bool(self.tokens or self.text) and not any(others))
         yield (
             alone,
-            "next_token needs tokens or text, and goes without a target, classes and a range",
+            (
+                "next_token needs tokens or text, and can't be combined with a target, "
+                "classes or a range"
+            ),
         )
         yield (
             (self.text is None) == (self.max_tokens is None),
@@ -96,7 +99,7 @@ class DataDescription(BaseModel):
             given = {self.inputs, self.low, self.tokens, self.padding, self.shape} != {None}
             yield (
                 not given and self.format not in ("npz", "idx"),
-                "text is a column, and the only input",
+                "text must be one column and the only input",
             )
             yield (
                 (self.model or "").startswith(HF),
@@ -107,12 +110,12 @@ class DataDescription(BaseModel):
         yield self.next_token or one, "target or targets must be given, and not both"
         yield (
             not (self.num_classes and self.classes),
-            "num_classes and classes are both given: give one",
+            "num_classes and classes are both given: give only one",
         )
         single = (not self.targets or self.padding is not None) and self.target_low is None
         rule = (
-            "classes and num_classes are of a single target, and go with neither targets nor a "
-            "range"
+            "classes and num_classes describe a single target, and can't be combined "
+            "with targets or a range"
         )
         yield single or not (self.num_classes or self.classes), rule
 
@@ -121,54 +124,55 @@ class DataDescription(BaseModel):
         taken = {*self.target_names, self.owner}
         yield (
             not self.columns or self.format in ("csv", "parquet", "jsonl"),
-            "columns are of a table",
+            "columns describes a table: csv, parquet or jsonl",
         )
         given = {self.inputs, self.low, self.tokens, self.text, self.shape} != {
             None
         } or self.next_token
         yield (
             not (self.columns and given),
-            "columns goes without inputs, low, high, tokens, text and shape",
+            "columns can't be combined with inputs, low, high, tokens, text or shape",
         )
         both = [name for name in names if name in taken]
-        yield not both, f"columns: {', '.join(both)} is the target or the owner, and no input"
+        yield not both, f"columns: {', '.join(both)} is the target or the owner, not an input"
         told = ", ".join(self.unconfirmed)
         yield (
             not self.unconfirmed,
-            f"unconfirmed lists {told}: their descriptions were read from the data, and are not "
-            "private. Replace them by public values, and remove the names from the list",
+            f"unconfirmed lists {told}: their descriptions were read from the data and "
+            "are not private. Replace them by public values, and remove the names "
+            "from the list",
         )
         form = self.format == "csv" or (self.separator, self.encoding, self.decimal) == (
             None,
             None,
             ".",
         )
-        yield form, "separator, decimal and encoding are of csv"
+        yield form, "separator, decimal and encoding are only for csv"
         yield self.separator is None or len(self.separator) == 1, "separator must be one character"
 
     @property
     def target_names(self) -> tuple[str, ...]:
-        """The columns or arrays of what is predicted."""
+        """The columns or arrays of the target."""
         # none with next_token
         if self.target is None:
             return self.targets
         return (self.target,)
 
     def facts(self) -> dict[str, Any]:
-        """The keys that are given, as JSON and `description_of` have them."""
+        """The given keys, in the form of JSON and of `description_of`."""
         found = self.model_dump(mode="json", exclude_defaults=True, exclude={"columns"})
         described = {column.name: column.facts() for column in self.columns}
         return found | ({"columns": described} if described else {})
 
     @property
     def mark(self) -> int:
-        """The number that is padding among targets, after words have become numbers."""
+        """The number that marks padding in targets, after words have become numbers."""
         if isinstance(self.padding, int):
             return self.padding
         return PADDING
 
     def predicted(self, targets: Array) -> Target:
-        """The target of the task that the folder describes, of which `targets` are an example."""
+        """The target of the task that the folder describes; `targets` are an example of it."""
         if self.next_token or self.padding is not None:
             if targets.ndim != 2 or not targets.shape[1]:
                 raise FolderError(
@@ -193,7 +197,7 @@ def _range_rules(name: str, low: Bound | None, high: Bound | None) -> Iterator[t
         lows = np.asarray(low, float)
         highs = np.asarray(high, float)
         as_many = len({lows.size, highs.size} - {1}) < 2
-        yield as_many, f"{name} and {above} must be one number, or equally many"
+        yield as_many, f"{name} and {above} must be one number each, or lists of equal length"
         fine = bool(np.all((highs > lows) & np.isfinite(highs - lows)))
         yield fine, f"{above} must be above {name}, and both finite (got {high} and {low})"
 
@@ -211,8 +215,7 @@ def _for_each(bound: Bound, count: int) -> tuple[float, ...]:
 def read_description(folder: Path) -> DataDescription:
     """`data.toml` of a folder; a transformer that it names beside the folder by its absolute path.
     Raises FolderError: it is missing, is not TOML, or has a key that is unknown, missing, or of the
-    wrong kind.
-    """
+    wrong kind."""
     path = folder / DESCRIPTION
     try:
         settings = tomllib.loads(path.read_text())
@@ -233,8 +236,8 @@ def read_description(folder: Path) -> DataDescription:
 
 
 def description_of(settings: Mapping[str, Any]) -> DataDescription:
-    """The description with these keys, as TOML or JSON has them. FolderError: what is wrong, with
-    the key."""
+    """The description with these keys, from TOML or JSON. FolderError: the mistake, with its
+    key."""
     given = {
         key: tuple(value) if isinstance(value, list) else value for key, value in settings.items()
     }

@@ -1,7 +1,7 @@
-"""The cells of a table as numbers, by what is public of each column.
+"""The cells of a table as numbers, encoded with public facts about each column only.
 
-This file imports nothing of Discreet: `discreet export` puts a copy of it beside a model, so that
-whoever has the model encodes rows as the run did.
+This file imports nothing from Discreet: `discreet export` copies it beside a model, so that users
+of the model encode rows as the run did.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ DATE = "date"
 TEXT = "text"
 KINDS = (NUMBER, CATEGORY, DATE, TEXT)
 MIDDLE = "middle"
-# The words for an empty cell, unless a column lists them as levels.
+# The texts that count as an empty cell, unless a column lists them as levels.
 EMPTY = frozenset(("", "na", "n/a", "nan", "null", "#n/a"))
 _WORD = re.compile(r"\w+")
 
 
 class CellError(ValueError):
-    """A cell that can't be encoded: its row, counted from 0, and what is wrong. It holds no
-    value."""
+    """A cell that can't be encoded: its row, counted from 0, and the problem. It does not contain
+    the value."""
 
     def __init__(self, row: int, problem: str) -> None:
         super().__init__(f"row {row}: {problem}")
@@ -46,13 +46,12 @@ class Column:
     Attributes:
       kind: number, category, date or text.
       low, high: the range of a number, or the first and the last day, as 2022-01-31.
-      missing: what an empty cell counts as: of a number or a date "middle" or a value, and a
-        further
-        column tells which cells were empty; of a category one of its levels, or "category", which
-        is a level of its own. None: an empty cell is refused.
-      levels: of a category; one more output is for what is not listed.
-      format: of a date, as Python's strptime reads it; None: 2022-01-31, with or without a time.
-      width: of a text, the number of columns into which its words are hashed.
+      missing: the replacement of an empty cell. For a number or a date: "middle" or a value, and an
+        additional column marks the empty cells. For a category: one of its levels, or "category",
+        an additional level. None: an empty cell is refused.
+      levels: the levels of a category; one additional output stands for all others.
+      format: the format of a date for Python's strptime; None: 2022-01-31, with or without a time.
+      width: the number of columns into which the words of a text are hashed.
     """
 
     name: str
@@ -78,7 +77,7 @@ class Column:
 
     @property
     def outputs(self) -> tuple[str, ...]:
-        """The names of the numbers that a cell becomes."""
+        """The names of the numbers that a cell is encoded as."""
         if self.kind == CATEGORY:
             own = [f"{self.name} is {level}" for level in self.levels]
             if self.missing == CATEGORY:
@@ -93,7 +92,7 @@ class Column:
         return (self.name, f"{self.name} is empty")
 
     def facts(self) -> dict[str, Any]:
-        """The column as JSON and `columns_of` have it."""
+        """The column in the form of JSON and of `columns_of`."""
         given = {each.name: getattr(self, each.name) for each in fields(self)}
         unset = {each.name: each.default for each in fields(self)}
         return {key: value for key, value in given.items() if value != unset[key] and key != "name"}
@@ -113,7 +112,7 @@ def _check_number(column: Column) -> None:
     high = column.high
     name = column.name
     if low is None or high is None:
-        raise ValueError(f"{name}: low and high are not given: write the public range")
+        raise ValueError(f"{name}: low and high are missing: write the public range")
     if not all(isinstance(end, int | float) and math.isfinite(end) for end in (low, high)):
         raise ValueError(f"{name}: low and high must be numbers")
     if not low < high:  # type: ignore[operator]
@@ -125,7 +124,7 @@ def _check_number(column: Column) -> None:
 def _check_date(column: Column) -> None:
     if column.low is None or column.high is None:
         raise ValueError(
-            f"{column.name}: low and high are not given: write the first and the last public day"
+            f"{column.name}: low and high are missing: write the first and the last public day"
         )
     ends = [_iso_day(column, end) for end in (column.low, column.high)]
     if not ends[0] < ends[1]:
@@ -141,13 +140,13 @@ def _iso_day(column: Column, day: object) -> float:
         return float(date.fromisoformat(str(day)).toordinal())
     except ValueError as error:
         raise ValueError(
-            f"{column.name}: a public day is written 2022-01-31 (got {day})"
+            f"{column.name}: a public day must be written like 2022-01-31 (got {day})"
         ) from error
 
 
 def _check_category(column: Column) -> None:
     if not column.levels or len({*column.levels}) < len(column.levels):
-        raise ValueError(f"{column.name}: levels must be given, each once: write the public ones")
+        raise ValueError(f"{column.name}: levels must be given, each once: write the public levels")
     if column.missing not in (None, CATEGORY, *column.levels):
         raise ValueError(
             f'{column.name}: missing must be "{CATEGORY}" or a level (got {column.missing!r})'
@@ -157,7 +156,8 @@ def _check_category(column: Column) -> None:
 def _check_text(column: Column) -> None:
     if column.width < 2:
         raise ValueError(
-            f"{column.name}: width must be given, at least 2: words are hashed into so many columns"
+            f"{column.name}: width must be given, at least 2: the number of columns "
+            "that words are hashed into"
         )
 
 
@@ -171,10 +171,9 @@ _CHECKS: dict[str, Callable[[Column], None]] = {
 
 def columns_of(given: Mapping[str, Any]) -> tuple[Column, ...]:
     """Columns by their names, each a table of its attributes or a short form: `[18, 100]` is the
-    range
-    of a number, two dates are the range of a date, and words are the levels of a category.
+    range of a number, two dates are the range of a date, and words are the levels of a category.
 
-    Raises ValueError, which names the column and what to write.
+    ValueError: its message names the column and the correct form.
 
     >>> [column.kind for column in columns_of({"age": [18, 100], "sex": ["F", "M"]})]
     ['number', 'category']
@@ -211,23 +210,23 @@ def _long_form(name: str, values: list[Any]) -> dict[str, Any]:
 
 
 def names_of(columns: Iterable[Column]) -> list[str]:
-    """The names of the numbers that a row becomes, in their order."""
+    """The names of the numbers that a row is encoded as, in order."""
     return [name for column in columns for name in column.outputs]
 
 
 def encode(table: Mapping[str, Any], columns: Sequence[Column], *, decimal: str = ".") -> Array:
     """The rows of a table as float64 (n, len(names_of(columns))).
 
-    A number or a date in low..high becomes -1..1, and what lies outside is set to the nearer end. A
-    category becomes one 1 among zeros. A text becomes counts of its hashed words, of length 1.
+    A number or a date in low..high is mapped to -1..1, and values outside are clamped. A category
+    becomes a one-hot vector. A text becomes a vector of hashed word counts with norm 1.
 
     Args:
       table: the cells of each column by its name, as a pandas DataFrame or a dictionary of lists.
-      decimal: the mark in numbers that are text.
+      decimal: the decimal mark in numbers that are text.
 
     Raises:
-      CellError: a cell is empty that may not be, or is no number or date.
-      KeyError: a column is not there.
+      CellError: a cell must not be empty, or is not a number or a date.
+      KeyError: a column is missing.
 
     >>> columns = columns_of({"age": [0, 100], "sex": ["F", "M"]})
     >>> encode({"age": ["75", "200"], "sex": ["M", "?"]}, columns).tolist()
@@ -240,7 +239,7 @@ def encode(table: Mapping[str, Any], columns: Sequence[Column], *, decimal: str 
 
 
 def is_empty(cell: object) -> bool:
-    """True for a cell that holds nothing.
+    """True for an empty cell.
 
     >>> [is_empty(cell) for cell in (None, float("nan"), " NA ", "none", 0)]
     [True, True, True, False, False]
@@ -251,8 +250,8 @@ def is_empty(cell: object) -> bool:
 
 
 def _quantities(column: Column, cells: list[Any], decimal: str) -> Array:
-    """Numbers and dates: the place in the range, and where empty cells are allowed, which were
-    empty."""
+    """Numbers and dates: the position in the range and, if empty cells are allowed, a flag for
+    them."""
     dates = column.kind == DATE
     low, high = (
         _iso_day(column, end) if dates else float(end or 0) for end in (column.low, column.high)
@@ -300,7 +299,7 @@ def _number(column: Column, row: int, cell: Any, decimal: str) -> float:
     if comma:
         hint = ': write decimal = "," in data.toml'
     else:
-        hint = "; words are of a column with kind = category"
+        hint = "; words need a column with kind = category"
     raise CellError(row, f"{column.name} is not a number{hint}")
 
 
@@ -341,7 +340,7 @@ def _one_hot(column: Column, cells: list[Any], decimal: str) -> Array:
 
 
 def _word(cell: Any) -> str:
-    """A level as text: 1.0 of a column of numbers is 1."""
+    """A level as text: 1.0 in a column of numbers is 1."""
     whole = isinstance(cell, float | np.floating) and float(cell).is_integer()
     if whole:
         return str(int(cell))
@@ -349,7 +348,7 @@ def _word(cell: Any) -> str:
 
 
 def _hashed(column: Column, cells: list[Any], decimal: str) -> Array:
-    """Counts of words by a public hash, with its sign, divided by their length; all 0 of an empty
+    """Counts of words by a public hash with signs, divided by their norm; all 0 for an empty
     text."""
     found = np.zeros((len(cells), column.width))
     for row, cell in enumerate(cells):

@@ -1,5 +1,5 @@
 """The values that every data set becomes: a table of examples, and a task of training and test
-examples; and the normalising of their inputs, if a run does that."""
+examples. Also normalises their inputs if a run does so."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from discreet.data.targets import CLASS, LABELS, NUMBERS, SEQUENCES, Array, Targ
 from discreet.per_example.objective import PADDING
 from discreet.settings.data import NormaliserConfig
 
-# types of targets and how many dimensions
+# types of targets, and their numbers of dimensions
 _TARGETS = (
     (torch.int64, 1),
     (torch.int64, 2),
@@ -30,8 +30,8 @@ class Examples:
     inputs: (n, *input_shape), float32, or int64 token ids for text. targets: (n,), int64 class
     numbers; (n, length), int64 class numbers of sequences, -100 (`PADDING`) where a position does
     not count; or (n, k), float32: k labels that are 0 or 1, or k numbers. n may be 0. owners: (n,),
-    int64, the number of whose each row is, from 0 on; None if it is not known. Raises ValueError if
-    lengths or types do not fit.
+    int64, the number of each row's owner, from 0; None if unknown. Raises ValueError if lengths or
+    types do not fit.
 
     >>> table = Examples(torch.zeros(3, 2), torch.tensor([0, 1, 1]))
     >>> len(table), len(table.subset(torch.tensor([2])))
@@ -48,8 +48,8 @@ class Examples:
         if (self.targets.dtype, self.targets.ndim) not in _TARGETS:
             found = f"{self.targets.dtype} of shape {tuple(self.targets.shape)}"
             raise ValueError(
-                "targets must be int64 of shape (n,) or (n, k), or float32 of shape (n, k), not "
-                f"{found}"
+                "targets must be int64 of shape (n,) or (n, k), or float32 of shape "
+                f"(n, k), not {found}"
             )
         if self.inputs.ndim < 1 or len(self.inputs) != len(self.targets):
             raise ValueError(
@@ -57,13 +57,13 @@ class Examples:
             )
         if self.owners is not None and self.owners.shape != (len(self.targets),):
             shape = tuple(self.owners.shape)
-            raise ValueError(f"owners must be one for each of {len(self)} rows, not {shape}")
+            raise ValueError(f"owners must be one per row, {len(self)} in all, not {shape}")
 
     def __len__(self) -> int:
         return len(self.targets)
 
     def subset(self, indices: torch.Tensor) -> Examples:
-        """The rows at `indices`, (m,) int64, in that order; a copy. Empty indices give an empty
+        """The rows at `indices`, (m,) int64, in that order, as a copy. Empty indices give an empty
         table."""
         if self.owners is None:
             owners = None
@@ -73,7 +73,7 @@ class Examples:
 
 
 def concatenated(tables: Sequence[Examples], owners: torch.Tensor | None = None) -> Examples:
-    """One table after the other, with these owners."""
+    """Two tables in order, with these owners."""
     return Examples(
         torch.cat([table.inputs for table in tables]),
         torch.cat([table.targets for table in tables]),
@@ -82,25 +82,23 @@ def concatenated(tables: Sequence[Examples], owners: torch.Tensor | None = None)
 
 
 def to_unit_box(features: Array, ranges: Sequence[tuple[float, float]]) -> Array:
-    """Features (n, k) to [-1, 1] by a public range (low, high) of each; what lies outside is set to
-    the nearer end, and NaN stays NaN. A range that is computed from the data would be a release
-    without an account."""
+    """Maps features (n, k) to [-1, 1] by a public range (low, high) of each. Values outside are
+    clamped, and NaN stays NaN. A range computed from the data would be an unaccounted release."""
     low, high = np.asarray(ranges).T
     return np.clip((features - low) / (high - low) * 2 - 1, -1, 1)  # type: ignore[no-any-return]
 
 
 @dataclass(frozen=True)
 class TaskShape:
-    """The shape of an example, as a task expects it.
+    """The shape of a task's examples.
 
     Attributes:
-      input_shape: of one input, without the batch.
+      input_shape: the shape of one input, without the batch dimension.
       num_classes: targets that are classes lie in [0, num_classes); 0 if labels or numbers are
         predicted.
       scale: the range of inputs that are numbers.
-      num_tokens: inputs are whole numbers in [0, num_tokens), as in text; 0 if they are other
-        numbers.
-      target: what is predicted.
+      num_tokens: inputs are integers in [0, num_tokens), as in text; 0 for other inputs.
+      target: the target of predictions.
     """
 
     input_shape: tuple[int, ...]
@@ -111,18 +109,18 @@ class TaskShape:
 
     @property
     def num_outputs(self) -> int:
-        """The count of numbers that a model gives for an example, or for each position of a
-        sequence: a logit for each class or label, or the numbers."""
+        """The count of a model's outputs for an example, or for each position of a sequence: a
+        logit for each class or label, or the numbers."""
         return self.num_classes or len(self.target.names)
 
     @property
     def output_shape(self) -> tuple[int, ...]:
-        """The shape of what a model gives for an example: (num_outputs,), or (num_classes, length)
+        """The shape of a model's output for an example: (num_outputs,), or (num_classes, length)
         for sequences."""
         return (self.num_outputs, *((self.target.length,) if self.target.length else ()))
 
 
-# Known without loading the data: a node with data of its own does not have them.
+# Known without loading the data, which a node with its own data does not have.
 SHAPES = {
     "digits": TaskShape((1, 8, 8), 10),
     "breast_cancer": TaskShape((30,), 2, scale=(-1.0, 1.0)),
@@ -143,11 +141,11 @@ SHAPES = {
 
 @dataclass(frozen=True, eq=False)
 class Task:
-    """A data set ready to be learned: what the clients hold, and the public test set that the
-    server holds; it is empty if there is none.
+    """A data set that is ready for training: the clients' examples, and the server's public test
+    set, which may be empty.
 
-    description: the data.toml of a folder. Raises ValueError: the train set is empty, inputs have
-    another shape, a class is none, or all of the test set is padding.
+    description: the data.toml of a folder. ValueError: the train set is empty, inputs have another
+    shape, a class is out of range, or the whole test set is padding.
     """
 
     name: str
@@ -170,7 +168,7 @@ class Task:
 
     @property
     def owners(self) -> torch.Tensor | None:
-        """The natural user of each training example, if the data have any."""
+        """The natural owner of each training example, if the data have owners."""
         return self.train.owners
 
     def _check_classes(self, part: str, targets: torch.Tensor) -> None:
@@ -193,8 +191,8 @@ class Task:
 
 def normalised_inputs(inputs: Tensor, by: NormaliserConfig) -> Tensor:
     """Inputs (n, columns) or (n, channels, height, width), float32: (input - mean) / deviation, of
-    each column or channel; without means as they are. Raises ValueError if there are not as many
-    columns as means.
+    each column or channel; without means unchanged. ValueError: the numbers of columns and of means
+    differ.
 
     >>> config = NormaliserConfig([1.0, 50.0], [2.0, 10.0])
     >>> normalised_inputs(torch.tensor([[5.0, 40.0]]), config).tolist()

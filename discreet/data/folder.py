@@ -1,5 +1,4 @@
-"""Data of one's own: a folder with tables and a small description, `data.toml`, that says what is
-where.
+"""Users' own data: a folder with tables and a short description, `data.toml`.
 
     format = "csv"                  # csv, parquet, jsonl, npz, idx
     file = "train.csv"              # for idx: the file of the inputs
@@ -127,7 +126,7 @@ def load_folder(path: str | None) -> Task:
 def _test_of(
     folder: Path, description: DataDescription, shape: TaskShape
 ) -> tuple[Examples, Array | None]:
-    """The public test set, and its owners if it has that column."""
+    """The public test set, with its owners if it has that column."""
     target = description.test_target or description.target
     changed: dict[str, Any] = {"file": description.test, "target": target, "owner": None}
     test = description.model_copy(update=changed)
@@ -141,7 +140,7 @@ def _test_of(
 
 
 def _refuse_shared(description: DataDescription, owners: Array, tested: Array) -> None:
-    """Raises RowError for an owner of rows in both tables: the test set is public, and protects
+    """Raises RowError for an owner with rows in both tables: the test set is public, so it protects
     nobody in it."""
     shared = np.flatnonzero(np.isin(tested.astype(str), owners.astype(str)))
     if len(shared):
@@ -150,7 +149,7 @@ def _refuse_shared(description: DataDescription, owners: Array, tested: Array) -
         problem = f"this {who} has rows in {description.file} too, as {people} in all have"
         raise RowError(
             int(shared[0]),
-            f"{problem}: nobody in the public test set may be in the data that are protected",
+            f"{problem}: nobody in the public test set may also be in the protected data",
         )
 
 
@@ -160,16 +159,16 @@ def node_table(folder: Path, task: str) -> tuple[Examples, TaskShape]:
     one that the folder describes (`data.name=folder`). Read once per process.
 
     Raises:
-      FolderError: what is wrong, with the file, the row or the class.
+      FolderError: the problem, with the file, the row or the class.
     """
     folder = folder.expanduser().resolve()
     if task not in (*SHAPES, FOLDER):
         known = ", ".join(sorted((*SHAPES, FOLDER)))
-        raise FolderError(f"no task {task!r}; data of a node's own can be given for {known}")
+        raise FolderError(f"there is no task {task!r}; a node's own data can be given for {known}")
     description = read_description(folder)
     if description.task not in (None, task):
         raise FolderError(
-            f"{folder / DESCRIPTION} gives these data for {description.task}, not for {task}"
+            f"{folder / DESCRIPTION} declares these data for {description.task}, not for {task}"
         )
     examples, shape, _ = _labelled(folder, description, SHAPES.get(task))
     return examples, shape
@@ -178,7 +177,7 @@ def node_table(folder: Path, task: str) -> tuple[Examples, TaskShape]:
 def _labelled(
     folder: Path, description: DataDescription, shape: TaskShape | None = None
 ) -> tuple[Examples, TaskShape, Array | None]:
-    """A table with targets, its shape unless that is given, and its owners if it has any."""
+    """A table with targets, its shape (computed unless given), and its owners if it has any."""
     path = folder / description.file
     with _lines_of(path, description):
         inputs, targets, owners = _read(folder, description)
@@ -192,7 +191,7 @@ def _labelled(
         if owners is None:
             return Examples(read, predicted), shape, None
         if owners.shape != (len(read),):
-            raise FolderError(f"{path} has {len(read)} rows of inputs, and {len(owners)} owners")
+            raise FolderError(f"{path} has {len(read)} rows of inputs, but {len(owners)} owners")
         numbers = torch.from_numpy(np.unique(owners, return_inverse=True)[1])
         return Examples(read, predicted, numbers), shape, owners
 
@@ -201,12 +200,11 @@ def read_file(
     path: Path, description: DataDescription, shape: TaskShape, *, id_column: str | None = None
 ) -> tuple[torch.Tensor, torch.Tensor | None, Array | None]:
     """Inputs (n, *input_shape) of a file that ends in .csv, .parquet, .jsonl or .npz, its targets
-    if it has them, and the cells of a column that tells the rows apart. The description says which
-    columns or arrays they are, and their range.
-    """
+    if it has them, and the cells of a column that identifies the rows. The description names the
+    columns or arrays, and gives their range."""
     kind = path.suffix.lower().removeprefix(".")
     if kind not in ("csv", "parquet", "jsonl", "npz"):
-        raise FolderError(f"{path}: a file of inputs ends in .csv, .parquet, .jsonl or .npz")
+        raise FolderError(f"{path}: a file of inputs must end in .csv, .parquet, .jsonl or .npz")
     description = description.model_copy(
         update={"format": kind, "file": path.name, "owner": id_column}
     )
@@ -232,8 +230,8 @@ def _shape_of(
     num_classes = counted or tokens * description.next_token
     if target.kind in (CLASSES, SEQUENCES) and num_classes < 2:
         rule = (
-            "classes or num_classes (the number that occurs is not public), or for numbers "
-            "target_low and target_high"
+            "classes or num_classes (the number of classes that occur is not public), "
+            "or for numbers target_low and target_high"
         )
         raise FolderError(f"{folder / DESCRIPTION} must give {rule}")
     return TaskShape(
@@ -245,7 +243,7 @@ def _targets_of(
     values: Array, count: int, description: DataDescription, shape: TaskShape, what: str
 ) -> torch.Tensor:
     if len(values) != count:
-        raise FolderError(f"{what} has {count} rows of inputs and {len(values)} targets")
+        raise FolderError(f"{what} has {count} rows of inputs, but {len(values)} targets")
     return targets_of(
         values, shape.target, num_classes=shape.num_classes, what=what, padding=description.mark
     )
@@ -258,7 +256,8 @@ def _inputs_of(
     found = math.prod(values.shape[1:])
     if found != size:
         raise FolderError(
-            f"{what} do not fit: {found} inputs a row, not {size} for the shape {shape.input_shape}"
+            f"{what} do not fit: each row has {found} inputs, but the shape "
+            f"{shape.input_shape} needs {size}"
         )
     if shape.num_tokens:
         with np.errstate(invalid="ignore"):  # of NaN, which is no whole number
@@ -278,7 +277,7 @@ def _inputs_of(
         low, high = (np.asarray(bound, np.float64) for bound in (description.low, description.high))
         if not {low.size, high.size} <= {1, size}:
             raise FolderError(f"low and high must be one number or {size} of them")
-        # Clamped: a value outside the public range must not tell how far outside it is.
+        # Clamped: a value outside the public range must not reveal its distance from it.
         outside = np.count_nonzero((numbers < low) | (numbers > high))
         if outside:
             logger.warning(
@@ -298,7 +297,7 @@ def _read(folder: Path, description: DataDescription) -> _Table:
     if description.format == "idx":
         if owner is not None or description.target is None:
             raise FolderError(
-                "an idx file holds one array: target must be given, and neither targets nor owner"
+                "an idx file has one array: target must be given, without targets and owner"
             )
         files = path, _file(folder, description.target)
         try:
@@ -355,7 +354,7 @@ def _weights_of(description: DataDescription) -> Path:
 def _file(folder: Path, name: str) -> Path:
     path = folder / name
     if path.resolve().parent != folder.resolve():
-        raise FolderError(f"{name} must lie in {folder} itself")
+        raise FolderError(f"{name} must be directly in {folder}")
     if not path.is_file():
         raise FolderError(f"{path} is missing")
     return path
@@ -387,12 +386,12 @@ def open_table(path: Path, form: str) -> dict[str, Any]:
     names = list(table.column_names)
     for name in names:
         if names.count(name) > 1:
-            raise FolderError(f"{path}: the column {name!r} is there twice")
+            raise FolderError(f"{path}: the column {name!r} occurs twice")
     return {name: table.column(name) for name in names}
 
 
 def csv_table(path: Path, description: DataDescription) -> CsvTable:
-    """A CSV file in the form that a description says."""
+    """A CSV file in the form that a description specifies."""
     return CsvTable(path, description.separator, description.encoding, description.decimal)
 
 
@@ -401,7 +400,7 @@ def _lines_of(path: Path, description: DataDescription) -> AbstractContextManage
 
 
 def _input_names(found: Iterable[str], description: DataDescription) -> tuple[str, ...]:
-    """The inputs that the description names; by default all columns but target and owner, or the
+    """The inputs that the description names; by default all columns except target and owner, or the
     array `inputs`."""
     if description.format == "npz":
         if isinstance(description.inputs, tuple):
@@ -421,8 +420,8 @@ def _input_names(found: Iterable[str], description: DataDescription) -> tuple[st
 
 
 def with_inputs(folder: Path, description: DataDescription) -> DataDescription:
-    """The description with the columns of inputs that the training table of a folder has, if it
-    leaves them out."""
+    """The description, completed with the input columns of a folder's training table if it names
+    none."""
     if (
         description.inputs
         or description.columns
@@ -435,8 +434,8 @@ def with_inputs(folder: Path, description: DataDescription) -> DataDescription:
 
 
 def main(words: Sequence[str]) -> int:
-    """Checks a node's own data: says how many examples a folder holds for a task; 2 if they do not
-    fit."""
+    """Checks a node's own data: prints the number of examples in a folder for a task; 2 if they do
+    not fit."""
     parser = argparse.ArgumentParser(
         prog="python -m discreet.data.folder", description=main.__doc__
     )

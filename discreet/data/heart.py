@@ -1,10 +1,10 @@
-"""Four hospitals: the UCI heart disease data by hospital, prepared as FLamby's Fed-Heart-Disease,
-but for the scaling.
+"""Four hospitals: the UCI heart disease data by hospital, prepared as FLamby's Fed-Heart-Disease
+except for the scaling.
 
 Janosi, Steinbrunn, Pfisterer and Detrano 1988, "Heart Disease", UCI Machine Learning Repository, CC
 BY 4.0. The preparation is that of Ogier du Terrail et al. 2022 (FLamby, NeurIPS Datasets and
 Benchmarks), section on Fed-Heart-Disease. FLamby then scales by each hospital's own mean and
-deviation, which is a release without an account."""
+deviation, which is an unaccounted release."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ from discreet.data.targets import Array
 
 # In the order of the clients. The names are those of the files: processed.cleveland.data.
 HOSPITALS = ("cleveland", "hungarian", "switzerland", "va")
-# The range of each feature: (low, high) becomes (-1, 1), and what lies outside is set to the nearer
-# end. Constants that medicine knows of adults: years, mmHg at rest, mg/dl of cholesterol, beats a
-# minute at the most, mm of ST depression. The data had no part in them. A feature that is 0 or 1
-# stays as it is.
+# The range of each feature: (low, high) becomes (-1, 1), and values outside are clamped. They are
+# constants from general medical knowledge of adults: years, mmHg at rest, mg/dl of cholesterol,
+# maximal beats per minute, mm of ST depression. They do not depend on the data. A feature that is 0
+# or 1 stays unchanged.
 HEART_RANGES: dict[str, tuple[float, float]] = {
     "age": (20, 90),
     "sex": (-1, 1),
@@ -34,11 +34,11 @@ HEART_RANGES: dict[str, tuple[float, float]] = {
     "oldpeak": (0, 5),
     **dict.fromkeys(("cp_2", "cp_3", "cp_4", "restecg_1", "restecg_2"), (-1, 1)),
 }
-# what is dropped is missing at most patients of three hospitals
+# the dropped columns are missing for most patients of three hospitals
 _COLUMNS = 14
 _DROPPED = (10, 11, 12)
 _NUMBERS = (0, 1, 3, 4, 5, 7, 8, 9)  # columns that are features as they are, in the order above
-# columns that name one of several kinds, and the kinds without the first
+# columns with one of several categories, and the categories without the first
 _KINDS = (
     (2, (2, 3, 4)),
     (6, (1, 2)),
@@ -46,7 +46,7 @@ _KINDS = (
 _READ = tuple(column not in _DROPPED for column in range(_COLUMNS))
 _TRAIN_SHARE = 0.66
 _SPLIT_SEED = 43
-# patients of each label, or the split is not stratified: Switzerland has one without the disease
+# fewest patients of each label for a stratified split: Switzerland has one without the disease
 _FEWEST = 3
 
 
@@ -66,14 +66,14 @@ def train_and_test(labels: Array) -> tuple[Array, Array]:
 
 
 def patients(features: Array, labels: Array) -> Examples:
-    """Patients as a model reads them: features in [-1, 1]."""
+    """Patients in the form that a model reads: features in [-1, 1]."""
     inputs = to_unit_box(features, tuple(HEART_RANGES.values()))
     return Examples(torch.from_numpy(inputs).float(), torch.from_numpy(labels))
 
 
 def read_hospital(file: Path) -> tuple[Array, Array]:
-    """The patients in a hospital's file of whom no value is missing: raw features (n, 13) in the
-    order of `HEART_RANGES`, and 1 for those with the disease. Raises ValueError: it is no such
+    """The patients in a hospital's file without missing values: raw features (n, 13) in the order
+    of `HEART_RANGES`, and 1 for those with the disease. ValueError: the file is not such a
     table."""
     if not file.is_file():
         wanted = ", ".join(f"processed.{name}.data" for name in HOSPITALS)
@@ -88,7 +88,7 @@ def read_hospital(file: Path) -> tuple[Array, Array]:
         )
     except ValueError as error:
         raise ValueError(
-            f"data.path: {file} does not hold {_COLUMNS} numbers or ? a line, by commas"
+            f"data.path: {file} must have {_COLUMNS} comma-separated numbers or ? per line"
         ) from error
     kinds = [table[:, column] == kind for column, others in _KINDS for kind in others]
     return np.column_stack([table[:, list(_NUMBERS)], *kinds]), (table[:, -1] > 0).astype(np.int64)
@@ -96,9 +96,8 @@ def read_hospital(file: Path) -> tuple[Array, Array]:
 
 def load_heart(path: str | None) -> Task:
     """Heart disease or none, from 13 features: 486 training patients, whose owners are the
-    hospitals, 199, 172, 30 and 85, and the test parts of all hospitals, 104, 89, 16 and 45, one
-    after the other.
-    """
+    hospitals (199, 172, 30 and 85), and the hospitals' test parts (104, 89, 16 and 45) in the same
+    order."""
     if path is None:
         raise ValueError(
             "data.path: heart is read from a folder with the four processed.*.data files of the "

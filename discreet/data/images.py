@@ -1,8 +1,7 @@
 """Image data sets, from local files or through flwr-datasets from the hub.
 
-Pixels are divided by 255 and nothing more: a mean or a deviation taken from the clients' data would
-be a
-release without an account.
+Pixels are only divided by 255: a mean or a deviation of the clients' data would be an unaccounted
+release.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ from discreet.data.examples import SHAPES, Examples, Task
 from discreet.data.targets import Array
 from discreet.settings.rules import require_extra
 
-# The place of a data set on the hub, and the names of its columns of images and labels.
+# A data set's name on the hub, and its columns of images and labels.
 _HUB = {
     "mnist": ("ylecun/mnist", "image", "label"),
     "fashion_mnist": ("zalando-datasets/fashion_mnist", "image", "label"),
@@ -36,8 +35,7 @@ FROM_HUB = frozenset(_HUB)
 # and protected; chosen by a fixed draw, the same in every run.
 _TEST_WRITERS = 0.1
 _WRITER_SEED = 40961
-# A pickle can call anything; these are all that the CIFAR files need. Old numpy called its core
-# numpy.core.
+# A pickle can call any function; CIFAR files need only these. Old numpy called its core numpy.core.
 _CIFAR_GLOBALS = {
     ("numpy.core.multiarray", "_reconstruct"): np.zeros(0).__reduce__()[0],
     ("numpy", "ndarray"): np.ndarray,
@@ -156,7 +154,8 @@ def _from_hub(name: str) -> Task:
 
 
 def _load_split(name: str, split: str) -> Any:
-    """A split in its order on the hub; ConnectionError says what to do without a network."""
+    """A split in the order of the hub. ConnectionError: its message says how to proceed without a
+    network."""
     require_extra("flwr_datasets", extra="simulation", why=f"data.name={name} without data.path")
     from flwr_datasets import FederatedDataset
 
@@ -177,7 +176,7 @@ def _columns(name: str, split: Any) -> tuple[Array, Array]:
 
 
 class _CifarUnpickler(pickle.Unpickler):
-    """Reads dictionaries, lists, bytes and numpy arrays, and refuses everything else."""
+    """Reads dictionaries, lists, bytes and numpy arrays; refuses everything else."""
 
     def find_class(self, module: str, name: str) -> Any:
         if (module, name) not in _CIFAR_GLOBALS:
@@ -188,7 +187,8 @@ class _CifarUnpickler(pickle.Unpickler):
 def _read_cifar(file: Path) -> tuple[Array, Array]:
     if not file.is_file():
         raise FileNotFoundError(
-            f"data.path: no {file.name} in {file.parent}, as in cifar10's python version"
+            f"data.path: {file.parent} has no {file.name}, which is part of cifar10's "
+            "python version"
         )
     try:
         with file.open("rb") as stream:
@@ -204,8 +204,8 @@ def _read_cifar(file: Path) -> tuple[Array, Array]:
 
 
 def find_idx(folder: Path, name: str) -> Path:
-    """The file `name` or `name`.gz in `folder`; FileNotFoundError says what was expected and
-    where."""
+    """The file `name` or `name`.gz in `folder`. FileNotFoundError: its message names the expected
+    files and the folder."""
     for candidate in (folder / name, folder / f"{name}.gz"):
         if candidate.is_file():
             return candidate
@@ -232,7 +232,8 @@ def read_idx(path: Path) -> np.ndarray[Any, np.dtype[np.uint8]]:
         start = 4
     if content[:3] != _UNSIGNED_BYTES or len(content) < start:
         raise ValueError(
-            f"{path} is no IDX file of unsigned bytes: its head is {content[:start].hex(' ')}"
+            f"{path} is not an IDX file of unsigned bytes: it starts with "
+            f"{content[:start].hex(' ')}"
         )
     shape = tuple(int(size) for size in np.frombuffer(content[4:start], dtype=">u4"))
     if len(content) - start != math.prod(shape):

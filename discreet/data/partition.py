@@ -1,4 +1,4 @@
-"""The examples of each client, and which of them it trains on and which it holds out."""
+"""The examples of each client, and their division into training and held-out examples."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ BY_CLASS = ("dirichlet", "shards")
 def partition_indices(
     targets: torch.Tensor, data: DataConfig, *, owners: torch.Tensor | None = None
 ) -> list[torch.Tensor]:
-    """The example numbers of each client, int64 vectors: disjoint, none empty, together all of [0,
-    n).
+    """The example numbers of each client, as int64 vectors: disjoint, not empty, together all of
+    [0, n).
 
     targets: (n,) class numbers, or (n, k) labels, numbers or sequences. `data.partition_seed`
     decides the draw; "natural" draws nothing. `data.partition`:
@@ -49,7 +49,8 @@ def partition_indices(
 
     Raises:
       ValueError: more clients than examples (twice as many for "shards"), a partition by classes of
-        data that have none, owners that are missing, too few, or for "natural" of another number.
+        data that have none, owners that are missing, too few, or for "natural" of another
+    number.
     """
     if data.num_clients > len(targets):
         raise ValueError(
@@ -76,15 +77,15 @@ def partition_indices(
 
 @dataclass(frozen=True, eq=False)
 class PartitionedExamples:
-    """Clients that share the examples out: `rows` of all clients, one after the other, and where
-    each begins, (clients + 1,)."""
+    """A partition of the examples among clients: the `rows` of all clients in order, and the start
+    of each client's rows, (clients + 1,)."""
 
     rows: Numbers
     starts: Numbers
 
     @classmethod
     def of(cls, parts: Sequence[torch.Tensor]) -> Self:
-        """Those of clients with the rows `parts`."""
+        """The partition in which clients have the rows `parts`."""
         rows = torch.cat([torch.zeros(0, dtype=torch.int64), *parts])
         return cls(rows.numpy(), np.cumsum([0, *map(len, parts)], dtype=np.int64))
 
@@ -103,9 +104,9 @@ class PartitionedExamples:
 @dataclass(frozen=True)
 class SampledExamples:
     """Any number of clients, each with `examples_per_client` different examples that its number and
-    a public `seed` decide. Nothing is held for a client: a million of them cost nothing until they
-    take part. Clients share examples: what an example-level guarantee says of an example holds for
-    each of its copies by itself.
+    a public `seed` decide. No client uses memory: a million clients cost nothing until they take
+    part. Clients share examples, and an example-level guarantee holds for each copy of an example
+    separately.
 
     >>> examples = SampledExamples(
     ...     num_clients=10**6, num_examples=5, examples_per_client=5, seed=20731
@@ -126,7 +127,7 @@ class SampledExamples:
         return np.full(len(clients), self.examples_per_client, dtype=np.int64)
 
     def examples(self, client: int) -> Numbers:
-        """The time depends on `examples_per_client` alone."""
+        """The computation time depends only on `examples_per_client`."""
         generator = np.random.Generator(
             np.random.Philox(key=np.array([self.seed, client], dtype=np.uint64))
         )
@@ -140,7 +141,8 @@ ClientExamples = PartitionedExamples | SampledExamples
 
 @lru_cache(maxsize=8)
 def client_examples_of(task: Task, data: DataConfig) -> ClientExamples:
-    """The training examples of each client, dealt once per process for the same task object."""
+    """The training examples of each client, partitioned once per process for the same task
+    object."""
     if data.examples_per_client is None:
         return PartitionedExamples.of(
             partition_indices(task.train.targets, data, owners=task.owners)
@@ -162,7 +164,7 @@ def _rows_by_owner(data: DataConfig, owners: torch.Tensor | None) -> _Parts:
 
 
 def _natural(data: DataConfig, rows: _Parts) -> _Parts:
-    # What NaturalIdPartitioner does, without its progress bar on the terminal.
+    # The same as NaturalIdPartitioner, without its progress bar on the terminal.
     if len(rows) != data.num_clients:
         owners_are = f"{len(rows)} for a natural partition, the number of owners"
         raise ValueError(f"data.num_clients must be {owners_are}, not {data.num_clients}")
@@ -180,7 +182,7 @@ def _dealt_owners(data: DataConfig, rows: _Parts) -> _Parts:
 
 
 def _drawn(data: DataConfig, targets: np.ndarray[Any, Any]) -> _Parts:
-    """The partitions of flwr-datasets."""
+    """The partitions that flwr-datasets draws."""
     require_extra(
         "datasets", "flwr_datasets", extra="simulation", why=f"data.partition={data.partition}"
     )
@@ -194,7 +196,7 @@ def _drawn(data: DataConfig, targets: np.ndarray[Any, Any]) -> _Parts:
     }
     partitioner: DirichletPartitioner | ShardPartitioner
     if data.partition == "dirichlet":
-        # With a larger minimum it draws again and again, and with many clients never succeeds.
+        # With a larger minimum it redraws until it succeeds, which never happens with many clients.
         partitioner = DirichletPartitioner(alpha=float(data.alpha), min_partition_size=0, **same)
     else:
         shards = _SHARDS_PER_CLIENT * data.num_clients
@@ -203,15 +205,15 @@ def _drawn(data: DataConfig, targets: np.ndarray[Any, Any]) -> _Parts:
             raise ValueError(
                 f"data.num_clients: shards need {_SHARDS_PER_CLIENT} examples a client; {few}"
             )
-        # Asked for two shards a client it drops what does not divide; given the size of a shard it
-        # deals all.
+        # Asked for two shards per client, it drops the remainder; given the size of a shard, it
+        # assigns all examples.
         partitioner = ShardPartitioner(
             shard_size=len(targets) // shards, keep_incomplete_shard=True, **same
         )
     partitioner.dataset = Dataset.from_dict({"index": np.arange(len(targets)), "target": targets})
     with warnings.catch_warnings():
-        # datasets sorts with an argument that pyarrow calls deprecated from 25 on; not ours to
-        # change.
+        # datasets sorts with an argument that pyarrow deprecates from 25 on; Discreet can't change
+        # that.
         warnings.simplefilter("ignore", FutureWarning)
         parts = [
             np.asarray(partitioner.load_partition(client)["index"][:])
@@ -224,12 +226,12 @@ def _drawn(data: DataConfig, targets: np.ndarray[Any, Any]) -> _Parts:
 
 
 def held_out_rows(num_examples: int, client_id: int, *, share: float) -> torch.Tensor:
-    """The rows, ascending, (m,) int64, that a client of so many examples never trains on, so that
-    it can rate models on them: of each run of 1 / share rows one, chosen by a public seed and the
-    client's number alone.
+    """The held-out rows, ascending, (m,) int64, of a client with so many examples, which it never
+    trains on and rates models on: one of every 1 / share consecutive rows, chosen by a public seed
+    and the client's number alone.
 
-    The values of the examples do not matter, and rows that are added at the end leave the earlier
-    choice as it is, so that nothing that was trained on is ever held out. m differs from share *
+    The choice does not depend on the values of examples, and rows added at the end do not change it
+    for earlier rows, so a row that was trained on is never held out later. m differs from share *
     num_examples by less than 1; it may be 0 for fewer than 1 / share examples.
 
     >>> held_out_rows(20, 7, share=0.2).tolist() == held_out_rows(23, 7, share=0.2).tolist()[:4]
@@ -245,8 +247,8 @@ def held_out_rows(num_examples: int, client_id: int, *, share: float) -> torch.T
 def split_rows(
     num_examples: int, client_id: int, *, share: float
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """The rows that a client trains on, and those that it holds out: both ascending, together all
-    of them."""
+    """The rows that a client trains on, and the rows that it holds out: both ascending, together
+    all rows."""
     held = held_out_rows(num_examples, client_id, share=share)
     trained = torch.ones(num_examples, dtype=torch.bool)
     trained[held] = False

@@ -1,7 +1,7 @@
-"""Public constants that give the numbers of a table about the spread of its categories.
+"""Public constants that match the spread of a table's numbers to that of its categories.
 
-A public range is chosen so that nearly all values lie in it, and is taken for six standard
-deviations. Under a clip norm the scale of a column decides its share of the signal.
+A public range is chosen to contain nearly all values, so it is taken as six standard deviations.
+Under a clip norm, the scale of a column decides its share of the signal.
 """
 
 from __future__ import annotations
@@ -20,8 +20,9 @@ FLAG = (0.0, 1.0)  # the public range of a flag
 
 
 def spread_of(description: DataDescription | None, width: int) -> NormaliserConfig:
-    """The normaliser of a table with so many inputs: numbers and dates by a third of half their
-    public range, categories and flags as 0 and 1. Raises ValueError: the inputs have no ranges."""
+    """The normaliser of a table with so many inputs: numbers and dates are divided by a third of
+    half their public range; categories and flags stay 0 and 1. ValueError: the inputs have no
+    ranges."""
     if description is not None and description.columns:
         found = _of_columns(description)
     elif description is not None and description.low is not None:

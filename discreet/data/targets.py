@@ -1,5 +1,5 @@
-"""The target of an example: its class, labels of which any number may hold, numbers in public
-ranges, or a class for each position of a sequence."""
+"""The target of an example: its class, any number of labels, numbers in public ranges, or a class
+for each position of a sequence."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ KINDS = (CLASSES, LABELS, NUMBERS, SEQUENCES)
 
 
 class FolderError(ValueError):
-    """Data in a folder that are missing, can't be read, or do not fit. The message holds no value
-    of the data."""
+    """Data in a folder are missing, unreadable, or do not fit. The message contains no value of the
+    data."""
 
 
 class RowError(FolderError):
-    """A row, counted from 0, that is not as it must be: the first one. `problem` says in what."""
+    """The first invalid row, counted from 0. `problem` describes the problem."""
 
     def __init__(self, row: int, problem: str) -> None:
         super().__init__(f"row {row}: {problem}")
@@ -40,15 +40,15 @@ class RowError(FolderError):
 
 @dataclass(frozen=True)
 class Target:
-    """The kind of what is predicted of an example, and its public ranges.
+    """The kind of target of an example, and its public ranges.
 
     Attributes:
       kind: classes (one of several), labels (each of several holds or does not), numbers, or
         sequences (one of several classes at each position that is not padding).
-      names: of the labels or numbers, at least one; of classes none.
-      low, high: the public range of each number. A model learns numbers as -1..1, which is
-        low..high. A value outside is set to the nearer end: how far outside it is must not be told.
-      length: how many positions a sequence has, padding counted; 0 for other kinds.
+      names: the names of the labels or numbers, at least one; none for classes.
+      low, high: the public range of each number. A model learns low..high as -1..1. A value outside
+        is clamped, because its distance from the range must not be revealed.
+      length: the number of positions of a sequence, including padding; 0 for other kinds.
 
     >>> price = Target(NUMBERS, ("price",), (0.0,), (200.0,))
     >>> price.scaled(torch.tensor([[50.0], [900.0]])).tolist()
@@ -64,13 +64,13 @@ class Target:
     length: int = 0
 
     def scaled(self, values: Tensor) -> Tensor:
-        """Numbers (n, k) in their own units as what a model learns, float32 in -1..1."""
+        """Numbers (n, k) in their own units, scaled for a model: float32 in -1..1."""
         low, high = self._range()
         share: Tensor = (values.double() - low) / (high - low)
         return (share.clamp(0, 1) * 2 - 1).float()
 
     def in_units(self, outputs: Tensor) -> Tensor:
-        """The inverse of `scaled`, float64; what lies beyond -1..1 is not cut."""
+        """The inverse of `scaled`, float64; values beyond -1..1 are not clamped."""
         low, high = self._range()
         return low + (outputs.double() + 1) / 2 * (high - low)
 
@@ -86,11 +86,10 @@ CLASS = Target()
 def targets_of(
     values: Array, target: Target, *, num_classes: int, what: str, padding: int = PADDING
 ) -> Tensor:
-    """Targets as examples hold them: class numbers (n,) int64, or (n, length) for sequences, with
-    `PADDING` where a value is `padding`; otherwise (n, k) float32, labels as 0 and 1, numbers
+    """Targets in the form of `Examples`: class numbers (n,) int64, or (n, length) for sequences,
+    with `PADDING` where a value is `padding`; otherwise (n, k) float32, labels as 0 and 1, numbers
     scaled. `values` are (n,), or (n, k) for labels and numbers; `what` names them in errors. Raises
-    FolderError: one is missing, or is none of what is predicted.
-    """
+    FolderError: a target is missing or invalid."""
     if target.kind in (CLASSES, SEQUENCES):
         return _class_numbers(
             values, target.length, num_classes=num_classes, padding=padding, what=what
@@ -101,7 +100,7 @@ def targets_of(
         columns = np.zeros((0, 0))
     if columns.shape[1] != len(target.names):
         raise FolderError(
-            f"{what}: targets must be {len(target.names)} numbers a row: {', '.join(target.names)}"
+            f"{what}: each row must have {len(target.names)} targets: {', '.join(target.names)}"
         )
     numbers = columns.astype(np.float64)
     _refuse_row(~np.isfinite(numbers), "is missing or not finite", target)
@@ -128,12 +127,12 @@ def _refuse_row(wrong: Array, how: str, target: Target) -> None:
 def _class_numbers(
     values: Array, length: int, *, num_classes: int, padding: int, what: str
 ) -> Tensor:
-    """One class a row (length 0), or one a position, which may be padding."""
+    """One class per row (length 0), or one per position, which may be padding."""
     if values.shape[1:] != ((length,) if length else ()) or values.dtype.kind not in "fiu":
         if length:
-            wanted = f"{length} numbers a row, one for each position"
+            wanted = f"{length} numbers per row, one for each position"
         else:
-            wanted = "one number a row"
+            wanted = "one number per row"
         raise FolderError(
             f"{what}: targets must be {wanted}, not {values.dtype} of shape {values.shape}"
         )

@@ -1,6 +1,6 @@
-"""Texts as whole numbers: by the tokenizer in a folder in Hugging Face's layout, of which nothing
-is fetched from the network; and plays as next-character prediction, each speaking role a user
-(McMahan et al. 2017, section 3)."""
+"""Texts as integers, by the tokenizer in a folder in Hugging Face's layout, without network access;
+and plays for next-character prediction, with each speaking role as one user (McMahan et al. 2017,
+section 3)."""
 
 from __future__ import annotations
 
@@ -19,17 +19,16 @@ from discreet.settings.rules import require_extra
 from discreet.settings.training import HF
 
 (WINDOW,) = SHAPES["shakespeare"].input_shape
-# Every eighth character of a role is a target. Neighbouring windows share 79 of 80 characters: all
-# of them
-# would take eight times the memory and teach little more.
+# Every eighth character of a role is a target. Adjacent windows share 79 of 80 characters, so using
+# all of them would take eight times the memory and add little.
 STRIDE = 8
 PADDING = 0
 UNKNOWN = 1
-# A fixed public alphabet: collecting the characters that occur would tell which characters the
-# users wrote.
+# A fixed public alphabet: the set of characters that occur would reveal which characters the users
+# wrote.
 ALPHABET = "\n" + "".join(chr(code) for code in range(32, 127))
 NUM_TOKENS = len(ALPHABET) + 2
-# nothing is fetched, and no code of a folder runs
+# no network access, and no code from a folder runs
 LOCAL = {
     "local_files_only": True,
     "trust_remote_code": False,
@@ -52,7 +51,7 @@ def load_shakespeare(path: str | None) -> Task:
     file = Path(path).expanduser()
     if not file.is_file():
         raise FileNotFoundError(
-            f"data.path: {file} is no file of plays, with a line for each speaker"
+            f"data.path: {file} is not a text of plays, with a line for each speaker"
         )
     train = []
     test = []
@@ -104,7 +103,7 @@ def read_speeches(text: str) -> dict[str, list[str]]:
 
 
 def encode(text: str) -> torch.Tensor:
-    """Characters to numbers, (len(text),) int64; what is not in `ALPHABET` is 1.
+    """Characters as numbers, (len(text),) int64; a character outside `ALPHABET` is 1.
 
     >>> encode("\\na~é").tolist()
     [2, 68, 97, 1]
@@ -123,19 +122,18 @@ def _windows(speeches: list[str]) -> Examples:
 
 
 def pretrained_folder(name: str, *, setting: str = "model.name") -> Path:
-    """The folder that `hf:FOLDER` names, absolute. Raises FolderError, which names the setting, if
-    no model in Hugging Face's layout is there.
-    """
+    """The absolute path of the folder in `hf:FOLDER`. FolderError, with the setting's name: it has
+    no model in Hugging Face's layout."""
     folder = Path(name.removeprefix(HF)).expanduser().resolve()
     if not (folder / "config.json").is_file():
         raise FolderError(
-            f"{setting}: {name}: {folder / 'config.json'} is missing, and no model is ever fetched"
+            f"{setting}: {name}: {folder / 'config.json'} is missing; models are never downloaded"
         )
     return folder
 
 
 def transformers_library(*, why: str) -> Any:
-    """The library, silent. Raises ConfigError if it is not installed."""
+    """The transformers library, with its messages off. ConfigError: it is not installed."""
     require_extra("transformers", "peft", extra="text", why=why)
     import transformers
 
@@ -147,32 +145,33 @@ def transformers_library(*, why: str) -> Any:
 
 @lru_cache(maxsize=4)
 def tokenizer_in(folder: Path) -> Any:
-    """The tokenizer in a folder. It pads at the end, by its own padding token or else by the one
-    that ends a text."""
+    """The tokenizer in a folder. It pads at the end, with its own padding token or otherwise with
+    its end-of-text token."""
     try:
         tokenizer = transformers_library(why="text").AutoTokenizer.from_pretrained(
             folder, padding_side="right", truncation_side="right", **LOCAL
         )
     except (OSError, ValueError) as error:
-        raise FolderError(f"{folder} has no tokenizer that transformers reads: {error}") from error
+        raise FolderError(
+            f"{folder} has no tokenizer that transformers can read: {error}"
+        ) from error
     tokenizer.pad_token = tokenizer.pad_token or tokenizer.eos_token
     if tokenizer.pad_token is None:
         raise FolderError(
-            f"{folder}: its tokenizer has neither a token for padding nor one that ends a text"
+            f"{folder}: its tokenizer has neither a padding token nor an end-of-text token"
         )
     return tokenizer
 
 
 def num_tokens_in(folder: Path) -> int:
-    """The number of tokens that the model in a folder has vectors for."""
+    """The number of tokens for which the model in a folder has embeddings."""
     found = transformers_library(why="text").AutoConfig.from_pretrained(folder, **LOCAL)
     return int(found.vocab_size)
 
 
 def tokens_of(texts: Any, folder: Path, *, length: int) -> tuple[Array, Array]:
-    """The ids of a column of texts, (n, length) int64, cut or padded at the end, and which of them
-    are no padding. Raises RowError: a cell is no text.
-    """
+    """The token ids of a column of texts, (n, length) int64, truncated or padded at the end, and a
+    mask that is False for padding. RowError: a cell is not text."""
     cells = texts.to_pylist()
     for row, cell in enumerate(cells):
         if not isinstance(cell, str):

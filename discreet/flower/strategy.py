@@ -231,7 +231,7 @@ class DPFedAvg(Strategy):
             with in_words_of_arguments():
                 private = self.config.evaluation.private
                 kind = type(initial_arrays).__name__
-                two = "left out with private_evaluation: a row holds one accuracy"
+                two = "omitted with private_evaluation: a row holds one accuracy"
                 require(not (private and evaluate_fn), "evaluate_fn", two, evaluate_fn)
                 require(
                     isinstance(initial_arrays, ArrayRecord),
@@ -242,7 +242,7 @@ class DPFedAvg(Strategy):
                 require(
                     not evaluate_config,
                     "evaluate_config",
-                    f"left out: {EVALUATED}",
+                    f"omitted: {EVALUATED}",
                     evaluate_config,
                 )
                 usable = (

@@ -129,7 +129,7 @@ def _refuse(given: Mapping[str, Any]) -> None:
     are none of."""
     for name, value in given["flower"].items():
         if name in REFUSED:
-            require(value in (None, 0), name, f"left out, None or 0: {REFUSED[name]}", value)
+            require(value in (None, 0), name, f"omitted, None or 0: {REFUSED[name]}", value)
         elif name != "min_train_nodes":
             if name in ELSEWHERE:
                 hint = f": give it to {ELSEWHERE[name]}"
@@ -170,7 +170,7 @@ def _mechanism(given: Mapping[str, Any]) -> Mechanism:
         raise ConfigError(f"mechanism must be a {kinds} (got {type(mechanism).__name__})")
     for name, value in short.items():
         has = hasattr(mechanism, "clipping" if name == "clip_norm" else name)
-        require(not has, name, "left out with a mechanism, which has its own", value)
+        require(not has, name, "omitted with a mechanism, which has its own", value)
     return cast(Mechanism, mechanism)
 
 

@@ -1,1 +1,2 @@
-"""A site's guard: it runs code that nobody at the site has read, and each patient stays private."""
+"""A site's guard: runs code that nobody at the site has reviewed, while every patient stays
+private."""

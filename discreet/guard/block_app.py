@@ -1,8 +1,8 @@
-"""The app in its block: unpacks what the guard has sent, runs the ClientApp as Flower does, and
-writes one vector.
+"""The app inside a block: unpacks the guard's task, runs the ClientApp as Flower does, and writes
+one vector.
 
-This runs behind the walls, in a process that has nothing of the site but its block. Nobody parses
-what it writes."""
+This runs inside the sandbox, in a process that has only its own block of the site's data. Its
+output is read as bytes and never parsed."""
 
 from __future__ import annotations
 
@@ -26,20 +26,20 @@ SELF_TEST = "self-test"
 
 @dataclass(frozen=True)
 class BlockTask:
-    """What every block of a round is given: the bundle, the message and the context, as Flower's
+    """The task that every block of a round receives: bundle, message and context, as Flower's
     bytes.
 
     Attributes:
       app: id, version and digest of the bundle.
       bundle, message, context: serialised; the context has no state.
       run_id, node_id: as Flower knows them.
-      names: of the arrays that leave, in order; empty if a metric does.
-      sizes: the number of values of each.
-      metric: the name of the number that leaves; empty if arrays do.
-      limits: of `enclosure.BlockLimits`.
-      instead: what runs in place of the ClientApp on one message: `TRIAL`, all of the app, or
+      names: the names of the arrays that leave, in order; empty if a metric leaves.
+      sizes: the number of values in each array.
+      metric: the name of the number that leaves; empty if arrays leave.
+      limits: the fields of `enclosure.BlockLimits`.
+      instead: a replacement for the ClientApp on one message: `TRIAL` (the whole app) or
         `SELF_TEST`.
-      facts: what a self-test is told of the site.
+      facts: the facts about the site that a self-test needs.
     """
 
     app: tuple[str, str, str]
@@ -74,7 +74,7 @@ PARTS = ("bundle", "message", "context")
 
 
 def unpacked(packed: bytes) -> BlockTask:
-    """The task of some bytes that `BlockTask.packed` made."""
+    """The task in bytes that `BlockTask.packed` made."""
     start = HEAD_BYTES + int.from_bytes(packed[:HEAD_BYTES], "little")
     items: dict[str, Any] = json.loads(packed[HEAD_BYTES:start])
     for name, length in zip(PARTS, items.pop("lengths"), strict=True):
@@ -86,8 +86,8 @@ def unpacked(packed: bytes) -> BlockTask:
 
 
 def run_app(task: BlockTask, *, archive: bytes, state: bytes, data: Path, out: int) -> None:
-    """Runs the app on the files of one block, in the folder `data`, and writes to `out` the vector
-    that leaves, then the app's state. Raises whatever the app raises."""
+    """Runs the app on the files of one block, in the folder `data`. Writes the vector that leaves
+    and then the app's state to `out`. Raises whatever the app raises."""
     from flwr.app import Context, Message
     from flwr.cli.install import install_from_fab
     from flwr.clientapp.utils import get_load_client_app_fn
@@ -134,7 +134,7 @@ def run_app(task: BlockTask, *, archive: bytes, state: bytes, data: Path, out: i
 
 
 def array_vector(reply: Any, task: BlockTask) -> bytes:
-    """The arrays of a reply with the names that were sent, as float32. ValueError: they do not
+    """The arrays of a reply, under the names that were sent, as float32. ValueError: they do not
     fit."""
     import numpy as np
 
@@ -142,7 +142,9 @@ def array_vector(reply: Any, task: BlockTask) -> bytes:
         if set(task.names) <= set(record):
             values = [np.asarray(record[name].numpy(), np.float32).ravel() for name in task.names]
             if tuple(each.size for each in values) != task.sizes:
-                raise ValueError("an array of the app's reply has another size than what was sent")
+                raise ValueError(
+                    "an array of the app's reply differs in size from the array that was sent"
+                )
             return b"".join(each.tobytes() for each in values)
     raise ValueError(f"the app's reply has no record with the arrays {', '.join(task.names)}")
 
@@ -154,12 +156,11 @@ def metric_vector(reply: Any, name: str) -> bytes:
     for record in reply.content.metric_records.values():
         if isinstance(record.get(name), int | float):
             return np.float32(record[name]).tobytes()
-    raise ValueError(f"the app's reply has no number {name}")
+    raise ValueError(f"the app's reply has no metric {name}")
 
 
 def seed_anew() -> None:
-    """Gives each block draws of its own: the generators were copied from the process that
-    forked."""
+    """Gives each block its own random seeds: a fork copies the generators of its parent."""
     import numpy as np
     import torch
 

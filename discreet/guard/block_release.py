@@ -1,14 +1,13 @@
-"""What leaves a site: the noised sum of its blocks' clipped updates, paid for before a block
+"""The release of a site: the noised sum of its blocks' clipped updates, charged before any block
 starts.
 
 The guarantee (sample and aggregate: Nissim, Raskhodnikova and Smith 2007; GUPT, Mohan et al. 2012).
-A patient is in one block, and stays out of all others. What an app makes of that block is anything
-within the ball of radius C, with the patient or without: the sum moves by at most 2C. Not by C: the
-block does not vanish with the patient. So the noise is for 2C, and a round is charged as
+A patient is in one block, and stays out of all others. The app's output for that block can be any
+point in the ball of radius C, with or without the patient: the sum moves by at most 2C. Not by C:
+the block does not vanish with the patient. So the noise is for 2C, and a round is charged as
 PoissonSampled(q, Gaussian(z)), also where the app keeps a state in each block. (Given what was
 released before and the coins of the other blocks, a round is the mixture (1 - q) N(0) + q N(u)
-against
-(1 - q) N(0) + q N(u') with |u - u'| <= 2C, and the divergence is jointly convex.)
+against (1 - q) N(0) + q N(u') with |u - u'| <= 2C, and the divergence is jointly convex.)
 """
 
 from __future__ import annotations
@@ -39,8 +38,8 @@ Vector = NDArray[np.float32]
 
 @dataclass(frozen=True)
 class BlockSum:
-    """The sum of vectors, one from each block, on the grid; how many blocks ran, and how many of
-    them gave none."""
+    """The sum of one vector per block, on the grid; the number of blocks that ran, and of those
+    that returned no vector."""
 
     total: Tensor
     drawn: int
@@ -55,7 +54,7 @@ class BlockRelease:
     Guarantee: add, remove or change one unit of one block; the event is `Terms.event(q)`.
 
     Attributes:
-      size: of a block's vector.
+      size: the length of a block's vector.
       terms: clip norm and noise multiplier.
       q: the probability with which a block is drawn.
       blocks: how many there are, a public number.
@@ -67,8 +66,8 @@ class BlockRelease:
     blocks: int
 
     def add_up(self, vectors: Iterable[Vector | None]) -> BlockSum:
-        """The sum without noise. A block that failed is None and counts as zero, as does one that
-        is not finite."""
+        """The sum without noise. A block that failed (None) or returned a vector that is not finite
+        counts as zero."""
         clip_norm = self.terms.clip_norm
         summed = ClippedSum(self.size, clip_norm, grid=self.grid)
         drawn = failed = 0
@@ -81,8 +80,8 @@ class BlockRelease:
         return BlockSum(summed.values, drawn, failed)
 
     def mean(self, summed: BlockSum, source: RandomSource) -> Tensor:
-        """The noised mean (size,), float64: the noise is for 2C, whichever blocks ran, failed or
-        were empty."""
+        """The noised mean (size,), float64. The noise is calibrated to 2C, whichever blocks ran,
+        failed or were empty."""
         gaussian = Gaussian(self.terms.noise_multiplier)
         sensitivity = MOVES * self.terms.clip_norm
         noised = gaussian.add_grid_noise(summed.total, sensitivity, grid=self.grid, source=source)
@@ -90,7 +89,7 @@ class BlockRelease:
 
     @property
     def grid(self) -> Grid:
-        """The grid on which updates are added up exactly, from public values alone."""
+        """The grid for exact addition of updates, determined by public values alone."""
         stddev = self.terms.noise_multiplier * MOVES * self.terms.clip_norm
         return grid_for(
             self.terms.clip_norm, self.size, largest_cohort=self.blocks, noise_scale=stddev
@@ -98,14 +97,14 @@ class BlockRelease:
 
 
 def drawn_blocks(policy: GuardPolicy, source: RandomSource) -> list[int]:
-    """The blocks of a round: each with probability q, by coins that nobody learns."""
+    """The blocks of a round, each drawn with probability q by secret coins."""
     coins = source.uniform(policy.blocks.count)
     return [number for number, coin in enumerate(coins.tolist()) if coin < policy.q]
 
 
 def read_layout(arrays: ArrayRecord, policy: GuardPolicy, terms: Terms) -> ArrayLayout:
     """The layout of the arrays that a server sent. Refused: they are too large, can't be read, or
-    hold something that is not finite, or statistics of BatchNorm that are not frozen."""
+    contain values that are not finite or BatchNorm statistics that are not frozen."""
     most = policy.limits.model_values
     try:
         values = 0
@@ -113,15 +112,15 @@ def read_layout(arrays: ArrayRecord, policy: GuardPolicy, terms: Terms) -> Array
             shape, *_ = messages.header_of(array, name)
             values += int(np.prod(shape, dtype=object))
             if values > most:
-                raise Refused(f"this site's guard takes arrays of up to {most} values")
+                raise Refused(f"this site's guard accepts arrays of at most {most} values")
         return layout_of(arrays, frozen=terms.frozen)
     except (MalformedMessage, ConfigError) as error:
         raise Refused(f"this site's guard can't train these arrays: {error}") from error
 
 
 def of_metric(metric: MetricSettings, value: float) -> Vector | None:
-    """A block's number as a vector of norm at most 1: -1 at the low end of its range, 1 at the high
-    end."""
+    """A block's number as a vector of norm at most 1: the low end of its range maps to -1, the high
+    end to 1."""
     if not np.isfinite(value):
         return None
     half = (metric.high - metric.low) / 2
@@ -130,6 +129,6 @@ def of_metric(metric: MetricSettings, value: float) -> Vector | None:
 
 
 def metric_of(metric: MetricSettings, mean: float) -> float:
-    """The number that a noised mean of `of_metric` stands for, within its range."""
+    """The number that a noised mean of `of_metric` vectors represents, within its range."""
     half = (metric.high - metric.low) / 2
     return float(np.clip(metric.low + half + half * mean, metric.low, metric.high))

@@ -1,10 +1,10 @@
-"""The walls around one block, which its process puts up itself before it loads any code of the app.
+"""The walls around one block. Its process puts them up before it loads any code of the app.
 
-With bubblewrap a block has user, mount, process, IPC, network and host name spaces of its own, in
-the spaces of the sandbox: files that it may write are in memory and end with it. In a container
-that forbids namespaces Landlock takes their place: files, TCP, signals and abstract sockets. In
-both a seccomp filter denies what no training needs, and the rights to get any of it back are given
-up for good.
+With bubblewrap a block has its own user, mount, process, IPC, network and host namespaces, inside
+those of the sandbox; the files that it may write are in memory and end with it. In a container that
+forbids namespaces, Landlock takes their place for files, TCP, signals and abstract sockets. In both
+cases a seccomp filter denies system calls that training does not need, and the process gives up for
+good the rights to undo any of this.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ libc = ctypes.CDLL(None, use_errno=True)
 
 @dataclass(frozen=True)
 class BlockLimits:
-    """What a block may use, in megabytes, processes and seconds."""
+    """The limits of a block, in megabytes, processes and seconds."""
 
     memory_mb: int
     disk_mb: int
@@ -71,7 +71,7 @@ def call(name: str, *arguments: object) -> int:
 
 
 def mount(source: str, target: str, kind: str | None, flags: int, data: str = "") -> None:
-    """Mounts a file system, or changes how one is mounted."""
+    """Mounts a file system, or changes its mount options."""
     if kind is None:
         kind_bytes = None
     else:
@@ -81,8 +81,8 @@ def mount(source: str, target: str, kind: str | None, flags: int, data: str = ""
 
 
 def new_spaces() -> None:
-    """Moves this process into namespaces of its own; its next child is the first process of the new
-    process space."""
+    """Moves this process into new namespaces. Its next child is the first process of the new
+    process namespace."""
     user = os.getuid()
     group = os.getgid()
     call("unshare", NEWUSER | NEWNS | NEWPID | NEWIPC | NEWNET | NEWUTS)
@@ -92,8 +92,8 @@ def new_spaces() -> None:
 
 
 def enclose_in_spaces(limits: BlockLimits) -> None:
-    """In the first process of new spaces: files in memory alone, processes of its own alone, no
-    capability."""
+    """Runs in the first process of new namespaces: leaves it writable files in memory only, its own
+    processes only, and no capabilities."""
     mount("none", "/", None, RECURSIVE | PRIVATE)
     size = f"size={limits.disk_mb}m,nr_inodes={limits.disk_mb * FILES_OF_A_MEGABYTE},mode=0700"
     mount("tmpfs", WRITABLE, "tmpfs", NOSUID | NODEV, size)
@@ -109,8 +109,8 @@ def enclose_in_spaces(limits: BlockLimits) -> None:
 
 
 def enclose_by_landlock(limits: BlockLimits, readable: Sequence[str], scratch: str) -> None:
-    """Without namespaces: what is in `readable` can be read, `scratch` can be written, and nothing
-    else opened."""
+    """Encloses a block without namespaces: it can read `readable`, write `scratch`, and open
+    nothing else."""
     _limit(limits, limits.processes + _tasks_of_this_user())
     _restrict(readable, scratch)
     call("prctl", DUMPABLE, 0, 0, 0, 0)
@@ -156,8 +156,8 @@ def _tasks_of_this_user() -> int:
     return count
 
 
-# Landlock: include/uapi/linux/landlock.h. Rights of files, of which a file that is no folder has
-# some.
+# Landlock: include/uapi/linux/landlock.h. Only some of these rights apply to a file that is not a
+# folder.
 _CREATE = 444
 _ADD_RULE = 445
 _RESTRICT = 446
@@ -177,19 +177,20 @@ def landlock_version() -> int:
 
 
 def check_landlock(readable: Sequence[str]) -> None:
-    """Raises EnclosureError unless Landlock can hold a block here: the kernel has it, and the file
-    systems that blocks read from note no times of access, by which one block could write to
-    another."""
+    """Raises EnclosureError unless Landlock can enclose a block here: the kernel must support it,
+    and the file systems that blocks read from must not record access times, through which one block
+    could signal to another."""
     version = landlock_version()
     if version < LANDLOCK_NEEDS:
         raise EnclosureError(
-            f"the kernel has Landlock {version}, and {LANDLOCK_NEEDS} is needed (Linux 6.12)"
+            f"the kernel has Landlock ABI {version}; version {LANDLOCK_NEEDS} is "
+            "needed (Linux 6.12)"
         )
     for path in readable:
         flags = os.statvfs(path).f_flag
         if not flags & (os.ST_RDONLY | os.ST_NOATIME):
             raise EnclosureError(
-                f"{path} must be mounted read-only, or with noatime, for enclosure landlock"
+                f'{path} must be mounted read-only or with noatime for enclosure = "landlock"'
             )
 
 
@@ -212,7 +213,7 @@ def _restrict(readable: Sequence[str], scratch: str) -> None:
     os.close(ruleset)
 
 
-# seccomp: numbers of system calls of x86-64, and instructions of the classic packet filter.
+# seccomp: x86-64 system call numbers, and instructions of the classic packet filter (BPF).
 MACHINE = "x86_64"
 _ARCHITECTURE = 0xC000003E
 _OTHER_ABI = 0x40000000
@@ -245,23 +246,24 @@ def _numbers(words: str) -> tuple[int, ...]:
 
 
 # Namespaces and mounts, tracing, other processes' memory, keys, BPF, performance counters,
-# io_uring, handles of files, modules, clocks, and userfaultfd; files without a name and System V's
-# memory and queues, which no limit of a process counts; what is in the cache of files.
+# io_uring, file handles, modules, clocks and userfaultfd; unnamed files, and System V memory and
+# queues, which no limit of a process counts; the contents of the page cache.
 DENIED = _numbers(
     "101 103 105 106 113 114 116 117 119 122 123 155 161 163 164 165 166 167 168 169 170 171 172 "
     "173 175 176 179 227 246 248 249 250 256 272 279 298 300 303 304 305 308 310 311 312 313 320 "
     "321 323 425 426 427 428 429 430 431 432 433 438 440 442 448 29 30 31 64 65 66 67 68 69 70 "
     "71 220 319 447 451 467 "
 )
-# What a name space would keep apart: connections, and POSIX queues.
+# Calls that a namespace would isolate: connections, and POSIX queues.
 DENIED_WITHOUT_SPACES = _numbers("42 49 50 240 241 242 243 ")
-# A lock of a file that all blocks can read is a sign to others. It is given, and is none.
+# A lock on a file that all blocks can read would signal to others. The call succeeds and locks
+# nothing.
 FLOCK = 73
 FCNTL = 72
 LOCK_COMMANDS = (6, 7, 37, 38, 1024)  # F_SETLK, F_SETLKW, those of open files, F_SETLEASE
-# What changes the mode, owner, times or attributes of a file, or the priority or processors of
-# another process: Landlock covers none of it, and one block could write so to the next. It does
-# nothing, and says that it did.
+# Calls that change the mode, owner, times or attributes of a file, or the priority or processors of
+# another process. Landlock covers none of them, and one block could signal to the next through
+# them. They do nothing and report success.
 FEIGNED_WITHOUT_SPACES = _numbers(
     "90 91 92 93 94 132 188 189 190 197 198 199 235 260 261 268 280 452 463 466 141 142 144 203 "
     "251 314 "
@@ -272,12 +274,12 @@ _Instruction = tuple[int, int, int, int]
 def filter_calls(
     denied: Sequence[int], *, sockets: Sequence[int], feigned: Sequence[int] = ()
 ) -> None:
-    """Has the kernel deny system calls of this process and its children for good, and do nothing
-    for those `feigned`. Sockets are of the families in `sockets`. EnclosureError: this is no
-    x86-64, or the kernel takes no filter."""
+    """Makes the kernel deny system calls of this process and its children for good; calls in
+    `feigned` do nothing and report success. Only the address families in `sockets` are allowed.
+    EnclosureError: the machine is not x86-64, or the kernel accepts no filter."""
     if platform.machine() != MACHINE:
         raise EnclosureError(
-            f"the filter of system calls knows {MACHINE} alone, not {platform.machine()}"
+            f"the system call filter supports only {MACHINE}, not {platform.machine()}"
         )
     program = _program(denied, sockets=sockets, feigned=feigned)
     code = b"".join(struct.pack("HBBI", *each) for each in program)
@@ -299,7 +301,7 @@ def _program(
     ]
     each = [_answer(number, _NO_PERMISSION) for number in denied]
     each += [_answer(number, _FEIGN) for number in feigned]
-    # its flags can't be looked at: clone is tried instead
+    # its flags can't be inspected, so callers fall back to clone
     each += [_answer(_CLONE3, _NO_SUCH_CALL)]
     spaces = NEWUSER | NEWNS | NEWPID | NEWIPC | NEWNET | NEWUTS
     new_spaces = [
@@ -321,14 +323,14 @@ def _answer(number: int, answer: int) -> list[_Instruction]:
 
 
 def _only(number: int, argument_at: int, values: Sequence[int]) -> list[_Instruction]:
-    """A call whose argument is one of the values, and no other."""
+    """Allows a call only if its argument is one of the values."""
     allowed = [instruction for value in values for instruction in _answer(value, _ALLOW)]
     inside = [(_LOAD, 0, 0, argument_at), *allowed, (_RETURN, 0, 0, _NO_PERMISSION)]
     return [(_EQUAL, 0, len(inside), number), *inside]
 
 
 def _locks() -> list[list[_Instruction]]:
-    """Locks of files, which do nothing."""
+    """File locks, which do nothing."""
     inside = [(_LOAD, 0, 0, _SECOND_AT)]
     for command in LOCK_COMMANDS:
         inside += _answer(command, _FEIGN)
@@ -337,7 +339,7 @@ def _locks() -> list[list[_Instruction]]:
 
 
 def _pairs() -> list[_Instruction]:
-    """A pair of connected sockets: as streams, which can't be sent elsewhere by an address."""
+    """A pair of connected stream sockets, which can't send to another address."""
     inside = [
         (_LOAD, 0, 0, _SECOND_AT),
         (_MASK, 0, 0, 0xF),

@@ -1,7 +1,7 @@
-"""`guard.toml`: what a site's operator lets a guard release, and how the app is held.
+"""`guard.toml`: the operator's limits on what a guard releases, and how it confines the app.
 
     ledger = "ledger.db"            # this guard's own account, made by `discreet ledger create`
-    apps = ["SHA-256 of a bundle"]  # or any = true: the app is not read
+    apps = ["SHA-256 of a bundle"]  # or any = true: apps are not reviewed
     unit = "patient"                # or "site": all data of the site, with one block
     max-epsilon = 4.0               # of all runs together
     max-delta = 1e-5
@@ -95,7 +95,7 @@ def _hyphened(prefix: str, *names: str) -> dict[str, str]:
 
 @section("blocks.")
 class BlockSettings:
-    """The folder that `discreet site split` made, and what it was made with."""
+    """The folder that `discreet site split` made, and the settings of that split."""
 
     folder: str
     id: str = ""
@@ -117,7 +117,7 @@ class MetricSettings:
 
 @section("limits.", **_hyphened("limits.", "memory_mb", "disk_mb", "model_values"))
 class Limits:
-    """What a block may use."""
+    """The resource limits of a block."""
 
     memory_mb: Count = 4096
     disk_mb: Count = 512
@@ -131,7 +131,7 @@ class Limits:
     **_hyphened("", "block_seconds", "at_once", "reply_seconds", "min_colluding", "min_summands"),
 )
 class GuardPolicy:
-    """The settings of `guard.toml`; what each means is in the head of this module."""
+    """The settings of `guard.toml`, explained in this module's docstring."""
 
     ledger: str
     blocks: BlockSettings
@@ -155,9 +155,9 @@ class GuardPolicy:
     mock: str | None = None
 
     def __post_init__(self) -> None:
-        both = "a list of digests, or else any = true, and not both"
+        both = "a list of digests, or any = true, but not both"
         require(bool(self.apps) != self.any, "apps", both, list(self.apps))
-        with_table = 'a table with evaluate = "metric", and left out without it'
+        with_table = 'a table if evaluate = "metric", and omitted otherwise'
         require(
             (self.metric is not None) == (self.evaluate == METRIC),
             "metric",
@@ -175,28 +175,29 @@ class GuardPolicy:
             'above 1 with unit = "patient"',
             self.blocks.count,
         )
-        require(bool(self.blocks.id), "blocks.id", "the name of the patients' column", "''")
+        require(bool(self.blocks.id), "blocks.id", "the name of the column with patient ids", "''")
 
     @property
     def round_seconds(self) -> float:
-        """The time from a message to its reply, whatever happens in between."""
+        """The seconds from a message to its reply, whatever happens in between."""
         slots = -(-self.blocks.count // self.at_once)
         return max(self.reply_seconds, slots * self.slot_seconds + REPLY_SECONDS)
 
     @property
     def slot_seconds(self) -> float:
-        """The time from one block's start to that of the next in its place: a block is ended
-        before."""
+        """The seconds from the start of one block to the start of the next in its slot: the first
+        has ended before then."""
         return self.block_seconds + ENDING_SECONDS
 
 
 @dataclass(frozen=True)
 class Terms:
-    """What a run asks of a guard: any value is safe, as the noise follows it.
+    """The privacy parameters that a run asks of a guard. Any value is safe, because the noise
+    follows it.
 
     Attributes:
-      clip_norm: C, of one block's update.
-      noise_multiplier: of 2C.
+      clip_norm: C, the clip norm of one block's update.
+      noise_multiplier: the noise's standard deviation over 2C.
       frozen: patterns of arrays that keep the server's values.
     """
 
@@ -205,19 +206,19 @@ class Terms:
     frozen: tuple[str, ...] = ()
 
     def event(self, q: float) -> DpEvent:
-        """The event of one round."""
+        """The privacy event of one round."""
         return poisson_round_event(q, noise_multiplier=self.noise_multiplier)
 
 
 def read_guard(path: Path) -> GuardPolicy:
-    """The policy of a `guard.toml`, with absolute paths. ConfigError: what is wrong with it, in one
-    line."""
+    """The policy in a `guard.toml`, with absolute paths. ConfigError: the file is wrong; the
+    message says why in one line."""
     try:
         given = tomllib.loads(path.read_text())
     except OSError as error:
         raise ConfigError(f"{path} can't be read: {error.strerror}") from error
     except ValueError as error:
-        raise ConfigError(f"{path} is not TOML: {error}") from error
+        raise ConfigError(f"{path} is not valid TOML: {error}") from error
 
     settings = _underscored(given)
     sections = {"blocks": BlockSettings, "metric": MetricSettings, "limits": Limits}
@@ -238,7 +239,7 @@ def _table(value: object, name: str) -> dict[str, Any]:
 
 
 def _underscored(given: dict[str, Any]) -> dict[str, Any]:
-    """The settings by the names of the fields; lists as tuples."""
+    """The settings by their field names, with lists as tuples."""
     found = {}
     for key, value in given.items():
         if isinstance(value, dict):
@@ -259,13 +260,15 @@ def _with_paths(policy: GuardPolicy, folder: Path) -> GuardPolicy:
 
 
 def terms_of_run(policy: GuardPolicy, config: PublicConfig) -> Terms:
-    """What a run's configuration asks of the guard. Refused: less noise than the policy wants, or
-    no numbers."""
+    """The terms in a run's configuration. Refused: less noise than the policy requires, or values
+    that are not numbers."""
     clip_norm = _number(config, CLIP_NORM, policy.clip_norm)
     noise = _number(config, NOISE, policy.min_noise_multiplier)
     if noise < policy.min_noise_multiplier:
         least = f"at least {policy.min_noise_multiplier:g}"
-        raise Refused(f"this site's guard wants a {NOISE} of {least}; the run has {noise:g}")
+        raise Refused(
+            f"this site's guard requires a {NOISE} of at least {least}; the run has {noise:g}"
+        )
     patterns = tuple(str(config.get(FROZEN, "")).split())
     return Terms(clip_norm, noise, patterns)
 
@@ -285,7 +288,7 @@ def check_app(policy: GuardPolicy, digest: str) -> None:
 
 
 def check_budget(policy: GuardPolicy, spent: PrivacyLedger) -> None:
-    """Refuses if `spent`, with the round that is asked for, passes the operator's budget."""
+    """Refuses if `spent`, including the requested round, exceeds the operator's budget."""
     if exceeds_budget(spent, policy.max_epsilon, delta=policy.max_delta, accountant=PLD):
         reached = epsilon_of(spent, policy.max_delta, PLD)
         of = f"epsilon {reached:.4g} of {policy.max_epsilon:g} at delta {policy.max_delta:g}"

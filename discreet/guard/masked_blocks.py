@@ -1,12 +1,11 @@
-"""A guarded site under secure aggregation: the mean of its blocks leaves with a share of the noise,
-masked.
+"""A guarded site under secure aggregation: the mean of its blocks leaves masked, with a share of
+the noise.
 
 The server runs `DPFedAvg(mechanism=MaskedGaussian(clipping=FixedClipping(C)))` as for other nodes.
-It reads the sum of all sites' vectors alone; so nobody's server is trusted, and one noise, which
-all sites add in shares, is enough for everybody. A block's update has a norm of at most C, and so
-has their mean, which is what `secure_sum` expects of a node. But one patient moves it by 2C / k
-alone: that is what this site charges, by its own count of the noise that honest sites are sure to
-add.
+It reads only the sum of all sites' vectors. So no site has to trust the server, and one noise,
+which all sites add in shares, protects every site. A block's update has a norm of at most C, and so
+does their mean, as `secure_sum` expects of a node. But one patient moves the mean by only 2C / k.
+The site charges for that, by its own count of the noise that honest sites are sure to add.
 """
 
 from __future__ import annotations
@@ -51,11 +50,11 @@ class MaskedBlocks:
     """The work of a site for one masked sum, as `answer_masking` asks for it.
 
     Attributes:
-      request: what the server asks, and under which guarantee.
+      request: the server's request, with its guarantee.
       sums: the masked sum, by this site's own count.
-      blocks: how the blocks' updates are clipped and added up.
+      blocks: the clipping and addition of the blocks' updates.
       charge: writes an event to the guard's ledger, or raises Refused.
-      run: runs the blocks, and gives the sum of their clipped updates.
+      run: runs the blocks, and returns the sum of their clipped updates.
     """
 
     request: TrainRequest
@@ -72,10 +71,10 @@ class MaskedBlocks:
         return vector
 
     def release(self) -> None:
-        """Nothing more: the sum was charged before a block started."""
+        """Charges nothing further: the sum was charged before any block started."""
 
     def report(self, size: int) -> None:
-        """Logs what has left: a masked vector of so many bytes."""
+        """Logs the size in bytes of the masked vector that has left."""
         logger.info("round %d: a masked vector of %d bytes sent", self.request.round, size)
 
 
@@ -92,8 +91,8 @@ def block_event(sums: SecureSum, blocks: int) -> DpEvent:
     """The event of a masked sum for one patient of one of a site's blocks.
 
     The mean moves by at most 2C / k, which is 2R / k steps. Truncation moves each coordinate of the
-    difference by less than 1, which is sqrt(length) in L2; what float64 rounds is far below the
-    whole step that is added for it.
+    difference by less than 1, which is sqrt(length) in L2; float64 rounding is far below the whole
+    step that is added to cover it.
     """
     most = MOVES * sums.clip_steps / blocks + math.isqrt(sums.length - 1) + 2
     sensitivity_squared = math.ceil(most) ** 2
@@ -105,8 +104,8 @@ def block_event(sums: SecureSum, blocks: int) -> DpEvent:
 def read_masked(
     message: Message, policy: GuardPolicy, charge: Charge, *, run: RunBlocks
 ) -> MaskedBlocks:
-    """The work that a message asks for. Refused: it is none that a guard does. MalformedMessage: it
-    can't be read."""
+    """The work that a message requests. Refused: a guard does not do such work. MalformedMessage:
+    the message can't be read."""
     content = RecordDict(dict(message.content))
     items, frozen = split_content(content)
     request = request_of(items)
@@ -119,27 +118,33 @@ def read_masked(
 
 
 def _sum_of(request: TrainRequest, layout: ArrayLayout, policy: GuardPolicy) -> SecureSum:
-    """The sum that a request means. Refused: one of another kind, or with too little noise for one
-    patient."""
+    """The sum that a request asks for. Refused: it is of another kind, or has too little noise for
+    one patient."""
     mechanism = masked_mechanism(request.run, Sizes(layout.num_params))
     if mechanism is None:
         sums = None
     else:
         sums = mechanism.participation.vector
     if mechanism is None or sums is None or mechanism.guarantee != USER or not request.work.trains:
-        raise Refused("a guard adds to sums of sites' updates alone: the run needs MaskedGaussian")
+        raise Refused(
+            "a guard only takes part in sums of sites' updates: the run needs MaskedGaussian"
+        )
     if sums.bit_steps or sums.answer_length:
         raise Refused(
-            "a guard gives neither bit nor answer: the run needs clipping=FixedClipping(...)"
+            "a guard sends no clip bits and no query answers: the run needs "
+            "clipping=FixedClipping(...)"
         )
     if policy.q < 1:
         raise Refused(
-            "this site's guard draws its blocks (q < 1), which a masked sum does not account for"
+            "this site's guard samples its blocks (q < 1), which the privacy account "
+            "of a masked sum does not cover"
         )
     if not sums.variance:
         raise Refused("the masked sum has no noise")
     noise = block_event(sums, policy.blocks.count).renyi_noise_multiplier
     if noise < policy.min_noise_multiplier * (1 - ROUNDING):
         wanted = f"a noise multiplier of {policy.min_noise_multiplier:g} for one {policy.unit}"
-        raise Refused(f"this site's guard wants {wanted}; the sum has {noise:.4g} by its own count")
+        raise Refused(
+            f"this site's guard requires {wanted}; by its own count the sum has {noise:.4g}"
+        )
     return sums

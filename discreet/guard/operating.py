@@ -1,5 +1,5 @@
-"""What a site's people do with a guard beside running it: check its walls, try an app, read what
-has run."""
+"""Tools for a site's operators beside running the guard: check its walls, try an app, read its
+journal."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ TRIAL_SECONDS = 120.0
 
 
 def broken_walls(policy: GuardPolicy) -> list[str]:
-    """What a hostile app reaches from a block of this site's sandbox; empty if the walls hold.
-    SandboxError: it can't be started, or a block in it."""
+    """The resources that a hostile app can reach from a block of this site's sandbox; empty if the
+    walls hold. SandboxError: the sandbox, or a block in it, can't be started."""
     with tempfile.TemporaryDirectory() as folder, listening(Path(folder)) as (port, path):
         facts = {
             "site": policy.blocks.folder,
@@ -56,10 +56,10 @@ def listening(folder: Path) -> Iterator[tuple[int, Path]]:
 
 
 def try_app(app: Path, mock: Path, policy: GuardPolicy) -> str:
-    """All that an app prints when it runs as a whole in a block with the public rows in `mock`."""
+    """The output of an app that runs as a whole in a block, on the public rows in `mock`."""
     bundle = bundle_of(app)
     if not mock.is_dir():
-        raise ConfigError(f"--mock: {mock} is no folder")
+        raise ConfigError(f"--mock: {mock} is not a folder")
     config, name, version = described_bundle(bundle)
     digest = hashlib.sha256(bundle).hexdigest()
     task = _task(policy, TRIAL, bundle=bundle, app=(name, version, digest), config=config)
@@ -88,7 +88,7 @@ def described_bundle(bundle: bytes) -> tuple[dict[str, Any], str, str]:
 
 
 def trial_policy(mock: Path) -> GuardPolicy:
-    """A policy for a trial where there is no guard.toml."""
+    """A policy for trials without a guard.toml."""
     blocks = BlockSettings(folder=str(mock), id="-", count=2)
     return GuardPolicy(
         ledger="-", blocks=blocks, max_epsilon=1.0, max_delta=1e-5, min_noise_multiplier=1.0,
@@ -97,7 +97,7 @@ def trial_policy(mock: Path) -> GuardPolicy:
 
 
 def journal_lines(policy: GuardPolicy) -> Iterator[str]:
-    """What a guard has answered and refused, a line each, oldest first."""
+    """The guard's answers and refusals, one line each, oldest first."""
     path = opened_again(policy) / JOURNAL
     for line in path.read_text().splitlines() if path.exists() else ():
         row = {name: _plain(value) for name, value in json.loads(line).items()}
@@ -105,19 +105,19 @@ def journal_lines(policy: GuardPolicy) -> Iterator[str]:
         if "refused" in row:
             yield f"{what}: refused: {row['refused']}"
         else:
-            drawn = f"{row['drawn']} blocks, {row['failed']} gave nothing"
+            drawn = f"{row['drawn']} blocks, {row['failed']} of them without a result"
             yield f"{what}: {drawn}; epsilon {row['epsilon']:.4g} so far"
 
 
 def _plain(value: object) -> object:
-    """A text in which nothing steers a terminal: a server chose it."""
+    """A text without terminal control sequences: a server chose it."""
     if not isinstance(value, str):
         return value
     return "".join(each if each.isprintable() else ascii(each)[1:-1] for each in value)
 
 
 def _task(policy: GuardPolicy, instead: str, **more: Any) -> BlockTask:
-    """A task of this site's own people. `more`: fields of `BlockTask`, and the run's `config`."""
+    """A task of the site's own operators. `more`: fields of `BlockTask`, and the run's `config`."""
     context = Context(1, 1, {}, RecordDict(), more.pop("config", {}))
     empty: dict[str, Any] = {"app": ("", "", ""), "bundle": b"", "message": b"", "metric": ""}
     return BlockTask(
@@ -129,7 +129,7 @@ def _task(policy: GuardPolicy, instead: str, **more: Any) -> BlockTask:
 
 
 def _run_once(policy: GuardPolicy, task: BlockTask, archive: bytes) -> str:
-    """What one block prints."""
+    """The output of one block."""
     sandbox = Sandbox(policy)
     try:
         with tempfile.TemporaryFile() as file:

@@ -1,8 +1,8 @@
-"""A site's patients in blocks: each patient in one, by a keyed hash of the patient's id alone.
+"""A site's patients in blocks: a keyed hash of the patient's id alone chooses each patient's block.
 
-Who is in a block depends on nobody else. So a patient who is added, removed or changed changes one
-block, and nothing in the others: no count of all rows, no list of all categories, no date of a
-file.
+A patient's block depends on no other patient. So adding, removing or changing a patient changes one
+block and leaves the others as they were: blocks contain no count of all rows, no list of all
+categories, and no file date.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ Cells = NDArray[Any]
 
 @dataclass(frozen=True)
 class Split:
-    """A split: the id's column, the number of blocks, and how many patients there were."""
+    """A split: the id column, the number of blocks, and the number of patients at the time."""
 
     id: str
     count: int
@@ -50,7 +50,7 @@ class Split:
 
 @dataclass(frozen=True)
 class SiteBlocks:
-    """The blocks of a site on disk, in the order of their numbers."""
+    """The blocks of a site on disk, ordered by number."""
 
     archives: tuple[Path, ...]
 
@@ -73,11 +73,11 @@ def split_site(data: Path, folder: Path, *, id_column: str, count: int) -> Split
     block, any folder or file.
 
     Raises:
-      ConfigError: the data can't be split, or `folder` is there already: another key would be
-        another split.
+      ConfigError: the data can't be split, or `folder` exists already: a new key would make a
+        different split.
     """
     if folder.exists():
-        raise ConfigError(f"{folder} is there already: a site is split once, and keeps its key")
+        raise ConfigError(f"{folder} exists already: a site is split once and keeps its key")
     key = secrets.token_bytes(KEY_BYTES)
     try:
         patients, files_of = _read(data, id_column)
@@ -99,35 +99,35 @@ def split_site(data: Path, folder: Path, *, id_column: str, count: int) -> Split
 
 
 def read_blocks(folder: Path, *, id_column: str, count: int) -> SiteBlocks:
-    """The blocks that `split_site` made. ConfigError: it made others, some are missing, or others
-    can read them."""
+    """The blocks that `split_site` made. ConfigError: the split has other settings, blocks are
+    missing, or other users can read them."""
     try:
         split = Split(**json.loads((folder / SPLIT).read_bytes()))
     except (OSError, ValueError, TypeError) as error:
-        raise ConfigError(f"{folder} holds no split: make it by `discreet site split`") from error
+        raise ConfigError(f"{folder} has no split: make one with `discreet site split`") from error
     if (split.id, split.count) != (id_column, count):
         made = f"id {split.id!r} into {split.count} blocks"
-        raise ConfigError(f"{folder} was split by {made}, and not by {id_column!r} into {count}")
+        raise ConfigError(f"{folder} was split by {made}, not by {id_column!r} into {count}")
     for path in (folder, folder / KEY, folder / BLOCKS):
         check_private(path)
     archives = tuple(folder / BLOCKS / f"{number:05d}.tar" for number in range(count))
     missing = [path.name for path in archives if not path.is_file()]
     if missing:
-        raise ConfigError(f"{folder} lacks the block {missing[0]}")
+        raise ConfigError(f"{folder}: block {missing[0]} is missing")
     return SiteBlocks(archives)
 
 
 def check_private(path: Path) -> None:
-    """Raises ConfigError unless a path belongs to this user, and nobody else may read it."""
+    """Raises ConfigError unless a path belongs to this user and no other user can read it."""
     status = path.stat()
     if status.st_uid != os.geteuid() or stat.S_IMODE(status.st_mode) & 0o077:
         raise ConfigError(
-            f"{path} must belong to this user, and be closed to all others (chmod go= {path})"
+            f"{path} must belong to this user and be closed to all others (chmod go= {path})"
         )
 
 
 def archive_of(files: Mapping[str, bytes]) -> bytes:
-    """A tar archive of files, the same for the same files."""
+    """A tar archive of files. Equal files give an equal archive."""
     buffer = io.BytesIO()
     with tarfile.open(fileobj=buffer, mode="w") as archive:
         for name in sorted(files):
@@ -152,8 +152,8 @@ _Blocks = tuple[list[str], Callable[[Sequence[int]], Files]]
 
 
 def _read(data: Path, id_column: str) -> _Blocks:
-    """The patient of each row or folder, and the files of a block that has the rows or folders of
-    given places."""
+    """The patient of each row or folder, and a function that writes the rows or folders of given
+    positions to a block's files."""
     if not id_column:
         return _whole(data)
     if id_column == FOLDERS:
@@ -163,7 +163,7 @@ def _read(data: Path, id_column: str) -> _Blocks:
     description = read_description(data)
     if description.test is not None:
         raise FolderError(
-            f"{data / DESCRIPTION} names a test set, which every block would hold: take it out"
+            f"{data / DESCRIPTION} names a test set, which every block would contain: remove it"
         )
     patients, files_of = _table(data / description.file, id_column)
     beside = {DESCRIPTION: (data / DESCRIPTION).read_bytes()}
@@ -171,7 +171,7 @@ def _read(data: Path, id_column: str) -> _Blocks:
 
 
 def _whole(data: Path) -> _Blocks:
-    """All data as one unit: the site."""
+    """All data of the site as one unit."""
     if data.is_dir():
         root = data
     else:
@@ -187,7 +187,7 @@ def _folders(data: Path) -> _Blocks:
     folders = sorted(data.iterdir())
     for path in folders:
         if path.is_symlink() or not path.is_dir():
-            raise FolderError(f"{path} is no folder of a patient")
+            raise FolderError(f"{path} is not a folder of one patient")
 
     def files_of(places: Sequence[int]) -> Files:
         return dict(each for place in places for each in _files_below(folders[place], data))
@@ -198,7 +198,7 @@ def _folders(data: Path) -> _Blocks:
 def _files_below(folder: Path, root: Path) -> Iterator[tuple[str, bytes]]:
     for path in sorted(folder.rglob("*")):
         if path.is_symlink():
-            raise FolderError(f"{path} is a link: a block holds files alone")
+            raise FolderError(f"{path} is a link: a block may contain regular files only")
         if path.is_file():
             yield str(path.relative_to(root)), path.read_bytes()
 
@@ -207,7 +207,7 @@ def _table(path: Path, id_column: str) -> _Blocks:
     readers = {"csv": _csv, "jsonl": _jsonl, "parquet": _parquet, "npz": _npz}
     kind = path.suffix.lower().removeprefix(".")
     if kind not in readers:
-        raise FolderError(f"{path}: a table of patients ends in .csv, .jsonl, .parquet or .npz")
+        raise FolderError(f"{path}: a table of patients must end in .csv, .jsonl, .parquet or .npz")
     cells, content_of = readers[kind](path, id_column)
     patients = [_patient(cell, path, row) for row, cell in enumerate(cells)]
     return patients, lambda places: {path.name: content_of(places)}
@@ -216,7 +216,7 @@ def _table(path: Path, id_column: str) -> _Blocks:
 def _patient(cell: object, path: Path, row: int) -> str:
     if isinstance(cell, bool | float) or not str(cell if cell is not None else "").strip():
         raise FolderError(
-            f"{path}, row {row}: the patient's id must be a text or a whole number, and be there"
+            f"{path}, row {row}: the patient's id must be a text or a whole number, and not empty"
         )
     return str(cell).strip()
 
@@ -228,10 +228,12 @@ def _csv(path: Path, id_column: str) -> _Rows:
     with path.open(newline="") as file:
         header, *rows = [row for row in csv.reader(file) if row] or [[]]
     if header.count(id_column) != 1:
-        raise FolderError(f"{path} must have one column {id_column}")
+        raise FolderError(f"{path} must have exactly one column {id_column}")
     uneven = [row for row in rows if len(row) != len(header)]
     if uneven:
-        raise FolderError(f"{path}: {len(uneven)} rows have not as many cells as the header")
+        raise FolderError(
+            f"{path}: {len(uneven)} rows differ from the header in their number of cells"
+        )
 
     def content_of(places: Sequence[int]) -> bytes:
         text = io.StringIO()
@@ -252,7 +254,7 @@ def _jsonl(path: Path, id_column: str) -> _Rows:
         with suppress(ValueError):
             found = json.loads(line)
         if not isinstance(found, dict):
-            raise FolderError(f"{path}, row {row} is no JSON object")
+            raise FolderError(f"{path}, row {row} is not a JSON object")
         cells.append(found.get(id_column))
     return cells, lambda places: "".join(f"{lines[place]}\n" for place in places).encode()
 
@@ -264,7 +266,7 @@ def _parquet(path: Path, id_column: str) -> _Rows:
     import pyarrow as pa  # type: ignore[import-untyped]
     from pyarrow import parquet
 
-    # A dictionary lists what occurs in all rows, and metadata may count them.
+    # A dictionary lists the values of all rows, and metadata may count them.
     plain = {
         name: column.cast(column.type.value_type) if pa.types.is_dictionary(column.type) else column
         for name, column in columns.items()
@@ -282,12 +284,13 @@ def _parquet(path: Path, id_column: str) -> _Rows:
 def _npz(path: Path, id_column: str) -> _Rows:
     arrays: dict[str, Cells] = open_table(path, "npz")
     if id_column not in arrays or arrays[id_column].ndim != 1:
-        raise FolderError(f"{path} must have an array {id_column} with an id for each row")
+        raise FolderError(f"{path} must have an array {id_column} with one id per row")
     rows = len(arrays[id_column])
     for name, values in arrays.items():
         if values.ndim < 1 or len(values) != rows:
             raise FolderError(
-                f"{path}: {name} must have {rows} rows, one for each id: it would be in every block"
+                f"{path}: {name} must have {rows} rows, one per id; otherwise every "
+                "block would contain all of it"
             )
 
     def content_of(places: Sequence[int]) -> bytes:

@@ -1,9 +1,9 @@
-"""The sandbox as the guard sees it: it runs an app once for each block, and gives back one vector
-or nothing.
+"""The guard's side of the sandbox: it runs an app once for each block, and returns one vector or
+nothing.
 
-Nothing of what a block does moves another block, or the time of the reply: each starts at a moment
-that was fixed before, is over before its place is taken by the next, and what it prints and keeps
-is stored after the last one.
+No block can affect another block or the time of the reply. Each block starts at a moment that was
+fixed beforehand and has ended before the next one takes its slot. Its output and state are stored
+after the last block has ended.
 """
 
 from __future__ import annotations
@@ -52,13 +52,13 @@ ENVIRONMENT = {
 
 
 class SandboxError(RuntimeError):
-    """The sandbox can't be started, or has ended: nothing is released."""
+    """The sandbox can't be started, or has ended. Nothing is released."""
 
 
 @dataclass(frozen=True)
 class BlockInput:
     """One block's part of a round: its number, an open file with its archive, and the state that it
-    has kept."""
+    kept."""
 
     number: int
     archive: int
@@ -67,8 +67,8 @@ class BlockInput:
 
 @dataclass(frozen=True)
 class BlockResult:
-    """What came of a block: its vector (size,) and its state, or None if it failed; what it
-    printed."""
+    """The result of a block: its vector (size,) and its state, or None if it failed; and its
+    output."""
 
     number: int
     vector: Vector | None
@@ -78,7 +78,7 @@ class BlockResult:
 
 @dataclass
 class _Running:
-    """A block that runs: the guard's ends of its pipes, and what came through them."""
+    """A running block: the guard's ends of its pipes, and the bytes received so far."""
 
     number: int
     out: int
@@ -89,15 +89,15 @@ class _Running:
 
 
 class Sandbox:
-    """A process in bubblewrap, or one that Landlock will hold block by block, of which blocks are
-    forked."""
+    """A process in bubblewrap, or one whose blocks Landlock encloses one by one. Blocks are forked
+    from it."""
 
     def __init__(self, policy: GuardPolicy) -> None:
-        """Starts it, and waits until it has imported Flower and PyTorch. SandboxError: it can't be
-        started."""
+        """Starts the sandbox and waits until it has imported Flower and PyTorch. SandboxError: it
+        can't be started."""
         if os.geteuid() == 0:
             raise ConfigError(
-                "the guard does not run as root: limits do not bind root. Start it as another user"
+                "the guard must not run as root, whom limits do not bind: start it as another user"
             )
         self.policy = policy
         self.control, theirs = socket.socketpair()
@@ -119,14 +119,15 @@ class Sandbox:
                 raise SandboxError(f"the sandbox did not start: {' '.join(last)}")
 
     def close(self) -> None:
-        """Ends the sandbox, and all that runs in it."""
+        """Ends the sandbox and all processes in it."""
         self.control.close()
         self.process.kill()
         self.process.wait()
 
     def run(self, task: BlockTask, blocks: Sequence[BlockInput]) -> Iterator[BlockResult]:
-        """Runs a task on blocks, in their order, and yields what came of each. A slot is as long
-        whatever a block does; SandboxError: the sandbox has ended, or a block has not."""
+        """Runs a task on blocks, in order, and yields the result of each. A slot takes the same
+        time whatever a block does. SandboxError: the sandbox has ended, or a block could not be
+        ended."""
         shared = _sealed(task.packed())
         side_by_side = self.policy.at_once
         seconds = self.policy.slot_seconds
@@ -163,7 +164,7 @@ class Sandbox:
         return _Running(block.number, out, log, done)
 
     def _read(self, running: Sequence[_Running], task: BlockTask, *, until: float) -> None:
-        """Reads the pipes of blocks until all have ended, or the slot is over."""
+        """Reads the pipes of blocks until all have ended or the slot is over."""
         most = 4 * task.size + most_state(self.policy.blocks.count) + 1
         open_pipes = {each.out: (each.said, most) for each in running}
         open_pipes |= {each.log: (each.logged, MOST_LOG) for each in running}
@@ -236,14 +237,14 @@ def sandbox_command(policy: GuardPolicy, control: int) -> list[str]:
 
 
 def readable_places() -> list[str]:
-    """What a block may read: the system's programs, Python, its packages and Discreet. Nothing of
-    the site."""
+    """The paths that a block may read: the system's programs, Python, its packages and Discreet;
+    none of the site's data."""
     own = [sys.base_prefix, sys.prefix, str(PACKAGE)]
     return [path for path in dict.fromkeys((*SYSTEM, *own)) if os.path.exists(path)]
 
 
 def _sealed(content: bytes) -> int:
-    """A file in memory that nobody can write to any more."""
+    """A file in memory that can't be written any more."""
     descriptor = os.memfd_create("block", os.MFD_ALLOW_SEALING | os.MFD_CLOEXEC)
     view = memoryview(content)
     while view:
@@ -258,7 +259,7 @@ def _sleep_until(moment: float) -> None:
 
 
 def _wait_for(ending: Sequence[int]) -> None:
-    """Until the keepers of all blocks have ended; SandboxError: one has not."""
+    """Waits until the keepers of all blocks have ended. SandboxError: one has not."""
     until = time.monotonic() + END_SECONDS
     waiting = set(ending)
     while waiting:

@@ -1,9 +1,9 @@
-"""A folder that a hostile app fills, where no name space takes it away: what lies in it, and its
-end.
+"""The scratch folder of an app that may be hostile, where no namespace removes it: measures and
+removes its contents.
 
-The next block may not wait for either, nor find anything left. So a file or folder counts for some
-bytes whatever it holds, as it takes time to be removed, and neither goes by recursion or by long
-paths.
+The next block must neither wait for either nor find anything left behind. Every file or folder
+counts for some bytes, whatever its content, because removing it takes time. Neither operation uses
+recursion or long paths.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ MEGABYTE = 1 << 20
 
 
 def holds_more(folder: Path, most_mb: float) -> bool:
-    """True if a folder holds more megabytes, or what can't be looked at: folders in it that are
-    closed, or deeper than anybody needs."""
+    """True if a folder holds more megabytes, or folders that can't be inspected because they are
+    closed or nested too deeply."""
     left = most_mb * MEGABYTE
     folders = [(str(folder), 0)]
     while folders:
@@ -41,7 +41,7 @@ def holds_more(folder: Path, most_mb: float) -> bool:
 
 
 def _looked_at(where: str) -> tuple[int, list[str]]:
-    """The bytes of what lies in one folder, and the folders in it."""
+    """The bytes of the entries in one folder, and its subfolders."""
     size = 0
     inner = []
     with os.scandir(where) as entries:
@@ -54,15 +54,14 @@ def _looked_at(where: str) -> tuple[int, list[str]]:
 
 
 def free_mb(folder: Path) -> float:
-    """What is free in the file system of a folder, in megabytes: a file without a name takes it
-    too."""
+    """The free megabytes in a folder's file system: unnamed files use them too."""
     found = os.statvfs(folder)
     return found.f_bavail * found.f_frsize / MEGABYTE
 
 
 def remove(folder: Path) -> None:
-    """Removes a folder and all that lies in it, however deep: folders within are moved up first.
-    Nobody writes to it any more."""
+    """Removes a folder and all its contents, however deep, by moving subfolders up first. No
+    process may be writing to it."""
     prefix = secrets.token_hex(16)
     names = (f"{prefix}-{number}" for number in itertools.count())
     while inner := list(os.scandir(folder)):

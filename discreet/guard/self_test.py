@@ -1,5 +1,4 @@
-"""A hostile app's first tries, by which a site checks its sandbox before it trusts it: `discreet
-site check`."""
+"""A hostile app's first attempts. `discreet site check` runs them to test the sandbox."""
 
 from __future__ import annotations
 
@@ -14,9 +13,9 @@ LEFT = "left-by-a-block"
 
 
 def reached(facts: Mapping[str, str]) -> list[str]:
-    """What can be reached from inside a block that must not be; empty if the walls hold. `facts`
-    name the site's folder and account, a TCP port and a UNIX socket that listen, and the guard's
-    process."""
+    """The resources that can be reached from inside a block and must not be; empty if the walls
+    hold. `facts` give the site's folder and account, a listening TCP port and UNIX socket, and the
+    guard's process."""
     site = facts["site"]
     guard = int(facts["guard"])
     tries: dict[str, Callable[[], object]] = {

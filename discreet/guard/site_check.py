@@ -1,4 +1,4 @@
-"""What a guard needs, looked at before it connects: policy, split, account, sandbox, memory."""
+"""The checks before a guard connects: policy, split, account, sandbox, memory."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ MEMORY = 1 << 20
 
 
 def check_site(path: Path) -> GuardPolicy:
-    """The policy of a guard.toml that this machine and user can keep. ConfigError, LedgerError:
-    they can't, and why."""
+    """The policy of a guard.toml, checked against this machine and user. ConfigError, LedgerError:
+    they can't comply with it; the message says why."""
     policy = read_guard(path)
     for fault in faults_of(policy):
         raise ConfigError(f"{path}: {fault}")
@@ -32,19 +32,22 @@ def check_site(path: Path) -> GuardPolicy:
 
 
 def faults_of(policy: GuardPolicy) -> Iterator[str]:
-    """What keeps this user from starting the sandbox on this machine, a sentence each."""
+    """The reasons why this user can't start the sandbox on this machine, one sentence each."""
     if (sys.platform, platform.machine()) != ("linux", MACHINE):
-        yield f"a guard needs Linux on {MACHINE}, whose system calls its filter knows"
+        yield (
+            f"a guard needs Linux on {MACHINE}, the only machine that its system call "
+            "filter supports"
+        )
         return
     if os.geteuid() == 0:
-        yield "the guard does not run as root: limits do not bind root. Start it as another user"
+        yield ("the guard must not run as root, whom limits do not bind: start it as another user")
     if policy.enclosure == BUBBLEWRAP and shutil.which("bwrap") is None:
         yield 'enclosure = "bubblewrap" needs bwrap: apt-get install bubblewrap'
     if policy.enclosure == LANDLOCK:
         if policy.at_once > 1:
             yield (
-                'at-once must be 1 with enclosure = "landlock": blocks side by side could see '
-                "each other's processes"
+                'at-once must be 1 with enclosure = "landlock": concurrent blocks '
+                "could see each other's processes"
             )
         try:
             check_landlock(readable_places())
@@ -55,6 +58,6 @@ def faults_of(policy: GuardPolicy) -> Iterator[str]:
     there = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // MEMORY
     if wanted > there:
         yield (
-            f"at-once * (limits.memory-mb + limits.disk-mb) is {wanted} MB, and the machine has "
-            f"{there}"
+            f"at-once * (limits.memory-mb + limits.disk-mb) is {wanted} MB, but the "
+            f"machine has {there}"
         )

@@ -1,4 +1,4 @@
-"""The guard of a site: it answers a server's message with what its blocks release, and with nothing
+"""The guard of a site: answers a server's messages with the release of its blocks, and with nothing
 else."""
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ JOURNAL = "journal.jsonl"
 
 @dataclass(frozen=True)
 class App:
-    """The bundle of a run, as Flower names it."""
+    """The bundle of a run, as Flower identifies it."""
 
     run_id: int
     fab_id: str
@@ -84,11 +84,11 @@ class App:
 
 @dataclass(frozen=True, eq=False)
 class Work:
-    """What a message asks of the blocks: arrays to train, or a number to say of a model.
+    """The work that a message asks of the blocks: arrays to train, or a metric of a model.
 
     Attributes:
-      release: how what they give is released.
-      layout, key: of the arrays, and the record that they came in; None for a number.
+      release: the mechanism that releases the blocks' vectors.
+      layout, key: the arrays' layout, and the name of their record; None for a metric.
       metric: None for arrays.
     """
 
@@ -107,12 +107,11 @@ class Answer:
 
 
 class SiteGuard:
-    """Holds a site's policy, blocks, account and sandbox, and answers one message after the
-    other."""
+    """Holds a site's policy, blocks, account and sandbox, and answers messages one at a time."""
 
     def __init__(self, policy: GuardPolicy, *, sandbox: Sandbox | None = None) -> None:
-        """Reads what the policy names, and starts the sandbox. ConfigError, LedgerError: what is
-        wrong with it."""
+        """Opens the files that the policy names, and starts the sandbox. ConfigError, LedgerError:
+        a file can't be used; the message says why."""
         self.policy = policy
         self.site = Path(policy.blocks.folder)
         open_again(self.site)
@@ -124,12 +123,12 @@ class SiteGuard:
         self.sandbox = sandbox or Sandbox(policy)
 
     def answer(self, message: Message, context: Context, app: App) -> Answer:
-        """The content of the reply. The round is on the ledger before a block starts, and if it is
-        asked again, also after a crash, it is charged again.
+        """The content of the reply. The round is on the ledger before any block starts. A round
+        that is requested again, also after a crash, is charged again.
 
         Raises:
-          Refused: the bundle, the message or the run is not allowed, or the budget is spent. It
-            says why, in words that no patient has part in. Nothing was charged.
+          Refused: the bundle, the message or the run is not allowed, or the budget is spent. The
+            message says why, and does not depend on any patient's data. Nothing was charged.
           LedgerError, SandboxError: something is wrong at the site.
         """
         try:
@@ -156,8 +155,8 @@ class SiteGuard:
         )
 
     def _masked(self, message: Message, context: Context, app: App) -> Answer:
-        """The answer to one stage of a masked sum; to that which asks for the vector, that of the
-        blocks."""
+        """The answer to one stage of a masked sum. If the stage asks for the vector, the answer is
+        the blocks' vector."""
         asked = []
 
         def charge(event: DpEvent) -> None:
@@ -178,11 +177,11 @@ class SiteGuard:
 
     @property
     def epsilon(self) -> float:
-        """What one unit has spent, over all runs, at the policy's delta."""
+        """The epsilon that one unit has spent over all runs, at the policy's delta."""
         return epsilon_of(self.ledger.total(), self.policy.max_delta, PLD)
 
     def _work(self, message: Message, context: Context) -> Work:
-        """What a message asks for. Refused: it is none that a guard answers."""
+        """The work that a message requests. Refused: a guard does not answer such messages."""
         terms = terms_of_run(self.policy, context.run_config)
         kind = message.metadata.message_type.partition(".")[0]
         if kind == EVALUATE:
@@ -190,7 +189,7 @@ class SiteGuard:
         else:
             metric = None
         if kind != TRAIN and metric is None:
-            raise Refused(f"this site's guard answers no message of type {kind}")
+            raise Refused(f"this site's guard does not answer messages of type {kind}")
         try:
             arrays = only_arrays(message.content, "the message")
         except MalformedMessage as error:
@@ -204,7 +203,7 @@ class SiteGuard:
         )
         if key.startswith("fitins."):
             raise Refused(
-                "this site's guard answers apps of Flower's Message API, and no NumPyClient"
+                "this site's guard answers apps with Flower's Message API, not NumPyClient"
             )
         return Work(self._release(layout.num_params, terms), layout, key, None)
 
@@ -218,8 +217,8 @@ class SiteGuard:
         self.ledger.charge([Charge(number, self.policy.unit, "", event)], allowed=allowed)
 
     def _run(self, message: Message, context: Context, app: App, *, work: Work) -> BlockSum:
-        """The sum over the blocks that are drawn. Their states and logs are stored when the last
-        one has ended."""
+        """The sum over the drawn blocks. Their states and logs are stored when the last one has
+        ended."""
         task = self._task(message, context, app, work=work)
         drawn = drawn_blocks(self.policy, secure_source())
         states = self.site / STATES / str(app.run_id)
@@ -274,7 +273,7 @@ class SiteGuard:
         )
 
     def _note(self, message: Message, app: App, **what: object) -> None:
-        """Writes to the journal what a message came to, for the site's people alone, and logs
+        """Writes the outcome of a message to the journal, for the site's operators only, and logs
         it."""
         row = {
             "time": datetime.now(UTC).isoformat(timespec="seconds"),
@@ -291,7 +290,7 @@ class SiteGuard:
 
 
 def _number(message: Message) -> int:
-    """The number of a message's round, as Flower's strategies give it; 0 if it has none."""
+    """The round number of a message, as Flower's strategies give it; 0 if it has none."""
     group = message.metadata.group_id
     if group.isdecimal():
         return int(group)
@@ -302,7 +301,7 @@ def _number(message: Message) -> int:
 
 
 def block_limits(policy: GuardPolicy) -> dict[str, float]:
-    """What a block is told of its limits: `enclosure.BlockLimits`."""
+    """A block's limits, as `enclosure.BlockLimits`."""
     limits = policy.limits
     return {
         "memory_mb": limits.memory_mb,
@@ -313,7 +312,7 @@ def block_limits(policy: GuardPolicy) -> dict[str, float]:
 
 
 def guard_ledger(policy: GuardPolicy) -> DurableLedger:
-    """The guard's account. LedgerError: it is missing, damaged or old; ConfigError: it has accounts
+    """The guard's account. LedgerError: it is missing, damaged or old. ConfigError: it has accounts
     of another unit."""
     ledger = DurableLedger(Path(policy.ledger))
     ledger.check()
@@ -321,7 +320,7 @@ def guard_ledger(policy: GuardPolicy) -> DurableLedger:
     if units - {policy.unit}:
         others = ", ".join(sorted(units - {policy.unit}))
         raise ConfigError(
-            f"{policy.ledger} has releases of {others}: a guard has an account of its own"
+            f"{policy.ledger} has releases of {others}: a guard needs an account of its own"
         )
     return ledger
 
@@ -334,7 +333,7 @@ def _sent(work: Work, message: Message) -> Vector:
 
 @contextmanager
 def opened(blocks: SiteBlocks, numbers: Sequence[int], states: Path) -> Iterator[list[BlockInput]]:
-    """The archives of some blocks, open, with the states that they have kept in this run."""
+    """The open archives of some blocks, with the states that they have kept in this run."""
     inputs = []
     try:
         for number in numbers:
@@ -352,8 +351,8 @@ def opened(blocks: SiteBlocks, numbers: Sequence[int], states: Path) -> Iterator
 
 @contextmanager
 def closed(site: Path, policy: GuardPolicy) -> Iterator[None]:
-    """The site's folder, closed to everybody while blocks run that Landlock holds: it does not
-    cover what a file's size and date are."""
+    """Closes the site's folder to everybody while Landlock confines running blocks, because
+    Landlock does not hide the size and date of a file."""
     if policy.enclosure != LANDLOCK:
         yield
         return
@@ -378,18 +377,18 @@ def opened_again(policy: GuardPolicy) -> Path:
 
 
 def check_room(site: Path, blocks: int) -> None:
-    """Refused unless the largest states and logs of blocks fit on the site's disk, whatever blocks
-    have left there: what one keeps may decide neither what another one can, nor that nothing
-    leaves."""
+    """Raises Refused unless the largest possible states and logs of blocks fit on the site's disk,
+    whatever blocks have left there. So the state that one block keeps decides neither how much
+    another may keep, nor whether the site releases anything."""
     wanted = MOST_RUNS * blocks * most_state(blocks) + blocks * MOST_LOG
     left = [path for name in (STATES, LOGS) for path in (site / name).rglob("*")]
     taken = sum(path.stat().st_size for path in left if path.is_file())
     if free_mb(site) * MEGABYTE + taken < wanted:
-        raise Refused(f"this site's guard wants {wanted / MEGABYTE:.0f} MB of room on its disk")
+        raise Refused(f"this site's guard needs {wanted / MEGABYTE:.0f} MB of free disk space")
 
 
 def _forget_runs(states: Path, but: Path) -> None:
-    """Removes the states of all runs but the latest ones."""
+    """Removes the states of all runs except the latest ones."""
     others = sorted(set(states.iterdir()) - {but}, key=lambda path: path.stat().st_mtime)
     for old in others[: max(0, len(others) + 1 - MOST_RUNS)]:
         shutil.rmtree(old)
@@ -406,11 +405,11 @@ def _store(results: Sequence[BlockResult], states: Path, logs: Path) -> None:
 
 
 def wait_until(moment: float) -> None:
-    """Sleeps until a moment of the monotonic clock. One that has passed is told of: the time of a
-    reply must not depend on what blocks did."""
+    """Sleeps until a moment of the monotonic clock. Warns if it has passed: the time of a reply
+    must not depend on what blocks did."""
     left = moment - time.monotonic()
     if left < 0:
         logger.warning(
-            "the reply is %.1f s late: give reply-seconds, longer than this round took", -left
+            "the reply is %.1f s late: set reply-seconds to more than this round took", -left
         )
     time.sleep(max(0.0, left))

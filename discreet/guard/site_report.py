@@ -1,7 +1,7 @@
-"""What a guarded site can show of its guarantee: in words, and as the `privacy.json` of its folder.
+"""The guarantee of a guarded site: in words, and as the `privacy.json` of its folder.
 
-The server may be anybody's, with Flower's own averaging, and knows nothing of all this. The site
-does.
+The server may be anyone's, may use Flower's own averaging, and knows nothing of this guarantee. The
+site can state it.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ PRIVACY = "privacy.json"
 
 
 def statement_of(policy: GuardPolicy) -> Statement:
-    """What the guard of this policy guarantees."""
+    """The guarantee that a guard with this policy gives."""
     if policy.unit == PATIENT:
         unit = "all records of one patient id at this site"
     else:
@@ -32,8 +32,8 @@ def statement_of(policy: GuardPolicy) -> Statement:
     return Statement(
         unit=unit,
         adjacency="add, remove or change them; the number of blocks is public and stays",
-        trusted="this site's operator and kernel; not the app, not the server, not the clip norm, "
-        "model or number of rounds that they choose",
+        trusted="this site's operator and kernel; not the app, not the server, and not their "
+        "choice of clip norm, model or number of rounds",
         observer="the server, the researcher and other sites, over all rounds and runs",
         mechanism=f"the app runs once for each of {policy.blocks.count} blocks, {drawn}, in "
         f"{policy.enclosure}; a block's update is clipped to C, and the sum, which one unit moves "
@@ -51,7 +51,7 @@ def statement_of(policy: GuardPolicy) -> Statement:
 
 
 def spent_of(policy: GuardPolicy, ledger: DurableLedger) -> PrivacyLedger:
-    """What one unit has spent over all runs."""
+    """The spending of one unit over all runs."""
     return ledger.spent(policy.unit)
 
 
@@ -82,7 +82,7 @@ def privacy_facts(policy: GuardPolicy, ledger: DurableLedger) -> dict[str, objec
 
 
 def statement_lines(policy: GuardPolicy) -> Iterator[str]:
-    """The guarantee of this policy, a sentence each."""
+    """The guarantee of this policy, one sentence each."""
     said = statement_of(policy)
     yield f"unit: {said.unit}; {said.adjacency}"
     yield f"mechanism: {said.mechanism}"
@@ -94,7 +94,7 @@ def statement_lines(policy: GuardPolicy) -> Iterator[str]:
 
 
 def spending_lines(policy: GuardPolicy, ledger: DurableLedger) -> Iterator[str]:
-    """What one unit has spent, and what is left."""
+    """The spending of one unit, and the remaining budget."""
     spent = spent_of(policy, ledger)
     epsilon = epsilon_of(spent, policy.max_delta, PLD)
     left = max(0.0, policy.max_epsilon - epsilon)

@@ -1,8 +1,8 @@
-"""All of an app in one block, on public rows: what `discreet site try` runs for a researcher.
+"""Runs a whole app in one block, on public rows, for `discreet site try`.
 
-Its ServerApp asks a grid whose nodes are its own ClientApp, in the same process. Nothing is clipped
-or noised, nothing is charged, and every error is shown. Server and client run behind the walls: a
-site can try what it has not read."""
+Its ServerApp uses a grid whose nodes are its own ClientApp, in the same process. Nothing is
+clipped, noised or charged, and every error is shown. Server and client run inside the sandbox, so a
+site can try an app that it has not reviewed."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ NODES = 4  # that the grid says it has
 
 
 class OwnGrid:
-    """A grid whose nodes are one ClientApp on one table, which starts anew for each message."""
+    """A grid whose nodes are one ClientApp on one table. The app starts anew for each message."""
 
     def __init__(self, app: Any, context: Any) -> None:
         self.app = app
@@ -27,7 +27,7 @@ class OwnGrid:
         return list(range(1, NODES + 1))
 
     def push_messages(self, messages: Iterable[Any]) -> list[str]:
-        """Answers messages at once, and keeps the answers."""
+        """Answers messages at once and keeps the answers."""
         numbers = []
         for message in messages:
             number = f"m{len(self.replies)}"
@@ -49,8 +49,7 @@ class OwnGrid:
 
 
 def run_whole(app: tuple[str, str, str], context: Any) -> None:
-    """Loads the two parts of an installed app, and runs the server's with a grid of the
-    client's."""
+    """Loads both parts of an installed app, and runs its ServerApp with a grid of its ClientApp."""
     from flwr.clientapp.utils import get_load_client_app_fn
     from flwr.common.config import get_project_config, get_project_dir
     from flwr.serverapp import ServerApp
@@ -61,12 +60,13 @@ def run_whole(app: tuple[str, str, str], context: Any) -> None:
     components = get_project_config(folder)["tool"]["flwr"]["app"]["components"]
     server = load_app(components["serverapp"], ImportError, folder)
     if not isinstance(server, ServerApp):
-        raise TypeError(f"{components['serverapp']} is no ServerApp")
+        raise TypeError(f"{components['serverapp']} is not a ServerApp")
     server(OwnGrid(client, context), context)  # type: ignore[arg-type]
 
 
 def _say_norm(message: Any, reply: Any) -> None:
-    """Prints by how much a reply's arrays differ from what was sent, which a guard would clip."""
+    """Prints the norm of the difference between a reply's arrays and those that were sent, which a
+    guard would clip."""
     if reply.has_error() or not message.has_content():
         return
     sent = {

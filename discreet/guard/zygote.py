@@ -1,9 +1,9 @@
-"""The process that blocks are forked from: `python -m discreet.guard.zygote`, which the guard
-starts in its sandbox.
+"""The process that blocks are forked from: `python -m discreet.guard.zygote`. The guard starts it
+in its sandbox.
 
 It has imported Python, Flower and PyTorch, and no module of an app. For each block it forks a
-keeper, which puts the block behind walls of its own (`enclosure`), watches what it uses, and ends
-it with all its children at the deadline."""
+keeper, which puts the block behind walls of its own (`enclosure`), watches its resource use, and
+kills it with all its children at the deadline."""
 
 from __future__ import annotations
 
@@ -56,7 +56,8 @@ KILOBYTES = 1 << 10  # of a megabyte
 
 @dataclass(frozen=True)
 class Pipes:
-    """What a block is given: files to read, and pipes to write. `done` is the keeper's alone."""
+    """The descriptors of a block: files to read, and pipes to write. `done` belongs to the keeper
+    alone."""
 
     task: int
     archive: int
@@ -67,8 +68,8 @@ class Pipes:
 
 
 def load() -> None:
-    """Imports what apps need, once. Discreet's own modules are forgotten: an app may bring another
-    release."""
+    """Imports the libraries that apps need, once. Discreet's own modules are unloaded: an app may
+    bring another release."""
     for name in LOADED:
         with suppress(ModuleNotFoundError):
             importlib.import_module(name)
@@ -99,7 +100,7 @@ def serve(control: socket.socket, readable: Sequence[str]) -> None:
 
 
 def _keep(pipes: Pipes, readable: Sequence[str]) -> NoReturn:
-    """The keeper of one block: starts it, watches it, ends it."""
+    """The keeper of one block: starts, watches and ends it."""
     code = 1
     try:
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
@@ -163,8 +164,8 @@ def _at_home_in(scratch: Path) -> None:
 
 
 def _end_all_below() -> None:
-    """Kills what is below this process, until nothing is: what a process forks while it is killed
-    is killed next."""
+    """Kills all processes below this one until none is left: a process that forks while it is
+    killed leaves children for the next pass."""
     while True:
         for pid in child_processes(os.getpid()):
             with suppress(ProcessLookupError):
@@ -178,8 +179,8 @@ def _end_all_below() -> None:
 
 
 def _watch(pid: int, limits: BlockLimits, ends: float, *, scratch: Path | None = None) -> None:
-    """Returns when the block's first process has ended, its time is over, or it uses more than it
-    may: of memory, and of the folder `scratch`, if no name space limits that."""
+    """Returns when the block's first process has ended, its time is over, or it exceeds a limit: of
+    memory, or of the folder `scratch` if no namespace limits that."""
     watched = os.pidfd_open(pid)
     least_free = 0.0
     if scratch is not None:
@@ -199,9 +200,9 @@ def _watch(pid: int, limits: BlockLimits, ends: float, *, scratch: Path | None =
 
 
 def _memory_mb(scratch: Path | None) -> float:
-    """The memory of the block's processes that is not of a file on disk, in megabytes: their own,
-    and what they share, which counts for each of them. In spaces of its own they are all that /proc
-    shows since the block has mounted it."""
+    """The memory in megabytes of the block's processes that is not backed by a file on disk:
+    private memory, and shared memory, which counts for each process. In namespaces /proc shows only
+    these processes, since the block has mounted it."""
     if scratch is None and Path("/proc/self").exists():
         return 0.0  # it has not mounted its own yet, and these are all blocks' processes
     if scratch is None:
@@ -218,8 +219,7 @@ def _memory_mb(scratch: Path | None) -> float:
 
 
 def _block(task: BlockTask, pipes: Pipes, data: Path, enclose: object) -> NoReturn:
-    """The first process of a block. Behind the walls it holds the two pipes, and nothing else that
-    was open."""
+    """The first process of a block. Inside the walls it keeps only the two pipes open."""
     code = 1
     try:
         os.close(pipes.done)
@@ -242,8 +242,8 @@ def _block(task: BlockTask, pipes: Pipes, data: Path, enclose: object) -> NoRetu
 
 
 def _only_these_open(pipes: Pipes) -> int:
-    """Has the log as output, nothing as input, and the pipe of the result as the one other
-    descriptor, which is returned."""
+    """Makes the log the output and nothing the input, and closes all other descriptors but the pipe
+    of the result, which is returned."""
     out = 3
     result = os.dup(pipes.out)
     log = os.dup(pipes.log)
@@ -259,14 +259,14 @@ def _only_these_open(pipes: Pipes) -> int:
 
 
 def _contents(descriptor: int) -> bytes:
-    """All that a file holds, whatever others that share the descriptor have read."""
+    """The whole content of a file, whatever other users of the shared descriptor have read."""
     size = os.fstat(descriptor).st_size
     parts = []
     at = 0
     while at < size:
         part = os.pread(descriptor, size - at, at)
         if not part:
-            raise OSError("a file of the guard is shorter than it was")
+            raise OSError("a file of the guard is shorter than before")
         parts.append(part)
         at += len(part)
     return b"".join(parts)
@@ -278,8 +278,8 @@ def _close(pipes: Pipes) -> None:
 
 
 def main(words: Sequence[str]) -> int:
-    """Serves the guard over the descriptor that the first word numbers. The others are what
-    Landlock lets blocks read, or `spaces`."""
+    """Serves the guard over the descriptor whose number is the first argument. The other arguments
+    are the paths that Landlock lets blocks read, or `spaces`."""
     control = socket.socket(fileno=int(words[0]))
     readable = list(words[1:])
     if readable != [SPACES]:

@@ -1,2 +1,2 @@
-"""Secure aggregation: a server adds vectors of integers, and can read only their sum
-(Bonawitz et al. 2017)."""
+"""Secure aggregation: a server adds integer vectors and can read only their sum (Bonawitz et al.
+2017)."""

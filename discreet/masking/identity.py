@@ -1,5 +1,6 @@
-"""The key that a node registered with, the list of the others' public keys, which people compared;
-and its public keys for one attempt, signed with the first, and what else is bound to them."""
+"""A node's registered key and the list of the other nodes' public keys, which people have compared;
+and the node's public keys for one attempt, signed with the registered key together with everything
+they are bound to."""
 
 from __future__ import annotations
 
@@ -37,22 +38,21 @@ class IdentityError(ValueError):
 
 @dataclass(frozen=True)
 class Identity:
-    """A node's name and its long-term private key on the curve P-384, as `scripts/certs node` makes
-    it."""
+    """A node's name and its long-term private key on the curve P-384, as `scripts/certs node`
+    generates it."""
 
     name: str
     key: ec.EllipticCurvePrivateKey = field(repr=False)
 
     @classmethod
     def generate(cls, name: str) -> Self:
-        """A key for one run: for simulation, where nobody compared keys."""
+        """A new key for one run, for simulations, where no one has compared keys."""
         return cls(name, ec.generate_private_key(ec.SECP384R1()))
 
     @classmethod
     def read(cls, name: str, path: Path) -> Self:
-        """A key from a file, PEM or OpenSSH, without a password. Raises IdentityError: it can't be
-        read, or it is no key on P-384.
-        """
+        """A key from a file, PEM or OpenSSH, without a password. IdentityError: the file can't be
+        read or is not a P-384 key."""
         data = _bytes_of(path)
         load = load_ssh_private_key if b"BEGIN OPENSSH" in data else load_pem_private_key
         return cls(name, _on_p384(partial(load, data, None), f"the private key in {path}"))
@@ -62,19 +62,18 @@ class Identity:
         return self.key.sign(message, _ECDSA)
 
     def private_text(self) -> bytes:
-        """The private key as PEM, without a password: `read` is the way back."""
+        """The private key as PEM, without a password; `read` reads it."""
         return self.key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
 
     def public_text(self) -> str:
-        """The public key in OpenSSH's form, one line: it goes into the others' lists."""
+        """The public key in OpenSSH's format, one line, for the other nodes' lists."""
         return self.key.public_key().public_bytes(Encoding.OpenSSH, PublicFormat.OpenSSH).decode()
 
 
 @dataclass(frozen=True)
 class Directory:
-    """The names of all nodes, in ascending order, each with its public key on P-384. Raises
-    IdentityError: a name is empty or too long, or two names have one key.
-    """
+    """The names of all nodes, in ascending order, each with its public key on P-384. IdentityError:
+    a name is empty or too long, or two names have the same key."""
 
     keys: Mapping[str, ec.EllipticCurvePublicKey]
 
@@ -90,20 +89,19 @@ class Directory:
 
     @classmethod
     def of(cls, identities: Mapping[str, Identity]) -> Self:
-        """The directory of identities that are all here, as in a simulation."""
+        """The directory of identities that are all in this process, as in a simulation."""
         return cls({name: identity.key.public_key() for name, identity in identities.items()})
 
     @classmethod
     def read(cls, path: Path) -> Self:
-        """A JSON object: for each node's name its public key, PEM or OpenSSH. Raises IdentityError:
-        the file is no such object, or a key is none on P-384.
-        """
+        """A JSON object with each node's public key, PEM or OpenSSH, by name. IdentityError: the
+        file is not such an object, or a key is not on P-384."""
         try:
             found = json.loads(_bytes_of(path), object_pairs_hook=_each_once)
             keys = {name: str(text).encode() for name, text in found.items()}
         except (ValueError, AttributeError, RecursionError) as error:
             raise IdentityError(
-                f"{path} is no JSON object of names and public keys, each name once"
+                f"{path} must be a JSON object of names and public keys, each name once"
             ) from error
         read = dict[str, ec.EllipticCurvePublicKey]()
         for name, data in keys.items():
@@ -116,7 +114,7 @@ class Directory:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """In ascending order: the place of a name in it, from 1, is the place of its Shamir
+        """The names in ascending order. A name's position, from 1, is the position of its Shamir
         shares."""
         return tuple(self.keys)
 
@@ -129,11 +127,11 @@ class Directory:
         )
 
     def has(self, identity: Identity) -> bool:
-        """True if it names this identity's public key by this identity's name."""
+        """True if the directory has this identity's public key under this identity's name."""
         return self.keys.get(identity.name) == identity.key.public_key()
 
     def verify(self, name: str, signature: bytes, message: bytes) -> bool:
-        """True if `name`, of this directory, signed the message."""
+        """True if `name` is in this directory and signed the message."""
         try:
             self.keys[name].verify(signature, message, _ECDSA)
         except InvalidSignature:
@@ -159,21 +157,21 @@ def _on_p384(load: Callable[[], object], name: str) -> Any:
         key = load()
     except (ValueError, TypeError, UnsupportedAlgorithm) as error:
         raise IdentityError(
-            f"{name} is none that can be read without a password, PEM or OpenSSH"
+            f"{name} can't be read without a password, as PEM or OpenSSH"
         ) from error
     if not isinstance(getattr(key, "curve", None), ec.SECP384R1):
         raise IdentityError(
-            f"{name} is of another kind than EC P-384, which `scripts/certs node` makes"
+            f"{name} is not of the kind EC P-384, which `scripts/certs node` generates"
         )
     return key
 
 
 class SignedKeys(NamedTuple):
-    """The public keys of a node for one attempt; they travel as `join` has it.
+    """The public keys of a node for one attempt, as `join` encodes them for travel.
 
     Attributes:
-      sealing, masking: X25519 public keys, for shares on their way and for masks.
-      check: of its seed (`masks.seed_check`).
+      sealing, masking: X25519 public keys, for shares in transit and for masks.
+      check: the check of its seed (`masks.seed_check`).
       signature: over these, the place, the list of peers and the node's name.
     """
 
@@ -203,16 +201,15 @@ def _message(
 
 
 def read_keys(data: bytes) -> SignedKeys:
-    """Signed keys as they travelled; the signature is not checked. Raises MalformedBytes: the keys
-    have other sizes, or one can't be used.
-    """
+    """Received signed keys; the signature is not checked. MalformedBytes: the keys have wrong
+    sizes, or one can't be used."""
     keys = SignedKeys(*wire.split(data, 4))
     if (len(keys.sealing), len(keys.masking), len(keys.check)) != (
         KEY_BYTES,
         KEY_BYTES,
         CHECK_BYTES,
     ):
-        raise MalformedBytes("public keys of another size")
+        raise MalformedBytes("public keys of a wrong size")
     for public in (keys.sealing, keys.masking):
         exchanged_key(bytes(KEY_BYTES), public, b"")  # any private key finds one that gives zero
     return keys
@@ -229,26 +226,26 @@ def split_keys(data: bytes) -> dict[str, SignedKeys]:
 
 
 def place_of(terms: Terms, part: Part) -> bytes:
-    """The attempt, the round and the run to which everything in an attempt is bound."""
+    """The run, round and attempt that everything in an attempt is bound to."""
     return wire.join(terms.encode(), wire.round_bytes(part.round), part.attempt)
 
 
 def context_of_keys(place: bytes, keys: Mapping[str, SignedKeys]) -> bytes:
     """The digest of a place and of all signed keys in it.
 
-    Each node's own fresh keys are among them, so that nothing of another attempt fits, even if a
-    server gives two attempts one name. The server has no list of peers: through the keys it is
-    bound to that for which they were signed."""
+    Each node's own fresh keys are among them, so nothing from another attempt fits, even if a
+    server gives two attempts the same name. The server has no list of peers; the keys bind it to
+    the list that they were signed for."""
     return wire.digest(TAG + b" context", place, join_keys(keys))
 
 
 def context_of_vectors(context: bytes, asked: bytes) -> bytes:
-    """The context of masks, which `asked` is part of: masks of nodes that were asked differently do
-    not cancel."""
+    """The context of masks. `asked` is part of it, so the masks of nodes that received different
+    requests do not cancel."""
     return wire.digest(TAG + b" asked", context, asked)
 
 
 def survivors_message(context: bytes, alive: Iterable[str], gone: Iterable[str]) -> bytes:
-    """The message that nodes sign in the confirm stage: who is in the sum, and who shared and is
-    not."""
+    """The message that nodes sign in the confirm stage: the nodes in the sum, and the nodes that
+    shared but are not in it."""
     return wire.join(TAG + b" survivors", context, wire.join_names(alive), wire.join_names(gone))

@@ -1,8 +1,9 @@
-"""Masks: streams of AES-256 in counter mode under fresh keys, as words that are added modulo 2^32;
-and their secrets in shares of which t open them and t - 1 say nothing (Shamir 1979), by
-PyCryptodome, sealed for travel.
+"""Masks: streams of AES-256 in counter mode under fresh keys, as words that are added modulo 2^32.
+Their secrets are split into shares, of which t open a secret and t - 1 reveal nothing (Shamir
+1979), by PyCryptodome, and are sealed for transit.
 
-The low k bits of a uniform word are uniform modulo 2^k, so that one stream serves every k up to 32.
+The low k bits of a uniform word are uniform modulo 2^k, so that one stream serves every k up to
+32.
 """
 
 from __future__ import annotations
@@ -32,15 +33,14 @@ _CHUNK = 1 << 16  # words: 256 KiB, which stays in a core's cache between the ci
 
 
 def public_key(private: bytes) -> bytes:
-    """The X25519 public key of a private one, which is any 32 random bytes (RFC 7748)."""
+    """The X25519 public key of a private key, which is any 32 random bytes (RFC 7748)."""
     return X25519PrivateKey.from_private_bytes(private).public_key().public_bytes_raw()
 
 
 def exchanged_key(private: bytes, peer: bytes, info: bytes) -> bytes:
-    """32 bytes that a private X25519 key, a peer's public one and `info` give, by HKDF with
-    SHA-256. Raises MalformedBytes: `peer` is no public key, or one with which every exchange gives
-    zero.
-    """
+    """32 bytes derived from a private X25519 key, a peer's public key and `info`, by HKDF with
+    SHA-256. MalformedBytes: `peer` is not a public key, or one with which every exchange gives
+    zero."""
     try:
         shared = X25519PrivateKey.from_private_bytes(private).exchange(
             X25519PublicKey.from_public_bytes(peer)
@@ -51,15 +51,15 @@ def exchanged_key(private: bytes, peer: bytes, info: bytes) -> bytes:
 
 
 def own_key(seed: bytes, context: bytes) -> bytes:
-    """The key of a node's own mask in one attempt, from its seed of 16 bytes."""
+    """The key of a node's own mask in one attempt, derived from its seed of 16 bytes."""
     return _derived(seed, join(TAG + b" own", context), KEY_BYTES)
 
 
 def seed_check(seed: bytes) -> bytes:
-    """16 public bytes by which a seed that was put together from wrong shares is found out.
+    """16 public bytes that detect a seed combined from wrong shares.
 
-    The check and the mask's key are outputs of HKDF for different `info`: who knows one learns
-    nothing of the other."""
+    The check and the mask's key are outputs of HKDF for different `info`, so neither reveals
+    anything about the other."""
     return _derived(seed, TAG + b" check", CHECK_BYTES)
 
 
@@ -85,9 +85,8 @@ def add_mask(total: Words, key: bytes, *, subtract: bool) -> None:
 def add_pair_masks(
     total: Words, private: bytes, name: str, peers: Mapping[str, bytes], *, context: bytes
 ) -> None:
-    """Adds the masks that a node has with its peers, by their public keys: what one adds, the other
-    subtracts. Raises MalformedBytes: as `exchanged_key`.
-    """
+    """Adds the masks that a node shares with its peers, by their public keys. Of two nodes, one
+    adds the mask and the other subtracts it. MalformedBytes: as in `exchanged_key`."""
     for peer, public in peers.items():
         key = exchanged_key(
             private, public, join(TAG + b" pair", context) + join_names((name, peer))
@@ -96,8 +95,8 @@ def add_pair_masks(
 
 
 def split_secret(secret: bytes, *, threshold: int, count: int) -> list[bytes]:
-    """A share for each of the places 1 .. count, as long as the secret, which is a multiple of 16
-    bytes.
+    """A share for each of the positions 1 .. count, as long as the secret, whose length is a
+    multiple of 16 bytes.
 
     >>> shares = split_secret(bytes(range(32)), threshold=2, count=3)
     >>> combine({1: shares[0], 3: shares[2]}) == bytes(range(32))
@@ -111,8 +110,7 @@ def split_secret(secret: bytes, *, threshold: int, count: int) -> list[bytes]:
 
 
 def combine(shares: Mapping[int, bytes]) -> bytes:
-    """The secret, from exactly `threshold` shares by their places; from wrong shares, wrong
-    bytes."""
+    """The secret, from exactly `threshold` shares by position; wrong shares give wrong bytes."""
     size = len(next(iter(shares.values())))
     return b"".join(
         Shamir.combine(
@@ -124,14 +122,13 @@ def combine(shares: Mapping[int, bytes]) -> bytes:
 
 def seal(plain: bytes, private: bytes, peer: bytes, *, bound: bytes) -> bytes:
     """AES-256-GCM under a key that both X25519 keys give, for this `route` alone: nonce, then
-    ciphertext and tag. Raises MalformedBytes: `peer` is no public key that can be used.
-    """
+    ciphertext and tag. MalformedBytes: `peer` is not a usable public key."""
     nonce = os.urandom(_NONCE)
     return nonce + AESGCM(exchanged_key(private, peer, bound)).encrypt(nonce, plain, bound)
 
 
 def unseal(data: bytes, private: bytes, peer: bytes, *, bound: bytes) -> bytes:
-    """Inverse of `seal`. Raises MalformedBytes: other bytes, another key, or another `bound`."""
+    """Inverse of `seal`. MalformedBytes: wrong bytes, another key, or another `bound`."""
     try:
         return AESGCM(exchanged_key(private, peer, bound)).decrypt(
             data[:_NONCE], data[_NONCE:], bound
@@ -141,6 +138,6 @@ def unseal(data: bytes, private: bytes, peer: bytes, *, bound: bytes) -> bytes:
 
 
 def route(context: bytes, sender: str, receiver: str) -> bytes:
-    """The `bound` of shares on their way in one attempt: it goes into their key and is
+    """The `bound` of shares in transit in one attempt. It goes into their key and is
     authenticated."""
     return join(TAG + b" shares", context, sender.encode(), receiver.encode())

@@ -1,8 +1,9 @@
-"""A node's side of a masked sum: bytes in, bytes out, every answer on disk before it leaves.
+"""A node's side of a masked sum: bytes in, bytes out. The node's state is on disk before an answer
+leaves.
 
-Bonawitz et al. 2017, figure 4, with the checks against a malicious server. Added to it: an
-attempt's context binds all signed keys (`identity.context_of_keys`), survivors are signed with
-those who are gone, and a seed has a check.
+Bonawitz et al. 2017, figure 4, with the checks against a malicious server. Added here: an attempt's
+context binds all signed keys (`identity.context_of_keys`), nodes sign the lists of survivors and of
+lost nodes together, and a seed has a check.
 """
 
 from __future__ import annotations
@@ -38,22 +39,21 @@ Release = Callable[[], None]
 
 @dataclass(frozen=True)
 class MaskingNode:
-    """A node that takes part in the masked sums of one run, and gives away nothing but these sums.
+    """A node that takes part in the masked sums of one run and reveals nothing but these sums.
 
     Whatever the server sends, it and up to c nodes of its choice learn at most one sum for each
-    round, of at least
-    n - d vectors, this node's among them: they learn nothing else of this node's vector, as long as
-    X25519, HKDF, AES and ECDSA are what they are believed to be, at most c of the others give away
-    what they know, and nobody puts an old state back.
+    round, of at least n - d vectors, this node's among them: they learn nothing else of this node's
+    vector, as long as X25519, HKDF, AES and ECDSA are what they are believed to be, at most c of
+    the other nodes reveal what they know, and nobody restores an old state.
 
     Args:
       identity: this node's name and private key.
       directory: all n nodes' public keys, this node's among them, as people compared them.
-      terms: as this node's settings have them.
+      terms: the terms, from this node's settings.
       store: keeps its state between two messages.
 
     Raises:
-      ValueError: the directory has not n nodes, or another key for this node.
+      ValueError: the directory does not have n nodes, or has another key for this node.
     """
 
     identity: Identity
@@ -65,17 +65,16 @@ class MaskingNode:
         names = len(self.directory.keys)
         nodes = self.terms.nodes
         if names != nodes:
-            raise ValueError(f"the list of nodes has {names} names, and the run has {nodes} nodes")
+            raise ValueError(f"the list of nodes has {names} names, but the run has {nodes} nodes")
         if not self.directory.has(self.identity):
             raise ValueError(
-                f"the list of nodes has not the public key of {self.identity.name!r}, which is "
-                "this node"
+                f"the list of nodes lacks the public key of this node, {self.identity.name!r}"
             )
 
     @property
     def agreed(self) -> bytes:
-        """The digest of all that decides a sum before it is asked for: the terms, and who is
-        who."""
+        """The digest of everything that decides a sum before it is requested: the terms, and the
+        nodes' names and keys."""
         return wire.digest(self.terms.encode(), self.directory.digest)
 
     def answer(
@@ -85,21 +84,22 @@ class MaskingNode:
 
         Args:
           request: as it came from the server.
-          vector: gives what is to be summed, int64 of shape (length,), any integers; they count
-            modulo 2^k. Called only if the masked vector is asked for and everything is in order.
-          release: pays for the release of this round's sum, after `vector` and before the masked
-            vector leaves; called once a round, also if the round is tried more often, since at most
-            one attempt can be opened. An exception from it goes to the caller, and nothing leaves.
+          vector: returns the vector to be summed, int64 of shape (length,), of any integers; they
+            count modulo 2^k. It is called only if the masked vector is requested and all checks
+            pass.
+          release: charges the release of this round's sum, after `vector` and before the masked
+            vector leaves. It is called once per round, even if the round is tried again, because at
+            most one attempt can be opened. An exception from it goes to the caller, and nothing
+            leaves.
           asked: all that the round asks for beyond the terms of the run, in any bytes. Vectors of
-            nodes that were asked differently can't be opened together. An attempt at a round that
-            asks for something else than the one before, or on other terms, is paid anew, so that
-            nobody gets a dear sum for the price of a cheap one.
+            nodes that were asked differently can't be opened together. An attempt at a round with
+            another request or other terms than the attempt before is charged again, so that an
+            expensive sum can't be obtained for the price of a cheap one.
 
         Raises:
-          MaskingRefused: the request is malformed, a repetition, or asks for what this node does
-            not give. The
-            state is as it was.
-          ValueError: `vector` gave something else.
+          MaskingRefused: the request is malformed, repeated, or not allowed by this node. The state
+            is unchanged.
+          ValueError: `vector` returned something else.
         """
         replies = []
         try:
@@ -123,7 +123,7 @@ class MaskingNode:
                         case Stage.UNMASK:
                             state, body = self._unmask(state, part)
                     replies.append(part.answered(body))
-                # before the reply leaves: it is never given again
+                # before the reply leaves, so that it is never given twice
                 self.store.save(self.terms.run, state.encode())
         except MalformedBytes as error:
             raise MaskingRefused(f"malformed: {error}") from error
@@ -134,21 +134,22 @@ class MaskingNode:
         if difference := self.terms.difference(terms):
             raise MaskingRefused(f"other terms: {difference}")
         if len(parts) not in (1, 2) or len({part.round for part in parts}) != len(parts):
-            raise MalformedBytes("a request must have a part, or two of different rounds")
+            raise MalformedBytes("a request must have one part, or two of different rounds")
         if len(parts) > 1 and Stage.MASKED in {part.stage for part in parts}:
-            raise MalformedBytes("a masked vector is asked for by itself")
+            raise MalformedBytes("a masked vector must be requested by itself")
         return parts
 
     def _keys(self, state: NodeState, part: Part) -> Answer:
-        """Fresh keys and a fresh seed, signed. A new attempt at a round puts an end to the one
-        before."""
+        """Fresh keys and a fresh seed, signed. A new attempt at a round ends the one before."""
         _check_open(state, part)
         if part.attempt in state.begun:
             raise MaskingRefused(f"this attempt at round {part.round} has begun already")
         if len(state.begun) >= MOST_ATTEMPTS:
-            raise MaskingRefused(f"{MOST_ATTEMPTS} attempts have begun since the last sum")
+            raise MaskingRefused(
+                f"{MOST_ATTEMPTS} attempts have begun since the last sum, the most that are allowed"
+            )
         if part.body:
-            raise MalformedBytes("a request for keys says nothing but its round")
+            raise MalformedBytes("a request for keys must have nothing but its round")
         secrets = os.urandom(2 * KEY_BYTES + SEED_BYTES)
         sealing, masking, seed = _split(secrets)
         public = (masks.public_key(sealing), masks.public_key(masking), masks.seed_check(seed))
@@ -158,7 +159,7 @@ class MaskingNode:
         return state.begin(attempt), wire.join(*signed)
 
     def _shares(self, state: NodeState, part: Part) -> Answer:
-        """A share of this node's seed and mask key for each other node, sealed for it."""
+        """A share of this node's seed and of its mask key for each other node, sealed for it."""
         attempt = self._held(state, part)
         me = self.identity.name
         place = place_of(self.terms, part)
@@ -167,7 +168,7 @@ class MaskingNode:
             raise MaskingRefused(f"{strangers[0]!r} is not in this node's list of nodes")
         if keys.get(me) != attempt.keys[me]:
             raise MaskingRefused(
-                "the keys attributed to this node are not those that it made for this attempt"
+                "the keys attributed to this node are not the keys that it made for this attempt"
             )
         self._check_enough(keys, "take part")
         for name in keys:
@@ -194,11 +195,11 @@ class MaskingNode:
     def _masked(
         self, state: NodeState, part: Part, vector: Vector, release: Release, asked: bytes
     ) -> Answer:
-        """The vector behind its masks. Its release is paid for before it leaves, once a round, or
-        once for each price.
+        """The masked vector. Its release is charged before it leaves, once per round, or once for
+        each price.
 
-        From here on other nodes can open it, whatever this node does. At most one attempt at a
-        round can be opened: it takes t nodes, and those have closed the round or have ended every
+        After that, other nodes can open it whatever this node does. At most one attempt at a round
+        can be opened: opening takes t nodes, and these have then closed the round or ended every
         other attempt at it.
         """
         attempt = self._held(state, part)
@@ -222,11 +223,11 @@ class MaskingNode:
         return state.with_attempt(attempt), wire.pack(words, self.terms.bits)
 
     def _opened_shares(self, attempt: Attempt, sealed: Mapping[str, bytes]) -> dict[str, bytes]:
-        """Shares are opened before anything is masked.
+        """Opens the shares before anything is masked.
 
-        Whether the server or the sender spoilt one can't be told from here, and a node that left
-        the sender out alone would have other masks than the rest: so it refuses, and says whose
-        shares they are.
+        This node can't tell whether the server or the sender corrupted a share, and if it alone
+        left the sender out, its masks would not match the others'. So it refuses and names the
+        sender.
         """
         me = self.identity.name
         opened = {}
@@ -242,11 +243,12 @@ class MaskingNode:
             except MalformedBytes as error:
                 raise MaskingRefused(f"from {name!r}: {error}") from error
             if len(opened[name]) != SEED_BYTES + KEY_BYTES:
-                raise MaskingRefused(f"the shares of {name!r} have another size than shares have")
+                raise MaskingRefused(f"the shares of {name!r} have a wrong size")
         return opened
 
     def _confirm(self, state: NodeState, part: Part) -> Answer:
-        """A signature of who is in the sum and who is not: one pair of lists for an attempt."""
+        """A signature on the lists of nodes that are in the sum and that are not: only one pair of
+        lists per attempt."""
         attempt = self._held(state, part)
         alive, gone = (wire.split_names(value) for value in wire.split(part.body, 2))
         self._check_lists(attempt, alive, gone)
@@ -256,21 +258,20 @@ class MaskingNode:
     def _check_lists(self, attempt: Attempt, alive: tuple[str, ...], gone: tuple[str, ...]) -> None:
         if both := set(alive) & set(gone):
             raise MaskingRefused(
-                f"{min(both)!r} is in both lists: its seed and mask key together show its vector"
+                f"{min(both)!r} is in both lists: its seed and mask key together would "
+                "reveal its vector"
             )
         if set(alive) | set(gone) != set(attempt.shares):
             raise MaskingRefused(
-                "the lists are not, together, the nodes whose shares this node was given"
+                "the lists together must be the nodes whose shares this node received"
             )
         if self.identity.name not in alive:
-            raise MaskingRefused(
-                "the list of survivors leaves this node out, which sent its vector"
-            )
+            raise MaskingRefused("the list of survivors lacks this node, which sent its vector")
         self._check_enough(alive, "are in the sum")
 
     def _unmask(self, state: NodeState, part: Part) -> Answer:
-        """For each node that shared: the share of its seed if it is in the sum, else of its mask
-        key. Then forget."""
+        """For each node that shared: the share of its seed if it is in the sum, otherwise the share
+        of its mask key. Then the node erases its secrets of this round."""
         attempt = self._held(state, part)
         self._check_signatures(attempt, wire.split_named(part.body))
         given = {
@@ -290,7 +291,7 @@ class MaskingNode:
                 raise MaskingRefused(f"{name!r} did not sign the lists that this node signed")
         if len(signatures) < self.terms.threshold:
             raise MaskingRefused(
-                f"{len(signatures)} nodes signed the lists, and it takes {self.terms.threshold}"
+                f"{len(signatures)} nodes signed the lists, but {self.terms.threshold} are needed"
             )
 
     def _check_enough(self, names: Collection[str], what: str) -> None:
@@ -301,13 +302,14 @@ class MaskingNode:
             )
 
     def _held(self, state: NodeState, part: Part) -> Attempt:
-        """The attempt of a part, if its stage is the next one."""
+        """The attempt that a part belongs to, if the part's stage is the next one."""
         _check_open(state, part)
         attempt = state.attempts.get(part.round)
         before = Stage(part.stage - 1)
         if attempt is None or attempt.attempt != part.attempt:
             raise MaskingRefused(
-                f"no part in this attempt at round {part.round}: it ended, or never began"
+                f"this node takes no part in this attempt at round {part.round}: it "
+                "ended, or never began"
             )
         if attempt.agreed != self.agreed:
             raise MaskingRefused(
@@ -315,8 +317,8 @@ class MaskingNode:
             )
         if attempt.stage >= part.stage:
             raise MaskingRefused(
-                f"the stage {part.stage.name} of this attempt is answered, and each is answered "
-                "once"
+                f"the stage {part.stage.name} of this attempt was answered already, "
+                "and each is answered once"
             )
         if attempt.stage != before:
             raise MaskingRefused(
@@ -328,7 +330,7 @@ class MaskingNode:
 def _check_open(state: NodeState, part: Part) -> None:
     if part.round <= state.closed:
         raise MaskingRefused(
-            f"round {part.round} is over for this node, which takes part in rising order only"
+            f"round {part.round} is over for this node, which only takes part in later rounds"
         )
 
 

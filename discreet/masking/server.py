@@ -1,5 +1,5 @@
-"""The server's side of masked sums: it says what to send to whom, takes the replies, and gets the
-sum or nothing."""
+"""The server's side of masked sums: it decides the message for each node, takes the replies, and
+obtains the sum or nothing."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from discreet.masking.wire import (
 
 @dataclass(frozen=True)
 class Opened:
-    """A sum that was read.
+    """A sum that was opened.
 
     Attributes:
       total: the sum of the vectors of `names` modulo 2^k, int64 of shape (length,), from 0 to 2^k -
@@ -47,16 +47,17 @@ class Opened:
 
 @dataclass
 class Collected:
-    """The answers to one attempt at one round. Memory: one vector, whatever the number of nodes.
+    """The answers to one attempt at one round. It holds one vector in memory, whatever the number
+    of nodes.
 
     Attributes:
-      asked: all that nodes are asked for with their vectors, beyond the terms; known when the round
-        begins.
-      keys: signed keys, of who takes part.
-      sealed: of each node that shared, its sealed share for each other node.
+      asked: everything that nodes are asked for with their vectors, beyond the terms; known when
+        the round begins.
+      keys: the signed keys of the nodes that take part.
+      sealed: for each node that shared, its sealed share for each other node.
       alive: the nodes that sent a masked vector; their sum is `total`.
       signatures: on the lists of who is in the sum and who is not.
-      given: of each node that unmasks, its shares.
+      given: the shares from each node that unmasks.
     """
 
     terms: Terms
@@ -74,7 +75,7 @@ class Collected:
 
     @property
     def gone(self) -> list[str]:
-        """The nodes that shared, and sent no masked vector."""
+        """The nodes that shared but sent no masked vector."""
         return [name for name in self.sealed if name not in self.alive]
 
     def parts(self) -> dict[str, Part]:
@@ -103,7 +104,7 @@ class Collected:
         return Part(self.stage, self.round, self.attempt, body)
 
     def take(self, name: str, body: bytes) -> None:
-        """Keeps a node's answer to its part. Raises MalformedBytes: it is none."""
+        """Stores a node's answer to its part. MalformedBytes: it is not such an answer."""
         match self.stage:
             case Stage.KEYS:
                 self.keys[name] = read_keys(body)
@@ -122,11 +123,11 @@ class Collected:
                     len(share) != (SEED_BYTES if of in self.alive else KEY_BYTES)
                     for of, share in given.items()
                 ):
-                    raise MalformedBytes("a share of another size")
+                    raise MalformedBytes("a share of a wrong size")
                 self.given[name] = given
 
     def advance(self) -> None:
-        """To the next stage, with those who answered. Raises Abandoned: they are too few."""
+        """Proceeds to the next stage with the nodes that answered. Abandoned: they are too few."""
         answers: tuple[Collection[str], ...] = (
             self.keys,
             self.sealed,
@@ -141,13 +142,13 @@ class Collected:
             least = self.terms.threshold
         if answered < least:
             raise Abandoned(
-                f"{answered} nodes answered the stage {self.stage.name}, and it takes {least}"
+                f"{answered} nodes answered the stage {self.stage.name}, but {least} are needed"
             )
         if self.stage is not Stage.UNMASK:
             self.stage = Stage(self.stage + 1)
 
     def opened(self) -> Opened:
-        """The sum of the vectors of `alive`. Raises Abandoned: shares do not fit together, a node
+        """The sum of the vectors of `alive`. Abandoned: shares do not fit together, because a node
         sent wrong ones."""
         peers = {name: self.keys[name].masking for name in self.alive}
         place = place_of(self.terms, self._part(b""))
@@ -163,8 +164,8 @@ class Collected:
         return Opened(total.astype(np.int64), tuple(sorted(self.alive)))
 
     def _secret(self, name: str, public: Callable[[bytes], bytes], published: bytes) -> bytes:
-        """A node's seed or mask key from t neighbours among the givers: a wrong share is outside
-        some run of t."""
+        """A node's seed or mask key from t neighbours among the givers. A wrong share is missing
+        from at least one such run of t."""
         shares = [
             (self.names.index(giver) + 1, given[name])
             for giver, given in sorted(self.given.items())
@@ -175,24 +176,24 @@ class Collected:
             if public(secret) == published:
                 return secret
         raise Abandoned(
-            f"the shares of the secrets of {name!r} do not fit together: a node gave wrong ones"
+            f"the shares of the secrets of {name!r} are inconsistent: a node sent wrong ones"
         )
 
 
 def _complete(given: dict[str, bytes], names: Collection[str]) -> dict[str, bytes]:
     if given.keys() != set(names):
-        raise MalformedBytes("shares of others than those who take part")
+        raise MalformedBytes("shares of nodes that do not take part")
     return given
 
 
 class Exchange:
-    """Requests to nodes, and the place for their replies.
+    """Requests to nodes, and their replies.
 
     Attributes:
-      stage: of this round. Before the requests of `Stage.UNMASK` are sent the caller charges its
-        ledger.
+      stage: the stage of this round. The caller must charge its ledger before it sends the requests
+        of `Stage.UNMASK`.
       round: its number.
-      requests: bytes for each node that is asked.
+      requests: the bytes for each node that is asked.
     """
 
     def __init__(
@@ -213,24 +214,23 @@ class Exchange:
         }
 
     def take(self, name: str, reply: bytes) -> None:
-        """Takes a node's reply, in any order. A node without a reply that was taken is gone for
-        this attempt. Raises MalformedBytes: it is no answer to this request, or this node has
-        answered.
-        """
+        """Takes a node's reply, in any order. A node without an accepted reply is lost for this
+        attempt. MalformedBytes: it is not an answer to this request, or the node has answered
+        already."""
         asked = self._asked.pop(name, None)
         if asked is None:
-            raise MalformedBytes(f"{name!r} was not asked, or has answered")
+            raise MalformedBytes(f"{name!r} was not asked, or has answered already")
         answers = wire.read_reply(reply)
         if [part.answered(b"") for _, part in asked] != [part.answered(b"") for part in answers]:
-            raise MalformedBytes("the answer to another request")
+            raise MalformedBytes("an answer to another request")
         for (attempt, _), answer in zip(asked, answers, strict=True):
             attempt.take(name, answer.body)
 
     def close(self) -> Exchange | Opened:
-        """Goes on with those who have answered.
+        """Continues with the nodes that have answered.
 
-        If too few nodes made keys for the round that follows, it begins anew when its time comes.
-        Raises Abandoned: they are too few. The server can begin a new attempt.
+        If too few nodes made keys for the next round, that round later starts with new keys.
+        Abandoned: too few nodes are left; the server can begin a new attempt.
         """
         now, *following = self._attempts
         now.advance()
@@ -249,15 +249,15 @@ class Exchange:
 
 @dataclass
 class MaskingServer:
-    """Runs masked sums, round by round, without any way to wait or to send: the caller does both.
+    """Runs masked sums, round by round. It neither waits nor sends: the caller does both.
 
     A round takes the stages KEYS, SHARES, MASKED, CONFIRM and UNMASK. With `then`, the first two
     stages of the round that follows ride along with the last two of this one, so that a round costs
     three exchanges.
 
     Args:
-      terms: of the run.
-      names: of all n nodes.
+      terms: the terms of the run.
+      names: the names of all n nodes.
 
     Attributes:
       ready: the attempt at the next round whose keys and shares rode along; empty if none did.
@@ -274,16 +274,17 @@ class MaskingServer:
         self.names = tuple(sorted(self.names))
         if len(set(self.names)) != self.terms.nodes or len(self.names) != self.terms.nodes:
             raise ValueError(
-                f"a run of {self.terms.nodes} nodes needs as many different names (got "
-                f"{self.names})"
+                f"a run of {self.terms.nodes} nodes needs that many different names "
+                f"(got {self.names})"
             )
 
     def begin(self, round: int, *, then: int | None = None, asked: bytes = b"") -> Exchange:
         """The first exchange of a new attempt at a round.
 
         Args:
-          round: rises from one opened sum to the next. An abandoned round may be begun again.
-          then: the round whose keys are made while this one ends; None if none follows.
+          round: its number, which increases from one opened sum to the next. An abandoned round may
+            be begun again.
+          then: the next round, whose keys are made while this one ends; None if there is none.
           asked: all that nodes are asked for with their vectors, as `MaskingNode.answer` is told
             it.
         """

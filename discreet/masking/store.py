@@ -1,5 +1,5 @@
-"""A node's memory of the masked sums of one run, and its folder: a process that starts anew answers
-nothing twice."""
+"""A node's memory of the masked sums of one run, and the folder that stores it, so that a restarted
+process answers nothing twice."""
 
 from __future__ import annotations
 
@@ -23,19 +23,18 @@ _FORM = ConfigDict(ser_json_bytes="base64", val_json_bytes="base64", hide_input_
 
 @dataclass(frozen=True, config=_FORM)
 class Attempt:
-    """One attempt at one round, as far as this node has come.
+    """One attempt at one round, as far as this node has progressed.
 
     Attributes:
-      round, attempt: its names.
+      round, attempt: its identifiers.
       stage: the last one that was answered.
       secrets: the private keys for shares and for masks, and the seed; empty once the masked vector
         has been made.
-      keys: of each node that takes part, its signed public keys.
+      keys: the signed public keys of each node that takes part.
       agreed: the digest of the terms and the list of peers that this node's keys were signed for.
       context: the digest of the terms, the round, the attempt and all these keys; once the masked
         vector has been made also of what it was asked for.
-      shares: of each node that shared, the share of its seed and of its mask key that this node
-        holds.
+      shares: for each node that shared, this node's shares of its seed and of its mask key.
       alive: the nodes in the sum, once this node has signed that.
     """
 
@@ -53,13 +52,14 @@ class Attempt:
 @dataclass(frozen=True, config=_FORM)
 class NodeState:
     """A node's memory of a run: closed rounds, the last round it charged, and at most two attempts
-    that go on.
+    in progress.
 
     Attributes:
-      closed: nothing of this round or an earlier one is answered any more; -1 at first.
-      charged: the last round whose release was paid for; -1 at first.
-      price: digest of the terms and of what was asked for that payment.
-      attempts: by round; the round that is being summed, and the next one's keys and shares.
+      closed: the last round that is closed; requests for it or an earlier one are refused; -1 at
+        first.
+      charged: the last round whose release was charged; -1 at first.
+      price: the digest of the terms and the request of that charge.
+      attempts: by round: that of the current sum, and that of the next round's keys and shares.
       begun: every attempt that began at a round that is not closed, with its round.
     """
 
@@ -70,12 +70,12 @@ class NodeState:
     begun: Mapping[bytes, int] = field(default_factory=dict)
 
     def with_attempt(self, attempt: Attempt) -> NodeState:
-        """The state with this attempt in place of another of its round."""
+        """The state with this attempt in place of another one at its round."""
         return replace(self, attempts={**self.attempts, attempt.round: attempt})
 
     def begin(self, attempt: Attempt) -> NodeState:
-        """A new attempt: of the others only one of the round before it is kept, which may wait for
-        its last stages."""
+        """A new attempt. Of the others, only one at the round before is kept, because it may be
+        waiting for its last stages."""
         kept = {
             number: each for number, each in self.attempts.items() if number == attempt.round - 1
         }
@@ -83,13 +83,13 @@ class NodeState:
         return replace(self, attempts={**kept, attempt.round: attempt}, begun=begun)
 
     def closed_until(self, number: int) -> NodeState:
-        """Closes `number` and all before it: their secrets and shares are forgotten."""
+        """Closes `number` and all earlier rounds: their secrets and shares are erased."""
         kept = {each: attempt for each, attempt in self.attempts.items() if each > number}
         begun = {name: each for name, each in self.begun.items() if each > number}
         return replace(self, closed=max(self.closed, number), attempts=kept, begun=begun)
 
     def encode(self) -> bytes:
-        """The state as JSON; `read_state` is the way back."""
+        """The state as JSON; `read_state` reads it."""
         return _STATE.dump_json(self)
 
 
@@ -107,27 +107,25 @@ def read_state(data: bytes) -> NodeState:
 
 @dataclass(frozen=True)
 class FolderStore:
-    """A folder of the node's owner, which nobody else can read: a file for each run, replaced whole
-    and fsynced.
+    """A folder of the node's owner, which nobody else can read. It has a file for each run, which
+    is replaced as a whole and fsynced.
 
-    Secrets of a round are gone from the file once the round is over; whether the disk keeps old
-    blocks is the disk's matter. A copy of the folder that is put back later lets the node answer
-    twice: no backup of it is of any use."""
+    Secrets of a round are removed from the file once the round is over, but the disk may keep old
+    blocks. A restored copy of the folder would let the node answer twice, so do not back it up."""
 
     folder: Path
 
     @contextmanager
     def locked(self, run: str) -> Iterator[None]:
-        """Refuses while another process answers for the same node. Raises MaskingRefused: that is
-        so, or the folder can't be written.
-        """
+        """Refuses while another process answers for the same node. MaskingRefused: another process
+        does, or the folder can't be written."""
         try:
             self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             handle = os.open(
                 self.folder / f"{run}.lock", os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600
             )
         except OSError as error:
-            raise MaskingRefused(f"the node's state can't be kept: {error.strerror}") from error
+            raise MaskingRefused(f"the node's state can't be saved: {error.strerror}") from error
         try:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
             yield
@@ -137,7 +135,7 @@ class FolderStore:
             os.close(handle)
 
     def load(self, run: str) -> bytes | None:
-        """The state that was saved last; None if none was. Raises MaskingRefused: the file is
+        """The state that was saved last; None if there is none. MaskingRefused: the file is
         damaged."""
         try:
             data = (self.folder / f"{run}.state").read_bytes()
@@ -145,15 +143,14 @@ class FolderStore:
             return None
         if hashlib.sha256(data[_CHECK_BYTES:]).digest() != data[:_CHECK_BYTES]:
             raise MaskingRefused(
-                "the node's state of this run is damaged, so that it can't know what it has "
-                "answered"
+                "the node's state of this run is damaged, so the node can't know which "
+                "requests it has answered"
             )
         return data[_CHECK_BYTES:]
 
     def save(self, run: str, state: bytes) -> None:
-        """Keeps the state in place of the last one; when it returns the state is safe from a crash.
-        Raises MaskingRefused: that can't be done.
-        """
+        """Saves the state in place of the last one. When it returns, the state survives a crash.
+        MaskingRefused: it can't be saved."""
         new = self.folder / f"{run}.new"
         try:
             with os.fdopen(
@@ -169,4 +166,4 @@ class FolderStore:
             finally:
                 os.close(folder)
         except OSError as error:
-            raise MaskingRefused(f"the node's state can't be kept: {error.strerror}") from error
+            raise MaskingRefused(f"the node's state can't be saved: {error.strerror}") from error

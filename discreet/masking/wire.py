@@ -1,5 +1,5 @@
-"""The terms of masked sums, the errors with which one can end, and the bytes of requests and
-replies: fields that say their length, read strictly, so that one message has one form."""
+"""The terms of masked sums, the errors that can end one, and the encoding of requests and replies:
+fields with their lengths, read strictly, so that each message has exactly one encoding."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ Words = NDArray[np.uint32]
 
 
 class MaskingRefused(Exception):
-    """A node does not answer. The message says why; it holds nothing secret and may be sent to the
-    server."""
+    """A node refuses to answer. The message gives the reason; it contains no secret and may be sent
+    to the server."""
 
 
 class Abandoned(Exception):
-    """Too few nodes are left, so that nobody can read the sum. The message says at which stage."""
+    """Too few nodes are left, so the sum can't be opened. The message says at which stage."""
 
 
 @dataclass(frozen=True)
@@ -38,18 +38,19 @@ class Terms:
     Args:
       run: 32 hexadecimal digits, drawn by the server for one run of its process.
       nodes: n, the number of nodes that take part, from 3 to 100.
-      dropouts: d, the number of them that may be gone when a sum is read.
-      colluding: c, the number of nodes that may tell the server, or each other, all that they know.
+      dropouts: d, the number of them that may be lost when a sum is opened.
+      colluding: c, the number of nodes that may tell the server, or each other, everything they
+        know.
       threshold: t, the number of nodes whose shares open a secret: n + c < 2t, so that two sets of
         t nodes have an honest one in common and the server can't gather shares for two lists of
         survivors, and t <= n - d.
       bits: k, sums are modulo 2^k, from 16 to 32.
-      length: of each vector, at most 2^31.
-      variance: of the noise that each node adds in each place, as an integer of at most 2^64; 0 if
-        none. Nodes sign it, so that a server can't tell each of them of another noise: a node's
-        account counts on the others' noise too.
-      settings: SHA-256, in hexadecimal digits, of all else of the run that decides a sum; empty if
-        nothing does.
+      length: the length of each vector, at most 2^31.
+      variance: the variance of the noise that each node adds to each coordinate, an integer of at
+        most 2^64; 0 for no noise. Nodes sign it, so a server can't announce a different noise to
+        each of them: a node's account relies on the others' noise too.
+      settings: SHA-256, in hexadecimal digits, of all other settings that decide a sum; empty if
+        there are none.
 
     Raises:
       ValueError: a number is out of its range.
@@ -85,7 +86,7 @@ class Terms:
 
     @property
     def survivors(self) -> int:
-        """n - d: a sum of fewer is never read."""
+        """n - d: a sum of fewer vectors is never opened."""
         return self.nodes - self.dropouts
 
     @property
@@ -94,7 +95,7 @@ class Terms:
         return self.survivors - self.colluding
 
     def encode(self) -> bytes:
-        """One text for one set of terms."""
+        """The text of a set of terms; equal terms have equal texts."""
         return " ".join(str(value) for value in astuple(self)).encode()
 
     def difference(self, other: Terms) -> str | None:
@@ -107,7 +108,7 @@ class Terms:
 
 
 class MalformedBytes(ValueError):
-    """Bytes that nobody who keeps to the protocol sends."""
+    """Bytes that no participant that follows the protocol sends."""
 
 
 class Stage(IntEnum):
@@ -122,7 +123,7 @@ class Stage(IntEnum):
 
 @dataclass(frozen=True)
 class Part:
-    """One stage of one attempt at one round; `body` is the question in a request, and the answer in
+    """One stage of one attempt at one round. `body` is the question in a request and the answer in
     a reply."""
 
     stage: Stage
@@ -135,17 +136,17 @@ class Part:
         return Part(self.stage, self.round, self.attempt, body)
 
     def encode(self) -> bytes:
-        """Four fields."""
+        """The part as four fields."""
         return join(bytes([self.stage]), round_bytes(self.round), self.attempt, self.body)
 
 
 def join(*values: bytes) -> bytes:
-    """The values one after the other, each behind its length: no two lists give the same bytes."""
+    """The values in order, each after its length: different lists give different bytes."""
     return b"".join(len(value).to_bytes(_LENGTH_BYTES, "big") + value for value in values)
 
 
 def split(data: bytes, count: int | None = None) -> list[bytes]:
-    """Inverse of `join`. Raises MalformedBytes: the lengths do not fit, or there are not `count`
+    """Inverse of `join`. MalformedBytes: the lengths do not fit, or there are not `count`
     values."""
     values = []
     place = 0
@@ -153,10 +154,10 @@ def split(data: bytes, count: int | None = None) -> list[bytes]:
         start = place + _LENGTH_BYTES
         place = start + int.from_bytes(data[place:start], "big")
         if start > len(data) or place > len(data):
-            raise MalformedBytes("a field is longer than what holds it")
+            raise MalformedBytes("a field is longer than its container")
         values.append(data[start:place])
     if count is not None and len(values) != count:
-        raise MalformedBytes(f"{len(values)} fields in place of {count}")
+        raise MalformedBytes(f"{len(values)} fields instead of {count}")
     return values
 
 
@@ -166,7 +167,7 @@ def join_names(names: Iterable[str]) -> bytes:
 
 
 def split_names(data: bytes) -> tuple[str, ...]:
-    """Inverse of `join_names`. Raises MalformedBytes: not names, not in ascending order, or one
+    """Inverse of `join_names`. MalformedBytes: invalid names, not in ascending order, or one occurs
     twice."""
     return _names(split(data))
 
@@ -188,7 +189,7 @@ def _names(fields: list[bytes]) -> tuple[str, ...]:
     try:
         names = tuple(field.decode() for field in fields)
     except UnicodeDecodeError as error:
-        raise MalformedBytes("a name that is no text") from error
+        raise MalformedBytes("a name that is not text") from error
     if any(first >= second for first, second in itertools.pairwise(names)) or "" in names:
         raise MalformedBytes("names that are not in ascending order, each once")
     return names
@@ -200,7 +201,7 @@ def write_request(terms: Terms, parts: Sequence[Part]) -> bytes:
 
 
 def read_request(data: bytes) -> tuple[Terms, tuple[Part, ...]]:
-    """Inverse of `write_request`. Raises MalformedBytes: it is no request."""
+    """Inverse of `write_request`. MalformedBytes: it is not a request."""
     fields = _tagged(data, b" request")
     if not fields:
         raise MalformedBytes("a request without terms")
@@ -213,14 +214,14 @@ def write_reply(parts: Sequence[Part]) -> bytes:
 
 
 def read_reply(data: bytes) -> tuple[Part, ...]:
-    """Inverse of `write_reply`. Raises MalformedBytes: it is no reply."""
+    """Inverse of `write_reply`. MalformedBytes: it is not a reply."""
     return tuple(_read_part(field) for field in _tagged(data, b" reply"))
 
 
 def _tagged(data: bytes, kind: bytes) -> list[bytes]:
     fields = split(data)
     if fields[:1] != [TAG + kind]:
-        raise MalformedBytes(f"it is no {kind.decode().strip()} of this version of the protocol")
+        raise MalformedBytes(f"it is not a {kind.decode().strip()} of this version of the protocol")
     return fields[1:]
 
 
@@ -229,9 +230,9 @@ def _read_terms(data: bytes) -> Terms:
         run, *numbers, settings = data.decode().split(" ")
         terms = Terms(run, *(int(number) for number in numbers), settings=settings)
     except (TypeError, ValueError) as error:
-        raise MalformedBytes(f"terms that can't be: {error}") from error
+        raise MalformedBytes(f"invalid terms: {error}") from error
     if terms.encode() != data:
-        raise MalformedBytes("terms in another form than the one they have")
+        raise MalformedBytes("terms in an invalid encoding")
     return terms
 
 
@@ -242,7 +243,7 @@ def _read_part(data: bytes) -> Part:
         or len(attempt) != ATTEMPT_BYTES
         or int.from_bytes(number, "big") > MOST_ROUND
     ):
-        raise MalformedBytes("a round or an attempt that can't be")
+        raise MalformedBytes("an invalid round or attempt")
     if len(stage) != 1 or stage[0] not in tuple(Stage):
         raise MalformedBytes("a stage that does not exist")
     return Part(Stage(stage[0]), int.from_bytes(number, "big"), attempt, body)
@@ -275,14 +276,13 @@ def pack(words: Words, bits: int) -> bytes:
 
 
 def unpack(data: bytes, *, length: int, bits: int) -> Words:
-    """Inverse of `pack`, modulo 2^bits, shape (length,). Raises MalformedBytes: another number of
-    bytes, or bits set behind the last value.
-    """
+    """Inverse of `pack`, modulo 2^bits, shape (length,). MalformedBytes: a wrong number of bytes,
+    or bits set after the last value."""
     whole = bits // 8
     single = bits % 8
     row = (length + 7) // 8
     if len(data) != whole * length + single * row:
-        raise MalformedBytes(f"{len(data)} bytes in place of {whole * length + single * row}")
+        raise MalformedBytes(f"{len(data)} bytes instead of {whole * length + single * row}")
     words = np.zeros(length, dtype=np.uint32)
     source = np.frombuffer(data, dtype=np.uint8)
     for place, plane in enumerate(source[: whole * length].reshape(whole, length)):
@@ -290,6 +290,6 @@ def unpack(data: bytes, *, length: int, bits: int) -> Words:
     for place, plane in enumerate(source[whole * length :].reshape(single, row), start=8 * whole):
         values = np.unpackbits(plane)
         if values[length:].any():
-            raise MalformedBytes("bits are set behind the last value")
+            raise MalformedBytes("bits are set after the last value")
         words |= values[:length].astype(np.uint32) << np.uint32(place)
     return words

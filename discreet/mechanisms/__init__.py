@@ -1,1 +1,1 @@
-"""One file for each mechanism: all that its guarantee says and does."""
+"""One file for each mechanism, with its guarantee and all of its behaviour."""

@@ -42,12 +42,13 @@ if TYPE_CHECKING:
     from discreet.privacy.randomness import RandomSource
 
 ASKED_BEFORE = (
-    "; and before the first round a Gaussian of everybody's means and deviations of inputs"
+    "; and before the first round a Gaussian on the sum that gives the means and "
+    "deviations of everybody's inputs"
 )
 OF_ANOTHER_APP = (
     "the train_config and the initial arrays, which are sent as they are",
     "the data that evaluate_fn works on, which are the server's own",
-    "what the clients' code sends elsewhere",
+    "whatever the clients' code sends elsewhere",
 )
 REPORTED = ("the epsilons that clients report about their own guarantees",)
 STATEFUL = (
@@ -134,12 +135,17 @@ class CentralGaussian:
             asked = ASKED_BEFORE
         else:
             asked = ""
-        unamplified = "amplification by sampling, towards who sees which clients are asked"
+        unamplified = (
+            "amplification by sampling, towards an observer who sees which clients are asked"
+        )
         return Statement(
             unit=unit,
             adjacency=f"{neighbours} one {who}",
             trusted="the server",
-            observer="who sees every released model and clip norm, but not who takes part",
+            observer=(
+                "an observer of every released model and clip norm who does not see which "
+                "clients take part"
+            ),
             mechanism=f"DP-FedAvg with {kind} clip norm, {drawn}, Gaussian noise on the sum at "
             f"the server{rated}",
             accounting=f"{accounting}{priced}{asked}",
@@ -178,8 +184,8 @@ class CentralGaussian:
         )
 
     def event(self, number: int, *, again: bool = False) -> DpEvent:
-        """Of a cohort that trains and rates the model, update, bits and answer are one Gaussian of
-        the multiplier (z^-2 + z_evaluation^-2)^(-1/2)."""
+        """The event of a round. If the cohort trains and rates the model, update, bits and answer
+        are one Gaussian of multiplier (z^-2 + z_evaluation^-2)^(-1/2)."""
         noise = noise_of(self.run)
         ratings = self.run.evaluation
         if ratings.joins(number):
@@ -210,7 +216,7 @@ class CentralGaussian:
         said = None
         if summed.answers is not None:
             said = summed.answers.released(source.child("answer"))
-        # Noise before the clip norm moves: C_t, not C_{t+1}, bounded this sum.
+        # Draws the noise before the clip norm moves: C_t, not C_{t+1}, bounded this sum.
         noised = summed.clipped.noised(self._gaussian(self._update_noise), source.child("update"))
         if self.run.user.adaptive:
             below = self._noised_count(summed.below, source.child("count"))
@@ -239,8 +245,8 @@ class CentralGaussian:
         return Gaussian(noise_multiplier, draws=PRIVACY_DRAWS.get(self.run.noise, 1))
 
     def _grid(self, norm: float, length: int, noise_scale: float) -> Grid | None:
-        """For exact sums of the whole population (`discreet.privacy.grid`); None for sums in
-        floating point."""
+        """The grid for exact sums over the whole population (`discreet.privacy.grid`); None for
+        sums in floating point."""
         from discreet.privacy.grid import grid_for
 
         most = self.run.user.population_size
@@ -262,8 +268,8 @@ class CentralGaussian:
 
 
 def noise_of(run: ClientSettings) -> float:
-    """The noise multiplier of a round as a whole at user level; 0 draws no noise and protects
-    nobody. ConfigError: a target has yet to choose it."""
+    """The noise multiplier of a whole round at user level; 0 draws no noise and protects nobody.
+    ConfigError: a target has not chosen the noise yet."""
     noise = run.user.noise_multiplier
     if noise is None:
         rule = " must be given, or resolved from its target (got null)"
@@ -284,7 +290,7 @@ def cohort_event(run: ClientSettings, noise_multiplier: float) -> DpEvent:
 
 
 def user_price_settings(run: ClientSettings) -> dict[str, object]:
-    """The settings that decide what a round with an adaptive or a fixed clip norm costs."""
+    """The settings that decide the cost of a round with an adaptive or a fixed clip norm."""
     return {
         "privacy.user.noise_multiplier": run.user.noise_multiplier,
         "privacy.user.clip.kind": "adaptive" if run.user.adaptive else "fixed",
@@ -306,8 +312,8 @@ def next_clip_norm(
 
 
 def protected(run: ClientSettings) -> tuple[str, str]:
-    """The unit that is protected, and who holds it. Of another app only its nodes are known:
-    whether one is a person, a device or a hospital is the app's to say."""
+    """The protected unit, and the data owner that it belongs to. In another Flower app only nodes
+    are known: the app decides whether a node is a person, a device or a hospital."""
     foreign = run.model.name == FLOWER_APP
     if foreign:
         return ("everything that one node holds", "node")
@@ -315,7 +321,7 @@ def protected(run: ClientSettings) -> tuple[str, str]:
 
 
 def ratings(run: ClientSettings, what: str, drawn: str) -> tuple[str, str]:
-    """The ratings by clients, as a part of the mechanism and of the accounting."""
+    """The ratings by clients, as part of the mechanism and of the accounting."""
     asked = run.evaluation
     if not asked.private:
         return "", ""
@@ -337,10 +343,10 @@ def ratings(run: ClientSettings, what: str, drawn: str) -> tuple[str, str]:
 
 def count_stddev(run: ClientSettings, noise: float | None = None) -> float | None:
     """The noise on the count of norms below the clip norm; None with a fixed clip norm. `noise`:
-    the multiplier of a round; None: that of the run, which a target has chosen by now.
+    the multiplier of a round; None: that of the run, which a target has already chosen.
 
     Raises:
-      ConfigError: so little that the bits alone would cost more than the round may.
+      ConfigError: the noise is so small that the bits alone would cost more than the round may.
     """
     if not run.user.adaptive:
         return None
@@ -359,8 +365,8 @@ def count_stddev(run: ClientSettings, noise: float | None = None) -> float | Non
 
 
 def update_noise_multiplier(noise_multiplier: float, *, count_stddev: float | None) -> float:
-    """z_update: so that update and bits together are one Gaussian of multiplier z; z itself if
-    there are no bits."""
+    """z_update, chosen so that update and bits together are one Gaussian of multiplier z; equal to
+    z if there are no bits."""
     if count_stddev is None or noise_multiplier == 0:
         return noise_multiplier
     return split_noise_multiplier(noise_multiplier, count_stddev=count_stddev)

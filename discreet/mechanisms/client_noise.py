@@ -1,4 +1,4 @@
-"""The noise that a client draws by itself, on its whole update and on its answers to queries."""
+"""The noise that a client draws itself, on its whole update and on its answers to queries."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class LocalPrivacy:
-    """One round's local mechanism: its kind, the norm that clips, and the noise over the
+    """The local mechanism of one round: its kind, the clip norm, and the noise over the
     sensitivity."""
 
     kind: str
@@ -37,8 +37,8 @@ class LocalPrivacy:
 
     @property
     def event(self) -> DpEvent:
-        """The cost of one release. Sampling of cohorts does not lower it: the server sees who
-        sends."""
+        """The cost of one release. Sampling of cohorts does not lower it, because the server sees
+        which clients send."""
         return self.mechanism.event()
 
 
@@ -78,10 +78,10 @@ class OwnNoise:
     who answers.
 
     Guarantee for all of its data (replace): an answer is clipped to a norm that it can't pass
-    anyway, in L2 for Gaussian noise and in L1 for Laplace noise, so other data of this client move
-    it by at most twice that norm. Noise is drawn for that (`release_update`), and on the zeros of a
-    client that holds nothing out too: the number of examples that a client holds is hidden with the
-    rest.
+    anyway, in L2 for Gaussian noise and in L1 for Laplace noise, so replacing this client's data
+    moves it by at most twice that norm. Noise is drawn for that (`release_update`), also on the
+    zeros of a client without held-out examples: the number of examples that a client holds is
+    hidden too.
 
     Guarantee `of_examples` (zero-out: one example contributes nothing, and how many there are
     stays): an answer is the mean, over m held-out examples, of vectors of L2 norm at most 1
@@ -94,8 +94,8 @@ class OwnNoise:
 
     @property
     def unit(self) -> float:
-        """Its standard deviation on each number, over its noise multiplier; an m-th about m
-        examples."""
+        """The standard deviation on each number, over the noise multiplier; for m examples it is
+        divided by m."""
         if self.of_examples:
             return 1.0
         # Laplace noise is for the L1 norm, and its standard deviation is sqrt(2) times its scale.
@@ -104,10 +104,10 @@ class OwnNoise:
         ) * self.privacy.clip_norm
 
     def noised(self, answer: Tensor, held_out: int, source: RandomSource) -> Tensor:
-        """An answer (length,) about `held_out` examples as it leaves: (length + 1,), float32, whose
-        last number is the variance of the noise on each of the others. `of_examples` the variance
-        follows from `held_out`, which zero-out does not hide, and a client that holds nothing out
-        sends zeros, as one that is missing."""
+        """An answer (length,) about `held_out` examples, noised: (length + 1,), float32. Its last
+        number is the variance of the noise on each of the others. With `of_examples` the variance
+        follows from `held_out`, which zero-out does not hide, and a client without held-out
+        examples sends zeros, as if it were missing."""
         import torch
 
         if self.of_examples and held_out == 0:

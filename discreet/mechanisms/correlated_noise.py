@@ -1,8 +1,8 @@
 """DP-FedAvg without secret sampling: clients take turns, and the server's noise is correlated over
 rounds.
 
-Each round's noise takes back a part of what earlier rounds added (matrix factorisation, DP-FTRL):
-the running sum of updates, which the model is, holds less of it. Matrices, sensitivity and account:
+Each round's noise cancels part of the noise of earlier rounds (matrix factorisation, DP-FTRL), so
+the running sum of updates, which is the model, has less noise. Matrices, sensitivity and account:
 `discreet.accounting.correlation`. Source: Kalinin and Lampert 2024 (arXiv 2405.13763); Kalinin,
 McKenna, Upadhyay and Lampert 2025 (arXiv 2505.12128).
 """
@@ -46,25 +46,25 @@ if TYPE_CHECKING:
     from discreet.mechanisms.sums import CohortSum, Replies
     from discreet.privacy.randomness import RandomSource
 
-# rounds whose share of all earlier noise is drawn at once, and held: so many vectors of float64
+# rounds whose share of all earlier noise is drawn and held at once, each a vector of float64
 BLOCK = 8
-# the grid is for so much more noise than a round's own: the weights of all kinds add up to less in
-# size
+# the grid allows for this much more noise than a round's own: the weights of all kinds add up to
+# less in absolute value
 SPREAD = 4.0
 
 
 @dataclass(frozen=True)
 class CorrelatedNoise:
-    """Hides all data of one client from observers of the released models, even if they see who is
-    asked; the server is trusted.
+    """Hides all data of one client from observers of the released models, even if they see which
+    clients are asked; the server is trusted.
 
     Guarantee: for neighbouring runs that differ in one client, which is asked at most every
     `groups` rounds, the rounds so far are together one Gaussian mechanism, as
-    `discreet.accounting.correlation` says, if each round's noise is made once. So a round is on
-    disk, with the keys of the noise, before it is out: one that a crash cuts off is released again
-    as it was, to the last bit, and nobody is asked for it again. If it was charged and is not on
-    disk, it is charged again, as a release of its own: old files that were put back look the same.
-    Noise does not depend on who replies.
+    `discreet.accounting.correlation` says, if each round's noise is made once. So each round is on
+    disk, with the keys of its noise, before it is released. A round that a crash interrupts is
+    released again, equal to the last bit, and no client is asked again. If it was charged but is
+    not on disk, it is charged again as a separate release, because restored old files look the
+    same. The noise does not depend on which clients reply.
 
     `DPFedAvg` needs sampling="cyclic" for it, or "everyone", with which it gains nothing.
 
@@ -72,8 +72,8 @@ class CorrelatedNoise:
       run, clip, sizes, noise_multiplier, target_epsilon, max_epsilon, delta, accountant, noise,
         too_noisy: as `CentralGaussian` has them.
       clipping: `FixedClipping`.
-      groups: how many take turns: a node, by its number, is in one of them, and is asked at most
-        every so many rounds.
+      groups: the number of groups that take turns. A node's number decides its group, and it is
+        asked at most once in this many rounds.
       correlation: "bsr", "bisr", "sqrt" or "none" (independent noise).
       bandwidth: of bsr and bisr; None for that of the least noise on the running sum.
     """
@@ -110,15 +110,18 @@ class CorrelatedNoise:
         unit, who = protected(self.run)
         return Statement(
             unit=unit,
-            adjacency=f"add or remove one {who}; to whoever sees who takes part: its updates "
-            f"count as zero",
+            adjacency=f"add or remove one {who}; against an observer who sees which clients take "
+            "part: its updates count as zero",
             trusted="the server, which keeps the keys of earlier noise until the run is over",
-            observer="who sees every released model, and who takes part in which round",
+            observer=(
+                "an observer of every released model who also sees which clients take part "
+                "in which round"
+            ),
             mechanism=f"DP-FedAvg with fixed clip norm, {turns}, Gaussian noise on the sum at the "
             f"server {self._words}",
-            accounting="one Gaussian for all rounds, of the noise over their sensitivity, not "
-            "amplified; each round is "
-            f"charged as what it adds to those before it{asked}",
+            accounting="one Gaussian for all rounds, with the multiplier of the noise over their "
+            "sensitivity, not amplified; each round is charged for the cost that it "
+            f"adds to the rounds before it{asked}",
             not_covered=OF_ANOTHER_APP if foreign else REPORTED,
         )
 
@@ -142,7 +145,7 @@ class CorrelatedNoise:
 
     @property
     def turns(self) -> Turns:
-        """Those of the clients."""
+        """The turns of the clients."""
         user = self.run.user
         rounds = self.run.rounds
         width = user.correlation.width(groups=user.groups, rounds=rounds)
@@ -153,15 +156,16 @@ class CorrelatedNoise:
         return ExpectedNoise(noise, clip_norm, self.run.expected_cohort, slack=self._slack)
 
     def _slack(self, values: int, scale: float) -> float:
-        """Each round's noise has at most one term of each round, of a weight of at most 1 in size:
-        replace one key's Gaussians after the other, each moves as for a single one."""
+        """The slack of rounded noise. Each round's noise has at most one term for each round, with
+        a weight of at most 1 in absolute value. Replacing the Gaussians of one key at a time
+        changes each by as much as for a single one."""
         from discreet.privacy.grid import grid_slack
 
         return min(1.0, self.run.rounds * grid_slack(values, scale))
 
     def event(self, number: int, *, again: bool = False) -> DpEvent:
-        """Of what the round adds to those before it; nothing in rounds that no client of the first
-        group moves."""
+        """The event of the cost that this round adds to those before it; nothing in rounds whose
+        release no client of the first group changes."""
         turns = self._turns_of(number)
         if again:
             moved = turns.largest_move(number)
@@ -171,13 +175,13 @@ class CorrelatedNoise:
 
     @property
     def answers(self) -> None:
-        """None: a rating would ask clients out of their turn."""
+        """None: a rating would ask clients out of turn."""
 
     def at_client(self, number: int, num_examples: int, *, trains: bool) -> ClientRound:
         return ClientRound(self.run.user.noise_multiplier or 0.0)
 
     def add_up(self, replies: Replies, state: RoundState) -> CohortSum:
-        """The sum of the clients whose turn it is: a reply out of turn counts as zero."""
+        """The sum over the clients whose turn it is. A reply out of turn counts as zero."""
         from discreet.mechanisms.sums import CohortSum
         from discreet.privacy.grid import grid_for
         from discreet.privacy.sampling import in_turn
@@ -189,7 +193,7 @@ class CorrelatedNoise:
         grid = grid_for(
             clip_norm, size, largest_cohort=self.run.user.population_size, noise_scale=scale
         )
-        # Parts, without a client's number, were made by this process.
+        # Partial sums, without client numbers, were made by this process.
         clients = ((reply, getattr(reply, "client", -1)) for reply in replies)
         groups = self.turns.groups
         theirs = (
@@ -200,7 +204,8 @@ class CorrelatedNoise:
         return CohortSum(size, clip_norm, grid).add_all(theirs)
 
     def release(self, summed: CohortSum, state: RoundState, source: RandomSource) -> Released:
-        """Adds new noise, and noise of earlier rounds, drawn again; it is on disk before it is out.
+        """Adds new noise, and earlier rounds' noise, redrawn from its keys. The release is on disk
+        before it leaves.
 
         Raises:
           LedgerError: the keys of earlier noise are not those of the rounds before.
@@ -211,14 +216,14 @@ class CorrelatedNoise:
         number = state.round + 1
         keys = self._keys(source, kept.get("keys"))
         noised = self._noised(summed, keys, number)
-        # On disk before it is out, with the key of its noise: this round has no other release.
+        # On disk before it is released, with the key of its noise: this round has no other release.
         counts = {"round": torch.tensor(number), "replies": torch.tensor(summed.replies)}
         state.carried.save({"total": noised, "keys": keys, **counts})
         return Released(noised, state.clip_norm, None, summed.replies)
 
     def _keys(self, source: RandomSource, before: Tensor | None) -> Tensor:
-        """The keys of this round's noise and of all earlier noise that this or a later round has a
-        part of, uint8 (n, 32)."""
+        """The keys of this round's noise, and of all earlier noise that this or a later round uses,
+        uint8 (n, 32)."""
         import torch
 
         new = torch.frombuffer(
@@ -237,14 +242,14 @@ class CorrelatedNoise:
         from discreet.privacy.correlated_gaussian import CorrelatedGaussian, RoundBlock
 
         assert total.grid is not None
-        # The newest key is the last one, and its weight the first.
+        # The newest key comes last, but its weight comes first.
         weights = self._turns_of(len(keys) + BLOCK).weights.tolist()
         grid = total.grid
         parts = tuple(zip(weights, map(bytes, reversed(keys.tolist())), strict=False))
         at = (len(keys) - 1) % BLOCK
         block = None
         if number == len(keys) > BLOCK:
-            # the keys of finished blocks, of which none was removed yet
+            # the keys of finished blocks, none of which has been removed yet
             old = range(len(keys) - at - 1)
             block = RoundBlock(
                 at, tuple(tuple(weights[row + 1 + each] for each in old) for row in range(BLOCK))
@@ -254,7 +259,7 @@ class CorrelatedNoise:
         return grid.to_float(noised, torch.float64)
 
     def _turns_of(self, rounds: int) -> Turns:
-        """Of so many rounds, or of those that are planned if these are more."""
+        """The turns of so many rounds, or of the planned rounds if these are more."""
         return replace(self.turns, rounds=max(rounds, self.turns.rounds))
 
     @property
@@ -266,7 +271,7 @@ class CorrelatedNoise:
 
 
 def _earlier(state: RoundState) -> Mapping[str, Tensor]:
-    """What the rounds before have left. LedgerError: it is not that of the round before."""
+    """The carried state of earlier rounds. LedgerError: it is not that of the round before."""
     kept = state.carried.load()
     if kept:
         done = int(kept["round"])
@@ -274,9 +279,9 @@ def _earlier(state: RoundState) -> Mapping[str, Tensor]:
         done = 0
     if done != state.round:
         raise LedgerError(
-            f"the keys of the noise are those after round {done}, and the run goes on after round "
-            f"{state.round}: a run that is over does not go on, and one whose keys are lost must "
-            "begin anew"
+            f"the noise keys are those after round {done}, but the run is at round "
+            f"{state.round}. A finished run can't go on, and a run whose keys are lost "
+            "must start over"
         )
     return kept
 
@@ -287,7 +292,7 @@ def _moves(turns: Turns) -> tuple[float, ...]:
 
 
 def _gaussian(noise_multiplier: float, moved: float) -> DpEvent:
-    """The event of Gaussian noise on a sum that moves by so many clip norms."""
+    """The event of Gaussian noise on a sum with a sensitivity of so many clip norms."""
     return poisson_round_event(
         1.0 if moved else 0.0, noise_multiplier=noise_multiplier / (moved or 1.0)
     )

@@ -1,9 +1,9 @@
-"""What guarded sites release, simulated: each client is a block of patients, and one patient moves
-the sum by 2C.
+"""A simulation of guarded sites: each client is a block of patients, and one patient moves the sum
+by 2C.
 
-The mechanism of `discreet.guard.block_release`, with one noise that all sites share, as
-`experiment=guarded` has it, so that people choose blocks, q and C before they ask a hospital. The
-server of a real run has no part in it.
+It has the mechanism of `discreet.guard.block_release`, with one noise that all sites share, as in
+`experiment=guarded`, so that users can choose blocks, q and C before they ask a hospital. The
+server of a real run does not use it.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ MOVES = 2  # clip norms by which one patient moves the sum: its block changes, a
 
 @dataclass(frozen=True)
 class GuardedBlocks:
-    """All records of one patient, from everybody but the sites' operators."""
+    """Hides all records of one patient from everybody except the sites' operators."""
 
     run: ClientSettings = UNBOUND
     clip: ClipConfig = CLIP
@@ -65,7 +65,7 @@ class GuardedBlocks:
             f"for 2C on the sum",
             accounting="a Poisson-sampled Gaussian a round, its noise over 2C",
             not_covered=(
-                "a simulation: nothing was held in a sandbox",
+                "a simulation: no code ran in a sandbox",
                 "channels between blocks through the machine",
                 "a patient at two sites, or with two ids",
             ),
@@ -77,7 +77,7 @@ class GuardedBlocks:
 
     @property
     def sum_noise(self) -> float:
-        """The noise on the sum, over C: a patient moves the sum by 2C."""
+        """The standard deviation of the noise on the sum, over C: a patient moves the sum by 2C."""
         return MOVES * noise_of(self.run)
 
     def expected_noise(self, clip_norm: float) -> ExpectedNoise:
@@ -99,8 +99,8 @@ class GuardedBlocks:
             or user.sampling not in ("poisson", "everyone")
         ):
             raise ConfigError(
-                "guarded blocks have privacy.user.clip.kind=fixed, sampling.kind=poisson or "
-                "everyone, and rate nothing"
+                "guarded blocks need privacy.user.clip.kind=fixed, and "
+                "sampling.kind=poisson or everyone, without ratings"
             )
         return poisson_round_event(user.probability, noise_multiplier=noise_of(self.run))
 
@@ -121,7 +121,7 @@ class GuardedBlocks:
         return CohortSum(size, clip_norm, grid).add_all(replies)
 
     def release(self, summed: CohortSum, state: RoundState, source: RandomSource) -> Released:
-        """Noises the sum for 2C."""
+        """Adds noise calibrated to 2C to the sum."""
         from discreet.privacy.mechanisms import Gaussian
 
         noised = summed.clipped.noised(Gaussian(self.sum_noise), source.child("update"))

@@ -48,7 +48,7 @@ _UNITS = {EXAMPLE: "one example of one client", OWNER: "one owner of one client,
 
 @dataclass(frozen=True)
 class LocalDpSgd:
-    """One example of one client, or one owner with all its rows, from everybody else; nobody but
+    """Hides one example of one client, or one owner with all its rows, from everybody else; only
     the client itself is trusted.
 
     Attributes:
@@ -75,18 +75,18 @@ class LocalDpSgd:
         rated = ""
         priced = ""
         uncovered = [
-            f"the number n of a client's {unit}s, which decides q, the number of steps, and so "
-            "the epsilon it reports",
+            f"the number n of a client's {unit}s, which decides q, the number of "
+            "steps, and so the epsilon that it reports",
             f"adding or removing an {unit}: it changes q for all others, and may cost more; see "
             "data.public_num_examples",
         ]
         if declared is not None:
             probability = f"batch_size / public_num_examples = {size} / {declared}"
-            where = "as regards runs without data.public_num_examples in the same ledger"
+            where = "with respect to runs without data.public_num_examples in the same ledger"
             uncovered = [f"adding or removing an {unit}, {where}"]
         if self.run.example.by_owner:
             adjacency = OF_OWNERS[adjacency]
-            probability += f" of owners, of each at most {self.run.example.rows_per_owner} rows"
+            probability += f" of owners, each with at most {self.run.example.rows_per_owner} rows"
             clipping = "the gradient of the mean loss over an owner's rows clipped as one"
         if asked.private:
             rated = (
@@ -102,8 +102,8 @@ class LocalDpSgd:
         return Statement(
             unit=_UNITS[unit],
             adjacency=adjacency,
-            trusted="nobody but the client itself",
-            observer="everybody else, the server too",
+            trusted="only the client itself",
+            observer="everybody else, including the server",
             mechanism=f"DP-SGD inside the client: Poisson batches with q = {probability}, "
             f"{clipping}, "
             f"Gaussian noise on the sum{rated}",
@@ -162,14 +162,14 @@ class LocalDpSgd:
         return add_up_unnoised(replies, state, answers)
 
     def release(self, summed: CohortSum, state: RoundState, source: RandomSource) -> Released:
-        """The sum as it is: clients have noised it."""
+        """The sum unchanged: clients have noised it."""
         from discreet.mechanisms.sums import release_unnoised
 
         return release_unnoised(summed, state, source)
 
 
 def example_price_settings(run: ClientSettings) -> dict[str, object]:
-    """The settings that decide what one example's part in a step costs."""
+    """The settings that decide the cost of one example's part in a step."""
     names = ("unit", "noise_multiplier", "target_epsilon", "clip_norm")
     settings = {f"privacy.example.{name}": getattr(run.example, name) for name in names}
     return settings | {"data.public_num_examples": run.data.public_num_examples}
@@ -184,11 +184,12 @@ def answer_noise(run: ClientSettings) -> OwnNoise:
 def local_settings(run: ClientSettings, num_examples: int) -> LocalSettings:
     """The local work of a client with `num_examples` examples, or owners if these are the unit.
 
-    `privacy.example.target_epsilon` is met by the noise for taking part in every planned round, and
-    for rating every model that is to be rated: a client that is sampled less often spends less.
+    The noise meets `privacy.example.target_epsilon` for a client that takes part in every planned
+    round and rates every model that is due for rating. A client that is sampled less often spends
+    less.
 
     Raises:
-      Unreachable: no noise meets the target, since the ratings alone pass it.
+      Unreachable: no noise meets the target, because the ratings alone exceed it.
     """
     from discreet.training.local_training import (
         ExamplePrivacy,
@@ -237,8 +238,8 @@ def _calibrate(
     stepped: tuple[float, int],
     rated: tuple[float, int],
 ) -> float:
-    """`stepped`: with which probability a step samples, and how many steps; `rated`: noise and
-    number of answers."""
+    """The noise multiplier that meets the target. `stepped`: the sampling probability and number of
+    steps; `rated`: the noise and number of answers."""
     probability, count = stepped
     rating, times = rated
     answers = ((poisson_round_event(1.0, noise_multiplier=rating), times),) if times else ()

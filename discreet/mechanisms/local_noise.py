@@ -1,6 +1,6 @@
 """Local privacy: a client noises its whole update, so that not even the server has to be trusted.
 
-The Gaussian is calibrated by Balle and Wang 2018, never by the classical formula.
+The Gaussian is calibrated as in Balle and Wang 2018, never by the classical formula.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ LOCAL_SETTINGS = ("kind", "epsilon", "noise_multiplier", "clip_norm")
 EXAMPLES = "one example of one client"
 WHOLE = "all data of one client"
 CLIPPED = "the update is clipped in {} noise for 2 * clip_norm at the client"
-# By the kind of noise: the unit, the mechanism, and what is not covered.
+# For each kind of noise: the unit, the mechanism, and what is not covered.
 SAID: dict[str, tuple[str, str, tuple[str, ...]]] = {
     "none": (WHOLE, "none", ()),
     "gaussian": (WHOLE, CLIPPED.format("L2, Gaussian"), ()),
@@ -56,8 +56,8 @@ SAID: dict[str, tuple[str, str, tuple[str, ...]]] = {
 
 @dataclass(frozen=True)
 class LocalNoise:
-    """All data of one client, or with `laplace_step` one of its examples, from everybody else;
-    nobody but the client itself is trusted.
+    """Hides all data of one client, or with `laplace_step` one of its examples, from everybody
+    else; only the client itself is trusted.
 
     Attributes:
       run, clip, sizes: as `CentralGaussian` has them.
@@ -84,12 +84,11 @@ class LocalNoise:
         return Statement(
             unit=unit,
             adjacency="replace",
-            trusted="nobody but the client itself",
-            observer="everybody else, the server too",
+            trusted="only the client itself",
+            observer="everybody else, including the server",
             mechanism=how + rated,
-            accounting=f"a Gaussian or Laplace event a round in which the client takes "
-            f"part{priced}, over every run in "
-            "its ledger",
+            accounting="a Gaussian or Laplace event for each round in which the client takes "
+            f"part{priced}, over every run in its ledger",
             not_covered=("that a client took part", *uncovered),
         )
 
@@ -122,7 +121,7 @@ class LocalNoise:
         return replace(unnoised_at_server(self.run), slack=slack)
 
     def event(self, number: int, *, again: bool = False) -> None:
-        """None: clients pay for what they send."""
+        """None: clients pay for their own releases."""
 
     @property
     def answers(self) -> AnswerRelease:
@@ -161,7 +160,7 @@ class LocalNoise:
         return add_up_unnoised(replies, state, answers)
 
     def release(self, summed: CohortSum, state: RoundState, source: RandomSource) -> Released:
-        """The sum as it is: clients have noised it."""
+        """The sum unchanged: clients have noised it."""
         from discreet.mechanisms.sums import release_unnoised
 
         return release_unnoised(summed, state, source)
@@ -184,8 +183,8 @@ def round_privacy(run: ClientSettings, *, round_number: int) -> LocalPrivacy:
     Gaussian: the rounds together are one Gaussian of multiplier z with z^-2 = sum of z_t^-2, so z_t
     = z / sqrt(w_t) spends (epsilon, delta), by the run's own accountant, at the last round.
 
-    If clients rate models with local noise on their answers, each planned answer has its part of
-    the total: 1 / z of a pure epsilon, or z^-2 of the Gaussian; the rounds share what is left.
+    If clients rate models with local noise on their answers, each planned answer takes its part of
+    the total: 1 / z of a pure epsilon, or z^-2 of the Gaussian. The rounds share the rest.
 
     Raises:
       ValueError: `round_number` is beyond the planned rounds, where nothing is left.
@@ -196,15 +195,15 @@ def round_privacy(run: ClientSettings, *, round_number: int) -> LocalPrivacy:
         return LocalPrivacy(local.kind, local.clip_norm, local.noise_multiplier, run.noise)
     if not 1 <= round_number <= run.rounds:
         raise ValueError(
-            f"privacy.local.epsilon is spread over {run.rounds} rounds: nothing is left for "
-            f"{round_number}"
+            f"privacy.local.epsilon is spread over {run.rounds} rounds, so none is "
+            f"left for round {round_number}"
         )
     assert local.epsilon is not None
     share = epsilon_schedule(1.0, kind=local.schedule, rounds=run.rounds)[round_number - 1]
     gaussian = local.kind == "gaussian"
     rating = run.evaluation
     times = sum(run.evaluation.ratings(run.rounds))
-    # what adds up: z^-2 of Gaussian noise, 1 / z of Laplace noise
+    # the quantity that adds up: z^-2 of Gaussian noise, 1 / z of Laplace noise
     if gaussian:
         power = 2
     else:
@@ -216,9 +215,9 @@ def round_privacy(run: ClientSettings, *, round_number: int) -> LocalPrivacy:
     left = whole**-power - times * rating.noise_multiplier**-power
     if left <= 0:
         raise Unreachable(
-            f"privacy.local.epsilon={local.epsilon:g} can't be reached with the ratings of "
-            f"models: {times} answers with "
-            f"evaluation.noise_multiplier={rating.noise_multiplier:g} alone pass it"
+            f"privacy.local.epsilon={local.epsilon:g} can't be reached with the "
+            f"ratings of models: {times} answers with "
+            f"evaluation.noise_multiplier={rating.noise_multiplier:g} alone exceed it"
         )
     return LocalPrivacy(local.kind, local.clip_norm, (left * share) ** (-1 / power), run.noise)
 
@@ -228,8 +227,8 @@ def _gaussian_for(epsilon: float, delta: float, accountant: str) -> float:
     """The noise multiplier of one Gaussian that costs `epsilon` by an accountant. Raises
     Unreachable: there is none.
 
-    By loss distributions it is the analytic one. Renyi divergences say more of the same noise, and
-    a run that counts by them is held to what they say.
+    With the PLD accountant it is the analytic multiplier. RDP gives a larger epsilon for the same
+    noise, and a run that uses RDP must meet that epsilon.
     """
     from discreet.privacy.mechanisms import Gaussian, analytic_gaussian_noise_multiplier
 
@@ -261,7 +260,7 @@ def release_step(
 
     Guarantee: each example's gradient is clipped to an L1 norm of C, so replacing one example moves
     -learning_rate * mean(g_i) by at most 2 * learning_rate * C / n in L1, and the noise is drawn
-    for that. n is the client's number of examples, which replacing leaves as it is. A client
+    for that. n is the client's number of examples, which replacement does not change. A client
     without examples releases zero.
     """
     import torch

@@ -53,11 +53,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class MaskedAnswers:
-    """The release of a masked sum in which only the answers to a query are not noise alone.
+    """The release of a masked sum in which everything except the answers to a query is noise alone.
 
     Attributes:
       vector: the sum that clients make.
-      how: how the answers are read.
+      how: the release by which the answers are read.
     """
 
     vector: SecureSum
@@ -65,32 +65,32 @@ class MaskedAnswers:
 
     @property
     def event(self) -> DpEvent:
-        """Of such a sum."""
+        """The event of such a sum."""
         return self.vector.event_of(trains=False, rates=True)
 
     def add_up(self, replies: Replies, state: RoundState) -> UnopenedSum:
-        """The one sum that has come, unopened."""
+        """The one sum that has arrived, unopened."""
         return unopened(replies)
 
     def release(self, summed: UnopenedSum, state: RoundState, source: RandomSource) -> Sums:
-        """Opens the sum; the noise is in it."""
+        """Opens the sum, which already has its noise."""
         _, _, answers = self.vector.decode(summed.open(), state.clip_norm)
         assert answers is not None
         return self.how.opened(answers)
 
 
 def unopened(replies: Replies) -> UnopenedSum:
-    """The one sum that has come. TypeError: it is a reply in the clear."""
+    """The one sum that has arrived. TypeError: it is an unmasked reply."""
     from discreet.mechanisms.sums import UnopenedSum
 
     (summed,) = replies
     if not isinstance(summed, UnopenedSum):
-        raise TypeError("a reply in the clear was given to a mechanism that opens masked sums")
+        raise TypeError("a mechanism that opens masked sums was given an unmasked reply")
     return summed
 
 
 def secure_cohort(run: ClientSettings) -> SecureCohort:
-    """The clients of a run, and the number of honest ones that are sure to be in a sum."""
+    """The number of clients of a run, and of the honest ones that are sure to be in a sum."""
     from discreet.privacy.secure_grid import SecureCohort
 
     nodes = run.user.population_size
@@ -109,21 +109,20 @@ def secure_price_settings(run: ClientSettings) -> dict[str, object]:
 
 
 def noise_in(vector: SecureSum) -> float:
-    """The noise multiplier of what all clients add to a sum together."""
+    """The noise multiplier of the noise that all clients together add to a sum."""
     return vector.own_noise_stddev * math.sqrt(vector.nodes)
 
 
 @dataclass(frozen=True)
 class MaskedGaussian:
-    """Hides all data of one client from everybody; at least n - c clients are trusted, but not the
-    server.
+    """Hides all data of one client from everybody. The server is not trusted; at least n - c
+    clients are.
 
-    Guarantee: what is opened is a sum of integers to which each of its clients has added discrete
-    Gaussian noise. If one client's vector is zeroed out it moves by at most
-    `vector.sensitivity_squared` in squared L2 norm, and the noise of h honest clients is what the
-    event says. All that follows is post-processing. A dishonest client can send any integers, and
-    nobody sees them: it spoils the model, not the privacy of others. The denominator is a public
-    constant.
+    Guarantee: the opened sum is over integers, and each of its clients has added discrete Gaussian
+    noise. If one client's vector is zeroed out it moves by at most `vector.sensitivity_squared` in
+    squared L2 norm, and the noise of h honest clients is what the event says. Everything after that
+    is post-processing. A dishonest client can send any integers without being noticed; this can
+    spoil the model, but not the privacy of others. The denominator is a public constant.
 
     The clients' app has `ClientApp(mods=[discreet.secure_sum_mod])`; `DPFedAvg` needs
     sampling="everyone".
@@ -132,9 +131,9 @@ class MaskedGaussian:
       run, clip, sizes, noise_multiplier, target_epsilon, max_epsilon, delta, clipping, noise,
         too_noisy: as `CentralGaussian` has them.
       accountant: "rdp".
-      dropouts: how many nodes may be lost in a round, before it is abandoned unread.
-      colluding: how many nodes may work with the server.
-      threshold: of how many nodes the shares open a sum; None for the least that is safe.
+      dropouts: the number of nodes that may be lost in a round before it is abandoned unread.
+      colluding: the number of nodes that may collude with the server.
+      threshold: the number of nodes whose shares open a sum; None for the smallest safe number.
     """
 
     run: ClientSettings = UNBOUND
@@ -163,9 +162,9 @@ class MaskedGaussian:
             kind = "fixed"
         unit, who = protected(self.run)
         how = (
-            f"DP-FedAvg with {kind} clip norm, everybody in every round, on whole numbers; each "
-            "client adds discrete Gaussian noise and masks, of which the server reads the sum "
-            "alone"
+            f"DP-FedAvg with {kind} clip norm, everybody in every round, on integers; "
+            "each client adds discrete Gaussian noise and masks, and the server reads "
+            "only the sum"
         )
         one = f"one {who}'s update counts as zero, and it still takes part and adds its noise"
         said = masked_statement(self.run, how, joined="update and bits together, ")
@@ -207,15 +206,16 @@ class MaskedGaussian:
         return MaskedAnswers(self.vector, rating_release(self.run, self.sizes))
 
     def at_client(self, number: int, num_examples: int, *, trains: bool) -> ClientRound:
-        # Its own account is held to budgets where it adds its vector to the sum.
+        # The client's own account is checked against its budgets when it adds its vector to the
+        # sum.
         return ClientRound(self.run.user.noise_multiplier or 0.0)
 
     def add_up(self, replies: Replies, state: RoundState) -> UnopenedSum:
-        """The one sum that has come, unopened."""
+        """The one sum that has arrived, unopened."""
         return unopened(replies)
 
     def release(self, summed: UnopenedSum, state: RoundState, source: RandomSource) -> Released:
-        """Opens the sum; the noise is in it. RoundAbandoned: too few clients are left."""
+        """Opens the sum, which already has its noise. RoundAbandoned: too few clients are left."""
         from discreet.mechanisms.sums import rating_release
 
         update, below, answers = self.vector.decode(summed.open(), state.clip_norm)
@@ -227,12 +227,12 @@ class MaskedGaussian:
 
     @property
     def vector(self) -> SecureSum:
-        """The sum that clients make, the same in every round, with the noise that is declared, by
-        which a client finds its share.
+        """The sum that clients make, the same in every round, with the declared noise, which
+        determines a client's share.
 
         Raises:
-          ConfigError: a target has yet to choose the noise.
-          ValueError: the noise, the clients and the model do not go together.
+          ConfigError: a target has not chosen the noise yet.
+          ValueError: the noise, the clients and the model are not compatible.
         """
         from discreet.privacy.secure_grid import secure_sum
 
@@ -250,15 +250,14 @@ class MaskedGaussian:
 
 @dataclass(frozen=True)
 class MaskedStep:
-    """One example of one client, from everybody; the client, and at least n - c clients, are
-    trusted to be honest.
+    """Hides one example of one client from everybody. The client itself is trusted, and at least n
+    - c clients are trusted to be honest.
 
-    Guarantee: what is opened is a sum of integers to which each of its clients has added discrete
-    Gaussian noise. If one example is zeroed out it moves by at most `vector.sensitivity_squared` in
-    squared L2 norm, and the
-    noise of h honest clients is what the event says. All that follows is post-processing. A
-    dishonest client can send any integers, and nobody sees them: it spoils the model, not the
-    privacy of others. The denominator is a public constant.
+    Guarantee: the opened sum is over integers, and each of its clients has added discrete Gaussian
+    noise. If one example is zeroed out it moves by at most `vector.sensitivity_squared` in squared
+    L2 norm, and the noise of h honest clients is what the event says. Everything after that is
+    post-processing. A dishonest client can send any integers without being noticed; this can spoil
+    the model, but not the privacy of others. The denominator is a public constant.
 
     Attributes:
       run, clip, sizes: as `CentralGaussian` has them.
@@ -272,9 +271,9 @@ class MaskedStep:
 
     def statement(self) -> Statement:
         how = (
-            "one step a round over all examples of all clients, on whole numbers: each client "
-            "adds up a clipped gradient of each of its examples, and adds discrete Gaussian "
-            "noise and masks; the server reads the sum alone"
+            "one step a round over all examples of all clients, on integers: each "
+            "client sums a clipped gradient of each of its examples, and adds discrete "
+            "Gaussian noise and masks; the server reads only the sum"
         )
         said = masked_statement(self.run, how)
         earlier = (
@@ -300,8 +299,9 @@ class MaskedStep:
         return Participation(self.vector)
 
     def expected_noise(self, clip_norm: float) -> ExpectedNoise:
-        """The norm is the one that a step of the sum refers to: no rule moves it. The mean over all
-        examples, by their public number, is at most the clip norm long."""
+        """The expected noise. Its norm is the one that a step of the sum refers to, which no rule
+        moves. The mean over all examples, divided by their public number, has at most the clip
+        norm."""
         mean_over = self.run.expected_cohort * self.run.training.batch_size
         setting = "privacy.example.clip_norm"
         return ExpectedNoise(
@@ -313,7 +313,7 @@ class MaskedStep:
 
     @property
     def answers(self) -> None:
-        """None: the sum has no place for answers."""
+        """None: the sum has no room for answers."""
 
     def at_client(self, number: int, num_examples: int, *, trains: bool) -> ClientRound:
         from discreet.privacy.secure_grid import MOST_GRADIENTS
@@ -322,8 +322,8 @@ class MaskedStep:
         if num_examples > most:
             raise Unreachable(
                 f"this client has more examples than {MOST_GRADIENTS} * "
-                f"training.batch_size={most}, beyond which a float64 sum of gradients is not "
-                "bounded"
+                f"training.batch_size = {most}, beyond which a float64 sum of "
+                "gradients is not bounded"
             )
 
         def step(*given: Any, settings: LocalSettings, source: RandomSource) -> Tensor:
@@ -331,21 +331,22 @@ class MaskedStep:
 
             return shared_step(*given, settings=settings, clip=(self.run.example.clip_norm, source))
 
-        # Its own account is held to budgets where it adds its vector to the sum.
+        # The client's own account is checked against its budgets when it adds its vector to the
+        # sum.
         return ClientRound(self.run.example.noise_multiplier or 0.0, step=step)
 
     def add_up(self, replies: Replies, state: RoundState) -> UnopenedSum:
-        """The one sum that has come, unopened."""
+        """The one sum that has arrived, unopened."""
         return unopened(replies)
 
     def release(self, summed: UnopenedSum, state: RoundState, source: RandomSource) -> Released:
-        """Opens the sum; the noise is in it. RoundAbandoned: too few clients are left."""
+        """Opens the sum, which already has its noise. RoundAbandoned: too few clients are left."""
         update, _, _ = self.vector.decode(summed.open(), step_norm(self.run))
         return Released(update, state.clip_norm, None, summed.replies)
 
     @property
     def vector(self) -> SecureSum:
-        """As `MaskedGaussian.vector`."""
+        """See `MaskedGaussian.vector`."""
         from discreet.privacy.secure_grid import example_secure_sum
 
         noise = self.run.example.noise_multiplier
@@ -362,36 +363,36 @@ class MaskedStep:
 
 
 def _exactly(values: int, scale: float) -> float:
-    """The slack of whole numbers and exact draws."""
+    """The slack of integers and exact draws."""
     return 0.0
 
 
 def step_norm(run: ClientSettings) -> float:
-    """The L2 norm that one example can add to a shared step, which is minus the learning rate times
-    the sum of the clipped gradients over `batch_size`."""
+    """The largest L2 norm that one example can add to a shared step, which is minus the learning
+    rate times the sum of the clipped gradients over `batch_size`."""
     return run.training.learning_rate * run.example.clip_norm / run.training.batch_size
 
 
 def masked_statement(run: ClientSettings, how: str, *, joined: str = "") -> Statement:
-    """The parts that statements about masked sums have in common. `how`: a client's part, in words;
-    `joined`: the releases that are accounted together."""
+    """The common parts of statements about masked sums. `how`: a client's part, in words; `joined`:
+    the releases that are accounted together."""
     nodes = run.user.population_size
     lost = run.secure.dropouts
     bad = run.secure.colluding
     return Statement(
         unit="one example of one client",
         adjacency=ADD_OR_REMOVE,
-        trusted=f"not the server: that at least {nodes - bad} of the {nodes} clients are honest "
-        f"and add their noise",
-        observer=f"everybody else: the server and up to {bad} of the clients, who know who takes "
-        f"part",
+        trusted=f"not the server: at least {nodes - bad} of the {nodes} clients must be honest "
+        "and add their noise",
+        observer=f"everybody else: the server and up to {bad} of the clients, who know which "
+        "clients take part",
         mechanism=f"{how}; up to {lost} clients may be lost in a round",
         accounting=f"a sum of {run.secure.summands(nodes)} clients' discrete Gaussians a round, "
-        f"the least that is left "
-        f"of honest ones; {joined}not amplified; by RDP",
+        f"the smallest number of honest ones that can be left; {joined}not amplified; "
+        "by RDP",
         not_covered=(
-            "who takes part in a round, and who is lost in it",
+            "who takes part in a round, and who drops out of it",
             f"more than {bad} clients that tell the server what they know",
-            "what a dishonest client sends: nobody sees it, and it can spoil the model",
+            "a dishonest client's vector: it can spoil the model without being noticed",
         ),
     )

@@ -1,5 +1,5 @@
-"""The Protocol of mechanisms: a run, its transports, its clients, its reports and its audits know
-no more of one."""
+"""The Protocol of mechanisms. A run, its transports, clients, reports and audits use mechanisms
+only through it."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 SERVER = "server"
 CLIENTS = "clients"
 PURE = "pure"  # the accountant of epsilon at delta 0
-# The epsilons that clients report of a guarantee, by their names in a reply.
+# The names in a reply of the epsilons that clients report for a guarantee.
 REPORTED = {
     USER: (),
     EXAMPLE: ("epsilon_example",),
@@ -38,9 +38,9 @@ NOT_COVERED = (
     "the choice of hyperparameters, if private data guided it",
     "timing, traffic and which nodes are connected",
 )
-ONE_NODE = "a client with several nodes: one node is taken for one client"
+ONE_NODE = "a client with several nodes: each node counts as one client"
 IN_NO_ACCOUNT = "runs over the same clients that did not charge the population's account"
-EARLIER_RUNS = "earlier runs over the same clients: each run has a ledger of its own"
+EARLIER_RUNS = "earlier runs over the same clients: each run has its own ledger"
 SHARED = "the same example at other clients"
 ONE_OWNER = "rows of one owner at several clients, or under several names"
 ONE_PERSON = "all examples of one person together, if a client holds several of one person"
@@ -48,11 +48,11 @@ ONE_PERSON = "all examples of one person together, if a client holds several of 
 
 @dataclass(frozen=True)
 class Statement:
-    """A guarantee in words; docs/privacy.md says the same at length.
+    """A guarantee in words; docs/privacy.md states the same at length.
 
     Attributes:
-      observer: from whom the unit is hidden.
-      mechanism, accounting: how, and as which events.
+      observer: the party from whom the unit is hidden.
+      mechanism, accounting: the method, and the events that are charged.
       name, enabled: which guarantee it is; False: the run gives none of this kind, epsilon is
         infinite.
     """
@@ -69,13 +69,12 @@ class Statement:
 
 
 class Unreachable(ValueError):
-    """A client can't do this work with the noise or the examples that it has. The message says
-    why."""
+    """A client can't do this work with its noise or its examples. The message gives the reason."""
 
 
 class Uncharged(ValueError):
-    """A mechanism has no cost for what it would release, or opens a sum that was not charged:
-    nothing is released."""
+    """A mechanism has no cost for its release, or opens a sum that was not charged. Nothing is
+    released."""
 
 
 @dataclass(frozen=True)
@@ -85,10 +84,10 @@ class Participation:
     Attributes:
       vector: the masked sum that they add to, which is all that the server reads; None if it reads
         replies.
-      turns: theirs, if noise is correlated over rounds, so that all rounds are one observation;
-        None if each round is one by itself.
-      one_by_one: the setting that keeps a simulation from training many clients at a time; None if
-        it can.
+      turns: the clients' turns, if noise is correlated over rounds, so that all rounds are one
+        observation; None if each round is a separate observation.
+      one_by_one: the setting that keeps a simulation from training many clients at once; None if it
+        can.
     """
 
     vector: SecureSum | None = None
@@ -101,19 +100,19 @@ IN_THE_CLEAR = Participation()
 
 @dataclass(frozen=True)
 class ExpectedNoise:
-    """The noise that is expected in the sum that a round releases.
+    """The expected noise in the sum that a round releases.
 
     Attributes:
-      multiplier: of the noise, over `norm`: more than what is accounted if clients that are not
-        counted on add theirs too.
-      norm: the bound on a client's part in the sum.
+      multiplier: the noise over `norm`; more than the accounted noise if clients that the account
+        does not count on add theirs too.
+      norm: the bound on a client's contribution to the sum.
       denominator: the public number of updates, or of examples, over which a step is the mean.
-      clip_setting: the setting of the norm that clips, if it never follows the updates, so that
-        noise can't feed itself.
-      count_stddev: of the noise on the count of norms below the clip norm; None if there is no such
-        count.
-      slack: the distance of so many values of the noise, of a scale in steps of a grid, to exact
-        noise; None if it is not bounded.
+      clip_setting: the setting of the clip norm if it never follows the updates, so that noise
+        can't feed back; else None.
+      count_stddev: the standard deviation of the noise on the count of norms below the clip norm;
+        None without such a count.
+      slack: a function that bounds the distance of so many noise values, of a scale in grid steps,
+        to exact noise; None if it is not bounded.
     """
 
     multiplier: float
@@ -126,12 +125,13 @@ class ExpectedNoise:
 
 @dataclass(frozen=True)
 class ClientRound:
-    """A mechanism's part of one client's work in a round.
+    """A mechanism's part in one client's work in a round.
 
     Attributes:
-      noise_multiplier: of what is noised for it, by the client or by what the server declares;
-        infinity if nothing is.
-      events: the cost to a ledger of the client's own, each with its count, before anything leaves.
+      noise_multiplier: the noise that the client adds or the server declares for this guarantee;
+        infinity if nothing is noised.
+      events: the cost to the client's own ledger, each event with its count, charged before
+        anything leaves.
       training: the settings of local training, if they hold the noise.
       local: the noise on the update.
       step: makes the update in place of local training.
@@ -148,16 +148,15 @@ class ClientRound:
 
 
 class Mechanism(Protocol):
-    """A guarantee that a run gives, or would give if it were on.
+    """A guarantee that a run gives, or would give if it were enabled.
 
     A mechanism is made of a run's `ClientSettings`, the rule of its clip norm, and the sizes of
-    what it releases.
-    In a round the server calls `add_up`, charges `event`, and calls `release`: nothing is noised or
-    opened before the charge is on disk, and a mechanism knows no ledger.
+    what it releases. In a round the server calls `add_up`, charges `event`, and calls `release`.
+    Nothing is noised or opened before the charge is on disk. A mechanism never sees a ledger.
 
     Attributes:
-      guarantee: which of the three it is, and whose name its releases have in a ledger.
-      charged_at: whose ledgers pay: SERVER, CLIENTS or both.
+      guarantee: its name, one of three, under which its releases are in a ledger.
+      charged_at: the ledgers that pay: SERVER, CLIENTS or both.
     """
 
     guarantee: ClassVar[str]
@@ -168,12 +167,11 @@ class Mechanism(Protocol):
 
     @property
     def price_settings(self) -> Mapping[str, object]:
-        """All that decides what a release costs, by the names of settings: a resumed run has to
-        keep it."""
+        """The settings that decide the cost of a release, by name. A resumed run must keep them."""
 
     @property
     def accountants(self) -> tuple[str, ...]:
-        """The accountants that know its events, and give a finite epsilon if there is noise."""
+        """The accountants that support its events and give a finite epsilon if there is noise."""
 
     @property
     def participation(self) -> Participation:
@@ -184,34 +182,36 @@ class Mechanism(Protocol):
 
     def event(self, number: int, *, again: bool = False) -> DpEvent | None:
         """The cost of round `number`, from 1 on, to the server's ledger; None if only clients pay.
-        `again`: it was charged before, by a process that has died, and may be out with other
-        noise."""
+        `again`: the round was charged before, by a process that has died, and may have been
+        released with other noise."""
 
     def at_client(self, number: int, num_examples: int, *, trains: bool) -> ClientRound:
-        """Its part of the work of a client with so many examples. Unreachable if there is none."""
+        """This mechanism's part in the work of a client with so many examples. Unreachable: there
+        is none."""
 
     def add_up(self, replies: Replies, state: RoundState) -> Any:
-        """The sum of replies, which are taken as they come and clipped again. Nothing is noised and
-        nothing opened."""
+        """The sum of replies, which are taken as they arrive and clipped again. Nothing is noised
+        or opened."""
 
     def release(self, summed: Any, state: RoundState, source: RandomSource) -> Released:
-        """Noises what `add_up` gave, or opens it. The event is on disk by now. `source`: of the
-        noise."""
+        """Adds noise to the result of `add_up`, or opens it. The event is on disk by now. `source`:
+        the noise source."""
 
     @property
     def answers(self) -> AnswerMechanism | None:
-        """The release of answers of a cohort that is asked for nothing else; None if it pays for
-        none."""
+        """The release of answers of a cohort that is asked for nothing else; None if the mechanism
+        does not pay for answers."""
 
 
 def unnoised_at_server(run: ClientSettings) -> ExpectedNoise:
-    """The noise that the server adds to sums that clients have noised, or nobody has: none."""
+    """The noise that the server adds to sums that clients have noised, or that are not noised at
+    all: none."""
     return ExpectedNoise(0.0, math.inf, run.expected_cohort)
 
 
 def finite_epsilons(mechanism: Mechanism, run: ClientSettings) -> tuple[str, ...]:
-    """The epsilons that clients report of a mechanism and that the run keeps finite, by their names
-    in a reply."""
+    """The epsilons that clients report for a mechanism and that must be finite in this run, by
+    their names in a reply."""
     if run.configured_noise_multiplier(mechanism.guarantee) == 0:
         return ()
     names = REPORTED[mechanism.guarantee]
@@ -221,8 +221,8 @@ def finite_epsilons(mechanism: Mechanism, run: ClientSettings) -> tuple[str, ...
 
 
 def stated(mechanism: Mechanism, run: ClientSettings, *, account: bool) -> Statement:
-    """The statement of a mechanism, with its name and all that is not covered. `account`: the run
-    charges a population's."""
+    """The statement of a mechanism, with its name and the complete list of what is not covered.
+    `account`: the run charges a population's account."""
     said = mechanism.statement()
     gaps = list(NOT_COVERED)
     if (
@@ -243,18 +243,18 @@ def stated(mechanism: Mechanism, run: ClientSettings, *, account: bool) -> State
 
 
 def charged(mechanism: Mechanism, number: int, *, again: bool = False) -> DpEvent | None:
-    """The cost of round `number` to the server's ledger; None if clients alone pay, or nobody.
+    """The cost of round `number` to the server's ledger; None if only clients pay, or nobody.
 
     Raises:
-      Uncharged: the server is to pay, and the mechanism says no cost.
+      Uncharged: the server must pay, but the mechanism gives no cost.
     """
     if SERVER not in mechanism.charged_at:
         return None
     event = mechanism.event(number, again=again)
     if event is None:
         raise Uncharged(
-            f"{type(mechanism).__name__} is charged at the server, and has no cost for round "
-            f"{number}"
+            f"{type(mechanism).__name__} is charged at the server, but gives no cost "
+            f"for round {number}"
         )
     return event
 

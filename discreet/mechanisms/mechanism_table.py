@@ -1,4 +1,4 @@
-"""The table of mechanisms: the one place that asks which of them a run has."""
+"""The table of mechanisms: the only place that decides which mechanisms a run has."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ from discreet.settings.privacy import (
 )
 from discreet.settings.rules import ConfigError, require
 
-# Of the settings that clients are told, the rule of the clip norm, and the sizes of what is
-# released.
+# A function of the settings that clients receive, the rule of the clip norm, and the sizes of the
+# release.
 Make = Callable[[ClientSettings, ClipConfig, Sizes], Mechanism]
 
 OF_USERS: Mapping[str, Make] = {
@@ -44,7 +44,7 @@ OF_EXAMPLES: Mapping[str, Make] = {PLAIN: LocalDpSgd, SECURE: MaskedStep}
 def guarantees_of(
     run: ClientSettings, clip: ClipConfig = CLIP, sizes: Sizes = PLANNED
 ) -> tuple[Mechanism, ...]:
-    """The mechanism of each of the three guarantees, those that are off included."""
+    """The mechanism of each of the three guarantees, including disabled ones."""
     if run.user.mechanism is None:
         of_users = OF_USERS[run.user.mechanism_kind]
     else:
@@ -69,7 +69,7 @@ def _own(name: str) -> Make:
 def mechanisms_of(
     run: ClientSettings, clip: ClipConfig = CLIP, sizes: Sizes = PLANNED
 ) -> dict[str, Mechanism]:
-    """The mechanisms of a run by their guarantees; those that are off are left out."""
+    """The enabled mechanisms of a run, by guarantee."""
     return {
         each.guarantee: each
         for each in guarantees_of(run, clip, sizes)
@@ -78,13 +78,13 @@ def mechanisms_of(
 
 
 def accounts_itself(run: ClientSettings) -> bool:
-    """True if each client accounts a guarantee in a ledger of its own."""
+    """True if each client accounts for a guarantee in its own ledger."""
     return any(CLIENTS in each.charged_at for each in mechanisms_of(run).values())
 
 
 def own_noise(run: ClientSettings, l1_norm: float = 1.0) -> OwnNoise | None:
-    """The noise that each client draws on its own answers, of at most this L1 norm; None if the
-    server does. The event does not depend on the norm."""
+    """The noise that each client draws on its own answers, for an L1 norm of at most this; None if
+    the server draws it. The event does not depend on the norm."""
     if not run.evaluation.private or run.gives(USER):
         return None
     if run.gives(EXAMPLE):
@@ -97,8 +97,8 @@ def own_noise(run: ClientSettings, l1_norm: float = 1.0) -> OwnNoise | None:
 def server_mechanism(
     run: ClientSettings, clip: ClipConfig = CLIP, sizes: Sizes = PLANNED
 ) -> Mechanism | None:
-    """The mechanism whose releases the server is charged for; None if clients alone noise what they
-    send."""
+    """The mechanism whose releases are charged to the server's ledger; None if only clients add
+    noise."""
     found = mechanisms_of(run, clip, sizes).values()
     return next((each for each in found if SERVER in each.charged_at), None)
 
@@ -106,7 +106,7 @@ def server_mechanism(
 def round_mechanism(
     run: ClientSettings, clip: ClipConfig = CLIP, sizes: Sizes = PLANNED
 ) -> Mechanism:
-    """The mechanism that a round of the server goes by."""
+    """The mechanism of the server's rounds."""
     of_clients = mechanisms_of(run, clip, sizes).values()
     return server_mechanism(run, clip, sizes) or next(
         iter(of_clients), Unprotected(run, clip, sizes)

@@ -1,4 +1,4 @@
-"""The state that a round starts from, as mechanisms know it, and what a round releases."""
+"""The state that a round starts from, as mechanisms see it, and the release of a round."""
 
 from __future__ import annotations
 
@@ -11,29 +11,29 @@ if TYPE_CHECKING:
 
 
 class CarriedState:
-    """What a release carries to later rounds, in memory: a secret of the run. That of a run with a
-    folder is on its disk, as `discreet.server.run_folder.RunSecrets` has it."""
+    """The state that a release carries to later rounds, in memory; a secret of the run. A run with
+    a folder keeps it on disk, see `discreet.server.run_folder.RunSecrets`."""
 
     def __init__(self, tensors: Mapping[str, Tensor] | None = None) -> None:
         self.tensors = tensors or {}
 
     def load(self) -> Mapping[str, Tensor]:
-        """The tensors that were saved last; empty before."""
+        """The tensors that were saved last; empty before the first save."""
         return self.tensors
 
     def save(self, tensors: Mapping[str, Tensor]) -> None:
-        """Replaces it as a whole; after a crash the old or the new is there."""
+        """Replaces the state as a whole. After a crash either the old or the new state is there."""
         self.tensors = dict(tensors)
 
 
 class RoundState(Protocol):
-    """The state that a round starts from, as far as mechanisms know it.
+    """The part of the state before a round that mechanisms use.
 
     Attributes:
-      round: the number of the rounds before it.
-      params: of the model, (num_params,).
+      round: the number of rounds completed.
+      params: the model's parameters, (num_params,).
       clip_norm: C_t; infinity if nothing is clipped at the server.
-      carried: what the mechanism carries from round to round.
+      carried: the state that the mechanism carries from round to round.
     """
 
     @property
@@ -51,7 +51,7 @@ class RoundState(Protocol):
 
 @dataclass(frozen=True, eq=False)
 class RoundStart:
-    """A `RoundState` that is nothing else."""
+    """A plain `RoundState`."""
 
     round: int
     params: Tensor
@@ -61,14 +61,14 @@ class RoundStart:
 
 @dataclass(frozen=True, eq=False)
 class Released:
-    """The release of a round, of which all that follows is post-processing.
+    """The release of a round. Everything after it is post-processing.
 
     Attributes:
       total: the noised sum of the updates, (num_params,).
-      clip_norm: of the next round.
+      clip_norm: the clip norm of the next round.
       fraction_below: the noised fraction of update norms at or below the clip norm; None without an
         adaptive one.
-      replies: how many updates were added up. Who takes part is not covered by the guarantee.
+      replies: the number of updates in the sum. The guarantee does not hide who takes part.
       answers: the noised sum of the answers to a query (`queries.query.Sums`); None in a round
         without one.
     """

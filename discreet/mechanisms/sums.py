@@ -1,5 +1,5 @@
-"""The sums of what clients send, updates and answers to queries: as a process adds them up, and as
-the server is given them."""
+"""The sums of clients' updates and answers to queries, in the process that adds them up and at the
+server."""
 
 from __future__ import annotations
 
@@ -32,18 +32,19 @@ SENSITIVITY = 1.0  # the L2 norm that an answer is clipped to
 
 @dataclass(frozen=True, eq=False)
 class PartialReply:
-    """The part of some clients in a round's sums, made by this process or by one forked from it.
+    """The contribution of some clients to a round's sums, made by this process or by one forked
+    from it.
 
-    It never comes in a message: it is added as it is, while an update that a client sends is
-    clipped once more.
+    It never arrives in a message. It is added unchanged, whereas an update that a client sends is
+    clipped again.
 
     Attributes:
       values: (num_params,), the clipped updates' sum: float64, or int64 in steps of the grid. Under
         secure aggregation the sum of the clients' noised vectors, int64 (length,), as `SecureSum`
         has them.
       below: the centred bits' sum, in halves.
-      replies: how many clients.
-      clip_norm, grid: what clipped the updates, and on which grid (None: in floating point).
+      replies: the number of clients.
+      clip_norm, grid: the clip norm of the updates, and their grid (None: floating point).
       answers: the answers' sum, as `AnswerSum.part` has it; empty if no query was asked.
       epsilon_example, epsilon_local, epsilon_local_pure: the largest over these clients, by their
         own accounts.
@@ -61,7 +62,7 @@ class PartialReply:
 
     @property
     def in_floats(self) -> Tensor:
-        """The updates' sum, float64."""
+        """The sum of the updates, float64."""
         if self.grid is None:
             return self.values
         return self.values.double() * self.grid.step
@@ -69,13 +70,13 @@ class PartialReply:
 
 @dataclass(frozen=True, eq=False)
 class UnopenedSum:
-    """A sum of clients' noised vectors that nobody has read.
+    """A sum of clients' noised vectors that has not been read.
 
     Attributes:
       open: reads it: the noised total, int64 (length,), centred as `SecureSum.centred` has it. It
-        raises `RoundAbandoned` if too many clients are lost meanwhile. It is charged before it is
-        opened.
-      replies: how many clients' vectors are in it.
+        raises `RoundAbandoned` if too many clients are lost meanwhile. The sum is charged before it
+        is opened.
+      replies: the number of clients' vectors in it.
     """
 
     open: Callable[[], Tensor]
@@ -84,8 +85,7 @@ class UnopenedSum:
 
 @dataclass(frozen=True, eq=False)
 class UpdateRows:
-    """Updates of several clients as this process has made them: (n, num_params), and their bits
-    (n,)."""
+    """Updates of several clients, made by this process: (n, num_params), and their bits (n,)."""
 
     updates: Tensor
     below: Tensor
@@ -120,17 +120,17 @@ class CohortSum:
 
     def add(self, updates: Tensor, below: Tensor) -> None:
         """Adds clients: updates (n, num_params), bits (n,)."""
-        # Clipped again: nobody's clipping is trusted.
+        # Clipped again: no client's clipping is trusted.
         self.clipped.add(updates)
         self.replies += len(updates)
         self.below += 2 * int(below.sum()) - len(below)
 
     def add_all(self, replies: Replies) -> CohortSum:
-        """Adds all replies, as they come; gives the sum.
+        """Adds all replies as they arrive; returns the sum.
 
         Raises:
-          ValueError: a part was clipped otherwise, or is of another model; or a reply is a sum that
-            nobody has read.
+          ValueError: a part was clipped differently or is of another model, or a reply is an
+            unopened sum.
         """
         for reply in replies:
             self.take(in_the_clear(reply))
@@ -160,7 +160,7 @@ class CohortSum:
         self.below += part.below
 
     def part(self) -> PartialReply:
-        """The values added so far, for another sum to take in. Not a copy."""
+        """The values added so far, for inclusion in another sum. Not a copy."""
         part = PartialReply(
             self.clipped.values, self.below, self.replies, self.clip_norm, self.grid
         )
@@ -171,20 +171,20 @@ class CohortSum:
 
 @dataclass(frozen=True)
 class AnswerRelease:
-    """The release of the sum of a cohort's answers, noised at the server or by each client: what a
-    cohort that is asked for nothing else costs and gives, by the verbs of a mechanism.
+    """The release of the sum of a cohort's answers, noised at the server or by each client. It has
+    the methods of a mechanism, for a cohort that is asked for nothing else.
 
     Guarantee: that of `AnswerSum`, noised as one Gaussian mechanism of its noise multiplier,
-    sampled as `event` says. Noise and denominator are functions of public constants alone: not of
-    who replied.
+    sampled as `event` says. Noise and denominator are functions of public constants alone, and do
+    not depend on who replied.
 
     Attributes:
-      length: of an answer before it is noised.
+      length: the length of an answer before it is noised.
       expected_cohort: q * population_size, a public constant.
-      noise_multiplier: of the noise on the sum, over `SENSITIVITY`, or of each client's; 0 protects
+      noise_multiplier: the noise on the sum over `SENSITIVITY`, or each client's; 0 protects
         nobody.
-      noise: the way in which the server draws it, one of `settings.privacy.Noise`.
-      largest_cohort: sums on the grid are exact, of at most so many answers
+      noise: the server's method to draw it, one of `settings.privacy.Noise`.
+      largest_cohort: the most answers for which sums on the grid are exact
         (`discreet.privacy.grid`).
       probability: q, with which a client is asked.
       own: the noise that each client draws on its own answer; None if the server noises the sum.
@@ -202,7 +202,7 @@ class AnswerRelease:
     event: DpEvent | None = None
 
     def add_up(self, replies: Replies, state: RoundState) -> AnswerSum:
-        """The sum of the answers, which are taken as they come."""
+        """The sum of the answers, which are taken as they arrive."""
         total = AnswerSum(self)
         for reply in replies:
             total.take(in_the_clear(reply))
@@ -214,19 +214,19 @@ class AnswerRelease:
 
     @property
     def on_grid(self) -> bool:
-        """True if the server adds up whole numbers."""
+        """True if the server adds integers on the grid."""
         return self.noise == "grid" and self.own is None
 
     @property
     def sent(self) -> int:
-        """The count of numbers that a client sends: the answer, and the variance of its own
-        noise."""
+        """The count of numbers that a client sends: the answer, and the variance of its own noise
+        if it draws any."""
         return self.length + (self.own is not None)
 
     @property
     def stddev(self) -> float:
-        """Of the noise on each number of the sum; with clients' own noise as expected if each
-        answer is about one example: about m examples it is an m-th of that."""
+        """The standard deviation of the noise on each number of the sum. With clients' own noise it
+        is the value for answers about one example each; for m examples it is divided by m."""
         if self.own is None:
             unit = SENSITIVITY
         else:
@@ -234,8 +234,8 @@ class AnswerRelease:
         return self.noise_multiplier * unit
 
     def opened(self, values: Tensor) -> Sums:
-        """A sum (sent,) that has its noise. If nobody has answered with noise of its own, all is
-        unknown."""
+        """The released sum, from a sum (sent,) that has its noise. If no client has answered with
+        noise of its own, every value is unknown."""
         numbers = values.tolist()
         stddev = self.stddev
         if self.own is not None:
@@ -267,8 +267,8 @@ class AnswerSum:
         self.rows = ClippedSum(how.sent, SENSITIVITY, grid=grid)
 
     def add(self, answers: Tensor) -> None:
-        """Adds clients: answers (n, how.sent). One with own noise that is not finite, or has no
-        variance, adds zero."""
+        """Adds clients: answers (n, how.sent). With clients' own noise, an answer that is not
+        finite or has no variance adds zero."""
         if self.how.own is None:
             self.rows.add(answers)
             return
@@ -276,7 +276,7 @@ class AnswerSum:
         self.rows.values.add_(rows[rows.isfinite().all(dim=1) & (rows[:, -1] >= 0)].sum(dim=0))
 
     def take(self, reply: TrainReply | UpdateRows | PartialReply) -> None:
-        """Adds a client's answer, if it has sent one, or the sum of a part."""
+        """Adds a client's answer, if it has sent one, or a partial sum."""
         if isinstance(reply, PartialReply):
             if reply.answers:
                 self.rows.values.add_(torch.tensor(reply.answers, dtype=self.rows.values.dtype))
@@ -284,11 +284,11 @@ class AnswerSum:
             self.add(reply.answer.unsqueeze(0))
 
     def part(self) -> tuple[float, ...]:
-        """The values added so far, for another sum to take in."""
+        """The values added so far, for inclusion in another sum."""
         return tuple(self.rows.values.tolist())
 
     def released(self, source: RandomSource) -> Sums:
-        """The sum with noise, which is drawn from `source` unless clients have drawn it."""
+        """The noised sum. The noise is drawn from `source` unless clients have drawn it."""
         if self.how.own is not None:
             return self.opened(self.rows.values)
         return self.opened(
@@ -300,14 +300,14 @@ class AnswerSum:
 
 
 def clipped(updates: Tensor, clip_norm: float) -> tuple[Tensor, Tensor]:
-    """Updates (n, num_params) clipped to an L2 norm, and whether each was within it: what a client
-    does of its own."""
+    """Updates (n, num_params) clipped to an L2 norm, and whether each was within it. Clients do the
+    same themselves."""
     rows, norms = clip_by_norm(updates, clip_norm)
     return rows, norms <= clip_norm
 
 
 class AnswerMechanism(Protocol):
-    """The release of the answers of a cohort, by the verbs of a mechanism
+    """The release of a cohort's answers, with the methods of a mechanism
     (`discreet.mechanisms.mechanism`)."""
 
     @property
@@ -319,10 +319,10 @@ class AnswerMechanism(Protocol):
 
 
 def in_the_clear(reply: UsableReply) -> TrainReply | UpdateRows | PartialReply:
-    """A reply that is added up. ValueError: it is a sum that nobody has read, which is opened and
-    not added up."""
+    """A reply that can be added up. ValueError: it is an unopened sum, which must be opened
+    instead."""
     if isinstance(reply, UnopenedSum):
-        raise ValueError("a sum that nobody has read was given to a mechanism that reads replies")
+        raise ValueError("a mechanism that reads replies was given a sum that is not opened")
     return reply
 
 
@@ -347,19 +347,20 @@ def rating_release(
 def ratings_in(
     run: ClientSettings, sizes: Sizes, state: RoundState, *, own: OwnNoise | None = None
 ) -> AnswerSum | None:
-    """The empty sum of the ratings in the round after `state`; None if its cohort rates nothing."""
+    """The empty sum of the ratings in the round after `state`; None if its cohort does not rate."""
     if not run.evaluation.joins(state.round + 1):
         return None
     return AnswerSum(rating_release(run, sizes, own=own))
 
 
 def add_up_unnoised(replies: Replies, state: RoundState, answers: AnswerSum | None) -> CohortSum:
-    """The sum of replies that the server does not noise: clients have, or nobody does."""
+    """The sum of replies to which the server adds no noise, because clients did or nothing is
+    noised."""
     return CohortSum(state.params.numel(), state.clip_norm, None, answers).add_all(replies)
 
 
 def release_unnoised(summed: CohortSum, state: RoundState, source: RandomSource) -> Released:
-    """The sum as it is; `source` noises no answer that clients have not noised."""
+    """The sum unchanged. `source` draws noise only for answers that clients have not noised."""
     said = None
     if summed.answers is not None:
         said = summed.answers.released(source)

@@ -1,4 +1,4 @@
-"""A run without any guarantee: updates are averaged as they come."""
+"""A run without any guarantee: it averages updates without clipping or noise."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Unprotected:
-    """Nothing is protected: nothing is clipped, noised or charged.
+    """Protects nothing: nothing is clipped, noised or charged.
 
     Attributes:
       run, clip, sizes: as `CentralGaussian` has them.
@@ -61,7 +61,7 @@ class Unprotected:
 
     @property
     def answers(self) -> None:
-        """None: no guarantee pays for what clients answer."""
+        """None: no guarantee pays for answers."""
 
     def at_client(self, number: int, num_examples: int, *, trains: bool) -> ClientRound:
         return ClientRound(0.0)
@@ -72,7 +72,7 @@ class Unprotected:
         return add_up_unnoised(replies, state, None)
 
     def release(self, summed: CohortSum, state: RoundState, source: RandomSource) -> Released:
-        """The sum as it is."""
+        """The sum unchanged."""
         from discreet.mechanisms.sums import release_unnoised
 
         return release_unnoised(summed, state, source)

@@ -1,5 +1,5 @@
-"""The accounts of clients: their spending over all rounds of all runs, and the budgets that end
-it."""
+"""The accounts of clients: their privacy spending over all rounds of all runs, and the budgets that
+limit it."""
 
 from __future__ import annotations
 
@@ -29,17 +29,17 @@ REMEMBERED = (
 
 
 class Refused(RuntimeError):
-    """The client does not do this work: its budget or its owner's policy forbids it. The message
-    says why."""
+    """The client does not do this work, because its budget or its owner's policy forbids it. The
+    message gives the reason."""
 
 
 @dataclass(frozen=True)
 class Budget:
-    """The largest epsilon that may be spent, at the delta of whoever set it; delta 0 is pure
-    epsilon.
+    """The largest epsilon that may be spent, at the delta of the party that set it; delta 0 means
+    pure epsilon.
 
-    `guarantee`: the one whose releases are held to it; None, as of an owner: those of all
-    guarantees, as one account."""
+    `guarantee`: the guarantee whose releases it limits. None, as in an owner's budget: the releases
+    of all guarantees, as one account."""
 
     epsilon: float
     delta: float
@@ -48,13 +48,13 @@ class Budget:
 
 @dataclass
 class Accounts:
-    """Charges the guarantees that clients account themselves, each client by its own name, and
-    stops at a budget.
+    """Charges the guarantees that clients account themselves, under each client's name, and stops
+    at a budget.
 
     Attributes:
-      ledger: a node's own, whose only data owner is ""; in a simulation one file holds all virtual
-        clients.
-      delta, accountant: how the epsilon that is reported is computed: those of the run.
+      ledger: a node's own ledger, whose only data owner is ""; in a simulation, one file for all
+        virtual clients.
+      delta, accountant: those of the run, used to compute the reported epsilon.
     """
 
     ledger: DurableLedger
@@ -64,8 +64,8 @@ class Accounts:
     _read_at: LedgerPosition | None = None
 
     def spent(self, guarantee: str, data_owner: str) -> PrivacyLedger:
-        """The releases on disk for a guarantee on the data of one client. Read once, and then
-        followed."""
+        """The releases on disk for a guarantee on one client's data. They are read once and then
+        tracked."""
         if self._read_at is None:
             self._read_at = self.ledger.position()
         if (guarantee, data_owner) not in self._spent:
@@ -73,17 +73,17 @@ class Accounts:
         return self._spent[guarantee, data_owner]
 
     def epsilon(self, spent: PrivacyLedger) -> float:
-        """The epsilon that is reported, 0 before the first charge."""
+        """The reported epsilon; 0 before the first charge."""
         return epsilon_of(spent, self.delta, self.accountant)
 
     def after(
         self, charges: Sequence[Charge], budgets: Iterable[Budget]
     ) -> dict[str, PrivacyLedger]:
-        """The spending of each guarantee with charges of one round and data owner that are not
-        written yet.
+        """The spending of each guarantee if the charges of one round, not yet written, are added
+        for a data owner.
 
         Raises:
-          Refused: it would pass a budget, or the ledger was charged for another unit.
+          Refused: it would exceed a budget, or the ledger was charged for another unit.
         """
         for each in charges:
             if each.guarantee == EXAMPLE:
@@ -119,16 +119,15 @@ class Accounts:
             raise Refused(f"this client's ledger {error}") from error
 
     def _all(self, guarantee: str, account: str) -> PrivacyLedger:
-        """The releases for a guarantee, whichever unit they are about."""
+        """The releases for a guarantee, with any unit."""
         parts = (self.spent(guarantee, name) for name in (account, other_unit(account)))
         return PrivacyLedger(tuple(entry for part in parts for entry in part.entries))
 
     def write(self, charges: Sequence[Charge]) -> bool:
-        """Writes charges that were looked at by `after`: all of them are on disk when this returns
-        True.
+        """Writes charges that `after` has checked. All of them are on disk when this returns True.
 
-        A node may serve two runs at once: if the other one has charged one of these clients since
-        its account was read, nothing is written, and the budgets have to be looked at again.
+        A node may serve two runs at once. If the other run has charged one of these clients since
+        its account was read, nothing is written, and the budgets must be checked again.
         """
         if not charges:
             return True
@@ -149,8 +148,8 @@ class Accounts:
 def accounts_of(
     run: ClientSettings, virtual: VirtualClient | None, node_config: Mapping[str, object]
 ) -> Accounts:
-    """The accounts of a virtual client, in the run folder, or of a node, in the ledger that its
-    owner names.
+    """The accounts of a virtual client, in the run folder, or of a node, in its owner's ledger
+    file.
 
     Raises:
       Refused: the owner names no ledger.
@@ -170,7 +169,7 @@ def accounts_of(
 
 
 def say_spent(event: str, what: str, number: int, **spent: float) -> None:
-    """Logs what a node has sent in a round, and what it has spent by its own account, by
+    """Logs what a node has sent in a round, and its privacy spending by its own account, for each
     guarantee."""
     known = [f"{name} {value:.4g}" for name, value in spent.items() if 0 < value < math.inf]
     logger.info(
@@ -195,10 +194,10 @@ def _recorded(spent: PrivacyLedger, event: DpEvent, count: int) -> PrivacyLedger
 def _together(user: PrivacyLedger, example: PrivacyLedger, local: PrivacyLedger) -> PrivacyLedger:
     """All releases about a client's data as one account.
 
-    Who changes an example changes the client's data: what protects the whole client protects each
-    example too. A masked sum is accounted for a client that is zeroed out. If its data change
-    instead, what it adds moves by up to twice as much: it counts so beside releases that are
-    accounted for a change.
+    A change of one example is a change of the client's data, so protection of the whole client
+    protects each example too. A masked sum is accounted for zeroing out the client. If its data
+    change instead, its contribution moves by up to twice as much, so beside releases that are
+    accounted for a change the sum counts for twice the sensitivity.
     """
     others = (*example.entries, *local.entries)
     if not others:
@@ -211,5 +210,5 @@ def _at_twice(event: DpEvent) -> DpEvent:
 
     if event == NonPrivateDpEvent():
         return event
-    # TypeError: it is no masked sum
+    # TypeError: it is not a masked sum
     return replace(event, sensitivity_squared=4 * event.sensitivity_squared)

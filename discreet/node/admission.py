@@ -1,8 +1,7 @@
-"""Admission of clients to a round. All that a client is asked is checked against its guarantees,
-its owner's policy and its budgets, and what it costs is on disk, before anything is computed that
-could leave. A client is a cohort of one: a node and a simulation of a million clients are admitted
-alike.
-"""
+"""Admission of clients to a round. Before anything is computed that could leave, each request is
+checked against the client's guarantees, its owner's policy and its budgets, and its cost is on
+disk. A client is a cohort of one: a node and a simulation of a million clients use the same
+admission."""
 
 from __future__ import annotations
 
@@ -26,19 +25,20 @@ from discreet.training.local_training import LocalSettings
 
 ANYTHING = ClientPolicy()
 NO_LEDGER = (
-    "this client has no ledger, and refuses what it would have to account: start it with one"
+    "this client has no ledger, so it refuses work that it would have to account for: "
+    "start it with a ledger"
 )
 
 
 @dataclass(frozen=True)
 class Admitted:
-    """A client that takes part: its work, what this costs, and what it has spent with this round,
-    which is on its disk.
+    """A client that takes part: its work, its cost, and its spending including this round, which is
+    on its disk.
 
     Attributes:
       training, local: the settings of its work.
-      charges: of a round; the client's name is not in them yet.
-      budgets: that hold them.
+      charges: the charges of a round, still without the client's name.
+      budgets: the budgets that limit them.
       step: makes the update in place of local training.
       bounded: updates (n, num_params) as they leave by a clip norm, and their bits (n,); None if
         they are clipped.
@@ -66,7 +66,7 @@ def admit_one(
     """`admit` for one client.
 
     Raises:
-      Refused: it does not take part.
+      Refused: the client does not take part.
       ConfigError: as `admit`.
     """
     admitted = admit(work, {data_owner: num_examples}, accounts=accounts, policy=policy)[data_owner]
@@ -85,17 +85,17 @@ def admit(
     """Checks and charges clients for one round; the charges are on disk after, in one transaction.
 
     Args:
-      work: what is asked of all of them.
-      sizes: how many examples, or owners if these are the unit, each client trains on, by its name
-        in the ledger.
+      work: the work that is asked of all clients.
+      sizes: the number of examples, or of owners if these are the unit, that each client trains on,
+        by its name in the ledger.
       accounts: None for clients without a ledger.
-      policy: of the owner of all these clients.
+      policy: the policy of the owner of all these clients.
 
     Returns:
-      Each client as it takes part, or why it does not; one that does not is charged nothing.
+      For each client its admission, or the reason for refusal. A refused client is charged nothing.
 
     Raises:
-      ConfigError: the number of examples that the owner declares does not go with the run.
+      ConfigError: the number of examples that the owner declares does not fit the run.
     """
     declared = policy.public_num_examples
     if (
@@ -119,7 +119,7 @@ def admit(
 def _enter(
     asked: Admitted, data_owner: str, accounts: Accounts | None, charges: list[Charge]
 ) -> Admitted | Refused:
-    """Holds what a client would spend to its budgets, and adds it to the charges."""
+    """Checks a client's planned spending against its budgets, and adds it to the charges."""
     if accounts is None:
         return Refused(NO_LEDGER)
     own = [replace(each, data_owner=data_owner + each.data_owner) for each in asked.charges]
@@ -139,8 +139,8 @@ def _enter(
 
 
 def _asked(work: Work, num_examples: int, policy: ClientPolicy) -> Admitted | Refused:
-    """Everything that follows from the number of examples alone; refused if it may not be asked at
-    all."""
+    """Everything that follows from the number of examples alone. Refused: the work is forbidden
+    with that number."""
     run = work.run
     number = work.request.round
     trains = work.training is not None
@@ -148,15 +148,15 @@ def _asked(work: Work, num_examples: int, policy: ClientPolicy) -> Admitted | Re
     charges = list[Charge]()
     found = Admitted(work.training)
     try:
-        # After the last round a cohort may be asked to rate the last model.
+        # After the last round, a cohort may still be asked to rate the last model.
         if number > run.rounds + (not trains):
             raise Refused(
-                f"the train request is for round {number}, and the run has rounds={run.rounds}"
+                f"the train request is for round {number}, but the run has rounds={run.rounds}"
             )
         for name, mechanism in work.mechanisms.items():
             part = mechanism.at_client(number, num_examples, trains=trains)
             parts[name] = part
-            # No two mechanisms of a run have the same part.
+            # No two mechanisms of a run set the same part.
             found = replace(
                 found,
                 training=part.training or found.training,
@@ -178,7 +178,7 @@ def _asked(work: Work, num_examples: int, policy: ClientPolicy) -> Admitted | Re
 
 def _charge_of_answer(work: Work) -> Charge:
     """The charge of an answer that the client noises. No example is both trained on and held out,
-    so that an account of the two together is an upper bound."""
+    so one account for both is an upper bound."""
     noise = own_noise(work.run)
     assert noise is not None
     payer = next(

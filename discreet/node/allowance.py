@@ -1,7 +1,8 @@
-"""The owner's allowance: the code and the files that a server may name at a node.
+"""The owner's allow-list: the code and files that a server may name to a node.
 
-A server names a model, a mechanism and a task. Names of Discreet's own are always allowed. What is
-`module:name`, or a folder, is imported or read only if the owner's `data.toml` has the same name.
+A server names a model, a mechanism and a task. Discreet's own names are always allowed. A name such
+as `module:name`, or a folder, is imported or read only if the owner's `data.toml` has the same
+name.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ logger = logging.getLogger("discreet.client")
 
 @dataclass(frozen=True)
 class Names:
-    """The names outside Discreet that an owner has written down; None for none."""
+    """The names outside Discreet that an owner has listed; None if there are none."""
 
     model: str | None = None
     mechanism: str | None = None
@@ -38,8 +39,8 @@ def check_names(request: TrainRequest, *, node_config: Mapping[str, object]) -> 
     one owner, and every name is allowed.
 
     Raises:
-      Refused: with the setting and its value; of an owner's file that can't be read, and of a
-        mechanism that can't be imported, the reason stays in the log.
+      Refused: with the setting and its value. If an owner's file can't be read, or a mechanism
+        can't be imported, the reason is only logged.
     """
     if _is_simulation(request.virtual, node_config):
         return

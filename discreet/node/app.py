@@ -1,4 +1,4 @@
-"""The ClientApp, and DPClient, whose `fit` it calls: Flower's faces of a client's work."""
+"""The ClientApp, and DPClient, whose `fit` it calls: Flower's interfaces to a client's work."""
 
 from __future__ import annotations
 
@@ -45,8 +45,8 @@ UNIFORM_WEIGHT = (
 
 @dataclass(frozen=True)
 class DPClient(NumPyClient):
-    """A client as Flower knows them: a node, or a virtual client of a simulation. `node_config`,
-    `node_id`: as Flower has them."""
+    """A client in Flower's sense: a node, or a virtual client of a simulation. `node_config`,
+    `node_id`: as in Flower."""
 
     node_config: Mapping[str, object]
     node_id: int | None = None
@@ -69,7 +69,7 @@ class DPClient(NumPyClient):
           Refused, LedgerError, ConfigError: as `nodes.client_of` and `Client.answer`; nothing is
             computed then.
         """
-        # Here, not above: most messages of a masked sum need neither a model nor data, and each has
+        # Imported here: most messages of a masked sum need neither a model nor data, and each has
         # its own process.
         from discreet.node.nodes import client_of
         from discreet.node.work import read_work
@@ -93,9 +93,9 @@ class DPClient(NumPyClient):
         return [reply.update.numpy(), *answers], UNIFORM_WEIGHT, reply_numbers(reply)
 
     def evaluate(self, parameters: list[Floats], config: Mapping[str, object]) -> NoReturn:
-        """Refused, always: a client's loss and accuracy are not private. The server rates on its
-        public test set."""
-        raise Refused("a client's loss and accuracy are not private, and do not leave it")
+        """Always Refused: a client's loss and accuracy are not private. The server rates models on
+        its public test set."""
+        raise Refused("a client's loss and accuracy are not private, so they do not leave it")
 
 
 app = ClientApp()
@@ -133,9 +133,9 @@ def _work(message: Message, context: Context) -> RecordDict:
 def answered(
     message: Message, work: Callable[[], RecordDict], node_config: Mapping[str, object]
 ) -> Message:
-    """The reply to a message, whose work ends at the message's time to live, or after the
-    `max-seconds` of the node's policy. A refusal goes to the server with its reason, a failure
-    without a word of its own; the client's log has both."""
+    """The reply to a message. Its work must end within the message's time to live and the
+    `max-seconds` of the node's policy. The server receives a refusal with its reason, and a failure
+    with a fixed text; the client's log has the details of both."""
     try:
         with at_most(seconds_for(policy_from(node_config).max_seconds, message.metadata.ttl)):
             content = work()
@@ -147,18 +147,18 @@ def answered(
             logger.warning("refused: %s", error)
         return Message(Error(code=REFUSED_CODE, reason=str(error)), reply_to=message)
     except LedgerError as error:
-        # The name of the file stays here: a reason goes to the server.
+        # The file name is only logged: the server receives the reason.
         logger.error("%s", error)
         return Message(
             Error(code=REFUSED_CODE, reason="the ledger of this client can't be used"),
             reply_to=message,
         )
     except Exception as error:
-        # Of an app, a model or a file: the words may hold a value of the client's data, and Flower
-        # would send them.
+        # An error of an app, a model or a file may contain values of the client's data, and Flower
+        # would send its text.
         logger.error("failed: %s", error, exc_info=True)
         return Message(
-            Error(code=FAILED_CODE, reason="the client failed; its own log says why"),
+            Error(code=FAILED_CODE, reason="the client failed; its own log has the reason"),
             reply_to=message,
         )
 

@@ -1,5 +1,5 @@
-"""The work of a client in a round, under its own guarantees, policy and account. It knows nothing
-of Flower."""
+"""A client's work in a round, under its own guarantees, policy and account. It does not depend on
+Flower."""
 
 from __future__ import annotations
 
@@ -29,9 +29,8 @@ from discreet.training.units import units_of
 
 @dataclass(frozen=True, eq=False)
 class ExactReply:
-    """The exact results of a client. They have no form that travels: they go into `noised_vector`
-    if the run is under secure aggregation, and into a `TrainReply`, whose fields these are,
-    otherwise."""
+    """The exact results of a client. They never travel in this form: `noised_vector` takes them
+    under secure aggregation, and a `TrainReply`, which has the same fields, otherwise."""
 
     update: Tensor
     below: bool = False
@@ -41,11 +40,11 @@ class ExactReply:
 def noised_vector(
     vector: SecureSum, values: ExactReply, request: TrainRequest, source: RandomSource
 ) -> Tensor:
-    """A client's vector, int64 (length,), noise included: this is masked, and nothing else.
+    """A client's vector, int64 (length,), with noise. Only this vector is masked and sent.
 
-    The noise is the client's share: the shares of `vector.summands` clients are what the release is
-    accounted with, and no client's share is enough by itself. `source`: the client's own, of this
-    round.
+    The noise is the client's share. The release is accounted with the shares of `vector.summands`
+    clients, and no client's share is enough by itself. `source`: the client's own random source for
+    this round.
     """
     if vector.largest_sum:
         encoded = vector.encode_gradients(values.update, step_norm(request.run))
@@ -68,13 +67,14 @@ class Client:
     Attributes:
       model: the architecture; trainable parameters are overwritten, frozen ones stay.
       examples: the client's own, that it trains on.
-      accounts: where its example-level and local guarantees are charged; None if neither is on.
-      policy: the demands of its owner.
-      source: of all random numbers of this message.
+      accounts: the accounts that its example-level and local guarantees are charged to; None if
+        neither is enabled.
+      policy: its owner's policy.
+      source: the source of all random numbers for this message.
       data_owner: its name in the ledger.
-      held_out: further examples of its own, on which it rates models and never trains; None if the
-        run asks for none.
-      shape: of its data; None if the run asks nothing of them.
+      held_out: its held-out examples, on which it rates models and never trains; None if the run
+        asks for none.
+      shape: the shape of its data; None if the run asks no questions about them.
     """
 
     model: nn.Module
@@ -90,22 +90,21 @@ class Client:
         """One round's work, for a server that reads it.
 
         Args:
-          work: what is asked.
+          work: the requested work.
           params: (num_params,), float32.
 
         Returns:
-          The clipped update, its bit, what this client has spent, and its answer to the query of
-          the request.
+          The clipped update, its bit, this client's privacy spending, and its answer to the
+            request's query.
 
         Raises:
           Refused: a policy or a budget forbids the work, or the run is under secure aggregation.
           MalformedMessage: the parameters, or the frozen values, are those of another model.
-          ConfigError: the number of examples that the owner declares does not go with the run.
+          ConfigError: the number of examples that the owner declares does not fit the run.
         """
         if work.run.masked:
             raise Refused(
-                "the run is under secure aggregation, and this message asks for an update in the "
-                "clear"
+                "the run is under secure aggregation, but this message asks for an unmasked update"
             )
         values, admitted = self._values(work, params)
         spent = admitted.epsilon_example, admitted.epsilon_local, admitted.epsilon_local_pure
@@ -129,7 +128,7 @@ class Client:
         admitted = admit_one(
             work, self.data_owner, count, accounts=self.accounts, policy=self.policy
         )
-        # Before training, which leaves other parameters in the model.
+        # Before training, which changes the model's parameters.
         if work.query:
             answer = self._answer(work, params)
         else:
@@ -147,11 +146,13 @@ class Client:
         return ExactReply(updates[0], bool(below[0]), answer), admitted
 
     def _count(self, work: Work) -> int:
-        """The number of examples, or of owners if they are the unit of the run."""
+        """The number of examples, or of owners if these are the unit of the run."""
         try:
             return len(units_of(self.examples, work.run.example.most_rows))
         except ValueError as error:
-            said = "privacy.example.unit=owner: this client's data do not say whose each row is"
+            said = (
+                "privacy.example.unit=owner: this client's data do not give the owner of each row"
+            )
             raise Refused(f"{said} (owner in data.toml)") from error
 
     def _check_model(self, request: TrainRequest, params: Tensor) -> None:
@@ -160,7 +161,8 @@ class Client:
             name = request.run.model.name
             given = params.numel()
             raise MalformedMessage(
-                f"the model {name} has {size} trainable parameters, the train request holds {given}"
+                f"the model {name} has {size} trainable parameters, but the train "
+                f"request has {given}"
             )
         if request.frozen is not None and request.frozen != frozen_digest(self.model):
             raise MalformedMessage(
@@ -172,20 +174,21 @@ class Client:
         run = work.run
         name = work.query
         if name in OF_DATA:
-            # A run that does not ask it does not plan to pay for it either.
+            # A run that does not ask this has no plan to pay for it either.
             if name == STATISTICS:
                 asked = run.statistics.only
             else:
                 asked = run.needs_normaliser
             if not asked or work.training is not None or self.shape is None:
-                raise Refused(f"this run does not ask for {name} of clients' data")
+                raise Refused(f"this run does not include the query {name} about clients' data")
             told = query_of(name, run, self.shape).answer(
                 self.examples.inputs, self.examples.targets
             )
             return told.to(torch.float32)
         if self.held_out is None or self.shape is None:
             raise Refused(
-                "this client holds nothing out: the run does not have evaluation.kind=private"
+                "this client holds no examples out, because the run does not have "
+                "evaluation.kind=private"
             )
         query = query_of(name, run, self.shape)
         model, held_out = behind_fixed(self.model, self.held_out)

@@ -1,5 +1,5 @@
-"""The work of a client under masks: requested in one stage of a masked sum, and charged before it
-leaves."""
+"""A client's work under secure aggregation: requested in one stage of a masked sum, and charged
+before it leaves."""
 
 from __future__ import annotations
 
@@ -26,14 +26,15 @@ from discreet.settings.privacy import Sizes
 
 @dataclass(eq=False)
 class MaskedWork:
-    """One round's work of a client for a masked sum.
+    """A client's work in one round of a masked sum.
 
     Attributes:
-      asked: what a message asks for, with the mechanisms of the sizes of what is added up.
+      asked: the requested work, with the mechanisms for the sizes of the sum.
       accounts, policy, data_owner: as `discreet.node.client.Client` has them.
-      work: gives the client's vector, int64 (length,), noised, as `Client.vector` does; Refused
-        before anything is computed.
-      sums, guarantee: the masked sum, by the client's own count, and what it is charged to.
+      work: returns the client's noised vector, int64 (length,), as `Client.vector` does; Refused is
+        raised before anything is computed.
+      sums, guarantee: the masked sum, by the client's own count, and the guarantee that it is
+        charged to.
     """
 
     asked: Work
@@ -50,14 +51,14 @@ class MaskedWork:
             vector = None
         if mechanism is None or vector is None:
             raise Refused(
-                "a masked vector is asked for, and the train request has aggregation=plain"
+                "a masked vector is requested, but the train request has aggregation=plain"
             )
         self.sums = vector
         self.guarantee = mechanism.guarantee
 
     @classmethod
     def read(cls, content: RecordDict, node_config: Mapping[str, object]) -> MaskedWork:
-        """The work that a message asks for; errors as `client_of`."""
+        """The work that a message requests; errors as in `client_of`."""
         asked, params = read_message(content, node_config)
         client = client_of(asked, node_config)
         answer = 0
@@ -75,27 +76,27 @@ class MaskedWork:
 
     @property
     def request(self) -> TrainRequest:
-        """The request of the message, as it travelled."""
+        """The request of the message, as received."""
         return self.asked.request
 
     def vector(self) -> NDArray[np.int64]:
-        """The client's vector (length,). Nothing is computed if a budget or the policy forbids it:
-        Refused."""
+        """The client's vector (length,). If a budget or the policy forbids it, Refused is raised
+        before anything is computed."""
         self._check()
         values: NDArray[np.int64] = self.work(self.sums).numpy()
         return values
 
     def release(self) -> None:
-        """Charges the sum to this client's own ledger, before its masked vector leaves; Refused
-        beyond a budget."""
+        """Charges the sum to this client's own ledger before its masked vector leaves. Refused: a
+        budget would be exceeded."""
         assert self.accounts is not None
         while not self.accounts.write([self._check()]):
-            # the ledger was charged by another run meanwhile, and the budgets are looked at again
+            # another run charged the ledger meanwhile, so the budgets are checked again
             pass
 
     def _check(self) -> Charge:
-        """The charge, held to the budgets of the run and of the owner; Refused if it would pass
-        one."""
+        """The charge, checked against the budgets of the run and of the owner. Refused: it would
+        exceed one."""
         if self.accounts is None:
             raise Refused(NO_LEDGER)
         event = self.sums.event_of(
@@ -107,8 +108,8 @@ class MaskedWork:
         return charge
 
     def report(self, size: int) -> None:
-        """Logs what has left: a masked vector of so many bytes, and what this client has spent by
-        its own account."""
+        """Logs the size of the masked vector that has left, and this client's spending by its own
+        account."""
         if self.request.virtual is not None or self.accounts is None:
             return
         spent = {

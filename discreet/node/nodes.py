@@ -1,5 +1,5 @@
-"""Makes the client that a request is for: a virtual one of a simulation, or the node that the
-process runs on."""
+"""Makes the client of a request: a virtual client of a simulation, or the node that the process
+runs on."""
 
 from __future__ import annotations
 
@@ -39,30 +39,30 @@ logger = logging.getLogger("discreet.client")
 
 
 def client_of(work: Work, node_config: Mapping[str, object], node_id: int | None = None) -> Client:
-    """The client that a request is for: the virtual one that it names, or the node that it has come
-    to.
+    """The client of a request: the virtual client that it names, or the node that received it.
 
-    A virtual client is made only in a simulation: where the simulation's ticket is found, and
-    nothing is configured but what Flower's simulation configures. A node that an owner has set up
-    is nobody but itself.
+    A virtual client is made only in a simulation: the simulation's ticket must exist, and the node
+    configuration may have only the keys that Flower's simulation sets. A node that an owner has set
+    up can only be itself.
 
     Raises:
-      Refused: the request names a virtual client, and this is no simulation; and as `node_client`.
+      Refused: the request names a virtual client, but this is not a simulation; or for a reason of
+        `node_client`.
     """
     virtual = work.request.virtual
     if virtual is None:
         return node_client(work, node_config, node_id)
     if not is_simulations(node_config, Path(virtual.state_folder), virtual.ticket):
         raise Refused(
-            "the train request names a virtual client, but this node belongs to no simulation"
+            "the train request names a virtual client, but this node is not part of a simulation"
         )
     torch.set_num_threads(1)  # Flower's simulation has a process for each core
     return virtual_client(work)
 
 
 def virtual_client(work: Work) -> Client:
-    """The virtual client that a simulation's request names. With a seed it draws by seed, round and
-    client alone."""
+    """The virtual client that a simulation's request names. With a seed, its random numbers depend
+    on seed, round and client alone."""
     request = work.request
     run = work.run
     virtual = work.request.virtual
@@ -85,9 +85,9 @@ def virtual_client(work: Work) -> Client:
 def node_client(
     work: Work, node_config: Mapping[str, object], node_id: int | None = None
 ) -> Client:
-    """The client that a SuperNode is, by its own `--node-config`: its examples, ledger and policy.
-    What a request says of virtual clients is not read here. `node_id`: the number by which the
-    server knows it.
+    """The client of a SuperNode, with the examples, ledger and policy of its own `--node-config`.
+    Fields of a request about virtual clients are not read here. `node_id`: the node's number at the
+    server.
 
     Raises:
       Refused: the node has no data, or no ledger although one is needed, or its policy can't be
@@ -105,7 +105,7 @@ def node_client(
         accounts = accounts_of(run, None, node_config)
     else:
         accounts = None
-    # of a node with data of its own: any number that stays will do
+    # for a node with its own data any fixed number will do
     number = node_config.get("partition-id", 0)
     held = node_examples(run.data, node_config)
     _say_once(warning_of_rows(run, held))
@@ -131,8 +131,8 @@ def _say_once(said: str) -> None:
 
 
 def _beside_data(model: ModelConfig, folder: Path | None) -> ModelConfig:
-    """The model with the folder of a transformer that the data.toml in `folder` names: the server's
-    own does not travel."""
+    """The model, with the transformer folder that the data.toml in `folder` names: the server's own
+    folder is not sent."""
     if folder is None or model.name != HF:
         return model
     return replace(model, name=read_description(folder).model or HF)
@@ -141,9 +141,8 @@ def _beside_data(model: ModelConfig, folder: Path | None) -> ModelConfig:
 def _split(
     request: TrainRequest, examples: Examples, client_id: int
 ) -> tuple[Examples, Examples | None]:
-    """The examples that a client trains on, and those that it holds out, None unless clients rate
-    the model. They are normalised if the run says by what, but for a question about the data as
-    they are."""
+    """The examples that a client trains on, and those that it holds out; None unless clients rate
+    the model. They are normalised if the run says so, except for a question about the raw data."""
     run = request.run
     if request.work.query not in OF_DATA:
         examples = _normalised(examples, run.normaliser)
@@ -164,13 +163,13 @@ def _normalised(examples: Examples, by: NormaliserConfig) -> Examples:
 
 
 def node_examples(data: DataConfig, node_config: Mapping[str, object]) -> Examples:
-    """The examples of a node: those in the folder that `data` names, or the share of the
-    demonstration data that `partition-id` names.
+    """The examples of a node: those in the folder of its key `data`, or the share of the
+    demonstration data with its `partition-id`.
 
     Raises:
-      Refused: the node says nothing of its data, they do not fit the task, or it was started for
-        another number of clients. What is wrong with the data is only logged: the reason of a
-        refusal goes to the server.
+      Refused: the node has no data configured, they do not fit the task, or it was started for
+        another number of clients. Faults of the data are only logged, because the server receives
+        the reason of a refusal.
     """
     if "data" in node_config:
         try:
@@ -190,20 +189,20 @@ def node_examples(data: DataConfig, node_config: Mapping[str, object]) -> Exampl
         )
     if data.name in FROM_HUB and data.name != node_config.get(TASK):
         raise Refused(
-            f"this node does not download data sets that a server names: start it with --task "
-            f"{data.name}"
+            "this node does not download data sets that a server names: start it with "
+            f"--task {data.name}"
         )
     try:
         return share_of(data, number)
     except (ValueError, OSError) as error:
         logger.error("%s", error)
         raise Refused(
-            f"this node can't have its share of {brief(data.name)}; its log says why"
+            f"this node can't load its share of {brief(data.name)}; its log says why"
         ) from error
 
 
 def share_of(data: DataConfig, client_id: int, *, path: str | None = None) -> Examples:
-    """One client's examples of the demonstration data. Loaded and dealt once per process."""
+    """One client's examples of the demonstration data, loaded and partitioned once per process."""
     if not 0 <= client_id < data.num_clients:
         raise ValueError(f"client_id must lie in [0, {data.num_clients}), not {client_id}")
     task = load_task(data.name, path=path)
@@ -217,9 +216,9 @@ def shape_of(run: ClientSettings, *, path: str | None = None) -> TaskShape:
 
 @lru_cache(maxsize=4)
 def model_of(model: ModelConfig, shape: TaskShape) -> nn.Module:
-    """The architecture; its parameters come with each request. Built once per process. Refused: it
-    can't be built of what the request names; why is only logged, in words that may be those of
-    somebody's code."""
+    """The architecture; its parameters come with each request. It is built once per process.
+    Refused: the requested model can't be built. The reason is only logged, because it may be a text
+    of third-party code."""
     try:
         return model_for(model, shape, seed=0)
     except ValueError as error:

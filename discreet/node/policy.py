@@ -1,5 +1,5 @@
-"""The policy of a client's owner: a client refuses work that gives less privacy than it asks
-for."""
+"""The policy of a client's owner: a client refuses work with less privacy than the policy
+requires."""
 
 from __future__ import annotations
 
@@ -61,21 +61,21 @@ class ClientPolicy:
     """The least privacy that a client's owner accepts.
 
     Attributes:
-      min_noise_multiplier: the least noise over sensitivity, for each release of every guarantee
-        that is on.
+      min_noise_multiplier: the least noise over sensitivity, for each release of every enabled
+        guarantee.
       max_epsilon: the budget at `max_delta` for all that the client accounts itself (example,
         local, masked sums), over all runs and guarantees together, since each is about the same
         examples. At user level in the clear, each run's planned epsilon must be within it. If this
         or `min_noise_multiplier` is given, at least one guarantee must be on.
       max_delta: the largest delta of a run, and the delta at which `max_epsilon` holds, since a
-        delta that the server chooses makes no budget. It must be given with `max_epsilon`; 1 is
-        none.
-      require: guarantees that must be on; `secure`: nothing leaves but under secure aggregation;
+        delta that the server chooses makes no budget. It must be given with `max_epsilon`; 1 is no
+        limit.
+      require: guarantees that must be on; `secure`: nothing leaves except under secure aggregation;
         `owner`: the unit of the example level is an owner with all its rows.
       public_num_examples: DP-SGD at this client uses it instead of the run's
         `data.public_num_examples`; None: as the run says.
       min_colluding: how many colluding nodes a run under secure aggregation must allow for.
-      min_summands: the least number of honest nodes' vectors in a masked sum, after all allowed
+      min_summands: the least number of honest nodes' vectors in a masked sum after all allowed
         losses.
       min_groups: the least number of groups that take turns; the node then trains only in its own
         turn. 0: it trains whenever it is asked.
@@ -113,7 +113,7 @@ class ClientPolicy:
 FIELDS = {key: key.replace("-", "_") for key, _ in rules(ClientPolicy)}
 FILE = "policy"  # the key of a node that names a file with a policy
 TASK = "task"  # the key of a node that names the demonstration data of which it has a share
-# Other keys of a node, here because none of them is a misspelt one of a policy.
+# A node's other keys, listed so that none of them is taken for a misspelt policy key.
 OTHERS = {
     "data",
     "ledger",
@@ -125,7 +125,7 @@ OTHERS = {
     "num-partitions",
     TASK,
 }
-# words of what is meant for a policy
+# words that suggest a policy key
 OF_PRIVACY = {
     "epsilon",
     "eps",
@@ -140,11 +140,11 @@ ALIKE = 0.7  # a key of which so large a share is like one of a policy is a miss
 
 def policy_from(node_config: Mapping[str, object]) -> ClientPolicy:
     """The policy of a node: from the JSON file that `policy` names, and from the node's own keys,
-    which win.
+    which take precedence.
 
     Raises:
-      Refused: a file, a key or a value that is not understood. A policy that can't be read is never
-        taken for none.
+      Refused: a file, a key or a value is invalid. An unreadable policy never counts as no
+    policy.
     """
     try:
         _check_spelling(node_config)
@@ -161,7 +161,7 @@ def policy_from(node_config: Mapping[str, object]) -> ClientPolicy:
 
 
 def words_of(policy: ClientPolicy) -> str:
-    """A policy in one line, for a node's log: what it asks for, or that it asks for nothing."""
+    """A policy in one line for a node's log: its requirements, or that it has none."""
     nothing = ClientPolicy()
     asked = {key: getattr(policy, name) for key, name in FIELDS.items()}
     said = [
@@ -171,11 +171,11 @@ def words_of(policy: ClientPolicy) -> str:
     ]
     if said:
         return f"this node's policy: {', '.join(said)}"
-    return "this node has no policy: it does what a server asks"
+    return "this node has no policy: it accepts any work that a server requests"
 
 
 def _check_spelling(node_config: Mapping[str, object]) -> None:
-    """Raises ValueError for a key that is like one of a policy: left out in silence it would be no
+    """Raises ValueError for a key that resembles a policy key: ignoring it silently would mean no
     policy at all."""
     for key in sorted(node_config.keys() - FIELDS.keys() - OTHERS - {FILE}):
         written = key.lower().replace("_", "-")
@@ -199,7 +199,7 @@ def _policy_file(path: Path) -> dict[str, object]:
 
 
 def _value(key: str, value: object) -> Any:
-    """A value as the policy has it: Flower and people may write a number as a text, and one name
+    """A value in the policy's type: Flower and users may write a number as text, and a single name
     without a list."""
     if key == "require":
         return tuple(
@@ -224,8 +224,8 @@ def check_work(
     """Refuses work that the policy forbids, or whose delta is too large for so many examples.
 
     Args:
-      parts: of each mechanism that the run gives, by its guarantee.
-      training: the settings with which the client would train.
+      parts: the parts of each mechanism of the run, by guarantee.
+      training: the settings that the client would train with.
 
     Raises:
       Refused: with the setting.
@@ -238,7 +238,7 @@ def check_work(
     run = work.run
     noises = dict[str, float]()
     for name, part in parts.items():
-        # As it is declared, and by each event that it is charged.
+        # As declared, and also by each event that it is charged.
         noises[name] = part.noise_multiplier
         for event, _ in part.events:
             noises[name] = min(noises[name], noise_in(event))
@@ -249,7 +249,7 @@ def check_work(
     else:
         counted = counted_examples(num_examples, training)
     if work.has_own_noise:
-        # at most so many, with those that it holds out
+        # the largest possible number, including held-out examples
         counted = math.ceil((counted + 1) / (1 - run.evaluation.share))
     _check_deltas(policy, run, counted=counted, of_examples=bool(noises.keys() - {USER}))
     if work.training is None or training is None:
@@ -266,8 +266,8 @@ def check_work(
 def _check_deltas(
     policy: ClientPolicy, run: ClientSettings, *, counted: int, of_examples: bool
 ) -> None:
-    """A guarantee for a whole client is one for each of its examples too: with 1 / n, one of them
-    might leave as it is."""
+    """A guarantee for a whole client also holds for each of its examples. With a delta of 1 / n,
+    one example might be revealed as it is."""
     deltas = {"privacy.delta": run.delta}
     if math.isfinite(policy.max_epsilon):
         deltas["max-delta of this client's policy"] = policy.max_delta
@@ -280,11 +280,11 @@ def _check_deltas(
 
 
 def check_policy(policy: ClientPolicy, work: Work, *, noise_multipliers: dict[str, float]) -> None:
-    """Refuses work below the policy. `noise_multipliers` holds those of the guarantees that are on,
-    of an update.
+    """Refuses work below the policy. `noise_multipliers` has those of an update for the enabled
+    guarantees.
 
-    The client draws its own noise, and can hold it to the policy. User-level noise is drawn by the
-    server: there the client can check what the server declares, not what it does.
+    The client draws its own noise, so it can enforce the policy. The server draws user-level noise:
+    the client can check the server's declaration, not its actions.
 
     Raises:
       Refused: with the setting that is too weak.
@@ -298,7 +298,7 @@ def check_policy(policy: ClientPolicy, work: Work, *, noise_multipliers: dict[st
         f"{cyclic} has sampling.kind={user.sampling} and {user.groups}",
     )
     plain = SECURE in policy.require and not masked
-    _hold(not plain, "requires secure aggregation, and the run would read its update")
+    _hold(not plain, "requires secure aggregation, but the run would read its update")
     if masked:
         check_sums(
             policy,
@@ -316,7 +316,7 @@ def check_policy(policy: ClientPolicy, work: Work, *, noise_multipliers: dict[st
     asks = policy.min_noise_multiplier > 0 or math.isfinite(policy.max_epsilon)
     _hold(
         bool(noise_multipliers) or not asks,
-        "asks for noise or a largest epsilon, and no guarantee is on",
+        "requires noise or a largest epsilon, but no guarantee is on",
     )
     for name, noise in noise_multipliers.items():
         if name == USER and policy.min_noise_multiplier:
@@ -341,12 +341,11 @@ def check_policy(policy: ClientPolicy, work: Work, *, noise_multipliers: dict[st
 
 
 def least_noise(work: Work, noise: float) -> float:
-    """The noise multiplier of the one release of a run, of those that the server is charged for,
-    that has the least.
+    """The smallest noise multiplier of a run's releases that are charged to the server.
 
-    It is that of the release's event, so that a round whose noise is correlated counts with all
-    that the round gives away. The noise of masked sums is here what is declared: `check_own_count`
-    holds what there is.
+    It is the multiplier of the release's event, so a round with correlated noise counts with
+    everything that it reveals. For masked sums it is the declared noise; `check_own_count` checks
+    the actual noise.
 
     Raises:
       Refused: an event that has no such number.
@@ -358,7 +357,7 @@ def least_noise(work: Work, noise: float) -> float:
         return noise
     noised, mechanism = _of_users(work, noise)
     try:
-        # As rounds that are made again: by all that each gives away.
+        # As for rounds that are made again: by everything that each reveals.
         events = {charged(mechanism, number, again=True) for number in range(1, run.rounds + 1)}
         events |= {event for event, _ in releases_of(mechanism, noised, 0)}
         if run.evaluation.private and mechanism.answers is not None:
@@ -371,7 +370,7 @@ def least_noise(work: Work, noise: float) -> float:
 
 
 def _of_users(work: Work, noise: float) -> tuple[ClientSettings, Mechanism]:
-    """The run with this noise at user level, and the mechanism of that level."""
+    """The run with this noise at user level, and its user-level mechanism."""
     mechanism = work.mechanisms[USER]
     if work.run.configured_noise_multiplier(USER) == noise:
         return work.run, mechanism
@@ -386,19 +385,19 @@ def _hold(holds: bool, said: str) -> None:
 
 
 def check_turn(policy: ClientPolicy, run: ClientSettings, number: int, node_id: int | None) -> None:
-    """Refuses to train out of turn, with `min_groups`: the node's turn follows from its own number,
-    as the server finds it too. `node_id`: None if it is not known."""
+    """Refuses to train out of turn, with `min_groups`. The node's own number decides its turn, and
+    the server finds the same turn. `node_id`: None if it is not known."""
     groups = run.user.groups
     if policy.min_groups and not (node_id is not None and in_turn(node_id, number, groups=groups)):
         raise Refused(
-            f"round {number} is not the turn of this client, which its policy keeps to ({groups} "
-            "groups)"
+            f"round {number} is not this client's turn, and its policy only allows its "
+            f"own turns ({groups} groups)"
         )
 
 
 def check_sums(policy: ClientPolicy, *, colluding: int, summands: int) -> None:
-    """Refuses masked sums that expect fewer colluding nodes, or are of fewer honest ones, than the
-    policy asks for."""
+    """Refuses masked sums that allow for fewer colluding nodes, or have fewer honest summands, than
+    the policy requires."""
     wanted = f"min-colluding={policy.min_colluding} and min-summands={policy.min_summands}"
     said = (
         f"requires {wanted}; the run has privacy.secure.colluding={colluding}, and {summands} "
@@ -408,9 +407,9 @@ def check_sums(policy: ClientPolicy, *, colluding: int, summands: int) -> None:
 
 
 def check_own_count(policy: ClientPolicy, event: DpEvent) -> None:
-    """Refuses a masked sum whose noise is below the policy by the client's own count: with
-    `min_noise_multiplier`, what the honest clients' shares are sure to add up to, over what one
-    client can add to the sum."""
+    """Refuses a masked sum whose noise, by the client's own count, is below `min_noise_multiplier`.
+    The count is the sum of noise that honest clients' shares are sure to reach, over the largest
+    contribution of one client."""
     noise = getattr(event, "renyi_noise_multiplier", 0.0)  # an event without noise has none
     wanted = f"requires a noise multiplier of {policy.min_noise_multiplier:g}"
     enough = noise >= policy.min_noise_multiplier * (1 - ROUNDING)
@@ -419,8 +418,8 @@ def check_own_count(policy: ClientPolicy, event: DpEvent) -> None:
 
 def planned_user_epsilon(work: Work, *, noise_multiplier: float, delta: float) -> float:
     """The user-level epsilon at `delta` after the planned rounds, or the run's budget if that is
-    smaller; never less than what one round costs, whatever budget is declared. `delta` is at least
-    the run's, so its budget holds there."""
+    smaller, but never less than the cost of one round. `delta` is at least the run's, so its budget
+    holds there."""
 
     run = work.run
     noised, mechanism = _of_users(work, noise_multiplier)
@@ -436,11 +435,11 @@ def planned_user_epsilon(work: Work, *, noise_multiplier: float, delta: float) -
 
 def budgets_of(policy: ClientPolicy, work: Work, charges: Sequence[Charge]) -> tuple[Budget, ...]:
     """The run's budgets for the guarantees that are charged to the client itself, and the owner's
-    for all releases about the client's data, each at its own delta.
+    budget for all releases about the client's data, each at its own delta.
 
-    Laplace releases are held to `privacy.local.epsilon` in the currency in which it is spread, pure
-    epsilon: by loss distributions and a delta the same releases cost less, and a round that is
-    asked again would still fit. Not so if `max_epsilon` names a budget at delta instead.
+    Laplace releases are limited by `privacy.local.epsilon` in pure epsilon, the unit in which it is
+    spread over rounds. With PLD at a delta the same releases would cost less, and a repeated round
+    would still fit. This does not apply if `max_epsilon` gives a budget at delta instead.
     """
     run = work.run
     budgets = list[Budget]()

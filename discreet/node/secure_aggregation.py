@@ -1,9 +1,10 @@
-"""A node's part in a round under secure aggregation: it answers masking requests, and sends no
-update in the clear.
+"""A node's part in a round under secure aggregation: it answers masking requests and sends no
+unmasked update.
 
-What it signs, shares and masks is `discreet.masking`'s matter. Here the node says by its owner's
-files who it is, trains, noises its own vector, and charges its own ledger, by its own count of what
-the sum costs, before the masked vector leaves: from then on the others can open the sum without it.
+`discreet.masking` decides what it signs, shares and masks. Here the node identifies itself with its
+owner's files, trains, noises its own vector, and charges its own ledger, by its own count of the
+sum's cost, before the masked vector leaves. After that the other nodes can open the sum without
+it.
 """
 
 from __future__ import annotations
@@ -42,8 +43,8 @@ if TYPE_CHECKING:
     from discreet.privacy.secure_grid import SecureSum
     from discreet.protocol.messages import TrainRequest
 
-# Of `--node-config`: a name, a file with the node's private key, one with all public keys, a folder
-# for its state.
+# Keys of `--node-config`: a name, a file with the node's private key, one with all public keys, and
+# a folder for its state.
 NAME = "name"
 KEY = "identity-key"
 PEERS = "peers"
@@ -55,7 +56,7 @@ logger = logging.getLogger("discreet.client")
 
 
 class MaskedVector(Protocol):
-    """One round's work for a masked sum: `discreet.node.masked_work.MaskedWork`, or that of a
+    """The work of one round of a masked sum: `discreet.node.masked_work.MaskedWork`, or that of a
     guard."""
 
     @property
@@ -67,13 +68,13 @@ class MaskedVector(Protocol):
         """The masked sum, by this node's own count."""
 
     def vector(self) -> NDArray[np.int64]:
-        """The vector (length,), noised. Refused before anything is computed."""
+        """The noised vector (length,). Refused before anything is computed."""
 
     def release(self) -> None:
-        """Charges the sum before the masked vector leaves; Refused beyond a budget."""
+        """Charges the sum before the masked vector leaves. Refused: a budget would be exceeded."""
 
     def report(self, size: int) -> None:
-        """Logs what has left, so many bytes."""
+        """Logs what has left, with its size in bytes."""
 
 
 def answer_masking(
@@ -83,11 +84,11 @@ def answer_masking(
     work: Callable[[], MaskedVector],
     guarded: bool = False,
 ) -> RecordDict:
-    """The reply to a masking request: who this node is, its part of one or two stages, or its
+    """The reply to a masking request: this node's identity, its part of one or two stages, or its
     masked vector.
 
-    `work` reads what a masked vector is made of. It is called only if one is asked for: the other
-    stages cost no model and no data. `guarded`: a site's guard answers, and no app.
+    `work` prepares the masked vector. It is called only if the vector is requested: the other
+    stages need no model and no data. `guarded`: a site's guard answers, not an app.
 
     Raises:
       Refused: the owner has not set the node up for it, a policy or a budget forbids the work, or
@@ -114,8 +115,8 @@ def answer_masking(
         # A node gives no keys for a sum that its owner does not allow.
         check_sums(policy_from(node_config), colluding=terms.colluding, summands=terms.summands)
         forget(files.state, but=terms.run)
-    # The terms are the server's. With its keys a node signs them, and no later stage may have
-    # others: not that of the masked vector either, whose terms are the node's own.
+    # The server chooses the terms. A node signs them with its keys, and no later stage may have
+    # other terms. The terms of the masked vector are the node's own, and must be the same.
     if Stage.MASKED in stages:
         masked = work()
     else:
@@ -139,50 +140,50 @@ def answer_masking(
 
 
 def _no_work() -> NoReturn:
-    raise MaskingRefused("a masked vector is asked for without the work")
+    raise MaskingRefused("a masked vector is requested without the work")
 
 
 def read_identity(files: MembershipFiles, *, guarded: bool = False) -> tuple[Identity, Directory]:
-    """A node's name and private key, and all nodes' public keys, as the owners have compared them.
+    """A node's name and private key, and all nodes' public keys, which the owners have compared.
 
     Raises:
-      IdentityError: a file is missing or no such key or list, the list has another key for this
-        node, or `check_guards` does.
+      IdentityError: a file is missing or invalid, the list has another key for this node, or
+        `check_guards` raises it.
     """
     identity = Identity.read(files.name, files.key)
     directory = Directory.read(files.peers)
     if not directory.has(identity):
         raise IdentityError(
-            f"{files.peers} must hold the public key of {files.name!r}, this node, too"
+            f"{files.peers} must also have the public key of {files.name!r}, this node"
         )
     check_guards(identity, directory, guarded=guarded)
     return identity, directory
 
 
 def check_guards(identity: Identity, directory: Directory, *, guarded: bool) -> None:
-    """Raises IdentityError if a guard would add up with a node that has none, or an app would hold
-    a guard's key.
+    """Raises IdentityError if a guard would share a sum with a node without a guard, or if an app
+    would use a guard's key.
 
-    A guard counts on the noise of the other sites. An app that nobody has read adds what it likes,
-    and has the key of its node: so the keys that are guards' alone have names of their own.
+    A guard relies on the noise of the other sites. An unreviewed app can add any vector and has its
+    node's key, so keys that only guards may use have names of their own.
     """
     if not guarded and identity.name.endswith(GUARD):
-        raise IdentityError(f"the key of {identity.name} is a guard's, and no app may have it")
+        raise IdentityError(f"the key of {identity.name} belongs to a guard, and no app may use it")
     others = [name for name in directory.names if not name.endswith(GUARD)]
     if guarded and others:
         raise IdentityError(
-            f"a guard adds up with guards alone, whose names end in {GUARD}: its list of peers "
-            f"has {others[0]}"
+            f"a guard only shares sums with other guards, whose names end in {GUARD}: "
+            f"its list of peers has {others[0]}"
         )
 
 
 def forget(folder: Path, *, but: str, now: float | None = None) -> None:
-    """Ends other runs in a node's state that nobody has gone on with for an hour, those that were
-    killed: their secrets are erased.
+    """Ends other runs in a node's state that have been idle for an hour because they were killed.
+    Their secrets are erased.
 
-    What stays of a run says that it is over. If nodes knew nothing of a round that they have
-    opened, they would open it again, and a node that neither sum asked for shares would pay for one
-    of them.
+    The remaining state records that the run is over. If nodes forgot a round that they have opened,
+    they would open it again, and a node whose shares neither sum needed would pay for only one of
+    them.
     """
     if now is None:
         now = time.time()
@@ -198,13 +199,14 @@ def forget(folder: Path, *, but: str, now: float | None = None) -> None:
 
 
 def files_of(virtual: VirtualClient | None, node_config: Mapping[str, object]) -> MembershipFiles:
-    """The files of a node, which its own `--node-config` names, or of a virtual client. Refused if
-    they are not named, or this is no simulation."""
+    """The files of a node, named by its own `--node-config`, or of a virtual client. Refused: they
+    are not named, or this is not a simulation."""
     if virtual is not None:
         folder = Path(virtual.state_folder)
         if not is_simulations(node_config, folder, virtual.ticket):
             raise Refused(
-                "the masking request names a virtual client, but this node belongs to no simulation"
+                "the masking request names a virtual client, but this node is not part "
+                "of a simulation"
             )
         return virtual_files(folder, str(virtual.client_id))
     missing = [key for key in (NAME, KEY, PEERS, STATE) if key not in node_config]

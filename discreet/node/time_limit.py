@@ -1,5 +1,5 @@
-"""The end of a message's work at a node: a server must not occupy a node for longer than its owner
-allows."""
+"""The time limit of a message's work at a node: a server must not occupy a node longer than its
+owner allows."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from discreet.node.account import Refused
 
 
 class TimeIsUp(BaseException):
-    """The work of a message has taken too long. No `except Exception` in a model or an app may hold
-    it up."""
+    """The work of a message has taken too long. It derives from BaseException, so that no `except
+    Exception` in a model or app can catch it."""
 
 
 def seconds_for(max_seconds: float, time_to_live: float) -> float:
-    """The seconds that a message's work may take from now on: the owner's, or the message's own if
-    that is less.
+    """The seconds that a message's work may still take: the owner's limit, or the message's
+    remaining time if that is less.
 
     >>> seconds_for(86400.0, 600.0), seconds_for(60.0, 600.0)
     (600.0, 60.0)
@@ -32,17 +32,16 @@ def seconds_for(max_seconds: float, time_to_live: float) -> float:
 
 @contextmanager
 def at_most(seconds: float) -> Iterator[None]:
-    """A block that ends after so many seconds, wherever it is, if it is not done by then.
+    """A block that is interrupted after so many seconds if it has not ended.
 
-    A process has one main thread, and there alone Python runs what a signal asks for; Flower calls
-    a ClientApp there. Elsewhere a block that takes too long is refused when it is done. What was
-    charged before stays charged.
+    Python runs signal handlers only in the main thread, where Flower calls a ClientApp. In other
+    threads, a block that takes too long is refused when it ends. Earlier charges remain.
 
     Raises:
       Refused: the time is up.
     """
     if not seconds > 0:
-        raise Refused("the message has passed its time to live")
+        raise Refused("the message has exceeded its time to live")
     started = time.monotonic()
     is_main = threading.current_thread() is threading.main_thread()
     with suppress(TimeIsUp), _alarm(seconds) if is_main else nullcontext():
@@ -55,8 +54,8 @@ def at_most(seconds: float) -> Iterator[None]:
 
 @contextmanager
 def _alarm(seconds: float) -> Iterator[None]:
-    """Raises TimeIsUp in the block after so many seconds; an alarm that was set before goes on
-    after it."""
+    """Raises TimeIsUp in the block after so many seconds. An alarm that was set before continues
+    afterwards."""
     before = signal.signal(signal.SIGALRM, _end)
     left, _ = signal.setitimer(signal.ITIMER_REAL, seconds)
     started = time.monotonic()

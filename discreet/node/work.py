@@ -1,5 +1,5 @@
-"""The work that a request asks of a client: read once, after the owner was asked for all that the
-request names."""
+"""The work that a request asks of a client. It is read once, after the owner's allow-list was
+checked for every name in the request."""
 
 from __future__ import annotations
 
@@ -21,17 +21,18 @@ from discreet.training.local_training import LocalSettings, settings_without_noi
 
 @dataclass(frozen=True, eq=False)
 class Work:
-    """The work that a request asks of a client. Policy, admission and client take this, and ask
-    the settings for no mechanism.
+    """The work that a request asks of a client. Policy, admission and client use this, and never
+    look up mechanisms in the settings.
 
     Attributes:
-      request: the round, its clip norm, and which client to be in a simulation.
-      run: what the run asks, the same in every round.
-      mechanisms: those that the run gives, by their guarantees.
-      training: of local training without noise, or None: nothing is trained, and no update leaves.
-      query: the name of what the client answers; empty for nothing.
-      at_server: the mechanism whose releases the server is charged for; None if clients alone noise
-        what they send.
+      request: the round, its clip norm, and the client's number in a simulation.
+      run: the settings of the run, the same in every round.
+      mechanisms: the run's enabled mechanisms, by guarantee.
+      training: the settings of local training without noise; None: nothing is trained, and no
+        update leaves.
+      query: the name of the query that the client answers; empty for none.
+      at_server: the mechanism whose releases are charged to the server's ledger; None if only
+        clients add noise.
       is_charged: True if a client's own ledger pays for something.
       has_own_noise: True if clients draw the noise on their ratings themselves.
     """
@@ -48,7 +49,7 @@ class Work:
 
 def work_of(request: TrainRequest, sizes: Sizes = PLANNED) -> Work:
     """The work of a request whose names are allowed: one that this process has made, or that
-    `read_work` has read. `sizes`: of what masked sums release."""
+    `read_work` has read. `sizes`: the sizes of masked sums."""
     run = request.run
     asked = request.work
     mechanisms = mechanisms_of(run, CLIP, sizes)
@@ -69,7 +70,7 @@ def work_of(request: TrainRequest, sizes: Sizes = PLANNED) -> Work:
 
 
 def read_request(items: Mapping[str, object], node_config: Mapping[str, object]) -> TrainRequest:
-    """A request as it travels, at a node with this `--node-config`.
+    """A received request, at a node with this `--node-config`.
 
     Raises:
       Refused: the request names code or a folder that the owner has not named.
@@ -79,12 +80,12 @@ def read_request(items: Mapping[str, object], node_config: Mapping[str, object])
 
 
 def read_work(items: Mapping[str, object], node_config: Mapping[str, object]) -> Work:
-    """The work of a request as it travels. Errors as `read_request`."""
+    """The work of a received request. Errors as in `read_request`."""
     return work_of(read_request(items, node_config))
 
 
 def read_message(content: RecordDict, node_config: Mapping[str, object]) -> tuple[Work, Tensor]:
-    """The work that a message asks for, and the parameters (num_params,), float32. Errors as
+    """The work that a message requests, and the parameters (num_params,), float32. Errors as in
     `read_work`."""
     request, params = decode_request(content, allowed=partial(check_names, node_config=node_config))
     return work_of(request), params

@@ -1,5 +1,5 @@
-"""Which guarantee fits a situation: where to start, how much noise to expect, and what accuracy,
-honestly."""
+"""Advice on the guarantee that fits a situation: a starting point, the expected noise, and the
+expected accuracy."""
 
 from __future__ import annotations
 
@@ -21,20 +21,20 @@ TRUSTED = (SERVER, MOST, NOBODY)
 CODE = (COMMAND, APP, LOOP)
 EPSILONS = (8.0, 2.0)
 PARAMETERS = 50  # of a linear model of a table with some 25 inputs
-# of experiment=table
+# the parameters of the model in experiment=table
 ROUNDS = 100
 PROBABILITY = 0.3
 STEPS = 60  # of experiment=heart
 FEW_PEOPLE = 100
 FEWEST_MASKED = 3
-# Noise over clip norm, and what was lost of the AUC of pooled regression with as much:
+# Noise over clip norm, and the AUC that pooled regression lost with that much noise:
 # docs/results/table_choice.csv.
 MEASURED = (
     (0.05, "within 0.02 of the AUC without privacy"),
     (0.3, "up to about 0.06 of AUC lost, with a linear model"),
-    (1.0, "clearly worse than without privacy, if it learns at all: not measured"),
+    (1.0, "clearly worse than without privacy; whether it learns at all was not measured"),
 )
-HOPELESS = "no useful model: noise is longer than what is learned"
+HOPELESS = "no useful model: the noise is larger than the updates"
 
 
 @dataclass(frozen=True)
@@ -42,12 +42,13 @@ class Situation:
     """The answers to the five questions.
 
     Attributes:
-      clients: people or devices with data of their own, organisations, or the people in one table.
-      rows: of all clients together.
-      rows_a_person: of the largest person; 1 if each row is another person.
-      trusted: with the clients' updates: the server; most of the clients (and not the server);
-        nobody.
-      code: whose code trains: Discreet's command, a Flower app of one's own, or a PyTorch loop in
+      clients: the number of people or devices with data of their own, of organisations, or of
+        people in one table.
+      rows: the number of rows of all clients together.
+      rows_a_person: the rows of the person with the most; 1 if each row is a different person.
+      trusted: the party that may see the clients' updates: the server; most of the clients (but not
+        the server); or nobody.
+      code: the training code: Discreet's command, the user's own Flower app, or a PyTorch loop in
         one place.
     """
 
@@ -65,17 +66,19 @@ class Situation:
                 )
         if self.rows < self.clients:
             raise ConfigError(
-                f"--rows counts those of all clients: at least {self.clients} (got {self.rows})"
+                "--rows counts the rows of all clients together: at least "
+                f"{self.clients} (got {self.rows})"
             )
 
     @property
     def people_are_clients(self) -> bool:
-        """True if there are too many clients to be organisations: each is taken for a person."""
+        """True if there are too many clients to be organisations. Each is then taken for a
+        person."""
         return self.clients >= FEW_PEOPLE
 
 
 def advice(of: Situation) -> Iterator[str]:
-    """Lines: what is protected, where to start, the expected noise, and what to expect of it."""
+    """Lines that say what is protected, where to start, and what noise and accuracy to expect."""
     if of.code == LOOP:
         yield from _loop(of)
     elif of.people_are_clients and of.trusted == SERVER:
@@ -85,13 +88,13 @@ def advice(of: Situation) -> Iterator[str]:
     else:
         yield from _organisations(of)
     yield (
-        "expectations are from made-up tables at user level (docs/guide/csv.md): try public or "
-        "made-up data first"
+        "expectations come from synthetic tables at user level (docs/guide/csv.md): "
+        "try public or synthetic data first"
     )
 
 
 def _people(of: Situation) -> Iterator[str]:
-    yield "protects: everything about one client (user level); the server is trusted"
+    yield "protects: everything about one client (user level); the server must be trusted"
     if of.code == APP:
         yield "start from: DPFedAvg in place of your strategy, docs/guide/flower_app.md"
     else:
@@ -109,8 +112,8 @@ def _people(of: Situation) -> Iterator[str]:
 
 def _strangers(of: Situation) -> Iterator[str]:
     yield (
-        "protects: everything about one client, from everybody (local level); nobody else is "
-        "trusted"
+        "protects: everything about one client, from everybody (local level); no other "
+        "party is trusted"
     )
     if of.code == APP:
         yield "start from: discreet.local_dp_mod in your ClientApp, docs/guide/flower_privacy.md"
@@ -121,8 +124,8 @@ def _strangers(of: Situation) -> Iterator[str]:
         lambda z: 2 * z * math.sqrt(PARAMETERS) / root, delta=_delta(of.clients), steps=(1.0, 20)
     )
     yield (
-        "a trusted server, or secure aggregation among groups of at most 100, has far less noise "
-        "for the same epsilon"
+        "a trusted server, or secure aggregation in groups of at most 100, needs far "
+        "less noise for the same epsilon"
     )
 
 
@@ -134,25 +137,25 @@ def _organisations(of: Situation) -> Iterator[str]:
     )
     if of.rows_a_person > 1:
         yield (
-            f"a person with {of.rows_a_person} rows is NOT protected at that epsilon, unless the "
-            "unit is a person: privacy.example.unit=owner (experiment=hospitals), or "
-            "DPSGD(owners=...)"
+            f"a person with {of.rows_a_person} rows is NOT protected at that epsilon "
+            "unless the unit is a person: privacy.example.unit=owner "
+            "(experiment=hospitals), or DPSGD(owners=...)"
         )
     masked = of.trusted != NOBODY and of.clients >= FEWEST_MASKED and of.code == COMMAND
     if of.code == APP:
         yield "start from: DPSGD inside your ClientApp, docs/guide/dpsgd.md"
     elif masked:
         yield (
-            "start from: experiment=heart_secure: one noise that all share, the server reads "
-            "nothing else"
+            "start from: experiment=heart_secure: one noise that all clients share; "
+            "the server reads only the sum"
         )
     else:
         yield (
-            "start from: experiment=heart (a linear model) or silos: each organisation adds "
-            "noise of its own"
+            "start from: experiment=heart (a linear model) or silos: each organisation "
+            "adds its own noise"
         )
-    # One step over all rows a round: the mean of K organisations has noise of its own from each, or
-    # one for all.
+    # One step a round over all rows. The mean over K organisations has noise from each, or one
+    # shared noise.
     count = of.rows if masked else each * math.sqrt(of.clients)
     yield from _noise(
         lambda z: z * math.sqrt(PARAMETERS) / count, delta=_delta(each), steps=(1.0, STEPS)
@@ -161,27 +164,27 @@ def _organisations(of: Situation) -> Iterator[str]:
         PARAMETERS
     )
     yield (
-        f"not user level: to hide a whole organisation among {of.clients}, a round's noise would "
-        f"be {noise / of.clients:.2g} clip norms at epsilon {EPSILONS[0]:g}, and nothing is "
-        "learned"
+        f"not user level: to hide a whole organisation among {of.clients}, a round's "
+        f"noise would be {noise / of.clients:.2g} clip norms at epsilon "
+        f"{EPSILONS[0]:g}, and the model would learn nothing"
     )
     yield (
-        "measured: four hospitals of 30 to 199 patients reach 78 % at epsilon 2, and 79 % "
-        "without privacy (heart)"
+        "measured: four hospitals of 30 to 199 patients reach 78 % accuracy at epsilon "
+        "2, and 79 % without privacy (experiment=heart)"
     )
 
 
 def _loop(of: Situation) -> Iterator[str]:
     yield (
-        "protects: one row (zero-out, or add-or-remove with public_num_examples); you are "
-        "trusted with all data"
+        "protects: one row (zero-out, or add-or-remove with public_num_examples); you "
+        "are trusted with all data"
     )
     yield "start from: DPSGD around your loop, docs/guide/dpsgd.md"
     if of.rows_a_person > 1:
         people = of.rows // of.rows_a_person
         yield (
-            f"a person with {of.rows_a_person} rows is NOT protected at that epsilon. To protect "
-            f"{people} people: DPSGD(owners=...)"
+            f"a person with {of.rows_a_person} rows is NOT protected at that epsilon. "
+            f"To protect {people} people: DPSGD(owners=...)"
         )
     yield from _noise(
         lambda z: z * math.sqrt(PARAMETERS) / of.rows, delta=_delta(of.rows), steps=(1.0, STEPS)
@@ -211,5 +214,5 @@ def _multiplier(epsilon: float, *, delta: float, steps: tuple[float, int]) -> fl
 
 
 def _delta(count: int) -> float:
-    """A power of ten, between a tenth and a hundredth of one in so many."""
+    """A power of ten that is between a tenth and a hundredth of 1 / `units`."""
     return float(10.0 ** -(len(str(max(1, count))) + 1))

@@ -1,4 +1,4 @@
-"""The clients of a run, as its rounds ask them: what comes of a cohort is counted as it passes."""
+"""The clients of a run, as its rounds ask them. Replies are counted as they pass."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ from discreet.server.transport import ReplyStats, Transport
 
 
 class AskedClients:
-    """Asks clients by a transport, and keeps what is told of a round.
+    """Asks clients through a transport, and records what they report in a round.
 
     Attributes:
-      transport: asks them.
-      must_be_finite: the epsilons that a run keeps finite, by their names in a reply.
-      progress: shows that replies come; None: nothing is shown.
-      available: the clients that could be asked at last.
-      cohort: how many were asked at last.
-      started: when they could, by `time.monotonic`: the time that it waits for clients is no
-        round's.
-      stats: of the replies of this round.
-      refused: all that have ever refused: they stay out, for a spent budget or a policy does not
-        change.
+      transport: the transport that asks them.
+      must_be_finite: the names in a reply of the epsilons that must be finite in this run.
+      progress: displays arriving replies; None: no display.
+      available: the clients that were available most recently.
+      cohort: the size of the most recent cohort.
+      started: the time when they were available, by `time.monotonic`; waiting for clients is not
+        part of a round.
+      stats: the statistics of this round's replies.
+      refused: all clients that have ever refused. They are not asked again, because a spent budget
+        or a policy does not change.
     """
 
     def __init__(self, transport: Transport, must_be_finite: tuple[str, ...]) -> None:
@@ -74,5 +74,5 @@ class AskedClients:
 
     @property
     def all_refuse(self) -> bool:
-        """True if each client that could be asked at last has refused."""
+        """True if every client that was available most recently has refused."""
         return bool(self.available) and not set(self.available) - self.refused

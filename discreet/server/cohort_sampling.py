@@ -14,9 +14,8 @@ class CohortSampling:
     """The sampling of a cohort.
 
     kind: `poisson`: each member with `probability`, independently; `fixed`: that share of
-    `population_size` places without replacement, of which only the connected ones can be asked;
-    `everyone`; `cyclic`: one of `groups` groups, one after the other. `population_size` is a public
-    constant.
+    `population_size` places without replacement, of which only connected clients can be asked;
+    `everyone`; `cyclic`: `groups` groups in turn. `population_size` is a public constant.
     """
 
     kind: str
@@ -26,7 +25,7 @@ class CohortSampling:
 
     @classmethod
     def of(cls, run: ClientSettings) -> CohortSampling:
-        """That of a run."""
+        """The sampling of a run."""
         user = run.user
         return cls(user.sampling, user.probability, user.population_size, user.groups)
 
@@ -34,7 +33,8 @@ class CohortSampling:
         """The cohort of round `number`, from 1 on, of the connected members; may be empty.
 
         Raises:
-          ValueError: more members than `population_size`: what is accounted would not be what runs.
+          ValueError: more members than `population_size`, so the account would not match the
+        run.
         """
         from discreet.privacy.sampling import (
             fixed_size_cohort,
@@ -44,15 +44,15 @@ class CohortSampling:
 
         if len(members) > self.population_size:
             raise ValueError(
-                f"sampling.population_size={self.population_size}, but {len(members)} clients are "
-                "connected: delta, the denominator and the account are those of the declared "
-                "population"
+                f"sampling.population_size={self.population_size}, but {len(members)} "
+                "clients are connected: delta, the denominator and the privacy "
+                "account hold for the declared population only"
             )
         if self.kind in ("everyone", "cyclic"):
             return [member for member in members if in_turn(member, number, groups=self.groups)]
         if self.kind == "poisson":
             return poisson_cohort(members, self.probability, source)
-        # Absent clients are drawn too and then missed: each one's chance stays cohort_size /
+        # Absent clients are drawn too and then missed, so each client's chance stays cohort_size /
         # population_size.
         places = range(self.population_size)
         chosen = fixed_size_cohort(places, round(self.probability * self.population_size), source)

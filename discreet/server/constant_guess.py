@@ -1,5 +1,4 @@
-"""The guess that is the same for every example, which any model has to beat on the public test
-set."""
+"""The constant guess on the public test set, which every model should beat."""
 
 from __future__ import annotations
 
@@ -24,8 +23,8 @@ class ConstantGuess:
 
     Attributes:
       share: its accuracy, the share of the most frequent class.
-      loss: the cross entropy of the class shares themselves; None if the run has another loss.
-      uneven: True if a high accuracy may come from the most frequent class alone.
+      loss: the cross entropy of predicting the class shares; None if the run has another loss.
+      uneven: True if predicting the most frequent class alone gives a high accuracy.
     """
 
     share: float
@@ -40,8 +39,8 @@ class ConstantGuess:
         return f"on the test set a constant guess has an accuracy of {self.share:.4f}{loss}"
 
     def warning(self, row: Mapping[str, Any]) -> str | None:
-        """The line about a model that is no better, by its row of metrics.csv; None if it is
-        better."""
+        """A warning if the model with this row of metrics.csv does not beat the guess; otherwise
+        None."""
         said = list[str]()
         accuracy = row.get("accuracy")
         loss = row.get("loss")
@@ -68,7 +67,8 @@ class ConstantGuess:
 
 
 def constant_guess(task: Task, settings: TaskConfig) -> ConstantGuess | None:
-    """The constant guess on a task's test set; None without one, and if no class is predicted."""
+    """The constant guess on a task's test set; None without a test set or for a task without
+    classes."""
     if task.shape.target.kind != CLASSES or not len(task.test):
         return None
     counts = torch.bincount(task.test.targets, minlength=task.shape.num_classes).double()
@@ -84,8 +84,7 @@ def constant_guess(task: Task, settings: TaskConfig) -> ConstantGuess | None:
 
 
 def last_warning(guess: ConstantGuess | None, rows: Sequence[Mapping[str, Any]]) -> str | None:
-    """The warning about the last model of a run; None if it has none, or is better than a constant
-    guess."""
+    """The warning about a run's last model; None if it has no guess to beat, or beats it."""
     rated = [row for row in rows if row.get("loss") is not None and math.isfinite(row["loss"])]
     if guess is not None and rated:
         return guess.warning(rated[-1])

@@ -1,4 +1,4 @@
-"""Tables as text, which a spreadsheet opens without computing anything."""
+"""CSV text that a spreadsheet opens without evaluating formulas."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ import io
 import re
 from collections.abc import Iterable
 
-# what a spreadsheet computes, and no number
+# the start of a formula, except in a number
 FORMULA = re.compile(r"[=@\t\r]|[+-](?!\.?\d[\d.]*(e[+-]?\d+)?$|inf$)")
 
 
 def csv_text(rows: Iterable[Iterable[object]], *, end: str = "\n") -> str:
-    """A line for each row, in which a spreadsheet finds no formula: a text that is no number and
-    begins as a formula gets an apostrophe before it.
+    """One line per row, without formulas for a spreadsheet: a text that begins like a formula and
+    is not a number gets an apostrophe before it.
 
     >>> csv_text([["=1+1", "-0.5", -1]])
     "'=1+1,-0.5,-1\\n"

@@ -1,7 +1,6 @@
-"""Questions about clients' data before the first round: statistics, and what inputs are normalised
-by.
+"""Questions about clients' data before the first round: statistics, and the normaliser of inputs.
 
-Everybody is asked once, and what comes back is noised at the server.
+Every client is asked once, and the answers are noised at the server.
 """
 
 from __future__ import annotations
@@ -49,8 +48,8 @@ def statistics_noise(plan: Plan, length: int) -> AnswerRelease:
 
 
 def with_range(asked: StatisticsConfig, data: str, path: str | None) -> StatisticsConfig:
-    """The statistics that are asked for, with the public range in which the data declare that all
-    inputs lie, as a model reads them, unless it is given; without one if they declare none."""
+    """The requested statistics. Unless the range is given, it is the public range of all inputs, as
+    a model reads them, that the data declare; there is no range if they declare none."""
     shape = SHAPES.get(data)
     declared = None
     if data == FOLDER and path is not None:
@@ -67,9 +66,10 @@ def with_range(asked: StatisticsConfig, data: str, path: str | None) -> Statisti
 
 
 def with_constants(config: Settings, task: Task, *, resumed: bool) -> Settings:
-    """The configuration with the public range, and with what `data.normalise=public` or `spread`
-    normalises by, unless it is given: the middle and half of that range, or `spread_of` the data.
-    ConfigError: inputs can't be normalised so."""
+    """The configuration, completed with the public range and with the normaliser of
+    `data.normalise=public` or `spread` unless they are given. The normaliser is the middle and half
+    width of that range, or `spread_of` the data. ConfigError: inputs can't be normalised in this
+    way."""
     means = config.normaliser.means
     kind = config.data.normalise
     config = replace(
@@ -77,7 +77,7 @@ def with_constants(config: Settings, task: Task, *, resumed: bool) -> Settings:
     )
     if kind == "none" and means is not None:
         raise ConfigError(
-            "normaliser.means must be left out with data.normalise=none, which does not read them"
+            "normaliser.means must be omitted with data.normalise=none, which does not use them"
         )
     if kind == "none" and not config.statistics.only:
         return config
@@ -89,12 +89,12 @@ def with_constants(config: Settings, task: Task, *, resumed: bool) -> Settings:
     shape = shape_of_data(config.statistics, task.shape)
     if means is not None and len(means) != shape.columns:
         raise ConfigError(
-            f"normaliser.means must be {shape.columns} numbers, one a column (got {len(means)})"
+            f"normaliser.means must be {shape.columns} numbers, one per column (got {len(means)})"
         )
     if kind == "private" and means is not None and not resumed:
         raise ConfigError(
-            "normaliser.means must be left out with data.normalise=private: clients are asked "
-            "for them"
+            "normaliser.means must be omitted with data.normalise=private: clients are "
+            "asked for them"
         )
     if kind == "spread" and means is None:
         return replace(config, normaliser=_spread(task))
@@ -115,8 +115,8 @@ def _spread(task: Task) -> NormaliserConfig:
 
 
 def answers_by(transport: Transport, plan: Plan, name: str) -> Replies:
-    """Yields the answers of all available clients to a question about their data. They get no
-    parameters. NobodyAnswers: none has answered; nothing is charged then."""
+    """Yields the answers of all available clients to a question about their data. The clients
+    receive no parameters. NobodyAnswers: no client answered; nothing is charged then."""
     available = list(transport.available_clients())
     stats = ReplyStats()
     asked = TrainRequest(
@@ -128,14 +128,16 @@ def answers_by(transport: Transport, plan: Plan, name: str) -> Replies:
             yield counted
     stats.log_failures()
     logger.info(
-        "%d of %d clients answered what their data are like", stats.accepted, len(available)
+        "%d of %d clients answered the question about their data", stats.accepted, len(available)
     )
     if available and not stats.accepted:
-        raise NobodyAnswers(f"nobody gave a usable answer; the last: {stats.reasons[-1]}")
+        raise NobodyAnswers(
+            f"no client gave a usable answer; the last failure: {stats.reasons[-1]}"
+        )
 
 
 def found_normaliser(run: RunContext, task: Task, answers: Replies) -> NormaliserConfig:
-    """The means and deviations that clients' answers to NORMALISE give. ConfigError as `ask`."""
+    """The means and deviations in clients' answers to NORMALISE. ConfigError as `ask`."""
     query = query_of(NORMALISE, run.plan.run, task.shape)
     found = query.read(ask(run, query, answers, name=NORMALISE))
     normaliser = normaliser_from(found, shape_of_data(run.plan.run.statistics, task.shape))
@@ -147,9 +149,10 @@ def found_normaliser(run: RunContext, task: Task, answers: Replies) -> Normalise
 
 
 def ask(run: RunContext, query: Query, answers: Replies, *, name: str) -> Sums:
-    """The noised sum of all clients' answers to a query; what it costs is on disk before noise is
-    drawn. `name`: of what the query is for; each has draws of its own. ConfigError: it would pass
-    the budget of the run, or of all runs if it charges an account; nobody is asked then."""
+    """The noised sum of all clients' answers to a query. Its cost is on disk before noise is drawn.
+    `name`: the purpose of the query; each purpose has its own random draws. ConfigError: the query
+    would exceed the budget of the run, or of all runs if it charges an account; no client is asked
+    then."""
     event = run.plan.run.statistics.event
     ledger = run.ledger
     what = "asking clients about their data"
@@ -158,7 +161,7 @@ def ask(run: RunContext, query: Query, answers: Replies, *, name: str) -> Sums:
         require_room_for(charged, what, ledger=ledger, budget=run.plan.budget())
     except BudgetSpent as error:
         raise ConfigError(f"a larger statistics.noise_multiplier is needed: {error}") from error
-    # What is asked again draws anew: the same noise on two sums would give their difference away.
+    # A repeated question draws new noise: the same noise on two sums would reveal their difference.
     source = run.source.child(name, ledger.spent(USER).num_releases)
     how = statistics_noise(run.plan, query.length)
     before = RoundStart(BEFORE, torch.zeros(0), run.plan.first_clip_norm)
@@ -166,8 +169,8 @@ def ask(run: RunContext, query: Query, answers: Replies, *, name: str) -> Sums:
 
 
 def written_statistics(run: RunContext, task: Task, answers: Replies) -> str:
-    """The statistics that clients' answers to STATISTICS give, as a text; `statistics.json` is
-    written. ConfigError: asking would pass the budget; nobody is asked then."""
+    """The statistics from clients' answers to STATISTICS, as a text. Writes `statistics.json`.
+    ConfigError: the question would exceed the budget; no client is asked then."""
     query = query_of(STATISTICS, run.plan.run, task.shape)
     found = query.read(ask(run, query, answers, name=STATISTICS))
     told = run.plan.run
@@ -187,7 +190,7 @@ def written_statistics(run: RunContext, task: Task, answers: Replies) -> str:
     numbers = {what: {of: asdict(one) for of, one in row.items()} for what, row in found.items()}
     write_json(path, {"statistics": numbers, "privacy": spent})
     if seeded:
-        nobody = "; seed is set, so that the noise protects nobody"
+        nobody = "; seed is set, so the noise protects nobody"
     else:
         nobody = ""
     return (

@@ -1,4 +1,4 @@
-"""The last model's results on the public test set that pictures are drawn from: a confusion matrix,
+"""The last model's results on the public test set that plots are drawn from: a confusion matrix,
 the ROC curve, and calibration."""
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ BINS = 10
 
 
 def final_results(model: nn.Module, task: Task) -> dict[str, Any] | None:
-    """The content of test_set.json; None if no class is predicted, there is no test set, or outputs
-    are not finite."""
+    """The content of test_set.json; None without classes, without a test set, or if outputs are not
+    finite."""
     classes = task.shape.num_classes
     if task.shape.target.kind != CLASSES or not len(task.test) or classes > MOST_CLASSES:
         return None
@@ -59,8 +59,8 @@ def _roc(outputs: Tensor, targets: Tensor) -> list[list[float]]:
 
 
 def _calibration(said: Tensor, targets: Tensor) -> list[list[float]]:
-    """(mean probability, share that is so, examples) for each tenth of the probability that has an
-    example: of class 1 of two, otherwise of the likeliest class."""
+    """(mean probability, fraction that is true, examples) for each tenth of the probability that
+    has examples: of class 1 for two classes, otherwise of the most likely class."""
     if said.shape[1] == 2:
         probability = said[:, 1]
         true = targets == 1

@@ -20,13 +20,13 @@ METRICS = (  # after round, loss and the scores of the task
 
 
 def columns_of(rows: Sequence[Mapping[str, object]]) -> list[str]:
-    """The columns of rows: those of every run, and what else the rows have."""
+    """The columns of the rows: those of every run, then any others in the rows."""
     names = [name for row in rows for name in row]
     return [*dict.fromkeys(["round", "loss", *score_columns(rows), *METRICS, *names])]
 
 
 def table_of(rows: Sequence[Mapping[str, object]], columns: Sequence[str], *, header: bool) -> str:
-    """The rows as CSV, a cell for each column, below their header if it is asked for."""
+    """The rows as CSV, one cell per column, with a header if requested."""
     lines = [[_cell(row.get(name)) for name in columns] for row in rows]
     return csv_text([list(columns), *lines] if header else lines, end="\r\n")
 

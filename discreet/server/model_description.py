@@ -1,4 +1,5 @@
-"""`model.json`, which goes with a model: all that is needed to use it beside its parameters."""
+"""`model.json`, the description that goes with a model: everything besides its parameters that is
+needed to use it."""
 
 from __future__ import annotations
 
@@ -18,7 +19,7 @@ from discreet.settings.rules import ConfigError
 from discreet.settings.settings import Settings
 
 FILE = "model.json"
-# What a description says of where data lie, and not of what a model reads.
+# The keys of a description that say where data are, and do not affect the model's inputs.
 OF_PLACES = ("file", "test", "test_target", "unconfirmed", "public", "separator", "encoding")
 
 
@@ -28,8 +29,8 @@ def model_facts(
     parameters: Mapping[str, Any],
     described: DataDescription | None,
 ) -> dict[str, Any]:
-    """The content of model.json. `parameters`: the tensors by their names; `described`: the
-    data.toml of the data."""
+    """The content of model.json. `parameters`: the tensors by name; `described`: the data.toml of
+    the data."""
     return {
         "discreet": discreet.__version__,
         "versions": {
@@ -50,7 +51,7 @@ def model_facts(
 
 
 def input_names(described: DataDescription | None) -> list[str] | None:
-    """The names of the numbers that the model reads, in their order; None if they have none."""
+    """The names of the model's inputs, in order; None if they have none."""
     if described is None:
         return None
     if described.columns:
@@ -76,8 +77,8 @@ def read_facts(run: Path) -> dict[str, Any] | None:
 
 
 def differences(then: DataDescription, now: DataDescription) -> list[str]:
-    """The keys of data.toml in which the one of a model and that of today differ, if a model reads
-    them otherwise."""
+    """The keys of data.toml that affect the model's inputs and differ between the model's
+    description and the current one."""
     old = _flat(then)
     new = _flat(now)
     return sorted(key for key in old.keys() | new.keys() if old.get(key) != new.get(key))

@@ -1,5 +1,5 @@
-"""Ratings of a run's models by clients, on data that each holds out of its own: when, at which
-price, and what is written of it, the numbers in metrics.csv and the curves in roc.csv."""
+"""Clients' ratings of a run's models, on held-out data of their own: their schedule and price, and
+their results in metrics.csv and roc.csv."""
 
 from __future__ import annotations
 
@@ -34,10 +34,11 @@ class RatingPlan:
     """The plan by which clients rate the models of a run.
 
     Attributes:
-      config: when.
-      query: what they are asked.
-      answers: how their answers are read.
-      mechanism: releases them if a cohort is asked for nothing else, as after the last round.
+      config: the schedule.
+      query: the query that clients answer.
+      answers: the release of their answers.
+      mechanism: the release for a cohort that is asked for nothing else, as after the last
+    round.
     """
 
     config: EvaluationConfig
@@ -47,25 +48,24 @@ class RatingPlan:
 
     @property
     def event(self) -> DpEvent | None:
-        """The cost of asking a cohort for nothing else; None if each client noises its own answer,
-        and accounts it itself."""
+        """The cost of asking a cohort for nothing else; None if each client noises its own answer
+        and accounts for it itself."""
         return self.mechanism.event
 
     def is_due(self, number: int, *, last: bool) -> bool:
-        """True if a cohort of its own rates the model after a round."""
+        """True if a separate cohort rates the model after a round."""
         return last or (
             self.config.cohort == "own" and number > 0 and number % self.config.every == 0
         )
 
     def left(self, done: int, *, rounds: int) -> int:
-        """The number of ratings by cohorts of their own that are left after `done` of all
-        rounds."""
+        """The number of ratings by separate cohorts that remain after `done` of all rounds."""
         _, planned = self.config.ratings(rounds)
         return planned - (done // self.config.every if self.config.cohort == "own" else 0)
 
     def announce(self) -> None:
-        """Logs how far off the estimates are expected to be, if that can be told before they are
-        read; warns if the population is too small for them."""
+        """Logs the expected error of the estimates if it is known before they are read. Warns if
+        the population is too small for them."""
         how = self.answers
         zeros = [0.0] * self.query.length
         asked, everybody = (
@@ -78,20 +78,23 @@ class RatingPlan:
         if how.own is not None and how.own.of_examples:
             each = "; ".join(f"{name} {error:.4g} / m" for name, error in known.items())
             logger.info(
-                "clients rate the model; standard errors by noise if each holds out m examples: %s",
+                (
+                    "clients rate the model; standard errors due to noise, if each holds "
+                    "out m examples: %s"
+                ),
                 each,
             )
             return
         in_all = {name: everybody[name].standard_error for name in known}
         said = "; ".join(
-            f"{name} {error:.4g} by noise, {in_all[name]:.4g} in all"
+            f"{name} {error:.4g} due to noise, {in_all[name]:.4g} in total"
             for name, error in known.items()
         )
         poor = known.get("accuracy", 0.0) > LARGEST_ERROR
         if poor:
             said += (
-                f". The population is too small for a useful number: {LARGEST_ERROR:g} by noise "
-                "would be one"
+                ". The population is too small for a useful number: the standard "
+                f"error due to noise is above {LARGEST_ERROR:g}"
             )
         if poor:
             level = logging.WARNING
@@ -116,9 +119,9 @@ class RatingPlan:
         answered: tuple[int, int],
         spent: Mapping[str, float] | None = None,
     ) -> dict[str, object]:
-        """Adds to the row of round `number` how good the model after it is, and says it; the
-        numbers. `answered`: how many of how many clients did. `spent`: the epsilons, if the row is
-        to include what this has cost."""
+        """Adds the rating of the model after round `number` to that round's row, logs it, and
+        returns its numbers. `answered`: the numbers of clients that answered and that were asked.
+        `spent`: the epsilons, if the row should include the cost of the rating."""
         noise_alone = self.query.read(replace(sums, probability=1.0))
         found = self.query.read(sums)
         rated = [
@@ -145,11 +148,11 @@ class RatingPlan:
         level = logging.INFO
         if not answered[0]:
             level = logging.WARNING
-            said += ". Nobody gave a usable answer: these numbers are noise alone"
+            said += ". No client gave a usable answer: these numbers are noise alone"
         facts = number, *answered, said
         logger.log(
             level,
-            "the model after round %d, by %d of %d clients: %s",
+            "the model after round %d, rated by %d of %d clients: %s",
             *facts,
             extra={"fields": fields},
         )
@@ -157,12 +160,12 @@ class RatingPlan:
 
 
 def answers_of(plan: Plan, query: Query) -> AnswerRelease:
-    """The release of answers to a query: noised at the server, or by each client."""
+    """The release of the answers to a query, noised at the server or by each client."""
     return rating_release(plan.run, plan.sizes, own=own_noise(plan.run, query.l1_norm))
 
 
 def rating_plan(plan: Plan) -> RatingPlan | None:
-    """The plan by which clients rate models; None if they do not."""
+    """The plan for clients' ratings of models; None if they rate none."""
     if plan.query is None:
         return None
     mechanism = plan.mechanism.answers
@@ -171,8 +174,7 @@ def rating_plan(plan: Plan) -> RatingPlan | None:
 
 
 def write_roc(path: Path, number: int, points: Sequence[RocPoint]) -> None:
-    """Adds the curves of the model after a round, in place of those that are there of it; no file
-    without points."""
+    """Replaces the curves of the model after a round with these. Writes no file without points."""
     if path.exists():
         rows = list(csv.reader(path.open(encoding="utf-8", newline="")))[1:]
     else:

@@ -1,4 +1,5 @@
-"""The noise outlook: says before a run spends anything if it can learn through its own noise."""
+"""The noise outlook: predicts, before a run spends anything, whether it can learn despite its
+noise."""
 
 from __future__ import annotations
 
@@ -11,7 +12,7 @@ from discreet.server.server_optimizer import ServerSGD
 from discreet.settings.rules import ConfigError
 from discreet.settings.wording import Key, Part, Wording, joined
 
-# The noise feedback up to which a run learns, and if its steps are as long as their signal.
+# The largest noise feedback with which a run learns, and that of steps as long as their signal.
 # Measured: docs/pitfalls.md.
 LARGEST_FEEDBACK = 6.5
 LARGEST_FEEDBACK_SHRINKING = 23.0
@@ -19,8 +20,9 @@ EARLY_ROUNDS = 10  # a run that is over by then ends before noise that feeds its
 FEWEST_ROUNDS = 5  # that are advised
 FEW_CLIENTS = 30  # below it noise that hides one of them leaves little to learn from
 EXAMPLES_INSTEAD = (
-    f"with fewer than {FEW_CLIENTS} clients protect examples and not clients: privacy.example, or "
-    "DPSGD in the client's own training (discreet new; docs/index.md)"
+    f"with fewer than {FEW_CLIENTS} clients, protect examples rather than clients: "
+    "privacy.example, or DPSGD in the client's own training (discreet new; "
+    "docs/index.md)"
 )
 FULL_LOCAL_WORK = 0.2  # clients that learn less than this in a round answer noise in proportion
 
@@ -29,7 +31,7 @@ def noise_ratio(noise_multiplier: float, *, num_params: int, expected_cohort: fl
     """The expected norm of a round's noise, as a multiple of its clip norm: z * sqrt(num_params) /
     expected_cohort.
 
-    `noise_multiplier` is that of the update (`central_gaussian.update_noise_multiplier`).
+    `noise_multiplier` is the multiplier of the update (`central_gaussian.update_noise_multiplier`).
 
     >>> round(noise_ratio(1.03, num_params=9610, expected_cohort=60), 2)
     1.68
@@ -43,12 +45,12 @@ def noise_feedback(
     """The noise feedback of a run: ratio * sqrt(eta / (1 - m)) * min(1, w / 0.2), with
     `noise_ratio` for the ratio.
 
-    Noise moves the model away from where clients want it; they answer with updates as long as they
-    are far away, an adaptive clip norm follows these, and the noise follows the clip norm.
-    Heavy-ball steps of the server's rate eta and momentum m on an error whose noise is proportional
-    to it have a stationary mean square only while ratio^2 * eta / (1 - m) is below a constant of
-    the task; above it the error grows by a factor each round. Clients whose local work w, epochs *
-    learning rate / (1 - momentum), is small answer in proportion to it.
+    Noise moves the model away from the clients' optimum. Their updates grow with the distance, an
+    adaptive clip norm follows the updates, and the noise follows the clip norm. Heavy-ball steps of
+    the server's rate eta and momentum m on an error whose noise is proportional to it have a
+    stationary mean square only while ratio^2 * eta / (1 - m) is below a constant of the task; above
+    it the error grows by a factor each round. If the local work w = epochs * learning rate / (1 -
+    momentum) is small, updates are proportional to w.
 
     >>> round(noise_feedback(1.68, learning_rate=1.0, momentum=0.8, local_work=1.0), 2)
     3.76
@@ -64,12 +66,12 @@ class NoiseOutlook:
 
     Attributes:
       ratio: the norm of a round's noise, in clip norms.
-      feedback, limit: `noise_feedback` (docs/pitfalls.md), 0 if noise does not feed itself, and the
-        largest with which a run learns.
-      early: the run is over before the noise has grown: it is warned of, and not refused.
-      remedies: numbers of clients, and of parameters, with which the feedback would be at its
+      feedback, limit: `noise_feedback` (docs/pitfalls.md), 0 if noise does not feed back; and the
+        largest feedback with which a run learns.
+      early: the run ends before the noise has grown, so it gets a warning and is not refused.
+      remedies: the numbers of clients and of parameters at which the feedback would be at its
         limit.
-      few: there are so few clients that examples should be protected instead.
+      few: True if there are so few clients that examples should be protected instead.
     """
 
     ratio: float
@@ -87,16 +89,17 @@ class NoiseOutlook:
 
     @property
     def refused(self) -> bool:
-        """True if the run will not learn, and is refused."""
+        """True if the run will not learn and is refused for it."""
         return self.loud and not self.early
 
     def __str__(self) -> str:
         if self.clip_setting is not None:
             return (
-                f"the noise in a step's mean gradient is expected to be {self.ratio:.3g} times as "
-                f"long as {self.clip_setting}, which does not move: noise does not drive the model"
+                "the noise in a step's mean gradient is expected to be "
+                f"{self.ratio:.3g} times as large as {self.clip_setting}, which is "
+                "fixed, so noise can't feed back"
             )
-        said = f"a round's noise is expected to be {self.ratio:.3g} times as long as the clip norm"
+        said = f"a round's noise is expected to be {self.ratio:.3g} times as large as the clip norm"
         if self.loud:
             said += (
                 f", and swamps the updates: noise feedback {self.feedback:.3g}, above "
@@ -110,7 +113,7 @@ class NoiseOutlook:
         return said
 
     def advice(self, remedies: Sequence[Part]) -> Wording:
-        """The end of a message about noise that swamps the updates."""
+        """The advice at the end of a message about noise that swamps the updates."""
         parts: list[Part] = []
         if remedies:
             parts += ("; take ", joined(", or ", remedies))
@@ -130,13 +133,13 @@ def noise_outlook(plan: Plan) -> NoiseOutlook:
         noise.multiplier, num_params=plan.num_params, expected_cohort=noise.denominator
     )
     if noise.clip_setting is not None or not isinstance(optimizer, ServerSGD):
-        # Each step of Adam and Yogi is divided by its own size, noise included: noise does not feed
-        # itself.
+        # Adam and Yogi divide each step by its own size, noise included, so noise does not feed
+        # back.
         return NoiseOutlook(ratio, clip_setting=noise.clip_setting)
     training = plan.run.training
     work = math.inf
-    # Adam's steps are as long as the learning rate says, however small gradients are: local work is
-    # taken to be full.
+    # The learning rate alone decides the length of Adam's steps, however small gradients are:
+    # assume full local work.
     if training.optimizer == "sgd":
         work = training.epochs * training.learning_rate / (1 - training.momentum)
     feedback = noise_feedback(
@@ -162,9 +165,9 @@ def noise_outlook(plan: Plan) -> NoiseOutlook:
 
 
 def check_noise(plan: Plan, of_rounds: Callable[[int], Plan]) -> None:
-    """Raises ConfigError if a run will not learn, with settings that will, unless it is told to
-    warn. `of_rounds`: the plan of the same settings with so many rounds, in
-    which a target is met anew."""
+    """Raises ConfigError, with settings that would work, if a run will not learn and was not told
+    to go on with a warning. `of_rounds`: the plan of the same settings with so many rounds, for
+    which the noise of a target is computed anew."""
     if plan.settings.privacy.user.too_noisy == "warn":
         return
     outlook = noise_outlook(plan)
@@ -172,13 +175,13 @@ def check_noise(plan: Plan, of_rounds: Callable[[int], Plan]) -> None:
         advice = outlook.advice(list(_remedies(plan, outlook, of_rounds)))
         all_the_same = Key("privacy.user.too_noisy=warn")
         said = f"these settings will not learn: {outlook}"
-        raise ConfigError(Wording(said, advice, "; ", all_the_same, " runs all the same"))
+        raise ConfigError(Wording(said, advice, "; ", all_the_same, " runs it anyway"))
 
 
 def _remedies(
     plan: Plan, outlook: NoiseOutlook, of_rounds: Callable[[int], Plan]
 ) -> Iterator[Part]:
-    """Changes of one setting with which the same rule finds no noise that swamps the updates."""
+    """Changes of one setting with which the noise would not swamp the updates by the same rule."""
     rounds = plan.run.rounds // 2
     optimizer = plan.optimizer
     while rounds > FEWEST_ROUNDS and noise_outlook(of_rounds(rounds)).loud:

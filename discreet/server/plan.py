@@ -1,5 +1,4 @@
-"""The plan of a run: its settings with every number decided, and the facts that they were decided
-by."""
+"""The plan of a run: its settings with every number decided, and the facts that decided them."""
 
 from __future__ import annotations
 
@@ -50,16 +49,17 @@ OF_DATA = ("data.normalise", "statistics.noise_multiplier")
 
 @dataclass(frozen=True)
 class Plan:
-    """All that a run needs.
+    """The complete plan of a run.
 
     Attributes:
-      settings: decided, with the noise that a target chose, as config.yaml has them.
-      asked: the settings as a person wrote them, as asked.yaml has them; None: the same.
-      num_params: of the model, or as many as are planned for before it is known.
-      query: what clients are asked of models; None unless they rate them.
-      chance_loss: of a model that gives 0 throughout: every class the same chance, or the middle of
-        every range; infinity if it is not known.
-      constant: the constant guess that a model has to beat; None if none is known.
+      settings: the decided settings, with the noise that a target chose, as in config.yaml.
+      asked: the settings as the user wrote them, as in asked.yaml; None: the same.
+      num_params: the number of the model's parameters, or a planned number before the model is
+        known.
+      query: the query about models that clients answer; None unless they rate them.
+      chance_loss: the loss of a model whose outputs are all 0 (equal chances for every class, or
+        the middle of every range); infinity if it is not known.
+      constant: the constant guess that a model should beat; None if none is known.
     """
 
     settings: Settings
@@ -71,7 +71,7 @@ class Plan:
 
     @cached_property
     def run(self) -> ClientSettings:
-        """What clients are told."""
+        """The settings that clients receive."""
         return client_settings(self.settings)
 
     @cached_property
@@ -84,12 +84,12 @@ class Plan:
 
     @property
     def account(self) -> str | None:
-        """The file that the run charges before its own ledger."""
+        """The account file that the run charges before its own ledger."""
         return self.settings.privacy.user.account
 
     @property
     def sizes(self) -> Sizes:
-        """Of what is released."""
+        """The sizes of the release."""
         if self.query is None:
             return Sizes(self.num_params)
         return Sizes(self.num_params, self.query.length, self.query.l1_norm)
@@ -100,7 +100,7 @@ class Plan:
 
     @cached_property
     def mechanism(self) -> Mechanism:
-        """The one that the server's rounds go by."""
+        """The mechanism of the server's rounds."""
         return table.round_mechanism(self.run, self.clip, self.sizes)
 
     @property
@@ -116,7 +116,7 @@ class Plan:
 
     @property
     def denominator(self) -> float:
-        """The public number that sums are divided by, whoever has replied."""
+        """The public denominator of sums, whichever clients have replied."""
         return self.run.expected_cohort
 
     def request(self, state: State) -> TrainRequest:
@@ -136,12 +136,12 @@ class Plan:
 
     @cached_property
     def every_mechanism(self) -> tuple[Mechanism, ...]:
-        """Those of all three guarantees, that are off included."""
+        """The mechanisms of all three guarantees, including disabled ones."""
         return table.guarantees_of(self.run, self.clip, self.sizes)
 
     @cached_property
     def guarantees(self) -> tuple[Statement, ...]:
-        """All three guarantees, those that are off included."""
+        """All three guarantees, including disabled ones."""
         return tuple(
             stated(each, self.run, account=self.account is not None)
             for each in self.every_mechanism
@@ -153,7 +153,8 @@ class Plan:
 
     @property
     def first_clip_norm(self) -> float:
-        """C_0; infinity if user-level privacy is off, and nothing is clipped at the server."""
+        """C_0, the first clip norm; infinity if user-level privacy is off and the server clips
+        nothing."""
         if USER in self.mechanisms:
             return self.clip.norm
         return math.inf
@@ -170,12 +171,13 @@ class Plan:
         )
 
     def noised(self, guarantee: str) -> bool:
-        """True if a guarantee is on, with noise."""
+        """True if an enabled guarantee has noise."""
         return self.run.gives(guarantee) and self.run.configured_noise_multiplier(guarantee) != 0
 
     @property
     def deciding(self) -> dict[str, object]:
-        """What decides the cost of a release, flat: a run that is resumed must have the same."""
+        """The settings that decide the cost of a release, by dotted name. A resumed run must have
+        the same."""
         run = self.run
         decided = flat(asdict(self.settings))
         mechanisms = self.mechanisms.values()
@@ -199,16 +201,16 @@ class Plan:
 
 
 def planned(settings: Settings) -> Plan:
-    """The plan of a run of which neither data nor model are known yet. ConfigError: no noise
-    reaches the target."""
+    """The plan of a run whose data and model are not known yet. ConfigError: no noise meets the
+    target."""
     return Plan(resolve_noise(settings), settings)
 
 
 def resolve_noise(settings: Settings, sizes: Sizes = PLANNED) -> Settings:
-    """The settings with the smallest noise multiplier whose epsilon after the planned rounds is at
-    most the target of the server's mechanism. The target becomes the budget unless `max_epsilon` is
-    given. `sizes`: of what is masked under secure aggregation. ConfigError: no noise reaches the
-    target."""
+    """The settings with the smallest noise multiplier that keeps epsilon after the planned rounds
+    within the target of the server's mechanism. The target becomes the budget unless `max_epsilon`
+    is given. `sizes`: the sizes of a masked release under secure aggregation. ConfigError: no noise
+    meets the target."""
     run = client_settings(settings)
     mechanism = table.server_mechanism(run, sizes=sizes)
     if mechanism is None:
@@ -239,14 +241,14 @@ def resolve_noise(settings: Settings, sizes: Sizes = PLANNED) -> Settings:
 
 
 def check_cost(plan: Plan) -> None:
-    """Raises ConfigError if a mechanism from outside says that all planned rounds together cost
+    """Raises ConfigError if a third-party mechanism states that all planned rounds together cost
     nothing."""
     if plan.run.user.mechanism is None or not plan.run.gives(USER):
         return
     spent = PrivacyLedger(releases_of(plan.mechanism, plan.run, plan.run.rounds))
     if spent.epsilon(plan.run.delta, plan.run.accountant) == 0:
         raise ConfigError(
-            f"privacy.user.mechanism={plan.run.user.mechanism} says that its rounds cost nothing"
+            f"privacy.user.mechanism={plan.run.user.mechanism} states that its rounds cost nothing"
         )
 
 

@@ -1,4 +1,4 @@
-"""One account over all runs on the same people: what a population has spent, whoever spent it.
+"""One account for all runs on the same people: the total privacy spending of a population.
 
 If `privacy.user.account` names an account, each charge to a run's own ledger is charged to the
 account first, and `max_epsilon` holds over all that the account has: the epsilon of all runs
@@ -37,8 +37,8 @@ LIMIT = "max_epsilon"
 
 @dataclass(frozen=True)
 class Population:
-    """Whose data an account is about, and what its epsilon means: neighbours differ by `adjacency`,
-    at `delta`."""
+    """The population of an account and the meaning of its epsilon: neighbours differ by
+    `adjacency`, at `delta`."""
 
     name: str
     size: int
@@ -64,9 +64,9 @@ class Population:
 
 
 class PopulationAccount:
-    """The account of a population in a file, as one run sees it. `budget`: of all runs together,
-    unless the account was made with a smaller one. LedgerError: it is missing, damaged, or of
-    another population, by the setting's name."""
+    """The account of a population in a file, as one run uses it. `budget`: the limit for all runs
+    together, unless the account was made with a smaller one. LedgerError, with the setting's name:
+    the account is missing, damaged, or belongs to another population."""
 
     def __init__(self, path: Path, population: Population, budget: ServerBudget) -> None:
         if not path.is_file():
@@ -103,10 +103,10 @@ class PopulationAccount:
         return cls(Path(plan.account), Population.of(plan), plan.budget())
 
     def join(self, own: DurableLedger, folder: RunFolder) -> None:
-        """Begins to charge for a run: what is charged to its own ledger from now on is charged here
-        before. LedgerError: the account is older than the run's checkpoint, or lacks what the run
-        has spent."""
-        # A run is named by its first place on disk, and by the identity of its ledger, which stays.
+        """Begins to charge for a run: from now on every charge to its own ledger is charged here
+        first. LedgerError: the account is older than the run's checkpoint, or lacks some of the
+        run's spending."""
+        # A run is identified by its first folder, and by the permanent identity of its ledger.
         identity = own.position().identity
         known = (run for run in self.ledger.data_owners(USER) if run.endswith(identity))
         self.run = next(known, f"{folder.path} {identity}")
@@ -118,19 +118,19 @@ class PopulationAccount:
         lacking = [event for event, count in own.spent(USER).entries if here.get(event, 0) < count]
         if lacking or (position is not None and not self.ledger.contains(position)):
             lacks = (
-                f" lacks what the run in {folder.path} has spent: it is older than the run, or "
-                "another account. Put back the one that the run has charged"
+                f" lacks the spending of the run in {folder.path}: it is an older copy "
+                "or another account. Restore the account that the run has charged"
             )
             raise LedgerError(Wording(_key(self.path), lacks))
         own.account = self
 
     def require_room(self, charges: Sequence[Charge], what: str = "the next round") -> None:
-        """Raises BudgetSpent if these charges, for `what`, would pass the budget as the account
-        stands now."""
+        """Raises BudgetSpent if these charges, for `what`, would exceed the budget in the account's
+        current state."""
         self.budget.require_room(self.ledger.total(), charges, what)
 
     def charge(self, charges: Sequence[Charge]) -> None:
-        """Charges the account; BudgetSpent if the budget would be passed. Check and charge are one
+        """Charges the account. BudgetSpent: the budget would be exceeded. Check and charge are one
         transaction."""
         mine = [
             replace(charge, data_owner=self.run) for charge in charges if charge.guarantee == USER
@@ -155,8 +155,8 @@ class PopulationAccount:
         )
 
     def outlook(self, rounds: Sequence[Charge], beside: Sequence[Charge] = ()) -> Wording:
-        """Says what is spent before a run, and how many of its rounds, a charge each, fit beside
-        other charges."""
+        """Describes the spending before a run, and how many of its rounds, one charge each, fit in
+        the budget with other charges."""
 
         def full(count: int) -> bool:
             try:
@@ -175,11 +175,11 @@ class PopulationAccount:
         return Wording(f"{said}; ", Key(f"{self.budget.name}={most:g}"), room_for)
 
     def facts(self) -> dict[str, object]:
-        """The account's facts for privacy.json, as they stand now."""
+        """The account's current facts for privacy.json."""
         spent = self.ledger.total()
         chosen = self.budget.accountant
         delta = self.population.delta
-        # which PLD does not know
+        # which the PLD accountant does not support
         only = chosen == RDP and self.population.adjacency == ADJACENCIES[1]
         if only:
             names = [chosen]
@@ -189,7 +189,7 @@ class PopulationAccount:
             "population": asdict(self.population),
             "runs": self.runs,
             "epsilon": {name: spent.epsilon(delta, name) for name in names},
-            "epsilon_is": "of all runs that have charged the account by now, composed",
+            "epsilon_is": "of all runs that have charged the account so far, composed",
             "max_epsilon": self.budget.max_epsilon,
             "releases": spent.num_releases,
             "head": self.ledger.position().head,
@@ -201,14 +201,14 @@ def _key(path: Path) -> Key:
 
 
 def _missing(path: Path, population: Population) -> Wording:
-    """The words about an account that is not there."""
+    """The message about a missing account."""
     made = f"discreet ledger create {path} --population {population.name!r}"
     made += f" --size {population.size} --delta {population.delta:g}"
     if population.adjacency == ADJACENCIES[1]:
         made += " --replace"
     advice = (
-        " is missing: put it back, what was spent is not forgotten with it. If this population "
-        f"was never charged, make it: {made}"
+        " is missing: restore it, because it records what was spent. If this "
+        f"population was never charged, create it: {made}"
     )
     return Wording(_key(path), advice)
 
@@ -216,13 +216,13 @@ def _missing(path: Path, population: Population) -> Wording:
 def create_account(
     path: Path, population: Population, *, max_epsilon: float | None = None
 ) -> DurableLedger:
-    """Makes the account of a population, in which nothing is spent. `max_epsilon`: what no run may
-    pass, whatever its own budget is. LedgerError: there is a file already, or none can be made."""
+    """Creates the account of a population, with nothing spent. `max_epsilon`: a limit for every
+    run, whatever its own budget is. LedgerError: the file exists already, or can't be made."""
     fits = max_epsilon is None or max_epsilon > 0
     require(fits, "max_epsilon of an account", "above 0", max_epsilon)
     return DurableLedger.create(path, facts={**asdict(population), LIMIT: max_epsilon})
 
 
 def is_account(facts: Mapping[str, Any]) -> bool:
-    """True if a ledger that was made with these facts is the account of a population."""
+    """True if a ledger with these facts is the account of a population."""
     return facts.keys() == {*SETTINGS, LIMIT}

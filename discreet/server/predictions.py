@@ -1,4 +1,5 @@
-"""A saved model, the inputs in a file as it reads them, its predictions, and how good they are."""
+"""A saved model, inputs from a file in the form that it reads, its predictions, and their
+quality."""
 
 from __future__ import annotations
 
@@ -37,14 +38,14 @@ BATCH = 1024
 
 @dataclass(frozen=True, eq=False)
 class SavedModel:
-    """A model as a run has left it.
+    """A model as a run saved it.
 
     Attributes:
-      model: with its parameters, in evaluation mode.
+      model: the module with its parameters, in evaluation mode.
       data: the name of the data set it was trained on.
-      shape: what it expects of an input, and what it predicts.
-      description: of the data, with data.name=folder: as it was when the run ended.
-      normaliser: what `predict` normalises inputs by.
+      shape: the shape of its inputs, and its target.
+      description: the description of the data, with data.name=folder, as it was when the run ended.
+      normaliser: the normaliser that `predict` applies to inputs.
     """
 
     model: nn.Module
@@ -55,7 +56,7 @@ class SavedModel:
 
 
 def named_parameters_of(model: nn.Module, vector: Tensor) -> dict[str, Tensor]:
-    """Copies named and shaped like the model's parameters, tied ones once: `vector` cut into the
+    """Named copies with the shapes of the model's parameters, tied ones once: `vector` cut into the
     trainable ones, and the frozen ones as they are in the model."""
     parts = iter(parts_of(model, vector))
     return {
@@ -71,14 +72,14 @@ def load_model(run: Path) -> SavedModel:
     build it."""
     path = run / MODEL_FILE
     if not path.is_file():
-        raise ConfigError(f"{path} is missing: a run writes it when it ends")
+        raise ConfigError(f"{path} is missing: a run writes it at the end")
     try:
         tensors = load_file(path)
         with safe_open(path, framework="pt") as file:
             facts = file.metadata()
         if facts["model"] == FLOWER_APP:
             raise ConfigError(
-                "it holds the arrays of another Flower app, whose own code predicts with them"
+                "it holds the arrays of another Flower app: predict with that app's own code"
             )
         shape = _shape_of(facts)
         named = ModelConfig(facts["model"])
@@ -101,7 +102,7 @@ def load_model(run: Path) -> SavedModel:
 
 
 def _described(run: Path, data: str) -> DataDescription | None:
-    """The description in model.json, or for a run of an older version that of today."""
+    """The description in model.json, or the current data.toml for a run of an older version."""
     facts = read_facts(run)
     if facts is not None:
         if facts["description"] is None:
@@ -113,8 +114,8 @@ def _described(run: Path, data: str) -> DataDescription | None:
 
 
 def described_today(run: Path) -> DataDescription | None:
-    """The data.toml of a run's data as it is now; None if there is none any more. FolderError: it
-    is wrong."""
+    """The current data.toml of a run's data; None if there is none any more. FolderError: it is
+    invalid."""
     path = RunFolder(run).read_config().data.path
     if path is None:
         folder = None
@@ -126,7 +127,7 @@ def described_today(run: Path) -> DataDescription | None:
 
 
 def _shape_of(facts: Mapping[str, str]) -> TaskShape:
-    """The task that a model file names. A file that names no target predicts classes."""
+    """The task that a model file names. A file without a target predicts classes."""
     found = json.loads(facts.get("target", "{}"))
     lists = {name: tuple(found.get(name, ())) for name in ("names", "low", "high")}
     target = Target(found.get("kind", CLASSES), **lists, length=found.get("length", 0))
@@ -142,13 +143,12 @@ def read_inputs(
     """The inputs in a file by its ending, as the model reads them; targets and the cells of
     `id_column` if it has them.
 
-    .csv, .parquet: a row an input. For breast_cancer the columns are the 30 raw features by their
-    names in scikit-learn; for other data all columns but those of the targets and `id_column`, in
-    their order. A column `target` with class numbers may be there, or columns with the names of the
-    labels or numbers.
-    .npz: an array `inputs` (n, *input_shape), for breast_cancer of raw features; `targets` (n,) or
-    (n, k) may be there. With data.name=folder the names, classes and ranges of the data.toml hold
-    that the model was trained with.
+    .csv, .parquet: one input per row. For breast_cancer the columns are the 30 raw features by
+    their names in scikit-learn; for other data all columns but those of the targets and
+    `id_column`, in their order. A column `target` with class numbers may be there, or columns with
+    the names of the labels or numbers. .npz: an array `inputs` (n, *input_shape), for breast_cancer
+    of raw features; `targets` (n,) or (n, k) may be there. With data.name=folder the names, classes
+    and ranges of the data.toml hold that the model was trained with.
 
     Raises:
       FolderError: the file is missing or of another kind, a column is missing, a value is missing,
@@ -160,7 +160,7 @@ def read_inputs(
     images = saved.description is None and len(saved.shape.input_shape) == 3
     if images and inputs.numel() and not (inputs.min() >= 0 and inputs.max() <= 1):
         raise FolderError(
-            f"{path}: pixels must lie in [0, 1]: divide them by the largest possible one"
+            f"{path}: pixels must lie in [0, 1]: divide them by the largest possible value"
         )
     return inputs, targets, ids
 
@@ -170,7 +170,7 @@ def _description_of(path: Path, saved: SavedModel) -> DataDescription:
         return saved.description
     if saved.data == FOLDER:
         raise FolderError(
-            f"{path}: the model has no description, and the data.toml of its data is gone"
+            f"{path}: the model has no description, and the data.toml of its data no longer exists"
         )
     names = saved.shape.target.names
     arrays = path.suffix.lower() == ".npz"
@@ -199,7 +199,7 @@ _SAY: dict[str, Callable[[Target, Tensor], Tensor]] = {
 
 @torch.no_grad()
 def predict(saved: SavedModel, inputs: Tensor) -> Tensor:
-    """Predicts for inputs (n, *input_shape), with n at least 0.
+    """Predictions for inputs (n, *input_shape), with n at least 0.
 
     The result is (n, k), float64: probabilities of classes or of labels, or numbers in their own
     units. For sequences it is (n, classes, length): the probabilities of classes at each position.
@@ -227,15 +227,15 @@ def predictions_csv(
     *,
     ids: tuple[str, Sequence[object]] | None = None,
 ) -> str:
-    """A line for each input: its row from 0, its target where known, and what was said: the
-    likeliest class and the probability of each; the probability of each label; or each number. Of
-    sequences, position by position from 0: the target, empty where it is padding, and the likeliest
-    class, also where it is.
+    """A line for each input: its row from 0, its target if known, and the prediction: the most
+    likely class and the probability of each; the probability of each label; or each number.
+    Sequences have a line for each position from 0: the target, empty for padding, and the most
+    likely class, also for padding.
 
     Args:
-      said: as `predict` gives it.
-      targets: as examples have them.
-      ids: the name of a column that tells the rows apart, and its value in each.
+      said: the predictions, from `predict`.
+      targets: the targets, in the form of `Examples`.
+      ids: the name of a column that identifies rows, and its value in each row.
     """
     target = saved.shape.target
     columns = dict[str, Sequence[object]](row=range(len(said)))
@@ -272,8 +272,7 @@ def predictions_csv(
 
 
 def _class_names(saved: SavedModel) -> tuple[str, ...]:
-    """The classes by their names in the folder's data.toml, or by their numbers if they have no
-    names."""
+    """The class names in the folder's data.toml, or the class numbers if there are no names."""
     if saved.description is not None:
         named = saved.description.classes
     else:
@@ -290,9 +289,9 @@ def indicators_of(said: Tensor, targets: Tensor, target: Target) -> dict[str, fl
     None for no value.
 
     Classes: see `class_indicators`. Labels: see `label_indicators`. Numbers: r2 and mae of each,
-    and the mean r2 if there are several. Sequences: those of classes, over all positions that are
-    not padding, but that the loss is the mean over examples of their own mean, as a run has it;
-    nothing if all is padding.
+    and the mean r2 if there are several. Sequences: the indicators of classes over all positions
+    that are not padding, except that the loss is the mean over examples of each example's mean, as
+    in a run; no values if all is padding.
     """
     if target.kind == LABELS:
         found = label_indicators(said, targets)
@@ -318,11 +317,11 @@ def indicators_of(said: Tensor, targets: Tensor, target: Target) -> dict[str, fl
     return {name: value if math.isfinite(value) else None for name, value in found.items()}
 
 
-NOTE = "on the public test set: says nothing of the clients' data that the model does not say"
+NOTE = "on the public test set: reveals nothing about the clients' data beyond the model itself"
 
 
 def write_predictions(run: Path) -> None:
-    """`predictions.csv` and `indicators.json` in a run folder, for the public test set.
+    """Writes `predictions.csv` and `indicators.json` to a run folder, for the public test set.
     ConfigError: the run or its data can't be read."""
     saved = load_model(run)
     test = task_of(run).test
@@ -333,7 +332,7 @@ def write_predictions(run: Path) -> None:
 
 
 def task_of(run: Path) -> Task:
-    """The data of a run. Raises ConfigError if its configuration or they can't be read."""
+    """The data of a run. Raises ConfigError if its configuration or its data can't be read."""
     data = RunFolder(run).read_config().data
     try:
         return load_task(data.name, path=data.path)

@@ -1,4 +1,5 @@
-"""Epsilon, noise or rounds from the other two, for ways of sampling side by side."""
+"""Computes epsilon, noise or rounds from the other two, for several ways of sampling side by
+side."""
 
 from __future__ import annotations
 
@@ -27,9 +28,9 @@ MOST_TURNS = 4096  # rounds of correlated noise that are looked at
 
 @dataclass(frozen=True)
 class Price:
-    """A way to sample, with its adjacency and an accountant for it. `event`: of a round by its
-    noise multiplier. If clients take `turns`, it is of all rounds together, by the multiplier of
-    each round's own noise."""
+    """A sampling method, with its adjacency and a suitable accountant. `event`: the event of a
+    round by its noise multiplier. If clients take `turns`, it is the event of all rounds together,
+    by the multiplier of each round's own noise."""
 
     sampling: str
     adjacency: str
@@ -45,8 +46,8 @@ class Price:
         return spent.epsilon(delta, self.accountant)
 
     def noise(self, epsilon: float, rounds: int, delta: float) -> float:
-        """The noise multiplier with which so many rounds cost epsilon. Raises ValueError if there
-        is none."""
+        """The noise multiplier with which so many rounds cost epsilon. ValueError: there is
+        none."""
         if self.accountant == PURE:
             return rounds / epsilon
         return noise_multiplier_for_epsilon(
@@ -57,8 +58,8 @@ class Price:
         )
 
     def rounds(self, noise: float, epsilon: float, delta: float) -> int:
-        """The number of rounds that fit in epsilon. Raises ValueError: more than are looked at
-        fit."""
+        """The number of rounds that fit in epsilon. ValueError: it is above the largest number
+        searched."""
         if self.accountant == PURE:
             return int(epsilon * noise * (1 + 1e-12))
         if self.turns is None:
@@ -75,7 +76,7 @@ class Price:
 
 @section("--")
 class Question:
-    """Two of noise, epsilon and rounds: the third is asked for."""
+    """Two of noise, epsilon and rounds; the third is computed."""
 
     noise: Positive | None
     epsilon: Positive | None
@@ -93,7 +94,7 @@ class Question:
 
     @property
     def _asked(self) -> str:
-        """The name of the number that is asked for."""
+        """The name of the number to compute."""
         if self.epsilon is None:
             return "epsilon"
         if self.noise is None:
@@ -101,11 +102,11 @@ class Question:
         return "rounds"
 
     def answer(self, price: Price) -> float:
-        """The third number. Raises ValueError if there is none."""
+        """The third number. ValueError: there is none."""
         return getattr(price, self._asked)(**self._given, delta=self.delta)  # type: ignore[no-any-return]
 
     def running_sums(self, prices: Sequence[Price]) -> list[str]:
-        """The noise on the running sum, in words, of those whose noise is correlated."""
+        """The noise on the running sum, in words, for prices with correlated noise."""
         said = []
         for price in prices:
             rounds = price.turns and (self.rounds or int(self.answer(price)))
@@ -121,7 +122,7 @@ class Question:
         return said
 
     def rows(self, prices: Sequence[Price]) -> list[dict[str, object]]:
-        """All prices side by side; the answer of each against the first one, or the reason why
+        """All prices side by side: each answer and its ratio to the first one, or the reason why
         there is none."""
         name = {"noise": "noise multiplier"}.get(self._asked, self._asked)
         rows = list[dict[str, object]]()
@@ -153,8 +154,8 @@ class Question:
 def sampled_prices(
     population: int, cohort: int, *, adjacency: str = "add or remove one"
 ) -> list[Price]:
-    """Poisson, fixed size and everybody, for `cohort` expected of `population`; `adjacency` of all
-    but fixed size."""
+    """Poisson, fixed-size and full cohorts, for `cohort` expected of `population`. `adjacency`
+    applies to all but fixed-size ones."""
     if not 0 < cohort <= population:
         raise ValueError(f"--cohort must be within [1, --population = {population}] (got {cohort})")
 
@@ -173,8 +174,8 @@ def sampled_prices(
 
 
 def own_price(mechanism: str, population: int, cohort: int) -> Price:
-    """A mechanism of one's own, `package.module:Class`, with Poisson cohorts. Raises ConfigError if
-    there is none."""
+    """A third-party mechanism, `package.module:Class`, with Poisson cohorts. ConfigError: there is
+    none."""
     from discreet.mechanisms.mechanism_table import server_mechanism
     from discreet.settings.client_settings import ClientSettings, UserTerms
     from discreet.settings.training import FLOWER_APP, ModelConfig
@@ -201,7 +202,7 @@ def own_price(mechanism: str, population: int, cohort: int) -> Price:
 
 
 def turn_prices(groups: int, *, adjacency: str) -> list[Price]:
-    """Clients that take turns, with each kind of noise. Raises ValueError: no groups."""
+    """Clients that take turns, with each kind of noise. ValueError: `groups` is too small."""
     if groups < 1:
         raise ValueError(f"--groups must be at least 1 (got {groups})")
 
@@ -230,8 +231,8 @@ LOCAL_PRICES: list[Price] = [
 def secure_prices(
     event: Callable[[float], DpEvent], *, adjacency: str = "add or remove one"
 ) -> list[Price]:
-    """Secure aggregation, whose sum has an event, and beside it a server that is trusted to add the
-    same noise."""
+    """The price of secure aggregation, whose sum has an event, and beside it the price of the same
+    noise at a trusted server."""
     return [
         Price("secure aggregation", "zero-out", RDP, event),
         Price("everyone, noise at the server", adjacency, RDP, GaussianDpEvent),
@@ -246,13 +247,13 @@ def masked_sum(
     parameters: int,
     examples: int | None = None,
 ) -> SecureSum:
-    """The secure sum of a round, or at example level of a step in which each client has at most so
+    """The secure sum of a round or, at example level, of a step in which each client has at most so
     many `examples`.
 
     >>> masked_sum(10, SecureConfig(dropouts=2, colluding=1), 4.0, 1_000_000).bits
     24
     """
-    # Imported here: it imports PyTorch, which takes twice as long as all else.
+    # Imported here because it imports PyTorch, which takes twice as long as everything else.
     from discreet.privacy.secure_grid import SecureCohort, example_secure_sum, secure_sum
 
     cohort = SecureCohort(clients, secure.summands(clients))
@@ -264,11 +265,12 @@ def masked_sum(
 
 
 def masked_lines(found: SecureSum, clients: int, secure: SecureConfig) -> list[str]:
-    """The noise that a client adds and the bytes that it sends, in words."""
+    """A client's noise and the bytes that it sends, in words."""
     return [
         f"each of {clients} clients adds a discrete Gaussian of standard deviation "
         f"{found.own_noise_stddev:.4g} clip norms ({math.sqrt(found.variance):.6g} of "
-        f"{found.clip_steps} steps); that of {found.summands} is accounted",
-        f"{found.bits} bits a value, {math.ceil(found.length * found.bits / 8):,} bytes a client "
-        f"and round; {secure.threshold_of(clients)} nodes must agree to open a sum",
+        f"{found.clip_steps} steps); the noise of {found.summands} clients is accounted",
+        f"{found.bits} bits a value, {math.ceil(found.length * found.bits / 8):,} "
+        f"bytes per client and round; {secure.threshold_of(clients)} nodes must agree "
+        "to open a sum",
     ]

@@ -25,8 +25,8 @@ COLUMNS = (
 
 
 class Progress:
-    """One line at the end of a terminal, of so many planned `rounds`; the log goes above it.
-    `clock`: seconds."""
+    """One progress line at the bottom of a terminal, for so many planned `rounds`; the log scrolls
+    above it. `clock`: a function that returns seconds."""
 
     def __init__(
         self, stream: TextIO, rounds: int, *, clock: Callable[[], float] = time.monotonic
@@ -38,7 +38,7 @@ class Progress:
             TimeRemainingColumn(),
             TextColumn("left"),
             console=Console(file=stream),
-            # a thread of its own would be in the way of workers that are forked
+            # a separate thread would interfere with forked workers
             auto_refresh=False,
             transient=True,
             get_time=clock,
@@ -50,7 +50,7 @@ class Progress:
 
     @contextmanager
     def shown(self, done: int) -> Iterator[None]:
-        """Shows the line while the block runs; so many rounds are done already."""
+        """Shows the line while the block runs. So many rounds are done already."""
         self._round, self._started = done, self.clock()
         self._display.update(self.line.id, completed=done, round=done)
         handlers = [
@@ -60,8 +60,8 @@ class Progress:
         ]
         ours = [handler for handler in handlers if handler.stream is self.stream]
         with self._display:
-            # What is written to sys.stdout goes above the line; the log's handlers know the older
-            # one.
+            # Text written to sys.stdout now appears above the line, but the log's handlers still
+            # hold the old stream.
             for handler in ours:
                 handler.setStream(sys.stdout)
             try:
@@ -71,7 +71,7 @@ class Progress:
                     handler.setStream(self.stream)
 
     def counted(self, replies: Iterable[Reply], *, cohort: int) -> Iterator[Reply]:
-        """Passes replies on, and shows that they come."""
+        """Passes replies on and displays their arrival."""
         self._round = self._round + 1
         arrived = 0
         self._show(0, cohort)

@@ -1,5 +1,4 @@
-"""The configuration of a run that goes on: that of its folder, and what may be changed on top of
-it."""
+"""The configuration of a resumed run: that of its folder, with the settings that may change."""
 
 from __future__ import annotations
 
@@ -19,8 +18,7 @@ from discreet.settings.settings import Settings, described, flat
 from discreet.settings.training import FLOWER_APP
 from discreet.settings.wording import Key, Part, Wording, joined
 
-# None of these decides what a release costs, or which model it is of. A section stands for all that
-# is in it.
+# None of these decides the cost of a release or the model. A section stands for all settings in it.
 CHANGEABLE = (
     "rounds",
     "device",
@@ -29,7 +27,7 @@ CHANGEABLE = (
     "operations",
     "data.path",
     "sampling.min_nodes",
-    # where it lies: that it is the account of this run is checked when it is opened
+    # the file's location: opening it checks that it is this run's account
     "privacy.user.account",
     "statistics.of",
     "statistics.only",  # each time that it is asked is paid for
@@ -50,9 +48,9 @@ def asked_settings(
     """The settings that overrides ask for, with `resume=true` those of the run in output_dir; and
     the call, which names the run folder.
 
-    A run that goes on keeps its noise, its budget as it stands, and all that decides privacy.
-    Overrides may repeat what it was asked for, and change what `CHANGEABLE` names; an experiment
-    may be repeated, and changes nothing.
+    A resumed run keeps its noise, its current budget, and every setting that decides privacy.
+    Overrides may repeat the original settings and change those in `CHANGEABLE`. An experiment may
+    be repeated and changes nothing.
 
     Args:
       words: overrides, as on the command line.
@@ -72,14 +70,14 @@ def asked_settings(
         return config, replace(call, output_dir=str(output_folder(call.output_dir)))
     if asked.output_dir is None:
         raise ConfigError(
-            "output_dir must be given with resume=true: the folder of the run that goes on"
+            "output_dir must be given with resume=true: the folder of the run to resume"
         )
     folder = RunFolder(output_folder(str(asked.output_dir)))
     kept, last = folder.read_asked()
     if kept.model.name == FLOWER_APP:
         raise ConfigError(
-            f"output_dir={folder.path} is a run of another Flower app: it goes on there, by "
-            "resume=True"
+            f"output_dir={folder.path} is a run of another Flower app: resume it there "
+            "with resume=True"
         )
     wanted = flat(cast(Flat, OmegaConf.to_container(asked, resolve=True)))
     was = {"device": last.device, **flat(described(kept))}
@@ -97,8 +95,8 @@ def asked_settings(
 
 
 def same_settings(asked: Settings, folder: RunFolder) -> Settings:
-    """The configuration of a run that goes on and is described anew, with the noise and the budget
-    that it has.
+    """The configuration of a resumed run that code describes again, with the noise and budget that
+    it already has.
 
     Raises:
       ConfigError: one line that names a setting that is not what it was, and is not among
@@ -112,8 +110,9 @@ def same_settings(asked: Settings, folder: RunFolder) -> Settings:
 
 
 def _is_new(word: Part, name: str, value: object, was: Flat, first: Flat) -> bool:
-    """True if a word changes a setting; ConfigError if it may not. A setting may be as the run
-    `was`, or as it was asked for at `first`, before a target became its noise and its budget."""
+    """True if a word changes a setting. ConfigError: it may not change. A setting may keep the
+    value that the run `was` using, or its value at `first`, before a target became noise and
+    budget."""
     if name in WHICH_RUN or value == was.get(name):
         return False
     if _may_change(name, was):
@@ -124,12 +123,14 @@ def _is_new(word: Part, name: str, value: object, was: Flat, first: Flat) -> boo
     free = joined(", ", [Key(each) for each in CHANGEABLE if _may_change(each, was)])
     if has is None:
         has = first.get(name)
-    kept = " can't change a run that is resumed: it has "
-    raise ConfigError(Wording(word, kept, Key(f"{name}={has}"), ". What may change is ", free))
+    kept = " can't change in a resumed run, which has "
+    raise ConfigError(
+        Wording(word, kept, Key(f"{name}={has}"), ". Settings that may change: ", free)
+    )
 
 
 def _given(words: Sequence[str], known: Sequence[str], conf: Path) -> Iterator[tuple[str, str]]:
-    """Each word with each setting that it gives."""
+    """Each override with each setting that it changes."""
     from hydra.core.override_parser.overrides_parser import OverridesParser
 
     for word in OverridesParser.create().parse_overrides(list(words)):

@@ -1,5 +1,4 @@
-"""One round, on one page: who is asked, what is added up, what it costs, what is released, and the
-step.
+"""One round, on one page: the cohort, the sum, the charge, the release, and the step.
 
 Source: McMahan et al. 2018 (arXiv 1710.06963), Algorithm 1; Andrew et al. 2021 (arXiv 1905.03871),
   Algorithm 1.
@@ -39,21 +38,21 @@ class Clients(Protocol):
     def ask(
         self, asked: TrainRequest, params: Tensor, cohort: Sequence[int]
     ) -> Iterable[UsableReply]:
-        """The usable replies of a cohort, as they come."""
+        """The usable replies of a cohort, as they arrive."""
 
 
 class RoundLedger(Protocol):
     """The ledger that rounds charge."""
 
     def sealed(self, replies: Iterable[UsableReply]) -> Iterator[UsableReply]:
-        """The replies; a sum that nobody has read can be opened only after a charge from now on."""
+        """The replies. An unopened sum among them can be opened only after a charge from now on."""
 
     def charge(self, mechanism: Mechanism, number: int) -> None:
-        """Charges round `number`; it is on disk when this returns."""
+        """Charges round `number`. The charge is on disk when this returns."""
 
     def charge_answers(self, event: DpEvent | None, number: int) -> None:
-        """Charges the answers that a cohort gives after round `number`; None if clients alone
-        pay."""
+        """Charges the answers that a cohort gives after round `number`. The event is None if only
+        clients pay."""
 
 
 def one_round(
@@ -61,8 +60,8 @@ def one_round(
 ) -> tuple[State, Released]:
     """The state after one round, and what it has released.
 
-    The cohort may be empty: then the round releases noise alone. A mechanism is given the source of
-    its noise only after its round was charged.
+    If the cohort is empty, the round releases noise alone. A mechanism is given the source of its
+    noise only after its round was charged.
 
     Raises:
       RoundAbandoned: too few clients are left to open a sum. If it came that far, it is charged all
@@ -72,16 +71,16 @@ def one_round(
     number = state.round + 1
     cohort = plan.sampling.draw(clients.available_clients(), source.child("cohort"), number=number)
     replies = ledger.sealed(clients.ask(plan.request(state), state.params, cohort))
-    # Clipped again; nothing is noised yet, and nothing opened.
+    # Clipped again; nothing is noised or opened yet.
     summed = plan.mechanism.add_up(replies, state)
-    # On disk, before any noise is drawn and before a masked sum is opened.
+    # On disk before any noise is drawn and before a masked sum is opened.
     ledger.charge(plan.mechanism, number)
     released = plan.mechanism.release(summed, state, source.child("noise"))
     return stepped(state, plan, released), released
 
 
 def stepped(state: State, plan: Plan, released: Released) -> State:
-    """The state after a step on what a round has released: post-processing."""
+    """The state after a step with a round's release: post-processing."""
     mean = (released.total / plan.denominator).to(state.params.dtype)
     after = plan.optimizer.step(state, Change(mean, noise_energy(state, plan)))
     return replace(after, clip_norm=released.clip_norm)
@@ -122,8 +121,8 @@ class RunLedger:
 
     Attributes:
       ledger: on disk.
-      before: the last round that it was charged for when this process began.
-      charges: how many were made in this process.
+      before: the last round that was on the ledger when this process began.
+      charges: the number of charges made in this process.
     """
 
     ledger: DurableLedger
@@ -132,7 +131,7 @@ class RunLedger:
 
     @classmethod
     def of(cls, ledger: DurableLedger) -> RunLedger:
-        """That of a ledger on disk."""
+        """The run ledger over a ledger on disk."""
         return cls(
             ledger,
             max((row.round for row in ledger.releases() if row.guarantee == USER), default=0),
@@ -154,7 +153,7 @@ class RunLedger:
 
     def _open(self, summed: UnopenedSum, made: int) -> Tensor:
         if self.charges == made:
-            raise Uncharged("a masked sum is opened that was not charged")
+            raise Uncharged("a masked sum was to be opened before it was charged")
         return summed.open()
 
     def charge(self, mechanism: Mechanism, number: int) -> None:
@@ -164,7 +163,7 @@ class RunLedger:
             self._write(Charge(number, mechanism.guarantee, "", event))
 
     def charge_answers(self, event: DpEvent | None, number: int) -> None:
-        """See `RoundLedger`: at user level, which pays for answers."""
+        """See `RoundLedger`. The charge is at user level, which pays for answers."""
         if event is not None:
             self._write(Charge(number, USER, "", event))
 

@@ -1,4 +1,4 @@
-"""The context of a run, from its opened folder to its last file, whatever clients it asks; its
+"""The context of a run, from its opened folder to its last file, for any kind of clients; and its
 privacy statement: the last lines of its log, and privacy.json."""
 
 from __future__ import annotations
@@ -45,9 +45,9 @@ ANSWER_NUMBERS = 64  # at most, of an answer: for each output of a model, and on
 
 @dataclass(frozen=True, eq=False)
 class RunContext:
-    """A run whose folder is held, with its plan and its ledger open. It starts from `state`, or
-    goes on; `source` is of cohorts and noise; `device` computes; `names` are what messages call its
-    settings, by their keys."""
+    """A run whose folder is locked, with its plan and its open ledger. It starts or resumes from
+    `state`. `source` is the random source of cohorts and noise, `device` computes, and `names` maps
+    settings' keys to their names in messages."""
 
     plan: Plan
     folder: RunFolder
@@ -61,14 +61,13 @@ class RunContext:
 def open_run(
     plan: Plan, call: Call, *, params: Tensor, simulated: bool, held: ExitStack
 ) -> RunContext:
-    """Opens the folder of a new run, which starts from `params` (num_params,), or of one that goes
-    on, and has `held` hold it for this process alone. Clients that are `simulated` keep their
-    ledger in it.
+    """Opens the folder of a new run, which starts from `params` (num_params,), or of a resumed one.
+    `held` keeps it locked for this process. Clients that are `simulated` keep their ledger in it.
 
     Raises:
-      ConfigError: the folder holds a run already, or none to go on with, or can't be used.
-      LedgerError: a run is resumed under other privacy settings, or its ledgers are not all that
-        was spent.
+      ConfigError: the folder holds a run already, holds none to resume, or can't be used.
+      LedgerError: a run is resumed under other privacy settings, or its ledgers lack some of its
+        spending.
     """
     folder = check_output(call)
     account = PopulationAccount.of(plan)
@@ -89,7 +88,7 @@ def open_run(
             done = state.round
         else:
             done = 0
-        # Without the rows of rounds that are done again.
+        # Without the rows of rounds that will be repeated.
         folder.replace_metrics(
             [row for row in folder.read_metrics() if (row["round"] or 0) <= done]
         )
@@ -106,7 +105,10 @@ def open_run(
 def _announce(plan: Plan, folder: RunFolder) -> None:
     if plan.settings.seed is not None:
         logger.warning(
-            "seed=%d makes this run reproducible: its noise can be drawn again and protects nobody",
+            (
+                "seed=%d makes this run reproducible: its noise can be drawn again, so it "
+                "protects nobody"
+            ),
             plan.settings.seed,
         )
     run = plan.run
@@ -155,13 +157,13 @@ def _announce(plan: Plan, folder: RunFolder) -> None:
 def close_run(
     run: RunContext, outcome: Outcome, tensors: Mapping[str, Tensor], metadata: Mapping[str, str]
 ) -> None:
-    """Writes the model and privacy.json, which complete the folder."""
+    """Writes the model and privacy.json, the last files of the folder."""
     write_tensors(run.folder.path / "model.safetensors", tensors, metadata)
     write_json(run.folder.path / "privacy.json", privacy_facts(run.plan, run.ledger, outcome))
 
 
 def say_how_it_ended(run: RunContext, outcome: Outcome) -> None:
-    """Writes, last of all, that the run is over, and says what it has spent."""
+    """Writes the final status of the run, after every other file, and logs its privacy spending."""
     change_state(run.folder, "stopped" if outcome.stopped else "finished", outcome.stopped)
     RunSecrets(run.folder.path).erase()
     if outcome.stopped:
@@ -175,22 +177,22 @@ def say_how_it_ended(run: RunContext, outcome: Outcome) -> None:
 
 @contextmanager
 def interruptible(folder: RunFolder, goes_on_by: str) -> Iterator[None]:
-    """A block that, if it ends by any error, leaves a folder that says so, and says how the run
-    goes on. Ledger and checkpoint are whole at any moment. SystemExit is what Flower makes of
-    SIGTERM and SIGINT."""
+    """A block that, if it ends by any error, records that in the run folder and says how to resume
+    the run. Ledger and checkpoint are complete at every moment. Flower turns SIGTERM and SIGINT
+    into SystemExit."""
     try:
         yield
     except BaseException as error:
         asked = isinstance(error, SystemExit | KeyboardInterrupt)
         done = note_interruption(
-            folder, "the server was asked to end" if asked else str(error) or type(error).__name__
+            folder, "the server was told to stop" if asked else str(error) or type(error).__name__
         )
-        logger.warning("interrupted after round %d: %s goes on", done, goes_on_by)
+        logger.warning("interrupted after round %d: to resume, use %s", done, goes_on_by)
         raise
 
 
 def epsilon_lines(privacy: Mapping[str, Any]) -> Iterator[str]:
-    """One line for each guarantee of privacy.json, those that are off included."""
+    """One line for each guarantee of privacy.json, including disabled ones."""
     for each in privacy["guarantees"]:
         if not each["enabled"]:
             yield f"{each['name']}-level: none (epsilon = inf)"
@@ -208,18 +210,21 @@ def _whose(mechanism: Mechanism, checkpoint: State) -> str:
     if not REPORTED[mechanism.guarantee]:
         return "of the server's ledger"
     if SERVER in mechanism.charged_at:
-        return "of the run, by the server's ledger; each client's own has what it took part in"
+        return (
+            "of the run, by the server's ledger; each client's own ledger has the releases "
+            "that it took part in"
+        )
     count = len(checkpoint.unaccounted)
     if count:
-        without = f"; {count} of them reported an infinite one and are not in it"
+        without = f"; {count} of them reported infinity and are not included"
     else:
         without = ""
-    return f"the largest that clients reported of their own ledgers{without}"
+    return f"the largest that clients reported from their own ledgers{without}"
 
 
 def privacy_facts(plan: Plan, ledger: DurableLedger, outcome: Outcome) -> dict[str, object]:
-    """The content of privacy.json: every guarantee of the run, those that are off included; and
-    what the population has spent in all runs, if the ledger charges its account."""
+    """The content of privacy.json: every guarantee of the run, including disabled ones; and the
+    population's spending over all runs, if the ledger charges its account."""
     return {
         "rounds": outcome.checkpoint.round,
         "stopped": outcome.stopped,
@@ -275,7 +280,7 @@ def _epsilons(
     if reported := REPORTED[mechanism.guarantee]:
         return dict(zip((chosen, PURE), map(checkpoint.largest_reported, reported), strict=False))
     spent = ledger.spent(mechanism.guarantee)
-    # The chosen one first; a choice among trials has no PLD.
+    # The chosen accountant first; private selection among trials has no PLD.
     chosen_among = any(isinstance(event, RepeatAndSelectDpEvent) for event, _ in spent.entries)
     only = chosen_among or mechanism.accountants == (RDP,)
     if only:
@@ -293,12 +298,12 @@ def _floating_point(
     if SERVER in mechanism.charged_at and plan.run.masked:
         return {"noise": "discrete", "delta_slack": 0.0}  # whole numbers, and exact draws
     rated = sum(plan.run.evaluation.ratings(checkpoint.round))
-    # Of the largest release: an update with its count, or the means and deviations that clients
+    # For the largest release: an update with its count, or the means and deviations that clients
     # were asked for.
     values = max(checkpoint.params.numel() + 1, 2 * len(plan.run.normaliser.means or []))
     if rated:  # a model with k outputs has at least k parameters
         values += ANSWER_NUMBERS * (checkpoint.params.numel() + 1)
-    # The largest noise that a grid takes: the bound holds for every clip norm that the run had.
+    # The largest noise on a grid: the bound holds for every clip norm of the run.
     slack_of = mechanism.expected_noise(math.inf).slack
     if slack_of is None:
         if plan.run.noise == "secure_sum":
@@ -313,8 +318,8 @@ def _floating_point(
         releases = checkpoint.round + rated
     slack = releases * slack_of(values, LARGEST_SCALE)
     stated = _epsilons(mechanism, plan, ledger, checkpoint).values()
-    # The slack grows with epsilon: this one is enough for each that is stated, the pure one of
-    # Laplace noise too.
+    # The slack grows with epsilon: this one is enough for every stated epsilon, including the pure
+    # one of Laplace noise.
     epsilon = max((value for value in stated if math.isfinite(value)), default=math.inf)
     # For neighbours P and P', with drawn noise within r of exact noise: P(drawn in A) <= P(exact in
     # A) + r

@@ -1,17 +1,16 @@
-"""The run folder: what a run leaves behind, written by the server as it goes, read by everything
-after it.
+"""The run folder: the files of a run, written by the server as it goes and read by every later
+command.
 
-config.yaml          the configuration, resolved
-asked.yaml           the same as it was asked for, before a target epsilon became a noise multiplier
-ledger.db            what the guarantee that the server accounts has spent (`durable_ledger`)
-clients.db           in a simulation: what the virtual clients have spent by their own accounts
-secrets.safetensors  while the run goes on: the keys of correlated noise (`RunSecrets`)
-lock                 held by the one process that writes the run
-status.json          how the run stands: whoever watches can read it at any time
-metrics.csv          a row a round; roc.csv: ROC curves, if clients rate AUC
-checkpoint/          the state after the last whole round, and after the best on the public test set
-privacy.json         each guarantee: unit, adjacency, events, epsilon by accountant, not covered
-model.safetensors    the parameters, by name
+config.yaml          the configuration, resolved asked.yaml           the same as it was asked for,
+before a target epsilon became a noise multiplier ledger.db            what the guarantee that the
+server accounts has spent (`durable_ledger`) clients.db           in a simulation: what the virtual
+clients have spent by their own accounts secrets.safetensors  while the run goes on: the keys of
+correlated noise (`RunSecrets`) lock                 held by the one process that writes the run
+status.json          how the run stands: whoever watches can read it at any time metrics.csv
+a row a round; roc.csv: ROC curves, if clients rate AUC checkpoint/          the state after the
+last whole round, and after the best on the public test set privacy.json         each guarantee:
+unit, adjacency, events, epsilon by accountant, not covered model.safetensors    the parameters, by
+name
 """
 
 from __future__ import annotations
@@ -65,7 +64,7 @@ ASKED = "asked.yaml"
 STATUS = "status.json"
 ACCOUNT = "account"
 BEST = "best.safetensors"
-# Settings of earlier versions, in sections of config.yaml.
+# Settings of earlier versions, by section of config.yaml.
 GONE = (
     ("", "tracking"),
     ("", "tracking_uri"),
@@ -74,7 +73,7 @@ GONE = (
 )
 OVER = ("finished", "stopped")  # the files of the run folder are complete
 SECRETS = "secrets.safetensors"
-# its mark; what it held before it had one
+# the mark of a secrets file, and its content before it had one
 KEPT = "secrets"
 BEFORE_KEPT = {"round", "total", "keys", "replies"}
 LOCK_SECONDS = 30.0
@@ -105,8 +104,8 @@ class RunFolder:
 
     @property
     def arrays_path(self) -> Path:
-        """Of a run of another Flower app: the arrays that are not learned, and what it started
-        from."""
+        """The arrays of a run of another Flower app that are not trained, and its initial
+        arrays."""
         return self.path / "checkpoint" / "arrays.safetensors"
 
     @property
@@ -114,17 +113,19 @@ class RunFolder:
         return self.path / "metrics.csv"
 
     def ledger(self, plan: Plan) -> DurableLedger:
-        """The server's ledger; LedgerError if it is missing or has other settings."""
+        """The server's ledger. LedgerError: it is missing or has other settings."""
         return DurableLedger(self.ledger_path, facts=plan.deciding)
 
     def ledger_to_read(self, plan: Plan) -> DurableLedger:
-        """The server's ledger, to read of what was spent. Settings that an older version did not
-        note in it are not compared. Raises LedgerError: it is missing, damaged, older than it was,
-        or config.yaml says otherwise; ConfigError: that has a target where a run has its noise."""
+        """The server's ledger, to read its spending. Settings that an older version did not record
+        in it are not compared. LedgerError: it is missing, damaged, older than before, or
+        contradicts config.yaml. ConfigError: config.yaml has a target instead of the noise."""
         for name in (USER, EXAMPLE):
             charged = name in plan.mechanisms and SERVER in plan.mechanisms[name].charged_at
             if charged and getattr(plan.settings.privacy, name).target_epsilon is not None:
-                raise ConfigError(f"{self.path / CONFIG} is damaged: the run's noise is missing")
+                raise ConfigError(
+                    f"{self.path / CONFIG} is damaged: the run's noise multiplier is missing"
+                )
         was = DurableLedger(self.ledger_path).whole().facts()
         decided = plan.deciding
         noted = {name: decided.get(name, value) for name, value in was.items()}
@@ -132,15 +133,15 @@ class RunFolder:
 
     def create_ledgers(self, plan: Plan, *, simulated: bool) -> None:
         """Makes the ledgers of a new run: the server's, and that of virtual clients if they account
-        for themselves. Raises LedgerError if there are some already."""
+        for themselves. LedgerError: there are some already."""
         DurableLedger.create(self.ledger_path, facts=plan.deciding)
         if simulated and plan.accounts_itself:
             DurableLedger.create(self.clients_ledger_path)
 
     def check_ledgers(self, plan: Plan, *, simulated: bool) -> None:
         """Raises LedgerError, before a run is resumed, if a ledger is missing, damaged, made under
-        other privacy settings, of another run, or older than the checkpoint, metrics.csv, or what
-        this machine charged to it."""
+        other privacy settings or of another run, or if it is older than the checkpoint,
+        metrics.csv, or this machine's own record of its charges."""
         ledgers = [self.ledger(plan)]
         if simulated and plan.accounts_itself:
             ledgers.append(DurableLedger(self.clients_ledger_path))
@@ -156,15 +157,14 @@ class RunFolder:
                 position = positions.get(ledger.path.name)
             if positions is not None and (position is None or not ledger.contains(position)):
                 raise LedgerError(
-                    f"{ledger.path} is older than the checkpoint beside it, or of another run: "
-                    "put back its own ledger"
+                    f"{ledger.path} is older than the checkpoint beside it, or belongs "
+                    "to another run: restore this run's ledger"
                 )
         done = max((int(row["round"] or 0) for row in self.read_metrics()), default=0)
         charged = ledgers[0].spent(USER).num_releases
         if USER in plan.mechanisms and charged < done:
             raise LedgerError(
-                f"{self.ledger_path} holds {charged} releases of {done} rounds: put back a newer "
-                "one"
+                f"{self.ledger_path} has {charged} releases for {done} rounds: restore a newer one"
             )
 
     def positions(self) -> dict[str, LedgerPosition]:
@@ -172,24 +172,25 @@ class RunFolder:
         return _read_checkpoint(self.checkpoint_path)[1]
 
     def write_config(self, settings: Settings, *, device: str = "cpu", name: str = CONFIG) -> None:
-        """`config.yaml`, or `asked.yaml` by its name; with the device of the run's last call."""
+        """Writes `config.yaml`, or `asked.yaml` by its name, with the device of the run's last
+        call."""
         text = OmegaConf.to_yaml({"device": device, **described(settings)})
         replace_file(self.path / name, text.encode())
 
     def read_config(self, *, name: str = CONFIG) -> Settings:
-        """The settings of `read_asked`."""
+        """The settings that `read_asked` returns."""
         return self.read_asked(name=name)[0]
 
     def read_asked(self, *, name: str = CONFIG) -> tuple[Settings, Call]:
-        """The configuration that the run was started with, and the call. Raises ConfigError if
-        there is none, or it can't be read."""
+        """The configuration that the run was started with, and the call. ConfigError: there is
+        none, or it can't be read."""
         path = self.path / name
         if not path.exists():
-            raise ConfigError(f"output_dir={self.path} holds no run: {name} is missing")
+            raise ConfigError(f"output_dir={self.path} does not contain a run: {name} is missing")
         try:
             settings = OmegaConf.create(path.read_text(encoding="utf-8"))
             if not isinstance(settings, DictConfig):
-                raise ConfigError("it holds no settings")
+                raise ConfigError("it does not contain settings")
             for group, name in GONE:
                 (settings.get(group, {}) if group else settings).pop(name, None)
             return parse_asked(settings)
@@ -201,8 +202,8 @@ class RunFolder:
     def save_checkpoint(
         self, state: State, *, best: bool = False, account: LedgerPosition | None = None
     ) -> None:
-        """Replaces the last or the best checkpoint, whole, with how far its ledgers and `account`
-        have come by then."""
+        """Replaces the last or the best checkpoint as a whole, with the current positions of its
+        ledgers and `account`."""
         if best:
             path = self.checkpoint_path.with_name(BEST)
         else:
@@ -219,7 +220,7 @@ class RunFolder:
 
     def load_checkpoint(self, *, best: bool = False) -> State | None:
         """The last checkpoint, None before the first round is done; or the best one, None before a
-        run has started. Raises LedgerError: the file is damaged."""
+        run has started. LedgerError: the file is damaged."""
         if best:
             path = self.checkpoint_path.with_name(BEST)
         else:
@@ -229,8 +230,8 @@ class RunFolder:
         return None
 
     def append_metrics(self, row: Mapping[str, object]) -> None:
-        """Adds a round's row to `metrics.csv` and flushes it. With columns that are not there yet
-        the file is replaced: a run that was resumed may have none of a rating's."""
+        """Adds a round's row to `metrics.csv` and flushes it. If the row has new columns, the file
+        is replaced: a resumed run may not have the columns of a rating yet."""
         there = self._metrics_columns()
         if there and not {*columns_of([row])} <= {*there}:
             self.replace_metrics([*self.read_metrics(), row])
@@ -248,8 +249,8 @@ class RunFolder:
             return next(csv.reader(file), [])
 
     def read_metrics(self) -> list[dict[str, float | None]]:
-        """The rows of `metrics.csv`; None if a round has no such number. A last line that was cut
-        off is left out. Raises ConfigError: what is there are not rows of numbers."""
+        """The rows of `metrics.csv`, with None where a round has no such number. A truncated last
+        line is ignored. ConfigError: the file does not contain rows of numbers."""
         if not self.metrics_path.exists():
             return []
         try:
@@ -264,7 +265,7 @@ class RunFolder:
             if any(None in row.values() for row in rows) or any(
                 row.get("round") is None for row in numbers
             ):
-                raise ValueError("a row is cut or has no round")
+                raise ValueError("a row is truncated or has no round")
             return numbers
         except (ValueError, TypeError, csv.Error) as error:
             raise ConfigError(f"{self.metrics_path} is damaged: {error}") from error
@@ -276,8 +277,8 @@ class RunFolder:
 
 @dataclass(frozen=True)
 class RunSecrets(CarriedState):
-    """`CarriedState` in a run folder, for the server's user alone: it takes noise off. Removed when
-    the run is over."""
+    """`CarriedState` in a run folder, readable by the server's user only, because noise can be
+    removed with it. It is deleted when the run is over."""
 
     folder: Path
 
@@ -286,18 +287,19 @@ class RunSecrets(CarriedState):
         return self.folder / SECRETS
 
     def load(self) -> Mapping[str, Tensor]:
-        """What was saved last; empty before. Raises LedgerError: the file is damaged, or is another
-        one."""
+        """The state that was saved last; empty before. LedgerError: the file is damaged or is a
+        different file."""
         tensors, facts = read_tensors(self.path) if self.path.exists() else ({}, {KEPT: ""})
         if KEPT in facts or (not facts and tensors.keys() == BEFORE_KEPT):
             return tensors
         raise LedgerError(
-            f"{self.path} holds no secrets of a run: put back the file that the run has written"
+            f"{self.path} does not contain a run's secrets: restore the file that the "
+            "run has written"
         )
 
     def save(self, tensors: Mapping[str, Tensor]) -> None:
-        """Replaces the file as a whole, on disk when this returns, with mode 0600 from its first
-        byte."""
+        """Replaces the file as a whole. It is on disk when this returns, and has mode 0600 from its
+        first byte."""
         write_tensors(self.path, tensors, {KEPT: ""}, mode=0o600)
 
     def erase(self) -> None:
@@ -306,8 +308,7 @@ class RunSecrets(CarriedState):
 
 
 def read_tensors(path: Path) -> tuple[dict[str, Any], dict[str, str]]:
-    """The tensors in a file by their names, and its metadata. Raises LedgerError: the file is
-    damaged."""
+    """The tensors in a file by name, and its metadata. LedgerError: the file is damaged."""
     try:
         with safe_open(path, framework="pt") as file:
             return {name: file.get_tensor(name) for name in file.keys()}, file.metadata() or {}  # noqa: SIM118
@@ -336,31 +337,31 @@ def _read_checkpoint(path: Path) -> tuple[State, dict[str, LedgerPosition]]:
 
 
 def output_folder(output_dir: str | None) -> Path:
-    """The absolute path of a run folder, named by the time if none is given."""
+    """The absolute path of a run folder, named after the current time if none is given."""
     stamp = datetime.now(UTC).strftime("%Y-%m-%d_%H-%M-%S_%f")
     return Path(output_dir or f"outputs/{stamp}").expanduser().resolve()
 
 
 def check_output(call: Call) -> RunFolder:
-    """The run folder of a call, with an absolute path. It is not made. Raises ConfigError if
-    `output_dir` holds a run already and `resume` is off, or if there is nothing to resume."""
+    """The run folder of a call, with an absolute path; it is not created. ConfigError: `output_dir`
+    holds a run already and `resume` is off, or there is nothing to resume."""
     folder = RunFolder(output_folder(call.output_dir))
     there = folder.ledger_path.exists() or (folder.path / CONFIG).exists()
     if call.resume and not there:
-        nothing = f", but output_dir={folder.path} holds no run"
+        nothing = f", but output_dir={folder.path} does not contain a run"
         raise ConfigError(Wording(Key("resume=true"), nothing))
     if there and not call.resume:
-        taken = f"output_dir={folder.path} holds a run already: "
-        raise ConfigError(Wording(taken, Key("resume=true"), " goes on with it"))
+        taken = f"output_dir={folder.path} contains a run already: "
+        raise ConfigError(Wording(taken, Key("resume=true"), " resumes it"))
     return folder
 
 
 @contextmanager
 def only_writer(path: Path, *, patience: float = LOCK_SECONDS) -> Iterator[None]:
-    """Holds a run folder while the block runs; makes it if it is missing. The lock ends with its
-    process: a SuperLink that is killed leaves its ServerApp running for a moment, so whoever
-    resumes waits `patience` seconds. Raises ConfigError if another process still holds the folder,
-    or if it can't be made."""
+    """Locks a run folder while the block runs; creates it if it is missing. The lock ends with its
+    process. A SuperLink that is killed leaves its ServerApp running for a moment, so a resumed run
+    waits `patience` seconds. ConfigError: another process still holds the folder, or it can't be
+    created."""
     lock = FileLock(path / "lock", thread_local=False)
     try:
         path.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -371,9 +372,9 @@ def only_writer(path: Path, *, patience: float = LOCK_SECONDS) -> Iterator[None]
             lock.acquire(timeout=patience)
     except Timeout as error:
         raise ConfigError(
-            f"output_dir={path} is in use: another process is writing this run. A SuperLink that "
-            "was killed begins what it had accepted when it is back: `flwr list` shows its runs, "
-            "`flwr stop` ends one"
+            f"output_dir={path} is in use: another process is writing this run. A "
+            "SuperLink that was killed starts its accepted runs when it is restarted: "
+            "`flwr list` shows its runs, `flwr stop` ends one"
         ) from error
     except OSError as error:
         raise ConfigError(f"output_dir={path} can't be used: {error.strerror}") from error
@@ -391,9 +392,10 @@ class RunStatus:
       state: `running`, `finished` (the planned rounds are done and every file is there), `stopped`
         (before them) or `interrupted`, both for a `reason`. A server that was killed leaves
         `running`, with an old `updated` (ISO 8601).
-      nodes: connected when the last cohort was drawn; None before the first one.
-      failures: of clients that were asked, over the whole run, by kind; the latest of them is in
-        words.
+      nodes: the number of nodes connected when the last cohort was drawn; None before the first
+        one.
+      failures: the number of failures of clients that were asked, over the whole run, by kind; and
+        the latest one in words.
     """
 
     state: str
@@ -410,7 +412,7 @@ STATUS_FILE = TypeAdapter(RunStatus)
 
 
 def read_status(folder: RunFolder) -> RunStatus | None:
-    """The last status; None if the run has written none yet, or the file is not one."""
+    """The last status; None if the run has not written one yet, or the file is invalid."""
     try:
         found = STATUS_FILE.validate_json((folder.path / STATUS).read_bytes())
         since = datetime.fromisoformat(found.updated)
@@ -422,12 +424,13 @@ def read_status(folder: RunFolder) -> RunStatus | None:
 
 
 def state_of(folder: RunFolder) -> str:
-    """The state of a run by its status file; empty before there is one."""
+    """The state of a run in its status file; empty before there is one."""
     return getattr(read_status(folder), "state", "")
 
 
 def write_status(folder: RunFolder, status: RunStatus) -> None:
-    """Replaces the status file as a whole. It is not flushed to disk: nothing is decided by it."""
+    """Replaces the status file as a whole. It is not flushed to disk, because nothing depends on
+    it."""
     stamped = replace(status, updated=datetime.now(UTC).isoformat(timespec="seconds"))
     replace_file(
         folder.path / STATUS, (json.dumps(dataclasses.asdict(stamped)) + "\n").encode(), flush=False
@@ -435,14 +438,14 @@ def write_status(folder: RunFolder, status: RunStatus) -> None:
 
 
 def change_state(folder: RunFolder, state: str, reason: str | None) -> None:
-    """Replaces the state of a run, and the reason for it."""
+    """Replaces the state of a run and its reason."""
     last = read_status(folder) or RunStatus("running", folder.read_config().rounds)
     write_status(folder, replace(last, state=state, reason=reason))
 
 
 def note_interruption(folder: RunFolder, reason: str) -> int:
-    """Writes that a run was interrupted, if it counts as running, and gives its last whole round.
-    Nobody may be writing the run any more."""
+    """Records that a run was interrupted, if its state is running, and returns its last complete
+    round. No process may still be writing the run."""
     done = folder.load_checkpoint()
     with suppress(OSError):  # the disk may be full; nothing is decided by it
         if state_of(folder) in ("", "running"):
@@ -453,8 +456,8 @@ def note_interruption(folder: RunFolder, reason: str) -> int:
 
 
 def replace_file(path: Path, content: bytes, *, flush: bool = True, mode: int = 0o666) -> None:
-    """Replaces a file as a whole; after a crash the old or the new content is there if it was
-    flushed."""
+    """Replaces a file as a whole. After a crash the old or the new content is there, provided that
+    the new one was flushed."""
     beside = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         with open(beside, "wb", opener=partial(os.open, mode=mode)) as file:
@@ -470,8 +473,8 @@ def replace_file(path: Path, content: bytes, *, flush: bool = True, mode: int = 
 
 
 def write_json(path: Path, facts: Mapping[str, Any]) -> str:
-    """Replaces a file by facts, and returns its text. Infinity is written as the string "inf",
-    which every JSON reader takes."""
+    """Replaces a file by facts and returns its text. Infinity is written as the string "inf", which
+    every JSON reader accepts."""
     text = json.dumps(json_ready(facts), indent=2) + "\n"
     replace_file(path, text.encode())
     return text

@@ -1,5 +1,5 @@
-"""The price of a run in a few lines, before it spends anything: epsilon, noise, and what a node
-sends."""
+"""The price of a run in a few lines, before it spends anything: epsilon, noise, and the traffic of
+a node."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ BYTES = 4  # of a parameter on its way: float32, or a masked word
 
 
 def price_lines(plan: Plan) -> Iterator[str]:
-    """A line for each guarantee that is on, one on noise, and one on traffic."""
+    """One line for each enabled guarantee, one on noise, and one on traffic."""
     run = plan.run
     for name, mechanism in plan.mechanisms.items():
         if SERVER not in mechanism.charged_at:
@@ -24,8 +24,8 @@ def price_lines(plan: Plan) -> Iterator[str]:
             else:
                 target = f" {epsilon:g} after all {run.rounds} rounds,"
             yield (
-                f"{name}-level: epsilon{target} of each client, in its own account (delta "
-                f"{run.delta:g})"
+                f"{name}-level: epsilon{target} of each client, in its own account "
+                f"(delta {run.delta:g})"
             )
     yield from _epsilons(plan)
     if plan.charges_server:

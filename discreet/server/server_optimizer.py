@@ -1,5 +1,5 @@
-"""The server's optimizer: SGD with momentum, Adam or Yogi on the noised mean update of a round,
-which is post-processing of what was released, whatever its settings are.
+"""The server's optimizer: SGD with momentum, Adam or Yogi on the noised mean update of a round.
+With any settings, this is post-processing of the release.
 
 The formulas are those of Flower's FedAvgM, FedAdam and FedYogi: Hsu et al. 2019 (arXiv 1909.06335),
 Reddi et al. 2021 (arXiv 2003.00295), Algorithm 2.
@@ -25,7 +25,7 @@ class Change:
     """The change of the parameters that a round has released.
 
     Attributes:
-      mean: the noised mean update, (num_params,): the opposite of a gradient.
+      mean: the noised mean update, (num_params,), which points against the gradient.
       noise_energy: the expected squared norm of the noise in it.
     """
 
@@ -38,8 +38,8 @@ class ServerSGD:
     """SGD with momentum, as FedAvgM; with its defaults it is FedAvg: the mean update is added to
     the parameters.
 
-    With `shrink_with_noise` a step is as long as its signal is by estimate, see `signal_share`.
-    ConfigError: a number is out of its range.
+    With `shrink_with_noise` the length of a step is scaled to the estimated share of signal in it,
+    see `signal_share`. ConfigError: a number is out of its range.
     """
 
     learning_rate: LearningRate = 1.0
@@ -70,12 +70,12 @@ class ServerSGD:
 
 @section("server_optimizer.")
 class ServerAdam:
-    """Adam, as FedAdam, whose names and defaults these are; its learning rate is corrected for the
-    bias of the start.
+    """Adam, with the names and defaults of Flower's FedAdam. Its learning rate is corrected for the
+    bias of the first rounds.
 
-    `eta` is the learning rate; `beta_1` and `beta_2` say how long the two moments remember; `tau`
-    is added to the root of the second one: the larger it is, the less do coordinates adapt.
-    ConfigError: a number is out of its range."""
+    `eta` is the learning rate. `beta_1` and `beta_2` are the decay rates of the two moments. `tau`
+    is added to the root of the second moment: a larger value makes the steps of coordinates less
+    adaptive. ConfigError: a number is out of its range."""
 
     eta: LearningRate = 0.1
     beta_1: Momentum = 0.9
@@ -95,8 +95,8 @@ class ServerAdam:
 
 @section("server_optimizer.")
 class ServerYogi:
-    """Yogi, as FedYogi, whose names and defaults these are, with the meaning and the errors of
-    `ServerAdam`. Its learning rate is not corrected for the bias of the start."""
+    """Yogi, with the names and defaults of Flower's FedYogi, and parameters and errors as in
+    `ServerAdam`. Its learning rate is not corrected for the bias of the first rounds."""
 
     eta: LearningRate = 0.01
     beta_1: Momentum = 0.9
@@ -121,8 +121,7 @@ def second_moment(state: State, change: Change) -> Tensor:
 def adaptive_step(
     optimizer: ServerAdam | ServerYogi, state: State, change: Change, *, second: Tensor, rate: float
 ) -> State:
-    """The step of Adam and Yogi, whose coordinates are divided by the roots of their second
-    moments."""
+    """The step of Adam and Yogi, which divides coordinates by the roots of their second moments."""
     velocity = optimizer.beta_1 * state.velocity + (1 - optimizer.beta_1) * change.mean
     params = state.params + rate * velocity / (second.sqrt() + optimizer.tau)
     return replace(
@@ -131,8 +130,8 @@ def adaptive_step(
 
 
 ServerOptimizer = ServerSGD | ServerAdam | ServerYogi
-# Of a configuration by their names: there SGD has momentum, which one that is made in code has only
-# if it is given.
+# The defaults of optimizers in a configuration, by name. There SGD has momentum; in code it has
+# momentum only if it is given.
 MADE: dict[str, ServerOptimizer] = {
     "sgd": ServerSGD(momentum=0.8),
     "adam": ServerAdam(),
@@ -141,11 +140,11 @@ MADE: dict[str, ServerOptimizer] = {
 
 
 def signal_share(velocity: Tensor, *, noise_energy: float) -> float:
-    """The share of a step's length that is signal, given the expected energy of its noise: within
-    [0, 1].
+    """The share of signal in a step's length, within [0, 1], given the expected energy of its
+    noise.
 
-    |velocity|^2 is on average the squared norm of the signal plus `noise_energy`: the positive
-    part of sqrt(1 - noise_energy / |velocity|^2), as in James and Stein 1961. 1 without noise.
+    |velocity|^2 is on average the squared norm of the signal plus `noise_energy`: the positive part
+    of sqrt(1 - noise_energy / |velocity|^2), as in James and Stein 1961. 1 without noise.
     Post-processing of a release.
 
     >>> import torch
@@ -161,7 +160,7 @@ def signal_share(velocity: Tensor, *, noise_energy: float) -> float:
 
 
 def server_optimizer(config: ServerConfig) -> ServerOptimizer:
-    """The optimizer of a configuration; what that leaves open has the default that conf/config.yaml
+    """The optimizer of a configuration; omitted numbers have the defaults that conf/config.yaml
     names.
 
     >>> server_optimizer(ServerConfig(optimizer="yogi", tau=0.01))
@@ -183,7 +182,7 @@ def server_optimizer(config: ServerConfig) -> ServerOptimizer:
 
 
 def server_section(optimizer: object) -> dict[str, object]:
-    """The settings `server` of an optimizer, so that `server_optimizer` of them gives it back.
+    """The settings `server` of an optimizer, from which `server_optimizer` makes an equal one.
     ConfigError: it is none of the three.
 
     >>> server_section(ServerAdam(eta=0.3))

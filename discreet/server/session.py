@@ -1,5 +1,5 @@
-"""A run from its configuration to its last file: what the ServerApp and the simulation have in
-common."""
+"""A run from its configuration to its last file: the common part of the ServerApp and the
+simulation."""
 
 from __future__ import annotations
 
@@ -59,13 +59,13 @@ from discreet.training.units import warning_of_rows
 
 logger = logging.getLogger("discreet")
 
-# partitions that the data allow only for some numbers of clients
+# partitions that the data allow only for certain numbers of clients
 COUNTED = ("natural", "owners", "shards")
 
 
 @dataclass(frozen=True, eq=False)
 class Session:
-    """A run that is ready to start: data and model there, run folder open."""
+    """A run that is ready to start: data and model are loaded, and the run folder is open."""
 
     context: RunContext
     task: Task
@@ -80,8 +80,8 @@ class Session:
         return self.context.folder
 
     def evaluation(self) -> Callable[[State], EvaluationResult]:
-        """Of the model after a round, on the test set, whose fixed features are computed once; says
-        nothing if the run has none."""
+        """The evaluation of the model after a round on the test set, whose fixed features are
+        computed once. It returns nothing if the run has no test set to evaluate on."""
         run = self.plan.run
         query = self.plan.query
         if run.evaluation.kind != "public":
@@ -108,7 +108,7 @@ def training_run(
 
 
 def check_secure(seed: int | None) -> None:
-    """Raises ConfigError if a real federation would refuse the seed."""
+    """Raises ConfigError if a real federation has a seed."""
     if seed is not None:
         raise ConfigError(
             "seed must be null in a real federation: noise that can be drawn again protects nobody"
@@ -123,14 +123,14 @@ def prepare(
     held: ExitStack,
     decided: PrivacyConfig | None = None,
 ) -> Session:
-    """Everything before the first round: see `resolve`, and `open_run` for what is wrong.
-    `decided`: the guarantees with their noise, if a target has chosen it before."""
+    """Prepares a run up to its first round; errors as `resolve` and `open_run`. `decided`: the
+    guarantees with their noise, if a target has chosen it already."""
     plan, task = resolve(settings, decided, resumed=call.resume)
     return opened(plan, task, call, simulated=simulated, held=held)
 
 
 def opened(plan: Plan, task: Task, call: Call, *, simulated: bool, held: ExitStack) -> Session:
-    """The session of a plan; arguments as `prepare`."""
+    """The session of a plan, with the arguments of `prepare`."""
     if plan.settings.seed is not None:
         seed = plan.settings.seed
     else:
@@ -145,8 +145,8 @@ def opened(plan: Plan, task: Task, call: Call, *, simulated: bool, held: ExitSta
 def resolve(
     settings: Settings, decided: PrivacyConfig | None = None, *, resumed: bool = False
 ) -> tuple[Plan, Task]:
-    """The plan of a run, and its data: all that is checked before a folder is opened. ConfigError:
-    a setting does not fit the data or the model, or the target can't be reached."""
+    """The plan of a run, and its data, checked before a folder is opened. ConfigError: a setting
+    does not fit the data or the model, or the target can't be reached."""
     try:
         task = load_task(settings.data.name, path=settings.data.path)
         _check_weights(settings.model.name, settings.data)
@@ -197,13 +197,13 @@ def resolve(
         ("operations.predictions=true", plan.settings.operations.predictions),
     ):
         if needed and not len(task.test):
-            raise ConfigError(f"{name} needs a test set, which these data lack")
+            raise ConfigError(f"{name} needs a test set, but these data have none")
     return plan, task
 
 
 def _check_weights(name: str, data: DataConfig) -> None:
-    """Raises FolderError unless a transformer is the one whose tokenizer read the texts, and that
-    nodes look for."""
+    """Raises FolderError unless a transformer is the one whose tokenizer encoded the texts, which
+    is also the one that nodes load."""
     if name.startswith(HF):
         if data.name == FOLDER and data.path:
             known = read_description(Path(data.path)).model
@@ -216,9 +216,10 @@ def _check_weights(name: str, data: DataConfig) -> None:
 
 
 def normalised(session: Session, answers: Callable[[], Replies]) -> Session:
-    """The session of a run with `data.normalise=private`, whose clients have been asked what inputs
-    are normalised by; any other session as it is, and one that goes on. Means and deviations are in
-    the run folder from then on. ConfigError: asking would pass the budget; nobody is asked then."""
+    """The session of a run with `data.normalise=private`, after asking clients for the means and
+    deviations of inputs. Any other session, and one that is resumed, is returned unchanged. From
+    then on the run folder has means and deviations. ConfigError: asking would exceed the budget; no
+    client is asked then."""
     plan = session.plan
     task = session.task
     run = session.context
@@ -231,7 +232,7 @@ def normalised(session: Session, answers: Callable[[], Replies]) -> Session:
 
 
 def finish(session: Session, outcome: Outcome) -> None:
-    """Writes the model, privacy.json and, last, that the run is over; says how it ended."""
+    """Writes the model, privacy.json and, last, the final status; logs how the run ended."""
     plan = session.plan
     folder = session.folder.path
     shape = session.task.shape
@@ -261,9 +262,9 @@ def finish(session: Session, outcome: Outcome) -> None:
 
 
 def chance_loss(settings: TaskConfig, task: Task) -> float:
-    """The mean loss on the public test set of a model that gives 0 throughout: every class or label
-    the same chance, or the middle of every range. log(classes) for cross entropy without weights;
-    infinity if there is no test set."""
+    """The mean loss on the public test set of a model whose outputs are all 0: equal chances for
+    every class or label, or the middle of every range. It is log(classes) for cross entropy without
+    weights, and infinity without a test set."""
     if not len(task.test):
         return math.inf
     loss = loss_of(settings)

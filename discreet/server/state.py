@@ -1,4 +1,4 @@
-"""The state of a run: all that a round changes, as one value. A checkpoint holds it."""
+"""The state of a run as one value: everything that a round changes. A checkpoint stores it."""
 
 from __future__ import annotations
 
@@ -19,17 +19,18 @@ class State:
     """The state after `round` rounds.
 
     Attributes:
-      params, velocity: of the model, and the first moment of the server's optimizer, (num_params,),
-        float32.
+      params, velocity: the model's parameters, and the first moment of the server's optimizer,
+        (num_params,), float32.
       clip_norm: C_t for the next round; infinity if user-level privacy is off.
       noise_energy: the expected squared norm of the noise in the velocity of SGD.
-      second_moment: of Adam and Yogi, (num_params,); (0,) before their first step, and always for
-        SGD.
-      epsilon_example, epsilon_local, epsilon_local_pure: the largest that clients report of their
-        own accounts.
-      unaccounted: clients that reported an infinite epsilon in a run that costs a finite one, and
-        are not in these.
-      carried: what the run's mechanism carries from round to round; no part of a checkpoint.
+      second_moment: the second moment of Adam and Yogi, (num_params,); (0,) before their first
+        step, and always for SGD.
+      epsilon_example, epsilon_local, epsilon_local_pure: the largest epsilons that clients report
+        from their own accounts.
+      unaccounted: the clients that reported an infinite epsilon although the run has a finite one;
+        they are not included in these maxima.
+      carried: the state that the run's mechanism carries from round to round; not part of a
+        checkpoint.
     """
 
     round: int
@@ -37,7 +38,7 @@ class State:
     velocity: Tensor
     clip_norm: float
     noise_energy: float = 0.0
-    # status needs no torch
+    # the status command does not need torch
     second_moment: Tensor = field(default_factory=lambda: import_module("torch").zeros(0))
     epsilon_example: float = 0.0
     epsilon_local: float = 0.0
@@ -46,8 +47,7 @@ class State:
     carried: CarriedState = field(default_factory=CarriedState)
 
     def largest_reported(self, name: str) -> float:
-        """The largest epsilon over the clients that reported a finite one; infinity if only others
-        have reported."""
+        """The largest finite epsilon that clients reported; infinity if all reported infinity."""
         value: float = getattr(self, name)
         if value == 0 and self.unaccounted:
             return math.inf
@@ -62,9 +62,9 @@ def initial_state(params: Tensor, *, clip_norm: float) -> State:
 
 @dataclass(frozen=True)
 class Outcome:
-    """The end of a run: its state after the last round, with all that was spent; why it ended other
-    than by its last planned round, in words; and the state whose model is in place of the last one,
-    of a run that was lost."""
+    """The end of a run: the state after the last round, with the total spending; the reason, if it
+    ended before its last planned round; and, for a run whose training failed, the state whose model
+    replaces the last one."""
 
     checkpoint: State
     stopped: str | None

@@ -58,9 +58,9 @@ logger = logging.getLogger("discreet")
 
 
 class TrainingRun:
-    """Runs the rounds of a plan in a run folder. `transport` asks the clients; `evaluate` gives
-    loss and scores of the model after a round, on the server's public test set; `on_round` is told
-    the row of metrics.csv of each round."""
+    """Runs the rounds of a plan in a run folder. `transport` asks the clients. `evaluate` returns
+    the loss and scores of the model after a round on the server's public test set. `on_round` is
+    called with each round's row of metrics.csv."""
 
     def __init__(
         self,
@@ -92,10 +92,10 @@ class TrainingRun:
         self.status = replace(before, state="running", rounds=rounds, reason=None)
 
     def run(self, *, progress: TextIO | None = None) -> Outcome:
-        """Goes on from the context's state to the planned number of rounds, or until a budget is
-        spent or training is lost: resumed, a lost run ends again before anything is spent. The run
-        counts as running until the caller has written its last files
-        (`discreet.server.session.finish`). `progress`: the terminal to show on how far it is."""
+        """Runs from the context's state to the planned number of rounds, or until a budget is spent
+        or training fails. A failed run that is resumed ends again before it spends anything. The
+        run's state is running until the caller has written its last files
+        (`discreet.server.session.finish`). `progress`: the terminal for the progress line."""
         state = self.context.state
         rounds = self.plan.run.rounds
         if self.folder.load_checkpoint(best=True) is None:
@@ -118,7 +118,8 @@ class TrainingRun:
         return replace(outcome, checkpoint=self._rate_if_due(outcome.checkpoint, is_last=True))
 
     def _look_at_account(self, state: State) -> None:
-        """Says what the population has spent before this run, and how far its budget reaches."""
+        """Logs what the population has spent before this run, and how many rounds its budget
+        allows."""
         if self.ledger.account is None:
             return
         plan = self.evaluation
@@ -149,7 +150,7 @@ class TrainingRun:
                 return Outcome(state, in_words(spent, self.context.names))
             except RoundAbandoned as loss:
                 attempts += 1
-                logger.warning("round %d is abandoned, unread: %s", number, loss)
+                logger.warning("round %d is abandoned without opening its sum: %s", number, loss)
                 lacking = ReplyStats()
                 lacking.miss(loss.failures)
                 lacking.log_failures()
@@ -158,7 +159,8 @@ class TrainingRun:
                         f"round {number} was abandoned {MOST_ABANDONED} times: {loss}"
                     ) from loss
                 continue
-            # A client that refused once stays out: a spent budget or a policy does not change.
+            # A client that has refused is not asked again: a spent budget or a policy does not
+            # change.
             if USER not in self.plan.mechanisms and stats.refused and self.clients.all_refuse:
                 return self._all_refused(state, stats.reasons[-1])
             self._note(self.silent_rounds, stats, asked=self.clients.cohort)
@@ -173,19 +175,19 @@ class TrainingRun:
         return Outcome(state, f"{lost}; the model is {kept}", best)
 
     def _all_refused(self, state: State, last: str) -> Outcome:
-        """The end of a run whose clients have all refused: the usual one once their budgets are
+        """The end of a run whose clients have all refused: the usual end once their budgets are
         spent.
 
         Raises:
-          NobodyAnswers: none has ever trained.
+          NobodyAnswers: no client has ever trained.
         """
-        reason = f"every client refuses; the last one: {last}"
+        reason = f"every client refuses; the last reason: {last}"
         if not any(row["replies"] for row in self.rows):
             raise NobodyAnswers(reason)
         return Outcome(state, reason)
 
     def _next_round(self, before: State) -> tuple[State, ReplyStats]:
-        """Does the round after `before`; writes ledger, metrics, checkpoint, in that order."""
+        """Runs the round after `before`; writes ledger, metrics and checkpoint, in that order."""
         source = self._source(before.round + 1)
         stats = self.clients.begin()
         released = self._is_out(before)
@@ -209,8 +211,8 @@ class TrainingRun:
         asked = {"cohort": self.clients.cohort, "replies": released.replies}
         facts = {"clip_norm": before.clip_norm, "fraction_below": released.fraction_below, **asked}
         row = self._write(after, facts, stats)
-        # The checkpoint comes last: a crash before it does the round again, and the ledger then
-        # holds both.
+        # The checkpoint is written last. After a crash before it, the round is repeated, and the
+        # ledger then has both charges.
         account = self.ledger.account
         self.folder.save_checkpoint(after, account=account.ledger.position() if account else None)
         if (rank := _rank(row)) > self.best:
@@ -220,16 +222,16 @@ class TrainingRun:
         return after, stats
 
     def _is_out(self, before: State) -> Released | None:
-        """The release of the round after `before`, if it is on disk already and may be out: there
-        is no other."""
+        """The release of the round after `before`, if it is on disk already and may have left. The
+        round then has no other release."""
         kept = before.carried.load()
         if not kept or int(kept["round"]) != before.round + 1:
             return None
         return Released(kept["total"], before.clip_norm, None, int(kept["replies"]))
 
     def _rate_if_due(self, last: State, *, is_last: bool) -> State:
-        """Has a cohort drawn anew rate the model after a round, if that is due and fits the budget:
-        its own event. Returns `last` with what clients have reported of their accounts."""
+        """Asks a new cohort to rate the model after a round, if a rating is due and fits the
+        budget, as a separate event. Returns `last` with the epsilons that clients have reported."""
         plan = self.evaluation
         if (
             plan is None
@@ -255,8 +257,8 @@ class TrainingRun:
             return last
         stats.log_failures()
         rated = stats.added_to(last)
-        # Before the row: a crash in between rates the model again, and what clients have spent is
-        # not forgotten.
+        # Before the row: after a crash in between, the model is rated again, and the clients'
+        # spending is not forgotten.
         if plan.event is None:
             self.folder.save_checkpoint(rated)
         count = (stats.accepted, len(cohort))
@@ -267,8 +269,8 @@ class TrainingRun:
         return rated
 
     def _note(self, silence: Silence, stats: ReplyStats, *, asked: int) -> None:
-        """Counts a round or a rating in which nobody replies. A client whose own budget is spent is
-        no fault of a run, unless the server's ledger alone pays."""
+        """Counts a round or a rating without replies. A client whose own budget is spent is not a
+        failure of the run, unless only the server's ledger pays."""
         silence.note(
             stats,
             asked=asked if USER in self.plan.mechanisms else asked - stats.failures["refused"],
@@ -291,7 +293,7 @@ class TrainingRun:
     def _write(
         self, after: State, facts: Mapping[str, object], stats: ReplyStats
     ) -> dict[str, object]:
-        """Evaluates; writes metrics, status and log. Returns the row."""
+        """Evaluates the model; writes metrics, status and log. Returns the row."""
         evaluation = self.evaluate(after)
         row: dict[str, object] = {
             "round": after.round,
@@ -328,17 +330,20 @@ class TrainingRun:
         return row
 
     def _say_time_left(self, done: int) -> None:
-        """An estimate by the last round; the first ones also load and compile."""
+        """Logs an estimate of the time left from the last round; the first rounds also load and
+        compile."""
         left = self.plan.run.rounds - done
         if left > 0:
             seconds = left * self.rows[-1]["seconds"]
-            logger.info("%d rounds are left: about %.2g s, as long as the last one", left, seconds)
+            logger.info(
+                "%d rounds are left: about %.2g s, at the speed of the last one", left, seconds
+            )
 
     def _epsilon(self, guarantee: str) -> float:
         return self.ledger.spent(guarantee).epsilon(self.plan.run.delta, self.plan.run.accountant)
 
     def _epsilons(self, after: State) -> dict[str, float]:
-        """The epsilon of each guarantee by now; infinity for one that is off."""
+        """The current epsilon of each guarantee; infinity for a disabled one."""
         spent = dict.fromkeys((f"epsilon_{name}" for name in GUARANTEES), math.inf)
         for name in self.plan.mechanisms:
             key = f"epsilon_{name}"
@@ -347,8 +352,7 @@ class TrainingRun:
 
 
 def _rank(row: Mapping[str, Any]) -> tuple[float, float]:
-    """The key that the best model is chosen by: accuracy or R2, and of equal ones the lesser
-    loss."""
+    """The key that ranks models: accuracy or R2, then the lower loss."""
     loss = row["loss"]
     known = loss is not None and math.isfinite(loss)
     if known:
@@ -357,12 +361,12 @@ def _rank(row: Mapping[str, Any]) -> tuple[float, float]:
 
 
 def stopping_reason(losses: Sequence[float], *, chance_loss: float) -> str | None:
-    """The reason to end training after rounds with these losses, in words; None to go on.
+    """The reason, in words, to end training after rounds with these losses; None to continue.
 
-    Training is lost if the last loss is not finite, or if the last `PATIENCE` are all above
-    `FACTOR` times `chance_loss`, that of a model that gives 0 throughout, and the last of them is
-    above the first: a model that starts badly and gets better is not lost. A function of public
-    numbers alone, so that a resumed run comes to the same end.
+    Training has failed if the last loss is not finite, or if the last `PATIENCE` losses are all
+    above `FACTOR` times `chance_loss` (that of a model whose outputs are all 0) and the last of
+    them is above the first. A model that starts badly and improves has not failed. The rule uses
+    public numbers only, so a resumed run ends in the same way.
 
     >>> stopping_reason([2.2, 1.9, 5.1, 9.7, 31.0, 44.0, 38.0], chance_loss=2.3)
     'the loss on the public test set diverged: 38 after round 7, 1.9 after round 2'
@@ -384,9 +388,8 @@ def stopping_reason(losses: Sequence[float], *, chance_loss: float) -> str | Non
 
 
 def improves(rows: Sequence[Mapping[str, Any]]) -> bool | None:
-    """True if the model got better over the last rounds that were rated, by public numbers alone:
-    its loss is 1 % less, or its score is 0.01 more. None if fewer than two of the last rounds were
-    rated."""
+    """True if the model improved over the last rated rounds, by public numbers only: its loss is 1
+    % lower, or its score is 0.01 higher. None if fewer than two of these rounds were rated."""
     last = rows[-CUT_ROUNDS:]
     losses = [row["loss"] for row in last if row["loss"] is not None]
     scores = [row[main_score(row)] for row in last if row.get(main_score(row)) is not None]
@@ -399,9 +402,9 @@ def improves(rows: Sequence[Mapping[str, Any]]) -> bool | None:
 def clip_notes(
     clip: ClipConfig, shares: Sequence[float], clip_norm: float, *, learns: bool | None = None
 ) -> dict[str, Wording]:
-    """Warnings of an adaptive clip norm that lets a model learn little, by what they are about:
-    from the noised shares of norms within the clip norm of each round so far, and the clip norm of
-    the next round. A model that `learns` is not warned of."""
+    """Warnings of an adaptive clip norm that slows learning, by topic. They use the noised share of
+    norms within the clip norm in each round so far, and the clip norm of the next round. A model
+    that `learns` gets no warning about clipping."""
     if not shares:
         return {}
     last = shares[-CUT_ROUNDS:]
@@ -411,17 +414,18 @@ def clip_notes(
         if learns is None:
             seen = ""
         else:
-            seen = ", and the model does not get better"
+            seen = ", and the model does not improve"
         notes["cut"] = Wording(
-            f"more than {100 * (1 - least):g} % of the updates were clipped in each of the last "
-            f"{CUT_ROUNDS} rounds{seen}. The clip norm is {clip_norm:.3g} now: consider a larger ",
+            f"more than {100 * (1 - least):g} % of the updates were clipped in each of "
+            f"the last {CUT_ROUNDS} rounds{seen}. The clip norm is now "
+            f"{clip_norm:.3g}: consider a larger ",
             FIRST_NORM,
         )
     if clip_norm >= clip.ceiling:
         notes["ceiling"] = Wording(
             "the clip norm has reached its maximum, ",
             Key(f"privacy.user.clip.max={clip.ceiling:g}"),
-            ": either noise drives the model, or the first one, ",
+            ": either noise dominates the updates, or the first clip norm, ",
             FIRST_NORM,
             ", was far too small",
         )
@@ -429,7 +433,7 @@ def clip_notes(
 
 
 def round_line(row: Mapping[str, Any], *, rounds: int) -> str:
-    """A round in one line. Guarantees that are off have no epsilon here.
+    """One line about a round. Disabled guarantees have no epsilon in it.
 
     >>> row = {"round": 2, "loss": 0.5, "cohort": 9, "replies": 8, "seconds": 0.25}
     >>> row["epsilon_user"] = 1.5

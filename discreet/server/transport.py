@@ -1,5 +1,5 @@
-"""The transport of a round: through Flower's grid, or in the same process. The algorithm does not
-see which."""
+"""The transport of a round, through Flower's grid or in the same process. The algorithm is the same
+for both."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ MOST_SILENT = 2  # rounds in a row in which nobody gives a usable reply, before 
 
 
 class MessagesTooLarge(OSError):
-    """The messages of a round do not fit what the server takes: nobody was asked, nothing is
+    """The messages of a round exceed what the server accepts. No client was asked, and nothing is
     charged."""
 
 
 class NobodyAnswers(OSError):
-    """Nobody who was asked gives a usable reply, so that a run would spend its budget on noise. It
-    can go on."""
+    """None of the clients that were asked gives a usable reply, so the run would spend its budget
+    on noise. It can be resumed."""
 
 
 @dataclass(frozen=True)
@@ -39,8 +39,8 @@ class Failure:
     """A client that was asked and gave no usable reply. It counts as zero; noise and denominator
     stay.
 
-    kind: `refused` (its policy or budget), `malformed`, `error`, `late`. An `unaccounted` one did
-    reply, and its update counts, but it reports an infinite epsilon although this run costs a
+    kind: `refused` (its policy or budget), `malformed`, `error`, `late`. An `unaccounted` client
+    did reply, and its update counts, but it reports an infinite epsilon although this run has a
     finite one.
     """
 
@@ -50,7 +50,7 @@ class Failure:
 
 
 def readable(said: str) -> str:
-    """A client's text for a log and a terminal: only printable characters, and cut short."""
+    """A client's text for a log and a terminal: printable characters only, and truncated."""
     return "".join(character for character in said[:MOST_SAID] if character.isprintable())
 
 
@@ -58,8 +58,8 @@ Reply = TrainReply | PartialReply | UnopenedSum | Failure
 
 
 class RoundAbandoned(Exception):
-    """Too few clients are left to open a sum, and nothing was released: the round may be tried
-    again. `failures`: of the clients that are missing."""
+    """Too few clients are left to open a sum, and nothing was released. The round may be tried
+    again. `failures`: those of the missing clients."""
 
     def __init__(self, reason: str, failures: Sequence[Failure] = ()) -> None:
         super().__init__(reason)
@@ -67,11 +67,11 @@ class RoundAbandoned(Exception):
 
 
 def check_exchange(transport: object, *, masked: bool) -> None:
-    """Raises ConfigError unless a transport makes sums that nobody has read if the run opens them,
-    and only then."""
+    """Raises ConfigError unless the transport makes unopened sums exactly if the run opens such
+    sums."""
     makes_sums = getattr(transport, "makes_sums", False)
     if masked and not makes_sums:
-        why = " is not offered here: the server would read each update"
+        why = " is not supported here: the server would read each update"
         raise ConfigError(Wording(Key("privacy.user.aggregation=secure"), why))
     if makes_sums and not masked:
         raise ConfigError(
@@ -80,22 +80,22 @@ def check_exchange(transport: object, *, masked: bool) -> None:
 
 
 class Transport(Protocol):
-    """Asks clients for their updates. One with `makes_sums` brings nothing else but one
+    """Asks clients for their updates. A transport with `makes_sums` returns exactly one
     `UnopenedSum` of them."""
 
     def available_clients(self) -> Sequence[int]:
         """The clients that can be asked now."""
 
     def ask(self, asked: TrainRequest, params: Tensor, cohort: Sequence[int]) -> Iterable[Reply]:
-        """A reply or failure for each client of the cohort, as they come: never the whole cohort at
-        once. Raises RoundAbandoned: too few clients are left for a sum."""
+        """A reply or failure for each client of the cohort, as they arrive, without holding the
+        whole cohort in memory. RoundAbandoned: too few clients are left for a sum."""
 
 
 @dataclass
 class ReplyStats:
-    """Statistics of a round's replies, counted as they pass: how many are `accepted`, failures with
-    their reasons, and the largest epsilons that clients report. Those that report an infinite one
-    that `must_be_finite` are `unaccounted`, and not in it."""
+    """Statistics of a round's replies, counted as they pass: the number `accepted`, failures with
+    their reasons, and the largest epsilons that clients report. Clients that report infinity for an
+    epsilon in `must_be_finite` are `unaccounted` and not included in the maxima."""
 
     must_be_finite: tuple[str, ...] = ()
     accepted: int = 0
@@ -106,7 +106,7 @@ class ReplyStats:
     unaccounted: set[int] = field(default_factory=set)
 
     def count(self, reply: Reply) -> TrainReply | PartialReply | UnopenedSum | None:
-        """Counts what a client has answered; gives the reply that counts, None for a failure."""
+        """Counts a client's answer; returns the reply that counts, or None for a failure."""
         if isinstance(reply, Failure):
             self.miss([reply])
             return None
@@ -135,13 +135,13 @@ class ReplyStats:
                 self.refused.add(failure.client)
 
     def added_to(self, state: State) -> State:
-        """The state with what clients have reported. A client that sits out a round still has what
-        it spent before."""
+        """The state with the epsilons that clients have reported. A client that sits out a round
+        still has its earlier spending."""
         spent = {name: max(getattr(state, name), self.epsilons[name]) for name in EPSILONS}
         return replace(state, **spent, unaccounted=sorted({*state.unaccounted, *self.unaccounted}))
 
     def log_failures(self) -> None:
-        """The first failures in words, and how many more there are."""
+        """Logs the first failures in words, and the number of others."""
         for reason in self.reasons[:3]:
             logger.warning("  %s", reason)
         if len(self.reasons) > 3:
@@ -150,14 +150,14 @@ class ReplyStats:
 
 @dataclass
 class Silence:
-    """Times in a row in which nobody who was asked gave a usable reply. `what`: what they were
-    asked for."""
+    """Consecutive times in which no client that was asked gave a usable reply. `what`: the kind of
+    request."""
 
     what: str
     in_a_row: int = 0
 
     def note(self, stats: ReplyStats, *, asked: int) -> None:
-        """Counts another time. One at which nobody was asked changes nothing.
+        """Counts another time. A time at which no client was asked changes nothing.
 
         Raises:
           NobodyAnswers: it is the time `MOST_SILENT` in a row.
@@ -173,6 +173,6 @@ class Silence:
             else:
                 last = "no reply"
             raise NobodyAnswers(
-                f"in {self.in_a_row} {self.what} in a row nobody gave a usable reply; the last: "
-                f"{last}"
+                f"in {self.in_a_row} {self.what} in a row no client gave a usable "
+                f"reply; the last failure: {last}"
             )

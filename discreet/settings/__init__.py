@@ -1,1 +1,1 @@
-"""Settings that a person writes: frozen sections, nested as conf/ is, which check themselves."""
+"""Settings that users write: frozen sections, nested as in conf/, that check themselves."""

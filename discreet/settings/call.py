@@ -1,5 +1,5 @@
-"""A call: where a run is written and on what it is computed. Nothing here is a setting of the
-run."""
+"""A call: the folder that a run is written to and the device that computes it. Neither is a setting
+of the run."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from discreet.settings.wording import Key, Wording
 
 @section("")
 class Call:
-    """One call of a run, which another call may go on with, from another place."""
+    """One call of a run. Another call may resume the run from another place."""
 
     output_dir: rules.Text | None = None
     resume: bool = False

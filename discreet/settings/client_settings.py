@@ -37,20 +37,20 @@ from discreet.settings.rules import ConfigError, require, require_each, section
 from discreet.settings.training import ModelConfig, TaskConfig, TrainingConfig
 from discreet.settings.wording import Key, Part, Wording
 
-# The values that a choice needs in other settings, one or any of several, and why.
+# The values that a choice requires of other settings (one, or any of several), and the reason.
 Needs = dict[str, tuple[object, str]]
 MOST_CORRELATED = 10_000  # rounds, whose price is then computed within seconds
 AT_SERVER = "public", "none"
 MASKED: Needs = {
     "sampling.kind": (
         "everyone",
-        "the server knows whom it asks, so that sampling amplifies nothing",
+        "the server knows which clients it asks, so sampling gives no amplification",
     ),
-    "privacy.accountant": (RDP, "its noise is accounted by Renyi divergences"),
-    "privacy.noise": ("grid", "masks are added to whole numbers"),
+    "privacy.accountant": (RDP, "its noise is accounted with Renyi divergences (RDP)"),
+    "privacy.noise": ("grid", "masks are added to integers"),
 }
 MASKED_UPDATE: Needs = MASKED | {
-    "privacy.example.enabled": (False, "a client sends nothing beside its masked vector")
+    "privacy.example.enabled": (False, "a client sends nothing but its masked vector")
 }
 PLAIN_STEP: Needs = {
     "training.epochs": (1, "one step a round"),
@@ -58,27 +58,32 @@ PLAIN_STEP: Needs = {
     "training.weight_decay": (0, "a plain step"),
 }
 SHARED_STEP: Needs = {
-    "evaluation.kind": (AT_SERVER, "the sum has no place for answers"),
+    "evaluation.kind": (AT_SERVER, "the sum has no room for answers"),
     **MASKED,
-    "privacy.user.enabled": (False, "the noise of the opened sum is for one example"),
+    "privacy.user.enabled": (False, "the noise of the opened sum is calibrated to one example"),
     "privacy.local.kind": ("none", "clients share the noise"),
     **PLAIN_STEP,
     "data.public_num_examples": (
         None,
         "steps are over all examples, and training.batch_size is the public constant",
     ),
-    "privacy.example.unit": (ROW, "its sum is of the clipped gradients of single rows"),
+    "privacy.example.unit": (ROW, "its sum contains the clipped gradients of single rows"),
 }
 OWNER_STEPS: Needs = {
-    "data.partition": ("owners", "where data are dealt, all rows of an owner are one client's"),
-    "evaluation.kind": (AT_SERVER, "the noise on a client's answer is for one row"),
+    "data.partition": (
+        "owners",
+        "when data are partitioned, all rows of an owner must go to one client",
+    ),
+    "evaluation.kind": (AT_SERVER, "the noise on a client's answer is calibrated to one row"),
 }
-NOISED_UPDATE: Needs = {"privacy.user.enabled": (False, "the server's clip would cut the noise")}
+NOISED_UPDATE: Needs = {
+    "privacy.user.enabled": (False, "the server's clipping would also cut the noise")
+}
 LAPLACE_STEP: Needs = {
     "privacy.example.enabled": (False, "its noise is for the whole step"),
     **PLAIN_STEP,
     "training.epochs": (1, "its sensitivity 2 * eta * C / n holds for a single full-batch step"),
-    "evaluation.kind": (AT_SERVER, "it noises steps, and no answers"),
+    "evaluation.kind": (AT_SERVER, "it adds noise to steps, not to answers"),
 }
 NOISED_ANSWER: Needs = {
     "privacy.example.enabled": (False, "one noise on an answer is charged once")
@@ -87,24 +92,27 @@ OF_EXAMPLES: Needs = {
     **NOISED_UPDATE,
     "data.public_num_examples": (
         None,
-        "held-out rows are chosen by position, so a removed one shifts the others",
+        "held-out rows are chosen by position, so a removed row shifts the others",
     ),
 }
 OWN: Needs = {
     "privacy.user.enabled": (True, "it gives that guarantee"),
-    "privacy.user.aggregation": (PLAIN, "it says by itself what the server reads"),
-    "sampling.kind": (("poisson", "fixed", "everyone"), "Discreet's own pays for turns"),
-    "evaluation.kind": (AT_SERVER, "it pays for no answers"),
-    "data.normalise": (("none", "public", "spread"), "it pays for no answers"),
-    "statistics.only": (False, "it pays for no answers"),
+    "privacy.user.aggregation": (PLAIN, "it decides itself what the server reads"),
+    "sampling.kind": (
+        ("poisson", "fixed", "everyone"),
+        "only Discreet's own mechanism accounts for turns",
+    ),
+    "evaluation.kind": (AT_SERVER, "it does not account for answers"),
+    "data.normalise": (("none", "public", "spread"), "it does not account for answers"),
+    "statistics.only": (False, "it does not account for answers"),
 }
-FIXED: Needs = {"privacy.accountant": (RDP, "no other knows such cohorts")}
+FIXED: Needs = {"privacy.accountant": (RDP, "no other mechanism supports such cohorts")}
 POISSON: Needs = {
     "privacy.user.correlation.kind": (NONE, "its price covers only clients that take turns")
 }
 TURNS: Needs = {
-    "privacy.noise": ("grid", "noise is drawn again to the last bit"),
-    "evaluation.kind": (AT_SERVER, "a rating would ask clients out of their turn"),
+    "privacy.noise": ("grid", "its noise must be drawn again exactly, to the last bit"),
+    "evaluation.kind": (AT_SERVER, "a rating would ask clients out of turn"),
 }
 
 
@@ -116,11 +124,11 @@ TURNS: Needs = {
     groups="sampling.groups",
 )
 class UserTerms:
-    """User-level privacy as the server declares it: the client can check what is declared, not what
-    the server does.
+    """User-level privacy as the server declares it. A client can check the declaration, not the
+    server's actions.
 
-    `groups`: a client's turn is every so many rounds. `adaptive`: each client sends a bit, for a
-    clip norm that adapts."""
+    `groups`: a client has its turn once in this many rounds. `adaptive`: each client sends a bit
+    for the adaptive clip norm."""
 
     enabled: bool = True
     noise_multiplier: rules.NotNegative | None = None
@@ -137,8 +145,8 @@ class UserTerms:
 
     @property
     def mechanism_kind(self) -> str:
-        """The one of Discreet's mechanisms that is asked for: by the aggregation, and by whether
-        clients take turns."""
+        """The kind of Discreet's mechanism, decided by the aggregation and by whether clients take
+        turns."""
         turns = self.sampling == "cyclic" or self.correlation.kind != NONE
         if turns and self.aggregation == PLAIN:
             return CORRELATED
@@ -146,14 +154,15 @@ class UserTerms:
 
     @property
     def secure(self) -> bool:
-        """True if the server reads nothing but masked sums, which clients noise."""
+        """True if the server reads only masked sums, to which clients add the noise."""
         return self.enabled and self.aggregation == SECURE
 
 
 @section("", delta="privacy.delta", accountant="privacy.accountant", noise="privacy.noise")
 class ClientSettings:
-    """The part of a run that each client is told, the same in every round, with the guarantees.
-    Raises ConfigError: a setting is out of range, or two settings contradict each other."""
+    """The settings of a run that every client receives, the same in every round, with the
+    guarantees. Raises ConfigError: a setting is out of range, or two settings contradict each
+    other."""
 
     rounds: rules.Rounds
     delta: rules.OpenShare
@@ -175,7 +184,7 @@ class ClientSettings:
         require(
             self.data.path is None,
             "data.path",
-            "left out: the server does not decide where data are",
+            "omitted: the server does not decide where data are",
             "a path",
         )
         self._check_delta()
@@ -190,7 +199,7 @@ class ClientSettings:
         kind = self.local.kind
         schedule = self.local.schedule
         if kind != "none" and isinstance(schedule, list):
-            rule = f"a list of {self.rounds} numbers, one a round"
+            rule = f"a list of {self.rounds} numbers, one per round"
             require(
                 len(schedule) == self.rounds,
                 "privacy.local.schedule",
@@ -200,13 +209,13 @@ class ClientSettings:
         if self.evaluation.private and kind == "none" and self.example.enabled:
             wrong = [name for name in self.evaluation.metrics if name not in MEANS]
             rule = (
-                f"of {', '.join(MEANS)} with privacy.example.enabled: of these one example moves "
-                "only its own share"
+                f"one of {', '.join(MEANS)} with privacy.example.enabled: in these, "
+                "one example changes only its own share of the mean"
             )
             require(not wrong, "evaluation.metrics", rule, ", ".join(wrong))
 
     def _needs(self) -> Iterator[tuple[Part, Needs]]:
-        """What the choices of this run need, each with its name."""
+        """The requirements of this run's choices, each with the name of the choice."""
         user = self.user
         local = self.local.kind
         rated = "evaluation.kind=private"
@@ -225,7 +234,7 @@ class ClientSettings:
                 {
                     "privacy.user.enabled": (
                         True,
-                        "noise of one guarantee pays for what clients answer",
+                        "the noise of one guarantee pays for clients' answers",
                     )
                 },
             )
@@ -243,11 +252,13 @@ class ClientSettings:
             by = Key("sampling.kind=cyclic")
             if user.sampling == "everyone":
                 by = Key(f"privacy.user.correlation.kind={user.correlation.kind}")
-            why = "earlier noise, which later noise takes back, was made for one clip norm"
+            why = "later noise cancels earlier noise, which was made for one clip norm"
             rule = Wording(f"fixed: {why}, with ", by)
             require(not user.adaptive, "privacy.user.clip.kind", rule, "adaptive")
             most = Wording(
-                f"at most {MOST_CORRELATED}: each round pays for all before it, with ", by
+                f"at most {MOST_CORRELATED}: a round's price depends on all rounds before it, "
+                "with ",
+                by,
             )
             require(self.rounds <= MOST_CORRELATED, "rounds", most, self.rounds)
             yield by, TURNS
@@ -255,38 +266,38 @@ class ClientSettings:
             yield Key("sampling.kind=fixed"), FIXED
 
     def terms(self, guarantee: str) -> Any:
-        """The settings of a guarantee, which an owner's policy can hold the run to."""
+        """The settings of a guarantee, which an owner's policy can check."""
         return getattr(self, guarantee)
 
     def gives(self, guarantee: str) -> bool:
-        """True if the run gives a guarantee."""
+        """True if the run gives this guarantee."""
         return bool(
             self.local.kind != "none" if guarantee == LOCAL else self.terms(guarantee).enabled
         )
 
     def configured_noise_multiplier(self, guarantee: str) -> float | None:
-        """The noise multiplier of a guarantee; None: a target, which is not met yet or by each
-        client, chooses it."""
+        """The noise multiplier of a guarantee; None if a target chooses it that is not met yet, or
+        that each client meets itself."""
         noise: float | None = self.terms(guarantee).noise_multiplier
         return noise
 
     def target_epsilon(self, guarantee: str) -> float | None:
-        """The epsilon that chooses the noise of a guarantee; None: the noise is given."""
+        """The epsilon that chooses the noise of a guarantee; None if the noise is given."""
         return getattr(
             self.terms(guarantee), "epsilon" if guarantee == LOCAL else "target_epsilon", None
         )
 
     def largest_epsilon(self, guarantee: str) -> float | None:
-        """The epsilon that a guarantee does not pass: the target, unless a budget is given; None:
-        no budget."""
+        """The largest epsilon of a guarantee: its budget, or its target if no budget is given; None
+        without either."""
         budget: float | None = self.terms(guarantee).max_epsilon
         if budget is None:
             return self.target_epsilon(guarantee)
         return budget
 
     def with_noise(self, guarantee: str, noise_multiplier: float) -> ClientSettings:
-        """The same with this noise multiplier for a guarantee that the server accounts, in place of
-        a target."""
+        """The same settings with this noise multiplier, in place of a target, for a guarantee that
+        the server accounts."""
         if guarantee == USER:
             return replace(self, user=replace(self.user, noise_multiplier=noise_multiplier))
         example = replace(self.example, noise_multiplier=noise_multiplier, target_epsilon=None)
@@ -294,7 +305,7 @@ class ClientSettings:
 
     @property
     def expected_cohort(self) -> float:
-        """The public denominator of sums over a cohort; of a cohort of fixed size that size."""
+        """The public denominator of sums over a cohort; for cohorts of fixed size, that size."""
         expected = self.user.probability * self.user.population_size
         if self.user.sampling == "fixed":
             return float(round(expected))
@@ -302,7 +313,7 @@ class ClientSettings:
 
     @property
     def masked(self) -> bool:
-        """True if the server reads nothing but masked sums, which clients noise."""
+        """True if the server reads only masked sums, to which clients add the noise."""
         return self.user.secure or self.example.secure
 
     @property
@@ -312,13 +323,12 @@ class ClientSettings:
 
     @property
     def needs_normaliser(self) -> bool:
-        """True if clients have to be asked before the first round what their inputs are normalised
-        by."""
+        """True if clients must be asked for the normaliser of inputs before the first round."""
         return self.data.normalise == "private" and not self.normaliser.means
 
     def check_server_noise(self, what: str) -> None:
-        """Raises ConfigError if noise at the server, for clients that are added or removed, does
-        not pay for `what`."""
+        """Raises ConfigError unless noise at the server, for adding or removing a client, pays for
+        `what`."""
         if not self.user.enabled or self.example.enabled:
             rule = (
                 "privacy.user.enabled=true and privacy.example.enabled=false: noise at the server"
@@ -326,7 +336,10 @@ class ClientSettings:
         elif self.user.secure:
             rule = "privacy.user.aggregation=plain: the server would read each client's answer"
         elif self.user.sampling == "fixed":
-            rule = "sampling.kind=poisson or everyone: its price is for add or remove one client"
+            rule = (
+                "sampling.kind=poisson or everyone: its price holds for adding or removing "
+                "one client"
+            )
         else:
             return
         raise ConfigError(f"{what} needs {rule}")
@@ -341,11 +354,11 @@ class ClientSettings:
         declared = self.data.public_num_examples
         if self.example.enabled and declared is not None:
             rule = (
-                f"at least training.batch_size and below 1 / privacy.delta: within [{least}, "
-                f"{1 / self.delta:g})"
+                "at least training.batch_size and below 1 / privacy.delta: within "
+                f"[{least}, {1 / self.delta:g})"
             )
             require(least <= declared < 1 / self.delta, "data.public_num_examples", rule, declared)
 
 
-# The run of a mechanism that was asked for and is in none yet.
+# A placeholder for the run of a mechanism that was created outside a run.
 UNBOUND = ClientSettings(1, 1e-5, PLD, "grid", user=UserTerms(enabled=False))

@@ -1,9 +1,8 @@
 """Composes `conf/` into a checked Settings: the only reader of Hydra outside `discreet.cli`.
 
-It is the conf/ of the project in the current folder, or Discreet's own: `discreet.settings.places`
-says which.
-Every number that a user can set stands in `conf/config.yaml`. A configuration is checked once, as a
-whole, before anything starts.
+The folder is the conf/ of the project in the current folder, or Discreet's own: see
+`discreet.settings.places`. Every number that a user can set is in `conf/config.yaml`. A
+configuration is checked once, as a whole, before anything starts.
 """
 
 from __future__ import annotations
@@ -23,25 +22,24 @@ from discreet.settings.places import conf_folder, conf_for, own_files
 from discreet.settings.rules import CALL, ConfigError, did_you_mean, plain, read_json, unknown
 from discreet.settings.settings import Settings
 
-# of a value that is quoted already, a list, or several values
+# the start of a value that is quoted already, is a list, or has several values
 SYNTAX = re.compile(r"""['"\[\]{}$,]""")
 NOT_PART = ("resume=", "hydra.sweep.dir=", "hydra.mode=")  # of what each run of a sweep is given
 
 
-# In conf/: `${unless:${.noise_multiplier},8.0}` is 8.0, but gives way if the other setting is
-# given.
+# In conf/: `${unless:${.noise_multiplier},8.0}` is 8.0, unless the other setting is given.
 OmegaConf.register_new_resolver(
     "unless", lambda other, value: value if other is None else None, replace=True
 )
-# `${below_one_in:${data.num_clients}}` is a power of ten, between a tenth and a hundredth of one in
-# so many.
+# `${below_one_in:${data.num_clients}}` is a power of ten, between a tenth and a hundredth of 1 /
+# num_clients.
 OmegaConf.register_new_resolver(
     "below_one_in", lambda count: 10.0 ** -(len(str(int(count))) + 1), replace=True
 )
 
 
 def _one_line(error: Exception) -> str:
-    """The message of an error of OmegaConf or Hydra, with the setting that it is about."""
+    """An error message of OmegaConf or Hydra, with the setting that it is about."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     key = next(
         (line.split(":", 1)[1].strip() for line in lines if line.startswith("full_key:")), ""
@@ -72,8 +70,8 @@ def _as_json(value: object) -> object:
 
 def parse_asked(settings: DictConfig | dict[str, Any]) -> tuple[Settings, Call]:
     """The checked Settings, and the call, of composed settings (Hydra's, or a plain dictionary).
-    Raises ConfigError: one line that names the setting that is unknown, of the wrong type, or out
-    of range."""
+    ConfigError: one line that names the setting that is unknown, of the wrong type, or out of
+    range."""
     if isinstance(settings, DictConfig):
         try:
             settings = cast(
@@ -89,7 +87,7 @@ def parse_asked(settings: DictConfig | dict[str, Any]) -> tuple[Settings, Call]:
 
 
 def load_config(overrides: Sequence[str] = (), *, conf: Path | None = None) -> Settings:
-    """The settings of `load_asked`.
+    """The settings that `load_asked` returns.
 
     >>> load_config(["rounds=3"]).rounds
     3
@@ -100,11 +98,11 @@ def load_config(overrides: Sequence[str] = (), *, conf: Path | None = None) -> S
 def load_asked(
     overrides: Sequence[str] = (), *, of_sweep: bool = False, conf: Path | None = None
 ) -> tuple[Settings, Call]:
-    """Composes `conf/` with Hydra overrides, without lists, and checks the result.
+    """Composes `conf/` with Hydra overrides, none of them a list, and checks the result.
 
-    `of_sweep`: they are one run of a sweep, whose experiment may be a sweep itself. `conf`: the
-    folder; None: `conf_folder()`. Raises ConfigError: one line that names the setting; or the
-    experiment is a sweep, no single run.
+    `of_sweep`: the overrides are one run of a sweep, whose experiment may be a sweep itself.
+    `conf`: the folder; None: `conf_folder()`. Raises ConfigError: one line that names the setting;
+    or the experiment is a sweep and not a single run.
     """
     settings, is_sweep = _composed(overrides, conf=conf)
     if is_sweep and not of_sweep:
@@ -114,10 +112,10 @@ def load_asked(
 
 
 def check_words(words: Sequence[str]) -> None:
-    """Raises ConfigError for the words of a command of which no run can be made. PyTorch is not
-    imported for that.
+    """Raises ConfigError if the words of a command do not describe a valid run, without importing
+    PyTorch.
 
-    Of a sweep the first run is checked here, and the settings of a run that goes on are checked
+    For a sweep, only the first run is checked here. The settings of a resumed run are checked
     later.
     """
     settings = [word for word in words if "=" in word and not word.startswith("-")]
@@ -132,7 +130,8 @@ def check_words(words: Sequence[str]) -> None:
 
 
 def listed_runs(words: Sequence[str]) -> tuple[DictConfig, list[list[str]]]:
-    """Hydra's own settings of a sweep, and the overrides of each of its runs, without lists."""
+    """Hydra's own settings of a sweep, and the overrides of each of its runs, none of them a
+    list."""
     from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
     from hydra.core.global_hydra import GlobalHydra
     from hydra.core.override_parser.overrides_parser import OverridesParser
@@ -153,8 +152,8 @@ def listed_runs(words: Sequence[str]) -> tuple[DictConfig, list[list[str]]]:
 
 
 def quoted(word: str) -> str:
-    """A word NAME=VALUE that Hydra reads: a path with letters beyond ASCII is quoted, and one under
-    ~ is written out.
+    """A word NAME=VALUE that Hydra can read: a path with non-ASCII letters is quoted, and ~ is
+    expanded.
 
     >>> quoted("output_dir=out/größe"), quoted("rounds=3")
     ("output_dir='out/größe'", 'rounds=3')
@@ -166,8 +165,8 @@ def quoted(word: str) -> str:
 
 
 def _composed(words: Sequence[str], *, conf: Path | None = None) -> tuple[DictConfig, bool]:
-    """Composed settings, and if an experiment is a sweep."""
-    # Imported here: what reads a configuration that is composed already does without Hydra.
+    """Composed settings, and whether the experiment is a sweep."""
+    # Imported here, so that code that reads a composed configuration works without Hydra.
     from hydra.core.global_hydra import GlobalHydra
     from hydra.types import RunMode
 
@@ -189,8 +188,8 @@ def _composed(words: Sequence[str], *, conf: Path | None = None) -> tuple[DictCo
 
 @contextmanager
 def hydra_on_conf(overrides: Sequence[str], *, conf: Path | None = None) -> Iterator[None]:
-    """Hydra, initialized on a folder (None: `conf_folder()`); what it finds wrong is a ConfigError
-    in one line."""
+    """Hydra, initialized on a folder (None: `conf_folder()`). Its errors become a ConfigError in
+    one line."""
     from hydra import initialize_config_dir
     from hydra.core.global_hydra import GlobalHydra
     from hydra.errors import HydraException, OverrideParseException
@@ -202,14 +201,13 @@ def hydra_on_conf(overrides: Sequence[str], *, conf: Path | None = None) -> Iter
             yield
     except OverrideParseException as error:
         quote = "quote a value with special characters, such as output_dir='\"a=b\"'"
-        raise ConfigError(f"{error.override} is no NAME=VALUE that can be read: {quote}") from error
+        raise ConfigError(f"{error.override} can't be read as NAME=VALUE: {quote}") from error
     except HydraException as error:
         raise ConfigError(_said_of(_one_line(error), overrides, folder)) from error
 
 
 def _said_of(message: str, overrides: Sequence[str], conf: Path) -> str:
-    """Hydra's message, or a better one if it is about a list or about an experiment that does not
-    exist."""
+    """Hydra's message, or a better one about a list or an experiment that does not exist."""
     if "Ambiguous value" in message or "requires --multirun" in message:
         word = next(word for word in overrides if f"'{word}'" in message)
         return (
@@ -219,7 +217,7 @@ def _said_of(message: str, overrides: Sequence[str], conf: Path) -> str:
     if missing is None:
         return message
     if missing[1] == "default":
-        return "there is no experiment=default: without an experiment it is the default run"
+        return "there is no experiment=default: omit experiment for the default run"
     names = sorted(
         {
             path.stem

@@ -1,5 +1,5 @@
-"""The data of clients, the inputs' normaliser, and what clients are asked: statistics, and ratings
-of the model."""
+"""The data of clients, the inputs' normaliser, and the questions to clients: statistics, and
+ratings of the model."""
 
 from __future__ import annotations
 
@@ -15,16 +15,18 @@ if TYPE_CHECKING:
 
 STATISTICS = ("moments", "quantiles", "targets", "examples")
 PARTITIONS = ("iid", "dirichlet", "shards", "natural", "owners", "sampled")
-# What clients can be asked of a model: `discreet.queries.answers` says of which kind of target.
+# The queries about a model: `discreet.queries.answers` gives the kinds of target that each
+# supports.
 METRICS = ("accuracy", "loss", "auc", "calibration", "clients", "mae", "rmse", "r2")
-# Means over a client's examples of vectors whose norm is bounded by a constant: one of m moves them
-# by a share 1 / m.
+# Means over a client's examples of vectors whose norm is bounded by a constant: one of m examples
+# moves a mean by a share of 1 / m.
 MEANS = ("accuracy", "loss", "auc", "calibration", "mae", "rmse")
 
 
 @section("data.")
 class DataConfig:
-    """The data set, and how it is dealt to the clients; the same value always deals the same."""
+    """The data set, and its partition among the clients. Equal settings always give an equal
+    partition."""
 
     name: rules.Text = "digits"
     path: rules.Text | None = None
@@ -60,8 +62,7 @@ class NormaliserConfig:
 
 @section("statistics.")
 class StatisticsConfig:
-    """The questions about clients' data, by `discreet statistics` and with
-    `data.normalise=private`."""
+    """The questions about clients' data, for `discreet statistics` and `data.normalise=private`."""
 
     of: Annotated[list[str], rules.different(*STATISTICS)] = field(
         default_factory=lambda: ["moments", "targets"]
@@ -80,14 +81,14 @@ class StatisticsConfig:
 
     @property
     def event(self) -> DpEvent:
-        """The event at user level of asking everybody once."""
+        """The user-level event of asking every client once."""
         return poisson_round_event(1.0, noise_multiplier=self.noise_multiplier)
 
 
 @section("evaluation.")
 class EvaluationConfig:
-    """Ratings of the model: on the server's public test set, by clients on held-out data of their
-    own, or none."""
+    """Ratings of the model: on the server's public test set, by clients on their own held-out data,
+    or none."""
 
     kind: Annotated[str, rules.one_of("public", "private", "none")] = "public"
     every: rules.Count = 10
@@ -113,7 +114,8 @@ class EvaluationConfig:
         )
 
     def ratings(self, rounds: int) -> tuple[int, int]:
-        """The numbers of ratings in so many rounds: by cohorts that also train, and by others."""
+        """The numbers of ratings in so many rounds: by cohorts that also train, and by separate
+        cohorts."""
         if self.private:
             times = -(-rounds // self.every)
         else:

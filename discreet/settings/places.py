@@ -1,8 +1,8 @@
-"""The places of an app's files: the project in the current folder, the checkout, or what the wheel
-brought.
+"""The locations of an app's files: the project in the current folder, the checkout, or the
+installed wheel.
 
 A project is a folder whose pyproject.toml has a table [tool.discreet]: a checkout of Discreet, or
-what `discreet new` made.
+one that `discreet new` made.
 """
 
 from __future__ import annotations
@@ -41,14 +41,14 @@ def is_project(folder: Path) -> bool:
 
 
 def conf_folder(package: Path = PACKAGE) -> Path:
-    """The conf/ that a command composes: that of the project in the current folder, or else
+    """The conf/ that a command composes: that of the project in the current folder, or otherwise
     Discreet's own."""
     here = Path.cwd()
     return (here if is_project(here) else own_files(package)) / "conf"
 
 
 def conf_for(words: Sequence[str], conf: Path) -> Path:
-    """The conf/ that overrides are composed with: `conf`, or Discreet's own if only that has their
+    """The conf/ that overrides are composed with: `conf`, or Discreet's own if only it has their
     experiments."""
     given = [word.removeprefix("experiment=") for word in words if word.startswith("experiment=")]
     files = [f"experiment/{name}.yaml" for names in given for name in names.split(",")]
@@ -71,14 +71,14 @@ def _say_own(*experiments: str) -> None:
 
 
 def app_folder(package: Path = PACKAGE) -> Path:
-    """The app that a command starts: the project in the current folder, or else the checkout.
-    Raises ConfigError: there is neither."""
+    """The app that a command starts: the project in the current folder, or otherwise the checkout.
+    ConfigError: there is neither."""
     here = Path.cwd()
     if is_project(here):
         return here
     if own_files(package) != package.parent:
         raise ConfigError(
-            f"{here} is no project: go to a checkout of Discreet, or to a folder that `discreet "
-            "new FOLDER` made"
+            f"{here} is not a project: change to a checkout of Discreet, or to a "
+            "folder that `discreet new FOLDER` made"
         )
     return package.parent

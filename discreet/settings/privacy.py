@@ -1,4 +1,4 @@
-"""The three guarantees, secure aggregation, and how epsilon is computed."""
+"""The three guarantees, secure aggregation, and the accountant of epsilon."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ USER = "user"
 EXAMPLE = "example"
 LOCAL = "local"
 GUARANTEES = (USER, EXAMPLE, LOCAL)
-# Which data sets are neighbours at example level.
+# The neighbouring data sets at example level.
 ZERO_OUT = "zero-out: one example contributes nothing, n stays"
 ADD_OR_REMOVE = "add or remove one example"
 PRIVACY_DRAWS = {"float": 1, "secure_sum": 4}
@@ -46,16 +46,16 @@ Aggregation = Annotated[str, rules.one_of(PLAIN, SECURE)]
 File = Annotated[
     rules.Text,
     rules.Rule("a file", lambda value: bool(value.strip()) and "\0" not in value),
-    # A run that goes on elsewhere charges the same file.
+    # A run that is resumed elsewhere charges the same file.
     AfterValidator(lambda path: os.path.abspath(os.path.expanduser(path))),
 ]
-# norms of updates that grow tenfold do not come from learning, or the first norm was a poor guess
+# A tenfold growth of the norms does not come from learning, unless the first norm was a poor guess.
 CLIP_GROWTH = 10
 
 
 def _check_level(level: str, section: ExamplePrivacyConfig | UserPrivacyConfig) -> None:
-    """Raises ConfigError unless a guarantee that is on has its noise, and one that is off asks for
-    no masks."""
+    """Raises ConfigError unless an enabled guarantee has noise and a disabled one asks for no
+    masks."""
     if section.enabled:
         names = ("noise_multiplier", "target_epsilon")
         require_one({f"privacy.{level}.{name}": getattr(section, name) for name in names})
@@ -66,20 +66,19 @@ def _check_level(level: str, section: ExamplePrivacyConfig | UserPrivacyConfig) 
 
 @section("privacy.secure.")
 class SecureConfig:
-    """The losses d and the collusion c that a masked sum over n nodes bears, and the t nodes whose
-    shares open it."""
+    """The number d of dropouts and c of colluding nodes that a masked sum over n nodes tolerates,
+    and the number t of nodes whose shares open it."""
 
     dropouts: rules.CountOrZero = 1
     colluding: rules.CountOrZero = 1
     threshold: rules.Count | None = None
 
     def summands(self, nodes: int) -> int:
-        """h = n - d - c: the least number of honest nodes whose noise is in a sum that is
-        opened."""
+        """h = n - d - c: the least number of honest nodes whose noise is in an opened sum."""
         return nodes - self.dropouts - self.colluding
 
     def threshold_of(self, nodes: int) -> int:
-        """t, see the class."""
+        """t, as the class defines it."""
         if self.threshold is None:
             return (nodes + self.colluding) // 2 + 1
         return self.threshold
@@ -87,10 +86,10 @@ class SecureConfig:
     def check_fits(self, nodes: int) -> None:
         """Raises ConfigError unless so many nodes are enough for the settings.
 
-        With 2t > n + c two disjoint sets of t nodes would share more nodes than collude, and an
-        honest node says only once who survived: so the server can open one sum a round, and no two.
-        With t <= n - d it can open one after all the losses that are allowed for. Both need n > 2d
-        + c.
+        With 2t > n + c, any two sets of t nodes share more than c nodes, so at least one of them is
+        honest, and an honest node signs only one list of survivors. So the server can open at most
+        one sum a round. With t <= n - d it can still open one after all allowed losses. Both need n
+        > 2d + c.
         """
         rule = "within [3, 100] with secure aggregation"
         require(3 <= nodes <= 100, "sampling.population_size", rule, nodes)
@@ -98,8 +97,8 @@ class SecureConfig:
         threshold = self.threshold_of(nodes)
         name = "privacy.secure.threshold"
         rule = (
-            f"at most {nodes - 1 - self.colluding} with {nodes} nodes: one honest node at least "
-            "must be left"
+            f"at most {nodes - 1 - self.colluding} with {nodes} nodes: at least one "
+            "honest node must be left"
         )
         require(summands >= 1, "privacy.secure.dropouts", rule, self.dropouts)
         least = (nodes + self.colluding) // 2 + 1
@@ -107,7 +106,9 @@ class SecureConfig:
         if least <= most:
             advice = ""
         else:
-            advice = ": it is empty, so take fewer dropouts or colluding, or more nodes"
+            advice = (
+                ": this range is empty, so choose fewer dropouts or colluding nodes, or more nodes"
+            )
         require(
             least <= threshold <= most,
             name,
@@ -118,10 +119,10 @@ class SecureConfig:
 
 @dataclass(frozen=True)
 class Sizes:
-    """The sizes of what is released: of a masked vector the grid and the price depend on them.
+    """The sizes of a release: the grid and the price of a masked vector depend on them.
 
     Attributes:
-      num_params: how many parameters are trained.
+      num_params: the number of trained parameters.
       answers, l1_norm: the length of an answer to a query, and the bound on its L1 norm.
     """
 
@@ -130,7 +131,7 @@ class Sizes:
     l1_norm: float = 1.0
 
 
-# of what is planned before the model is known: its cost is the same to some four digits
+# for planning before the model is known: the cost agrees to about four digits
 PLANNED = Sizes(2**14)
 
 
@@ -153,8 +154,8 @@ class ExamplePrivacyConfig:
 
     @property
     def secure(self) -> bool:
-        """True if the server reads nothing but masked sums of gradients, which clients noise
-        together."""
+        """True if the server reads only masked sums of gradients, to which clients together add the
+        noise."""
         return self.enabled and self.aggregation == SECURE
 
     @property
@@ -164,14 +165,15 @@ class ExamplePrivacyConfig:
 
     @property
     def most_rows(self) -> int | None:
-        """The most rows of an owner that a step reads; None if the unit is an example."""
+        """The largest number of an owner's rows that a step reads; None if the unit is an
+        example."""
         if self.by_owner:
             return self.rows_per_owner
         return None
 
     @property
     def unit_name(self) -> str:
-        """The unit in a word."""
+        """The unit in one word."""
         if self.by_owner:
             return OWNER
         return EXAMPLE
@@ -192,7 +194,7 @@ class LocalPrivacyConfig:
         if self.kind != "none":
             advice = (
                 f" with privacy.local.kind={self.kind}: give one, for instance "
-                "privacy.local.epsilon=8, of all rounds"
+                "privacy.local.epsilon=8, the total of all rounds"
             )
             given = {
                 "privacy.local.epsilon": self.epsilon,
@@ -203,7 +205,8 @@ class LocalPrivacyConfig:
 
 @section("privacy.user.clip.")
 class ClipConfig:
-    """The clip norm of client updates: tracking a quantile (Andrew et al. 2021), or fixed."""
+    """The clip norm of client updates: adaptive, tracking a quantile (Andrew et al. 2021), or
+    fixed."""
 
     kind: Annotated[str, rules.one_of("adaptive", "fixed")] = "adaptive"
     norm: rules.Positive = 1.0
@@ -226,9 +229,9 @@ class ClipConfig:
     def next_norm(
         self, norm: float, below: float, *, number: int, cohort: float, count_stddev: float
     ) -> tuple[float, float]:
-        """The clip norm after round `number`, from 0, and the share of norms within `norm`: by the
-        noised sum `below` of (b - 1/2) and by public constants, of which `cohort` is the expected
-        size of a cohort."""
+        """The clip norm after round `number`, from 0, and the share of norms within `norm`. They
+        are computed from `below`, the noised sum of (b - 1/2), and from public constants. `cohort`
+        is the expected size of a cohort."""
         estimator, share = QuantileEstimator(
             min(
                 norm, self.ceiling
@@ -255,7 +258,7 @@ class CorrelationConfig:
 
     def __post_init__(self) -> None:
         banded = self.kind in (BSR, BISR)
-        rule = Wording("left out with ", Key(f"privacy.user.correlation.kind={self.kind}"))
+        rule = Wording("omitted with ", Key(f"privacy.user.correlation.kind={self.kind}"))
         require(
             banded or self.bandwidth is None,
             "privacy.user.correlation.bandwidth",
@@ -264,7 +267,7 @@ class CorrelationConfig:
         )
 
     def width(self, *, groups: int, rounds: int) -> int:
-        """The bandwidth, given or of the least error."""
+        """The given bandwidth, or the one with the least error."""
         if self.bandwidth is None:
             return best_bandwidth(self.kind, groups=groups, rounds=rounds)
         return self.bandwidth
@@ -272,8 +275,8 @@ class CorrelationConfig:
 
 @section("privacy.user.")
 class UserPrivacyConfig:
-    """User-level privacy, for all data of one client: by noise at the server, or by the clients on
-    masked updates."""
+    """User-level privacy, for all data of one client: by noise at the server, or by clients' noise
+    on masked updates."""
 
     enabled: bool = True
     aggregation: Aggregation = PLAIN
@@ -292,7 +295,7 @@ class UserPrivacyConfig:
 
 @section("privacy.")
 class PrivacyConfig:
-    """The three guarantees, and how their epsilon is computed."""
+    """The three guarantees and their accountant."""
 
     delta: rules.OpenShare = 1e-3
     accountant: Accountant = PLD

@@ -1,4 +1,4 @@
-"""Ranges of settings, and sections: frozen pydantic dataclasses. A mistake is one line with key,
+"""Ranges of settings, and sections: frozen pydantic dataclasses. A mistake gives one line with key,
 rule and value."""
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from discreet.privacy.quantile import LARGEST_NUMBER, LEAST_NUMBER
 from discreet.settings.wording import Key, Part, Wording, joined
 
 T = TypeVar("T")
-# Names that people type from habit, and the setting of a user-level run that each means.
+# Names that users type from habit, and the setting of a user-level run that each stands for.
 MEANT = {
     "privacy.user.target_epsilon": ("epsilon", "eps", "target_epsilon"),
     "privacy.user.max_epsilon": ("max_epsilon", "budget", "epsilon_budget"),
@@ -74,22 +74,22 @@ MEANT = {
 }
 ALIASES = {name: key for key, names in MEANT.items() for name in names}
 MAIN = {"data": "name", "model": "name", "sampling": "kind", "task": "loss", "server": "optimizer"}
-# what is meant if a group is given a value
+# the setting that is meant if a group is given a value
 MAIN |= {
     "privacy.user.clip": "norm",
     "privacy.local": "kind",
 }
 ABSENT = ("mechanism", None)
 CALL = ("output_dir", "resume", "device")  # of one call, beside the settings of a run
-# characters of a value in a message, and of a message
+# the largest numbers of characters of a value in a message, and of a message
 LONGEST_SHOWN = 200
 LONGEST_MESSAGE = 2000
 NUMBER = re.compile(r"[-+]?[\d.]+(e[-+]?\d+)?")
 
 
 class Rule:
-    """A rule for a value, in words and as a test; of an annotation. `names` are proposed for a
-    misspelt value."""
+    """A rule for a value, in words and as a test; used in an annotation. `names` are suggested for
+    a misspelt value."""
 
     def __init__(
         self, words: str, holds: Callable[[Any], bool], names: tuple[str, ...] = ()
@@ -113,7 +113,7 @@ def one_of(*names: str) -> Rule:
 
 
 def at_least(least: int) -> Rule:
-    """The rule that a whole number is not too small."""
+    """The rule that a whole number has a minimum."""
     return Rule(f"at least {least}", lambda value: least <= value)
 
 
@@ -123,22 +123,22 @@ def within(least: float, largest: float) -> Rule:
 
 
 def list_of(each: Rule, one: str) -> Rule:
-    """The rule that a list has at least one number, and each keeps a rule."""
-    words = f"a list of numbers {each.words}, one a {one}"
+    """The rule that a list has at least one number, and each number follows a rule."""
+    words = f"a list of numbers {each.words}, one per {one}"
     return Rule(words, lambda values: bool(values) and all(map(each.holds, values)))
 
 
 def different(*names: str) -> Rule:
-    """The rule that a list has at least one of the names, and none twice."""
-    words = f"a list of different names of {', '.join(names)}"
+    """The rule that a list has at least one of the names, and no name twice."""
+    words = f"a list of different names out of {', '.join(names)}"
     return Rule(
         words,
         lambda given: bool(given) and set(given) <= set(names) and len(set(given)) == len(given),
     )
 
 
-# Numbers that float32 bears: a server can't hide a gradient below the smallest float, or behind the
-# largest.
+# Numbers within the range of float32: a server can't hide a gradient below the smallest float, or
+# beyond the largest.
 POSITIVE = within(LEAST_NUMBER, LARGEST_NUMBER)
 FINITE = within(-LARGEST_NUMBER, LARGEST_NUMBER)
 Positive = Annotated[float, POSITIVE]
@@ -151,31 +151,31 @@ Probability = Annotated[float, Rule("within (0, 1]", lambda value: 0 < value <= 
 # far beyond 1e4 a model overflows in its first round
 LearningRate = Annotated[float, within(LEAST_NUMBER, 1e4)]
 Momentum = Annotated[float, Rule("within [0, 1)", lambda value: 0 <= value < 1)]
-# Numbers that a server names decide how long a node plans: the largest ones are public.
+# Numbers from a server decide how long a node computes a plan, so their maxima are public.
 Count = Annotated[int, within(1, 1_000_000_000)]
 Rank = Annotated[int, within(1, 4096)]  # of low-rank matrices
 Rounds = Annotated[int, within(1, 100_000)]
 CountOrZero = Annotated[int, at_least(0)]
-# on a command line 2024 is a number, and a folder's name
+# on a command line 2024 is a number, but also the name of a folder
 Text = Annotated[str, Field(strict=False)]
 Sampling = Annotated[str, one_of("poisson", "fixed", "everyone", "cyclic")]
 
 
 class ConfigError(ValueError):
-    """A setting is unknown, of the wrong type, or out of its range. The message is one line that
-    names it: `in_words` gives it in the words of a door."""
+    """A setting is unknown, of the wrong type, or out of its range. The message is one line with
+    the setting's name; `in_words` replaces it by the name that an interface uses."""
 
     def __init__(self, message: Part) -> None:
-        # Of an error of a library, of somebody's model, or about a value: it may have many lines,
-        # or be very long.
+        # The message of a library, of a user's model, or about a value may have many lines or be
+        # very long.
         if isinstance(message, str):
             message = brief(message.replace("\n", " "), longest=LONGEST_MESSAGE)
         super().__init__(message)
 
 
 def require_extra(*modules: str, extra: str, why: str) -> None:
-    """Raises ConfigError, with the extra of pyproject.toml that brings it, if a module is not
-    installed; imports none.
+    """Raises ConfigError, with the extra of pyproject.toml that installs it, if a module is not
+    installed. Imports nothing.
 
     >>> require_extra("tomllib", extra="simulation", why="reading a table")
     """
@@ -188,9 +188,9 @@ def require_extra(*modules: str, extra: str, why: str) -> None:
 
 @dataclass_transform(frozen_default=True, field_specifiers=(field,))
 def section(prefix: str, **elsewhere: str) -> Callable[[type[T]], type[T]]:
-    """A decorator that makes a class a frozen pydantic dataclass, whose mistakes are a ConfigError.
-    `prefix` begins the keys of its settings, such as "privacy.user."; `elsewhere` has those of
-    fields with another one."""
+    """A decorator that makes a class a frozen pydantic dataclass whose mistakes are a ConfigError.
+    `prefix` starts the keys of its settings, such as "privacy.user."; `elsewhere` has the prefixes
+    of fields that differ."""
     config = ConfigDict(
         extra="forbid", strict=True, allow_inf_nan=False, coerce_numbers_to_str=True
     )
@@ -213,7 +213,7 @@ def section(prefix: str, **elsewhere: str) -> Callable[[type[T]], type[T]]:
 
 
 def read_json(kind: type[T], text: str | bytes) -> T:
-    """A section, with its sections, of JSON text. Raises ConfigError: one line that names the
+    """A section, with its nested sections, from JSON text. ConfigError: one line that names the
     setting that is unknown, of the wrong type, or out of range."""
     try:
         return cast(T, _adapter(kind).validate_json(text))
@@ -222,15 +222,15 @@ def read_json(kind: type[T], text: str | bytes) -> T:
 
 
 def write_json(value: Any) -> str:
-    """The JSON text of a section: the same for equal sections. A mechanism that is not given is
-    left out."""
+    """The JSON text of a section, equal for equal sections. A mechanism that is not given is
+    omitted."""
     return json.dumps(
         asdict(value, dict_factory=lambda fields: {k: v for k, v in fields if (k, v) != ABSENT})
     )
 
 
 def rules(kind: Any) -> Iterator[tuple[str, Rule | None]]:
-    """Every setting of a section and of its sections by its full key, with its rule."""
+    """Every setting of a section and of its nested sections by its full key, with its rule."""
     for name, annotation in _annotations(kind).items():
         if inner := _section_in(annotation):
             yield from rules(inner)
@@ -239,8 +239,8 @@ def rules(kind: Any) -> Iterator[tuple[str, Rule | None]]:
 
 
 def config_error(error: ValidationError, kind: Any) -> ConfigError:
-    """The first thing that is wrong with a section, in one line with the setting's full key, its
-    rule and the value."""
+    """The first mistake in a section, in one line with the setting's full key, its rule and the
+    value."""
     first = error.errors(include_url=False)[0]
     if isinstance(cause := first.get("ctx", {}).get("error"), ConfigError):  # of a `__post_init__`
         return cause
@@ -275,8 +275,8 @@ def config_error(error: ValidationError, kind: Any) -> ConfigError:
 
 
 def _given(first: Mapping[str, Any]) -> str:
-    """The given value, for a message; a text that looks like the number that it should be is shown
-    as a text."""
+    """The given value, for a message. A text that looks like the number that it should be is shown
+    in quotes."""
     value = first["input"]
     looks = (
         isinstance(value, str)
@@ -298,8 +298,8 @@ TYPES = {
 
 
 def unknown(key: str, kind: type) -> str:
-    """The line about a key that no setting of a section has: the one that is meant, or those that
-    there are."""
+    """The line about a key that no setting of a section has: with the setting that is probably
+    meant, or all settings."""
     names = [*CALL, *(name for name, _ in rules(kind))]
     known = dict.fromkeys(
         [*names, *(name.rsplit(".", depth)[0] for name in names for depth in range(1, 4))]
@@ -314,8 +314,8 @@ def unknown(key: str, kind: type) -> str:
 
 
 def _alias_of(key: str, names: Sequence[str]) -> str:
-    """The end of a message about a key whose last word is an alias: first for a setting in the same
-    group."""
+    """The end of a message about a key whose last word is an alias; settings in the same group come
+    first."""
     group, _, word = key.rpartition(".")
     meant = ALIASES.get(word, "")
     near = f"{group}.{meant.rpartition('.')[2]}"
@@ -326,7 +326,7 @@ def _alias_of(key: str, names: Sequence[str]) -> str:
 
 
 def did_you_mean(word: object, names: Iterable[str], *, cutoff: float = 0.6) -> str:
-    """The end of a message about a misspelt word; empty if no name is like it."""
+    """The end of a message about a misspelt word; empty if no name is similar."""
     return "".join(
         f"; did you mean {each}?"
         for each in difflib.get_close_matches(str(word), list(names), 1, cutoff)
@@ -334,26 +334,26 @@ def did_you_mean(word: object, names: Iterable[str], *, cutoff: float = 0.6) -> 
 
 
 def plain(value: Any) -> Any:
-    """A number of numpy or of a tensor as Python's own; any other value as it is."""
+    """A number of numpy or of a tensor as Python's own; any other value unchanged."""
     if hasattr(value, "item") and getattr(value, "ndim", 1) == 0:
         return value.item()
     return value
 
 
 def require(holds: bool, key: str, rule: Part, got: object) -> None:
-    """Raises ConfigError unless a setting `holds` to its rule."""
+    """Raises ConfigError about a setting unless `holds`."""
     if not holds:
         raise ConfigError(Wording(Key(key), " must be ", rule, f" (got {brief(got)})"))
 
 
 def check_value(value: object, key: str, rule: Rule) -> None:
-    """Raises ConfigError unless a value keeps the rule."""
+    """Raises ConfigError unless a value follows the rule."""
     if not rule.holds(value):
         raise _broken(key, rule, value)
 
 
 def values_of(settings: Any) -> dict[str, object]:
-    """The values of a section and of its sections by their full keys."""
+    """The values of a section and of its nested sections by their full keys."""
     found: dict[str, object] = {}
     for name in _annotations(type(settings)):
         value = getattr(settings, name)
@@ -365,22 +365,22 @@ def values_of(settings: Any) -> dict[str, object]:
 
 
 def require_each(settings: Any, by: Part, wanted: Mapping[str, tuple[object, str]]) -> None:
-    """Raises ConfigError unless the settings of these keys have the value, or one of the values,
-    that `by` needs, for the reasons given."""
+    """Raises ConfigError unless the settings with these keys have the value, or one of the values,
+    that `by` requires, for the given reasons."""
     values = values_of(settings)
     for key, (allowed, why) in wanted.items():
         if isinstance(allowed, tuple):
             several = allowed
         else:
             several = (allowed,)
-        names = ["left out" if value is None else str(value).lower() for value in several]
+        names = ["omitted" if value is None else str(value).lower() for value in several]
         words = " or ".join(filter(None, [", ".join(names[:-1]), names[-1]]))
         rule = Wording(f"{words} with ", by, f": {why}")
         require(values[key] in several, key, rule, values[key])
 
 
 def require_one(
-    given: Mapping[str, object], advice: str = ": give one, the other follows from it"
+    given: Mapping[str, object], advice: str = ": give one of them; the other follows from it"
 ) -> None:
     """Raises ConfigError unless exactly one of two settings, by their keys, is not None."""
     missing = [value is None for value in given.values()]
@@ -402,7 +402,7 @@ def _broken(key: str, rule: Rule, value: object, *, shown: str | None = None) ->
 
 
 def brief(value: object, *, longest: int = LONGEST_SHOWN) -> str:
-    """A value as a message shows it: one that is long is cut.
+    """A value as a message shows it; a long one is truncated.
 
     >>> brief("x" * 500)[-23:]
     'xx... (500 characters)'

@@ -1,4 +1,4 @@
-"""The settings of a run, and those of the server alone."""
+"""The settings of a run, including the server's own."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from discreet.settings.training import FLOWER_APP, HF, ModelConfig, TaskConfig, 
 from discreet.settings.wording import Key, Wording
 
 ACCOUNT = {
-    "privacy.user.enabled": (True, "it holds what the user level spends"),
-    "privacy.user.aggregation": (PLAIN, "it is about adding or removing a client"),
+    "privacy.user.enabled": (True, "its account is for the user level"),
+    "privacy.user.aggregation": (PLAIN, "its account is for adding or removing a client"),
     "seed": (None, "noise that can be drawn again protects nobody"),
 }
 
 
 @section("sampling.")
 class SamplingConfig:
-    """The draw of a round's cohort."""
+    """The sampling of a round's cohort."""
 
     kind: rules.Sampling = "poisson"
     probability: rules.Probability = 0.3
@@ -36,8 +36,8 @@ class SamplingConfig:
 
 @section("server.")
 class ServerConfig:
-    """The server's optimizer, whose numbers None leaves to it, and the seconds that it waits for a
-    round's replies."""
+    """The server's optimizer (None: the optimizer's default for a number), and the seconds that the
+    server waits for a round's replies."""
 
     optimizer: Annotated[str, rules.one_of("sgd", "adam", "yogi")] = "sgd"
     learning_rate: rules.LearningRate | None = None
@@ -60,15 +60,15 @@ class ServerConfig:
             require(
                 not given,
                 f"server.{name}",
-                f"left out with server.optimizer={self.optimizer}",
+                f"omitted with server.optimizer={self.optimizer}",
                 value,
             )
 
 
 @section("operations.")
 class OperationsConfig:
-    """The watching of a running server, and the files at the end of a run. Nothing here decides
-    privacy."""
+    """The monitoring of a running server, and the files at the end of a run. These settings do not
+    affect privacy."""
 
     log_format: Annotated[str, rules.one_of(*LOG_FORMATS)] = "text"
     predictions: bool = False
@@ -76,8 +76,8 @@ class OperationsConfig:
 
 @section("ray.")
 class RayConfig:
-    """The Ray cluster that trains clients, with `engine=ray`. It decides neither privacy nor what a
-    seed gives."""
+    """The Ray cluster that trains clients with `engine=ray`. These settings affect neither privacy
+    nor the results of a seed."""
 
     address: Annotated[str, rules.Rule("auto or host:port of a cluster's head", bool)] | None = None
     num_gpus: Annotated[float, rules.within(0, 1)] = 0.0
@@ -85,7 +85,7 @@ class RayConfig:
 
 @section("")
 class Settings:
-    """One run of Discreet, checked as a whole; a setting out of range, or a contradiction, is a
+    """One run of Discreet, checked as a whole. A setting out of range, or a contradiction, is a
     ConfigError."""
 
     rounds: rules.Rounds = 30
@@ -109,21 +109,21 @@ class Settings:
         _check_account(self)
         if self.evaluation.private:
             rule = (
-                "another one with evaluation.kind=private: views overlap, so others train on "
-                "what a client holds out"
+                "another one with evaluation.kind=private: clients share examples, so "
+                "other clients train on those that one holds out"
             )
             require(self.data.partition != "sampled", "data.partition", rule, self.data.partition)
         client_settings(self)
 
     @property
     def population_size(self) -> int:
-        """The number of clients: a public constant, never the number that happen to be
+        """The number of clients: a public constant, never the number of clients that happen to be
         connected."""
         return self.sampling.population_size or self.data.num_clients
 
     @property
     def sampling_probability(self) -> float:
-        """The chance that a client is in a round's cohort."""
+        """The probability that a client is in a round's cohort."""
         fixed = {"everyone": 1.0, "cyclic": 1 / (self.sampling.groups or 1)}
         return fixed.get(self.sampling.kind, self.sampling.probability)
 
@@ -133,14 +133,14 @@ def _check_cohort(config: Settings) -> None:
     most = config.population_size
     there = config.data.num_clients
     least = Key("data.num_clients")
-    rule = Wording("at least ", least, f" = {there}, the clients that there are, or left out")
+    rule = Wording("at least ", least, f" = {there}, the number of clients, or omitted")
     require(there <= most, "sampling.population_size", rule, most)
     turns = Key("sampling.kind=cyclic")
     if config.sampling.kind == "cyclic":
         rule = Wording("given with ", turns, f", within [1, {most}]")
         require(groups is not None and groups <= most, "sampling.groups", rule, groups)
     else:
-        require(groups is None, "sampling.groups", Wording("left out without ", turns), groups)
+        require(groups is None, "sampling.groups", Wording("omitted without ", turns), groups)
     if config.sampling.kind == "fixed":
         name = "sampling.probability * population_size, rounded,"
         check_value(
@@ -154,12 +154,12 @@ def _check_account(config: Settings) -> None:
     account = Key("privacy.user.account")
     require_each(config, account, ACCOUNT)
     name = config.sampling.population_name
-    rule = Wording("given with ", account, ": whose account it is")
+    rule = Wording("given with ", account, ": the population that the account belongs to")
     require(name is not None, "sampling.population_name", rule, name)
 
 
 def client_settings(config: Settings) -> ClientSettings:
-    """The settings that clients are told, checked: without the folders, hosts and ports of the
+    """The settings that clients receive, checked: without the folders, hosts and ports of the
     server."""
     privacy = config.privacy
     of_user = (
@@ -179,7 +179,7 @@ def client_settings(config: Settings) -> ClientSettings:
         count_stddev=privacy.user.clip.count_stddev,
         **{name: getattr(privacy.user, name) for name in of_user},
     )
-    # A node has the weights of a transformer in a folder of its own.
+    # A node has the weights of a transformer in its own folder.
     if config.model.name.startswith(HF):
         model = replace(config.model, name=HF)
     else:
@@ -192,8 +192,8 @@ def client_settings(config: Settings) -> ClientSettings:
 
 
 def described(config: Settings) -> dict[str, Any]:
-    """The configuration as a nested dictionary; of another Flower app without what its clients
-    alone decide."""
+    """The configuration as a nested dictionary. For another Flower app, settings that only its
+    clients decide are omitted."""
     settings = asdict(config)
     if config.model.name == FLOWER_APP:
         del settings["training"]

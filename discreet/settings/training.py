@@ -1,4 +1,4 @@
-"""The model, what it is trained for, and a client's local work."""
+"""The model, its loss, and a client's local work."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ LOSS = rules.one_of("cross_entropy", "binary_cross_entropy", "squared", "absolut
 
 
 def _is_quick(pattern: str) -> bool:
-    """True for a regular expression that any name is matched with in a moment: at a node it is the
-    server's."""
+    """True for a regular expression that matches any name quickly: a node receives it from the
+    server."""
     repeats = len(re.findall(r"[*+?{]", pattern))
     choices = pattern.count("|")
     nested = re.search(r"\)[*+?{]|\(\?|\\\d", pattern)
@@ -32,14 +32,15 @@ def _is_quick(pattern: str) -> bool:
 
 
 QUICK = rules.Rule(
-    "a regular expression with at most 3 repeats, none of a group, and at most 8 choices", _is_quick
+    ("a regular expression with at most 3 repeats, none of a group, and at most 8 choices"),
+    _is_quick,
 )
 
 
 @section("model.lora.")
 class LoraConfig:
-    """Low-rank matrices B A that learn in place of a transformer's own weights. ffa: A stays as it
-    is, and is public."""
+    """Low-rank matrices B A that are trained in place of a transformer's own weights. ffa: A is
+    fixed and public."""
 
     kind: Annotated[str, rules.one_of("none", "lora", "ffa")] = "none"
     rank: rules.Rank = 8
@@ -49,7 +50,7 @@ class LoraConfig:
 
 @section("model.")
 class ModelConfig:
-    """The model that is trained, and patterns of the names of its frozen parameters."""
+    """The model to train, and patterns of the names of its frozen parameters."""
 
     name: rules.Text = "mlp"
     freeze: list[rules.Text] = field(default_factory=list)
@@ -80,7 +81,7 @@ class TrainingConfig:
 
 @section("task.")
 class TaskConfig:
-    """The loss. What is predicted, classes, labels or numbers, is the data's to say."""
+    """The loss. The data decide the target: classes, labels or numbers."""
 
     loss: Annotated[str, LOSS] | None = None
     class_weights: Annotated[list[float], rules.list_of(rules.POSITIVE, "class")] | None = None

@@ -1,7 +1,7 @@
-"""Messages about settings, in which each door calls a setting by a word of its own.
+"""Messages about settings, in which each interface uses its own name for a setting.
 
-A configuration calls them by their keys, such as `sampling.probability`; `DPFedAvg` and `DPSGD` by
-the arguments that give them. A door has a dictionary from key to word.
+A configuration uses keys, such as `sampling.probability`; `DPFedAvg` and `DPSGD` use their
+arguments' names. Each interface has a dictionary from key to name.
 """
 
 from __future__ import annotations
@@ -12,12 +12,12 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Key:
-    """The key of a setting in a message; with its value, such as `sampling.kind=fixed`."""
+    """The key of a setting in a message; or key and value, such as `sampling.kind=fixed`."""
 
     key: str
 
     def named(self, names: Mapping[str, str]) -> str:
-        """The word of a door for it: for key and value together, or for the key."""
+        """An interface's name for it: for key and value together, or for the key."""
         if self.key in names:
             return names[self.key]
         key, mark, value = self.key.partition("=")
@@ -28,13 +28,13 @@ class Key:
 
 
 class Wording:
-    """A message of several parts: texts, keys, and messages. As a text it has the keys."""
+    """A message of several parts: texts, keys, and messages. As a string it shows the keys."""
 
     def __init__(self, *parts: Part) -> None:
         self.parts = parts
 
     def named(self, names: Mapping[str, str]) -> str:
-        """The message in the words of a door."""
+        """The message with the names of an interface."""
         return "".join(in_words(part, names) for part in self.parts)
 
     def __str__(self) -> str:
@@ -53,7 +53,7 @@ def joined(separator: str, parts: Iterable[Part]) -> Wording:
 
 
 def in_words(said: object, names: Mapping[str, str]) -> str:
-    """The text of a message, or of an error with one, in the words of a door."""
+    """The text of a message, or of an error with one, with the names of an interface."""
     if isinstance(said, BaseException) and said.args:
         return in_words(said.args[0], names)
     if isinstance(said, Key | Wording):

@@ -232,8 +232,8 @@ def test_what_needs_a_project_says_so_in_one_line(
     words: tuple[str, ...], discreet: Command, tmp_path: Path
 ) -> None:
     done = discreet(*words)
-    where = "go to a checkout of Discreet, or to a folder that `discreet new FOLDER` made"
-    said = f"discreet: {tmp_path / 'empty'} is no project: {where}\n"
+    where = "change to a checkout of Discreet, or to a folder that `discreet new FOLDER` made"
+    said = f"discreet: {tmp_path / 'empty'} is not a project: {where}\n"
     assert (done.returncode, done.stdout, done.stderr) == (2, "", said)
 
 

@@ -84,7 +84,7 @@ ROW = raw_rows(1)[0]
 TABLES = [
     (NAMES[1:], ROW[1:], "bad.csv has no column mean radius"),
     (NAMES, ["", *ROW[1:]], "line 2: mean radius is empty: fill it with a public constant"),
-    (NAMES, ROW[1:], "line 2: 29 columns, and the header has 30"),
+    (NAMES, ROW[1:], "line 2: 29 columns, but the header has 30"),
     ([*NAMES, "target"], [*ROW, 2], "line 2: the class is not one of 0 to 1"),
 ]
 ARRAYS = [

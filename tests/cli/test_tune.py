@@ -239,7 +239,7 @@ def test_every_trial_charges_the_account_and_the_chosen_run_does_not_tell_how_ma
     assert facts["selection"]["epsilon"] == pytest.approx(facts["guarantees"][0]["epsilon"]["rdp"])
     config = replace(RunFolder(chosen).read_config(), rounds=9)
     # It would charge beside what its trial did.
-    with pytest.raises(LedgerError, match="lacks what the run"):
+    with pytest.raises(LedgerError, match="lacks the spending of the run"):
         simulate(config, Call(str(chosen), resume=True))
 
 

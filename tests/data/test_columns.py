@@ -83,7 +83,7 @@ def test_a_byte_order_mark_is_found(encoding: str, tmp_path: Path) -> None:
         ),
         (
             "P3;1;HIV;6,0;surgery;01.01.2022;no",
-            "age is not a number; words are of a column with kind = category",
+            "age is not a number; words need a column with kind = category",
         ),
         (
             "P3;1;40;6,0;;01.01.2022;no",
@@ -96,7 +96,7 @@ def test_a_byte_order_mark_is_found(encoding: str, tmp_path: Path) -> None:
         ("P3;1;40;6,0;surgery;01.01.2022;", "readmitted is empty"),
         ("P3;1;40;6,0;surgery;01.01.2022;HIV", "the class is not in classes"),
         (";1;40;6,0;surgery;01.01.2022;no", "patient is empty: it must name the owner of the row"),
-        ("P3;1;40;6,0;surgery;01.01.2022", "6 columns, and the header has 7"),
+        ("P3;1;40;6,0;surgery;01.01.2022", "6 columns, but the header has 7"),
         (
             "Q1;1;40;6,0;surgery;01.01.2022;no",
             "this patient has rows in train.csv too, as 1 in all have",
@@ -130,7 +130,7 @@ def test_decimal_commas_and_another_encoding_are_asked_for(tmp_path: Path) -> No
 @pytest.mark.parametrize(
     ("columns", "said"),
     [
-        ({"age": {"kind": "number"}}, "age: low and high are not given: write the public range"),
+        ({"age": {"kind": "number"}}, "age: low and high are missing: write the public range"),
         ({"age": {"kind": "number", "low": 0, "hihg": 1}}, "age: unknown key hihg"),
         ({"age": [3, 2]}, "age: high must be above low"),
         ({"sex": {"kind": "category"}}, "sex: levels must be given"),
@@ -140,7 +140,7 @@ def test_decimal_commas_and_another_encoding_are_asked_for(tmp_path: Path) -> No
         ),
         (
             {"seen": {"kind": "date", "low": "yesterday", "high": "2022-01-01"}},
-            "seen: a public day is written",
+            "seen: a public day must be written",
         ),
         ({"note": {"kind": "text"}}, "note: width must be given"),
         ({"id": "number"}, "id: write its kind"),
@@ -197,7 +197,7 @@ def test_an_array_of_owners_in_an_npz_file_says_whose_each_row_is(tmp_path: Path
     assert found.owners is not None
     assert found.owners.tolist() == [1, 0, 1, 2]
     np.savez(tmp_path / "train.npz", **arrays, owners=np.array(["b", "a", "b"]))
-    with pytest.raises(FolderError, match="4 rows of inputs, and 3 owners"):
+    with pytest.raises(FolderError, match="4 rows of inputs, but 3 owners"):
         load_folder(str(tmp_path))
 
 

@@ -122,7 +122,7 @@ def test_who_is_gone_in_its_turn_adds_zero_and_who_is_asked_out_of_it_is_not_cou
     check_account(charged, folder)
     status = read_status(folder)
     assert status.failures == {"refused": 1}  # in the one of two rounds that is not its turn
-    assert "is not the turn of this client" in str(status.last_failure)
+    assert "is not this client's turn" in str(status.last_failure)
     assert not [
         each
         for name in NODES

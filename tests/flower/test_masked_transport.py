@@ -167,7 +167,7 @@ def test_a_round_with_too_few_nodes_is_abandoned_unread_and_tried_again(
     grid.lost = lambda client, message: sum(lost(client, message) for lost in two) > 0
     federated(words_of(tmp_path / "run", "server.round_timeout=1.5", rounds=1), grid)
     assert (
-        "round 1 is abandoned, unread: 2 nodes answered the stage MASKED, and it takes 3"
+        "round 1 is abandoned without opening its sum: 2 nodes answered the stage MASKED, but 3 are needed"
         in caplog.text
     )
     assert charges(tmp_path / "run" / "ledger.db") == 1

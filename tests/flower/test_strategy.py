@@ -222,7 +222,7 @@ def test_other_commands_accept_the_run_folder_and_its_statement_is_about_a_node(
     with pytest.raises(ConfigError, match="it holds the arrays of another Flower app"):
         load_model(tmp_path / "run")
     with pytest.raises(
-        ConfigError, match="is a run of another Flower app: it goes on there, by resume=True"
+        ConfigError, match="is a run of another Flower app: resume it there with resume=True"
     ):
         asked_settings(["resume=true", f"output_dir={tmp_path / 'run'}"])
 
@@ -324,7 +324,7 @@ def test_each_clip_norm_follows_from_what_was_released(tmp_path: Path) -> None:
         (lambda number, _: MetricRecord({"accuracy": 0.1 * number}), None),
         (
             lambda *_: MetricRecord({"loss": 2.0, "accuracy": 0.1}),
-            ", and the model does not get better. ",
+            ", and the model does not improve. ",
         ),
         (None, ". "),
     ],
@@ -340,7 +340,7 @@ def test_a_run_that_clips_nearly_all_updates_warns_once_unless_the_model_improve
         [] if said is None else [start + said]
     )
     assert all(
-        re.search(r"is 0\.0\d+ now: consider a larger clip_norm$", message) for message in told
+        re.search(r"is now 0\.0\d+: consider a larger clip_norm$", message) for message in told
     )
 
 

@@ -35,9 +35,9 @@ SHORT: dict[str, Any] = {"mechanism": None, "target_epsilon": 8.0}
 ARGUMENTS: list[tuple[dict[str, Any], str]] = [
     (
         {"fraction_evaluate": 1.0},
-        "fraction_evaluate must be left out, None or 0: .* by evaluate_fn",
+        "fraction_evaluate must be omitted, None or 0: .* by evaluate_fn",
     ),
-    ({"weighted_by_key": "num-examples"}, "weighted_by_key must be left out, None or 0: weights"),
+    ({"weighted_by_key": "num-examples"}, "weighted_by_key must be omitted, None or 0: weights"),
     ({"min_train_nodes": 2, "fraction_train": 0.5}, r"min_train_nodes must be 0: .* \(got 2\)"),
     ({"min_train_nodes": 9, "min_available_nodes": 8}, "min_train_nodes must be 0"),
     ({"population_size": None}, "population_size must be a whole number"),
@@ -46,7 +46,7 @@ ARGUMENTS: list[tuple[dict[str, Any], str]] = [
     ({"fraction_train": 0.5, "sampling": "everyone"}, "fraction_train must be 1 with sampling=ev"),
     (noised(target_epsilon=8.0), "^noise_multiplier and target_epsilon are both given"),
     ({"mechanism": None}, "^target_epsilon must be given, or mechanism"),
-    ({"clip_norm": 1.0}, "^clip_norm must be left out with a mechanism"),
+    ({"clip_norm": 1.0}, "^clip_norm must be omitted with a mechanism"),
     ({"mechanism": "gaussian"}, r"^mechanism must be a CentralGaussian, .* \(got str\)"),
     (noised(clipping="fixed"), r"^clipping must be an AdaptiveClipping or a Fixed.* \(got str\)"),
     ({**SHORT, "delta": 0.0}, r"^delta must be within \(0, 1\)"),
@@ -109,7 +109,7 @@ STARTS: dict[str, tuple[dict[str, Any], str]] = {
     ),
     "evaluation": (
         {"evaluate_config": ConfigRecord({"split": "test"})},
-        "evaluate_config must be left out",
+        "evaluate_config must be omitted",
     ),
     "no time": ({"timeout": 0.0}, "timeout must be within"),
 }
@@ -184,7 +184,7 @@ def test_three_hospitals_are_told_to_protect_examples_with_and_without_a_clip_no
     for clip_norm in (1.0, None):
         mine = strategy(tmp_path / "run", population_size=3, **SHORT, clip_norm=clip_norm)
         with pytest.raises(
-            ConfigError, match=r"protect examples and not clients: privacy\.example, or DPSGD"
+            ConfigError, match=r"protect examples rather than clients: privacy\.example, or DPSGD"
         ) as error:
             mine.start(Nodes(), wide, num_rounds=30, timeout=2.0)
         assert "num_rounds=" not in str(error.value)
@@ -293,7 +293,7 @@ def test_what_does_not_fit_an_account_is_refused_by_the_argument(
         "population_size does not fit account=": {"population_size": 11},
         "delta does not fit account=": noised(delta=1e-4),
         "population_name must be given with account": {"population_name": None},
-        "seed must be left out with account": {"seed": 70123},
+        "seed must be omitted with account": {"seed": 70123},
     }
     for said, changed in wrong.items():
         given: dict[str, Any] = {

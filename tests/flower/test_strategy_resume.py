@@ -80,7 +80,8 @@ def test_an_interrupted_run_says_so_and_how_it_goes_on(
     folder = RunFolder(tmp_path / "run")
     assert status_of(folder.path).state == "interrupted"
     assert (
-        f'interrupted after round 1: resume=True, output_dir="{folder.path}" goes on' in caplog.text
+        f'interrupted after round 1: to resume, use resume=True, output_dir="{folder.path}"'
+        in caplog.text
     )
     # Round 2 was charged before it was evaluated, and is done again: the ledger says more, never
     # less.
@@ -92,7 +93,7 @@ def test_an_interrupted_run_says_so_and_how_it_goes_on(
 CHANGED: dict[str, tuple[dict[str, Any], str]] = {
     "less noise": (
         noised(noise_multiplier=0.5),
-        r"noise_multiplier=0\.5 can't change a run that is resumed",
+        r"noise_multiplier=0\.5 can't change in a resumed run",
     ),
     "a larger delta": (noised(delta=1e-2), r"delta=0\.01 can't change"),
     "a smaller fraction": ({"fraction_train": 0.5}, r"fraction_train=0\.5 can't change"),

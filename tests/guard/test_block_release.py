@@ -163,7 +163,7 @@ def test_whether_a_disk_has_room_is_asked_before_anything_and_goes_by_no_block(
         if free:
             answered(guard)
             return
-        with pytest.raises(Refused, match="MB of room on its disk"):
+        with pytest.raises(Refused, match="MB of free disk space"):
             answered(guard)
     assert guard.ledger.spent("patient").num_releases == 0
 
@@ -340,7 +340,7 @@ def test_the_account_of_a_guard_is_its_own(tmp_path: Path) -> None:
 
     policy = site(tmp_path, PATIENTS)
     DurableLedger(Path(policy.ledger)).charge([Charge(1, "example", "", GaussianDpEvent(1.0))])
-    with pytest.raises(ConfigError, match="a guard has an account of its own"):
+    with pytest.raises(ConfigError, match="a guard needs an account of its own"):
         SiteGuard(policy, sandbox=PlayedSandbox(opposed))  # type: ignore[arg-type]
 
 

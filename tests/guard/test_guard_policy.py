@@ -20,7 +20,7 @@ DIGEST = "ab" * 32
     ("settings", "said"),
     [
         ({"any": False}, "apps must be a list of digests"),
-        ({"apps": [DIGEST]}, "apps must be a list of digests, or else any = true"),
+        ({"apps": [DIGEST]}, "apps must be a list of digests, or any = true"),
         ({"apps": ["ab"], "any": False}, "apps must be a list of SHA-256 digests"),
         ({"max_delta": 1.0}, "max-delta must be"),
         ({"max_epsilon": 0.0}, "max-epsilon must be"),
@@ -63,7 +63,7 @@ def test_a_run_may_ask_for_more_noise_and_not_for_less(tmp_path: Path) -> None:
     policy = read_guard(guard_toml(tmp_path))
     assert terms_of_run(policy, {}).noise_multiplier == Z
     assert terms_of_run(policy, {"guard-noise-multiplier": Z + 1}).noise_multiplier == Z + 1
-    with pytest.raises(Refused, match="wants a guard-noise-multiplier of at least"):
+    with pytest.raises(Refused, match="requires a guard-noise-multiplier of at least"):
         terms_of_run(policy, {"guard-noise-multiplier": Z - 0.01})
 
 

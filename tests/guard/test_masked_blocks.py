@@ -136,9 +136,9 @@ def test_a_run_whose_terms_fit_is_worked_for_and_the_app_sees_no_masking(tmp_pat
 @pytest.mark.parametrize(
     ("settings", "words", "said"),
     [
-        ({"min_noise_multiplier": 5.0}, (), "wants a noise multiplier of 5 for one patient"),
-        ({"q": 0.5}, (), "draws its blocks"),
-        ({}, ("privacy.user.clip.kind=adaptive",), "neither bit nor answer"),
+        ({"min_noise_multiplier": 5.0}, (), "requires a noise multiplier of 5 for one patient"),
+        ({"q": 0.5}, (), "samples its blocks"),
+        ({}, ("privacy.user.clip.kind=adaptive",), "no clip bits and no query answers"),
     ],
 )
 def test_a_run_that_gives_a_patient_too_little_is_refused(

@@ -98,7 +98,7 @@ def test_check_finds_walls_that_hold(folder: Path, monkeypatch: pytest.MonkeyPat
 def test_root_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "geteuid", lambda: 0)
     assert any(
-        "does not run as root" in fault for fault in site_check.faults_of(site(tmp_path, PATIENTS))
+        "must not run as root" in fault for fault in site_check.faults_of(site(tmp_path, PATIENTS))
     )
 
 
@@ -158,8 +158,8 @@ def test_the_log_says_what_ran_what_it_cost_and_what_was_refused(
     assert main(["site", "log", str(tmp_path / "guard.toml")]) == 0
     first, second = capsys.readouterr().out.splitlines()
     assert "stranger/app 1.0.0" in first
-    assert "2 blocks, 0 gave nothing; epsilon" in first
-    assert "refused: this site's guard answers no message of type query" in second
+    assert "2 blocks, 0 of them without a result; epsilon" in first
+    assert "refused: this site's guard does not answer messages of type query" in second
 
 
 def test_status_says_the_guarantee_and_what_is_left_and_privacy_json_has_the_same(

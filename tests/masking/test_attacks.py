@@ -86,15 +86,19 @@ def test_lists_that_are_not_of_those_who_shared_or_leave_this_node_out_are_refus
     ours: Federation,
 ) -> None:
     request, others = mine(ours, Stage.CONFIRM), [name for name in NAMES if name != ME]
-    refuses(ours, altered(request, lists(others, [ME])), "leaves this node out")
+    refuses(ours, altered(request, lists(others, [ME])), "lacks this node")
     for alive in ((*NAMES, "node-99"), NAMES[:4]):
-        refuses(ours, altered(request, lists(alive)), "not, together, the nodes whose shares")
+        refuses(ours, altered(request, lists(alive)), "together must be the nodes whose shares")
 
 
 def test_the_other_list_can_not_be_had_after_the_first_was_signed(ours: Federation) -> None:
     exchange = ours.until(Stage.CONFIRM)
     ours.answer(ME, exchange.requests[ME])
-    refuses(ours, altered(exchange.requests[ME], LAST_GONE), "CONFIRM of this attempt is answered")
+    refuses(
+        ours,
+        altered(exchange.requests[ME], LAST_GONE),
+        "CONFIRM of this attempt was answered already",
+    )
 
 
 def test_nodes_that_were_told_different_lists_open_nothing(ours: Federation) -> None:
@@ -118,7 +122,7 @@ def test_fewer_signatures_than_the_threshold_open_nothing(ours: Federation) -> N
     request = ours.until(Stage.UNMASK, WITHOUT_LAST).requests[ME]
     signatures = split_named(body_of(request))
     few = dict(list(signatures.items())[: ours.terms.threshold - 1])
-    refuses(ours, altered(request, join_named(few)), "2 nodes signed the lists, and it takes 3")
+    refuses(ours, altered(request, join_named(few)), "2 nodes signed the lists, but 3 are needed")
     stranger = join_named(few | {NAMES[4]: b"signed"})
     refuses(ours, altered(request, stranger), "'node-04', which is not in the sum")
 
@@ -231,7 +235,7 @@ def test_a_node_knows_its_own_keys_and_who_is_in_its_list(ours: Federation) -> N
     request = mine(ours, Stage.SHARES)
     keys = split_named(body_of(request))
     own, stranger = keys | {ME: keys[NAMES[0]]}, keys | {"node-99": keys[ME]}
-    refuses(ours, altered(request, join_named(own)), "not those that it made for this attempt")
+    refuses(ours, altered(request, join_named(own)), "not the keys that it made for this attempt")
     refuses(ours, altered(request, join_named(stranger)), "'node-99' is not in this node's list")
 
 

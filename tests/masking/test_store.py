@@ -96,7 +96,7 @@ def test_without_room_on_the_disk_nothing_leaves(
 ) -> None:
     exchange = ours.until(Stage.MASKED)
     monkeypatch.setattr(os, "fsync", Mock(side_effect=OSError(28, "No space left on device")))
-    with pytest.raises(MaskingRefused, match="can't be kept: No space left on device"):
+    with pytest.raises(MaskingRefused, match="can't be saved: No space left on device"):
         ours.answer(ME, exchange.requests[ME])
 
 
@@ -193,8 +193,8 @@ def test_two_names_with_one_key_and_names_of_another_length_are_refused() -> Non
 def test_a_node_starts_only_with_a_list_of_all_nodes_that_has_its_key() -> None:
     people, more = identities(3), identities(4)
     for who, list_of, reason in (
-        (Identity.generate("node-00"), people, "not the public key of 'node-00'"),
-        (more["node-00"], more, "has 4 names, and the run has 3 nodes"),
+        (Identity.generate("node-00"), people, "lacks the public key of this node, 'node-00'"),
+        (more["node-00"], more, "has 4 names, but the run has 3 nodes"),
     ):
         with pytest.raises(ValueError, match=reason):
             MaskingNode(who, Directory.of(list_of), terms_of(3), MemoryStore())
@@ -274,7 +274,7 @@ def test_a_masked_vector_can_not_be_asked_for_beside_something_else() -> None:
     ours = federation(TERMS)
     terms, (part,) = read_request(ours.until(Stage.MASKED).requests["node-00"])
     other = type(part)(Stage.KEYS, part.round + 1, bytes(16), b"")
-    with pytest.raises(MaskingRefused, match="asked for by itself"):
+    with pytest.raises(MaskingRefused, match="requested by itself"):
         ours.answer("node-00", wire.write_request(terms, [part, other]))
 
 

@@ -170,7 +170,7 @@ def test_one_node_that_gives_wrong_shares_is_left_out() -> None:
 
 
 def test_wrong_shares_that_can_not_be_left_out_never_become_a_sum() -> None:
-    with pytest.raises(Abandoned, match="do not fit together"):
+    with pytest.raises(Abandoned, match="are inconsistent"):
         unmask(federation(terms_of(3)), {"node-00", "node-01"})
 
 
@@ -188,7 +188,7 @@ def test_shares_of_another_size_and_keys_of_small_order_are_malformed() -> None:
     refused_by_server(
         Stage.UNMASK,
         lambda body: join_named(dict.fromkeys(split_named(body), bytes(17))),
-        "share of another size",
+        "share of a wrong size",
     )
     for which in ("sealing", "masking"):
         refused_by_server(

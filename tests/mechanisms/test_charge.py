@@ -71,7 +71,7 @@ def test_a_round_for_which_a_mechanism_says_no_cost_releases_nothing(
     ]
     asked = load_asked([*words, f"output_dir={tmp_path}"])
     with pytest.raises(
-        Uncharged, match="Signs is charged at the server, and has no cost for round 2"
+        Uncharged, match="Signs is charged at the server, but gives no cost for round 2"
     ):
         simulate(*asked, on_round=lambda _: monkeypatch.setattr(Signs, "event", Free.event))
     assert RunFolder(tmp_path).load_checkpoint().round == 1
@@ -90,6 +90,6 @@ def test_a_masked_sum_is_not_opened_before_it_is_charged(monkeypatch: pytest.Mon
 
     monkeypatch.setattr(MaskedGaussian, "add_up", early)
     sums = [UnopenedSum(lambda: opened.append("opened") or total, 4)]  # type: ignore[func-returns-value]
-    with pytest.raises(Uncharged, match="was not charged"):
+    with pytest.raises(Uncharged, match="before it was charged"):
         round_of(how, initial_state(torch.zeros(3), clip_norm=1.0), sums, seeded_source(3))
     assert opened == []

@@ -178,7 +178,7 @@ def test_the_charge_comes_before_the_noise_and_the_disk_before_the_release() -> 
 def test_noise_without_the_keys_of_all_rounds_before_is_refused(number: int, rounds: int) -> None:
     kept = CarriedState()
     released(release(), [[]] * rounds, kept)
-    with pytest.raises(LedgerError, match="the keys of the noise are those after round"):
+    with pytest.raises(LedgerError, match="the noise keys are those after round"):
         one(release(), number, iter([reply(1.0)]), kept)
 
 
@@ -266,7 +266,7 @@ def test_a_run_that_is_over_does_not_go_on(tmp_path: Path) -> None:
     run(tmp_path / "run", "privacy.user.correlation.bandwidth=3")
     more, call = asked_settings(["resume=true", f"output_dir={tmp_path / 'run'}", "rounds=9"])
     user = replace(more.privacy.user, max_epsilon=99.0)
-    with pytest.raises(LedgerError, match="a run that is over does not go on"):
+    with pytest.raises(LedgerError, match="A finished run can't go on"):
         simulate(replace(more, privacy=replace(more.privacy, user=user)), call)
 
 
@@ -276,7 +276,9 @@ def test_privacy_json_states_the_guarantee_and_the_report_reads_it(tmp_path: Pat
     assert "3 public groups in turn" in user["mechanism"]
     assert "correlated over rounds (BSR, bandwidth 3)" in user["mechanism"]
     assert user["trusted"].startswith("the server")
-    assert user["observer"] == "who sees every released model, and who takes part in which round"
+    assert user["observer"] == (
+        "an observer of every released model who also sees which clients take part in which round"
+    )
     assert not [
         each for each in user["not_covered"] if "amplification" in each or "took part" in each
     ]
@@ -287,16 +289,16 @@ def test_privacy_json_states_the_guarantee_and_the_report_reads_it(tmp_path: Pat
 
 
 WRONG = {
-    "privacy.user.clip.kind must be fixed: earlier noise": ("privacy.user.clip.kind=adaptive",),
+    "privacy.user.clip.kind must be fixed: later noise cancels": ("privacy.user.clip.kind=adaptive",),
     "privacy.noise must be grid": ("privacy.noise=float",),
     "evaluation.kind must be public or none": ("evaluation.kind=private",),
     "sampling.groups must be given": ("sampling.groups=null",),
-    "sampling.groups must be left out": ("sampling.kind=everyone",),
+    "sampling.groups must be omitted": ("sampling.kind=everyone",),
     "privacy.user.correlation.kind must be none with poisson": (
         "sampling.kind=poisson",
         "sampling.groups=null",
     ),
-    "privacy.user.correlation.bandwidth must be left out": (
+    "privacy.user.correlation.bandwidth must be omitted": (
         "privacy.user.correlation.kind=sqrt",
         "privacy.user.correlation.bandwidth=3",
     ),
@@ -320,8 +322,8 @@ NODE = {"partition-id": 0, "num-partitions": 20}
     ("least", "number", "node_id", "said"),
     [
         ("4", 1, 6, "requires sampling.kind=cyclic with 4 groups or more"),
-        ("3", 2, 6, "round 2 is not the turn of this client"),
-        ("3", 1, None, "round 1 is not the turn of this client"),
+        ("3", 2, 6, "round 2 is not this client's turn"),
+        ("3", 1, None, "round 1 is not this client's turn"),
         ("3", 1, 6, None),
         ("0", 2, 6, None),
     ],

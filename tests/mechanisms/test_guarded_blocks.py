@@ -70,5 +70,5 @@ def test_a_round_costs_a_sampled_gaussian_of_the_noise_over_2c() -> None:
     [("privacy.user.clip.kind=adaptive",), ("sampling.kind=fixed", "privacy.accountant=rdp")],
 )
 def test_what_a_guard_does_not_do_is_refused(words: tuple[str, ...]) -> None:
-    with pytest.raises(ConfigError, match="guarded blocks have"):
+    with pytest.raises(ConfigError, match="guarded blocks need"):
         made(*words).event(1)

@@ -262,7 +262,7 @@ def test_missing_weights_and_those_of_other_data_are_an_error_that_names_the_set
     words = words_of("bert", weights, tmp_path)
     with pytest.raises(
         ConfigError,
-        match=r"model\.name: hf:/nowhere: /nowhere/config\.json is missing, and no model is",
+        match=r"model\.name: hf:/nowhere: /nowhere/config\.json is missing; models are never",
     ):
         simulate(*load_asked([*words, "model.name=hf:/nowhere"]))
     with pytest.raises(

@@ -92,7 +92,7 @@ def test_in_a_shared_step_a_client_may_have_16_batches_of_examples_and_no_more(
 ) -> None:
     found = enter(tmp_path, {"0": 128, "1": 129}, *SHARED)
     assert isinstance(found["0"], Admitted)
-    assert "this client has more examples than 16 * training.batch_size=128" in str(found["1"])
+    assert "this client has more examples than 16 * training.batch_size = 128" in str(found["1"])
 
 
 def test_a_client_that_one_of_two_budgets_refuses_is_charged_for_neither(tmp_path: Path) -> None:

@@ -172,8 +172,8 @@ UNFIT = [
         "this node can't build the model flower_app of the run; its log says why",
     ),
     (MEANS, "the run's normaliser does not fit the data of this node; its log says why"),
-    (("data.name=no_such",), "this node can't have its share of no_such; its log says why"),
-    (("data.partition=natural",), "this node can't have its share of digits; its log says why"),
+    (("data.name=no_such",), "this node can't load its share of no_such; its log says why"),
+    (("data.partition=natural",), "this node can't load its share of digits; its log says why"),
     (
         ("data.name=mnist",),
         "this node does not download data sets that a server names: start it with --task mnist",
@@ -203,4 +203,4 @@ def test_a_node_has_its_share_of_the_data_set_that_its_owner_named(
         raise ConnectionError("the hub")
 
     monkeypatch.setattr(nodes_room, "share_of", unreachable)
-    assert "can't have its share of mnist" in odd("data.name=mnist", task="mnist")
+    assert "can't load its share of mnist" in odd("data.name=mnist", task="mnist")

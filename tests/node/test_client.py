@@ -149,14 +149,14 @@ def test_a_refusal_of_the_policy_charges_nothing(tmp_path: Path) -> None:
 
 
 def test_a_request_beyond_the_planned_rounds_is_refused() -> None:
-    with pytest.raises(Refused, match="the train request is for round 5, and the run has rounds=4"):
+    with pytest.raises(Refused, match="the train request is for round 5, but the run has rounds=4"):
         work(client(examples(9)), config(*OFF), 5)
 
 
 def test_parameters_of_another_model_are_refused_before_anything_is_charged(tmp_path: Path) -> None:
     who = client(examples(9), tmp_path / "ledger.db")
     with pytest.raises(
-        MalformedMessage, match="has 18 trainable parameters, the train request holds 17"
+        MalformedMessage, match="has 18 trainable parameters, but the train request has 17"
     ):
         who.answer(work_of(request(config(*EXAMPLE))), torch.zeros(17))
     assert DurableLedger(tmp_path / "ledger.db").releases() == []
@@ -248,8 +248,8 @@ def test_on_a_real_node_the_client_that_a_request_names_is_not_obeyed(tmp_path: 
             for kind, content in requests.items():
                 reason = refused(send(RecordDict(dict(content)), node=node))
                 assert (
-                    reason == f"the {kind} request names a virtual client, but this node belongs "
-                    f"to no simulation"
+                    reason == f"the {kind} request names a virtual client, but this node is not "
+                    f"part of a simulation"
                 )
 
 

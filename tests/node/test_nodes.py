@@ -87,7 +87,7 @@ def test_a_node_does_not_answer_what_its_run_does_not_ask_and_pay_for(
     words: tuple[str, ...], query: str
 ) -> None:
     asked = asks(run_of(*words, "privacy.delta=0.01"), query)
-    with pytest.raises(Refused, match=f"does not ask for {query} of clients' data"):
+    with pytest.raises(Refused, match=f"does not include the query {query} about clients' data"):
         client_of(work_of(asked), NODE).answer(work_of(asked), torch.zeros(0))
 
 
@@ -177,11 +177,11 @@ WRONG = [
     (lambda folder: csv_folder(folder, extra="hihg = 1"), "unknown key hihg; did you mean high?"),
     (
         lambda folder: describe(folder, 'format = "csv"\nfile = "../b.csv"\ntarget = "x"'),
-        "must lie in",
+        "must be directly in",
     ),
     (
         lambda folder: csv_folder(folder, extra='inputs = ["p0"]'),
-        r"1 inputs a row, not 64 for the shape \(1, 8, 8\)",
+        r"each row has 1 inputs, but the shape \(1, 8, 8\) needs 64",
     ),
     (
         lambda folder: csv_folder(folder, rows=np.where(PIXELS == 3, np.nan, PIXELS)),
@@ -215,4 +215,4 @@ def test_the_check_can_be_run_alone(tmp_path: Path, capsys: pytest.CaptureFixtur
     assert main([str(csv_folder(tmp_path)), "digits"]) == 0
     assert "3 examples" in capsys.readouterr().out
     assert main([str(tmp_path), "mnist"]) == 2
-    assert "64 inputs a row, not 784" in capsys.readouterr().err
+    assert "each row has 64 inputs, but" in capsys.readouterr().err

@@ -58,7 +58,7 @@ def test_the_statement_speaks_of_an_owner() -> None:
     said = LocalDpSgd(client_settings(config(*words))).statement()
     assert said.unit == "one owner of one client, with all its rows"
     assert said.adjacency.startswith("zero-out: one owner")
-    assert "of each at most 3 rows" in said.mechanism
+    assert "each with at most 3 rows" in said.mechanism
     assert not any("example" in gap for gap in said.not_covered if "num_examples" not in gap)
     declared = LocalDpSgd(client_settings(config(*words, "data.public_num_examples=100")))
     assert declared.statement().adjacency == "add or remove one owner, with all its rows"
@@ -76,7 +76,7 @@ def test_a_step_reads_at_most_so_many_rows_of_an_owner_drawn_anew() -> None:
 
 
 def test_without_owners_in_its_data_a_client_refuses(tmp_path: Path) -> None:
-    with pytest.raises(Refused, match="do not say whose each row is"):
+    with pytest.raises(Refused, match="do not give the owner of each row"):
         reply(tmp_path / "ledger.db", *OWNER, data=held(owners=None))
     assert ledger_at(tmp_path / "ledger.db").releases() == []
 

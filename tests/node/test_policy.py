@@ -169,7 +169,10 @@ def test_a_policy_is_said_in_one_line_and_so_is_that_there_is_none() -> None:
         "require=user,secure"
     )
     assert words_of(policy) == said
-    assert words_of(ClientPolicy()) == "this node has no policy: it does what a server asks"
+    assert (
+        words_of(ClientPolicy())
+        == "this node has no policy: it accepts any work that a server requests"
+    )
 
 
 @pytest.mark.parametrize(

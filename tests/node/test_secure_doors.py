@@ -108,7 +108,7 @@ def test_each_door_asks_the_owners_policy(
 def test_a_masked_vector_is_not_given_in_a_run_in_the_clear(behind: Behind, tmp_path: Path) -> None:
     server = behind(tmp_path, *PLAIN)
     with pytest.raises(
-        NotGiven, match="a masked vector is asked for, and the train request has aggregation=plain"
+        NotGiven, match="a masked vector is requested, but the train request has aggregation=plain"
     ):
         server.until(Stage.CONFIRM)
     assert {part.stage for _, part, _ in server.given} == {Stage.KEYS, Stage.SHARES}
@@ -138,7 +138,7 @@ def test_a_client_gives_no_exact_values_of_a_masked_run(
     words: tuple[str, ...], tmp_path: Path
 ) -> None:
     who, asked = client(examples(9), tmp_path / "ledger.db"), Told.of(*words).request
-    with pytest.raises(Refused, match="asks for an update in the clear"):
+    with pytest.raises(Refused, match="asks for an unmasked update"):
         who.answer(work_of(asked), params_of(linear()))
 
 
@@ -158,7 +158,7 @@ def test_a_node_whose_owner_requires_secure_aggregation_refuses_a_run_in_the_cle
     grid = only(nodes(tmp_path), 1, require="secure")
     federated(words_of(tmp_path / "run", "privacy.user.aggregation=plain", rounds=1), grid)
     assert grid.refusals() == [
-        "the policy of this client requires secure aggregation, and the run would read its update"
+        "the policy of this client requires secure aggregation, but the run would read its update"
     ]
     assert replies(tmp_path / "run") == [3]
 

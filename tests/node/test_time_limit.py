@@ -97,7 +97,7 @@ def test_an_app_that_holds_up_every_exception_ends_too() -> None:
 
 @pytest.mark.parametrize("seconds", [0.0, -1.0, float("nan")])
 def test_a_message_without_time_is_not_worked_on(seconds: float) -> None:
-    with pytest.raises(Refused, match="has passed its time to live"), at_most(seconds):
+    with pytest.raises(Refused, match="has exceeded its time to live"), at_most(seconds):
         raise AssertionError("the block ran")
 
 

@@ -209,7 +209,7 @@ UNREADABLE = {
     "privacy.user.noise_multiplier must be 0 or within [1e-09, 1e+09] (got nan": {
         "run.user.noise_multiplier": math.nan
     },
-    "data.path must be left out": {"run.data.path": "/etc"},
+    "data.path must be omitted": {"run.data.path": "/etc"},
     "work.trains must be true or false": {"work.trains": 1},
     "virtual.client_id must be at least 0": {"virtual.client_id": -1, "virtual.state_folder": ""},
 }

@@ -78,7 +78,9 @@ def test_secrets_that_are_another_file_of_the_run_are_refused(
     secrets = RunSecrets(run.path)
     for other in (run.checkpoint_path, run.path / "model.safetensors"):
         shutil.copy(other, secrets.path)
-        with pytest.raises(LedgerError, match=r"secrets\.safetensors holds no secrets of a run"):
+        with pytest.raises(
+            LedgerError, match=r"secrets\.safetensors does not contain a run.s secrets"
+        ):
             secrets.load()
     kept = {name: torch.zeros(1) for name in ("round", "total", "keys", "replies")}
     write_tensors(secrets.path, kept, {})  # as versions without a mark wrote it
@@ -93,7 +95,7 @@ def test_nested_texts_of_other_files_are_damaged_and_no_traceback(
     peers = tmp_path / "peers.json"
     peers.write_text(NESTED)
     with pytest.raises(
-        IdentityError, match=r"peers\.json is no JSON object of names and public keys"
+        IdentityError, match=r"peers\.json must be a JSON object of names and public keys"
     ):
         Directory.read(peers)
     (run.path / STATUS).write_text(NESTED)
@@ -144,7 +146,7 @@ def test_a_configuration_without_the_noise_of_the_run_is_damaged(
     (run.path / CONFIG).write_text("")  # a run with all defaults, by its text
     for reader in ("status", "report"):
         refused = said(capsys, reader, str(run.path))
-        assert f"{run.path / CONFIG} is damaged: the run's noise is missing" in refused
+        assert f"{run.path / CONFIG} is damaged: the run's noise multiplier is missing" in refused
 
 
 def test_a_guard_that_is_a_link_to_itself_stops_no_reader(

@@ -163,7 +163,8 @@ def test_on_another_machine_the_checkpoint_tells(
     WAYS[way](folder / file, runs)
     assert ledger_command(["adopt", str(folder)]) == 0
     with pytest.raises(
-        LedgerError, match=f"{file} is older than the checkpoint beside it, or of another run"
+        LedgerError,
+        match=f"{file} is older than the checkpoint beside it, or belongs to another run",
     ):
         RunFolder(folder).check_ledgers(planned(small()), simulated=True)
 

@@ -123,11 +123,11 @@ def test_with_few_clients_the_example_level_is_named(clients: int, few: bool) ->
         "rounds=200",
         "privacy.delta=1e-5",
     )
-    assert ("protect examples and not clients: privacy.example, or DPSGD" in said) == few
+    assert ("protect examples rather than clients: privacy.example, or DPSGD" in said) == few
 
 
 def test_a_refused_run_leaves_no_folder(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"privacy\.user\.too_noisy=warn runs all the same"):
+    with pytest.raises(ConfigError, match=r"privacy\.user\.too_noisy=warn runs it anyway"):
         simulate(*load_asked([*NOISY, f"output_dir={tmp_path / 'run'}"]))
     assert not (tmp_path / "run").exists()
 
@@ -138,7 +138,7 @@ def test_a_short_run_and_one_that_is_told_to_go_on_are_warned_of_by_the_same_mea
 ) -> None:
     simulate(*load_asked([*NOISY, word, f"output_dir={tmp_path / 'run'}"]))
     (record,) = (
-        record for record in caplog.records if "times as long as the clip norm" in record.message
+        record for record in caplog.records if "times as large as the clip norm" in record.message
     )
     assert record.levelno == logging.WARNING
     assert re.search(r"swamps the updates: noise feedback [\d.]+, above 6\.5 ", record.message)

@@ -175,7 +175,7 @@ OTHERS = {
     "sampling.kind=fixed": "sampling.kind does not fit .* add or remove one client there, and rep",
     "privacy.delta=1e-4": "privacy.delta does not fit .* 0.001 there, and 0.0001 in this run",
     "sampling.population_name=null": "sampling.population_name must be given with privacy.user.acc",
-    "seed=90217": "seed must be left out with privacy.user.account",
+    "seed=90217": "seed must be omitted with privacy.user.account",
     "privacy.user.enabled=false": "privacy.user.enabled must be true with privacy.user.account",
     "privacy.user.account=' '": "privacy.user.account must be a file",
 }
@@ -271,7 +271,7 @@ def test_on_another_machine_the_checkpoint_tells_that_an_account_is_older(
     mine.charge(one_more())  # as many of this run as its ledger has, but not what came between
     config = RunFolder(folder).read_config()
     user = replace(config.privacy.user, account=str(turned_back))
-    with pytest.raises(LedgerError, match=r"lacks what the run in .* has spent"):
+    with pytest.raises(LedgerError, match=r"lacks the spending of the run in "):
         go_on(folder, replace(config, privacy=replace(config.privacy, user=user)), 3)
 
 
@@ -279,5 +279,5 @@ def test_a_run_that_has_no_checkpoint_keeps_its_account_too(path: Path) -> None:
     folder, other = run(path, "first", "rounds=1"), path.with_name("other.db")
     shutil.rmtree(folder / "checkpoint")  # as after kill -9 in the first round
     create_account(other, PEOPLE)
-    with pytest.raises(LedgerError, match=r"lacks what the run in .* has spent"):
+    with pytest.raises(LedgerError, match=r"lacks the spending of the run in "):
         run(other, "first", "rounds=1", "resume=true")

@@ -143,7 +143,7 @@ def test_a_run_ends_after_the_second_round_in_a_row_in_which_nobody_replies(
         lambda number, client: Failure(client, kind, f"for a reason of round {number}")
     )
     with pytest.raises(
-        NobodyAnswers, match=f"^in 2 rounds in a row .*; the last: client 9 {kind}: .* of round 2$"
+        NobodyAnswers, match=f"^in 2 rounds in a row .*; the last failure: client 9 {kind}: .* of round 2$"
     ):
         run(tmp_path / "run", silent, "rounds=20")
     assert DurableLedger(tmp_path / "run" / "ledger.db").spent("user").num_releases == 2
@@ -177,7 +177,7 @@ def test_a_run_that_all_clients_refuse_from_the_start_is_no_run_that_has_ended_w
     )
     words = ("privacy.user.enabled=false", "privacy.user.noise_multiplier=null", *EXAMPLE_ON)
     with pytest.raises(
-        NobodyAnswers, match="every client refuses; the last one: client 9 refused: the policy"
+        NobodyAnswers, match="every client refuses; the last reason: client 9 refused: the policy"
     ):
         run(tmp_path / "run", refuses, *words)
 
@@ -214,7 +214,7 @@ def test_infinite_epsilons_are_counted_and_the_largest_other_one_is_published(
     # Where nobody has a finite one, there is nothing to publish but infinity.
     assert example["epsilon"]["pld"] == ("inf" if liars == CLIENTS else 0.5 * ROUNDS)
     assert example["clients_without_epsilon"] == liars
-    assert f"{liars} of them reported an infinite one and are not in it" in example["epsilon_is"]
+    assert f"{liars} of them reported infinity and are not included" in example["epsilon_is"]
     status = read_status(ready.folder)
     assert status.failures == {"unaccounted": liars * ROUNDS}
     assert RunFolder(tmp_path / "run").read_metrics()[-1]["replies"] == CLIENTS

@@ -87,7 +87,7 @@ def test_the_run_folder_holds_what_is_promised(tmp_path: Path) -> None:
     assert user["floating_point"]["noise"] == "grid"
     assert 0 < user["floating_point"]["delta_slack"] < 1e-15
     assert user["not_covered"]
-    with pytest.raises(ConfigError, match="holds a run already: resume=true goes on with it"):
+    with pytest.raises(ConfigError, match="contains a run already: resume=true resumes it"):
         simulate(*load_asked([*SMALL, "rounds=2", f"output_dir={folder}"]))
 
 
@@ -289,7 +289,7 @@ def test_a_guarantee_that_is_off_has_no_mechanism_and_an_infinite_epsilon(
     assert set(said["user"]["epsilon"].values()) == {"inf"}
     assert (said["local"]["adjacency"], said["local"]["trusted"]) == (
         "replace",
-        "nobody but the client itself",
+        "only the client itself",
     )
     assert (said["local"]["epsilon"]["pure"] == "inf") == (kind == "gaussian")
 
@@ -376,13 +376,13 @@ def test_what_is_no_matter_of_privacy_may_be_changed(started: Path) -> None:
 
 
 REFUSED = {
-    "privacy.user.noise_multiplier=2": "it has privacy.user.noise_multiplier=",
-    "privacy.user.max_epsilon=9": "it has privacy.user.max_epsilon=4",
-    "privacy.delta=1e-4": "it has privacy.delta=0.001",
-    "model.name=mlp": "it has model.name=logistic_regression",
-    "seed=71933": "it has seed=None",
-    "privacy.example={enabled: true, noise_multiplier: 1}": "it has privacy.example.enabled=False",
-    "experiment=silos": "it has ",
+    "privacy.user.noise_multiplier=2": "which has privacy.user.noise_multiplier=",
+    "privacy.user.max_epsilon=9": "which has privacy.user.max_epsilon=4",
+    "privacy.delta=1e-4": "which has privacy.delta=0.001",
+    "model.name=mlp": "which has model.name=logistic_regression",
+    "seed=71933": "which has seed=None",
+    "privacy.example={enabled: true, noise_multiplier: 1}": "which has privacy.example.enabled=False",
+    "experiment=silos": "which has ",
 }
 
 
@@ -392,7 +392,7 @@ def test_what_decides_privacy_is_refused_by_the_name_that_was_typed(
 ) -> None:
     with pytest.raises(ConfigError) as error:
         resumed(started, "rounds=9", word)
-    assert str(error.value).startswith(f"{word} can't change a run that is resumed: ")
+    assert str(error.value).startswith(f"{word} can't change in a resumed run, ")
     assert message in str(error.value)
 
 
@@ -406,7 +406,8 @@ def test_rounds_over_which_clients_spread_a_total_stay(tmp_path: Path) -> None:
     RunFolder(tmp_path).write_config(load_config(words))
     assert resumed(tmp_path, *words).rounds == 4
     with pytest.raises(
-        ConfigError, match=r"rounds=5 can't change .* it has rounds=4\. What may change is device"
+        ConfigError,
+        match=r"rounds=5 can't change .* which has rounds=4\. Settings that may change: device",
     ):
         resumed(tmp_path, "rounds=5")
 
@@ -418,7 +419,7 @@ def test_simulate_goes_on_as_the_readme_says(
     checkpoint = RunFolder(started).load_checkpoint()
     assert checkpoint.round == 2
     assert simulate_command(["resume=true", f"output_dir={started}", "seed=71933"]) == 2
-    assert "discreet: seed=71933 can't change a run that is resumed" in capsys.readouterr().err
+    assert "discreet: seed=71933 can't change in a resumed run" in capsys.readouterr().err
 
 
 def test_a_folder_of_an_earlier_version_whose_settings_name_its_call_goes_on(

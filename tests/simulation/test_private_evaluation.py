@@ -137,7 +137,7 @@ def test_too_small_a_population_is_said_before_the_run(
     said = next(
         record.message for record in caplog.records if "population is too small" in record.message
     )
-    assert "accuracy 0.04167 by noise" in said  # 4.2 points
+    assert "accuracy 0.04167 due to noise" in said  # 4.2 points
 
 
 def own_noise(z: float) -> OwnNoise:

@@ -353,7 +353,7 @@ REFUSED = (
     ("training.epochs=2", "training.epochs must be 1 with privacy.example.aggregation=secure"),
     ("training.optimizer=adam", "training.optimizer must be sgd"),
     ("training.weight_decay=0.1", "training.weight_decay must be 0"),
-    ("data.public_num_examples=400", "data.public_num_examples must be left out"),
+    ("data.public_num_examples=400", "data.public_num_examples must be omitted"),
     ("evaluation.kind=private", "evaluation.kind must be public or none"),
     ("sampling.kind=poisson", "sampling.kind must be everyone"),
     ("privacy.accountant=pld", "privacy.accountant must be rdp"),
