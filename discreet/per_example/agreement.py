@@ -92,7 +92,10 @@ def tried(model: nn.Module, inputs: Tree) -> tuple[str, Questions]:
                 if not reason:
                     questions = _settled(objective, examples, questions)
         except Unserved as error:
-            return str(error), questions
+            if small:
+                return str(error), questions
+            reason = str(error)
+            small = True  # whole numbers may be lengths, of which 0 is none
         except MixesExamples:
             raise
         except CONFUSED as error:
