@@ -132,6 +132,14 @@ class _Projection:
         self.inputs.append(state[0])
         return (functional.linear(state[0], self.weight) + self.added[:, step], state[1])
 
+    def note(self, alone: Alone, of_each: Callable[[Tensor], Tensor], backwards: bool) -> None:
+        """Notes the use of the weight, if it is trained."""
+        slot = alone.slot(self.weight)
+        if slot is None:
+            return
+        larger = of_each(torch.stack(self.inputs[::-1] if backwards else self.inputs, dim=1))
+        alone.note(self.added, lambda grads: product_terms(slot, None, larger, of_each(grads)))
+
 
 def _run(alone: Alone, weights: _Weights, inputs: Tensor, state: State) -> tuple[Tensor, State]:
     """One direction of one layer over the steps of inputs (n, T, d): its hidden states (n, T,
@@ -152,9 +160,8 @@ def _run(alone: Alone, weights: _Weights, inputs: Tensor, state: State) -> tuple
     zeros: Sequence[Any] = [None] * inputs.shape[1] if added is None else added.unbind(1)
     befores = []
     afters = []
-    if weights.projection is None:
-        smaller = None
-    else:
+    smaller = None
+    if weights.projection is not None:
         smaller = _Projection(weights.projection, gates)
     steps = list(zip(range(inputs.shape[1]), gates.unbind(1), zeros, strict=True))
     for at, step, zero in reversed(steps) if backwards else steps:
@@ -181,10 +188,9 @@ def _run(alone: Alone, weights: _Weights, inputs: Tensor, state: State) -> tuple
 
     def of_gates(grads: Tensor) -> list[Term]:
         rows = grads.view(gates.shape)
+        terms: list[Term] = []
         if any(own):
             terms = product_terms(own[0], own[1], of_each(inputs), of_each(rows))
-        else:
-            terms = []
         if added is None:
             return [*terms, *of_hidden(rows)]
         return terms
@@ -193,12 +199,8 @@ def _run(alone: Alone, weights: _Weights, inputs: Tensor, state: State) -> tuple
         alone.note(flat, of_gates)
     if added is not None and any(hidden):
         alone.note(added, of_hidden)
-    if smaller is not None and (slot := alone.slot(smaller.weight)) is not None:
-        larger = torch.stack(smaller.inputs[::-1] if backwards else smaller.inputs, dim=1)
-        alone.note(
-            smaller.added,
-            lambda grads: product_terms(slot, None, of_each(larger), of_each(grads)),
-        )
+    if smaller is not None:
+        smaller.note(alone, of_each, backwards)
     return after, state
 
 

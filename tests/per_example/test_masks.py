@@ -10,6 +10,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_sequence
 
+from discreet.per_example.objective import cross_entropy
+from discreet.per_example.per_example import clipped_gradient_sum
 from tests.per_example.test_per_example_choice import seeded
 from tests.per_example.test_per_example_oracle import assert_matches
 
@@ -154,3 +156,34 @@ def test_a_scripted_module_is_told_with_what_to_do(caplog: pytest.LogCaptureFixt
         assert_matches(model, SERIES, CLASSES, clip=0.3)
     assert "a scripted module, which vmap can't see into: give it as it was" in caplog.text
     assert " at test_masks.py:" in caplog.text
+
+
+class Numbered(nn.Module):
+    """Positions counted by a mask of 0 and 1, as OPT has them: a mask of larger numbers would
+    leave the table."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.tokens, self.places = nn.Embedding(9, 4), nn.Embedding(7, 4)
+        self.head = nn.Linear(4, 3)
+
+    def forward(self, tokens: Tensor, mask: Tensor) -> Tensor:
+        values = self.tokens(tokens) + self.places(mask.cumsum(1) * mask)
+        return self.head(values.tanh().mean(1))  # type: ignore[no-any-return]
+
+
+def test_positions_that_a_mask_counts_go_side_by_side(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("discreet.per_example.per_example.built_terms", None)
+    mask = kept(SERIES).long()
+    tokens = torch.randint(0, 9, (40, 6), generator=DRAWS)
+    model = seeded(Numbered)
+    rows = []
+    for row in range(40):
+        one = slice(row, row + 1)
+        loss = cross_entropy(model(tokens[one], mask[one]), CLASSES[one]).sum()
+        grads = torch.autograd.grad(loss, list(model.parameters()))
+        rows.append(torch.cat([grad.flatten() for grad in grads]))
+    gradients = torch.stack(rows)
+    wanted = (0.3 / gradients.norm(dim=1, keepdim=True)).clamp(max=1).mul(gradients).sum(0)
+    total, _ = clipped_gradient_sum(model, (tokens, mask), targets=CLASSES, clip_norm=0.3)
+    torch.testing.assert_close(total, wanted, rtol=1e-4, atol=1e-5)
