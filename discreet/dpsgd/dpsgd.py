@@ -364,12 +364,7 @@ class DPSGD:
         plain = self._is_plain and isinstance(targets, Tensor)
         if (plain or loss is cross_entropy) and isinstance(targets, Tensor):
             check_classes(targets)
-        if (
-            plain
-            and targets.dim() == 1
-            and targets.dtype == torch.int64
-            and not (targets < 0).any()
-        ):
+        if plain and targets.dim() == 1 and targets.dtype == torch.int64:
             loss = cross_entropy  # the one whose gradient is known
         how: dict[str, Any] = {"clip_norm": self._clip_norm, "loss": loss}
         if owners is None:

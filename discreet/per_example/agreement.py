@@ -81,23 +81,24 @@ def tried(model: nn.Module, inputs: Tree) -> tuple[str, Questions]:
     loss = _EachRow()
     objective = objective_of(model, loss)
     reason = ""
-    small = False
+    kind = 0  # whole numbers may be lengths, of which 0 is none, or a mask
     questions = Questions()
     for seed in range(_TRIALS):
         try:
-            examples = made_up(model, inputs, ROWS, seed, small=small)
+            examples = made_up(model, inputs, ROWS, seed, kind=kind)
             with same_chance(objective.parameters[0].device), exact_products(), Undrawn():
                 _check_alone(objective, loss, examples)
                 reason = _reason(objective, examples, questions)
                 if not reason:
                     questions = _settled(objective, examples, questions)
         except Unserved as error:
-            return str(error), questions
+            reason = str(error)
+            kind += 1
         except MixesExamples:
             raise
         except CONFUSED as error:
             reason = str(error)
-            small = True
+            kind += 1
         if not reason:
             break
     return reason, questions

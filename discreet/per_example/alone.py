@@ -28,7 +28,15 @@ from torch.autograd.graph import GradientEdge, get_gradient_edge
 from torch.overrides import TorchFunctionMode
 
 from discreet.per_example.branches import Question, Split, are_alike
-from discreet.per_example.functions import FILLED, READS, Function, called_inside, function_of
+from discreet.per_example.functions import (
+    COUNTING,
+    FILLED,
+    INDEXING,
+    READS,
+    Function,
+    called_inside,
+    function_of,
+)
 from discreet.per_example.lanes import (
     all_of,
     as_one_example,
@@ -172,6 +180,12 @@ class Alone(TorchFunctionMode):
         name = function.name
         if name in READS and is_lane(args[0]):
             return self._read(func, name, args[0])
+        if name in INDEXING:
+            if name == "setitem" and self._fills_by_mask(*args):
+                return _fill(*args)
+            args = (args[0], self._known(args[1], name), *args[2:])
+        elif name in COUNTING and len(args) == 1:
+            args = (self._known(args[0], name),)
         if function.writes:
             self._check_writes(args[0], name)
         elif name == "squeeze" and len(args) == 1 and not named and is_lane(args[0]):
@@ -189,6 +203,30 @@ class Alone(TorchFunctionMode):
         if is_new and (self.fills or 1 in result.shape):
             return self._filled(result)
         return result
+
+    def _known(self, index: Any, name: str) -> Any:
+        """An index in which no mask is of one example alone: examples with other masks are run
+        apart. How many places a mask takes vmap can't follow."""
+        if type(index) in _NESTED:
+            return type(index)(self._known(part, name) for part in index)
+        if not self._is_mask(index):
+            return index
+        with below_vmap(self.level):
+            rows = all_of(index)
+            self.split_by(rows, f"the mask of {name}")
+            return rows[0]
+
+    def _is_mask(self, index: Any) -> bool:
+        """True for a mask of one example, outside of a vmap of the forward's own."""
+        is_own = level() == self.level and is_lane_of(index, self.level)
+        return is_own and index.dtype == torch.bool
+
+    def _fills_by_mask(self, target: Any, index: Any, value: Any) -> bool:
+        """True for `target[mask] = number`."""
+        is_number = isinstance(value, int | float)
+        if isinstance(value, Tensor):
+            is_number = not value.dim() and self.slot(value) is None
+        return is_number and is_lane_of(target, self.level) and self._is_mask(index)
 
     def _filled(self, value: Tensor) -> Tensor:
         """A new tensor that may have the batch, of one, among its dimensions: each example has its
@@ -301,6 +339,12 @@ def squeezed(value: Tensor) -> Tensor:
     if dims:
         return value.squeeze(dims)
     return value
+
+
+def _fill(target: Tensor, mask: Tensor, value: Any) -> None:
+    """Does `target[mask] = value` with no count of the places."""
+    wide = mask.reshape(*mask.shape, *[1] * (target.dim() - mask.dim()))
+    target.masked_fill_(wide, value)
 
 
 def _viewing(value: Tensor) -> Any:

@@ -26,6 +26,8 @@ _BANNED = _words(
     "resize_ __set__"
 )
 READS = _words("__bool__ __int__ __float__ __complex__ __index__ item tolist is_nonzero")
+INDEXING = _words("getitem setitem masked_select")  # their results may be as large as a mask says
+COUNTING = _words("nonzero argwhere where")  # so are those, of one argument
 FILLED = _words("zeros ones full empty new_zeros new_ones new_full new_empty")
 DROPPING = _words("dropout alpha_dropout feature_dropout feature_alpha_dropout")
 _DRAWN = (

@@ -387,6 +387,27 @@ def _pad(alone: Alone, data: Tensor, sizes: Tensor, batch_first: bool, *args: An
     return rows.unsqueeze(1 if batch_first else 2), torch.full((alone.count, 1), len(sizes))
 
 
+def _pad_sequence(
+    alone: Alone,
+    sequences: Sequence[Tensor],
+    batch_first: bool = False,
+    padding_value: float = 0.0,
+    padding_side: str = "right",
+) -> Any:
+    """Sequences (T, ...) of different T, in one tensor."""
+    if any(alone.slot(value) is not None for value in sequences):
+        return NotImplemented
+    rows = [alone.rows(value) for value in sequences]
+    longest = max(value.shape[1] for value in rows)
+    padded = []
+    for value in rows:
+        missing = longest - value.shape[1]
+        around = (0, missing) if padding_side == "right" else (missing, 0)
+        wide = (*[0, 0] * (value.dim() - 2), *around)
+        padded.append(functional.pad(value, wide, value=padding_value))
+    return torch.stack(padded, 1 if batch_first else 2)
+
+
 def _ctc(alone: Alone, probabilities: Tensor, targets: Tensor, *args: Any, **named: Any) -> Any:
     """The CTC loss of log probabilities (T, 1, classes), targets (1, S), and the lengths of
     both."""
@@ -425,6 +446,7 @@ RULES: dict[str, Rule] = {
     "bincount": _bincount,
     "pack_padded_sequence": _pack,
     "pad_packed_sequence": _pad,
+    "pad_sequence": _pad_sequence,
     "ctc_loss": _ctc,
     **{
         name: partial(_dropout, name)

@@ -312,7 +312,11 @@ def logit_gradients(logits: Tensor, targets: Tensor) -> Tensor:
             f"{logits.shape[0]}"
         )
     wide = logits.to(torch.promote_types(logits.dtype, torch.float32))
-    return softmax_minus_one_hot(wide, targets).mul_(_LOSS_SCALE).to(logits.dtype)
+    if int(targets.min()) != PADDING:
+        return softmax_minus_one_hot(wide, targets).mul_(_LOSS_SCALE).to(logits.dtype)
+    counted = targets != PADDING
+    found = softmax_minus_one_hot(wide, targets.where(counted, 0)).mul_(_LOSS_SCALE)
+    return found.masked_fill_(~counted.unsqueeze(1), 0).to(logits.dtype)
 
 
 def softmax_minus_one_hot(logits: Tensor, targets: Tensor) -> Tensor:

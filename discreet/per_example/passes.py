@@ -209,6 +209,8 @@ def _is_of_vmap(error: ValueError) -> bool:
 
 def _reason(error: Exception) -> str:
     first = str(error).strip().split("\n")[0].split(". ")[0][:120]
+    if "TorchScript" in first:
+        first = "a scripted module, which vmap can't see into: give it as it was before the script"
     return f"{first}{place_of(error)}"
 
 

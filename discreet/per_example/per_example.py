@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from functools import reduce
 from operator import add
@@ -45,6 +45,7 @@ from discreet.per_example.perceptron import by_hand
 from discreet.per_example.refusals import Unserved
 from discreet.per_example.terms import Term, floats_at_once, without
 from discreet.per_example.trial import check_layers, try_out, unmoved
+from discreet.per_example.wrong_inputs import explained
 from discreet.privacy.clipping import check_clip, clip_factors
 
 _UNSCALE = torch.tensor(1 / LOSS_SCALE)
@@ -144,7 +145,7 @@ def clipped_sum_by_owner(
     _, units, sizes = unique(owners, return_inverse=True, return_counts=True)
     if len(owners) == 0 or not objective.slots:
         return objective.parts().total(), objective.zeros(len(sizes))
-    with torch.set_grad_enabled(False), objective.casting(on=False):
+    with _explained(objective, inputs, targets):
         reason, questions = _tried(objective, inputs, targets)
         parts = _of_owners(
             replace(objective, of_units=True),
@@ -258,7 +259,7 @@ def _clipped_sum(
     count = count_of(inputs, targets)
     if count == 0 or not objective.slots:
         return objective.parts().total(), objective.zeros(count)
-    with torch.set_grad_enabled(False), objective.casting(on=False):
+    with _explained(objective, inputs, targets):
         if (part := by_hand(objective, inputs, targets)) is not None:
             return _summed(objective, [part], clip, count)
         reason, questions = _tried(objective, inputs, targets)
@@ -273,6 +274,24 @@ def _clipped_sum(
                 reason = str(found)
         with unmoved(objective.model):
             return _summed(objective, _built(objective, inputs, targets, reason), clip, count)
+
+
+@contextmanager
+def _explained(objective: Objective, inputs: Tree, targets: Tree) -> Iterator[None]:
+    """Around a pass. A model whose pass fails is tried anew at the next one: what its trial has
+    found may come of inputs of a wrong type."""
+    ended = False
+    try:
+        with (
+            explained(objective, inputs, targets),
+            torch.set_grad_enabled(False),
+            objective.casting(on=False),
+        ):
+            yield
+        ended = True
+    finally:
+        if not ended:
+            _trials.pop(objective.model, None)
 
 
 def _tried(objective: Objective, inputs: Tree, targets: Tree) -> tuple[str, Questions]:

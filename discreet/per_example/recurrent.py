@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -102,7 +102,7 @@ _STEPS: dict[str, Callable[[Tensor, Tensor, State], State]] = {
 @dataclass(frozen=True, slots=True)
 class _Weights:
     """One direction of one layer of a kind: weights of the inputs and of the hidden state, and
-    their biases."""
+    their biases; `projection`: of an LSTM whose hidden state is smaller than its cell."""
 
     kind: str
     backwards: bool
@@ -110,6 +110,35 @@ class _Weights:
     hidden: Tensor
     bias: Tensor | None = None
     hidden_bias: Tensor | None = None
+    projection: Tensor | None = None
+
+
+def _weights_of(kind: str, backwards: bool, *values: Tensor, projects: bool) -> _Weights:
+    if not projects:
+        return _Weights(kind, backwards, *values)
+    return replace(_Weights(kind, backwards, *values[:-1]), projection=values[-1])
+
+
+class _Projection:
+    """Hidden states of an LSTM made smaller, step by step. `added`: zeros (n, T, size), whose
+    gradients are those of the smaller states."""
+
+    def __init__(self, weight: Tensor, gates: Tensor) -> None:
+        self.weight = weight
+        self.added = gates.new_zeros(*gates.shape[:2], len(weight), requires_grad=True)
+        self.inputs = list[Tensor]()
+
+    def __call__(self, state: State, step: int) -> State:
+        self.inputs.append(state[0])
+        return (functional.linear(state[0], self.weight) + self.added[:, step], state[1])
+
+    def note(self, alone: Alone, of_each: Callable[[Tensor], Tensor], backwards: bool) -> None:
+        """Notes the use of the weight, if it is trained."""
+        slot = alone.slot(self.weight)
+        if slot is None:
+            return
+        larger = of_each(torch.stack(self.inputs[::-1] if backwards else self.inputs, dim=1))
+        alone.note(self.added, lambda grads: product_terms(slot, None, larger, of_each(grads)))
 
 
 def _run(alone: Alone, weights: _Weights, inputs: Tensor, state: State) -> tuple[Tensor, State]:
@@ -120,6 +149,8 @@ def _run(alone: Alone, weights: _Weights, inputs: Tensor, state: State) -> tuple
     own = [alone.slot(value) for value in (weights.inputs, weights.bias)]
     hidden = [alone.slot(value) for value in (weights.hidden, weights.hidden_bias)]
     flat = functional.linear(inputs.flatten(0, 1), weights.inputs, weights.bias)
+    if any(hidden) and not flat.requires_grad:  # the weights of the inputs are frozen
+        flat.requires_grad_()
     gates = parted(flat, len(inputs))
     # Gradients at zeros that are added are those of the products with the hidden state.
     if kind == "gru":
@@ -129,11 +160,16 @@ def _run(alone: Alone, weights: _Weights, inputs: Tensor, state: State) -> tuple
     zeros: Sequence[Any] = [None] * inputs.shape[1] if added is None else added.unbind(1)
     befores = []
     afters = []
-    steps = list(zip(gates.unbind(1), zeros, strict=True))
-    for step, zero in reversed(steps) if backwards else steps:
+    smaller = None
+    if weights.projection is not None:
+        smaller = _Projection(weights.projection, gates)
+    steps = list(zip(range(inputs.shape[1]), gates.unbind(1), zeros, strict=True))
+    for at, step, zero in reversed(steps) if backwards else steps:
         befores.append(state[0])
         product = functional.linear(state[0], weights.hidden, weights.hidden_bias)
         state = _STEPS[kind](step, product if zero is None else product + zero, state)
+        if smaller is not None:
+            state = smaller(state, at)
         afters.append(state[0])
     before, after = (
         torch.stack(values[::-1] if backwards else values, dim=1) for values in (befores, afters)
@@ -152,10 +188,9 @@ def _run(alone: Alone, weights: _Weights, inputs: Tensor, state: State) -> tuple
 
     def of_gates(grads: Tensor) -> list[Term]:
         rows = grads.view(gates.shape)
+        terms: list[Term] = []
         if any(own):
             terms = product_terms(own[0], own[1], of_each(inputs), of_each(rows))
-        else:
-            terms = []
         if added is None:
             return [*terms, *of_hidden(rows)]
         return terms
@@ -164,6 +199,8 @@ def _run(alone: Alone, weights: _Weights, inputs: Tensor, state: State) -> tuple
         alone.note(flat, of_gates)
     if added is not None and any(hidden):
         alone.note(added, of_hidden)
+    if smaller is not None:
+        smaller.note(alone, of_each, backwards)
     return after, state
 
 
@@ -181,6 +218,8 @@ def _layers(kind: str, alone: Alone, *args: Any) -> Any:
     else:
         ways = 1
     starts: State = tuple(start) if kind == "lstm" else (start,)
+    projects = kind == "lstm" and len(parameters) == (each + 1) * count * ways
+    each += projects
     if packed:
         wide = 2
     else:
@@ -203,7 +242,8 @@ def _layers(kind: str, alone: Alone, *args: Any) -> Any:
         found = []
         for way in range(ways):
             at = layer * ways + way
-            own = _Weights(kind, way == 1, *parameters[at * each : (at + 1) * each])
+            some = parameters[at * each : (at + 1) * each]
+            own = _weights_of(kind, way == 1, *some, projects=projects)
             state = tuple(value[:, at] for value in states)
             after, end = _run(alone, own, values, state)
             found.append(after)

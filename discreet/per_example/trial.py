@@ -29,6 +29,7 @@ COARSE_AGREEMENT = 0.05  # or if they have rounded to bfloat16, layer after laye
 _REPEATED = 1e-5  # and by this part if the same kernels have
 _SEED = 52183
 ROWS = 7  # of made-up examples: a number that is seldom another size of a model, too
+KINDS = range(3)  # of made-up whole numbers
 State = dict[str, tuple[Tensor, int, Tensor]]  # each tensor, how often it was written, and a copy
 
 
@@ -127,19 +128,17 @@ def exact_products() -> Iterator[None]:
             backend.allow_tf32 = allowed
 
 
-def made_up(
-    model: nn.Module, inputs: Tree, count: int, seed: int = 0, *, small: bool = False
-) -> Tree:
+def made_up(model: nn.Module, inputs: Tree, count: int, seed: int = 0, *, kind: int = 0) -> Tree:
     """Examples of the inputs' types and shapes, the same each time: between 0 and 1, or numbers of
-    embeddings; `small`: whole numbers are 1 or 2, as lengths may be. A model may have
-    `made_up_rows` of its own."""
+    embeddings; of `kind` 1 whole numbers are 1 or 2, as lengths may be, and of kind 2 they are 0 or
+    1, as masks are. A model may have `made_up_rows` of its own."""
     draws = torch.Generator().manual_seed(40093 + seed)
     tables = [
         part.num_embeddings
         for part in model.modules()
         if isinstance(part, nn.Embedding | nn.EmbeddingBag)
     ]
-    least, end = (1, 3) if small else (0, min(tables, default=2))
+    least, end = ((0, min(tables, default=2)), (1, 3), (0, 2))[kind]
 
     def made(value: Any, count: int = count) -> Any:
         if isinstance(value, Graphs):
@@ -165,16 +164,16 @@ def try_out(objective: Objective, inputs: Tree) -> Any:
     """
     before = Attributes(objective.kept, copies=True)
     try:
-        for small in (False, True):
+        for kind in KINDS:
             try:
                 examples = [
-                    made_up(objective.model, inputs, ROWS, seed, small=small) for seed in (0, 1)
+                    made_up(objective.model, inputs, ROWS, seed, kind=kind) for seed in (0, 1)
                 ]
                 with torch.enable_grad():
                     outputs, again, moved = two_passes(objective, *examples)
                 break
             except CONFUSED:
-                if small:  # a loop over examples serves it, if anything does
+                if kind == KINDS[-1]:  # a loop over examples serves it, if anything does
                     return None
         if moved:
             raise ValueError(writes(moved))

@@ -1,0 +1,189 @@
+"""Masks as indices, padded lists and experts go side by side; what can't is told with its line."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn.utils.rnn import pad_sequence
+
+from discreet.per_example.objective import cross_entropy
+from discreet.per_example.per_example import clipped_gradient_sum
+from tests.per_example.test_per_example_choice import seeded
+from tests.per_example.test_per_example_oracle import assert_matches
+
+DRAWS = torch.Generator().manual_seed(9127)
+SERIES = torch.randn(40, 6, 4, generator=DRAWS)
+SERIES *= (torch.arange(6) < torch.randint(1, 7, (40, 1), generator=DRAWS)).unsqueeze(2)
+CLASSES = torch.randint(0, 3, (40,), generator=DRAWS)
+Forward = Callable[["Masked", Tensor], Tensor]
+
+
+class Masked(nn.Module):
+    """A layer, what a forward does with it, and a head. Steps that are zero are padding."""
+
+    def __init__(self, forward: Forward) -> None:
+        super().__init__()
+        self.run = forward
+        self.layer = nn.Linear(4, 4)
+        self.experts = nn.ModuleList(nn.Linear(4, 4) for _ in range(2))
+        self.token = nn.Parameter(torch.full((4,), 0.3))
+        self.head = nn.Linear(4, 3)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        found: Tensor = self.head(self.run(self, inputs))
+        return found
+
+
+def kept(inputs: Tensor) -> Tensor:
+    return inputs.ne(0).any(2)
+
+
+def mean_of_kept(model: Masked, inputs: Tensor) -> Tensor:
+    values = model.layer(inputs)
+    return torch.stack([values[at][kept(inputs)[at]].mean(0) for at in range(len(inputs))])
+
+
+def put_among_zeros(model: Masked, inputs: Tensor) -> Tensor:
+    found = torch.zeros(len(inputs), 6, 4)
+    found[kept(inputs)] = model.layer(inputs[kept(inputs)])
+    return found.mean(1)
+
+
+def filled_with_a_number(model: Masked, inputs: Tensor) -> Tensor:
+    values = model.layer(inputs)
+    values[values < 0] = 0.1
+    return values.mean(1)  # type: ignore[no-any-return]
+
+
+def filled_with_a_parameter(model: Masked, inputs: Tensor) -> Tensor:
+    values = model.layer(inputs).clone()
+    values[~kept(inputs)] = model.token
+    return values.mean(1)  # type: ignore[no-any-return]
+
+
+def of_places(model: Masked, inputs: Tensor) -> Tensor:
+    values = model.layer(inputs.sum(1))
+    (places,) = torch.where(inputs[:, 0, 0] > 0)
+    found = values.clone()
+    found[places] = values[places].tanh()
+    return found  # type: ignore[no-any-return]
+
+
+def of_experts(model: Masked, inputs: Tensor) -> Tensor:
+    rows = inputs.sum(1)
+    found = torch.zeros(len(rows), 4)
+    for number, expert in enumerate(model.experts):
+        mask = (rows[:, 0] > 0) == bool(number)
+        if mask.any():
+            found[mask] = expert(rows[mask])
+    return found
+
+
+def padded(model: Masked, inputs: Tensor) -> Tensor:
+    rows = []
+    for row in model.layer(inputs):
+        parts = pad_sequence([row[:2], row[1:]], batch_first=True, padding_value=2.0)
+        rows.append(parts.cos().mean((0, 1)))
+    return torch.stack(rows)
+
+
+FORWARDS: list[Forward] = [
+    mean_of_kept,
+    put_among_zeros,
+    filled_with_a_number,
+    filled_with_a_parameter,
+    of_places,
+    of_experts,
+    padded,
+]
+
+
+@pytest.mark.parametrize("forward", FORWARDS)
+def test_masks_and_padded_lists_go_side_by_side(
+    forward: Forward, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # the slow way is an error
+    monkeypatch.setattr("discreet.per_example.per_example.built_terms", None)
+    assert_matches(seeded(lambda: Masked(forward)), SERIES, CLASSES, clip=0.3)
+
+
+def test_a_mean_over_the_kept_steps_of_a_whole_batch_is_refused() -> None:
+    def mixed(model: Masked, inputs: Tensor) -> Tensor:
+        values: Tensor = model.layer(inputs)
+        return values.mean(1) - values[kept(inputs)].mean(0)
+
+    with pytest.raises(ValueError, match="mixes examples"):
+        assert_matches(seeded(lambda: Masked(mixed)), SERIES, CLASSES, clip=0.3)
+
+
+def drawn_mask(model: Masked, inputs: Tensor) -> Tensor:
+    values = model.layer(inputs.sum(1))
+    mask = torch.rand(len(inputs)) > 0.5
+    found = values.clone()
+    found[mask] = values[mask] * 1
+    return found  # type: ignore[no-any-return]
+
+
+def of_its_own_mask(model: Masked, inputs: Tensor) -> Tensor:
+    values = model.layer(inputs.sum(1))
+    found = values.clone()
+    found[values > 0] = values[values > 0] * 2
+    return found  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize(
+    ("forward", "said"),
+    [(drawn_mask, "drawn at random"), (of_its_own_mask, "answers to the mask")],
+)
+def test_a_mask_that_goes_the_slow_way_is_right_and_is_told_with_its_line(
+    forward: Forward, said: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.WARNING, "discreet"):
+        assert_matches(seeded(lambda: Masked(forward)), SERIES, CLASSES, clip=0.3)
+    assert said in caplog.text
+    assert " at test_masks.py:" in caplog.text
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_a_scripted_module_is_told_with_what_to_do(caplog: pytest.LogCaptureFixture) -> None:
+    model = seeded(lambda: Masked(lambda model, inputs: model.layer(inputs).mean(1)))
+    model.add_module("layer", torch.jit.script(nn.Sequential(nn.Linear(4, 4), nn.ReLU())))
+    with caplog.at_level(logging.WARNING, "discreet"):
+        assert_matches(model, SERIES, CLASSES, clip=0.3)
+    assert "a scripted module, which vmap can't see into: give it as it was" in caplog.text
+    assert " at test_masks.py:" in caplog.text
+
+
+class Numbered(nn.Module):
+    """Positions counted by a mask of 0 and 1, as OPT has them: a mask of larger numbers would
+    leave the table."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.tokens, self.places = nn.Embedding(9, 4), nn.Embedding(7, 4)
+        self.head = nn.Linear(4, 3)
+
+    def forward(self, tokens: Tensor, mask: Tensor) -> Tensor:
+        values = self.tokens(tokens) + self.places(mask.cumsum(1) * mask)
+        return self.head(values.tanh().mean(1))  # type: ignore[no-any-return]
+
+
+def test_positions_that_a_mask_counts_go_side_by_side(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("discreet.per_example.per_example.built_terms", None)
+    mask = kept(SERIES).long()
+    tokens = torch.randint(0, 9, (40, 6), generator=DRAWS)
+    model = seeded(Numbered)
+    rows = []
+    for row in range(40):
+        one = slice(row, row + 1)
+        loss = cross_entropy(model(tokens[one], mask[one]), CLASSES[one]).sum()
+        grads = torch.autograd.grad(loss, list(model.parameters()))
+        rows.append(torch.cat([grad.flatten() for grad in grads]))
+    gradients = torch.stack(rows)
+    wanted = (0.3 / gradients.norm(dim=1, keepdim=True)).clamp(max=1).mul(gradients).sum(0)
+    total, _ = clipped_gradient_sum(model, (tokens, mask), targets=CLASSES, clip_norm=0.3)
+    torch.testing.assert_close(total, wanted, rtol=1e-4, atol=1e-5)

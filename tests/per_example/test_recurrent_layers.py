@@ -1,0 +1,102 @@
+"""Recurrent layers on the fast way: an LSTM with a projection, and packed rows of numbers."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
+
+from discreet.per_example.objective import cross_entropy
+from discreet.per_example.per_example import clipped_gradient_sum
+from tests.per_example.test_per_example_choice import seeded
+from tests.per_example.test_per_example_oracle import assert_matches
+
+# PyTorch says so of each such layer
+pytestmark = pytest.mark.filterwarnings("ignore:LSTM with projections is not supported")
+DRAWS = torch.Generator().manual_seed(2203)
+SERIES = torch.randn(6, 5, 4, generator=DRAWS)
+CLASSES = torch.tensor([0, 1, 2, 0, 1, 2])
+
+
+class Projected(nn.Module):
+    """An LSTM whose hidden state, of 3, is smaller than its cell. Its last cell counts too."""
+
+    def __init__(self, layers: int, *, both: bool, bias: bool) -> None:
+        super().__init__()
+        sizes: dict[str, Any] = {"num_layers": layers, "bidirectional": both, "bias": bias}
+        self.layer = nn.LSTM(4, 7, batch_first=True, proj_size=3, **sizes)
+        self.head = nn.Linear(3 * (1 + both), 3)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        outputs, (_, cell) = self.layer(inputs)
+        found: Tensor = self.head(outputs.mean(1)) * cell.mean((0, 2)).unsqueeze(1).cos()
+        return found
+
+
+class Packed(nn.Module):
+    def __init__(self, size: int) -> None:
+        super().__init__()
+        self.layer = nn.LSTM(4, 5, batch_first=True, proj_size=size)
+        self.head = nn.Linear(size or 5, 3)
+
+    def forward(self, inputs: Tensor, lengths: Tensor) -> Tensor:
+        packed = pack_padded_sequence(inputs, lengths, batch_first=True, enforce_sorted=False)
+        outputs, _ = self.layer(packed)
+        padded, _ = pad_packed_sequence(outputs, batch_first=True, total_length=5)
+        return self.head(padded.mean(1))  # type: ignore[no-any-return]
+
+
+class Last(nn.Module):
+    def forward(self, found: tuple[Tensor, Any]) -> Tensor:
+        return found[0][:, -1]
+
+
+@pytest.fixture(autouse=True)
+def the_slow_way_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("discreet.per_example.per_example.built_terms", None)
+
+
+@pytest.mark.parametrize("layers", [1, 2])
+@pytest.mark.parametrize("both", [False, True])
+@pytest.mark.parametrize("bias", [False, True])
+def test_an_lstm_with_a_projection_goes_side_by_side(layers: int, both: bool, bias: bool) -> None:
+    model = seeded(lambda: Projected(layers, both=both, bias=bias))
+    assert_matches(model, SERIES, CLASSES, clip=0.1)
+
+
+@pytest.mark.parametrize("trained", ["weight_hr_l0", "weight_hh_l0"])
+def test_of_an_lstm_with_a_projection_one_weight_may_be_trained_alone(trained: str) -> None:
+    model = seeded(lambda: Projected(1, both=False, bias=True)).requires_grad_(False)
+    getattr(model.layer, trained).requires_grad_(True)
+    assert_matches(model, SERIES, CLASSES, clip=0.01)
+
+
+@pytest.mark.parametrize("kind", [nn.LSTM, nn.GRU, nn.RNN])
+def test_of_a_recurrent_layer_the_weights_of_the_hidden_state_may_be_trained_alone(
+    kind: Any,
+) -> None:
+    model = seeded(lambda: nn.Sequential(kind(4, 3, batch_first=True), Last()))
+    model.requires_grad_(False)
+    model[0].weight_hh_l0.requires_grad_(True)
+    assert_matches(model, SERIES, CLASSES, clip=0.01)
+
+
+@pytest.mark.parametrize("size", [0, 3])
+def test_packed_rows_of_numbers_go_side_by_side(size: int) -> None:
+    model = seeded(lambda: Packed(size))
+    lengths = torch.tensor([5, 1, 2, 5, 4, 2])
+    rows = []
+    for row in range(6):
+        one = slice(row, row + 1)
+        loss = cross_entropy(model(SERIES[one], lengths[one]), CLASSES[one]).sum()
+        grads = torch.autograd.grad(loss, list(model.parameters()))
+        rows.append(torch.cat([grad.flatten() for grad in grads]))
+    gradients = torch.stack(rows)
+    norms = gradients.norm(dim=1)
+    wanted = (0.1 / norms).clamp(max=1) @ gradients
+    total, found = clipped_gradient_sum(model, (SERIES, lengths), targets=CLASSES, clip_norm=0.1)
+    torch.testing.assert_close(found, norms, rtol=1e-4, atol=0)
+    torch.testing.assert_close(total, wanted, rtol=1e-4, atol=1e-6)
