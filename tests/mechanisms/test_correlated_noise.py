@@ -289,7 +289,9 @@ def test_privacy_json_states_the_guarantee_and_the_report_reads_it(tmp_path: Pat
 
 
 WRONG = {
-    "privacy.user.clip.kind must be fixed: later noise cancels": ("privacy.user.clip.kind=adaptive",),
+    "privacy.user.clip.kind must be fixed: later noise cancels": (
+        "privacy.user.clip.kind=adaptive",
+    ),
     "privacy.noise must be grid": ("privacy.noise=float",),
     "evaluation.kind must be public or none": ("evaluation.kind=private",),
     "sampling.groups must be given": ("sampling.groups=null",),

@@ -143,7 +143,8 @@ def test_a_run_ends_after_the_second_round_in_a_row_in_which_nobody_replies(
         lambda number, client: Failure(client, kind, f"for a reason of round {number}")
     )
     with pytest.raises(
-        NobodyAnswers, match=f"^in 2 rounds in a row .*; the last failure: client 9 {kind}: .* of round 2$"
+        NobodyAnswers,
+        match=f"^in 2 rounds in a row .*; the last failure: client 9 {kind}: .* of round 2$",
     ):
         run(tmp_path / "run", silent, "rounds=20")
     assert DurableLedger(tmp_path / "run" / "ledger.db").spent("user").num_releases == 2
