@@ -13,7 +13,7 @@ import multiprocessing
 import secrets
 import sys
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import chdir, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -187,12 +187,12 @@ def run_all(jobs: Sequence[Job], *, at_a_time: int, shared: Path) -> dict[str, s
     return failed
 
 
-def check_parallel(plans: Sequence[Plan], devices: Iterable[str] = ()) -> None:
+def check_parallel(plans: Sequence[Plan], devices: Sequence[str]) -> None:
     """Raises ConfigError if these runs, on their devices, can't be tasks of one Ray cluster."""
     require_extra("ray", extra="simulation", why="--jobs")
     if len({plan.settings.ray.address for plan in plans}) > 1:
         raise ConfigError("ray.address must be the same for all runs with --jobs")
-    on = zip(plans, devices, strict=False)
+    on = zip(plans, devices, strict=True)
     if any(device != "cpu" and not plan.settings.ray.num_gpus for plan, device in on):
         raise ConfigError(
             "device=cuda with --jobs needs ray.num_gpus: a run asks for that share of a GPU"

@@ -84,7 +84,7 @@ def check(folder: Path, guarantees: set[str]) -> None:
 
 def test_every_experiment_is_here() -> None:
     there = {path.stem for path in (conf_folder() / "experiment").glob("*.yaml")}
-    assert there == {*ALONE, *ON_MNIST, *ON_HEART, *ON_TWEETS, *SWEEPS, "table"}
+    assert there == {*ALONE, *ON_MNIST, *ON_HEART, *ON_TWEETS, *SWEEPS, "hospitals", "table"}
 
 
 @pytest.mark.parametrize("name", ALONE)

@@ -202,13 +202,14 @@ def test_a_sweep_goes_on_on_another_cluster(tmp_path: Path) -> None:
 
 
 def test_runs_that_can_not_share_a_cluster_are_refused() -> None:
-    check_parallel([planned(load_config(["device=cuda", "ray.num_gpus=0.5"]))])
+    check_parallel([planned(load_config(["ray.num_gpus=0.5"]))], ["cuda"])
     with pytest.raises(ConfigError, match=r"ray\.address must be the same"):
         check_parallel(
-            [planned(load_config([f"ray.address={where}"])) for where in ("auto", "null")]
+            [planned(load_config([f"ray.address={where}"])) for where in ("auto", "null")],
+            ["cpu", "cpu"],
         )
     with pytest.raises(ConfigError, match=r"needs ray\.num_gpus"):
-        check_parallel([planned(load_config(["device=cuda"]))])
+        check_parallel([planned(load_config())], ["cuda"])
 
 
 ONE_ROUND = (
