@@ -179,7 +179,9 @@ def test_a_round_with_too_few_nodes_is_abandoned_unread_and_tried_again(
 def test_a_run_whose_rounds_are_all_abandoned_ends_and_says_so(tmp_path: Path) -> None:
     grid = nodes(tmp_path)
     grid.lost = lambda client, message: client < 3 and Stage.MASKED in stages_of(message)
-    with pytest.raises(NobodyAnswers, match=r"^round 1 was abandoned 3 times: .* but 3 are needed$"):
+    with pytest.raises(
+        NobodyAnswers, match=r"^round 1 was abandoned 3 times: .* but 3 are needed$"
+    ):
         federated(words_of(tmp_path / "run", "server.round_timeout=0.7"), grid)
     assert read_status(RunFolder(tmp_path / "run")).state == "interrupted"
     assert charges(tmp_path / "run" / "ledger.db") == 0

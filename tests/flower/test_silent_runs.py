@@ -102,6 +102,6 @@ def test_ratings_that_no_client_gives_in_its_range_end_the_run_and_are_called_no
         NobodyAnswers, match=f"in 2 ratings in a row no client gave a usable reply; .*{said}"
     ):
         run(tmp_path / "run", grid, num_rounds=20, private_evaluation=PrivateEvaluation(every=2))
-    assert "the model after round 2, by 0 of 6 clients: accuracy" in caplog.text
+    assert "the model after round 2, rated by 0 of 6 clients: accuracy" in caplog.text
     assert caplog.text.count("No client gave a usable answer: these numbers are noise alone") == 2
     assert len(RunFolder(tmp_path / "run").read_metrics()) == 4

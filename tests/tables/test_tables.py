@@ -106,7 +106,7 @@ def test_all_rows_of_an_owner_are_unchanged_in_one_part_and_the_same_each_time(
     [
         (["--owner", "person"], [], "has no column person; there are patient_id"),
         (["--owner", "patient_id"], [";1;2;3;4;5;6;no"], "line 2: patient_id is empty"),
-        (["--owner", "patient_id"], ["P1;1"], "line 2: 2 columns, but the header has 8"),
+        (["--owner", "patient_id"], ["P1;1"], "line 2: 2 columns, and the header has 8"),
         (["--test", "1.5"], [], "--test must be a share within"),
     ],
 )
