@@ -14,6 +14,7 @@ import torch
 from numpy.typing import NDArray
 
 from discreet.data.examples import Task
+from discreet.privacy.owner_rows import rows_by_owner
 from discreet.settings.data import DataConfig
 from discreet.settings.rules import require_extra
 
@@ -58,9 +59,9 @@ def partition_indices(
             "examples"
         )
     if data.partition == "natural":
-        parts = _natural(data, _rows_by_owner(data, owners))
+        parts = _natural(data, _rows_of_owners(data, owners))
     elif data.partition == "owners":
-        parts = _dealt_owners(data, _rows_by_owner(data, owners))
+        parts = _dealt_owners(data, _rows_of_owners(data, owners))
     elif data.partition == "iid":
         # The same split as flwr-datasets' IidPartitioner on shuffled data, without the seconds that
         # its import takes in every client process.
@@ -152,15 +153,14 @@ def client_examples_of(task: Task, data: DataConfig) -> ClientExamples:
     )
 
 
-def _rows_by_owner(data: DataConfig, owners: torch.Tensor | None) -> _Parts:
+def _rows_of_owners(data: DataConfig, owners: torch.Tensor | None) -> _Parts:
     """The rows of each owner, in sorted order of the owner."""
     if owners is None:
         raise ValueError(
             f"data.partition: {data.partition} needs data with owners, as femnist and a folder "
             "with owner in data.toml have"
         )
-    _, numbers, counts = np.unique(owners.numpy(), return_inverse=True, return_counts=True)
-    return np.split(np.argsort(numbers, kind="stable"), np.cumsum(counts)[:-1])
+    return [rows.numpy() for rows in rows_by_owner(owners.numpy())]
 
 
 def _natural(data: DataConfig, rows: _Parts) -> _Parts:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from discreet.privacy.randomness import RandomSource
@@ -59,6 +61,12 @@ def owner_rows(owners: Sequence[object] | Tensor, count: int, most: int) -> Owne
         raise ValueError(
             f"owners must be one for each of the {count} examples, not of shape {named.shape}"
         )
-    _, numbers, sizes = np.unique(named, return_inverse=True, return_counts=True)
+    return OwnerRows(rows_by_owner(named), most)
+
+
+def rows_by_owner(owners: NDArray[Any]) -> tuple[Tensor, ...]:
+    """The positions of each owner's rows, ascending, owners in sorted order; `owners` (n,) names
+    the owner of each row."""
+    _, numbers, sizes = np.unique(owners, return_inverse=True, return_counts=True)
     order = torch.from_numpy(np.argsort(numbers, kind="stable"))
-    return OwnerRows(torch.split(order, sizes.tolist()), most)
+    return torch.split(order, sizes.tolist())
