@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from dataclasses import dataclass
 from functools import lru_cache
@@ -39,6 +40,13 @@ class PrivacyLedger:
                 known, times = merged.get(text, (event, 0))
                 merged[text] = known, times + count
         object.__setattr__(self, "entries", tuple(merged.values()))
+
+    def facts(self) -> list[dict[str, object]]:
+        """Each event, as JSON reads it, and how often it was released: what privacy.json lists."""
+        return [
+            {"event": json.loads(event_to_json(event)), "count": count}
+            for event, count in self.entries
+        ]
 
     def record(self, event: DpEvent, count: int = 1) -> PrivacyLedger:
         """The ledger after ``count`` more releases of an event. Raises ValueError: Discreet does

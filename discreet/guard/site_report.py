@@ -6,11 +6,10 @@ site can state it.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from dataclasses import asdict
 
-from discreet.accounting.events import PLD, RDP, event_to_json
+from discreet.accounting.events import PLD, RDP
 from discreet.accounting.privacy_ledger import PrivacyLedger, epsilon_of
 from discreet.guard.guard_policy import PATIENT, GuardPolicy
 from discreet.ledger.durable_ledger import DurableLedger
@@ -60,10 +59,6 @@ def privacy_facts(policy: GuardPolicy, ledger: DurableLedger) -> dict[str, objec
     spent = spent_of(policy, ledger)
     delta = policy.max_delta
     epsilons = {name: epsilon_of(spent, delta, name) for name in (PLD, RDP)}
-    events = [
-        {"event": json.loads(event_to_json(event)), "count": count}
-        for event, count in spent.entries
-    ]
     guarantee = {
         **asdict(statement_of(policy)),
         "blocks": policy.blocks.count,
@@ -71,7 +66,7 @@ def privacy_facts(policy: GuardPolicy, ledger: DurableLedger) -> dict[str, objec
         "clip_norms_moved": MOVES,
         "epsilon": epsilons,
         "epsilon_is": "of this site's ledger, over all runs",
-        "events": events,
+        "events": spent.facts(),
     }
     return {
         "delta": delta,

@@ -3,7 +3,6 @@ privacy statement: the last lines of its log, and privacy.json."""
 
 from __future__ import annotations
 
-import json
 import logging
 import math
 from collections.abc import Iterator, Mapping
@@ -14,7 +13,7 @@ from typing import Any
 from dp_accounting.dp_event import RepeatAndSelectDpEvent
 from torch import Tensor
 
-from discreet.accounting.events import ACCOUNTANTS, RDP, event_to_json
+from discreet.accounting.events import ACCOUNTANTS, RDP
 from discreet.ledger.durable_ledger import DurableLedger
 from discreet.mechanisms.mechanism import PURE, REPORTED, SERVER, Mechanism, Statement
 from discreet.privacy.grid import LARGEST_SCALE
@@ -258,10 +257,7 @@ def _facts(
         if on
         else {plan.run.accountant: math.inf},
         "epsilon_is": _whose(mechanism, checkpoint),
-        "events": [
-            {"event": json.loads(event_to_json(event)), "count": count}
-            for event, count in ledger.spent(guarantee.name).entries
-        ]
+        "events": ledger.spent(guarantee.name).facts()
         if SERVER in mechanism.charged_at
         else "in each client's own ledger",
         "not_covered": list(guarantee.not_covered),
