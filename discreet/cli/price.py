@@ -13,22 +13,20 @@ from __future__ import annotations
 
 import logging
 import sys
-from dataclasses import replace
 
 from discreet.cli.console import Words
 from discreet.logs import log_to
 from discreet.server.resuming import asked_settings
 from discreet.server.run_price import price_lines
 from discreet.server.session import resolve
+from discreet.settings.settings import with_any_noise
 from discreet.simulation.timed_round import timed_round
 
 
 def command(overrides: Words = None) -> None:
     """Prints a line for each kind of cost."""
     asked, call = asked_settings(overrides or [])
-    user = replace(asked.privacy.user, too_noisy="warn")  # it is said here, and nothing is refused
-    privacy = replace(asked.privacy, user=user)
-    plan, task = resolve(replace(asked, privacy=privacy), resumed=call.resume)
+    plan, task = resolve(with_any_noise(asked), resumed=call.resume)
     print(*price_lines(plan), sep="\n", flush=True)
     log_to(sys.stdout, log_format=asked.operations.log_format)
     logging.getLogger("discreet").setLevel(logging.ERROR)

@@ -14,7 +14,6 @@ examples:
 from __future__ import annotations
 
 from contextlib import ExitStack
-from dataclasses import replace
 
 from discreet.cli.console import Words
 from discreet.data.datasets import load_task
@@ -22,16 +21,14 @@ from discreet.queries.query import STATISTICS
 from discreet.server.data_questions import written_statistics
 from discreet.server.resuming import asked_settings
 from discreet.server.session import prepare
-from discreet.settings.settings import client_settings
+from discreet.settings.settings import client_settings, with_any_noise
 from discreet.simulation.in_process import data_answers
 
 
 def command(overrides: Words = None) -> None:
     """Asks, prints and writes."""
     config, call = asked_settings(overrides or [])
-    # That a run with these settings would not learn is no reason not to ask.
-    user = replace(config.privacy.user, too_noisy="warn")
-    config = replace(config, privacy=replace(config.privacy, user=user))
+    config = with_any_noise(config)
     client_settings(config).check_server_noise("discreet statistics")
     with ExitStack() as held:
         session = prepare(config, call, simulated=True, held=held)

@@ -158,6 +158,12 @@ def _check_account(config: Settings) -> None:
     require(name is not None, "sampling.population_name", rule, name)
 
 
+def with_any_noise(config: Settings) -> Settings:
+    """The same settings for a question that is asked even if the noise would prevent learning."""
+    user = replace(config.privacy.user, too_noisy="warn")
+    return replace(config, privacy=replace(config.privacy, user=user))
+
+
 def client_settings(config: Settings) -> ClientSettings:
     """The settings that clients receive, checked: without the folders, hosts and ports of the
     server."""

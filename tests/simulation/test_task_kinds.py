@@ -182,6 +182,18 @@ def run_tags(path: Path, *more: str, model: str = LAYERS) -> list[dict[str, floa
     return RunFolder(path / "run").read_metrics()
 
 
+def predict_tags(folder: Path, data: Path) -> int:
+    """Predicts the test set of `data` by the run in `folder`, into its out.csv."""
+    words = [
+        str(folder / "run"),
+        "--data",
+        str(data / "test.npz"),
+        "--out",
+        str(folder / "out.csv"),
+    ]
+    return predict(words)
+
+
 def test_tags_are_learned_and_predicted_at_each_position(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -197,18 +209,7 @@ def test_tags_are_learned_and_predicted_at_each_position(
     assert (last["accuracy"] or 0) > 0.8
     found = json.loads((tmp_path / "run" / "indicators.json").read_text())["test"]
     assert [found["accuracy"], found["loss"]] == pytest.approx([last["accuracy"], last["loss"]])
-    assert (
-        predict(
-            [
-                str(tmp_path / "run"),
-                "--data",
-                str(data / "test.npz"),
-                "--out",
-                str(tmp_path / "out.csv"),
-            ]
-        )
-        == 0
-    )
+    assert predict_tags(tmp_path, data) == 0
     assert f"accuracy {last['accuracy']:.4f}" in capsys.readouterr().out
     assert (tmp_path / "out.csv").read_text() == (tmp_path / "run" / "predictions.csv").read_text()
     _, tags = rows(40, seed=70111 + len("test"))
@@ -285,18 +286,7 @@ def test_with_next_token_inputs_are_their_own_targets(tmp_path: Path) -> None:
     assert torch.equal(task.train.targets, torch.where(tokens[:, 1:] == 0, PADDING, tokens[:, 1:]))
     # The built-in text model gives an output at each position here.
     assert run_tags(tmp_path, "rounds=1", *BY_EXAMPLE, model="lstm")[-1]["accuracy"] is not None
-    assert (
-        predict(
-            [
-                str(tmp_path / "run"),
-                "--data",
-                str(data / "test.npz"),
-                "--out",
-                str(tmp_path / "out.csv"),
-            ]
-        )
-        == 0
-    )
+    assert predict_tags(tmp_path, data) == 0
     (head, *_) = (tmp_path / "out.csv").read_text().splitlines()
     assert head.split(",")[-1] == f"prediction_{LENGTH - 2}"
 
