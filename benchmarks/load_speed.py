@@ -60,7 +60,9 @@ def rows_of(nodes: int, sizes: Sequence[int], *, rounds: int) -> Iterator[Row]:
             finish(federation, run, watch)
             facts = json.loads(run.path.with_suffix(".json").read_text())
             yield {
-                **{"nodes": nodes, "parameters": size, "replies": sum(facts["replies"]) / rounds},
+                "nodes": nodes,
+                "parameters": size,
+                "replies": sum(facts["replies"]) / rounds,
                 "seconds": sum(facts["seconds"]) / rounds,
                 **{
                     f"{name}_seconds": used / rounds

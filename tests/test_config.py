@@ -90,17 +90,15 @@ HABITS = {  # what people type, and the setting that a user-level run means
     **dict.fromkeys(["lr", "learning_rate", "training.lr"], "training.learning_rate"),
     **dict.fromkeys(["num_rounds", "server_rounds"], "rounds"),
     **dict.fromkeys(["fraction_fit", "q"], "sampling.probability"),
-    **{
-        "delta": "privacy.delta",
-        "epochs": "training.epochs",
-        "dataset": "data.name",
-        "alpha": "data.alpha",
-    },
-    **{"server.lr": "server.learning_rate", "momentum": "server.momentum", "output": "output_dir"},
-    **{
-        "privacy.example.epsilon": "privacy.example.target_epsilon",
-        "privacy.local.noise": "privacy.local.noise_multiplier",
-    },
+    "delta": "privacy.delta",
+    "epochs": "training.epochs",
+    "dataset": "data.name",
+    "alpha": "data.alpha",
+    "server.lr": "server.learning_rate",
+    "momentum": "server.momentum",
+    "output": "output_dir",
+    "privacy.example.epsilon": "privacy.example.target_epsilon",
+    "privacy.local.noise": "privacy.local.noise_multiplier",
 }
 
 

@@ -92,13 +92,13 @@ def audit_examples(
         Claim.of(plan, EXAMPLE, PrivacyLedger().record(event, number)) for number in (steps, total)
     )
     facts: Facts = {
-        **{"canaries": canaries, f"{plan.run.example.unit_name}s": count},
-        **{"rounds": len(seen), "steps": total},
-        **{
-            "batch_size": settings.batch_size,
-            "noise_multiplier": noise,
-            "secure": plan.settings.seed is None,
-        },
+        "canaries": canaries,
+        f"{plan.run.example.unit_name}s": count,
+        "rounds": len(seen),
+        "steps": total,
+        "batch_size": settings.batch_size,
+        "noise_multiplier": noise,
+        "secure": plan.settings.seed is None,
     }
     releases = Releases(total, sampling_probability(count, settings), noise, claim)
     return Experiment(

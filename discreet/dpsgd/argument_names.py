@@ -23,7 +23,10 @@ MEANT = {
     **dict.fromkeys(("criterion", "loss_fn", "loss_function"), "loss"),
     **dict.fromkeys(("noise", "sigma", "noise_scale"), ELSEWHERE["noise_multiplier"]),
     **dict.fromkeys(("max_physical_batch_size", "microbatches"), ELSEWHERE["max_physical_batch"]),
-    **{"target_delta": "delta", "num_epochs": "epochs", "num_steps": "steps", "max_steps": "steps"},
+    "target_delta": "delta",
+    "num_epochs": "epochs",
+    "num_steps": "steps",
+    "max_steps": "steps",
     **ELSEWHERE,
 }
 

@@ -223,7 +223,9 @@ def flower_settings(given: Mapping[str, Any]) -> Settings:
             "noise_multiplier": rating.noise_multiplier,
         }
     settings |= {
-        **{"rounds": 1, "data.name": FLOWER_APP, "model.name": FLOWER_APP},
+        "rounds": 1,
+        "data.name": FLOWER_APP,
+        "model.name": FLOWER_APP,
         "server": server_section(
             ServerSGD() if given["server_optimizer"] is None else given["server_optimizer"]
         ),

@@ -444,12 +444,10 @@ def label_indicators(probabilities: Tensor, targets: Tensor) -> dict[str, float]
         "accuracy": float((said == truth).mean()),
         "subset_accuracy": float(metrics.accuracy_score(truth, said)),
         "auc": mean_auc(probabilities, targets),
-        **{
-            "precision": float(precision),
-            "recall": float(recall),
-            "f1": float(f1),
-            "loss": float(loss),
-        },
+        "precision": float(precision),
+        "recall": float(recall),
+        "f1": float(f1),
+        "loss": float(loss),
     }
 
 

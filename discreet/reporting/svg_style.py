@@ -31,21 +31,23 @@ LEGEND_EDGE = 0.1
 LEGEND_CHARACTERS = 46  # of a line: a longer label is wrapped
 
 _STYLE: Any = {
-    **{"svg.fonttype": "none", "font.family": "sans-serif", "font.size": 9, "legend.fontsize": 8},
-    **{
-        "axes.grid": True,
-        "axes.spines.top": False,
-        "axes.spines.right": False,
-        "axes.axisbelow": True,
-    },
-    **{"axes.edgecolor": MUTED, "xtick.color": MUTED, "ytick.color": MUTED, "grid.color": GRID},
-    **{
-        "text.color": INK,
-        "axes.labelcolor": INK,
-        "legend.frameon": False,
-        "lines.linewidth": 1.6,
-        "lines.markersize": 4,
-    },
+    "svg.fonttype": "none",
+    "font.family": "sans-serif",
+    "font.size": 9,
+    "legend.fontsize": 8,
+    "axes.grid": True,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.axisbelow": True,
+    "axes.edgecolor": MUTED,
+    "xtick.color": MUTED,
+    "ytick.color": MUTED,
+    "grid.color": GRID,
+    "text.color": INK,
+    "axes.labelcolor": INK,
+    "legend.frameon": False,
+    "lines.linewidth": 1.6,
+    "lines.markersize": 4,
 }
 
 

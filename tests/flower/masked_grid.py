@@ -138,17 +138,14 @@ def nodes(folder: Path, count: int = 4, **more: str) -> Nodes:
     peers = make_peers(folder)
     configs: dict[int, dict[str, str | int]] = {
         number: {
-            **{
-                "ledger": str(folder / f"{name}.db"),
-                "partition-id": number - 1,
-                "num-partitions": count,
-            },
-            **{
-                "name": name,
-                "identity-key": str(folder / "nodes" / f"{name}.key"),
-                "peers": str(peers),
-            },
-            **{"masking-state": str(folder / f"{name}.masking"), **more},
+            "ledger": str(folder / f"{name}.db"),
+            "partition-id": number - 1,
+            "num-partitions": count,
+            "name": name,
+            "identity-key": str(folder / "nodes" / f"{name}.key"),
+            "peers": str(peers),
+            "masking-state": str(folder / f"{name}.masking"),
+            **more,
         }
         for number, name in enumerate(names, 1)
     }
