@@ -120,8 +120,8 @@ class CorrelatedNoise:
             mechanism=f"DP-FedAvg with fixed clip norm, {turns}, Gaussian noise on the sum at the "
             f"server {self._words}",
             accounting="one Gaussian for all rounds, with the multiplier of the noise over their "
-            "sensitivity, not amplified; each round is charged for the cost that it "
-            f"adds to the rounds before it{asked}",
+            "sensitivity, not amplified; each round is charged for the cost that it adds to the "
+            f"rounds before it{asked}",
             not_covered=OF_ANOTHER_APP if foreign else REPORTED,
         )
 

@@ -62,7 +62,7 @@ class GuardedBlocks:
             trusted="the operator of that site, and its kernel: not the app, not the server",
             observer="everybody else, over all rounds",
             mechanism=f"each block of patients is a client, {drawn}; updates clipped to C, noise "
-            f"for 2C on the sum",
+            "for 2C on the sum",
             accounting="a Poisson-sampled Gaussian a round, its noise over 2C",
             not_covered=(
                 "a simulation: no code ran in a sandbox",

@@ -105,11 +105,9 @@ class LocalDpSgd:
             trusted="only the client itself",
             observer="everybody else, including the server",
             mechanism=f"DP-SGD inside the client: Poisson batches with q = {probability}, "
-            f"{clipping}, "
-            f"Gaussian noise on the sum{rated}",
+            f"{clipping}, Gaussian noise on the sum{rated}",
             accounting=f"a Poisson-sampled Gaussian a local step{priced}, over every round of "
-            f"every run in the "
-            "client's ledger",
+            "every run in the client's ledger",
             not_covered=(
                 *uncovered,
                 ONE_OWNER if self.run.example.by_owner else ONE_PERSON,

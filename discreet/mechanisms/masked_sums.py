@@ -388,8 +388,7 @@ def masked_statement(run: ClientSettings, how: str, *, joined: str = "") -> Stat
         "clients take part",
         mechanism=f"{how}; up to {lost} clients may be lost in a round",
         accounting=f"a sum of {run.secure.summands(nodes)} clients' discrete Gaussians a round, "
-        f"the smallest number of honest ones that can be left; {joined}not amplified; "
-        "by RDP",
+        f"the smallest number of honest ones that can be left; {joined}not amplified; by RDP",
         not_covered=(
             "who takes part in a round, and who drops out of it",
             f"more than {bad} clients that tell the server what they know",
