@@ -6,6 +6,7 @@ from __future__ import annotations
 import codecs
 import csv
 import io
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -17,6 +18,8 @@ from discreet.data.targets import FolderError, RowError
 from discreet.settings.rules import require_extra
 
 SEPARATORS = ",;\t|"
+SEPARATOR_LINE = re.compile(r"sep=(.)\r?\n")  # Excel's first line, which is no part of the table
+EXCEL = (b"PK\x03\x04", b"\xd0\xcf\x11\xe0")
 # The longer marks come first: that of UTF-32 begins with that of UTF-16.
 MARKS = (
     (codecs.BOM_UTF8, "utf-8-sig"),
@@ -48,47 +51,108 @@ class CsvTable:
             content = self.path.read_bytes()
         except OSError as error:
             raise FolderError(f"{self.path} can't be read: {error.strerror}") from error
+        if content.startswith(EXCEL):
+            raise FolderError(f"{self.path} is an Excel file: save it as CSV (UTF-8)")
         marked = next((name for mark, name in MARKS if content.startswith(mark)), None)
         encoding = marked or self.encoding or "utf-8"
         try:
-            return content.decode(encoding)
+            text = content.decode(encoding)
         except (UnicodeDecodeError, LookupError) as error:
             if self.encoding is None:
-                written = 'encoding = "cp1252"'
+                other = "cp1252"
             else:
-                written = "the encoding that it was written in"
-            raise FolderError(
-                f"{self.path} can't be read because it is not {encoding}: write "
-                f"{written} in data.toml"
-            ) from error
+                other = None
+            raise self._of_another_encoding(encoding, other) from error
+        if "\0" in text:
+            other = "utf-16-be" if content.startswith(b"\0") else "utf-16-le"
+            raise self._of_another_encoding(encoding, other)
+        return text
+
+    def _of_another_encoding(self, encoding: str, other: str | None) -> FolderError:
+        if other is None:
+            written = "the encoding that it was written in"
+        else:
+            written = f'encoding = "{other}"'
+        return FolderError(
+            f"{self.path} can't be read because it is not {encoding}: write {written} in "
+            "data.toml, or --encoding with `discreet data`"
+        )
+
+    @cached_property
+    def lines(self) -> str:
+        """The text, with an empty line in place of one that names the separator as Excel does."""
+        return SEPARATOR_LINE.sub("\n", self.text, count=1) if self._excel_mark else self.text
+
+    @property
+    def _excel_mark(self) -> str | None:
+        found = SEPARATOR_LINE.match(self.text)
+        return None if found is None else found[1]
 
     @cached_property
     def mark(self) -> str:
         """The given separator, or the one that splits the header into the most cells."""
-        if self.separator is not None:
-            return self.separator
+        given = self.separator or self._excel_mark
+        if given is not None:
+            return given
         header = next((line for line in self.text.splitlines() if line.strip()), "")
         return max(SEPARATORS, key=lambda mark: len(next(csv.reader([header], delimiter=mark), [])))
 
     def records(self) -> list[tuple[int, list[str]]]:
         """The records, header first, each with the number of its last line, from 1. Empty lines are
-        skipped."""
-        reader = csv.reader(io.StringIO(self.text, newline=""), delimiter=self.mark)
-        return [(reader.line_num, row) for row in reader if row]
+        skipped. FolderError: quotes do not end, or a cell is too long."""
+        reader = csv.reader(io.StringIO(self.lines, newline=""), delimiter=self.mark)
+        try:
+            return [(reader.line_num, row) for row in reader if row]
+        except csv.Error as error:
+            raise FolderError(
+                f"{self.path}, line {reader.line_num}: can't be read: {error}"
+            ) from None
+
+    def rows(self) -> Iterator[tuple[int, list[str]]]:
+        """The records below the header. FolderError: one has too few or too many cells, which are
+        not shown."""
+        (_, header), *rows = self.records()
+        for line, row in rows:
+            if len(row) != len(header):
+                raise FolderError(
+                    f"{self.path}, line {line}: {len(row)} columns, but the header has "
+                    f"{len(header)}{self.one_column(header)}"
+                )
+            yield line, row
 
     def header(self) -> list[str]:
-        """The names of the columns. FolderError: there are none, or one occurs twice."""
-        reader = csv.reader(io.StringIO(self.text, newline=""), delimiter=self.mark)
-        try:
-            names = next((row for row in reader if row), [])
-        except csv.Error as error:
-            raise FolderError(f"{self.path} can't be read: {error}") from None
-        if not names:
-            raise FolderError(f"{self.path} can't be read: the CSV file is empty")
+        """The names of the columns, without spaces around them. FolderError: there are none, or one
+        occurs twice."""
+        names = [name.strip() for name in self._names_as_written()]
         for name in names:
             if names.count(name) > 1:
-                raise FolderError(f"{self.path}: the column {name!r} occurs twice")
+                raise FolderError(f"{self.path}: the column {name!r} occurs twice: rename one")
         return names
+
+    def _names_as_written(self) -> list[str]:
+        records = self.records()
+        if not records or not "".join(records[0][1]).strip():
+            raise FolderError(f"{self.path} can't be read: the CSV file is empty")
+        return records[0][1]
+
+    def place(self, name: str) -> int:
+        """The place of a column. FolderError: there is none of this name."""
+        names = self.header()
+        if name not in names:
+            raise FolderError(
+                f"{self.path} has no column {name}; there are {', '.join(names)}"
+                f"{self.one_column(names)}"
+            )
+        return names.index(name)
+
+    def one_column(self, header: list[str]) -> str:
+        """The likely reason why a header is one column; empty if it is not."""
+        if len(header) > 1 or self.separator is not None:
+            return ""
+        return (
+            '. If another sign than , ; | or a tab separates the columns, write separator = "..." '
+            "in data.toml, or --separator with `discreet data`; remove lines above the header"
+        )
 
     def columns(self, *, as_text: bool = False) -> dict[str, Any]:
         """Columns of pyarrow by name; `as_text`: each cell as written. FolderError: the file can't
@@ -99,12 +163,14 @@ class CsvTable:
 
         names = self.header()
         if as_text:
-            kinds = dict.fromkeys(names, pyarrow.string())
+            kinds = dict.fromkeys(self._names_as_written(), pyarrow.string())
         else:
             kinds = None
         try:
             table = reader.read_csv(
-                io.BytesIO(self.text.encode()),
+                io.BytesIO(self.lines.encode()),
+                # A thread of pyarrow that still runs when Python ends aborts it now and then.
+                read_options=reader.ReadOptions(use_threads=False),
                 parse_options=reader.ParseOptions(delimiter=self.mark, newlines_in_values=True),
                 convert_options=reader.ConvertOptions(
                     column_types=kinds, decimal_point=self.decimal
@@ -112,20 +178,17 @@ class CsvTable:
             )
         except (OSError, ValueError) as error:
             raise FolderError(self.unreadable(" ".join(str(error).split()))) from None
-        return {name: table.column(name) for name in names}
+        return dict(zip(names, table.columns, strict=True))
 
     def unreadable(self, said: str) -> str:
         """The reason why the file can't be read: the line of a row with too few or too many cells,
         without its content."""
-        expected, got, _ = said.partition(", got ")
-        with suppress(csv.Error):
-            (_, header), *rows = self.records() if got else [(0, [])]
-            for line, row in rows:
-                if len(row) != len(header):
-                    return (
-                        f"{self.path}, line {line}: {len(row)} columns, but the header "
-                        f"has {len(header)}"
-                    )
+        expected, _, _ = said.partition(", got ")
+        try:
+            for _ in self.rows():
+                pass
+        except FolderError as error:
+            return str(error)
         return f"{self.path} can't be read: {expected}"
 
 

@@ -85,7 +85,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from discreet.data.cells import encoded_cells, numbered, numbers_in, owners_of
+from discreet.data.cells import encoded_cells, numbered, numbers_in, owners_of, same_names
 from discreet.data.csv_table import CsvTable, lines_of
 from discreet.data.description import DESCRIPTION, DataDescription, read_description
 from discreet.data.examples import SHAPES, Examples, Task, TaskShape
@@ -142,9 +142,10 @@ def _test_of(
 def _refuse_shared(description: DataDescription, owners: Array, tested: Array) -> None:
     """Raises RowError for an owner with rows in both tables: the test set is public, so it protects
     nobody in it."""
-    shared = np.flatnonzero(np.isin(tested.astype(str), owners.astype(str)))
+    tested_names = same_names(tested)
+    shared = np.flatnonzero(np.isin(tested_names, same_names(owners)))
     if len(shared):
-        people = len(np.unique(tested[shared].astype(str)))
+        people = len(np.unique(tested_names[shared]))
         who = description.owner or OWNERS
         problem = f"this {who} has rows in {description.file} too, as {people} in all have"
         raise RowError(
