@@ -44,15 +44,8 @@ def same_names(owners: Array) -> Array:
     >>> same_names(np.array(["007", "A7"])).tolist(), same_names(np.array([7, 12])).tolist()
     (['7', 'A7'], ['7', '12'])
     """
-    return np.asarray([_plain(str(owner)) for owner in owners.tolist()], dtype=str)
-
-
-def _plain(owner: str) -> str:
-    with suppress(ValueError):
-        number = float(owner)
-        if number.is_integer():
-            return str(int(number))
-    return owner
+    names = [str(owner) for owner in owners.tolist()]
+    return np.asarray([str(int(name)) if name.isdecimal() else name for name in names])
 
 
 def numbers_in(column: Any, name: str) -> Array:

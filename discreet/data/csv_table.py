@@ -18,7 +18,7 @@ from discreet.data.targets import FolderError, RowError
 from discreet.settings.rules import require_extra
 
 SEPARATORS = ",;\t|"
-SEPARATOR_LINE = re.compile(r"sep=(.)\r?\n")  # Excel's first line, which is no part of the table
+SEPARATOR_LINE = re.compile(r"\Asep=(.)\r?\n")  # Excel's first line, which is no part of the table
 EXCEL = (b"PK\x03\x04", b"\xd0\xcf\x11\xe0")
 # The longer marks come first: that of UTF-32 begins with that of UTF-16.
 MARKS = (
@@ -46,6 +46,11 @@ class CsvTable:
 
     @cached_property
     def text(self) -> str:
+        """The text, with an empty line in place of one that names the separator as Excel does."""
+        return SEPARATOR_LINE.sub("\n", self._written)
+
+    @cached_property
+    def _written(self) -> str:
         """The whole text of the file. FolderError: it has another encoding."""
         try:
             content = self.path.read_bytes()
@@ -55,58 +60,41 @@ class CsvTable:
             raise FolderError(f"{self.path} is an Excel file: save it as CSV (UTF-8)")
         marked = next((name for mark, name in MARKS if content.startswith(mark)), None)
         encoding = marked or self.encoding or "utf-8"
+        other = "cp1252"
         try:
             text = content.decode(encoding)
-        except (UnicodeDecodeError, LookupError) as error:
-            if self.encoding is None:
-                other = "cp1252"
-            else:
-                other = None
-            raise self._of_another_encoding(encoding, other) from error
-        if "\0" in text:
-            other = "utf-16-be" if content.startswith(b"\0") else "utf-16-le"
-            raise self._of_another_encoding(encoding, other)
-        return text
-
-    def _of_another_encoding(self, encoding: str, other: str | None) -> FolderError:
-        if other is None:
-            written = "the encoding that it was written in"
-        else:
+            if "\0" not in text:
+                return text
+            other = "utf-16-le"
+        except (UnicodeDecodeError, LookupError):
+            pass
+        if self.encoding is None:
             written = f'encoding = "{other}"'
-        return FolderError(
+        else:
+            written = "the encoding that it was written in"
+        raise FolderError(
             f"{self.path} can't be read because it is not {encoding}: write {written} in "
             "data.toml, or --encoding with `discreet data`"
         )
 
     @cached_property
-    def lines(self) -> str:
-        """The text, with an empty line in place of one that names the separator as Excel does."""
-        return SEPARATOR_LINE.sub("\n", self.text, count=1) if self._excel_mark else self.text
-
-    @property
-    def _excel_mark(self) -> str | None:
-        found = SEPARATOR_LINE.match(self.text)
-        return None if found is None else found[1]
-
-    @cached_property
     def mark(self) -> str:
         """The given separator, or the one that splits the header into the most cells."""
-        given = self.separator or self._excel_mark
-        if given is not None:
-            return given
+        if self.separator is not None:
+            return self.separator
+        if named := SEPARATOR_LINE.match(self._written):
+            return named[1]
         header = next((line for line in self.text.splitlines() if line.strip()), "")
         return max(SEPARATORS, key=lambda mark: len(next(csv.reader([header], delimiter=mark), [])))
 
     def records(self) -> list[tuple[int, list[str]]]:
         """The records, header first, each with the number of its last line, from 1. Empty lines are
         skipped. FolderError: quotes do not end, or a cell is too long."""
-        reader = csv.reader(io.StringIO(self.lines, newline=""), delimiter=self.mark)
+        reader = csv.reader(io.StringIO(self.text, newline=""), delimiter=self.mark)
         try:
             return [(reader.line_num, row) for row in reader if row]
         except csv.Error as error:
-            raise FolderError(
-                f"{self.path}, line {reader.line_num}: can't be read: {error}"
-            ) from None
+            raise FolderError(f"{self.path}, line {reader.line_num}: {error}") from None
 
     def rows(self) -> Iterator[tuple[int, list[str]]]:
         """The records below the header. FolderError: one has too few or too many cells, which are
@@ -114,45 +102,25 @@ class CsvTable:
         (_, header), *rows = self.records()
         for line, row in rows:
             if len(row) != len(header):
-                raise FolderError(
-                    f"{self.path}, line {line}: {len(row)} columns, but the header has "
-                    f"{len(header)}{self.one_column(header)}"
-                )
+                wrong = f"{len(row)} columns, but the header has {len(header)}"
+                raise FolderError(f"{self.path}, line {line}: {wrong}")
             yield line, row
 
-    def header(self) -> list[str]:
-        """The names of the columns, without spaces around them. FolderError: there are none, or one
-        occurs twice."""
-        names = [name.strip() for name in self._names_as_written()]
+    def header(self, *, as_written: bool = False) -> list[str]:
+        """The names of the columns, unless `as_written` without spaces around them. FolderError:
+        there are none, or one occurs twice."""
+        reader = csv.reader(io.StringIO(self.text, newline=""), delimiter=self.mark)
+        try:
+            written = next((row for row in reader if row), [])
+        except csv.Error as error:
+            raise FolderError(f"{self.path} can't be read: {error}") from None
+        names = [name.strip() for name in written]
+        if not any(names):
+            raise FolderError(f"{self.path} can't be read: the CSV file is empty")
         for name in names:
             if names.count(name) > 1:
                 raise FolderError(f"{self.path}: the column {name!r} occurs twice: rename one")
-        return names
-
-    def _names_as_written(self) -> list[str]:
-        records = self.records()
-        if not records or not "".join(records[0][1]).strip():
-            raise FolderError(f"{self.path} can't be read: the CSV file is empty")
-        return records[0][1]
-
-    def place(self, name: str) -> int:
-        """The place of a column. FolderError: there is none of this name."""
-        names = self.header()
-        if name not in names:
-            raise FolderError(
-                f"{self.path} has no column {name}; there are {', '.join(names)}"
-                f"{self.one_column(names)}"
-            )
-        return names.index(name)
-
-    def one_column(self, header: list[str]) -> str:
-        """The likely reason why a header is one column; empty if it is not."""
-        if len(header) > 1 or self.separator is not None:
-            return ""
-        return (
-            '. If another sign than , ; | or a tab separates the columns, write separator = "..." '
-            "in data.toml, or --separator with `discreet data`; remove lines above the header"
-        )
+        return written if as_written else names
 
     def columns(self, *, as_text: bool = False) -> dict[str, Any]:
         """Columns of pyarrow by name; `as_text`: each cell as written. FolderError: the file can't
@@ -163,12 +131,12 @@ class CsvTable:
 
         names = self.header()
         if as_text:
-            kinds = dict.fromkeys(self._names_as_written(), pyarrow.string())
+            kinds = dict.fromkeys(self.header(as_written=True), pyarrow.string())
         else:
             kinds = None
         try:
             table = reader.read_csv(
-                io.BytesIO(self.lines.encode()),
+                io.BytesIO(self.text.encode()),
                 # A thread of pyarrow that still runs when Python ends aborts it now and then.
                 read_options=reader.ReadOptions(use_threads=False),
                 parse_options=reader.ParseOptions(delimiter=self.mark, newlines_in_values=True),
@@ -200,6 +168,6 @@ def lines_of(path: Path, table: CsvTable | None = None) -> Iterator[None]:
     except RowError as error:
         place = f"row {error.row}"
         if table is not None:
-            with suppress(csv.Error, IndexError, FolderError):
+            with suppress(IndexError, FolderError):
                 place = f"line {table.records()[error.row + 1][0]}"
         raise FolderError(f"{path}, {place}: {error.problem}") from None

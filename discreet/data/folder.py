@@ -311,13 +311,9 @@ def _read(folder: Path, description: DataDescription) -> _Table:
     if arrays and owner is None and OWNERS in found:
         owner = OWNERS
     names = _input_names(found, description)
-    if arrays:
-        kind = "array"
-    else:
-        kind = "column"
     for name in (*names, owner):
         if name is not None and name not in found:
-            raise FolderError(f"{path.name} has no {kind} {name}")
+            raise FolderError(f"{path.name} has no column or array {name}")
     counted: Array | bool = True
     if description.text is not None and description.max_tokens is not None:
         inputs, counted = tokens_of(
@@ -368,10 +364,8 @@ def _opened(path: Path, description: DataDescription) -> dict[str, Any]:
 
 
 def open_table(path: Path, form: str) -> dict[str, Any]:
-    """The columns (csv, parquet, jsonl; of pyarrow) or the arrays (npz; of numpy) of a file by
+    """The columns (parquet, jsonl; of pyarrow) or the arrays (npz; of numpy) of a file by
     their names."""
-    if form == "csv":
-        return CsvTable(path).columns()
     require_extra("pyarrow", extra="simulation", why=path.name)
     from pyarrow import json, parquet  # type: ignore[import-untyped]
 

@@ -12,6 +12,7 @@ from discreet.data.csv_table import CsvTable
 from discreet.data.encoding import is_empty
 from discreet.data.targets import FolderError
 from discreet.server.run_folder import replace_file
+from discreet.tables.header import names_in, place_of
 
 # public: who is in the test set follows from an owner's name alone
 SALT = b"discreet data split 20753:"
@@ -47,11 +48,11 @@ def split_by_owner(table: CsvTable, *, owner: str | None, share: float) -> Owner
     for path in paths:
         if path.exists():
             raise FolderError(f"{path} is there already")
-    header = table.header()
+    header = names_in(table)
     if owner is None:
         place = None
     else:
-        place = table.place(owner)
+        place = place_of(owner, table)
     parts: tuple[list[list[str]], list[list[str]]] = ([], [])
     owners: tuple[set[str], set[str]] = (set(), set())
     for number, (line, row) in enumerate(table.rows()):

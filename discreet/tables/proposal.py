@@ -14,6 +14,7 @@ from functools import partial
 from discreet.data.csv_table import CsvTable
 from discreet.data.encoding import THOUSANDS, is_empty
 from discreet.data.targets import FolderError
+from discreet.tables.header import names_in, place_of
 
 MOST_LEVELS = 20
 MOST_CLASSES = 10  # of numbers: a target with more is a quantity
@@ -66,13 +67,11 @@ class Proposal:
 def propose(table: CsvTable, *, target: str | None = None, owner: str | None = None) -> Proposal:
     """A description of a CSV file. FolderError: it can't be read, or `target` or `owner` is no
     column of it."""
+    names = names_in(table)
     columns = {name: column.to_pylist() for name, column in table.columns(as_text=True).items()}
     for name in (target, owner):
         if name is not None:
-            table.place(name)
-    names = list(columns)
-    if len(names) == 1:
-        raise FolderError(f"{table.path} has one column{table.one_column(names)}")
+            place_of(name, table)
     if not columns[names[0]]:
         raise FolderError(f"{table.path} has no rows below its header")
     owner = owner or _named(OWNERS, names) or None

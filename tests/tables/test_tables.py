@@ -138,11 +138,10 @@ def checked(folder: Path, content: bytes | str, *words: str) -> int:
         (b"\n  \n", "a.csv can't be read: the CSV file is empty"),
         (PLAIN, "a.csv has no rows below its header"),
         (PLAIN + "P1;1;2;3;a\nP2;1;2;3;a", "out says the same in every row"),
-        (PLAIN.replace(";", "^") + "P1^1^2^3;4^a", 'write separator = "..."'),
+        (PLAIN.replace(";", "^") + "P1^1^2^3;4^a", "give it with --separator"),
         (PLAIN.replace("dose", "age") + MESSY[0], "'age' occurs twice: rename one"),
         (b"PK\x03\x04zip", "a.csv is an Excel file: save it as CSV (UTF-8)"),
         ((PLAIN + MESSY[0]).encode("utf-16-le"), 'write encoding = "utf-16-le" in data.toml'),
-        ((PLAIN + MESSY[0]).encode("utf-16-be"), 'write encoding = "utf-16-be" in data.toml'),
         ((PLAIN + "P\xfc;1;2;3;a").encode("cp1252"), "or --encoding with `discreet data`"),
     ],
 )
