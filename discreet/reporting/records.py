@@ -120,13 +120,20 @@ class RunRecord:
         """After the last round, by the run's own accountant; infinity if the guarantee is off.
 
         Never less than what the server's ledger says, which after a crash pays for more, nor than
-        any row of metrics.csv. LedgerError: the ledger is damaged.
+        what the checkpoint and any row of metrics.csv say that clients reported. LedgerError: the
+        ledger or the checkpoint is damaged.
         """
         column = f"epsilon_{guarantee}"
         said = [value for row in self.rounds if (value := row.get(column)) is not None]
         if not said:
             return math.inf
-        return max(*said, self._charged.get(guarantee, 0.0))
+        reported = self._reported.get(guarantee, 0.0)
+        return max(*said, self._charged.get(guarantee, 0.0), reported)
+
+    @cached_property
+    def _reported(self) -> Mapping[str, float]:
+        """The epsilon of each guarantee that clients had reported by the last checkpoint."""
+        return RunFolder(self.path).reported()
 
     @cached_property
     def _charged(self) -> Mapping[str, float]:

@@ -170,6 +170,45 @@ def test_the_epsilon_of_a_report_is_that_of_the_ledger(
     assert f"epsilon user {row['epsilon_user']:.4g}," in capsys.readouterr().out
 
 
+REPORTED = ("privacy.example.enabled=true", "privacy.example.noise_multiplier=4")
+
+
+@pytest.fixture
+def reporting(tmp_path: Path) -> RunFolder:
+    """A run whose clients report an epsilon of their own."""
+    words = (*SMALL, *REPORTED, "model.name=logistic_regression", "training.epochs=1")
+    simulate(*load_asked([*words, f"output_dir={tmp_path / 'run'}"]))
+    return RunFolder(tmp_path / "run")
+
+
+@pytest.mark.parametrize("rows", ["a changed digit", "none"])
+def test_no_damage_to_the_metrics_lowers_what_clients_reported(
+    rows: str, reporting: RunFolder, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (row,) = reporting.read_metrics()
+    if rows == "none":
+        reporting.metrics_path.unlink()
+    else:
+        reporting.replace_metrics([{**row, "epsilon_example": 0.01}])
+        assert main(["report", str(reporting.path)]) == 0
+        assert f"epsilon example {row['epsilon_example']:.4g}," in capsys.readouterr().out
+    assert main(["status", str(reporting.path)]) == 0
+    assert f"example {row['epsilon_example']:.4g} spent" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("name", ["epsilon_example", "round", "clip_norm"])
+def test_a_changed_number_of_a_checkpoint_is_damage(
+    name: str, reporting: RunFolder, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = reporting.checkpoint_path
+    before, after = path.read_bytes().split(f'{name}\\": '.encode())
+    other = bytes([after[0] ^ 1])
+    path.write_bytes(before + f'{name}\\": '.encode() + other + after[1:])
+    resumed = ("simulate", "resume=true", f"output_dir={reporting.path}", "rounds=2")
+    for words in (("status", str(reporting.path)), ("report", str(reporting.path)), resumed):
+        assert f"{path} is damaged: its numbers were changed" in said(capsys, *words)
+
+
 def test_a_number_of_too_many_digits_is_a_damaged_configuration(
     run: RunFolder, capsys: pytest.CaptureFixture[str]
 ) -> None:
