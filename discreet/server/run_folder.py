@@ -45,7 +45,6 @@ from discreet.ledger.durable_ledger import (
 )
 from discreet.ledger.rollback_guard import flush_folder
 from discreet.logs import json_ready
-from discreet.mechanisms.mechanism import SERVER
 from discreet.mechanisms.round_state import CarriedState
 from discreet.server.checkpoint_numbers import (
     TENSORS,
@@ -58,7 +57,6 @@ from discreet.server.plan import Plan
 from discreet.server.state import State
 from discreet.settings.call import Call
 from discreet.settings.compose import parse_asked
-from discreet.settings.privacy import EXAMPLE, USER
 from discreet.settings.rules import ConfigError
 from discreet.settings.settings import Settings, described
 from discreet.settings.wording import Key, Wording
@@ -123,69 +121,25 @@ class RunFolder:
         """The server's ledger. LedgerError: it is missing or has other settings."""
         return DurableLedger(self.ledger_path, facts=plan.deciding)
 
-    def ledger_to_read(self, plan: Plan) -> DurableLedger:
-        """The server's ledger, to read its spending. Settings that an older version did not record
-        in it are not compared. LedgerError: it is missing, damaged, older than before, or
-        contradicts config.yaml. ConfigError: config.yaml has a target instead of the noise."""
-        for name in (USER, EXAMPLE):
-            charged = name in plan.mechanisms and SERVER in plan.mechanisms[name].charged_at
-            if charged and getattr(plan.settings.privacy, name).target_epsilon is not None:
-                raise ConfigError(
-                    f"{self.path / CONFIG} is damaged: the run's noise multiplier is missing"
-                )
-        was = DurableLedger(self.ledger_path).whole().facts()
-        decided = plan.deciding
-        noted = {name: decided.get(name, value) for name, value in was.items()}
-        return DurableLedger(self.ledger_path, facts=noted)
-
-    def create_ledgers(self, plan: Plan, *, simulated: bool) -> None:
-        """Makes the ledgers of a new run: the server's, and that of virtual clients if they account
-        for themselves. LedgerError: there are some already."""
-        DurableLedger.create(self.ledger_path, facts=plan.deciding)
-        if simulated and plan.accounts_itself:
-            DurableLedger.create(self.clients_ledger_path)
-
-    def check_ledgers(self, plan: Plan, *, simulated: bool) -> None:
-        """Raises LedgerError, before a run is resumed, if a ledger is missing, damaged, made under
-        other privacy settings or of another run, or if it is older than the checkpoint,
-        metrics.csv, or this machine's own record of its charges."""
-        ledgers = [self.ledger(plan)]
-        if simulated and plan.accounts_itself:
-            ledgers.append(DurableLedger(self.clients_ledger_path))
-        if self.checkpoint_path.exists():
-            positions = self.positions()
-        else:
-            positions = None
-        for ledger in ledgers:
-            ledger.check()
-            if positions is None:
-                position = None
-            else:
-                position = positions.get(ledger.path.name)
-            if positions is not None and (position is None or not ledger.contains(position)):
-                raise LedgerError(
-                    f"{ledger.path} is older than the checkpoint beside it, or belongs "
-                    "to another run: restore this run's ledger"
-                )
-        done = max((int(row["round"] or 0) for row in self.read_metrics()), default=0)
-        charged = ledgers[0].spent(USER).num_releases
-        if USER in plan.mechanisms and charged < done:
-            raise LedgerError(
-                f"{self.ledger_path} has {charged} releases for {done} rounds: restore a newer one"
-            )
-
     def positions(self) -> dict[str, LedgerPosition]:
-        """The position of each ledger at the last checkpoint."""
-        return _read_checkpoint(self.checkpoint_path)[1]
+        """The position of each ledger at the last checkpoint; empty before it. LedgerError: the
+        file is damaged."""
+        return self._numbers()[1]
 
     def reported(self) -> dict[str, float]:
         """The largest epsilons that clients had reported by the last checkpoint, by guarantee;
         empty before it. LedgerError: the file is damaged."""
+        numbers, _ = self._numbers()
+        if numbers:
+            return reported_epsilons(numbers)
+        return {}
+
+    def _numbers(self) -> tuple[dict[str, Any], dict[str, LedgerPosition]]:
+        """The last checkpoint without its tensors, for which PyTorch is not needed."""
         if not self.checkpoint_path.exists():
-            return {}
+            return {}, {}
         with _open_tensors(self.checkpoint_path, framework="np") as file:
-            numbers, _ = numbers_in(self.checkpoint_path, file.metadata() or {})
-        return reported_epsilons(numbers)
+            return numbers_in(self.checkpoint_path, file.metadata() or {})
 
     def write_config(self, settings: Settings, *, device: str = "cpu", name: str = CONFIG) -> None:
         """Writes `config.yaml`, or `asked.yaml` by its name, with the device of the run's last

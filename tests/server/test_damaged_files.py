@@ -128,7 +128,14 @@ def other_delta(run: RunFolder) -> None:
     (run.path / CONFIG).write_text(text.replace("delta: 0.001", "delta: 0.01"))
 
 
-@pytest.mark.parametrize("damage", [cut_page, older_copy, other_delta])
+def that_of_another_run(run: RunFolder) -> None:
+    """With the same settings, which spent less."""
+    other = run.path.with_name("other")
+    simulate(*load_asked([*SMALL, f"output_dir={other}"]))
+    shutil.copy(other / "ledger.db", run.ledger_path)
+
+
+@pytest.mark.parametrize("damage", [cut_page, older_copy, other_delta, that_of_another_run])
 def test_no_reader_says_less_than_what_was_spent(
     damage: Callable[[RunFolder], None], run: RunFolder, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -138,6 +145,18 @@ def test_no_reader_says_less_than_what_was_spent(
         refused = said(capsys, *reader, str(run.path))
         assert refused.startswith(f"discreet: {run.ledger_path} ")
     assert main(["ledger", "verify", str(run.path)]) == int(damage is not other_delta)
+
+
+def test_on_another_machine_the_checkpoint_tells_that_a_ledger_is_of_another_run(
+    run: RunFolder, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    that_of_another_run(run)
+    monkeypatch.setenv("DISCREET_STATE", str(run.path / "state"))
+    for reader in (("status",), ("report",), ("ledger", "show")):
+        assert f"{run.ledger_path} is older than the checkpoint beside it, or belongs to" in said(
+            capsys, *reader, str(run.path)
+        )
+    assert main(["ledger", "verify", str(run.path)]) == 1
 
 
 def test_a_configuration_without_the_noise_of_the_run_is_damaged(
@@ -181,12 +200,16 @@ def reporting(tmp_path: Path) -> RunFolder:
     return RunFolder(tmp_path / "run")
 
 
-@pytest.mark.parametrize("rows", ["a changed digit", "none"])
+@pytest.mark.parametrize("left", ["clients.db", "checkpoint", "changed digit"])
 def test_no_damage_to_the_metrics_lowers_what_clients_reported(
-    rows: str, reporting: RunFolder, capsys: pytest.CaptureFixture[str]
+    left: str, reporting: RunFolder, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (row,) = reporting.read_metrics()
-    if rows == "none":
+    if left == "clients.db":
+        reporting.checkpoint_path.unlink()
+    else:
+        reporting.clients_ledger_path.unlink()  # as in a federation
+    if left != "changed digit":
         reporting.metrics_path.unlink()
     else:
         reporting.replace_metrics([{**row, "epsilon_example": 0.01}])
