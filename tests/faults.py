@@ -307,8 +307,8 @@ BY_TEST = {
         "an owner's budget counts at the delta that the server names",
         "node.policy:budgets_of",
         lambda real: (
-            lambda policy, run, *names: tuple(
-                replace(each, delta=run.delta) for each in real(policy, run, *names)
+            lambda policy, work, charges: tuple(
+                replace(each, delta=work.run.delta) for each in real(policy, work, charges)
             )
         ),
     ),
