@@ -25,7 +25,7 @@ import json
 import math
 import sqlite3
 from collections.abc import Iterator
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Literal
@@ -45,6 +45,7 @@ from discreet.server.population_account import (
     is_account,
 )
 from discreet.server.run_folder import CONFIG, RunFolder
+from discreet.server.run_ledgers import displaced
 from discreet.settings.rules import ConfigError
 
 DEFAULT_DELTA = 1e-5
@@ -105,8 +106,11 @@ def command(
         if delta is None:
             delta = _delta_of(run, ledgers[0])
         print(f"epsilon at delta {delta:g}")
-        whole = [ledger.whole() for ledger in ledgers]
-        print(*(line for ledger in whole for line in _spending(ledger, delta)), sep="\n")
+        for ledger in ledgers:
+            ledger.whole()
+            for fault in _displaced(run, ledger):
+                raise LedgerError(f"{ledger.path} is {fault}")
+        print(*(line for ledger in ledgers for line in _spending(ledger, delta)), sep="\n")
         return 0
     for ledger in ledgers:
         if action == "export":
@@ -117,7 +121,7 @@ def command(
             ledger.adopt()
             print(f"{ledger.path}: goes on here after {ledger.position().rows} rows")
         else:
-            faults = ledger.verify() or ledger.lacking()
+            faults = ledger.verify() or ledger.lacking() or _displaced(run, ledger)
             print(
                 f"{ledger.path.name}: "
                 f"{'; '.join(faults) or f'{len(ledger.releases())} rows, the chain is intact'}"
@@ -126,6 +130,14 @@ def command(
             if faults:
                 code = 1
     return code
+
+
+def _displaced(run: Path, ledger: DurableLedger) -> list[str]:
+    """The fault of a ledger that the run's checkpoint knows otherwise. A damaged checkpoint tells
+    nothing of a ledger."""
+    with suppress(LedgerError):
+        return displaced(RunFolder(run), ledger)
+    return []
 
 
 def backup(ledger: Path, copy: Path) -> DurableLedger:

@@ -32,6 +32,7 @@ from discreet.server.run_folder import (
     write_json,
     write_tensors,
 )
+from discreet.server.run_ledgers import check_ledgers, create_ledgers
 from discreet.server.run_price import price_lines
 from discreet.server.state import Outcome, State, initial_state
 from discreet.settings.call import Call
@@ -74,9 +75,9 @@ def open_run(
         account.ledger.check()
     held.enter_context(only_writer(folder.path))
     if call.resume:
-        folder.check_ledgers(plan, simulated=simulated)
+        check_ledgers(folder, plan, simulated=simulated)
     else:
-        folder.create_ledgers(plan, simulated=simulated)
+        create_ledgers(folder, plan, simulated=simulated)
     ledger = folder.ledger(plan)
     state = None
     if account is not None:
