@@ -98,7 +98,6 @@ def command(
     else:
         files = [RunFolder(run).ledger_path, RunFolder(run).clients_ledger_path]
     ledgers = [DurableLedger(path) for path in files if path.exists()]
-    code = 0
     if not ledgers:
         raise LedgerError(f"{run} holds no ledger: {files[0]} is missing")
     if action == "show":
@@ -108,24 +107,37 @@ def command(
         whole = [ledger.whole() for ledger in ledgers]
         print(*(line for ledger in whole for line in _spending(ledger, delta)), sep="\n")
         return 0
-    for ledger in ledgers:
-        if action == "export":
-            for row in ledger.releases():
-                owned = asdict(row) | {"event": json.loads(row.event), "ledger": ledger.path.name}
-                print(json.dumps(owned, sort_keys=True))
-        elif action == "adopt":
-            ledger.adopt()
-            print(f"{ledger.path}: goes on here after {ledger.position().rows} rows")
-        else:
-            faults = ledger.verify() or ledger.lacking()
-            print(
-                f"{ledger.path.name}: "
-                f"{'; '.join(faults) or f'{len(ledger.releases())} rows, the chain is intact'}"
-            )
-            print(f"  head {ledger.position().head}")
-            if faults:
-                code = 1
-    return code
+    done = [ACTIONS[action](ledger) for ledger in ledgers]
+    return int(not all(done))
+
+
+def _export(ledger: DurableLedger) -> bool:
+    for row in ledger.releases():
+        owned = asdict(row) | {"event": json.loads(row.event), "ledger": ledger.path.name}
+        print(json.dumps(owned, sort_keys=True))
+    return True
+
+
+def _adopt(ledger: DurableLedger) -> bool:
+    ledger.adopt()
+    print(f"{ledger.path}: goes on here after {ledger.position().rows} rows")
+    return True
+
+
+def _verify(ledger: DurableLedger) -> bool:
+    """False if it found a fault."""
+    faults = ledger.verify() or ledger.lacking()
+    if faults:
+        said = "; ".join(faults)
+    else:
+        said = f"{len(ledger.releases())} rows, the chain is intact"
+    print(f"{ledger.path.name}: {said}")
+    print(f"  head {ledger.position().head}")
+    return not faults
+
+
+# What is done with each ledger of a run. False: it is at fault.
+ACTIONS = {"export": _export, "adopt": _adopt, "verify": _verify}
 
 
 def backup(ledger: Path, copy: Path) -> DurableLedger:
