@@ -35,7 +35,7 @@ def price_lines(plan: Plan, units: int | None = None) -> Iterator[str]:
 def average_units(run: ClientSettings, examples: Examples) -> int:
     """The examples of an average client, or its owners if they are what a guarantee is about."""
     if run.example.by_owner and examples.owners is not None:
-        count = int(examples.owners.unique().numel())
+        count = int(examples.owners.max()) + 1
     else:
         count = len(examples)
     return count // run.data.num_clients
