@@ -24,6 +24,8 @@ GONE_SECONDS = (
     5.0  # of a ServerApp: one that has ended by itself says so first, and Flower asks for its end
 )
 LOST_SECONDS = 5.0
+# A warning that Flower's simulation gives in every run, also where the number of nodes is set.
+NOT_SHOWN = "Since flwr 1.32, default simulated SuperNodes changed"
 
 logger = logging.getLogger("discreet")
 
@@ -87,15 +89,19 @@ class RunWatch:
 
 
 def follow(process: Process, log: Path, watch: RunWatch) -> None:
-    """Prints a process's log until its end: it never writes itself to whoever reads this one's
-    output. RunLostError if something that the run needs has ended before it."""
+    """Prints the lines of a process's log until its end: it never writes itself to whoever reads
+    this one's output. RunLostError if something that the run needs has ended before it."""
     shown = 0
     ended = False
     while not ended:
         ended = process.poll() is not None
         text = log.read_text(errors="replace")
-        print(text[shown:], end="", flush=True)
-        shown = len(text)
+        end = len(text)
+        if not ended:
+            end = text.rfind("\n") + 1
+        lines = [line for line in text[shown:end].split("\n") if NOT_SHOWN not in line]
+        print("\n".join(lines), end="", flush=True)
+        shown = end
         if ended and process.returncode:
             # A lost SuperLink ends `flwr run` too, and may be seen to have ended only after it.
             with suppress(subprocess.TimeoutExpired):

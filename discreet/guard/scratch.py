@@ -18,6 +18,28 @@ LEAST_BYTES = 1 << 14  # that each file and folder counts for
 MOST_DEPTH = 64
 BLOCK = 512  # bytes of a unit of `st_blocks`
 MEGABYTE = 1 << 20
+OTHERS_MB = 1024  # that other programs may write while a block runs
+
+
+class WatchedFolder:
+    """The scratch folder of a running block, and the room on its disk.
+
+    Files that have no name any more are in no folder. They show only in the free space of the disk,
+    which other programs use too.
+    """
+
+    def __init__(self, folder: Path, most_mb: float) -> None:
+        self.folder = folder
+        self.most_mb = most_mb
+        self.least_free_mb = free_mb(folder) - most_mb - OTHERS_MB
+
+    def exceeded(self) -> str:
+        """The limit that the block has exceeded, in words, or nothing."""
+        if holds_more(self.folder, self.most_mb):
+            return f"it held more than limits.disk-mb = {self.most_mb:g}"
+        if free_mb(self.folder) < self.least_free_mb:
+            return f"the free space of the disk fell by more than {self.most_mb + OTHERS_MB:g} MB"
+        return ""
 
 
 def holds_more(folder: Path, most_mb: float) -> bool:

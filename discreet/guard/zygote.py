@@ -32,7 +32,7 @@ from discreet.guard.enclosure import (
     enclose_in_spaces,
     new_spaces,
 )
-from discreet.guard.scratch import free_mb, holds_more, remove
+from discreet.guard.scratch import WatchedFolder, remove
 from discreet.simulation.processes import child_processes
 
 LOADED = (
@@ -125,11 +125,12 @@ def _keep_in_spaces(task: BlockTask, pipes: Pipes, limits: BlockLimits, ends: fl
         _block(task, pipes, Path(DATA), lambda: enclose_in_spaces(limits))
     _close(pipes)
     try:
-        _watch(pid, limits, ends)
+        reason = _watch(pid, limits, ends)
     finally:
         with suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)  # the first process of its space: all others end with it
         os.waitpid(pid, 0)
+    _log(pipes, reason)
 
 
 def _keep_by_landlock(
@@ -148,10 +149,11 @@ def _keep_by_landlock(
                 lambda: enclose_by_landlock(limits, readable, str(scratch)),
             )
         _close(pipes)
-        _watch(pid, limits, ends, scratch=scratch)
+        reason = _watch(pid, limits, ends, scratch=scratch)
     finally:
         _end_all_below()
         remove(scratch)
+    _log(pipes, reason)
 
 
 def _at_home_in(scratch: Path) -> None:
@@ -178,25 +180,32 @@ def _end_all_below() -> None:
         time.sleep(0.002)
 
 
-def _watch(pid: int, limits: BlockLimits, ends: float, *, scratch: Path | None = None) -> None:
+def _watch(pid: int, limits: BlockLimits, ends: float, *, scratch: Path | None = None) -> str:
     """Returns when the block's first process has ended, its time is over, or it exceeds a limit: of
-    memory, or of the folder `scratch` if no namespace limits that."""
+    memory, or of the folder `scratch` if no namespace limits that. What is returned is the reason,
+    or nothing if it has ended by itself."""
     watched = os.pidfd_open(pid)
-    least_free = 0.0
+    disk = None
     if scratch is not None:
-        least_free = free_mb(scratch) - limits.disk_mb
+        disk = WatchedFolder(scratch, limits.disk_mb)
     try:
         while (left := ends - time.monotonic()) > 0:
             if select.select([watched], [], [], min(left, WATCH_SECONDS))[0]:
-                return
+                return ""
             if _memory_mb(scratch) > limits.memory_mb:
-                return
-            if scratch is None:
-                continue
-            if free_mb(scratch) < least_free or holds_more(scratch, limits.disk_mb):
-                return
+                return f"it used more than limits.memory-mb = {limits.memory_mb}"
+            if disk is not None and (reason := disk.exceeded()):
+                return reason
+        return f"its {limits.seconds:g} seconds were over"
     finally:
         os.close(watched)
+
+
+def _log(pipes: Pipes, reason: str) -> None:
+    """Adds the reason why a block was ended to its log, which is the site's alone."""
+    if reason:
+        with suppress(OSError):  # the guard reads no further than the slot
+            os.write(pipes.log, f"\nThe guard has ended this block: {reason}.\n".encode())
 
 
 def _memory_mb(scratch: Path | None) -> float:
@@ -273,7 +282,8 @@ def _contents(descriptor: int) -> bytes:
 
 
 def _close(pipes: Pipes) -> None:
-    for descriptor in (pipes.task, pipes.archive, pipes.state, pipes.out, pipes.log):
+    """Closes what the keeper does not need itself: it adds to the log, and `done` ends with it."""
+    for descriptor in (pipes.task, pipes.archive, pipes.state, pipes.out):
         os.close(descriptor)
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from discreet.deployment.flower_home import wait_until
-from discreet.deployment.run_watch import APPS, RunWatch, follow
+from discreet.deployment.run_watch import APPS, NOT_SHOWN, RunWatch, follow
 from discreet.server.run_folder import RunFolder, RunStatus, write_status
 from discreet.simulation.processes import RunLostError, child_processes
 
@@ -41,6 +41,18 @@ def test_a_run_ends_when_a_process_dies_that_it_can_not_do_without(
     started[which].kill()
     with pytest.raises(RunLostError, match=f"^{name} has ended, with exit code -9$"):
         follow(flwr, tmp_path / "run.log", watch)
+
+
+def test_a_log_is_shown_whole_but_for_a_warning_that_is_about_no_run(
+    started: list[subprocess.Popen[bytes]], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    log = tmp_path / "run.log"
+    lines = ["one", f"WARNING:  {NOT_SHOWN} from 10 to 2.", "two", "the end"]
+    printing = f"import time\nfor line in {lines}: print(line, flush=True); time.sleep(0.3)"
+    with log.open("w") as file:
+        flwr = subprocess.Popen([sys.executable, "-c", printing], stdout=file)
+    follow(flwr, log, RunWatch(RunFolder(tmp_path), started[0]))
+    assert capsys.readouterr().out == "one\ntwo\nthe end\n"
 
 
 def test_a_node_that_dies_is_said_once_and_the_last_one_ends_the_run(

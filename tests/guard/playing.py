@@ -54,7 +54,8 @@ class Played:
         self.abstract = socket.socket(socket.AF_UNIX)
         self.abstract.bind("\0guard-test")
         self.abstract.listen()
-        (folder / "shared").write_text("mine")
+        for name in ("shared", "peers.json", "a.guard.key"):
+            (folder / name).write_text("mine")
         os.utime(folder / "shared", (1e9, 1e9 + 5))
 
     @property

@@ -14,7 +14,7 @@ import pytest
 import torch
 from dp_accounting import GaussianDpEvent
 from dp_accounting.pld import PLDAccountant
-from flwr.app import ArrayRecord, ConfigRecord, Message, RecordDict
+from flwr.app import Array, ArrayRecord, ConfigRecord, Message, RecordDict
 
 from discreet.audit.canaries import Scores
 from discreet.audit.estimates import fit_gaussians
@@ -232,6 +232,13 @@ def test_the_ends_of_the_ranges_of_clip_norm_and_noise_work(
     assert 0.02 < spread < 4
 
 
+def claimed(shape: tuple[int, ...]) -> Array:
+    """An array of a few bytes whose description claims another shape."""
+    header = f"{{'descr': '<f4', 'fortran_order': False, 'shape': {shape}, }}".ljust(117) + "\n"
+    data = b"\x93NUMPY\x01\x00" + len(header).to_bytes(2, "little") + header.encode()
+    return Array(dtype="float32", shape=shape, stype="numpy.ndarray", data=data + bytes(32))
+
+
 def bad_messages() -> dict[str, Message]:
     nan = arrays(bias=np.array([np.nan, 0], np.float32))
     statistics = arrays(**{"norm.running_mean": np.zeros(2, np.float32)})
@@ -239,6 +246,9 @@ def bad_messages() -> dict[str, Message]:
     given = {"nan": nan, "batch norm": statistics, "large": large}
     made = {name: message(RecordDict({"arrays": record})) for name, record in given.items()}
     made["two records"] = message(RecordDict({"a": arrays(), "b": arrays()}))
+    made["a thousand million"] = message(
+        RecordDict({"arrays": ArrayRecord({"weight": claimed((10**9,))})})
+    )
     made["none"] = message(RecordDict({"config": ConfigRecord({"lr": 0.1})}))
     made["integers alone"] = message(RecordDict({"arrays": ArrayRecord([np.zeros(3, np.int64)])}))
     made["evaluate"] = message(kind="evaluate")

@@ -4,10 +4,18 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from unittest.mock import patch
 
 import pytest
 
-from discreet.guard.scratch import LEAST_BYTES, MOST_DEPTH, holds_more, remove
+from discreet.guard.scratch import (
+    LEAST_BYTES,
+    MOST_DEPTH,
+    OTHERS_MB,
+    WatchedFolder,
+    holds_more,
+    remove,
+)
 
 
 def deep(folder: Path, levels: int, name: str = "d") -> None:
@@ -61,3 +69,13 @@ def test_an_empty_file_counts_and_bytes_count_as_they_are(tmp_path: Path) -> Non
 def test_what_apps_need_is_not_too_deep(tmp_path: Path) -> None:
     deep(tmp_path, MOST_DEPTH // 2)
     assert not holds_more(tmp_path, 16)
+
+
+def test_files_without_a_name_count_but_not_what_other_programs_write(tmp_path: Path) -> None:
+    free = 1e6
+    with patch("discreet.guard.scratch.free_mb", lambda folder: free):
+        watched = WatchedFolder(tmp_path, 64)
+        free -= OTHERS_MB
+        assert watched.exceeded() == ""
+        free -= 65
+        assert "the free space of the disk fell by more than 1088 MB" in watched.exceeded()

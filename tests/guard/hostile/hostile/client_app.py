@@ -86,6 +86,8 @@ def files(context: Context) -> dict[str, object]:
         "size of a block": tried(lambda: os.stat(f"{site}/blocks/00000.tar").st_size),
         "ledger": tried(lambda: Path(site).with_name("ledger.db").read_bytes()[:4].hex()),
         "policy": tried(lambda: Path(site).with_name("guard.toml").read_text()),
+        "peers": tried(lambda: Path(site).with_name("peers.json").read_text()),
+        "identity": tried(lambda: Path(site).with_name("a.guard.key").read_text()),
         "through a parent": tried(lambda: os.listdir(f"/proc/{os.getppid()}/root/{site}")),
         "up": tried(lambda: os.listdir(f"{context.node_config['data']}/../../../../{site}")),
         "passwords": tried(lambda: Path("/etc/passwd").read_text()),
