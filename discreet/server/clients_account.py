@@ -6,6 +6,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from dataclasses import replace
+from typing import Any
 
 from discreet.accounting.events import RDP, event_from_json
 from discreet.accounting.privacy_ledger import PrivacyLedger, epsilon_of
@@ -40,7 +41,7 @@ def with_lost_rounds(state: State, plan: Plan, folder: RunFolder) -> State:
     """The state from which a run goes on, with the epsilons of rounds that are made again: clients
     have paid for those too, and may not be asked again. Of a federation only metrics.csv tells."""
     rows = folder.read_metrics()
-    found = dict[str, float]()
+    found = dict[str, Any]()
     for name in plan.mechanisms:
         for column, delta in zip(REPORTED[name], (None, 0.0), strict=False):
             said = [row.get(column) or 0.0 for row in rows]
