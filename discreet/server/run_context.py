@@ -18,6 +18,7 @@ from discreet.ledger.durable_ledger import DurableLedger
 from discreet.mechanisms.mechanism import PURE, REPORTED, SERVER, Mechanism, Statement
 from discreet.privacy.grid import LARGEST_SCALE
 from discreet.privacy.randomness import RandomSource, source_of
+from discreet.server.clients_account import with_lost_rounds
 from discreet.server.noise_outlook import noise_outlook
 from discreet.server.plan import Plan
 from discreet.server.population_account import PopulationAccount
@@ -80,25 +81,20 @@ def open_run(
     else:
         create_ledgers(folder, plan, simulated=simulated)
     ledger = folder.ledger(plan)
-    state = None
     if account is not None:
         account.join(ledger, folder)
+    state = initial_state(params, clip_norm=plan.first_clip_norm)
     if call.resume:
-        state = folder.load_checkpoint()
-        if state:
-            done = state.round
-        else:
-            done = 0
+        state = with_lost_rounds(folder.load_checkpoint() or state, plan, folder)
         # Without the rows of rounds that will be repeated.
         folder.replace_metrics(
-            [row for row in folder.read_metrics() if (row["round"] or 0) <= done]
+            [row for row in folder.read_metrics() if (row["round"] or 0) <= state.round]
         )
-        logger.info("resumed after round %d", done)
+        logger.info("resumed after round %d", state.round)
     folder.write_config(plan.settings, device=call.device)
     if not call.resume:
         folder.write_config(plan.asked or plan.settings, device=call.device, name=ASKED)
     _announce(plan, folder)
-    state = state or initial_state(params, clip_norm=plan.first_clip_norm)
     state = replace(state, carried=RunSecrets(folder.path))
     return RunContext(plan, folder, ledger, state, source_of(plan.settings.seed), call.device)
 
