@@ -61,10 +61,17 @@ class RunContext:
 
 
 def open_run(
-    plan: Plan, call: Call, *, params: Tensor, simulated: bool, held: ExitStack
+    plan: Plan,
+    call: Call,
+    *,
+    params: Tensor,
+    simulated: bool,
+    held: ExitStack,
+    units: int | None = None,
 ) -> RunContext:
     """Opens the folder of a new run, which starts from `params` (num_params,), or of a resumed one.
     `held` keeps it locked for this process. Clients that are `simulated` keep their ledger in it.
+    `units`: as `price_lines` has it.
 
     Raises:
       ConfigError: the folder holds a run already, holds none to resume, or can't be used.
@@ -94,7 +101,7 @@ def open_run(
     folder.write_config(plan.settings, device=call.device)
     if not call.resume:
         folder.write_config(plan.asked or plan.settings, device=call.device, name=ASKED)
-    _announce(plan, folder)
+    _announce(plan, folder, units)
     state = replace(state, carried=RunSecrets(folder.path))
     return RunContext(plan, folder, ledger, state, source_of(plan.settings.seed), call.device)
 
@@ -125,7 +132,7 @@ def _guarantee_line(run: ClientSettings, name: str) -> str:
     return f"{head}, {accountant}budget epsilon {budget}"
 
 
-def _announce(plan: Plan, folder: RunFolder) -> None:
+def _announce(plan: Plan, folder: RunFolder, units: int | None) -> None:
     if plan.settings.seed is not None:
         logger.warning(
             (
@@ -137,7 +144,7 @@ def _announce(plan: Plan, folder: RunFolder) -> None:
     for name in plan.mechanisms:
         logger.info("%s", _guarantee_line(plan.run, name))
     loud = plan.charges_server and noise_outlook(plan).loud
-    for line in price_lines(plan):
+    for line in price_lines(plan, units):
         logger.log(
             logging.WARNING if loud and line.startswith(str(noise_outlook(plan))) else logging.INFO,
             "%s",

@@ -45,6 +45,7 @@ from discreet.server.predictions import named_parameters_of, write_predictions
 from discreet.server.run_context import RunContext, close_run, open_run, say_how_it_ended
 from discreet.server.run_folder import RunFolder
 from discreet.server.run_folder import write_json as write_facts
+from discreet.server.run_price import average_units
 from discreet.server.state import Outcome, State
 from discreet.server.training_run import OnRound, TrainingRun
 from discreet.server.transport import Transport
@@ -138,7 +139,14 @@ def opened(plan: Plan, task: Task, call: Call, *, simulated: bool, held: ExitSta
     model = model_for(plan.settings.model, task.shape, seed=seed)
     if simulated and (said := warning_of_rows(plan.run, task.train)):
         logger.warning("%s", said)
-    context = open_run(plan, call, params=flatten_parameters(model), simulated=simulated, held=held)
+    context = open_run(
+        plan,
+        call,
+        params=flatten_parameters(model),
+        simulated=simulated,
+        held=held,
+        units=average_units(plan.run, task.train) if simulated else None,
+    )
     return Session(context, task, model)
 
 
