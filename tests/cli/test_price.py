@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from discreet.server.plan import planned
-from discreet.server.run_folder import RunFolder
-from discreet.server.run_price import price_lines
+from discreet.planning.plan import planned
+from discreet.planning.run_price import price_lines
+from discreet.run_files.run_folder import RunFolder
 from discreet.settings.compose import load_config
 from tests.command import plan, report, simulate
 from tests.tables.made_tables import TOML, make_project

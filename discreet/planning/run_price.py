@@ -7,8 +7,8 @@ from collections.abc import Iterator
 
 from discreet.accounting.accounting import epsilon_spent
 from discreet.mechanisms.mechanism import SERVER, releases_of
-from discreet.server.noise_outlook import noise_outlook
-from discreet.server.plan import Plan
+from discreet.planning.noise_outlook import noise_outlook
+from discreet.planning.plan import Plan
 
 BYTES = 4  # of a parameter on its way: float32, or a masked word
 
