@@ -16,13 +16,14 @@ from torch import Tensor
 from discreet.accounting.events import ACCOUNTANTS, RDP
 from discreet.ledger.durable_ledger import DurableLedger
 from discreet.mechanisms.mechanism import PURE, REPORTED, SERVER, Mechanism, Statement
+from discreet.planning.noise_outlook import noise_outlook
+from discreet.planning.plan import Plan
+from discreet.planning.run_price import price_lines
+from discreet.planning.state import Outcome, State, initial_state
 from discreet.privacy.grid import LARGEST_SCALE
 from discreet.privacy.randomness import RandomSource, source_of
-from discreet.server.clients_account import with_lost_rounds
-from discreet.server.noise_outlook import noise_outlook
-from discreet.server.plan import Plan
-from discreet.server.population_account import PopulationAccount
-from discreet.server.run_folder import (
+from discreet.run_files.clients_account import with_lost_rounds
+from discreet.run_files.run_folder import (
     ASKED,
     RunFolder,
     RunSecrets,
@@ -33,9 +34,8 @@ from discreet.server.run_folder import (
     write_json,
     write_tensors,
 )
-from discreet.server.run_ledgers import check_ledgers, create_ledgers
-from discreet.server.run_price import price_lines
-from discreet.server.state import Outcome, State, initial_state
+from discreet.run_files.run_ledgers import check_ledgers, create_ledgers
+from discreet.server.population_account import PopulationAccount
 from discreet.settings.call import Call
 from discreet.settings.client_settings import ClientSettings
 from discreet.settings.privacy import EXAMPLE, LOCAL

@@ -31,7 +31,7 @@ def simulate(
             "*settings"
         )
     # Imported here: nobody waits for them who imports one module of this package.
-    from discreet.server.resuming import asked_settings
+    from discreet.run_files.resuming import asked_settings
     from discreet.simulation.in_process import simulate as train
 
     config, call = asked_settings(settings)

@@ -11,7 +11,7 @@ from pathlib import Path
 from discreet.data.csv_table import CsvTable
 from discreet.data.encoding import is_empty
 from discreet.data.targets import FolderError
-from discreet.server.run_folder import replace_file
+from discreet.run_files.run_folder import replace_file
 from discreet.tables.header import names_in, place_of
 
 # public: who is in the test set follows from an owner's name alone
