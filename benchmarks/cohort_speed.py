@@ -248,44 +248,46 @@ class _Classifier(nn.Module):
         return {}
 
 
+_PFL_MODULES = (
+    "aggregate.simulate",
+    "data",
+    "data.pytorch",
+    "hyperparam",
+    "algorithm",
+    "model.pytorch",
+    "privacy",
+)
+
+
 def _pfl_research(run: Settings, task: Task, held: ClientExamples) -> Rounds:
     """Federated averaging with central Gaussian noise, by Apple's simulator."""
-    names = (
-        "aggregate.simulate",
-        "data",
-        "data.pytorch",
-        "hyperparam",
-        "algorithm",
-        "model.pytorch",
-        "privacy",
-    )
-    simulate, data, tensors, hyperparam, algorithm, models, privacy = (
-        import_module(f"pfl.{name}") for name in names
-    )
+    pfl = {name: import_module(f"pfl.{name}") for name in _PFL_MODULES}
+    data = pfl["data"]
+    hyperparam = pfl["hyperparam"]
+    algorithm = pfl["algorithm"]
+    privacy = pfl["privacy"]
 
     def examples(client: int) -> Any:
         numbers = torch.from_numpy(held.examples(client))
-        return tensors.PyTorchTensorDataset(
+        return pfl["data.pytorch"].PyTorchTensorDataset(
             (task.train.inputs[numbers], task.train.targets[numbers])
         )
 
     waiting: list[int] = []
     layers = build_model(run.model.name, task.shape.input_shape, task.shape.num_classes, seed=SEED)
     classifier = _Classifier(layers)
-    model = models.PyTorchModel(
+    model = pfl["model.pytorch"].PyTorchModel(
         classifier, torch.optim.SGD, torch.optim.SGD(classifier.parameters(), lr=1.0)
     )
     noise = privacy.CentrallyAppliedPrivacyMechanism(privacy.GaussianMechanism(CLIP_NORM, 1.0))
     users = data.FederatedDataset(examples, lambda: waiting.pop())
-    backend = simulate.SimulatedBackend(users, None, postprocessors=[noise])
+    backend = pfl["aggregate.simulate"].SimulatedBackend(users, None, postprocessors=[noise])
     sizes = {
         "local_batch_size": run.training.batch_size,
         "local_learning_rate": run.training.learning_rate,
     }
-    local, rated = (
-        hyperparam.NNTrainHyperParams(local_num_epochs=1, **sizes),
-        hyperparam.NNEvalHyperParams(local_batch_size=None),
-    )
+    local = hyperparam.NNTrainHyperParams(local_num_epochs=1, **sizes)
+    rated = hyperparam.NNEvalHyperParams(local_batch_size=None)
 
     def rounds(clients: Sequence[int]) -> None:
         waiting[:] = clients

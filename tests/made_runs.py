@@ -9,6 +9,7 @@ from pathlib import Path
 from discreet.ledger.durable_ledger import Charge
 from discreet.server.plan import Plan, resolve_noise
 from discreet.server.run_folder import ASKED, RunFolder, write_json
+from discreet.server.run_ledgers import create_ledgers
 from discreet.settings.compose import load_config
 from discreet.settings.privacy import USER
 
@@ -33,7 +34,7 @@ def make_run(
     folder = RunFolder(path)
     plan = Plan(config, asked)
     folder.write_config(config)
-    folder.create_ledgers(plan, simulated=True)
+    create_ledgers(folder, plan, simulated=True)
     folder.write_config(asked, name=ASKED)
     ledger = folder.ledger(plan)
     user = config.privacy.user

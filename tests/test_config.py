@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 import discreet
 from discreet.protocol.messages import TrainRequest, request_items, request_of
 from discreet.server.plan import planned
+from discreet.server.run_folder import RunFolder
 from discreet.server.server_optimizer import ServerSGD
 from discreet.settings.call import Call
 from discreet.settings.compose import load_asked, load_config, parse_asked
@@ -22,6 +23,7 @@ from discreet.settings.places import app_folder, conf_folder, own_files
 from discreet.settings.privacy import SecureConfig
 from discreet.settings.rules import ALIASES, ConfigError, rules
 from discreet.settings.settings import Settings, client_settings
+from tests.command import simulate as simulate_command
 
 STEP = (
     "privacy.user.enabled=false training.epochs=1 privacy.local.kind=laplace_step "
@@ -70,6 +72,7 @@ WRONG = {
     "quote a value",
     "output_dir=out/lr=0.1": "output_dir=out/lr=0.1 can't be read as NAME=VALUE: quote a "
     "value with special",
+    "model.freeze=layer": "model.freeze must be a list (got layer)",
     "experiment=default": "there is no experiment=default: omit experiment for the default run",
     "server.beta_1=0.5": "server.beta_1 must be omitted with server.optimizer=sgd (got 0.5)",
     "rounds=100001": "rounds must be within [1, 100000] (got 100001)",
@@ -89,7 +92,7 @@ HABITS = {  # what people type, and the setting that a user-level run means
     **dict.fromkeys(["batch_size", "batch"], "training.batch_size"),
     **dict.fromkeys(["lr", "learning_rate", "training.lr"], "training.learning_rate"),
     **dict.fromkeys(["num_rounds", "server_rounds"], "rounds"),
-    **dict.fromkeys(["fraction_fit", "q"], "sampling.probability"),
+    **dict.fromkeys(["fraction_fit", "q", "sampling_rate"], "sampling.probability"),
     "delta": "privacy.delta",
     "epochs": "training.epochs",
     "dataset": "data.name",
@@ -147,9 +150,15 @@ def test_a_wrong_setting_is_named_in_one_line(override: str, message: str) -> No
     assert "\n" not in str(error.value)
 
 
-@pytest.mark.parametrize("path", ["out/größe", "~/runs", "out/日本"])
-def test_a_path_beyond_ascii_or_under_home_is_read_as_it_is_typed(path: str) -> None:
-    assert load_asked([f"output_dir={path}"])[1].output_dir == str(Path(path).expanduser())
+@pytest.mark.parametrize("path", ["~/größe", "~/runs", "~/日本"])
+def test_a_path_beyond_ascii_or_under_home_is_read_as_it_is_typed(
+    path: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    small = ("data.num_clients=20", "privacy.user.noise_multiplier=1", f"output_dir={path}")
+    assert simulate_command([*small, "rounds=1"]) == 0
+    assert simulate_command(["resume=true", f"output_dir={path}", "rounds=2"]) == 0
+    assert len(RunFolder(Path(path).expanduser()).read_metrics()) == 2
 
 
 def test_settings_in_a_list_are_refused_with_how_they_are_given() -> None:

@@ -176,43 +176,55 @@ def _parts(event: dp.DpEvent) -> list[tuple[dp.DpEvent, int]]:
         case dp.GaussianDpEvent() | dp.LaplaceDpEvent():
             return [(_noise(event), 1)]
         case dp.PoissonSampledDpEvent(event=dp.GaussianDpEvent() | dp.LaplaceDpEvent()):
-            probability = float(event.sampling_probability)
-            noise = _noise(event.event)
-            if not 0.0 <= probability <= 1.0:
-                raise ValueError(
-                    f"sampling_probability of an event must be in 0 .. 1, not {probability}"
-                )
-            if probability <= _NEARLY_ONE and not isinstance(noise, dp.NonPrivateDpEvent):
-                noise = dp.PoissonSampledDpEvent(max(probability, _NEARLY_ZERO), noise)
-            if probability:
-                return [(noise, 1)]
-            return []
+            return _poisson_parts(event)
         case dp.SampledWithoutReplacementDpEvent(event=dp.GaussianDpEvent()):
-            population = event.source_dataset_size
-            size = event.sample_size
-            noise = _noise(event.event)
-            if not 0 <= size <= population or population < 1:
-                raise ValueError(
-                    f"a sample of {size} out of {population} without replacement does not exist"
-                )
-            if not isinstance(noise, dp.NonPrivateDpEvent):
-                noise = dp.SampledWithoutReplacementDpEvent(population, size, noise)
-            if size:
-                return [(noise, 1)]
-            return []
+            return _fixed_size_parts(event)
         case RepeatAndSelectDpEvent():
-            inner = merged([(event.event, 1)])
-            if not inner or dp.NonPrivateDpEvent() in inner:
-                if inner:
-                    return [(dp.NonPrivateDpEvent(), 1)]
-                return []
-            trial = dp.ComposedDpEvent(
-                tuple(dp.SelfComposedDpEvent(_in_renyi(part), n) for part, n in inner.items())
-            )
-            return [(RepeatAndSelectDpEvent(trial, event.mean, event.shape), 1)]
+            return _selection_parts(event)
     raise ValueError(
         f"no accountant knows the event {event}; compose sampled events into one Gaussian first"
     )
+
+
+def _poisson_parts(event: dp.PoissonSampledDpEvent) -> list[tuple[dp.DpEvent, int]]:
+    probability = float(event.sampling_probability)
+    noise = _noise(event.event)
+    if not 0.0 <= probability <= 1.0:
+        raise ValueError(f"sampling_probability of an event must be in 0 .. 1, not {probability}")
+    if not probability:
+        return []
+    if probability <= _NEARLY_ONE and not isinstance(noise, dp.NonPrivateDpEvent):
+        noise = dp.PoissonSampledDpEvent(max(probability, _NEARLY_ZERO), noise)
+    return [(noise, 1)]
+
+
+def _fixed_size_parts(
+    event: dp.SampledWithoutReplacementDpEvent,
+) -> list[tuple[dp.DpEvent, int]]:
+    population = event.source_dataset_size
+    size = event.sample_size
+    noise = _noise(event.event)
+    if not 0 <= size <= population or population < 1:
+        raise ValueError(
+            f"a sample of {size} out of {population} without replacement does not exist"
+        )
+    if not size:
+        return []
+    if not isinstance(noise, dp.NonPrivateDpEvent):
+        noise = dp.SampledWithoutReplacementDpEvent(population, size, noise)
+    return [(noise, 1)]
+
+
+def _selection_parts(event: RepeatAndSelectDpEvent) -> list[tuple[dp.DpEvent, int]]:
+    inner = merged([(event.event, 1)])
+    if not inner:
+        return []
+    if dp.NonPrivateDpEvent() in inner:
+        return [(dp.NonPrivateDpEvent(), 1)]
+    trial = dp.ComposedDpEvent(
+        tuple(dp.SelfComposedDpEvent(_in_renyi(part), n) for part, n in inner.items())
+    )
+    return [(RepeatAndSelectDpEvent(trial, event.mean, event.shape), 1)]
 
 
 def _times(parts: list[tuple[dp.DpEvent, int]], count: int) -> list[tuple[dp.DpEvent, int]]:

@@ -45,6 +45,7 @@ from discreet.training.local_training import (
 )
 from discreet.training.units import Drawn, units_of
 
+NO_CLAIM = "privacy.example.enabled must be true, with noise: without it there is no claim to audit"
 LONG = 10.0  # times the clip: the length of a canary's gradient
 
 
@@ -65,32 +66,30 @@ def audit_examples(
       ConfigError: there is no example-level guarantee, or the client has too few examples.
     """
     if not plan.noised(EXAMPLE):
-        raise ConfigError(
-            "privacy.example.enabled must be true, with noise: without it there is no claim to "
-            "audit"
-        )
+        raise ConfigError(NO_CLAIM)
     model, examples = model_and_examples(plan, task)
     count = len(units_of(examples, plan.run.example.most_rows))
     if not 1 <= canaries <= count:
         raise ConfigError(f"client 0 has room for 1 .. {count} canaries (got {canaries})")
+    if rounds is None:
+        rounds = plan.run.rounds
     settings = local_settings(plan.run, count)
     source = source_of(plan.settings.seed).child("audit")
     assert settings.example is not None
     noise = settings.example.noise_multiplier
     size = sum(parameter.numel() for parameter in trainable(model))
     drawn = draw_canaries(canaries, size, source.child("canaries"))
-    seen = [
-        _scores_of(
-            OneClient(model, examples, settings, source.child("round", number)), drawn, noise
-        )
-        for number in range(plan.run.rounds if rounds is None else rounds)
-    ]
+    clients = (
+        OneClient(model, examples, settings, source.child("round", number))
+        for number in range(rounds)
+    )
+    seen = [_scores_of(client, drawn, noise) for client in clients]
     event = example_event(count, settings)
     steps = steps_of(count, settings)
     total = steps * len(seen)
-    once, claim = (
-        Claim.of(plan, EXAMPLE, PrivacyLedger().record(event, number)) for number in (steps, total)
-    )
+    once = Claim.of(plan, EXAMPLE, PrivacyLedger().record(event, steps))
+    claim = Claim.of(plan, EXAMPLE, PrivacyLedger().record(event, total))
+    releases = Releases(total, sampling_probability(count, settings), noise, claim)
     facts: Facts = {
         "canaries": canaries,
         f"{plan.run.example.unit_name}s": count,
@@ -100,10 +99,8 @@ def audit_examples(
         "noise_multiplier": noise,
         "secure": plan.settings.seed is None,
     }
-    releases = Releases(total, sampling_probability(count, settings), noise, claim)
-    return Experiment(
-        "example level", observed([(once, scores) for scores in seen], claim), facts, releases
-    )
+    rounds_seen = observed([(once, scores) for scores in seen], claim)
+    return Experiment("example level", rounds_seen, facts, releases)
 
 
 def model_and_examples(plan: Plan, task: Task) -> tuple[nn.Module, Examples]:

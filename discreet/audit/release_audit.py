@@ -39,6 +39,7 @@ from discreet.audit.verdict import outlook
 from discreet.data.examples import Examples, Task
 from discreet.mechanisms.client_noise import LocalPrivacy, release_update
 from discreet.mechanisms.local_noise import release_step, round_privacy
+from discreet.mechanisms.mechanism import Mechanism
 from discreet.mechanisms.round_state import RoundStart
 from discreet.mechanisms.sums import AnswerMechanism, PartialReply, UnopenedSum
 from discreet.models.models import flatten_parameters
@@ -191,46 +192,55 @@ def audit_round(plan: Plan, *, releases: int, of_answers: bool = False) -> Exper
     else:
         before = 0
     start = RoundStart(before, torch.zeros(plan.num_params), plan.first_clip_norm)
-    drawn = draw_canaries(
-        1, plan.num_params, source_of(plan.settings.seed).child("audit").child("direction")
-    )
+    directions = source_of(plan.settings.seed).child("audit").child("direction")
+    drawn = draw_canaries(1, plan.num_params, directions)
     if rated and rates:
         length = rated.answers.length
     else:
         length = None
     values = _far(LONG * start.clip_norm * drawn.direction(0), length, below=bool(drawn.bits[0]))
-    replies = _replies(values)
     added = drawn.direction(0)
     vector = plan.mechanism.participation.vector
     if vector is not None:
-        request = TrainRequest(
-            before + 1,
-            start.clip_norm,
-            plan.run,
-            work=Assignment(trains, EVALUATION if rates else ""),
-        )
-        silent = (
-            replace(request, work=Assignment(trains=False, query=NOTHING)),
-            ExactReply(values.update),
-        )
-        replies = vectors(vector, [(request, values), silent, silent])
-    elif trains:
-        total: PartialReply = plan.mechanism.add_up(
-            [TrainReply(1, values.update, values.below)], start
-        ).part()
-        added = total.in_floats / plan.mechanism.expected_noise(start.clip_norm).norm
+        asked = Assignment(trains, EVALUATION if rates else "")
+        replies = _masked_replies(plan.run, vector, start, values, asked)
+    else:
+        replies = _replies(values)
+        if trains:
+            added = _clipped_canary(plan.mechanism, start, values)
     if trains or rated is None:
         event = plan.mechanism.event(before + 1)
+        score = _of_round(plan, start, replies, Canary(added, values.below))
     else:
         event = rated.event
-    assert event is not None
-    score = _of_round(plan, start, replies, Canary(added, values.below))
-    if not trains:
-        assert rated is not None
         score = _of_answers(rated.mechanism, start, replies)
+    assert event is not None
     facts: Facts = {"metrics": ", ".join(plan.run.evaluation.metrics)} if rates else {}
     name = NAMES[trains, rates][vector is not None]
     return Repeated(name, USER, [(event, score)], plan.sampling, facts).experiment(plan, releases)
+
+
+def _masked_replies(
+    run: ClientSettings,
+    vector: SecureSum,
+    start: RoundStart,
+    values: ExactReply,
+    asked: Assignment,
+) -> Replies:
+    """The masked replies of a cohort, with the canary or without: its client does what is asked,
+    and two honest clients answer nothing."""
+    request = TrainRequest(start.round + 1, start.clip_norm, run, work=asked)
+    nothing = replace(request, work=Assignment(trains=False, query=NOTHING))
+    silent = (nothing, ExactReply(values.update))
+    return vectors(vector, [(request, values), silent, silent])
+
+
+def _clipped_canary(mechanism: Mechanism, start: RoundStart, values: ExactReply) -> Tensor:
+    """What the canary adds to the sum, in units of the norm that the noise refers to."""
+    total: PartialReply = mechanism.add_up(
+        [TrainReply(1, values.update, values.below)], start
+    ).part()
+    return total.in_floats / mechanism.expected_noise(start.clip_norm).norm
 
 
 def _check_answers(plan: Plan, rated: RatingPlan | None) -> None:

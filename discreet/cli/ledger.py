@@ -25,7 +25,7 @@ import json
 import math
 import sqlite3
 from collections.abc import Iterator
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Literal
@@ -45,6 +45,7 @@ from discreet.server.population_account import (
     is_account,
 )
 from discreet.server.run_folder import CONFIG, RunFolder
+from discreet.server.run_ledgers import displaced
 from discreet.settings.rules import ConfigError
 
 DEFAULT_DELTA = 1e-5
@@ -98,34 +99,57 @@ def command(
     else:
         files = [RunFolder(run).ledger_path, RunFolder(run).clients_ledger_path]
     ledgers = [DurableLedger(path) for path in files if path.exists()]
-    code = 0
     if not ledgers:
         raise LedgerError(f"{run} holds no ledger: {files[0]} is missing")
     if action == "show":
         if delta is None:
             delta = _delta_of(run, ledgers[0])
         print(f"epsilon at delta {delta:g}")
-        whole = [ledger.whole() for ledger in ledgers]
-        print(*(line for ledger in whole for line in _spending(ledger, delta)), sep="\n")
+        for ledger in ledgers:
+            ledger.whole()
+            for fault in _displaced(run, ledger):
+                raise LedgerError(f"{ledger.path} is {fault}")
+        print(*(line for ledger in ledgers for line in _spending(ledger, delta)), sep="\n")
         return 0
-    for ledger in ledgers:
-        if action == "export":
-            for row in ledger.releases():
-                owned = asdict(row) | {"event": json.loads(row.event), "ledger": ledger.path.name}
-                print(json.dumps(owned, sort_keys=True))
-        elif action == "adopt":
-            ledger.adopt()
-            print(f"{ledger.path}: goes on here after {ledger.position().rows} rows")
-        else:
-            faults = ledger.verify() or ledger.lacking()
-            print(
-                f"{ledger.path.name}: "
-                f"{'; '.join(faults) or f'{len(ledger.releases())} rows, the chain is intact'}"
-            )
-            print(f"  head {ledger.position().head}")
-            if faults:
-                code = 1
-    return code
+    done = [ACTIONS[action](ledger, run) for ledger in ledgers]
+    return int(not all(done))
+
+
+def _export(ledger: DurableLedger, _run: Path) -> bool:
+    for row in ledger.releases():
+        owned = asdict(row) | {"event": json.loads(row.event), "ledger": ledger.path.name}
+        print(json.dumps(owned, sort_keys=True))
+    return True
+
+
+def _adopt(ledger: DurableLedger, _run: Path) -> bool:
+    ledger.adopt()
+    print(f"{ledger.path}: goes on here after {ledger.position().rows} rows")
+    return True
+
+
+def _verify(ledger: DurableLedger, run: Path) -> bool:
+    """False if it found a fault."""
+    faults = ledger.verify() or ledger.lacking() or _displaced(run, ledger)
+    if faults:
+        said = "; ".join(faults)
+    else:
+        said = f"{len(ledger.releases())} rows, the chain is intact"
+    print(f"{ledger.path.name}: {said}")
+    print(f"  head {ledger.position().head}")
+    return not faults
+
+
+# The action on each ledger of a run. False: the ledger has a fault.
+ACTIONS = {"export": _export, "adopt": _adopt, "verify": _verify}
+
+
+def _displaced(run: Path, ledger: DurableLedger) -> list[str]:
+    """The fault of a ledger that the run's checkpoint knows otherwise. A damaged checkpoint tells
+    nothing of a ledger."""
+    with suppress(LedgerError):
+        return displaced(RunFolder(run), ledger)
+    return []
 
 
 def backup(ledger: Path, copy: Path) -> DurableLedger:

@@ -17,11 +17,13 @@ from typing import Annotated, Any
 import typer
 
 from discreet.logs import json_ready
-from discreet.mechanisms.mechanism import REPORTED
+from discreet.mechanisms.mechanism import REPORTED, SERVER
 from discreet.queries.scores import SCORES, Rated, rated_in, score_columns
+from discreet.server.clients_account import largest_epsilon
 from discreet.server.plan import Plan
 from discreet.server.population_account import PopulationAccount
 from discreet.server.run_folder import RunFolder, read_status
+from discreet.server.run_ledgers import ledger_to_read
 from discreet.settings.privacy import GUARANTEES
 
 Facts = dict[str, Any]
@@ -41,9 +43,10 @@ def command(
 def status_facts(folder: RunFolder) -> Facts:
     """The state of a run: round, epsilon spent and left, connected nodes, last failure.
 
-    The user-level epsilon comes from the ledger, which a crash may leave ahead of the metrics,
-    never behind them. The other epsilons are the largest that a client reported. Raises
-    ConfigError: the folder holds no run; LedgerError: its ledger is damaged."""
+    An epsilon that the server accounts comes from its ledger, which a crash may leave ahead of the
+    metrics, never behind them. The others are the largest that a client reported, by metrics.csv
+    and the last checkpoint, and in a simulation by the clients' own ledger. Raises ConfigError: the
+    folder holds no run; LedgerError: a ledger or the checkpoint is damaged."""
     plan = Plan(folder.read_config())
     status = read_status(folder)
     rows = folder.read_metrics()
@@ -87,17 +90,24 @@ def _epsilons(
 ) -> dict[str, Facts | None]:
     """The spending of each guarantee; None if it is off."""
     found = dict[str, Facts | None].fromkeys(GUARANTEES)
-    for name in plan.mechanisms:
-        spent = max((row.get(f"epsilon_{name}") or 0.0 for row in rows), default=0.0)
+    ledger = None
+    if rows or folder.ledger_path.exists():
+        # also where clients pay: it has the run's delta, which config.yaml has to have too
+        ledger = ledger_to_read(folder, plan)
+    for name, mechanism in plan.mechanisms.items():
+        spent = 0.0
         budget = plan.run.largest_epsilon(name)
-        if not REPORTED[name]:
-            # that of all runs on the population
-            if plan.account is not None:
-                budget = None
-            if rows or folder.ledger_path.exists():
-                ledger = folder.ledger_to_read(plan)
-                spent = ledger.spent(name).epsilon(plan.run.delta, plan.run.accountant)
-        found[name] = _spending(spent, budget) | {"unit": plan.mechanisms[name].statement().unit}
+        if REPORTED[name]:
+            # several files have it: a digit that was changed in one lowers nothing
+            said = [row.get(f"epsilon_{name}") or 0.0 for row in rows]
+            own = largest_epsilon(folder, plan, name)
+            spent = max([*said, folder.reported().get(name, 0.0), own])
+        elif plan.account is not None:
+            budget = None  # that of all runs on the population
+        if SERVER in mechanism.charged_at and ledger is not None:
+            charged = ledger.spent(name).epsilon(plan.run.delta, plan.run.accountant)
+            spent = max(spent, charged)
+        found[name] = _spending(spent, budget) | {"unit": mechanism.statement().unit}
     return found
 
 

@@ -75,6 +75,11 @@ class DataDescription(BaseModel):
             isinstance(self.padding, kind) and self.padding not in self.classes
         )
         yield fine, f"padding must be {rule} (got {self.padding!r})"
+        yield from self._sequence_rules()
+        yield from self._column_rules()
+        yield from self._target_rules()
+
+    def _sequence_rules(self) -> Iterator[tuple[bool, str]]:
         others = (
             self.target,
             self.targets,
@@ -105,7 +110,8 @@ class DataDescription(BaseModel):
                 (self.model or "").startswith(HF),
                 f'text needs model = "{HF}FOLDER", whose tokenizer reads it',
             )
-        yield from self._column_rules()
+
+    def _target_rules(self) -> Iterator[tuple[bool, str]]:
         one = (self.target is None) != (not self.targets)
         yield self.next_token or one, "target or targets must be given, and not both"
         yield (

@@ -76,7 +76,7 @@ import logging
 import math
 import sys
 import zipfile
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from functools import lru_cache
 from pathlib import Path
@@ -274,37 +274,61 @@ def _inputs_of(
     if len(wrong):
         raise RowError(int(wrong[0]), "an input is missing, NaN or infinite")
     if description.low is not None:
-        low, high = (np.asarray(bound, np.float64) for bound in (description.low, description.high))
-        if not {low.size, high.size} <= {1, size}:
-            raise FolderError(f"low and high must be one number or {size} of them")
-        # Clamped: a value outside the public range must not reveal its distance from it.
-        outside = np.count_nonzero((numbers < low) | (numbers > high))
-        if outside:
-            logger.warning(
-                "%s: %d of %d values lie outside low..high, and are clamped",
-                what,
-                outside,
-                numbers.size,
-            )
-        share = np.clip((numbers - low) / (high - low), 0.0, 1.0)
+        share = _within_range(numbers, description, what)
         numbers = shape.scale[0] + share * (shape.scale[1] - shape.scale[0])
     return torch.from_numpy(numbers.astype(np.float32).reshape(-1, *shape.input_shape))
 
 
+def _within_range(numbers: Array, description: DataDescription, what: str) -> Array:
+    """Numbers (rows, inputs) as shares of the range `low`..`high`, in 0 .. 1."""
+    low, high = (np.asarray(bound, np.float64) for bound in (description.low, description.high))
+    size = numbers.shape[1]
+    if not {low.size, high.size} <= {1, size}:
+        raise FolderError(f"low and high must be one number or {size} of them")
+    # Clamped: a value outside the public range must not reveal its distance from it.
+    outside = np.count_nonzero((numbers < low) | (numbers > high))
+    if outside:
+        logger.warning(
+            "%s: %d of %d values lie outside low..high, and are clamped",
+            what,
+            outside,
+            numbers.size,
+        )
+    return np.clip((numbers - low) / (high - low), 0.0, 1.0)
+
+
+def _read_images(folder: Path, description: DataDescription) -> _Table:
+    """The images and labels of two idx files."""
+    if description.owner is not None or description.target is None:
+        raise FolderError(
+            "an idx file has one array: target must be given, without targets and owner"
+        )
+    files = _file(folder, description.file), _file(folder, description.target)
+    try:
+        images, labels = (read_idx(file) for file in files)
+    except (OSError, ValueError) as error:
+        raise FolderError(str(error)) from error
+    return images, numbered(labels, "target", description), None
+
+
+def _targets_in(
+    found: Mapping[str, Any], inputs: Sequence[str], description: DataDescription
+) -> Array | None:
+    """The targets of a table (rows,) or (rows, targets), None if it has none but its inputs."""
+    wanted = description.target_names
+    if not wanted or not all(name in found and name not in inputs for name in wanted):
+        return None
+    columns = [numbered(np.asarray(found[name]), name, description) for name in wanted]
+    if description.target is not None:
+        return columns[0]
+    return np.stack(columns, axis=1)
+
+
 def _read(folder: Path, description: DataDescription) -> _Table:
+    if description.format == "idx":
+        return _read_images(folder, description)
     path = _file(folder, description.file)
     owner = description.owner
-    if description.format == "idx":
-        if owner is not None or description.target is None:
-            raise FolderError(
-                "an idx file has one array: target must be given, without targets and owner"
-            )
-        files = path, _file(folder, description.target)
-        try:
-            images, labels = (read_idx(file) for file in files)
-        except (OSError, ValueError) as error:
-            raise FolderError(str(error)) from error
-        return images, numbered(labels, "target", description), None
     found = _opened(path, description)
     arrays = description.format == "npz"
     if arrays and owner is None and OWNERS in found:
@@ -329,14 +353,7 @@ def _read(folder: Path, description: DataDescription) -> _Table:
     else:
         nothing = np.zeros((len(next(iter(found.values()), ())), 0))
         inputs = np.column_stack([nothing, *(numbers_in(found[name], name) for name in names)])
-    targets = None
-    wanted = description.target_names
-    if wanted and all(name in found and name not in names for name in wanted):
-        columns = [numbered(np.asarray(found[name]), name, description) for name in wanted]
-        if description.target is not None:
-            targets = columns[0]
-        else:
-            targets = np.stack(columns, axis=1)
+    targets = _targets_in(found, names, description)
     if description.next_token:
         if counted is True:
             following = inputs

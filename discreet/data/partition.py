@@ -219,10 +219,15 @@ def _drawn(data: DataConfig, targets: np.ndarray[Any, Any]) -> _Parts:
             np.asarray(partitioner.load_partition(client)["index"][:])
             for client in range(data.num_clients)
         ]
+    _fill_empty(parts)
+    return parts
+
+
+def _fill_empty(parts: list[Any]) -> None:
+    """Moves one example of the largest part to each that is empty."""
     for client in [number for number, part in enumerate(parts) if not len(part)]:
         largest = max(range(len(parts)), key=lambda number: len(parts[number]))
         parts[client], parts[largest] = parts[largest][:1], parts[largest][1:]
-    return parts
 
 
 def held_out_rows(num_examples: int, client_id: int, *, share: float) -> torch.Tensor:

@@ -222,8 +222,7 @@ def _write(contents: Mapping[Path, bytes]) -> None:
             file.write(content)
 
 
-def main(words: Sequence[str]) -> int:
-    """Runs one command; 2 if something is in the way."""
+def _parsed(words: Sequence[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="scripts/certs", description=__doc__)
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.add_argument(
@@ -239,11 +238,17 @@ def main(words: Sequence[str]) -> int:
     parser.add_argument("names", nargs="*")
     arguments = parser.parse_args(words)
     needed = NAMES[arguments.command]
-    folder = arguments.folder
     if len(arguments.names) < needed or (arguments.names and not needed):
         parser.error(
             f"{arguments.command} takes {f'{needed} names or more' if needed else 'no name'}"
         )
+    return arguments
+
+
+def main(words: Sequence[str]) -> int:
+    """Runs one command; 2 if something is in the way."""
+    arguments = _parsed(words)
+    folder = arguments.folder
     try:
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         match arguments.command:

@@ -25,6 +25,7 @@ from discreet.server.run_folder import (
     read_status,
     state_of,
 )
+from discreet.server.run_ledgers import check_ledgers
 from discreet.server.session import resolve
 from discreet.settings.rules import require_extra
 from discreet.simulation.processes import RunLostError, ray_environment, scratch_folder
@@ -96,7 +97,7 @@ def run_app(words: Sequence[str], *, program: str) -> int:
     run = check_output(call)
     plan, _ = resolve(config, resumed=call.resume)
     if call.resume:
-        run.check_ledgers(plan, simulated=True)
+        check_ledgers(run, plan, simulated=True)
     print(
         f"discreet: starting Flower and Ray takes up to a minute; the run folder is {run.path}",
         file=sys.stderr,

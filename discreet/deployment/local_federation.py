@@ -273,11 +273,43 @@ def node_ledgers(run: RunFolder, count: int) -> list[Path]:
     return [run.path / "nodes" / f"node-{number}.db" for number in range(count)]
 
 
+@dataclass(frozen=True)
+class _Asked:
+    """A command whose settings and ledgers were checked: what each node is told of its data, the
+    overrides of the run, and its folder."""
+
+    nodes: Sequence[Sequence[str]]
+    overrides: Sequence[str]
+    run: RunFolder
+
+
 def main(words: Sequence[str]) -> int:
     """Trains the experiment of docker-compose.yml over nodes on this machine; words are overrides.
 
     Exit code 0: the run folder is complete; 2: a setting is wrong.
     """
+    arguments = _parser().parse_args(words)
+    log_to(sys.stderr)
+    try:
+        asked = _checked(arguments)
+    except (ConfigError, LedgerError) as error:
+        print(f"discreet: {error}", file=sys.stderr)
+        return 2
+    count = len(asked.nodes)
+    print(
+        f"discreet: starting {count} nodes takes up to a minute; the run folder is "
+        f"{asked.run.path}",
+        file=sys.stderr,
+    )
+    if arguments.data is None:
+        which = ("--nodes", str(count))
+    else:
+        which = ("--data", str(arguments.data.resolve()))
+    with resumable(asked.run, *PROGRAM, *which):
+        return _trained(asked)
+
+
+def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m discreet.deployment.local_federation", description=__doc__
     )
@@ -286,57 +318,50 @@ def main(words: Sequence[str]) -> int:
     parser.add_argument(
         "overrides", nargs="*", help="of conf/config.yaml, for instance rounds=3 output_dir=RUN"
     )
-    arguments = parser.parse_args(words)
-    log_to(sys.stderr)
-    try:
-        if arguments.data is None:
-            nodes = demonstration(arguments.nodes)
-        else:
-            nodes = owned(arguments.data)
-        defaults = [
-            "experiment=deployment",
-            f"data.num_clients={len(nodes)}",
-            f"sampling.min_nodes={len(nodes)}",
-        ]
-        config, call = asked_settings(arguments.overrides, defaults=defaults)
-        app_folder()
-        require_extra(*SERVERS, extra="deployment", why="the node proxy of a federation")
-        run = check_output(call)
-        check_secure(config.seed)
-        resolve(config, resumed=call.resume)
-        for ledger in node_ledgers(run, len(nodes)) if call.resume else ():
-            DurableLedger(ledger).check()
-    except (ConfigError, LedgerError) as error:
-        print(f"discreet: {error}", file=sys.stderr)
-        return 2
-    print(
-        f"discreet: starting {len(nodes)} nodes takes up to a minute; the run folder is {run.path}",
-        file=sys.stderr,
-    )
+    return parser
+
+
+def _checked(arguments: argparse.Namespace) -> _Asked:
+    """Raises ConfigError, LedgerError: before any process is started."""
     if arguments.data is None:
-        which = ("--nodes", str(len(nodes)))
+        nodes = demonstration(arguments.nodes)
     else:
-        which = ("--data", str(arguments.data.resolve()))
+        nodes = owned(arguments.data)
+    defaults = [
+        "experiment=deployment",
+        f"data.num_clients={len(nodes)}",
+        f"sampling.min_nodes={len(nodes)}",
+    ]
+    config, call = asked_settings(arguments.overrides, defaults=defaults)
+    app_folder()
+    require_extra(*SERVERS, extra="deployment", why="the node proxy of a federation")
+    run = check_output(call)
+    check_secure(config.seed)
+    resolve(config, resumed=call.resume)
+    overrides = arguments.overrides
     if call.resume:
-        overrides = arguments.overrides
-    else:
-        overrides = [*defaults, *arguments.overrides]
-    with resumable(run, *PROGRAM, *which):
-        before = read_status(run)
         for ledger in node_ledgers(run, len(nodes)):
-            if (
-                not ledger.exists()
-            ):  # they are there if the run goes on, or an earlier try ended before it began
-                DurableLedger.create(ledger)
-        with (
-            scratch_folder() as folder,
-            federation_of(nodes, folder, ledgers=run.path / "nodes") as federation,
-        ):
-            federation.run("run", *overrides, output=run.path)
-            follow(
-                federation.processes["run-run"], federation.log("run-run"), federation.watch(run)
-            )
-        return exit_code(run, before)
+            DurableLedger(ledger).check()
+    else:
+        overrides = [*defaults, *overrides]
+    return _Asked(nodes, overrides, run)
+
+
+def _trained(asked: _Asked) -> int:
+    """Runs the federation until its run has ended; gives the exit code of the run."""
+    run = asked.run
+    before = read_status(run)
+    for ledger in node_ledgers(run, len(asked.nodes)):
+        # They are there if the run goes on, or an earlier try ended before it began.
+        if not ledger.exists():
+            DurableLedger.create(ledger)
+    with (
+        scratch_folder() as folder,
+        federation_of(asked.nodes, folder, ledgers=run.path / "nodes") as federation,
+    ):
+        federation.run("run", *asked.overrides, output=run.path)
+        follow(federation.processes["run-run"], federation.log("run-run"), federation.watch(run))
+    return exit_code(run, before)
 
 
 if __name__ == "__main__":

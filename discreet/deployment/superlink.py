@@ -102,6 +102,29 @@ def end(process: subprocess.Popen[bytes]) -> None:
 def main(words: Sequence[str]) -> int:
     """Runs until the SuperLink ends or this is told to end; gives the SuperLink's exit code, 0 if
     it was told to."""
+    arguments = _parser().parse_args(words)
+    log_to(sys.stdout)
+    if arguments.ready:
+        arguments.ready.unlink(missing_ok=True)
+    asked = threading.Event()
+    for number in heard():
+        signal.signal(number, lambda *_: asked.set())
+    process = _start(arguments)
+    try:
+        if _answers(process, asked, port=arguments.port, authority=arguments.secrets / "ca.crt"):
+            _register(arguments)
+            _watch(process, asked)
+        else:
+            logger.error("the SuperLink did not start")
+    finally:
+        if process.poll() is None:
+            end(process)
+    if asked.is_set():
+        return 0
+    return process.returncode or 1
+
+
+def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m discreet.deployment.superlink", description=__doc__
     )
@@ -125,35 +148,20 @@ def main(words: Sequence[str]) -> int:
     parser.add_argument(
         "--ready", type=Path, help="a file that is made when all keys are known, for a healthcheck"
     )
-    arguments = parser.parse_args(words)
-    log_to(sys.stdout)
-    if arguments.ready:
-        arguments.ready.unlink(missing_ok=True)
-    asked = threading.Event()
-    for number in heard():
-        signal.signal(number, lambda *_: asked.set())
-    process = _start(arguments)
-    try:
-        if _answers(process, asked, port=arguments.port, authority=arguments.secrets / "ca.crt"):
-            _register(arguments)
-            started = child_processes(process.pid, STARTER)
-            while process.poll() is None and not asked.wait(WATCH_SECONDS):
-                if started and not child_processes(process.pid, STARTER):
-                    # The SuperLink goes on without it, takes runs, and starts none: whoever started
-                    # this does it again.
-                    logger.error(
-                        "the SuperLink's %s has ended: no run can start any more",
-                        STARTER.decode(),
-                    )
-                    break
-        else:
-            logger.error("the SuperLink did not start")
-    finally:
-        if process.poll() is None:
-            end(process)
-    if asked.is_set():
-        return 0
-    return process.returncode or 1
+    return parser
+
+
+def _watch(process: subprocess.Popen[bytes], asked: threading.Event) -> None:
+    """Returns once the SuperLink or its starter of runs has ended, or an end is asked for."""
+    started = child_processes(process.pid, STARTER)
+    while process.poll() is None and not asked.wait(WATCH_SECONDS):
+        if started and not child_processes(process.pid, STARTER):
+            # The SuperLink goes on without it, takes runs, and starts none: whoever started this
+            # does it again.
+            logger.error(
+                "the SuperLink's %s has ended: no run can start any more", STARTER.decode()
+            )
+            return
 
 
 def _answers(

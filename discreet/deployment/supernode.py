@@ -197,6 +197,21 @@ def start_preforked_clients() -> None:
     os.environ["PATH"] = os.pathsep.join([*first, os.environ.get("PATH", os.defpath)])
 
 
+def _add_masking(parser: argparse.ArgumentParser) -> None:
+    """What a node needs for secure aggregation."""
+    parser.add_argument(
+        "--peers",
+        type=Path,
+        help="for secure aggregation: all nodes' public keys, which the owners have compared",
+    )
+    parser.add_argument(
+        "--name", help="this node's name in that list (default: the file name of its key)"
+    )
+    parser.add_argument(
+        "--masking-state", type=Path, help="a folder for its state (default: beside the ledger)"
+    )
+
+
 def _parsed(words: Sequence[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog="python -m discreet.deployment.supernode", description=__doc__
@@ -213,17 +228,7 @@ def _parsed(words: Sequence[str]) -> argparse.Namespace:
     parser.add_argument(
         "--policy", type=Path, help="a JSON file: the least privacy that this node accepts"
     )
-    parser.add_argument(
-        "--peers",
-        type=Path,
-        help="for secure aggregation: all nodes' public keys, which the owners have compared",
-    )
-    parser.add_argument(
-        "--name", help="this node's name in that list (default: the file name of its key)"
-    )
-    parser.add_argument(
-        "--masking-state", type=Path, help="a folder for its state (default: beside the ledger)"
-    )
+    _add_masking(parser)
     parser.add_argument("--data", type=Path, help="a folder with data.toml: this node's own data")
     parser.add_argument(
         "--task", help="the task that the data are checked for at start, or are a share of"

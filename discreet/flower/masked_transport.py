@@ -206,30 +206,29 @@ class MaskedTransport:
         requests = {
             clients[name]: each for name, each in exchange.requests.items() if name in clients
         }
-        rounds = {
-            client: {part.round for part in read_request(each)[1]}
+        needed = [
+            client
             for client, each in requests.items()
-        }
-        needed = [client for client in requests if exchange.round in rounds[client]]
+            if exchange.round in {part.round for part in read_request(each)[1]}
+        ]
         messages = (
             (client, self._content(each, client, asked)) for client, each in requests.items()
         )
-        if asked is None:
-            size = SMALL
-        else:
-            size = self.vector.length * self.vector.bits // FLOAT_BITS + SMALL
+        size = SMALL
+        if asked is not None:
+            size += self.vector.length * self.vector.bits // FLOAT_BITS
         taken = 0
         reading = replace(_small(read_masking_reply), reply_size=size)
         for client, reply in self.asking.exchange(
             messages, str(exchange.round), reading, needed=needed
         ):
+            if isinstance(reply, Failure):
+                missing[client] = reply
+                continue
             try:
-                if isinstance(reply, Failure):
-                    missing[client] = reply
-                else:
-                    with strange():
-                        exchange.take(names[client], reply)
-                    taken += 1
+                with strange():
+                    exchange.take(names[client], reply)
+                taken += 1
             except MalformedMessage as error:
                 missing[client] = Failure(client, "malformed", str(error))
         return taken

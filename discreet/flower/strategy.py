@@ -68,9 +68,12 @@ EvaluateFn = Callable[[int, ArrayRecord], MetricRecord | None]
 
 # What clients of another app rate by: one accuracy, whatever their examples are.
 RATED = Query(metric_blocks(["accuracy"], TaskShape((1,), 2)))
+UNREAD = "metrics and numbers of examples that clients report are not read: they are not private"
 UNSEEN = (
     "no accuracy will be reported: give start an evaluate_fn, or the strategy private_evaluation"
 )
+# In model.safetensors: what other runs say about the model and the data is the app's own.
+METADATA = {"discreet": discreet.__version__, "model": FLOWER_APP, "data": FLOWER_APP}
 PARTS = ("configure_train", "aggregate_train", "configure_evaluate", "aggregate_evaluate")
 ITSELF = (
     "DPFedAvg runs its rounds itself, as they are accounted: call start, whose train_config may "
@@ -224,71 +227,53 @@ class DPFedAvg(Strategy):
         """
         self._refuse_overrides()
         _make_log_visible()
-        simulated = isinstance(grid, InMemoryGrid)
         result = Result()
         evaluate = evaluation_by(evaluate_fn, result.evaluate_metrics_serverapp)
         with ExitStack() as held:
             with in_words_of_arguments():
-                private = self.config.evaluation.private
-                kind = type(initial_arrays).__name__
-                two = "omitted with private_evaluation: a row holds one accuracy"
-                require(not (private and evaluate_fn), "evaluate_fn", two, evaluate_fn)
-                require(
-                    isinstance(initial_arrays, ArrayRecord),
-                    "initial_arrays",
-                    "an ArrayRecord",
-                    kind,
-                )
-                require(
-                    not evaluate_config,
-                    "evaluate_config",
-                    f"omitted: {EVALUATED}",
-                    evaluate_config,
-                )
-                usable = (
-                    train_config is None
-                    or callable(train_config)
-                    or isinstance(train_config, ConfigRecord)
-                )
-                rule = "a ConfigRecord, or a function of the round that gives one"
-                require(usable, "train_config", rule, type(train_config).__name__)
+                _check_start(initial_arrays, train_config, evaluate_config)
+                self._check_evaluation(evaluate_fn)
                 server = replace(self.config.server, round_timeout=plain(timeout))
                 asked = replace(self.config, rounds=plain(num_rounds), server=server)
-                if not simulated:
-                    check_secure(asked.seed)
-                layout = layout_of(initial_arrays, frozen=self.frozen)
-                plan, layout = planned_app(asked, self.call, initial_arrays, layout, evaluate)
-                params = layout.vector(initial_arrays)
-                opened = open_run(plan, self.call, params=params, simulated=simulated, held=held)
-                run = replace(opened, names=ARGUMENTS)
-                keep_arrays(run.folder, layout, plan.chance_loss)
+                run, layout = self._opened(asked, grid, initial_arrays, evaluate, held)
             transport = self._transport(grid, run, layout, train_config or ConfigRecord(), held)
-            logger.info(
-                "metrics and numbers of examples that clients report are not read: they are not "
-                "private"
-            )
-            if evaluate_fn is None and not private:
+            query = run.plan.query
+            logger.info("%s", UNREAD)
+            if evaluate_fn is None and query is None:
                 logger.warning("%s", UNSEEN)
 
             def after(state: State) -> EvaluationResult:
-                if plan.query is not None:
-                    return unrated(plan.query.names())
+                if query is not None:
+                    return unrated(query.names())
                 return evaluate(state.round, layout.record(state.params))
 
             with interruptible(run.folder, f'resume=True, output_dir="{run.folder.path}"'):
-                outcome = TrainingRun(
+                self.outcome = TrainingRun(
                     run, transport=transport, evaluate=after, on_round=self.on_round
                 ).run()
-                result.arrays = layout.record(outcome.model.params)
-                metadata = {
-                    "discreet": discreet.__version__,
-                    "model": FLOWER_APP,
-                    "data": FLOWER_APP,
-                }
-                close_run(run, outcome, result.arrays.to_torch_state_dict(), metadata)
-                say_how_it_ended(run, outcome)
-        self.outcome = outcome
+                result.arrays = layout.record(self.outcome.model.params)
+                close_run(run, self.outcome, result.arrays.to_torch_state_dict(), METADATA)
+                say_how_it_ended(run, self.outcome)
         return result
+
+    def _opened(
+        self,
+        asked: Settings,
+        grid: Grid,
+        arrays: ArrayRecord,
+        evaluate: Callable[[int, ArrayRecord], EvaluationResult],
+        held: ExitStack,
+    ) -> tuple[RunContext, ArrayLayout]:
+        """The planned run with its open folder, and the layout of its arrays."""
+        simulated = isinstance(grid, InMemoryGrid)
+        if not simulated:
+            check_secure(asked.seed)
+        layout = layout_of(arrays, frozen=self.frozen)
+        plan, layout = planned_app(asked, self.call, arrays, layout, evaluate)
+        params = layout.vector(arrays)
+        run = open_run(plan, self.call, params=params, simulated=simulated, held=held)
+        keep_arrays(run.folder, layout, plan.chance_loss)
+        return replace(run, names=ARGUMENTS), layout
 
     def _transport(
         self,
@@ -324,6 +309,12 @@ class DPFedAvg(Strategy):
             lambda node: VirtualClient(numbers.setdefault(node, len(numbers)), str(folder), ticket),
         )
 
+    def _check_evaluation(self, evaluate_fn: EvaluateFn | None) -> None:
+        """Raises ConfigError if both the server and the clients would rate the model."""
+        private = self.config.evaluation.private
+        rule = "omitted with private_evaluation: a row holds one accuracy"
+        require(not (private and evaluate_fn), "evaluate_fn", rule, evaluate_fn)
+
     def _refuse_overrides(self) -> None:
         """Raises ConfigError if a part of a round was replaced, by a subclass or on the object:
         nobody calls it."""
@@ -338,6 +329,21 @@ class DPFedAvg(Strategy):
 
     configure_train = aggregate_train = configure_evaluate = aggregate_evaluate = _refuse_part
     initialize_parameters = _refuse_part  # what a server of Flower's first API asks a strategy for
+
+
+def _check_start(
+    arrays: ArrayRecord, train_config: TrainConfig | None, evaluate_config: ConfigRecord | None
+) -> None:
+    """Raises ConfigError for arguments of `start` that are of a wrong type, or of no use."""
+    given = isinstance(arrays, ArrayRecord)
+    require(given, "initial_arrays", "an ArrayRecord", type(arrays).__name__)
+    omitted = f"omitted: {EVALUATED}"
+    require(not evaluate_config, "evaluate_config", omitted, evaluate_config)
+    usable = (
+        train_config is None or callable(train_config) or isinstance(train_config, ConfigRecord)
+    )
+    rule = "a ConfigRecord, or a function of the round that gives one"
+    require(usable, "train_config", rule, type(train_config).__name__)
 
 
 def _make_log_visible() -> None:

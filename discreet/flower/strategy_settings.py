@@ -200,6 +200,19 @@ def _own_name(mechanism: Mechanism, asked: Mapping[str, Any]) -> str | None:
     return f"{kind.__module__}:{kind.__qualname__}"
 
 
+def _nested(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Values by key as sections within sections.
+
+    >>> _nested({"data.name": "digits", "rounds": 1})
+    {'data': {'name': 'digits'}, 'rounds': 1}
+    """
+    nested: dict[str, Any] = {}
+    for key, value in settings.items():
+        *path, name = key.split(".")
+        reduce(lambda section, part: section.setdefault(part, {}), path, nested)[name] = value
+    return nested
+
+
 def flower_settings(given: Mapping[str, Any]) -> Settings:
     """The settings of a run with one round and Flower's timeout, which `start` replaces. Nothing is
     ignored. Raises ConfigError: one is of the wrong type, out of range or not private, or two
@@ -213,10 +226,8 @@ def flower_settings(given: Mapping[str, Any]) -> Settings:
     asked["delta"] = 1e-5 if asked["delta"] is None else asked["delta"]
     settings: dict[str, Any] = {key: asked[name] for key, name in GIVEN.items() if name in asked}
     if rating is not None:
-        why = "another app's metrics are not masked"
-        require(
-            not masked, "private_evaluation", f"None with mechanism=MaskedGaussian: {why}", rating
-        )
+        rule = "None with mechanism=MaskedGaussian: another app's metrics are not masked"
+        require(not masked, "private_evaluation", rule, rating)
         settings["evaluation"] = {
             "kind": "private",
             "every": rating.every,
@@ -239,11 +250,7 @@ def flower_settings(given: Mapping[str, Any]) -> Settings:
         "a function",
         given["on_round"],
     )
-    nested: dict[str, Any] = {}
-    for key, value in settings.items():
-        *path, name = key.split(".")
-        reduce(lambda section, part: section.setdefault(part, {}), path, nested)[name] = value
-    config, _ = parse_asked(nested)
+    config, _ = parse_asked(_nested(settings))
     least = given["min_available_nodes"]
     rule = f"within [1, population_size={config.population_size}]"
     require(least <= config.population_size, "min_available_nodes", rule, least)

@@ -14,10 +14,13 @@ import tarfile
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from discreet.guard.self_test import reached
 from discreet.guard.whole_app import run_whole
+
+if TYPE_CHECKING:
+    from flwr.app import Context
 
 HEAD_BYTES = 8
 TRIAL = "trial"
@@ -85,29 +88,13 @@ def unpacked(packed: bytes) -> BlockTask:
     return BlockTask(**items)
 
 
-def run_app(task: BlockTask, *, archive: bytes, state: bytes, data: Path, out: int) -> None:
-    """Runs the app on the files of one block, in the folder `data`. Writes the vector that leaves
-    and then the app's state to `out`. Raises whatever the app raises."""
-    from flwr.app import Context, Message
-    from flwr.cli.install import install_from_fab
-    from flwr.clientapp.utils import get_load_client_app_fn
-    from flwr.common.serde import (
-        context_from_proto,
-        message_from_proto,
-        recorddict_from_proto,
-        recorddict_to_proto,
-    )
+def _context_of(task: BlockTask, state: bytes, data: Path) -> Context:
+    """The context that the app sees: its own state, and the folder of the block as its data."""
+    from flwr.common.serde import context_from_proto, recorddict_from_proto
     from flwr.proto.message_pb2 import Context as ContextProto
-    from flwr.proto.message_pb2 import Message as MessageProto
     from flwr.proto.recorddict_pb2 import RecordDict as RecordDictProto
     from flwr.supercore.task_identity import TaskIdentity
 
-    with tarfile.open(fileobj=io.BytesIO(archive)) as files:
-        files.extractall(data, filter="data")
-    seed_anew()
-    if task.instead == SELF_TEST:
-        print(json.dumps(reached(task.facts)), flush=True)
-        return
     TaskIdentity.task_id = 1
     TaskIdentity.run_id = task.run_id
     TaskIdentity.node_id = task.node_id
@@ -115,7 +102,25 @@ def run_app(task: BlockTask, *, archive: bytes, state: bytes, data: Path, out: i
     context.node_config = {"data": str(data)}
     if state:
         context.state = recorddict_from_proto(RecordDictProto.FromString(state))
+    return context
 
+
+def run_app(task: BlockTask, *, archive: bytes, state: bytes, data: Path, out: int) -> None:
+    """Runs the app on the files of one block, in the folder `data`. Writes the vector that leaves
+    and then the app's state to `out`. Raises whatever the app raises."""
+    from flwr.app import Message
+    from flwr.cli.install import install_from_fab
+    from flwr.clientapp.utils import get_load_client_app_fn
+    from flwr.common.serde import message_from_proto, recorddict_to_proto
+    from flwr.proto.message_pb2 import Message as MessageProto
+
+    with tarfile.open(fileobj=io.BytesIO(archive)) as files:
+        files.extractall(data, filter="data")
+    seed_anew()
+    if task.instead == SELF_TEST:
+        print(json.dumps(reached(task.facts)), flush=True)
+        return
+    context = _context_of(task, state, data)
     install_from_fab(task.bundle, skip_prompt=True)
     if task.instead == TRIAL:
         run_whole(task.app, context)

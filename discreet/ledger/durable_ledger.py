@@ -42,6 +42,10 @@ if TYPE_CHECKING:
 
 __all__ = ["CLIENTS_LEDGER", "Charge", "DurableLedger", "LedgerError", "LedgerPosition", "Release"]
 
+ANOTHER = (
+    "not the ledger that this machine charged there before. If it is the right one and was moved "
+    "there, accept it by `discreet ledger adopt {}`"
+)
 COPIES = 10  # tries to copy a ledger that is being written to
 CLIENTS_LEDGER = "clients.db"  # of a simulation, in the run folder: what virtual clients have spent
 SCHEMA = """
@@ -262,11 +266,7 @@ class DurableLedger:
                 raise LedgerError(f"{self.path} is damaged: {fault}")
             known = self._known(connection, guard)
             if guard.another_at(self.path, known.identity):
-                raise LedgerError(
-                    f"{self.path} is not the ledger that this machine charged there before. If it "
-                    "is the right one and was moved there, accept it by `discreet ledger adopt "
-                    f"{self.path}`"
-                )
+                raise LedgerError(f"{self.path} is {ANOTHER.format(self.path)}")
 
     def adopt(self) -> None:
         """Lets this machine go on with a ledger that it never charged, or knows elsewhere.
@@ -345,10 +345,12 @@ class DurableLedger:
             return _faults(connection)
 
     def lacking(self) -> list[str]:
-        """The fault of a ledger to which this machine has charged more than is there; else empty.
-        Of one that was never charged on this machine nobody can tell here."""
+        """The fault of a ledger to which this machine has charged more than is there, or in whose
+        place it charged another one; else empty. Of one that it never charged it can't tell."""
         # before the rows: they only grow
-        known = RollbackGuard.known_here(self.position().identity)
+        known, is_another = RollbackGuard.known_here(self.position().identity, self.path)
+        if is_another:
+            return [ANOTHER.format(self.path)]
         if known is None:
             return []
         with self.reading() as connection:

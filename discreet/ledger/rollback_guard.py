@@ -29,6 +29,7 @@ create index by_path on ledgers (path);
 
 
 RECALL = "select identity, rows, head from ledgers where identity = ?"
+OTHERS_AT = "select count(*) from ledgers where path = ? and identity != ?"
 COLUMNS: dict[str, type] = dict.fromkeys(
     ("number", "round", "count", "sum(count)", "last", "rows"), int
 ) | (
@@ -130,19 +131,21 @@ class RollbackGuard:
             yield known
 
     @staticmethod
-    def known_here(identity: str) -> LedgerPosition | None:
-        """The position of a ledger after this machine's last charge, for who only reads it; None
-        if it is not known, or the file can't be read. The file is not made."""
+    def known_here(identity: str, path: Path) -> tuple[LedgerPosition | None, bool]:
+        """For who only reads a ledger: its position after this machine's last charge, and True if
+        this machine charged another one at the path. None and False if the file can't be read. The
+        file is not made."""
         try:
             address = f"{(state_folder() / 'ledgers.db').absolute().as_uri()}?mode=ro"
             with closing(sqlite3.connect(address, uri=True, timeout=LOCK_SECONDS)) as connection:
                 connection.row_factory = typed
                 rows = connection.execute(RECALL, (identity,)).fetchall()
+                ((others,),) = connection.execute(OTHERS_AT, (str(path.resolve()), identity))
         except (LedgerError, sqlite3.DatabaseError):
-            return None
+            return None, False
         if rows:
-            return LedgerPosition(*rows[0])
-        return None
+            return LedgerPosition(*rows[0]), bool(others)
+        return None, bool(others)
 
     def _execute(self, statement: str, values: Sequence[object] = ()) -> tuple[list[Any], int]:
         """All rows, and how many were changed."""
@@ -162,8 +165,7 @@ class RollbackGuard:
 
     def another_at(self, path: Path, identity: str) -> bool:
         """True if this machine knows another ledger at the path."""
-        query = "select count(*) from ledgers where path = ? and identity != ?"
-        ((count,),), _ = self._execute(query, (str(path.resolve()), identity))
+        ((count,),), _ = self._execute(OTHERS_AT, (str(path.resolve()), identity))
         return bool(count)
 
     def enter(self, position: LedgerPosition, path: Path) -> None:

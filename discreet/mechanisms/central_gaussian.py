@@ -102,11 +102,11 @@ class CentralGaussian:
     guarantee: ClassVar[str] = USER
     charged_at: ClassVar[frozenset[str]] = frozenset((SERVER,))
 
-    def statement(self) -> Statement:
+    def _cohorts(self) -> tuple[str, str]:
+        """The words for how cohorts are drawn, and for what a round is accounted as."""
         user = self.run.user
         cohort = round(self.run.expected_cohort)
-        foreign = self.run.model.name == FLOWER_APP
-        drawn, accounting = {
+        return {
             "poisson": (
                 f"Poisson cohorts, q = {user.probability:g}",
                 "a Poisson-sampled Gaussian a round, update and bits together",
@@ -121,6 +121,11 @@ class CentralGaussian:
                 "a Gaussian a round, update and bits together",
             ),
         }[user.sampling]
+
+    def statement(self) -> Statement:
+        user = self.run.user
+        foreign = self.run.model.name == FLOWER_APP
+        drawn, accounting = self._cohorts()
         rated, priced = ratings(self.run, "a Gaussian", "Gaussian noise on their sum at the server")
         if user.adaptive:
             kind = "adaptive"

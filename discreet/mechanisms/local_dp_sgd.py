@@ -61,10 +61,25 @@ class LocalDpSgd:
     guarantee: ClassVar[str] = EXAMPLE
     charged_at: ClassVar[frozenset[str]] = frozenset((CLIENTS,))
 
+    def _ratings(self) -> tuple[str, str]:
+        """The words for how clients rate models, and for what that is accounted as."""
+        asked = self.run.evaluation
+        if not asked.private:
+            return "", ""
+        rated = (
+            f"; the client rates the model every {asked.every} rounds and at the end on the m "
+            "examples that it holds out, with Gaussian noise of standard deviation "
+            f"{asked.noise_multiplier:g} / m on its own answer, which one example moves by 1 / m"
+        )
+        priced = (
+            f", and for each answer a Gaussian of noise multiplier {asked.noise_multiplier:g}, "
+            "added up as if both were about the same examples"
+        )
+        return rated, priced
+
     def statement(self) -> Statement:
         declared = self.run.data.public_num_examples
         size = self.run.training.batch_size
-        asked = self.run.evaluation
         unit = self.run.example.unit_name
         if declared is None:
             adjacency = ZERO_OUT
@@ -72,8 +87,7 @@ class LocalDpSgd:
             adjacency = ADD_OR_REMOVE
         probability = "batch_size / n"
         clipping = "per-example clipping"
-        rated = ""
-        priced = ""
+        rated, priced = self._ratings()
         uncovered = [
             f"the number n of a client's {unit}s, which decides q, the number of "
             "steps, and so the epsilon that it reports",
@@ -88,17 +102,6 @@ class LocalDpSgd:
             adjacency = OF_OWNERS[adjacency]
             probability += f" of owners, each with at most {self.run.example.rows_per_owner} rows"
             clipping = "the gradient of the mean loss over an owner's rows clipped as one"
-        if asked.private:
-            rated = (
-                f"; the client rates the model every {asked.every} rounds and at the end on the m "
-                "examples that it holds out, with Gaussian noise of standard deviation "
-                f"{asked.noise_multiplier:g} / m on its own answer, which one example moves by 1 "
-                "/ m"
-            )
-            priced = (
-                ", and for each answer a Gaussian of noise multiplier "
-                f"{asked.noise_multiplier:g}, added up as if both were about the same examples"
-            )
         return Statement(
             unit=_UNITS[unit],
             adjacency=adjacency,

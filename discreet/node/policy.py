@@ -291,41 +291,24 @@ def check_policy(policy: ClientPolicy, work: Work, *, noise_multipliers: dict[st
     """
     run = work.run
     user = work.run.user
-    masked = run.masked
     cyclic = f"requires sampling.kind=cyclic with {policy.min_groups} groups or more; the run"
     _hold(
         user.groups >= policy.min_groups,
         f"{cyclic} has sampling.kind={user.sampling} and {user.groups}",
     )
-    plain = SECURE in policy.require and not masked
-    _hold(not plain, "requires secure aggregation, but the run would read its update")
-    if masked:
+    _check_required(policy, run, {*noise_multipliers})
+    if run.masked:
         check_sums(
             policy,
             colluding=run.secure.colluding,
             summands=run.secure.summands(user.population_size),
-        )
-    given = {*noise_multipliers, SECURE}
-    if run.example.by_owner:
-        given.add(OWNER)
-    for name in policy.require:
-        _hold(
-            name in given,
-            f"requires the {name}-level guarantee, which is off",
         )
     asks = policy.min_noise_multiplier > 0 or math.isfinite(policy.max_epsilon)
     _hold(
         bool(noise_multipliers) or not asks,
         "requires noise or a largest epsilon, but no guarantee is on",
     )
-    for name, noise in noise_multipliers.items():
-        if name == USER and policy.min_noise_multiplier:
-            found = least_noise(work, noise)
-        else:
-            found = noise
-        least = f"requires a noise multiplier of {policy.min_noise_multiplier:g}"
-        enough = found >= policy.min_noise_multiplier * (1 - ROUNDING)
-        _hold(enough, f"{least}; the {name}-level one is {found:g}")
+    _check_noises(policy, work, noise_multipliers)
     _hold(
         run.delta <= policy.max_delta,
         f"allows delta up to {policy.max_delta:g}; the run has {run.delta:g}",
@@ -338,6 +321,29 @@ def check_policy(policy: ClientPolicy, work: Work, *, noise_multipliers: dict[st
         _hold(
             planned <= policy.max_epsilon, f"{allowed} {planned:.4g} at delta {policy.max_delta:g}"
         )
+
+
+def _check_required(policy: ClientPolicy, run: ClientSettings, given: set[str]) -> None:
+    """Refuses a run without a guarantee that the policy requires."""
+    plain = SECURE in policy.require and not run.masked
+    _hold(not plain, "requires secure aggregation, but the run would read its update")
+    given = {*given, SECURE}
+    if run.example.by_owner:
+        given.add(OWNER)
+    for name in policy.require:
+        _hold(name in given, f"requires the {name}-level guarantee, which is off")
+
+
+def _check_noises(policy: ClientPolicy, work: Work, noise_multipliers: dict[str, float]) -> None:
+    """Refuses a guarantee with less noise than `min_noise_multiplier`."""
+    for name, noise in noise_multipliers.items():
+        if name == USER and policy.min_noise_multiplier:
+            found = least_noise(work, noise)
+        else:
+            found = noise
+        least = f"requires a noise multiplier of {policy.min_noise_multiplier:g}"
+        enough = found >= policy.min_noise_multiplier * (1 - ROUNDING)
+        _hold(enough, f"{least}; the {name}-level one is {found:g}")
 
 
 def least_noise(work: Work, noise: float) -> float:

@@ -97,13 +97,7 @@ def answer_masking(
     """
     request, virtual = read_masking(content)
     files = files_of(virtual, node_config)
-    try:
-        identity, directory = read_identity(files, guarded=guarded)
-    except IdentityError as error:
-        logger.error("%s", error)
-        raise Refused(
-            "this node's key or its list of peers can't be used; its log says why"
-        ) from error
+    identity, directory = _known_identity(files, guarded)
     if request == WHO:
         return member_content(Member(identity.name, directory.names))
     try:
@@ -117,11 +111,9 @@ def answer_masking(
         forget(files.state, but=terms.run)
     # The server chooses the terms. A node signs them with its keys, and no later stage may have
     # other terms. The terms of the masked vector are the node's own, and must be the same.
+    masked = None
     if Stage.MASKED in stages:
         masked = work()
-    else:
-        masked = None
-    if masked is not None:
         terms = terms_of(terms.run, masked.request.run, masked.sums)
     try:
         node = MaskingNode(identity, directory, terms, FolderStore(files.state))
@@ -137,6 +129,18 @@ def answer_masking(
         raise Refused(str(refusal)) from refusal
     masked.report(len(reply))
     return reply_content(reply)
+
+
+def _known_identity(files: MembershipFiles, guarded: bool) -> tuple[Identity, Directory]:
+    """The node's identity and the list of its peers. Refused: they can't be used; the log of the
+    node says why, and not the server's."""
+    try:
+        return read_identity(files, guarded=guarded)
+    except IdentityError as error:
+        logger.error("%s", error)
+        raise Refused(
+            "this node's key or its list of peers can't be used; its log says why"
+        ) from error
 
 
 def _no_work() -> NoReturn:

@@ -9,7 +9,7 @@ alone.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -185,19 +185,27 @@ def graphs_in(tree: Any) -> Graphs | None:
         batches = [key for key, value in whole if edges and _numbers(value)]
     if len(edges) != 1 or not batches:
         return None
+    names = (_kind_of(key, edges[0], batches[-1]) for key, _ in values)
+    found = Graphs(tree, tuple(names))
+    _check_graphs(found, values)
+    return found
 
-    def name(key: Any) -> str:
-        if key in (edges[0], batches[-1]):
-            if key == edges[0]:
-                return "edge_index"
-            return "batch"
-        if isinstance(key, int):
-            if key < edges[0]:
-                return "node"
-            return "edge"
-        return next((kind for kind in ("edge", "graph") if key.startswith(kind)), "node")
 
-    found = Graphs(tree, tuple(name(key) for key, _ in values))
+def _kind_of(key: Any, edges: Any, batch: Any) -> str:
+    """What the rows of a tensor are of, by its place in a tuple or its name in a dictionary."""
+    if key == edges:
+        return "edge_index"
+    if key == batch:
+        return "batch"
+    if isinstance(key, int):
+        if key < edges:
+            return "node"
+        return "edge"
+    return next((kind for kind in ("edge", "graph") if key.startswith(kind)), "node")
+
+
+def _check_graphs(found: Graphs, values: Sequence[tuple[Any, Tensor]]) -> None:
+    """Raises ValueError if an edge joins two graphs, or a tensor has other rows than its kind."""
     batch = found.leaf("batch")
     ends = found.leaf("edge_index")
     owners = found.owners
@@ -211,7 +219,6 @@ def graphs_in(tree: Any) -> Graphs | None:
             raise ValueError(
                 f"inputs: {key} must have a row for each {kind}, not {len(value)} rows: {_RULE}"
             )
-    return found
 
 
 def _numbers(value: Tensor) -> bool:

@@ -141,11 +141,44 @@ class _Projection:
         alone.note(self.added, lambda grads: product_terms(slot, None, larger, of_each(grads)))
 
 
+def _unrolled(
+    weights: _Weights,
+    gates: Tensor,
+    added: Tensor | None,
+    smaller: _Projection | None,
+    state: State,
+) -> tuple[Tensor, Tensor, State]:
+    """The hidden states before and after each step (n, T, hidden), and the last state, from the
+    inputs' part of the gates (n, T, gates)."""
+    zeros: Sequence[Any] = [None] * gates.shape[1] if added is None else added.unbind(1)
+    steps = list(zip(range(gates.shape[1]), gates.unbind(1), zeros, strict=True))
+    if weights.backwards:
+        steps.reverse()
+    befores = []
+    afters = []
+    for at, step, zero in steps:
+        befores.append(state[0])
+        product = functional.linear(state[0], weights.hidden, weights.hidden_bias)
+        state = _STEPS[weights.kind](step, product if zero is None else product + zero, state)
+        if smaller is not None:
+            state = smaller(state, at)
+        afters.append(state[0])
+    if weights.backwards:
+        befores.reverse()
+        afters.reverse()
+    return torch.stack(befores, dim=1), torch.stack(afters, dim=1), state
+
+
+def _of_each(values: Tensor, count: int) -> Tensor:
+    """(n * k, T, d) -> (n, k * T, d) for n = `count` examples."""
+    if len(values) == count:
+        return values
+    return parted(values, count).flatten(1, 2)
+
+
 def _run(alone: Alone, weights: _Weights, inputs: Tensor, state: State) -> tuple[Tensor, State]:
     """One direction of one layer over the steps of inputs (n, T, d): its hidden states (n, T,
     hidden), and the last state."""
-    kind = weights.kind
-    backwards = weights.backwards
     own = [alone.slot(value) for value in (weights.inputs, weights.bias)]
     hidden = [alone.slot(value) for value in (weights.hidden, weights.hidden_bias)]
     flat = functional.linear(inputs.flatten(0, 1), weights.inputs, weights.bias)
@@ -153,33 +186,16 @@ def _run(alone: Alone, weights: _Weights, inputs: Tensor, state: State) -> tuple
         flat.requires_grad_()
     gates = parted(flat, len(inputs))
     # Gradients at zeros that are added are those of the products with the hidden state.
-    if kind == "gru":
+    if weights.kind == "gru":
         added = torch.zeros_like(gates, requires_grad=True)
     else:
         added = None
-    zeros: Sequence[Any] = [None] * inputs.shape[1] if added is None else added.unbind(1)
-    befores = []
-    afters = []
     smaller = None
     if weights.projection is not None:
         smaller = _Projection(weights.projection, gates)
-    steps = list(zip(range(inputs.shape[1]), gates.unbind(1), zeros, strict=True))
-    for at, step, zero in reversed(steps) if backwards else steps:
-        befores.append(state[0])
-        product = functional.linear(state[0], weights.hidden, weights.hidden_bias)
-        state = _STEPS[kind](step, product if zero is None else product + zero, state)
-        if smaller is not None:
-            state = smaller(state, at)
-        afters.append(state[0])
-    before, after = (
-        torch.stack(values[::-1] if backwards else values, dim=1) for values in (befores, afters)
-    )
+    before, after, state = _unrolled(weights, gates, added, smaller, state)
 
-    def of_each(values: Tensor) -> Tensor:
-        """(n * k, T, d) -> (n, k * T, d)."""
-        if len(values) == alone.count:
-            return values
-        return parted(values, alone.count).flatten(1, 2)
+    of_each = partial(_of_each, count=alone.count)
 
     def of_hidden(grads: Tensor) -> list[Term]:
         if any(hidden):
@@ -200,8 +216,55 @@ def _run(alone: Alone, weights: _Weights, inputs: Tensor, state: State) -> tuple
     if added is not None and any(hidden):
         alone.note(added, of_hidden)
     if smaller is not None:
-        smaller.note(alone, of_each, backwards)
+        smaller.note(alone, of_each, weights.backwards)
     return after, state
+
+
+@dataclass(frozen=True, slots=True)
+class _Stack:
+    """The layers of one call. `ways`: 2 if they go both ways. `each`: the number of parameters of
+    a direction of a layer. `dropout`: between layers, 0 in evaluation."""
+
+    kind: str
+    parameters: Sequence[Tensor]
+    count: int
+    ways: int
+    each: int
+    projects: bool
+    dropout: float
+
+    def run(
+        self, alone: Alone, values: Tensor, states: Sequence[Tensor]
+    ) -> tuple[Tensor, list[State]]:
+        """The hidden states (n * k, T, ways * hidden) of the last layer for `values` (n * k, T, d),
+        and the last state of each direction of each layer."""
+        ends = list[State]()
+        for layer in range(self.count):
+            if layer and self.dropout:
+                values = functional.dropout(values, self.dropout)
+            found = []
+            for way in range(self.ways):
+                at = layer * self.ways + way
+                some = self.parameters[at * self.each : (at + 1) * self.each]
+                own = _weights_of(self.kind, way == 1, *some, projects=self.projects)
+                state = tuple(value[:, at] for value in states)
+                after, end = _run(alone, own, values, state)
+                found.append(after)
+                ends.append(end)
+            if self.ways == 2:
+                values = torch.cat(found, dim=2)
+            else:
+                values = found[0]
+        return values, ends
+
+
+def _stack_of(
+    kind: str, parameters: Sequence[Tensor], biased: bool, count: int, both: bool
+) -> _Stack:
+    ways = 1 + both
+    each = 4 if biased else 2
+    projects = kind == "lstm" and len(parameters) == (each + 1) * count * ways
+    return _Stack(kind, parameters, count, ways, each + projects, projects, dropout=0.0)
 
 
 def _layers(kind: str, alone: Alone, *args: Any) -> Any:
@@ -209,49 +272,22 @@ def _layers(kind: str, alone: Alone, *args: Any) -> Any:
     inputs, *_, parameters, biased, count, dropout, training, both = args if packed else args[:-1]
     start = args[2 if packed else 1]
     batch_first = packed or args[-1]
-    if biased:
-        each = 4
-    else:
-        each = 2
-    if both:
-        ways = 2
-    else:
-        ways = 1
+    stack = _stack_of(kind, parameters, biased, count, both)
     starts: State = tuple(start) if kind == "lstm" else (start,)
-    projects = kind == "lstm" and len(parameters) == (each + 1) * count * ways
-    each += projects
-    if packed:
-        wide = 2
-    else:
-        wide = 3
     if (
-        len(parameters) != each * count * ways
-        or inputs.dim() != wide
+        len(parameters) != stack.each * stack.count * stack.ways
+        or inputs.dim() != (2 if packed else 3)
         or any(map(is_lane, parameters))
     ):
         return NotImplemented
+    if training:
+        stack = replace(stack, dropout=dropout)
     values = alone.rows(inputs)
     if not packed:
         values = (values if batch_first else values.transpose(1, 2)).flatten(0, 1)  # (n * k, T, d)
     # (n * k, layers, hidden)
     states = [alone.rows(value).transpose(1, 2).flatten(0, 1) for value in starts]
-    ends = list[State]()
-    for layer in range(count):
-        if layer and training and dropout:
-            values = functional.dropout(values, dropout)
-        found = []
-        for way in range(ways):
-            at = layer * ways + way
-            some = parameters[at * each : (at + 1) * each]
-            own = _weights_of(kind, way == 1, *some, projects=projects)
-            state = tuple(value[:, at] for value in states)
-            after, end = _run(alone, own, values, state)
-            found.append(after)
-            ends.append(end)
-        if both:
-            values = torch.cat(found, dim=2)
-        else:
-            values = found[0]
+    values, ends = stack.run(alone, values, states)
     last = [
         parted(torch.stack(parts, 1), alone.count).transpose(1, 2)
         for parts in zip(*ends, strict=True)

@@ -16,10 +16,12 @@ from typing import Any
 from discreet.accounting.privacy_ledger import epsilon_of
 from discreet.mechanisms.mechanism import SERVER, Statement
 from discreet.queries.scores import ERROR, Rated, main_score, rated_in, score_columns
+from discreet.server.clients_account import largest_epsilon
 from discreet.server.constant_guess import FILE as CONSTANT
 from discreet.server.final_results import FILE as TEST_SET
 from discreet.server.plan import Plan
 from discreet.server.run_folder import ASKED, RunFolder
+from discreet.server.run_ledgers import ledger_to_read
 from discreet.settings.privacy import GUARANTEES
 from discreet.settings.rules import ConfigError
 from discreet.settings.settings import Settings, described, flat
@@ -120,18 +122,30 @@ class RunRecord:
         """After the last round, by the run's own accountant; infinity if the guarantee is off.
 
         Never less than what the server's ledger says, which after a crash pays for more, nor than
-        any row of metrics.csv. LedgerError: the ledger is damaged.
+        what the checkpoint, any row of metrics.csv and the ledger of a simulation's clients say.
+        LedgerError: a ledger or the checkpoint is damaged.
         """
         column = f"epsilon_{guarantee}"
         said = [value for row in self.rounds if (value := row.get(column)) is not None]
         if not said:
             return math.inf
-        return max(*said, self._charged.get(guarantee, 0.0))
+        return max(*said, self._charged.get(guarantee, 0.0), self._reported.get(guarantee, 0.0))
+
+    @cached_property
+    def _reported(self) -> Mapping[str, float]:
+        """The epsilon of each guarantee that clients had reported by the last checkpoint, or that
+        the ledger of a simulation's clients has."""
+        folder = RunFolder(self.path)
+        reported = folder.reported()
+        return {
+            name: max(reported.get(name, 0.0), largest_epsilon(folder, self.plan, name))
+            for name in self.plan.mechanisms
+        }
 
     @cached_property
     def _charged(self) -> Mapping[str, float]:
         """The epsilon of each guarantee that the server's ledger pays for."""
-        ledger = RunFolder(self.path).ledger_to_read(self.plan)
+        ledger = ledger_to_read(RunFolder(self.path), self.plan)
         run = self.plan.run
         return {
             name: epsilon_of(ledger.spent(name), run.delta, run.accountant)

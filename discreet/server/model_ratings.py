@@ -122,12 +122,7 @@ class RatingPlan:
         """Adds the rating of the model after round `number` to that round's row, logs it, and
         returns its numbers. `answered`: the numbers of clients that answered and that were asked.
         `spent`: the epsilons, if the row should include the cost of the rating."""
-        noise_alone = self.query.read(replace(sums, probability=1.0))
-        found = self.query.read(sums)
-        rated = [
-            Rated(of, x.value, x.standard_error, noise_alone[of].standard_error)
-            for of, x in found.items()
-        ]
+        rated = self._rated(sums)
         added = dict[str, float | None]()
         for each in rated:
             added |= {
@@ -143,20 +138,28 @@ class RatingPlan:
         folder.replace_metrics(
             [row | added if row["round"] == number else row for row in folder.read_metrics()]
         )
-        fields = {"event": "evaluation", "round": number, **added}
         said = ", ".join(map(str, rated))
         level = logging.INFO
         if not answered[0]:
             level = logging.WARNING
             said += ". No client gave a usable answer: these numbers are noise alone"
-        facts = number, *answered, said
         logger.log(
             level,
             "the model after round %d, rated by %d of %d clients: %s",
-            *facts,
-            extra={"fields": fields},
+            number,
+            *answered,
+            said,
+            extra={"fields": {"event": "evaluation", "round": number, **added}},
         )
         return {"round": number, **added}
+
+    def _rated(self, sums: Sums) -> list[Rated]:
+        """The metrics, each with its error from sampling and noise, and from noise alone."""
+        noise_alone = self.query.read(replace(sums, probability=1.0))
+        return [
+            Rated(name, found.value, found.standard_error, noise_alone[name].standard_error)
+            for name, found in self.query.read(sums).items()
+        ]
 
 
 def answers_of(plan: Plan, query: Query) -> AnswerRelease:

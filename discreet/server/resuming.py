@@ -11,7 +11,7 @@ from omegaconf import OmegaConf
 
 from discreet.server.run_folder import ASKED, RunFolder, output_folder
 from discreet.settings.call import Call
-from discreet.settings.compose import hydra_on_conf, load_asked, parse_asked
+from discreet.settings.compose import hydra_on_conf, load_asked, parse_asked, quoted
 from discreet.settings.places import conf_folder, conf_for
 from discreet.settings.rules import ConfigError
 from discreet.settings.settings import Settings, described, flat
@@ -61,10 +61,11 @@ def asked_settings(
       ConfigError: one line that names the override that is wrong, or would change what a resumed
         run has to keep.
     """
+    words = [*map(quoted, words)]
     with hydra_on_conf(words, conf=conf):
         from hydra import compose
 
-        asked = compose(config_name="config", overrides=list(words))
+        asked = compose(config_name="config", overrides=words)
     if asked.resume is not True:
         config, call = load_asked([*defaults, *words], conf=conf)
         return config, replace(call, output_dir=str(output_folder(call.output_dir)))

@@ -32,9 +32,11 @@ from discreet.server.run_folder import (
     write_json,
     write_tensors,
 )
+from discreet.server.run_ledgers import check_ledgers, create_ledgers
 from discreet.server.run_price import price_lines
 from discreet.server.state import Outcome, State, initial_state
 from discreet.settings.call import Call
+from discreet.settings.client_settings import ClientSettings
 from discreet.settings.privacy import EXAMPLE, LOCAL
 
 logger = logging.getLogger("discreet")
@@ -74,9 +76,9 @@ def open_run(
         account.ledger.check()
     held.enter_context(only_writer(folder.path))
     if call.resume:
-        folder.check_ledgers(plan, simulated=simulated)
+        check_ledgers(folder, plan, simulated=simulated)
     else:
-        folder.create_ledgers(plan, simulated=simulated)
+        create_ledgers(folder, plan, simulated=simulated)
     ledger = folder.ledger(plan)
     state = None
     if account is not None:
@@ -101,6 +103,32 @@ def open_run(
     return RunContext(plan, folder, ledger, state, source_of(plan.settings.seed), call.device)
 
 
+def _guarantee_line(run: ClientSettings, name: str) -> str:
+    """One line about a guarantee that is on: its noise, its delta and its budget."""
+    if name == LOCAL:
+        kind = f" ({run.local.kind})"
+    elif name == EXAMPLE and run.example.by_owner:
+        kind = " (owners)"
+    else:
+        kind = ""
+    noise = run.configured_noise_multiplier(name)
+    if noise is None:
+        drawn = f"noise for epsilon {run.target_epsilon(name):g}"
+    else:
+        drawn = f"noise multiplier {noise:.4g}"
+    if REPORTED[name]:
+        accountant = ""
+    else:
+        accountant = f"accountant {run.accountant}, "
+    most = run.largest_epsilon(name)
+    if most is None:
+        budget = "none"
+    else:
+        budget = f"{most:g}"
+    head = f"{name}{kind}-level: {drawn}, delta {run.delta:g}"
+    return f"{head}, {accountant}budget epsilon {budget}"
+
+
 def _announce(plan: Plan, folder: RunFolder) -> None:
     if plan.settings.seed is not None:
         logger.warning(
@@ -110,37 +138,8 @@ def _announce(plan: Plan, folder: RunFolder) -> None:
             ),
             plan.settings.seed,
         )
-    run = plan.run
     for name in plan.mechanisms:
-        if name == LOCAL:
-            kind = f" ({run.local.kind})"
-        elif name == EXAMPLE and run.example.by_owner:
-            kind = " (owners)"
-        else:
-            kind = ""
-        noise = run.configured_noise_multiplier(name)
-        most = run.largest_epsilon(name)
-        if noise is None:
-            drawn = f"noise for epsilon {run.target_epsilon(name):g}"
-        else:
-            drawn = f"noise multiplier {noise:.4g}"
-        if REPORTED[name]:
-            accountant = ""
-        else:
-            accountant = f"accountant {run.accountant}, "
-        if most is None:
-            budget = "none"
-        else:
-            budget = f"{most:g}"
-        logger.info(
-            "%s%s-level: %s, delta %g, %sbudget epsilon %s",
-            name,
-            kind,
-            drawn,
-            plan.run.delta,
-            accountant,
-            budget,
-        )
+        logger.info("%s", _guarantee_line(plan.run, name))
     loud = plan.charges_server and noise_outlook(plan).loud
     for line in price_lines(plan):
         logger.log(

@@ -1,16 +1,17 @@
 """The run folder: the files of a run, written by the server as it goes and read by every later
 command.
 
-config.yaml          the configuration, resolved asked.yaml           the same as it was asked for,
-before a target epsilon became a noise multiplier ledger.db            what the guarantee that the
-server accounts has spent (`durable_ledger`) clients.db           in a simulation: what the virtual
-clients have spent by their own accounts secrets.safetensors  while the run goes on: the keys of
-correlated noise (`RunSecrets`) lock                 held by the one process that writes the run
-status.json          how the run stands: whoever watches can read it at any time metrics.csv
-a row a round; roc.csv: ROC curves, if clients rate AUC checkpoint/          the state after the
-last whole round, and after the best on the public test set privacy.json         each guarantee:
-unit, adjacency, events, epsilon by accountant, not covered model.safetensors    the parameters, by
-name
+- config.yaml: the configuration, resolved.
+- asked.yaml: the same as it was asked for, before a target epsilon became a noise multiplier.
+- ledger.db: what the guarantee that the server accounts has spent (`durable_ledger`).
+- clients.db: in a simulation, what the virtual clients have spent by their own accounts.
+- secrets.safetensors: while the run goes on, the keys of correlated noise (`RunSecrets`).
+- lock: held by the one process that writes the run.
+- status.json: how the run stands. Whoever watches can read it at any time.
+- metrics.csv: a row a round. roc.csv: ROC curves, if clients rate AUC.
+- checkpoint/: the state after the last whole round, and after the best on the public test set.
+- privacy.json: of each guarantee unit, adjacency, events, epsilon by accountant, not covered.
+- model.safetensors: the parameters, by name.
 """
 
 from __future__ import annotations
@@ -44,14 +45,18 @@ from discreet.ledger.durable_ledger import (
 )
 from discreet.ledger.rollback_guard import flush_folder
 from discreet.logs import json_ready
-from discreet.mechanisms.mechanism import SERVER
 from discreet.mechanisms.round_state import CarriedState
+from discreet.server.checkpoint_numbers import (
+    TENSORS,
+    metadata_of,
+    numbers_in,
+    reported_epsilons,
+)
 from discreet.server.metrics_table import columns_of, table_of
 from discreet.server.plan import Plan
 from discreet.server.state import State
 from discreet.settings.call import Call
 from discreet.settings.compose import parse_asked
-from discreet.settings.privacy import EXAMPLE, USER
 from discreet.settings.rules import ConfigError
 from discreet.settings.settings import Settings, described
 from discreet.settings.wording import Key, Wording
@@ -116,60 +121,25 @@ class RunFolder:
         """The server's ledger. LedgerError: it is missing or has other settings."""
         return DurableLedger(self.ledger_path, facts=plan.deciding)
 
-    def ledger_to_read(self, plan: Plan) -> DurableLedger:
-        """The server's ledger, to read its spending. Settings that an older version did not record
-        in it are not compared. LedgerError: it is missing, damaged, older than before, or
-        contradicts config.yaml. ConfigError: config.yaml has a target instead of the noise."""
-        for name in (USER, EXAMPLE):
-            charged = name in plan.mechanisms and SERVER in plan.mechanisms[name].charged_at
-            if charged and getattr(plan.settings.privacy, name).target_epsilon is not None:
-                raise ConfigError(
-                    f"{self.path / CONFIG} is damaged: the run's noise multiplier is missing"
-                )
-        was = DurableLedger(self.ledger_path).whole().facts()
-        decided = plan.deciding
-        noted = {name: decided.get(name, value) for name, value in was.items()}
-        return DurableLedger(self.ledger_path, facts=noted)
-
-    def create_ledgers(self, plan: Plan, *, simulated: bool) -> None:
-        """Makes the ledgers of a new run: the server's, and that of virtual clients if they account
-        for themselves. LedgerError: there are some already."""
-        DurableLedger.create(self.ledger_path, facts=plan.deciding)
-        if simulated and plan.accounts_itself:
-            DurableLedger.create(self.clients_ledger_path)
-
-    def check_ledgers(self, plan: Plan, *, simulated: bool) -> None:
-        """Raises LedgerError, before a run is resumed, if a ledger is missing, damaged, made under
-        other privacy settings or of another run, or if it is older than the checkpoint,
-        metrics.csv, or this machine's own record of its charges."""
-        ledgers = [self.ledger(plan)]
-        if simulated and plan.accounts_itself:
-            ledgers.append(DurableLedger(self.clients_ledger_path))
-        if self.checkpoint_path.exists():
-            positions = self.positions()
-        else:
-            positions = None
-        for ledger in ledgers:
-            ledger.check()
-            if positions is None:
-                position = None
-            else:
-                position = positions.get(ledger.path.name)
-            if positions is not None and (position is None or not ledger.contains(position)):
-                raise LedgerError(
-                    f"{ledger.path} is older than the checkpoint beside it, or belongs "
-                    "to another run: restore this run's ledger"
-                )
-        done = max((int(row["round"] or 0) for row in self.read_metrics()), default=0)
-        charged = ledgers[0].spent(USER).num_releases
-        if USER in plan.mechanisms and charged < done:
-            raise LedgerError(
-                f"{self.ledger_path} has {charged} releases for {done} rounds: restore a newer one"
-            )
-
     def positions(self) -> dict[str, LedgerPosition]:
-        """The position of each ledger at the last checkpoint."""
-        return _read_checkpoint(self.checkpoint_path)[1]
+        """The position of each ledger at the last checkpoint; empty before it. LedgerError: the
+        file is damaged."""
+        return self._numbers()[1]
+
+    def reported(self) -> dict[str, float]:
+        """The largest epsilons that clients had reported by the last checkpoint, by guarantee;
+        empty before it. LedgerError: the file is damaged."""
+        numbers, _ = self._numbers()
+        if numbers:
+            return reported_epsilons(numbers)
+        return {}
+
+    def _numbers(self) -> tuple[dict[str, Any], dict[str, LedgerPosition]]:
+        """The last checkpoint without its tensors, for which PyTorch is not needed."""
+        if not self.checkpoint_path.exists():
+            return {}, {}
+        with _open_tensors(self.checkpoint_path, framework="np") as file:
+            return numbers_in(self.checkpoint_path, file.metadata() or {})
 
     def write_config(self, settings: Settings, *, device: str = "cpu", name: str = CONFIG) -> None:
         """Writes `config.yaml`, or `asked.yaml` by its name, with the device of the run's last
@@ -208,15 +178,13 @@ class RunFolder:
             path = self.checkpoint_path.with_name(BEST)
         else:
             path = self.checkpoint_path
-        numbers = {name: value for name, value in vars(state).items() if name != "carried"}
-        tensors = {name: numbers.pop(name) for name in ("params", "velocity", "second_moment")}
+        tensors = {name: vars(state)[name] for name in TENSORS}
         ledgers = [each for each in (self.ledger_path, self.clients_ledger_path) if each.exists()]
         positions = {each.name: DurableLedger(each).position() for each in ledgers}
         if account:
             positions |= {ACCOUNT: account}
-        written = {name: dataclasses.astuple(position) for name, position in positions.items()}
         path.parent.mkdir(exist_ok=True)
-        write_tensors(path, tensors, {"state": json.dumps(numbers), "ledgers": json.dumps(written)})
+        write_tensors(path, tensors, metadata_of(state, positions))
 
     def load_checkpoint(self, *, best: bool = False) -> State | None:
         """The last checkpoint, None before the first round is done; or the best one, None before a
@@ -309,9 +277,15 @@ class RunSecrets(CarriedState):
 
 def read_tensors(path: Path) -> tuple[dict[str, Any], dict[str, str]]:
     """The tensors in a file by name, and its metadata. LedgerError: the file is damaged."""
+    with _open_tensors(path, framework="pt") as file:
+        return {name: file.get_tensor(name) for name in file.keys()}, file.metadata() or {}  # noqa: SIM118
+
+
+@contextmanager
+def _open_tensors(path: Path, *, framework: str) -> Iterator[Any]:
     try:
-        with safe_open(path, framework="pt") as file:
-            return {name: file.get_tensor(name) for name in file.keys()}, file.metadata() or {}  # noqa: SIM118
+        with safe_open(path, framework=framework) as file:
+            yield file
     except (SafetensorError, OSError) as error:
         raise LedgerError(f"{path} is damaged: {error}") from error
 
@@ -328,11 +302,10 @@ def write_tensors(
 
 def _read_checkpoint(path: Path) -> tuple[State, dict[str, LedgerPosition]]:
     tensors, metadata = read_tensors(path)
+    numbers, positions = numbers_in(path, metadata)
     try:
-        saved = json.loads(metadata["ledgers"]).items()
-        state = State(**tensors, **json.loads(metadata["state"]))
-        return state, {name: LedgerPosition(*position) for name, position in saved}
-    except (KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:
+        return State(**tensors, **numbers), positions
+    except TypeError as error:
         raise LedgerError(f"{path} is damaged: {error}") from error
 
 

@@ -95,6 +95,9 @@ OF_EXAMPLES: Needs = {
         "held-out rows are chosen by position, so a removed row shifts the others",
     ),
 }
+PAID_ANSWER: Needs = {
+    "privacy.user.enabled": (True, "the noise of one guarantee pays for clients' answers")
+}
 OWN: Needs = {
     "privacy.user.enabled": (True, "it gives that guarantee"),
     "privacy.user.aggregation": (PLAIN, "it decides itself what the server reads"),
@@ -214,30 +217,38 @@ class ClientSettings:
             )
             require(not wrong, "evaluation.metrics", rule, ", ".join(wrong))
 
+    def _check_correlated(self, by: Key) -> None:
+        """Raises ConfigError unless noise that depends on rounds before can be added and priced.
+        `by`: the setting that asks for it."""
+        why = "later noise cancels earlier noise, which was made for one clip norm"
+        rule = Wording(f"fixed: {why}, with ", by)
+        require(not self.user.adaptive, "privacy.user.clip.kind", rule, "adaptive")
+        most = Wording(
+            f"at most {MOST_CORRELATED}: a round's price depends on all rounds before it, with ",
+            by,
+        )
+        require(self.rounds <= MOST_CORRELATED, "rounds", most, self.rounds)
+
+    def _rating_needs(self) -> tuple[Part, Needs]:
+        """The requirements of ratings by clients: one guarantee must pay for them."""
+        rated = "evaluation.kind=private"
+        if self.local.kind != "none":
+            return f"{rated} and privacy.local", NOISED_ANSWER
+        if self.example.enabled:
+            return f"{rated} and privacy.example.enabled", OF_EXAMPLES
+        return rated, PAID_ANSWER
+
     def _needs(self) -> Iterator[tuple[Part, Needs]]:
         """The requirements of this run's choices, each with the name of the choice."""
         user = self.user
         local = self.local.kind
-        rated = "evaluation.kind=private"
         if local != "none":
             yield (
                 f"privacy.local.kind={local}",
                 NOISED_UPDATE | (LAPLACE_STEP if local == "laplace_step" else {}),
             )
-        if self.evaluation.private and local != "none":
-            yield f"{rated} and privacy.local", NOISED_ANSWER
-        elif self.evaluation.private and self.example.enabled:
-            yield f"{rated} and privacy.example.enabled", OF_EXAMPLES
-        elif self.evaluation.private:
-            yield (
-                rated,
-                {
-                    "privacy.user.enabled": (
-                        True,
-                        "the noise of one guarantee pays for clients' answers",
-                    )
-                },
-            )
+        if self.evaluation.private:
+            yield self._rating_needs()
         if user.secure:
             yield Key("privacy.user.aggregation=secure"), MASKED_UPDATE
         if self.example.secure:
@@ -252,15 +263,7 @@ class ClientSettings:
             by = Key("sampling.kind=cyclic")
             if user.sampling == "everyone":
                 by = Key(f"privacy.user.correlation.kind={user.correlation.kind}")
-            why = "later noise cancels earlier noise, which was made for one clip norm"
-            rule = Wording(f"fixed: {why}, with ", by)
-            require(not user.adaptive, "privacy.user.clip.kind", rule, "adaptive")
-            most = Wording(
-                f"at most {MOST_CORRELATED}: a round's price depends on all rounds before it, "
-                "with ",
-                by,
-            )
-            require(self.rounds <= MOST_CORRELATED, "rounds", most, self.rounds)
+            self._check_correlated(by)
             yield by, TURNS
         if user.enabled and user.sampling == "fixed":
             yield Key("sampling.kind=fixed"), FIXED

@@ -60,6 +60,7 @@ MEANT = {
         "fraction_fit",
         "fraction_train",
         "sample_rate",
+        "sampling_rate",
     ),
     "sampling.population_size": ("population", "population_size"),
     "training.batch_size": ("batch", "batch_size", "bs"),
@@ -293,6 +294,7 @@ TYPES = {
     "float_type": "a number",
     "bool_type": "true or false",
     "string_type": "a text",
+    "list_type": "a list",
     "dataclass_type": "a group of settings",
 }
 

@@ -352,18 +352,23 @@ def engine_of(
     # updates.
     first = np.arange(min(len(client_examples), 100))
     most = int(client_examples.sizes(first).max(initial=0))
-    in_dual_form = not by_example and dual_is_cheaper(layers, most, local)
     floats = client_floats(
         learned,
         data.read(torch.zeros(1, dtype=torch.int64, device=device)),
         batch_size=run.training.batch_size,
-        dual=most if in_dual_form else 0,
+        dual=most if not by_example and dual_is_cheaper(layers, most, local) else 0,
         built=by_example and isinstance(layers, MappedModel),
     )
     if plan.settings.engine == "ray" and plan.settings.ray.num_gpus:
         kind = "cuda"
     else:
         kind = device.type
+    if isinstance(layers, MappedModel):
+        few = FEW_BUILT if by_example else FEW
+        fits = CHUNK_BYTES[kind] // (4 * floats) >= few
+        layers = _tried_together(layers, data, run.task, by_example=by_example, fits=fits)
+        if not layers.together:
+            device = torch.device("cpu")
     engine = Engine(
         seed=plan.settings.seed,
         mechanism=plan.mechanism,
@@ -371,23 +376,26 @@ def engine_of(
         client_examples=client_examples,
         model=layers,
         chunk=chunk_size(floats, kind),
-        workers=1,
+        workers=len(os.sched_getaffinity(0)) if device.type == "cpu" else 1,
         vector=masked_vector(plan),
         rating=(plan.query, learned, answers_of(plan, plan.query)) if plan.query else None,
     )
-    if isinstance(layers, MappedModel):
-        fits = CHUNK_BYTES[kind] // (4 * floats) >= (FEW_BUILT if by_example else FEW)
-        together = (
-            fits
-            and layers.together
-            and trains_together(layers, data, run.task, by_example=by_example)
-        )
-        engine = replace(engine, model=replace(layers, together=together))
-        if not together:
-            engine = engine.on(torch.device("cpu"))
-    if engine.data.device.type == "cpu":
-        return replace(engine, workers=len(os.sched_getaffinity(0)))
-    return engine
+    return engine.on(device)
+
+
+def _tried_together(
+    layers: MappedModel,
+    data: SharedExamples,
+    task: TaskConfig,
+    *,
+    by_example: bool,
+    fits: bool,
+) -> MappedModel:
+    """The model with `together` as a trial says; False if too few clients fit the cache."""
+    together = (
+        fits and layers.together and trains_together(layers, data, task, by_example=by_example)
+    )
+    return replace(layers, together=together)
 
 
 def trains_together(

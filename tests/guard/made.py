@@ -62,13 +62,11 @@ def guard_toml(folder: Path, *, blocks: int = 2, **settings: object) -> Path:
 def _toml(value: object) -> str:
     if isinstance(value, list):
         return "[" + ", ".join(map(_toml, value)) + "]"
-    return (
-        str(value).lower()
-        if isinstance(value, bool)
-        else f'"{value}"'
-        if isinstance(value, str)
-        else str(value)
-    )
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, str):
+        return f'"{value}"'
+    return str(value)
 
 
 def site(

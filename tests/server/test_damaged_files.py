@@ -128,7 +128,14 @@ def other_delta(run: RunFolder) -> None:
     (run.path / CONFIG).write_text(text.replace("delta: 0.001", "delta: 0.01"))
 
 
-@pytest.mark.parametrize("damage", [cut_page, older_copy, other_delta])
+def that_of_another_run(run: RunFolder) -> None:
+    """With the same settings, which spent less."""
+    other = run.path.with_name("other")
+    simulate(*load_asked([*SMALL, f"output_dir={other}"]))
+    shutil.copy(other / "ledger.db", run.ledger_path)
+
+
+@pytest.mark.parametrize("damage", [cut_page, older_copy, other_delta, that_of_another_run])
 def test_no_reader_says_less_than_what_was_spent(
     damage: Callable[[RunFolder], None], run: RunFolder, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -138,6 +145,18 @@ def test_no_reader_says_less_than_what_was_spent(
         refused = said(capsys, *reader, str(run.path))
         assert refused.startswith(f"discreet: {run.ledger_path} ")
     assert main(["ledger", "verify", str(run.path)]) == int(damage is not other_delta)
+
+
+def test_on_another_machine_the_checkpoint_tells_that_a_ledger_is_of_another_run(
+    run: RunFolder, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    that_of_another_run(run)
+    monkeypatch.setenv("DISCREET_STATE", str(run.path / "state"))
+    for reader in (("status",), ("report",), ("ledger", "show")):
+        assert f"{run.ledger_path} is older than the checkpoint beside it, or belongs to" in said(
+            capsys, *reader, str(run.path)
+        )
+    assert main(["ledger", "verify", str(run.path)]) == 1
 
 
 def test_a_configuration_without_the_noise_of_the_run_is_damaged(
@@ -168,6 +187,49 @@ def test_the_epsilon_of_a_report_is_that_of_the_ledger(
     assert run.metrics_path.read_text() != said
     assert main(["report", str(run.path)]) == 0
     assert f"epsilon user {row['epsilon_user']:.4g}," in capsys.readouterr().out
+
+
+REPORTED = ("privacy.example.enabled=true", "privacy.example.noise_multiplier=4")
+
+
+@pytest.fixture
+def reporting(tmp_path: Path) -> RunFolder:
+    """A run whose clients report an epsilon of their own."""
+    words = (*SMALL, *REPORTED, "model.name=logistic_regression", "training.epochs=1")
+    simulate(*load_asked([*words, f"output_dir={tmp_path / 'run'}"]))
+    return RunFolder(tmp_path / "run")
+
+
+@pytest.mark.parametrize("left", ["clients.db", "checkpoint", "changed digit"])
+def test_no_damage_to_the_metrics_lowers_what_clients_reported(
+    left: str, reporting: RunFolder, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (row,) = reporting.read_metrics()
+    if left == "clients.db":
+        reporting.checkpoint_path.unlink()
+    else:
+        reporting.clients_ledger_path.unlink()  # as in a federation
+    if left != "changed digit":
+        reporting.metrics_path.unlink()
+    else:
+        reporting.replace_metrics([{**row, "epsilon_example": 0.01}])
+        assert main(["report", str(reporting.path)]) == 0
+        assert f"epsilon example {row['epsilon_example']:.4g}," in capsys.readouterr().out
+    assert main(["status", str(reporting.path)]) == 0
+    assert f"example {row['epsilon_example']:.4g} spent" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("name", ["epsilon_example", "round", "clip_norm"])
+def test_a_changed_number_of_a_checkpoint_is_damage(
+    name: str, reporting: RunFolder, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = reporting.checkpoint_path
+    before, after = path.read_bytes().split(f'{name}\\": '.encode())
+    other = bytes([after[0] ^ 1])
+    path.write_bytes(before + f'{name}\\": '.encode() + other + after[1:])
+    resumed = ("simulate", "resume=true", f"output_dir={reporting.path}", "rounds=2")
+    for words in (("status", str(reporting.path)), ("report", str(reporting.path)), resumed):
+        assert f"{path} is damaged: its numbers were changed" in said(capsys, *words)
 
 
 def test_a_number_of_too_many_digits_is_a_damaged_configuration(

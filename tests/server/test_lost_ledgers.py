@@ -30,6 +30,7 @@ from discreet.protocol import run_end
 from discreet.server import run_folder
 from discreet.server.plan import planned
 from discreet.server.run_folder import RunFolder, state_of
+from discreet.server.run_ledgers import check_ledgers
 from discreet.settings.call import Call
 from discreet.settings.compose import load_asked, load_config
 from discreet.settings.settings import Settings
@@ -159,14 +160,14 @@ def test_on_another_machine_the_checkpoint_tells(
     folder = copied(runs / "run", tmp_path / "run")
     monkeypatch.setenv(STATE_VARIABLE, str(tmp_path / "another machine"))
     with pytest.raises(LedgerError, match="never charged on this machine"):
-        RunFolder(folder).check_ledgers(planned(small()), simulated=True)
+        check_ledgers(RunFolder(folder), planned(small()), simulated=True)
     WAYS[way](folder / file, runs)
     assert ledger_command(["adopt", str(folder)]) == 0
     with pytest.raises(
         LedgerError,
         match=f"{file} is older than the checkpoint beside it, or belongs to another run",
     ):
-        RunFolder(folder).check_ledgers(planned(small()), simulated=True)
+        check_ledgers(RunFolder(folder), planned(small()), simulated=True)
 
 
 def test_a_ledger_that_was_turned_back_can_not_be_adopted(
