@@ -49,6 +49,7 @@ from discreet.run_files.resuming import same_settings
 from discreet.run_files.run_folder import RunFolder, check_output, output_folder, replace_file
 from discreet.server.run_context import (
     RunContext,
+    announce,
     close_run,
     interruptible,
     open_run,
@@ -272,6 +273,7 @@ class DPFedAvg(Strategy):
         plan, layout = planned_app(asked, self.call, arrays, layout, evaluate)
         params = layout.vector(arrays)
         run = open_run(plan, self.call, params=params, simulated=simulated, held=held)
+        announce(run)
         keep_arrays(run.folder, layout, plan.chance_loss)
         return replace(run, names=ARGUMENTS), layout
 
