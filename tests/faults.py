@@ -75,6 +75,11 @@ def _state_of_another(real: Any) -> Any:
     return opened
 
 
+def _as_if_not_drawn(real: Any, alone: Any, *given: Any) -> Any:
+    with patch.object(alone, "_check_drawn", always(None)(None)):
+        return real(alone, *given)
+
+
 def _known_key(real: Any) -> Any:
     return lambda: type(real())(bytes(32), is_secure=True)
 
@@ -482,6 +487,21 @@ BY_TEST |= {
         "run_files.run_folder:RunFolder.reported",
         always({}),
     ),
+    "run_files/test_damaged_files.py::test_on_another_machine_the_checkpoint_tells_that_a_ledger_is_of_another_run": Fault(
+        "a ledger of another run is read as the run's own",
+        "run_files.run_ledgers:displaced",
+        always([]),
+    ),
+    "simulation/test_resume.py::test_what_a_lost_round_cost_its_clients_stays_in_what_is_published": Fault(
+        "a run that goes on forgets what clients paid for the rounds that are made again",
+        "run_files.clients_account:with_lost_rounds",
+        lambda _: lambda state, *given: state,
+    ),
+    "per_example/test_trial.py::test_a_change_that_only_some_example_makes_is_refused_at_its_step": Fault(
+        "a buffer may be written for an example that no trial has seen",
+        "per_example.alone:Alone._check_writes",
+        always(None),
+    ),
     "run_files/test_damaged_files.py::test_a_changed_number_of_a_checkpoint_is_damage": Fault(
         "a changed number of a checkpoint is not noticed",
         "run_files.checkpoint_numbers:_digest",
@@ -536,8 +556,15 @@ OF_TURNS = (
     ),
 )
 IN_ALL_TURNS = "mechanisms/test_turn_replay.py::test_a_client_in_all_its_turns_costs_what_the_ledger_was_charged"
+ON_WHAT_WAS_DRAWN = "per_example/test_watch.py::test_a_branch_on_what_was_drawn_is_not_watched"
 FAULTS = (
     *(replace(fault, test=test) for test, fault in BY_TEST.items()),
+    Fault(
+        "a mask, or lengths, may be drawn at random",
+        "per_example.alone:Alone.split_by",
+        lambda real: lambda self, *given: _as_if_not_drawn(real, self, *given),
+        ON_WHAT_WAS_DRAWN,
+    ),
     *(replace(fault, test=IN_ALL_TURNS) for fault in OF_TURNS),
 )
 

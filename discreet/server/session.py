@@ -19,6 +19,7 @@ from discreet.models.fixed_part import behind_fixed
 from discreet.models.models import flatten_parameters, load_parameters, model_for
 from discreet.models.transformer import save_adapter
 from discreet.planning.plan import Plan
+from discreet.planning.run_price import average_units
 from discreet.planning.state import Outcome, State
 from discreet.queries.metrics import evaluate
 from discreet.queries.scores import EvaluationResult, unrated
@@ -111,7 +112,14 @@ def opened(plan: Plan, task: Task, call: Call, *, simulated: bool, held: ExitSta
     model = model_for(plan.settings.model, task.shape, seed=seed)
     if simulated and (said := warning_of_rows(plan.run, task.train)):
         logger.warning("%s", said)
-    context = open_run(plan, call, params=flatten_parameters(model), simulated=simulated, held=held)
+    context = open_run(
+        plan,
+        call,
+        params=flatten_parameters(model),
+        simulated=simulated,
+        held=held,
+        units=average_units(plan.run, task.train) if simulated else None,
+    )
     return Session(context, task, model)
 
 

@@ -160,6 +160,30 @@ def test_a_rated_run_that_was_killed_before_its_first_checkpoint_goes_on(tmp_pat
     assert all(row["accuracy_error"] for row in rows)
 
 
+LOCAL = ("privacy.user.enabled=false", "privacy.local.kind=gaussian", "server.learning_rate=0.01")
+
+
+@pytest.mark.parametrize("known", ["a row", "the clients' ledger"])
+def test_what_a_lost_round_cost_its_clients_stays_in_what_is_published(
+    known: str, tmp_path: Path
+) -> None:
+    words = [*SMALL[:-1], *LOCAL, "privacy.local.noise_multiplier=9", f"output_dir={tmp_path}"]
+    simulate(*load_asked([*words, "rounds=1"]))
+    folder = RunFolder(tmp_path)
+    clients = DurableLedger(folder.clients_ledger_path)
+    (event, _), *_ = clients.spent("local", data_owner=clients.data_owners("local")[0]).entries
+    lost = PrivacyLedger(((event, 7),)).epsilon(1e-3)
+    if known == "a row":  # as a crash before the checkpoint leaves it, in a federation too
+        (row,) = folder.read_metrics()
+        folder.append_metrics({**row, "round": 2, "epsilon_local": lost})
+    else:
+        clients.charge([Charge(2, "local", "in no later cohort", event, 7)])
+    simulate(*load_asked([*words, "rounds=3", "resume=true"]))
+    said = json.loads((tmp_path / "privacy.json").read_text())["guarantees"][2]["epsilon"]["pld"]
+    assert said == pytest.approx(lost, rel=1e-6)
+    assert folder.read_metrics()[-1]["epsilon_local"] == pytest.approx(lost, rel=1e-6)
+
+
 def test_a_damaged_header_of_the_metrics_damages_no_row_of_a_run_that_goes_on(
     tmp_path: Path,
 ) -> None:
