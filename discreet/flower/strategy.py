@@ -47,6 +47,7 @@ from discreet.queries.query import Query
 from discreet.queries.scores import EvaluationResult, unrated
 from discreet.run_files.resuming import same_settings
 from discreet.run_files.run_folder import RunFolder, check_output, output_folder, replace_file
+from discreet.server.resolve import forbid_seed
 from discreet.server.run_context import (
     RunContext,
     announce,
@@ -55,7 +56,6 @@ from discreet.server.run_context import (
     open_run,
     say_how_it_ended,
 )
-from discreet.server.session import check_secure
 from discreet.server.training_run import OnRound, TrainingRun
 from discreet.settings.call import Call
 from discreet.settings.privacy import Sizes
@@ -268,7 +268,7 @@ class DPFedAvg(Strategy):
         """The planned run with its open folder, and the layout of its arrays."""
         simulated = isinstance(grid, InMemoryGrid)
         if not simulated:
-            check_secure(asked.seed)
+            forbid_seed(asked.seed)
         layout = layout_of(arrays, frozen=self.frozen)
         plan, layout = planned_app(asked, self.call, arrays, layout, evaluate)
         params = layout.vector(arrays)
