@@ -94,9 +94,8 @@ def delta_of_normals(one: Normal, other: Normal, epsilon: float) -> float:
     c += math.log(other.spread / one.spread) - epsilon
     square = b**2 - 4 * a * c
     if square <= 0:
-        return (
-            0.0  # the ratio never passes e^epsilon: it can't everywhere, for both are probabilities
-        )
+        # The ratio never exceeds e^epsilon. It can't do so everywhere, as both are probabilities.
+        return 0.0
     # The stable form of the two roots avoids a difference of nearly equal numbers.
     half = -0.5 * (b + math.copysign(math.sqrt(square), b))
     edges = np.array([-math.inf, *sorted((half / a, c / half)), math.inf])
