@@ -33,6 +33,8 @@ FLOORS = (
     "discreet.mechanisms",
     "discreet.node",
     "discreet.dpsgd",
+    "discreet.planning",
+    "discreet.run_files",
     "discreet.server",
     "discreet.tables",
     "discreet.flower",

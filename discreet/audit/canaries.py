@@ -15,15 +15,15 @@ from scipy.fft import dct, idct
 from torch import Tensor
 
 from discreet.mechanisms.central_gaussian import noise_of, update_noise_multiplier
+from discreet.planning.server_optimizer import ServerSGD
+from discreet.planning.state import State
 from discreet.privacy.quantile import BIT_SENSITIVITY
 from discreet.privacy.randomness import RandomSource
-from discreet.server.server_optimizer import ServerSGD
-from discreet.server.state import State
 from discreet.settings.rules import ConfigError
 
 if TYPE_CHECKING:
     from discreet.accounting.privacy_ledger import PrivacyLedger
-    from discreet.server.plan import Plan
+    from discreet.planning.plan import Plan
 
 Facts = Mapping[str, str | int | float | bool]
 

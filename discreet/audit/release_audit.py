@@ -48,14 +48,14 @@ from discreet.node.client import Client, ExactReply, noised_vector
 from discreet.node.policy import ClientPolicy
 from discreet.node.work import work_of
 from discreet.per_example.per_example import clipped_gradient_sum
+from discreet.planning.cohort_sampling import CohortSampling
+from discreet.planning.plan import Plan
 from discreet.privacy.randomness import RandomSource, secure_source, source_of
 from discreet.privacy.secure_grid import SecureSum
 from discreet.protocol.messages import Assignment, TrainReply, TrainRequest
 from discreet.queries.query import EVALUATION, STATISTICS, query_of
-from discreet.server.cohort_sampling import CohortSampling
 from discreet.server.data_questions import statistics_noise
 from discreet.server.model_ratings import RatingPlan, rating_plan
-from discreet.server.plan import Plan
 from discreet.settings.client_settings import ClientSettings
 from discreet.settings.privacy import EXAMPLE, LOCAL, USER
 from discreet.settings.rules import ConfigError

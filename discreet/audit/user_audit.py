@@ -44,13 +44,13 @@ from discreet.mechanisms.central_gaussian import noise_of
 from discreet.mechanisms.mechanism import Mechanism
 from discreet.mechanisms.round_state import RoundStart
 from discreet.mechanisms.sums import PartialReply, UsableReply
+from discreet.planning.plan import Plan
+from discreet.planning.state import State
 from discreet.privacy.sampling import in_turn
 from discreet.protocol.messages import TrainReply, TrainRequest
 from discreet.queries.scores import unrated
-from discreet.server.plan import Plan
-from discreet.server.run_folder import RunFolder
+from discreet.run_files.run_folder import RunFolder
 from discreet.server.session import opened
-from discreet.server.state import State
 from discreet.server.training_run import TrainingRun
 from discreet.server.transport import Reply, ReplyStats, Transport
 from discreet.settings.call import Call

@@ -29,8 +29,8 @@ from discreet.deployment.interruption import override, resumable
 from discreet.deployment.run_watch import RunWatch, follow
 from discreet.ledger.durable_ledger import DurableLedger, LedgerError
 from discreet.logs import log_to
-from discreet.server.resuming import asked_settings
-from discreet.server.run_folder import RunFolder, check_output, read_status
+from discreet.run_files.resuming import asked_settings
+from discreet.run_files.run_folder import RunFolder, check_output, read_status
 from discreet.server.session import check_secure, resolve
 from discreet.settings.places import PACKAGE, app_folder
 from discreet.settings.rules import ConfigError, require_extra

@@ -24,6 +24,7 @@ from discreet.flower.grid_transport import GridTransport, RoundMessages, strange
 from discreet.masking.server import Exchange, MaskingServer
 from discreet.masking.wire import Abandoned, Stage, read_request
 from discreet.mechanisms.sums import UnopenedSum
+from discreet.planning.plan import Plan
 from discreet.privacy.secure_grid import SecureSum
 from discreet.protocol.masked_messages import (
     MASKING,
@@ -37,7 +38,6 @@ from discreet.protocol.masked_messages import (
     terms_of,
 )
 from discreet.protocol.messages import MalformedMessage, TrainRequest, VirtualClient
-from discreet.server.plan import Plan
 from discreet.server.transport import Failure, RoundAbandoned
 from discreet.settings.client_settings import ClientSettings
 

@@ -45,11 +45,11 @@ from discreet.protocol.messages import (
 from discreet.protocol.run_end import end_run
 from discreet.protocol.simulated import set_up_simulation
 from discreet.queries.query import EVALUATION, NORMALISE, OF_DATA, STATISTICS, query_of
+from discreet.run_files.resuming import asked_settings
+from discreet.run_files.run_folder import change_state, state_of
 from discreet.server.data_questions import answers_by, written_statistics
 from discreet.server.model_ratings import answers_of
-from discreet.server.resuming import asked_settings
 from discreet.server.run_context import interruptible
-from discreet.server.run_folder import change_state, state_of
 from discreet.server.session import Session, check_secure, finish, normalised, prepare
 from discreet.server.training_run import TrainingRun
 from discreet.server.transport import Transport

@@ -36,14 +36,17 @@ from discreet.ledger.durable_ledger import LedgerError
 from discreet.logs import log_to
 from discreet.mechanisms.central_gaussian import count_stddev
 from discreet.mechanisms.mechanism import Mechanism
+from discreet.planning.noise_outlook import EXAMPLES_INSTEAD, FEW_CLIENTS, check_noise
+from discreet.planning.plan import Plan, check_cost, resolve_noise
+from discreet.planning.server_optimizer import ServerOptimizer
+from discreet.planning.state import Outcome, State
 from discreet.protocol.messages import VirtualClient
 from discreet.protocol.simulated import set_up_simulation
 from discreet.queries.metrics import metric_blocks
 from discreet.queries.query import Query
 from discreet.queries.scores import EvaluationResult, unrated
-from discreet.server.noise_outlook import EXAMPLES_INSTEAD, FEW_CLIENTS, check_noise
-from discreet.server.plan import Plan, check_cost, resolve_noise
-from discreet.server.resuming import same_settings
+from discreet.run_files.resuming import same_settings
+from discreet.run_files.run_folder import RunFolder, check_output, output_folder, replace_file
 from discreet.server.run_context import (
     RunContext,
     close_run,
@@ -51,10 +54,7 @@ from discreet.server.run_context import (
     open_run,
     say_how_it_ended,
 )
-from discreet.server.run_folder import RunFolder, check_output, output_folder, replace_file
-from discreet.server.server_optimizer import ServerOptimizer
 from discreet.server.session import check_secure
-from discreet.server.state import Outcome, State
 from discreet.server.training_run import OnRound, TrainingRun
 from discreet.settings.call import Call
 from discreet.settings.privacy import Sizes

@@ -14,7 +14,7 @@ from discreet.mechanisms.central_gaussian import CentralGaussian
 from discreet.mechanisms.correlated_noise import CorrelatedNoise
 from discreet.mechanisms.masked_sums import MaskedGaussian
 from discreet.mechanisms.mechanism import Mechanism
-from discreet.server.server_optimizer import ServerSGD, server_section
+from discreet.planning.server_optimizer import ServerSGD, server_section
 from discreet.settings.clip_choice import CLIP_WORDS, AdaptiveClipping, FixedClipping
 from discreet.settings.compose import parse_asked
 from discreet.settings.privacy import PLAIN, SECURE

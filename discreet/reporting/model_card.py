@@ -11,9 +11,9 @@ from typing import Any
 import yaml  # type: ignore[import-untyped]
 
 from discreet.mechanisms.mechanism import Statement
+from discreet.planning.constant_guess import FILE as CONSTANT
 from discreet.queries.scores import score_columns
 from discreet.reporting.records import RunRecord
-from discreet.server.constant_guess import FILE as CONSTANT
 
 TASKS = {
     "classes": "tabular-classification",

@@ -19,9 +19,9 @@ from discreet.data.encoding import CATEGORY, DATE, TEXT, Column
 from discreet.data.targets import CLASSES, LABELS, NUMBERS
 from discreet.reporting.model_card import model_card
 from discreet.reporting.records import read_runs
-from discreet.server.csv_text import csv_text
-from discreet.server.model_description import FILE, read_facts
-from discreet.server.predictions import SavedModel, load_model
+from discreet.run_files.csv_text import csv_text
+from discreet.run_files.model_description import FILE, read_facts
+from discreet.run_files.predictions import SavedModel, load_model
 from discreet.settings.data import NormaliserConfig
 from discreet.settings.rules import ConfigError, require_extra
 

@@ -20,14 +20,14 @@ from discreet.ledger.budget import BudgetSpent, require_room_for
 from discreet.ledger.durable_ledger import Charge
 from discreet.mechanisms.round_state import RoundStart
 from discreet.mechanisms.sums import AnswerRelease, Replies
+from discreet.planning.plan import Plan
 from discreet.protocol.messages import Assignment, TrainRequest
 from discreet.queries.answers import Estimate
 from discreet.queries.query import NORMALISE, STATISTICS, Query, Sums, query_of, shape_of_data
 from discreet.queries.statistic_answers import normaliser_from
-from discreet.server.plan import Plan
+from discreet.run_files.run_folder import write_json
 from discreet.server.round import RunLedger, one_query
 from discreet.server.run_context import RunContext
-from discreet.server.run_folder import write_json
 from discreet.server.transport import NobodyAnswers, ReplyStats, Transport
 from discreet.settings.data import NormaliserConfig, StatisticsConfig
 from discreet.settings.privacy import USER

@@ -29,23 +29,24 @@ from discreet.models.fixed_part import behind_fixed
 from discreet.models.model_check import check_fits
 from discreet.models.models import flatten_parameters, load_parameters, model_for
 from discreet.models.transformer import save_adapter
+from discreet.planning.constant_guess import constant_guess
+from discreet.planning.noise_outlook import check_noise
+from discreet.planning.plan import Plan, check_cost, resolve_noise
+from discreet.planning.run_price import average_units
+from discreet.planning.state import Outcome, State
 from discreet.queries.metrics import evaluate
 from discreet.queries.query import EVALUATION, query_of
 from discreet.queries.scores import EvaluationResult, unrated
-from discreet.server.constant_guess import constant_guess
+from discreet.run_files.final_results import FILE as TEST_SET
+from discreet.run_files.final_results import final_results
+from discreet.run_files.model_description import FILE as MODEL_DESCRIPTION
+from discreet.run_files.model_description import model_facts
+from discreet.run_files.predictions import named_parameters_of, write_predictions
+from discreet.run_files.run_folder import RunFolder
+from discreet.run_files.run_folder import write_json as write_facts
 from discreet.server.data_questions import found_normaliser, with_constants
-from discreet.server.final_results import FILE as TEST_SET
-from discreet.server.final_results import final_results
-from discreet.server.model_description import FILE as MODEL_DESCRIPTION
-from discreet.server.model_description import model_facts
-from discreet.server.noise_outlook import check_noise
-from discreet.server.plan import Plan, check_cost, resolve_noise
 from discreet.server.population_account import PopulationAccount
-from discreet.server.predictions import named_parameters_of, write_predictions
 from discreet.server.run_context import RunContext, close_run, open_run, say_how_it_ended
-from discreet.server.run_folder import RunFolder
-from discreet.server.run_folder import write_json as write_facts
-from discreet.server.state import Outcome, State
 from discreet.server.training_run import OnRound, TrainingRun
 from discreet.server.transport import Transport
 from discreet.settings.call import Call
@@ -138,7 +139,14 @@ def opened(plan: Plan, task: Task, call: Call, *, simulated: bool, held: ExitSta
     model = model_for(plan.settings.model, task.shape, seed=seed)
     if simulated and (said := warning_of_rows(plan.run, task.train)):
         logger.warning("%s", said)
-    context = open_run(plan, call, params=flatten_parameters(model), simulated=simulated, held=held)
+    context = open_run(
+        plan,
+        call,
+        params=flatten_parameters(model),
+        simulated=simulated,
+        held=held,
+        units=average_units(plan.run, task.train) if simulated else None,
+    )
     return Session(context, task, model)
 
 

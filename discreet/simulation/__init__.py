@@ -31,7 +31,7 @@ def simulate(
             "*settings"
         )
     # Imported here, so that importing one module of this package does not load them.
-    from discreet.server.resuming import asked_settings
+    from discreet.run_files.resuming import asked_settings
     from discreet.simulation.in_process import simulate as train
 
     config, call = asked_settings(settings)

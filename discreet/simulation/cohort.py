@@ -33,13 +33,13 @@ from discreet.node.account import Accounts, Refused
 from discreet.node.admission import Admitted, admit
 from discreet.node.client import ExactReply, noised_vector
 from discreet.node.work import work_of
+from discreet.planning.plan import Plan
 from discreet.privacy.clipping import clip_by_norm, row_norms
 from discreet.privacy.randomness import RandomSource, secure_source, seeded_source
 from discreet.privacy.secure_grid import SecureSum
 from discreet.protocol.messages import EPSILONS, TrainRequest
 from discreet.queries.query import Query
 from discreet.server.model_ratings import answers_of
-from discreet.server.plan import Plan
 from discreet.server.transport import Failure
 from discreet.settings.privacy import EXAMPLE
 from discreet.settings.training import TaskConfig

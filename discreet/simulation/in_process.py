@@ -21,12 +21,12 @@ from discreet.mechanisms.sums import PartialReply, UnopenedSum
 from discreet.node.account import Accounts, Refused
 from discreet.node.nodes import virtual_client
 from discreet.node.work import work_of
+from discreet.planning.plan import Plan
+from discreet.planning.state import Outcome
 from discreet.privacy.secure_grid import SecureSum
 from discreet.protocol.messages import TrainReply, TrainRequest, VirtualClient
 from discreet.queries.query import NORMALISE, query_of
-from discreet.server.plan import Plan
 from discreet.server.session import Session, finish, normalised, prepare, resolve, training_run
-from discreet.server.state import Outcome
 from discreet.server.training_run import OnRound
 from discreet.server.transport import Failure, Reply, RoundAbandoned, Transport
 from discreet.settings.call import Call

@@ -21,8 +21,8 @@ from typing import TYPE_CHECKING, Any
 
 from discreet.ledger.durable_ledger import DurableLedger, LedgerError
 from discreet.logs import log_to
-from discreet.server.plan import Plan
-from discreet.server.run_folder import (
+from discreet.planning.plan import Plan
+from discreet.run_files.run_folder import (
     CONFIG,
     OVER,
     RunFolder,

@@ -13,7 +13,7 @@ import torch
 
 from discreet.data.examples import Examples, Task
 from discreet.data.targets import CLASSES, LABELS, SEQUENCES
-from discreet.server.plan import Plan
+from discreet.planning.plan import Plan
 from discreet.server.session import opened, training_run
 from discreet.settings.call import Call
 from discreet.simulation.in_process import virtual_clients

@@ -19,21 +19,21 @@ from discreet.accounting.events import RDP
 from discreet.ledger.budget import BudgetSpent
 from discreet.ledger.durable_ledger import Charge, DurableLedger
 from discreet.mechanisms.mechanism import releases_of
+from discreet.planning.plan import Plan
+from discreet.planning.state import Outcome
 from discreet.privacy.randomness import source_of
 from discreet.privacy.selection import TrialCount, selection_event
 from discreet.queries.scores import main_score
 from discreet.reporting.records import model_row
-from discreet.server.plan import Plan
-from discreet.server.population_account import PopulationAccount
-from discreet.server.run_context import privacy_facts
-from discreet.server.run_folder import (
+from discreet.run_files.run_folder import (
     RunFolder,
     read_tensors,
     replace_file,
     write_json,
     write_tensors,
 )
-from discreet.server.state import Outcome
+from discreet.server.population_account import PopulationAccount
+from discreet.server.run_context import privacy_facts
 from discreet.settings.privacy import USER
 from discreet.settings.rules import ConfigError
 from discreet.simulation.many_runs import Job, go_on

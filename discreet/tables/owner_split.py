@@ -11,7 +11,8 @@ from pathlib import Path
 from discreet.data.csv_table import CsvTable
 from discreet.data.encoding import is_empty
 from discreet.data.targets import FolderError
-from discreet.server.run_folder import replace_file
+from discreet.run_files.run_folder import replace_file
+from discreet.tables.header import names_in, place_of
 
 # public: an owner's name alone decides if it is in the test set
 SALT = b"discreet data split 20753:"
@@ -47,27 +48,27 @@ def split_by_owner(table: CsvTable, *, owner: str | None, share: float) -> Owner
     for path in paths:
         if path.exists():
             raise FolderError(f"{path} is there already")
-    (_, header), *records = table.records()
-    if owner is not None and owner not in header:
-        raise FolderError(f"{table.path} has no column {owner}; there are {', '.join(header)}")
+    header = names_in(table)
+    if owner is None:
+        place = None
+    else:
+        place = place_of(owner, table)
     parts: tuple[list[list[str]], list[list[str]]] = ([], [])
     owners: tuple[set[str], set[str]] = (set(), set())
-    for number, (line, row) in enumerate(records):
-        if len(row) != len(header):
-            raise FolderError(
-                f"{table.path}, line {line}: {len(row)} columns, and the header has {len(header)}"
-            )
-        if owner is None:
+    for number, (line, row) in enumerate(table.rows()):
+        if place is None:
             name = str(number)
         else:
-            name = row[header.index(owner)].strip()
-        if owner is not None and is_empty(name):
+            name = row[place].strip()
+        if place is not None and is_empty(name):
             raise FolderError(
                 f"{table.path}, line {line}: {owner} is empty: it must name the owner of the row"
             )
         tested = is_tested(name, share)
         parts[tested].append(row)
         owners[tested].add(name)
+    if not any(parts):
+        raise FolderError(f"{table.path} has no rows below its header")
     if not all(parts):
         raise FolderError(f"{table.path}: one part is empty: use another share than {share:g}")
     for path, rows in zip(paths, parts, strict=True):

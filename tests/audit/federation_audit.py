@@ -32,12 +32,12 @@ from discreet.deployment.local_federation import (
     empty_federation,
 )
 from discreet.deployment.raw_node import raw_node
+from discreet.planning.plan import Plan
+from discreet.planning.state import State
 from discreet.privacy.randomness import secure_source
 from discreet.protocol.messages import TrainReply, decode_request, encode_reply
-from discreet.server.plan import Plan
-from discreet.server.run_folder import OVER, RunFolder, state_of
+from discreet.run_files.run_folder import OVER, RunFolder, state_of
 from discreet.server.session import check_secure
-from discreet.server.state import State
 from discreet.settings.rules import ConfigError, require_extra
 from discreet.settings.settings import Settings, flat
 from discreet.simulation.processes import RunLostError
