@@ -75,6 +75,11 @@ def _state_of_another(real: Any) -> Any:
     return opened
 
 
+def _as_if_not_drawn(real: Any, alone: Any, *given: Any) -> Any:
+    with patch.object(alone, "_check_drawn", always(None)(None)):
+        return real(alone, *given)
+
+
 def _known_key(real: Any) -> Any:
     return lambda: type(real())(bytes(32), is_secure=True)
 
@@ -151,7 +156,7 @@ BY_TEST = {
     ),
     "server/test_round.py::test_a_poisson_cohort_is_empty_as_often_as_it_should_be": Fault(
         "a Poisson cohort is drawn again until it is not empty",
-        "server.cohort_sampling:CohortSampling.draw",
+        "planning.cohort_sampling:CohortSampling.draw",
         lambda real: (
             lambda self, members, source: real(self, members, source) or real(self, members, source)
         ),
@@ -205,14 +210,14 @@ BY_TEST = {
         "ledger.durable_ledger:_charged_since",
         always(set()),
     ),
-    "server/test_lost_ledgers.py::test_on_another_machine_the_checkpoint_tells": Fault(
+    "run_files/test_lost_ledgers.py::test_on_another_machine_the_checkpoint_tells": Fault(
         "a run is resumed with a ledger that is older than its checkpoint",
         "ledger.durable_ledger:DurableLedger.contains",
         always(True),
     ),
     "server/test_training_run.py::test_what_decides_privacy_is_refused_by_the_name_that_was_typed": Fault(
         "a resumed run takes another noise multiplier",
-        "server.resuming:CHANGEABLE",
+        "run_files.resuming:CHANGEABLE",
         lambda names: (*names, "privacy.user.noise_multiplier"),
     ),
     "server/test_population_account.py::test_every_run_charges_it_and_its_own_ledger_says_what_it_cost_itself": Fault(
@@ -227,7 +232,7 @@ BY_TEST = {
             lambda self, spent, charges, what="the next round": real(self, spent, [], what)
         ),
     ),
-    "server/test_lost_ledgers.py::test_a_node_does_not_work_without_all_that_it_spent": Fault(
+    "run_files/test_lost_ledgers.py::test_a_node_does_not_work_without_all_that_it_spent": Fault(
         "a ledger in the place of another one is charged",
         "ledger.rollback_guard:RollbackGuard.another_at",
         always(False),
@@ -477,14 +482,29 @@ BY_TEST |= {
         "accounting.events:_noise_together",
         lambda _: lambda parts: noise_in(parts[0][0]),
     ),
-    "server/test_damaged_files.py::test_no_damage_to_the_metrics_lowers_what_clients_reported": Fault(
+    "run_files/test_damaged_files.py::test_no_damage_to_the_metrics_lowers_what_clients_reported": Fault(
         "what clients reported is read from metrics.csv alone",
-        "server.run_folder:RunFolder.reported",
+        "run_files.run_folder:RunFolder.reported",
         always({}),
     ),
-    "server/test_damaged_files.py::test_a_changed_number_of_a_checkpoint_is_damage": Fault(
+    "run_files/test_damaged_files.py::test_on_another_machine_the_checkpoint_tells_that_a_ledger_is_of_another_run": Fault(
+        "a ledger of another run is read as the run's own",
+        "run_files.run_ledgers:displaced",
+        always([]),
+    ),
+    "simulation/test_resume.py::test_what_a_lost_round_cost_its_clients_stays_in_what_is_published": Fault(
+        "a run that goes on forgets what clients paid for the rounds that are made again",
+        "run_files.clients_account:with_lost_rounds",
+        lambda _: lambda state, *given: state,
+    ),
+    "per_example/test_trial.py::test_a_change_that_only_some_example_makes_is_refused_at_its_step": Fault(
+        "a buffer may be written for an example that no trial has seen",
+        "per_example.alone:Alone._check_writes",
+        always(None),
+    ),
+    "run_files/test_damaged_files.py::test_a_changed_number_of_a_checkpoint_is_damage": Fault(
         "a changed number of a checkpoint is not noticed",
-        "server.checkpoint_numbers:_digest",
+        "run_files.checkpoint_numbers:_digest",
         always(""),
     ),
     "privacy/test_randomness.py::test_float32_values_follow_the_normal_law_in_body_tails_and_centre": Fault(
@@ -536,8 +556,15 @@ OF_TURNS = (
     ),
 )
 IN_ALL_TURNS = "mechanisms/test_turn_replay.py::test_a_client_in_all_its_turns_costs_what_the_ledger_was_charged"
+ON_WHAT_WAS_DRAWN = "per_example/test_watch.py::test_a_branch_on_what_was_drawn_is_not_watched"
 FAULTS = (
     *(replace(fault, test=test) for test, fault in BY_TEST.items()),
+    Fault(
+        "a mask, or lengths, may be drawn at random",
+        "per_example.alone:Alone.split_by",
+        lambda real: lambda self, *given: _as_if_not_drawn(real, self, *given),
+        ON_WHAT_WAS_DRAWN,
+    ),
     *(replace(fault, test=IN_ALL_TURNS) for fault in OF_TURNS),
 )
 

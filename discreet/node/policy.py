@@ -125,16 +125,7 @@ OTHERS = {
     "num-partitions",
     TASK,
 }
-# words that suggest a policy key
-OF_PRIVACY = {
-    "epsilon",
-    "eps",
-    "delta",
-    "noise",
-    "privacy",
-    "policy",
-    "secure",
-}
+OF_PRIVACY = ("epsilon", "delta", "noise", "privacy", "policy", "secure")  # a policy key is meant
 ALIKE = 0.7  # a key of which so large a share is like one of a policy is a misspelt one
 
 
@@ -180,7 +171,8 @@ def _check_spelling(node_config: Mapping[str, object]) -> None:
     for key in sorted(node_config.keys() - FIELDS.keys() - OTHERS - {FILE}):
         written = key.lower().replace("_", "-")
         meant = did_you_mean(written, (*FIELDS, FILE), cutoff=ALIKE)
-        if not meant and OF_PRIVACY.intersection(written.split("-")):
+        of_privacy = any(word in written for word in OF_PRIVACY) or "eps" in written.split("-")
+        if not meant and of_privacy:
             meant = f"; there are {', '.join(FIELDS)}"
         if meant:
             raise ValueError(f"unknown setting {brief(key)}{meant}")

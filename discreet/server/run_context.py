@@ -16,12 +16,14 @@ from torch import Tensor
 from discreet.accounting.events import ACCOUNTANTS, RDP
 from discreet.ledger.durable_ledger import DurableLedger
 from discreet.mechanisms.mechanism import PURE, REPORTED, SERVER, Mechanism, Statement
+from discreet.planning.noise_outlook import noise_outlook
+from discreet.planning.plan import Plan
+from discreet.planning.run_price import price_lines
+from discreet.planning.state import Outcome, State, initial_state
 from discreet.privacy.grid import LARGEST_SCALE
 from discreet.privacy.randomness import RandomSource, source_of
-from discreet.server.noise_outlook import noise_outlook
-from discreet.server.plan import Plan
-from discreet.server.population_account import PopulationAccount
-from discreet.server.run_folder import (
+from discreet.run_files.clients_account import with_lost_rounds
+from discreet.run_files.run_folder import (
     ASKED,
     RunFolder,
     RunSecrets,
@@ -32,9 +34,8 @@ from discreet.server.run_folder import (
     write_json,
     write_tensors,
 )
-from discreet.server.run_ledgers import check_ledgers, create_ledgers
-from discreet.server.run_price import price_lines
-from discreet.server.state import Outcome, State, initial_state
+from discreet.run_files.run_ledgers import check_ledgers, create_ledgers
+from discreet.server.population_account import PopulationAccount
 from discreet.settings.call import Call
 from discreet.settings.client_settings import ClientSettings
 from discreet.settings.privacy import EXAMPLE, LOCAL
@@ -66,11 +67,9 @@ def open_run(
     params: Tensor,
     simulated: bool,
     held: ExitStack,
-    units: int | None = None,
 ) -> RunContext:
     """Opens the folder of a new run, which starts from `params` (num_params,), or of a resumed one.
     `held` keeps it locked for this process. Clients that are `simulated` keep their ledger in it.
-    `units`: as `price_lines` has it.
 
     Raises:
       ConfigError: the folder holds a run already, holds none to resume, or can't be used.
@@ -87,25 +86,19 @@ def open_run(
     else:
         create_ledgers(folder, plan, simulated=simulated)
     ledger = folder.ledger(plan)
-    state = None
     if account is not None:
         account.join(ledger, folder)
+    state = initial_state(params, clip_norm=plan.first_clip_norm)
     if call.resume:
-        state = folder.load_checkpoint()
-        if state:
-            done = state.round
-        else:
-            done = 0
+        state = with_lost_rounds(folder.load_checkpoint() or state, plan, folder)
         # Without the rows of rounds that will be repeated.
         folder.replace_metrics(
-            [row for row in folder.read_metrics() if (row["round"] or 0) <= done]
+            [row for row in folder.read_metrics() if (row["round"] or 0) <= state.round]
         )
-        logger.info("resumed after round %d", done)
+        logger.info("resumed after round %d", state.round)
     folder.write_config(plan.settings, device=call.device)
     if not call.resume:
         folder.write_config(plan.asked or plan.settings, device=call.device, name=ASKED)
-    _announce(plan, folder, units)
-    state = state or initial_state(params, clip_norm=plan.first_clip_norm)
     state = replace(state, carried=RunSecrets(folder.path))
     return RunContext(plan, folder, ledger, state, source_of(plan.settings.seed), call.device)
 
@@ -136,7 +129,10 @@ def _guarantee_line(run: ClientSettings, name: str) -> str:
     return f"{head}, {accountant}budget epsilon {budget}"
 
 
-def _announce(plan: Plan, folder: RunFolder, units: int | None) -> None:
+def announce(context: RunContext, units: int | None = None) -> None:
+    """Logs the price of a run before its first round, and where its folder is. `units`: as
+    `price_lines` has it."""
+    plan = context.plan
     if plan.settings.seed is not None:
         logger.warning(
             (
@@ -156,7 +152,7 @@ def _announce(plan: Plan, folder: RunFolder, units: int | None) -> None:
         )
     off = [guarantee.name for guarantee in plan.guarantees if not guarantee.enabled]
     logger.info("guarantees that are off (epsilon = inf): %s", ", ".join(off) or "none")
-    logger.info("run folder: %s", folder.path)
+    logger.info("run folder: %s", context.folder.path)
 
 
 def close_run(

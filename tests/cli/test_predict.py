@@ -11,7 +11,7 @@ import pytest
 from sklearn.datasets import load_breast_cancer
 
 from discreet.data.datasets import load_task
-from discreet.server.predictions import load_model, predict, read_inputs, write_predictions
+from discreet.run_files.predictions import load_model, predict, read_inputs, write_predictions
 from discreet.settings.compose import load_asked
 from discreet.simulation.in_process import simulate
 from tests.command import predict as main

@@ -126,6 +126,7 @@ MISSPELT = {
     "required": "require",
     "polciy": "policy",
     "min_noise": None,
+    "minnoise": None,
     "epsilon-budget": None,
 }
 

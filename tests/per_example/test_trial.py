@@ -86,10 +86,19 @@ def _for_some(model: Forward, x: Tensor) -> Tensor:
     return x
 
 
-def test_a_change_that_only_some_example_makes_is_refused_at_its_step() -> None:
-    model, (inputs, targets) = seeded(lambda: Forward(_for_some)), examples()
+def _replaced_for_some(model: Forward, x: Tensor) -> Tensor:
+    if bool((x.detach() > 90).any()):
+        model.last = x.detach().mean(0)
+    return x - model.last.mean()
+
+
+@pytest.mark.parametrize(("between", "moved"), [(_for_some, "wide"), (_replaced_for_some, "last")])
+def test_a_change_that_only_some_example_makes_is_refused_at_its_step(
+    between: Callable[[Forward, Tensor], Tensor], moved: str
+) -> None:
+    model, (inputs, targets) = seeded(lambda: Forward(between)), examples()
     assert_matches(model, inputs, targets, clip=0.2)
-    with pytest.raises(ValueError, match="forward changes wide:"):
+    with pytest.raises(ValueError, match=f"forward changes {moved}:"):
         clipped_gradient_sum(model, 1e4 * inputs, targets=targets, clip_norm=0.2)
 
 

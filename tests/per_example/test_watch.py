@@ -8,12 +8,14 @@ import math
 import random
 import re
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
+from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 from torch.utils.checkpoint import checkpoint
 
 from discreet.per_example.alone import Alone
@@ -514,12 +516,29 @@ def test_one_made_up_batch_at_a_kink_does_not_decide_the_way(
     assert fallen_back() is not is_watched
 
 
-@pytest.mark.usefixtures("built_is_an_error")
-def test_a_branch_on_what_was_drawn_is_not_watched() -> None:
-    def between(model: Forward, x: Tensor) -> Tensor:
-        kept = functional.dropout(x, 0.5)
-        return kept.relu() if bool((kept.detach() > 50).any()) else x
+def _drawn_branch(model: Forward, x: Tensor) -> Tensor:
+    kept = functional.dropout(x, 0.5)
+    return kept.relu() if bool((kept.detach() > 50).any()) else x
 
+
+def _drawn_mask(model: Forward, x: Tensor) -> Tensor:
+    mask = functional.dropout(x, 0.5) != 0
+    found = torch.zeros_like(x)
+    found[mask] = x[mask]
+    return found
+
+
+def _drawn_lengths(model: Forward, x: Tensor) -> Tensor:
+    kept = functional.dropout(torch.ones_like(x), 0.5)
+    lengths = 1 + (kept[:, 1:] != 0).sum(1)
+    packed = pack_padded_sequence(x.unsqueeze(2), lengths, batch_first=True, enforce_sorted=False)
+    found: Tensor = pad_packed_sequence(packed, batch_first=True, total_length=x.shape[1])[0]
+    return found.squeeze(2)
+
+
+@pytest.mark.usefixtures("built_is_an_error")
+@pytest.mark.parametrize("between", [_drawn_branch, _drawn_mask, _drawn_lengths])
+def test_a_branch_on_what_was_drawn_is_not_watched(between: Any) -> None:
     with pytest.raises(ByTorchFunc):
         clipped_gradient_sum(
             seeded(lambda: Forward(between)), 100 * rows(), targets=TARGETS, clip_norm=0.2

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import yaml
 
-from discreet.server.predictions import load_model
+from discreet.run_files.predictions import load_model
 from discreet.settings.compose import load_asked
 from discreet.simulation.in_process import simulate
 from tests.command import export, predict

@@ -12,8 +12,8 @@ import torch
 
 from discreet.accounting.privacy_ledger import PrivacyLedger
 from discreet.ledger.durable_ledger import Charge, DurableLedger, LedgerError
+from discreet.run_files.run_folder import RunFolder
 from discreet.server.population_account import ADJACENCIES, Population, create_account
-from discreet.server.run_folder import RunFolder
 from discreet.settings.compose import load_asked
 from discreet.simulation.in_process import simulate
 from tests.simulation.crash import AFTER_ACCOUNT, POINTS, crash, crash_all
@@ -158,6 +158,30 @@ def test_a_rated_run_that_was_killed_before_its_first_checkpoint_goes_on(tmp_pat
     rows = RunFolder(tmp_path / "run").read_metrics()
     assert [row["round"] for row in rows] == [1, 2, 3]
     assert all(row["accuracy_error"] for row in rows)
+
+
+LOCAL = ("privacy.user.enabled=false", "privacy.local.kind=gaussian", "server.learning_rate=0.01")
+
+
+@pytest.mark.parametrize("known", ["a row", "the clients' ledger"])
+def test_what_a_lost_round_cost_its_clients_stays_in_what_is_published(
+    known: str, tmp_path: Path
+) -> None:
+    words = [*SMALL[:-1], *LOCAL, "privacy.local.noise_multiplier=9", f"output_dir={tmp_path}"]
+    simulate(*load_asked([*words, "rounds=1"]))
+    folder = RunFolder(tmp_path)
+    clients = DurableLedger(folder.clients_ledger_path)
+    (event, _), *_ = clients.spent("local", data_owner=clients.data_owners("local")[0]).entries
+    lost = PrivacyLedger(((event, 7),)).epsilon(1e-3)
+    if known == "a row":  # as a crash before the checkpoint leaves it, in a federation too
+        (row,) = folder.read_metrics()
+        folder.append_metrics({**row, "round": 2, "epsilon_local": lost})
+    else:
+        clients.charge([Charge(2, "local", "in no later cohort", event, 7)])
+    simulate(*load_asked([*words, "rounds=3", "resume=true"]))
+    said = json.loads((tmp_path / "privacy.json").read_text())["guarantees"][2]["epsilon"]["pld"]
+    assert said == pytest.approx(lost, rel=1e-6)
+    assert folder.read_metrics()[-1]["epsilon_local"] == pytest.approx(lost, rel=1e-6)
 
 
 def test_a_damaged_header_of_the_metrics_damages_no_row_of_a_run_that_goes_on(

@@ -17,7 +17,7 @@ import torch
 from discreet.cli.main import main
 from discreet.ledger.durable_ledger import Charge, DurableLedger, LedgerError
 from discreet.masking.identity import Directory, IdentityError
-from discreet.server.run_folder import (
+from discreet.run_files.run_folder import (
     ASKED,
     CONFIG,
     STATUS,
@@ -217,6 +217,15 @@ def test_no_damage_to_the_metrics_lowers_what_clients_reported(
         assert f"epsilon example {row['epsilon_example']:.4g}," in capsys.readouterr().out
     assert main(["status", str(reporting.path)]) == 0
     assert f"example {row['epsilon_example']:.4g} spent" in capsys.readouterr().out
+
+
+def test_a_ledger_of_clients_that_is_gone_is_named(
+    reporting: RunFolder, capsys: pytest.CaptureFixture[str]
+) -> None:
+    reporting.clients_ledger_path.unlink()
+    for action in ("show", "verify"):
+        refused = said(capsys, "ledger", action, str(reporting.path))
+        assert f"{reporting.clients_ledger_path} is missing" in refused
 
 
 @pytest.mark.parametrize("name", ["epsilon_example", "round", "clip_norm"])

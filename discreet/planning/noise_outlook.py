@@ -8,9 +8,9 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from discreet.mechanisms.mechanism import ClientRound
+from discreet.planning.plan import Plan
+from discreet.planning.server_optimizer import ServerSGD
 from discreet.privacy.mechanisms import Laplace
-from discreet.server.plan import Plan
-from discreet.server.server_optimizer import ServerSGD
 from discreet.settings.rules import ConfigError
 from discreet.settings.wording import Key, Part, Wording, joined
 

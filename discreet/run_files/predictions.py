@@ -23,9 +23,9 @@ from discreet.data.targets import CLASSES, LABELS, NUMBERS, SEQUENCES, Array, Fo
 from discreet.models.models import model_for, parts_of
 from discreet.per_example.objective import PADDING, cross_entropy
 from discreet.queries.metrics import class_indicators, label_indicators, number_scores
-from discreet.server.csv_text import csv_text
-from discreet.server.model_description import read_facts
-from discreet.server.run_folder import RunFolder, replace_file, write_json
+from discreet.run_files.csv_text import csv_text
+from discreet.run_files.model_description import read_facts
+from discreet.run_files.run_folder import RunFolder, replace_file, write_json
 from discreet.settings.data import NormaliserConfig
 from discreet.settings.rules import ConfigError, read_json
 from discreet.settings.training import FLOWER_APP, ModelConfig

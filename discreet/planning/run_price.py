@@ -9,8 +9,8 @@ from contextlib import suppress
 from discreet.accounting.accounting import epsilon_spent
 from discreet.data.examples import Examples
 from discreet.mechanisms.mechanism import SERVER, Unreachable, releases_of
-from discreet.server.noise_outlook import noise_outlook, outlook_at_clients
-from discreet.server.plan import Plan
+from discreet.planning.noise_outlook import noise_outlook, outlook_at_clients
+from discreet.planning.plan import Plan
 from discreet.settings.client_settings import ClientSettings
 
 BYTES = 4  # of a parameter on its way: float32, or a masked word
@@ -35,7 +35,7 @@ def price_lines(plan: Plan, units: int | None = None) -> Iterator[str]:
 def average_units(run: ClientSettings, examples: Examples) -> int:
     """The examples of an average client, or its owners if they are what a guarantee is about."""
     if run.example.by_owner and examples.owners is not None:
-        count = int(examples.owners.max()) + 1
+        count = len(set(examples.owners.tolist()))
     else:
         count = len(examples)
     return count // run.data.num_clients
