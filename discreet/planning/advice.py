@@ -141,23 +141,36 @@ def _whole_organisation(clients: int) -> str:
 
 def _organisations(of: Situation) -> Iterator[str]:
     each = of.rows // of.clients
-    yield (
-        f"protects: one row of one organisation (example level), {of.clients} organisations of "
-        f"{each} rows on average"
-    )
-    if of.rows_a_person > 1:
+    masked = of.trusted != NOBODY and of.clients >= FEWEST_MASKED and of.code == COMMAND
+    by_person = of.rows_a_person > 1 and of.code == COMMAND and not masked
+    if by_person:
+        each //= of.rows_a_person
+        yield (
+            f"protects: one person of one organisation with all rows (example level), {of.clients} "
+            f"organisations of at least {each} people"
+        )
+    else:
+        yield (
+            f"protects: one row of one organisation (example level), {of.clients} organisations of "
+            f"{each} rows on average"
+        )
+    if of.rows_a_person > 1 and not by_person:
         yield (
             f"a person with {of.rows_a_person} rows is NOT protected at that epsilon "
             "unless the unit is a person: privacy.example.unit=owner "
             "(experiment=hospitals), or DPSGD(owners=...)"
         )
-    masked = of.trusted != NOBODY and of.clients >= FEWEST_MASKED and of.code == COMMAND
     if of.code == APP:
         yield "start from: DPSGD inside your ClientApp, docs/guide/dpsgd.md"
     elif masked:
         yield (
             "start from: experiment=heart_secure: one noise that all clients share; "
             "the server reads only the sum"
+        )
+    elif by_person:
+        yield (
+            "start from: experiment=hospitals, for a table with a person column in each "
+            "organisation, which adds its own noise (docs/guide/csv.md)"
         )
     else:
         yield (
@@ -166,11 +179,17 @@ def _organisations(of: Situation) -> Iterator[str]:
         )
     # One step a round over all rows. The mean over K organisations has noise from each, or one
     # shared noise.
-    count = of.rows if masked else each * math.sqrt(of.clients)
+    count = of.rows if masked else max(1, each) * math.sqrt(of.clients)
     yield from _noise(
         lambda z: z * math.sqrt(PARAMETERS) / count, delta=_delta(each), steps=(1.0, STEPS)
     )
     yield _whole_organisation(of.clients)
+    if by_person:
+        yield (
+            "measured: three hospitals of 299 patients reach an AUC of 0.755 at epsilon 2 (median "
+            "of 25 runs, the lowest 0.678), and 0.785 without privacy (experiment=hospitals)"
+        )
+        return
     yield (
         "measured: four hospitals of 30 to 199 patients reach 78 % accuracy at epsilon "
         "2, and 79 % without privacy (experiment=heart)"
