@@ -20,11 +20,11 @@ from benchmarks.side_by_side import Row
 from discreet.data.examples import Task
 from discreet.data.partition import SampledExamples
 from discreet.models.models import build_model, flatten_parameters
+from discreet.planning.plan import Plan, planned
+from discreet.planning.state import State, initial_state
 from discreet.privacy.randomness import secure_source
 from discreet.protocol.messages import TrainRequest
-from discreet.server.plan import Plan, planned
 from discreet.server.round import stepped
-from discreet.server.state import State, initial_state
 from discreet.server.transport import ReplyStats
 from discreet.settings.compose import load_config
 from discreet.simulation.cohort import BatchedTransport, engine_of

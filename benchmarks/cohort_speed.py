@@ -34,10 +34,10 @@ from discreet.node.account import Accounts
 from discreet.node.client import Client
 from discreet.node.policy import ClientPolicy
 from discreet.node.work import work_of
+from discreet.planning.plan import planned
 from discreet.privacy.clipping import ClippedSum
 from discreet.privacy.randomness import secure_source
 from discreet.protocol.messages import TrainRequest
-from discreet.server.plan import planned
 from discreet.server.transport import ReplyStats
 from discreet.settings.compose import load_config
 from discreet.settings.data import DataConfig

@@ -24,7 +24,7 @@ from discreet.deployment.flower_home import wait_until
 from discreet.deployment.local_federation import Federation, empty_federation
 from discreet.deployment.raw_node import raw_node
 from discreet.deployment.superlink import SERVER_APP
-from discreet.server.run_folder import RunFolder
+from discreet.run_files.run_folder import RunFolder
 from discreet.simulation.processes import child_processes
 
 EMPTY_APP = Path(__file__).resolve().parent / "empty_app"

@@ -24,8 +24,8 @@ from benchmarks.side_by_side import Row
 from discreet.data.partition import SampledExamples
 from discreet.mechanisms.round_state import RoundStart
 from discreet.models.models import build_model, flatten_parameters
+from discreet.planning.plan import planned
 from discreet.protocol.messages import TrainRequest
-from discreet.server.plan import planned
 from discreet.server.transport import ReplyStats
 from discreet.settings.compose import load_config
 from discreet.simulation.cohort import BatchedTransport, MakesWorkers, engine_of

@@ -156,7 +156,7 @@ BY_TEST = {
     ),
     "server/test_round.py::test_a_poisson_cohort_is_empty_as_often_as_it_should_be": Fault(
         "a Poisson cohort is drawn again until it is not empty",
-        "server.cohort_sampling:CohortSampling.draw",
+        "planning.cohort_sampling:CohortSampling.draw",
         lambda real: (
             lambda self, members, source: real(self, members, source) or real(self, members, source)
         ),
@@ -210,14 +210,14 @@ BY_TEST = {
         "ledger.durable_ledger:_charged_since",
         always(set()),
     ),
-    "server/test_lost_ledgers.py::test_on_another_machine_the_checkpoint_tells": Fault(
+    "run_files/test_lost_ledgers.py::test_on_another_machine_the_checkpoint_tells": Fault(
         "a run is resumed with a ledger that is older than its checkpoint",
         "ledger.durable_ledger:DurableLedger.contains",
         always(True),
     ),
     "server/test_training_run.py::test_what_decides_privacy_is_refused_by_the_name_that_was_typed": Fault(
         "a resumed run takes another noise multiplier",
-        "server.resuming:CHANGEABLE",
+        "run_files.resuming:CHANGEABLE",
         lambda names: (*names, "privacy.user.noise_multiplier"),
     ),
     "server/test_population_account.py::test_every_run_charges_it_and_its_own_ledger_says_what_it_cost_itself": Fault(
@@ -232,7 +232,7 @@ BY_TEST = {
             lambda self, spent, charges, what="the next round": real(self, spent, [], what)
         ),
     ),
-    "server/test_lost_ledgers.py::test_a_node_does_not_work_without_all_that_it_spent": Fault(
+    "run_files/test_lost_ledgers.py::test_a_node_does_not_work_without_all_that_it_spent": Fault(
         "a ledger in the place of another one is charged",
         "ledger.rollback_guard:RollbackGuard.another_at",
         always(False),
@@ -482,19 +482,19 @@ BY_TEST |= {
         "accounting.events:_noise_together",
         lambda _: lambda parts: noise_in(parts[0][0]),
     ),
-    "server/test_damaged_files.py::test_no_damage_to_the_metrics_lowers_what_clients_reported": Fault(
+    "run_files/test_damaged_files.py::test_no_damage_to_the_metrics_lowers_what_clients_reported": Fault(
         "what clients reported is read from metrics.csv alone",
-        "server.run_folder:RunFolder.reported",
+        "run_files.run_folder:RunFolder.reported",
         always({}),
     ),
-    "server/test_damaged_files.py::test_on_another_machine_the_checkpoint_tells_that_a_ledger_is_of_another_run": Fault(
+    "run_files/test_damaged_files.py::test_on_another_machine_the_checkpoint_tells_that_a_ledger_is_of_another_run": Fault(
         "a ledger of another run is read as the run's own",
-        "server.run_ledgers:displaced",
+        "run_files.run_ledgers:displaced",
         always([]),
     ),
     "simulation/test_resume.py::test_what_a_lost_round_cost_its_clients_stays_in_what_is_published": Fault(
         "a run that goes on forgets what clients paid for the rounds that are made again",
-        "server.clients_account:with_lost_rounds",
+        "run_files.clients_account:with_lost_rounds",
         lambda _: lambda state, *given: state,
     ),
     "per_example/test_trial.py::test_a_change_that_only_some_example_makes_is_refused_at_its_step": Fault(
@@ -502,9 +502,9 @@ BY_TEST |= {
         "per_example.alone:Alone._check_writes",
         always(None),
     ),
-    "server/test_damaged_files.py::test_a_changed_number_of_a_checkpoint_is_damage": Fault(
+    "run_files/test_damaged_files.py::test_a_changed_number_of_a_checkpoint_is_damage": Fault(
         "a changed number of a checkpoint is not noticed",
-        "server.checkpoint_numbers:_digest",
+        "run_files.checkpoint_numbers:_digest",
         always(""),
     ),
     "privacy/test_randomness.py::test_float32_values_follow_the_normal_law_in_body_tails_and_centre": Fault(

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from discreet.ledger.durable_ledger import Charge
-from discreet.server.plan import Plan, resolve_noise
-from discreet.server.run_folder import ASKED, RunFolder, write_json
-from discreet.server.run_ledgers import create_ledgers
+from discreet.planning.plan import Plan, resolve_noise
+from discreet.run_files.run_folder import ASKED, RunFolder, write_json
+from discreet.run_files.run_ledgers import create_ledgers
 from discreet.settings.compose import load_config
 from discreet.settings.privacy import USER
 

@@ -14,13 +14,13 @@ from torch import Tensor
 from discreet.mechanisms.mechanism import Mechanism
 from discreet.mechanisms.round_state import Released, RoundStart
 from discreet.mechanisms.sums import AnswerMechanism, UsableReply
+from discreet.planning.plan import Plan
+from discreet.planning.server_optimizer import ServerOptimizer, ServerSGD
+from discreet.planning.state import State
 from discreet.privacy.randomness import RandomSource
 from discreet.protocol.messages import TrainRequest
 from discreet.queries.query import Sums
-from discreet.server.plan import Plan
 from discreet.server.round import RunLedger, one_query, one_round
-from discreet.server.server_optimizer import ServerOptimizer, ServerSGD
-from discreet.server.state import State
 
 Charge = Callable[[DpEvent], object]
 

@@ -13,10 +13,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import discreet
+from discreet.planning.plan import planned
+from discreet.planning.server_optimizer import ServerSGD
 from discreet.protocol.messages import TrainRequest, request_items, request_of
-from discreet.server.plan import planned
-from discreet.server.run_folder import RunFolder
-from discreet.server.server_optimizer import ServerSGD
+from discreet.run_files.run_folder import RunFolder
 from discreet.settings.call import Call
 from discreet.settings.compose import load_asked, load_config, parse_asked
 from discreet.settings.places import app_folder, conf_folder, own_files

@@ -18,7 +18,7 @@ import pytest
 
 import discreet
 from discreet.cli.verbs import ANYWHERE, IN_A_PROJECT
-from discreet.server.prices import sampled_prices
+from discreet.planning.prices import sampled_prices
 from discreet.server.round import one_round
 from discreet.settings.compose import load_asked, load_config
 from tests.command import calibrate

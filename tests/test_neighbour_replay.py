@@ -22,11 +22,11 @@ from discreet.mechanisms.masked_sums import MaskedGaussian
 from discreet.mechanisms.sums import UnopenedSum, UpdateRows
 from discreet.node.client import ExactReply, noised_vector
 from discreet.node.work import work_of
+from discreet.planning.server_optimizer import ServerSGD
+from discreet.planning.state import State, initial_state
 from discreet.privacy.randomness import RandomSource
 from discreet.privacy.secure_grid import SecureSum
 from discreet.protocol.messages import TrainReply
-from discreet.server.server_optimizer import ServerSGD
-from discreet.server.state import State, initial_state
 from discreet.settings.settings import Settings
 from discreet.training.local_training import ExamplePrivacy, LocalSettings, local_update
 from tests.mechanisms.made import central, masked

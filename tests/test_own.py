@@ -18,7 +18,7 @@ from discreet.data.targets import FolderError
 from discreet.node.account import Refused
 from discreet.node.nodes import node_client
 from discreet.node.work import work_of
-from discreet.server.run_folder import RunFolder
+from discreet.run_files.run_folder import RunFolder
 from discreet.settings.compose import load_asked, load_config
 from discreet.settings.rules import ConfigError
 from discreet.simulation.in_process import simulate
@@ -82,7 +82,10 @@ def owns(tmp_path: Path, change: Callable[[str], str] = str) -> Path:
             "line 8: steps is not a number: make it one, or describe it under [columns] in "
             "data.toml",
         ),
-        ("Ann Lee,5,0.1,70,32,HIV", "line 8: the class is not in classes"),
+        (
+            "Ann Lee,5,0.1,70,32,HIV",
+            "line 8: activity is not one of classes: add the class in data.toml, or correct it",
+        ),
     ],
 )
 def test_what_is_wrong_with_a_row_is_said_without_the_row(

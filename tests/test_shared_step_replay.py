@@ -22,11 +22,11 @@ from discreet.node.client import Client
 from discreet.node.policy import ClientPolicy
 from discreet.node.work import work_of
 from discreet.per_example.per_example import clipped_gradient_sum
+from discreet.planning.plan import Plan
+from discreet.planning.state import initial_state
 from discreet.privacy.randomness import RandomSource
 from discreet.privacy.secure_grid import SecureSum
 from discreet.protocol.messages import TrainRequest
-from discreet.server.plan import Plan
-from discreet.server.state import initial_state
 from discreet.simulation.chunk import shared_examples
 from discreet.simulation.cohort import BatchedTransport, Engine
 from discreet.simulation.in_process import UnmaskedSum

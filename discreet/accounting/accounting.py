@@ -1,23 +1,21 @@
-"""Events to epsilon: how much privacy a set of releases about the same data has cost.
+"""Events to epsilon: the privacy cost of a set of releases about the same data.
 
-Which adjacency an epsilon speaks about follows from the events:
+The adjacency of an epsilon follows from the events:
 
-- a Poisson-sampled event: add or remove one member, if its probability does not follow from who is
-  there; zero-out (a member contributes nothing, and is still counted) if it does;
+- a Poisson-sampled event: add or remove one member, if the sampling probability does not depend on
+  the members; zero-out (a member contributes nothing, and is still counted) if it does;
 - an event sampled without replacement: replace one member;
-- a Gaussian or Laplace event that is not sampled: the adjacency under which its
-  ``noise_multiplier`` (noise
-  over sensitivity) was taken, so the caller's. Beside Poisson-sampled events it means add or
+- a Gaussian or Laplace event that is not sampled: the adjacency under which the caller took its
+  ``noise_multiplier`` (noise over sensitivity). Beside Poisson-sampled events it means add or
   remove;
 - a sum of several clients' discrete Gaussians (``DistributedDiscreteGaussianDpEvent``): zero out
-  one member. Beside Gaussian events all of them mean zero-out, which moves a sum as adding or
+  one member. Gaussian events beside it then mean zero-out too, which moves a sum as adding or
   removing does.
 
-A choice among trials (``RepeatAndSelectDpEvent``, see ``discreet.privacy.selection``) has the
-adjacency of its trials.
+Private selection (``RepeatAndSelectDpEvent``, see ``discreet.privacy.selection``) has the adjacency
+of its trials.
 
-Releases may be chosen adaptively: each may depend on what the ones before it released. Events of
-different
+Releases may be chosen adaptively: each may depend on earlier releases. Events of different
 adjacency never share an epsilon.
 """
 
@@ -48,7 +46,8 @@ RDP_ORDERS = tuple(
 PRIMIHUB_ORDERS = tuple([1 + x / 10 for x in range(1, 100)] + list(range(12, 64)))
 _GAUSSIAN_TOLERANCE = 1e-12
 _SMALL_DELTA = 1e-18
-# Beyond these, floating point fails: noise is rounded down, probabilities up, and so epsilon up.
+# Beyond these values floating point fails. Noise is rounded down and probabilities up, which rounds
+# epsilon up.
 _NO_NOISE = 1e-6
 _MUCH_NOISE = 1e100
 _NEARLY_ZERO = 1e-30
@@ -59,14 +58,15 @@ def epsilon_spent(entries: Entries, *, delta: float, accountant: str = PLD) -> f
     """The epsilon at ``delta`` of all releases together, under the adjacency of the events (see the
     module).
 
-    ``entries`` are events and how often each was released, in any order. 0 if nothing was released,
-    inf if a release had no noise. ``pld`` (privacy loss distributions) is the tighter one; it knows
-    Gaussian and Laplace events, Poisson-sampled or not. Below a delta of 1e-18, where the tails
-    that it counts as infinite loss weigh, it is the smaller one of both bounds. ``rdp`` (Renyi,
-    with the conversion of Canonne, Kamath and Steinke 2020, Proposition 12) does not know sampled
-    Laplace events, but Gaussian ones sampled without replacement, the choice among trials, and the
-    discrete Gaussians of secure aggregation. Raises ValueError: what has no epsilon by this
-    accountant at this delta, or events of different adjacency.
+    ``entries`` are events with the number of releases of each, in any order. The result is 0 if
+    nothing was released, and inf if a release had no noise. The accountant ``pld`` (privacy loss
+    distributions) is the tighter one; it knows Gaussian and Laplace events, Poisson-sampled or not.
+    Below a delta of 1e-18, where the tails that it counts as infinite loss matter, the result is
+    the smaller of both bounds. ``rdp`` (Renyi, with the conversion of Canonne, Kamath and Steinke
+    2020, Proposition 12) does not know sampled Laplace events. It also knows Gaussian events
+    sampled without replacement, private selection, and the discrete Gaussians of secure
+    aggregation. Raises ValueError: this accountant has no epsilon for an event at this delta, or
+    the events have different adjacency.
 
     >>> event = dp.PoissonSampledDpEvent(0.1, dp.GaussianDpEvent(3.0))
     >>> round(epsilon_spent([(event, 512)], delta=1e-6), 4)
@@ -87,8 +87,8 @@ def epsilon_spent(entries: Entries, *, delta: float, accountant: str = PLD) -> f
 
 
 def pure_epsilon(entries: Entries) -> float:
-    """The epsilon at delta 0, where epsilons add up: 1 / noise_multiplier of a Laplace event that
-    is not sampled, and inf of any other release.
+    """The epsilon at delta 0, where epsilons add up: 1 / noise_multiplier for a Laplace event that
+    is not sampled, and inf for any other release.
 
     >>> pure_epsilon([(dp.LaplaceDpEvent(2.0), 3)])
     1.5
@@ -105,10 +105,10 @@ def rdp_epsilon(
     """Epsilon by Renyi differential privacy at chosen orders, otherwise as
     ``epsilon_spent(accountant="rdp")``.
 
-    With ``PRIMIHUB_ORDERS`` it is the number that this system reports. ``classic`` takes the
+    With ``PRIMIHUB_ORDERS`` it is the number that PrimiHub reports. ``classic`` takes the
     conversion of older published numbers, the smallest rdp(order) + log(1 / delta) / (order - 1)
-    (Mironov 2017, Proposition 3), which is larger. With it and the orders 2 to 33 this is the
-    moments accountant of Abadi et al. 2016.
+    (Mironov 2017, Proposition 3), which is larger. With ``classic`` and the orders 2 to 33 this is
+    the moments accountant of Abadi et al. 2016.
     """
     _require_delta(delta)
     if not orders or min(orders) <= 1:
@@ -123,7 +123,7 @@ def rdp_epsilon(
 
 def rdp_curve(entries: Entries, orders: tuple[float, ...] = RDP_ORDERS) -> NDArray[np.float64]:
     """The Renyi divergence of all releases together at each order; infinite without noise, or at an
-    order given up."""
+    order that dp_accounting skips."""
     total = np.zeros(len(orders))
     for event, count in merged(entries).items():
         total += count * _rdp_of(event, orders)
@@ -140,7 +140,7 @@ def _require_delta(delta: float) -> None:
 
 
 def merged(entries: Entries) -> dict[dp.DpEvent, int]:
-    """The events in their plainest form, equal ones counted together, none that costs nothing."""
+    """The events in their simplest form: equal ones are counted together, free ones left out."""
     counts: dict[dp.DpEvent, int] = {}
     for event, count in entries:
         for part, times in _times(_parts(event), count):
@@ -162,8 +162,8 @@ def _replaces(event: dp.DpEvent) -> bool:
 
 
 def _parts(event: dp.DpEvent) -> list[tuple[dp.DpEvent, int]]:
-    """An event as Gaussian and Laplace ones, sums of discrete Gaussians, choices and
-    ``NonPrivateDpEvent``, with how often each happens."""
+    """The parts of an event, each with its count: Gaussian and Laplace events, sums of discrete
+    Gaussians, private selections and ``NonPrivateDpEvent``."""
     match event:
         case dp.NoOpDpEvent():
             return []
@@ -261,15 +261,16 @@ def _pld(counts: Counts, delta: float) -> float:
     others = {event: n for event, n in counts.items() if not isinstance(event, dp.GaussianDpEvent)}
     if not precision:
         return composed_epsilon(others, delta=delta)
-    noise = precision**-0.5  # Gaussian releases together are one Gaussian release, exactly
+    # Gaussian releases together are exactly one Gaussian release.
+    noise = precision**-0.5
     if not others:
         return _gaussian(noise, delta)
     return composed_epsilon({**others, dp.GaussianDpEvent(noise): 1}, delta=delta)
 
 
 def _has_renyi(event: dp.DpEvent) -> bool:
-    """True for events whose Renyi divergence is known too: all that have a PLD but sampled Laplace
-    ones."""
+    """True for events whose Renyi divergence is known too: all that have a PLD, except sampled
+    Laplace events."""
     return not (
         isinstance(event, dp.PoissonSampledDpEvent) and isinstance(event.event, dp.LaplaceDpEvent)
     )
@@ -286,8 +287,9 @@ def _gaussian(noise: float, delta: float) -> float:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Silences absl on orders that dp_accounting gives up: that only makes the bound looser. A root
-    logger without a handler would get one from absl, which prints every library's lines."""
+    """Silences absl's warnings on orders that dp_accounting skips, which only makes the bound
+    looser. A root logger without a handler would get one from absl that prints the lines of every
+    library."""
     logger = logging.getLogger("absl")
     root = logging.getLogger()
     placeholder = logging.NullHandler()
@@ -303,13 +305,13 @@ def _quiet() -> Iterator[None]:
 
 @lru_cache(maxsize=1024)
 def _rdp_of(event: dp.DpEvent, orders: tuple[float, ...]) -> NDArray[np.float64]:
-    """The Renyi divergence of one release at each order; infinite without noise, or where rounding
-    spoils it."""
+    """The Renyi divergence of one release at each order; infinite without noise, or at an order
+    that rounding spoils."""
     every = np.full(len(orders), math.inf)
     if isinstance(event, dp.NonPrivateDpEvent):
         return every
     if isinstance(event, RepeatAndSelectDpEvent):
-        # An order that is given up for the trials would spoil the others.
+        # An order that is skipped for the trials would spoil the others.
         usable = np.isfinite(rdp_curve([(event.event, 1)], orders))
         every[usable] = _composed_rdp(event, tuple(np.array(orders)[usable].tolist()))
         return every

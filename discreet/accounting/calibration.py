@@ -15,12 +15,13 @@ if TYPE_CHECKING:
 
     Entries = Sequence[tuple[DpEvent, int]]
 
-NOISE_RANGE = (1e-3, 1e6)  # noise multipliers that are searched
+NOISE_RANGE = (1e-3, 1e6)  # the noise multipliers that are searched
 MAX_ROUNDS = 10_000_000
 _PRECISION = 1e-4  # relative, of a noise multiplier
-_FEW_ORDERS = (1.3, 1.6, 2, 2.5, 3, 4, 5, 6.5, 8, 10, 13, 16, 20, 25, 32, 40, 50, 63)  # of RDP
+# Renyi orders
+_FEW_ORDERS = (1.3, 1.6, 2, 2.5, 3, 4, 5, 6.5, 8, 10, 13, 16, 20, 25, 32, 40, 50, 63)
 _SCHEDULE_RATIO = 0.9  # of a round's epsilon to that of the round before it
-# part of a total kept back, so that a schedule's sum never passes it by rounding
+# share of a total kept back, so that rounding never lifts a schedule's sum above it
 _ROUNDING = 2.0**-40
 
 
@@ -31,10 +32,10 @@ def noise_multiplier_for_epsilon(
     delta: float,
     accountant: str = PLD,
 ) -> float:
-    """The smallest noise multiplier with which releases cost at most a target, to a relative
-    precision of 1e-4 and rounded up. `releases` gives the events of a noise multiplier, each with
-    its count; some may not depend on it. Raises ValueError: none within NOISE_RANGE meets the
-    target, or any does.
+    """The smallest noise multiplier with which releases cost at most a target epsilon, to a
+    relative precision of 1e-4 and rounded up. `releases` maps a noise multiplier to events, each
+    with its count; some may not depend on the noise multiplier. Raises ValueError: no value in
+    NOISE_RANGE meets the target, or every value does.
 
     >>> from discreet.accounting.events import poisson_round_event
     >>> rounds = lambda noise: ((poisson_round_event(0.1, noise_multiplier=noise), 512),)
@@ -48,8 +49,8 @@ def noise_multiplier_for_epsilon(
 
     if accountant == RDP:
         noise = _by_few_orders(target_epsilon, releases, delta)
-        # By all orders it may cost less than the target, but hardly less: otherwise there is a
-        # smaller one.
+        # By all orders it may cost slightly less than the target. If it costs much less, a smaller
+        # noise multiplier exists.
         if (
             noise is not None
             and (1 - _PRECISION / 2) * target_epsilon <= epsilon(noise) <= target_epsilon
@@ -62,7 +63,7 @@ def _by_few_orders(
     target: float, releases: Callable[[float], Entries], delta: float
 ) -> float | None:
     """The noise multiplier by the Renyi orders near the best one, in a third of the time; None if
-    they find none. It is never too small, because each order alone bounds epsilon."""
+    these orders find none. It is never too small, because each order alone bounds epsilon."""
     from discreet.accounting.accounting import RDP_ORDERS, rdp_epsilon
 
     def epsilon(noise: float, orders: Sequence[float]) -> float:
@@ -85,13 +86,11 @@ def _search(
     target: float, epsilon: Callable[[float], float], precision: float = _PRECISION
 ) -> float:
     """The smallest noise multiplier that meets a target, to a relative precision and rounded up."""
-    from scipy.optimize import (
-        brentq,
-    )  # imported here: a client that calibrates nothing starts without it
+    # Imported here: a client that calibrates nothing starts without it.
+    from scipy.optimize import brentq
 
-    def log_ratio(
-        log_noise: float,
-    ) -> float:  # of the target to epsilon, bounded if epsilon is 0 or infinite
+    def log_ratio(log_noise: float) -> float:
+        """Of the target to epsilon, bounded if epsilon is 0 or infinite."""
         spent = epsilon(math.exp(log_noise))
         if spent:
             return min(max(-50.0, math.log(target) - math.log(spent)), 50.0)
@@ -99,7 +98,7 @@ def _search(
 
     enough = _power_of_two_that_meets(target, epsilon)
     root = brentq(log_ratio, math.log(enough / 2), math.log(enough), xtol=precision / 5)
-    # The root is known to a fifth of the precision: go up from there.
+    # The root is known to a fifth of the precision, so a few steps up suffice.
     tried = (math.exp(root + step * precision / 5) for step in range(1, 5))
     return next((noise for noise in tried if epsilon(noise) <= target), enough)
 
@@ -126,8 +125,8 @@ def _power_of_two_that_meets(target: float, epsilon: Callable[[float], float]) -
 def rounds_within(
     max_epsilon: float, epsilon: Callable[[int], float], *, most: int = MAX_ROUNDS
 ) -> int:
-    """The largest number of rounds whose cost, `epsilon` of that number, is within `max_epsilon`: 0
-    if not one fits. Raises ValueError: more than `most` fit.
+    """The largest number of rounds whose cost, `epsilon(rounds)`, is within `max_epsilon`; 0 if not
+    even one round fits. Raises ValueError: more than `most` fit.
 
     >>> rounds_within(1.0, lambda count: count / 10)
     10
@@ -146,9 +145,9 @@ def epsilon_schedule(
     total_epsilon: float, *, kind: str | Sequence[float], rounds: int
 ) -> tuple[float, ...]:
     """Per-round pure epsilons that add up to a total. ``kind`` is ``"uniform"``, ``"geometric"``
-    (each round gets 0.9 times that of the round before it), or a list of the rounds' shares, which
-    are scaled to the total. A part of 1e-12 is kept back, so that the releases' epsilons never pass
-    the total by rounding.
+    (each round gets 0.9 times the epsilon of the round before it), or a list of the rounds' shares,
+    which are scaled to the total. A share of 1e-12 is kept back, so that rounding never lifts the
+    releases' epsilons above the total.
 
     >>> [round(e, 6) for e in epsilon_schedule(2.71, kind="geometric", rounds=3)]
     [1.0, 0.9, 0.81]

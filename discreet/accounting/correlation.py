@@ -1,27 +1,27 @@
-"""Noise that is correlated over rounds: its matrices, the sensitivity of a run if clients take
-turns, and its error.
+"""Noise that is correlated over rounds (matrix factorisation): its matrices, the sensitivity of a
+run if clients take turns, and its error.
 
-Round t releases x_t + (C^-1 z)_t: the sum of what clients send and, of independent Gaussians z of
-standard deviation sigma, a combination with which the noise of later rounds takes back a part of
-what earlier ones added. C is lower triangular and Toeplitz, with the first column c_0 = 1, c_1, ..
-("factor"); so is C^-1, with w_0 = 1, w_1, .. ("weights"). What is released determines C x + z and
-follows from it, so it costs as much as these T Gaussian releases.
+Round t releases x_t + (C^-1 z)_t. Here x_t is the sum of what clients send, and z are independent
+Gaussians of standard deviation sigma, combined such that the noise of later rounds cancels part of
+the noise of earlier ones. C is lower triangular and Toeplitz, with the first column c_0 = 1, c_1,
+.. ("factor"); so is C^-1, with w_0 = 1, w_1, .. ("weights"). The releases determine C x + z and
+follow from it, so they cost as much as these T Gaussian releases.
 
-Sensitivity. A client in turn every b rounds adds a vector of norm at most 1 (in clip norms) in each
-of its turns, so that C x moves in round t by at most the sum of c_(t-s) over its turns s until t.
-For coefficients that are not negative and never rise, the squares of these moves add up to most,
-over any first rounds, if the turns are 0, b, 2b, .. (Kalinin and Lampert 2024, arXiv 2405.13763,
-Theorem 2); a turn that is missed makes no move larger. By the `moves` of those turns the first t
-rounds cost a client at most a Gaussian of noise multiplier sigma / sqrt(moves_1^2 + .. +
+Sensitivity. A client that has a turn every b rounds adds a vector of norm at most 1 (in clip norms)
+in each of its turns, so that C x moves in round t by at most the sum of c_(t-s) over its turns s
+until t. For coefficients that are not negative and never rise, the sum of the squares of these
+moves over any first rounds is largest if the turns are 0, b, 2b, .. (Kalinin and Lampert 2024,
+arXiv 2405.13763, Theorem 2); a missed turn makes no move larger. By the `moves` of those turns the
+first t rounds cost a client at most a Gaussian of noise multiplier sigma / sqrt(moves_1^2 + .. +
 moves_t^2).
 
-Each round is charged as a Gaussian of sigma / moves_t: exactly what that prefix costs more than the
-one before, for the squares of 1 / multiplier of Gaussian releases add up. For the clients of
-another group the move of a single round may be larger than the one that is charged, but their first
-t moves never cost more together. Whatever the releases before, the bounds on a client's moves are
-constants of its group: the rounds are an adaptive composition of Gaussians, into which other
-releases may be mixed. A round that is made again, with other noise, is one more release beside
-these: it is charged as its `largest_move`.
+Each round is charged as a Gaussian of sigma / moves_t. This is exactly the difference between the
+costs of the first t and the first t - 1 rounds, since the squares of 1 / multiplier of Gaussian
+releases add up. For the clients of another group the move of a single round may be larger than the
+one that is charged, but their first t moves together never cost more. The bounds on a client's
+moves are constants of its group and do not depend on earlier releases: the rounds are an adaptive
+composition of Gaussians, into which other releases may be mixed. A round that is repeated with
+other noise is one more release beside these: it is charged as its `largest_move`.
 """
 
 from __future__ import annotations
@@ -42,26 +42,26 @@ BSR = "bsr"
 BISR = "bisr"
 SQRT = "sqrt"
 CORRELATIONS = (NONE, BSR, BISR, SQRT)
-_ROUNDING = 1 + 2.0**-40  # sensitivities are rounded up by what float64 may lose in them
+_ROUNDING = 1 + 2.0**-40  # factor by which sensitivities are rounded up, for float64 errors
 
 
 def never_rises(factor: Series) -> bool:
-    """True if no coefficient of C is negative or above the one before it: then a client's own turns
-    alone decide by how much it moves C x."""
+    """True if no coefficient of C is negative or above the one before it: then by how much a client
+    moves C x depends on its own turns alone."""
     return bool(factor.min() >= -1e-12 and (factor[1:] <= factor[:-1] + 1e-12).all())
 
 
 @lru_cache(maxsize=64)
 def factor_and_weights(kind: str, bandwidth: int, rounds: int) -> tuple[Series, Series]:
-    """The first columns of C and of C^-1 for so many rounds, each (rounds,).
+    """The first columns of C and of C^-1 for a number of rounds, each (rounds,).
 
-    `none`: the identity. `sqrt`: the square root of the matrix of running sums, c_k = binom(2k, k)
-    / 4^k. `bsr`: the first `bandwidth` of these, then 0. `bisr`: its inverse is banded instead, w_k
-    = -c_k / (2k - 1) for k < bandwidth (Kalinin, McKenna, Upadhyay and Lampert 2025, arXiv
+    `none`: the identity. `sqrt`: the square root of the prefix-sum matrix, c_k = binom(2k, k) /
+    4^k. `bsr`: the first `bandwidth` of these, then 0. `bisr`: the inverse is banded instead, w_k =
+    -c_k / (2k - 1) for k < bandwidth (Kalinin, McKenna, Upadhyay and Lampert 2025, arXiv
     2505.12128).
 
     Raises:
-      ValueError: the coefficients of C are negative or rise somewhere, so that the sensitivity
+      ValueError: a coefficient of C is negative or above the one before it, so that the sensitivity
         would not be known.
 
     >>> [round(float(c), 4) for c in factor_and_weights("bsr", 3, 4)[0]]
@@ -92,7 +92,7 @@ def factor_and_weights(kind: str, bandwidth: int, rounds: int) -> tuple[Series, 
 
 @dataclass(frozen=True)
 class Turns:
-    """A run in which each client has a turn every `groups` rounds, and whose noise has a kind and
+    """A run in which each client has a turn every `groups` rounds, with noise of a kind and
     bandwidth.
 
     >>> [round(Turns(*how).sensitivity, 6) for how in (("none", 1, 28, 100), ("bsr", 2, 2, 4))]
@@ -115,33 +115,33 @@ class Turns:
         return factor_and_weights(self.kind, self.bandwidth, self.rounds)[1]
 
     def moves(self) -> Series:
-        """The most by which C x moves in each round with a client of the first group, in clip
-        norms, (rounds,)."""
+        """The largest move of C x in each round by a client of the first group, in clip norms,
+        (rounds,)."""
         moved = self.factor.copy()
         for turn in range(self.groups, self.rounds, self.groups):
             moved[turn:] += self.factor[: self.rounds - turn]
         return moved * _ROUNDING
 
     def largest_move(self, number: int) -> float:
-        """The most by which C x moves in round `number` with any client, in clip norms: one whose
-        turn it is."""
+        """The largest move of C x in round `number` by any client, in clip norms. A client whose
+        turn it is makes it."""
         return float(self.factor[: number : self.groups].sum()) * _ROUNDING
 
     @property
     def sensitivity(self) -> float:
-        """The L2 sensitivity of all rounds together, in clip norms: sigma over it is their noise
-        multiplier."""
+        """The L2 sensitivity of all rounds together, in clip norms. Their noise multiplier is sigma
+        over this."""
         return math.hypot(*self.moves().tolist())
 
     @property
     def late_noise(self) -> float:
-        """The noise of a late round, as if all of it were new, over sigma."""
+        """The standard deviation of the whole noise of a late round, over sigma."""
         return math.hypot(*self.weights.tolist())
 
     @property
     def running_sum_noise(self) -> float:
-        """The noise on the running sum of updates: the root of its mean square over the rounds,
-        over sigma.
+        """The noise on the running sum of updates: the root mean square over the rounds, over
+        sigma.
 
         In round t its variance is the sum of the squares of the first t partial sums of the
         weights.
@@ -157,8 +157,8 @@ class Turns:
 
 @lru_cache(maxsize=64)
 def best_bandwidth(kind: str, *, groups: int, rounds: int) -> int:
-    """The bandwidth of the least `error`, up to twice the number of groups: beyond it turns overlap
-    ever more.
+    """The bandwidth with the least `error`, up to twice the number of groups; beyond that, turns
+    overlap ever more.
 
     >>> best_bandwidth("bsr", groups=28, rounds=100), best_bandwidth("bisr", groups=28, rounds=100)
     (28, 12)
@@ -170,7 +170,7 @@ def best_bandwidth(kind: str, *, groups: int, rounds: int) -> int:
 
 
 def _inverse(series: Series) -> Series:
-    """The first coefficients of 1 / series, as many as are given; the first one is 1."""
+    """The first coefficients of 1 / series, as many as `series` has; its first one must be 1."""
     import numpy as np
     from scipy.signal import lfilter  # imported here: a client that plans nothing starts without it
 

@@ -1,8 +1,8 @@
-"""The events that Discreet spends privacy on, their JSON form for the durable ledger, and the names
-of the accountants.
+"""The privacy events of Discreet, their JSON form for the durable ledger, and the names of the
+accountants.
 
 An event's ``noise_multiplier`` is the standard deviation (Gaussian) or the scale (Laplace) of the
-noise, over the sensitivity. The function that makes an event says what it means, and under which
+noise, over the sensitivity. The function that makes an event documents its meaning and its
 adjacency.
 """
 
@@ -21,11 +21,11 @@ if TYPE_CHECKING:
 PLD = "pld"
 RDP = "rdp"
 ACCOUNTANTS = (PLD, RDP)
-_ROUNDING = 1e-9  # a target of 8 that is met at 8.000000001 is met
+_ROUNDING = 1e-9  # relative: an epsilon of 8.000000001 meets a target of 8
 
 
 def exceeds(epsilon: float, budget: float) -> bool:
-    """True if an epsilon passes a budget by more than rounding, a billionth of it.
+    """True if an epsilon exceeds a budget by more than rounding, a relative 1e-9.
 
     >>> exceeds(8.000000001, 8), exceeds(8.0001, 8)
     (False, True)
@@ -40,17 +40,18 @@ def check_positive(name: str, value: float) -> None:
 
 
 def check_noise_multiplier(noise_multiplier: float) -> None:
-    """Raises ValueError unless it is finite and at least 0."""
+    """Raises ValueError unless a noise multiplier is finite and at least 0."""
     if not 0.0 <= noise_multiplier < math.inf:
         raise ValueError(f"noise_multiplier must be finite and at least 0, not {noise_multiplier}")
 
 
 def poisson_round_event(sampling_probability: float, *, noise_multiplier: float) -> DpEvent:
-    """The event of one round whose cohort takes each member with a probability, independently.
+    """The event of one round whose cohort includes each member independently with a probability.
 
     Adjacency: add or remove one member. ``noise_multiplier`` is the noise's standard deviation over
-    the clip norm C, the sensitivity of the sum. A probability of 1 gives the plain Gaussian, noise
-    0 ``NonPrivateDpEvent``, and a probability of 0, which releases only noise, ``NoOpDpEvent``.
+    the clip norm C, the sensitivity of the sum. A probability of 1 gives the plain Gaussian event.
+    Noise 0 gives ``NonPrivateDpEvent``; a probability of 0, which releases only noise, gives
+    ``NoOpDpEvent``.
 
     >>> poisson_round_event(1.0, noise_multiplier=1.5)
     GaussianDpEvent(noise_multiplier=1.5)
@@ -107,12 +108,12 @@ def fixed_size_round_event(
 
 
 def joined_noise_multiplier(first: float, second: float) -> float:
-    """The noise multiplier of the one Gaussian that two Gaussian releases about the same members
-    cost together.
+    """The noise multiplier of the single Gaussian that costs as much as two Gaussian releases about
+    the same members.
 
-    Divided by its own noise, one member moves the first by at most 1 / first and both together in
-    L2 by sqrt(first^-2 + second^-2). Exact for one sampled cohort too, which two events are not. 0
-    if one of them is 0.
+    In units of the noise's standard deviation, one member moves the first release by at most 1 /
+    first and both together by at most sqrt(first^-2 + second^-2) in L2. This is exact for one
+    sampled cohort too, which two separate events are not. 0 if one of them is 0.
 
     >>> round(joined_noise_multiplier(3.0, 4.0), 6)
     2.4
@@ -125,8 +126,8 @@ def joined_noise_multiplier(first: float, second: float) -> float:
 
 
 def event_to_json(event: DpEvent) -> str:
-    """The canonical JSON text of an event: equal events have equal texts. Raises ValueError:
-    Discreet does not know it.
+    """The canonical JSON text of an event: equal events have equal texts. Raises ValueError for an
+    event that Discreet does not know.
 
     >>> from dp_accounting import GaussianDpEvent, PoissonSampledDpEvent
     >>> event_to_json(PoissonSampledDpEvent(0.5, GaussianDpEvent(1)))
@@ -136,7 +137,7 @@ def event_to_json(event: DpEvent) -> str:
 
 
 def event_from_json(text: str) -> DpEvent:
-    """The event of a text made by ``event_to_json``. Raises ValueError: any other text.
+    """The event of a text made by ``event_to_json``. Raises ValueError for any other text.
 
     >>> event_from_json('{"kind":"gaussian","noise_multiplier":1.0}')
     GaussianDpEvent(noise_multiplier=1.0)
@@ -148,8 +149,8 @@ def event_from_json(text: str) -> DpEvent:
 
 
 def releases_in(event: DpEvent) -> float:
-    """The number of noised releases in an event: of a choice among trials, on average over the
-    number of trials."""
+    """The number of noised releases in an event; for private selection, the mean over the number of
+    trials."""
     from dp_accounting import ComposedDpEvent, SelfComposedDpEvent
     from dp_accounting.dp_event import RepeatAndSelectDpEvent
 
@@ -164,12 +165,12 @@ def releases_in(event: DpEvent) -> float:
 
 
 def noise_in(event: DpEvent) -> float:
-    """The noise multiplier of an event as one release: the noise over the sensitivity, whatever
-    sampling adds to it.
+    """The noise multiplier of an event as one release: the noise over the sensitivity, without
+    amplification by sampling.
 
-    Parts that are composed count together: Gaussians as the one that they are, others by the sum of
-    what each costs. 0 for an event without noise, infinity for one that releases nothing. Raises
-    ValueError: an event of another kind.
+    Composed parts count together: Gaussians as the single Gaussian that they amount to, others by
+    the sum of their costs. 0 for an event without noise, infinity for one that releases nothing.
+    Raises ValueError for an event of another kind.
 
     >>> from dp_accounting import GaussianDpEvent, PoissonSampledDpEvent, SelfComposedDpEvent
     >>> noise_in(PoissonSampledDpEvent(0.1, SelfComposedDpEvent(GaussianDpEvent(3.0), 9)))
@@ -211,7 +212,7 @@ def _noise_together(parts: list[tuple[DpEvent, int]]) -> float:
 
 
 def _number(name: str, value: Any) -> int | float:
-    """The value of a field that is a number, checked, in the one form in which it is written."""
+    """The checked value of a numeric field, in its canonical form."""
     whole = name in _WHOLE
     if name == "sampling_probability":
         largest = 1.0
@@ -224,7 +225,7 @@ def _number(name: str, value: Any) -> int | float:
         else:
             kind = f"number in 0 .. {largest:g}"
         raise ValueError(f"{name} of an event must be a {kind}, not {value!r}")
-    # the sum has no negative zero
+    # Adding 0 turns a negative zero into 0.
     if whole:
         return value
     return float(value) + 0.0
@@ -257,8 +258,7 @@ def _decode(value: Any) -> DpEvent:
 
 
 def _field(name: str, value: Any, convert: Callable[[Any], Any]) -> Any:
-    """A field of an event, from one form to the other, as `convert` does it with the events in
-    it."""
+    """A field of an event in the other form; `convert` is applied to the events in it."""
     match name:
         case "event":
             return convert(value)
@@ -284,8 +284,8 @@ _WHOLE = {
 
 @lru_cache(maxsize=1)
 def _kinds() -> dict[str, tuple[Any, ...]]:
-    """The type and the fields of each known event, by name. dp_accounting takes a second to import,
-    hence here."""
+    """The type and the fields of each known event, by name. A function, since importing
+    dp_accounting takes a second."""
     import dp_accounting as dp
     from dp_accounting import SampledWithoutReplacementDpEvent as FixedSize
     from dp_accounting.dp_event import RepeatAndSelectDpEvent

@@ -1,7 +1,7 @@
 """Epsilon by privacy loss distributions: the proof in docs/accounting.md, step by step.
 
-What depends on one event alone is computed once and kept, so that epsilon can be asked for after
-every round. Whatever is rounded is rounded up.
+Values that depend on a single event are computed once and cached, so that epsilon can be asked for
+after every round. All rounding is upwards.
 """
 
 from __future__ import annotations
@@ -20,18 +20,19 @@ from scipy.signal import lfilter
 from scipy.special import ndtr
 
 FINEST_INTERVAL = 1e-4  # width of the loss grid where memory allows: dp_accounting's default
-_MAX_EVENT_POINTS = 2**18  # grid points of one event: above, the grid gets coarser
-_MAX_SUM_POINTS = 2**20  # of a composition
+_MAX_EVENT_POINTS = 2**18  # most grid points of one event; with more, the grid gets coarser
+_MAX_SUM_POINTS = 2**20  # most grid points of a composition
 _TAIL_MASS = 1e-15  # tilted mass that may lie outside the window of a composition
-_ROUNDING = 5e-6  # part of delta set aside for rounding errors that are relative to the masses
-# part of delta that rounding errors of the transforms may hide before another tilt is tried
+_ROUNDING = 5e-6  # share of delta set aside for rounding errors that are relative to the masses
+# share of delta that rounding errors of the transforms may hide before another tilt is tried
 _LARGEST_HIDDEN = 1e-4
 _UNIT = 2.0**-53  # largest relative error of an operation in float64
 _POWERS = range(-24, 25)  # powers of two tried as orders in Chernoff's bound
-_SMALLEST_TILT = 1e-6  # below, no tilt at all
-_SMALLEST_EXPONENT = -60.0  # exp(-60) is nothing beside the rounding errors of a transform
-_LARGEST_EXPONENT = 700.0  # exp overflows above
-_TRUNCATION = 10.0  # standard deviations: the Gaussian mass beyond, 8e-24, counts as infinite loss
+_SMALLEST_TILT = 1e-6  # a smaller tilt is taken as none
+_SMALLEST_EXPONENT = -60.0  # exp(-60) is negligible beside the rounding errors of a transform
+_LARGEST_EXPONENT = 700.0  # above, exp overflows
+# in standard deviations; the Gaussian mass beyond, 8e-24, counts as infinite loss
+_TRUNCATION = 10.0
 
 Counts = Mapping[DpEvent, int]
 FloatArray = NDArray[np.float64]
@@ -39,15 +40,15 @@ FloatArray = NDArray[np.float64]
 
 @dataclass(frozen=True, eq=False)
 class LossMasses:
-    """The loss in one direction: ``masses[i]`` at loss (first + i) * interval, ``infinite`` at
-    infinity."""
+    """The distribution of the loss in one direction: ``masses[i]`` at loss (first + i) * interval,
+    ``infinite`` at infinity."""
 
     first: int
     masses: FloatArray
     infinite: float
 
     def __post_init__(self) -> None:
-        self.masses.setflags(write=False)  # it is kept and shared
+        self.masses.setflags(write=False)  # the array is cached and shared
 
 
 class _Pair(NamedTuple):
@@ -55,11 +56,10 @@ class _Pair(NamedTuple):
 
     probability: float
     cdf: Callable[[FloatArray], FloatArray]  # of the noise, symmetric around 0
-    # where log(noise(mean 1) / noise(mean 0)) takes a value
+    # the place where log(noise(mean 1) / noise(mean 0)) takes a value
     place: Callable[[FloatArray], FloatArray]
-    reach: (
-        float  # the grid covers losses of noise(mean 1) against noise(mean 0) from -reach to reach
-    )
+    # The grid covers losses of noise(mean 1) against noise(mean 0) from -reach to reach.
+    reach: float
     bounded: bool  # no loss lies beyond reach
 
 
@@ -96,7 +96,7 @@ def _unsampled_loss(losses: FloatArray, probability: float) -> FloatArray:
 
 
 def grid_of(event: DpEvent, interval: float) -> tuple[int, int]:
-    """The first and the last loss of one release's grid, in intervals."""
+    """The first and the last loss on the grid of one release, in intervals."""
     pair = _pair_of(event)
     low = -pair.reach
     high = pair.reach
@@ -109,16 +109,16 @@ def grid_of(event: DpEvent, interval: float) -> tuple[int, int]:
 
 
 def _bin_masses(cdf: Callable[[FloatArray], FloatArray], edges: FloatArray) -> FloatArray:
-    """The noise's mass between edges, from the nearer tail: small masses keep their relative
-    precision."""
+    """The noise's mass between edges, computed from the nearer tail so that small masses keep their
+    relative precision."""
     masses: FloatArray = np.where(edges[1:] <= 0, np.diff(cdf(edges)), -np.diff(cdf(-edges)))
     return np.maximum(masses, 0.0)
 
 
 @lru_cache(maxsize=64)  # up to four megabytes each
 def loss_masses(event: DpEvent, interval: float) -> tuple[LossMasses, LossMasses]:
-    """The loss of one release when a member is removed, and when one is added. Mass beyond the grid
-    counts as infinite.
+    """The loss distributions of one release if a member is removed, and if one is added. Mass
+    beyond the grid counts as infinite loss.
     """
     pair = _pair_of(event)
     first, last = grid_of(event, interval)
@@ -142,12 +142,12 @@ def loss_masses(event: DpEvent, interval: float) -> tuple[LossMasses, LossMasses
 def _connect_dots(
     upper: FloatArray, lower: FloatArray, first: int, interval: float
 ) -> tuple[FloatArray, FloatArray]:
-    """Step 2: bin masses split over the bins' ends, under ``upper`` and under ``lower``, such that
+    """Step 2: splits bin masses over the bins' ends, under ``upper`` and under ``lower``, such that
     at every point the ratio of the two is the exponential of the point's loss."""
     losses = np.arange(first, first + len(upper)) * interval
     with np.errstate(over="ignore", invalid="ignore"):
         to_right = np.clip((upper - np.exp(losses) * lower) / -math.expm1(-interval), 0.0, upper)
-    to_right = np.where(losses < _LARGEST_EXPONENT, to_right, upper)  # up is the safe side
+    to_right = np.where(losses < _LARGEST_EXPONENT, to_right, upper)  # rounding up is safe
     from_upper_to_lower = np.exp(np.minimum(-losses - interval, _LARGEST_EXPONENT))
     lower_to_right = np.minimum(to_right * from_upper_to_lower, lower)
     at_ends = [
@@ -159,7 +159,8 @@ def _connect_dots(
 
 @lru_cache(maxsize=4096)
 def _ends(event: DpEvent, interval: float, direction: int) -> tuple[int, int, float]:
-    """First and last loss, in intervals, and infinite mass: kept longer than the masses."""
+    """First and last loss, in intervals, and infinite mass. They are cached for longer than the
+    masses."""
     loss = loss_masses(event, interval)[direction]
     return loss.first, loss.first + len(loss.masses) - 1, loss.infinite
 
@@ -183,7 +184,7 @@ def _log_moment_of(event: DpEvent, interval: float, direction: int, order: float
 
 
 def _log_moment(counts: Counts, frame: _Frame, order: float) -> float:
-    """log E[exp(order * summed loss)] over the finite losses; it does not depend on the frame's
+    """log E[exp(order * summed loss)] over the finite losses. It does not depend on the frame's
     tilt."""
     return math.fsum(
         n * _log_moment_of(e, frame.interval, frame.direction, order) for e, n in counts.items()
@@ -191,8 +192,8 @@ def _log_moment(counts: Counts, frame: _Frame, order: float) -> float:
 
 
 def _descend(bound: Callable[[float], float]) -> float:
-    """The power of two at which a bound with one minimum is smallest; upward only while that gains
-    a hundredth."""
+    """The power of two at which a bound with a single minimum is smallest. The search goes upward
+    only while that lowers the bound by 1 %."""
     place = 4
     best = bound(2.0**4)
     for step, gain in ((1, 0.01), (-1, 0.0)):
@@ -221,8 +222,8 @@ def _extent(counts: Counts, frame: _Frame, sign: int) -> int:
 
 @lru_cache(maxsize=64)  # up to eight megabytes each
 def _transform(event: DpEvent, frame: _Frame, length: int) -> tuple[FloatArray, FloatArray]:
-    """Step 5, one release: log modulus and phase of the transform of its tilted loss, with loss 0
-    at index 0."""
+    """Step 5, one release: log modulus and phase of the Fourier transform of its tilted loss, with
+    loss 0 at index 0."""
     loss = loss_masses(event, frame.interval)[frame.direction]
     present = np.flatnonzero(loss.masses)
     steps = loss.first + present
@@ -234,8 +235,8 @@ def _transform(event: DpEvent, frame: _Frame, length: int) -> tuple[FloatArray, 
 
 
 def _tilted_sum(counts: Counts, frame: _Frame, length: int) -> tuple[FloatArray, float]:
-    """Step 5: the tilted masses of the summed loss, circular, loss 0 at index 0; and step 6's bound
-    on their errors."""
+    """Step 5: the tilted masses of the summed loss, circular with loss 0 at index 0, and the bound
+    of step 6 on their errors."""
     total = np.zeros((3, length // 2 + 1))
     for event, count in counts.items():
         log_modulus, phase = _transform(event, frame, length)
@@ -252,8 +253,8 @@ def _tilted_sum(counts: Counts, frame: _Frame, length: int) -> tuple[FloatArray,
 
 
 def _error_norm(masses: FloatArray, modulus: FloatArray, relative: FloatArray) -> float:
-    """Step 6: bound on the Euclidean norm of the errors of `masses`, by the modulus of their
-    transform and the relative errors of that."""
+    """Step 6: bound on the Euclidean norm of the errors of `masses`, from the modulus of their
+    transform and its relative errors."""
     levels = math.log2(len(masses))
     forward = math.sqrt(2 / len(masses)) * float(
         np.linalg.norm(modulus * (relative - _SMALLEST_EXPONENT))
@@ -262,8 +263,8 @@ def _error_norm(masses: FloatArray, modulus: FloatArray, relative: FloatArray) -
 
 
 def _weight(frame: _Frame, points: int) -> float:
-    """Step 6: bound on the norm of exp(-tilt * x) * (1 - exp(-x)) over x = interval, 2 * interval
-    .. (so many points): 1 - exp(-x) is at most x, and at most 1."""
+    """Step 6: bound on the norm of exp(-tilt * x) * (1 - exp(-x)) over x = interval, 2 * interval,
+    .., points * interval: 1 - exp(-x) is at most x, and at most 1."""
     step = frame.tilt * frame.interval
     if step == 0:
         return math.sqrt(points)
@@ -278,7 +279,7 @@ def _epsilon_in(counts: Counts, frame: _Frame, delta: float) -> float:
     low = -_extent(counts, frame, -1)
     high = _extent(counts, frame, 1)
     if high - low > _MAX_SUM_POINTS:
-        # only with a smaller tilt, after very many releases: what was found before stands
+        # Only with a smaller tilt, after very many releases: the earlier epsilon stands.
         return math.inf
     # The next power of two, or three quarters of one: a growing count seldom changes the
     # transform's length.
@@ -288,7 +289,7 @@ def _epsilon_in(counts: Counts, frame: _Frame, delta: float) -> float:
     )
     log_moment = _log_moment(counts, frame, frame.tilt)
     step = frame.tilt * frame.interval
-    # below, untilting overflows
+    # At smaller losses undoing the tilt would overflow.
     if step:
         representable = math.ceil((log_moment - _LARGEST_EXPONENT) / step)
     else:
@@ -318,19 +319,18 @@ def _infinite_mass(counts: Counts, frame: _Frame) -> float:
 def _epsilon_from_masses(
     losses: FloatArray, masses: FloatArray, infinite: float, *, delta: FloatArray
 ) -> float:
-    """Step 7: the smallest epsilon, not below the first loss, with infinite + sum over losses >
-    epsilon of
-    mass * (1 - exp(epsilon - loss)) at most delta, which grows with the loss: between two it is
-    that of the lower."""
+    """Step 7: the smallest epsilon, not below the first loss, for which infinite + sum over losses
+    > epsilon of mass * (1 - exp(epsilon - loss)) is at most delta. `delta` grows with the loss;
+    between two losses it is that of the lower."""
     if len(losses) > 1:
         ratio = math.exp(losses[0] - losses[1])
     else:
         ratio = 1.0
     downward = masses[::-1]
     at_least = infinite + np.cumsum(downward)[::-1]  # mass at or above each loss
-    # mass * exp(loss here - its loss), likewise
+    # sum of mass * exp(this loss - loss of the mass) over the same masses
     discounted = lfilter([1.0], [1.0, -ratio], downward)[::-1]
-    # the difference is the delta at each loss
+    # The difference is the delta at each loss.
     too_much = np.flatnonzero(at_least - discounted > delta)
     if len(too_much):
         index = int(too_much[-1]) + 1
@@ -349,7 +349,7 @@ def _epsilon_from_masses(
 
 
 def _chernoff(counts: Counts, frame: _Frame, delta: float) -> float:
-    """Step 8: epsilon in one direction by the moment of one order: mostly a few percent above
+    """Step 8: epsilon in one direction by Chernoff's bound at one order; mostly a few percent above
     `_epsilon_in`."""
     order = 2 * frame.tilt
     left = delta - _infinite_mass(counts, frame)
@@ -371,11 +371,11 @@ def _fits(counts: Counts, interval: float, delta: float) -> bool:
 
 
 def _frames(counts: Counts, interval: float, delta: float) -> list[_Frame]:
-    """Step 3. A frame for each direction; without sampling the two are mirror images, and one will
-    do.
+    """Step 3: a frame for each direction. Without sampling the two directions are mirror images,
+    and one frame is enough.
 
     The tilt is half of the order at which Chernoff's bound is smallest: nearly as precise, and the
-    window stays short if a single release can lose much.
+    window stays short if the loss of a single release can be large.
     """
     frames = []
     for direction in (
@@ -394,12 +394,12 @@ def composed_epsilon(counts: Counts, *, delta: float) -> float:
     """Epsilon at ``delta`` of all releases together: never below the true value, however small
     delta is.
 
-    ``counts`` maps Gaussian and Laplace events, Poisson-sampled or not, to how often they were
-    released. Adjacency: add or remove one member, or, if no event is sampled, whatever adjacency
-    the sensitivities were taken under. 0 if ``counts`` is empty; inf if delta is below the mass at
+    ``counts`` maps Gaussian and Laplace events, Poisson-sampled or not, to their number of
+    releases. Adjacency: add or remove one member, or, if no event is sampled, the adjacency under
+    which the sensitivities were taken. 0 if ``counts`` is empty; inf if delta is below the mass at
     infinite loss (8e-24 a release). If delta and a sampling probability are both tiny (1e-12 and
-    1e-6), epsilon is rounded up by percents, at worst to Chernoff's bound. Raises ValueError: an
-    event of another kind.
+    1e-6), epsilon may be a few percent too large, at worst Chernoff's bound. Raises ValueError for
+    an event of another kind.
     """
     if not counts:
         return 0.0

@@ -1,4 +1,4 @@
-"""The account of one guarantee: an immutable value that grows by events."""
+"""The account of one guarantee: an immutable list of events."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 class PrivacyLedger:
     """The releases one guarantee has made about the same data.
 
-    ``entries`` holds each distinct event once, with how often it was released, in order of first
+    ``entries`` holds each distinct event once, with its number of releases, in order of first
     appearance: composition does not depend on order. The epsilon holds under the adjacency of the
     events (see ``discreet.accounting.accounting``), for adaptively chosen releases.
 
@@ -42,38 +42,38 @@ class PrivacyLedger:
         object.__setattr__(self, "entries", tuple(merged.values()))
 
     def facts(self) -> list[dict[str, object]]:
-        """Each event, as JSON reads it, and how often it was released: what privacy.json lists."""
+        """Each event in JSON form with its number of releases, as privacy.json lists them."""
         return [
             {"event": json.loads(event_to_json(event)), "count": count}
             for event, count in self.entries
         ]
 
     def record(self, event: DpEvent, count: int = 1) -> PrivacyLedger:
-        """The ledger after ``count`` more releases of an event. Raises ValueError: Discreet does
-        not know the event."""
+        """The ledger after ``count`` more releases of an event. Raises ValueError for an event that
+        Discreet does not know."""
         return PrivacyLedger((*self.entries, (event, count)))
 
     def epsilon(self, delta: float, accountant: str = PLD) -> float:
         """The epsilon at ``delta`` of all releases together: 0 if there are none, inf if one had no
         noise."""
-        # Imported here: a client that accounts nothing starts without dp_accounting, in half the
-        # time.
+        # Imported here, so that a client without an account starts in half the time, without
+        # dp_accounting.
         from discreet.accounting.accounting import epsilon_spent
 
         return epsilon_spent(self.entries, delta=delta, accountant=accountant)
 
     @property
     def num_releases(self) -> int:
-        """The number of releases, rounded up; a choice among trials counts as often as it releases
-        on average."""
+        """The number of releases, rounded up; private selection counts with its mean number of
+        releases."""
         return math.ceil(math.fsum(count * releases_in(event) for event, count in self.entries))
 
 
 @lru_cache(maxsize=65536)
 def epsilon_of(spent: PrivacyLedger, delta: float, accountant: str) -> float:
-    """`PrivacyLedger.epsilon`, computed once for all who have released the same. At delta 0 it is
-    pure epsilon, infinity with Gaussian noise; with a masked sum, which the PLD does not know, it
-    is by RDP."""
+    """`PrivacyLedger.epsilon`, computed once for all ledgers with the same releases. At delta 0 it
+    is the pure epsilon, which is infinite with Gaussian noise. With a secure sum, which the PLD
+    does not know, RDP is used."""
     if delta == 0:
         from discreet.accounting.accounting import pure_epsilon
 
@@ -85,10 +85,11 @@ def epsilon_of(spent: PrivacyLedger, delta: float, accountant: str) -> float:
 def exceeds_budget(
     spent: PrivacyLedger, budget: float | None, *, delta: float, accountant: str
 ) -> bool:
-    """True if releases cost more than a budget, by more than rounding: the one check, for server,
-    clients and `DPSGD`.
+    """True if releases cost more than a budget, by more than rounding. Server, clients and `DPSGD`
+    all use this check.
 
-    None is no budget, and one of pure epsilon (delta 0) does not hold releases that have none.
+    None means no budget. A budget of pure epsilon (delta 0) is exceeded by releases that have no
+    pure epsilon.
     """
     if budget is None:
         return False

@@ -21,7 +21,7 @@ from typing import Annotated, Literal
 
 from typer import Option
 
-from discreet.server.advice import Situation, advice
+from discreet.planning.advice import Situation, advice
 
 
 def command(

@@ -31,8 +31,8 @@ from discreet.audit.verdict import FALSE_ALARM, PICTURE, RECORD, SIGNIFICANCE, j
 from discreet.cli.console import Words, new_folder, print_table
 from discreet.deployment.interruption import ending
 from discreet.logs import log_to
-from discreet.server.resuming import asked_settings
-from discreet.server.run_folder import RunFolder
+from discreet.run_files.resuming import asked_settings
+from discreet.run_files.run_folder import RunFolder
 from discreet.settings.rules import ConfigError
 
 Of = Literal["user", "example", "local", "evaluation", "statistics"]

@@ -35,7 +35,7 @@ import typer
 from typer import Option
 
 from discreet.cli.console import print_table
-from discreet.server import prices as offers
+from discreet.planning import prices as offers
 from discreet.settings.privacy import EXAMPLE, LOCAL, USER, ZERO_OUT, SecureConfig
 
 

@@ -37,6 +37,8 @@ from discreet.accounting.accounting import pure_epsilon
 from discreet.accounting.events import ACCOUNTANTS
 from discreet.accounting.privacy_ledger import PrivacyLedger
 from discreet.ledger.durable_ledger import DurableLedger, LedgerError
+from discreet.run_files.run_folder import ACCOUNT, CONFIG, RunFolder
+from discreet.run_files.run_ledgers import displaced
 from discreet.server.population_account import (
     ADJACENCIES,
     LIMIT,
@@ -44,8 +46,6 @@ from discreet.server.population_account import (
     create_account,
     is_account,
 )
-from discreet.server.run_folder import ACCOUNT, CONFIG, RunFolder
-from discreet.server.run_ledgers import displaced
 from discreet.settings.rules import ConfigError
 
 DEFAULT_DELTA = 1e-5

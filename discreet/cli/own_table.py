@@ -35,12 +35,17 @@ def command(
     encoding: Annotated[
         str | None, Option(help="of FILE, if it is not UTF-8, such as cp1252")
     ] = None,
+    separator: Annotated[
+        str | None, Option(help="of FILE, if it is none of , ; | and a tab, such as ^")
+    ] = None,
     write: Annotated[bool, Option("--write", help="check: write data.toml beside FILE")] = False,
 ) -> None:
     """Does one action."""
     if not file.is_file():
         raise FolderError(f"{file} is no file")
-    table = CsvTable(file, encoding=encoding)
+    if separator is not None and len(separator) != 1:
+        raise FolderError(f"--separator must be one character (got {separator!r})")
+    table = CsvTable(file, separator, encoding)
     description = file.parent / DESCRIPTION
     if action == "split":
         _split(table, owner, test)

@@ -1,7 +1,7 @@
 """Predicts with the model of a run.
 
 RUN is a run folder. --data is a .csv, .parquet, .jsonl or .npz file; without it the test set of the
-run's own data is predicted. `read_inputs` in discreet/server/predictions.py says which columns a
+run's own data is predicted. `read_inputs` in discreet/run_files/predictions.py says which columns a
 file needs. Without --out the predictions go to predictions.csv in the run folder. The description
 that was saved with the model (model.json) holds, not what data.toml says today; where they differ,
 the keys are named.
@@ -22,9 +22,9 @@ from typer import Option
 
 from discreet.data.description import DataDescription
 from discreet.data.targets import FolderError
-from discreet.server import predictions
-from discreet.server.model_description import differences
-from discreet.server.run_folder import replace_file
+from discreet.run_files import predictions
+from discreet.run_files.model_description import differences
+from discreet.run_files.run_folder import replace_file
 
 
 def command(

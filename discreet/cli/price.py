@@ -16,9 +16,9 @@ import sys
 
 from discreet.cli.console import Words
 from discreet.logs import log_to
-from discreet.server.resuming import asked_settings
-from discreet.server.run_price import price_lines
-from discreet.server.session import resolve
+from discreet.planning.run_price import average_units, price_lines
+from discreet.run_files.resuming import asked_settings
+from discreet.server.resolve import resolve
 from discreet.settings.settings import with_any_noise
 from discreet.simulation.timed_round import timed_round
 
@@ -27,7 +27,7 @@ def command(overrides: Words = None) -> None:
     """Prints a line for each kind of cost."""
     asked, call = asked_settings(overrides or [])
     plan, task = resolve(with_any_noise(asked), resumed=call.resume)
-    print(*price_lines(plan), sep="\n", flush=True)
+    print(*price_lines(plan, average_units(plan.run, task.train)), sep="\n", flush=True)
     log_to(sys.stdout, log_format=asked.operations.log_format)
     logging.getLogger("discreet").setLevel(logging.ERROR)
     timed = timed_round(plan, task, call)

@@ -18,8 +18,8 @@ from contextlib import ExitStack
 from discreet.cli.console import Words
 from discreet.data.datasets import load_task
 from discreet.queries.query import STATISTICS
+from discreet.run_files.resuming import asked_settings
 from discreet.server.data_questions import written_statistics
-from discreet.server.resuming import asked_settings
 from discreet.server.session import prepare
 from discreet.settings.settings import client_settings, with_any_noise
 from discreet.simulation.in_process import data_answers

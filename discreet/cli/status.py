@@ -18,12 +18,12 @@ import typer
 
 from discreet.logs import json_ready
 from discreet.mechanisms.mechanism import REPORTED, SERVER
+from discreet.planning.plan import Plan
 from discreet.queries.scores import SCORES, Rated, rated_in, score_columns
-from discreet.server.clients_account import largest_epsilon
-from discreet.server.plan import Plan
+from discreet.run_files.clients_account import largest_epsilon
+from discreet.run_files.run_folder import RunFolder, read_status
+from discreet.run_files.run_ledgers import ledger_to_read
 from discreet.server.population_account import PopulationAccount
-from discreet.server.run_folder import RunFolder, read_status
-from discreet.server.run_ledgers import ledger_to_read
 from discreet.settings.privacy import GUARANTEES
 
 Facts = dict[str, Any]

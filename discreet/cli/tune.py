@@ -32,8 +32,8 @@ from discreet.cli.console import Words, new_folder
 from discreet.cli.sweep import all_succeed, candidates_of
 from discreet.deployment.interruption import ending, not_begun
 from discreet.logs import log_to
-from discreet.server.plan import planned
-from discreet.server.run_folder import RunFolder
+from discreet.planning.plan import planned
+from discreet.run_files.run_folder import RunFolder
 from discreet.settings.rules import ConfigError
 from discreet.simulation.many_runs import check_parallel
 from discreet.simulation.tuning import Tune, drawn, price, publish_best, read_tune, trial_jobs

@@ -25,12 +25,27 @@ def encoded_cells(found: Mapping[str, Any], description: DataDescription) -> Arr
 
 
 def owners_of(column: Any, name: str) -> Array:
-    """The owner in each row's cell. A row without an owner would count as one more person."""
+    """The owner in each row's cell, without spaces around it: "P1 " and "P1" are one person. A row
+    without an owner would count as one more person."""
     owners = np.asarray(column)
-    for row, cell in enumerate(owners.tolist()):
+    cells = owners.tolist()
+    for row, cell in enumerate(cells):
         if is_empty(cell):
             raise RowError(row, f"{name} is empty: it must name the owner of the row")
-    return owners
+    if not any(isinstance(cell, str) for cell in cells):
+        return owners
+    return np.asarray([str(cell).strip() for cell in cells])
+
+
+def same_names(owners: Array) -> Array:
+    """Owners as text, equal for the same person in tables that were read with other types: 007 in a
+    column of numbers is 7.
+
+    >>> same_names(np.array(["007", "A7"])).tolist(), same_names(np.array([7, 12])).tolist()
+    (['7', 'A7'], ['7', '12'])
+    """
+    names = [str(owner) for owner in owners.tolist()]
+    return np.asarray([str(int(name)) if name.isdecimal() else name for name in names])
 
 
 def numbers_in(column: Any, name: str) -> Array:
@@ -55,21 +70,18 @@ def numbered(targets: Array, name: str, description: DataDescription) -> Array:
     """Classes as numbers; words by their positions in `classes`."""
     if not description.classes:
         return _target_numbers(targets, name, description)
-    places = {word: place for place, word in enumerate(description.classes)}
-    if description.padding is None:
-        places |= {}
-    else:
-        places |= {str(description.padding): PADDING}
-    for place, value in enumerate(targets.flat):
-        if str(value) not in places:
-            if is_empty(value):
+    places = {word.strip(): place for place, word in enumerate(description.classes)}
+    if description.padding is not None:
+        places[str(description.padding)] = PADDING
+    words = [str(value).strip() for value in targets.flat]
+    for place, word in enumerate(words):
+        if word not in places:
+            if is_empty(targets.flat[place]):
                 problem = f"{name} is empty"
             else:
-                problem = "the class is not in classes"
+                problem = f"{name} is not one of classes: add the class in data.toml, or correct it"
             raise RowError(place * len(targets) // targets.size, problem)
-    return np.asarray([places[str(value)] for value in targets.flat], np.int64).reshape(
-        targets.shape
-    )
+    return np.asarray([places[word] for word in words], np.int64).reshape(targets.shape)
 
 
 def _target_numbers(targets: Array, name: str, description: DataDescription) -> Array:

@@ -6,6 +6,7 @@ from __future__ import annotations
 import codecs
 import csv
 import io
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -17,6 +18,8 @@ from discreet.data.targets import FolderError, RowError
 from discreet.settings.rules import require_extra
 
 SEPARATORS = ",;\t|"
+SEPARATOR_LINE = re.compile(r"\Asep=(.)\r?\n")  # Excel's first line, which is no part of the table
+EXCEL = (b"PK\x03\x04", b"\xd0\xcf\x11\xe0")
 # The longer marks come first: that of UTF-32 begins with that of UTF-16.
 MARKS = (
     (codecs.BOM_UTF8, "utf-8-sig"),
@@ -43,52 +46,81 @@ class CsvTable:
 
     @cached_property
     def text(self) -> str:
+        """The text, with an empty line in place of one that names the separator as Excel does."""
+        return SEPARATOR_LINE.sub("\n", self._written)
+
+    @cached_property
+    def _written(self) -> str:
         """The whole text of the file. FolderError: it has another encoding."""
         try:
             content = self.path.read_bytes()
         except OSError as error:
             raise FolderError(f"{self.path} can't be read: {error.strerror}") from error
+        if content.startswith(EXCEL):
+            raise FolderError(f"{self.path} is an Excel file: save it as CSV (UTF-8)")
         marked = next((name for mark, name in MARKS if content.startswith(mark)), None)
         encoding = marked or self.encoding or "utf-8"
+        other = "cp1252"
         try:
-            return content.decode(encoding)
-        except (UnicodeDecodeError, LookupError) as error:
-            if self.encoding is None:
-                written = 'encoding = "cp1252"'
-            else:
-                written = "the encoding that it was written in"
-            raise FolderError(
-                f"{self.path} can't be read because it is not {encoding}: write "
-                f"{written} in data.toml"
-            ) from error
+            text = content.decode(encoding)
+            if "\0" not in text:
+                return text
+            other = "utf-16-le"
+        except (UnicodeDecodeError, LookupError):
+            pass
+        if self.encoding is None:
+            written = f'encoding = "{other}"'
+        else:
+            written = "the encoding that it was written in"
+        raise FolderError(
+            f"{self.path} can't be read because it is not {encoding}: write {written} in "
+            "data.toml, or --encoding with `discreet data`"
+        )
 
     @cached_property
     def mark(self) -> str:
         """The given separator, or the one that splits the header into the most cells."""
         if self.separator is not None:
             return self.separator
+        if named := SEPARATOR_LINE.match(self._written):
+            return named[1]
         header = next((line for line in self.text.splitlines() if line.strip()), "")
         return max(SEPARATORS, key=lambda mark: len(next(csv.reader([header], delimiter=mark), [])))
 
     def records(self) -> list[tuple[int, list[str]]]:
         """The records, header first, each with the number of its last line, from 1. Empty lines are
-        skipped."""
-        reader = csv.reader(io.StringIO(self.text, newline=""), delimiter=self.mark)
-        return [(reader.line_num, row) for row in reader if row]
-
-    def header(self) -> list[str]:
-        """The names of the columns. FolderError: there are none, or one occurs twice."""
+        skipped. FolderError: quotes do not end, or a cell is too long."""
         reader = csv.reader(io.StringIO(self.text, newline=""), delimiter=self.mark)
         try:
-            names = next((row for row in reader if row), [])
+            return [(reader.line_num, row) for row in reader if row]
+        except csv.Error as error:
+            raise FolderError(f"{self.path}, line {reader.line_num}: {error}") from None
+
+    def rows(self) -> Iterator[tuple[int, list[str]]]:
+        """The records below the header. FolderError: one has too few or too many cells, which are
+        not shown."""
+        (_, header), *rows = self.records()
+        for line, row in rows:
+            if len(row) != len(header):
+                wrong = f"{len(row)} columns, but the header has {len(header)}"
+                raise FolderError(f"{self.path}, line {line}: {wrong}")
+            yield line, row
+
+    def header(self, *, as_written: bool = False) -> list[str]:
+        """The names of the columns, unless `as_written` without spaces around them. FolderError:
+        there are none, or one occurs twice."""
+        reader = csv.reader(io.StringIO(self.text, newline=""), delimiter=self.mark)
+        try:
+            written = next((row for row in reader if row), [])
         except csv.Error as error:
             raise FolderError(f"{self.path} can't be read: {error}") from None
-        if not names:
+        names = [name.strip() for name in written]
+        if not any(names):
             raise FolderError(f"{self.path} can't be read: the CSV file is empty")
         for name in names:
             if names.count(name) > 1:
-                raise FolderError(f"{self.path}: the column {name!r} occurs twice")
-        return names
+                raise FolderError(f"{self.path}: the column {name!r} occurs twice: rename one")
+        return written if as_written else names
 
     def columns(self, *, as_text: bool = False) -> dict[str, Any]:
         """Columns of pyarrow by name; `as_text`: each cell as written. FolderError: the file can't
@@ -99,12 +131,14 @@ class CsvTable:
 
         names = self.header()
         if as_text:
-            kinds = dict.fromkeys(names, pyarrow.string())
+            kinds = dict.fromkeys(self.header(as_written=True), pyarrow.string())
         else:
             kinds = None
         try:
             table = reader.read_csv(
                 io.BytesIO(self.text.encode()),
+                # A thread of pyarrow that still runs when Python ends aborts it now and then.
+                read_options=reader.ReadOptions(use_threads=False),
                 parse_options=reader.ParseOptions(delimiter=self.mark, newlines_in_values=True),
                 convert_options=reader.ConvertOptions(
                     column_types=kinds, decimal_point=self.decimal
@@ -112,20 +146,17 @@ class CsvTable:
             )
         except (OSError, ValueError) as error:
             raise FolderError(self.unreadable(" ".join(str(error).split()))) from None
-        return {name: table.column(name) for name in names}
+        return dict(zip(names, table.columns, strict=True))
 
     def unreadable(self, said: str) -> str:
         """The reason why the file can't be read: the line of a row with too few or too many cells,
         without its content."""
-        expected, got, _ = said.partition(", got ")
-        with suppress(csv.Error):
-            (_, header), *rows = self.records() if got else [(0, [])]
-            for line, row in rows:
-                if len(row) != len(header):
-                    return (
-                        f"{self.path}, line {line}: {len(row)} columns, but the header "
-                        f"has {len(header)}"
-                    )
+        expected, _, _ = said.partition(", got ")
+        try:
+            for _ in self.rows():
+                pass
+        except FolderError as error:
+            return str(error)
         return f"{self.path} can't be read: {expected}"
 
 
@@ -137,6 +168,6 @@ def lines_of(path: Path, table: CsvTable | None = None) -> Iterator[None]:
     except RowError as error:
         place = f"row {error.row}"
         if table is not None:
-            with suppress(csv.Error, IndexError, FolderError):
+            with suppress(IndexError, FolderError):
                 place = f"line {table.records()[error.row + 1][0]}"
         raise FolderError(f"{path}, {place}: {error.problem}") from None

@@ -27,6 +27,7 @@ MIDDLE = "middle"
 # The texts that count as an empty cell, unless a column lists them as levels.
 EMPTY = frozenset(("", "na", "n/a", "nan", "null", "#n/a"))
 _WORD = re.compile(r"\w+")
+THOUSANDS = re.compile(r"[+-]?\d{1,3}([.,' \u00a0]\d{3})+([.,]\d+)?")
 
 
 class CellError(ValueError):
@@ -298,6 +299,8 @@ def _number(column: Column, row: int, cell: Any, decimal: str) -> float:
     comma = isinstance(cell, str) and decimal == "." and re.fullmatch(r"[+-]?\d*,\d+", cell.strip())
     if comma:
         hint = ': write decimal = "," in data.toml'
+    elif isinstance(cell, str) and THOUSANDS.fullmatch(cell.strip()):
+        hint = ": write it without thousands separators"
     else:
         hint = "; words need a column with kind = category"
     raise CellError(row, f"{column.name} is not a number{hint}")

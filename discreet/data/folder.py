@@ -85,7 +85,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from discreet.data.cells import encoded_cells, numbered, numbers_in, owners_of
+from discreet.data.cells import encoded_cells, numbered, numbers_in, owners_of, same_names
 from discreet.data.csv_table import CsvTable, lines_of
 from discreet.data.description import DESCRIPTION, DataDescription, read_description
 from discreet.data.examples import SHAPES, Examples, Task, TaskShape
@@ -142,9 +142,10 @@ def _test_of(
 def _refuse_shared(description: DataDescription, owners: Array, tested: Array) -> None:
     """Raises RowError for an owner with rows in both tables: the test set is public, so it protects
     nobody in it."""
-    shared = np.flatnonzero(np.isin(tested.astype(str), owners.astype(str)))
+    tested_names = same_names(tested)
+    shared = np.flatnonzero(np.isin(tested_names, same_names(owners)))
     if len(shared):
-        people = len(np.unique(tested[shared].astype(str)))
+        people = len(np.unique(tested_names[shared]))
         who = description.owner or OWNERS
         problem = f"this {who} has rows in {description.file} too, as {people} in all have"
         raise RowError(
@@ -334,13 +335,9 @@ def _read(folder: Path, description: DataDescription) -> _Table:
     if arrays and owner is None and OWNERS in found:
         owner = OWNERS
     names = _input_names(found, description)
-    if arrays:
-        kind = "array"
-    else:
-        kind = "column"
     for name in (*names, owner):
         if name is not None and name not in found:
-            raise FolderError(f"{path.name} has no {kind} {name}")
+            raise FolderError(f"{path.name} has no column or array {name}")
     counted: Array | bool = True
     if description.text is not None and description.max_tokens is not None:
         inputs, counted = tokens_of(
@@ -384,10 +381,8 @@ def _opened(path: Path, description: DataDescription) -> dict[str, Any]:
 
 
 def open_table(path: Path, form: str) -> dict[str, Any]:
-    """The columns (csv, parquet, jsonl; of pyarrow) or the arrays (npz; of numpy) of a file by
+    """The columns (parquet, jsonl; of pyarrow) or the arrays (npz; of numpy) of a file by
     their names."""
-    if form == "csv":
-        return CsvTable(path).columns()
     require_extra("pyarrow", extra="simulation", why=path.name)
     from pyarrow import json, parquet  # type: ignore[import-untyped]
 

@@ -16,8 +16,8 @@ from discreet.deployment.healthy import healthy
 from discreet.deployment.interruption import override, resumable
 from discreet.deployment.run_watch import RunWatch, follow
 from discreet.logs import log_to
-from discreet.server.resuming import asked_settings
-from discreet.server.run_folder import (
+from discreet.run_files.resuming import asked_settings
+from discreet.run_files.run_folder import (
     OVER,
     RunFolder,
     RunStatus,
@@ -25,8 +25,8 @@ from discreet.server.run_folder import (
     read_status,
     state_of,
 )
-from discreet.server.run_ledgers import check_ledgers
-from discreet.server.session import resolve
+from discreet.run_files.run_ledgers import check_ledgers
+from discreet.server.resolve import resolve
 from discreet.settings.rules import require_extra
 from discreet.simulation.processes import RunLostError, ray_environment, scratch_folder
 

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from discreet.logs import log_to
-from discreet.server.run_folder import (
+from discreet.run_files.run_folder import (
     CONFIG,
     RunFolder,
     note_interruption,

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from discreet.deployment.flower_home import LOOK_SECONDS
-from discreet.server.run_folder import OVER, RunFolder, state_of
+from discreet.run_files.run_folder import OVER, RunFolder, state_of
 from discreet.simulation.processes import RunLostError, child_processes
 
 # the programs of a ServerApp, which run below a SuperLink

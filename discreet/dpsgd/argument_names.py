@@ -1,4 +1,4 @@
-"""Names of arguments that people bring along from other libraries, and what `DPSGD` calls them."""
+"""Hints for argument names of other libraries: their counterparts in `DPSGD`."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ MEANT = {
 
 
 def names_meant(init: Callable[Given, None]) -> Callable[Given, None]:
-    """A constructor whose TypeError about an argument that it does not have says which one is
+    """A constructor whose TypeError about an unknown argument names the one that is probably
     meant."""
     known = inspect.signature(init).parameters
 

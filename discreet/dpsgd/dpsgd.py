@@ -1,4 +1,4 @@
-"""DP-SGD for a training loop of one's own: a model, an optimizer and a data set of PyTorch, and an
+"""DP-SGD for a custom training loop: a PyTorch model, optimizer and data set, and a privacy
 account."""
 
 from __future__ import annotations
@@ -63,8 +63,8 @@ DEFAULT = LoopPrivacy()
 
 
 class BatchError(RuntimeError):
-    """A batch that was not drawn here, was skipped or was stepped before: what is charged would not
-    be what ran."""
+    """A batch was not drawn here, was skipped, or was already stepped, so that the charge would not
+    match the work."""
 
 
 class DPSGD:
@@ -78,54 +78,55 @@ class DPSGD:
     Guarantee: (epsilon(), delta)-differential privacy of each example of `dataset`, against an
     observer who sees the parameters at all times and everything computed from them. Each example
     joins a batch with probability batch_size / n, independently, and its gradient is clipped to
-    `clip_norm`. Noise of noise_multiplier * clip_norm is added to the sum, even if the batch is
-    empty, and the sum is divided by `batch_size`, a constant. n is the data set's size, and the
-    guarantee is zero-out (an example contributes nothing; n stays, and is public). With the
-    constant `public_num_examples` in place of n it is add-or-remove. The optimizer's use of the
-    noised mean (momentum, Adam, weight decay, schedules) is post-processing, which costs nothing.
+    `clip_norm`. Noise of standard deviation noise_multiplier * clip_norm is added to the sum, even
+    if the batch is empty, and the sum is divided by `batch_size`, a constant. n is the data set's
+    size, and the adjacency is zero-out (an example contributes nothing; n stays, and is public).
+    With the constant `public_num_examples` in place of n it is add-or-remove. The optimizer's use
+    of the noised mean (momentum, Adam, weight decay, schedules) is post-processing, which costs no
+    privacy.
 
     Not covered: batches, their sizes and pieces; losses and metrics on the training data, and other
-    values that the loop shows; the choice of settings, if the data guided it; several threads;
+    values that the loop shows; settings that were chosen by looking at the data; several threads;
     messages between processes.
 
     Args:
-      model: any that `clipped_gradient_sum` serves: no layer may mix examples (no BatchNorm).
-        Frozen parameters get neither gradient nor noise. The batches come on its device.
-      optimizer: of torch.optim, over the trainable parameters of the model, all of them and no
-        others; or several, each over a part; or an empty list for a trainer that steps by itself:
-        the noised mean then stays in `.grad`.
-      dataset: a map-style data set, or a list, of pairs (input, target), in which an input may be a
-        tuple of tensors for the model's arguments or a dictionary for its arguments by name; or of
-        dictionaries alone, which the loss is given too, with None for the targets. That it has one
-        at least is public. Or a DataLoader of such a data set, which is read with its workers,
-        prefetching and collate_fn; Poisson batches take the place of its sampler.
+      model: any model that `clipped_gradient_sum` supports: no layer may mix examples (no
+        BatchNorm). Frozen parameters get neither gradient nor noise. Batches are on its device.
+      optimizer: an optimizer of torch.optim over exactly the trainable parameters of the model; or
+        several, each over some of them; or an empty list for a trainer that steps by itself: the
+        noised mean then stays in `.grad`.
+      dataset: a map-style data set, or a list, of pairs (input, target). An input may be a tuple of
+        tensors for the model's arguments or a dictionary for its arguments by name. Or of
+        dictionaries alone, which the loss gets too, with None for the targets. It is public that
+        the data set is not empty. Or a DataLoader of such a data set, which is read with its
+        workers, prefetching and collate_fn; Poisson batches replace its sampler.
       batch_size: the expected size of a batch, from 1 to the number of examples; if None, the
         DataLoader's.
-      epochs: of epochs * ceil(n / batch_size) steps in all: `len(private)`.
+      epochs: the number of epochs, of ceil(n / batch_size) steps each. `len(private)` is the number
+        of all steps.
       steps: the number of steps, in place of epochs.
-      delta: of epsilon; above 0 and below 1 / n, better far below.
-      target_epsilon: chooses the least noise with which all steps, and all that the ledger says was
-        spent before, cost at most that; it is then also the budget, unless `privacy` has another
+      delta: delta for epsilon; above 0 and below 1 / n, better far below.
+      target_epsilon: chooses the least noise with which all steps, and the earlier spending in the
+        ledger, cost at most this epsilon. It is then also the budget, unless `privacy` has another
         one.
-      clip_norm: the L2 norm that each example's gradient is clipped to, within [1e-9, 1e9]. Or a
+      clip_norm: the L2 norm to which each example's gradient is clipped, within [1e-9, 1e9]. Or a
         schedule: a list with a value for each step, or a function of the step, from 0 on, that does
-        not follow from the data. Or `AdaptiveClipping`, which tracks a quantile of the gradients'
-        norms by noised counts; the noise pays for both.
+        not depend on the data. Or `AdaptiveClipping`, which tracks a quantile of the gradients'
+        norms by noised counts; the noise covers both.
       loss: one value an example, (n,), that depends on that example alone; a loss of torch.nn with
         reduction="none", whose values are averaged over an example's own positions and labels
         (`per_example_loss`).
-      collate_fn: makes tensors of a list of pairs, as for torch's DataLoader; each row from its own
-        pair but for padding. Tried on a few examples.
-      owners: whose each row is, one for each example: the guarantee is then for an owner with all
-        its rows, n and batch_size count owners, a step reads at most `LoopPrivacy.rows_per_owner`
-        rows of an owner that it drew, and the gradient of the mean loss over them is clipped as
-        one. It takes no collate_fn.
+      collate_fn: makes tensors from a list of pairs, as for torch's DataLoader. Each row must
+        depend on its own pair only, except for padding; this is tried on a few examples.
+      owners: the owner of each example. The guarantee is then for an owner with all its rows: n and
+        batch_size count owners, a step reads at most `LoopPrivacy.rows_per_owner` rows of a drawn
+        owner, and the gradient of the mean loss over them is clipped as one. Not with collate_fn.
       privacy: noise, budget, accountant, ledger, declared n, seed and pieces, for loops that choose
         them.
 
     Raises:
-      ValueError: a setting out of range, or a model, an optimizer, a loss or a data set that can't
-        be served.
+      ValueError: a setting is out of range, or a model, an optimizer, a loss or a data set is not
+        supported.
       LedgerError: the ledger file is missing or can't be used.
     """
 
@@ -193,8 +194,8 @@ class DPSGD:
             examples, plan.probability, model, shared, self._processes, at_most, how, self._owners
         )
         self._reading: Iterator[Piece] = iter(())
-        self._waiting: Piece | None = None  # was yielded, and not stepped yet
-        self._sums: list[Tensor] | None = None  # of the pieces before it
+        self._waiting: Piece | None = None  # the piece that was yielded and not stepped yet
+        self._sums: list[Tensor] | None = None  # the sums of earlier pieces of the batch
 
     def __len__(self) -> int:
         """The steps of the whole loop."""
@@ -206,23 +207,24 @@ class DPSGD:
 
     @property
     def noise_multiplier(self) -> float:
-        """The noise's standard deviation over the clip norm, of the next step."""
+        """The noise multiplier of the next step: the noise's standard deviation over the clip
+        norm."""
         return self._plan.noise_multiplier(self.steps_taken)
 
     @property
     def clip_norm(self) -> float:
-        """The clip norm of the next step; one that adapts follows from noised counts, and is
-        covered."""
+        """The clip norm of the next step. An adaptive one is computed from noised counts, and is
+        covered by the guarantee."""
         return self._clip_norm
 
     @property
     def sampling_probability(self) -> float:
-        """The chance of each example to be in a batch."""
+        """The probability that an example is in a batch."""
         return self._plan.probability
 
     @property
     def adjacency(self) -> str:
-        """The data sets that are neighbours, in words."""
+        """The adjacency, in words."""
         if self._privacy.public_num_examples is None:
             words = ZERO_OUT
         else:
@@ -233,13 +235,13 @@ class DPSGD:
 
     @property
     def steps_taken(self) -> int:
-        """The number of steps that were charged."""
+        """The number of charged steps."""
         return self._account.taken
 
     def epsilon(self, delta: float | None = None) -> float:
-        """Epsilon up to now, at `delta` or the loop's own: of this loop, and of all that its ledger
-        knows. Of several processes the first one knows it: RuntimeError in another one, if there is
-        a ledger."""
+        """Epsilon so far, at `delta` or the loop's own: of this loop and of all other spending in
+        its ledger. With a ledger and several processes only the first one knows it; others raise
+        RuntimeError."""
         if self._processes.rank and self._privacy.ledger is not None:
             raise RuntimeError("epsilon: only the first process has the ledger")
         if delta is None:
@@ -249,15 +251,15 @@ class DPSGD:
         return budget.epsilon(self._account.spent())
 
     def __iter__(self) -> Iterator[Batch]:
-        """The batches of the steps that are still to be taken, whole or in pieces, each for one
-        call of `step`: one that was not stepped, by which a loop was left, is the first of the next
-        loop. Raises BatchError: it goes on without a step, or all steps are taken.
+        """The batches of the remaining steps, whole or in pieces, each for one call of `step`. If a
+        loop is left before a batch is stepped, the next loop begins with that batch. Raises
+        BatchError: the loop goes on without a step, or all steps are taken.
         """
         return self._until(len(self))
 
     def epoch(self) -> Iterator[Batch]:
-        """The batches up to the end of an epoch, for a loop over epochs with something to do after
-        each. ValueError for a loop of `steps`."""
+        """The batches up to the end of an epoch, for a loop that does something after each epoch.
+        Raises ValueError for a loop of `steps`."""
         if not self._has_epochs:
             raise ValueError("epoch: the loop was made with steps, which end no epoch")
         return self._until(
@@ -280,48 +282,48 @@ class DPSGD:
                 )
 
     def _read(self) -> Piece:
-        # one that raises is not gone on with
+        # A reader that raises is not used again.
         reading = self._reading
         self._reading = iter(())
         piece = next(reading, None)
-        if piece is None:  # the batch begins, or begins again; it is not drawn anew
+        if piece is None:  # the batch is read from its start, and not drawn again
             self._sums, reading = None, self._batches.pieces(range(self.steps_taken, len(self)))
             piece = next(reading)
         self._reading = reading
         return piece
 
     def step(self, inputs: Tree, targets: Tree = None) -> bool:
-        """One step: the batch's clipped gradients, summed, charged, noised and over batch_size,
-        then the optimizer.
+        """Takes one step: sums the batch's clipped gradients, charges the account, adds noise,
+        divides by batch_size, and runs the optimizer.
 
-        The noised mean replaces `.grad` of each trainable parameter; one that the pass did not use
-        has noise alone. Of a batch in pieces each is added up, and the last one ends the step: one
-        noise, one charge. No loss comes back: a mean over private examples is private. Measure on
-        other data, or pay for it (docs/guide/dpsgd.md).
+        The noised mean replaces `.grad` of each trainable parameter; a parameter that the pass did
+        not use gets noise alone. The pieces of a batch are added up, and the last one ends the step
+        with one noise and one charge. No loss is returned, as a mean over private examples is
+        private. Measure on other data, or pay for it (docs/guide/dpsgd.md).
 
         Returns:
-          True if it took a step, False for a piece that is not the last one. How many pieces there
-          are depends on the size of the batch, which is not covered: show nobody how often it was
-          False.
+          True if it took a step, False for a piece that is not the last one. The number of pieces
+          depends on the size of the batch, which is not covered: do not reveal how often the result
+          was False.
 
         Raises:
           BatchError: the batch is not the one that was drawn last, or was stepped already.
           ValueError: the loss mixes examples, the forward changes the model, no gradient is finite,
             or the optimizer no longer holds exactly the model's trainable parameters, or comes from
             steps that no account here knows; nothing was charged.
-          BudgetSpent: the step would pass the budget; nothing was charged or changed.
+          BudgetSpent: the step would exceed the budget; nothing was charged or changed.
           LedgerError: the ledger file can't be charged; nothing was changed.
         """
         piece = self._drawn((inputs, targets))
         parameters = parameters_of(*modules_of(self._model))
-        # groups may have been added, and parameters frozen, since
+        # Since the last check, parameter groups may have been added and parameters frozen.
         check_optimizers(self._optimizers, parameters)
         if not self.steps_taken and self._privacy.ledger is None:
             check_fresh(self._optimizers)
         labels = ("step", piece.step, "piece", piece.number, "process", self._processes.rank)
         with torch_draws_from(self._source.child(*labels), self._model):
             sums = self._clipped_sums(*piece.batch, piece.owners)
-        if self._sums is not None:  # not in place: a step that is refused may be tried again
+        if self._sums is not None:  # not in place: a refused step may be tried again
             sums = list(map(add, self._sums, sums))
         if not piece.is_last:
             self._sums = sums
@@ -357,9 +359,9 @@ class DPSGD:
             self._reading = iter(())  # ends its workers
 
     def _clipped_sums(self, inputs: Tree, targets: Tree, owners: Tensor | None) -> list[Tensor]:
-        """The sum of clipped gradients, and of (b - 1/2), b being 1 for a norm within the clip norm
-        and else 0: both without the gradients that are not finite. And the number of gradients, and
-        of those that are finite."""
+        """The sum of clipped gradients and the sum of (b - 1/2), where b is 1 for a norm within the
+        clip norm and 0 otherwise; gradients that are not finite are left out. Then the number of
+        gradients, and of finite ones."""
         loss = self._loss
         plain = self._is_plain and isinstance(targets, Tensor)
         if (plain or loss is cross_entropy) and isinstance(targets, Tensor):
@@ -400,11 +402,11 @@ class DPSGD:
         return piece
 
     def state_dict(self) -> dict[str, Any]:
-        """The loop's position, of plain values: steps taken, noise, clip norm, settings, and which
-        ledger has them.
+        """The loop's position as plain values: steps taken, noise, clip norm, settings, and the
+        position in its ledger.
 
-        Save it together with the model's and the optimizer's, after a step. Raises BatchError: a
-        batch is waiting."""
+        Save it together with the states of model and optimizer, after a step. Raises BatchError: a
+        batch is waiting for its step."""
         if self._waiting or self._sums:
             raise BatchError(
                 "state_dict: a batch was drawn and not stepped yet: save after its step"
@@ -418,19 +420,19 @@ class DPSGD:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Goes on from a state, in a new DPSGD with the same settings; of a target's noise with
-        that of the state.
+        """Resumes from a state, in a new DPSGD with the same settings. Noise that was chosen by a
+        target is taken from the state.
 
-        Without a ledger file the steps of the state are spent. With one the file says what is
-        spent: steps taken after the state stay charged, and taken again they are charged again,
-        with new noise. A seed would give the same noise again: a state older than the file is then
-        refused; without a file nothing can tell.
+        Without a ledger file the steps of the state count as spent. With one the file counts: steps
+        taken after the state was saved stay charged, and are charged again when they are repeated
+        with new noise. With a seed a repeated step would have the same noise, so a state older than
+        the file is refused; without a file this can't be detected.
 
         Raises:
           ValueError: the state has other settings; the message names them.
           BatchError: this loop has drawn a batch.
           LedgerError: the steps are in another ledger file, in a newer copy of it, or in none; or
-            as said of a seed.
+            the state is older than the file and there is a seed.
         """
         if self.steps_taken or self._waiting or self._sums:
             raise BatchError(

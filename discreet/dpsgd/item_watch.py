@@ -29,29 +29,27 @@ _CHANGES = (
 
 
 class ItemWatch:
-    """The items of a data set, each of its own index alone.
+    """A data set whose items must each be read from their own index alone.
 
     An item that is mixed from several (mixup, mosaic, a random partner) would carry an example into
-    batches that did not draw it. Noted are reads of the data set by itself, of data sets in its
-    attributes, and of lists, tensors and arrays there that have as many rows as there are items.
-    Rows that it reads elsewhere are not seen.
+    batches that did not draw it. It sees reads of the data set by itself, of data sets in its
+    attributes, and of lists, tensors and arrays there that have as many rows as there are items. It
+    does not see rows that are read elsewhere.
     """
 
     def __init__(self, dataset: Any) -> None:
         self.dataset = dataset
-        self._rows = dict[
-            int, set[int]
-        ]()  # read for the present item, by the identity of what holds them
-        self._stand_ins = dict[
-            object, tuple[Any, Any]
-        ]()  # what is read in place of an object, and the object
+        # the rows read for the current item, by the identity of the object that holds them
+        self._rows = dict[int, set[int]]()
+        # the replacement of each watched object, and the object
+        self._stand_ins = dict[object, tuple[Any, Any]]()
 
     def __getstate__(self) -> dict[str, Any]:
-        """The state that a worker gets: classes made here can't be sent."""
+        """The state that a worker gets: the classes made here can't be pickled."""
         return {"dataset": self.dataset, "_rows": {}, "_stand_ins": {}}
 
     def __getitem__(self, position: int) -> Any:
-        """An item. Raises ValueError: it was made of several rows."""
+        """An item. Raises ValueError: it was made from several rows."""
         self._rows.clear()
         item = self._watched(self.dataset)[position]
         if any(len(rows) > 1 for rows in self._rows.values()):
@@ -66,8 +64,7 @@ class ItemWatch:
         self._rows.setdefault(id(holder), set()).update(rows_at(index, count))
 
     def _watched(self, dataset: Any) -> Any:
-        """An object with the attributes of a data set, the same ones, and a class that notes what
-        is read."""
+        """An object that shares the attributes of a data set, with a class that notes reads."""
         if id(dataset) not in self._stand_ins:
             self._stand_ins[id(dataset)] = self._stand_in(dataset), dataset
         return self._stand_ins[id(dataset)][0]
@@ -101,7 +98,7 @@ class ItemWatch:
                 new_class(kind.__name__, (kind,), {}, lambda body: body.update(names))
             )
             object.__setattr__(made, "__dict__", vars(dataset))
-        # a list, or a class that is not written in Python: it has no attributes to read others by
+        # A list, or a class not written in Python, has no attributes that could hold other rows.
         except TypeError:
             return dataset
         return made
@@ -136,7 +133,7 @@ def rows_at(index: Any, count: int) -> set[int]:
     if hasattr(first, "__index__") and not (isinstance(first, Tensor | np.ndarray) and first.ndim):
         return {whole_number(first) % count}
     if not isinstance(first, slice | list | Tensor | np.ndarray):
-        return set()  # the name of a column, for instance
+        return set()  # for instance the name of a column
     return set(
         np.arange(count)[np.asarray(first) if isinstance(first, Tensor) else first].ravel().tolist()
     )
@@ -156,7 +153,7 @@ class _List(list[Any]):
 
 
 def _changed_with(name: str) -> Callable[..., Any]:
-    """A change of a list that changes what it stands for too."""
+    """A method that changes a list and the original that it stands for."""
 
     def change(self: _List, *given: Any) -> Any:
         getattr(list, name)(self, *given)
@@ -189,7 +186,7 @@ class _Rows(Tensor):
 
 
 class _Array(np.ndarray[Any, Any]):
-    noted: Noted | None = None  # of the whole, and not of what is computed from it
+    noted: Noted | None = None  # of the whole array, not of arrays computed from it
 
     def __getitem__(self, index: Any) -> Any:
         if self.noted is not None:

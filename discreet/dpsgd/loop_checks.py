@@ -17,8 +17,8 @@ from discreet.training.losses import per_example_loss
 
 
 def one_value_an_example(loss: Loss) -> tuple[Loss, bool]:
-    """A loss of one value an example, and True if for class numbers it is the plain
-    cross-entropy."""
+    """A loss with one value an example, and True if it is the plain cross-entropy for class
+    numbers."""
     reduction = getattr(loss, "reduction", "none")
     if reduction != "none":
         raise ValueError(
@@ -34,7 +34,7 @@ def one_value_an_example(loss: Loss) -> tuple[Loss, bool]:
 
 
 def check_classes(targets: Tensor) -> None:
-    """Raises ValueError for targets of cross-entropy that are single numbers of another type than
+    """Raises ValueError for cross-entropy targets that are single numbers of a type other than
     int64."""
     if targets.dim() == 1 and targets.dtype != torch.int64:
         wanted = "class numbers as torch.int64 (targets.long()), or another loss"
@@ -95,8 +95,8 @@ def check_fresh(optimizers: Sequence[Optimizer]) -> None:
 
 
 def check_optimizers(optimizers: Sequence[Optimizer], parameters: Sequence[nn.Parameter]) -> None:
-    """Raises ValueError unless they hold the trainable ones of a model's parameters, each in one of
-    them."""
+    """Raises ValueError unless each trainable parameter of a model is in exactly one optimizer, and
+    no other parameter is."""
     for optimizer in optimizers:
         if isinstance(optimizer, LBFGS | SparseAdam):
             name = type(optimizer).__name__

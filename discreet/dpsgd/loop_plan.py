@@ -1,4 +1,4 @@
-"""The public numbers of a loop: the chance of an example, and each step's noise, clip norm and
+"""The public numbers of a loop: the sampling probability, and each step's noise, clip norm and
 cost."""
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ if TYPE_CHECKING:
 
 # one number, or one for each step from step 0 on
 Schedule = float | Sequence[float] | Callable[[int], float]
-LARGEST_DOUBT = (
-    0.2  # the share that says "much too short" is 0.5 away from the one that says "right"
-)
+# Largest noise on the share of norms within the clip norm. The share for a clip norm that is much
+# too small is 0.5 from that for a right one.
+LARGEST_DOUBT = 0.2
 
 
 def check_search(clip: ClipConfig, count_stddev: float, cohort: float, *, advice: str = "") -> None:
-    """Raises ConfigError if a clip norm is to be searched for, and noise on the bits would hide
-    where it is."""
+    """Raises ConfigError if a clip norm is to be searched for, but the noise on the bits is too
+    large for that."""
     if clip.search_rate and count_stddev >= LARGEST_DOUBT * cohort:
         noise = (
             f"noise {count_stddev / cohort:.2g} on the share of clipped ones; the limit is "
@@ -53,30 +53,30 @@ class LoopPrivacy:
     Attributes:
       noise_multiplier: the noise's standard deviation over the clip norm, at least 0; 0 protects
         nobody. Give this or `target_epsilon`. It may be a schedule, a list or a function of the
-        step (`DPSGD`'s `clip_norm`), each step accounted by its own noise; with `target_epsilon`
-        its values are relative. Change it per epoch: with 200 different values an epsilon takes
-        some 10 s by "pld".
+        step (as `DPSGD`'s `clip_norm`); each step is then accounted for by its own noise. With
+        `target_epsilon` its values are relative. Change it per epoch: with 200 different values the
+        accountant "pld" takes about 10 s.
       max_epsilon: the budget; a step that would exceed it raises BudgetSpent. None:
         `target_epsilon`, if given.
       accountant: "pld" or "rdp".
-      ledger: a ledger file, made before by `discreet ledger create FILE`, in which runs add up and
-        which outlives them. None: the account is in memory.
-      data_owner: whose data these are, if a ledger file knows of several data sets.
-      public_num_examples: a constant that takes the place of n in the sampling and the account,
-        which makes the guarantee add-or-remove; at least batch_size, and chosen without looking at
-        the data.
+      ledger: a ledger file, made by `discreet ledger create FILE`, which adds up the spending of
+        several runs. None: the account is in memory.
+      data_owner: the name of the data's owner, for a ledger file with several data sets.
+      public_num_examples: a constant that replaces n in the sampling and the accounting, which
+        makes the guarantee add-or-remove; at least batch_size, and chosen without looking at the
+        data.
       seed: makes batches, dropout and noise reproducible; they then protect nobody. None: secure
         randomness.
-      max_physical_batch: the most examples that are read and worked on at a time. The loop then
-        yields larger batches in pieces; None: whole.
-      rows_per_owner: with `DPSGD(..., owners=...)` the most rows of one owner in a step, drawn
-        secretly. More need no more noise, and more work.
+      max_physical_batch: the largest number of examples that are read and processed at a time. The
+        loop yields larger batches in pieces. None: batches are whole.
+      rows_per_owner: with `DPSGD(..., owners=...)` the largest number of rows of one owner in a
+        step, drawn secretly. A larger number needs more work but no more noise.
       distributed: the loop is one of the processes of torch.distributed's default group, each of
-        which works on its part of every batch. All are given the same; the first one keeps the
-        account and draws the one noise.
+        which works on its part of every batch. All get the same arguments; the first one keeps the
+        account and draws the noise.
 
     Raises:
-      ValueError: one is out of range; the message names it.
+      ValueError: an attribute is out of range; the message names it.
     """
 
     noise_multiplier: Schedule | None = None
@@ -103,8 +103,8 @@ class LoopPrivacy:
 
 
 def values_of(schedule: Schedule, steps: int, *, name: str) -> tuple[float, ...]:
-    """The number of each step, (steps,). A function is called here for all steps, before a batch is
-    drawn: what it gives can't follow from what the loop sees. Raises ValueError: a list of another
+    """The value of each step, (steps,). A function is called here for all steps, before a batch is
+    drawn, so that its values can't depend on the data. Raises ValueError: a list of another
     length."""
     if callable(schedule):
         return tuple(float(schedule(step)) for step in range(steps))
@@ -118,7 +118,7 @@ def values_of(schedule: Schedule, steps: int, *, name: str) -> tuple[float, ...]
 
 
 def stretches(values: Sequence[float]) -> list[list[float]]:
-    """Each value, and how many steps on end have it.
+    """Run-length encoding: each value, with the number of successive steps that have it.
 
     >>> stretches([2.0, 2.0, 1.0])
     [[2.0, 2], [1.0, 1]]
@@ -128,14 +128,14 @@ def stretches(values: Sequence[float]) -> list[list[float]]:
 
 @dataclass(frozen=True)
 class LoopPlan:
-    """All that decides the privacy of a loop's steps, before the first one.
+    """The values that decide the privacy of a loop's steps, fixed before the first one.
 
     Attributes:
       num_examples: n of the sampling, the data set's size or the constant in its place.
-      batch_size: the expected size of a batch, which noised sums are divided by.
+      batch_size: the expected size of a batch, by which noised sums are divided.
       noises: the noise multiplier of each step, (steps,), in units of `scale`.
-      clips: the clip norm of each step, (steps,), or how it adapts.
-      scale: chosen by a target.
+      clips: the clip norm of each step, (steps,), or the settings by which it adapts.
+      scale: a factor on all noise multipliers, chosen by a target epsilon.
     """
 
     num_examples: int
@@ -161,7 +161,7 @@ class LoopPlan:
 
     @property
     def probability(self) -> float:
-        """The chance of each example to be in a batch."""
+        """The probability that an example is in a batch."""
         return self.batch_size / self.num_examples
 
     @property
@@ -173,8 +173,8 @@ class LoopPlan:
 
     @property
     def count_stddev(self) -> float:
-        """The standard deviation of the noise on the sum of (b - 1/2), b = [norm <= C], of an
-        adaptive clip norm C."""
+        """For an adaptive clip norm C the standard deviation of the noise on the sum of (b - 1/2),
+        b = [norm <= C]."""
         if isinstance(self.clips, ClipConfig):
             given = self.clips.count_stddev
         else:
@@ -186,14 +186,14 @@ class LoopPlan:
 
     @property
     def epoch(self) -> int:
-        """The steps of an epoch."""
+        """The number of steps in an epoch."""
         return math.ceil(self.num_examples / self.batch_size)
 
     def within(
         self, epsilon: float, spent: Sequence[tuple[DpEvent, int]], *, delta: float, accountant: str
     ) -> LoopPlan:
-        """The plan with the least noise with which all steps, and what was spent before, cost at
-        most epsilon."""
+        """The plan with the least noise with which all steps and the earlier spending `spent` cost
+        at most epsilon."""
         scale = noise_multiplier_for_epsilon(
             epsilon,
             releases=lambda scale: (*spent, *replace(self, scale=scale).events()),
@@ -203,12 +203,12 @@ class LoopPlan:
         return replace(self, scale=scale)
 
     def noise_multiplier(self, step: int) -> float:
-        """The noise of a step as a whole, over its clip norm; after the last step that of the last
-        one."""
+        """The noise multiplier of a step as a whole; after the last step, that of the last one."""
         return self.scale * self.noises[min(step, self.steps - 1)]
 
     def events(self) -> list[tuple[DpEvent, int]]:
-        """The cost of each step, in order: an event, and how many steps on end cost that."""
+        """The cost of each step, in order: events, each with the number of successive steps that
+        cost it."""
         return [
             (poisson_round_event(self.probability, noise_multiplier=self.scale * noise), int(count))
             for noise, count in stretches(self.noises)
@@ -223,7 +223,7 @@ class LoopPlan:
         step: int,
         source: RandomSource,
     ) -> tuple[Tensor, float]:
-        """The noised mean of a step, with noise for the clip norm that clipped, and the clip norm
+        """The noised mean of a step, with noise for the clip norm of this step, and the clip norm
         of the next step.
 
         Guarantee: with an adaptive clip norm C the sum of gradients is noised by z_sum * C, and the
@@ -251,7 +251,7 @@ class LoopPlan:
         ), following
 
     def facts(self) -> dict[str, object]:
-        """The settings that a saved state must agree with, as JSON values: all but the scale."""
+        """The settings that a saved state must share, as JSON values: all but the scale."""
         clips = asdict(self.clips) if isinstance(self.clips, ClipConfig) else stretches(self.clips)
         sizes = {
             "num_examples": self.num_examples,
@@ -269,8 +269,8 @@ def planned(
     clip_norm: Schedule | AdaptiveClipping,
     **amount: int | None,
 ) -> LoopPlan:
-    """The plan of a loop over so many examples, before a target scales its noise. `amount`: epochs
-    or steps. Raises ValueError: one is out of its range."""
+    """The plan of a loop over `num_examples` examples, before a target scales its noise. `amount`:
+    epochs or steps. Raises ValueError: a setting is out of range."""
     n = num_examples
     counted = "the number of examples"
     if privacy.public_num_examples is not None:

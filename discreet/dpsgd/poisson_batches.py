@@ -1,4 +1,4 @@
-"""Poisson batches of a data set: each example is in, or not, independently of the others. And the
+"""Poisson batches of a data set, to which each example belongs independently of the others; and the
 processes of torch.distributed, if a loop has several: each works on its part of every batch, and
 there is one noise."""
 
@@ -36,7 +36,7 @@ from discreet.privacy.owner_rows import OwnerRows, owner_rows
 from discreet.privacy.randomness import RandomSource
 from discreet.training.local_training import step_batch
 
-# examples and draws that show whether a collate_fn mixes examples
+# examples and draws by which a collate_fn is tried
 _TRIED = 5
 _SEEDS = 16
 _WORKERS = (
@@ -62,8 +62,9 @@ class MapDataset(Protocol):
 
 @dataclass(frozen=True, eq=False)
 class Piece:
-    """A part of a step's batch, or all of it. `as_drawn` is a copy: some writes to a tensor leave
-    no trace in it. `owners`: of each row, for a loop whose units are owners."""
+    """A part of a step's batch, or all of it. `as_drawn` is a copy, since some writes to a tensor
+    can't be detected otherwise. `owners`: the owner of each row, for a loop whose units are
+    owners."""
 
     step: int
     number: int
@@ -75,10 +76,10 @@ class Piece:
 
 @dataclass(frozen=True, eq=False)
 class ExampleReader:
-    """The data set by lists of positions: tensors with the examples in their first dimension, or
-    tuples and dictionaries of them, made by `collate`, or by PyTorch's default_collate if that is
-    None. Raises ValueError if there are none, the data set has no length or no index, `collate`
-    mixes examples, or an item is made of several."""
+    """Reads a data set by lists of positions. The results are tensors with the examples in their
+    first dimension, or tuples and dictionaries of them, made by `collate`, or by PyTorch's
+    default_collate if that is None. Raises ValueError if there are no examples, the data set has no
+    length or no index, `collate` mixes examples, or an item is made from several."""
 
     dataset: MapDataset
     collate: Collate | None
@@ -111,7 +112,7 @@ class ExampleReader:
             return _checked(
                 parts if len(parts) == 2 else [tuple(parts[:-1]), parts[-1]], len(positions)
             )
-        # Shapes and types of an empty batch are those of a batch of one.
+        # An empty batch has the shapes and types of a batch of one.
         examples = [self._items[position] for position in positions or [0]]
         inputs, targets = _checked((self.collate or default_collate)(examples), len(examples))
         return rows_of(inputs, slice(0, len(positions))), rows_of(targets, slice(0, len(positions)))
@@ -119,12 +120,12 @@ class ExampleReader:
 
 @dataclass(frozen=True, eq=False)
 class PoissonBatches:
-    """Poisson batches on the device of `model`, in pieces of at most `most` examples of what this
-    process reads.
+    """Poisson batches on the device of `model`. Each process reads its part in pieces of at most
+    `most` examples.
 
     An example, or with `owners` an owner, is in a batch with `probability`, independently of the
     others and of earlier batches. So a batch may have any size, 0 included. A step's batch is
-    `drawn` once, however often it is read. `how`: as torch's DataLoader reads.
+    `drawn` once, however often it is read. `how`: arguments of torch's DataLoader.
     """
 
     examples: ExampleReader
@@ -138,8 +139,7 @@ class PoissonBatches:
     drawn: dict[int, Tensor] = field(default_factory=dict)
 
     def pieces(self, steps: range) -> Iterator[Piece]:
-        """The pieces of the batches of some steps. With workers later ones are being read
-        meanwhile."""
+        """The pieces of the batches of some steps. Workers read later ones ahead."""
         asked = deque[tuple[int, int, bool, Tensor | None]]()
 
         def positions() -> Iterator[Sequence[int]]:
@@ -151,7 +151,7 @@ class PoissonBatches:
                     yield rows
 
         generator = torch.Generator().manual_seed(int(self.source.child("workers").words(1)[0]))
-        whole: Any = self.examples  # whose positions are lists: torch makes no batches of its own
+        whole: Any = self.examples  # indexed by lists of positions, so torch does not batch again
         how = {
             "batch_size": None,
             "sampler": positions(),
@@ -161,7 +161,7 @@ class PoissonBatches:
         }
 
         def piece(read: Batch) -> Piece:
-            device = next(self.model.parameters()).device  # it may have been moved since
+            device = next(self.model.parameters()).device  # the model may have been moved
             batch = tree_map(lambda part: part if part is None else part.to(device), read)
             copy = tree_map(lambda part: part if part is None else part.clone(), batch)
             step, number, is_last, owners = asked.popleft()
@@ -169,7 +169,7 @@ class PoissonBatches:
                 step, number, is_last, owners if owners is None else owners.to(device), batch, copy
             )
 
-        # no generator, which would hold a piece while the next one is read
+        # Not a generator, which would hold a piece while the next one is read.
         return map(piece, DataLoader(whole, **how))
 
     def _parts(
@@ -198,8 +198,8 @@ class PoissonBatches:
 def owners_of(
     owners: Sequence[object] | Tensor, examples: ExampleReader, privacy: LoopPrivacy
 ) -> OwnerRows:
-    """The rows of each owner of a data set. Raises ValueError: there are not as many owners as
-    rows, or what would take rows from their owners."""
+    """The rows of each owner of a data set. Raises ValueError: the numbers of owners and rows
+    differ, or an option would separate rows from their owners."""
     if examples.collate is not None:
         raise ValueError(
             "owners: a collate_fn may bring rows into another order: give a data set of finished "
@@ -217,9 +217,9 @@ def owners_of(
 def loaded(
     dataset: MapDataset | DataLoader[Any], collate: Collate | None
 ) -> tuple[ExampleReader, dict[str, Any]]:
-    """The examples of a data set or a DataLoader, and how to read them: with the loader's workers
-    and prefetching. Raises ValueError: it has no examples by number, or the loader makes no
-    batches, or leaves examples out."""
+    """The examples of a data set or a DataLoader, and the loader's options for workers and
+    prefetching. Raises ValueError: examples can't be indexed, or the loader makes no batches or
+    leaves examples out."""
     if not isinstance(dataset, DataLoader):
         return ExampleReader(dataset, collate), {}
     inner = cast(Any, dataset.dataset)
@@ -255,8 +255,8 @@ def _as_it_is(batch: Batch) -> Batch:
 
 
 def _check_collate(collate: Collate, examples: list[Any]) -> None:
-    """Raises ValueError if a row of collate's batch follows from several examples. Rows may come in
-    another order, and padding to the longest example is fine: only batches of one shape are
+    """Raises ValueError if a row of collate's batch depends on several examples. Rows may change
+    their order, and padding to the longest example is allowed: only batches of the same shape are
     compared."""
     drawn = [_seeded(collate, examples, seed=seed) for seed in range(_SEEDS)]
     if _strangers(drawn[0], _seeded(collate, examples, seed=0)):
@@ -269,7 +269,7 @@ def _check_collate(collate: Collate, examples: list[Any]) -> None:
     for place in range(len(examples) if len(examples) > 1 else 0):
         before = examples[:place]
         after = examples[place + 1 :]
-        if draws:  # and would draw otherwise for fewer examples
+        if draws:  # for fewer examples it would draw other numbers
             changed = [*before, tree_map(_changed, examples[place]), *after]
             found = (
                 _strangers(_seeded(collate, changed, seed=seed), drawn[seed])
@@ -286,7 +286,7 @@ def _check_collate(collate: Collate, examples: list[Any]) -> None:
 
 
 def _seeded(collate: Collate, examples: list[Any], *, seed: int) -> Batch:
-    """A batch, with seeded generators that are afterwards as they were."""
+    """A batch made with seeded generators, which are restored afterwards."""
     states = random.getstate(), np.random.get_state()
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(seed)
@@ -300,7 +300,7 @@ def _seeded(collate: Collate, examples: list[Any], *, seed: int) -> Batch:
 
 
 def _strangers(some: Batch, among: Batch) -> int:
-    """The number of rows of a batch that are not among those of another one; 0 for batches of other
+    """The number of rows of a batch that are not in another one; 0 for batches of different
     shapes."""
     shapes = [
         [each.shape[1:] for each in batches_in(batch) if isinstance(each, Tensor)]
@@ -322,8 +322,8 @@ def _strangers(some: Batch, among: Batch) -> int:
 
 
 def _changed(value: Any) -> Any:
-    """Other values of the same kind and shape; single whole numbers, and what is no number, stay as
-    they are."""
+    """Other values of the same kind and shape. Single whole numbers, and values that are not
+    numbers, are not changed."""
     if isinstance(value, float):
         return 0.5 * value + 0.125
     if not isinstance(value, Tensor | np.ndarray):
@@ -339,8 +339,8 @@ def _changed(value: Any) -> Any:
 
 
 def _checked(batch: Any, count: int) -> Batch:
-    """A pair is (inputs, targets); of a tensor or of tensors by name all are inputs, which the loss
-    is given too."""
+    """A batch as (inputs, targets). A tensor, or tensors by name, are inputs alone, which the loss
+    gets too."""
     is_pair = isinstance(batch, tuple | list)
     inputs, targets = batch if is_pair and len(batch) == 2 else (None if is_pair else batch, None)
     inputs = as_tree(inputs)
@@ -364,27 +364,27 @@ def _checked(batch: Any, count: int) -> Batch:
 @dataclass(frozen=True)
 class Processes:
     """A process among those of a loop, by default the only one. The first one, of rank 0, keeps the
-    account and draws the noise. Sums without noise travel between them: whoever sees that network
-    sees the data."""
+    account and draws the noise. Sums without noise travel between the processes, so an observer of
+    that network can see the data."""
 
     rank: int = 0
     count: int = 1
 
     def start(self, model: nn.Module, source: RandomSource) -> RandomSource:
-        """Gives all the model of the first one. Returns the source of batches, which is the same
+        """Copies the first process's model to all. Returns the source of batches, which is the same
         for all."""
         if self.count == 1:
             return source
         for value in model.state_dict().values():
             distributed.broadcast(value, 0)
-        # No seed that somebody chose: 32 bytes of the operating system, which no one but these
-        # processes knows.
+        # The key is not a chosen seed but 32 bytes from the operating system, which only these
+        # processes know.
         if source.is_secure:
             return RandomSource(self.first(lambda: os.urandom(32)), is_secure=False)
         return source
 
     def part(self, positions: Sequence[int]) -> Sequence[int]:
-        """The positions that this process reads: each belongs to one process."""
+        """The positions that this process reads. Each position belongs to one process."""
         return positions[self.rank :: self.count]
 
     def added(self, sums: list[Tensor]) -> list[Tensor]:
@@ -394,8 +394,8 @@ class Processes:
         return sums
 
     def first(self, make: Callable[[], Made]) -> Made:
-        """Gives all processes the result of `make` in the first one; what the account refuses is
-        refused in all."""
+        """Gives all processes the result of `make` in the first one; a refusal by its account is
+        raised in all."""
         if self.count == 1:
             return make()
         held: list[Any] = [None, None]

@@ -21,8 +21,8 @@ if TYPE_CHECKING:
 
 
 def spent_in(ledger: DurableLedger | None, account: str) -> PrivacyLedger:
-    """The releases that a ledger file knows of, about the examples of a data set, or its owners;
-    none without a file. Raises LedgerError: the file was charged for the other of the two."""
+    """The releases in a ledger file about the examples of a data set, or about its owners; none
+    without a file. Raises LedgerError: the file was charged for the other unit."""
     if ledger is None:
         return PrivacyLedger()
 
@@ -41,11 +41,11 @@ class StepAccount:
     """Charges the steps of one loop, each before its noise is used, and counts them.
 
     Attributes:
-      events: the cost of each step of the plan, in order: an event, and how many steps on end cost
-        that.
-      ledger: a file that outlives the loop, or None. All that it says of `data_owner` counts, from
-        whatever loop.
-      taken: the steps of this loop that were charged.
+      events: the cost of each step of the plan, in order: events, each with the number of
+        successive steps that cost it.
+      ledger: a file that outlives the loop, or None. All its charges for `data_owner` count,
+        including those of other loops.
+      taken: the number of charged steps of this loop.
     """
 
     events: Sequence[tuple[DpEvent, int]]
@@ -57,15 +57,14 @@ class StepAccount:
     _before: PrivacyLedger = field(default_factory=PrivacyLedger)
     _first: int = 0
     _read_at: LedgerPosition | None = None
-    _last: int | None = (
-        None  # the steps that the budget has room for, of the plan; None: not known yet
-    )
+    # the number of the plan's steps that fit the budget; None: not known yet
+    _last: int | None = None
 
     def __post_init__(self) -> None:
         self._read()
 
     def _read(self) -> None:
-        """Reads the file if another process has changed it."""
+        """Reads the file again if another process has changed it."""
         if self.ledger is None or self._read_at == (position := self.ledger.position()):
             return
         self._before = spent_in(self.ledger, self.data_owner)
@@ -80,7 +79,7 @@ class StepAccount:
             start += count
 
     def _after(self, steps: int) -> PrivacyLedger:
-        """All releases about this data owner's examples once the loop has taken so many steps."""
+        """All releases about this data owner's examples after `steps` steps of the loop."""
         return PrivacyLedger((*self._before.entries, *self._steps(self._first, steps)))
 
     def spent(self) -> PrivacyLedger:
@@ -89,8 +88,8 @@ class StepAccount:
         return self._after(self.taken)
 
     def charge(self) -> None:
-        """Charges one more step. With a file, it is on disk when this returns. Raises BudgetSpent:
-        the step would pass the budget; LedgerError: the file can't be charged."""
+        """Charges one more step. With a file, the charge is on disk when this returns. Raises
+        BudgetSpent: the step would exceed the budget; LedgerError: the file can't be charged."""
         event = next(event for event, count in self._steps(self.taken, self.taken + 1) if count)
         charge = Charge(self.taken + 1, EXAMPLE, self.data_owner, event)
         self._require_room(charge)
@@ -104,7 +103,8 @@ class StepAccount:
         self.taken += 1
 
     def _require_room(self, charge: Charge) -> None:
-        if self._last is None:  # looked at once for all steps: an epsilon takes longer than a step
+        # Computed once for all steps, as an epsilon takes longer than a step.
+        if self._last is None:
             self._last = self._steps_within_budget()
         if self.taken >= self._last:
             self.budget.require_room(self.spent(), [charge], f"step {charge.round}")
@@ -126,16 +126,17 @@ class StepAccount:
         return self._first + bisect_right(possible, 0, key=beyond) - 1
 
     def position(self) -> dict[str, Any] | None:
-        """The ledger file's identity, rows and head, wherever it lies; None without a file."""
+        """The ledger file's identity, rows and head digest, without its path; None without a
+        file."""
         if self.ledger is None:
             return None
         return asdict(self.ledger.position())
 
     def resume(self, taken: int, position: dict[str, Any] | None, *, is_seeded: bool) -> None:
-        """Goes on after steps that an earlier process took and charged. What a file says of them
-        stays as it is. Raises LedgerError: the file is not that of `position`, or an older copy of
-        it, or only one of both has one; or it was charged since, and a seed would give the noise of
-        those steps to other parameters."""
+        """Resumes after steps that an earlier process took and charged. Their charges in a file
+        stay. Raises LedgerError: the file is not that of `position`, or an older copy of it, or
+        only one of the two has a file; or the file was charged since, and the seed would repeat the
+        noise of those steps at other parameters."""
         if position is None:
             known = None
         else:
@@ -169,8 +170,8 @@ def account_of(
     delta: float,
     target: float | None,
 ) -> tuple[LoopPlan, StepAccount]:
-    """The plan with the noise that a target needs after what was spent, the same in all processes,
-    and its account, which the first process keeps."""
+    """The plan with the noise that a target needs after earlier spending, the same in all
+    processes, and its account, which the first process keeps."""
     is_first = processes.rank == 0
     n = plan.num_examples
     if is_first and privacy.ledger is not None:

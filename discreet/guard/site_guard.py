@@ -54,7 +54,7 @@ from discreet.node.secure_aggregation import answer_masking
 from discreet.privacy.randomness import secure_source
 from discreet.protocol.masked_messages import MASKING
 from discreet.protocol.messages import MalformedMessage
-from discreet.server.run_folder import write_json
+from discreet.run_files.run_folder import write_json
 from discreet.settings.rules import ConfigError
 
 if TYPE_CHECKING:

@@ -1,1 +1,1 @@
-"""Spent privacy on disk, and the budgets that it is held to."""
+"""The record of spent privacy on disk, and its budgets."""

@@ -1,4 +1,4 @@
-"""A budget, and the room that it has for more releases."""
+"""A privacy budget, and the check that it has room for more releases."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ from discreet.settings.wording import Key, Wording
 
 
 class BudgetSpent(RuntimeError):
-    """The next round, or the next step of a loop, would pass a budget. The message says which, and
-    what is left."""
+    """The next round, or the next step of a loop, would exceed a budget. The message names the
+    budget and says how much is left."""
 
 
 @dataclass(frozen=True)
 class ServerBudget:
-    """The largest epsilon of a guarantee that the server accounts at `delta`, by `accountant`;
+    """The largest epsilon of a guarantee that the server accounts for, at `delta` by `accountant`;
     None: no budget.
 
     Attributes:
       guarantee: user; example if clients share a step under secure aggregation.
-      name: of the budget in messages, a setting.
-      whose: what has spent the epsilon, in words; empty for a single run.
+      name: name of the budget's setting, for messages.
+      whose: a phrase for what has spent the epsilon; empty for a single run.
     """
 
     max_epsilon: float | None
@@ -35,14 +35,14 @@ class ServerBudget:
     guarantee: str = USER
 
     def epsilon(self, spent: PrivacyLedger) -> float:
-        """The epsilon of what was spent, 0 before the first release."""
+        """The epsilon of the releases so far, 0 before the first."""
         return epsilon_of(spent, self.delta, self.accountant)
 
     def require_room(
         self, spent: PrivacyLedger, charges: Iterable[Charge], what: str = "the next round"
     ) -> None:
-        """Raises BudgetSpent if these charges, for `what`, would pass the budget after what was
-        spent."""
+        """Raises BudgetSpent if these charges, for `what`, would exceed the budget on top of
+        `spent`."""
         if self.max_epsilon is None:
             return
         after = spent
@@ -62,9 +62,9 @@ class ServerBudget:
 def require_room_for(
     charge: Charge, what: str, *, ledger: DurableLedger, budget: ServerBudget
 ) -> None:
-    """Raises BudgetSpent if a release that is charged so, for `what`, would pass the budget: that
-    of all runs over the population if the ledger charges an account, else `budget`, that of the
-    run."""
+    """Raises BudgetSpent if a release with this charge, for `what`, would exceed the budget. If the
+    ledger charges an account, that is the budget of all runs over the population; else it is
+    `budget`, that of the run."""
     if ledger.account is not None:
         ledger.account.require_room([charge], what)
         return

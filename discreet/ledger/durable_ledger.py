@@ -46,8 +46,8 @@ ANOTHER = (
     "not the ledger that this machine charged there before. If it is the right one and was moved "
     "there, accept it by `discreet ledger adopt {}`"
 )
-COPIES = 10  # tries to copy a ledger that is being written to
-CLIENTS_LEDGER = "clients.db"  # of a simulation, in the run folder: what virtual clients have spent
+COPIES = 10  # attempts to copy a ledger that is being written to
+CLIENTS_LEDGER = "clients.db"  # in a simulation's run folder: the spending of virtual clients
 SCHEMA = """
 create table facts (name text primary key, value text not null) without rowid;
 create table releases (
@@ -66,7 +66,7 @@ create index by_holder on releases (guarantee, holder);
 
 @dataclass(frozen=True)
 class Charge:
-    """One release to be paid for: `count` times `event` on the data of `data_owner`, in `round`."""
+    """A release to be charged: `count` times `event` on the data of `data_owner`, in `round`."""
 
     round: int
     guarantee: str
@@ -77,8 +77,8 @@ class Charge:
 
 @dataclass(frozen=True)
 class Release:
-    """A row of the ledger. `nonce` is random: the same charge to two copies of a ledger gives two
-    digests."""
+    """A row of the ledger. `nonce` is random, so that the same charge to two copies of a ledger
+    gives two different digests."""
 
     number: int
     round: int
@@ -97,23 +97,23 @@ def _digest(previous: str, content: Sequence[object]) -> str:
 class DurableLedger:
     """Appends charges to a SQLite file and adds up what was spent.
 
-    The connection is opened for each use: a ledger object holds no lock and may be shared between
-    threads and passed on to another process. WAL with full synchronisation: `charge` returns after
-    the rows have reached the disk.
+    A connection is opened for each use, so a ledger object holds no lock and may be shared between
+    threads and passed on to another process. It uses WAL with full synchronisation: `charge`
+    returns after the rows have reached the disk.
 
-    Every charge is checked against what this machine knows of the ledger (`rollback_guard`), so
-    that neither an older copy nor a second one is charged. If the ledger has an `account`, a
+    Every charge is checked against this machine's record of the ledger (`rollback_guard`), so that
+    neither an older copy nor a second one is charged. If the ledger has an `account`, a
     `discreet.server.population_account`, that is charged first: a crash between the two leaves an
     account that says more than the ledger.
 
     Args:
       path: the file.
-      facts: the settings that decide the privacy of what is charged here, which the ledger must
-        have been made with.
+      facts: the settings that decide the privacy of the charged releases. The ledger must have been
+        made with the same.
 
     Raises:
       LedgerError: the file is missing, can't be used, or was made with other facts; the message
-        names what differs.
+        names the differences.
     """
 
     def __init__(self, path: Path, *, facts: Mapping[str, object] | None = None) -> None:
@@ -138,10 +138,10 @@ class DurableLedger:
 
     @classmethod
     def create(cls, path: Path, *, facts: Mapping[str, object] | None = None) -> Self:
-        """Makes a new ledger, in which nothing is spent, with an identity of its own.
+        """Makes a new, empty ledger with an identity of its own.
 
         Raises:
-          LedgerError: there is a file already, or none can be made.
+          LedgerError: the file exists already, or can't be made.
         """
         identity = secrets.token_hex(16)
         settings = {
@@ -157,7 +157,7 @@ class DurableLedger:
                     path, SCHEMA, [("insert into facts values (?, ?)", row) for row in rows]
                 ):
                     raise LedgerError(f"{path} exists already, and is not overwritten")
-                # one that can't be used, or is not known here, is of no use
+                # A ledger that can't be used, or that the guard does not know, is removed again.
                 undone.callback(remove_database, path)
                 flush_folder(path.parent)
             except (OSError, sqlite3.DatabaseError) as error:
@@ -170,8 +170,8 @@ class DurableLedger:
 
     @contextmanager
     def reading(self) -> Iterator[sqlite3.Connection]:
-        """A connection that writes nothing. SQLite writes beside a file that it reads: where it
-        can't, on a disk that is read-only, a copy is read."""
+        """A connection that writes nothing. As SQLite writes beside a file that it reads, a copy is
+        read on a read-only disk."""
         if os.access(self.path.resolve().parent, os.W_OK):
             with self._connect() as connection:
                 yield connection
@@ -192,16 +192,16 @@ class DurableLedger:
         since: LedgerPosition | None = None,
         allowed: Callable[[PrivacyLedger], None] | None = None,
     ) -> LedgerPosition | None:
-        """Appends rows in one transaction; they are on disk when this returns. No charges: nothing
-        is written.
+        """Appends rows in one transaction; they are on disk when this returns. Without charges
+        nothing is written.
 
         Args:
           since: nothing is written if one of the data owners was charged since this position.
-          allowed: nothing is written if it raises. It is given what `total` gives, which stays all
-            that is spent until the charges are written.
+          allowed: nothing is written if it raises. It is called with the result of `total`, to
+            which nothing is added until the charges are written.
 
         Returns:
-          The ledger's position with these charges; None if nothing was written.
+          The ledger's position after these charges; None if nothing was written.
         """
         if not charges:
             return None
@@ -217,21 +217,20 @@ class DurableLedger:
                     allowed(_total(connection))
                 known = self._known(connection, guard)
                 position = _append(connection, charges)
-            # If another process was faster, it has charged this very file, or else another copy of
-            # it.
+            # If another process was faster, it has charged either this file or a copy of it.
             while known.rows < position.rows and not guard.note(position, self.path, since=known):
                 known = self._known(connection, guard)
         return position
 
     def total(self) -> PrivacyLedger:
-        """The spending of all data owners together. The event that was charged last comes last:
-        epsilon is computed from what did not change, and that."""
+        """The spending of all data owners together. The event that was charged last comes last, so
+        that epsilon is updated from the unchanged part and that event."""
         with self.reading() as connection:
             return _total(connection)
 
     def whole(self) -> Self:
-        """This ledger, to read of what was spent. Raises LedgerError: it is damaged, or this
-        machine has charged more to it than is there."""
+        """This ledger, checked for reading. Raises LedgerError: it is damaged, or lacks rows that
+        this machine has charged to it."""
         if damage := self.verify():
             raise LedgerError(f"{self.path} is damaged: {damage[0]}")
         if older := self.lacking():
@@ -239,8 +238,8 @@ class DurableLedger:
         return self
 
     def _known(self, connection: sqlite3.Connection, guard: RollbackGuard) -> LedgerPosition:
-        """The last position that this machine knows; LedgerError if none, or if the ledger lacks
-        rows of it."""
+        """The last position that this machine knows. Raises LedgerError: there is none, or the
+        ledger lacks rows up to it."""
         _, position = _settings(connection)
         known = guard.recall(position.identity)
         if known is None:
@@ -258,8 +257,8 @@ class DurableLedger:
         """Checks that the ledger may be charged further.
 
         Raises:
-          LedgerError: its chain does not hold, this machine never charged it, or knows more of it
-            than is there.
+          LedgerError: its chain is broken, this machine never charged it, or it lacks rows that
+            this machine has charged.
         """
         with RollbackGuard.opened() as guard, self._connect() as connection:
             for fault in _faults(connection):
@@ -269,10 +268,10 @@ class DurableLedger:
                 raise LedgerError(f"{self.path} is {ANOTHER.format(self.path)}")
 
     def adopt(self) -> None:
-        """Lets this machine go on with a ledger that it never charged, or knows elsewhere.
+        """Lets this machine go on with a ledger that it never charged, or knows at another path.
 
         Raises:
-          LedgerError: its chain does not hold, or this machine knows more of it than is there.
+          LedgerError: its chain is broken, or it lacks rows that this machine has charged.
         """
         position = self.position()
         with RollbackGuard.opened() as guard:
@@ -282,7 +281,7 @@ class DurableLedger:
         self.check()
 
     def contains(self, position: LedgerPosition) -> bool:
-        """True if this is the ledger of a position, and holds all rows up to it."""
+        """True if the position is one of this ledger, and the ledger holds all rows up to it."""
         with self.reading() as connection:
             _, own = _settings(connection)
             return (
@@ -291,7 +290,7 @@ class DurableLedger:
             )
 
     def facts(self) -> dict[str, Any]:
-        """The settings that the ledger was made with."""
+        """The settings with which the ledger was made."""
         with self.reading() as connection:
             stored, _ = _settings(connection)
         try:
@@ -300,8 +299,8 @@ class DurableLedger:
             raise LedgerError(f"{self.path} is damaged: a setting can't be read") from error
 
     def position(self) -> LedgerPosition:
-        """The ledger's position. A copy of its head, kept elsewhere, proves later that nothing was
-        rewritten."""
+        """The ledger's position. A copy of its head digest, kept elsewhere, can prove later that
+        nothing was rewritten."""
         with self.reading() as connection:
             return _settings(connection)[1]
 
@@ -321,7 +320,7 @@ class DurableLedger:
             ) from error
 
     def data_owners(self, guarantee: str) -> list[str]:
-        """The owners of the data that a guarantee has been charged for."""
+        """The data owners that have a charge for a guarantee."""
         with self.reading() as connection:
             query = "select distinct holder from releases where guarantee = ? order by holder"
             return [row[0] for row in connection.execute(query, (guarantee,))]
@@ -335,19 +334,20 @@ class DurableLedger:
             ]
 
     def verify(self) -> list[str]:
-        """Lists the faults of the file, a sentence each; empty if the chain holds.
+        """The faults of the file, one sentence each; empty if the chain holds.
 
-        The chain finds a changed, inserted, reordered or deleted row. It does not stop somebody who
-        rewrites the whole file with a new chain: compare the head digest with a copy kept elsewhere
-        for that.
+        The chain reveals a changed, inserted, reordered or deleted row, but not a whole file that
+        was rewritten with a new chain. To detect that, compare the head digest with a copy kept
+        elsewhere.
         """
         with self.reading() as connection:
             return _faults(connection)
 
     def lacking(self) -> list[str]:
-        """The fault of a ledger to which this machine has charged more than is there, or in whose
-        place it charged another one; else empty. Of one that it never charged it can't tell."""
-        # before the rows: they only grow
+        """The fault of a ledger that lacks rows which this machine has charged, or at whose path it
+        charged another ledger; else empty. Of a ledger that it never charged this can't be
+        known."""
+        # The guard is read before the rows: they only grow.
         known, is_another = RollbackGuard.known_here(self.position().identity, self.path)
         if is_another:
             return [ANOTHER.format(self.path)]
@@ -359,7 +359,7 @@ class DurableLedger:
 
 @contextmanager
 def _connected(path: Path) -> Iterator[sqlite3.Connection]:
-    # "rw": a file that was deleted meanwhile is an error, not an empty ledger.
+    # "rw": a file that was deleted in the meantime is an error, not an empty ledger.
     address = f"{path.resolve().as_uri()}?mode=rw"
     try:
         with closing(
@@ -373,8 +373,8 @@ def _connected(path: Path) -> Iterator[sqlite3.Connection]:
 
 
 def _copied(path: Path, folder: Path) -> Path:
-    """A copy of an SQLite file in a folder, with what SQLite keeps beside it. LedgerError: it was
-    written to meanwhile, as often as it was copied, or can't be read."""
+    """A copy of an SQLite file in a folder, with SQLite's side files. Raises LedgerError: it can't
+    be read, or was written to during each of the attempts."""
     beside = path.with_name(f"{path.name}-wal")
     files = [each for each in (path, beside) if each.exists()]
     try:
@@ -395,8 +395,8 @@ def _copied(path: Path, folder: Path) -> Path:
 
 
 def _settings(connection: sqlite3.Connection) -> tuple[dict[str, str], LedgerPosition]:
-    """The facts that the ledger was made with, as JSON, its identity among them; and how far it has
-    come."""
+    """The facts with which the ledger was made, as JSON, its identity among them; and its current
+    position."""
     facts = dict(connection.execute("select name, value from facts"))
     try:
         head = facts.pop("head")
@@ -407,7 +407,7 @@ def _settings(connection: sqlite3.Connection) -> tuple[dict[str, str], LedgerPos
 
 
 def _head_at(connection: sqlite3.Connection, rows: int) -> str | None:
-    """The digest of the row of that number; of the settings for 0."""
+    """The digest of row number `rows`; for 0 that of the settings."""
     if rows == 0:
         return _digest("", sorted(_settings(connection)[0].items()))
     row = connection.execute("select digest from releases where number = ?", (rows,)).fetchone()
@@ -455,7 +455,7 @@ def _append(connection: sqlite3.Connection, charges: Sequence[Charge]) -> Ledger
 
 
 def _lacking(connection: sqlite3.Connection, known: LedgerPosition) -> list[str]:
-    """The fault of a ledger that has not all rows that this machine has charged; else empty."""
+    """The fault of a ledger that lacks rows which this machine has charged; else empty."""
     rows = _settings(connection)[1].rows
     if _head_at(connection, known.rows) == known.head:
         return []
@@ -466,10 +466,11 @@ def _lacking(connection: sqlite3.Connection, known: LedgerPosition) -> list[str]
 
 
 def _faults(connection: sqlite3.Connection) -> list[str]:
-    with _transaction(connection, "deferred"):  # all that is read is of one moment
+    with _transaction(connection, "deferred"):  # one snapshot for all reads
         settings, position = _settings(connection)
         rows = connection.execute("select * from releases order by number").fetchall()
-        # SQLite adds up by its index, and takes the end of a file that was cut short for no rows.
+        # Without this check, a file that was cut short would look like one with fewer rows: SQLite
+        # adds up by its index.
         ((fault,),) = connection.execute("pragma integrity_check(1)")
     if fault != "ok":
         return [" ".join(fault.split())]
@@ -493,8 +494,7 @@ def _faults(connection: sqlite3.Connection) -> list[str]:
 
 @contextmanager
 def _transaction(connection: sqlite3.Connection, kind: str = "immediate") -> Iterator[None]:
-    # "immediate": two processes that append take turns, and each chains to the row that is really
-    # the last.
+    # "immediate": processes that append take turns, so that each chains to the actual last row.
     connection.execute(f"begin {kind}")
     with connection:
         yield

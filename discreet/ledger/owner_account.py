@@ -1,8 +1,8 @@
-"""The account of owners in a ledger file, apart from that of single examples.
+"""The account of owners in a ledger file, separate from that of single examples.
 
-An epsilon of single examples says nothing of an owner with several. The reverse has no price
-either: if one row of an owner is zeroed out, the owner's clipped gradient moves by up to twice the
-clip norm, and what a zeroed-out owner costs is accounted for a move of once.
+An epsilon for single examples says nothing about an owner with several. Nor can the owner account
+price a single row: if one row of an owner is zeroed out, the owner's clipped gradient moves by up
+to twice the clip norm, but a zeroed-out owner is accounted for as a move of one clip norm.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections.abc import Callable
 
 from discreet.accounting.privacy_ledger import PrivacyLedger
 
-BY_OWNER = " (each owner's rows as one)"  # after the name of whose data they are
+BY_OWNER = " (each owner's rows as one)"  # suffix of the data owner's name
 BOTH = (
     "was charged for {}: no epsilon of {} follows from that. Give the unit from the first run on, "
     "or take another ledger for other data"
@@ -33,8 +33,8 @@ def other_unit(account: str) -> str:
 
 
 def check_unit(account: str, spent: Callable[[str], PrivacyLedger]) -> None:
-    """Raises ValueError if the account for the other unit has been charged. `spent`: of an account,
-    as the ledger knows it."""
+    """Raises ValueError if the account for the other unit has been charged. `spent` gives the
+    ledger's spending of an account."""
     if spent(other_unit(account)).entries:
         units = ("single examples", "an owner")
         if not account.endswith(BY_OWNER):

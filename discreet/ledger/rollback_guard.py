@@ -1,10 +1,10 @@
 """The rollback guard: the last position of each ledger that this machine charges, kept apart from
 the ledgers.
 
-A ledger that was put back from an older copy, or one of two copies that were both charged, is whole
-in itself: only something that is not copied along can tell. That is a small SQLite file in a folder
-of the user's own. It holds no events: for each ledger its identity, where it lies, its number of
-rows and its head digest.
+A ledger that was restored from an older copy, or one of two copies that were both charged, is
+consistent in itself; only a record that is not copied along can reveal it. That record is a small
+SQLite file in the user's own state folder. It holds no events: for each ledger its identity, path,
+number of rows and head digest.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any, Self
 
 STATE_VARIABLE = "DISCREET_STATE"
-LOCK_SECONDS = 60.0  # how long a process waits for the others that use the same file
+LOCK_SECONDS = 60.0  # the time that a process waits for others that use the same file
 SCHEMA = """
 create table ledgers (
     identity text primary key, path text not null, rows integer not null, head text not null
@@ -56,21 +56,21 @@ class LedgerError(ValueError):
 
 
 class LedgerDiskError(LedgerError, OSError):
-    """The disk under a ledger is full, or fails: no fault of the ledger, which can be used when the
-    disk can."""
+    """The disk under a ledger is full or fails. The ledger itself is intact, and usable again when
+    the disk is."""
 
 
 def unusable(what: str, error: Exception) -> LedgerError:
-    """The ledger's error for an error of SQLite, said of `what`."""
-    # without the details of SQLite's extended codes
+    """The LedgerError for an error of SQLite; `what` is the subject of its message."""
+    # The low byte is the code without the details of SQLite's extended codes.
     code = getattr(error, "sqlite_errorcode", 0) & 0xFF
     kind = LedgerDiskError if code in (sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR) else LedgerError
     return kind(f"{what}: {error}")
 
 
 def typed(cursor: sqlite3.Cursor, row: tuple[Any, ...]) -> tuple[Any, ...]:
-    """A row as it is, for `row_factory`; DatabaseError if a value is of another type than its
-    column, which SQLite lets pass."""
+    """A `row_factory` that returns the row as it is. Raises DatabaseError if a value is of another
+    type than its column, which SQLite allows."""
     for (name, *_), value in zip(cursor.description, row, strict=True):
         if name in COLUMNS and type(value) is not COLUMNS[name]:
             raise sqlite3.DatabaseError(f"it is damaged, {name} is of type {type(value).__name__}")
@@ -87,7 +87,7 @@ class LedgerPosition:
 
 
 def state_folder() -> Path:
-    """DISCREET_STATE, or else `discreet` in the user's folder for state."""
+    """DISCREET_STATE, or else `discreet` in the user's state folder."""
     named = os.environ.get(STATE_VARIABLE)
     if named:
         return Path(named)
@@ -101,7 +101,7 @@ def state_folder() -> Path:
 
 @dataclass(frozen=True)
 class RollbackGuard:
-    """An open connection to what this machine knows; close it soon, other processes wait for it."""
+    """An open connection to this machine's record. Close it soon: other processes wait for it."""
 
     path: Path
     connection: sqlite3.Connection
@@ -109,10 +109,10 @@ class RollbackGuard:
     @classmethod
     @contextmanager
     def opened(cls) -> Iterator[Self]:
-        """Makes the file if it is missing.
+        """An open guard; its file is made if it is missing.
 
         Raises:
-          LedgerError: it can't be made or used; so does everything below.
+          LedgerError: the file can't be made or used. The methods below raise it too.
         """
         path = state_folder() / "ledgers.db"
         try:
@@ -125,16 +125,16 @@ class RollbackGuard:
             raise _unusable(path, error) from error
         with closing(connection):
             known = cls(path, connection)
-            # A note is not flushed to disk: if a power cut takes it away, the ledger is ahead of
-            # it, which is no fault.
+            # A note is not flushed to disk: if a power cut loses it, the ledger is ahead of it,
+            # which is no fault.
             known._execute("pragma synchronous = normal")
             yield known
 
     @staticmethod
     def known_here(identity: str, path: Path) -> tuple[LedgerPosition | None, bool]:
-        """For who only reads a ledger: its position after this machine's last charge, and True if
-        this machine charged another one at the path. None and False if the file can't be read. The
-        file is not made."""
+        """For readers: a ledger's position after this machine's last charge, and True if this
+        machine charged another ledger at the path. None and False if the file is missing or can't
+        be read."""
         try:
             address = f"{(state_folder() / 'ledgers.db').absolute().as_uri()}?mode=ro"
             with closing(sqlite3.connect(address, uri=True, timeout=LOCK_SECONDS)) as connection:
@@ -148,7 +148,7 @@ class RollbackGuard:
         return None, bool(others)
 
     def _execute(self, statement: str, values: Sequence[object] = ()) -> tuple[list[Any], int]:
-        """All rows, and how many were changed."""
+        """All rows of the result, and the number of changed rows."""
         try:
             done = self.connection.execute(statement, values)
             return done.fetchall(), done.rowcount
@@ -169,8 +169,8 @@ class RollbackGuard:
         return bool(count)
 
     def enter(self, position: LedgerPosition, path: Path) -> None:
-        """Notes a ledger that is new to this machine, or at a new path. Of another one there the
-        path is forgotten."""
+        """Notes a ledger that is new to this machine, or at a new path. The path of another ledger
+        that was there is forgotten."""
         self._execute("begin immediate")
         with self.connection:
             self._execute("update ledgers set path = '' where path = ?", (str(path.resolve()),))
@@ -178,8 +178,8 @@ class RollbackGuard:
             self._execute("insert or replace into ledgers values (?, ?, ?, ?)", row)
 
     def note(self, position: LedgerPosition, path: Path, *, since: LedgerPosition) -> bool:
-        """Notes the step of a ledger from `since` to `position`; False if another process noted a
-        step from `since`."""
+        """Notes that a ledger moved from `since` to `position`; False if another process noted a
+        move from `since` first."""
         change = "update ledgers set path = ?, rows = ?, head = ? where identity = ? and head = ?"
         values = (str(path.resolve()), position.rows, position.head, position.identity, since.head)
         return self._execute(change, values)[1] == 1
@@ -196,23 +196,23 @@ def _unusable(path: Path, error: Exception) -> LedgerError:
 def make_database(
     path: Path, script: str, rows: Sequence[tuple[str, Sequence[object]]] = ()
 ) -> bool:
-    """Makes an SQLite file in WAL mode, whole or not at all, for this user alone; False if there is
-    a file already.
+    """Makes an SQLite file in WAL mode, atomically, readable by this user alone; False if the file
+    exists already.
 
     Raises:
       OSError, sqlite3.DatabaseError: it can't be made.
     """
     beside = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
     try:
-        beside.touch(mode=0o600)  # what SQLite keeps beside it is for the same users
+        beside.touch(mode=0o600)  # SQLite's side files get the same mode
         with closing(sqlite3.connect(beside, isolation_level=None)) as connection:
             connection.execute("pragma synchronous = full")
             connection.executescript(script)
             for statement, values in rows:
                 connection.execute(statement, values)
-            # last: all that was written lies in the file itself
+            # Last, so that all that was written is in the file itself.
             connection.execute("pragma journal_mode = wal")
-        os.link(beside, path)  # unlike a rename it replaces nothing
+        os.link(beside, path)  # unlike a rename, a link replaces no file
     except FileExistsError:
         return False
     finally:
@@ -221,13 +221,13 @@ def make_database(
 
 
 def remove_database(path: Path) -> None:
-    """Removes an SQLite file, and what SQLite keeps beside it."""
+    """Removes an SQLite file and its side files."""
     for ending in ("", "-wal", "-shm", "-journal"):
         path.with_name(path.name + ending).unlink(missing_ok=True)
 
 
 def flush_folder(path: Path) -> None:
-    """Writes to disk which files a folder holds."""
+    """Flushes a folder's list of files to disk."""
     folder = os.open(path, os.O_RDONLY)
     try:
         os.fsync(folder)

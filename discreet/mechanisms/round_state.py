@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 class CarriedState:
     """The state that a release carries to later rounds, in memory; a secret of the run. A run with
-    a folder keeps it on disk, see `discreet.server.run_folder.RunSecrets`."""
+    a folder keeps it on disk, see `discreet.run_files.run_folder.RunSecrets`."""
 
     def __init__(self, tensors: Mapping[str, Tensor] | None = None) -> None:
         self.tensors = tensors or {}

@@ -1,1 +1,1 @@
-"""Clipped sums of per-example gradients: rules for layers, and a way for any other model."""
+"""Clipped sums of per-example gradients: rules for layers, and a slower way for any other model."""

@@ -1,13 +1,13 @@
-"""A model tried on made-up examples: several together, each alone, and side by side (`passes.py`)
-must agree.
+"""A trial of a model on made-up examples: several together, each alone, and side by side
+(`passes.py`) must agree.
 
-If several together give other outputs than each alone, the forward mixes examples. Alone it would
-be private, and not what its author meant: it is refused by the name of the call. If a gradient
-found side by side is not that of plain autograd, which a wrong rule would be to blame for, one
-example goes after the other.
+If several together give other outputs than each alone, the forward mixes examples. Run on each
+example alone it would be private, but not what its author meant, so it is refused, and the message
+names the call. If a gradient found side by side differs from that of plain autograd, because of a
+wrong rule, examples run one after the other.
 
-No example of the batch decides it: else one could change by which of two ways the gradients of
-others are found.
+No example of the batch decides this: otherwise an example could change how the gradients of others
+are computed.
 """
 
 from __future__ import annotations
@@ -42,13 +42,13 @@ from discreet.per_example.trial import (
     same_chance,
 )
 
-# A made-up example may stand at a kink, of a ReLU or a maximum, where rounding decides; a wrong
-# rule is wrong for all.
+# A made-up example may lie at a kink of a ReLU or a maximum, where rounding decides. A wrong rule
+# is wrong for all.
 _TRIALS = 3
 
 
 class _EachRow:
-    """A loss to which every number of each example's outputs counts otherwise. Outputs without a
+    """A loss in which every number of an example's outputs has another weight. Outputs without a
     row for each example, such as a mean, do not count."""
 
     __module__ = "discreet.per_example.agreement"
@@ -57,7 +57,7 @@ class _EachRow:
         self.found: list[tuple[int, int]] = []
 
     def of(self, outputs: Any, count: int = ROWS) -> None:
-        """Finds them in the outputs for so many examples."""
+        """Finds the outputs that have a row for each of `count` examples."""
         shapes = (list(map(int, value.shape)) for value in floats_in(outputs))
         self.found = [
             (place, sizes.index(count)) for place, sizes in enumerate(shapes) if count in sizes
@@ -72,16 +72,16 @@ class _EachRow:
 
 
 def tried(model: nn.Module, inputs: Tree) -> tuple[str, Questions]:
-    """The reason why the examples of a model do not go side by side, "" if there is none; and its
+    """The reason why the examples of a model can't run side by side, or ""; and the model's
     questions. Nothing is drawn at random: dropout keeps everything.
 
     Raises:
-      MixesExamples: the forward does.
+      MixesExamples: the forward mixes examples.
     """
     loss = _EachRow()
     objective = objective_of(model, loss)
     reason = ""
-    kind = 0  # whole numbers may be lengths, of which 0 is none, or a mask
+    kind = 0  # whole numbers may also be lengths, which are above 0, or a mask
     questions = Questions()
     for seed in range(_TRIALS):
         try:
@@ -105,13 +105,13 @@ def tried(model: nn.Module, inputs: Tree) -> tuple[str, Questions]:
 
 
 def _check_alone(objective: Objective, loss: _EachRow, examples: Tree) -> None:
-    """Raises MixesExamples unless the outputs of examples together are those of each alone; those
-    of examples that answer the questions of the forward alike, if they answer differently."""
+    """Raises MixesExamples unless the outputs of examples together equal those of each alone. If
+    examples answer the forward's questions differently, this is checked for those that answer
+    alike."""
     with torch.no_grad(), put_back(objective.kept):
         try:
             loss.of(objective.outputs(examples))
-        # a batch whose lengths have to fall, say: if it is not wrong for each alone, nothing is
-        # known
+        # For example a batch whose lengths must be sorted. If each alone runs, nothing is known.
         except CONFUSED:
             loss.of(objective.outputs(rows_of(examples, slice(0, 1))), 1)
             return
@@ -137,7 +137,7 @@ def _valued(objective: Objective, examples: Tree, count: int) -> Tensor:
 
 
 def _groups(objective: Objective, examples: Tree, count: int) -> list[Tensor]:
-    """The places of examples that answer alike."""
+    """The indices of the examples, grouped by equal answers."""
     try:
         rows = max(count, FEWEST)
         one_pass(objective, filled(examples, rows), objective.zeros(rows))
@@ -155,8 +155,8 @@ def _agreement(objective: Objective) -> float:
 
 
 def _reason(objective: Objective, examples: Tree, questions: Questions) -> str:
-    """Says if a gradient is not that of plain autograd, in float64 if it is not in the model's own
-    type."""
+    """A message if a gradient differs from that of plain autograd, else "". If it differs in the
+    model's own type, float64 decides."""
     reason = _tried_on(objective, examples, questions)
     if not reason or objective.parameters[0].dtype == torch.float64:
         return reason
@@ -176,8 +176,8 @@ def _double(value: Any) -> Any:
 
 @contextmanager
 def in_float64(model: nn.Module) -> Iterator[None]:
-    """Within it the parameters and buffers of a model are float64, also for autocast, which leaves
-    that type alone."""
+    """A context in which the parameters and buffers of a model are float64, also under autocast,
+    which does not change that type."""
     floats = {id(value): value for value in tensors_of(model).values() if value.is_floating_point()}
     before = [(value, value.data) for value in floats.values()]
     try:
@@ -190,8 +190,8 @@ def in_float64(model: nn.Module) -> Iterator[None]:
 
 
 def _settled(objective: Objective, examples: Tree, questions: Questions) -> Questions:
-    """Gives questions that were asked one answer for every batch, if the gradients stay as they
-    are."""
+    """Settles each asked question with one answer for every batch, if that does not change the
+    gradients."""
     while questions.asked:
         question = next(iter(questions.asked))
         found = None
@@ -228,7 +228,7 @@ def _tried_on(objective: Objective, examples: Tree, questions: Questions) -> str
 
 
 def _rows(objective: Objective, parts: Iterable[Part]) -> list[Parts]:
-    """The gradient of each example by itself."""
+    """The gradient of each example."""
     found = [objective.parts() for _ in range(ROWS)]
     for part in parts:
         for row, at in enumerate(range(ROWS) if part.places is None else part.places.tolist()):
@@ -240,7 +240,7 @@ def _rows(objective: Objective, parts: Iterable[Part]) -> list[Parts]:
 
 
 class _Calls(TorchFunctionMode):
-    """Notes the floats that each function of PyTorch gives, and where it was called."""
+    """Records the floats that each function of PyTorch returns, and where it was called."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -263,8 +263,7 @@ def _is_float(value: Any) -> bool:
 
 @torch.no_grad()
 def _first_difference(objective: Objective, examples: Tree) -> str:
-    """The first call whose results for several examples are not those of each alone, one after the
-    other."""
+    """The first call whose results for several examples differ from those of each alone."""
     every = list[list[tuple[str, str, list[Tensor]]]]()
     for some in (slice(None), *(slice(at, at + 1) for at in range(ROWS))):
         with put_back(objective.kept), OfMany(), _Calls() as calls:
@@ -280,7 +279,8 @@ def _first_difference(objective: Objective, examples: Tree) -> str:
 
 
 def _follows(together: Tensor, alone: list[Tensor]) -> bool:
-    """True if a result is that of each alone, along some dimension, or the same for all."""
+    """True if a result consists of those of each alone, along some dimension, or is the same for
+    all."""
     if together.shape == alone[0].shape:
         return not any(differ(together, one) for one in alone)
     for dim in range(together.dim()):

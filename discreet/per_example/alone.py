@@ -1,18 +1,17 @@
-"""One pass of a model in which each example goes through it alone: under `torch.func.vmap`, as a
-batch of one.
+"""One pass of a model in which each example runs alone: under `torch.func.vmap`, as a batch of one.
 
-So nothing can mix examples, whatever the forward does, and nothing has to be checked for it. A
+So nothing can mix examples, whatever the forward does, and this needs no check. A
 `TorchFunctionMode` sees the functions that the forward calls:
 
-- One with a rule (`layer_rules.py`) runs for all examples at once, below vmap. If it reads
-  trainable parameters, it notes the edge at which the gradients of its outputs will appear, and the
-  terms that follow from them.
-- Any other use of a trainable parameter is given a copy for each example, whose gradients are
-  built. So there is no use of a parameter that is not served.
-- A number that is read, as a branch does, is read for each example; see `branches.py`.
+- A function with a rule (`layer_rules.py`) runs for all examples at once, below vmap. If it reads
+  trainable parameters, the rule notes the edge at which the gradients of its outputs will appear,
+  and the terms that follow from them.
+- Any other use of a trainable parameter gets a copy for each example, whose gradients are built. So
+  every use of a parameter is covered.
+- A number that is read, for instance by a branch, is read for each example; see `branches.py`.
 
-What examples share is not written: not parameters and buffers, nor anything else that was there
-before the pass.
+Anything that examples share is read-only: parameters, buffers, and all else that existed before the
+pass.
 """
 
 from __future__ import annotations
@@ -66,12 +65,12 @@ class Alone(TorchFunctionMode):
     """The functions of one forward that vmap maps over `count` examples. Entered within vmap.
 
     Attributes:
-      slots: of trainable parameters, by identity.
-      rules: by the names of functions.
-      uses: where output gradients will appear, and the terms that follow from them.
+      slots: slots of trainable parameters, by identity.
+      rules: rules by the names of functions.
+      uses: the edges where output gradients will appear, and the terms that follow from them.
       settled: questions that have one answer for every batch.
-      fills: True if every new tensor may be written into, and not only one that may have the batch
-        in it.
+      fills: True if every new tensor may be written to, not only one that may have a batch
+        dimension.
     """
 
     def __init__(
@@ -113,15 +112,14 @@ class Alone(TorchFunctionMode):
         return self.slots.get(id(value))
 
     def note(self, outputs: Tensor, terms: Terms) -> Tensor:
-        """Notes a use of trainable parameters with these outputs, which are new and no view: an
-        activation in place after it does not move their edge."""
+        """Notes a use of trainable parameters with these outputs. They must be new tensors, not
+        views, so that a later in-place activation does not move their edge."""
         if outputs.requires_grad:
             self.uses.append((get_gradient_edge(outputs), terms))
         return outputs
 
     def rows(self, value: Tensor) -> Tensor:
-        """The tensor of all examples, (n, ...): the same rows for a value that is the same for
-        all."""
+        """The tensor of all examples, (n, ...). A value that all share gives equal rows."""
         if is_lane(value):
             return all_of(value)
         return value.expand(self.count, *value.shape)
@@ -165,7 +163,7 @@ class Alone(TorchFunctionMode):
         return self._lifted(result)
 
     def _lifted(self, result: Any) -> Any:
-        """Tensors of all examples (n, ...) in the place of which the forward sees those of one."""
+        """Tensors of all examples (n, ...) as the forward sees them: as tensors of one example."""
         if isinstance(result, Tensor):
             return as_one_example(result, self.level)
         if isinstance(result, Shared):
@@ -195,7 +193,7 @@ class Alone(TorchFunctionMode):
         elif name == "data" and self.slot(args[0]) is not None:
             return func(*args)
         args, named = self._with_copies(args, named)
-        if named.get("generator") is not None:  # the same numbers for all, as its state is theirs
+        if named.get("generator") is not None:  # all examples share it, and its numbers
             with below_vmap(self.level):
                 return func(*args, **named)
         result = func(*args, **named)
@@ -205,8 +203,8 @@ class Alone(TorchFunctionMode):
         return result
 
     def _known(self, index: Any, name: str) -> Any:
-        """An index in which no mask is of one example alone: examples with other masks are run
-        apart. How many places a mask takes vmap can't follow."""
+        """An index whose masks are the same for all examples; examples with other masks run apart.
+        vmap can't follow a mask whose count differs between examples."""
         if type(index) in _NESTED:
             return type(index)(self._known(part, name) for part in index)
         if not self._is_mask(index):
@@ -229,8 +227,7 @@ class Alone(TorchFunctionMode):
         return is_number and is_lane_of(target, self.level) and self._is_mask(index)
 
     def _filled(self, value: Tensor) -> Tensor:
-        """A new tensor that may have the batch, of one, among its dimensions: each example has its
-        own."""
+        """A copy for each example of a new tensor that may have a batch dimension, of size 1."""
         with below_vmap(self.level):
             rows = value.expand(self.count, *value.shape).clone()
         return as_one_example(rows, self.level)
@@ -256,12 +253,12 @@ class Alone(TorchFunctionMode):
         return func(answers[0])
 
     def _check_drawn(self, name: str) -> None:
-        # A second pass would draw others: its branch would choose among the draws.
+        # A second pass would draw other numbers, and its branch would select among the draws.
         if not torch.equal(self.drawn, _draws(self.device)):
             raise Unserved(f"{name} may read what was drawn at random{place()}")
 
     def split_by(self, numbers: Tensor, name: str) -> None:
-        """Raises Split unless a number for each example, (n,), is the same for all."""
+        """Raises Split unless the numbers of the examples, (n,), are all the same."""
         if not are_alike(numbers.reshape(len(numbers), -1)):
             self._check_drawn(name)
             raise Split(numbers.detach(), f"{name}{place()}")
@@ -295,8 +292,7 @@ class Alone(TorchFunctionMode):
         return type(value) in _NESTED and any(map(self._holds, value))
 
     def copied(self, value: Any) -> Any:
-        """In the place of a trainable parameter its copy for each example; any other value as it
-        is."""
+        """The copy for each example of a trainable parameter; any other value as it is."""
         if type(value) in _NESTED:
             return type(value)(map(self.copied, value))
         slot = self.slot(value)
@@ -333,8 +329,7 @@ PYTHON = {
 
 
 def squeezed(value: Tensor) -> Tensor:
-    """The first dimension stays: of a batch of several examples `squeeze()` would not take it
-    away."""
+    """`squeeze()` that keeps the first dimension, as it would for a batch of several examples."""
     dims = tuple(dim for dim in range(1, value.dim()) if value.shape[dim] == 1)
     if dims:
         return value.squeeze(dims)
@@ -342,14 +337,13 @@ def squeezed(value: Tensor) -> Tensor:
 
 
 def _fill(target: Tensor, mask: Tensor, value: Any) -> None:
-    """Does `target[mask] = value` with no count of the places."""
+    """Does `target[mask] = value` without counting the mask."""
     wide = mask.reshape(*mask.shape, *[1] * (target.dim() - mask.dim()))
     target.masked_fill_(wide, value)
 
 
 def _viewing(value: Tensor) -> Any:
-    """`view`, or `reshape` where a rule has put other dimensions last in memory than the forward
-    expects."""
+    """`view`, or `reshape` if a rule has changed the memory layout that the forward expects."""
     if all_of(value).is_contiguous():
         return Tensor.view
     return Tensor.reshape
@@ -366,14 +360,14 @@ def _tensors(values: Iterable[Any]) -> list[Tensor]:
 
 
 def _draws(device: torch.device) -> Tensor:
-    """The state of the generator of a device."""
+    """The state of the random generator of a device."""
     if device.type == "cpu":
         return torch.get_rng_state()
     return torch.cuda.get_rng_state(device)
 
 
 def state_of(modules: Iterable[nn.Module]) -> list[tuple[Tensor, int]]:
-    """The parameters and buffers of modules, and how often each was written."""
+    """The parameters and buffers of modules, each with its number of writes."""
     groups = [group for part in modules for group in (part._parameters, part._buffers) if group]
     return [
         (value, value._version) for group in groups for value in group.values() if value is not None
@@ -381,7 +375,7 @@ def state_of(modules: Iterable[nn.Module]) -> list[tuple[Tensor, int]]:
 
 
 def tensors_of(model: nn.Module) -> dict[str, Tensor]:
-    """Its parameters and buffers by all their names."""
+    """The parameters and buffers of a model by all their names."""
     return dict(
         [
             *model.named_parameters(remove_duplicate=False),
@@ -391,7 +385,7 @@ def tensors_of(model: nn.Module) -> dict[str, Tensor]:
 
 
 def writes(name: str) -> str:
-    """The refusal of a model whose forward changes what `name` names."""
+    """The message that refuses a model whose forward changes `name`."""
     return (
         f"the model's forward changes {name}: what examples leave there would be neither clipped "
         "nor noised. Take out what writes it (max_norm, running statistics, observers), or the "

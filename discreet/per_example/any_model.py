@@ -1,7 +1,7 @@
-"""One example after the other through the model: what vmap can't follow, and the measure for what
-it gives.
+"""Per-example gradients by a loop over examples: for models that vmap can't follow, and as the
+reference for its results.
 
-What is clipped is the very vector that is summed. So no example can add more than the clip norm.
+The clipped vector is the vector that is summed. So no example can add more than the clip norm.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ _told: WeakSet[nn.Module] = WeakSet()  # models that the log has named
 
 
 class OfMany(TorchFunctionMode):
-    """Within it a batch of one keeps its first dimension in `squeeze()`, as a batch of several
-    does."""
+    """A context in which a batch of one keeps its first dimension in `squeeze()`, as a batch of
+    several does."""
 
     inner: Any = None
 
@@ -50,9 +50,9 @@ class OfMany(TorchFunctionMode):
 
 def built_terms(objective: Objective, inputs: Tree, targets: Tree, *, reason: str) -> list[Term]:
     """Builds every gradient, n * num_params floats, by a loop over examples. Each has a seed of its
-    own, so that what one draws changes nothing for the next.
+    own, so that the draws of one example do not affect the next.
 
-    `reason`: why they do not go side by side.
+    `reason`: why the examples can't run side by side.
     """
     device = objective.parameters[0].device
     draws = torch.Generator().set_state(torch.get_rng_state())
@@ -97,8 +97,8 @@ def _rows(objective: Objective, found: Iterable[Tensor]) -> list[Term]:
 
 
 def plain_gradient(objective: Objective, inputs: Tree, targets: Tree) -> list[Tensor]:
-    """The gradient of LOSS_SCALE times the loss of a batch of one example, or unit, by plain
-    autograd; zero for parameters that are not used."""
+    """The gradient of LOSS_SCALE times the loss for a batch of one example, or unit, by plain
+    autograd; zero for unused parameters."""
     parameters = objective.trainable()
     with torch.enable_grad(), OfMany():
         if objective.of_units:
@@ -118,9 +118,9 @@ def plain_gradient(objective: Objective, inputs: Tree, targets: Tree) -> list[Te
 def rows_apart(
     forward: Callable[[Tensor], list[Tensor]], inputs: Tensor, modules: Sequence[nn.Module]
 ) -> list[Tensor]:
-    """What a forward of some modules gives, each tensor (n, ...), with row i from row i of inputs
-    (n, ...) alone: they go side by side, in groups of rows that take the same branches, or else one
-    after the other.
+    """The outputs of a forward of some modules, each tensor (n, ...), where row i depends on row i
+    of inputs (n, ...) alone. The rows run side by side, in groups that take the same branches, or
+    else one after the other.
 
     Raises:
       ValueError: the forward changes its parameters or buffers.

@@ -1,8 +1,7 @@
-"""Plain attributes of modules: what a pass leaves there is taken away again, so that it reaches no
-other pass.
+"""Plain attributes of modules: changes by a pass are undone, so that they reach no other pass.
 
-A clipped sum bounds what an example changes in the gradients, and nothing else. A running maximum,
-a queue or a kept mean would carry an example into steps in which it is absent.
+A clipped sum bounds the influence of an example on the gradients, and on nothing else. A running
+maximum, a queue or a stored mean would carry an example into steps in which it is absent.
 """
 
 from __future__ import annotations
@@ -27,8 +26,8 @@ def _items(container: Any) -> list[Any]:
 
 
 def _look(value: Any, copies: bool) -> Callable[[], bool] | None:
-    """Tells later whether an object still holds what it holds now; None for one that can't be
-    written into."""
+    """A function that tells later if an object is unchanged; None for an object that can't be
+    written to."""
     if isinstance(value, Tensor):
         return _look_at_tensor(value, copies)
     if isinstance(value, _CONTAINERS):
@@ -52,8 +51,8 @@ def _are_same(now: list[Any], before: list[Any]) -> bool:
 
 
 class Attributes:
-    """The plain attributes of modules as they were when this was made. `copies`: the values of
-    their tensors too, which `tensor.data` changes without a trace."""
+    """A snapshot of the plain attributes of modules. `copies`: with the values of their tensors,
+    which `tensor.data` can change without a trace."""
 
     def __init__(self, modules: Iterable[nn.Module], *, copies: bool = False) -> None:
         self._held: list[tuple[nn.Module, dict[str, Any]]] = []
@@ -72,7 +71,7 @@ class Attributes:
                     self._looks.append((module, name, look))
 
     def moved(self) -> list[str]:
-        """The names of the attributes that are other objects now, or are new, or gone."""
+        """The names of the attributes that were replaced, added or deleted."""
         found = set[str]()
         for module, before in self._held:
             now = module.__dict__
@@ -83,10 +82,10 @@ class Attributes:
         return sorted(found)
 
     def put_back(self) -> None:
-        """Gives each module the attributes that it had.
+        """Restores the attributes of each module.
 
         Raises:
-          ValueError: an object that an attribute holds was written into. That can't be put back.
+          ValueError: an object that an attribute holds was written to. That can't be undone.
         """
         for module, before in self._held:
             if not _is_same(module.__dict__, before):
@@ -106,8 +105,8 @@ def _is_same(now: dict[str, Any], before: dict[str, Any]) -> bool:
 
 @contextmanager
 def put_back(modules: Iterable[nn.Module]) -> Iterator[None]:
-    """Within it a forward may leave what it likes on its modules; afterwards their attributes are
-    as before."""
+    """A context in which a forward may change the attributes of its modules; at the end they are
+    restored."""
     before = Attributes(modules)
     try:
         yield
@@ -117,7 +116,7 @@ def put_back(modules: Iterable[nn.Module]) -> Iterator[None]:
 
 
 def keeps(name: str) -> str:
-    """The refusal of a model that carries something from one pass into the next."""
+    """The message that refuses a model which carries state from one pass into the next."""
     return (
         f"the model's forward writes into its attribute {name}: what an example leaves there "
         "would reach steps in which it is absent, neither clipped nor noised. Take out what "

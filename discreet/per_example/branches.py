@@ -1,8 +1,8 @@
-"""Numbers that a forward reads, such as a branch does, of which each example has its own.
+"""Numbers that a forward reads, for instance in a branch, and that differ between examples.
 
-Examples with other numbers are then run apart (`Split`), so that no example steers what is done
-with another. But a question may have one answer for all batches, if the gradients of made-up
-examples stay as they are with it.
+Examples with different numbers are run apart (`Split`), so that no example steers the computation
+of another. But a question is settled with one answer for all batches if that does not change the
+gradients of made-up examples.
 """
 
 from __future__ import annotations
@@ -14,23 +14,23 @@ from torch import Tensor
 
 from discreet.per_example.refusals import Unserved
 
-Question = tuple[int, str]  # its number in the pass, and its line
+Question = tuple[int, str]  # its index in the pass, and its line of code
 _MOST_GROUPS = 8
 _FEWEST_IN_A_GROUP = 8
 
 
 @dataclass(frozen=True, slots=True)
 class Questions:
-    """Questions that made-up examples have answered differently (`asked`), and those that have one
-    answer for every batch (`settled`)."""
+    """Questions that made-up examples answered differently (`asked`), and those with one answer for
+    every batch (`settled`)."""
 
     asked: dict[Question, None] = field(default_factory=dict)
     settled: dict[Question, bool] = field(default_factory=dict)
 
 
 class Split(Exception):
-    """Examples answer differently: `answers`, (n, ...), are to be run apart. `question`: of those
-    that may have one answer for all."""
+    """Examples answer differently, by `answers`, (n, ...), and must be run apart. `question`: set
+    if the question may be settled with one answer for all."""
 
     def __init__(self, answers: Tensor, where: str, question: Question | None = None) -> None:
         super().__init__(where)
@@ -39,10 +39,10 @@ class Split(Exception):
         self.question = question
 
     def groups(self, count: int) -> list[Tensor]:
-        """The places of the examples, `count` of them, that answer alike. Raises Unserved for too
-        many groups: of eight at least on average, if there are many."""
+        """The indices of the `count` examples, grouped by equal answers. Raises Unserved for too
+        many groups: many groups must have eight examples or more on average."""
         answers = self.answers[:count].reshape(count, -1)
-        if answers.is_floating_point():  # NaN is an answer too
+        if answers.is_floating_point():  # NaN counts as an answer
             answers = torch.cat([answers.nan_to_num(), answers.isnan().to(answers)], 1)
         kinds, groups = torch.unique(answers, dim=0, return_inverse=True)
         if len(kinds) > max(_MOST_GROUPS, count // _FEWEST_IN_A_GROUP):
@@ -51,7 +51,7 @@ class Split(Exception):
 
 
 def are_alike(answers: Tensor) -> bool:
-    """True if all rows are the same, NaN too: else an example that answers NaN would be parted from
+    """True if all rows are the same. NaN equals NaN, or an example with NaN would be split from
     itself."""
     first = answers[:1]
     same = answers == first

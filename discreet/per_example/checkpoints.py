@@ -1,5 +1,4 @@
-"""Gradient checkpointing, which is undone: what it would compute again in the backward pass, vmap
-could not follow."""
+"""Disables gradient checkpointing: vmap can't follow its recomputation in the backward pass."""
 
 from __future__ import annotations
 
@@ -11,7 +10,7 @@ from torch.utils import checkpoint
 
 
 class _Plain:
-    """In the place of the function that computes again."""
+    """A replacement for the autograd function that recomputes."""
 
     @staticmethod
     def apply(function: Callable[..., Any], _preserve: bool, *args: Any) -> Any:
@@ -30,7 +29,7 @@ _REPLACED: dict[str, Any] = {
 
 @contextmanager
 def undone() -> Iterator[None]:
-    """Within it `torch.utils.checkpoint.checkpoint` calls its function, and no more."""
+    """A context in which `torch.utils.checkpoint.checkpoint` only calls its function."""
     before = {name: vars(checkpoint)[name] for name in _REPLACED if name in vars(checkpoint)}
     vars(checkpoint).update((name, _REPLACED[name]) for name in before)
     try:

@@ -24,7 +24,8 @@ from discreet.per_example.terms import (
 )
 
 _PATCH_FLOATS = 2**19  # patches held at once: 2 MB, so that they stay in the processor's cache
-_FEW_PATCHES = 4  # for each output channel: they take little memory, and a matrix product is faster
+# For each output channel. So few patches take little memory, and a matrix product is faster.
+_FEW_PATCHES = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +44,7 @@ class Geometry:
         return torch.Size(self.kernel).numel() * inputs.shape[1] // self.groups
 
     def ends(self, padded: Sequence[int]) -> list[int]:
-        """The size of the outputs in space, for that of inputs that are padded."""
+        """The spatial size of the outputs for padded inputs of a size."""
         ways = zip(padded, self.kernel, self.stride, self.dilation, strict=True)
         return [(size - dil * (k - 1) - 1) // jump + 1 for size, k, jump, dil in ways]
 
@@ -72,7 +73,7 @@ class Geometry:
 
 
 def _coalesced(dims: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
-    """The same (size, stride) dimensions in fewer, so that patches are copied in long runs of
+    """Merges (size, stride) dimensions where possible, so that patches are copied in long runs of
     memory."""
     merged = [(1, 1)]
     for size, step in reversed(dims):
@@ -101,7 +102,7 @@ class Convolved:
 
     @property
     def call(self) -> tuple[Geometry, torch.Size]:
-        """The common properties of calls that are processed together."""
+        """The properties that calls must share to be processed together."""
         return self.geometry, self.inputs.shape
 
     def outer(self, some: slice = slice(None)) -> Outer:
@@ -114,7 +115,7 @@ class Convolved:
         )
 
     def cheapest(self, order: int) -> Term:
-        """The same, or the gradients themselves if they cost less for norms of this order."""
+        """This term, or the built gradients if they are cheaper for norms of this order."""
         count, times, positions, out = self.grads.shape
         width = self.geometry.width(self.inputs[:, 0])
         if order == 2 and grams_are_cheaper(count, times * positions, width, out):
@@ -151,7 +152,7 @@ class Convolved:
 
 
 def built(geometry: Geometry, inputs: Tensor, grads: Tensor) -> Tensor:
-    """The gradients themselves, (n, out, width), some examples at a time: patches are many times
+    """The gradients, (n, out, width), built for some examples at a time: patches are many times
     larger than inputs."""
     count, positions, out = grads.shape
     groups = geometry.groups
@@ -171,8 +172,8 @@ def built(geometry: Geometry, inputs: Tensor, grads: Tensor) -> Tensor:
 
 
 def _convolution(dims: int, *, turned: bool = False) -> Rule:
-    """A convolution; `turned`: a transposed one, in which inputs and output gradients change their
-    parts."""
+    """The rule of a convolution; `turned`: a transposed one, in which inputs and output gradients
+    swap roles."""
     if turned:
         name = f"conv_transpose{dims}d"
     else:
@@ -192,9 +193,8 @@ def _convolution(dims: int, *, turned: bool = False) -> Rule:
             inputs = rows
         else:
             inputs = rows.flatten(0, 1)
-        if (
-            dims == 2 and not turned
-        ):  # patches are then runs of memory, and pooling is several times as fast
+        # With channels last, patches are runs of memory and pooling is several times as fast.
+        if dims == 2 and not turned:
             inputs = _channels_last(inputs)
         outputs = run(inputs, weight, bias, **given)
         held = alone.slot(weight)
@@ -212,8 +212,8 @@ def _convolution(dims: int, *, turned: bool = False) -> Rule:
 
 @dataclass(frozen=True, slots=True)
 class _Use:
-    """A convolution's use of its weight and bias, for `count` examples, of which each may have
-    several images."""
+    """A convolution's use of its weight and bias, for `count` examples with one or more images
+    each."""
 
     geometry: Geometry
     weight: Slot | None
@@ -251,7 +251,7 @@ _TURNED_NAMES = ("stride", "padding", "output_padding", "groups", "dilation")
 
 
 def _arguments(args: Sequence[Any], named: dict[str, Any], *, turned: bool) -> dict[str, Any]:
-    """All arguments behind the bias, by their names."""
+    """All arguments after the bias, by name."""
     default: dict[str, Any] = {"stride": 1, "padding": 0, "dilation": 1, "groups": 1}
     names = _TURNED_NAMES if turned else _NAMES
     if turned:
@@ -266,8 +266,8 @@ def _each(value: Any, dims: int) -> tuple[int, ...]:
 
 
 def _channels_last(images: Tensor) -> Tensor:
-    """Images (n, channels, height, width) with their channels last in memory, a single one too,
-    which PyTorch takes for one that is first."""
+    """Images (n, channels, height, width) in channels-last memory layout. A single channel is laid
+    out so too, which PyTorch takes for channels first."""
     if images.shape[1] == 1:
         return images.squeeze(1).unsqueeze(3).movedim(3, 1)
     return images.contiguous(memory_format=torch.channels_last)

@@ -1,4 +1,4 @@
-"""Functions of PyTorch as a `TorchFunctionMode` is given them, and what they do, by their names."""
+"""PyTorch's functions as a `TorchFunctionMode` sees them, and their properties by name."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ def _words(names: str) -> frozenset[str]:
     return frozenset(names.split())
 
 
-# They tell nothing of values.
+# Functions that reveal nothing about values.
 _FACTS = _words(
     "shape size numel nelement dim ndimension is_floating_point is_complex is_contiguous stride "
     "element_size get_device is_signed storage_offset data_ptr is_inference is_tensor type "
@@ -26,8 +26,8 @@ _BANNED = _words(
     "resize_ __set__"
 )
 READS = _words("__bool__ __int__ __float__ __complex__ __index__ item tolist is_nonzero")
-INDEXING = _words("getitem setitem masked_select")  # their results may be as large as a mask says
-COUNTING = _words("nonzero argwhere where")  # so are those, of one argument
+INDEXING = _words("getitem setitem masked_select")  # the result's size may depend on a mask
+COUNTING = _words("nonzero argwhere where")  # with one argument the same holds
 FILLED = _words("zeros ones full empty new_zeros new_ones new_full new_empty")
 DROPPING = _words("dropout alpha_dropout feature_dropout feature_alpha_dropout")
 _DRAWN = (
@@ -40,7 +40,7 @@ _DRAWN = (
     "normal",
     "exponential",
 )
-# give numbers that are drawn
+# Functions that return random numbers.
 FILLING = frozenset(name + end for name in _DRAWN for end in ("", "_"))
 RECURRENT = _words("lstm gru rnn_tanh rnn_relu")
 _ALIASES = {
@@ -52,9 +52,9 @@ _ALIASES = {
     "itruediv": "div_",
 }
 _ASKING = ("has_torch_function", "has_torch_function_unary", "has_torch_function_variadic")
-# From PyTorch 2.13 on: calls a function that is written in Python under the mode that asks.
+# From PyTorch 2.13 on: calls a function written in Python under the calling mode.
 redispatch = getattr(torch.overrides, "redispatch_function", None)
-# Functions in Python that read no values and hide no parameter: what they call need not be seen.
+# Functions in Python that read no values and hide no parameter: their calls need not be seen.
 _PLAIN = _words(
     "relu relu6 softmax log_softmax softmin silu leaky_relu elu selu celu hardtanh hardswish "
     "hardsigmoid mish tanh sigmoid max_pool1d max_pool2d max_pool3d adaptive_avg_pool2d "
@@ -67,11 +67,11 @@ class Function:
     """A function of PyTorch.
 
     Attributes:
-      name: without the mark of one that writes.
+      name: without the underscore of an in-place function.
       writes: True if it changes its first argument.
-      is_python: True if it is written in Python, so that what it calls can be seen.
-      is_plain: True if what it calls need not be seen.
-      is_fact: True if it tells nothing of values.
+      is_python: True if it is written in Python, so that its calls can be seen.
+      is_plain: True if its calls need not be seen.
+      is_fact: True if it reveals nothing about values.
     """
 
     name: str
@@ -84,7 +84,7 @@ class Function:
 
 @lru_cache(maxsize=4096)
 def function_of(func: Any) -> Function:
-    """The known facts about a function."""
+    """The properties of a function."""
     full = _name_of(func)
     if full.startswith("__"):
         name = full
@@ -109,9 +109,9 @@ def _name_of(func: Any) -> str:
 def called_inside(
     mode: Any, func: Any, types: Any, args: tuple[Any, ...], named: dict[str, Any]
 ) -> Any:
-    """Calls a function of PyTorch that is written in Python, with a mode on for what it calls.
-    `mode.inner` is the function meanwhile, so that the mode takes it for one that is not written in
-    Python if it calls itself."""
+    """Calls a function of PyTorch that is written in Python, with a mode on for its inner calls.
+    During the call `mode.inner` is the function, so that the mode does not enter it again if it
+    calls itself."""
     before = mode.inner
     mode.inner = func
     try:
@@ -125,8 +125,8 @@ def called_inside(
 
 @lru_cache(maxsize=4096)
 def undispatched(func: FunctionType) -> FunctionType:
-    """A copy of a function of PyTorch that does not ask a mode for itself; what it calls still
-    does."""
+    """A copy of a function of PyTorch that does not dispatch to a mode itself; its inner calls
+    still do."""
     names = {**func.__globals__, **dict.fromkeys(_ASKING, _no)}
     copied = FunctionType(func.__code__, names, func.__name__, func.__defaults__, func.__closure__)
     copied.__kwdefaults__ = func.__kwdefaults__

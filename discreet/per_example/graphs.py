@@ -1,10 +1,8 @@
-"""Graphs in a batch, the way models of graphs take them: one graph, of which the examples are the
-parts that no edge joins. Nodes and edges have a row each, and `batch` has the number of the graph
-of each node.
+"""Batches of graphs as graph neural networks take them: one graph whose disconnected parts are the
+examples. Nodes and edges have a row each, and `batch` has the number of each node's graph.
 
-They have different sizes. To go through a model side by side, each has a companion, a graph of
-zeros that fills it up to a power of two; so what an example's lane has follows from that example
-alone.
+Graphs have different sizes. To run side by side, each is padded to a power of two by a companion
+graph of zeros, so that the padded size depends on that example alone.
 """
 
 from __future__ import annotations
@@ -24,9 +22,9 @@ _RULE = (
 
 
 def owners_taken(owners: Tensor, places: Tensor, count: int) -> tuple[Tensor, Tensor, Tensor]:
-    """The rows of some of the `count` examples, in the order of `places`, the new number of the
-    example of each, and how far its first row has moved. owners (rows,): the example of each
-    row."""
+    """For some of the `count` examples, in the order of `places`: their rows, the new number of
+    each row's example, and how far that example's first row has moved. owners (rows,): the example
+    of each row."""
     sizes = torch.bincount(owners, minlength=count)
     starts = sizes.cumsum(0) - sizes
     taken = sizes[places]
@@ -39,12 +37,11 @@ def owners_taken(owners: Tensor, places: Tensor, count: int) -> tuple[Tensor, Te
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Graphs:
-    """A batch of graphs. It has the graphs for its rows: `len` counts them, and an index picks
-    some.
+    """A batch of graphs. Its rows are graphs: `len` counts them, and an index selects some.
 
     Attributes:
-      tree: what the model takes: a tuple, or a dictionary of tensors by name.
-      names: of each tensor of the tree, whether it has a row a node, edge or graph, or is
+      tree: the model's input: a tuple, or a dictionary of tensors by name.
+      names: the kind of each tensor of the tree: a row for each node, edge or graph, or
         "edge_index" or "batch".
     """
 
@@ -81,8 +78,8 @@ class Graphs:
         return self._with(moved, taken["node"][1], lambda name, value: value[taken[name][0]])
 
     def _with(self, edges: Tensor, batch: Tensor, rows: Callable[[str, Tensor], Tensor]) -> Graphs:
-        """Graphs with other edges and nodes, and other `rows` of the tensors that have them, by
-        their names."""
+        """Graphs with other edges and nodes. `rows` gives the new rows of each other tensor, by its
+        kind."""
         made = {"edge_index": edges, "batch": batch}
         values, spec = tree_flatten(self.tree)
         parts = [
@@ -91,7 +88,7 @@ class Graphs:
         return Graphs(tree_unflatten(parts, spec), self.names)
 
     def made_up(self, count: int, rows: Any, draws: torch.Generator) -> Graphs:
-        """Small graphs of the same kind; `rows` makes so many rows of a tensor."""
+        """Small graphs of the same kind; `rows` makes a number of rows of a tensor."""
         nodes = torch.arange(count) % 3 + 2
         owners = torch.arange(count).repeat_interleave(nodes)
         edge_owners = torch.arange(count).repeat_interleave(3)
@@ -112,9 +109,9 @@ register_pytree_node(
 
 
 def filled_up(graphs: Graphs) -> Iterator[tuple[Tensor, Any]]:
-    """Graphs side by side: the places of those that are filled up to one size, and their tree, each
-    tensor (k, ...). An example is a batch of two graphs, itself and one of zeros, each of whose
-    nodes has an edge to itself."""
+    """Padded graphs, grouped by size: the indices of a group, and its tree, with tensors (k, ...).
+    An example becomes a batch of two graphs, itself and one of zeros in which each node has an edge
+    to itself."""
     count = len(graphs)
     owners = graphs.owners
     nodes, edges = (torch.bincount(owners[name], minlength=count) for name in ("node", "edge"))
@@ -138,7 +135,7 @@ def _filled(graphs: Graphs, wide: int, long: int) -> Any:
     starts = {name: each.cumsum(0) - each for name, each in sizes.items()}
 
     def rows(name: str, values: Tensor) -> Tensor:
-        """(rows, ...) -> (k, own rows, ...), zeros behind those of each example."""
+        """(rows, ...) -> (k, own rows, ...), with zeros after the rows of each example."""
         found = values.new_zeros(count, own[name], *values.shape[1:])
         of = owners[name].sort(stable=True)
         within = torch.arange(len(values), device=values.device) - starts[name][of.values]
@@ -160,12 +157,13 @@ def _filled(graphs: Graphs, wide: int, long: int) -> Any:
 
 
 def graphs_in(tree: Any) -> Graphs | None:
-    """The batch of graphs that a tuple or dictionary of tensors is, or None: it is one if
-    `edge_index`, (2, edges), has numbers of nodes, and `batch`, (nodes,), their graphs in order,
-    from 0; every graph has a node.
+    """A tuple or dictionary of tensors as a batch of graphs, or None if it is none. It is one if
+    `edge_index`, (2, edges), has numbers of nodes, and `batch`, (nodes,), the number of each node's
+    graph, ascending from 0; every graph has a node.
 
     Raises:
-      ValueError: an edge joins two graphs, or a tensor has other rows than its place or name says.
+      ValueError: an edge joins two graphs, or the number of a tensor's rows does not fit its place
+        or name.
     """
     values: list[tuple[Any, Any]] = []
     if isinstance(tree, dict):
@@ -192,7 +190,7 @@ def graphs_in(tree: Any) -> Graphs | None:
 
 
 def _kind_of(key: Any, edges: Any, batch: Any) -> str:
-    """What the rows of a tensor are of, by its place in a tuple or its name in a dictionary."""
+    """The kind of a tensor's rows, by its place in a tuple or its name in a dictionary."""
     if key == edges:
         return "edge_index"
     if key == batch:
@@ -205,7 +203,8 @@ def _kind_of(key: Any, edges: Any, batch: Any) -> str:
 
 
 def _check_graphs(found: Graphs, values: Sequence[tuple[Any, Tensor]]) -> None:
-    """Raises ValueError if an edge joins two graphs, or a tensor has other rows than its kind."""
+    """Raises ValueError if an edge joins two graphs, or the number of a tensor's rows does not fit
+    its kind."""
     batch = found.leaf("batch")
     ends = found.leaf("edge_index")
     owners = found.owners

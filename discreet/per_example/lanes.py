@@ -1,8 +1,8 @@
 """Values of one example under `torch.func.vmap`, and the tensors of all examples below them.
 
-Under vmap a forward sees the value of one example. Below it is one tensor (n, ...) for all. An
-`autograd.Function` with a `vmap` method gets at it by public API, and takes 240 us a call; these
-few functions of functorch take 5 us.
+Under vmap a forward sees the value of one example. Below it is one tensor (n, ...) for all. The
+public API to reach it, an `autograd.Function` with a `vmap` method, takes 240 us a call; these few
+functions of functorch take 5 us.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _functorch: Any = torch._C._functorch
 
 
 def level() -> int:
-    """The number of the innermost vmap, -1 outside."""
+    """The level of the innermost vmap, -1 outside."""
     return int(_functorch.maybe_current_level() or -1)
 
 
@@ -28,12 +28,12 @@ def is_lane(value: Any) -> bool:
 
 
 def is_lane_of(value: Any, of: int) -> bool:
-    """True for a value of one example of the vmap of this level, and of no vmap inside."""
+    """True for a value of one example of the vmap of this level, and of no inner vmap."""
     return is_lane(value) and _functorch.maybe_get_level(value) == of
 
 
 def all_of(value: Tensor) -> Tensor:
-    """The tensor of all examples, (n, ...), below a value of one."""
+    """The tensor of all examples, (n, ...), below the value of one example."""
     dim = _functorch.maybe_get_bdim(value)
     found: Tensor = _functorch.get_unwrapped(value)
     if dim:
@@ -42,19 +42,20 @@ def all_of(value: Tensor) -> Tensor:
 
 
 def as_one_example(values: Tensor, of: int) -> Tensor:
-    """A tensor of all examples (n, ...) as the value of one, in the vmap of this level."""
+    """A tensor of all examples (n, ...) as the value of one example, in the vmap of this level."""
     found: Tensor = _functorch._add_batch_dim(values, 0, of)
     return found
 
 
 def parted(values: Tensor, count: int) -> Tensor:
-    """Rows of all examples (n * k, ...) as those of each, (n, k, ...)."""
+    """Rows of all examples (n * k, ...) grouped by example, (n, k, ...)."""
     return values.reshape(count, -1, *values.shape[1:])
 
 
 @contextmanager
 def below_vmap(of: int) -> Iterator[None]:
-    """Within it functions work on tensors of all examples, as outside of the vmap of this level."""
+    """A context in which functions work on tensors of all examples, as outside the vmap of this
+    level."""
     around = []
     while level() >= of:
         around.append(_functorch.pop_dynamic_layer_stack())

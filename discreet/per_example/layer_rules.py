@@ -1,8 +1,8 @@
-"""Functions of PyTorch that run for all examples at once, below vmap (`alone.py`).
+"""Rules: functions of PyTorch that run for all examples at once, below vmap (`alone.py`).
 
-A rule is given the pass and the function's arguments: values of one example, trainable parameters,
-and what is the same for all. It gives tensors of all examples, (n, ...), or NotImplemented, and
-notes where parameters are used. Then the norms of all gradients follow from inputs and output
+A rule takes the pass and the function's arguments: values of one example, trainable parameters, and
+values that all examples share. It returns tensors of all examples, (n, ...), or NotImplemented, and
+notes the uses of parameters. Then the norms of all gradients follow from inputs and output
 gradients, without building them (`terms.py`).
 """
 
@@ -32,7 +32,7 @@ def positions(values: Tensor) -> Tensor:
 
 
 def _fits(*parameters: Any) -> bool:
-    """True if no parameter is a value of each example's own."""
+    """True if no parameter differs between examples."""
     return not any(is_lane(value) for value in parameters)
 
 
@@ -45,8 +45,8 @@ def _product(
     held = alone.slot(weight)
     added = alone.slot(bias)
     rows = alone.rows(inputs)
-    # On rows: of more dimensions the outputs would be a view, whose edge an activation in place
-    # would move.
+    # The product is taken on rows. With more dimensions the outputs would be a view, whose edge an
+    # in-place activation would move.
     flat = rows.reshape(-1, rows.shape[-1])
     outputs = functional.linear(flat, weight.t() if turned else weight, bias)
     shape = (*rows.shape[:-1], outputs.shape[-1])
@@ -140,8 +140,8 @@ def _scaled(
     normal: Callable[[], Tensor],
     gather: Gather,
 ) -> None:
-    """Notes outputs = normal * weight + bias. `gather`: sums the positions at which an example uses
-    an entry."""
+    """Notes outputs = normal * weight + bias. `gather` sums over the positions at which an example
+    uses an entry."""
     held, added = map(alone.slot, scales)
     if held is None and added is None:
         return
@@ -165,7 +165,7 @@ def _layer_norm(alone: Alone, input: Tensor, shape: Sequence[int], *args: Any, *
 
 
 def _given(default: dict[str, Any], args: Sequence[Any], named: dict[str, Any]) -> Iterator[Any]:
-    """Arguments in their order, by place or name."""
+    """Arguments in their order, given by position or by name."""
     given = {**default, **dict(zip(default, args, strict=False)), **named}
     return (given[name] for name in default)
 
@@ -182,7 +182,7 @@ def _rms_norm(
 
 def _normed(alone: Alone, normal: Tensor, dims: int, weight: Any, bias: Any) -> Tensor:
     outputs = normal
-    if weight is not None:  # by itself: the gradient needs what comes before
+    if weight is not None:  # applied separately: its gradient needs the values before it
         if bias is None:
             outputs = normal * weight
         else:
@@ -207,7 +207,7 @@ def _channels(values: Tensor) -> Tensor:
 
 
 def _summed(values: Tensor, count: int) -> Tensor:
-    """The sums over the batches that an example has made, (n * k, ...) -> (n, ...)."""
+    """Sums over the k rows of each example, (n * k, ...) -> (n, ...)."""
     if len(values) == count:
         return values
     return parted(values, count).sum(1)
@@ -255,8 +255,8 @@ def _group_norm(alone: Alone, input: Tensor, groups: int, *args: Any, **named: A
 
 
 def _channel_norm(alone: Alone, name: str, input: Tensor, *args: Any) -> Any:
-    """InstanceNorm; and BatchNorm in eval mode, which scales each channel by numbers that no
-    example changes."""
+    """InstanceNorm, and BatchNorm in evaluation mode, which scales each channel by fixed
+    numbers."""
     weight, bias, mean, variance, training, _, eps = args[:7]
     if not _fits(weight, bias, mean) or (training and (name == "batch_norm" or mean is not None)):
         return NotImplemented
@@ -281,7 +281,7 @@ def _channel_norm(alone: Alone, name: str, input: Tensor, *args: Any) -> Any:
 
 
 def _attention(alone: Alone, query: Tensor, key: Tensor, value: Tensor, **named: Any) -> Any:
-    """No parameters: vmap would take it apart."""
+    """Attention has no parameters; vmap alone would decompose it."""
     mask = named.pop("attn_mask", None)
     parts = (query, key, value)
     wide = query.dim()
@@ -308,7 +308,7 @@ def _attention_of(alone: Alone, *args: Any, **named: Any) -> Any:
 
 
 def _mask(masks: Tensor, query: Tensor) -> Tensor:
-    """Masks (n, ..., T, S) beside queries in which examples and their batches are one dimension."""
+    """Masks (n, ..., T, S) for queries in which examples and their batches are one dimension."""
     if query.dim() == 4:
         batches = query.shape[0]
     else:
@@ -320,7 +320,7 @@ def _mask(masks: Tensor, query: Tensor) -> Tensor:
 
 
 def _dropout(name: str, alone: Alone, input: Tensor, p: float, training: bool) -> Any:
-    """Draws as for a batch, in the order of the examples."""
+    """Draws the masks as for a batch, in the order of the examples."""
     rows = alone.rows(input)
     run = getattr(torch, name)
     if "feature" not in name:
@@ -365,8 +365,7 @@ def _bincount(alone: Alone, input: Tensor, weights: Any = None, minlength: int =
 
 
 def _pack(alone: Alone, inputs: Tensor, lengths: Tensor, batch_first: bool) -> Any:
-    """Sequences packed by their lengths, which have to be equal: examples of equal lengths run
-    together."""
+    """Packs sequences, whose lengths must be equal; examples of equal lengths run together."""
     if not is_lane(lengths) or lengths.shape != (1,):
         return NotImplemented
     sizes = alone.rows(lengths)[:, 0]
@@ -376,7 +375,7 @@ def _pack(alone: Alone, inputs: Tensor, lengths: Tensor, batch_first: bool) -> A
 
 
 def _pad(alone: Alone, data: Tensor, sizes: Tensor, batch_first: bool, *args: Any) -> Any:
-    """Packed sequences of equal lengths, padded again."""
+    """Pads packed sequences of equal lengths."""
     if not is_lane(data) or is_lane(sizes):
         return NotImplemented
     padding, total = args
@@ -394,7 +393,7 @@ def _pad_sequence(
     padding_value: float = 0.0,
     padding_side: str = "right",
 ) -> Any:
-    """Sequences (T, ...) of different T, in one tensor."""
+    """Pads sequences (T, ...) of different T to one tensor."""
     if any(alone.slot(value) is not None for value in sequences):
         return NotImplemented
     rows = [alone.rows(value) for value in sequences]
@@ -409,7 +408,7 @@ def _pad_sequence(
 
 
 def _ctc(alone: Alone, probabilities: Tensor, targets: Tensor, *args: Any, **named: Any) -> Any:
-    """The CTC loss of log probabilities (T, 1, classes), targets (1, S), and the lengths of
+    """The CTC loss for log probabilities (T, 1, classes), targets (1, S), and the lengths of
     both."""
     given = dict(
         zip(

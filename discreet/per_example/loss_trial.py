@@ -1,8 +1,8 @@
-"""A loss tried on made-up outputs: the value of an example may depend on no other example of the
+"""A trial of a loss on made-up outputs: an example's value must not depend on other examples of the
 batch.
 
-In a clipped sum each example is alone with the loss, so that this is nothing to privacy. But a loss
-whose author meant a batch, such as in-batch softmax, would be another loss.
+In a clipped sum the loss gets each example alone, so this does not matter to privacy. But a loss
+that its author meant for a batch, such as in-batch softmax, would be a different loss.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ _SEED = 52183
 
 def check_loss(objective: Objective, outputs: Any, inputs: Tree, targets: Tree) -> None:
     """Raises ValueError if the loss mixes examples. It is tried on outputs for `ROWS` made-up
-    examples, and others of their shapes; and with the model, on whose modules it may read what the
-    forward left there."""
+    examples and on others of the same shapes, and with the model, since it may read what the
+    forward left on the modules."""
     with put_back(objective.kept):
         _try_with_model(objective, inputs, targets)
         if outputs is not None:
@@ -78,11 +78,11 @@ def _try_with_model(objective: Objective, inputs: Tree, targets: Tree) -> None:
 
 
 def try_loss(objective: Objective, outputs: Any, targets: Tree) -> None:
-    """ValueError unless the loss of each of three rows, and its gradient, is the same if another
-    row is left out."""
+    """Raises ValueError if the loss of one of three rows, or its gradient, changes when another row
+    is left out."""
     tried = _Outputs.of(outputs)
     if tried is None:
-        return  # none of it is known to have a row an example
+        return  # no output is known to have a row for each example
     draws = torch.Generator().manual_seed(_SEED)
     count = count_of(targets)
     places = torch.linspace(0, count - 1, 3).long()
@@ -91,7 +91,7 @@ def try_loss(objective: Objective, outputs: Any, targets: Tree) -> None:
     rows = rows_of(targets, places)
     made = mapped(partial(_marks, draws), rows)
     mixes = False
-    # Some may be out of a loss's range, which is an error on the CPU, and on a GPU the end of the
+    # Some may be out of a loss's range, which is an error on the CPU; on a GPU it would end the
     # process.
     for some, wanted in ((tried, rows), (between, rows), (between, made), (wide, made)):
         with suppress(*CONFUSED):
@@ -112,8 +112,8 @@ def _marks(draws: torch.Generator, targets: Any) -> Any:
 
 @dataclass(frozen=True)
 class _Outputs:
-    """What a model gives for `ROWS` examples, of which some are taken: the dimension of the
-    examples in each tensor of floats, None for one that has none."""
+    """A model's outputs for `ROWS` examples. `dims`: the dimension of the examples in each tensor
+    of floats, None for a tensor without one."""
 
     leaves: list[Any]
     spec: Any
@@ -128,7 +128,7 @@ class _Outputs:
         return None
 
     def taken(self, rows: list[int]) -> _Outputs:
-        """Some of the examples, in memory of their own."""
+        """A copy of some of the examples."""
         index = torch.tensor(rows)
         pairs = zip(self.leaves, self.dims, strict=True)
         leaves = [
@@ -138,7 +138,7 @@ class _Outputs:
         return replace(self, leaves=leaves)
 
     def made(self, draw: Any) -> _Outputs:
-        """Other numbers in the place of those of three examples."""
+        """Outputs for three examples with other numbers."""
         pairs = zip(self.leaves, self.dims, strict=True)
         leaves = [
             draw(value.shape).to(value) if dim is not None and value.is_floating_point() else value
@@ -177,14 +177,14 @@ def _mixes(objective: Objective, outputs: _Outputs, targets: Tree) -> bool:
 
 
 def _losses_and_gradients(objective: Objective, outputs: _Outputs, targets: Tree) -> list[Tensor]:
-    """The losses, and the gradients of their sum by the outputs, examples first: what a model's
-    backward pass begins with."""
+    """The losses, and the gradients of their sum by the outputs, examples first: the start of a
+    model's backward pass."""
     device = objective.parameters[0].device
     with torch.enable_grad(), same_chance(device):
         given = outputs.taken(list(range(count_of(targets))))
         floats = given.floats()
         losses = objective.losses(tree_unflatten(given.leaves, given.spec), targets)
-        # a loss need not depend on the outputs
+        # The zeros are for a loss that does not depend on the outputs.
         total = losses.sum() + sum(0 * value.sum() for value in floats)
     gradients = torch.autograd.grad(total, floats)
     dims = [

@@ -1,4 +1,5 @@
-"""The loss of a model by its parameters, which is differentiated example by example."""
+"""The objective: a model's loss as a function of its parameters, differentiated for each
+example."""
 
 from __future__ import annotations
 
@@ -20,11 +21,11 @@ from discreet.per_example.terms import Parts, Slot
 
 Tree = Any  # a tensor, or tuples and dictionaries of tensors, each with one row an example
 Loss = Callable[[Any, Any], Tensor]
-PADDING = -100  # the target of a position that does not count, as in PyTorch
+PADDING = -100  # the target of an ignored position, as in PyTorch
 
-# A power of two, so exact. It keeps the squares of small gradients above the smallest float:
-# without it inputs of 1e18 with output gradients of 1e-24 would have a norm of 0 by the product
-# rule, and pass unclipped.
+# A power of two, so that scaling is exact. It keeps the squares of small gradients above the
+# smallest float: without it, inputs of 1e18 with output gradients of 1e-24 would have a norm of 0
+# by the product rule, and pass unclipped.
 LOSS_SCALE = 2.0**20
 _LOSS_SCALE = torch.tensor(LOSS_SCALE)  # a tensor is multiplied by a tensor in half the time
 
@@ -34,10 +35,10 @@ def cross_entropy(outputs: Tensor, targets: Tensor, weights: Tensor | None = Non
 
     outputs are logits (n, classes) or, as torch.nn.CrossEntropyLoss takes them, (n, classes,
     positions...); targets are class numbers (n,) or (n, positions...). If an example has positions
-    (a sequence), its loss is the mean over those whose target is not `PADDING`, -100; if there is
-    none, it is 0, and so is its gradient. It divides by the example's own number of positions, and
-    never by one of the batch: so it depends on that example alone. `weights` (classes,) multiply
-    the loss of each class, and nothing divides by them.
+    (a sequence), its loss is the mean over those whose target is not `PADDING`, -100; without any,
+    the loss and its gradient are 0. The mean divides by the example's own number of positions,
+    never by that of the batch, so it depends on that example alone. `weights` (classes,) multiply
+    the loss of each class; nothing is divided by them.
 
     >>> targets = torch.tensor([[0, 1, 4], [2, -100, -100], [-100, -100, -100]])
     >>> cross_entropy(torch.zeros(3, 5, 3), targets)
@@ -53,21 +54,20 @@ def cross_entropy(outputs: Tensor, targets: Tensor, weights: Tensor | None = Non
 
 @dataclass(frozen=True, slots=True)
 class Objective:
-    """The loss of a model by its parameters, for norms of one order. Made by `objective_of`.
+    """A model's loss as a function of its parameters, for norms of one order. Made by
+    `objective_of`.
 
     Attributes:
-      modules: of the model, itself first.
-      parameters: all of them, in order.
-      slots: of the trainable ones, by identity.
-      of_units: True if what counts as an example is a unit of several rows: inputs and targets are
-        (n, rows, ...), the model sees the rows of one unit as its batch, and the loss of the unit
-        is their mean.
-      of_graphs: True if an example is a batch of two graphs, of which the second one only fills it
-        up.
-      dtype: of norms and sums: float64 if the parameters are, otherwise float32.
-      autocast: the type that torch.autocast gives to the model and the loss, or None. It holds for
-        nothing else: a norm in bfloat16 would be too small by half a percent, and the clipped
-        gradient too long by as much.
+      modules: the model and its modules, itself first.
+      parameters: all parameters, in order.
+      slots: slots of the trainable ones, by identity.
+      of_units: True if an example is a unit of several rows: inputs and targets are (n, rows, ...),
+        the model sees the rows of one unit as its batch, and the loss of the unit is their mean.
+      of_graphs: True if an example is a batch of two graphs, the second of which is padding.
+      dtype: type of norms and sums: float64 if the parameters are, otherwise float32.
+      autocast: the type that torch.autocast gives to the model and the loss, or None. It is off for
+        everything else: a norm in bfloat16 could be 0.5 % too small, and the clipped gradient too
+        long by as much.
     """
 
     model: nn.Module
@@ -83,13 +83,13 @@ class Objective:
 
     @property
     def is_own_loss(self) -> bool:
-        """True for a loss of this package, which reads nothing but outputs and targets."""
+        """True for a loss of this package, which reads only outputs and targets."""
         return str(getattr(self.loss, "func", self.loss).__module__).startswith("discreet.")
 
     @property
     def kept(self) -> tuple[nn.Module, ...]:
-        """The modules on which a pass may leave something: those of the model, and of a loss that
-        is one."""
+        """The modules whose attributes a pass may change: those of the model, and of a loss that is
+        a module."""
         if isinstance(self.loss, nn.Module):
             return (*self.modules, *modules_of(self.loss))
         return self.modules
@@ -102,7 +102,7 @@ class Objective:
         )
 
     def casting(self, *, on: bool = True) -> AbstractContextManager[Any]:
-        """Within it torch.autocast is as the caller has it, or off."""
+        """A context in which torch.autocast is as the caller has it, or off."""
         if self.autocast is None:
             return nullcontext()
         return torch.autocast(self.parameters[0].device.type, self.autocast, enabled=on)
@@ -112,7 +112,7 @@ class Objective:
         return [value for value in self.parameters if id(value) in self.slots]
 
     def parts(self) -> Parts:
-        """A sum of gradients to which nothing was added yet."""
+        """An empty sum of gradients."""
         return Parts([slot.shape for slot in self.slots.values()], self.zeros(0))
 
     def zeros(self, count: int) -> Tensor:
@@ -120,7 +120,7 @@ class Objective:
         return self.parameters[0].new_zeros(count, dtype=self.dtype, requires_grad=False)
 
     def outputs(self, inputs: Tree) -> Any:
-        """The outputs of the model for a batch: a tuple are its arguments, a dictionary its
+        """The outputs of the model for a batch. A tuple is passed as arguments, a dictionary as
         arguments by name."""
         inputs = given(inputs)
         with self.casting(), undone():
@@ -131,7 +131,7 @@ class Objective:
             return self.model(*inputs)
 
     def losses(self, outputs: Any, targets: Tree) -> Tensor:
-        """The loss of each example; a ValueError if the loss gives anything but (n,)."""
+        """The loss of each example. Raises ValueError if its shape is not (n,)."""
         with self.casting():
             return one_each(self.loss(outputs, given(targets)), count_of(targets))
 
@@ -140,12 +140,12 @@ class Objective:
         return self.losses(self.outputs(inputs), targets).mean(0, keepdim=True)
 
     def first_loss(self, inputs: Tree, targets: Tree) -> Tensor:
-        """The loss (1,) of the first one of two graphs."""
+        """The loss (1,) of the first of two graphs."""
         outputs = self.outputs(inputs)
         return self.losses(tree_map(_first_of_two, outputs), targets)
 
     def has_known_gradient(self, targets: Tree) -> bool:
-        """True if `logit_gradients` are the gradients of the loss."""
+        """True if `logit_gradients` gives the gradients of the loss."""
         known = self.loss is cross_entropy and isinstance(targets, Tensor)
         return known and targets.dim() == 1 and targets.dtype == torch.int64
 
@@ -162,7 +162,7 @@ def _first_of_two(value: Any) -> Any:
 
 
 def one_each(losses: Any, count: int) -> Tensor:
-    """The losses, if they are (count,)."""
+    """The losses, checked to be (count,)."""
     if not isinstance(losses, Tensor) or losses.shape != (count,):
         shape = tuple(losses.shape) if isinstance(losses, Tensor) else type(losses).__name__
         raise ValueError(
@@ -175,8 +175,8 @@ def one_each(losses: Any, count: int) -> Tensor:
 
 
 def as_tree(values: Any) -> Tree:
-    """Examples as tensors in tuples and dictionaries: mappings and dataclasses become dictionaries,
-    lists tuples; or as a batch of graphs, if they are one."""
+    """Examples as tensors in tuples and dictionaries, or as a batch of graphs if they are one.
+    Mappings and dataclasses become dictionaries, lists become tuples."""
     if isinstance(values, Tensor | Graphs):
         return values
     tree: Tree = values
@@ -190,15 +190,15 @@ def as_tree(values: Any) -> Tree:
 
 
 def given(tree: Tree) -> Tree:
-    """Examples as a model or a loss is given them."""
+    """Examples in the form that a model or a loss takes."""
     if isinstance(tree, Tensor):
         return tree
     return mapped(lambda value: value.tree if isinstance(value, Graphs) else value, tree)
 
 
 def mapped(function: Callable[[Any], Any], tree: Tree) -> Tree:
-    """A tree with something else in the place of each tensor and each batch of graphs; both have a
-    row an example."""
+    """A tree with `function` applied to each tensor and each batch of graphs; both have a row an
+    example."""
     kinds = (Tensor, Graphs)
     return tree_map(
         lambda value: function(value) if isinstance(value, kinds) else value, tree, is_leaf=_is_leaf
@@ -215,7 +215,7 @@ def _is_leaf(value: Any) -> bool:
 
 
 def count_of(*trees: Tree) -> int:
-    """The number of examples. ValueError unless all tensors have as many rows."""
+    """The number of examples. Raises ValueError unless all tensors have this many rows."""
     leaves = trees if all(isinstance(tree, Tensor) for tree in trees) else batches_in(trees)
     counts = {value.shape[0] if value.dim() else 0 for value in leaves if isinstance(value, Tensor)}
     counts |= {len(value) for value in leaves if isinstance(value, Graphs)}
@@ -232,8 +232,8 @@ def rows_of(tree: Tree, index: Any) -> Tree:
 
 
 def filled(tree: Tree, rows: int) -> Tree:
-    """A batch with its last row again until there are so many: with fewer rows other kernels run,
-    which round otherwise."""
+    """A batch padded with copies of its last row to `rows` rows. With fewer rows other kernels run,
+    which round differently."""
     if isinstance(tree, Tensor) and tree.shape[0] >= rows:
         return tree
     places = torch.arange(rows)
@@ -246,9 +246,9 @@ def objective_of(model: nn.Module, loss: Loss, *, order: int = 2) -> Objective:
     """The objective of a model and a loss.
 
     Raises:
-      ValueError: there are no parameters, or they have other types than float32, float64 and
-        bfloat16 or are on several devices, or a lazy layer has none yet; or torch.autocast is on
-        for another type than bfloat16.
+      ValueError: there are no parameters, their types are not float32, float64 or bfloat16, they
+        are on several devices, or a lazy layer has none yet; or torch.autocast is on for a type
+        other than bfloat16.
     """
     modules = modules_of(model)
     parameters = parameters_of(*modules)
@@ -284,8 +284,8 @@ def objective_of(model: nn.Module, loss: Loss, *, order: int = 2) -> Objective:
 
 
 def modules_of(model: nn.Module) -> tuple[nn.Module, ...]:
-    """A model and all modules in it, each once, in the order of `model.modules()`, in half of its
-    time."""
+    """A model and all modules in it, each once, in the order of `model.modules()` but twice as
+    fast."""
     found = dict[nn.Module, None]()
     waiting = [model]
     while waiting:
@@ -297,7 +297,7 @@ def modules_of(model: nn.Module) -> tuple[nn.Module, ...]:
 
 
 def parameters_of(*modules: nn.Module) -> tuple[nn.Parameter, ...]:
-    """The parameters that modules hold themselves, each once, in order."""
+    """The parameters that modules hold directly, each once, in order."""
     owned = (
         value for module in modules for value in module._parameters.values() if value is not None
     )

@@ -1,9 +1,9 @@
-"""Passes that give the terms of per-example gradients.
+"""Passes that compute the terms of per-example gradients.
 
-A forward may ask for one answer of all examples, such as `mask.all()`. Examples that answer
-differently are run apart (`branches.py`). But if made-up examples that answer differently have the
-same gradients with one answer for all, that answer is given for every batch: the question chooses
-among ways to compute the same (`trial.py`).
+A forward may ask a question with one answer for all examples, such as `mask.all()`. Examples that
+answer differently are run apart (`branches.py`). But if made-up examples that answer differently
+have the same gradients with one answer for all, that answer is given for every batch: the question
+only selects a way to compute the same result (`trial.py`).
 """
 
 from __future__ import annotations
@@ -42,14 +42,14 @@ from discreet.per_example.objective import (
 from discreet.per_example.refusals import CONFUSED, Unserved, place_of
 from discreet.per_example.terms import Lookup, Outer, Pair, Rows, Slot, Term, Tied
 
-FEWEST = 4  # rows that a pass has at least: smaller batches are filled up
+FEWEST = 4  # least number of rows in a pass: smaller batches are padded
 NOTHING_SETTLED: Mapping[Question, bool] = MappingProxyType({})
 
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """Gradients of some examples: their places in the batch, None for all, and terms of `rows`
-    rows, which begin with theirs."""
+    """Gradients of some examples: their indices in the batch, None for all, and terms of `rows`
+    rows; the first rows are those of the examples."""
 
     places: Tensor | None
     rows: int
@@ -59,7 +59,7 @@ class Part:
 def passes(
     objective: Objective, inputs: Tree, targets: Tree, questions: Questions
 ) -> Iterator[Part]:
-    """One pass over all examples; or one for each group of examples for which a forward takes the
+    """One pass over all examples, or one for each group of examples for which the forward takes the
     same branches.
 
     Raises:
@@ -106,7 +106,7 @@ def one_pass(
 
     Raises:
       Unserved: vmap can't follow the forward or the loss.
-      Split: a branch of the forward asks for examples that answer alike.
+      Split: examples answer a question of the forward differently.
     """
     alone = Alone(
         objective.slots, count_of(inputs), objective.modules, rules=RULES, settled=settled
@@ -133,8 +133,8 @@ def one_pass(
 def _forward(
     objective: Objective, alone: Alone, inputs: Tree, targets: Tree
 ) -> tuple[Any, Tensor | None]:
-    """The outputs (n, ...) of a pass, and the losses (n,) unless the loss is one of this package,
-    which reads nothing but its own row."""
+    """The outputs (n, ...) of a pass, and the losses (n,), or None if the loss is one of this
+    package, which reads only its own row."""
     keeps = False
 
     def single(example: Tree, target: Tree) -> Tensor:
@@ -170,8 +170,8 @@ def side_by_side(alone: Alone, single: Any, *trees: Tree) -> Any:
     """The results of a function for each row of the trees, (n, ...), alone, under vmap.
 
     Raises:
-      Unserved: vmap can't follow it, and why.
-      Split: examples answer a question of it differently.
+      Unserved: vmap can't follow it; the message has the reason.
+      Split: examples answer one of its questions differently.
     """
     if any(not isinstance(part, Tensor) for part in batches_in(trees)):
         raise Unserved("graphs have different sizes")
@@ -181,7 +181,7 @@ def side_by_side(alone: Alone, single: Any, *trees: Tree) -> Any:
             return single(*examples)
 
     with torch.enable_grad(), warnings.catch_warnings():
-        # Of PyTorch on itself: an operation without a batching rule is slower.
+        # PyTorch warns that an operation without a batching rule is slower.
         warnings.filterwarnings("ignore", "There is a performance drop", UserWarning)
         try:
             return vmap(entered, randomness="different")(*trees)
@@ -235,8 +235,8 @@ def _output_gradients(
 
 
 def combined(terms: list[Term], order: int) -> list[Term]:
-    """Terms of which no two are of one parameter: a parameter that is used several times has one
-    gradient. The list is emptied: what several terms hold is let go of when they are one."""
+    """Terms merged to one for each parameter: a parameter that is used several times has one
+    gradient. The list is emptied, so that memory of merged terms is freed."""
     uses = Counter(slot.index for term in terms for slot in slots_of(term))
     found: list[Term] = []
     shared = defaultdict[int, list[Any]](list)
@@ -254,7 +254,7 @@ def combined(terms: list[Term], order: int) -> list[Term]:
 
 
 def slots_of(term: Any) -> list[Slot]:
-    """The parameters that a term is of."""
+    """The slots of a term's parameters."""
     if isinstance(term, Pair):
         slots = [term.weight, term.bias]
     else:
@@ -263,7 +263,7 @@ def slots_of(term: Any) -> list[Slot]:
 
 
 def _apart(term: Any) -> list[Any]:
-    """A term as terms of one parameter each."""
+    """A term, split into terms of one parameter each."""
     if not isinstance(term, Pair):
         return [term]
     if term.bias is None:
@@ -280,8 +280,7 @@ def _apart(term: Any) -> list[Any]:
 
 
 def _joined(parts: list[Any]) -> Any:
-    """The sum of several terms of one kind and one parameter: their positions are one behind the
-    other."""
+    """The sum of several terms of one kind and one parameter: their positions are concatenated."""
     places = ("ids" if type(parts[0]) is Lookup else "inputs", "grads")
     return replace(
         parts[0], **{name: torch.cat([getattr(part, name) for part in parts], 1) for name in places}

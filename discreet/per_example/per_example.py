@@ -2,11 +2,12 @@
 
 Each example goes through the model and its loss alone, as a batch of one, under `torch.func.vmap`
 (`alone.py`): so nothing can mix examples. Functions that read parameters run for all examples at
-once below it, and note what gives the norms of all per-example gradients from their inputs and
-output gradients, without building them (`terms.py` has the formulas and their sources). One
-backward pass then gives the norms, and one matrix product a parameter the clipped sum. What vmap
-can't follow goes one example after the other (`any_model.py`), and the log "discreet" says so once,
-with the line that is the reason. A forward that means a batch is refused (`agreement.py`).
+once below it, and note terms from which the norms of all per-example gradients follow by inputs and
+output gradients, without building the gradients (`terms.py` has the formulas and their sources).
+One backward pass then gives the norms, and one matrix product for each parameter the clipped sum. A
+model that vmap can't follow runs one example after the other (`any_model.py`), and the log
+"discreet" says so once, with the line that is the reason. A forward that mixes examples is refused
+(`agreement.py`).
 """
 
 from __future__ import annotations
@@ -49,10 +50,10 @@ from discreet.per_example.wrong_inputs import explained
 from discreet.privacy.clipping import check_clip, clip_factors
 
 _UNSCALE = torch.tensor(1 / LOSS_SCALE)
-# Floats of gradients that are built at once, if they have to be: 256 MB of float32.
+# Floats of gradients that are built at once, if they must be built: 256 MB of float32.
 _BUILT_FLOATS = 2**26
-_FEW = 4  # examples: with fewer, one of them might decide whether a step is an error
-# By model: its state when it was last tried, what was found, and the losses that it was tried with.
+_FEW = 4  # with fewer examples, one of them might decide if a step is an error
+# By model: its state at its last trial, the findings, and the losses with which it was tried.
 _trials: WeakKeyDictionary[nn.Module, tuple[object, str, Questions, list[ref[Loss]]]] = (
     WeakKeyDictionary()
 )
@@ -68,39 +69,39 @@ def clipped_gradient_sum(
 ) -> tuple[Tensor, Tensor]:
     """The sum of per-example gradients, each clipped to an L2 norm, and the norms before clipping.
 
-    With g_i the gradient of example i's loss, total = sum_i g_i min(1, C / ||g_i||) with C =
-    clip_norm (Abadi et al. 2016, Algorithm 1, without the noise). Sums of parts of a batch add up
-    to that of the batch.
+    Let g_i be the gradient of example i's loss and C = clip_norm. Then total = sum_i g_i min(1, C /
+    ||g_i||) (Abadi et al. 2016, Algorithm 1, without the noise). The sums for parts of a batch add
+    up to the sum for the batch.
 
     Args:
-      model: float32, float64 or bfloat16; called on whole batches, and left as it was (gradients,
-        hooks, modes).
+      model: float32, float64 or bfloat16; called on whole batches. Its gradients, hooks and modes
+        are not changed.
       inputs: (n, ...), of any type that the model takes; a tuple of tensors for its arguments, or a
         mapping or a dataclass for its arguments by name, each tensor with one row an example.
-      targets: (n, ...), as the loss takes them; None: the loss is given the inputs.
-      clip_norm: C, as `check_clip` allows, in the gradient's units.
-      loss: from what the model gives and targets to one value an example, (n,), that depends on
-        that example alone.
+      targets: (n, ...), as the loss takes them; None: the loss gets the inputs.
+      clip_norm: C, in the range of `check_clip`, in the gradient's units.
+      loss: maps the model's outputs and targets to one value an example, (n,), that depends on that
+        example alone.
 
     Returns:
       total, (num_params,), of the trainable parameters in the order of model.parameters(), tied
-      ones once; float32 for bfloat16 parameters, and under torch.autocast, which holds for the
-      model and the loss alone. norms, (n,), no less than the true ones at any scale (beyond 1e-18).
-      A gradient that is not finite, or whose squared norm overflows, counts as zero in the sum, and
+      ones once; float32 for bfloat16 parameters, and under torch.autocast, which applies only to
+      the model and the loss. norms, (n,), no less than the true ones at any scale (beyond 1e-18). A
+      gradient that is not finite, or whose squared norm overflows, counts as zero in the sum, and
       its norm is inf.
 
     Sensitivity: adding or removing one example changes total by at most C in L2 norm, up to the
-    rounding of the float sum and of the other gradients, for which kernels may depend on n
-    (`sequential_sum` leaves none of the latter). n = 0 gives zeros and no norms.
+    rounding of the float sum and of the other gradients, whose kernels may depend on n
+    (`sequential_sum` avoids the latter). n = 0 gives zeros and no norms.
 
     Raises:
       ValueError: a setting out of range; a forward or a layer that mixes examples (BatchNorm in
         training mode); parameters of other types or on several devices; a loss that is not (n,).
 
-    Dropout and other layers that draw for each example by itself are allowed: the bound holds for
-    each fixed choice of all masks. They come from PyTorch's own generator, whose seed must be
+    Dropout and other layers that draw for each example separately are allowed: the bound holds for
+    each fixed choice of all masks. The masks come from PyTorch's own generator, whose seed must be
     secret if the sum is released, since places in a batch shift if an example is missing.
-    Discreet's clients and DPSGD see to that.
+    Discreet's clients and DPSGD ensure that.
 
     >>> x, y = torch.tensor([[3.0, 4.0], [0.0, 0.0]]), torch.tensor([0, 1])
     >>> total, norms = clipped_gradient_sum(nn.Linear(2, 2), x, targets=y, clip_norm=0.25)
@@ -119,11 +120,11 @@ def clipped_sum_by_owner(
     clip_norm: float,
     loss: Loss = cross_entropy,
 ) -> tuple[Tensor, Tensor]:
-    """As `clipped_gradient_sum`, for owners: the gradient of the mean loss over an owner's rows is
-    clipped as one.
+    """As `clipped_gradient_sum`, but for owners: the gradient of the mean loss over an owner's rows
+    is clipped.
 
     Args:
-      batch: inputs and targets as there, with a row for each of n; no graphs.
+      batch: inputs and targets as in `clipped_gradient_sum`, with n rows; no graphs.
       owners: (n,), whole numbers: the owner of each row.
 
     Returns:
@@ -163,8 +164,8 @@ def _of_owners(
     of: tuple[Tensor, Tensor],
     found: tuple[str, Questions],
 ) -> Iterator[Part]:
-    """Passes for owners with as many rows as each other. `of`: the owner of each row, and the rows
-    of each owner."""
+    """Passes for groups of owners with equal numbers of rows. `of`: the owner of each row, and the
+    number of rows of each owner."""
     units, sizes = of
     order = units.argsort(stable=True)
     starts = sizes.cumsum(0) - sizes
@@ -212,12 +213,12 @@ def sequential_sum(
     clip_norm: float,
     loss: Loss = cross_entropy,
 ) -> Tensor:
-    """The total of `clipped_gradient_sum` by a pass for each example: 5 (CNN) to 60 times (LR) as
-    slow.
+    """The total of `clipped_gradient_sum` by one pass an example: 5 (CNN) to 60 times (logistic
+    regression) slower.
 
     The rounding of a kernel may depend on the number of rows and on a row's place in memory. Here
-    each example is alone, in memory of its own: one more or less leaves the gradients of the others
-    as they are, to the last bit."""
+    each example is alone, in its own memory: adding or removing an example does not change a single
+    bit of the others' gradients."""
     check_clip(clip_norm, "clip_norm")
     objective = objective_of(model, loss)
     inputs = as_tree(inputs)
@@ -229,16 +230,16 @@ def sequential_sum(
         objective, rows_of(inputs, slice(0, 0)), rows_of(targets, slice(0, 0)), clip_norm
     )
     for place in range(count_of(inputs)):
-        one = [place]  # a list copies
+        one = [place]  # indexing by a list copies
         total += _clipped_sum(objective, rows_of(inputs, one), rows_of(targets, one), clip_norm)[0]
     return total
 
 
 def check_finite(count: int, finite: int) -> None:
-    """Raises ValueError if a step of several examples, `count`, has no `finite` gradient: it would
-    be noise alone.
+    """Raises ValueError if no gradient of a step of `count` examples is finite: the step would be
+    noise alone.
 
-    One example never decides it: at least three others have no finite gradient either.
+    A single example never decides this: at least three others have no finite gradient either.
     """
     if count >= _FEW and not finite:
         raise ValueError(
@@ -268,9 +269,8 @@ def _clipped_sum(
                 return _summed(
                     objective, passes(objective, inputs, targets, questions), clip, count
                 )
-            except (
-                Unserved
-            ) as found:  # of this batch; what its examples do to each other is not known
+            # Only this batch failed. How its examples affect each other is not known.
+            except Unserved as found:
                 reason = str(found)
         with unmoved(objective.model):
             return _summed(objective, _built(objective, inputs, targets, reason), clip, count)
@@ -278,8 +278,8 @@ def _clipped_sum(
 
 @contextmanager
 def _explained(objective: Objective, inputs: Tree, targets: Tree) -> Iterator[None]:
-    """Around a pass. A model whose pass fails is tried anew at the next one: what its trial has
-    found may come of inputs of a wrong type."""
+    """The context of a pass. After a failed pass the model is tried again at the next one, as the
+    findings of its trial may come from inputs of a wrong type."""
     ended = False
     try:
         with (
@@ -295,8 +295,8 @@ def _explained(objective: Objective, inputs: Tree, targets: Tree) -> Iterator[No
 
 
 def _tried(objective: Objective, inputs: Tree, targets: Tree) -> tuple[str, Questions]:
-    """Tries a model and a loss that are new here, on made-up examples. The reason why examples do
-    not go side by side, or "", and its questions."""
+    """Tries a model and a loss that are new here on made-up examples. Returns the reason why
+    examples can't run side by side, or "", and the model's questions."""
     model = objective.model
     loss = objective.loss
     state = [
@@ -317,14 +317,14 @@ def _tried(objective: Objective, inputs: Tree, targets: Tree) -> tuple[str, Ques
         _trials[model] = known = (key, *tried(model, inputs), losses)
     if tries_loss:
         check_loss(objective, outputs, inputs, targets)
-        with suppress(TypeError):  # a loss that can't be referred to is tried at each step
+        with suppress(TypeError):  # a loss without weak references is tried at each step
             losses.append(ref(loss))
     assert known is not None
     return known[1:3]
 
 
 def _built(objective: Objective, inputs: Tree, targets: Tree, reason: str) -> Iterator[Part]:
-    """Gradients of one example after the other, for some at a time."""
+    """Gradients by a loop over examples, for some examples at a time."""
     count = count_of(inputs)
     device = objective.parameters[0].device
     held = floats_at_once(_BUILT_FLOATS, device)
@@ -349,9 +349,10 @@ def _summed(
             held = len(part.places)
         weights = clip_factors(found, clip * LOSS_SCALE)
         if held < part.rows:
-            weights[held:] = 0  # what fills up counts nothing
-        total = total or objective.parts()  # after the backward pass, whose memory the sum can have
-        # last layer first: each lets go of its activations before the next, larger ones are scaled
+            weights[held:] = 0  # padding does not count
+        total = total or objective.parts()  # can reuse the memory of the backward pass
+        # The last layer comes first: each frees its activations before the next, larger ones are
+        # scaled.
         while terms:
             terms.pop().add_to(total, weights, 1 / LOSS_SCALE)
         found = found[:held] * _UNSCALE
@@ -368,16 +369,15 @@ def _summed(
 
 def _finite(objective: Objective, part: Part) -> tuple[list[Term], Tensor]:
     """Terms of the examples, zero for those whose gradient is not finite, and the norms (rows,),
-    inf for the same.
+    inf for those.
 
-    Zeros take the place of such an example in the terms, since in the products 0 * inf would poison
-    the sum. There is no second pass without it: dropout would draw other masks for the others, and
-    what they add would depend on it."""
+    Such an example is replaced by zeros in the terms, since 0 * inf in the products would spoil the
+    sum. It is not left out by a second pass: dropout would draw other masks for the others, so that
+    their contributions would depend on it."""
     terms = part.terms
     if not terms:
         return terms, objective.zeros(part.rows)
-    # A product of two masses may be below the smallest float: such a norm is nothing to the least
-    # clip norm.
+    # A product of two masses may underflow: such a norm is negligible beside the least clip norm.
     total = reduce(add, (term.mass(objective.order) for term in terms))
     if objective.order == 1:
         norms = total

@@ -1,4 +1,4 @@
-"""The pass of small perceptrons by hand, without autograd."""
+"""The hand-written pass of small perceptrons, without autograd."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from discreet.per_example.objective import Objective, Tree, filled, logit_gradie
 from discreet.per_example.passes import FEWEST, Part, combined
 from discreet.per_example.terms import Pair, Term
 
-# from the layer, its outputs and the gradients there
+# Maps a layer, its outputs and their gradients to the gradients of its inputs.
 Back = Callable[[nn.Module, Tensor, Tensor], Tensor]
 
-# Autograd's own: a product with a mask takes eight times as long.
+# Autograd's own kernel: a product with a mask takes eight times as long.
 _relu_backward = torch.ops.aten.threshold_backward.default
 
 _BACKWARD: dict[type[nn.Module], Back] = {
@@ -25,11 +25,11 @@ _BACKWARD: dict[type[nn.Module], Back] = {
 
 
 def by_hand(objective: Objective, inputs: Tree, targets: Tree) -> Part | None:
-    """The pass of Linear, ReLU and Tanh on rows (n, d), behind an nn.Flatten() if there is one, for
-    the cross-entropy; None for another model or loss. Gradients must be switched off.
+    """The pass of Linear, ReLU and Tanh layers on rows (n, d), optionally after an nn.Flatten(),
+    for the cross-entropy; None for another model or loss. Gradients must be switched off.
 
-    On such small models autograd costs as much as the products do: without it a clipped sum takes a
-    third less time."""
+    On such small models autograd takes as long as the matrix products; without it a clipped sum
+    takes a third less time."""
     if objective.rounds or not objective.has_known_gradient(targets):
         return None
     layers = _in_series(objective.model)
@@ -60,8 +60,8 @@ def _in_series(model: nn.Module) -> list[nn.Module]:
 def _back(
     objective: Objective, layers: list[nn.Module], values: list[Tensor], targets: Tensor
 ) -> list[Term]:
-    """Terms of all linear layers, first layer first. values: the inputs of each layer, and what the
-    last one gives."""
+    """Terms of all linear layers, first layer first. values: the inputs of each layer, and the
+    outputs of the last."""
     grads = logit_gradients(values[-1], targets)
     terms = list[Term]()
     first = next(
@@ -79,8 +79,8 @@ def _back(
 
 
 def unchanged(layer: nn.Module) -> bool:
-    """True if a layer does what its class says: there are no hooks, of its own or global, and no
-    forward of its own."""
+    """True if a layer behaves as its class: it has no hooks, global or its own, and no forward of
+    its own."""
     hooks = (
         layer._forward_hooks
         or layer._forward_pre_hooks

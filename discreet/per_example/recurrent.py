@@ -1,9 +1,9 @@
 """Recurrent layers: the functions behind torch.nn.LSTM, GRU, RNN and their cells, and layers for
 sequences.
 
-PyTorch's kernels keep the gates to themselves, so a layer is unrolled in plain operations here.
-Each gate before its activation is a matrix product with the inputs plus one with the hidden state
-before it, so the gradients at the gates and these two factors give the gradients of all parameters
+PyTorch's kernels hide the gates, so a layer is unrolled in plain operations here. Each gate before
+its activation is a matrix product with the inputs plus one with the previous hidden state. So the
+gradients at the gates and these two factors give the gradients of all parameters
 (`terms.product_terms`).
 """
 
@@ -24,15 +24,14 @@ from discreet.per_example.alone import Alone, Rule
 from discreet.per_example.lanes import is_lane, parted
 from discreet.per_example.terms import Term, product_terms
 
-State = tuple[Tensor, ...]  # hidden, and for an LSTM the cell
+State = tuple[Tensor, ...]  # hidden state, and for an LSTM the cell state
 
 
 class LSTMLayer(nn.Module):
     """One LSTM layer, (n, steps, width) to (n, steps, hidden), starting from zeros.
 
-    Equal to torch.nn.LSTM with batch_first and one layer, except that there is one bias and not the
-    sum of
-    two. Gates are in its order: input, forget, cell, output. steps is at least 1.
+    Equal to torch.nn.LSTM with batch_first and one layer, except that it has one bias instead of
+    the sum of two. Gates are in its order: input, forget, cell, output. steps is at least 1.
     """
 
     def __init__(self, width: int, hidden: int) -> None:
@@ -47,7 +46,7 @@ class LSTMLayer(nn.Module):
 
 
 def lstm_layer(inputs: Tensor, input_weight: Tensor, hidden_weight: Tensor, bias: Tensor) -> Tensor:
-    """The hidden states of `LSTMLayer`, in plain operations; a rule takes it as one."""
+    """The hidden states of `LSTMLayer`, in plain operations. A rule treats it as one function."""
     given = (inputs, input_weight, hidden_weight, bias)
     if has_torch_function(given):
         found: Tensor = handle_torch_function(lstm_layer, given, *given)
@@ -89,8 +88,8 @@ def _gru(gates: Tensor, product: Tensor, state: State) -> State:
     return (candidate + (update + by_update).sigmoid() * (state[0] - candidate),)
 
 
-# By kind: the next state from the gates' part of the inputs, that of the hidden state, and the
-# state before.
+# By kind: the next state from the inputs' part of the gates, the hidden state's part, and the
+# previous state.
 _STEPS: dict[str, Callable[[Tensor, Tensor, State], State]] = {
     "lstm": _lstm,
     "gru": _gru,
@@ -102,7 +101,7 @@ _STEPS: dict[str, Callable[[Tensor, Tensor, State], State]] = {
 @dataclass(frozen=True, slots=True)
 class _Weights:
     """One direction of one layer of a kind: weights of the inputs and of the hidden state, and
-    their biases; `projection`: of an LSTM whose hidden state is smaller than its cell."""
+    their biases; `projection`: for an LSTM whose hidden state is smaller than its cell state."""
 
     kind: str
     backwards: bool
@@ -120,8 +119,8 @@ def _weights_of(kind: str, backwards: bool, *values: Tensor, projects: bool) -> 
 
 
 class _Projection:
-    """Hidden states of an LSTM made smaller, step by step. `added`: zeros (n, T, size), whose
-    gradients are those of the smaller states."""
+    """The projection of an LSTM's hidden states, step by step. `added`: zeros (n, T, size), whose
+    gradients are those of the projected states."""
 
     def __init__(self, weight: Tensor, gates: Tensor) -> None:
         self.weight = weight
@@ -185,7 +184,7 @@ def _run(alone: Alone, weights: _Weights, inputs: Tensor, state: State) -> tuple
     if any(hidden) and not flat.requires_grad:  # the weights of the inputs are frozen
         flat.requires_grad_()
     gates = parted(flat, len(inputs))
-    # Gradients at zeros that are added are those of the products with the hidden state.
+    # The gradients at added zeros are those of the products with the hidden state.
     if weights.kind == "gru":
         added = torch.zeros_like(gates, requires_grad=True)
     else:
@@ -222,8 +221,8 @@ def _run(alone: Alone, weights: _Weights, inputs: Tensor, state: State) -> tuple
 
 @dataclass(frozen=True, slots=True)
 class _Stack:
-    """The layers of one call. `ways`: 2 if they go both ways. `each`: the number of parameters of
-    a direction of a layer. `dropout`: between layers, 0 in evaluation."""
+    """The layers of one call. `ways`: 2 if bidirectional. `each`: the number of parameters of a
+    direction of a layer. `dropout`: the rate between layers, 0 in evaluation."""
 
     kind: str
     parameters: Sequence[Tensor]

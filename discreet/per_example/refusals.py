@@ -1,4 +1,4 @@
-"""Why a model is refused, or takes the slower way."""
+"""Errors for a model that is refused, or that takes the slower way."""
 
 from __future__ import annotations
 
@@ -8,17 +8,17 @@ from pathlib import Path
 
 import torch
 
-# What a forward may raise that can't do what is asked of it.
+# Errors that a forward may raise on inputs that it can't handle.
 CONFUSED = (TypeError, ValueError, RuntimeError, AttributeError, LookupError, AssertionError)
 _HOMES = (str(Path(torch.__file__).parent), str(Path(__file__).parent))
 
 
 class Unserved(Exception):
-    """The examples can't go through the model side by side: one goes after the other."""
+    """The examples can't run side by side, so they run one after the other."""
 
 
 class MixesExamples(ValueError):
-    """A forward that mixes examples. `reason`: the call that does."""
+    """The forward mixes examples. `reason`: the call that does."""
 
     def __init__(self, reason: str) -> None:
         why = "Clipping bounds what one example changes only if each goes through the model alone"
@@ -27,7 +27,7 @@ class MixesExamples(ValueError):
 
 
 def place() -> str:
-    """The nearest line that is neither PyTorch's nor of this folder, in words."""
+    """The nearest line of code outside PyTorch and this folder, in words."""
     frame = sys._getframe(1)
     while frame is not None and frame.f_code.co_filename.startswith(_HOMES):
         frame = frame.f_back  # type: ignore[assignment]
@@ -37,7 +37,7 @@ def place() -> str:
 
 
 def place_of(error: BaseException) -> str:
-    """The same for the line that an error comes from."""
+    """As `place`, for the line that raised an error."""
     frames = traceback.extract_tb(error.__traceback__)
     outside = [frame for frame in frames if not frame.filename.startswith(_HOMES)]
     lines = [frame for frame in outside if not frame.filename.startswith("<")]

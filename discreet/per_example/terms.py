@@ -1,10 +1,10 @@
-"""The part of one use of a parameter in the gradients of a batch, kept without building those
-gradients.
+"""Terms: the contribution of one use of a parameter to the gradients of a batch, without building
+those gradients.
 
 A term stands for n per-example gradients of one parameter (or of a weight and its bias). It gives
 the mass that they add to each example's norm, and it adds their weighted sum to the parameter's
 part of a flat vector. For a matrix product the gradient of example i is B_i^T A_i, with A the
-layer's inputs and B the gradients at its outputs, so its norm needs no gradient:
+layer's inputs and B the gradients at its outputs, so its norm needs no built gradient:
 ||b a^T|| = ||b|| ||a|| for one position (Goodfellow 2015, arXiv 1510.01799), and
 ||B^T A||^2 = sum_st (A A^T)_st (B B^T)_st for several (Li et al. 2022, arXiv 2110.05679,
 section 4). The sums then use A and B again (book-keeping: Bu et al. 2022, arXiv 2210.00038).
@@ -21,40 +21,38 @@ from typing import Any, ClassVar, Protocol
 import torch
 from torch import Tensor
 
-# The fast norm loses precision on long rows (4e-4 of the norm of a million equal entries): those
-# take a slower routine with pairwise rounding.
+# The fast norm loses precision on long rows (4e-4 of the norm of a million equal entries). Those
+# use a slower routine with pairwise summation.
 _LONGEST_FAST_ROW = 1024
-# A float of a gradient that is built costs as much as so many flops; the second number if a batch's
-# are many (memory).
+# The cost of a float of a built gradient, in flops; the second number if a batch has many (memory).
 _FLOPS_PER_STORED_FLOAT = 8
 _FLOPS_PER_FAR_FLOAT = 160
 _NEAR_FLOATS = 2**19
-# A GPU has memory for so many, 1 GB, and is slow if it is given little at a time.
+# A GPU has memory for this many, 1 GB, and is slow on small pieces.
 _GPU_FLOATS = 2**28
-# Entries of the table in which places of one id are found: 2 MB.
+# Entries of the table that maps an id to a place: 2 MB.
 _TABLE_ENTRIES = 2**18
-# Gram matrices lose small norms by cancellation: this part of the largest norm possible is added,
-# so that no gradient is taken for shorter than it is.
+# Gram matrices lose small norms by cancellation. This share of the largest possible norm is added,
+# so that no norm is underestimated.
 _GRAM_MARGIN = 1e-6
-# A factor of a gradient that is longer counts as infinite, in L2 because its square overflows
-# float32. A shorter one can't make much of what rounding does to the smallest floats of the other
-# factor.
+# A longer factor of a gradient counts as infinite; in L2 its square overflows float32. A shorter
+# factor can't amplify rounding errors in the other's smallest floats to a norm that matters.
 _LONGEST_FACTOR = 2.0**64
 
 
 def floats_at_once(on_processor: int, device: torch.device) -> int:
-    """The floats of an intermediate result that are held at once: what fits a processor's cache, or
-    a GPU's memory."""
+    """The number of floats of an intermediate result that are held at once: as many as fit a
+    processor's cache, or a GPU's memory."""
     if device.type == "cpu":
         return on_processor
     return max(on_processor, _GPU_FLOATS)
 
 
 def _norms(values: Tensor, order: int) -> Tensor:
-    """L1 or L2 norms over all dimensions but the first, one at least: (n, ...) -> (n,)."""
+    """L1 or L2 norms over all dimensions but the first: (n, ...) -> (n,)."""
     while values.dim() > 1:
         if values.dim() > 2 and values.shape[-1] * values.shape[-2] <= _LONGEST_FAST_ROW:
-            values = values.flatten(-2)  # many short rows take many times as long
+            values = values.flatten(-2)  # many short rows are many times slower
         elif order == 1:
             values = values.abs().sum(-1)
         elif values.shape[-1] > _LONGEST_FAST_ROW:
@@ -68,8 +66,8 @@ def mass(values: Tensor, order: int) -> Tensor:
     """The L1 norm or the squared L2 norm, which add up over the parameters of an example: (n, ...)
     -> (n,).
 
-    At least the true one, up to rounding, at any scale: the loss of squares of the smallest floats
-    is added, since another factor may multiply it.
+    The result is at least the true one, up to rounding, at any scale: the underflow of the squares
+    of the smallest floats is added, since another factor may multiply it.
     """
     norms = _norms(values, order)
     if order == 1:
@@ -80,17 +78,16 @@ def mass(values: Tensor, order: int) -> Tensor:
 
 @lru_cache(maxsize=256)
 def _lost_squares(count: int, dtype: torch.dtype, device: torch.device) -> Tensor:
-    """The most that a sum of so many squares loses if each of them is below the smallest normal
-    float."""
+    """The largest loss of a sum of `count` squares, if each is below the smallest normal float."""
     return torch.tensor(count * torch.finfo(dtype).tiny, dtype=dtype, device=device)
 
 
 class Parts:
-    """A flat vector in pieces of the parameters' shapes, in memory that was never written, of the
-    type of `like`.
+    """A flat vector in pieces of the parameters' shapes, of the type of `like`, in uninitialised
+    memory.
 
-    A piece is zeroed when it is first asked for, unless its first sum is written over it: zeroing
-    all of them first would cost a small model as much as one of its products.
+    A piece is zeroed at its first use, unless its first sum overwrites it: zeroing all of them at
+    once would take as long as one of a small model's products.
     """
 
     def __init__(self, shapes: Sequence[torch.Size], like: Tensor) -> None:
@@ -124,28 +121,28 @@ class Parts:
 
 @dataclass(frozen=True, slots=True)
 class Slot:
-    """The index of a parameter among those that are trained, and its shape.
+    """The index of a parameter among the trainable ones, and its shape.
 
-    `kernel_last`: values come as (out, *kernel, in), the way convolutions see patches, not as (out,
-    in, *kernel)."""
+    `kernel_last`: values come as (out, *kernel, in), the layout of patches, not as (out, in,
+    *kernel)."""
 
     index: int
     shape: torch.Size
     kernel_last: bool = False
 
     def plain(self, rows: Tensor) -> Tensor:
-        """Gradients in this slot's layout, (n, ...), in the parameter's own, (n, *shape)."""
+        """Gradients (n, ...) converted from this slot's layout to the parameter's, (n, *shape)."""
         if not self.kernel_last:
             return rows.reshape(-1, *self.shape)
         out, width, *kernel = self.shape
         return rows.reshape(-1, out, *kernel, width).movedim(-1, 2)
 
     def add(self, parts: Parts, values: Tensor, factor: float) -> None:
-        """Add factor * values, in this slot's layout, to the parameter's part."""
+        """Adds factor * values, in this slot's layout, to the parameter's part."""
         parts[self.index].add_(self.plain(values.unsqueeze(0))[0], alpha=factor)
 
     def add_product(self, parts: Parts, grads: Tensor, inputs: Tensor, factor: float) -> None:
-        """Add factor * grads @ inputs, from (p, m) and (m, d), without a copy if the layout
+        """Adds factor * grads @ inputs, from (p, m) and (m, d), without a copy if the layout
         allows."""
         if self.kernel_last:
             self.add(parts, grads @ inputs, factor)
@@ -156,24 +153,23 @@ class Slot:
 class Term(Protocol):
     """n per-example gradients of one parameter, ready for norms and sums.
 
-    A dataclass, in whose tensors of floats the first dimension is that of the examples: see
+    It is a dataclass. The first dimension of its float tensors is that of the examples; see
     `without`.
     """
 
     __dataclass_fields__: ClassVar[dict[str, Any]]
 
     def mass(self, order: int) -> Tensor:
-        """(n,): what the parameter adds to each example's L1 norm (order 1) or squared L2 norm
-        (order 2)."""
+        """The parameter's part of each example's L1 norm (order 1) or squared L2 norm (order 2),
+        (n,)."""
 
     def add_to(self, parts: Parts, weights: Tensor, factor: float) -> None:
-        """Add factor * sum_i weights_i g_i to the parameter's part; weights (n,), parts as the
-        parameters."""
+        """Adds factor * sum_i weights_i g_i to the parameter's part; weights (n,)."""
 
 
 def without(term: Any, lost: Tensor) -> Any:
-    """The same term with zeros for the examples that `lost`, (n,) of booleans, names: their
-    gradients are then zero."""
+    """The same term with zeros for the examples where `lost`, (n,) bool, is true: their gradients
+    are then zero."""
 
     def kept(value: Any) -> Any:
         if isinstance(value, Tensor) and value.is_floating_point():
@@ -187,7 +183,7 @@ def without(term: Any, lost: Tensor) -> Any:
 
 @dataclass(frozen=True, slots=True)
 class Rows:
-    """Gradients that were built: values (n, ...)."""
+    """Built gradients: values (n, ...)."""
 
     slot: Slot
     values: Tensor
@@ -235,7 +231,7 @@ class Outer:
     grads: Tensor
 
     def cheapest(self, order: int) -> Term:
-        """The same in the form that is cheapest for norms of this order and the sum."""
+        """This term in the form that is cheapest for norms of this order and the sum."""
         if self.inputs.shape[1] == 1:
             return Pair(self.slot, None, self.inputs[:, 0], self.grads[:, 0])
         count, positions, width = self.inputs.shape
@@ -245,7 +241,7 @@ class Outer:
         return self.built()
 
     def built(self) -> Rows:
-        """The gradients themselves, (n, p, d)."""
+        """The built gradients, (n, p, d)."""
         return Rows(self.slot, torch.bmm(self.grads.transpose(1, 2), self.inputs))
 
     def mass(self, order: int) -> Tensor:
@@ -253,8 +249,7 @@ class Outer:
             return self.built().mass(1)
         factors = (self.inputs, self.grads)
         inputs, grads = grams = [torch.bmm(each, each.transpose(1, 2)) for each in factors]
-        # What a Gram matrix loses below the smallest float, the other one may multiply: it is in
-        # the margin too.
+        # The other Gram matrix may multiply the underflow of one, so the margin covers it too.
         lost = (
             _lost_squares(each.shape[2], each.dtype, each.device) / _GRAM_MARGIN for each in factors
         )
@@ -271,7 +266,7 @@ class Outer:
 
 
 def grams_are_cheaper(count: int, positions: int, width: int, out: int) -> bool:
-    """True if Gram matrices, T^2 (d + p), cost less than stored gradients, d p; both need a
+    """True if Gram matrices, T^2 (d + p), cost less than stored gradients, d p. Both need a
     product, T d p."""
     if count * width * out <= _NEAR_FLOATS:
         stored = _FLOPS_PER_STORED_FLOAT
@@ -284,8 +279,8 @@ def first_places(ids: Tensor, entries: int) -> Tensor:
     """For each place of ids (n, T), below `entries`, one place of the same example with the same
     id: (n * T,).
 
-    Without sorting: each place is written into a table at its id, and what stands there in the end
-    is read. The table has rows for some examples at a time, and what it held before is not read.
+    It does not sort: each place is written into a table at its id, and the entry that remains is
+    read. The table has rows for some examples at a time; older entries are never read.
     """
     count, width = ids.shape
     step = max(1, _TABLE_ENTRIES // max(entries, 1))
@@ -309,7 +304,7 @@ class Lookup:
     grads: Tensor
 
     def built(self) -> Rows:
-        """The gradients themselves, (n, entries, d)."""
+        """The built gradients, (n, entries, d)."""
         table = self.grads.new_zeros(len(self.ids), *self.slot.shape)
         places = self.ids.unsqueeze(2).expand(self.grads.shape)
         return Rows(self.slot, table.scatter_add_(1, places, self.grads))
@@ -332,8 +327,8 @@ class Lookup:
 
 @dataclass(frozen=True, slots=True)
 class Tied:
-    """A table that is looked up and multiplied with: ||A + B||^2 = ||A||^2 + ||B||^2 + 2 <A, B>,
-    none of them built."""
+    """A table that is used for lookups and in a product: ||A + B||^2 = ||A||^2 + ||B||^2 + 2 <A,
+    B>, without building A or B."""
 
     lookup: Lookup
     outer: Outer

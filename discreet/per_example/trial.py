@@ -1,7 +1,7 @@
 """Made-up examples, on which a model is tried before it sees any data.
 
-A clipped sum bounds what an example changes in the gradients. It bounds nothing else: so a forward
-may not write into its model, and what it gives may not follow from what it was given before.
+A clipped sum bounds the influence of an example on the gradients, and on nothing else. So a forward
+must not change its model, and its outputs must not depend on earlier inputs.
 """
 
 from __future__ import annotations
@@ -24,19 +24,20 @@ from discreet.per_example.graphs import Graphs
 from discreet.per_example.objective import Objective, Tree, mapped
 from discreet.per_example.refusals import CONFUSED
 
-AGREEMENT = 1e-3  # values differ by this part of the largest if other kernels have rounded
-COARSE_AGREEMENT = 0.05  # or if they have rounded to bfloat16, layer after layer
-_REPEATED = 1e-5  # and by this part if the same kernels have
+# largest difference by rounding, as a share of the largest value
+AGREEMENT = 1e-3  # between different kernels
+COARSE_AGREEMENT = 0.05  # in bfloat16, over many layers
+_REPEATED = 1e-5  # between runs of the same kernels
 _SEED = 52183
-ROWS = 7  # of made-up examples: a number that is seldom another size of a model, too
-KINDS = range(3)  # of made-up whole numbers
+ROWS = 7  # made-up examples; 7 is seldom another size in a model
+KINDS = range(3)  # kinds of made-up whole numbers
 State = dict[str, tuple[Tensor, int, Tensor]]  # each tensor, how often it was written, and a copy
 
 
 def check_layers(model: nn.Module) -> None:
-    """ValueError for statistics of the batch, or that change with it; for a table of embeddings
-    that a pass changes, or whose gradients count rows over a batch; and if the values of an example
-    decide how many numbers are drawn."""
+    """Raises ValueError for layers with batch statistics or running statistics, for an embedding
+    table that a pass changes or whose gradients count rows over a batch, and if an example's values
+    decide how many random numbers are drawn."""
     for name, layer in model.named_modules():
         kind = type(layer).__name__
         if name:
@@ -68,14 +69,14 @@ def check_layers(model: nn.Module) -> None:
 
 @contextmanager
 def same_chance(device: torch.device) -> Iterator[None]:
-    """The same random numbers each time, and the generators as they were."""
+    """A context with the same random numbers each time; afterwards the generators are restored."""
     with torch.random.fork_rng([] if device.type == "cpu" else [device], device_type=device.type):
         torch.manual_seed(_SEED)
         yield
 
 
 class Undrawn(TorchFunctionMode):
-    """Within it dropout keeps everything, and each number that is drawn is one half."""
+    """A context in which dropout keeps everything, and each drawn number is one half."""
 
     inner: Any = None
 
@@ -93,12 +94,12 @@ class Undrawn(TorchFunctionMode):
                 key: value for key, value in named.items() if key != "dropout_p" or len(args) <= 4
             }
         if name in RECURRENT:
-            # of packed sequences, and of others
+            # Packed sequences have one more argument.
             if isinstance(args[3], list | tuple):
                 at = 6
             else:
                 at = 5
-            # not its `train`: a GPU has no backward pass without it
+            # `train` stays: without it a GPU has no backward pass.
             args = (
                 *args[:at],
                 0.0,
@@ -114,9 +115,8 @@ class Undrawn(TorchFunctionMode):
 
 @contextmanager
 def exact_products() -> Iterator[None]:
-    """Within it a GPU multiplies in float32. TF32, which convolutions take by default, has 10 bits:
-    together with others an example differs from itself alone by more than a forward that mixes
-    examples may show."""
+    """A context in which a GPU multiplies in float32. With TF32, the default of convolutions, which
+    has 10 bits, rounding would hide a forward that mixes examples."""
     backends: tuple[Any, ...] = (torch.backends.cudnn, torch.backends.cuda.matmul)
     before = [backend.allow_tf32 for backend in backends]
     for backend in backends:
@@ -129,9 +129,9 @@ def exact_products() -> Iterator[None]:
 
 
 def made_up(model: nn.Module, inputs: Tree, count: int, seed: int = 0, *, kind: int = 0) -> Tree:
-    """Examples of the inputs' types and shapes, the same each time: between 0 and 1, or numbers of
-    embeddings; of `kind` 1 whole numbers are 1 or 2, as lengths may be, and of kind 2 they are 0 or
-    1, as masks are. A model may have `made_up_rows` of its own."""
+    """Examples of the inputs' types and shapes, the same each time: floats between 0 and 1, and
+    whole numbers that are embedding ids. With `kind` 1 whole numbers are 1 or 2, like lengths; with
+    kind 2 they are 0 or 1, like masks. A model may define its own `made_up_rows`."""
     draws = torch.Generator().manual_seed(40093 + seed)
     tables = [
         part.num_embeddings
@@ -147,7 +147,7 @@ def made_up(model: nn.Module, inputs: Tree, count: int, seed: int = 0, *, kind: 
         if value.is_floating_point():
             return torch.rand(shape, generator=draws, dtype=value.dtype).to(value.device)
         found = torch.randint(least, end, shape, generator=draws)
-        found[-1:] = end - 1  # as a mask that hides nothing is
+        found[-1:] = end - 1  # for a mask, one that hides nothing
         return found.to(value)
 
     found = mapped(made, inputs)
@@ -155,12 +155,12 @@ def made_up(model: nn.Module, inputs: Tree, count: int, seed: int = 0, *, kind: 
 
 
 def try_out(objective: Objective, inputs: Tree) -> Any:
-    """Tries a model, and returns what it gives for `ROWS` made-up examples; None if it can't be
-    tried. Inputs give shapes and types alone.
+    """Tries a model, and returns its outputs for `ROWS` made-up examples; None if it can't be
+    tried. Only the shapes and types of `inputs` are used.
 
     Raises:
-      ValueError: the model changes its own parameters or buffers, or what it gives depends on what
-        it was given before.
+      ValueError: the model changes its own parameters or buffers, or its outputs depend on earlier
+        inputs.
     """
     before = Attributes(objective.kept, copies=True)
     try:
@@ -173,7 +173,7 @@ def try_out(objective: Objective, inputs: Tree) -> Any:
                     outputs, again, moved = two_passes(objective, *examples)
                 break
             except CONFUSED:
-                if kind == KINDS[-1]:  # a loop over examples serves it, if anything does
+                if kind == KINDS[-1]:  # only a loop over examples may work
                     return None
         if moved:
             raise ValueError(writes(moved))
@@ -191,11 +191,11 @@ def try_out(objective: Objective, inputs: Tree) -> Any:
 
 
 def two_passes(objective: Objective, inputs: Tree, others: Tree = None) -> tuple[Any, Any, str]:
-    """The outputs of two passes with the same random numbers, and the parameter or buffer that
-    moved, or "". Between them go `others`, larger ones: something that is kept of them, such as a
-    running maximum, shows in the second pass.
+    """The outputs of two passes with the same random numbers, and the name of a parameter or buffer
+    that changed, or "". Between them a pass runs on `others`, scaled up: state that it leaves,
+    such as a running maximum, shows in the second pass.
 
-    A buffer that the first pass makes, such as a table of angles, may stay.
+    A buffer that the first pass creates, such as a table of angles, may stay.
     """
     model = objective.model
     device = objective.parameters[0].device
@@ -214,10 +214,10 @@ def two_passes(objective: Objective, inputs: Tree, others: Tree = None) -> tuple
 
 @contextmanager
 def unmoved(model: nn.Module) -> Iterator[None]:
-    """Within it nothing may change a parameter or a buffer of the model.
+    """A context in which parameters and buffers of the model must not change.
 
     Raises:
-      ValueError: something did; it is named.
+      ValueError: one changed; the message names it.
     """
     before = parameters_and_buffers(model)
     yield
@@ -234,7 +234,7 @@ def parameters_and_buffers(model: nn.Module) -> State:
 
 
 def moved_since(model: nn.Module, before: State) -> list[str]:
-    """The names of parameters and buffers that were written, replaced, added or taken away."""
+    """The names of parameters and buffers that were written, replaced, added or removed."""
     now = tensors_of(model)
     kept = {
         name
@@ -250,7 +250,7 @@ def is_same(one: Tensor, other: Tensor) -> bool:
 
 
 def floats_in(outputs: Any) -> list[Tensor]:
-    """The tensors of floats in what a model gives."""
+    """The float tensors in a model's outputs."""
     return [
         value
         for value in tree_leaves(outputs)
@@ -259,7 +259,7 @@ def floats_in(outputs: Any) -> list[Tensor]:
 
 
 def differ(one: Tensor, other: Tensor, part: float = AGREEMENT) -> bool:
-    """True if some values differ by more than a part of the largest; NaN tells nothing."""
+    """True if values differ by more than a share `part` of the largest; NaN is ignored."""
     if one.shape != other.shape or not one.numel():
         return one.shape != other.shape
     return bool(((one - other).abs() > part * one.abs().max()).any())

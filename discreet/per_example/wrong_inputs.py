@@ -1,5 +1,5 @@
-"""Inputs and targets that a model or its loss can't take, in words: an error of PyTorch that comes
-from inside a pass names neither."""
+"""Messages for inputs and targets that a model or its loss can't take: an error of PyTorch from
+inside a pass names neither."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _TO = {torch.float32: "float()", torch.float64: "double()", torch.int64: "long()
 
 @contextmanager
 def explained(objective: Objective, inputs: Tree, targets: Tree) -> Iterator[None]:
-    """Within it an error that comes of wrong types or numbers of the inputs or the targets is a
+    """A context in which an error caused by wrong types or values of inputs or targets becomes a
     ValueError that names them, the range, and what to do."""
     try:
         yield

@@ -1,5 +1,5 @@
-"""Clipping: rows (updates, per-example gradients, canaries) scaled to a norm by `clip_factors`, and
-their sums."""
+"""Clipping: scales rows (updates, per-example gradients, canaries) to at most a norm, and adds them
+up."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ CLIP_MARGIN = 2e-6
 
 
 def clip_factors(norms: Tensor, clip_norm: float) -> Tensor:
-    """Factors min(1, limit / norm) for norms (n,), float32 or float64, with limit = clip_norm * (1
-    - CLIP_MARGIN).
+    """Factors min(1, limit / norm) for norms (n,), float32 or float64. The limit is
+    clip_norm * (1 - CLIP_MARGIN).
 
-    Guarantee: a row times its factor has a norm of at most `clip_norm`, even if the norm was off by
-    1e-6 of itself and the product is rounded to float32. Rows up to the limit keep a factor of
-    exactly 1; an infinite norm gives 0, and so does a clip norm of 0; an infinite one clips
-    nothing. Source: Abadi et al. 2016, Algorithm 1.
+    Guarantee: a row times its factor has a norm of at most `clip_norm`, even if the norm has a
+    relative error of 1e-6 and the product is rounded to float32. Rows up to the limit keep a factor
+    of exactly 1. An infinite norm or a clip norm of 0 gives 0; an infinite clip norm clips nothing.
+    Source: Abadi et al. 2016, Algorithm 1.
     """
     limit = min(clip_norm * (1 - CLIP_MARGIN), torch.finfo(norms.dtype).max)
     if limit:
@@ -42,13 +42,13 @@ def row_norms(rows: Tensor, *, order: float = 2) -> Tensor:
 
 
 def clip_by_norm(rows: Tensor, clip_norm: float, *, order: float = 2) -> tuple[Tensor, Tensor]:
-    """Rows (n, d), floating point, scaled to a norm of at most `clip_norm`, and their norms before,
-    float64 (n,).
+    """Rows (n, d), floating point, clipped to a norm of at most `clip_norm`, and their norms before
+    clipping, float64 (n,).
 
     Guarantee: adding or removing one row moves the sum of the result by at most `clip_norm`,
     replacing one by twice that. A row that is not finite becomes zero; its norm is infinity.
-    `order` is 2 for Gaussian noise, 1 for Laplace. The clip norm is as `check_clip` allows, 0 (all
-    zeros), or infinity (clips nothing, drops what is not finite).
+    `order` is 2 for Gaussian noise, 1 for Laplace. The clip norm is one that `check_clip` allows, 0
+    (all zeros), or infinity (clips nothing, drops rows that are not finite).
 
     >>> clipped, norms = clip_by_norm(torch.tensor([[3.0, 4.0], [0.0, 0.1]]), 1.0)
     >>> norms.tolist()[0], round(clipped.norm(dim=1)[0].item(), 4)
@@ -59,8 +59,7 @@ def clip_by_norm(rows: Tensor, clip_norm: float, *, order: float = 2) -> tuple[T
         raise ValueError(
             f"rows must be floating point of shape (n, d), got {rows.dtype} of {tuple(rows.shape)}"
         )
-    # Half precision overflows in its own norm and rounds coarsely: float32 is the least that leaves
-    # here.
+    # Half precision rounds coarsely, and its norm can overflow: the result is at least float32.
     if rows.dtype != torch.float64:
         rows = rows.to(torch.float32)
     norms = row_norms(rows, order=order)
@@ -68,7 +67,7 @@ def clip_by_norm(rows: Tensor, clip_norm: float, *, order: float = 2) -> tuple[T
     if bool((factors == 1).all()):
         return rows.clone(), norms
     clipped = rows.to(torch.float64, copy=True).mul_(factors.unsqueeze(1))
-    clipped[norms.isinf()] = 0.0  # 0 * inf is NaN, so a row that is not finite is replaced
+    clipped[norms.isinf()] = 0.0  # 0 * inf would be NaN
     return clipped.to(rows.dtype), norms
 
 
@@ -77,10 +76,10 @@ class ClippedSum:
     steps.
 
     Guarantee: adding or removing one update moves the sum by at most `clip_norm` in L2, up to
-    float64 rounding (about 1e-16 of the sum). On a grid it does so exactly, in the L-`order` norm
-    and in any order: an update counts only if its sum of |steps|^order is at most floor((clip_norm
-    / step)^order). An update within that is only truncated; another one is scaled by `clip_factors`
-    first.
+    float64 rounding (about 1e-16 of the sum). On a grid the bound is exact, in the L-`order` norm
+    and for any order of the updates: each is added only if its sum of |steps|^order is at most
+    floor((clip_norm / step)^order). An update within that is only truncated; a longer one is scaled
+    by `clip_factors` first.
     """
 
     def __init__(
@@ -120,15 +119,15 @@ class ClippedSum:
         for group in torch.split(rows.detach().cpu(), max(1, CHUNK // max(1, size))):
             kept, factors = self._clipped(group)
             for where in self._columns:
-                # On a grid below 2^53 in each coordinate, so that sums of a group are exact in
+                # On a grid each coordinate of a group's sum is below 2^53, so it is exact in
                 # float64.
                 self.values[where] += (
                     self._tile(kept[:, where], factors).sum(0).to(self.values.dtype)
                 )
 
     def noised(self, mechanism: Gaussian, source: RandomSource) -> Tensor:
-        """The sum with noise for `clip_norm`, (size,), float64; on a grid rounded, so that every
-        value lies on it."""
+        """The sum with noise for `clip_norm`, (size,), float64; on a grid it is rounded to whole
+        steps."""
         if self.grid is None:
             return mechanism.add_noise(self.values, self.clip_norm, source)
         noised = mechanism.add_grid_noise(
@@ -137,8 +136,7 @@ class ClippedSum:
         return self.grid.to_float(noised, torch.float64)
 
     def _clipped(self, group: Tensor) -> tuple[Tensor, Tensor]:
-        """The rows that are finite, and what to scale each by, so that it is within the clip
-        norm."""
+        """The finite rows, and the factor that brings each within the clip norm."""
         within = torch.zeros(len(group), dtype=torch.bool)
         if self.grid is not None:
             # Sums up to `_largest` < 2^53 are exact.
@@ -162,8 +160,8 @@ class ClippedSum:
         return group, factors
 
     def _power_sums(self, rows: Tensor, factors: Tensor | None = None) -> Tensor:
-        """The sum of |values|^order of each row, (k,), float64: of the rows as they are, or with
-        factors as they are added."""
+        """The sum of |values|^order of each row, (k,), float64: of the unscaled rows, or with
+        `factors` of the rows as they are added to the sum."""
         total = torch.zeros(len(rows), dtype=torch.float64)
         for where in self._columns:
             if factors is None:
@@ -174,7 +172,7 @@ class ClippedSum:
         return total
 
     def _tile(self, part: Tensor, factors: Tensor) -> Tensor:
-        """Float64, each row times its factor; on a grid in whole steps, truncated towards zero: the
+        """Each row times its factor, float64; on a grid in whole steps, truncated towards zero. The
         step is a power of two, so that dividing by it is exact."""
         scaled = part.double() * (
             factors if self.grid is None else factors / self.grid.step
@@ -185,16 +183,16 @@ class ClippedSum:
 
 
 def clip_to_grid(update: Tensor, clip_norm: float, *, grid: Grid, order: int = 2) -> Tensor:
-    """One update (size,), clipped and truncated to whole steps of `grid`: what it adds to a
-    `ClippedSum`, int64."""
+    """One update (size,), clipped and truncated to whole steps of `grid`, int64, as a `ClippedSum`
+    adds it."""
     total = ClippedSum(len(update), clip_norm, grid=grid, order=order)
     total.add(update.unsqueeze(0))
     return total.values
 
 
 def check_clip(clip_norm: float, name: str = "clip_norm", *, also: tuple[float, ...] = ()) -> None:
-    """Raises ValueError for a clip norm so small or so large that float32 loses it, but for those
-    of `also`."""
+    """Raises ValueError for a clip norm too small or too large for float32. Those in `also` are
+    allowed."""
     if clip_norm not in also and not LEAST_NUMBER <= clip_norm <= LARGEST_NUMBER:
         raise ValueError(
             f"{name} must be within [{LEAST_NUMBER:g}, {LARGEST_NUMBER:g}], not {clip_norm}"

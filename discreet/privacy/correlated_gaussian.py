@@ -1,14 +1,14 @@
-"""Gaussian noise that is a combination of a round's own noise and of earlier rounds', which is
-drawn again from keys.
+"""Correlated Gaussian noise: a linear combination of a round's own noise and that of earlier
+rounds, which is drawn again from keys.
 
-Each round's noise is the stream of one key, so that none is stored: a vector is drawn in pieces,
-whatever the number of rounds. On the grid the combination of exact Gaussians is rounded once, as
+Each round's noise is the stream of one key, so that no noise is stored: a vector is drawn in
+pieces, for any number of rounds. On the grid the combination of exact Gaussians is rounded once, as
 `discreet.privacy.grid` rounds a single one: the release x + round(y) = round(x + y) is that of the
-real-valued mechanism, rounded. What is drawn is a function of the keys alone.
+real-valued mechanism, rounded. The noise is a function of the keys alone.
 
-Drawing all earlier noise again takes longer in each round. So what the noise of finished blocks of
-rounds adds to each round of the next block may be drawn at once, in one pass, and is held until
-that block is over: a vector for each of its rounds.
+Drawing all earlier noise again takes longer in each round. So the share of finished blocks of
+rounds in the noise of the next block may be drawn in one pass, and is held until that block is
+over: one vector for each of its rounds.
 """
 
 from __future__ import annotations
@@ -25,22 +25,23 @@ from torch import Tensor
 from discreet.privacy.grid import ERROR, LARGEST_SCALE, Grid, first_normal, second_normal
 from discreet.privacy.randomness import CHUNK, RandomSource, signed
 
-KEY_WORDS = 4  # of a round's stream, before its noise: a key for more bits
-# bound on the rounding of one term and of the sum so far, for weights that add up to 1
+# the first words of a round's stream, before its noise: a key for more bits
+KEY_WORDS = 4
+# bound on the rounding error of one term and of the sum so far, for weights that add up to 1
 ADDING = 2.0**-48
-# the weight of a round's noise, and the key that it is drawn from
+# the weight of each round's noise, and the key from which the noise is drawn
 Parts = Sequence[tuple[float, bytes]]
 Rows = tuple[tuple[float, ...], ...]
 
 
 @dataclass(frozen=True)
 class RoundBlock:
-    """The rounds of a block, which share a pass over the noise of the blocks before it.
+    """A block of rounds that share one pass over the noise of the blocks before it.
 
     Attributes:
-      at: which of them this round is, from 0 on.
-      rows: for each round of the block the weights of the blocks before it, as the last of a
-        round's parts have them.
+      at: index of this round in the block, from 0 on.
+      rows: for each round of the block, the weights of the rounds of earlier blocks, which come
+        last in the round's parts.
     """
 
     at: int
@@ -73,19 +74,19 @@ class CorrelatedGaussian:
         parts: Parts,
         block: RoundBlock | None = None,
     ) -> Tensor:
-        """`total`, int64 steps of `grid` (size,), plus the rounded noise of `parts`, this round's
-        own among them; the same with a `block`, in less time."""
+        """`total`, int64 steps of `grid` (size,), plus the rounded noise of `parts`, which include
+        this round's own. A `block` gives the same result in less time."""
         return combined(total.numel(), self.stddev(sensitivity) / grid.step, parts, block).add_(
             total
         )
 
 
 def combined(count: int, scale: float, parts: Parts, block: RoundBlock | None = None) -> Tensor:
-    """round(scale * sum of weight * z), int64 (count,): each z is the exact Gaussians (count,) of
-    its key.
+    """round(scale * sum of weight * z), int64 (count,), where z are the exact Gaussians (count,) of
+    a key.
 
-    The float value of each sum is off by at most scale * sum |weight| * (ERROR + ADDING *
-    len(parts)). If that could reach a rounding boundary the sum is computed again in decimal
+    The error of each sum in floating point is at most scale * sum |weight| * (ERROR + ADDING *
+    len(parts)). If that could reach a rounding boundary, the sum is computed again in decimal
     arithmetic of 140 digits.
 
     Raises:
@@ -124,8 +125,8 @@ def combined(count: int, scale: float, parts: Parts, block: RoundBlock | None = 
 
 @lru_cache(maxsize=1)
 def _of_earlier_blocks(count: int, scale: float, keys: tuple[bytes, ...], rows: Rows) -> Tensor:
-    """The sums of scale * weight * z over the keys, float64, by the weights of each row: (rows,
-    count + 1)."""
+    """For each row of weights the sum of scale * weight * z over the keys, float64 (rows, count +
+    1)."""
     sums = torch.zeros(len(rows), count + 1, dtype=torch.float64)
     weights = torch.tensor(rows, dtype=torch.float64)
     streams = [_opened(key) for key in keys]
@@ -142,8 +143,8 @@ def _opened(key: bytes) -> tuple[RandomSource, bytes]:
 
 
 def _normal(source: RandomSource, count: int, key: bytes) -> Tensor:
-    """The next Gaussians of a stream, float64 (count,), each off by at most ERROR. `key`: for more
-    bits."""
+    """The next Gaussians of a stream, float64 (count,), each with an error of at most ERROR. More
+    bits come from `key`."""
     words = signed(source.words(count))
     values, near_end = first_normal(words)
     for index in near_end.nonzero().flatten().tolist():
@@ -153,7 +154,7 @@ def _normal(source: RandomSource, count: int, key: bytes) -> Tensor:
 
 
 def _exactly(start: int, index: int, count: int, scale: float, parts: Parts) -> int:
-    """The rounded sum at an index of the piece of `count` values that begins at `start`."""
+    """The rounded sum at `index` in the piece of `count` values that begins at `start`."""
     with localcontext(prec=140):
         total = Decimal("0.5")
         for weight, key in parts:

@@ -1,22 +1,22 @@
-"""Exact draws of the discrete Gaussian N_Z(0, sigma^2), which has P(x) proportional to exp(-x^2 /
-(2 sigma^2)).
+"""Exact draws of the discrete Gaussian N_Z(0, sigma^2), with P(x) proportional to exp(-x^2 / (2
+sigma^2)).
 
-By rejection from the discrete Laplace law (Canonne, Kamath and Steinke 2020, "The Discrete Gaussian
-for Differential Privacy", Algorithm 3), with both of its decisions made from uniforms of as many
-bits as they take:
+The method is rejection from the discrete Laplace distribution (Canonne, Kamath and Steinke 2020,
+"The Discrete Gaussian for Differential Privacy", Algorithm 3). Both of its decisions are made from
+uniforms with as many bits as the decision needs:
 
 - Let t = floor(sigma) + 1, and u uniform. G = floor(-t ln u) has P(G >= m) = exp(-m / t), exactly.
-  With a fair sign, and without a negative zero, this is the discrete Laplace law of scale t.
-- It is kept if -ln v >= (G - sigma^2 / t)^2 / (2 sigma^2) for another uniform v: with probability
-  exp of minus that.
+  With a fair sign, and without a negative zero, this is the discrete Laplace distribution of scale
+  t.
+- G is kept if -ln v >= x for another uniform v, where x = (G - sigma^2 / t)^2 / (2 sigma^2): with
+  probability exp(-x).
 
-63 bits of a uniform are looked at first, in float64. Only if the certified bound on the float's
-error says that no more bits could change the decision is it taken; otherwise 64 more bits at a time
-are made, and the decision is taken in decimal arithmetic that brackets the logarithm. So every
-decision is that of the real number, nothing is cut off in the tails, and what is drawn is a
-function of the bits alone, the same on every machine. As in `discreet.privacy.grid`, the first look
-relies on PyTorch's float64 log being right to 4 units in the last place, and the time of a draw
-varies."""
+A decision is first tried in float64 with 63 bits of the uniform. It stands only if, by the proven
+bound on the floating-point error, no further bits could change it. Otherwise bits are added, 64 at
+a time, and the decision is made in decimal arithmetic that brackets the logarithm. So every
+decision is that of the real number, the tails are not cut off, and a draw is a function of the bits
+alone, the same on every machine. As in `discreet.privacy.grid`, the first try relies on PyTorch's
+float64 log being right to 4 units in the last place, and the time of a draw varies."""
 
 from __future__ import annotations
 
@@ -42,12 +42,12 @@ from discreet.privacy.randomness import (
 
 LARGEST_VARIANCE = 2**64
 KEEP_ERROR = 2.0**-36  # bound on the error of the difference that decides whether a draw is kept
-_TRIALS = 1.4  # for a draw: 1.32 where sigma is large, fewer where it is small
+_TRIALS = 1.4  # trials a draw; the mean is 1.32 for a large sigma and lower for a small one
 
 
 def discrete_gaussian(count: int, variance: int, source: RandomSource) -> Tensor:
-    """`count` independent draws of N_Z(0, variance), int64, (count,), for a whole variance of at
-    most 2^64."""
+    """`count` independent draws of N_Z(0, variance), int64, (count,). The variance is a whole
+    number of at most 2^64."""
     if (
         isinstance(variance, bool)
         or not isinstance(variance, int)
@@ -69,7 +69,7 @@ def discrete_gaussian(count: int, variance: int, source: RandomSource) -> Tensor
 
 
 def _trials(count: int, variance: int, source: RandomSource) -> Tensor:
-    """The draws that are kept of `count` trials, in their order."""
+    """The draws kept from `count` trials, in order."""
     key = source.words(4).tobytes()
     words = signed(source.words(count))
     others = signed(source.words(count))
@@ -104,10 +104,9 @@ def _kept(sizes: Tensor, words: Tensor, variance: int, key: bytes) -> Tensor:
 
     For sizes up to 45 t the right side is at most 4050, since t^2 <= 4 variance. In float64 the
     distance is off by at most 46 t * 2^-53, from rounding variance / t and the difference. That
-    moves the right side by at most
-    45 t / variance times as much, 8280 * 2^-53, and four roundings by at most 4050 * 2^-53 each:
-    together by less than 2^-38. -ln v is off by 2^-43 for v >= 2^-20. Outside these ranges a second
-    look is taken.
+    moves the right side by at most 45 t / variance times as much, 8280 * 2^-53, and four roundings
+    by at most 4050 * 2^-53 each: together by less than 2^-38. -ln v is off by 2^-43 for v >= 2^-20.
+    Outside these ranges the decision is made again with more bits.
     """
     scale = math.isqrt(variance) + 1
     distance = sizes.double().sub_(variance / scale)
@@ -124,8 +123,8 @@ def _kept(sizes: Tensor, words: Tensor, variance: int, key: bytes) -> Tensor:
 def _settled(
     word: int, more: Iterator[int], decide: Callable[[Decimal, Decimal], int | None]
 ) -> int:
-    """The first answer of `decide` that is not None, on ever smaller intervals that hold -ln u. The
-    bits of u are those of `word`, 63, and then those of `more`."""
+    """The first answer of `decide` that is not None, on ever smaller intervals around -ln u. The
+    bits of u are the low 63 of `word`, then those of `more`."""
     bits = word & LOW_63_BITS
     length = 63
     while True:
@@ -141,9 +140,9 @@ def _settled(
 
 
 def _interval(bits: int, length: int) -> tuple[Decimal, Decimal]:
-    """Bounds on -ln u for u within [bits, bits + 1] / 2^length. A quotient is exact in this
-    precision; a logarithm and what is made of it are rounded, by less than 10^-(length + 10) of
-    their value."""
+    """Bounds on -ln u for u within [bits, bits + 1] / 2^length. The quotient is exact in this
+    precision; the logarithm and the products are rounded, with a relative error below 10^-(length +
+    10)."""
     rounding = Decimal(10) ** -(length + 10)
     low, high = (-(Decimal(end) / 2**length).ln() for end in (bits + 1, bits))
     return low * (1 - rounding), high * (1 + rounding)
@@ -166,7 +165,8 @@ def _above(least: Fraction, low: Decimal, high: Decimal) -> bool | None:
 
 
 def _more_bits(key: bytes, index: int) -> Iterator[int]:
-    """64 more bits for the uniform at an index, again and again, from SHAKE-256 of a secret key."""
+    """An endless stream of bits for the uniform at an index, 64 at a time, from SHAKE-256 of a
+    secret key."""
     block = 0
     while True:
         yield int.from_bytes(

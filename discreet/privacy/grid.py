@@ -1,20 +1,21 @@
-"""The public integer grid: exact sums, and noise rounded to it, so that floating point has nothing
-to leak.
+"""The public integer grid: exact sums, and noise rounded to it, so that floating point leaks
+nothing.
 
 Mironov (2012, "On significance of the least significant bits for differential privacy") showed that
 the low bits of a noised floating-point number tell which sums can have produced it. Here every
 update is truncated to multiples of a public step, the sum is exact in int64, and the noise added to
 it is a Gaussian rounded to the same multiples. For an integer sum s and a real Gaussian X, s +
 round(X) = round(s + X): the release is the exact Gaussian mechanism followed by a rounding, so its
-accounting holds unchanged, sampling included. What is left, the chance that a drawn value is not
-the rounding of an exact Gaussian, is bounded by `grid_slack`. The same holds for Laplace noise.
+accounting holds unchanged, sampling included. `grid_slack` bounds the remaining error, the chance
+that a drawn value is not the rounding of an exact Gaussian. The same holds for Laplace noise.
 
-A draw comes from one or two uniforms of 127 bits, of which 63 are looked at first, in float64. If
-the float's error could reach a rounding boundary, about once in a million draws, the other bits are
-made and the value is computed again in decimal arithmetic of 140 digits. So what is drawn is a
-function of the bits alone, the same on every machine. The first look relies on PyTorch's float64
-log, sqrt, sin and cos being right to 4 units in the last place; a test compares them with mpmath.
-The time a draw takes is not constant: a second look costs a third of a millisecond.
+A draw comes from one or two uniforms of 127 bits, and is first computed in float64 from 63 bits of
+each. If the floating-point error could reach a rounding boundary, about once in a million draws,
+the other bits are made and the value is computed again in decimal arithmetic of 140 digits. So a
+draw is a function of the bits alone, the same on every machine. The first computation relies on
+PyTorch's float64 log, sqrt, sin and cos being right to 4 units in the last place; a test compares
+them with mpmath. The time of a draw is not constant: the second computation takes a third of a
+millisecond.
 """
 
 from __future__ import annotations
@@ -38,17 +39,17 @@ from discreet.privacy.randomness import (
     signed,
 )
 
-# steps in C / sqrt(num_params), at least: truncation moves an update by less than C / 1000
+# least number of steps in C / sqrt(num_params): truncation moves an update by less than C / 1000
 FINENESS = 2**10
 LARGEST_CLIP = 2**26  # in steps: a float64 sum of squares is exact up to 2^53
-# of noise, in steps: up to here at most about one draw in 1000 needs a second look
+# of noise, in steps: up to here at most about one draw in 1000 is computed again in decimals
 LARGEST_SCALE = 2.0**32
 LARGEST_TOTAL = 2.0**62  # in steps: half of what int64 holds
 BITS = 127  # of each uniform behind a draw
-ERROR = 2.0**-43  # bound on the error of a first look, for scale 1
-# Words to values off by at most ERROR, and which of them may be off by more.
+ERROR = 2.0**-43  # bound on the error of the float64 value, for scale 1
+# Maps words to values with an error of at most ERROR, and a mask of those whose error may be more.
 _FirstLook = Callable[[Tensor], tuple[Tensor, Tensor]]
-# words, an index and a key for more bits to the value there
+# Maps words, an index and a key for more bits to the value at that index.
 _SecondLook = Callable[[Tensor, int, bytes], Decimal]
 _PI = Decimal(
     "3.14159265358979323846264338327950288419716939937510582097494459230781640628620899862803482534211706798"
@@ -94,8 +95,8 @@ def grid_for(
 
     The step is the largest power of two that is at most clip_norm / (1024 * sqrt(num_params)):
     truncation moves an update by less than clip_norm / 1024 in L2. If noise of `noise_scale` (its
-    standard deviation or scale) would be more than 2^31 steps, they are made larger: what
-    truncation then costs is far below the noise. Raises ValueError: the sum of `largest_cohort`
+    standard deviation or scale) would be more than 2^31 steps, the steps are made larger: the
+    truncation error is then far below the noise. Raises ValueError: the sum of `largest_cohort`
     updates and the largest noise could overflow int64.
 
     >>> grid_for(1.0, 10_000).step == 2.0**-17
@@ -127,17 +128,16 @@ def grid_slack(num_params: int, stddev_in_steps: float, *, bits: int = BITS) -> 
     same integer unless a rounding boundary R * cos(2 pi t) = c, with c = (k + 1/2) / S for an
     integer k, cuts the cell. Count those cells:
 
-    - The column u < 2^-bits: 2^bits cells, whatever happens there. A boundary that leaves this
-      column has
-      |c| <= R_max = sqrt(2 bits ln 2), and there are at most 2 S R_max + 1 of those.
+    - The column u < 2^-bits: all of its 2^bits cells. A boundary that leaves this column has |c| <=
+      R_max = sqrt(2 bits ln 2), and there are at most 2 S R_max + 1 of those.
     - On such a boundary u = exp(-c^2 / (2 cos^2(2 pi t))), monotone in t over each of two quarter
       turns, and the boundary has no point over the other two. A monotone curve cuts at most 2 *
       2^bits cells.
 
-    Together at most 2^bits * (8 S R_max + 5) of 4^bits cells. Decimal arithmetic moves the
-    boundaries by less than 10^-90, far less than a cell, which is paid for by doubling. A union
-    over the coordinates gives num_params * 2 * (8 S R_max + 5) / 2^bits: 1.3e-24 for a million
-    coordinates and S = 2^20. AES-256 in counter mode is taken as random."""
+    Together these are at most 2^bits * (8 S R_max + 5) of 4^bits cells. Decimal arithmetic moves
+    the boundaries by less than 10^-90, far less than a cell; the bound is doubled to allow for
+    that. A union bound over the coordinates gives num_params * 2 * (8 S R_max + 5) / 2^bits:
+    1.3e-24 for a million coordinates and S = 2^20. AES-256 in counter mode is taken as random."""
     largest_radius = math.sqrt(2 * bits * math.log(2))
     return _slack(
         num_params, stddev_in_steps, cuts=8 * stddev_in_steps * largest_radius + 5, bits=bits
@@ -148,8 +148,8 @@ def laplace_grid_slack(num_params: int, scale_in_steps: float, *, bits: int = BI
     """As `grid_slack`, for `Grid.laplace`: num_params * 2 * (S bits ln 2 + 2) / 2^bits.
 
     A value is round(S * -ln u) with a sign. For each sign a boundary -ln u = (k + 1/2) / S cuts one
-    cell, and outside the cell u < 2^-bits, which counts as cut, there are at most S bits ln 2 + 1
-    of them.
+    cell. The cell u < 2^-bits counts as cut; outside it there are at most S bits ln 2 + 1
+    boundaries.
     """
     return _slack(
         num_params, scale_in_steps, cuts=scale_in_steps * bits * math.log(2) + 2, bits=bits
@@ -187,16 +187,14 @@ def _rounded(
 
 
 def first_normal(words: Tensor) -> tuple[Tensor, Tensor]:
-    """Box and Muller's values, each off by at most 2^-43.9, and which have a radius word too near
-    an end for that.
+    """Box and Muller's values, each with an error of at most 2^-43.9, and a mask of those whose
+    radius word is too near an end for that bound.
 
     For a radius uniform u in [2^-20, 1 - 2^-20], so that R = sqrt(-2 ln u) is in [2^-9.5, 5.3]: the
-    float u
-    is right to 2^-54 + 2^-63, which moves R by (2^-54 + 2^-63) / (u R), at most 2^-44.5 (at the
-    large end;
-    2^-46.4 at the small end). The angle is right to 2^-49.7. That, 4 ulp in each function and half
-    an ulp in
-    each product add 5.3 * 2^-48.2. The product with the scale adds no more than 5.3 * 2^-53.
+    float u is right to 2^-54 + 2^-63, which moves R by (2^-54 + 2^-63) / (u R), at most 2^-44.5 (at
+    the large end; 2^-46.4 at the small end). The angle is right to 2^-49.7. That, 4 ulp in each
+    function and half an ulp in each product add 5.3 * 2^-48.2. The product with the scale adds no
+    more than 5.3 * 2^-53.
     """
     half = len(words) // 2
     near_end = ((words[:half] & LOW_63_BITS) - 2**62).abs_() > 2**62 - FEW_BITS
@@ -215,12 +213,11 @@ def second_normal(words: Tensor, index: int, key: bytes) -> Decimal:
 
 
 def _first_laplace(words: Tensor) -> tuple[Tensor, Tensor]:
-    """-ln u or ln u by the sign bit, each off by at most 2^-43.7, and which have u < 2^-20, too
-    near 0 for that.
+    """-ln u or ln u by the sign bit, each with an error of at most 2^-43.7, and a mask of those
+    with u < 2^-20, too near 0 for that bound.
 
     The float u is right to 2^-53 u + 2^-64, which moves ln u by 2^-44 + 2^-53 at most; 4 ulp in log
-    add 2^-47,
-    and the product with the scale no more than 14 * 2^-53.
+    add 2^-47, and the product with the scale no more than 14 * 2^-53.
     """
     return laplace_values(words), (words & LOW_63_BITS) < FEW_BITS
 
@@ -237,7 +234,7 @@ def _more_bits(key: bytes, index: int) -> tuple[int, int]:
 
 
 def _exponential(word: int, more: int) -> Decimal:
-    """-ln u for u = (127 bits + 1/2) / 2^127; the 128 digits of u fit the precision, so that u is
+    """-ln u for u = (127 bits + 1/2) / 2^127. The 128 digits of u fit the precision, so that u is
     exact."""
     bits = (word & LOW_63_BITS) << 64 | more
     return -(Decimal(2 * bits + 1) / 2**128).ln()

@@ -1,4 +1,5 @@
-"""Gaussian and Laplace: the noise for a sensitivity, and the event that it costs."""
+"""The Gaussian and the Laplace mechanism: noise for a sensitivity, and the privacy event of a
+release."""
 
 from __future__ import annotations
 
@@ -18,7 +19,7 @@ from discreet.privacy.randomness import RandomSource
 if TYPE_CHECKING:
     from dp_accounting import DpEvent
 
-Draw = Callable[[int, float], Tensor]  # so many values of this stddev or scale
+Draw = Callable[[int, float], Tensor]  # draws a number of values of a stddev or scale
 
 
 @dataclass(frozen=True)
@@ -26,8 +27,8 @@ class Gaussian:
     """The Gaussian mechanism: noise of stddev noise_multiplier * (L2 sensitivity) on each
     coordinate.
 
-    A noise multiplier of 0 protects nobody: its event has infinite epsilon. `draws` are added for
-    each noise value; 4 is the secure mode (see `RandomSource.normal`).
+    A noise multiplier of 0 protects nobody: its event has infinite epsilon. Each noise value is the
+    sum of `draws` draws; 4 is the secure mode (see `RandomSource.normal`).
     """
 
     noise_multiplier: float
@@ -42,14 +43,14 @@ class Gaussian:
         return _noise_for(sensitivity, self.noise_multiplier)
 
     def add_noise(self, total: Tensor, sensitivity: float, source: RandomSource) -> Tensor:
-        """`total` plus noise for `sensitivity`: any shape, float32 or float64, same shape and type
-        back.
+        """`total` (any shape, float32 or float64) plus noise for `sensitivity`, of the same shape
+        and type.
 
-        Between neighbours `total` must change by at most `sensitivity` in L2: C for a sum of
-        vectors clipped to C if one is added or removed, 2C if one is replaced. The low bits of
-        floating-point noise can still tell something about `total` (Mironov 2012); `add_grid_noise`
-        has none. Raises ValueError: `total` is not finite, or the noise is out of range for its
-        type, TypeError: another type.
+        Between neighbouring datasets `total` must change by at most `sensitivity` in L2: C for a
+        sum of vectors clipped to C if one is added or removed, 2C if one is replaced. The low bits
+        of floating-point noise can still tell something about `total` (Mironov 2012);
+        `add_grid_noise` has none. Raises ValueError: `total` is not finite, or the noise is out of
+        range for its type; TypeError: another type.
         """
         normal = partial(source.normal, draws=self.draws, dtype=total.dtype, device=total.device)
         return _noised(
@@ -59,11 +60,11 @@ class Gaussian:
     def add_grid_noise(
         self, total: Tensor, sensitivity: float, *, grid: Grid, source: RandomSource
     ) -> Tensor:
-        """`total`, int64 steps of `grid`, plus rounded noise for `sensitivity` in the units of the
-        data, rounded up.
+        """`total`, int64 steps of `grid`, plus noise rounded to steps. `sensitivity` is in the
+        units of the data; the standard deviation is rounded up.
 
-        The guarantee of `add_noise`, with a slack in delta given by `grid_slack`; `draws` do not
-        matter, as the grid leaves no low bits to search.
+        It has the guarantee of `add_noise`, with a slack in delta given by `grid_slack`. `draws` is
+        ignored, as the grid leaves no low bits to search.
         """
         return _noised_on_grid(
             total, self.stddev(sensitivity), partial(grid.gaussian, source=source)
@@ -152,8 +153,8 @@ def _noised(total: Tensor, scale: float, draw: Draw) -> Tensor:
         raise ValueError(
             f"noise of size {scale} is out of range for {total.dtype}: it would vanish or overflow"
         )
-    # A sum is not finite if a value is not, and is fifty times faster than a look at each; it may
-    # overflow.
+    # A value that is not finite makes the sum so, and the sum is fifty times faster than a look at
+    # each value. As a sum may also overflow, each value is looked at then.
     if not math.isfinite(total.sum()) and not torch.isfinite(total).all():
         raise ValueError("total must be finite")
     return _added(total, scale, draw)

@@ -1,4 +1,4 @@
-"""The rows of each owner of a data set, for a guarantee that speaks of owners and not of rows."""
+"""The rows of each owner of a data set, for a guarantee whose unit is an owner instead of a row."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from discreet.privacy.randomness import RandomSource
 
 @dataclass(frozen=True, eq=False)
 class OwnerRows:
-    """The positions of each owner's rows, of which a step reads at most `most`, drawn secretly."""
+    """The positions of each owner's rows. A step reads at most `most` of them, drawn at random."""
 
     rows: tuple[Tensor, ...]
     most: int
@@ -25,8 +25,8 @@ class OwnerRows:
         return len(self.rows)
 
     def drawn(self, owner: int, source: RandomSource) -> list[int]:
-        """The rows of an owner that a step reads, ascending. Every set of `most` of them is equally
-        likely."""
+        """The rows of an owner that a step reads, ascending: all, or a uniformly random set of
+        `most`."""
         rows = self.rows[owner]
         if len(rows) > self.most:
             rows = rows[
@@ -38,8 +38,8 @@ class OwnerRows:
     def pieces(
         self, owners: Sequence[int], source: RandomSource, most: int | None
     ) -> Iterator[tuple[list[int], list[int]]]:
-        """The rows of some owners, and the owner of each row, in pieces of at most `most` rows: all
-        rows of an owner are in one. One piece at least, which may be empty."""
+        """The rows of some owners, and the owner of each row, in pieces of at most `most` rows. All
+        rows of an owner are in one piece. There is at least one piece, which may be empty."""
         rows = list[int]()
         of = list[int]()
         for owner in owners:
@@ -54,8 +54,8 @@ class OwnerRows:
 
 
 def owner_rows(owners: Sequence[object] | Tensor, count: int, most: int) -> OwnerRows:
-    """The rows of each owner, by the owner of each of `count` rows. Raises ValueError: there are
-    not as many."""
+    """The rows of each owner; `owners` names the owner of each of `count` rows. Raises ValueError:
+    there are not `count` of them."""
     named = np.asarray(owners.tolist() if isinstance(owners, Tensor) else list(owners))
     if named.shape != (count,):
         raise ValueError(

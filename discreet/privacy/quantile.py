@@ -1,5 +1,5 @@
-"""The adaptive clip norm: it follows a quantile of the update norms through noised counts (Andrew
-et al. 2021)."""
+"""The adaptive clip norm, which tracks a quantile of the update norms by noised counts (Andrew et
+al. 2021)."""
 
 from __future__ import annotations
 
@@ -8,8 +8,9 @@ from dataclasses import dataclass, replace
 
 from discreet.accounting.events import check_noise_multiplier, check_positive
 
-# Of clip norms, and of whatever else a server sends as a number above 0: far inside of what float32
-# bears. The slack of `clip_factors` rests on it: the smallest floats are nothing to a clip norm.
+# The range of clip norms and of other positive numbers that a server sends: far inside that of
+# float32. The margin of `clip_factors` relies on it: the smallest floats don't matter to a clip
+# norm.
 LEAST_NUMBER = 1e-9
 LARGEST_NUMBER = 1e9
 BIT_SENSITIVITY = 0.5  # a client adds b - 1/2, which is -1/2 or +1/2
@@ -27,7 +28,7 @@ def default_count_stddev(expected_cohort: float, *, noise_multiplier: float) -> 
 
 @dataclass(frozen=True)
 class QuantileEstimator:
-    """The clip norm `estimate`, which follows the `target_quantile` of the update norms by steps in
+    """The clip norm `estimate`, which tracks the `target_quantile` of the update norms by steps in
     log space.
 
     Guarantee: `update` reads the clients' bits only through `centred_count`, the noised sum of (b -
@@ -35,9 +36,9 @@ class QuantileEstimator:
     (`split_noise_multiplier`). Source: Andrew, Thakkar, McMahan, Ramaswamy 2021 (arXiv 1905.03871),
     Section 2 and Algorithm 1.
 
-    `ceiling` is a public constant that the estimate never passes. While it is far from the median
-    it takes a further step, of `search_rate`; only what a fraction is beyond `doubt`, the reach of
-    noise, from one half counts for that.
+    `ceiling` is a public constant that the estimate never passes. Far from the median an extra step
+    is made: `search_rate` times the distance of the fraction from one half, less `doubt`, the reach
+    of the noise.
     """
 
     estimate: float
@@ -60,7 +61,7 @@ class QuantileEstimator:
     def update(
         self, centred_count: float, *, expected_cohort: float
     ) -> tuple[QuantileEstimator, float]:
-        """The estimator after a step, and the noised fraction of norms at or below the clip norm,
+        """The estimator after one step, and the noised fraction of norms at or below the clip norm,
         within [0, 1].
 
         `centred_count` is the sum of (b - 1/2) over the replies, plus Gaussian(count_stddev);
@@ -76,13 +77,14 @@ class QuantileEstimator:
         sure = max(0.0, abs(fraction - 0.5) - self.doubt)
         step = self.learning_rate * (fraction - self.target_quantile)
         step += self.search_rate * math.copysign(sure, fraction - 0.5)
-        estimate = self.estimate * math.exp(min(-step, 50.0))  # further than the range of estimates
+        # e^50 is more than the range of estimates.
+        estimate = self.estimate * math.exp(min(-step, 50.0))
         return replace(self, estimate=min(self.ceiling, max(LEAST_NUMBER, estimate))), fraction
 
 
 def split_noise_multiplier(noise_multiplier: float, *, count_stddev: float) -> float:
-    """The noise multiplier for the update with which it and the norm bits together cost one
-    Gaussian.
+    """The noise multiplier of the update with which the update and the norm bits together cost one
+    Gaussian of `noise_multiplier`.
 
     z_update = (z^-2 - (2 * count_stddev)^-2)^(-1/2) (Andrew et al. 2021, Theorem 1). 0 gives 0.
     Raises ValueError if count_stddev <= z / 2: then the bits alone cost more than Gaussian(z).

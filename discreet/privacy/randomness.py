@@ -18,20 +18,21 @@ from torch import Tensor
 CPU = torch.device("cpu")
 Words = npt.NDArray[np.uint64]
 
-CHUNK = 1 << 16  # words worked on at a time: they stay in a core's cache
-# of normal values worked on at a time: PyTorch shares them out between two threads, not more
+CHUNK = 1 << 16  # words processed at a time: they stay in a core's cache
+# pairs of normal values processed at a time: PyTorch splits this many over at most two threads
 PAIRS = 1 << 16
 GPU_PAIRS = 1 << 20
 LOW_63_BITS = (1 << 63) - 1
-FEW_BITS = 1 << 43  # 63 bits below this (chance 2^-20) say too little of how small a uniform is
-_HALF = torch.tensor(2.0**-64, dtype=torch.float64)  # of the steps of a radius uniform
-# what is encrypted to a stream: small, so that it leaves the cache to others
+# A 63-bit uniform below this (chance 2^-20) has too few significant bits for its logarithm.
+FEW_BITS = 1 << 43
+_HALF = torch.tensor(2.0**-64, dtype=torch.float64)  # half a step of a radius uniform
+# The plaintext that is encrypted to a stream; small, so that it takes little of the cache.
 _ZEROS = bytes(1 << 16)
 
 
 class _Scratch(threading.local):
-    """A thread's memory for normal draws, kept: fresh memory costs as much as the draws. Room for
-    `pairs` of them."""
+    """A thread's buffers for `pairs` pairs of normal draws. They are kept, as new memory would take
+    as long as the draws."""
 
     pairs = -1
 
@@ -50,10 +51,10 @@ class RandomSource:
     """A stream of random 64-bit words: the AES-256-CTR keystream of one key, and the draws made
     from it.
 
-    Built by `secure_source` or `seeded_source`; `is_secure` tells which: a seeded stream protects
-    nobody. Not thread-safe. Copying, pickling and use in a forked process are refused: two copies
-    would give the same noise twice, and the difference of two noised releases would be that of the
-    data.
+    It is built by `secure_source` or `seeded_source`, and `is_secure` tells by which; a seeded
+    stream protects nobody. Not thread-safe. Copying, pickling and use in a forked process are
+    refused: two copies would give the same noise twice, and the difference of two noised releases
+    would be that of the data.
     """
 
     def __init__(self, key: bytes, *, is_secure: bool) -> None:
@@ -80,11 +81,11 @@ class RandomSource:
         )
 
     def child(self, *labels: str | int) -> RandomSource:
-        """Another stream, independent of this one and of every child with other labels, of which
-        there is at least one.
+        """Another stream, independent of this one and of every child with other labels. At least
+        one label is needed.
 
-        A seeded source gives the same child for the same labels, whatever was drawn before; a
-        secure one a new key from the operating system each time. `child("a", "b")` and
+        A seeded source gives the same child for the same labels, whatever was drawn before. A
+        secure source takes a new key from the operating system each time. `child("a", "b")` and
         `child("a").child("b")` differ.
 
         >>> source = seeded_source(20617)
@@ -100,9 +101,9 @@ class RandomSource:
         return RandomSource(_derive(self._key, "child", *labels), is_secure=False)
 
     def words(self, count: int) -> Words:
-        """`count` independent words, uniform over 0 .. 2^64 - 1, shape (count,), the same however a
-        stream is cut into calls. RuntimeError in another process than the one that built the
-        source.
+        """`count` independent words, uniform over 0 .. 2^64 - 1, shape (count,). Two calls give the
+        same words as one call for both. Raises RuntimeError in a process other than the one that
+        built the source.
         """
         words = np.empty(count, dtype=np.uint64)
         self._fill(words)
@@ -126,11 +127,12 @@ class RandomSource:
         """`count` independent normal values of mean 0, shape (count,), of type `dtype` and on
         `device`.
 
-        Box and Muller's method with a radius of 63 bits: the tails follow the normal law to 8 sigma
-        and end at 9.4. Each value is the sum of `draws` draws over sqrt(draws): of 2n, all have to
-        be searched by an attacker who knows how floating-point noise is made (the secure mode of
-        Holohan and Braghin 2021; with their n = 2, draws = 4). One draw of float32 has its angle
-        and its products in float32 (`fast_pairs`); all else is in float64, cast last."""
+        Box and Muller's method with a radius of 63 bits: the tails follow the normal distribution
+        to 8 sigma and end at 9.4. Each value is the sum of `draws` draws over sqrt(draws). An
+        attacker who knows how floating-point noise is made has to search all of these draws (the
+        secure mode of Holohan and Braghin 2021, with 2n draws; their n = 2 is draws = 4). A single
+        draw in float32 computes its angle and its products in float32 (`fast_pairs`); all else is
+        in float64, cast last."""
         if not 0 <= stddev < math.inf:
             raise ValueError(f"stddev must be finite and >= 0, not {stddev}")
         if draws == 1 and dtype == torch.float32:
@@ -152,8 +154,8 @@ class RandomSource:
         return values.to(device)
 
     def _fast_normal(self, count: int, stddev: float, device: torch.device) -> Tensor:
-        """`fast_pairs` of the stream, computed on `device`. The words are always made by this
-        processor."""
+        """`fast_pairs` of the stream, computed on `device`. The words are always made on the
+        CPU."""
         values = torch.empty(count, device=device)
         if device.type == "cpu":
             at_once = PAIRS
@@ -174,8 +176,8 @@ class RandomSource:
         """`count` independent standard Laplace values (density exp(-|x|) / 2, scale 1), shape
         (count,).
 
-        By inversion in float64, from a sign and a uniform of 63 bits, of more where those begin
-        with 20 zeros: the tails follow the law as far as a draw can reach, and end nowhere.
+        By inversion in float64, from a sign and a uniform of 63 bits, or more if those begin with
+        20 zeros: the tails follow the distribution and are not cut off.
         """
         values = torch.empty(count, dtype=dtype)
         for part in torch.split(values, CHUNK):
@@ -188,8 +190,8 @@ class RandomSource:
         return values
 
     def _tail(self, bits: int) -> float:
-        """-ln u for a uniform u whose first 63 bits are `bits`: more of them are drawn until 43
-        follow the zeros."""
+        """-ln u for a uniform u whose first 63 bits are `bits`. More bits are drawn until 43 follow
+        the leading zeros."""
         length = 63
         while bits < FEW_BITS:
             bits = bits << 64 | int(self.words(1)[0])
@@ -199,7 +201,7 @@ class RandomSource:
     def permutation(self, count: int) -> Tensor:
         """A uniformly random order of 0 .. count - 1, int64, shape (count,).
 
-        The order of `count` random words, drawn anew if two are equal: every order is then equally
+        It sorts `count` random words, drawn again if two are equal, so every order is equally
         likely.
         """
         while True:
@@ -210,14 +212,14 @@ class RandomSource:
                 return torch.from_numpy(order.astype(np.int64, copy=False))
 
     def _normal_pairs(self, pairs: int, stddev: float) -> tuple[Tensor, Tensor]:
-        """`box_muller` of the next 2 * pairs words: two float64 (pairs,), which the next call
-        overwrites."""
+        """`box_muller` of the next 2 * pairs words: two float64 tensors (pairs,), which the next
+        call overwrites."""
         _scratch.reserve(pairs)
         words = _scratch.words[: 2 * pairs]
         cosine = _scratch.cosine[:pairs]
         self._fill(words.numpy())
         words[:pairs].bitwise_and_(LOW_63_BITS)
-        # in place of the words: less memory is touched
+        # The floats take the place of the words, so that less memory is touched.
         floats = words.view(torch.float64).copy_(words)
         _rotate(floats[:pairs], floats[pairs:], cosine, stddev)
         return cosine, floats[pairs:]
@@ -249,7 +251,7 @@ def seeded_source(seed: int) -> RandomSource:
     """A source that gives the same stream for the same seed (an int >= 0): for simulation and tests
     only.
 
-    Who knows the seed can subtract the noise, so it protects nobody.
+    Anyone who knows the seed can subtract the noise, so it protects nobody.
     """
     if isinstance(seed, bool) or not isinstance(seed, int) or seed < 0:
         raise ValueError(f"seed must be an int >= 0, not {seed!r}")
@@ -272,8 +274,7 @@ def box_muller(words: Tensor) -> Tensor:
     Muller 1958).
 
     Words 0 .. m-1 give the radii sqrt(-2 ln u) and words m .. 2m-1 the angles pi * word / 2^63. The
-    first m
-    results are the cosines' and the last m the sines'; pair i is (i, m + i).
+    first m results come from cosines and the last m from sines; pair i is (i, m + i).
     """
     half = len(words) // 2
     values = torch.empty(2 * half, dtype=torch.float64)
@@ -284,8 +285,8 @@ def box_muller(words: Tensor) -> Tensor:
 
 
 def _rotate(radius: Tensor, angle: Tensor, cosine: Tensor, stddev: float = 1.0) -> None:
-    """Box and Muller's method on words as float64 (m,): cosines' values into `cosine`, sines' in
-    place of `angle`."""
+    """Box and Muller's method on words as float64 (m,): writes the values from cosines into
+    `cosine` and those from sines into `angle`."""
     torch.add(_HALF, radius, alpha=2.0**-63, out=radius)
     # stddev^2 inside the root could vanish or overflow
     radius.log_().mul_(-2.0).sqrt_().mul_(stddev)
@@ -294,13 +295,14 @@ def _rotate(radius: Tensor, angle: Tensor, cosine: Tensor, stddev: float = 1.0) 
 
 
 def fast_pairs(words: Tensor, out: Tensor, stddev: float, radius: Tensor, angle: Tensor) -> None:
-    """Normal values into `out`, float32 (2m,) or (2m - 1,), by Box and Muller's method (1958),
-    mostly in float32.
+    """Writes normal values into `out`, float32 (2m,) or (2m - 1,), by Box and Muller's method
+    (1958), mostly in float32.
 
     The low 63 bits of words 0 .. m-1, int64, give the radii, with a logarithm in float64: in
-    float32 it would have no tail or no centre. The 32-bit halves of the following words give the
-    angles, pi * half / 2^31. The values are the m cosines' and then the sines'. `words` are
-    overwritten; `radius` and `angle`, float32 (m,), are memory to work in. All are on one device.
+    float32 the distribution would lack its tail or its centre. The 32-bit halves of the following
+    words give the angles, pi * half / 2^31. The m values from cosines come first, then those from
+    sines. `words` is overwritten; `radius` and `angle`, float32 (m,), are buffers. All are on one
+    device.
     """
     pairs = len(radius)
     bits = words[:pairs].bitwise_and_(LOW_63_BITS)
@@ -317,14 +319,14 @@ def laplace_values(words: Tensor) -> Tensor:
     """Standard Laplace values from as many int64 words, float64: -ln u of 63 bits, with the word's
     sign.
 
-    They end at 44.4: a first look at a draw. `RandomSource.laplace` and `Grid.laplace` go on with
-    more bits in the tail.
+    They end at 44.4; `RandomSource.laplace` and `Grid.laplace` take more bits in the tail.
     """
     return open_uniform(words).log_().copysign_(words)
 
 
 def _derive(key: bytes, *labels: str | int) -> bytes:
-    """HMAC-SHA-256 of the labels, each with type and length, so that no two lists read the same."""
+    """HMAC-SHA-256 of the labels, each with type and length, so that no two lists have the same
+    encoding."""
     message = b""
     for label in labels:
         if not isinstance(label, str | int):

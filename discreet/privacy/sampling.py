@@ -13,18 +13,18 @@ from discreet.privacy.randomness import CHUNK, RandomSource
 
 
 def poisson_sample(count: int, *, probability: float, source: RandomSource) -> Tensor:
-    """The indices in [0, count) that are in, each independently with `probability`; int64,
-    ascending, may be empty.
+    """A Poisson sample of the indices in [0, count), each included independently with
+    `probability`; int64, ascending, may be empty.
 
-    An index is in if its 64-bit word is below floor(probability * 2^64). So its chance is never
-    above `probability`, equal to it from 2^-11 up, and less than 2^-64 below it otherwise.
+    An index is included if its 64-bit word is below floor(probability * 2^64). So its chance is
+    never above `probability`, equal to it from 2^-11 up, and less than 2^-64 below it otherwise.
     """
     if not 0 <= probability <= 1:
         raise ValueError(f"probability must be in [0, 1], not {probability}")
     if probability == 1:
         return torch.arange(count)
     threshold = np.uint64(int(probability * 2**64))
-    # In pieces, so that a population of a million takes the memory of those who are drawn.
+    # In pieces, so that a population of a million takes only the memory of its sample.
     pieces = [
         start + np.flatnonzero(source.words(min(CHUNK, count - start)) < threshold)
         for start in range(0, count, CHUNK)
@@ -33,8 +33,8 @@ def poisson_sample(count: int, *, probability: float, source: RandomSource) -> T
 
 
 def poisson_cohort(node_ids: Sequence[int], probability: float, source: RandomSource) -> list[int]:
-    """The nodes that take part in a round, each independently with `probability`, in the order
-    given; may be empty.
+    """The nodes that take part in a round, each independently with `probability`, in the order of
+    `node_ids`; may be empty.
 
     Add-or-remove-one adjacency: a node's presence does not change the chances of the others, so
     that amplification by Poisson sampling holds. Raises ValueError if a node appears twice.
@@ -47,9 +47,9 @@ def poisson_cohort(node_ids: Sequence[int], probability: float, source: RandomSo
 def fixed_size_cohort(node_ids: Sequence[int], cohort_size: int, source: RandomSource) -> list[int]:
     """`cohort_size` different nodes, every such set equally likely, in random order.
 
-    Replace-one adjacency. Sensitivity of the clipped sum is 2C, not C: one node leaves and another
-    comes. Raises ValueError if a node appears twice, or there are fewer: each would have a larger
-    chance than was accounted for."""
+    Replace-one adjacency. The sensitivity of the clipped sum is 2C, not C: one node leaves and
+    another comes. Raises ValueError if a node appears twice, or if there are fewer nodes: each
+    would have a larger chance than was accounted for."""
     _check_distinct(node_ids)
     if not 0 <= cohort_size <= len(node_ids):
         raise ValueError(
@@ -59,9 +59,9 @@ def fixed_size_cohort(node_ids: Sequence[int], cohort_size: int, source: RandomS
 
 
 def in_turn(client: int, number: int, *, groups: int) -> bool:
-    """True if round `number`, from 1 on, is the turn of a client: of that of the `groups` that its
-    own number names, whoever else there is. Without randomness and so without amplification: what
-    counts is that turns are so far apart."""
+    """True if round `number`, from 1 on, is a client's turn. A client's own number decides its
+    group, regardless of the other clients, and each group has every `groups`-th round. There is no
+    randomness and so no amplification: the account relies on the distance between turns."""
     return client % groups == (number - 1) % groups
 
 

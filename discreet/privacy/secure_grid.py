@@ -1,8 +1,8 @@
-"""The integer vector that a client gives to a masked sum: its clipped update on a grid, its bit,
-answer and noise.
+"""The integer vector that a client adds to a secure sum: its clipped update on a grid, its bit,
+query answer and noise.
 
 Vectors are added up modulo 2^k. The grid is tied to the clip norm: R steps, a constant of the run,
-are one clip norm of any round. So the event is the same in every round.
+are one clip norm in every round. So the event is the same in every round.
 """
 
 from __future__ import annotations
@@ -30,21 +30,22 @@ MOST_BITS_OF_EXAMPLES = 32
 # steps in C / sqrt(num_params): truncation moves an update by less than C / steps
 FINEST = 1024
 COARSEST = 16
-MOST_GRADIENTS = (
-    16  # times `SecureSum.largest_sum`: of so many, what a float64 sum rounds is counted
-)
+# The rounding error of a float64 sum is counted for this many times `SecureSum.largest_sum`
+# gradients.
+MOST_GRADIENTS = 16
 # Standard deviations of all clients' noise together that fit beside the largest sum. The noise is
 # sub-Gaussian with its own variance (Canonne, Kamath and Steinke 2020): it wraps a coordinate
-# around 2^k with a chance of at most
-# 2 exp(-12^2 / 2) = 1.1e-31, which spoils the coordinate and costs no privacy.
+# around 2^k with a chance of at most 2 exp(-12^2 / 2) = 1.1e-31, which spoils the coordinate and
+# costs no privacy.
 NOISE_ROOM = 12
 _WHOLE_STEPS = Grid(1.0)
 
 
 @dataclass(frozen=True)
 class SecureCohort:
-    """The clients that add to a secure sum: at most `nodes` (n) add a vector with noise, and at
-    least `summands` (h) honest ones are in a sum that is opened. Only their noise is accounted.
+    """The clients of a secure sum: at most `nodes` (n) clients add a vector with noise, and a sum
+    that is opened has at least `summands` (h) honest ones. Only the honest clients' noise is
+    accounted.
     """
 
     nodes: int
@@ -61,21 +62,21 @@ class SecureCohort:
 class SecureSum:
     """The public constants of a secure sum of vectors, one from each client; made by `secure_sum`.
 
-    Guarantee: zeroing out what one client encodes (or one example of one client, at example level)
-    moves the sum by an integer vector whose squared L2 norm is at most `sensitivity_squared`,
-    exactly, whatever that client's data is. A dishonest client can send any integers: nobody sees
-    them.
+    Guarantee: zeroing out one client's encoded vector (or one example of one client, at example
+    level) moves the sum by an integer vector whose squared L2 norm is at most
+    `sensitivity_squared`, exactly, whatever that client's data is. A dishonest client can send any
+    integers: nobody sees them.
 
     Attributes:
         num_params: length of an update.
         clip_steps: R, one clip norm in steps.
-        variance: sigma_i^2, of one client's noise in each coordinate, in steps^2, a whole number; 0
+        variance: sigma_i^2 of one client's noise in each coordinate, in steps^2, a whole number; 0
           without noise.
         bits: k; sums are taken modulo 2^k.
         nodes, summands: n and h of `SecureCohort`.
-        bit_steps: what the bit adds or takes; 0 without a bit.
-        answer_length, answer_steps: numbers in an answer, and its norm; 0 without one.
-        largest_sum: how many examples' gradients fit into a client's sum; 0 at user level.
+        bit_steps: size of the bit's entry, in steps; 0 without a bit.
+        answer_length, answer_steps: length and norm of a query answer; 0 without one.
+        largest_sum: number of examples whose gradients fit into a client's sum; 0 at user level.
     """
 
     num_params: int
@@ -91,7 +92,7 @@ class SecureSum:
 
     @property
     def length(self) -> int:
-        """The length of a client's vector: its update, its bit, its answer."""
+        """The length of a client's vector: update, bit and answer."""
         return self.num_params + (self.bit_steps > 0) + self.answer_length
 
     @property
@@ -109,11 +110,11 @@ class SecureSum:
 
         The vector is a truncated float64 sum of m clipped gradients, m at most 16 times
         `largest_sum`. Truncation moves each coordinate of the difference of two such sums by less
-        than 1: sqrt(num_params) in L2. Adding up m numbers is right to (m + 8) 2^-53 of the sum of
-        their sizes (Higham 2002, section 4.2), which is m R in L2 at most, and an example's own
-        gradient is the same whatever else is in the batch (`shared_step`; of clients that a
-        simulation trains together it is taken to be so to 1e-12 of its norm): both count for either
-        sum.
+        than 1: sqrt(num_params) in L2. The error of adding up m numbers is at most (m + 8) 2^-53 of
+        the sum of their sizes (Higham 2002, section 4.2), which is at most m R in L2. An example's
+        own gradient does not depend on the rest of the batch (`shared_step`; for clients that a
+        simulation trains together it is assumed not to, up to 1e-12 of its norm). Both errors are
+        counted for both sums.
         """
         if not self.largest_sum:
             return 0
@@ -132,9 +133,9 @@ class SecureSum:
         return max(self.clip_steps * max(1, self.largest_sum), self.bit_steps, self.answer_steps)
 
     def event_of(self, *, trains: bool = True, rates: bool = True) -> DpEvent:
-        """The event of a sum to which clients give an update with its bit only if it `trains`, an
-        answer only if it `rates`. All other places of every client's vector hold noise alone, by a
-        public rule. Adjacency: zero-out. Without noise `NonPrivateDpEvent`."""
+        """The event of a sum in which clients send an update with its bit only if it `trains`, and
+        an answer only if it `rates`. By a public rule all other entries of every client's vector
+        hold noise alone. Adjacency: zero-out. `NonPrivateDpEvent` without noise."""
         from dp_accounting import NonPrivateDpEvent
 
         from discreet.accounting.distributed_gaussian import DistributedDiscreteGaussianDpEvent
@@ -153,13 +154,14 @@ class SecureSum:
         below: bool | None = None,
         answer: Tensor | None = None,
     ) -> Tensor:
-        """A client's vector without noise, int64 (length,); what is not finite, or not given,
-        counts as zeros.
+        """A client's vector without noise, int64 (length,). Parts that are missing or not finite
+        count as zeros.
 
         The update (num_params,) is truncated to steps of clip_norm / R; if its sum of squares is
-        above R^2 in exact integer arithmetic, it is scaled first (`ClippedSum`). So is the answer
-        (answer_length,), of norm 1: neither is trusted. `below` is True if the norm was at or below
-        C, the `clip_norm` of this round. Raises ValueError: what this sum has no room for.
+        above R^2 in exact integer arithmetic, it is scaled first (`ClippedSum`). The same is done
+        to the answer (answer_length,), whose norm is at most 1: neither is trusted. `below` is True
+        if the norm was at or below C, the `clip_norm` of this round. Raises ValueError: a bit or an
+        answer that this sum has no room for.
         """
         if (below is not None and not self.bit_steps) or (
             answer is not None and not self.answer_length
@@ -178,10 +180,11 @@ class SecureSum:
         """The vector without noise, int64 (length,), of a client that adds up a clipped gradient of
         each of its examples.
 
-        `total` (num_params,) is the float64 sum, of which each example is a part of L2 norm at most
+        `total` (num_params,) is the sum, to which each example adds a vector of L2 norm at most
         `clip_norm`, computed in float64 throughout. It is truncated to steps of clip_norm / R, and
-        cut off at what `largest_sum` examples reach; what is not finite counts as zeros.
-        `gradient_slack` says by how much more than R one example moves it.
+        each coordinate is clamped to what `largest_sum` examples can reach. A sum that is not
+        finite counts as zeros. `gradient_slack` bounds by how much more than R one example moves
+        it.
         """
         if (
             not self.largest_sum
@@ -206,16 +209,16 @@ class SecureSum:
         return discrete_gaussian(self.length, self.variance, source)
 
     def centred(self, total: Tensor) -> Tensor:
-        """A sum modulo 2^k, int64 (length,), as the integers in [-2^(k-1), 2^(k-1)) that it stands
-        for."""
+        """A sum modulo 2^k, int64 (length,), as the integers in [-2^(k-1), 2^(k-1)) that it
+        represents."""
         half = 2 ** (self.bits - 1)
         centred: Tensor = (total + half).remainder(2**self.bits) - half
         return centred
 
     def decode(self, total: Tensor, clip_norm: float) -> tuple[Tensor, float | None, Tensor | None]:
         """A centred sum, int64 (length,), in the units of the data: the sum of the updates,
-        (num_params,) float64; that of (bit - 1/2), None without bits; that of the answers,
-        (answer_length,) float64, None without answers."""
+        (num_params,) float64; the sum of (bit - 1/2), or None without bits; and the sum of the
+        answers, (answer_length,) float64, or None without answers."""
         values = total.double()
         update = values[: self.num_params] * (clip_norm / self.clip_steps)
         if self.bit_steps:
@@ -237,22 +240,22 @@ def secure_sum(
     count_stddev: float | None = None,
     answers: tuple[int, float] | None = None,
 ) -> SecureSum:
-    """The secure sum of a round at user level: one update (num_params,) from each client, with a
-    bit and an answer if asked for.
+    """The secure sum of a round at user level: one update (num_params,) from each client, with an
+    optional bit and an optional answer.
 
     Everything together is one release, of noise multiplier (z^-2 + (2 count_stddev)^-2 +
     z_answers^-2)^(-1/2) or more: sigma_i^2 = ceil((z R)^2 / h), so that the noise of h clients has
-    at least the standard deviation z R; a bit is +- floor(z R / (2 count_stddev)) steps, an answer
+    a standard deviation of at least z R; a bit is +- floor(z R / (2 count_stddev)) steps, an answer
     has norm floor(z R / z_answers). R = F * 2^e, where 2^e is the power of two at or above
     sqrt(num_params), and F the largest power of two up to 1024 for which 24 bits hold the largest
     sum and 12 standard deviations of the noise of all clients; there are at least 16 bits.
 
     Args:
-        noise_multiplier: z of the update alone, noise on the sum over the clip norm. 0: no noise on
-          anything.
-        count_stddev: of the noise on the sum of (bit - 1/2); None: no bit is sent.
-        answers: how many numbers an answer has, and z_answers, the noise on their sum; None: none
-          are sent.
+        noise_multiplier: z of the update alone: the noise on the sum over the clip norm. 0: no
+          noise at all.
+        count_stddev: standard deviation of the noise on the sum of (bit - 1/2); None: no bit.
+        answers: length of an answer, and z_answers, the noise on the sum of answers; None: no
+          answers.
 
     Raises:
         ValueError: the number of parameters or the noise is out of range, or no F of 16 or more
@@ -276,9 +279,9 @@ def example_secure_sum(
     """The secure sum of a step at example level: each client adds up a clipped gradient of each of
     its examples.
 
-    As `secure_sum`, where C clips one example's gradient, and up to 32 bits hold the sum; beyond
-    `largest_sum` examples, a public number, a client's sum is cut off. Zeroing out, adding or
-    removing one example moves the sum by at most the root of `sensitivity_squared` in L2.
+    It is as `secure_sum`, but C clips one example's gradient, up to 32 bits hold the sum, and a
+    client's sum is clamped to what `largest_sum` examples, a public number, can reach. Zeroing out,
+    adding or removing one example moves the sum by at most the root of `sensitivity_squared` in L2.
 
     >>> example_secure_sum(14, SecureCohort(4, 3), noise_multiplier=8.0, largest_sum=200).bits
     23
@@ -291,7 +294,7 @@ def example_secure_sum(
     return _finest(bare, noise_multiplier, beside=(None, None), most_bits=MOST_BITS_OF_EXAMPLES)
 
 
-# noise multipliers of the bit and of the answer; None: there is none
+# noise multipliers of the bit and of the answer; None if there is no bit or no answer
 Beside = tuple[float | None, float | None]
 
 
@@ -315,9 +318,9 @@ def _finest(
 
 
 def _at(fineness: int, bare: SecureSum, noise_multiplier: float, *, beside: Beside) -> SecureSum:
-    """The secure sum of a fineness, with as many bits as it takes, at least 16."""
+    """The secure sum for a fineness, with as many bits as it needs, at least 16."""
     clip_steps = fineness << -(-(bare.num_params - 1).bit_length() // 2)
-    noise = Fraction(noise_multiplier) * clip_steps  # exactly: of h clients together, in steps
+    noise = Fraction(noise_multiplier) * clip_steps  # exact: that of h clients together, in steps
     bit_steps, answer_steps = (_entry_for(noise, each, clip_steps) for each in beside)
     found = replace(
         bare,
@@ -336,8 +339,8 @@ def _at(fineness: int, bare: SecureSum, noise_multiplier: float, *, beside: Besi
 
 
 def _entry_for(noise: Fraction, noise_multiplier: float | None, clip_steps: int) -> int:
-    """The norm, in whole steps, to which this noise has the noise multiplier; one clip norm if
-    there is no noise."""
+    """The norm, in whole steps, for which `noise` has the noise multiplier; one clip norm if there
+    is no noise."""
     if noise_multiplier is None:
         return 0
     if noise == 0:
@@ -352,5 +355,5 @@ def _entry_for(noise: Fraction, noise_multiplier: float | None, clip_steps: int)
 
 
 def _steps_of(values: Tensor, norm: float, steps: int) -> Tensor:
-    """Values (size,) in whole steps, int64, of which `steps` are one `norm`."""
+    """Values (size,) clipped to `norm`, in whole steps, int64; `norm` is `steps` steps long."""
     return clip_to_grid(values.detach().double() * (steps / norm), float(steps), grid=_WHOLE_STEPS)

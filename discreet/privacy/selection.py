@@ -1,9 +1,9 @@
-"""The cost of the best of several private trainings, if their number was drawn at random
-beforehand.
+"""Private selection: the privacy cost of the best of several private trainings, if their number was
+drawn at random beforehand.
 
 Source: Papernot and Steinke 2022 (arXiv 2110.03620), Theorems 2 and 6, through dp_accounting's
-`RepeatAndSelectDpEvent`. The guarantee is for whoever sees the chosen training alone: the number of
-trials and the trials that were not chosen must stay with the server.
+`RepeatAndSelectDpEvent`. The observer sees the chosen training alone: the number of trials and the
+trials that were not chosen must stay with the server.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from dp_accounting.dp_event import RepeatAndSelectDpEvent
 from discreet.accounting.accounting import Entries, rdp_curve
 from discreet.privacy.randomness import RandomSource
 
-# By name, the shape of the distribution (Papernot and Steinke 2022, Definition 1; Poisson is the
+# Shape parameter of each distribution (Papernot and Steinke 2022, Definition 1; Poisson is the
 # limit).
 SHAPES = {"logarithmic": 0.0, "geometric": 1.0, "poisson": math.inf}
 LARGEST_MEAN = 1000.0
@@ -52,10 +52,10 @@ class TrialCount:
             )
 
     def draw(self, source: RandomSource) -> int:
-        """One number of trials, from uniform values of 53 bits.
+        """Draws a number of trials from uniform values of 53 bits.
 
-        Poisson by inversion. The logarithmic distribution is a mixture of geometric ones, whose
-        parameter 1 - gamma^U is drawn first (Kemp 1981).
+        The Poisson distribution is drawn by inversion. The logarithmic one is a mixture of
+        geometric ones, whose parameter 1 - gamma^U is drawn first (Kemp 1981).
         """
         from scipy import stats
 
@@ -73,8 +73,8 @@ class TrialCount:
 
 
 def _log_inverse_gamma(mean: float) -> float:
-    """log(1 / gamma) of the logarithmic distribution with this mean, which is (1 / gamma - 1) /
-    log(1 / gamma)."""
+    """log(1 / gamma) of the logarithmic distribution with a `mean` of (1 / gamma - 1) / log(1 /
+    gamma)."""
     from scipy.optimize import brentq
 
     return float(
@@ -83,16 +83,15 @@ def _log_inverse_gamma(mean: float) -> float:
 
 
 def selection_event(candidates: Sequence[Entries], *, trials: TrialCount) -> DpEvent:
-    """The event of releasing the best of a random number of trials, which the RDP accountant knows.
+    """The event of releasing the best of a random number of trials, for the RDP accountant.
 
-    A trial draws one of the candidates at random, whatever the data, and costs its entries. "Best"
-    may be judged by anything that is computed from what a trial releases. Adjacency: that of the
-    events. ``NoOpDpEvent`` if trials release nothing, ``NonPrivateDpEvent`` if one may be not
-    private.
+    A trial draws one of the candidates at random, independently of the data, and costs its entries.
+    "Best" may be judged by any function of a trial's releases. Adjacency: that of the events.
+    ``NoOpDpEvent`` if trials release nothing, ``NonPrivateDpEvent`` if a candidate is not private.
 
-    One candidate has to cost at least as much as every other one at every Renyi order, or it is a
-    ValueError: the Renyi divergence of a public mixture is at most the largest of its parts, so the
-    trials together cost no more than trials of it alone.
+    One candidate must cost at least as much as every other one at every Renyi order; otherwise
+    ValueError is raised. The Renyi divergence of a public mixture is at most the largest of its
+    parts, so the trials together cost no more than trials of that candidate alone.
     """
     if not candidates:
         raise ValueError("there are no candidates")
@@ -102,7 +101,7 @@ def selection_event(candidates: Sequence[Entries], *, trials: TrialCount) -> DpE
         for event, count in entries
     ):
         return NonPrivateDpEvent()
-    # Divergences grow with the order: if one was given up, that of the next order is a bound.
+    # Divergences grow with the order: if one is unknown, that of the next order is a bound.
     curves = np.array(
         [np.minimum.accumulate(rdp_curve(entries)[::-1])[::-1] for entries in candidates]
     )

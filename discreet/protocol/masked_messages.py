@@ -1,7 +1,7 @@
-"""Messages of a masked sum: bytes of `discreet.masking` in a record of their own.
+"""Messages of a masked sum: bytes of `discreet.masking` in a separate record.
 
-The stage that asks for a masked vector goes with the train request and the parameters; the other
-stages go alone. An empty request asks a node who it is.
+The stage that asks for a masked vector is sent with the train request and the parameters; the other
+stages are sent alone. An empty request asks a node for its name.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 MASKING = "masking"  # the record's name
 WHO = b""
-# A train request beside another app's records, and what is in it.
+# The record of a train request beside another app's records, and its keys.
 ASKED = "masking-train-request"
 FROZEN = "frozen-arrays"
 MASKING_REPLY = "reply"
@@ -35,15 +35,15 @@ _VIRTUAL = "virtual"
 
 @dataclass(frozen=True)
 class Member:
-    """A node's name and those of its peers, as it answers when it is asked."""
+    """A node's answer to an empty request: its name and those of its peers."""
 
     name: str
     peers: tuple[str, ...]
 
 
 def terms_of(name: str, run: ClientSettings, sums: SecureSum) -> Terms:
-    """The terms of a run's masked sums. The server and each node find them by themselves, from what
-    the run asks."""
+    """The terms of a run's masked sums. The server and each node derive them independently from the
+    run's settings."""
     nodes = run.user.population_size
     secure = run.secure
     counts = (nodes, secure.dropouts, secure.colluding, secure.threshold_of(nodes))
@@ -52,24 +52,24 @@ def terms_of(name: str, run: ClientSettings, sums: SecureSum) -> Terms:
 
 
 def asked_bytes(request: TrainRequest) -> bytes:
-    """The request of one round as bytes. The terms leave it out: its clip norm is unknown when its
-    keys are made."""
+    """The request of one round as bytes. It is not part of the terms, as its clip norm is unknown
+    when its keys are made."""
     work = request.work
     return json.dumps([request.round, float(request.clip_norm), work.trains, work.query]).encode()
 
 
 def masking_record(request: bytes, virtual: VirtualClient | None) -> ConfigRecord:
-    """Makes the record that a node is asked with; in a simulation it names the client to be."""
+    """Makes the record of a request to a node; in a simulation it names the virtual client."""
     return ConfigRecord(
         {_REQUEST: request, **({} if virtual is None else {_VIRTUAL: write_json(virtual)})}
     )
 
 
 def split_content(content: RecordDict) -> tuple[dict[str, object], tuple[str, ...]]:
-    """The train request beside another app's records, as it travels, and the patterns of its frozen
+    """The encoded train request beside another app's records, and the patterns of its frozen
     arrays.
 
-    Takes them and the masking record out of `content`: what is left is the app's own.
+    Removes both and the masking record from `content`, which leaves the app's own records.
 
     Raises:
       MalformedMessage: there is no train request.
@@ -111,5 +111,5 @@ def reply_content(reply: bytes) -> RecordDict:
 
 
 def member_content(member: Member) -> RecordDict:
-    """Makes the answer of a node that is asked who it is."""
+    """Makes the answer of a node that is asked for its name."""
     return RecordDict({MASKING: ConfigRecord({NAME: member.name, PEERS: list(member.peers)})})

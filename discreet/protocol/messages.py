@@ -1,10 +1,10 @@
 """Messages between server and client: typed records, and their form as Flower's RecordDict.
 
-To a client go the round, the parameters, the clip norm and what it needs to know of the run. Back
-come the clipped update, one bit, and what the client has spent by its own account; and the answer
-to a query, if the run pays for one. Nothing else: no number of examples, no loss. Of an answer that
-the client noises itself it says how large the noise is, too, and that follows from how many
-examples it holds out.
+A client gets the round, the parameters, the clip norm and the settings of the run that it needs. It
+returns the clipped update, one bit, its spending by its own account, and the answer to a query if
+the run pays for one. It returns nothing else: no number of examples, no loss. With an answer that
+it noises itself a client also reports the size of the noise, which depends on the number of
+examples that it holds out.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ REPLY = "reply"
 UPDATE = "update"
 ANSWER = "answer"
 # The start of an array in NumPy's format, as NumPy and others write it. NumPy's own reader gives
-# the header to Python's parser: it raises whatever that raises, and takes memory as it likes.
+# the header to Python's parser, whose errors and use of memory are unbounded.
 MAGIC = re.compile(rb"\x93NUMPY(?:\x01\x00(..)|\x02\x00(....))", re.DOTALL)
 LONGEST_HEADER = 1024  # bytes
 HEADER = re.compile(
@@ -53,27 +53,26 @@ Items = dict[str, int | str]
 Record = TypeVar("Record")
 
 
-OUTSIDE = ":"  # in the name of what is not Discreet's own: `package.module:function`, `hf:folder`
+# in names from outside Discreet: `package.module:function`, `hf:folder`
+OUTSIDE = ":"
 REFUSED_CODE = 451  # Error.code of a client whose policy or budget forbids the work
 EPSILONS = ("epsilon_example", "epsilon_local", "epsilon_local_pure")
 
 
 class MalformedMessage(ValueError):
-    """A message does not hold what it should. The sender is counted as failed; the round goes
-    on."""
+    """A message has the wrong contents. Its sender counts as failed; the round goes on."""
 
 
 @section("virtual.")
 class VirtualClient:
-    """The client of a simulation to be: obeyed only in a simulation
-    (`discreet.protocol.simulated`).
+    """The client that a node acts as; obeyed only in a simulation (`discreet.protocol.simulated`).
 
     Attributes:
       client_id: its number.
-      state_folder: where virtual clients keep their ledger.
-      ticket: what the simulation has left in that folder.
-      seed: of its random numbers; None for secure ones.
-      data_path: where the simulation's data lie; None for data that are built in or come from the
+      state_folder: the folder of the virtual clients' ledger.
+      ticket: the simulation's ticket in that folder.
+      seed: seed of its random numbers; None for secure ones.
+      data_path: the path of the simulation's data; None for data that are built in or come from the
         hub.
     """
 
@@ -86,12 +85,11 @@ class VirtualClient:
 
 @section("work.")
 class Assignment:
-    """The work that a cohort is asked to do with the parameters that it gets.
+    """The work that a cohort is asked to do with the parameters.
 
     Attributes:
-      trains: whether they train, and send an update with its bit.
-      query: the name of a query that they answer beside it (`discreet.queries.query`); empty for
-        none.
+      trains: True if the clients train, and send an update with its bit.
+      query: the name of a query that they answer too (`discreet.queries.query`); empty for none.
     """
 
     trains: bool = True
@@ -108,20 +106,19 @@ CLIP_NORM = Rule(POSITIVE.words, lambda norm: norm == math.inf or POSITIVE.holds
 class TrainRequest:
     """The request to a client for one round.
 
-    It has a version of its own, a whole number. A client reads its own version alone, and refuses a
-    request with a key that it does not know: a setting that it does not know may be what its
-    guarantees rest on.
+    It has its own version, a whole number. A client reads only its own version, and refuses a
+    request with an unknown key, since its guarantees may depend on that setting.
 
     Attributes:
       round: counted from 1.
-      clip_norm: C_t, the L2 norm to clip the update to; infinity if user-level privacy is off.
-      run: what the run asks, the same in every round.
-      work: what this round asks.
-      virtual: which client to be, in a simulation; None in a real federation, where a node is
-        itself.
-      frozen: the digest of what is frozen in the server's model
+      clip_norm: C_t, the L2 norm to which the update is clipped; infinity if user-level privacy is
+        off.
+      run: the settings of the run, the same in every round.
+      work: the work of this round.
+      virtual: the client to act as, in a simulation; None in a real federation.
+      frozen: the digest of the frozen values in the server's model
         (`discreet.models.models.frozen_digest`); None if the client is in the server's process, and
-        builds the same.
+        builds the same model.
     """
 
     round: Rounds
@@ -137,16 +134,16 @@ class TrainReply:
     """The answer of a client to a request.
 
     Attributes:
-      round: the round that was asked for.
+      round: the round of the request.
       update: the clipped change of the parameters, (num_params,), float32, or (0,) if none was
-        asked for. Not to be written to: one that was decoded lies in the memory of its message.
-      below: the bit b, whether the update's norm was at or below the clip norm.
+        asked for. Read-only: a decoded one shares the memory of its message.
+      below: the bit b, True if the update's norm was at or below the clip norm.
       epsilon_example, epsilon_local, epsilon_local_pure: spent by the client's own account, over
-        every round it took part in; 0 if the guarantee is off. They are not noised: docs/privacy.md
-        says what they give away.
-      answer: to the query that was asked, (length,), float32; None if none was. (length + 1,) if
-        the client noises it itself, as `discreet.mechanisms.client_noise.OwnNoise` says.
-      client: who sent it, which the server knows by itself; it does not travel.
+        every round in which it took part; 0 if the guarantee is off. They are not noised:
+        docs/privacy.md says what they reveal.
+      answer: the query answer, (length,), float32; None without a query. (length + 1,) if the
+        client noises it itself, see `discreet.mechanisms.client_noise.OwnNoise`.
+      client: the sender, which the server knows; it is not part of the message.
     """
 
     round: int
@@ -160,8 +157,7 @@ class TrainReply:
 
 
 def request_items(request: TrainRequest) -> Items:
-    """The request as it travels: its version, and canonical JSON. `NumPyClient.fit` takes the
-    same."""
+    """The encoded request: its version, and canonical JSON. `NumPyClient.fit` takes the same."""
     return {"version": VERSION, REQUEST: write_json(request)}
 
 
@@ -169,7 +165,7 @@ Allowed = Callable[[TrainRequest], None]
 
 
 def no_outside_name(request: TrainRequest) -> None:
-    """Raises MalformedMessage if a request names code or a folder outside Discreet."""
+    """Raises MalformedMessage if a request names code or a folder from outside Discreet."""
     model = request.run.model.name
     mechanism = request.run.user.mechanism
     if OUTSIDE in model or mechanism is not None:
@@ -182,13 +178,13 @@ def request_of(items: Mapping[str, object], *, allowed: Allowed = no_outside_nam
     """Reads what `request_items` wrote.
 
     Args:
-      allowed: raises if the reader's owner does not allow the code and the folders that the request
-        names. No other function makes a request of a message, so no name is resolved before it was
-        asked.
+      allowed: raises if the node's owner does not allow the code and the folders that the request
+        names. Only this function makes a request from a message, so `allowed` is always called
+        before a name is resolved.
 
     Raises:
-      MalformedMessage: another version, a key that is missing or unknown, a value of the wrong type
-        or out of range.
+      MalformedMessage: another version, a missing or unknown key, a value of the wrong type or out
+        of range.
     """
     version = items.get("version")
     if version != VERSION:
@@ -206,8 +202,8 @@ def request_of(items: Mapping[str, object], *, allowed: Allowed = no_outside_nam
 
 
 def read_canonical(kind: type[Record], text: object, what: str) -> Record:
-    """The record of a text that `write_json` wrote. In another text a key may be missing, or be
-    there twice.
+    """The record of a text that `write_json` wrote. In any other text a key could be missing or
+    duplicated.
 
     Raises:
       MalformedMessage: the text is not canonical, or the record has a wrong value.
@@ -226,14 +222,14 @@ def read_canonical(kind: type[Record], text: object, what: str) -> Record:
 
 
 def read_content(content: RecordDict) -> tuple[ConfigRecord, Floats]:
-    """Reads a message to a client: the request's record as it is, and the parameters,
+    """Reads a message to a client: the undecoded record of the request, and the parameters,
     (num_params,).
 
     Raises:
       MalformedMessage: a part is missing or of the wrong kind.
     """
-    # Not content.config_records and its like: they would tie the message into a cycle, and keep its
-    # arrays for long.
+    # content.config_records and the like would create a reference cycle, which keeps the message's
+    # arrays in memory for long.
     record = content.get(REQUEST)
     arrays = content.get(PARAMETERS)
     if (
@@ -251,7 +247,7 @@ def read_content(content: RecordDict) -> tuple[ConfigRecord, Floats]:
 def decode_request(
     content: RecordDict, *, allowed: Allowed = no_outside_name
 ) -> tuple[TrainRequest, Tensor]:
-    """`read_content`, read: the parameters as float32. `allowed`: as of `request_of`.
+    """The decoded request and the parameters as float32. `allowed` as for `request_of`.
 
     Raises:
       MalformedMessage: as `read_content` and `request_of`.
@@ -267,7 +263,7 @@ def reply_numbers(reply: TrainReply) -> dict[str, int | float]:
 
 
 def encode_arrays(arrays: Sequence[Floats], numbers: Mapping[str, int | float]) -> RecordDict:
-    """The content of a reply: its update, its answer if there is one, and its numbers."""
+    """The content of a reply: the update, the answer if there is one, and the numbers."""
     named = zip((UPDATE, ANSWER), arrays, strict=False)
     content = {
         name: ArrayRecord({name: array_of(torch.from_numpy(values))}) for name, values in named
@@ -291,8 +287,8 @@ def array_of(vector: Tensor) -> Array:
 
 
 def floats_of(array: Array, name: str) -> Floats:
-    """An array of any shape and any float dtype. The header is checked before memory is taken for
-    what it announces. Not to be written to: its memory is that of the message."""
+    """An array of any shape and any float dtype. Its header is checked before memory is allocated.
+    Read-only: it shares the memory of the message."""
     shape, by_columns, dtype, start = header_of(array, name)
     if dtype not in (np.float16, np.float32, np.float64):
         raise MalformedMessage(f"the array {name} must be floats, got {dtype} of {shape}")
@@ -308,10 +304,11 @@ def floats_of(array: Array, name: str) -> Floats:
 
 
 def header_of(array: Array, name: str) -> tuple[tuple[int, ...], bool, np.dtype[Any], int]:
-    """Reads the header of an array in NumPy's format, by a grammar of its own, and trusts nothing
-    else that the message says of it.
+    """Reads the header of an array in NumPy's format with a separate parser, and trusts nothing
+    else that the message says about the array.
 
-    The result is the shape, whether it lies by columns, the dtype, and where the values start."""
+    The result is the shape, True for column-major order, the dtype, and the offset of the
+    values."""
     magic = MAGIC.match(array.data)
     if magic is None:
         raise MalformedMessage(

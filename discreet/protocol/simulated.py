@@ -1,14 +1,13 @@
 """Files in a simulation's run folder: a ticket, which proves a simulation to a process, and keys
 for masked sums.
 
-On a real node a server must not choose which client the node is, nor where its account is kept, nor
-its random numbers. So the word for it does not come with the message alone. A simulation leaves a
-random ticket in its run folder, readable by its own user only, and sends it along: whoever finds
-the same ticket in that folder shares the simulation's disk. A server elsewhere has nothing to show
-that lies on the node's disk.
+On a real node a server must not choose which client the node is, nor the place of its account, nor
+its random numbers. So a message alone can't choose them. A simulation writes a random ticket to its
+run folder, readable by its own user only, and sends it along: a process that finds the same ticket
+in that folder shares the simulation's disk. A remote server knows no ticket on the node's disk.
 
-For masked sums it makes keys of all virtual clients. In a federation each key is its owner's, and
-nobody has two."""
+For masked sums a simulation makes the keys of all virtual clients. In a federation each owner has
+one key."""
 
 from __future__ import annotations
 
@@ -26,7 +25,7 @@ from discreet.masking.identity import Identity
 TICKET = ".simulation_ticket"
 FOLDER = "masking"
 PEERS = "peers.json"
-# of `node_config`, as Flower's simulation makes it
+# The keys of `node_config` in Flower's simulation.
 SIMULATION_KEYS = {
     "partition-id",
     "num-partitions",
@@ -34,8 +33,8 @@ SIMULATION_KEYS = {
 
 
 def is_simulations(node_config: Mapping[str, object], folder: Path, ticket: str) -> bool:
-    """True in a virtual client's process: the ticket lies there, and no owner has set up a node
-    here."""
+    """True in a virtual client's process: the ticket is in the folder, and no owner has configured
+    a node here."""
     try:
         found = (folder / TICKET).read_text()
     except (OSError, ValueError):
@@ -49,7 +48,7 @@ class MembershipFiles:
     """The files that a node needs to take part in masked sums.
 
     Attributes:
-      name: which node it is, in the list of its peers.
+      name: the node's name in the list of its peers.
       key: the file with its private key.
       peers: the file with the public keys of all nodes.
       state: the folder of its state.
@@ -62,19 +61,19 @@ class MembershipFiles:
 
 
 def virtual_files(run_folder: Path, name: str) -> MembershipFiles:
-    """Those of one virtual client."""
+    """The files of one virtual client."""
     folder = run_folder / FOLDER
     return MembershipFiles(name, folder / f"{name}.key", folder / PEERS, folder / f"state-{name}")
 
 
 def set_up_simulation(folder: Path, held: ExitStack, *, members: int) -> str:
-    """Leaves a ticket, and keys for so many `members` of masked sums, as long as `held` is open;
-    the ticket."""
+    """Writes a ticket, and keys for a number of `members` of masked sums; both are removed when
+    `held` closes. Returns the ticket."""
     ticket = leave_ticket(folder)
     held.callback((folder / TICKET).unlink, missing_ok=True)
     if members:
         keys = folder / FOLDER
-        shutil.rmtree(keys, ignore_errors=True)  # those of before, with their state
+        shutil.rmtree(keys, ignore_errors=True)  # old keys, with their state
         held.callback(shutil.rmtree, keys, ignore_errors=True)
         keys.mkdir(mode=0o700)
         people = [Identity.generate(str(client)) for client in range(members)]
@@ -87,7 +86,7 @@ def set_up_simulation(folder: Path, held: ExitStack, *, members: int) -> str:
 
 
 def leave_ticket(folder: Path) -> str:
-    """A new ticket, which lies in the folder of a simulation from now on."""
+    """Writes a new ticket to the folder of a simulation, and returns it."""
     ticket = secrets.token_hex(32)
     (folder / TICKET).unlink(missing_ok=True)
     _write(folder / TICKET, ticket.encode())

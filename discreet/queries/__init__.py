@@ -1,2 +1,2 @@
-"""Questions to clients beside training: metrics and statistics, and how their noised sums are
-read."""
+"""Queries to clients beside training, for metrics and statistics, and estimates from their noised
+sums."""

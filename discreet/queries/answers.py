@@ -1,16 +1,16 @@
-"""The parts of a client's answer to a query, and what a server reads from the noised mean of all
+"""The parts of a client's answer to a query, and the server's estimates from the noised mean of all
 answers.
 
-An answer is made of blocks. Each block has a public length and a bound that the L2 norm of no
-client's block passes. Blocks are centred if that halves their bound: a share in 0..1 is sent as
--1/2..1/2. A client's own mean counts, not its number of examples: each client weighs the same, and
-so does each example in a client's mean.
+An answer is made of blocks. Each block has a public length and a bound on its L2 norm that holds
+for every client. Blocks are centred if that halves their bound: a share in 0..1 is sent as
+-1/2..1/2. Each client has the same weight, whatever its number of examples, and so does each
+example in a client's mean.
 
-Reading is post-processing of what was released, and costs nothing: values are cut to what is
-possible, and a cumulative histogram is made monotone. A standard error is that of the noise and of
-the cohort's sampling together, by the delta method: to first order in the noise, around what was
-released. Sampling counts with a bound on how much clients differ, since how much they do is not
-released; so the error is rather too large than too small.
+Estimation is post-processing of the release and costs no privacy: values are clamped to their
+range, and a cumulative histogram is made monotone. A standard error covers the noise and the
+sampling of the cohort together, by the delta method: to first order in the noise, around the
+released value. The sampling part uses a bound on the variation between clients, since the variation
+itself is not released, so the standard error tends to be too large.
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-# From the values (n, ...) and the targets of at least one example to a block, (length,) float64.
+# Maps the values (n, ...) and the targets of at least one example to a block, (length,) float64.
 # The values are a model's outputs for a metric, and inputs for a statistic.
 Answer = Callable[[Tensor, Tensor], Tensor]
 
 
 @dataclass(frozen=True)
 class Estimate:
-    """A number that was read from noise: NaN with an infinite standard error if the noise leaves
-    nothing to read."""
+    """An estimate from a noised release; NaN with an infinite standard error if the noise is too
+    large for one."""
 
     value: float
     standard_error: float
@@ -47,11 +47,11 @@ class AnswerPart:
     Attributes:
       name: the metric or statistic.
       bound, l1_bound: the largest L2 and L1 norm of a client's block.
-      answer: from a client's examples to its block.
-      read: the estimates of the noised mean, by name. Those of a statistic have a further name: of
-        a column or class.
-      shares: the numbers are shares of a whole, none of them negative.
-      of: the names of the scores that AUC is about.
+      answer: maps a client's examples to its block.
+      read: maps the noised mean to estimates by name; for a statistic by name, then by column or
+        class.
+      shares: True if the numbers are shares of a whole, none of them negative.
+      of: the names of the scores of an AUC.
     """
 
     name: str
@@ -66,13 +66,13 @@ class AnswerPart:
 
 @dataclass(frozen=True, eq=False)
 class NoisedBlock:
-    """The noised mean of one block over clients, in the block's own units: a client that did not
-    answer is zeros.
+    """The noised mean of one block over clients, in the block's own units. A client that did not
+    answer counts as zeros.
 
     Attributes:
-      stddev: of the noise on each number.
-      sampling: the variance of the mean over a Poisson cohort of numbers whose mean square over the
-        population is 1.
+      stddev: standard deviation of the noise on each number.
+      sampling: the variance of the mean, over a Poisson cohort, of numbers whose mean square over
+        the population is 1.
     """
 
     block: AnswerPart
@@ -81,7 +81,8 @@ class NoisedBlock:
     sampling: float = 0.0
 
     def estimate(self, function: Callable[[Tensor], Tensor], low: float, high: float) -> Estimate:
-        """A smooth function of the mean, cut to low..high, by the delta method."""
+        """The estimate of a smooth function of the mean, clamped to low..high, by the delta
+        method."""
         mean = self.mean.clone().requires_grad_()
         value = function(mean)
         (gradient,) = torch.autograd.grad(value, mean)
@@ -90,12 +91,12 @@ class NoisedBlock:
     def number(
         self, place: int, low: float, high: float, *, zero: float, unit: float = 1.0
     ) -> Estimate:
-        """One number of the mean, as zero + unit * number, cut to low..high."""
+        """The estimate of zero + unit * mean[place], clamped to low..high."""
         return self.estimate(lambda mean: zero + unit * mean[place], low, high)
 
     def error(self, gradient: Tensor, more: float = 0.0) -> float:
-        """The root of the mean squared error of gradient * mean, and of an independent error
-        `more`. Sampling counts with a bound on the mean square, over clients, of gradient * answer.
+        """The root mean squared error of gradient * mean together with an independent error `more`.
+        The sampling part uses a bound on the mean square, over clients, of gradient * answer.
         Shares are weights of at most 1 (Jensen)."""
         squares = gradient.square()
         spread = self.block.bound**2 * float(squares.sum())
@@ -105,7 +106,7 @@ class NoisedBlock:
 
 
 def clamped(value: float, error: float, low: float, high: float) -> Estimate:
-    """An estimate in low..high; `UNKNOWN` if value or error is not finite."""
+    """An estimate clamped to low..high; `UNKNOWN` if value or error is not finite."""
     known = math.isfinite(value) and math.isfinite(error)
     if known:
         return Estimate(min(max(value, low), high), error)
@@ -113,16 +114,17 @@ def clamped(value: float, error: float, low: float, high: float) -> Estimate:
 
 
 def root_of(square: Estimate) -> Estimate:
-    """The root of an estimate of at least 0. Its error is not by the slope of the root, which has
-    none at 0, but by how far the root moves with the square's own error."""
+    """The square root of an estimate that is at least 0. Its error is the change of the root when
+    the square moves by its own error; the slope of the root can't be used, as it is infinite at
+    0."""
     error = square.standard_error
     root, low, high = (math.sqrt(max(square.value + step, 0.0)) for step in (0.0, -error, error))
     return Estimate(root, max(high - root, root - low))
 
 
 def bins_of(values: Tensor, low: float, high: float, count: int) -> Tensor:
-    """The number of the bin, of `count` equally wide ones of low..high, that holds each value.
-    Values outside, and NaN, go to the nearest bin, NaN to the first.
+    """The index of the bin that holds each value, of `count` equally wide bins of low..high. Values
+    outside go to the nearest bin, NaN to the first.
 
     >>> bins_of(torch.tensor([-9.0, 0.0, 0.3, 1.0, torch.nan]), 0, 1, 4).tolist()
     [0, 0, 1, 3, 0]
@@ -134,16 +136,16 @@ def bins_of(values: Tensor, low: float, high: float, count: int) -> Tensor:
 
 
 def shares_of(places: Tensor, count: int) -> Tensor:
-    """For each column of places (n, k) the share of rows at each of `count` places: (k * count,),
-    norm <= sqrt(k)."""
+    """For each column of bin indices (n, k) the share of rows in each of `count` bins, (k *
+    count,), of L2 norm at most sqrt(k)."""
     counts = torch.stack([torch.bincount(column, minlength=count) for column in places.T])
     return (counts.double() / len(places)).reshape(-1)
 
 
 def quantile(part: NoisedBlock, share: float, edges: Tensor) -> Estimate:
-    """A quantile of a histogram's shares with edges (length + 1,), and by how much it moves if the
-    cumulative histogram, made monotone, moves by its standard error; at least half a bin, for
-    inside a bin nothing is known."""
+    """A quantile of a histogram of shares with edges (length + 1,). Its standard error is its
+    change when the monotone cumulative histogram moves by its own, and at least half a bin, since
+    positions inside a bin are unknown."""
     total = float(part.mean.sum())
     if not total > 0:
         return UNKNOWN
@@ -160,8 +162,8 @@ def quantile(part: NoisedBlock, share: float, edges: Tensor) -> Estimate:
 
 
 def rising(shares: Tensor) -> Tensor:
-    """The cumulative histogram (length + 1,) of noised shares that sum to 1, from 0 to 1: the
-    nearest one, in squares, that rises."""
+    """The monotone cumulative histogram (length + 1,), from 0 to 1, nearest in least squares to
+    that of noised shares, which sum to 1."""
     from sklearn.isotonic import isotonic_regression
 
     heights = isotonic_regression(shares.cumsum(0).numpy(), y_min=0.0, y_max=1.0)
@@ -169,8 +171,8 @@ def rising(shares: Tensor) -> Tensor:
 
 
 def _crossing(curve: Tensor, edges: Tensor, share: float) -> float:
-    """The place at which a rising curve over edges reaches a share: the middle if it stays there
-    for a while."""
+    """The position at which a monotone curve over edges reaches a share; the middle of the interval
+    if the curve is flat there."""
     share = min(max(share, 0.0), 1.0)
     places = []
     for right in (False, True):

@@ -1,9 +1,8 @@
-"""Metrics of a model: on public examples, by scikit-learn; and by its outputs for a client's
-examples: a client's block of each, and the numbers that are read from the noised mean of all
-clients' blocks.
+"""Metrics of a model: on public examples, by scikit-learn; and on clients' examples, by a client's
+block for each metric and the estimates from the noised mean of all clients' blocks.
 
-Of a sequence, its own share of right positions and its own mean loss count, and one of padding
-alone has 0 of both, so that no number of positions moves what another example adds.
+Each sequence counts with its own share of correct positions and its own mean loss, 0 for a sequence
+of padding alone. So the number of positions of one example does not affect another's contribution.
 """
 
 from __future__ import annotations
@@ -34,19 +33,20 @@ from discreet.queries.answers import (
 )
 from discreet.queries.scores import EvaluationResult
 
-# of scores, in logits: half a logit each
+# bins of scores, each half a logit wide
 SCORE_BINS = 32
 LARGEST_LOGIT = 8.0
 CONFIDENCE_BINS = 10
 CLIENT_BINS = 20
-LARGEST_ERROR = 1.0  # of a number, where numbers are learned as -1..1: half of its public range
-UNEVEN = 1.2  # times the share that all classes would have alike
+# of a number, in units of half its public range: numbers are learned as -1..1
+LARGEST_ERROR = 1.0
+UNEVEN = 1.2  # times the share of each class if all were equal
 QUANTILES = {"clients_worst_tenth": 0.1, "clients_median": 0.5}
 
 
 def metric_blocks(names: Sequence[str], shape: TaskShape) -> tuple[AnswerPart, ...]:
-    """The blocks that metrics are read from, in their order. ValueError: a name is unknown for what
-    is predicted, or is given twice; it names the choices."""
+    """The blocks of these metrics, in their order. Raises ValueError, which lists the choices: a
+    name is unknown for this kind of target, or appears twice."""
     known = metrics_of(shape.target.kind)
     unknown = [name for name in names if name not in known]
     if unknown or not names or len({*names}) < len(names):
@@ -65,8 +65,8 @@ def metrics_of(kind: str) -> list[str]:
 
 
 def _scalar(name: str, largest: float, value: Answer, root: bool = False) -> AnswerPart:
-    """The mean of values in 0..largest, sent less the middle; NaN counts as the largest. `root`:
-    its root is read."""
+    """The mean of values in 0..largest, sent minus the middle of the range; NaN counts as the
+    largest value. `root`: the estimate is the square root of the mean."""
     middle = largest / 2
 
     def answer(outputs: Tensor, targets: Tensor) -> Tensor:
@@ -83,7 +83,7 @@ def _scalar(name: str, largest: float, value: Answer, root: bool = False) -> Ans
 
 
 def _rights(outputs: Tensor, targets: Tensor) -> Tensor:
-    """`right_of`, but of a sequence (n,) the share of its positions that are right."""
+    """`right_of`; for sequences the share of correct positions, (n,)."""
     right = right_of(outputs, targets)
     if targets.dtype != torch.int64 or targets.ndim == 1:
         return right
@@ -91,7 +91,8 @@ def _rights(outputs: Tensor, targets: Tensor) -> Tensor:
 
 
 def _loss(shape: TaskShape) -> AnswerPart:
-    """The loss, cut at twice that of a model that gives every class, or label, one chance."""
+    """The loss, clamped at twice that of a model that gives all classes, or both values of a label,
+    the same probability."""
 
     def losses(outputs: Tensor, targets: Tensor) -> Tensor:
         if targets.dtype == torch.int64:
@@ -104,8 +105,8 @@ def _loss(shape: TaskShape) -> AnswerPart:
 
 
 def _errors(outputs: Tensor, targets: Tensor) -> Tensor:
-    """Absolute errors (n, k) where numbers are learned as -1..1, cut; an output beyond the range
-    counts as its end."""
+    """Absolute errors (n, k) of numbers in -1..1, clamped. An output beyond the range counts as its
+    end."""
     return (
         (outputs.clamp(-1, 1) - targets.double())
         .abs()
@@ -115,8 +116,8 @@ def _errors(outputs: Tensor, targets: Tensor) -> Tensor:
 
 
 def _powers(name: str, power: int, shape: TaskShape) -> AnswerPart:
-    """The mean of the errors, or of their squares, in the numbers' own units, cut at half of the
-    public range."""
+    """The mean of the absolute errors, or of their squares, in the numbers' own units. Errors are
+    clamped at half of the public range."""
     high, low = (
         torch.tensor(bounds, dtype=torch.float64)
         for bounds in (shape.target.high, shape.target.low)
@@ -132,8 +133,8 @@ def _powers(name: str, power: int, shape: TaskShape) -> AnswerPart:
 
 
 def _r2(shape: TaskShape) -> AnswerPart:
-    """For each number the mean squared error and the mean square of the truth, both less 1/2, and
-    the truth's mean."""
+    """For each number the mean squared error and the mean square of the target, both minus 1/2, and
+    the mean of the target."""
     count = len(shape.target.names)
     bound = math.sqrt(count * (LARGEST_ERROR**4 / 4 + 0.25 + 1))
 
@@ -161,8 +162,9 @@ def _r2(shape: TaskShape) -> AnswerPart:
 
 
 def _calibration(_: TaskShape) -> AnswerPart:
-    """For each bin of confidence, the mean over examples of (confidence - right) if it falls there:
-    L1 norm <= 1. The sum is overconfidence, and the sum of sizes the expected calibration error."""
+    """For each bin of confidence the sum of (confidence - correct) over its examples, divided by
+    the number of all examples: L1 norm at most 1. The sum over bins is the overconfidence, and the
+    sum of absolute values the expected calibration error."""
 
     def answer(outputs: Tensor, targets: Tensor) -> Tensor:
         confidence = outputs.softmax(dim=1).max(dim=1).values.nan_to_num(1.0)
@@ -180,9 +182,9 @@ def _calibration(_: TaskShape) -> AnswerPart:
 
 
 def _sum_of_sizes(part: NoisedBlock) -> Estimate:
-    """The sum of absolute values. Noise makes them larger: of each is taken what noise would add to
-    it, if it were as large as was released; what is left of that bias is at most 0.47 standard
-    deviations each, and is in the error."""
+    """The sum of absolute values. As noise biases each upwards, the bias that it would have at the
+    released value is subtracted. The remaining bias is at most 0.47 standard deviations each, and
+    is included in the error."""
     ones = torch.ones_like(part.mean)
     stddev = part.error(ones) / math.sqrt(len(ones))
     if stddev == 0:
@@ -195,9 +197,9 @@ def _sum_of_sizes(part: NoisedBlock) -> Estimate:
 
 
 def _clients(shape: TaskShape) -> AnswerPart:
-    """A client's own accuracy, or mean absolute error in half ranges, as one of its bins that is 1.
-    Read are the mean and quantiles over clients; the worst tenth has the smallest accuracy or the
-    largest error."""
+    """A client's own accuracy, or mean absolute error in half ranges, as a one-hot histogram. The
+    estimates are the mean and quantiles over clients; the worst tenth has the smallest accuracy or
+    the largest error."""
     numbers = shape.target.kind == NUMBERS
     edges = torch.linspace(0, 1, CLIENT_BINS + 1, dtype=torch.float64)
     middles = (torch.arange(CLIENT_BINS, dtype=torch.float64) + 0.5) / CLIENT_BINS
@@ -210,7 +212,8 @@ def _clients(shape: TaskShape) -> AnswerPart:
         if float(part.mean.sum()) < 3 * part.stddev * math.sqrt(CLIENT_BINS):
             return dict.fromkeys(["clients_mean", *QUANTILES], UNKNOWN)
         mean = part.estimate(lambda mean: (mean * middles).sum() / mean.sum(), 0.0, 1.0)
-        within = edges[1] / math.sqrt(12)  # a value is known to its bin
+        # standard error of a value that is known up to its bin
+        within = edges[1] / math.sqrt(12)
         found = {
             "clients_mean": replace(mean, standard_error=math.hypot(mean.standard_error, within))
         }
@@ -223,13 +226,13 @@ def _clients(shape: TaskShape) -> AnswerPart:
 
 
 def _auc(shape: TaskShape) -> AnswerPart:
-    """For each score a histogram of negatives and one of positives: shares of all. Scores are of
-    class 1 of two, of each class against the rest, or of each label.
+    """For each score a histogram of negatives and one of positives, as shares of all examples. The
+    scores are those of class 1 of two classes, of each class against the rest, or of each label.
 
-    Of more than two classes an example is a positive of one class and a negative of all others.
-    Negatives are multiplied by (classes - 1)^(-1/2), so that both kinds have the same part of the
-    norm: the few positives get less noise than if all had the same weight, and a constant factor
-    changes no share of negatives.
+    With more than two classes an example is a positive of one class and a negative of all others.
+    Negatives are multiplied by (classes - 1)^(-1/2), so that negatives and positives contribute
+    equally to the norm. The few positives then get relatively less noise than with equal weights,
+    and a constant factor does not change the shares among negatives.
     """
     names = shape.target.names
     rest = shape.num_classes - 1
@@ -270,14 +273,14 @@ def _auc(shape: TaskShape) -> AnswerPart:
 
 
 def _against_rest(outputs: Tensor) -> Tensor:
-    """The logit of each class's probability, (n, k), of logits (n, k)."""
+    """The logit of each class's probability, (n, k), from logits (n, k)."""
     own = torch.eye(outputs.shape[1], dtype=torch.bool)
     return outputs - outputs.unsqueeze(1).masked_fill(own, -math.inf).logsumexp(dim=2)
 
 
 def _read_auc(part: NoisedBlock) -> dict[str, Estimate]:
-    """The mean over the scores of the chance that a positive is in a higher bin than a negative,
-    ties by half."""
+    """The mean AUC over the scores: the probability that a positive is in a higher bin than a
+    negative, where ties count half."""
 
     def area(mean: Tensor) -> Tensor:
         negatives, positives = mean.reshape(-1, 2, SCORE_BINS).unbind(dim=1)
@@ -289,13 +292,13 @@ def _read_auc(part: NoisedBlock) -> dict[str, Estimate]:
 
 
 def both_kinds(part: NoisedBlock) -> Tensor:
-    """True for each score with enough negatives and positives, (scores,): with as little of a kind
-    as noise makes of nothing, a share of it is no number to rely on."""
+    """True for each score with enough negatives and positives, (scores,). A total that noise alone
+    could produce is too little to estimate shares of it."""
     totals = part.mean.reshape(-1, 2, SCORE_BINS).sum(dim=2)
     return (totals >= 3 * part.stddev * math.sqrt(SCORE_BINS)).all(dim=1)
 
 
-# The kinds of target that a metric is of, and its block.
+# For each metric the kinds of target that it is defined for, and its block.
 _METRICS: Mapping[str, tuple[Sequence[str], Callable[[TaskShape], AnswerPart]]] = {
     "accuracy": ((CLASSES, LABELS, SEQUENCES), lambda _: _scalar("accuracy", 1.0, _rights)),
     "loss": ((CLASSES, LABELS, SEQUENCES), _loss),
@@ -309,8 +312,8 @@ _METRICS: Mapping[str, tuple[Sequence[str], Callable[[TaskShape], AnswerPart]]] 
 
 
 def right_of(outputs: Tensor, targets: Tensor) -> Tensor:
-    """True for each example (n,), or each of its labels or positions (n, k), that is right: padding
-    never is. NaN is wrong, though argmax takes it for the largest value."""
+    """True for each example (n,), or each label or position (n, k), that is predicted correctly.
+    Padding and NaN never are, though argmax takes NaN for the largest value."""
     if targets.dtype == torch.int64:
         return (outputs.argmax(dim=1) == targets) & ~outputs.isnan().any(dim=1)
     return ((outputs >= 0) == (targets == 1)) & ~outputs.isnan()
@@ -328,15 +331,15 @@ def evaluate(
     """Mean loss and scores of `model` on `examples`, at least one, without gradients and in
     evaluation mode.
 
-    Cross entropy is in nats. The scores of classes and sequences: accuracy, the share that is
-    right, of all positions that are not padding; of classes that are uneven (`is_uneven`) also
-    balanced_accuracy and auc (`uneven_scores`). Of labels: accuracy, the share of all labels that
-    is right, and auc, the mean over the labels (NaN if every label is all 0 or all 1). Of numbers:
-    r2, and mae, the mean absolute error in their own units, both as the mean over the numbers.
+    Cross entropy is in nats. Classes and sequences have accuracy, the share of correct examples, or
+    of correct positions that are not padding; imbalanced classes (`is_uneven`) also have
+    balanced_accuracy and auc (`uneven_scores`). Labels have accuracy, the share of correct labels,
+    and auc, the mean over the labels (NaN if every label is all 0 or all 1). Numbers have r2, and
+    mae, the mean absolute error in their own units; both are means over the numbers.
 
-    Runs on the device of the model's parameters and leaves the model's training mode as it was.
-    Outputs that are not finite make the loss NaN or infinite; an example with a NaN among its
-    logits counts as wrong.
+    It runs on the device of the model's parameters and restores the model's training mode. Outputs
+    that are not finite make the loss NaN or infinite; an example with a NaN among its logits counts
+    as wrong.
     """
     total = 0.0
     right = 0
@@ -354,7 +357,7 @@ def evaluate(
             .item()
         )
         if target.kind in (LABELS, NUMBERS) or uneven:
-            kept.append(outputs)  # of sequences they might be many
+            kept.append(outputs)  # not of sequences, which might have too many
         if target.kind != NUMBERS:
             right += int(right_of(outputs, targets).sum())
             counted += int((targets != PADDING).sum())
@@ -372,16 +375,15 @@ def evaluate(
 
 
 def is_uneven(targets: Tensor, num_classes: int = 2) -> bool:
-    """True if one class has a share of the targets (n,) that is well above that of all classes
-    alike."""
+    """True if one class has a share of the targets (n,) well above an equal share."""
     counts = torch.bincount(targets.cpu(), minlength=num_classes).double()
     return bool(len(targets)) and float(counts.max() / counts.sum()) > UNEVEN / max(2, len(counts))
 
 
 def uneven_scores(outputs: Tensor, targets: Tensor) -> dict[str, float]:
-    """The mean over the classes of the share that is right, and the mean AUC of each class against
-    the rest (of two classes the AUC); a class without an example counts in neither. The AUC of
-    outputs that are not finite is NaN."""
+    """The balanced accuracy (mean recall over the classes), and the mean AUC of each class against
+    the rest (for two classes the AUC); a class without an example counts in neither. The AUC is NaN
+    if an output is not finite."""
     classes = torch.unique(targets)
     right = right_of(outputs, targets).double()
     balanced = torch.stack([right[targets == each].mean() for each in classes]).mean()
@@ -399,21 +401,21 @@ def uneven_scores(outputs: Tensor, targets: Tensor) -> dict[str, float]:
 
 
 def mean_auc(outputs: Tensor, targets: Tensor) -> float:
-    """The mean AUC of the labels (n, k) that are 0 somewhere and 1 somewhere; NaN without any and
-    with NaN outputs."""
+    """The mean AUC of the labels (n, k) that have both 0 and 1; NaN if there are none, or if an
+    output is NaN."""
     from sklearn.metrics import roc_auc_score
 
     both = (targets.min(dim=0).values < targets.max(dim=0).values).nonzero().flatten()
     if not len(both) or outputs.isnan().any():
         return math.nan
-    finite = outputs.double().nan_to_num()  # infinite ones stay the first and the last
+    finite = outputs.double().nan_to_num()  # keeps infinite values first and last in the order
     return float(roc_auc_score(targets[:, both].numpy(), finite[:, both].numpy(), average="macro"))
 
 
 def number_scores(said: Tensor, truth: Tensor) -> list[dict[str, float]]:
-    """R2 and the mean absolute error of each of k numbers, of predictions and truth (n, k) in their
-    own units. NaN if a prediction is not finite, and R2 also for a single example. R2 of a constant
-    truth is 0, or 1 if it is met."""
+    """R2 and the mean absolute error of each of k numbers, from predictions and targets (n, k) in
+    their own units. NaN if a prediction is not finite, and R2 also for a single example. R2 for a
+    constant target is 0, or 1 if the predictions are exact."""
     from sklearn.metrics import mean_absolute_error, r2_score
 
     if not said.isfinite().all():
@@ -429,9 +431,9 @@ def number_scores(said: Tensor, truth: Tensor) -> list[dict[str, float]]:
 
 
 def label_indicators(probabilities: Tensor, targets: Tensor) -> dict[str, float]:
-    """Of labels (n, k): accuracy of single labels, the share of examples with all labels right
-    (subset_accuracy), mean auc, and precision, recall and f1 over all labels together. A
-    probability of at least 1/2 says that a label holds."""
+    """Indicators for labels (n, k): accuracy of single labels, the share of examples with all
+    labels correct (subset_accuracy), mean auc, and precision, recall and f1 over all labels
+    together. A probability of at least 1/2 predicts a label."""
     from sklearn import metrics
 
     truth = targets.numpy()
@@ -452,16 +454,16 @@ def label_indicators(probabilities: Tensor, targets: Tensor) -> dict[str, float]
 
 
 def class_indicators(probabilities: Tensor, targets: Tensor) -> dict[str, float]:
-    """Indicators of a classifier: accuracy, precision, recall, f1 and loss, of two classes auc and
+    """Indicators of a classifier: accuracy, precision, recall, f1 and loss; for two classes auc and
     ks too.
 
-    probabilities: (n, k); targets: (n,), class numbers, n at least 1. Of two classes a probability
-    of class 1 of at least 1/2 predicts it, and precision, recall and f1 are those of class 1; of
-    more they are means over the classes. ks is the Kolmogorov-Smirnov distance, max over thresholds
-    of true minus false positive rate; with a single class in `targets` auc and ks are NaN. loss is
-    the mean cross entropy, finite even if a wrong probability is exactly 0 or 1. Precision with no
-    predicted positives is 0, and so is recall with none to find. Raises ValueError for a
-    probability that is not finite.
+    probabilities: (n, k); targets: (n,), class numbers, n at least 1. For two classes, class 1 is
+    predicted if its probability is at least 1/2, and precision, recall and f1 are those of class 1;
+    for more they are means over the classes. ks is the Kolmogorov-Smirnov distance, max over
+    thresholds of true minus false positive rate; with a single class in `targets` auc and ks are
+    NaN. loss is the mean cross entropy, finite even if a wrong probability is exactly 0 or 1.
+    Precision is 0 without predicted positives, and recall is 0 without actual ones. Raises
+    ValueError for a probability that is not finite.
     """
     from sklearn import metrics
 

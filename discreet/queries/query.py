@@ -1,10 +1,10 @@
-"""Queries: what each client of a cohort answers with one vector, and what the server reads from
-their noised sum.
+"""Queries: each client of a cohort answers with one vector, and the server computes estimates from
+the noised sum.
 
 A client's answer is a vector (length,) of L2 norm at most 1, whatever its data are, so that adding
 or removing one client moves the sum by at most 1. The server clips each answer to that norm once
-more, adds them up, adds Gaussian noise, and divides by public constants alone. At example level
-each client noises its own answer (`discreet.node.client`). A client that is missing, or whose
+more, adds the answers up, adds Gaussian noise, and divides by public constants alone. At example
+level each client noises its own answer (`discreet.node.client`). A client that is missing, or whose
 answer is malformed, adds zero.
 """
 
@@ -27,22 +27,22 @@ from discreet.settings.client_settings import ClientSettings
 from discreet.settings.data import StatisticsConfig
 from discreet.settings.rules import ConfigError
 
-EVALUATION = "evaluation"  # of a model, on what clients hold out
+EVALUATION = "evaluation"  # of a model, on examples that clients hold out
 TRAIN_AND_RATE = Assignment(trains=True, query=EVALUATION)
 RATE = Assignment(trains=False, query=EVALUATION)
 NORMALISE = "normalise"
 STATISTICS = "statistics"
-OF_DATA = (NORMALISE, STATISTICS)  # before the first round
+OF_DATA = (NORMALISE, STATISTICS)  # queries before the first round
 
 
 @dataclass(frozen=True)
 class Sums:
-    """A noised sum of answers, (length,), with the public constants that it is read by.
+    """A noised sum of answers, (length,), with the public constants for its estimates.
 
     Attributes:
-      expected_cohort: q * population_size: what the sum is divided by, whoever has answered.
-      stddev: of the noise on each coordinate.
-      probability: q, with which a client is asked.
+      expected_cohort: q * population_size, by which the sum is divided whoever has answered.
+      stddev: standard deviation of the noise on each coordinate.
+      probability: q, the probability that a client is asked.
     """
 
     values: Sequence[float]
@@ -53,20 +53,20 @@ class Sums:
 
 @dataclass(frozen=True)
 class Query:
-    """Blocks that are asked together: an answer holds each block divided by its bound and times a
-    weight, the same for all, whose squares sum to 1. So one Gaussian of sensitivity 1 pays for
+    """Blocks that are asked for together. An answer holds each block divided by its bound and times
+    a common weight; the squares of the weights sum to 1. So one Gaussian of sensitivity 1 covers
     all."""
 
     blocks: tuple[AnswerPart, ...]
 
     @property
     def length(self) -> int:
-        """The count of numbers in an answer."""
+        """The number of coordinates of an answer."""
         return sum(block.length for block in self.blocks)
 
     @property
     def weight(self) -> float:
-        """The factor of each block, beside its bound's inverse."""
+        """The common weight of the blocks."""
         return 1 / math.sqrt(len(self.blocks))
 
     @property
@@ -75,14 +75,14 @@ class Query:
         return self.weight * sum(block.l1_bound / block.bound for block in self.blocks)
 
     def answer(self, values: Tensor, targets: Tensor) -> Tensor:
-        """A client's answer, (length,) float64, of L2 norm at most 1: zeros without examples, as
-        one that is missing. The bound does not rest on the blocks: one that is not finite is zeros,
-        and one beyond its bound is shortened.
+        """A client's answer, (length,) float64, of L2 norm at most 1; zeros without examples, like
+        a missing answer. The bound does not rely on the blocks: a block that is not finite becomes
+        zeros, and a longer one is scaled down.
 
         Args:
           values: outputs of the model (n, ...) for the examples that the client holds out; its
             inputs for statistics.
-          targets: as `Examples` holds them.
+          targets: as in `Examples`.
         """
         if len(targets) == 0:
             return torch.zeros(self.length, dtype=torch.float64)
@@ -95,8 +95,8 @@ class Query:
         return torch.cat(parts)
 
     def noised(self, sums: Sums) -> list[NoisedBlock]:
-        """The noised mean over clients of each block, in its own units. ValueError: the sum has
-        another length."""
+        """The noised mean over clients of each block, in its own units. Raises ValueError: the sum
+        has another length."""
         if len(sums.values) != self.length:
             raise ValueError(f"the sum must have {self.length} numbers, not {len(sums.values)}")
         mean = torch.tensor(sums.values, dtype=torch.float64) / sums.expected_cohort
@@ -117,7 +117,7 @@ class Query:
         ]
 
     def read(self, sums: Sums) -> dict[str, Any]:
-        """The estimates by name: of a metric an `Estimate`, of a statistic one for each column,
+        """The estimates by name: one `Estimate` for a metric; for a statistic one for each column,
         class or label. Raises as `noised`."""
         return {
             name: found
@@ -131,7 +131,7 @@ class Query:
 
 
 def clipped_answer(block: Tensor, bound: float) -> Tensor:
-    """A block of L2 norm at most `bound`: zeros if it is not finite, shortened if it is longer."""
+    """A block scaled down to L2 norm `bound` if it is longer; zeros if it is not finite."""
     if not block.isfinite().all():
         return torch.zeros_like(block)
     norm = float(block.norm())
@@ -141,8 +141,8 @@ def clipped_answer(block: Tensor, bound: float) -> Tensor:
 
 
 def query_of(name: str, run: ClientSettings, shape: TaskShape) -> Query:
-    """The query of that name in a run on data of this shape. ConfigError: there is no such query,
-    or a metric does not fit what is predicted."""
+    """The query of that name in a run on data of this shape. Raises ConfigError: there is no such
+    query, or a metric does not fit the targets."""
     if name in OF_DATA:
         if name == NORMALISE:
             names = ["moments"]
@@ -158,8 +158,8 @@ def query_of(name: str, run: ClientSettings, shape: TaskShape) -> Query:
 
 
 def shape_of_data(asked: StatisticsConfig, shape: TaskShape) -> DataShape:
-    """The public facts of the data that statistics are about. ConfigError: their range is not
-    given, or statistics of such data are not known."""
+    """The public facts of the data for statistics. Raises ConfigError: the range of the data is not
+    configured, or there are no statistics for such data."""
     if asked.low is None or asked.high is None:
         raise ConfigError(
             "statistics.low and statistics.high must be given: these data declare no range of "

@@ -1,4 +1,4 @@
-"""The ROC curves in a noised block of AUC: from the histograms that AUC is read from."""
+"""ROC curves from the noised histograms of the AUC block."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from discreet.queries.metrics import LARGEST_LOGIT, SCORE_BINS, both_kinds
 
 
 class RocPoint(NamedTuple):
-    """The effect of a threshold: examples of a class or label with a score of at least `score`, in
-    logits, are called positive. Rates are in [0, 1], with standard errors as those of all clients;
-    at the lowest score they are 1."""
+    """A point of a ROC curve: examples with a score of at least `score`, in logits, are classified
+    as positive for a class or label. Rates are in [0, 1], with standard errors as estimates for all
+    clients; at the lowest score they are 1."""
 
     of: str
     score: float
@@ -24,9 +24,9 @@ class RocPoint(NamedTuple):
 
 
 def roc_points(part: NoisedBlock) -> list[RocPoint]:
-    """The points of the ROC curves of a block of AUC, from the highest threshold down, of each
-    score in turn; none of a score of whose negatives or positives noise leaves nothing. Rates never
-    fall as the threshold does."""
+    """The points of the ROC curves of an AUC block, for each score from the highest threshold down.
+    A score with too few negatives or positives for the noise has none. Rates never fall as the
+    threshold falls."""
     edges = torch.linspace(
         LARGEST_LOGIT, -LARGEST_LOGIT, SCORE_BINS + 1, dtype=torch.float64
     ).tolist()
@@ -43,13 +43,13 @@ def roc_points(part: NoisedBlock) -> list[RocPoint]:
 
 
 def _rates(part: NoisedBlock, kind: int) -> list[tuple[float, float]]:
-    """From the highest edge down the share of one histogram that is not below it, and its standard
-    error."""
+    """For each edge, from the highest down, the share of one histogram at or above it, and its
+    standard error."""
     mean = part.mean.reshape(-1, SCORE_BINS)[kind]
     total = float(mean.sum())
     found = []
     curve = rising(mean / total).tolist()
-    for edge, below in enumerate([*curve[:-1], 1.0]):  # the last sum is 1, but for rounding
+    for edge, below in enumerate([*curve[:-1], 1.0]):  # the last sum is 1 up to rounding
         gradient = torch.zeros_like(part.mean)
         chosen = (torch.arange(SCORE_BINS) < edge).double()
         gradient[kind * SCORE_BINS : (kind + 1) * SCORE_BINS] = (chosen - below) / total

@@ -1,5 +1,4 @@
-"""The names of the numbers that a round gives of its model beside the loss. Commands without
-PyTorch read them."""
+"""The names of a model's scores beside the loss. Commands without PyTorch read them."""
 
 from __future__ import annotations
 
@@ -7,18 +6,17 @@ import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-# The columns of a round beside the loss, and those by which models are compared: larger is better.
+# A round's score columns beside the loss, and those by which models are compared: larger is better.
 SCORES = ("accuracy", "balanced_accuracy", "auc", "r2", "mae")
 MAIN = ("accuracy", "r2")
-# The endings of two more columns of a number that clients gave: its standard errors, in all and by
-# noise alone.
+# Suffixes of two more columns of a federated score: its standard error in all, and by noise alone.
 ERROR = "_error"
 BY_NOISE = "_error_by_noise"
 
 
 @dataclass(frozen=True)
 class EvaluationResult:
-    """The evaluation of a model: its loss, the lower the better, and its scores by name; None: not
+    """The evaluation of a model: its loss (lower is better), and its scores by name. None: not
     known."""
 
     loss: float | None
@@ -26,35 +24,36 @@ class EvaluationResult:
 
 
 def unrated(names: Iterable[str] = ()) -> EvaluationResult:
-    """The empty result of a server that has no test set. A row of metrics.csv has a place for each
-    number that clients may add later, and for its standard errors."""
+    """The empty result of a server without a test set. A row of metrics.csv has columns for each
+    score that clients may add later, and for its standard errors."""
     return EvaluationResult(
         None, dict.fromkeys([f"{name}{end}" for end in ("", ERROR, BY_NOISE) for name in names])
     )
 
 
 def main_score(names: Iterable[str]) -> str:
-    """The name of the score by which models with these columns are compared; accuracy if there is
-    none yet."""
+    """The score by which models with these columns are compared; accuracy if there is none yet."""
     given = {*names}
     return next((name for name in MAIN if name in given), MAIN[0])
 
 
 def score_columns(rows: Iterable[Mapping[str, object]]) -> list[str]:
-    """The scores that any of these rows has, in the order of `SCORES`; accuracy if none has one."""
+    """The scores that appear in any of these rows, in the order of `SCORES`; accuracy if none
+    does."""
     given = {name for row in rows for name in row}
     return [name for name in SCORES if name in given] or [MAIN[0]]
 
 
 @dataclass(frozen=True)
 class Rated:
-    """A number that clients gave of a model.
+    """A score of a model from federated evaluation.
 
     Attributes:
-      value: NaN if the noise leaves nothing to read.
-      error: its standard error as that of all clients: the noise, and the chance of who is asked.
-      by_noise: its standard error by the noise alone, as that of the clients that are asked; None
-        in an older run.
+      value: NaN if the noise is too large for an estimate.
+      error: standard error as an estimate for all clients: from the noise and the sampling of the
+        cohort.
+      by_noise: standard error as an estimate for the sampled clients: from the noise alone; None in
+        an older run.
     """
 
     name: str
@@ -64,7 +63,7 @@ class Rated:
 
     @property
     def known(self) -> bool:
-        """True if there is a number to read."""
+        """True if there is an estimate."""
         return math.isfinite(self.value) and math.isfinite(self.error)
 
     def __str__(self) -> str:
@@ -82,8 +81,8 @@ class Rated:
 
 
 def rated_in(row: Mapping[str, float | None]) -> list[Rated]:
-    """The numbers that clients gave of the model after a round, by its row of metrics.csv; empty if
-    they gave none."""
+    """The federated scores of the model after a round, from its row of metrics.csv; empty if there
+    are none."""
     found = []
     for name, value in row.items():
         error = row.get(f"{name}{ERROR}")

@@ -1,6 +1,5 @@
-"""Statistics of clients' data: a client's block of each, and the numbers that are read from the
-noised mean of all clients' blocks. All are those of the mean over clients, each with the same
-weight."""
+"""Statistics of clients' data: a client's block for each, and the estimates from the noised mean of
+all clients' blocks. Each client has the same weight."""
 
 from __future__ import annotations
 
@@ -28,24 +27,24 @@ from discreet.settings.data import NormaliserConfig
 
 VALUE_BINS = 40  # of a column's public range, for its quantiles
 QUARTILES = (0.25, 0.5, 0.75)
-LEAST_DEVIATION = (
-    0.01  # of a column, over half of its range: what does not vary at all is not blown up
-)
+# Least standard deviation of a column, over half of its range, so that normalising does not blow up
+# a constant column.
+LEAST_DEVIATION = 0.01
 
 Row = dict[str, Estimate]
 
 
 @dataclass(frozen=True)
 class DataShape:
-    """The public facts of the data that statistics are about.
+    """The public facts of the data for statistics.
 
-    The columns of inputs (n, k) are their k numbers; of images (n, channels, height, width) they
+    The columns of inputs (n, k) are their k numbers; those of images (n, channels, height, width)
     are the channels, in which each pixel counts as a value.
 
     Attributes:
-      task: what an example is.
+      task: the shape of an example and its target.
       low, high: the range of all inputs; a value outside counts as the nearer end.
-      most_examples: a client with more examples counts as one with so many.
+      most_examples: a client with more examples counts as having this many.
     """
 
     task: TaskShape
@@ -64,7 +63,7 @@ class DataShape:
         return [f"column {number}" for number in range(1, self.columns + 1)]
 
     def centred(self, inputs: Tensor) -> Tensor:
-        """Inputs (n, ...) as rows (m, columns) float64 in -1..1, which is low..high; NaN is the
+        """Inputs (n, ...) as rows (m, columns) float64, low..high scaled to -1..1. NaN becomes the
         middle."""
         rows = inputs.double().movedim(1, -1).reshape(-1, self.columns)
         share = (rows - self.low) / (self.high - self.low)
@@ -72,13 +71,13 @@ class DataShape:
 
 
 def statistic_blocks(names: Sequence[str], shape: DataShape) -> tuple[AnswerPart, ...]:
-    """The blocks that statistics are read from, in their order."""
+    """The blocks of these statistics, in their order."""
     return tuple(_STATISTICS[name](shape) for name in names)
 
 
 def normaliser_from(found: Mapping[str, Row], shape: DataShape) -> NormaliserConfig:
-    """The normaliser by means and deviations that were read: a variance that is smaller than its
-    standard error, or than that of a hundredth of half the range, counts as that large."""
+    """The normaliser from estimated means and variances. A variance is raised to its standard error
+    if it is smaller, and to that of a standard deviation of 1 % of half the range."""
     least = (LEAST_DEVIATION * (shape.high - shape.low) / 2) ** 2
     variances = [max(one.value, one.standard_error, least) for one in found["variance"].values()]
     return NormaliserConfig(
@@ -87,8 +86,7 @@ def normaliser_from(found: Mapping[str, Row], shape: DataShape) -> NormaliserCon
 
 
 def _moments(shape: DataShape) -> AnswerPart:
-    """The mean of each column u in -1..1, then the mean of 2 u^2 - 1 for each: all of them in
-    -1..1."""
+    """The mean of each column u in -1..1, then the mean of 2 u^2 - 1 of each; all are in -1..1."""
     count = shape.columns
     middle = (shape.low + shape.high) / 2
     half = (shape.high - shape.low) / 2
@@ -121,7 +119,7 @@ def _moments(shape: DataShape) -> AnswerPart:
 
 
 def _quantiles(shape: DataShape) -> AnswerPart:
-    """For each column the shares of its values in equally wide bins of the range."""
+    """For each column the histogram of its values, as shares, in equally wide bins of the range."""
     edges = torch.linspace(shape.low, shape.high, VALUE_BINS + 1, dtype=torch.float64)
     bound = math.sqrt(shape.columns)
 
@@ -129,7 +127,7 @@ def _quantiles(shape: DataShape) -> AnswerPart:
         return shares_of(bins_of(shape.centred(inputs), -1.0, 1.0, VALUE_BINS), VALUE_BINS)
 
     def read(part: NoisedBlock) -> dict[str, Row]:
-        """Each column's shares are a histogram of their own, which sums to at most 1."""
+        """The quantiles. Each column's shares are a separate histogram, whose sum is at most 1."""
         block = replace(part.block, bound=1.0, l1_bound=1.0)
         histograms = [
             replace(part, block=block, mean=mean) for mean in part.mean.reshape(-1, VALUE_BINS)
@@ -146,7 +144,7 @@ def _quantiles(shape: DataShape) -> AnswerPart:
 
 
 def _targets(shape: DataShape) -> AnswerPart:
-    """The means of labels, less 1/2, or of numbers in -1..1. Of classes see `_classes`."""
+    """The means of labels, minus 1/2, or of numbers in -1..1. For classes see `_classes`."""
     target = shape.task.target
     if not target.names:
         return _classes(shape.task.num_classes)
@@ -177,8 +175,8 @@ def _targets(shape: DataShape) -> AnswerPart:
 
 
 def _classes(count: int) -> AnswerPart:
-    """The share of examples of each class; of sequences, the mean over examples of the shares of
-    their own positions, zeros for one of padding alone."""
+    """The share of examples of each class. For sequences, the mean over examples of the shares
+    among their own positions, zeros for a sequence of padding alone."""
 
     def answer(_: Tensor, targets: Tensor) -> Tensor:
         rows = targets.reshape(len(targets), -1)
@@ -200,7 +198,7 @@ def _classes(count: int) -> AnswerPart:
 
 
 def _examples(shape: DataShape) -> AnswerPart:
-    """The number of examples that a client has, of at most so many, less half of that."""
+    """A client's number of examples, at most `most_examples`, minus half of that."""
     most = shape.most_examples
 
     def answer(_: Tensor, targets: Tensor) -> Tensor:

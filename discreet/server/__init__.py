@@ -1,1 +1,1 @@
-"""A run at the server: plan, rounds, state, optimizer, run folder, stopping."""
+"""A run at the server: rounds, transports, charges, ratings, questions about data."""

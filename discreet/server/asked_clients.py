@@ -8,9 +8,9 @@ from collections.abc import Iterator, Sequence
 from torch import Tensor
 
 from discreet.mechanisms.sums import UsableReply
+from discreet.planning.cohort_sampling import CohortSampling
 from discreet.privacy.randomness import RandomSource
 from discreet.protocol.messages import TrainRequest
-from discreet.server.cohort_sampling import CohortSampling
 from discreet.server.progress import Progress
 from discreet.server.transport import ReplyStats, Transport
 

@@ -19,8 +19,8 @@ from typing import Any, Self
 from discreet.accounting.events import ACCOUNTANTS, RDP
 from discreet.ledger.budget import BudgetSpent, ServerBudget
 from discreet.ledger.durable_ledger import Charge, DurableLedger, LedgerError
-from discreet.server.plan import Plan
-from discreet.server.run_folder import ACCOUNT, RunFolder
+from discreet.planning.plan import Plan
+from discreet.run_files.run_folder import ACCOUNT, RunFolder
 from discreet.settings.privacy import USER
 from discreet.settings.rules import require
 from discreet.settings.wording import Key, Wording

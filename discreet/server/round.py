@@ -15,13 +15,13 @@ from discreet.ledger.durable_ledger import Charge, DurableLedger
 from discreet.mechanisms.mechanism import Mechanism, Uncharged, charged
 from discreet.mechanisms.round_state import Released, RoundState
 from discreet.mechanisms.sums import AnswerMechanism, Replies, UnopenedSum, UsableReply
+from discreet.planning.noise_outlook import noise_ratio
+from discreet.planning.plan import Plan
+from discreet.planning.server_optimizer import Change
+from discreet.planning.state import State
 from discreet.privacy.randomness import RandomSource
 from discreet.protocol.messages import TrainRequest
 from discreet.queries.query import Sums
-from discreet.server.noise_outlook import noise_ratio
-from discreet.server.plan import Plan
-from discreet.server.server_optimizer import Change
-from discreet.server.state import State
 from discreet.settings.privacy import USER
 
 if TYPE_CHECKING:

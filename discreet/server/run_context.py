@@ -16,13 +16,14 @@ from torch import Tensor
 from discreet.accounting.events import ACCOUNTANTS, RDP
 from discreet.ledger.durable_ledger import DurableLedger
 from discreet.mechanisms.mechanism import PURE, REPORTED, SERVER, Mechanism, Statement
+from discreet.planning.noise_outlook import noise_outlook
+from discreet.planning.plan import Plan
+from discreet.planning.run_price import price_lines
+from discreet.planning.state import Outcome, State, initial_state
 from discreet.privacy.grid import LARGEST_SCALE
 from discreet.privacy.randomness import RandomSource, source_of
-from discreet.server.clients_account import with_lost_rounds
-from discreet.server.noise_outlook import noise_outlook
-from discreet.server.plan import Plan
-from discreet.server.population_account import PopulationAccount
-from discreet.server.run_folder import (
+from discreet.run_files.clients_account import with_lost_rounds
+from discreet.run_files.run_folder import (
     ASKED,
     RunFolder,
     RunSecrets,
@@ -33,9 +34,8 @@ from discreet.server.run_folder import (
     write_json,
     write_tensors,
 )
-from discreet.server.run_ledgers import check_ledgers, create_ledgers
-from discreet.server.run_price import price_lines
-from discreet.server.state import Outcome, State, initial_state
+from discreet.run_files.run_ledgers import check_ledgers, create_ledgers
+from discreet.server.population_account import PopulationAccount
 from discreet.settings.call import Call
 from discreet.settings.client_settings import ClientSettings
 from discreet.settings.privacy import EXAMPLE, LOCAL
@@ -61,7 +61,12 @@ class RunContext:
 
 
 def open_run(
-    plan: Plan, call: Call, *, params: Tensor, simulated: bool, held: ExitStack
+    plan: Plan,
+    call: Call,
+    *,
+    params: Tensor,
+    simulated: bool,
+    held: ExitStack,
 ) -> RunContext:
     """Opens the folder of a new run, which starts from `params` (num_params,), or of a resumed one.
     `held` keeps it locked for this process. Clients that are `simulated` keep their ledger in it.
@@ -94,7 +99,6 @@ def open_run(
     folder.write_config(plan.settings, device=call.device)
     if not call.resume:
         folder.write_config(plan.asked or plan.settings, device=call.device, name=ASKED)
-    _announce(plan, folder)
     state = replace(state, carried=RunSecrets(folder.path))
     return RunContext(plan, folder, ledger, state, source_of(plan.settings.seed), call.device)
 
@@ -125,7 +129,10 @@ def _guarantee_line(run: ClientSettings, name: str) -> str:
     return f"{head}, {accountant}budget epsilon {budget}"
 
 
-def _announce(plan: Plan, folder: RunFolder) -> None:
+def announce(context: RunContext, units: int | None = None) -> None:
+    """Logs the price of a run before its first round, and where its folder is. `units`: as
+    `price_lines` has it."""
+    plan = context.plan
     if plan.settings.seed is not None:
         logger.warning(
             (
@@ -137,7 +144,7 @@ def _announce(plan: Plan, folder: RunFolder) -> None:
     for name in plan.mechanisms:
         logger.info("%s", _guarantee_line(plan.run, name))
     loud = plan.charges_server and noise_outlook(plan).loud
-    for line in price_lines(plan):
+    for line in price_lines(plan, units):
         logger.log(
             logging.WARNING if loud and line.startswith(str(noise_outlook(plan))) else logging.INFO,
             "%s",
@@ -145,7 +152,7 @@ def _announce(plan: Plan, folder: RunFolder) -> None:
         )
     off = [guarantee.name for guarantee in plan.guarantees if not guarantee.enabled]
     logger.info("guarantees that are off (epsilon = inf): %s", ", ".join(off) or "none")
-    logger.info("run folder: %s", folder.path)
+    logger.info("run folder: %s", context.folder.path)
 
 
 def close_run(

@@ -16,18 +16,18 @@ from discreet.ledger.budget import BudgetSpent, require_room_for
 from discreet.ledger.durable_ledger import Charge
 from discreet.mechanisms.mechanism import REPORTED, SERVER, finite_epsilons
 from discreet.mechanisms.round_state import Released
+from discreet.planning.constant_guess import FILE as CONSTANT
+from discreet.planning.constant_guess import last_warning
+from discreet.planning.state import Outcome, State
 from discreet.privacy.randomness import RandomSource
 from discreet.queries.query import RATE
 from discreet.queries.scores import SCORES, EvaluationResult, main_score
+from discreet.run_files.run_folder import RunStatus, read_status, write_json, write_status
 from discreet.server.asked_clients import AskedClients
-from discreet.server.constant_guess import FILE as CONSTANT
-from discreet.server.constant_guess import last_warning
 from discreet.server.model_ratings import rating_plan
 from discreet.server.progress import Progress
 from discreet.server.round import RunLedger, one_query, one_round, stepped
 from discreet.server.run_context import RunContext
-from discreet.server.run_folder import RunStatus, read_status, write_json, write_status
-from discreet.server.state import Outcome, State
 from discreet.server.transport import (
     NobodyAnswers,
     ReplyStats,

@@ -13,8 +13,8 @@ from typing import Protocol
 from torch import Tensor
 
 from discreet.mechanisms.sums import PartialReply, UnopenedSum
+from discreet.planning.state import State
 from discreet.protocol.messages import EPSILONS, TrainReply, TrainRequest
-from discreet.server.state import State
 from discreet.settings.rules import ConfigError
 from discreet.settings.wording import Key, Wording
 

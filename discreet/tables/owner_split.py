@@ -1,4 +1,4 @@
-"""A table cut in two by owner: one part to train on, and a public test set."""
+"""Splits a table by owner into a training set and a public test set."""
 
 from __future__ import annotations
 
@@ -11,9 +11,10 @@ from pathlib import Path
 from discreet.data.csv_table import CsvTable
 from discreet.data.encoding import is_empty
 from discreet.data.targets import FolderError
-from discreet.server.run_folder import replace_file
+from discreet.run_files.run_folder import replace_file
+from discreet.tables.header import names_in, place_of
 
-# public: who is in the test set follows from an owner's name alone
+# public: an owner's name alone decides if it is in the test set
 SALT = b"discreet data split 20753:"
 
 
@@ -35,11 +36,11 @@ def is_tested(owner: str, share: float) -> bool:
 
 
 def split_by_owner(table: CsvTable, *, owner: str | None, share: float) -> OwnerSplit:
-    """Writes train.csv and test.csv beside a CSV file, with the rows as they are. All rows of an
-    owner are in one of them; without `owner` each row is its own.
+    """Writes train.csv and test.csv beside a CSV file, with unchanged rows. All rows of an owner
+    are in the same part; without `owner` each row is its own owner.
 
-    Raises FolderError: the file can't be read, an owner is empty, a file is there already, or a
-    part has no row.
+    Raises FolderError: the file can't be read, an owner is empty, an output file exists already, or
+    a part has no row.
     """
     if not 0 < share < 1:
         raise FolderError(f"--test must be a share within (0, 1) (got {share:g})")
@@ -47,27 +48,27 @@ def split_by_owner(table: CsvTable, *, owner: str | None, share: float) -> Owner
     for path in paths:
         if path.exists():
             raise FolderError(f"{path} is there already")
-    (_, header), *records = table.records()
-    if owner is not None and owner not in header:
-        raise FolderError(f"{table.path} has no column {owner}; there are {', '.join(header)}")
+    header = names_in(table)
+    if owner is None:
+        place = None
+    else:
+        place = place_of(owner, table)
     parts: tuple[list[list[str]], list[list[str]]] = ([], [])
     owners: tuple[set[str], set[str]] = (set(), set())
-    for number, (line, row) in enumerate(records):
-        if len(row) != len(header):
-            raise FolderError(
-                f"{table.path}, line {line}: {len(row)} columns, and the header has {len(header)}"
-            )
-        if owner is None:
+    for number, (line, row) in enumerate(table.rows()):
+        if place is None:
             name = str(number)
         else:
-            name = row[header.index(owner)].strip()
-        if owner is not None and is_empty(name):
+            name = row[place].strip()
+        if place is not None and is_empty(name):
             raise FolderError(
                 f"{table.path}, line {line}: {owner} is empty: it must name the owner of the row"
             )
         tested = is_tested(name, share)
         parts[tested].append(row)
         owners[tested].add(name)
+    if not any(parts):
+        raise FolderError(f"{table.path} has no rows below its header")
     if not all(parts):
         raise FolderError(f"{table.path}: one part is empty: use another share than {share:g}")
     for path, rows in zip(paths, parts, strict=True):

@@ -1,4 +1,4 @@
-"""A `data.toml` that is proposed for a CSV file from the names, types and levels in it."""
+"""Proposes a `data.toml` for a CSV file from its names, types and levels."""
 
 from __future__ import annotations
 
@@ -9,13 +9,16 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import date, datetime
+from functools import partial
 
 from discreet.data.csv_table import CsvTable
-from discreet.data.encoding import is_empty
+from discreet.data.encoding import THOUSANDS, is_empty
 from discreet.data.targets import FolderError
+from discreet.tables.header import names_in, place_of
 
 MOST_LEVELS = 20
-MOST_CLASSES = 10
+MOST_CLASSES = 10  # of numbers: a target with more is a quantity
+MOST_TEXT_CLASSES = 1000
 DATE_FORMATS = ("%Y-%m-%d", "%d.%m.%Y", "%d/%m/%Y", "%m/%d/%Y", "%Y/%m/%d", "%d-%m-%Y")
 OWNERS = re.compile(
     r"(patient|person|user|customer|client|member|subject|pupil|student)(_?(id|no|nr|number))?",
@@ -24,6 +27,9 @@ OWNERS = re.compile(
 TARGETS = re.compile(
     r"(target|label|class|outcome|y|readmitted|churn|default|diagnosis|response)", re.I
 )
+# a column without a name is the index that pandas writes
+IDENTIFIERS = re.compile(r"(^|id|no|nr|number|key|index)$", re.I)
+
 WARNING = """\
 # Proposed by `discreet data check` from {file}, which it has READ: the ranges, levels and classes
 # below come from the data. They are not private, and no epsilon covers them. Replace them, column
@@ -37,18 +43,19 @@ class Guess:
     """A guess at the kind of a column.
 
     Attributes:
-      line: its line in data.toml, without its name; empty if it is left out.
-      why: a comment.
+      line: its line in data.toml, without its name; empty if the column is left out.
+      why: a comment with the reason.
+      wrong_row: a row, counted from 0, whose cell does not fit the kind of most other rows.
     """
 
     line: str
     why: str = ""
+    wrong_row: int | None = None
 
 
 @dataclass(frozen=True)
 class Proposal:
-    """A description that is proposed: its text, the columns to confirm, and the number of
-    owners."""
+    """A proposed description: its text, the columns to confirm, and the number of owners."""
 
     text: str
     unconfirmed: tuple[str, ...]
@@ -57,13 +64,15 @@ class Proposal:
 
 
 def propose(table: CsvTable, *, target: str | None = None, owner: str | None = None) -> Proposal:
-    """A description of a CSV file. FolderError: it can't be read, or `target` or `owner` is no
-    column of it."""
+    """A proposed description of a CSV file. Raises FolderError: it can't be read, or `target` or
+    `owner` is not one of its columns."""
+    names = names_in(table)
     columns = {name: column.to_pylist() for name, column in table.columns(as_text=True).items()}
     for name in (target, owner):
-        if name is not None and name not in columns:
-            raise FolderError(f"{table.path} has no column {name}; there are {', '.join(columns)}")
-    names = list(columns)
+        if name is not None:
+            place_of(name, table)
+    if not columns[names[0]]:
+        raise FolderError(f"{table.path} has no rows below its header")
     owner = owner or _named(OWNERS, names) or None
     target = target or _named(TARGETS, [name for name in names if name != owner]) or names[-1]
     if _has_decimal_commas(columns):
@@ -73,10 +82,13 @@ def propose(table: CsvTable, *, target: str | None = None, owner: str | None = N
     inputs = {name: cells for name, cells in columns.items() if name not in (target, owner)}
     guesses = {name: guessed_column(name, cells, decimal) for name, cells in inputs.items()}
     head = _Head(table, decimal, target, owner)
-    told, of_target = _target_lines(columns[target], target, decimal)
+    try:
+        told, of_target = _target_lines(columns[target], target, decimal)
+    except FolderError as error:
+        raise FolderError(f"{table.path}: {error}") from None
     unconfirmed = (*(name for name, each in guesses.items() if each.line), *of_target)
     lines = [WARNING.format(file=table.path.name), f"unconfirmed = {_listed(unconfirmed)}", ""]
-    lines += [*head.lines(), *told, "", "[columns]", *_column_lines(guesses)]
+    lines += [*head.lines(), *told, "", "[columns]", *_column_lines(guesses, table)]
     if owner:
         owners = len({cell for cell in columns[owner] if not is_empty(cell)})
     else:
@@ -98,7 +110,7 @@ def _has_decimal_commas(columns: Mapping[str, Sequence[str]]) -> bool:
 
 @dataclass(frozen=True)
 class _Head:
-    """The part of a description that says where things are."""
+    """The first lines of a description: the file and its format, the target and the owner."""
 
     table: CsvTable
     decimal: str
@@ -111,6 +123,8 @@ class _Head:
         yield f"file = {json.dumps(self.table.path.name)}"
         if (folder / "test.csv").is_file() and self.table.path.name != "test.csv":
             yield 'test = "test.csv"          # public: nobody in it is protected'
+        if self.table.separator is not None:
+            yield f"separator = {json.dumps(self.table.separator)}"
         if self.table.encoding is not None:
             yield f"encoding = {json.dumps(self.table.encoding)}"
         if self.decimal != ".":
@@ -125,32 +139,51 @@ class _Head:
 def _target_lines(
     cells: Sequence[str], name: str, decimal: str
 ) -> tuple[list[str], tuple[str, ...]]:
-    """The lines of what is predicted, and its name if they were read from the data."""
+    """The lines of the target, and its name if they were read from the data."""
     known = sorted({cell.strip() for cell in cells if not is_empty(cell)})
     numbers = _numbers(known, decimal)
     if numbers is not None and len(known) > MOST_CLASSES:
         low, high = _round_range(numbers)
         return [f"target_low = {low:g}", f"target_high = {high:g}"], (name,)
-    if not 2 <= len(known) <= 1000:
-        raise FolderError(f"the column {name} has {len(known)} values: name another --target")
-    return [f"classes = {_listed(known)}"], (name,)
+    if len(known) < 2:
+        raise FolderError(
+            f"the column {name} says the same in every row, so there is nothing to predict: name "
+            "another with --target"
+        )
+    if len(known) > MOST_TEXT_CLASSES:
+        raise FolderError(
+            f"the column {name} has {len(known)} different texts, too many for classes: name "
+            "another with --target"
+        )
+    return [f"classes = {_listed(known)}{_case_note(known)}"], (name,)
 
 
-def _column_lines(guesses: Mapping[str, Guess]) -> Iterator[str]:
+def _case_note(words: Sequence[str]) -> str:
+    if len({word.casefold() for word in words}) == len(words):
+        return ""
+    return "  # some differ only in capitals: if they are the same, make them one in the table"
+
+
+def _column_lines(guesses: Mapping[str, Guess], table: CsvTable) -> Iterator[str]:
     for name, each in guesses.items():
         if re.fullmatch(r"[A-Za-z0-9_-]+", name):
             key = name
         else:
             key = json.dumps(name)
-        if each.why:
-            note = f"  # {each.why}"
+        why = each.why
+        if each.wrong_row is not None:
+            line, _ = table.records()[each.wrong_row + 1]
+            why = f"line {line} of {table.path.name} {why}"
+        if not each.line:
+            yield f"# {key} is left out: {why}"
+        elif why:
+            yield f"{key} = {each.line}  # {why}"
         else:
-            note = ""
-        yield f"{key} = {each.line}{note}" if each.line else f"# {key} is left out: {each.why}"
+            yield f"{key} = {each.line}"
 
 
 def guessed_column(name: str, cells: Sequence[str], decimal: str) -> Guess:
-    """The likeliest kind of a column, by its cells as they are written."""
+    """The most likely kind of a column, from its cells as text."""
     full = [cell.strip() for cell in cells if not is_empty(cell)]
     known = set(full)
     some_empty = len(full) < len(cells)
@@ -158,24 +191,44 @@ def guessed_column(name: str, cells: Sequence[str], decimal: str) -> Guess:
         return Guess("", "it is empty")
     numbers = _numbers(full, decimal)
     if numbers is not None:
-        if len(known) == len(cells) > MOST_LEVELS and re.search(
-            r"(id|no|nr|number|key)$", name, re.I
-        ):
+        if len(known) == len(cells) > MOST_LEVELS and IDENTIFIERS.search(name):
             return Guess("", "every row has a different number, like an identifier")
         return _number_guess(numbers, some_empty)
     days = next((found for form in DATE_FORMATS if (found := _days(full, form))), None)
     if days is not None:
         return replace(_date_guess(*days), line=_with_missing(_date_guess(*days).line, some_empty))
     if len(known) <= MOST_LEVELS and len(known) < max(len(full) / 2, 3):
-        if some_empty:
-            empty = ', missing = "category"'
-        else:
-            empty = ""
         listed = _listed(sorted(known))
-        return Guess(f'{{ kind = "category", levels = {listed}{empty} }}' if some_empty else listed)
-    return Guess(
+        note = _case_note(sorted(known)).removeprefix("  # ")
+        if not some_empty:
+            return Guess(listed, note)
+        return Guess(f'{{ kind = "category", levels = {listed}, missing = "category" }}', note)
+    return _nearly(cells, decimal) or Guess(
         "", f'text of {len(known)} kinds: {{ kind = "text", width = 64 }} would hash its words'
     )
+
+
+def _nearly(cells: Sequence[str], decimal: str) -> Guess | None:
+    """What most cells of a column are, with the first row that keeps it from that."""
+    full = [(row, cell.strip()) for row, cell in enumerate(cells) if not is_empty(cell)]
+    kinds: dict[str, Callable[[str], object]] = {
+        "is not a number, as most are": lambda cell: _numbers([cell], decimal)
+    }
+    for form in DATE_FORMATS:
+        kinds[f"is not a date in the format {form}, as most are"] = partial(_day, form)
+    for why, read in kinds.items():
+        wrong = [(row, cell) for row, cell in full if read(cell) is None]
+        if len(wrong) < len(full) / 2 and not THOUSANDS.fullmatch(wrong[0][1]):
+            return Guess("", f"{why}: correct it, and check again", wrong[0][0])
+    numbers = [bool(THOUSANDS.fullmatch(cell) or _numbers([cell], decimal)) for _, cell in full]
+    if all(numbers):
+        row = next(row for row, cell in full if THOUSANDS.fullmatch(cell))
+        return Guess("", "has a thousands separator: write numbers without any", row)
+    return None
+
+
+def _day(form: str, cell: str) -> object:
+    return _days([cell], form)
 
 
 def _with_missing(line: str, some_empty: bool) -> str:
@@ -219,8 +272,8 @@ def _days(cells: Sequence[str], form: str) -> tuple[str, date, date] | None:
 
 
 def _round_range(numbers: Sequence[float]) -> tuple[float, float]:
-    """A range of round ends that holds the numbers, so that it says less of the smallest and the
-    largest.
+    """A range with round ends that contains the numbers, so that it reveals less about the smallest
+    and the largest.
 
     >>> _round_range([19, 93])
     (10.0, 100.0)

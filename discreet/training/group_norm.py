@@ -1,10 +1,10 @@
-"""BatchNorm to GroupNorm: a pretrained or home-made network becomes one that can be trained with
+"""Replaces BatchNorm by GroupNorm, so that a pretrained or custom network can be trained with
 privacy.
 
 BatchNorm normalises an example by the others of its batch, so that the gradient of one example
-reads all of them: no clip bounds what an example does, and its running statistics are released
-beside the parameters. GroupNorm (Wu and He 2018, arXiv 1803.08494) normalises each example by
-itself.
+depends on all of them: clipping does not bound an example's influence, and the running statistics
+are released beside the parameters. GroupNorm (Wu and He 2018, arXiv 1803.08494) normalises each
+example by itself.
 """
 
 from __future__ import annotations
@@ -18,18 +18,18 @@ from torch.nn.modules.instancenorm import _InstanceNorm
 
 
 def to_group_norm(model: nn.Module, groups: int = 32) -> nn.Module:
-    """A copy of a model in which no layer mixes the examples of a batch. The model that is given
-    stays as it is.
+    """A copy of a model in which no layer mixes the examples of a batch. The original is not
+    changed.
 
-    Each BatchNorm2d, 3d and SyncBatchNorm becomes a GroupNorm of as many channels, with the same
-    epsilon, weight and bias; if `groups` does not divide the channels, in as many groups as the
-    largest divisor of both. So does each BatchNorm1d, with one group of all its channels, as in
-    LayerNorm: it may normalise plain vectors, and a group of a single number would leave nothing of
-    it. An InstanceNorm that keeps running statistics keeps none.
+    Each BatchNorm2d, 3d and SyncBatchNorm becomes a GroupNorm with the same number of channels,
+    epsilon, weight and bias. If `groups` does not divide the channels, the number of groups is the
+    largest divisor of both. A BatchNorm1d becomes a GroupNorm with a single group of all its
+    channels, as in LayerNorm: it may normalise plain vectors, and a group of one number would
+    always be normalised to 0. An InstanceNorm no longer keeps running statistics.
 
     Layers and weights that the model shares stay shared, a frozen weight stays frozen, and device,
     dtype and mode (train or eval) are kept. Running statistics are dropped, so a pretrained model
-    has to be trained on to be of use.
+    must be trained further before use.
 
     >>> model = nn.Sequential(nn.Conv2d(3, 24, 3), nn.BatchNorm2d(24))
     >>> to_group_norm(model, groups=16)[1].num_groups
@@ -56,7 +56,8 @@ def to_group_norm(model: nn.Module, groups: int = 32) -> nn.Module:
 
 
 def _by_example(layer: nn.Module, name: str, groups: int) -> nn.Module:
-    if isinstance(layer, _InstanceNorm):  # its statistics would be read in evaluation and released
+    # Running statistics would be used in evaluation, and released.
+    if isinstance(layer, _InstanceNorm):
         layer.running_mean = layer.running_var = layer.num_batches_tracked = None
         layer.track_running_stats = False
     if not isinstance(layer, _BatchNorm):

@@ -1,8 +1,8 @@
 """A client's local work, plain SGD, Adam or DP-SGD: parameters in, update out.
 
 `sgd` and `dp_sgd` are written once, for one client and for the rows of a cohort (`simulation`);
-they ask the clients for batches, gradients and noise. Row c of each tensor (k, ...) is client c,
-those with most examples first; each counts its own steps, and has the numbers that it would have
+they ask the clients for batches, gradients and noise. Row c of each tensor (k, ...) is client c;
+clients with the most examples come first. Each counts its own steps, and gets the same numbers as
 alone. torch.optim is not used: importing it takes 1.5 s.
 """
 
@@ -42,12 +42,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class ExamplePrivacy:
-    """DP-SGD inside a client: the L2 clip of each example's gradient, and the noise on their sum.
-    Sampling probability and number of steps follow from `public_num_examples`, a declared constant;
-    if None, from the client's own number.
+    """DP-SGD inside a client: the L2 clip norm of each example's gradient, and the noise on their
+    sum. Sampling probability and number of steps follow from `public_num_examples`, a declared
+    constant; if None, from the client's own number.
 
-    rows_per_owner: None, or the guarantee is for an owner with all its rows, of which a step reads
-    at most so many. All numbers of examples are then numbers of owners."""
+    rows_per_owner: if set, the guarantee is for an owner with all its rows, and a step reads at
+    most this many rows of an owner. All numbers of examples are then numbers of owners."""
 
     clip_norm: float
     noise_multiplier: float
@@ -62,7 +62,7 @@ class ExamplePrivacy:
 
 
 PLAIN = TaskConfig()
-# of Adam, as torch.optim has them
+# Adam's defaults in torch.optim
 BETA_1 = 0.9
 BETA_2 = 0.999
 EPSILON = 1e-8
@@ -70,13 +70,13 @@ EPSILON = 1e-8
 
 @dataclass(frozen=True)
 class LocalSettings:
-    """A client's work on its examples in one round. `example` None: shuffled batches, neither clip
-    nor noise. With it `batch_size` is the expected size of a batch, and the public constant that a
-    noised sum is divided by.
+    """The settings of a client's work on its examples in one round. If `example` is None, batches
+    are shuffled and there is neither clipping nor noise. Otherwise `batch_size` is the expected
+    size of a batch, and the public constant by which a noised sum is divided.
 
     The optimizer is sgd, adam (Kingma and Ba 2015) or adamw (Loshchilov and Hutter 2019), with
-    `weight_decay` as in torch.optim. By the schedule, constant, cosine or linear, the rate falls
-    towards 0 over a round's local steps."""
+    `weight_decay` as in torch.optim. The schedule is constant, or cosine or linear, by which the
+    learning rate falls towards 0 over a round's local steps."""
 
     epochs: int
     batch_size: int
@@ -90,7 +90,7 @@ class LocalSettings:
 
     @property
     def is_plain(self) -> bool:
-        """True for steps of SGD, with momentum or without, at one learning rate."""
+        """True for SGD, with or without momentum, at a constant learning rate."""
         return (self.optimizer, self.weight_decay, self.schedule) == ("sgd", 0.0, "constant")
 
     @property
@@ -100,12 +100,12 @@ class LocalSettings:
 
 
 def settings_without_noise(training: TrainingConfig, task: TaskConfig = PLAIN) -> LocalSettings:
-    """The settings of a run, but for DP-SGD's clip and noise."""
+    """The settings of a run, without DP-SGD's clipping and noise."""
     return LocalSettings(**asdict(training), task=task)
 
 
 def counted_examples(num_examples: int, settings: LocalSettings) -> int:
-    """The n of DP-SGD and its account: the declared constant, or else the client's own number of
+    """The n of DP-SGD and its accounting: the declared constant, or else the client's own number of
     examples."""
     if settings.example:
         declared = settings.example.public_num_examples
@@ -117,7 +117,7 @@ def counted_examples(num_examples: int, settings: LocalSettings) -> int:
 
 
 def sampling_probability(num_examples: int, settings: LocalSettings) -> float:
-    """The chance of an example to be in a Poisson batch: batch_size / n, at most 1; n as in
+    """The probability that an example is in a Poisson batch: batch_size / n, at most 1; n as in
     `counted_examples`.
 
     >>> how = LocalSettings(epochs=1, batch_size=25, learning_rate=0.1, momentum=0.0)
@@ -142,11 +142,12 @@ def steps_of(num_examples: int, settings: LocalSettings) -> int:
 
 
 def example_event(num_examples: int, settings: LocalSettings) -> DpEvent:
-    """The cost of one local DP-SGD step to an example of this client.
+    """The privacy event of one local DP-SGD step, for one example of this client.
 
-    With `public_num_examples` neighbours differ by one example that is added or removed. Without it
-    the guarantee is zero-out: an example contributes nothing, and the client's n, which is public,
-    stays. A real removal would change everybody's probability, and cost more than this.
+    With `public_num_examples` neighbouring datasets differ by one example that is added or removed.
+    Without it the guarantee is zero-out: an example contributes nothing, and the client's n, which
+    is public, stays. A real removal would change every example's probability, and cost more than
+    this.
     """
     assert settings.example is not None
     probability = sampling_probability(num_examples, settings)
@@ -157,11 +158,10 @@ Batch = TypeVar("Batch")
 
 
 class SgdClients(Protocol[Batch]):
-    """Clients side by side, rows of every parameter (k, ...)."""
+    """Clients side by side: each is a row of every parameter (k, ...)."""
 
     def shuffled_batches(self, epoch: int) -> Iterable[tuple[int, Batch]]:
-        """The batches of one epoch, each with the number of clients, the first ones, that have
-        one."""
+        """The batches of one epoch, each with its number of clients; these are the first ones."""
 
     def add_mean_gradients(
         self, params: list[Tensor], batch: Batch, into: list[Tensor], *, keep: float, rate: float
@@ -171,11 +171,10 @@ class SgdClients(Protocol[Batch]):
 
 
 class DpSgdClients(Protocol[Batch]):
-    """Clients side by side whose steps are clipped and noised. Sums are rows (k, num_params), as
-    they travel."""
+    """Clients side by side whose steps are clipped and noised. Sums are rows (k, num_params)."""
 
     def poisson_batch(self, probabilities: Sequence[float], *, step: int) -> Batch:
-        """A batch for each of the first clients, which every example joins with its client's
+        """A batch for each of the first clients; every example joins with its client's
         probability."""
 
     def clipped_sums(self, params: list[Tensor], batch: Batch, clip_norm: float) -> Tensor:
@@ -185,13 +184,13 @@ class DpSgdClients(Protocol[Batch]):
         """Each client's sum with noise of its own."""
 
     def views(self, rows: Tensor) -> list[Tensor]:
-        """Rows as one tensor (k, ...) for each parameter."""
+        """The rows (k, num_params) as one tensor (k, ...) for each parameter."""
 
 
 @dataclass(frozen=True, eq=False)
 class OptimizerState:
-    """Each client's steps taken and planned in this round, (k,), and its velocity, or its means of
-    gradients and of squares; moved in place."""
+    """Each client's numbers of steps taken and planned in this round, (k,), and its velocity, or
+    its running means of gradients and squared gradients. All are updated in place."""
 
     taken: Tensor
     planned: Tensor
@@ -215,8 +214,8 @@ def first_state(
 def take_step(
     settings: LocalSettings, state: OptimizerState, params: list[Tensor], gradients: list[Tensor]
 ) -> None:
-    """Takes one step, in place, for the first clients, which `params` and `gradients` (active, ...)
-    have rows of."""
+    """Takes one step, in place, for the first clients: those with rows in `params` and `gradients`
+    (active, ...)."""
     taken = state.taken[: len(params[0])]
     rates = _rates(settings, taken, state.planned[: len(taken)])
     taken.add_(1)
@@ -271,7 +270,7 @@ def _rows(factors: Tensor, values: Tensor) -> Tensor:
 def sgd(
     clients: SgdClients[Batch], params: list[Tensor], sizes: Sequence[int], settings: LocalSettings
 ) -> None:
-    """Moves the parameters (k, ...) of clients with `sizes` examples by their optimizer, in
+    """Trains the parameters (k, ...) of clients with `sizes` examples by their optimizer, in
     place."""
     if settings.is_plain:
         _plain_sgd(clients, params, settings)
@@ -290,8 +289,8 @@ def _plain_sgd(clients: SgdClients[Batch], params: list[Tensor], settings: Local
     keep = settings.momentum
     rate = 1.0
     if not settings.momentum:
-        # A gradient goes to the parameters as it is computed: nothing of their size is written and
-        # read again.
+        # Each gradient is added to the parameters as it is computed, without a buffer of their
+        # size.
         velocities = params
         keep = 1.0
         rate = -settings.learning_rate
@@ -313,7 +312,7 @@ def dp_sgd(
     sizes: Sequence[int],
     settings: LocalSettings,
 ) -> None:
-    """Moves the parameters (k, ...) of clients with `sizes` examples by DP-SGD, in place: see
+    """Trains the parameters (k, ...) of clients with `sizes` examples by DP-SGD, in place; see
     `local_update`."""
     assert settings.example is not None
     steps = [steps_of(size, settings) for size in sizes]
@@ -324,8 +323,7 @@ def dp_sgd(
         active = sum(count > step for count in steps)
         current = [values[:active] for values in params]
         batch = clients.poisson_batch(probabilities[:active], step=step)
-        # Noise for the norm that clipped, also if a batch is empty (Abadi et al. 2016, Algorithm
-        # 1).
+        # Noise is added even if a batch is empty (Abadi et al. 2016, Algorithm 1).
         noised = clients.add_noise(
             clients.clipped_sums(current, batch, clip_norm), clip_norm, step=step
         )
@@ -342,18 +340,18 @@ def local_update(
 ) -> Tensor:
     """The change of the parameters after a client's local work, (num_params,), float32.
 
-    Guarantee (`settings.example` given): each step is a Poisson-sampled Gaussian mechanism on the
-    sum of clipped per-example gradients (Abadi et al. 2016, Algorithm 1): every example joins a
-    batch with `sampling_probability`, its gradient is clipped to `clip_norm`, noise of
-    `noise_multiplier * clip_norm` is drawn for the sum also if the batch is empty, and the sum is
-    divided by `batch_size`, a constant. The optimizer and the sum over steps are post-processing.
-    For its neighbours see `example_event`.
+    Guarantee (with `settings.example`): each step is a Poisson-sampled Gaussian mechanism on the
+    sum of clipped per-example gradients (Abadi et al. 2016, Algorithm 1). Every example joins a
+    batch with `sampling_probability`, its gradient is clipped to `clip_norm`, noise of standard
+    deviation `noise_multiplier * clip_norm` is added to the sum even if the batch is empty, and the
+    sum is divided by `batch_size`, a constant. The optimizer and the sum over steps are
+    post-processing. `example_event` states the adjacency.
 
-    The work starts from `params` (num_params,), which overwrite the model's trainable parameters;
-    frozen ones have no gradient, no noise and no part of the update. `source` is that of batches,
-    noise and the masks of dropout. Without examples the update is zero, except for DP-SGD with
-    `public_num_examples`: that takes its steps and draws its noise all the same, since one example
-    less must not be seen.
+    Training starts from `params` (num_params,), which overwrite the model's trainable parameters;
+    frozen parameters have no gradient, no noise and no part in the update. `source` is for batches,
+    noise and dropout masks. Without examples the update is zero, except for DP-SGD with
+    `public_num_examples`: it takes its steps and draws its noise all the same, so that removing the
+    last example does not show.
     """
     start = params.to(torch.float32)
     client = OneClient(model, examples, settings, source)
@@ -361,7 +359,7 @@ def local_update(
         return torch.zeros_like(start)
     load_parameters(model, start)
     to_train(model)
-    # Views of the model's own parameters: as the loops move these in place, the model has moved.
+    # Views of the model's own parameters: the loops update them, and so the model, in place.
     rows = [parameter.detach().unsqueeze(0) for parameter in trainable(model)]
     with masks_from(source, model):
         if settings.example:
@@ -373,8 +371,8 @@ def local_update(
 
 @dataclass(frozen=True, eq=False)
 class OneClient:
-    """One row for `sgd` and `dp_sgd`, with the gradients of any model. Its parameters are views of
-    the model's."""
+    """A single client for `sgd` and `dp_sgd`, with gradients of any model. Its parameters are views
+    of the model's."""
 
     model: nn.Module
     examples: Held
@@ -397,7 +395,7 @@ class OneClient:
         some = self.examples.subset(batch)
         with torch.enable_grad():
             loss = self.settings.loss(self.model(some.inputs), some.targets).mean()
-            # A parameter that no example of the batch has used has a gradient of zero.
+            # A parameter that no example of the batch uses has a gradient of zero.
             gradients = torch.autograd.grad(
                 loss, trainable(self.model), allow_unused=True, materialize_grads=True
             )
@@ -435,16 +433,16 @@ def shared_step(
     settings: LocalSettings,
     clip: tuple[float, RandomSource],
 ) -> Tensor:
-    """A client's part of a step over all examples of all clients, which secure aggregation adds up
-    at example level, (num_params,), float64: minus the learning rate times the sum of its clipped
+    """A client's part of a step over all examples of all clients, (num_params,), float64, for
+    secure aggregation at example level: minus the learning rate times the sum of its clipped
     gradients over `batch_size`, a public constant. It is computed in float64 throughout, example by
     example, without noise.
 
     Sensitivity: adding, removing or zeroing out one example moves it by at most learning_rate * C /
-    batch_size in L2, and what float64 rounds
+    batch_size in L2, plus float64 rounding
     (`discreet.privacy.secure_grid.SecureSum.gradient_slack`). There is no sampling: every example
-    is in every step. `params` (num_params,) is where it starts; the model is left as it is. `clip`
-    is C, the norm that clips one example's gradient, and the source of the masks of dropout.
+    is in every step. Gradients are taken at `params` (num_params,); the model is not changed.
+    `clip` is C, the clip norm of an example's gradient, and the source of dropout masks.
     """
     clip_norm, source = clip
     exact = copy.deepcopy(model).double()
@@ -462,12 +460,12 @@ def shared_step(
 
 
 def epoch_order(source: RandomSource, epoch: int, size: int) -> Tensor:
-    """The order in which a client with this source visits its examples in an epoch."""
+    """The order of a client's examples in an epoch."""
     return source.child("epoch", epoch).permutation(size)
 
 
 def step_batch(source: RandomSource, step: int, size: int, *, probability: float) -> Tensor:
-    """The Poisson batch of a client with this source in a step of DP-SGD: positions, ascending."""
+    """The Poisson batch of a client in a step of DP-SGD: positions, ascending."""
     return poisson_sample(
         size, probability=probability, source=source.child("step", step).child("batch")
     )

@@ -1,9 +1,9 @@
-"""Losses of one value an example, which is what per-example clipping differentiates, and the one
-that a run learns by.
+"""Losses with one value an example, as per-example clipping needs them, and the choice of a run's
+loss.
 
-A loss takes outputs (n, ...) and targets (n, ...) to (n,). The value of an example depends on that
+A loss maps outputs (n, ...) and targets (n, ...) to (n,). The value of an example depends on that
 example alone: a mean over positions or labels divides by the example's own number of them, never by
-one of the batch. So clipping the gradient of each value bounds what the example can change.
+that of the batch. So clipping the gradient of each value bounds the influence of the example.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from discreet.per_example.objective import Loss, cross_entropy
 from discreet.settings.rules import ConfigError
 from discreet.settings.training import TaskConfig
 
-# torch.nn's losses by what they give with reduction="none": a value for each number of the outputs,
+# torch.nn's losses by their result with reduction="none": a value for each number of the outputs,
 # which must then have the shape of the targets; one for each position; one for each example.
 _BY_NUMBER = (
     nn.MSELoss,
@@ -40,15 +40,15 @@ _BY_EXAMPLE = (nn.MultiMarginLoss, nn.MultiLabelMarginLoss, nn.MultiLabelSoftMar
 
 
 def per_example_loss(criterion: nn.Module) -> Loss:
-    """A loss of torch.nn with two arguments, as one value an example. Raises ValueError: it is of
-    another kind.
+    """A loss of torch.nn with two arguments, as one value an example. Raises ValueError for a loss
+    of another kind.
 
-    An example's value is the sum (reduction "sum" or "batchmean") or the mean (else) over its own
-    positions and labels. Class losses take outputs as PyTorch does, (n, classes) or (n, classes,
-    positions...). Positions whose target is `ignore_index` do not count: the mean divides by the
-    example's others, and an example that has none has the value 0. A class weight multiplies the
-    value; unlike `nn.CrossEntropyLoss`, whose mean divides by the weights of the whole batch,
-    nothing divides it out again.
+    An example's value is the sum (reduction "sum" or "batchmean") or the mean (otherwise) over its
+    own positions and labels. Class losses take outputs as PyTorch does, (n, classes) or (n,
+    classes, positions...). Positions whose target is `ignore_index` do not count: the mean divides
+    by the number of the example's other positions, and an example without others has the value 0. A
+    class weight multiplies the value. Unlike in `nn.CrossEntropyLoss`, whose mean divides by the
+    weights of the whole batch, nothing is divided by the weights.
 
     >>> import torch
     >>> loss = per_example_loss(nn.CrossEntropyLoss(ignore_index=0))
@@ -75,9 +75,8 @@ def per_example_loss(criterion: nn.Module) -> Loss:
         values = values.flatten(1)
         if summed:
             return values.sum(1)
-        if (
-            kind in _BY_NUMBER or targets.is_floating_point()
-        ):  # probabilities for targets: no position is padding
+        # Floating-point targets are probabilities, which have no padding.
+        if kind in _BY_NUMBER or targets.is_floating_point():
             return values.mean(1)
         counted = targets.ne(cast(int, single.ignore_index)).flatten(1).sum(1)
         return values.sum(1) / counted.clamp(min=1)
@@ -86,8 +85,8 @@ def per_example_loss(criterion: nn.Module) -> Loss:
 
 
 def _numbers_of(outputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
-    """Both as (n, numbers) of the outputs' type: (n,) and (n, 1) are the same. Nothing is broadcast
-    over examples."""
+    """Outputs and targets as (n, numbers) of the outputs' type. (n,) and (n, 1) are the same;
+    nothing is broadcast over examples."""
     left = outputs.reshape(len(outputs), -1)
     right = targets.reshape(len(targets), -1).to(outputs.dtype)
     if left.shape != right.shape:
@@ -101,7 +100,8 @@ def _numbers_of(outputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
 def weighted_cross_entropy(
     outputs: Tensor, targets: Tensor, *, weights: tuple[float, ...]
 ) -> Tensor:
-    """`cross_entropy` times the weight of each class; nothing divides by the weights of a batch."""
+    """`cross_entropy` times the weight of each example's class, without division by a batch's
+    weights."""
     return cross_entropy(outputs, targets, outputs.new_tensor(weights))
 
 
@@ -122,8 +122,7 @@ FITTING = {
 
 
 def loss_of(task: TaskConfig) -> Loss:
-    """The loss that `task.loss` names, cross entropy if it names none: one value an example,
-    (n,)."""
+    """The loss named by `task.loss`, by default cross entropy: one value an example, (n,)."""
     name = task.loss or "cross_entropy"
     if name == "cross_entropy" and task.class_weights is not None:
         return partial(weighted_cross_entropy, weights=tuple(task.class_weights))
@@ -133,7 +132,7 @@ def loss_of(task: TaskConfig) -> Loss:
 
 
 def resolved_task(asked: TaskConfig, task: Task) -> TaskConfig:
-    """The settings with the loss by its name. Raises ConfigError: as `check_task`."""
+    """The settings with the name of the loss filled in. Raises ConfigError as `check_task` does."""
     check_task(asked, task.shape, task.name)
     return TaskConfig(
         asked.loss or FITTING[task.shape.target.kind][0], asked.class_weights, asked.huber_delta
@@ -141,8 +140,8 @@ def resolved_task(asked: TaskConfig, task: Task) -> TaskConfig:
 
 
 def check_task(asked: TaskConfig, shape: TaskShape, name: str) -> None:
-    """Raises ConfigError if loss or weights do not fit what is predicted in the data set of that
-    name."""
+    """Raises ConfigError if the loss or the class weights do not fit the targets of the data set
+    `name`."""
     kind = shape.target.kind
     weights = asked.class_weights
     num_classes = shape.num_classes

@@ -1,4 +1,4 @@
-"""The units that DP-SGD inside a client protects: single examples, or owners with all their
+"""The units of protection of DP-SGD inside a client: single examples, or owners with all their
 rows."""
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from discreet.settings.privacy import EXAMPLE
 
 
 class Held(Protocol):
-    """The examples of a client, some of which a step reads."""
+    """The examples of a client. A step reads some of them."""
 
     def __len__(self) -> int: ...
     @property
@@ -29,7 +29,7 @@ class Held(Protocol):
 
 @dataclass(frozen=True, eq=False)
 class Drawn:
-    """The rows of a Poisson batch, and the number of the unit of each, both (m,) int64."""
+    """The rows of a Poisson batch, and the index of each row's unit, both (m,) int64."""
 
     rows: Tensor
     units: Tensor
@@ -52,15 +52,15 @@ class Units:
         return len(self.owners)
 
     def drawn(self, units: Tensor, source: RandomSource) -> Drawn:
-        """The batch of these units: of an owner at most so many rows as a step reads, drawn
-        secretly."""
+        """The batch of these units. If an owner has more rows than a step may read, a secret random
+        set of them is drawn."""
         if self.owners is None:
             return Drawn(units, units)
         ((rows, owners),) = self.owners.pieces(units.tolist(), source, None)
         return Drawn(*(torch.tensor(numbers, dtype=torch.int64) for numbers in (rows, owners)))
 
     def first(self, count: int) -> Examples:
-        """The examples of the first so many units."""
+        """The examples of the first `count` units."""
         if self.owners is None:
             return self.examples.subset(torch.arange(count))
         rows = torch.cat([torch.zeros(0, dtype=torch.int64), *self.owners.rows[:count]])
@@ -69,8 +69,8 @@ class Units:
     def clipped_sum(
         self, model: nn.Module, drawn: Drawn, *, clip_norm: float, loss: Loss
     ) -> tuple[Tensor, Tensor]:
-        """The sum of the units' gradients, each clipped, and their norms. The gradient of an owner
-        is that of the mean loss over its rows that were drawn."""
+        """The sum of the units' clipped gradients, and their norms. The gradient of an owner is
+        that of the mean loss over its drawn rows."""
         some = self.examples.subset(drawn.rows)
         if self.owners is None:
             return clipped_gradient_sum(
@@ -81,8 +81,7 @@ class Units:
 
 
 def warning_of_rows(run: ClientSettings, examples: Examples) -> str:
-    """A line for a run that protects single rows although owners have several; "" if it does
-    not."""
+    """A warning for a run that protects single rows although owners have several; else ""."""
     owners = examples.owners
     if owners is None or not run.gives(EXAMPLE) or run.example.by_owner:
         return ""
@@ -100,8 +99,9 @@ def warning_of_rows(run: ClientSettings, examples: Examples) -> str:
 
 
 def units_of(examples: Held, rows_per_owner: int | None) -> Units:
-    """The units of a client with these examples: owners, of which a step reads so many rows at
-    most, or with None examples. Raises ValueError: it is not known whose each row is."""
+    """The units of a client with these examples: owners, each with at most `rows_per_owner` rows in
+    a step, or with None single examples. Raises ValueError: the owners of the rows are not
+    known."""
     if rows_per_owner is None:
         return Units(examples)
     if examples.owners is None:

@@ -15,10 +15,10 @@ from discreet.audit.experiments import experiment_of
 from discreet.audit.user_audit import AuditRequest, CanaryTransport, audit_users
 from discreet.audit.verdict import judge
 from discreet.data.examples import Task
+from discreet.planning.plan import Plan
 from discreet.privacy.randomness import seeded_source
 from discreet.protocol.messages import TrainRequest
-from discreet.server.plan import Plan
-from discreet.server.session import resolve
+from discreet.server.resolve import resolve
 from discreet.settings.compose import load_config
 from discreet.settings.settings import Settings, client_settings
 from discreet.training import local_training

@@ -13,10 +13,10 @@ from scipy import stats
 from discreet.audit.canaries import Scores, draw_canaries
 from discreet.audit.user_audit import scored
 from discreet.audit.verdict import judge
+from discreet.planning.plan import Plan
+from discreet.planning.state import State
 from discreet.privacy.randomness import seeded_source
-from discreet.server.plan import Plan
-from discreet.server.session import resolve
-from discreet.server.state import State
+from discreet.server.resolve import resolve
 from discreet.settings.compose import load_config
 from discreet.settings.settings import Settings
 from tests.audit.federation_audit import audit_federation, words_of

@@ -20,12 +20,12 @@ from discreet.audit.verdict import Judgement, judge
 from discreet.data.examples import Task
 from discreet.mechanisms.masked_sums import step_norm
 from discreet.node.client import ExactReply, noised_vector
+from discreet.planning.plan import Plan, planned
 from discreet.privacy import clipping
 from discreet.privacy.randomness import RandomSource
 from discreet.privacy.secure_grid import SecureSum
 from discreet.protocol.messages import TrainRequest
-from discreet.server.plan import Plan, planned
-from discreet.server.session import resolve
+from discreet.server.resolve import resolve
 from discreet.settings.rules import ConfigError
 from discreet.settings.settings import Settings
 from tests.audit.made import halve_the_noise

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from discreet.planning.prices import Price, masked_sum, sampled_prices, secure_prices, turn_prices
 from discreet.privacy.mechanisms import analytic_gaussian_noise_multiplier
-from discreet.server.prices import Price, masked_sum, sampled_prices, secure_prices, turn_prices
 from discreet.settings.privacy import SecureConfig
 from tests.command import calibrate as main
 

@@ -16,9 +16,9 @@ from benchmarks import per_example_speed as per_example
 from discreet.cli.main import main
 from discreet.cli.verbs import ANYWHERE, IN_A_PROJECT
 from discreet.ledger.durable_ledger import DurableLedger
-from discreet.server.cohort_sampling import CohortSampling
-from discreet.server.plan import Plan
-from discreet.server.run_folder import RunFolder
+from discreet.planning.cohort_sampling import CohortSampling
+from discreet.planning.plan import Plan
+from discreet.run_files.run_folder import RunFolder
 from discreet.settings.compose import load_asked
 from discreet.simulation.in_process import simulate
 from tests.command import simulate as simulate_command

@@ -11,7 +11,7 @@ import pytest
 from sklearn.datasets import load_breast_cancer
 
 from discreet.data.datasets import load_task
-from discreet.server.predictions import load_model, predict, read_inputs, write_predictions
+from discreet.run_files.predictions import load_model, predict, read_inputs, write_predictions
 from discreet.settings.compose import load_asked
 from discreet.simulation.in_process import simulate
 from tests.command import predict as main
@@ -82,13 +82,13 @@ def test_out_names_the_file_columns_are_read_by_name_and_targets_are_optional(
 
 ROW = raw_rows(1)[0]
 TABLES = [
-    (NAMES[1:], ROW[1:], "bad.csv has no column mean radius"),
+    (NAMES[1:], ROW[1:], "bad.csv has no column or array mean radius"),
     (NAMES, ["", *ROW[1:]], "line 2: mean radius is empty: fill it with a public constant"),
     (NAMES, ROW[1:], "line 2: 29 columns, but the header has 30"),
     ([*NAMES, "target"], [*ROW, 2], "line 2: the class is not one of 0 to 1"),
 ]
 ARRAYS = [
-    ({"x": RAW[:2]}, "has no array inputs"),
+    ({"x": RAW[:2]}, "has no column or array inputs"),
     ({"inputs": np.where(RAW[:2] > 100, np.nan, RAW[:2])}, "row 0: an input is missing"),
     ({"inputs": np.array([{"a": 1}], dtype=object)}, "can't be read: Object arrays"),
 ]

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import math
 import re
 from pathlib import Path
 
 import pytest
+from dp_accounting import GaussianDpEvent
+from dp_accounting.pld import PLDAccountant
 
-from discreet.server.plan import planned
-from discreet.server.run_folder import RunFolder
-from discreet.server.run_price import price_lines
+from discreet.planning.plan import planned
+from discreet.planning.run_price import price_lines
+from discreet.privacy.mechanisms import analytic_gaussian_noise_multiplier
+from discreet.run_files.run_folder import RunFolder
 from discreet.settings.compose import load_config
 from tests.command import plan, report, simulate
 from tests.tables.made_tables import TOML, make_project
@@ -50,6 +54,37 @@ def test_each_guarantee_has_its_line(experiment: str) -> None:
     lines = [*price_lines(planned(load_config([f"experiment={experiment}"])))]
     level = {"silos": "example", "gaussian_local": "local", "organisations": "user"}[experiment]
     assert sum(line.startswith(f"{level}-level: epsilon") for line in lines) == 1
+
+
+def test_owners_in_hospitals_are_priced_by_what_their_first_round_then_costs(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = make_project(tmp_path, people=120, tested=40)
+    words = ["experiment=hospitals", f"data.path={folder}", "rounds=2", "seed=40127"]
+    assert plan(words) == 0
+    said = capsys.readouterr().out
+    one = re.findall(r"example-level: epsilon ([\d.]+) after the first round, 2 after all 2", said)
+    (ratio,) = re.findall(r"with 40 owners a client, the noise .* be ([\d.]+) times", said)
+    assert simulate([*words, f"output_dir={tmp_path / 'run'}"]) == 0
+    head, *_ = capsys.readouterr().out.partition("round 1/2")
+    assert f"epsilon {one[0]} after the first round" in head
+    spent = RunFolder(tmp_path / "run").read_metrics()[0]["epsilon_example"]
+    assert spent == pytest.approx(float(one[0]), abs=1e-3)
+    # batches of 128 hold all 40 owners: two unsampled Gaussians, in the mean of three hospitals
+    noise = math.sqrt(2) * analytic_gaussian_noise_multiplier(2.0, delta=1e-4)
+    (parameters,) = re.findall(r"a round \((\d+) parameters", said)
+    assert float(ratio) == pytest.approx(noise * math.sqrt(int(parameters) / 3) / 128, rel=0.02)
+
+
+def test_local_noise_is_priced_for_replacement_in_the_mean_of_a_round() -> None:
+    words = ["experiment=gaussian_local", "privacy.local.epsilon=null"]
+    plan_of = planned(load_config([*words, "privacy.local.noise_multiplier=5"]))
+    said = "\n".join(price_lines(plan_of, 9))
+    ten = PLDAccountant().compose(GaussianDpEvent(5), 10).get_epsilon(1e-4)
+    (spent,) = re.findall(r"([\d.]+) after all 10 rounds", said)
+    assert float(spent) == pytest.approx(ten, abs=0.01)
+    ratio = 2 * 5 * math.sqrt(plan_of.num_params / 50)
+    assert f"is expected to be {ratio:.3g} times as large as the clip norm: no rule says" in said
 
 
 def test_a_baseline_trains_the_same_clients_and_is_marked_as_not_private(

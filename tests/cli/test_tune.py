@@ -13,11 +13,11 @@ from safetensors import safe_open
 from discreet.accounting.privacy_ledger import PrivacyLedger
 from discreet.ledger.durable_ledger import DurableLedger, LedgerError
 from discreet.ledger.rollback_guard import LedgerPosition
+from discreet.planning.plan import Plan, planned
+from discreet.planning.state import State
 from discreet.privacy.selection import TrialCount
-from discreet.server.plan import Plan, planned
+from discreet.run_files.run_folder import RunFolder
 from discreet.server.population_account import ADJACENCIES, Population, create_account
-from discreet.server.run_folder import RunFolder
-from discreet.server.state import State
 from discreet.settings.call import Call
 from discreet.settings.compose import load_config
 from discreet.settings.rules import ConfigError

@@ -67,6 +67,24 @@ def test_a_messy_table_becomes_the_numbers_that_its_description_says(tmp_path: P
     assert task.test.inputs.tolist()[0][:4] == [0, 1, 0, 0]
 
 
+def test_spaces_around_the_name_of_an_owner_make_no_second_person(tmp_path: Path) -> None:
+    spaced = [ROWS[0], ROWS[1].replace("P1;", " P1 ;"), ROWS[2]]
+    task = load_folder(str(write(tmp_path, spaced)))
+    assert task.owners is not None
+    assert task.owners.tolist() == [0, 0, 1]
+    with pytest.raises(FolderError, match=r"this patient has rows in train\.csv too"):
+        load_folder(str(write(tmp_path, [*ROWS, ROWS[0].replace("P1;", "Q1 ;")])))
+
+
+def test_an_owner_is_the_same_as_a_number_and_as_text(tmp_path: Path) -> None:
+    toml = 'format = "csv"\nfile = "train.csv"\ntest = "test.csv"\ntarget = "y"\nowner = "who"\n'
+    (tmp_path / "data.toml").write_text(toml + "num_classes = 2\n")
+    (tmp_path / "train.csv").write_text("who,x,y\n007,1,0\n008,2,1\n")
+    (tmp_path / "test.csv").write_text("who,x,y\nA7,1,0\n007,2,1\n")
+    with pytest.raises(FolderError, match=r"line 3: this who has rows in train\.csv too"):
+        load_folder(str(tmp_path))
+
+
 @pytest.mark.parametrize("encoding", ["utf-8-sig", "utf-16"])
 def test_a_byte_order_mark_is_found(encoding: str, tmp_path: Path) -> None:
     plain = load_folder(str(write(tmp_path, ROWS)))
@@ -86,6 +104,10 @@ def test_a_byte_order_mark_is_found(encoding: str, tmp_path: Path) -> None:
             "age is not a number; words need a column with kind = category",
         ),
         (
+            "P3;1;1.040,5;6,0;surgery;01.01.2022;no",
+            "age is not a number: write it without thousands separators",
+        ),
+        (
             "P3;1;40;6,0;;01.01.2022;no",
             'ward is empty: write missing = "category" for it in data.toml',
         ),
@@ -94,7 +116,10 @@ def test_a_byte_order_mark_is_found(encoding: str, tmp_path: Path) -> None:
             "seen is not a date in the format %d.%m.%Y: write its format, such as",
         ),
         ("P3;1;40;6,0;surgery;01.01.2022;", "readmitted is empty"),
-        ("P3;1;40;6,0;surgery;01.01.2022;HIV", "the class is not in classes"),
+        (
+            "P3;1;40;6,0;surgery;01.01.2022;HIV",
+            "readmitted is not one of classes: add the class in data.toml, or correct it",
+        ),
         (";1;40;6,0;surgery;01.01.2022;no", "patient is empty: it must name the owner of the row"),
         ("P3;1;40;6,0;surgery;01.01.2022", "6 columns, but the header has 7"),
         (
@@ -120,7 +145,7 @@ def test_decimal_commas_and_another_encoding_are_asked_for(tmp_path: Path) -> No
     )
     umlaut = [ROWS[0].replace("cardiology", "Chirurgie für Kinder")]
     message = refused(tmp_path, umlaut, encoding="cp1252")
-    assert message.endswith('it is not utf-8: write encoding = "cp1252" in data.toml')
+    assert 'it is not utf-8: write encoding = "cp1252" in data.toml' in message
     task = load_folder(
         str(write(tmp_path, umlaut, toml=f'encoding = "cp1252"\n{TOML}', encoding="cp1252"))
     )

@@ -77,7 +77,7 @@ WRONG = [
     ("max_tokens = 8", "", "text and max_tokens must be given together"),
     ("max_tokens = 8", "max_tokens = 8\ntokens = 9", "text must be one column and the only input"),
     ('model = "hf:', 'model = "', 'text needs model = "hf:FOLDER", whose tokenizer reads it'),
-    ('text = "text"', 'text = "words"', "has no column words"),
+    ('text = "text"', 'text = "words"', "has no column or array words"),
 ]
 
 

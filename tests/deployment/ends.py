@@ -10,7 +10,7 @@ from pathlib import Path
 
 from discreet.deployment.flower_home import wait_until
 from discreet.deployment.local_federation import START_SECONDS, Federation
-from discreet.server.run_folder import RunFolder, state_of
+from discreet.run_files.run_folder import RunFolder, state_of
 
 RUN_SECONDS = 300.0
 

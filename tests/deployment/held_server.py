@@ -27,9 +27,9 @@ from discreet.flower.masked_transport import MaskedTransport
 from discreet.flower.serving import serve
 from discreet.masking.server import Collected
 from discreet.masking.wire import Stage
+from discreet.planning.cohort_sampling import CohortSampling
+from discreet.run_files.run_folder import SECRETS, RunFolder
 from discreet.server import session
-from discreet.server.cohort_sampling import CohortSampling
-from discreet.server.run_folder import SECRETS, RunFolder
 from strategies.dp_fedavg import dp_fedavg
 from tests.conftest import REPOSITORY
 

@@ -13,7 +13,7 @@ from discreet.deployment.flower_home import free_port, wait_until
 from discreet.deployment.local_federation import START_SECONDS, Federation, empty_federation
 from discreet.deployment.raw_node import raw_node
 from discreet.ledger.durable_ledger import DurableLedger
-from discreet.server.run_folder import RunFolder
+from discreet.run_files.run_folder import RunFolder
 from tests.deployment.ends import RUN_SECONDS, finish, kill
 
 NODES = ["node-0", "node-1"]

@@ -16,7 +16,7 @@ from discreet.data.heart import HOSPITALS
 from discreet.deployment.local_federation import main
 from discreet.ledger.durable_ledger import DurableLedger
 from discreet.node.nodes import share_of
-from discreet.server.run_folder import RunFolder, state_of
+from discreet.run_files.run_folder import RunFolder, state_of
 from discreet.settings.data import DataConfig
 from examples.heart.make_nodes import main as make_nodes
 

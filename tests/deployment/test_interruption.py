@@ -19,7 +19,7 @@ from discreet.deployment.flower_home import wait_until
 from discreet.deployment.interruption import folder_in, not_begun, resumable
 from discreet.deployment.local_federation import Federation
 from discreet.ledger.durable_ledger import DurableLedger
-from discreet.server.run_folder import (
+from discreet.run_files.run_folder import (
     CONFIG,
     RunFolder,
     RunStatus,

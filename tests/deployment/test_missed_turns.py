@@ -27,12 +27,12 @@ from discreet.mechanisms.correlated_noise import CorrelatedNoise
 from discreet.mechanisms.round_state import CarriedState
 from discreet.node.nodes import node_client
 from discreet.node.work import work_of
+from discreet.planning.plan import Plan
+from discreet.planning.state import State
 from discreet.privacy.randomness import secure_source
 from discreet.privacy.sampling import in_turn
 from discreet.protocol.messages import TrainReply, TrainRequest
-from discreet.server.plan import Plan
-from discreet.server.run_folder import RunFolder, RunSecrets, read_status, state_of
-from discreet.server.state import State
+from discreet.run_files.run_folder import RunFolder, RunSecrets, read_status, state_of
 from discreet.settings.client_settings import ClientSettings
 from discreet.settings.compose import load_asked
 from discreet.simulation.in_process import simulate

@@ -11,7 +11,7 @@ import pytest
 from discreet.deployment.local_federation import main
 from discreet.ledger.durable_ledger import DurableLedger
 from discreet.ledger.owner_account import BY_OWNER
-from discreet.server.run_folder import RunFolder, state_of
+from discreet.run_files.run_folder import RunFolder, state_of
 from tests.tables.made_tables import TOML, make_project, write_table
 
 PATIENTS = (20, 25, 30)

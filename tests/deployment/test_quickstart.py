@@ -25,7 +25,7 @@ from discreet.deployment.flower_home import (
 from discreet.deployment.flower_run import simulation_superlink
 from discreet.deployment.local_federation import Federation, demonstration, federation_of
 from discreet.ledger.durable_ledger import DurableLedger
-from discreet.server.run_folder import RunFolder
+from discreet.run_files.run_folder import RunFolder
 
 ROOT = Path(__file__).resolve().parents[2]
 QUICKSTART = ROOT / "examples" / "quickstart"

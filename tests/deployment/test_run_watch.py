@@ -14,7 +14,7 @@ import pytest
 
 from discreet.deployment.flower_home import wait_until
 from discreet.deployment.run_watch import APPS, NOT_SHOWN, RunWatch, follow
-from discreet.server.run_folder import RunFolder, RunStatus, write_status
+from discreet.run_files.run_folder import RunFolder, RunStatus, write_status
 from discreet.simulation.processes import RunLostError, child_processes
 
 SLEEP = [sys.executable, "-c", "import time; time.sleep(300)"]

@@ -15,7 +15,7 @@ from flwr.superlink.grid import InMemoryGrid
 
 from discreet import AdaptiveClipping, CentralGaussian
 from discreet.flower.strategy import DPFedAvg
-from discreet.server.run_folder import RunFolder, RunStatus, read_status
+from discreet.run_files.run_folder import RunFolder, RunStatus, read_status
 
 NODES = 6
 Answer = Callable[[Message], RecordDict | Error | None]

@@ -19,10 +19,10 @@ from discreet.flower.serving import run
 from discreet.ledger.durable_ledger import DurableLedger
 from discreet.masking.wire import Stage, read_request
 from discreet.node.app import train
+from discreet.planning.state import State
 from discreet.protocol.masked_messages import MASKING, WHO, read_masking
-from discreet.server.resuming import asked_settings
-from discreet.server.run_folder import RunFolder
-from discreet.server.state import State
+from discreet.run_files.resuming import asked_settings
+from discreet.run_files.run_folder import RunFolder
 from strategies.dp_fedavg import dp_fedavg
 from tests.flower.flower_apps import FakeGrid
 

@@ -21,7 +21,7 @@ from discreet.masking.wire import (
     write_reply,
 )
 from discreet.protocol.masked_messages import MASKING, MASKING_REPLY, NAME, WHO, read_masking
-from discreet.server.run_folder import RunFolder
+from discreet.run_files.run_folder import RunFolder
 from tests.flower.masked_grid import Nodes, federated, nodes, words_of
 
 Answer = RecordDict | Error | None

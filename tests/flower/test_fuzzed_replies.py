@@ -14,7 +14,7 @@ from flwr.app import Error, Message, RecordDict
 
 from discreet import FixedClipping
 from discreet.protocol.messages import TrainReply
-from discreet.server.run_folder import RunFolder
+from discreet.run_files.run_folder import RunFolder
 from discreet.server.transport import Failure
 from tests.flower import flower_apps, masked_grid
 from tests.flower.flower_apps import START, changed_by, noised, values_of

@@ -32,6 +32,8 @@ import discreet.flower.grid_transport
 from discreet.flower.grid_transport import GridTransport
 from discreet.flower.serving import own_messages
 from discreet.mechanisms.unprotected import Unprotected
+from discreet.planning.cohort_sampling import CohortSampling
+from discreet.planning.state import initial_state
 from discreet.privacy.randomness import seeded_source
 from discreet.protocol.messages import (
     REFUSED_CODE,
@@ -43,8 +45,6 @@ from discreet.protocol.messages import (
     decode_request,
     encode_reply,
 )
-from discreet.server.cohort_sampling import CohortSampling
-from discreet.server.state import initial_state
 from discreet.server.transport import Failure, MessagesTooLarge, ReplyStats
 from discreet.settings.settings import Settings, client_settings
 from tests.flower.flower_apps import Answer, FakeGrid

@@ -15,7 +15,7 @@ from discreet.ledger.durable_ledger import DurableLedger
 from discreet.masking.wire import Part, Stage, Terms, read_request
 from discreet.protocol.masked_messages import MASKING, read_masking
 from discreet.protocol.simulated import FOLDER
-from discreet.server.run_folder import RunFolder, read_status
+from discreet.run_files.run_folder import RunFolder, read_status
 from discreet.server.transport import NobodyAnswers
 from discreet.settings.compose import load_asked
 from discreet.simulation.in_process import simulate

@@ -12,7 +12,7 @@ from flwr.app import Array, ArrayRecord, Message, MessageType, MetricRecord, Rec
 
 from discreet.flower.strategy_settings import PrivateEvaluation
 from discreet.ledger.durable_ledger import DurableLedger
-from discreet.server.run_folder import RunFolder
+from discreet.run_files.run_folder import RunFolder
 from discreet.server.transport import NobodyAnswers
 from tests.flower.flower_apps import (
     START,

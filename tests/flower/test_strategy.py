@@ -21,10 +21,10 @@ from safetensors.numpy import load_file
 import discreet
 from discreet import AdaptiveClipping, FixedClipping, PrivateEvaluation
 from discreet.ledger.durable_ledger import DurableLedger
-from discreet.server.plan import Plan
-from discreet.server.predictions import load_model
-from discreet.server.resuming import asked_settings
-from discreet.server.run_folder import RunFolder
+from discreet.planning.plan import Plan
+from discreet.run_files.predictions import load_model
+from discreet.run_files.resuming import asked_settings
+from discreet.run_files.run_folder import RunFolder
 from discreet.settings.privacy import USER
 from discreet.settings.rules import ConfigError
 from tests.command import ledger, report, status

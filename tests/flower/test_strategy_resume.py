@@ -17,11 +17,11 @@ from flwr.app import ArrayRecord, Context, Error, Message, MetricRecord, RecordD
 import discreet
 from discreet import AdaptiveClipping, FixedClipping
 from discreet.ledger.durable_ledger import DurableLedger, LedgerError
+from discreet.planning.server_optimizer import ServerSGD
 from discreet.privacy.mechanisms import analytic_gaussian_noise_multiplier
 from discreet.privacy.randomness import RandomSource
 from discreet.protocol.masked_messages import MASKING
-from discreet.server.run_folder import RunFolder
-from discreet.server.server_optimizer import ServerSGD
+from discreet.run_files.run_folder import RunFolder
 from discreet.settings.rules import ConfigError
 from tests.flower.flower_apps import (
     NODES,

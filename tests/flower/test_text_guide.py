@@ -15,7 +15,7 @@ from flwr.app import Context, Message, RecordDict
 from peft import PeftModel
 from transformers import AutoModelForSequenceClassification
 
-from discreet.server.run_folder import RunFolder
+from discreet.run_files.run_folder import RunFolder
 from examples.text import fetch, play
 from tests.command import predict, simulate
 from tests.flower.flower_apps import Nodes

@@ -52,7 +52,7 @@ class Played:
         self.datagram = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
         self.datagram.bind(str(folder / "socket.dgram"))
         self.abstract = socket.socket(socket.AF_UNIX)
-        self.abstract.bind("\0guard-test")
+        self.abstract.bind(f"\0guard-test-{os.getpid()}")
         self.abstract.listen()
         for name in ("shared", "peers.json", "a.guard.key"):
             (folder / name).write_text("mine")

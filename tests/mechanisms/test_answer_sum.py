@@ -13,10 +13,10 @@ from torch import Tensor
 
 from discreet.accounting.events import joined_noise_multiplier, poisson_round_event
 from discreet.mechanisms.sums import AnswerRelease, AnswerSum, CohortSum
+from discreet.planning.state import initial_state
 from discreet.privacy.grid import Grid
 from discreet.privacy.randomness import RandomSource, seeded_source
 from discreet.protocol.messages import TrainReply
-from discreet.server.state import initial_state
 from discreet.settings.privacy import Sizes
 from tests.mechanisms.made import central
 from tests.node.clients import rejects_gaussian

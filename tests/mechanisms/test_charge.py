@@ -14,9 +14,9 @@ from discreet.ledger.durable_ledger import DurableLedger
 from discreet.mechanisms.masked_sums import MaskedGaussian
 from discreet.mechanisms.mechanism import Uncharged
 from discreet.mechanisms.sums import UnopenedSum
+from discreet.planning.state import initial_state
 from discreet.privacy.randomness import seeded_source
-from discreet.server.run_folder import RunFolder
-from discreet.server.state import initial_state
+from discreet.run_files.run_folder import RunFolder
 from discreet.settings.compose import load_asked
 from discreet.settings.rules import ConfigError
 from discreet.simulation.in_process import simulate

@@ -12,9 +12,9 @@ from dp_accounting import GaussianDpEvent, PoissonSampledDpEvent
 
 from discreet.mechanisms import guarded_blocks
 from discreet.mechanisms.guarded_blocks import GuardedBlocks
+from discreet.planning.state import initial_state
 from discreet.privacy.randomness import RandomSource
 from discreet.protocol.messages import TrainReply
-from discreet.server.state import initial_state
 from discreet.settings.rules import ConfigError
 from discreet.settings.settings import client_settings
 from tests.node.clients import config

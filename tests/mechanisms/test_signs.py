@@ -18,11 +18,11 @@ from discreet.audit.user_audit import AuditRequest
 from discreet.audit.verdict import judge
 from discreet.cli.main import main
 from discreet.node.account import Refused
+from discreet.planning.plan import Plan, planned
+from discreet.planning.state import State, initial_state
 from discreet.privacy.randomness import RandomSource
 from discreet.protocol.messages import TrainReply, TrainRequest
-from discreet.server.plan import Plan, planned
-from discreet.server.run_folder import RunFolder
-from discreet.server.state import State, initial_state
+from discreet.run_files.run_folder import RunFolder
 from discreet.settings.compose import load_asked, load_config
 from discreet.settings.privacy import CLIP, Sizes
 from discreet.settings.rules import ConfigError, write_json

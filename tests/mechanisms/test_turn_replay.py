@@ -14,10 +14,10 @@ from torch import Tensor
 
 from discreet.mechanisms.correlated_noise import CorrelatedNoise
 from discreet.mechanisms.round_state import CarriedState
+from discreet.planning.server_optimizer import ServerSGD
+from discreet.planning.state import State, initial_state
 from discreet.privacy.randomness import RandomSource
 from discreet.protocol.messages import TrainReply
-from discreet.server.server_optimizer import ServerSGD
-from discreet.server.state import State, initial_state
 from tests.mechanisms.made import turns as made
 from tests.replay import Replay, replay
 from tests.rounds import round_of

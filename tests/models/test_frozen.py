@@ -23,8 +23,8 @@ from discreet.node import nodes
 from discreet.node.work import work_of
 from discreet.privacy.randomness import RandomSource, seeded_source
 from discreet.protocol.messages import MalformedMessage, request_items, request_of
-from discreet.server.predictions import named_parameters_of
-from discreet.server.run_folder import RunFolder
+from discreet.run_files.predictions import named_parameters_of
+from discreet.run_files.run_folder import RunFolder
 from discreet.settings.compose import load_asked
 from discreet.settings.rules import ConfigError
 from discreet.simulation.in_process import simulate

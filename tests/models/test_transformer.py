@@ -26,7 +26,7 @@ from discreet.node.nodes import node_client, virtual_client
 from discreet.node.work import work_of
 from discreet.per_example.per_example import clipped_gradient_sum
 from discreet.protocol.messages import MalformedMessage, TrainRequest, VirtualClient
-from discreet.server.run_folder import RunFolder
+from discreet.run_files.run_folder import RunFolder
 from discreet.settings.compose import load_asked, load_config
 from discreet.settings.rules import ConfigError
 from discreet.settings.settings import client_settings

@@ -18,9 +18,9 @@ from discreet.node import account
 from discreet.node.account import Accounts, Budget, Refused
 from discreet.node.admission import Admitted, admit
 from discreet.node.work import work_of
+from discreet.planning.state import Outcome
 from discreet.protocol.messages import TrainRequest
-from discreet.server.run_folder import RunFolder
-from discreet.server.state import Outcome
+from discreet.run_files.run_folder import RunFolder
 from discreet.settings.client_settings import ClientSettings
 from discreet.settings.compose import load_asked, load_config
 from discreet.settings.privacy import EXAMPLE, LOCAL, USER

@@ -190,7 +190,7 @@ WRONG = [
     (lambda folder: csv_folder(folder, extra='task = "mnist"'), "for mnist, not for digits"),
     (
         lambda folder: csv_folder(folder, extra='classes = ["a"]'),
-        "line 2: the class is not in classes",
+        "line 2: .* is not one of classes: add the class in data.toml",
     ),
 ]
 

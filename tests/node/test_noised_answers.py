@@ -26,13 +26,13 @@ from discreet.node.admission import Admitted, admit
 from discreet.node.client import Client
 from discreet.node.policy import ClientPolicy
 from discreet.node.work import work_of
+from discreet.planning.plan import Plan
 from discreet.privacy.mechanisms import analytic_gaussian_noise_multiplier
 from discreet.privacy.randomness import RandomSource, seeded_source
 from discreet.protocol.messages import Assignment, TrainReply, TrainRequest
 from discreet.queries.metrics import metric_blocks, metrics_of
 from discreet.queries.query import Query
 from discreet.server.model_ratings import answers_of
-from discreet.server.plan import Plan
 from discreet.settings.client_settings import ClientSettings
 from discreet.settings.data import MEANS
 from discreet.settings.settings import client_settings

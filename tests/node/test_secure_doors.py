@@ -21,7 +21,7 @@ from discreet.masking.wire import MaskingRefused, Stage
 from discreet.node.account import Refused
 from discreet.node.secure_aggregation import FORGOTTEN_SECONDS, forget
 from discreet.node.work import work_of
-from discreet.server.run_folder import RunFolder
+from discreet.run_files.run_folder import RunFolder
 from discreet.server.transport import NobodyAnswers
 from tests.flower.masked_grid import Nodes, federated, nodes, words_of
 from tests.masking.federation import RUN, Federation, federation, terms_of

@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
+from discreet.planning.constant_guess import FILE as CONSTANT
 from discreet.reporting.page import report_of
-from discreet.server.constant_guess import FILE as CONSTANT
-from discreet.server.final_results import FILE as TEST_SET
-from discreet.server.run_folder import write_json
+from discreet.run_files.final_results import FILE as TEST_SET
+from discreet.run_files.run_folder import write_json
 from tests.made_runs import make_run
 from tests.reporting.browser import looked_at, needs_browser
 

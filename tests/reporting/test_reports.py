@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 
 from discreet.cli.status import status_facts, status_lines
 from discreet.ledger.durable_ledger import Charge
+from discreet.planning.plan import Plan
 from discreet.reporting.page import report_of
 from discreet.reporting.pictures import frontier
 from discreet.reporting.records import RunRecord, read_runs, runs_table, split_same
@@ -25,8 +26,7 @@ from discreet.reporting.spending import (
     spent_by_data_owner,
     worst_epsilons,
 )
-from discreet.server.plan import Plan
-from discreet.server.run_folder import RunFolder, write_json
+from discreet.run_files.run_folder import RunFolder, write_json
 from discreet.simulation.tuning import score
 from tests.made_runs import ENDED, make_run
 

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from discreet.deployment.flower_home import wait_until
 from discreet.ledger.durable_ledger import DurableLedger
-from discreet.server.run_folder import RunFolder, read_status
+from discreet.run_files.run_folder import RunFolder, read_status
 from discreet.simulation.processes import carrying, child_processes
 from tests.conftest import REPOSITORY
 from tests.deployment.ends import RUN_SECONDS

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from discreet.reporting.records import find_runs
-from discreet.server.run_folder import RunFolder
+from discreet.run_files.run_folder import RunFolder
 from discreet.settings.places import conf_folder
 from tests.command import simulate as main
 from tests.data.test_images import write_cifar, write_femnist, write_mnist

@@ -19,13 +19,13 @@ from dp_accounting.pld import PLDAccountant
 from discreet.accounting.privacy_ledger import PrivacyLedger
 from discreet.ledger.budget import BudgetSpent, ServerBudget
 from discreet.ledger.durable_ledger import Charge, DurableLedger, LedgerError
+from discreet.run_files.run_folder import RunFolder
 from discreet.server.population_account import (
     ADJACENCIES,
     Population,
     PopulationAccount,
     create_account,
 )
-from discreet.server.run_folder import RunFolder
 from discreet.settings.call import Call
 from discreet.settings.compose import load_asked
 from discreet.settings.rules import ConfigError

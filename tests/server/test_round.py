@@ -24,20 +24,20 @@ import discreet
 from discreet.mechanisms.central_gaussian import CentralGaussian
 from discreet.mechanisms.sums import UnopenedSum
 from discreet.mechanisms.unprotected import Unprotected
-from discreet.privacy.randomness import RandomSource, seeded_source
-from discreet.protocol.messages import TrainReply
-from discreet.server.cohort_sampling import CohortSampling
-from discreet.server.resuming import asked_settings
-from discreet.server.run_folder import RunFolder
-from discreet.server.server_optimizer import (
+from discreet.planning.cohort_sampling import CohortSampling
+from discreet.planning.server_optimizer import (
     ServerAdam,
     ServerOptimizer,
     ServerSGD,
     ServerYogi,
     server_optimizer,
 )
-from discreet.server.session import resolve
-from discreet.server.state import State, initial_state
+from discreet.planning.state import State, initial_state
+from discreet.privacy.randomness import RandomSource, seeded_source
+from discreet.protocol.messages import TrainReply
+from discreet.run_files.resuming import asked_settings
+from discreet.run_files.run_folder import RunFolder
+from discreet.server.resolve import resolve
 from discreet.settings.compose import load_asked, load_config
 from discreet.simulation.in_process import simulate
 from tests.mechanisms.made import central, run_of

@@ -18,12 +18,12 @@ from safetensors.torch import load_file
 
 import discreet.server.session
 from discreet.ledger.durable_ledger import DurableLedger
+from discreet.planning.plan import planned, resolve_noise
+from discreet.planning.state import Outcome
 from discreet.privacy.grid import LARGEST_SCALE, laplace_grid_slack
 from discreet.queries.scores import EvaluationResult
-from discreet.server.plan import planned, resolve_noise
-from discreet.server.resuming import asked_settings
-from discreet.server.run_folder import ASKED, RunFolder
-from discreet.server.state import Outcome
+from discreet.run_files.resuming import asked_settings
+from discreet.run_files.run_folder import ASKED, RunFolder
 from discreet.server.training_run import stopping_reason
 from discreet.settings.call import Call
 from discreet.settings.compose import load_asked, load_config

@@ -13,8 +13,8 @@ from discreet.data.examples import Examples
 from discreet.data.partition import ClientExamples, Numbers
 from discreet.models.models import build_model, flatten_parameters
 from discreet.per_example.objective import cross_entropy
+from discreet.planning.plan import Plan
 from discreet.privacy.randomness import RandomSource, seeded_source
-from discreet.server.plan import Plan
 from discreet.simulation.chunk import (
     Chunk,
     Draws,

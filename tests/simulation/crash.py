@@ -11,10 +11,10 @@ import warnings
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import discreet.server.run_folder
+import discreet.run_files.run_folder
 from discreet.ledger.durable_ledger import DurableLedger
+from discreet.run_files.run_folder import RunFolder, RunSecrets
 from discreet.server.population_account import PopulationAccount
-from discreet.server.run_folder import RunFolder, RunSecrets
 from discreet.settings.compose import load_asked
 from discreet.simulation.in_process import simulate
 
@@ -83,7 +83,7 @@ def plant_at_checkpoint(point: str, number: int) -> None:
             save(self, checkpoint, best=best, account=account)
         elif point == "in_checkpoint":
             # The new file is half written beside the old one, and never renamed.
-            discreet.server.run_folder.os.replace = lambda *_: die()  # type: ignore[assignment]
+            discreet.run_files.run_folder.os.replace = lambda *_: die()  # type: ignore[assignment]
             save(self, checkpoint, account=account)
         else:
             dying(self, checkpoint, account=account)

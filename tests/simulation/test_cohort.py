@@ -27,9 +27,9 @@ from discreet.node.account import Refused
 from discreet.node.admission import Admitted, admit
 from discreet.node.work import Work
 from discreet.per_example.objective import cross_entropy
+from discreet.planning.plan import Plan, planned
 from discreet.protocol.messages import TrainRequest
-from discreet.server.plan import Plan, planned
-from discreet.server.run_folder import RunFolder
+from discreet.run_files.run_folder import RunFolder
 from discreet.server.transport import Failure
 from discreet.settings.compose import load_asked, load_config
 from discreet.settings.rules import ConfigError

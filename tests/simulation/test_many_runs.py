@@ -18,9 +18,9 @@ import torch
 
 from discreet.cli import sweep as cli
 from discreet.ledger.durable_ledger import DurableLedger
+from discreet.planning.plan import planned
 from discreet.protocol.messages import TrainRequest
-from discreet.server.plan import planned
-from discreet.server.run_folder import RunFolder, state_of
+from discreet.run_files.run_folder import RunFolder, state_of
 from discreet.settings.call import Call
 from discreet.settings.compose import load_asked, load_config
 from discreet.settings.rules import ConfigError

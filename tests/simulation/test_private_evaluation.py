@@ -24,14 +24,14 @@ from discreet.mechanisms.client_noise import LocalPrivacy, OwnNoise
 from discreet.mechanisms.mechanism import releases_of
 from discreet.mechanisms.sums import AnswerRelease, AnswerSum
 from discreet.models.models import build_model, load_parameters
+from discreet.planning.plan import Plan
+from discreet.planning.state import Outcome
 from discreet.privacy.randomness import seeded_source
 from discreet.protocol.messages import TrainReply
 from discreet.queries.metrics import metric_blocks
 from discreet.queries.query import Query
+from discreet.run_files.run_folder import RunFolder
 from discreet.server.model_ratings import RatingPlan
-from discreet.server.plan import Plan
-from discreet.server.run_folder import RunFolder
-from discreet.server.state import Outcome
 from discreet.settings.compose import load_asked, load_config
 from discreet.settings.privacy import EXAMPLE, LOCAL, USER
 from discreet.settings.settings import Settings

@@ -17,7 +17,7 @@ pytest.importorskip("ray")
 import ray
 
 from discreet.deployment.flower_home import wait_until
-from discreet.server.run_folder import RunFolder
+from discreet.run_files.run_folder import RunFolder
 from discreet.settings.rules import ConfigError
 from discreet.simulation.processes import RunLostError, child_processes
 from discreet.simulation.ray_cluster import RayCluster, connected, versions

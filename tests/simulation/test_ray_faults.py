@@ -19,7 +19,7 @@ from ray.cluster_utils import Cluster
 from torch import Tensor
 
 from discreet.mechanisms.sums import PartialReply
-from discreet.server.run_folder import RunFolder
+from discreet.run_files.run_folder import RunFolder
 from discreet.settings.compose import load_asked
 from discreet.simulation import ray_cluster
 from discreet.simulation.in_process import simulate

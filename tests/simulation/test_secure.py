@@ -20,12 +20,12 @@ from discreet.ledger.durable_ledger import DurableLedger
 from discreet.masking.wire import Stage
 from discreet.mechanisms.mechanism import releases_of
 from discreet.mechanisms.sums import PartialReply, UnopenedSum
+from discreet.planning.plan import Plan
+from discreet.planning.state import Outcome, State
 from discreet.privacy.secure_grid import SecureCohort, SecureSum, example_secure_sum
 from discreet.protocol.messages import TrainRequest
-from discreet.server.plan import Plan
-from discreet.server.run_folder import RunFolder
+from discreet.run_files.run_folder import RunFolder
 from discreet.server.session import Session, prepare, training_run
-from discreet.server.state import Outcome, State
 from discreet.server.transport import Failure, NobodyAnswers, RoundAbandoned, Transport
 from discreet.settings.compose import load_asked
 from discreet.settings.rules import ConfigError

@@ -10,7 +10,7 @@ from sklearn.linear_model import LogisticRegression
 from sklearn.metrics import roc_auc_score
 
 from discreet.data.datasets import load_task
-from discreet.server.run_folder import RunFolder
+from discreet.run_files.run_folder import RunFolder
 from discreet.settings.compose import load_asked, load_config
 from discreet.simulation.in_process import simulate
 from tests.tables.made_tables import make_project

@@ -5,6 +5,8 @@ from __future__ import annotations
 
 import csv
 import re
+import subprocess
+import sys
 import tomllib
 from pathlib import Path
 
@@ -106,7 +108,7 @@ def test_all_rows_of_an_owner_are_unchanged_in_one_part_and_the_same_each_time(
     [
         (["--owner", "person"], [], "has no column person; there are patient_id"),
         (["--owner", "patient_id"], [";1;2;3;4;5;6;no"], "line 2: patient_id is empty"),
-        (["--owner", "patient_id"], ["P1;1"], "line 2: 2 columns, and the header has 8"),
+        (["--owner", "patient_id"], ["P1;1"], "line 2: 2 columns, but the header has 8"),
         (["--test", "1.5"], [], "--test must be a share within"),
     ],
 )
@@ -118,11 +120,101 @@ def test_what_can_not_be_split_is_told(
     assert said in capsys.readouterr().err
 
 
+PLAIN = "patient;seen;age;dose;out\n"
+MESSY = [f"P{row};0{row}.02.2022;{20 + row};{row},5;{'ab'[row % 2]}" for row in range(1, 9)]
+
+
+def checked(folder: Path, content: bytes | str, *words: str) -> int:
+    if isinstance(content, str):
+        content = content.encode()
+    (folder / "a.csv").write_bytes(content)
+    return data(["check", str(folder / "a.csv"), *words])
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        (b"", "a.csv can't be read: the CSV file is empty"),
+        (b"\n  \n", "a.csv can't be read: the CSV file is empty"),
+        (PLAIN, "a.csv has no rows below its header"),
+        (PLAIN + "P1;1;2;3;a\nP2;1;2;3;a", "out says the same in every row"),
+        (PLAIN.replace(";", "^") + "P1^1^2^3;4^a", "give it with --separator"),
+        (PLAIN.replace("dose", "age") + MESSY[0], "'age' occurs twice: rename one"),
+        (b"PK\x03\x04zip", "a.csv is an Excel file: save it as CSV (UTF-8)"),
+        ((PLAIN + MESSY[0]).encode("utf-16-le"), 'write encoding = "utf-16-le" in data.toml'),
+        ((PLAIN + "P\xfc;1;2;3;a").encode("cp1252"), "or --encoding with `discreet data`"),
+    ],
+)
+def test_a_file_that_is_no_table_is_told_in_one_line_with_what_to_do(
+    content: bytes | str, said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert checked(tmp_path, content) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert str(tmp_path / "a.csv") in line
+    assert said in line
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "said"),
+    [
+        ("04.02.2022", "2022-02-04", "# seen is left out: line 5 of a.csv is not a date in the"),
+        (";24;", ";unknown;", "# age is left out: line 5 of a.csv is not a number, as most are"),
+        ("4,5", "1.004,5", "# dose is left out: line 5 of a.csv has a thousands separator"),
+        (";a", ";A", "# some differ only in capitals"),
+    ],
+)
+def test_a_cell_that_keeps_a_column_from_its_kind_is_named_by_its_line(
+    old: str, new: str, said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rows = [*MESSY[:3], MESSY[3].replace(old, new), *MESSY[4:]]
+    assert checked(tmp_path, PLAIN + "\n".join(rows), "--target", "out") == 0
+    assert said in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("mark", ["\t", "|", "^", "sep"])
+def test_every_separator_is_found_or_can_be_given(
+    mark: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    text = PLAIN + "\n".join(MESSY)
+    words = ["--separator", "^"] if mark == "^" else []
+    written = f"sep=;\n{text}" if mark == "sep" else text.replace(";", mark)
+    assert checked(tmp_path, written, "--target", "out", "--write", *words) == 0
+    assert data(["split", str(tmp_path / "a.csv"), "--owner", "patient", *words]) == 0
+    described = tomllib.loads((tmp_path / "data.toml").read_text())
+    assert {*described["columns"]} == {"seen", "age", "dose"}
+    assert described.get("separator") == (words[1] if words else None)
+
+
+def test_spaces_around_names_of_columns_do_not_count(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    text = PLAIN.replace(";", " ; ") + "\n".join(MESSY).replace(";", " ; ")
+    assert checked(tmp_path, text, "--target", "out", "--owner", "patient", "--write") == 0
+    toml = (tmp_path / "data.toml").read_text()
+    (tmp_path / "data.toml").write_text(re.sub("(?m)^unconfirmed.*$", "", toml))
+    task = load_task("folder", path=str(tmp_path))
+    assert (len(task.train), task.train.targets.tolist()[:2]) == (8, [1, 0])
+
+
+def test_a_table_is_read_without_threads_that_outlive_it(tmp_path: Path) -> None:
+    write_table(tmp_path / "a.csv", 20)
+    code = (
+        "import os, pathlib, pyarrow.csv\nfrom discreet.data.csv_table import CsvTable\n"
+        "before = len(os.listdir('/proc/self/task'))\n"
+        "CsvTable(pathlib.Path('a.csv')).columns()\n"
+        "print(len(os.listdir('/proc/self/task')) - before)\n"
+    )
+    words = [sys.executable, "-c", code]
+    done = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, check=True)
+    assert int(done.stdout) <= 1  # the one that reads the file
+
+
 def test_a_project_starts_from_a_table_that_nothing_reads(table: Path, tmp_path: Path) -> None:
     assert new([str(tmp_path / "my-ward"), "--table", str(table)]) == 0
     project = tmp_path / "my-ward"
     assert [path.name for path in (project / "data").iterdir()] == ["hospital.csv"]
     assert "experiment=table" in (project / "README.md").read_text()
-    assert (project / "conf" / "experiment" / "table.yaml").is_file()
+    for name in ("table", "hospitals"):
+        assert (project / "conf" / "experiment" / f"{name}.yaml").is_file()
     assert "data/*.csv" in (project / ".gitignore").read_text()
     assert new([str(tmp_path / "other"), "--table", str(tmp_path / "none.csv")]) == 2

@@ -59,6 +59,7 @@ def connects(family: int, kind: int, address: object) -> object:
 def network(context: Context) -> dict[str, object]:
     port = int(context.run_config["port"])
     path = str(context.run_config["socket"])
+    abstract = f"\0guard-test-{context.run_config['guard']}"
     inet, stream, datagram = socket.AF_INET, socket.SOCK_STREAM, socket.SOCK_DGRAM
     return {
         "tcp": tried(lambda: connects(inet, stream, ("127.0.0.1", port))),
@@ -71,7 +72,7 @@ def network(context: Context) -> dict[str, object]:
         "pair": tried(
             lambda: socket.socketpair(socket.AF_UNIX, datagram)[0].sendto(b"row", path + ".dgram")
         ),
-        "abstract": tried(lambda: connects(socket.AF_UNIX, stream, "\0guard-test")),
+        "abstract": tried(lambda: connects(socket.AF_UNIX, stream, abstract)),
         "netlink": tried(lambda: socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, 0).fileno()),
         "vsock": tried(lambda: socket.socket(40, stream).fileno()),
     }

@@ -5,8 +5,8 @@ from __future__ import annotations
 
 from discreet.ledger.durable_ledger import DurableLedger, LedgerError
 from discreet.mechanisms.mechanism import SERVER
-from discreet.server.plan import Plan
-from discreet.server.run_folder import CONFIG, RunFolder
+from discreet.planning.plan import Plan
+from discreet.run_files.run_folder import CONFIG, RunFolder
 from discreet.settings.privacy import EXAMPLE, USER
 from discreet.settings.rules import ConfigError
 

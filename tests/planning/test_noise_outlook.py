@@ -12,8 +12,8 @@ from statistics import fmean
 
 import pytest
 
-from discreet.server.noise_outlook import NoiseOutlook, check_noise, noise_outlook, noise_ratio
-from discreet.server.plan import Plan, planned, resolve_noise
+from discreet.planning.noise_outlook import NoiseOutlook, check_noise, noise_outlook, noise_ratio
+from discreet.planning.plan import Plan, planned, resolve_noise
 from discreet.settings.compose import load_asked, load_config
 from discreet.settings.rules import ConfigError
 from discreet.settings.settings import Settings

@@ -17,7 +17,7 @@ import torch
 from discreet.cli.main import main
 from discreet.ledger.durable_ledger import Charge, DurableLedger, LedgerError
 from discreet.masking.identity import Directory, IdentityError
-from discreet.server.run_folder import (
+from discreet.run_files.run_folder import (
     ASKED,
     CONFIG,
     STATUS,

@@ -46,15 +46,15 @@ from discreet.ledger.durable_ledger import (
 from discreet.ledger.rollback_guard import flush_folder
 from discreet.logs import json_ready
 from discreet.mechanisms.round_state import CarriedState
-from discreet.server.checkpoint_numbers import (
+from discreet.planning.plan import Plan
+from discreet.planning.state import State
+from discreet.run_files.checkpoint_numbers import (
     TENSORS,
     metadata_of,
     numbers_in,
     reported_epsilons,
 )
-from discreet.server.metrics_table import columns_of, table_of
-from discreet.server.plan import Plan
-from discreet.server.state import State
+from discreet.run_files.metrics_table import columns_of, table_of
 from discreet.settings.call import Call
 from discreet.settings.compose import parse_asked
 from discreet.settings.rules import ConfigError

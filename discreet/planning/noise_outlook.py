@@ -7,8 +7,10 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
-from discreet.server.plan import Plan
-from discreet.server.server_optimizer import ServerSGD
+from discreet.mechanisms.mechanism import ClientRound
+from discreet.planning.plan import Plan
+from discreet.planning.server_optimizer import ServerSGD
+from discreet.privacy.mechanisms import Laplace
 from discreet.settings.rules import ConfigError
 from discreet.settings.wording import Key, Part, Wording, joined
 
@@ -88,6 +90,15 @@ class NoiseOutlook:
         return self.feedback > self.limit
 
     @property
+    def verdict(self) -> str:
+        """Whether the run will learn, as far as the rule of noise feedback says so."""
+        if self.loud:
+            return "it will not learn"
+        if math.isinf(self.limit) and self.ratio > 1:
+            return "no rule says whether it learns"
+        return "it can learn"
+
+    @property
     def refused(self) -> bool:
         """True if the run will not learn and is refused for it."""
         return self.loud and not self.early
@@ -162,6 +173,22 @@ def noise_outlook(plan: Plan) -> NoiseOutlook:
     few = plan.run.user.population_size < FEW_CLIENTS
     early = plan.run.rounds <= EARLY_ROUNDS
     return NoiseOutlook(ratio, feedback, limit, early=early, remedies=tuple(remedies), few=few)
+
+
+def outlook_at_clients(plan: Plan, work: ClientRound) -> NoiseOutlook | None:
+    """The outlook for noise that each client adds to its own steps, or to its update, which other
+    data move by up to twice the clip norm: in the mean over the clients of a round. None if the
+    client does neither."""
+    spread = math.sqrt(plan.num_params / plan.run.expected_cohort)
+    if work.training is not None:
+        ratio = work.noise_multiplier * spread / work.training.batch_size
+        return NoiseOutlook(ratio, clip_setting="privacy.example.clip_norm")
+    if work.local is None:
+        return None
+    ratio = 2 * work.noise_multiplier * spread
+    if isinstance(work.local.mechanism, Laplace):
+        ratio *= math.sqrt(2)
+    return NoiseOutlook(ratio)
 
 
 def check_noise(plan: Plan, of_rounds: Callable[[int], Plan]) -> None:

@@ -12,7 +12,7 @@ from discreet.accounting.privacy_ledger import PrivacyLedger
 from discreet.ledger.budget import ServerBudget
 from discreet.mechanisms import mechanism_table as table
 from discreet.mechanisms.mechanism import SERVER, Mechanism, Statement, releases_of, stated
-from discreet.server.server_optimizer import ServerOptimizer, server_optimizer
+from discreet.planning.server_optimizer import ServerOptimizer, server_optimizer
 from discreet.settings.client_settings import ClientSettings
 from discreet.settings.privacy import PLANNED, USER, ClipConfig, Sizes
 from discreet.settings.rules import ConfigError
@@ -22,11 +22,11 @@ from discreet.settings.wording import Key, Wording
 if TYPE_CHECKING:
     from dp_accounting import DpEvent
 
+    from discreet.planning.cohort_sampling import CohortSampling
+    from discreet.planning.constant_guess import ConstantGuess  # it imports PyTorch
+    from discreet.planning.state import State
     from discreet.protocol.messages import TrainRequest
     from discreet.queries.query import Query
-    from discreet.server.cohort_sampling import CohortSampling
-    from discreet.server.constant_guess import ConstantGuess  # it imports PyTorch
-    from discreet.server.state import State
 
 ALWAYS = (
     "privacy.delta",
@@ -110,7 +110,7 @@ class Plan:
 
     @cached_property
     def sampling(self) -> CohortSampling:
-        from discreet.server.cohort_sampling import CohortSampling  # with PyTorch
+        from discreet.planning.cohort_sampling import CohortSampling  # with PyTorch
 
         return CohortSampling.of(self.run)
 

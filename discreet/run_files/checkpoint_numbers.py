@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from discreet.ledger.rollback_guard import LedgerError, LedgerPosition
-from discreet.server.state import State
+from discreet.planning.state import State
 from discreet.settings.privacy import EXAMPLE, LOCAL
 
 TENSORS = ("params", "velocity", "second_moment")

@@ -12,10 +12,10 @@ from discreet.accounting.events import RDP, event_from_json
 from discreet.accounting.privacy_ledger import PrivacyLedger, epsilon_of
 from discreet.ledger.durable_ledger import DurableLedger
 from discreet.mechanisms.mechanism import REPORTED
-from discreet.server.plan import Plan
-from discreet.server.run_folder import RunFolder
-from discreet.server.run_ledgers import whole
-from discreet.server.state import State
+from discreet.planning.plan import Plan
+from discreet.planning.state import State
+from discreet.run_files.run_folder import RunFolder
+from discreet.run_files.run_ledgers import whole
 
 
 def largest_epsilon(

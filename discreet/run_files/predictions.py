@@ -23,9 +23,9 @@ from discreet.data.targets import CLASSES, LABELS, NUMBERS, SEQUENCES, Array, Fo
 from discreet.models.models import model_for, parts_of
 from discreet.per_example.objective import PADDING, cross_entropy
 from discreet.queries.metrics import class_indicators, label_indicators, number_scores
-from discreet.server.csv_text import csv_text
-from discreet.server.model_description import read_facts
-from discreet.server.run_folder import RunFolder, replace_file, write_json
+from discreet.run_files.csv_text import csv_text
+from discreet.run_files.model_description import read_facts
+from discreet.run_files.run_folder import RunFolder, replace_file, write_json
 from discreet.settings.data import NormaliserConfig
 from discreet.settings.rules import ConfigError, read_json
 from discreet.settings.training import FLOWER_APP, ModelConfig
@@ -154,9 +154,17 @@ def read_inputs(
       FolderError: the file is missing or of another kind, a column is missing, a value is missing,
         not a number, not finite or out of the model's range, or a shape does not fit.
     """
-    inputs, targets, ids = read_file(
-        path, _description_of(path, saved), saved.shape, id_column=id_column
-    )
+    try:
+        inputs, targets, ids = read_file(
+            path, _description_of(path, saved), saved.shape, id_column=id_column
+        )
+    except FolderError as error:
+        if DESCRIPTION not in str(error) or saved.description is None:
+            raise
+        raise FolderError(
+            f"{error}. That is for the next model: this one reads by its model.json, so correct "
+            "the cell"
+        ) from error
     images = saved.description is None and len(saved.shape.input_shape) == 3
     if images and inputs.numel() and not (inputs.min() >= 0 and inputs.max() <= 1):
         raise FolderError(

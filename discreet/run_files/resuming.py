@@ -9,7 +9,7 @@ from typing import Any, cast
 
 from omegaconf import OmegaConf
 
-from discreet.server.run_folder import ASKED, RunFolder, output_folder
+from discreet.run_files.run_folder import ASKED, RunFolder, output_folder
 from discreet.settings.call import Call
 from discreet.settings.compose import hydra_on_conf, load_asked, parse_asked, quoted
 from discreet.settings.places import conf_folder, conf_for

@@ -17,7 +17,7 @@ from discreet.settings.settings import ServerConfig
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from discreet.server.state import State
+    from discreet.planning.state import State
 
 
 @dataclass(frozen=True, eq=False)
@@ -50,7 +50,7 @@ class ServerSGD:
         """The state after one step.
 
         >>> import torch
-        >>> from discreet.server.state import initial_state
+        >>> from discreet.planning.state import initial_state
         >>> state = initial_state(torch.zeros(2), clip_norm=1.0)
         >>> state = ServerSGD(0.5, momentum=0.9).step(state, Change(torch.tensor([1.0, -2.0])))
         >>> state.params.tolist(), state.round

@@ -26,11 +26,11 @@ from discreet.ledger.durable_ledger import Charge, DurableLedger, LedgerError
 from discreet.ledger.rollback_guard import STATE_VARIABLE, LedgerPosition, RollbackGuard
 from discreet.node.nodes import node_client
 from discreet.node.work import work_of
+from discreet.planning.plan import planned
 from discreet.protocol import run_end
-from discreet.server import run_folder
-from discreet.server.plan import planned
-from discreet.server.run_folder import RunFolder, state_of
-from discreet.server.run_ledgers import check_ledgers
+from discreet.run_files import run_folder
+from discreet.run_files.run_folder import RunFolder, state_of
+from discreet.run_files.run_ledgers import check_ledgers
 from discreet.settings.call import Call
 from discreet.settings.compose import load_asked, load_config
 from discreet.settings.settings import Settings

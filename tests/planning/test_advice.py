@@ -11,7 +11,7 @@ import pytest
 from dp_accounting import GaussianDpEvent, PoissonSampledDpEvent
 from dp_accounting.pld import PLDAccountant
 
-from discreet.server.advice import CODE, MEASURED, TRUSTED, Situation, advice
+from discreet.planning.advice import CODE, MEASURED, TRUSTED, Situation, advice
 from discreet.settings.rules import ConfigError
 from tests.command import advise
 

@@ -1,0 +1,100 @@
+"""The price of a run in a few lines, before it spends anything: epsilon, noise, and the traffic of
+a node."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import suppress
+
+from discreet.accounting.accounting import epsilon_spent
+from discreet.data.examples import Examples
+from discreet.mechanisms.mechanism import SERVER, Unreachable, releases_of
+from discreet.planning.noise_outlook import noise_outlook, outlook_at_clients
+from discreet.planning.plan import Plan
+from discreet.settings.client_settings import ClientSettings
+
+BYTES = 4  # of a parameter on its way: float32, or a masked word
+
+
+def price_lines(plan: Plan, units: int | None = None) -> Iterator[str]:
+    """One line for each enabled guarantee, one on noise, and one on traffic. `units`: the examples
+    or owners of an average client; None if they are not known."""
+    for name, mechanism in plan.mechanisms.items():
+        if SERVER not in mechanism.charged_at:
+            yield from _client_lines(plan, name, units)
+    yield from _epsilons(plan)
+    if plan.charges_server:
+        outlook = noise_outlook(plan)
+        yield f"{outlook}: {outlook.verdict}"
+    yield (
+        f"a node receives and sends {_size(BYTES * plan.num_params)} a round ({plan.num_params} "
+        "parameters)"
+    )
+
+
+def average_units(run: ClientSettings, examples: Examples) -> int:
+    """The examples of an average client, or its owners if they are what a guarantee is about."""
+    if run.example.by_owner and examples.owners is not None:
+        count = len(set(examples.owners.tolist()))
+    else:
+        count = len(examples)
+    return count // run.data.num_clients
+
+
+def _client_lines(plan: Plan, name: str, units: int | None) -> Iterator[str]:
+    """What each client pays from its own account, and the noise that it adds."""
+    run = plan.run
+    work = None
+    if units:
+        with suppress(Unreachable):
+            work = plan.mechanisms[name].at_client(1, units, trains=True)
+    target = run.target_epsilon(name)
+    said = ""
+    if work is not None and work.events:
+        one = epsilon_spent(work.events, delta=run.delta, accountant=run.accountant)
+        said += f" {one:.4g} after the first round,"
+        if target is None:
+            events = [(event, count * run.rounds) for event, count in work.events]
+            target = epsilon_spent(events, delta=run.delta, accountant=run.accountant)
+    if target is not None:
+        said += f" {target:.4g} after all {run.rounds} rounds,"
+    yield f"{name}-level: epsilon{said} of each client, in its own account (delta {run.delta:g})"
+    if work is not None and (outlook := outlook_at_clients(plan, work)) is not None:
+        if work.training is None:
+            who = ""
+        else:
+            who = f"with {units} {run.example.unit_name}s a client, "
+        yield f"{who}{outlook}: {outlook.verdict}"
+
+
+def _epsilons(plan: Plan) -> Iterator[str]:
+    mechanism = plan.mechanism
+    run = plan.run
+    if plan.charges_server:
+        noise = run.configured_noise_multiplier(mechanism.guarantee)
+    else:
+        noise = None
+    if noise is None:
+        return
+    one, total = (
+        epsilon_spent(
+            releases_of(mechanism, run, rounds), delta=run.delta, accountant=run.accountant
+        )
+        for rounds in (1, run.rounds)
+    )
+    yield (
+        f"{mechanism.guarantee}-level: epsilon {one:.4g} after the first round, {total:.4g} after "
+        f"all {run.rounds} ({run.accountant}, delta {run.delta:g}, noise multiplier {noise:.4g})"
+    )
+
+
+def _size(count: float) -> str:
+    """
+    >>> _size(4 * 9610)
+    '38.4 kB'
+    """
+    for unit in ("bytes", "kB", "MB"):
+        if count < 1000:
+            return f"{count:.3g} {unit}"
+        count /= 1000
+    return f"{count:.3g} GB"

@@ -1,0 +1,25 @@
+"""The header of a CSV file that nobody has described yet."""
+
+from __future__ import annotations
+
+from discreet.data.csv_table import CsvTable
+from discreet.data.targets import FolderError
+
+
+def names_in(table: CsvTable) -> list[str]:
+    """The names of the columns. FolderError: there is only one, which has several reasons."""
+    names = table.header()
+    if len(names) == 1:
+        raise FolderError(
+            f"{table.path} has one column, {names[0]}. If another sign than , ; | or a tab "
+            "separates the columns, give it with --separator. Remove lines above the header"
+        )
+    return names
+
+
+def place_of(name: str, table: CsvTable) -> int:
+    """The place of a column. FolderError: there is none of this name."""
+    names = names_in(table)
+    if name not in names:
+        raise FolderError(f"{table.path} has no column {name}; there are {', '.join(names)}")
+    return names.index(name)
