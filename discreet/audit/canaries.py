@@ -1,5 +1,5 @@
-"""Canaries: units that an audit puts into a mechanism or leaves out, each by its own fair coin;
-their scores, and the claim that these are set beside."""
+"""Canaries: units that an audit includes in a mechanism or leaves out, each by its own fair coin;
+their scores, and the privacy claim that is tested."""
 
 from __future__ import annotations
 
@@ -32,15 +32,15 @@ Facts = Mapping[str, str | int | float | bool]
 class Canaries:
     """k canaries, whose directions are k rows of one random orthonormal basis of the updates.
 
-    The basis is the discrete cosine transform of a vector whose signs were flipped at random. Such
-    rows point nowhere in particular, do not disturb each other, and need no memory: all inner
-    products with a vector are one transform.
+    The basis is the discrete cosine transform of a vector whose signs were flipped at random. Its
+    rows have no preferred direction, are orthogonal, and need no memory: all inner products with a
+    vector are one transform.
 
     Attributes:
       signs: (num_params,) float64 of -1 and 1, the flipped signs.
-      rows: (k,) int64, the rows of the basis that are in use.
-      bits: (k,) bool, what each canary says of its norm.
-      included: (k,) bool, how the coins fell.
+      rows: (k,) int64, the rows of the basis that are used.
+      bits: (k,) bool, the norm bit that each canary sends.
+      included: (k,) bool, the results of the coins.
     """
 
     signs: NDArray[np.float64]
@@ -63,8 +63,8 @@ class Canaries:
 
 
 def draw_canaries(count: int, num_params: int, source: RandomSource) -> Canaries:
-    """Canaries with random directions, random bits and fair coins; ConfigError if there are not so
-    many directions."""
+    """Canaries with random directions, random bits and fair coins. Raises ConfigError if there are
+    fewer directions than canaries."""
     if not 1 <= count <= num_params:
         raise ConfigError(
             f"canaries must be within 1 .. {num_params}, the number of parameters (got {count})"
@@ -79,28 +79,28 @@ def draw_canaries(count: int, num_params: int, source: RandomSource) -> Canaries
 
 @dataclass(frozen=True, eq=False)
 class Canary:
-    """One canary, which adds (num_params,) float64 to the sum of updates, over the norm that
-    clips."""
+    """A single canary. `added`: its contribution to the sum of updates, (num_params,) float64, in
+    units of the clip norm."""
 
     added: Tensor
     bit: bool = False
 
     @property
     def bits(self) -> NDArray[np.bool_]:
-        """As `Canaries` have them, (1,)."""
+        """The bit as in `Canaries`, (1,)."""
         return np.array([self.bit])
 
     def along(self, vector: Tensor) -> NDArray[np.float64]:
-        """The inner product of what it adds with `vector` (num_params,): (1,)."""
+        """The inner product of its contribution with `vector` (num_params,): (1,)."""
         return np.array([float(vector.double() @ self.added)])
 
 
 @dataclass(frozen=True, eq=False)
 class Auditor:
     """Scores canaries by a round's noised sum of updates and noised count of bits. A score is the
-    inner product of what a canary would add and what was released, over the variance of the noise:
-    the log-likelihood ratio of in and out, up to constants, if every member takes part, and its
-    best linear stand-in if cohorts are sampled."""
+    inner product of the canary's contribution and the release, over the variance of the noise. Up
+    to constants this is the log-likelihood ratio of in and out if every member takes part, and its
+    best linear approximation if cohorts are sampled."""
 
     plan: Plan
     canaries: Canaries | Canary
@@ -114,15 +114,15 @@ class Auditor:
         known: Tensor | float = 0.0,
         below: int = 0,
     ) -> NDArray[np.float64]:
-        """The scores of a round with this clip norm, (k,), by its noised sum of updates `total`.
+        """The scores of a round with this clip norm, (k,), from its noised sum of updates `total`.
         `fraction`: the released share of norms below the clip norm, if there is one. `known`,
-        `below`: the sum of updates and of centred bits, in halves, of honest clients, as the
-        auditor knows it.
+        `below`: the sums of honest clients' updates and of their centred bits, in halves, which the
+        auditor knows.
         """
         expected = self.plan.mechanism.expected_noise(clip_norm)
         counted = expected.count_stddev
         noise = expected.multiplier
-        if counted is not None:  # the noise of the update that is accounted
+        if counted is not None:  # the accounted noise of the update
             noise = update_noise_multiplier(noise_of(self.plan.run), count_stddev=counted)
         scores = self.canaries.along(total.double() - known) / (expected.norm * noise**2)
         # A fraction that was clamped to 0 or 1 hides the count.
@@ -147,8 +147,7 @@ def noised_sum(plan: Plan, before: State, after: State) -> Tensor:
 
 @dataclass(frozen=True)
 class Claim:
-    """The guarantee that a ledger states for the releases that were scored; `adjacency` is in
-    words."""
+    """The guarantee that a ledger states for the scored releases; `adjacency` is in words."""
 
     epsilon: float
     delta: float
@@ -156,7 +155,7 @@ class Claim:
 
     @classmethod
     def of(cls, plan: Plan, guarantee: str, spent: PrivacyLedger) -> Self:
-        """The claim of a ledger at the delta, and by the accountant, of a run."""
+        """The claim of a ledger, at the delta and by the accountant of a run."""
         adjacency = next(each.adjacency for each in plan.guarantees if each.name == guarantee)
         return cls(spent.epsilon(plan.run.delta, plan.run.accountant), plan.run.delta, adjacency)
 
@@ -169,8 +168,8 @@ class Scores:
       values: (k,) float64, finite; a higher score says "in".
       included: (k,) bool, true if the canary was in. The bounds of one run hold only for
         independent fair coins.
-      centred: the score of a canary that is out has the mean 0 by design. It has if the canary then
-        sends nothing and its direction has a random sign: the release does not depend on that sign.
+      centred: True if the score of a canary that is out has mean 0 by design: if the canary then
+        sends nothing and its direction has a random sign, on which the release does not depend.
     """
 
     values: NDArray[np.float64]
@@ -194,14 +193,15 @@ class Scores:
 
 @dataclass(frozen=True)
 class Releases:
-    """The releases that canaries are sent through: `rounds` of them, for which `claim` stands.
+    """The audited releases: `rounds` of them, to which `claim` applies.
 
     Attributes:
-      probability: with which a canary is in the cohort of one.
-      noise_multiplier: of each; None if the noise is not Gaussian, so that nothing is fitted.
-      repeated: one canary is released again and again, half of the times without it. Then the mean
-        of the scores without it is fitted too: of canaries whose directions have random signs it is
-        known to be 0.
+      probability: the probability that a canary is in the cohort of a release.
+      noise_multiplier: of each release; None if the noise is not Gaussian, so that nothing is
+        fitted.
+      repeated: True if the release of one canary is repeated, half of the times without it. Then
+        the mean of the scores without it is fitted too; for canaries whose directions have random
+        signs it is known to be 0.
     """
 
     rounds: int
@@ -211,10 +211,10 @@ class Releases:
     repeated: bool = False
 
     def shift(self, share: float) -> float:
-        """The distance between in and out, in standard deviations, if the noise is `share` of its
-        size. A canary that is in adds rounds * q of its own length on the average, with the
-        variance rounds * q (1 - q); the noise adds rounds * (share * z)^2 to each canary. In is as
-        likely as out, so half of the former counts."""
+        """The distance between the means of in and out, in standard deviations, if the noise has
+        `share` of its size. A canary that is in adds rounds * q times its length on average, with
+        variance rounds * q (1 - q); the noise adds the variance rounds * (share * z)^2 to every
+        canary. In and out are equally likely, so half of the former variance counts."""
         assert self.noise_multiplier is not None
         added = self.rounds * self.probability
         noise = self.rounds * (share * self.noise_multiplier) ** 2
@@ -223,8 +223,8 @@ class Releases:
 
 @dataclass(frozen=True)
 class Observation:
-    """The scores from one release ("round 3"), or from all of a run ("run"), and the claim for
-    exactly these."""
+    """The scores from one release ("round 3"), or from all releases of a run ("run"), and the claim
+    for exactly these."""
 
     name: str
     claim: Claim
@@ -233,8 +233,8 @@ class Observation:
 
 @dataclass(frozen=True)
 class Experiment:
-    """Everything an audit observed; the last observation is of the whole run, and so are the
-    releases. The settings are those that are written to audit.json."""
+    """Everything that an audit observed. The last observation, and `releases`, are those of the
+    whole run. The settings are written to audit.json."""
 
     mechanism: str
     observations: tuple[Observation, ...]
@@ -243,7 +243,8 @@ class Experiment:
 
 
 def observed(rounds: Sequence[tuple[Claim, Scores]], run: Claim) -> tuple[Observation, ...]:
-    """Each round by itself, and the run: the scores of a canary in all rounds, added up."""
+    """An observation for each round, and one for the run: each canary's scores added up over all
+    rounds."""
     total = np.sum([scores.values for _, scores in rounds], axis=0)
     named = [Observation(f"round {number}", *each) for number, each in enumerate(rounds, 1)]
     return (*named, Observation("run", run, replace(rounds[-1][1], values=total)))

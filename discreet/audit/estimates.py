@@ -1,5 +1,5 @@
-"""Epsilon by the scores of canaries: lower bounds from guesses at many canaries in one run, and
-from many runs with and without one canary; and an estimate, with its interval, from Gaussians
+"""Epsilon from the scores of canaries: lower bounds from guesses about many canaries in one run,
+and from many runs with and without one canary; and an estimate, with its interval, from Gaussians
 fitted to the scores."""
 
 from __future__ import annotations
@@ -21,22 +21,23 @@ from scipy.stats import f as f_distribution
 
 from discreet.audit.canaries import Scores
 
-FEWEST = 20  # scores of a kind, below which a fit says nothing
-# a test with this false-alarm rate says that spreads differ, or that scores are not Gaussian
+FEWEST = 20  # with fewer scores of a kind nothing is fitted
+# false-alarm rate of the tests that spreads differ, or that scores are not Gaussian
 DOUBT = 1e-3
 STEP = 1e-4  # of numerical derivatives, in units of a spread
-MOST_FITTED = 700.0  # beyond it an epsilon means nothing, and e^epsilon is no number
-MOST_EPSILON = 50.0  # of a bound from guesses: beyond it every guess is certain in floating point
+MOST_FITTED = 700.0  # a larger epsilon is meaningless, and e^epsilon overflows
+MOST_EPSILON = 50.0  # of a bound from guesses: above it every guess is certain in floating point
 MOST_SHIFT = 100.0  # its epsilon is above 5000
 PLANS = 12  # numbers of guesses that are compared
-WITHOUT_CLAIM = 1.0  # the shift that guesses are planned for if the ledger claims nothing
-THRESHOLDS = 200  # that are tried on the first half of repeated scores
+WITHOUT_CLAIM = 1.0  # the shift for which guesses are planned if the ledger claims nothing
+THRESHOLDS = 200  # thresholds that are tried on the first half of repeated scores
 _UNIT = NormalDist()
 
 
 @lru_cache(maxsize=4096)
 def epsilon_of_shift(shift: float, *, delta: float) -> float:
-    """Epsilon at `delta` of N(shift, 1) against N(0, 1), both ways; 0 for a shift at or below 0.
+    """Epsilon at `delta` of N(shift, 1) against N(0, 1), in both directions; 0 for a shift at or
+    below 0.
 
     A Gaussian mechanism with noise multiplier z, without sampling, has the shift 1 / z.
 
@@ -65,8 +66,8 @@ class Normal(NamedTuple):
 
 
 def epsilon_of_normals(one: Normal, other: Normal, *, delta: float) -> float:
-    """The least epsilon at `delta` for which neither of two Gaussians gives a set more than
-    e^epsilon times the other's probability plus delta; exact.
+    """The least epsilon for which neither of two Gaussians gives any set more than e^epsilon times
+    the other's probability plus delta; exact.
 
     Source: Steinke 2022 (arXiv 2210.00597), Proposition 7, as in Andrew et al. 2023 (arXiv
     2302.03098), Section 3."""
@@ -85,18 +86,17 @@ def epsilon_of_normals(one: Normal, other: Normal, *, delta: float) -> float:
 
 
 def delta_of_normals(one: Normal, other: Normal, epsilon: float) -> float:
-    """The most that P(S) - e^epsilon Q(S) can be over all sets S, with P of `one` and Q of `other`:
-    S lies between the roots of a x^2 + b x + c, the log of the ratio of densities less epsilon."""
+    """The maximum of P(S) - e^epsilon Q(S) over all sets S, with P of `one` and Q of `other`. The
+    ends of S are the roots of a x^2 + b x + c, the log of the ratio of densities minus epsilon."""
     a = 0.5 * (other.spread**-2 - one.spread**-2)
     b = one.mean / one.spread**2 - other.mean / other.spread**2
     c = 0.5 * ((other.mean / other.spread) ** 2 - (one.mean / one.spread) ** 2)
     c += math.log(other.spread / one.spread) - epsilon
     square = b**2 - 4 * a * c
     if square <= 0:
-        return (
-            0.0  # the ratio never passes e^epsilon: it can't everywhere, for both are probabilities
-        )
-    # The stable form of the two roots: no difference of nearly equal numbers.
+        # The ratio never exceeds e^epsilon. It can't do so everywhere, as both are probabilities.
+        return 0.0
+    # The stable form of the two roots avoids a difference of nearly equal numbers.
     half = -0.5 * (b + math.copysign(math.sqrt(square), b))
     edges = np.array([-math.inf, *sorted((half / a, c / half)), math.inf])
     gained = _masses(one, edges) - np.exp(epsilon) * _masses(other, edges)
@@ -104,8 +104,8 @@ def delta_of_normals(one: Normal, other: Normal, epsilon: float) -> float:
 
 
 def _masses(normal: Normal, edges: NDArray[np.float64]) -> NDArray[np.float64]:
-    """The probability of each interval between two edges; by the upper tail above the mean, where
-    it keeps digits."""
+    """The probability of each interval between two edges. Above the mean the upper tail is used,
+    which keeps digits."""
     low, high = ((each - normal.mean) / normal.spread for each in (edges[:-1], edges[1:]))
     masses: NDArray[np.float64] = np.where(
         low > 0, ndtr(-low) - ndtr(-high), ndtr(high) - ndtr(low)
@@ -117,15 +117,15 @@ def _masses(normal: Normal, edges: NDArray[np.float64]) -> NDArray[np.float64]:
 class GaussianFit:
     """Gaussians fitted to the scores of canaries that were in, and of those that were out.
 
-    Assumed: scores are independent given the coins, and Gaussian. For orthogonal canaries under
-    Gaussian noise without sampling that is so exactly; under Poisson sampling it holds in the limit
-    of many rounds. It is an estimate.
+    Assumed: scores are independent given the coins, and Gaussian. This is exact for orthogonal
+    canaries under Gaussian noise without sampling; under Poisson sampling it holds in the limit of
+    many rounds. So the result is an estimate.
 
     Attributes:
-      seen, unseen: means and standard deviations (divisor n - 1).
-      counts: the numbers of scores in, and out.
-      centred: the mean of those that were out is known to be 0; then its spread is about 0, with
-        divisor n.
+      seen, unseen: means and standard deviations (divisor n - 1) of the scores in and out.
+      counts: the numbers of scores in and out.
+      centred: True if the mean of the scores out is known to be 0; their spread is then taken about
+        0, with divisor n.
     """
 
     seen: Normal
@@ -140,7 +140,8 @@ class GaussianFit:
 
     @property
     def one_spread(self) -> bool:
-        """True if the F test does not tell the spreads apart at a false-alarm rate of `DOUBT`."""
+        """True if the F test finds no difference of the spreads at a false-alarm rate of
+        `DOUBT`."""
         ratio = (self.seen.spread / self.unseen.spread) ** 2
         tail = min(f_distribution.cdf(ratio, *self.free), f_distribution.sf(ratio, *self.free))
         return bool(2 * tail > DOUBT)
@@ -153,8 +154,8 @@ class GaussianFit:
         return float((self.seen.mean - self.unseen.mean) / math.sqrt(pooled))
 
     def epsilon(self, *, delta: float) -> float:
-        """The estimate. With one spread it is that of `shift`; else exact for the two fitted
-        Gaussians.
+        """The estimate of epsilon. With one spread it is that of `shift`; otherwise it is exact for
+        the two fitted Gaussians.
 
         Source: Andrew, Kairouz, Oh, Oprea, McMahan, Suriyakumar 2023 (arXiv 2302.03098), Section 3
         and Algorithm 1, with the canaries that were out in place of the known N(0, 1 / d) of random
@@ -165,14 +166,13 @@ class GaussianFit:
         return epsilon_of_normals(self.seen, self.unseen, delta=delta)
 
     def interval(self, *, delta: float, level: float = 0.95) -> tuple[float, float]:
-        """An interval that holds the epsilon in a share `level` of repetitions, approximately and
-        for many scores.
+        """A confidence interval for epsilon with coverage `level`, approximately and for many
+        scores.
 
         With one spread: the shifts s for which (fitted - s)^2 <= z^2 Var(s), with the large-sample
-        variance
-        Var(s) = 1/n + 1/m + s^2 / (2 (n + m - 2)) (Hedges, Olkin 1985, Section 5.B), mapped to
-        epsilon, which rises with s. With two: the delta method, for epsilon is a function of four
-        independent fitted numbers. A mean that is known has no error: 1/m is left out.
+        variance Var(s) = 1/n + 1/m + s^2 / (2 (n + m - 2)) (Hedges, Olkin 1985, Section 5.B),
+        mapped to epsilon, which increases with s. With two spreads: the delta method, as epsilon is
+        a function of four independent fitted numbers. A known mean has no error: 1/m is left out.
         """
         quantile = float(norm.isf((1 - level) / 2))
         if not self.one_spread:
@@ -187,9 +187,9 @@ class GaussianFit:
         return epsilon_of_shift(low, delta=delta), epsilon_of_shift(high, delta=delta)
 
     def lower_bound(self, *, delta: float, significance: float = 0.05) -> float:
-        """A value that the epsilon is below in a share `significance` of repetitions,
-        approximately. One-sided with one spread. With two it has half of that rate: a spread may
-        differ either way, and both cost."""
+        """A lower confidence bound: it exceeds the epsilon in a share `significance` of
+        repetitions, approximately. One-sided with one spread. With two spreads the rate is halved,
+        as a spread may differ in either direction, and both cost privacy."""
         return self.interval(delta=delta, level=1 - (2 if self.one_spread else 1) * significance)[0]
 
     def _standard_error(self, delta: float) -> float:
@@ -215,10 +215,9 @@ class GaussianFit:
 
 
 def fit_gaussians(scores: Scores) -> GaussianFit | None:
-    """Fits by moments; the mean of the canaries that were out is 0 if the scores are `centred`.
-    None if there is nothing to fit: fewer than `FEWEST` scores of a kind, or scores of a kind that
-    are all one; or if D'Agostino's test says that one of the two kinds is not Gaussian, at a
-    false-alarm rate of `DOUBT` for both."""
+    """Fits by moments; the mean of the scores out is 0 if the scores are `centred`. None if a kind
+    has fewer than `FEWEST` scores, if its scores are all equal, or if D'Agostino's test finds that
+    one of the two kinds is not Gaussian, at a false-alarm rate of `DOUBT` for both together."""
     kinds = scores.seen, scores.unseen
     if any(len(values) < FEWEST or np.ptp(values) == 0 for values in kinds):
         return None
@@ -232,17 +231,16 @@ def fit_gaussians(scores: Scores) -> GaussianFit | None:
 
 @dataclass(frozen=True)
 class Guesses:
-    """r guesses who was in, of which v are correct, at m canaries, each in or out by its own fair
-    coin."""
+    """r guesses, v of them correct, about m canaries, each in or out by its own fair coin."""
 
     canaries: int  # m
-    made: int  # r, within [1, m]: nothing is said of the other canaries
+    made: int  # r, within [1, m]: there is no guess about the other canaries
     correct: int  # v, within [0, r]
 
 
 def guess_membership(scores: Scores, *, made: int) -> Guesses:
-    """Says "in" of the highest scores and "out" of the lowest, half of `made` each (one more "in"
-    if it is odd). Of equal scores the first come first: the coins decide nothing."""
+    """Guesses "in" for the highest scores and "out" for the lowest, half of `made` each (one more
+    "in" if it is odd). Equal scores are ordered by position, independently of the coins."""
     order = np.argsort(scores.values, kind="stable")
     out = made // 2
     said_out = order[:out]
@@ -254,9 +252,9 @@ def guess_membership(scores: Scores, *, made: int) -> Guesses:
 
 @lru_cache(maxsize=64)
 def planned_guesses(canaries: int, epsilon: float, delta: float, *, shifts: bool) -> int:
-    """The number of guesses that makes `one_run_bound`, or with `shifts` `fdp_bound`, largest if
+    """The number of guesses for which `one_run_bound`, or with `shifts` `fdp_bound`, is largest if
     scores are N(s, 1) in and N(0, 1) out, with the s of the claim. It reads no score, so a bound
-    needs no correction for having chosen."""
+    needs no correction for this choice."""
     if 0 < epsilon < math.inf:
         shift = shift_of_epsilon(epsilon, delta=delta)
     else:
@@ -282,14 +280,15 @@ def planned_guesses(canaries: int, epsilon: float, delta: float, *, shifts: bool
 
 
 def one_run_p_value(guesses: Guesses, *, epsilon: float, delta: float) -> float:
-    """The largest probability of so many correct guesses if the mechanism is (epsilon, delta)-DP.
+    """The largest probability of at least v correct guesses if the mechanism is (epsilon,
+    delta)-DP.
 
     With W ~ Binomial(r, e^epsilon / (1 + e^epsilon)):
     P[W >= v] + 2 m delta max over i in 1 .. v of P[v > W >= v - i] / i.
 
     Assumed: each canary is in by its own fair coin, independent of everything else, and guesses are
-    a function of the release. Nothing is assumed of the mechanism, of the scores, or of how
-    canaries influence each other.
+    a function of the release. Nothing is assumed about the mechanism, the scores, or the influence
+    of canaries on each other.
 
     Source: Steinke, Nasr, Jagielski 2023 (arXiv 2305.08846), Theorem 5.2 and Appendix D.
     """
@@ -305,8 +304,8 @@ def one_run_p_value(guesses: Guesses, *, epsilon: float, delta: float) -> float:
 def one_run_bound(guesses: Guesses, *, delta: float, significance: float = 0.05) -> float:
     """The largest epsilon whose p-value is at most `significance`; 0 if there is none.
 
-    Guarantee: it passes the epsilon of the mechanism at `delta` with probability at most
-    `significance`, if the number of guesses was decided without looking at the scores.
+    Guarantee: it exceeds the epsilon of the mechanism at `delta` with probability at most
+    `significance`, if the number of guesses was chosen without looking at the scores.
     """
 
     def room(epsilon: float) -> float:
@@ -318,12 +317,12 @@ def one_run_bound(guesses: Guesses, *, delta: float, significance: float = 0.05)
 
 
 def least_probability(guesses: Guesses, *, shift: float, level: float) -> float:
-    """The probability that a Gaussian-DP mechanism needs, times r / m, if v correct guesses of r
-    have probability `level`. More than r / m is impossible, and refutes it.
+    """The total probability, times r / m, that a Gaussian-DP mechanism needs if v correct guesses
+    of r have probability `level`. More than r / m is impossible, and refutes the mechanism.
 
     For j from v down: let right be the probability that a random canary is guessed correctly while
     at least j guesses are correct, and wrong that it is guessed wrongly while at least j are.
-    Turning that canary's coin makes the first event of j + 1 the second of j, so that
+    Flipping that canary's coin turns the first event for j + 1 into the second for j, so that
     Phi(Phi^-1(right) - shift) <= wrong one step lower.
 
     Source: Mahloujifar, Melis, Chaudhuri 2025 (arXiv 2410.22235), Algorithm 3, for the trade-off
@@ -347,9 +346,9 @@ def least_probability(guesses: Guesses, *, shift: float, level: float) -> float:
 def fdp_shift_bound(guesses: Guesses, *, significance: float = 0.05) -> float:
     """The largest shift of Gaussian DP that the guesses refute: 0 if there is none.
 
-    Guarantee: it passes the shift of a Gaussian-DP mechanism with probability at most
+    Guarantee: it exceeds the shift of a Gaussian-DP mechanism with probability at most
     `significance`. Assumed: fair and independent coins, guesses from the release alone, and their
-    number decided without looking at the scores.
+    number chosen without looking at the scores.
     """
 
     def room(shift: float) -> float:
@@ -365,20 +364,20 @@ def fdp_shift_bound(guesses: Guesses, *, significance: float = 0.05) -> float:
 
 
 def fdp_bound(guesses: Guesses, *, delta: float, significance: float = 0.05) -> float:
-    """`fdp_shift_bound` as an epsilon at `delta`: for mechanisms that are Gaussian-DP with the
-    shift of that epsilon, as Gaussian ones are. It is no bound for Laplace noise."""
+    """`fdp_shift_bound` as an epsilon at `delta`, for mechanisms that are Gaussian-DP with the
+    shift of that epsilon, as Gaussian mechanisms are. It is not valid for Laplace noise."""
     return epsilon_of_shift(fdp_shift_bound(guesses, significance=significance), delta=delta)
 
 
 def repeated_bound(scores: Scores, *, delta: float, significance: float = 0.05) -> float:
-    """log((1 - delta - b) / a), the larger of both ways, with upper limits a, b of a threshold's
-    two error rates.
+    """log((1 - delta - b) / a), the larger of both directions, with upper limits a, b of a
+    threshold's two error rates.
 
-    The threshold, and the way, are chosen on every other score; the rates are counted on the rest,
-    with Clopper-Pearson limits at `significance` / 2 each. At or above 0.
+    Threshold and direction are chosen on every other score; the rates are counted on the rest, with
+    Clopper-Pearson limits at `significance` / 2 each. At or above 0.
 
-    Guarantee: it passes the epsilon of the mechanism at `delta` with probability at most
-    `significance`. Assumed: the scores are of independent releases. Nothing is assumed of their
+    Guarantee: it exceeds the epsilon of the mechanism at `delta` with probability at most
+    `significance`. Assumed: the scores are of independent releases. Nothing is assumed about their
     distribution.
 
     Source: Jagielski, Ullman, Oprea 2020 (arXiv 2006.07709), Algorithm 1; Nasr et al. 2021 (arXiv
@@ -412,7 +411,7 @@ def _both_ways(
 
 
 def _upper_limit(counts: NDArray[np.int64], number: int, level: float) -> NDArray[np.float64]:
-    """Clopper-Pearson's upper limit of a rate that was counted: below the rate with probability at
-    most `level`."""
+    """Clopper-Pearson's upper limit of a counted rate: below the true rate with probability at most
+    `level`."""
     inside = np.minimum(counts, number - 1)
     return np.where(counts < number, beta.isf(level, inside + 1, number - inside), 1.0)

@@ -2,9 +2,9 @@
 a secret coin.
 
 The batches, the clipping, the sum and the noise are those of the client. A canary is an example
-whose gradient is its direction, far longer than the clip: the worst that an example can be,
-whatever the model (the "Dirac canary" of Nasr et al. 2023, arXiv 2302.07956). The auditor sees the
-noised gradient of each step, and knows the other examples.
+whose gradient is its direction, far longer than the clip norm: the worst case for any model (the
+"Dirac canary" of Nasr et al. 2023, arXiv 2302.07956). The auditor sees the noised gradient of each
+step, and knows the other examples.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ from discreet.training.local_training import (
 from discreet.training.units import Drawn, units_of
 
 NO_CLAIM = "privacy.example.enabled must be true, with noise: without it there is no claim to audit"
-LONG = 10.0  # times the clip: the length of a canary's gradient
+LONG = 10.0  # the length of a canary's gradient, in clip norms
 
 
 def audit_examples(
@@ -55,12 +55,11 @@ def audit_examples(
     """Trains client 0 by DP-SGD as a run does, with canaries among its examples, and scores them.
 
     The client keeps its number of examples: its last ones become canaries. A canary that is out
-    contributes nothing, as zero-out neighbours have it; with `data.public_num_examples` it is not
-    there at all.
+    contributes nothing, as in zero-out adjacency; with `data.public_num_examples` it is absent.
 
     Args:
       canaries: at most the number of parameters.
-      rounds: in which the client takes part; None for all that are planned.
+      rounds: the number of rounds in which the client takes part; None for all planned rounds.
 
     Raises:
       ConfigError: there is no example-level guarantee, or the client has too few examples.
@@ -104,8 +103,8 @@ def audit_examples(
 
 
 def model_and_examples(plan: Plan, task: Task) -> tuple[nn.Module, Examples]:
-    """The model before the first round, and the examples of client 0, behind the part of the model
-    that is fixed."""
+    """The model before the first round, and the examples of client 0 after the frozen part of the
+    model."""
     examples = task.train.subset(
         torch.from_numpy(client_examples_of(task, plan.run.data).examples(0))
     )
@@ -113,12 +112,12 @@ def model_and_examples(plan: Plan, task: Task) -> tuple[nn.Module, Examples]:
 
 
 def _scores_of(client: OneClient, canaries: Canaries, noise_multiplier: float) -> Scores:
-    """The scores of one round, added up over its steps. The last k units of the client are the
-    places of the canaries; its model is moved."""
+    """The scores of one round, added up over its steps. The last k units of the client are replaced
+    by canaries; its model is trained."""
     ordinary = len(client.units) - len(canaries.rows)
     places = np.arange(len(canaries.rows))
     if client.settings.example and client.settings.example.public_num_examples is not None:
-        places = places[canaries.included]  # the others are not there
+        places = places[canaries.included]  # the others are absent
         client = replace(client, examples=client.units.first(ordinary + len(places)))
     steps = ScoredSteps(client, canaries, places, noise_multiplier)
     to_train(client.model)
@@ -129,9 +128,9 @@ def _scores_of(client: OneClient, canaries: Canaries, noise_multiplier: float) -
 
 
 class ScoredSteps:
-    """`DpSgdClients` of one client, the last of whose units are canaries: each step's noised sum
-    scores them. `places` are the numbers of the canaries at the last units. A score is the inner
-    product with the noised sum, less the other examples, over the variance of the noise."""
+    """`DpSgdClients` for one client whose last units are canaries, which are scored by each step's
+    noised sum. `places` are the numbers of the canaries at the last units. A score is the inner
+    product with the noised sum, minus the other examples, over the variance of the noise."""
 
     def __init__(
         self, client: OneClient, canaries: Canaries, places: np.ndarray, noise_multiplier: float
@@ -146,7 +145,7 @@ class ScoredSteps:
         self.scores = np.zeros(len(canaries.rows))
 
     def clipped_sums(self, params: list[Tensor], batch: Drawn, clip_norm: float) -> Tensor:
-        """The sum of the batch's clipped gradients, of which the canaries' are directions."""
+        """The sum of the batch's clipped gradients; those of canaries are their directions."""
         ordinary = len(self.client.units) - len(self.places)
         is_ordinary = batch.units < ordinary
         sums = self.client.clipped_sums(params, batch.only(is_ordinary), clip_norm)
@@ -158,7 +157,7 @@ class ScoredSteps:
         return sums
 
     def add_noise(self, sums: Tensor, clip_norm: float, *, step: int) -> Tensor:
-        """The client's noised sum, which is scored on the way."""
+        """The client's noised sum; the canaries are scored by it."""
         noised = self.client.add_noise(sums, clip_norm, step=step)
         variance = clip_norm * self.noise_multiplier**2
         self.scores = self.scores + self.canaries.along(noised[0].double() - self.known) / variance

@@ -1,4 +1,4 @@
-"""The experiment that fits what is to be audited."""
+"""The choice of the experiment for an audit."""
 
 from __future__ import annotations
 
@@ -20,25 +20,24 @@ from discreet.settings.client_settings import ClientSettings
 from discreet.settings.privacy import EXAMPLE, LOCAL, USER
 from discreet.settings.settings import Settings, client_settings
 
-MOST_CANARIES = 500  # unless more are asked for
-RELEASES = 2000  # of each round and of either neighbour, where one release is repeated
+MOST_CANARIES = 500  # by default
+RELEASES = 2000  # repetitions of one release, for each round and each neighbouring dataset
 RATINGS = "evaluation"
 STATISTICS = "statistics"
 
 
 def experiment_of(config: Settings, asked: AuditRequest) -> Experiment:
-    """Makes the plan, once, and carries out the experiment. ConfigError: it can't be audited with
-    these settings or options."""
+    """Makes the plan and carries out the experiment. Raises ConfigError: these settings or options
+    can't be audited."""
     run = client_settings(config)
     of = asked.of or next(iter(mechanisms_of(run)), USER)
     server = server_mechanism(run)
     user = config.privacy.user
-    # Canaries of whole runs follow a clip norm that moves; a sum that is opened is audited by
-    # itself.
+    # Whole runs with canaries are needed if the clip norm adapts; an opened sum is audited alone.
     whole = server is None or not (run.masked or _is_clipped_once(run, server))
-    if of not in (USER, RATINGS):  # that a run would not learn is no reason not to audit it
+    if of not in (USER, RATINGS):  # a run that would not learn can still be audited
         user = replace(user, too_noisy="warn")
-    if of != RATINGS and whole:  # all releases are thrown away
+    if of != RATINGS and whole:  # all releases are discarded
         user = replace(user, account=None)
     plan, task = resolve(replace(config, privacy=replace(config.privacy, user=user)))
     half = run.user.population_size // 2
@@ -62,6 +61,6 @@ def experiment_of(config: Settings, asked: AuditRequest) -> Experiment:
 
 
 def _is_clipped_once(run: ClientSettings, server: Mechanism) -> bool:
-    """True if the norm that clips never follows the updates."""
+    """True if the clip norm never adapts to the updates."""
     made = server_mechanism(run.with_noise(server.guarantee, 1.0))
     return made is not None and made.expected_noise(1.0).clip_setting is not None

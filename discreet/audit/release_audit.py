@@ -1,11 +1,11 @@
-"""Audits that repeat releases with a canary, and with what stands in its place: a round, a rating
-of a model, statistics, a step that clients share, or what a client noises itself.
+"""Audits that repeat a release with a canary and without it: a round, an evaluation of a model,
+statistics, a step that clients share, or a release that a client noises itself.
 
-The canary is far longer than may be; the real cohort sampling, clipping and noise decide what is
-seen of it. No other client takes part: the auditor knows what all others send, and would take it
-off. Under secure aggregation only the honest clients of the worst case take part, n - d - c of
-them: what more of them add, and the noise that colluding clients know and take off, makes no sum
-easier to read. Masks change no bit of a sum: there are none.
+The canary is far longer than the clip norm; the real cohort sampling, clipping and noise decide how
+much of it shows. No other client takes part: the auditor knows what all others send, and would
+subtract it. Under secure aggregation only the honest clients of the worst case take part, n - d - c
+of them: contributions of more clients, and the noise that colluding clients know and subtract, do
+not make a sum easier to read. Masks do not change a sum, so they are left out.
 """
 
 from __future__ import annotations
@@ -64,13 +64,13 @@ from discreet.training.losses import loss_of
 
 logger = logging.getLogger("discreet")
 
-LONG = 1e4  # times the norm that clips
-COORDINATES = 8  # of what is released by a local mechanism: more show no more, and cost time
+LONG = 1e4  # times the clip norm
+COORDINATES = 8  # of a local mechanism's release: more would reveal no more, and take time
 EXAMPLES = 4  # of a client that takes one full-batch step
-FIRST = 0  # the canary's number among the population's
+FIRST = 0  # the canary's number in the population
 NOTHING = "nothing"  # the query of a request that asks for no update, and that no client answers
-LOOKED_AT = 256  # examples of a client, of which the canary is one
-# By what a cohort does, trains and rates: the release of a server that reads replies, and of one
+LOOKED_AT = 256  # examples of a client among which the canary is chosen
+# By the work of a cohort (trains, rates): the release of a server that reads replies, and of one
 # that opens a sum.
 NAMES = {
     (True, False): ("one round of the mechanism", "a masked sum"),
@@ -81,24 +81,24 @@ NAMES = {
 ALONE = CohortSampling("everyone", 1.0, 1)
 # The score of one release: 1 with the canary, 0 without, -1 with its opposite.
 Score = Callable[[int, RandomSource], float]
-# The replies of a cohort, by what is sent of the canary, as for a score.
+# The replies of a cohort, with the canary, without it, or with its opposite, as for a score.
 Replies = Callable[[int, RandomSource], Sequence[TrainReply | UnopenedSum]]
 
 
 @dataclass(frozen=True, eq=False)
 class Repeated:
-    """Releases that are made again and again, and charged to a guarantee."""
+    """Releases that are repeated, and charged to a guarantee."""
 
     name: str
     guarantee: str
-    # the event and the score of each; several are also scored together
+    # the event and the score of each release; several are also scored together
     rounds: Sequence[tuple[DpEvent, Score]]
-    sampling: CohortSampling = ALONE  # of the cohort, among which the canary may be
+    sampling: CohortSampling = ALONE  # of the cohort, which may include the canary
     facts: Facts = field(default_factory=dict)
 
     def experiment(self, plan: Plan, count: int) -> Experiment:
-        """Scores `count` releases with the canary and as many without. How small a fault so many
-        find is logged first. ConfigError: there are fewer than two."""
+        """Scores `count` releases with the canary and as many without, after logging the smallest
+        fault that this number can find. Raises ConfigError: `count` is below two."""
         if count < 2:
             raise ConfigError(f"an audit needs at least two releases of either kind (got {count})")
         events = [event for event, _ in self.rounds]
@@ -131,8 +131,8 @@ class Repeated:
         )
 
     def _scores(self, score: Score, count: int, source: RandomSource) -> Scores:
-        """With cohorts of a fixed size neighbours replace a client: a canary that is out sends the
-        opposite."""
+        """The scores of repeated releases. With cohorts of a fixed size adjacency replaces a
+        client: a canary that is out sends the opposite."""
         included = np.arange(2 * count) < count
         population = range(self.sampling.population_size)
         values = []
@@ -154,8 +154,8 @@ class Repeated:
 
 
 def _noise_of(events: Sequence[DpEvent]) -> float | None:
-    """The noise multiplier of one Gaussian, as all together are; None if one is none, as of a
-    sampled cohort."""
+    """The noise multiplier of the single Gaussian that all events amount to; None if one is not
+    Gaussian, as with a sampled cohort."""
     precision = 0.0
     for event in events:
         if isinstance(event, DistributedDiscreteGaussianDpEvent):
@@ -168,16 +168,16 @@ def _noise_of(events: Sequence[DpEvent]) -> float | None:
 
 
 def audit_round(plan: Plan, *, releases: int, of_answers: bool = False) -> Experiment:
-    """Repeats the first round of a run, and scores the canary by all that it releases: the update,
-    the count, and with `evaluation.cohort=same` the answers; they are one release, which is charged
-    as a whole.
+    """Repeats the first round of a run, and scores the canary by all of its releases: the update,
+    the count, and with `evaluation.cohort=same` the query answers, which are charged together as
+    one release.
 
     Args:
-      of_answers: audits what rates the model, by itself if a cohort of its own is asked for that.
+      of_answers: audits the evaluation of the model, alone if it has a separate cohort.
 
     Raises:
-      ConfigError: there is no noise at user level, the answers of clients that answer nothing are
-        to be audited, or there are fewer than two releases.
+      ConfigError: there is no noise at user level, answers are to be audited but clients answer no
+        query, or there are fewer than two releases.
     """
     rated = rating_plan(plan)
     own = plan.run.evaluation.cohort == "own"
@@ -186,7 +186,7 @@ def audit_round(plan: Plan, *, releases: int, of_answers: bool = False) -> Exper
     check_noised(plan)
     rates = rated is not None and (of_answers or not own)
     trains = not (of_answers and own)
-    # The round after so many rates the model too.
+    # Every `every`-th round evaluates the model too.
     if rates and trains:
         before = plan.run.evaluation.every
     else:
@@ -227,8 +227,8 @@ def _masked_replies(
     values: ExactReply,
     asked: Assignment,
 ) -> Replies:
-    """The masked replies of a cohort, with the canary or without: its client does what is asked,
-    and two honest clients answer nothing."""
+    """The masked replies of a cohort, with the canary or without: its client does the work, and two
+    honest clients contribute noise alone."""
     request = TrainRequest(start.round + 1, start.clip_norm, run, work=asked)
     nothing = replace(request, work=Assignment(trains=False, query=NOTHING))
     silent = (nothing, ExactReply(values.update))
@@ -236,7 +236,7 @@ def _masked_replies(
 
 
 def _clipped_canary(mechanism: Mechanism, start: RoundStart, values: ExactReply) -> Tensor:
-    """What the canary adds to the sum, in units of the norm that the noise refers to."""
+    """The canary's contribution to the sum, in units of the norm that the noise refers to."""
     total: PartialReply = mechanism.add_up(
         [TrainReply(1, values.update, values.below)], start
     ).part()
@@ -258,9 +258,9 @@ def _check_answers(plan: Plan, rated: RatingPlan | None) -> None:
 
 
 def audit_statistics(plan: Plan, task: Task, *, releases: int) -> Experiment:
-    """Repeats the release of statistics of clients' data, as `discreet statistics` and
-    `data.normalise=private` ask for them: everybody answers. ConfigError: they are not paid for at
-    user level, or there are fewer than two releases."""
+    """Repeats the release of statistics of clients' data, as in `discreet statistics` and
+    `data.normalise=private`: every client answers. Raises ConfigError: they are not charged at user
+    level, or there are fewer than two releases."""
     plan.run.check_server_noise("an audit of statistics")
     query = query_of(STATISTICS, plan.run, task.shape)
     nothing = torch.zeros(0)
@@ -274,10 +274,10 @@ def audit_statistics(plan: Plan, task: Task, *, releases: int) -> Experiment:
 
 def audit_shared_step(plan: Plan, task: Task, *, releases: int) -> Experiment:
     """Repeats the first step of a run with `privacy.example.aggregation=secure`, and scores an
-    example of client 0 by what it moves the opened sum by.
+    example of client 0 by its effect on the opened sum.
 
-    The canary is the one with the longest gradient, after its inputs were made far larger. It goes
-    the way of all examples, through the client's own clip and sum.
+    The canary is the example with the longest gradient, with its inputs made far larger. It goes
+    through the client's own clipping and sum like all examples.
 
     Raises:
       ConfigError: the guarantee has no noise, the client has no example or more than it may have,
@@ -305,13 +305,13 @@ def audit_shared_step(plan: Plan, task: Task, *, releases: int) -> Experiment:
 
 
 def audit_local(plan: Plan, *, releases: int, rounds: int = 1) -> Experiment:
-    """Repeats the local mechanism of the first rounds of a run on a canary, and on its opposite:
-    everybody sees what a client sends, so that one canary, as far from its opposite as the clip
-    allows, is the strongest test.
+    """Repeats the local mechanism of the first rounds of a run on a canary and on its opposite.
+    Everybody sees what a client sends, so the strongest test is one canary as far from its opposite
+    as clipping allows.
 
     `gaussian`, `laplace`: the update is one long vector along one coordinate, or its negative.
-    `laplace_step`: of a linear model's examples one has a long input, or its negative; the others
-    are known.
+    `laplace_step`: one example of a linear model has a long input, or its negative; the others are
+    known.
 
     Raises:
       ConfigError: there is no local privacy, or there are fewer rounds, or fewer than two releases.
@@ -331,8 +331,8 @@ def audit_local(plan: Plan, *, releases: int, rounds: int = 1) -> Experiment:
 
 
 def _local_score(privacy: LocalPrivacy, training: LocalSettings) -> Score:
-    """The log-likelihood ratio of a release, but for a factor that is the same in each round, by an
-    auditor who knows what either unit gives without noise."""
+    """The log-likelihood ratio of a release, up to a factor that is the same in each round, for an
+    auditor who knows both possible results without noise."""
     still = replace(privacy, noise_multiplier=0.0)
     if privacy.kind == "gaussian":
         power = 2
@@ -388,7 +388,7 @@ def step_parts(plan: Plan, task: Task) -> tuple[TrainRequest, Tensor, ExactReply
         for share in (examples, more)
     )
     try:
-        # no client of a run gives them away
+        # A client of a run does not send these values.
         without, within = (node._values(work, params)[0] for node in nodes)
     except Refused as refusal:
         raise ConfigError(str(refusal)) from refusal
@@ -396,8 +396,8 @@ def step_parts(plan: Plan, task: Task) -> tuple[TrainRequest, Tensor, ExactReply
 
 
 def _worst_of(examples: Examples, model: nn.Module, run: ClientSettings) -> Examples:
-    """The one of the first examples whose gradient is the longest, with far larger inputs if they
-    are numbers."""
+    """The one of the first examples with the longest gradient; its inputs are made far larger if
+    they are numbers."""
     few = examples.subset(torch.arange(min(LOOKED_AT, len(examples))))
     if few.inputs.is_floating_point():
         few = Examples(few.inputs * LONG, few.targets)
@@ -412,8 +412,8 @@ def _worst_of(examples: Examples, model: nn.Module, run: ClientSettings) -> Exam
 def _of_round(
     plan: Plan, start: RoundStart, replies: Replies, canary: Canary, *, known: Tensor | float = 0.0
 ) -> Score:
-    """The log-likelihood ratio of in and out, up to constants; `known`: what others add to the sum
-    of updates."""
+    """The log-likelihood ratio of in and out, up to constants; `known`: the other clients' part of
+    the sum of updates."""
 
     def score(sent: int, source: RandomSource) -> float:
         summed = plan.mechanism.add_up(replies(sent, source), start)
@@ -431,7 +431,7 @@ def _of_round(
 
 
 def _of_answers(answers: AnswerMechanism, start: RoundStart, replies: Replies) -> Score:
-    """The first number of the answers, of a round that releases nothing else."""
+    """Scores by the first number of the answers, for a round that releases nothing else."""
 
     def score(sent: int, source: RandomSource) -> float:
         summed = answers.add_up(replies(sent, source), start)
@@ -441,8 +441,8 @@ def _of_answers(answers: AnswerMechanism, start: RoundStart, replies: Replies) -
 
 
 def _far(update: Tensor, length: int | None, *, below: bool = False) -> ExactReply:
-    """An update, and an answer of this length that is far longer than may be, if the round has
-    answers."""
+    """An update and, if the round has answers, an answer of this length; both are far above their
+    norm bounds."""
     if length is None:
         answer = None
     else:
@@ -468,8 +468,8 @@ def _replies(values: ExactReply) -> Replies:
 
 
 def vectors(vector: SecureSum, parts: Sequence[tuple[TrainRequest, ExactReply]]) -> Replies:
-    """The sum of clients' noised vectors, as a server reads it. `parts`: of the canary's client
-    with the canary and without, and of each other honest client."""
+    """The sum of clients' noised vectors, as a server reads it. `parts`: those of the canary's
+    client with and without the canary, and of each other honest client."""
     within, without, other = parts
 
     def replies(sent: int, source: RandomSource) -> list[UnopenedSum]:

@@ -1,10 +1,10 @@
 """The audit of user-level privacy: whole runs in which canary clients take part, each in or out by
 a secret coin.
 
-Everything but the canaries is the run itself: its cohorts, its clipping, its noise, its ledger. The
+Everything except the canaries is part of the real run: cohorts, clipping, noise, ledger. The
 auditor sees every release, the noised sum and the noised count of each round, and knows what the
-honest clients have sent, as the adversary of the definition does (Nasr et al. 2021, arXiv
-2101.04535; Andrew et al. 2023, arXiv 2302.03098).
+honest clients have sent, like the adversary of the definition (Nasr et al. 2021, arXiv 2101.04535;
+Andrew et al. 2023, arXiv 2302.03098).
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ SeenRun = tuple[Sequence[Scores], PrivacyLedger]
 
 @dataclass(frozen=True)
 class AuditRequest:
-    """The options of `discreet audit`; None is a default that depends on what is audited."""
+    """The options of `discreet audit`; None is a default that depends on the kind of audit."""
 
     of: str | None = None
     canaries: int | None = None
@@ -77,16 +77,17 @@ class AuditRequest:
 
 
 def audit_users(plan: Plan, task: Task, asked: AuditRequest) -> Experiment:
-    """Runs a plan with canaries, in a folder that is thrown away, and scores them.
+    """Runs a plan with canaries, in a temporary folder, and scores them.
 
     The canaries are members of the population: `population_size`, the sampling and the noise are
     those of the plan. A canary that is drawn into a cohort sends its direction, as long as the clip
-    norm, and its bit; the server clips it as anybody's. If neighbours differ by adding or removing
-    a client, a canary that is out is no member. If they differ by replacing one (cohorts of a fixed
-    size), it is a member and sends the opposite of what it would send.
+    norm, and its bit; the server clips it like any other update. If adjacency adds or removes a
+    client, a canary that is out is not a member. If it replaces a client (cohorts of a fixed size),
+    the canary is a member and sends the opposite.
 
-    `asked.canaries`, of each of the `asked.runs`, are at most the number of parameters;
-    `asked.honest` other clients take part, the first ones of the run; None: all there is room for.
+    `asked.canaries`, in each of the `asked.runs`, are at most the number of parameters.
+    `asked.honest` is the number of other clients that take part, the first ones of the run; None:
+    as many as fit.
 
     Raises:
       ConfigError: the configuration can't run, gives no user-level guarantee, or has no room for
@@ -129,7 +130,8 @@ def check_noised(plan: Plan) -> None:
 
 
 def power_of(plan: Plan, canaries: int) -> Releases:
-    """The planned releases of a run; logs how small a fault so many canaries of all runs find."""
+    """The planned releases of a run; logs the smallest fault that `canaries` of all runs can
+    find."""
     user = plan.mechanism
     rounds = plan.run.rounds
     spent = PrivacyLedger(tuple((event_of(user, number), 1) for number in range(1, rounds + 1)))
@@ -138,7 +140,7 @@ def power_of(plan: Plan, canaries: int) -> Releases:
     turns = user.participation.turns
     releases = Releases(rounds, plan.run.user.probability, noise, claim)
     alone = rounds
-    if turns is not None:  # all rounds are one observation, and none is judged by itself
+    if turns is not None:  # all rounds are one observation; no round is judged alone
         releases = Releases(1, 1.0, noise / turns.sensitivity, claim)
         alone = 0
     logger.info("%s", outlook(releases, canaries, rounds=alone))
@@ -148,8 +150,8 @@ def power_of(plan: Plan, canaries: int) -> Releases:
 def together(
     mechanism: str, plan: Plan, releases: Releases, seen: Sequence[SeenRun], facts: Facts
 ) -> Experiment:
-    """The findings of runs with different canaries: each round, then all of them, by their
-    ledger."""
+    """The findings of runs with different canaries: each round, then all together, with the claim
+    of their ledger."""
     user = plan.mechanism
     rounds = []
     one = PrivacyLedger().record(event_of(user, 1))
@@ -175,16 +177,16 @@ def together(
 
 
 def event_of(mechanism: Mechanism, number: int) -> DpEvent:
-    """The cost of a round to the server's ledger, which it has at user level."""
+    """The event that a round charges to the server's ledger, at user level."""
     event = mechanism.event(number)
     assert event is not None
     return event
 
 
 def _joined(plan: Plan, turns: Turns, rounds: Sequence[Scores], first: int) -> Scores:
-    """The scores of canaries, whose numbers begin with `first`, by all rounds together: the noise
-    of each is made independent of the others' by C, and what a canary adds to them is looked for in
-    all at once."""
+    """The scores of canaries, whose numbers begin with `first`, by all rounds together. Multiplying
+    by C makes the noise of the rounds independent; a canary's contributions to all rounds are
+    scored at once."""
     noise = plan.mechanism.expected_noise(plan.first_clip_norm).multiplier
     values = np.stack([each.values for each in rounds]) * noise**2
     canaries = range(len(rounds[0].values))
@@ -201,7 +203,7 @@ def _joined(plan: Plan, turns: Turns, rounds: Sequence[Scores], first: int) -> S
 def _one_run(plan: Plan, task: Task, count: int, honest: int, device: str) -> SeenRun:
     with ExitStack() as held:
         folder = held.enter_context(tempfile.TemporaryDirectory(prefix="discreet-audit-"))
-        # Clients rate no model: the canaries would have no answer.
+        # Clients do not evaluate the model, as the canaries would have no answer.
         plan = replace(plan, query=None, chance_loss=math.inf)
         call = Call(f"{folder}/run", device=device)
         session = open_session(plan, task, call, simulated=True, held=held)
@@ -255,9 +257,9 @@ def scored(
 
 class CanaryTransport:
     """Asks honest clients by another transport, and answers for the canaries. Clients 0 .. honest -
-    1 are those of `inner`; after them come the canaries. What honest clients sent in a round is
-    added up, as the auditor knows
-    it. `replaced`: a canary that is out sends the opposite instead of being no member."""
+    1 are those of `inner`; the canaries follow. The replies of honest clients in a round are added
+    up, as the auditor knows them. `replaced`: a canary that is out sends the opposite instead of
+    not being a member."""
 
     def __init__(
         self,

@@ -1,5 +1,5 @@
-"""The verdict: what a ledger claims beside what an audit found and what it could have found; in
-words and in files."""
+"""The verdict: the claim of a ledger, the findings of an audit, and its power, in words and in
+files."""
 
 from __future__ import annotations
 
@@ -36,11 +36,11 @@ SIGNIFICANCE = 0.05  # of the bounds and the interval that are shown
 FALSE_ALARM = 0.01  # of "refuted", over all observations and bounds of an experiment together
 MOST_BOUNDS = 3  # of one observation
 SHOWN = 10  # rounds that are printed
-POWER = 0.9  # the share of audits that find what is said to be found
-ENOUGH = 3 * FEWEST  # scores: with fewer the coins too often leave less than `FEWEST` of a kind
+POWER = 0.9  # the share of audits that find a fault of the stated size
+ENOUGH = 3 * FEWEST  # scores: with fewer, the coins often leave less than `FEWEST` of a kind
 MOST_CANARIES = 10**7
 HALF = 0.5
-LEAST_SHARE = 1e-3  # of the noise: with less there is as good as none
+LEAST_SHARE = 1e-3  # of the noise: a smaller share counts as none
 RECORD = "audit.json"
 PICTURE = "audit.svg"
 BINS = 40
@@ -64,17 +64,17 @@ ASSUMES = {
 
 @dataclass(frozen=True)
 class Judgement:
-    """The findings on one observation, as audit.json has them.
+    """The findings on one observation, as written to audit.json.
 
     Attributes:
-      claimed, delta, adjacency: what the ledger states.
+      claimed, delta, adjacency: the claim of the ledger.
       estimate, interval: by the Gaussian fit, the interval at 95 %. None if the noise or the scores
-        are not Gaussian, or if there are fewer than 20 scores of a kind; and for a single round
-        whose claim stands: it is too rough to be set beside one, and of a sampled round no
-        Gaussian.
+        are not Gaussian, or if there are fewer than 20 scores of a kind. Also None for a single
+        round whose claim stands: the estimate is too rough to compare, and the scores of a sampled
+        round are not Gaussian.
       bounds: lower bounds of epsilon by method of `ASSUMES`, with the strongest assumption last:
         `epsilon` is at 95 %, and `strict` at the level of the verdict.
-      refuted_by: the methods whose strict bound passes the claim.
+      refuted_by: the methods whose strict bound exceeds the claim.
     """
 
     name: str
@@ -88,7 +88,7 @@ class Judgement:
 
     @property
     def row(self) -> dict[str, object]:
-        """A row of the table that is printed."""
+        """A row of the printed table."""
         return {
             "": self.name,
             "claimed": self.claimed,
@@ -107,10 +107,10 @@ class Verdict:
     """The findings of an audit; the last observation is of the whole run.
 
     Attributes:
-      false_alarm: if every claim holds, and what the bounds assume, the probability of `refuted` is
-        at most this.
-      power: what the bounds of the whole run could have found, in words; `finds`: there is
-        something.
+      false_alarm: bound on the probability of `refuted` if every claim, and the assumptions of the
+        bounds, hold.
+      power: the faults that the bounds of the whole run could have found, in words; `finds`: True
+        if there are any.
     """
 
     mechanism: str
@@ -121,13 +121,13 @@ class Verdict:
 
     @property
     def refuted(self) -> bool:
-        """True if a lower bound passes a claim. If none does, that shows no privacy: another audit
-        may find more."""
+        """True if a lower bound exceeds a claim. If none does, that does not prove privacy: another
+        audit may find more."""
         return any(found.refuted_by for found in self.observations)
 
     @property
     def shown(self) -> list[Judgement]:
-        """The judgements to print: the run, the first ten rounds, and all that are refuted."""
+        """The judgements to print: the run, the first ten rounds, and all refuted ones."""
         *rounds, run = self.observations
         return [
             *(found for number, found in enumerate(rounds) if found.refuted_by or number < SHOWN),
@@ -135,7 +135,7 @@ class Verdict:
         ]
 
     def lines(self) -> Iterator[str]:
-        """The words below the table: what each bound assumes, and the verdict."""
+        """The lines below the table: the assumptions of each bound, and the verdict."""
         run = self.observations[-1]
         if left := len(self.observations) - len(self.shown):
             yield f"{left} more rounds are in audit.json"
@@ -157,7 +157,7 @@ class Verdict:
 
 
 def judge(experiment: Experiment, *, false_alarm: float = FALSE_ALARM) -> Verdict:
-    """Sets each claim beside the estimate and the lower bounds. `false_alarm` is within (0,
+    """Compares each claim with the estimate and the lower bounds. `false_alarm` is within (0,
     `SIGNIFICANCE`]."""
     releases = experiment.releases
     count = len(experiment.observations)
@@ -175,16 +175,17 @@ def judge(experiment: Experiment, *, false_alarm: float = FALSE_ALARM) -> Verdic
 
 
 def outlook(releases: Releases, count: int, *, rounds: int = 0) -> str:
-    """The power of an audit of so many rounds, in words: at the usual false-alarm
+    """The power of an audit with `rounds` observed rounds, in words, at the default false-alarm
     rate."""
     return power_of(releases, count, level=levels_of(rounds, false_alarm=FALSE_ALARM)[-1])[0]
 
 
 def levels_of(rounds: int, *, false_alarm: float) -> list[float]:
-    """The level of each bound of the observations of so many rounds, and of the run after them.
+    """The level of each bound for the observations of a number of rounds, and of the run after
+    them.
 
     The run has half of the false-alarm rate and the rounds share the other half, each evenly over
-    its bounds (Bonferroni). If there is no round by itself, the run has all.
+    its bounds (Bonferroni). Without separate rounds the run has all of it.
 
     >>> levels_of(0, false_alarm=0.03), levels_of(2, false_alarm=0.12)
     ([0.01], [0.01, 0.01, 0.02])
@@ -238,9 +239,9 @@ def _methods(
 
 
 def power_of(releases: Releases, count: int, *, level: float) -> tuple[str, bool]:
-    """The faults that an audit is able to find whose bounds have this level, in words, and true if
-    there are any. `count`: the canaries of all runs together; if one is released again and again,
-    how often with it, and as often without."""
+    """The faults that an audit with bounds at this level can find, in words, and True if there are
+    any. `count`: the canaries of all runs together; for a repeated release the number of
+    repetitions with the canary, which is also that without."""
     claimed = releases.claim.epsilon
     if not claimed < math.inf:
         return "it could have found nothing: there is no claim", False
@@ -268,7 +269,7 @@ def power_of(releases: Releases, count: int, *, level: float) -> tuple[str, bool
 
 
 def _fitted(releases: Releases, canaries: int, level: float) -> str:
-    """The faults that the Gaussian fit finds, in words; empty if there are none."""
+    """The faults that the Gaussian fit can find, in words; empty if there are none."""
     share = smallest_fault(releases, canaries, level=level)
     if share is None:
         return ""
@@ -289,9 +290,9 @@ def _fitted(releases: Releases, canaries: int, level: float) -> str:
 
 
 def smallest_fault(releases: Releases, canaries: int, *, level: float) -> float | None:
-    """The share of its size, within (0, 1], that noise may have left to be found in nine of ten
-    audits by the Gaussian fit; None if not even noise that is gone would be. `level`: of the fit's
-    lower bound, one-sided."""
+    """The largest share of the noise's size, within (0, 1], that nine of ten audits detect as too
+    small by the Gaussian fit; None if not even missing noise would be detected. `level`: one-sided
+    level of the fit's lower bound."""
 
     def excess(share: float) -> float:
         return _excess(releases, share, canaries, level)
@@ -304,10 +305,10 @@ def smallest_fault(releases: Releases, canaries: int, *, level: float) -> float 
 
 
 def _excess(releases: Releases, share: float, canaries: int, level: float) -> float:
-    """Above 0 if nine of ten fits pass the claim by so much that the claim is refuted."""
+    """Above 0 if nine of ten fits exceed the claim by enough to refute it."""
     claimed = shift_of_epsilon(releases.claim.epsilon, delta=releases.claim.delta)
     true = releases.shift(share)
-    # The errors of fitted shifts, half of the canaries being out: `GaussianFit.interval`.
+    # The errors of fitted shifts, with half of the canaries out: see `GaussianFit.interval`.
     of_claimed, of_true = (
         math.sqrt((4 if releases.repeated else 2) / canaries + shift**2 / (2 * canaries))
         for shift in (claimed, true)
@@ -316,12 +317,12 @@ def _excess(releases: Releases, share: float, canaries: int, level: float) -> fl
 
 
 def _shown_without_noise(releases: Releases, count: int, level: float) -> float:
-    """The largest of the bounds that assume nothing of scores if canaries that were drawn are seen
+    """The largest of the bounds that assume nothing about scores, if drawn canaries are seen
     without any noise, for an average number of them."""
     seen = 1 - (1 - releases.probability) ** releases.rounds
     claim = releases.claim
     if releases.repeated:
-        drawn = np.arange(1, count + 1) * seen % 1 < seen  # that share of them, evenly spread
+        drawn = np.arange(1, count + 1) * seen % 1 < seen  # a share `seen`, evenly spread
         scores = Scores(
             np.concatenate([drawn.astype(float), np.zeros(count)]), np.arange(2 * count) < count
         )
@@ -344,8 +345,8 @@ def _shown_without_noise(releases: Releases, count: int, level: float) -> float:
 
 
 def score_picture(experiment: Experiment) -> Picture:
-    """Two histograms as densities, of the scores of the whole run, in and out, and the Gaussians
-    that are fitted."""
+    """Two histograms, as densities, of the scores of the whole run, in and out, with the fitted
+    Gaussians."""
     scores = experiment.observations[-1].scores
     edges = np.histogram_bin_edges(scores.values, BINS)
 
@@ -377,7 +378,7 @@ def score_picture(experiment: Experiment) -> Picture:
 
 
 def write_audit(folder: Path, experiment: Experiment, verdict: Verdict) -> None:
-    """Writes both files into a folder, which is made if it is not there."""
+    """Writes both files into a folder, which is made if it is missing."""
     folder.mkdir(parents=True, exist_ok=True)
     facts = {
         "discreet": __version__,

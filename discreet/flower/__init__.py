@@ -1,1 +1,1 @@
-"""All at the server that knows Flower: DPFedAvg, the transports, the codecs, `secure_sum_mod`."""
+"""The code that depends on Flower: DPFedAvg, the transports, the codecs, `secure_sum_mod`."""

@@ -1,5 +1,5 @@
-"""The arrays of somebody else's Flower app as one vector of parameters, and back; and the messages
-that hold them."""
+"""The arrays of another Flower app as one vector of parameters, and back; and the messages that
+hold them."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ UNWRAPPED = (
     "each array lacks the prefix {} that its name has in initial_arrays: make them of the "
     "model without wrapper"
 )
-ROUND = "server-round"  # as Flower's own strategies say it to clients
+ROUND = "server-round"  # the key of Flower's own strategies
 
 Values = NDArray[Any]
 TrainConfig = ConfigRecord | Callable[[int], ConfigRecord]
@@ -44,8 +44,8 @@ TrainConfig = ConfigRecord | Callable[[int], ConfigRecord]
 
 @dataclass(frozen=True)
 class ArrayPart:
-    """One array. `learned`: it is part of the vector of parameters; otherwise the server's value
-    stays."""
+    """One array. `learned`: True if it is part of the vector of parameters; otherwise it keeps the
+    server's value."""
 
     name: str
     shape: tuple[int, ...]
@@ -62,9 +62,9 @@ class ArrayLayout:
     """An app's arrays in order, and the values of those that are not learned.
 
     Attributes:
-      parts: every array; those that are learned, one after the other, are the vector of parameters.
-      kept: the values of the others by name: whole numbers, and what was declared frozen. They are
-        sent as they are, and what a client makes of them is not read.
+      parts: every array; the learned ones, concatenated, are the vector of parameters.
+      kept: the values of the others by name: whole numbers, and arrays that were declared frozen.
+        They are sent unchanged, and their values in replies are not read.
     """
 
     parts: tuple[ArrayPart, ...]
@@ -87,8 +87,7 @@ class ArrayLayout:
         found = np.empty(self.num_params, np.float32)
         start = 0
         for part in self.parts:
-            # What counts is what the array holds: Flower's NumPyClient says nothing of shapes
-            # beside it.
+            # The shape is read from the array itself, as Flower's NumPyClient does not state it.
             shape = messages.header_of(named[part.name], part.name)[0]
             if shape != part.shape:
                 raise MalformedMessage(
@@ -98,7 +97,7 @@ class ArrayLayout:
                 where = slice(start, start := start + part.size)
                 values = messages.floats_of(named[part.name], part.name).reshape(-1)
                 with np.errstate(over="ignore", invalid="ignore"):
-                    # A wider reply is compared in its own precision; what is beyond float32 becomes
+                    # A wider reply is subtracted in its own precision; values beyond float32 become
                     # infinite.
                     np.subtract(values, sent[where], out=found[where], casting="same_kind")
         if not messages.all_finite(found):
@@ -106,8 +105,8 @@ class ArrayLayout:
         return torch.from_numpy(found)
 
     def _named(self, arrays: ArrayRecord) -> Mapping[str, Array]:
-        """The arrays by name. A NumPyClient has none, and numbers its arrays in the order in which
-        it got them."""
+        """The arrays by name. A NumPyClient gives no names, but numbers its arrays in the order in
+        which it got them."""
         wanted = [part.name for part in self.parts]
         if set(wanted) == set(arrays):
             return arrays
@@ -117,8 +116,8 @@ class ArrayLayout:
         return {name: arrays[number] for name, number in zip(wanted, numbers, strict=True)}
 
     def record(self, params: Tensor) -> ArrayRecord:
-        """The arrays with these parameters (num_params,), each in its own dtype and range: what is
-        sent is finite."""
+        """The arrays with these parameters (num_params,), each in its own dtype and clamped to its
+        range, so that all values are finite."""
         vector = params.detach().cpu().numpy()
         start = 0
         found = dict(self.kept)
@@ -132,14 +131,13 @@ class ArrayLayout:
         return ArrayRecord({part.name: Array(found[part.name]) for part in self.parts})
 
     def described(self) -> str:
-        """Names, shapes, dtypes and what is learned, as JSON: the same for two runs that may follow
-        one another."""
+        """Names, shapes, dtypes and learned flags as JSON. One run can resume another only if these
+        are the same."""
         return json.dumps([asdict(part) for part in self.parts])
 
 
 def differing_names(wanted: Sequence[str], found: Sequence[str]) -> str:
-    """The difference between the names of the arrays that are wanted and of those that were found,
-    in words.
+    """The difference between the wanted and the found names of arrays, in words.
 
     >>> words = differing_names(["weight", "bias"], ["_module.weight", "_module.bias"])
     >>> words.startswith("each array has the prefix '_module.' before its name")
@@ -163,10 +161,10 @@ def differing_names(wanted: Sequence[str], found: Sequence[str]) -> str:
 
 
 def layout_of(arrays: ArrayRecord, *, frozen: Sequence[str] = ()) -> ArrayLayout:
-    """The layout of the arrays that a run starts from. Floats are learned unless a pattern of
-    `frozen`, as fnmatch has them, fits their name. Raises ConfigError: nothing is left to learn, a
-    pattern fits no name, an array is of a dtype that has no place here, or a layer such as
-    BatchNorm keeps running statistics that are not frozen."""
+    """The layout of the arrays with which a run starts. Floats are learned unless their name
+    matches a pattern of `frozen`, in the syntax of fnmatch. Raises ConfigError: nothing is left to
+    learn, a pattern matches no name, a dtype is not supported, or a layer such as BatchNorm keeps
+    running statistics that are not frozen."""
     values = {name: _initial(name, array) for name, array in arrays.items()}
     for pattern in frozen:
         if not any(fnmatchcase(name, pattern) for name in values):
@@ -176,9 +174,8 @@ def layout_of(arrays: ArrayRecord, *, frozen: Sequence[str] = ()) -> ArrayLayout
         fixed = any(fnmatchcase(name, pattern) for pattern in frozen)
         layer, _, what = name.rpartition(".")
         learned = str(found.dtype) in FLOATS and not fixed
-        if (
-            learned and what in STATISTICS
-        ):  # noised, a variance is negative soon; and such a layer mixes examples
+        # Noise would soon make a variance negative; and such a layer mixes examples.
+        if learned and what in STATISTICS:
             raise ConfigError(
                 f"initial_arrays: {layer or name} keeps running statistics ({name}), which noise "
                 f"would spoil: take "
@@ -198,7 +195,7 @@ def layout_of(arrays: ArrayRecord, *, frozen: Sequence[str] = ()) -> ArrayLayout
 
 def _initial(name: str, array: Array) -> Values:
     try:
-        values = np.asarray(array.numpy(), order="C")  # as files hold them
+        values = np.asarray(array.numpy(), order="C")  # the order in files
     except (TypeError, ValueError) as error:
         raise ConfigError(f"initial_arrays: {name} can't be read: {error}") from error
     if str(values.dtype) not in KEPT:
@@ -217,9 +214,9 @@ class FlowerMessages:
     """Messages to the clients of a Flower app, as `flwr.serverapp.strategy.FedAvg` sends them.
 
     Attributes:
-      config: sent in every round, or a function that gives it for the number of a round.
-      keys: of the two records, with the arrays and with the config.
-      metric: the name of the accuracy among what clients say of a model, if they are to rate any.
+      config: sent in every round, or a function from the number of a round to it.
+      keys: keys of the two records, with the arrays and with the config.
+      metric: the name of the accuracy among clients' metrics, for federated evaluation.
       masked: under secure aggregation the patterns of frozen arrays.
     """
 
@@ -230,12 +227,12 @@ class FlowerMessages:
     masked: tuple[str, ...] | None = None
 
     def __call__(self, asked: TrainRequest, params: Tensor) -> RoundMessages:
-        """The messages of one round: training, or Flower's evaluate messages, by which clients rate
-        a model."""
+        """The messages of one round: train messages, or Flower's evaluate messages for federated
+        evaluation."""
         number = asked.round
         trains = asked.work.trains
         arrays = self.layout.record(params)
-        # What was sent, and not `params`: an array of float16 holds less.
+        # The values as sent, not `params`: an array of float16 has less precision.
         sent = self.layout.vector(arrays)
         if isinstance(self.config, ConfigRecord):
             given = self.config
@@ -258,16 +255,16 @@ class FlowerMessages:
             return RoundMessages(
                 MessageType.EVALUATE, 1, lambda _: content, partial(self._rating, number)
             )
-        size = sum(part.size for part in self.layout.parts)  # with those that are not learned
+        size = sum(part.size for part in self.layout.parts)  # including arrays that are not learned
         return RoundMessages(
             MessageType.TRAIN, size, lambda _: content, partial(self._update, asked, sent)
         )
 
     def _update(self, asked: TrainRequest, sent: Tensor, content: RecordDict) -> TrainReply:
-        """The difference of what came back to what was sent, and its bit. All else that a client
-        says is not read."""
+        """The difference between the returned and the sent arrays, and its bit. Nothing else of a
+        reply is read."""
         update = self.layout.difference(only_arrays(content, "the reply"), sent.numpy())
-        # The norm before any clipping: the bit says whether this client would have been clipped.
+        # The bit is taken from the norm before any clipping.
         return TrainReply(
             asked.round, update, float(row_norms(update.unsqueeze(0))[0]) <= asked.clip_norm
         )
@@ -293,8 +290,8 @@ class FlowerMessages:
 
 
 def only_arrays(content: RecordDict, what: str) -> ArrayRecord:
-    """The one record of arrays of a content. Raises MalformedMessage: there is another number of
-    them."""
+    """The only record of arrays in a content. Raises MalformedMessage: there is none, or more than
+    one."""
     records = [record for record in content.values() if isinstance(record, ArrayRecord)]
     if len(records) != 1:
         names = ", ".join(

@@ -1,10 +1,10 @@
 """Asks clients through Flower's grid: nodes, messages, polling, deadlines, and replies read as they
-come.
+arrive.
 
 Flower stores equal pieces of an array once and joins them when it unpacks a message, so a node can
-make gigabytes of ten megabytes. Here a reply's size is known before anything is unpacked, and
-pulling stops at the limit. The SuperLink, which knows the node, says to which message it replied;
-the reply itself may say anything.
+turn ten megabytes into gigabytes. Here a reply's size is known before anything is unpacked, and
+pulling stops at the limit. The SuperLink, which knows the node, states which message a reply
+belongs to; the reply's own statement is not trusted.
 """
 
 from __future__ import annotations
@@ -56,32 +56,31 @@ from discreet.settings.wording import Key, Wording
 
 logger = logging.getLogger("discreet")
 
-# What a SuperLink says of a node that it has lost, and of messages and replies that have passed
-# their deadline.
+# The SuperLink's codes for a lost node, and for messages and replies past their deadline.
 NO_REPLY_CODES = (
     ErrorCode.MESSAGE_UNAVAILABLE,
     ErrorCode.REPLY_MESSAGE_UNAVAILABLE,
     ErrorCode.NODE_UNAVAILABLE,
 )
-# The head of what Flower writes of an exception in a ClientApp: its class, before its text.
+# The start of Flower's report of an exception in a ClientApp: its class, before its text.
 EXCEPTION = re.compile(r"<class '(?:[\w.]{0,200}\.)?(\w{1,60})'>:")
 POLL_SECONDS = 0.05
 LONGEST_POLL_SECONDS = 0.5
-PULL_FLOATS = 2**24  # replies that are asked for at once hold at most so many: 64 MiB
-# of a reply: for each value, as a float64, and for what is beside the values
+PULL_FLOATS = 2**24  # most values in replies that are pulled at once: 64 MiB
+# most bytes of a reply for each value, stored as a float64, and for the rest of the reply
 MOST_BYTES_EACH = 8
 MORE_BYTES = 2**20
-# messages: Flower announces all of them first, and nodes ask for content again until it is there
+# messages: Flower announces all of them first, and nodes poll until their content is there
 PUSH_AT_ONCE = 4
-# of the time waited so far: looking for replies costs a process, a late look costs the round
+# pause between polls, as a share of the time waited so far: polls take CPU, late polls delay rounds
 POLL_SHARE = 0.05
 
 
 @dataclass(frozen=True)
 class RoundMessages:
-    """The messages of a round, of Flower's type `kind`, and the reading of their replies, which
-    hold `reply_size` values, at least 1. `request` makes a message, in a simulation for the client
-    to be; `reply` raises MalformedMessage."""
+    """The messages of a round, of Flower's type `kind`, and the decoder of their replies, which
+    hold `reply_size` values, at least 1. `request` makes a message, in a simulation for a virtual
+    client; `reply` decodes one or raises MalformedMessage."""
 
     kind: str
     reply_size: int
@@ -89,7 +88,7 @@ class RoundMessages:
     reply: Callable[[RecordDict], Any]
 
 
-# The messages of a round with these parameters: Discreet's own, or those of another Flower app.
+# Makes the messages of a round with parameters: Discreet's own, or those of another Flower app.
 Messages = Callable[[TrainRequest, Tensor], RoundMessages]
 
 
@@ -99,14 +98,14 @@ class GridTransport:
 
     Attributes:
       timeout: seconds until a round's deadline; a client that has not replied by then is `late`.
-      population_size: the declared number of clients. One node is one client, so that no more may
+      population_size: the declared number of clients. One node is one client, so no more nodes may
         be connected.
       virtual: the clients of a simulation, where client c runs on node c modulo the number of
         nodes.
-      min_nodes: how many nodes to wait for before the first cohort is drawn; after that one is
-        enough.
+      min_nodes: the number of nodes that must be connected before the first cohort is drawn; after
+        that one is enough.
       in_every_round: wait for `min_nodes` before each cohort, as Flower's own strategies do.
-      names: what messages call settings, by their keys.
+      names: the names of settings in messages, by their keys.
     """
 
     grid: Grid
@@ -121,9 +120,9 @@ class GridTransport:
 
     def available_clients(self) -> Sequence[int]:
         """Virtual clients, or the connected nodes. A later round waits for one node only: a node
-        that is gone for good must not stop the others. Of more nodes than clients are declared one
-        may be a client's second: it waits. Raises TimeoutError: too few or too many nodes are
-        connected, or no worker answers, for `timeout`. Nobody is asked."""
+        that is gone for good must not stop the others. If more nodes are connected than clients
+        declared, one may be a client's second node, and it waits. Raises TimeoutError: too few or
+        too many nodes are connected, or no worker answers, for `timeout`; no client was asked."""
         if self.nodes and not self.in_every_round:
             wanted = 1
         else:
@@ -140,12 +139,12 @@ class GridTransport:
                     return range(len(self.virtual))
                 return nodes
             if len(nodes) > self.population_size and isinstance(self.grid, InMemoryGrid):
-                # The nodes of a simulation never leave.
+                # Nodes of a simulation never leave, so waiting is of no use.
                 raise TimeoutError(fault.named(self.names))
             if len(nodes) != seen:
                 seen = len(nodes)
                 logger.info("waiting for nodes: %s", fault.named(self.names))
-        assert fault is not None  # it looks once at least
+        assert fault is not None  # the loop runs at least once
         waited = Wording(f"after {self.timeout:g} s (", Key("server.round_timeout"), ") ", fault)
         raise TimeoutError(waited.named(self.names))
 
@@ -163,8 +162,8 @@ class GridTransport:
         return None
 
     def _wait_for_workers(self, nodes: Sequence[int]) -> None:
-        """Waits until one client for each of Flower's workers has refused to evaluate: they are
-        there."""
+        """Waits until all of Flower's workers run: until one client for each has refused to
+        evaluate."""
         logger.info("starting Ray, which trains the clients")
         asked = [
             Message(RecordDict(), node, MessageType.EVALUATE, ttl=self.timeout) for node in nodes
@@ -182,9 +181,9 @@ class GridTransport:
     def ask(
         self, asked: TrainRequest, params: Tensor, cohort: Sequence[int]
     ) -> Iterator[TrainReply | Failure]:
-        """Sends each client its request, and decodes replies as they come: until all are there, or
-        the deadline. Raises MessagesTooLarge: the SuperLink, or a proxy before it, refused the
-        messages for their size."""
+        """Sends each client its request, and decodes replies as they arrive, until all are there or
+        the deadline has passed. Raises MessagesTooLarge: the SuperLink, or a proxy before it,
+        refused the messages for their size."""
         messages = self.messages(asked, params)
         contents = ((client, messages.request(self.virtual_client(client))) for client in cohort)
         for client, answer in self.exchange(contents, str(asked.round), messages):
@@ -204,16 +203,16 @@ class GridTransport:
         *,
         needed: Collection[int] | None = None,
     ) -> Iterator[tuple[int, Any]]:
-        """Sends each client its content, and yields what `asked` reads of the replies, or failures,
-        as they come: until all are there, or the deadline. `group`: the round, in the metadata of
-        messages. `needed`: the clients that are worth the wait; once they have answered, the others
-        have as long again. Raises MessagesTooLarge: the SuperLink, or a proxy before it, refused
-        the messages for their size."""
+        """Sends each client its content, and yields replies, decoded by `asked`, or failures, as
+        they arrive, until all are there or the deadline has passed. `group`: the round, in the
+        metadata of messages. `needed`: the clients that must be waited for; once they have
+        answered, the others have the same time again. Raises MessagesTooLarge: the SuperLink, or a
+        proxy before it, refused the messages for their size."""
         waiting = yield from self._push(contents, group, asked.kind)
         enough = math.inf
         for waited in looks(self.timeout):
             for number, reply in self._pull(list(waiting), asked.reply_size):
-                # Popped: a second reply to the same message is not counted again.
+                # `pop`, so that a second reply to the same message is not counted.
                 client = waiting.pop(number, None)
                 if client is not None:
                     yield client, read(reply, client, asked)
@@ -236,7 +235,7 @@ class GridTransport:
     def _push(
         self, contents: Iterable[tuple[int, RecordDict]], group: str, kind: str
     ) -> Generator[tuple[int, Failure], None, dict[str, int]]:
-        """Sends the messages; returns whose reply is waited for, by the number of the message."""
+        """Sends the messages; returns the client of each by the number of the message."""
         waiting: dict[str, int] = {}
         contents = iter(contents)
         while some := list(islice(contents, PUSH_AT_ONCE)):
@@ -248,8 +247,8 @@ class GridTransport:
                     node = client
                 messages.append(Message(content, node, kind, ttl=self.timeout, group_id=group))
             numbers = list(self.grid.push_messages(messages))
-            # Flower's grid makes an empty list of HTTP 413, and lists None for a message that was
-            # not taken.
+            # Flower's grid returns an empty list for HTTP 413, and lists None for a message that
+            # was not accepted.
             if len(numbers) != len(messages):
                 how = "raise the limit of what stands before the SuperLink, or take a smaller model"
                 raise MessagesTooLarge(
@@ -272,8 +271,8 @@ class GridTransport:
     def _pull(
         self, numbers: Sequence[str], reply_size: int
     ) -> Iterator[tuple[str, Message | Failure]]:
-        """The replies that are there, with the numbers of what they reply to; a few at a time are
-        held."""
+        """The available replies, each with the number of its message; only a few are held at a
+        time."""
         at_once = max(1, PULL_FLOATS // reply_size)
         for start in range(0, len(numbers), at_once):
             some = numbers[start : start + at_once]
@@ -291,9 +290,9 @@ class GridTransport:
 def pull_replies(
     grid: HttpGrid, numbers: Sequence[str], *, most: int
 ) -> Iterator[tuple[str, Message | Failure]]:
-    """The replies that are there to these messages, each with the number of its message, as
-    `HttpGrid.pull_messages` gives them. One of more than `most` bytes, packed or unpacked, is a
-    failure, of the client 0."""
+    """The available replies to these messages, each with the number of its message, as
+    `HttpGrid.pull_messages` gives them. A reply of more than `most` bytes, packed or unpacked, is a
+    failure, with the client number 0."""
     client = grid._runtime_client
     run_id = grid.run.run_id
     answer = client.PullMessages(PullAppMessagesRequest(message_ids=numbers))
@@ -316,9 +315,9 @@ def pull_replies(
 
 
 def _pulled(tree: ObjectTree, pull: Callable[[str], bytes], most: int) -> dict[str, bytes]:
-    """The contents of a message's objects by their numbers; MalformedMessage as soon as they are
-    more than `most`."""
-    # Flower pulls in several threads
+    """The contents of a message's objects by their numbers. Raises MalformedMessage as soon as they
+    exceed `most` bytes."""
+    # `counted` runs in several threads of Flower.
     size = 0
     lock = threading.Lock()
 
@@ -353,7 +352,7 @@ def _unpacked(name: str, contents: dict[str, bytes], most: int) -> Message:
 
 
 def _unpacked_size(content: bytes, contents: Mapping[str, bytes]) -> int:
-    """The bytes that an object takes. An array names each of its pieces as often as it holds it."""
+    """The unpacked size of an object in bytes. An array names a piece once for each occurrence."""
     kind, children, _ = get_object_head_values_from_object_content(content)
     if kind != Array.__qualname__:
         return len(content)
@@ -362,8 +361,8 @@ def _unpacked_size(content: bytes, contents: Mapping[str, bytes]) -> int:
 
 
 def looks(timeout: float) -> Iterator[float]:
-    """When to look: the seconds waited so far, with pauses between, until the deadline has
-    passed."""
+    """Yields the seconds waited so far, with a pause before each further poll, until the deadline
+    has passed."""
     started = time.monotonic()
     waited = 0.0
     while waited <= timeout:
@@ -375,8 +374,7 @@ def looks(timeout: float) -> Iterator[float]:
 
 @contextmanager
 def strange() -> Iterator[None]:
-    """A block that reads what a stranger has sent: whatever it raises makes the message a malformed
-    one."""
+    """A context for reading untrusted contents: any exception in it becomes MalformedMessage."""
     try:
         yield
     except (MalformedMessage, MalformedBytes) as error:
@@ -386,7 +384,7 @@ def strange() -> Iterator[None]:
 
 
 def read(reply: Message | Failure, client: int, asked: RoundMessages) -> Any:
-    """The reply, or the failure that came in its place."""
+    """The decoded reply, or the failure that came in its place."""
     try:
         with strange():
             if isinstance(reply, Failure):
@@ -411,8 +409,8 @@ def _failure(reply: Message) -> Failure | None:
         return Failure(0, "refused", readable(lines[-1]) if lines else "")
     if code in NO_REPLY_CODES:
         return Failure(0, "late", f"no reply came in time (code {code})")
-    # Flower sends the whole text of an exception, which may hold a value of the client's data: only
-    # its class is read.
+    # Flower sends the whole text of an exception, which may contain a value of the client's data.
+    # Only its class is read.
     found = EXCEPTION.match(said)
     if found is None:
         kind = "an error"

@@ -25,9 +25,8 @@ from discreet.settings.rules import OpenShare, Positive, Rounds, section
 
 Ranges = Mapping[str, tuple[float, float]]
 Next = Callable[[Message, Context], Message]
-EXAMPLES = (
-    "num-examples"  # always 1: how many there are is private, and Flower's FedAvg weighs by it
-)
+# Always 1: the true number is private, and Flower's FedAvg weights by it.
+EXAMPLES = "num-examples"
 
 logger = logging.getLogger("discreet.client")
 
@@ -41,21 +40,21 @@ def local_dp_mod(
     ledger: str | Path | None = None,
     metrics: Ranges | None = None,
 ) -> Callable[[Message, Context, Next], Message]:
-    """A mod for a node that trusts nobody: what its app trained leaves clipped, noised and
-    accounted.
+    """A mod for a node that trusts nobody: its app's update is clipped, noised and accounted for
+    before it leaves the node.
 
     Guarantee: (target_epsilon, delta) over `rounds` train messages for replacing all data of the
-    node, towards everybody who sees its replies. The difference to the arrays that came is clipped
+    node, against everybody who sees its replies. The difference to the received arrays is clipped
     to `clip_norm` in L2 and noised on an exact grid for 2 * clip_norm. Whole numbers keep the
-    server's values. What does not fit or is not finite counts as no change. Each reply is charged
-    before the app is called; what is beyond the budget, and every other message, is refused. That a
-    node took part is not covered.
+    server's values. An array that does not fit or is not finite counts as no change. Each reply is
+    charged before the app is called; a request beyond the budget, and every other message, is
+    refused. That a node took part is not covered.
 
     Args:
       ledger: a file of `discreet ledger create`; None: the one that the node's owner names in
         --node-config.
-      metrics: public ranges (low, high) of metrics that are sent, noised, for one more release a
-        round; none else is.
+      metrics: public ranges (low, high) of the metrics that are sent, noised, as one more release a
+        round; other metrics are not sent.
 
     >>> mod = local_dp_mod(clip_norm=1.0, target_epsilon=8.0, delta=1e-5, rounds=20)"""
     ranges = {name: (float(low), float(high)) for name, (low, high) in (metrics or {}).items()}
@@ -88,9 +87,8 @@ class _LocalDp:
         layout = layout_of(sent)
         before = layout.vector(sent)
         self._charge(message.content, privacy, context)
-        content = call_next(
-            message, context
-        ).content  # an app's error has none, and raises: its words stay here
+        # An error reply of the app has no content, so this raises and its text stays here.
+        content = call_next(message, context).content
         trained = only_arrays(content, "the app's reply")
         try:
             update = layout.difference(trained, before.numpy())
@@ -103,7 +101,8 @@ class _LocalDp:
         return RecordDict({key: layout.record(before + noised), "metrics": metrics})
 
     def _privacy(self, norm: float) -> LocalPrivacy:
-        """A release's noise: Gaussians of z spend together what one of z / sqrt(count) spends."""
+        """The noise of a release. `count` Gaussians of multiplier z cost as much as one of z /
+        sqrt(count)."""
         whole = analytic_gaussian_noise_multiplier(self.target_epsilon, delta=self.delta)
         return LocalPrivacy(
             "gaussian", norm, whole * math.sqrt(self.rounds * (1 + bool(self.ranges))), "grid"
@@ -135,7 +134,8 @@ class _LocalDp:
             accounts.after(charge, budgets[: 1 + math.isfinite(policy.max_epsilon)])
 
     def _metrics(self, content: RecordDict) -> dict[str, float]:
-        """Those with a public range, noised together: in half ranges a vector of norm at most 1."""
+        """The metrics with a public range, noised together: in half ranges they are a vector of
+        norm at most 1."""
         found = {
             name: value
             for record in content.metric_records.values()

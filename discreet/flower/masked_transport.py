@@ -1,10 +1,10 @@
-"""Masked sums through Flower's grid: exchanges with deadlines, replies added up as they come, and
-who is missing.
+"""Masked sums through Flower's grid: exchanges with deadlines, replies added up as they arrive, and
+missing nodes.
 
-A round costs three exchanges: masked vectors, signatures of who is in the sum, and shares that
-unmask it. The keys of the next round are made along with the last two; the first round is preceded
-by three more, one of which asks nodes who they are. A node that does not answer an exchange in time
-is missing from this round, and asked again in the next one."""
+A round takes three exchanges: masked vectors, signatures of the list of nodes in the sum, and
+shares that unmask it. The keys of the next round are made along with the last two. The first round
+is preceded by three more, one of which asks nodes for their names. A node that does not answer an
+exchange in time is missing from this round, and asked again in the next one."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ from discreet.settings.client_settings import ClientSettings
 
 logger = logging.getLogger("discreet")
 
-SMALL = 2**14  # values: what a reply holds that is no masked vector, at most
+SMALL = 2**14  # most values in a reply that is not a masked vector
 FLOAT_BITS = 32
 SAME_LIST = "give all of them the same"
 OTHER_LIST = f"it has another list of peers than the other nodes: {SAME_LIST}"
@@ -57,12 +57,12 @@ class MaskedTransport:
     """Asks nodes for masked vectors, and returns their unopened sum.
 
     Attributes:
-      asking: knows the nodes, what they are asked to do, and the deadline of an exchange.
-      vector: what is added up.
-      virtual: which client of a simulation one is to be; gives None in a real federation.
-      members_of: by client, who each one says that it is.
-      number: of the masked sum that comes next. A server that starts anew draws another name for
-        its run, so that nothing of before can be asked for: a sum that was not opened stays so.
+      asking: the transport that knows the nodes, their messages, and the deadline of an exchange.
+      vector: the secure sum of the round.
+      virtual: maps a client to the virtual client of a simulation; gives None in a real federation.
+      members_of: each client's own name and peers.
+      number: number of the next masked sum. A server that restarts draws another name for its run,
+        so that nothing of the earlier one can be requested: an unopened sum stays unopened.
     """
 
     asking: GridTransport
@@ -81,9 +81,9 @@ class MaskedTransport:
     def ask(
         self, asked: TrainRequest, params: Tensor, cohort: Sequence[int]
     ) -> Iterator[Failure | UnopenedSum]:
-        """The clients that are missing, and the sum of the others: of at least n - d of them, or of
-        none. Raises RoundAbandoned: fewer are left, or their lists of peers differ;
-        MessagesTooLarge: see `GridTransport.exchange`.
+        """The missing clients, and the sum of the others: of at least n - d clients, or of none.
+        Raises RoundAbandoned: fewer are left, or their lists of peers differ; MessagesTooLarge: see
+        `GridTransport.exchange`.
         """
         messages = self.asking.messages(asked, params)
         missing = {client: Failure(client, "malformed", NAMED) for client in self.left_out}
@@ -91,7 +91,7 @@ class MaskedTransport:
         alive = 0
         self._meet(cohort, str(asked.round), missing)
         server = self._masking(asked.run, missing)
-        # With the last round that the run plans no keys for a next one are made.
+        # In the last planned round no keys for a next one are made.
         if asked.work.trains and asked.round < asked.run.rounds:
             then = self.number + 1
         else:
@@ -110,14 +110,14 @@ class MaskedTransport:
         yield UnopenedSum(partial(self._open, exchange, cohort, missing), alive)
 
     def _open(self, exchange: Exchange, cohort: Sequence[int], missing: Missing) -> Tensor:
-        """The shares of who is left, and what they open. Whatever comes of it, this sum's number is
-        used up."""
+        """Collects the shares of the remaining clients, and opens the sum with them. The number of
+        this sum is used up in any case."""
         self.number += 1
         self._send(exchange, None, cohort=cohort, missing=missing)
         return self.vector.centred(torch.from_numpy(self._closed(exchange, missing).total))
 
     def _closed(self, exchange: Exchange, missing: Mapping[int, Failure]) -> Any:
-        """The exchange that follows, or after the last one what was `Opened`."""
+        """The next exchange, or after the last one the `Opened` sum."""
         try:
             return exchange.close()
         except Abandoned as error:
@@ -126,7 +126,7 @@ class MaskedTransport:
 
     def _leave_out(self, missing: Mapping[int, Failure]) -> None:
         """Leaves out clients whose keys, shares or signature were refused by name by more nodes
-        than may lie, so that the round is not abandoned for the same reason again."""
+        than may be dishonest, so that the round is not abandoned again for the same reason."""
         assert self._server is not None
         for client, member in [*self.members_of.items()]:
             said = repr(member.name)
@@ -141,9 +141,9 @@ class MaskedTransport:
                 self.left_out.add(client)
 
     def _masking(self, run: ClientSettings, missing: Missing) -> MaskingServer:
-        """The server's side of all sums of this run, made when the names of all nodes are known:
-        those of the list of peers that as many nodes have as a sum needs. A node with another list
-        is missing."""
+        """The server's side of all sums of this run, made when the names of all nodes are known.
+        The list of peers is the one that at least as many nodes share as a sum needs; a node with
+        another list is missing."""
         if self._server is None:
             terms = terms_of(secrets.token_hex(16), run, self.vector)
             lists = Counter(member.peers for member in self.members_of.values())
@@ -164,7 +164,7 @@ class MaskedTransport:
         return self._server
 
     def _meet(self, cohort: Sequence[int], group: str, missing: Missing) -> None:
-        """Asks clients that are not known yet who they are."""
+        """Asks clients whose names are not known yet for their names."""
         new = [client for client in cohort if client not in self.members_of]
         contents = (
             (client, RecordDict({MASKING: masking_record(WHO, self.virtual(client))}))
@@ -197,8 +197,8 @@ class MaskedTransport:
         cohort: Sequence[int],
         missing: Missing,
     ) -> int:
-        """One exchange with the clients that are there; how many replies were taken. Who has keys
-        to make alone is not waited for."""
+        """One exchange with the available clients; returns the number of accepted replies. Clients
+        that only make keys are not waited for."""
         clients = {
             self.members_of[client].name: client for client in cohort if client in self.members_of
         }
@@ -252,8 +252,8 @@ def members_of(plan: Plan) -> int:
 def transport_of(
     plan: Plan, asking: GridTransport, virtual: Callable[[int], VirtualClient | None] | None = None
 ) -> GridTransport | MaskedTransport:
-    """The transport of a run: `asking`, or one of masked sums. `virtual`: as of that; None:
-    `asking` knows."""
+    """The transport of a run: `asking`, or one of masked sums. `virtual` as in `MaskedTransport`;
+    None: that of `asking`."""
     vector = plan.mechanism.participation.vector
     if vector is None:
         return asking
@@ -261,8 +261,8 @@ def transport_of(
 
 
 def read_masking_reply(content: RecordDict) -> bytes:
-    """A node's answer to a masking request, or MalformedMessage: what
-    `masked_messages.reply_content` wrote."""
+    """Reads a node's answer to a masking request, as `masked_messages.reply_content` wrote it.
+    Raises MalformedMessage for any other content."""
     record = content.get(MASKING)
     if isinstance(record, ConfigRecord) and len(record) == 1:
         reply = record.get(MASKING_REPLY)
@@ -274,8 +274,8 @@ def read_masking_reply(content: RecordDict) -> bytes:
 
 
 def read_member(content: RecordDict) -> Member:
-    """The node that answers and its peers, as `masked_messages.member_content` wrote them, or
-    MalformedMessage."""
+    """Reads the name of a node and its peers, as `masked_messages.member_content` wrote them.
+    Raises MalformedMessage for any other content."""
     record = content.get(MASKING)
     name, peers = (
         (record.get(NAME), record.get(PEERS)) if isinstance(record, ConfigRecord) else (None, None)

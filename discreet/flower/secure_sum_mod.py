@@ -29,17 +29,17 @@ ClientAppCallable = Callable[[Message, Context], Message]
 
 
 def secure_sum_mod(message: Message, context: Context, call_next: ClientAppCallable) -> Message:
-    """Has a ClientApp take part in secure aggregation, as `DPFedAvg(mechanism=MaskedGaussian(...))`
-    asks for it.
+    """Lets a ClientApp take part in secure aggregation, for
+    `DPFedAvg(mechanism=MaskedGaussian(...))`.
 
-    The app trains as ever. What it returns leaves as its difference to the arrays that came,
-    clipped, on a grid, noised with this node's share, and masked; metrics and numbers of examples
-    do not leave. Every other message is refused, whatever its type, and the app is not called: it
-    would answer in the clear.
+    The app trains as usual. The difference between its result and the received arrays leaves the
+    node clipped, on a grid, noised with this node's share, and masked; metrics and numbers of
+    examples do not leave. Every other message is refused, whatever its type, without calling the
+    app, which would answer in the clear.
 
-    The node's owner names in `--node-config` what secure aggregation needs (docs/deployment.md):
-    `name`, `identity-key`, `peers`, `masking-state` and `ledger`, and a `policy` if there is one.
-    In Flower's simulation they are made for the run.
+    The node's owner sets in `--node-config` (docs/deployment.md): `name`, `identity-key`, `peers`,
+    `masking-state` and `ledger`, and optionally `policy`. In Flower's simulation they are made for
+    the run.
 
     Example:
       >>> from flwr.clientapp import ClientApp
@@ -78,7 +78,7 @@ def _read_work(message: Message, context: Context, call_next: ClientAppCallable)
     message.content = content
 
     def work(sums: SecureSum) -> Tensor:
-        """The clipped difference of what the app returns to what it was sent, and its bit."""
+        """The clipped difference between the app's result and the sent arrays, and its bit."""
         if not asked.run.masked or USER not in asked.mechanisms:
             raise Refused(
                 "this app adds up updates of whole clients: the run needs "

@@ -1,5 +1,5 @@
-"""The ServerApp of a project or a checkout: composes conf/ once, runs the federation, writes the
-run folder; and the messages to clients of Discreet, as the server writes and reads them."""
+"""The ServerApp of a project or a checkout, which composes conf/ once, runs the federation and
+writes the run folder; and the server's side of the messages to Discreet's clients."""
 
 from __future__ import annotations
 
@@ -86,11 +86,8 @@ def serve(grid: Grid, context: Context, *, strategy: Strategy, bundle: Path | No
         config, call = config_of(context, bundle=bundle)
         log_to(sys.stdout, log_format=config.operations.log_format)
         run(grid, config, call, strategy=strategy)
-    except (
-        ConfigError,
-        LedgerError,
-        OSError,
-    ) as error:  # of the system: no time is left, a full disk, a large message
+    # OSError: a timeout, a full disk, a message that is too large.
+    except (ConfigError, LedgerError, OSError) as error:
         end_run(grid, error)
 
 
@@ -112,9 +109,8 @@ def config_of(context: Context, *, bundle: Path | None = None) -> tuple[Settings
 
 
 def run(grid: Grid, config: Settings, call: Call, *, strategy: Strategy) -> None:
-    """Trains over a grid and writes the run folder. Raises ConfigError or LedgerError before
-    anything has started; MessagesTooLarge or TimeoutError, after which what is done is kept and can
-    be resumed."""
+    """Trains over a grid and writes the run folder. Raises ConfigError or LedgerError before the
+    start; MessagesTooLarge or TimeoutError later, after which the run can be resumed."""
     simulated = isinstance(grid, InMemoryGrid)
     if not simulated:
         forbid_seed(config.seed)
@@ -131,8 +127,8 @@ def run(grid: Grid, config: Settings, call: Call, *, strategy: Strategy) -> None
 
 
 def _transport(grid: Grid, session: Session, held: ExitStack) -> GridTransport:
-    """Asks nodes; in a simulation virtual clients, whose processes find their ticket as long as
-    `held` is open."""
+    """The transport to nodes; in a simulation to virtual clients, whose ticket is valid until
+    `held` closes."""
     plan = session.plan
     folder = session.folder.path
     virtual = list[VirtualClient]()
@@ -162,7 +158,7 @@ def _messages(session: Session) -> Messages:
 
 
 def ask_and_end(session: Session, transport: Transport) -> None:
-    """Asks for `statistics.of`. The folder is one that a run can go on in."""
+    """Asks for `statistics.of`. A run can resume in the same folder."""
     plan = session.plan
     folder = session.folder
     text = written_statistics(
@@ -191,7 +187,7 @@ def own_messages(
     """The messages of one round to clients of Discreet; the parameters are encoded once.
 
     Args:
-      lengths: of the answer to a query, by its name.
+      lengths: lengths of query answers, by name of the query.
       frozen: the digest of the model's frozen values.
     """
     asked, work, parameters = replace(asked, frozen=frozen), asked.work, parameters_record(params)
@@ -214,7 +210,7 @@ def own_messages(
 
 
 def parameters_record(params: Tensor) -> ArrayRecord:
-    """Parameters (num_params,) as one array: one piece to encode, whatever the model."""
+    """Parameters (num_params,) as one array, which is encoded once for any model."""
     return ArrayRecord({PARAMETERS: array_of(params)})
 
 
@@ -226,11 +222,11 @@ def encode_request(request: TrainRequest, parameters: ArrayRecord) -> RecordDict
 def decode_reply(
     content: RecordDict, *, round_number: int, num_params: int, answer_size: int = 0
 ) -> TrainReply:
-    """A client's reply, checked before anything is computed from it. `answer_size`: of its answer,
-    0 for none. Raises MalformedMessage: another round, a missing or further part, a wrong shape or
-    dtype, a value that is not finite, a bit that is not a bit, an epsilon that is not a number of
-    at least 0. A client that sends such a reply counts as zero, and neither noise nor denominator
-    change."""
+    """A client's reply, checked before anything is computed from it. `answer_size`: length of its
+    answer, 0 for none. Raises MalformedMessage: another round, a missing or additional part, a
+    wrong shape or dtype, a value that is not finite, a bit that is not a bit, or an epsilon that is
+    not a number of at least 0. A client that sends such a reply counts as zero, and neither noise
+    nor denominator change."""
     numbers = content.get(REPLY)
     arrays = content.get(UPDATE)
     if (
@@ -260,7 +256,7 @@ def _vector(arrays: ArrayRecord, name: str, size: int) -> Tensor:
     if values.shape != (size,):
         raise MalformedMessage(f"the {name} must have the shape ({size},), got {values.shape}")
     with np.errstate(over="ignore"):
-        vector = values.astype(np.float32)  # a copy: the memory of a message can't be written to
+        vector = values.astype(np.float32)  # a copy, as the memory of a message is read-only
     if not all_finite(vector):
         raise MalformedMessage(f"the {name} holds NaN, infinity, or values beyond float32")
     return torch.from_numpy(vector)

@@ -50,6 +50,7 @@ from discreet.run_files.run_folder import RunFolder, check_output, output_folder
 from discreet.server.resolve import forbid_seed
 from discreet.server.run_context import (
     RunContext,
+    announce,
     close_run,
     interruptible,
     open_run,
@@ -66,13 +67,13 @@ logger = logging.getLogger("discreet")
 
 EvaluateFn = Callable[[int, ArrayRecord], MetricRecord | None]
 
-# What clients of another app rate by: one accuracy, whatever their examples are.
+# The query of federated evaluation in another app: one accuracy, whatever the examples are.
 RATED = Query(metric_blocks(["accuracy"], TaskShape((1,), 2)))
 UNREAD = "metrics and numbers of examples that clients report are not read: they are not private"
 UNSEEN = (
     "no accuracy will be reported: give start an evaluate_fn, or the strategy private_evaluation"
 )
-# In model.safetensors: what other runs say about the model and the data is the app's own.
+# In model.safetensors. Model and data are the app's own, so Discreet can't describe them.
 METADATA = {"discreet": discreet.__version__, "model": FLOWER_APP, "data": FLOWER_APP}
 PARTS = ("configure_train", "aggregate_train", "configure_evaluate", "aggregate_evaluate")
 ITSELF = (
@@ -82,8 +83,8 @@ ITSELF = (
 
 
 def _refuse_part(*_: object, **__: object) -> NoReturn:
-    """A strategy around this one, or a loop of one's own, could send and add up what no ledger
-    knows of."""
+    """Refuses to run a part of a round alone: a wrapping strategy or a custom loop could bypass the
+    ledger."""
     raise NotImplementedError(ITSELF)
 
 
@@ -188,7 +189,7 @@ class DPFedAvg(Strategy):
         self.outcome: Outcome | None = None
 
     def summary(self) -> None:
-        """Nothing: `start` says what is about to run once its folder is open."""
+        """Does nothing: `start` logs a summary once its folder is open."""
 
     def start(  # the arguments are Flower's
         self,
@@ -204,26 +205,26 @@ class DPFedAvg(Strategy):
 
         Args:
           grid: Flower's.
-          initial_arrays: what the first round sends. A run that goes on takes only their names,
-            shapes and dtypes.
-          num_rounds: in all, those of before a resumption too.
-          timeout: seconds to wait for the replies of a round; who is later counts as zero.
-          train_config: sent to clients, with the number of the round; or a function of that number
-            that gives it.
+          initial_arrays: the arrays of the first round. A resumed run uses only their names, shapes
+            and dtypes.
+          num_rounds: the number of all rounds, including those before a resumption.
+          timeout: seconds to wait for the replies of a round; a later reply counts as zero.
+          train_config: sent to clients, with the number of the round; or a function from that
+            number to it.
           evaluate_config: must be left out.
           evaluate_fn: gets the number of a round and its arrays, before the first round too, and
-            works on data of the server's own. What it says is logged and returned, and its loss
-            tells whether training runs away.
+            must use the server's own data. Its result is logged and returned, and its loss is used
+            to detect divergence.
 
         Returns:
-          The arrays of the last round (of a run that ran away the best ones), and what
-          `evaluate_fn` said by round. Metrics of clients are never in it. `outcome` says whether
-          the run ended before its last round, and why.
+          The arrays of the last round (the best ones if training diverged), and the results of
+          `evaluate_fn` by round. Metrics of clients are never in it. `outcome` says if the run
+          ended before its last round, and why.
 
         Raises:
           ConfigError, LedgerError: before any client is asked.
-          MessagesTooLarge, TimeoutError: messages are refused, or too few nodes are connected; what
-            is done is kept.
+          MessagesTooLarge, TimeoutError: messages are refused, or too few nodes are connected; the
+            completed rounds are kept.
         """
         self._refuse_overrides()
         _make_log_visible()
@@ -264,7 +265,7 @@ class DPFedAvg(Strategy):
         evaluate: Callable[[int, ArrayRecord], EvaluationResult],
         held: ExitStack,
     ) -> tuple[RunContext, ArrayLayout]:
-        """The planned run with its open folder, and the layout of its arrays."""
+        """The context of the run with its open folder, and the layout of its arrays."""
         simulated = isinstance(grid, InMemoryGrid)
         if not simulated:
             forbid_seed(asked.seed)
@@ -272,6 +273,7 @@ class DPFedAvg(Strategy):
         plan, layout = planned_app(asked, self.call, arrays, layout, evaluate)
         params = layout.vector(arrays)
         run = open_run(plan, self.call, params=params, simulated=simulated, held=held)
+        announce(run)
         keep_arrays(run.folder, layout, plan.chance_loss)
         return replace(run, names=ARGUMENTS), layout
 
@@ -283,7 +285,7 @@ class DPFedAvg(Strategy):
         train_config: TrainConfig,
         held: ExitStack,
     ) -> GridTransport | MaskedTransport:
-        """Asks the app's clients; under secure aggregation for masked vectors."""
+        """The transport to the app's clients; under secure aggregation that of masked sums."""
         plan = run.plan
         folder = run.folder.path
         if members_of(plan):
@@ -316,8 +318,8 @@ class DPFedAvg(Strategy):
         require(not (private and evaluate_fn), "evaluate_fn", rule, evaluate_fn)
 
     def _refuse_overrides(self) -> None:
-        """Raises ConfigError if a part of a round was replaced, by a subclass or on the object:
-        nobody calls it."""
+        """Raises ConfigError if a subclass, or the object, replaces a part of a round, which would
+        never be called."""
         for name in PARTS:
             own = getattr(getattr(self, name), "__func__", None) is _refuse_part
             require(
@@ -328,13 +330,14 @@ class DPFedAvg(Strategy):
             )
 
     configure_train = aggregate_train = configure_evaluate = aggregate_evaluate = _refuse_part
-    initialize_parameters = _refuse_part  # what a server of Flower's first API asks a strategy for
+    initialize_parameters = _refuse_part  # called by a server of Flower's first API
 
 
 def _check_start(
     arrays: ArrayRecord, train_config: TrainConfig | None, evaluate_config: ConfigRecord | None
 ) -> None:
-    """Raises ConfigError for arguments of `start` that are of a wrong type, or of no use."""
+    """Raises ConfigError for arguments of `start` that have a wrong type, or would have no
+    effect."""
     given = isinstance(arrays, ArrayRecord)
     require(given, "initial_arrays", "an ArrayRecord", type(arrays).__name__)
     omitted = f"omitted: {EVALUATED}"
@@ -347,8 +350,8 @@ def _check_start(
 
 
 def _make_log_visible() -> None:
-    """A ServerApp shows what it prints; an app that has not configured logging would see nothing of
-    the rounds."""
+    """Makes the log visible: a ServerApp shows only printed text, so an app without a configured
+    log would not see the rounds."""
     if not logger.hasHandlers():
         log_to(sys.stdout)
     if logger.level == logging.NOTSET:
@@ -358,9 +361,9 @@ def _make_log_visible() -> None:
 def evaluation_by(
     evaluate_fn: EvaluateFn | None, found: dict[int, MetricRecord]
 ) -> Callable[[int, ArrayRecord], EvaluationResult]:
-    """Evaluates the arrays after a round by the app's own function; what it says goes to `found`,
-    by the round. Loss and accuracy are the first numbers whose names end in `loss`, and in
-    `accuracy` or `acc`."""
+    """Evaluates the arrays after a round by the app's own function; its result is stored in `found`
+    by round. Loss and accuracy are the first numbers whose names end in `loss`, and in `accuracy`
+    or `acc`."""
 
     def evaluate(number: int, arrays: ArrayRecord) -> EvaluationResult:
         if evaluate_fn is None:
@@ -401,8 +404,8 @@ def planned_app(
     layout: ArrayLayout,
     evaluate: Callable[[int, ArrayRecord], EvaluationResult],
 ) -> tuple[Plan, ArrayLayout]:
-    """The plan of a run, with the loss that it started with as yardstick, and the layout with its
-    values of then."""
+    """The plan of a run, with its initial loss as reference, and the layout with its initial
+    values."""
 
     def plan(decided: Settings) -> Plan:
         if decided.evaluation.private:
@@ -433,8 +436,8 @@ def planned_app(
 
 
 def keep_arrays(folder: RunFolder, layout: ArrayLayout, loss: float) -> None:
-    """Writes what a run started with, unless it is there; a loss of infinity is one that is not
-    known."""
+    """Writes the initial values and loss of a run, unless they are there. An unknown loss is
+    written as infinity."""
     path = folder.arrays_path
     if not path.exists():
         path.parent.mkdir(exist_ok=True)
@@ -446,8 +449,9 @@ def keep_arrays(folder: RunFolder, layout: ArrayLayout, loss: float) -> None:
 
 
 def _read_arrays(folder: RunFolder, layout: ArrayLayout) -> tuple[ArrayLayout, float | None] | None:
-    """The layout with the values that stay since the run began, and the loss; None if it ended
-    before it began. Raises ConfigError: the run has other arrays; LedgerError: the file is damaged.
+    """The layout with the run's initial values, and its initial loss; None if the run ended before
+    they were written. Raises ConfigError: the run has other arrays; LedgerError: the file is
+    damaged.
     """
     path = folder.arrays_path
     if not path.exists():

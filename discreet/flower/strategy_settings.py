@@ -1,5 +1,5 @@
-"""From the arguments of `DPFedAvg` to settings of a run, and what of Flower's arguments privacy
-can't honour."""
+"""Converts the arguments of `DPFedAvg` to settings of a run, and refuses arguments of Flower that
+privacy rules out."""
 
 from __future__ import annotations
 
@@ -26,18 +26,19 @@ from discreet.settings.wording import in_words
 
 @dataclass(frozen=True)
 class PrivateEvaluation:
-    """Clients rate the model on data of their own, and what they say is noised and paid for: of
-    `DPFedAvg`.
+    """Private federated evaluation for `DPFedAvg`: clients evaluate the model on their own data,
+    and the result is noised and accounted for.
 
-    A cohort drawn as those of training rounds gets Flower's evaluate message. Each client's
-    `metric` is held to [0, 1], the server adds up what it is above one half, and noises the sum for
-    one client: an event of its own in the ledger.
+    A cohort drawn as in training rounds gets Flower's evaluate message. Each client's `metric` is
+    clamped to [0, 1] and reduced by one half. The server adds these up and noises the sum for one
+    client, which is a separate event in the ledger.
 
     Attributes:
-      every: after so many rounds, again and again, and after the last one.
-      metric: its name among the metrics that clients send back: an accuracy, or another share.
-      noise_multiplier: of the noise, over what one client can add. The standard error of the mean
-        over clients is noise_multiplier / (2 * fraction_train * population_size).
+      every: the number of rounds between evaluations; there is one after the last round too.
+      metric: its name among the metrics that clients return: an accuracy, or another share.
+      noise_multiplier: the noise's standard deviation over the largest contribution of a client.
+        The standard error of the mean over clients is noise_multiplier / (2 * fraction_train *
+        population_size).
     """
 
     every: int = 10
@@ -46,7 +47,7 @@ class PrivateEvaluation:
 
 
 KINDS = (CentralGaussian, MaskedGaussian, CorrelatedNoise)
-OF_A_RUN = ("run", "clip", "sizes")  # fields of a mechanism that a run fills in
+OF_A_RUN = ("run", "clip", "sizes")  # fields of a mechanism that a run sets
 SHORT = ("target_epsilon", "delta", "clip_norm")
 HELD = tuple(each.name for each in fields(CentralGaussian) if each.name not in OF_A_RUN)
 VERBS = ("add_up", "event", "release")
@@ -54,15 +55,15 @@ EVALUATED = (
     "clients' reports about their own data are not private. Evaluate on data of the server's own "
     "by evaluate_fn"
 )
-# Arguments of Flower's FedAvg that privacy can't honour, and why.
+# Arguments of Flower's FedAvg that privacy rules out, with the reason.
 REFUSED = {
     **dict.fromkeys(("fraction_evaluate", "min_evaluate_nodes"), EVALUATED),
     **dict.fromkeys(("evaluate_metrics_aggr_fn", "train_metrics_aggr_fn"), EVALUATED),
     "weighted_by_key": "weights reported by clients would give one of them more weight than the "
     "noise covers",
 }
-# What is given elsewhere: of the mechanism, and of Flower's strategies that are FedAvg with other
-# steps.
+# Arguments that belong elsewhere: those of the mechanism, and of Flower's strategies that are
+# FedAvg with other server steps.
 ELSEWHERE = {
     **{
         each.name: "mechanism"
@@ -75,7 +76,7 @@ ELSEWHERE = {
     ),
     "proximal_mu": "clients, in the train_config of start",
 }
-# The settings of conf/ by the arguments of the constructor and of the mechanism that give them.
+# For each setting of conf/ the argument, of the constructor or of the mechanism, that sets it.
 GIVEN = {
     "seed": "seed",
     "sampling.kind": "sampling",
@@ -96,7 +97,7 @@ GIVEN = {
     "privacy.user.correlation.bandwidth": "bandwidth",
     **{f"privacy.secure.{name}": name for name in ("dropouts", "colluding", "threshold")},
 }
-# What messages call these, the settings of other values and those of `start`.
+# The names in messages of all settings, including those of nested values and of `start`.
 ARGUMENTS = {
     **GIVEN,
     **CLIP_WORDS,
@@ -117,7 +118,7 @@ ARGUMENTS = {
 
 @contextmanager
 def in_words_of_arguments() -> Iterator[None]:
-    """Names the argument in errors that the block raises about a setting."""
+    """A context in which errors about a setting name the argument instead."""
     try:
         yield
     except (ConfigError, LedgerError) as error:
@@ -125,8 +126,8 @@ def in_words_of_arguments() -> Iterator[None]:
 
 
 def _refuse(given: Mapping[str, Any]) -> None:
-    """Raises for arguments of Flower's strategies that can't be honoured, and for those that there
-    are none of."""
+    """Raises for arguments of Flower's strategies that privacy rules out, and for unknown
+    arguments."""
     for name, value in given["flower"].items():
         if name in REFUSED:
             require(value in (None, 0), name, f"omitted, None or 0: {REFUSED[name]}", value)
@@ -151,7 +152,7 @@ def _refuse(given: Mapping[str, Any]) -> None:
 
 
 def _mechanism(given: Mapping[str, Any]) -> Mechanism:
-    """The mechanism that is given, or the one that the short forms mean."""
+    """The given mechanism, or the one that the short arguments stand for."""
     mechanism = given["mechanism"]
     short = {name: given[name] for name in SHORT if given[name] is not None}
     if mechanism is None:
@@ -175,17 +176,17 @@ def _mechanism(given: Mapping[str, Any]) -> Mechanism:
 
 
 def settings_of_mechanism(mechanism: Mechanism) -> dict[str, Any]:
-    """The settings of a mechanism that a caller has made, by the names of its fields."""
+    """The settings of a caller's mechanism, by the names of its fields."""
     names = (each.name for each in fields(cast(Any, mechanism)) if each.name not in OF_A_RUN)
     return {name: getattr(mechanism, name) for name in names}
 
 
 def _own_name(mechanism: Mechanism, asked: Mapping[str, Any]) -> str | None:
-    """The name `module:Class` of a mechanism from outside, which the run folder keeps; None of
-    Discreet's own.
+    """The name `module:Class` of a mechanism from outside, which is stored in the run folder; None
+    for Discreet's own.
 
     Raises:
-      ConfigError: it has a field that no setting holds, with another value than its default.
+      ConfigError: a field that no setting can hold differs from its default.
     """
     kind = type(mechanism)
     if kind in KINDS:
@@ -214,9 +215,9 @@ def _nested(settings: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def flower_settings(given: Mapping[str, Any]) -> Settings:
-    """The settings of a run with one round and Flower's timeout, which `start` replaces. Nothing is
-    ignored. Raises ConfigError: one is of the wrong type, out of range or not private, or two
-    contradict each other; TypeError: there is no such argument."""
+    """The settings of a run with one round and Flower's timeout, which `start` replaces. No
+    argument is ignored. Raises ConfigError: an argument has the wrong type, is out of range or not
+    private, or two contradict each other; TypeError: there is no such argument."""
     _refuse(given)
     mechanism = _mechanism(given)
     rating = given["private_evaluation"]

@@ -1,1 +1,1 @@
-"""Models by name, the check of a model of one's own, dropout."""
+"""Models by name, the check of custom models, and dropout."""

@@ -1,11 +1,11 @@
-"""The cut of a model before its first trained layer, whatever its forward: calls of frozen layers
-are recorded once for each example, and replayed while the rest is trained.
+"""Cuts any model before its first trained layer: calls of frozen layers are recorded once for each
+example, and replayed while the rest is trained.
 
-The forward runs as it is in training too; only calls of frozen layers give what was recorded in
-place of computing it. So nothing is traced, and residual sums, masks and shapes between layers need
-no care. A call is recorded if it ends before anything has read a trained parameter or drawn a mask,
-and if its results have a row for each example. Of the results only those are kept that something
-else than a recorded call reads.
+Training runs the same forward; only calls of frozen layers return recorded results instead of
+computing them. So nothing is traced, and residual sums, masks and shapes between layers need no
+special treatment. A call is recorded if it ends before anything has read a trained parameter or
+drawn a mask, and if its results have a row for each example. A result is kept only if it is read
+outside recorded calls.
 """
 
 from __future__ import annotations
@@ -28,15 +28,15 @@ from discreet.per_example.functions import function_of
 from discreet.per_example.perceptron import unchanged
 from discreet.per_example.trial import made_up, same_chance
 
-# of made-up examples on which the parts are tried; how near the outputs must come
+# numbers of made-up examples on which the parts are tried; the tolerance of the outputs
 _COUNTS = (7, 5)
 _AGREEMENT = 1e-5
-_TYPES = (torch.float32, torch.int64, torch.int32, torch.bool)  # of what the rest may read
+_TYPES = (torch.float32, torch.int64, torch.int32, torch.bool)  # types that the rest may read
 
 
 class Call(NamedTuple):
-    """The call of a layer that is recorded: its name, the structure of its result, and for each
-    leaf of it the place of a tensor among all that is recorded, or a plain value."""
+    """A recorded call of a layer: its name, the structure of its result, and for each leaf the
+    index of a recorded tensor, or a plain value."""
 
     name: str
     structure: TreeSpec
@@ -44,7 +44,7 @@ class Call(NamedTuple):
 
 
 class RowForm(NamedTuple):
-    """A tensor of which each example has a row: the shape of the row, its type, and if the rest
+    """A tensor with a row for each example: the shape of a row, the type, and True if the rest
     reads it."""
 
     shape: tuple[int, ...]
@@ -53,8 +53,8 @@ class RowForm(NamedTuple):
 
 
 class Reads(TorchFunctionMode):
-    """Notes which of some tensors an operation reads. What tells nothing of values does not count,
-    but for the device of whole numbers."""
+    """Notes which of some tensors an operation reads. Operations that reveal nothing about values
+    do not count, except the device of whole numbers."""
 
     def __init__(self, tensors: Sequence[Tensor]) -> None:
         super().__init__()
@@ -72,8 +72,8 @@ class Reads(TorchFunctionMode):
 
 
 class FrozenPart(nn.Module):
-    """The rows that the rest of a model reads, float32, from inputs (n, *input_shape): one tensor
-    (n, *shape), or several as (n, k), in which whole numbers stand as floats. `columns`: of the
+    """Maps inputs (n, *input_shape) to the rows that the rest of a model reads, float32: one tensor
+    (n, *shape), or several joined to (n, k), with whole numbers as floats. `columns`: those of the
     inputs, and of the tensors in the calls."""
 
     def __init__(self, model: nn.Module, calls: list[Call], columns: list[RowForm]) -> None:
@@ -83,12 +83,12 @@ class FrozenPart(nn.Module):
         self.columns = columns
 
     def forward(self, inputs: Tensor) -> Tensor:
-        """The rows. Raises what `of` and `recorded` raise."""
+        """The rows. Raises as `of` and `recorded`."""
         return self.of(inputs, self.recorded(inputs))
 
     def of(self, inputs: Tensor, recorded: Sequence[Tensor]) -> Tensor:
-        """The rows from what was recorded. Raises ValueError if it has other shapes than it had
-        when it was tried, or if a whole number is too large for a float."""
+        """The rows from recorded tensors. Raises ValueError if their shapes differ from those in
+        the trial, or if a whole number is too large for a float."""
         values = [inputs, *recorded]
         if [(*value.shape[1:], value.dtype) for value in values] != [
             (*each.shape, each.dtype) for each in self.columns
@@ -102,8 +102,8 @@ class FrozenPart(nn.Module):
         return torch.cat([value.reshape(len(inputs), -1).float() for value in read], 1)
 
     def recorded(self, inputs: Tensor) -> list[Tensor]:
-        """The tensors in the calls. The forward is not run beyond them. Raises ValueError if it
-        calls other layers than it did when it was tried."""
+        """The tensors in the calls. The forward stops after the last one. Raises ValueError if it
+        calls other layers than in the trial."""
         found = list[Tensor]()
         waiting = list(reversed(self.calls))
 
@@ -136,7 +136,7 @@ class _AllRecordedError(Exception):
 
 
 class Rest(nn.Module):
-    """The outputs of a model from the rows of its `FrozenPart`; arguments as there. The parameters
+    """Maps the rows of a `FrozenPart` to the outputs of the model; same arguments. The parameters
     are shared."""
 
     def __init__(self, model: nn.Module, calls: list[Call], columns: list[RowForm]) -> None:
@@ -186,8 +186,8 @@ class Rest(nn.Module):
         return torch.where(torch.tensor(floats, device=rows.device), rows, whole)
 
     def _columns_of(self, rows: Tensor) -> list[Tensor]:
-        """What is not read is NaN, or if it holds whole numbers on no device: an error if it is
-        read after all."""
+        """The tensors in rows. A tensor that must not be read is NaN, or has no device if it holds
+        whole numbers, so that reading it is an error."""
         found = list[Tensor]()
         at = 0
         alone = _alone(self.columns)
@@ -198,7 +198,7 @@ class Rest(nn.Module):
                     part = rows
                 else:
                     part = rows[:, at : at + size].reshape(len(rows), *column.shape)
-                part = part.clone()  # which the forward may overwrite
+                part = part.clone()  # the forward may overwrite it
                 at += size
             else:
                 ones = (len(rows), *(1 for _ in column.shape))
@@ -212,10 +212,10 @@ class Rest(nn.Module):
 
 
 def cut(model: nn.Module, inputs: Tensor) -> tuple[nn.Module, nn.Module]:
-    """A model in two parts: what gives rows from inputs, and what gives outputs from the rows and
-    learns. They share the parameters with the model. Of `inputs` only the type and the shape are
-    used. Raises ValueError: with the reason, if the model can't be cut; and what a model raises
-    that can't be copied."""
+    """A model in two parts: the first maps inputs to rows, the second maps rows to outputs and
+    learns. They share their parameters with the model. Only the type and the shape of `inputs` are
+    used. Raises ValueError with the reason if the model can't be cut, and any error of copying the
+    model."""
     to_train(model)
     tried = [made_up(model, inputs, count) for count in _COUNTS]
     calls, columns, others = _calls_of(model, tried[0])
@@ -252,21 +252,20 @@ def cut(model: nn.Module, inputs: Tensor) -> tuple[nn.Module, nn.Module]:
 
 
 def _alone(columns: list[RowForm]) -> bool:
-    """True if the rows are one tensor as it is."""
+    """True if the rows are a single tensor without conversion."""
     read = [column for column in columns if column.is_read]
     return len(read) == 1 and read[0].dtype == torch.float32
 
 
 def _shared_copy(model: nn.Module) -> nn.Module:
-    """The modules again, over the same parameters and buffers."""
+    """A copy of the modules with the same parameters and buffers."""
     return copy.deepcopy(
         model, {id(value): value for value in (*model.parameters(), *model.buffers())}
     )
 
 
 def _empty(layer: nn.Module) -> None:
-    """Takes the values of a layer that computes nothing any more; its parameters keep names and
-    types."""
+    """Empties the parameters of a layer that is no longer computed; names and types stay."""
     for part in layer.modules():
         for name, value in part._parameters.items():
             if value is not None:
@@ -274,8 +273,8 @@ def _empty(layer: nn.Module) -> None:
 
 
 def _works(layer: nn.Module) -> bool:
-    """True if computing what a layer gives costs more than reading it again: no table of embeddings
-    alone."""
+    """True if computing a layer's result takes longer than reading it; not for a mere embedding
+    table."""
     parts = [
         part for part in layer.modules() if not isinstance(part, nn.Embedding | nn.EmbeddingBag)
     ]
@@ -290,7 +289,7 @@ def _works(layer: nn.Module) -> bool:
 
 @dataclass
 class _Seen:
-    """A call of a layer in the trial, and the calls in it."""
+    """A call of a layer in the trial, with its inner calls."""
 
     name: str
     parts: list[_Seen] = field(default_factory=list)
@@ -335,8 +334,8 @@ def _calls_of(model: nn.Module, inputs: Tensor) -> tuple[list[Call], list[RowFor
 
 @contextmanager
 def _seen(model: nn.Module) -> Iterator[list[_Seen]]:
-    """Within it each call of a layer is noted, in the call around it, and behind all before it;
-    first is that around all of them."""
+    """A context in which each call of a layer is noted in the call around it, in order; the first
+    entry is the outermost call."""
     names = {layer: name for name, layer in model.named_modules()}
     still = {layer for layer in names if unchanged(layer) and not trainable(layer)}
     drawing = {layer for layer in dropout_layers(model) if layer.training}
@@ -349,7 +348,7 @@ def _seen(model: nn.Module) -> Iterator[list[_Seen]]:
         for calls in (around[-1].parts, around, every):
             calls.append(call)
         if layer in drawing:
-            reads.read.add(id(layer))  # what comes after may follow from masks
+            reads.read.add(id(layer))  # later results may depend on masks
 
     def ended(layer: nn.Module, _: Any, output: Any) -> None:
         call = around.pop()

@@ -1,10 +1,8 @@
-"""The part of a model that never changes and comes first: its features are computed once, and the
-rest learns.
+"""The frozen first part of a model: its features are computed once, and the rest learns.
 
-Features are as private as the examples, and stay where these are: in memory, or in a file without a
-name if they are many, which is gone with the process. At a node, where each message has a process
-of its own, they are files in a folder that its SuperNode makes for them, and erases when it ends
-(`FEATURES`).
+Features are as private as the examples, and stay on the same machine: in memory, or if they are
+large in an unnamed file, which vanishes with the process. At a node, where each message has its own
+process, they are files in a folder that its SuperNode makes, and erases when it ends (`FEATURES`).
 """
 
 from __future__ import annotations
@@ -31,17 +29,17 @@ from discreet.settings.places import FEATURES
 
 logger = logging.getLogger("discreet.client")
 
-MEMORY = 2**30  # bytes of features that are held in memory; more stand in a file
-_EVERY = 10.0  # seconds from one line about the progress to the next
+MEMORY = 2**30  # most bytes of features that are held in memory; more are in a file
+_EVERY = 10.0  # seconds between two lines on the progress
 
 _parts: WeakKeyDictionary[nn.Module, tuple[nn.Module | None, nn.Module]] = WeakKeyDictionary()
-_held: dict[str, Tensor] = {}  # features by what they were computed from, the latest last
+_held: dict[str, Tensor] = {}  # features by the digest of their sources, the latest last
 
 
 def behind_fixed(model: nn.Module, examples: Examples) -> tuple[nn.Module, Examples]:
-    """The part of a model that learns, and the examples as it reads them: both as they are if the
-    model has no frozen part that comes first. The parts share the parameters with the model, which
-    is then in training mode."""
+    """The learning part of a model, and the examples as it reads them; both unchanged if the model
+    does not begin with a frozen part. The parts share their parameters with the model, which is
+    then in training mode."""
     fixed, learned = split_fixed(model, examples.inputs)
     if fixed is None:
         return model, examples
@@ -53,9 +51,9 @@ def behind_fixed(model: nn.Module, examples: Examples) -> tuple[nn.Module, Examp
 
 
 def split_fixed(model: nn.Module, inputs: Tensor) -> tuple[nn.Module | None, nn.Module]:
-    """The part of a model that never changes and comes first (None if there is none, or no way to
-    cut it off was found; the log then says why), and the rest. Of the inputs only shape and type
-    are used."""
+    """The frozen first part of a model, and the rest. The first part is None if there is none, or
+    if it can't be cut off; the log then has the reason. Only the shape and type of the inputs are
+    used."""
     fixed = any(isinstance(part, Scattering) for part in model.modules())
     if not fixed and all(value.requires_grad for value in model.parameters()):
         return None, model
@@ -70,12 +68,13 @@ def split_fixed(model: nn.Module, inputs: Tensor) -> tuple[nn.Module | None, nn.
 
 @torch.no_grad()
 def features_of(fixed: nn.Module, examples: Examples, *, batch_size: int = 256) -> Examples:
-    """The examples as the learning part of a model reads them, on the CPU. Computed once for the
-    same frozen values and inputs, where the fixed part is. Raises ValueError: an example goes
-    another way through the model than others; OSError: there is no room for a file of features."""
+    """The examples as the learning part of a model reads them, on the CPU. They are computed once
+    for the same frozen values and inputs, on the device of the fixed part. Raises ValueError: an
+    example takes another path through the model than others; OSError: there is no room for a file
+    of features."""
     inputs = examples.inputs
     digest = hashlib.sha256()
-    # A bundle of other code, whose forward may be another one, lies in another file.
+    # A bundle with other code, whose forward may differ, is in another file.
     digest.update(
         f"{__file__} {fixed} {frozen_digest(fixed)} {inputs.dtype} {tuple(inputs.shape)}".encode()
     )
@@ -120,7 +119,7 @@ def _computed(fixed: nn.Module, inputs: Tensor, key: str, batch_size: int) -> Te
 
 
 def _rows(fixed: nn.Module, inputs: Tensor) -> Tensor:
-    """Features (n, ...), each of its own example alone. Raises ValueError if the layers mix
+    """Features (n, ...), each from its own example alone. Raises ValueError if the layers mix
     examples."""
     modules = list(fixed.modules())
     if isinstance(fixed, FrozenPart):
@@ -129,14 +128,14 @@ def _rows(fixed: nn.Module, inputs: Tensor) -> Tensor:
 
 
 def _table(shape: tuple[int, ...], path: Path | None) -> Tensor:
-    """Room for features: in a file of a node's folder, or else in memory if they are few, and in a
-    file whose name is gone at once if they are many."""
+    """An empty table for features: in a file of a node's folder; otherwise in memory, or if it is
+    large in an unnamed file."""
     if path is None and 4 * torch.Size(shape).numel() <= MEMORY:
         return torch.empty(shape)
     with tempfile.TemporaryDirectory(prefix="discreet-") as folder:
         path = path or Path(folder, "features.npy")
         table = np.lib.format.open_memmap(path, mode="w+", dtype=np.float32, shape=shape)
         with path.open("r+b") as file:
-            # an error now, and no crash later
+            # A full disk is an error now instead of a crash later.
             os.posix_fallocate(file.fileno(), 0, path.stat().st_size)
     return torch.from_numpy(table)

@@ -38,10 +38,10 @@ _OUTPUTS = {
 def check_model(model: nn.Module) -> None:
     """Raises ValueError with the reason if `model` cannot be trained with per-example clipping.
 
-    Refused: BatchNorm, which mixes the examples of a batch, so that no gradient of a single example
-    exists, unless its weights are frozen, and its statistics with them; any other buffer that is
-    saved with the model, since it would leave a client outside the clipped update; no trainable
-    parameters; parameters that are NaN or infinite from the start; parameters that are not floats.
+    Refused: BatchNorm, which mixes the examples of a batch, so that there is no gradient of a
+    single example, unless its weights and thereby its statistics are frozen; any other buffer that
+    is saved with the model, since it would leave a client outside the clipped update; no trainable
+    parameters; parameters that are NaN or infinite at the start; parameters that are not floats.
     """
     still = {id(layer) for layer in frozen_norms(model)}
     how = (
@@ -76,15 +76,15 @@ def check_model(model: nn.Module) -> None:
 
 
 def check_fits(settings: ModelConfig, task: Task) -> int:
-    """The number of parameters that are trained. Raises ValueError, naming the model and the data
-    set, if the model of `settings` cannot learn the task.
+    """The number of trained parameters. Raises ValueError, naming the model and the data set, if
+    the model of `settings` cannot learn the task.
 
-    It is tried on three examples of the public test set, or on zeros if there is none. Text models
-    read token ids and the others numbers, which a shape does not tell. Refused too: what
-    `check_model` refuses, outputs of another shape, an example that changes the outputs of another,
-    a forward that changes its own parameters or buffers, and a model that draws random numbers
-    outside dropout layers of torch.nn. So are frozen parameters that are not the same whenever the
-    model is built: they are not sent, and server and clients each build the model.
+    The model is tried on three examples of the public test set, or on zeros if there is none. Text
+    models read token ids and the others numbers, which a shape does not tell. Also refused: models
+    that `check_model` refuses, outputs of another shape, an example that changes the outputs of
+    another, a forward that changes its own parameters or buffers, and random numbers outside
+    dropout layers of torch.nn. So are frozen parameters that differ each time the model is built:
+    they are not sent, as server and clients each build the model.
     """
     name = settings.name
     reads_text = name == LSTM
@@ -128,7 +128,7 @@ def _try_model(name: str, model: nn.Module, task: Task) -> None:
         inputs = task.train.inputs.new_zeros(_TRIAL_EXAMPLES, *shape.input_shape)
     to_train(model)
     for layer in dropout_layers(model):
-        layer.eval()  # what still draws is something else
+        layer.eval()  # any remaining draw is not from dropout
     with torch.random.fork_rng(devices=[]):
         try:
             _, logits, moved = two_passes(objective_of(model, cross_entropy), inputs)

@@ -1,7 +1,6 @@
-"""Models by name, ours or one's own, their parameters as one vector, and the masks of their
-dropout.
+"""Models by name, built-in or custom, their parameters as one vector, and their dropout masks.
 
-None mixes the examples of a batch: every example has a gradient of its own.
+No model mixes the examples of a batch: every example has its own gradient.
 """
 
 from __future__ import annotations
@@ -45,8 +44,8 @@ def _perceptron(*hidden: int) -> Builder:
 
 def _cnn(input_shape: tuple[int, ...], num_classes: int) -> nn.Module:
     """Convolutions with tanh, whose bounded activations suit clipped gradients (Papernot et al.
-    2021). Those of 28x28 and of 32x32 pixels are the MNIST and CIFAR-10 networks of that paper and
-    of Tramer and Boneh 2021: 26 010 and 550 570 parameters."""
+    2021). For 28x28 and 32x32 pixels they are the MNIST and CIFAR-10 networks of that paper and of
+    Tramer and Boneh 2021: 26 010 and 550 570 parameters."""
 
     def same(before: int, after: int) -> list[nn.Module]:
         return [nn.Conv2d(before, after, 3, padding=1), nn.Tanh()]
@@ -112,7 +111,7 @@ def _lstm(
 
 
 def _scattering(input_shape: tuple[int, ...], num_classes: int) -> nn.Module:
-    """A linear model on scattering features, as of Tramer and Boneh 2021."""
+    """A linear model on scattering features, as in Tramer and Boneh 2021."""
     fixed = Scattering(input_shape)
     return nn.Sequential(fixed, nn.Linear(fixed.out_features, num_classes))
 
@@ -125,13 +124,13 @@ MODELS: dict[str, Builder] = {
     "cnn": _cnn,
     "scattering": _scattering,
     "lstm": _lstm,
-    "linear": _perceptron(),  # of regression: logistic_regression by its usual name
+    "linear": _perceptron(),  # logistic_regression by its usual name in regression
 }
 
 
-LSTM = "lstm"  # the one that reads tokens
+LSTM = "lstm"  # the model that reads tokens
 
-# Everything that a mistake in a model of one's own raises.
+# The errors that a mistake in a custom model may raise.
 MISTAKES = (
     ArithmeticError,
     AssertionError,
@@ -145,13 +144,13 @@ MISTAKES = (
     ValueError,
 )
 
-OWN = ":"  # in the name of a model of one's own, `package.module:function`
+OWN = ":"  # in the name of a custom model, `package.module:function`
 
 
 def build_model(
     name: str, input_shape: tuple[int, ...], num_classes: int, *, seed: int
 ) -> nn.Module:
-    """`model_for` classes, and `lstm` with as many tokens."""
+    """`model_for` with classes; `lstm` gets `num_classes` tokens too."""
     return model_for(ModelConfig(name), TaskShape(tuple(input_shape), num_classes), seed=seed)
 
 
@@ -161,7 +160,7 @@ def model_for(settings: ModelConfig, shape: TaskShape, *, seed: int) -> nn.Modul
 
     Its name is one of `MODELS`, or `package.module:function` with a function like theirs: from an
     input shape and a number of outputs to a module; or `hf:FOLDER`, a pretrained transformer. The
-    same `seed` gives the same initial parameters; the global random generator is left as it was.
+    same `seed` gives the same initial parameters; the global random generator is not changed.
     Raises ValueError for an unknown name, or if the model cannot take the input shape, naming both.
     """
     name = settings.name
@@ -176,7 +175,7 @@ def model_for(settings: ModelConfig, shape: TaskShape, *, seed: int) -> nn.Modul
     else:
         build = partial(MODELS.get(name) or own_builder(name), *arguments)
     with torch.random.fork_rng(devices=[]):
-        # Only the CPU's generator, which fork_rng restores: torch.manual_seed would change the
+        # Only the CPU's generator, which fork_rng restores; torch.manual_seed would change the
         # GPU's too.
         torch.default_generator.manual_seed(seed)
         try:
@@ -210,8 +209,8 @@ def _freeze(model: nn.Module, patterns: Sequence[str]) -> None:
 
 
 def own_builder(name: str, *, setting: str = "model.name") -> Builder:
-    """The function that `package.module:function` names. Raises ValueError, in one line that names
-    the setting, if there is none."""
+    """The function named `package.module:function`. Raises ValueError, in one line that names the
+    setting, if there is none."""
     module, mark, function = name.partition(OWN)
     if "/" in module or module.endswith(".py"):
         known = module.removesuffix(".py").strip("./").replace("/", ".")
@@ -224,7 +223,7 @@ def own_builder(name: str, *, setting: str = "model.name") -> Builder:
     if not mark:
         known = f"{', '.join(MODELS)}, package.module:function, or {HF}FOLDER"
         raise ValueError(f"{setting}: no model {name!r}; known are {known}")
-    # not on the path of every process that builds a model: Flower starts its own commands
+    # The working folder is not on the path of processes that Flower starts by its own commands.
     here = str(Path.cwd())
     if here not in sys.path:
         sys.path.append(here)
@@ -241,13 +240,13 @@ def own_builder(name: str, *, setting: str = "model.name") -> Builder:
 
 def trainable(model: nn.Module) -> list[nn.Parameter]:
     """The parameters that are trained, clipped, noised and sent: those with a gradient, tied ones
-    once, in the order of model.parameters(). Frozen ones (requires_grad is False) stay as the model
-    was built."""
+    once, in the order of model.parameters(). Frozen ones (requires_grad is False) keep their
+    initial values."""
     return [value for value in parameters_of(*modules_of(model)) if value.requires_grad]
 
 
 def frozen(model: nn.Module) -> dict[str, Tensor]:
-    """The values that stay as the model was built, by name: the other parameters, and statistics of
+    """The values that do not change in training, by name: the other parameters, and statistics of
     frozen layers."""
     values = {
         name: value.detach() for name, value in model.named_parameters() if not value.requires_grad
@@ -274,7 +273,7 @@ def frozen_digest(model: nn.Module) -> str:
 
 
 def frozen_norms(model: nn.Module) -> list[nn.Module]:
-    """Layers such as BatchNorm with statistics, whose weights are frozen: they normalise by these
+    """Layers with statistics such as BatchNorm, whose weights are frozen. They normalise by these
     statistics."""
     norms = [
         layer
@@ -315,8 +314,8 @@ def flatten_parameters(model: nn.Module) -> Tensor:
 
 @torch.no_grad()
 def outputs_of(model: nn.Module, inputs: Tensor, *, batch_size: int = 1024) -> Tensor:
-    """The model's outputs, (n, k), on the CPU, in evaluation mode: dropout is off. They are
-    computed where the model's parameters are; the training mode is left as it was."""
+    """The model's outputs, (n, k), on the CPU, in evaluation mode, without dropout. They are
+    computed on the device of the parameters; the training mode is restored."""
     device = next((parameter.device for parameter in model.parameters()), torch.device("cpu"))
     was_training = model.training
     model.eval()
@@ -328,13 +327,12 @@ def outputs_of(model: nn.Module, inputs: Tensor, *, batch_size: int = 1024) -> T
 
 @torch.no_grad()
 def load_parameters(model: nn.Module, vector: Tensor) -> None:
-    """Write `vector`, (num_params,) as from `flatten_parameters`, into the trainable parameters, in
-    place.
+    """Writes `vector`, (num_params,) as from `flatten_parameters`, into the trainable parameters,
+    in place.
 
     Values are converted to each parameter's type and device; NaN and infinities are written as they
-    are.
-    Raises ValueError unless the length is exactly the number of trainable parameters; the model is
-    then unchanged."""
+    are. Raises ValueError, and changes nothing, unless the length is exactly the number of
+    trainable parameters."""
     for parameter, part in zip(trainable(model), parts_of(model, vector), strict=True):
         parameter.copy_(part)
 
@@ -353,7 +351,7 @@ def parts_of(model: nn.Module, vector: Tensor) -> list[Tensor]:
     ]
 
 
-# The one kind of layer that may draw random numbers as a model trains.
+# The only layers that may draw random numbers in training.
 _DROPOUTS = {
     nn.Dropout,
     nn.Dropout1d,
@@ -361,13 +359,13 @@ _DROPOUTS = {
     nn.Dropout3d,
     nn.AlphaDropout,
     nn.FeatureAlphaDropout,
-    nn.MultiheadAttention,  # which drops by itself
+    nn.MultiheadAttention,  # has its own dropout
 }
 
 
 def dropout_layers(model: nn.Module) -> list[nn.Module]:
-    """The layers of torch.nn that draw masks as `model` trains. A class derived from one may draw
-    in another way, and is none of them.
+    """The layers of torch.nn that draw masks in training. Derived classes are not included, as they
+    may draw in another way.
 
     >>> dropout_layers(nn.Sequential(nn.Linear(4, 3), nn.Dropout(0.2), nn.Dropout(0.0)))
     [Dropout(p=0.2, inplace=False)]
@@ -377,8 +375,8 @@ def dropout_layers(model: nn.Module) -> list[nn.Module]:
 
 
 def masks_from(source: RandomSource, model: nn.Module) -> AbstractContextManager[None]:
-    """`torch_draws_from` for a model with dropout. For another one, PyTorch's generator is not
-    touched."""
+    """`torch_draws_from` for a model with dropout. For other models PyTorch's generator is not
+    changed."""
     if dropout_layers(model):
         return torch_draws_from(source, model)
     return nullcontext()
@@ -386,15 +384,15 @@ def masks_from(source: RandomSource, model: nn.Module) -> AbstractContextManager
 
 @contextmanager
 def torch_draws_from(source: RandomSource, model: nn.Module) -> Iterator[None]:
-    """Within it, PyTorch's generators draw as `source` says: the same masks again for a seeded
-    source, others each time for a secure one. Afterwards those of the CPU and of the model's device
-    are as they were.
+    """A context in which PyTorch's generators are seeded by `source`: the same masks each time for
+    a seeded source, different ones for a secure source. Afterwards the generators of the CPU and of
+    the model's device are restored.
 
-    Masks are not noise that protects, and need not be secret for that. They are drawn independently
-    of all data, each example's apart from the others', and what one example adds to a clipped sum
-    is at most the clip norm for each fixed choice of everybody's masks. But their seed must be
-    secret, and of a secure source it never leaves this function: who knew it could compute which
-    masks go to which place in a batch, and places shift if an example is missing."""
+    Masks are not protecting noise, and need not be secret as such. They are drawn independently of
+    all data, separately for each example, and for each fixed choice of all masks the contribution
+    of one example to a clipped sum is at most the clip norm. But their seed must be secret; that of
+    a secure source never leaves this function. An observer who knew it could compute the mask of
+    each place in a batch, and places shift if an example is missing."""
     seed = int(source.child("dropout").words(1)[0])
     devices = [value.device.index for value in [next(model.parameters())] if value.is_cuda]
     with torch.random.fork_rng(devices=devices):

@@ -1,14 +1,13 @@
-"""Scattering features of images: a fixed transform without parameters, for a linear model to train
-on.
+"""Scattering features of images: a fixed transform without parameters, as input of a linear model.
 
 Two orders of Morlet wavelets at two scales in eight directions (Bruna and Mallat 2013, arXiv
 1203.1513), averaged over 4 x 4 pixels, then normalised in groups of channels of the same image.
 Tramer and Boneh 2021 (arXiv 2011.11660) found that linear models on such features beat networks
-trained from scratch under the same privacy: most of a network's noise goes into learning what these
-features already are.
+trained from scratch with the same privacy: most of a network's privacy budget goes into learning
+features like these.
 
-The transform reads nothing but the one example and public constants, so it costs no privacy, and
-its features are computed once.
+The transform reads only the example itself and public constants, so it costs no privacy, and its
+features are computed once.
 """
 
 from __future__ import annotations
@@ -25,12 +24,12 @@ GROUP = 3  # channels normalised together
 # orders 0, 1 (two scales), 2 (fine, then coarse)
 CHANNELS = 1 + 2 * DIRECTIONS + DIRECTIONS * DIRECTIONS
 LEAST_SIDE = 8
-SMALLEST = 1e-12  # under the root: the gradient of a modulus of zero is of no use to anybody
+SMALLEST = 1e-12  # added under the root, so that a modulus of zero has a finite gradient
 
 
 class Scattering(nn.Module):
-    """(n, channels, height, width) to (n, out_features), each image by itself; norms of the results
-    are at most 1.
+    """Maps (n, channels, height, width) to (n, out_features), each image separately; the rows of
+    the result have a norm of at most 1.
 
     Args:
         input_shape: (channels, height, width), sides multiples of 4 and at least 8.
@@ -65,7 +64,7 @@ class Scattering(nn.Module):
             "blur_half": _gaussian(0.4 * AVERAGED, 7),
         }
         for name, values in filters.items():
-            # Not saved with a model: they are constants.
+            # Constants, not saved with a model.
             self.register_buffer(name, values, persistent=False)
 
     def forward(self, images: Tensor) -> Tensor:
@@ -90,8 +89,7 @@ def _wavelets(scale: float, side: int) -> Tensor:
     side).
 
     A Gaussian envelope of 0.8 pixels at scale 1, half as long as it is wide, around a wave of 3 pi
-    / 4 at scale 1;
-    a share of the envelope is taken away, so that the wavelet's mean is zero.
+    / 4 at scale 1. A share of the envelope is subtracted, so that the wavelet's mean is zero.
     """
     steps = torch.arange(side, dtype=torch.float64) - side // 2
     y, x = torch.meshgrid(steps, steps, indexing="ij")
@@ -128,7 +126,7 @@ def _modulus(planes: Tensor, wavelets: Tensor, *, stride: int) -> Tensor:
 
 
 def _averaged(planes: Tensor, blur: Tensor, *, stride: int) -> Tensor:
-    """Every channel of (m, channels, height, width) blurred and thinned out."""
+    """Every channel of (m, channels, height, width), blurred and subsampled."""
     flat = planes.flatten(0, 1).unsqueeze(1)
     found = functional.conv2d(_padded(flat, blur), blur, stride=stride)
     return found.view(*planes.shape[:2], *found.shape[2:])

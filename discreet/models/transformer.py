@@ -1,9 +1,9 @@
-"""Pretrained transformers from a local folder in Hugging Face's layout, to classify texts or to go
-on with them.
+"""Pretrained transformers from a local folder in Hugging Face's layout, for classification of texts
+or as language models.
 
-The weights are safetensors; no code of the folder runs, and nothing is fetched. Dropout is off: a
-frozen part then gives the same features each time. What the folder does not hold (a new head,
-low-rank matrices) starts from public random numbers, the same wherever the model is built.
+The weights are safetensors; no code from the folder runs, and nothing is downloaded. Dropout is
+off, so that a frozen part gives the same features each time. New parts (a head, low-rank matrices)
+start from public random numbers, the same wherever the model is built.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from discreet.data.targets import CLASSES, SEQUENCES
 from discreet.data.text import LOCAL, pretrained_folder, tokenizer_in, transformers_library
 from discreet.settings.training import LoraConfig, ModelConfig
 
-ADAPTER = "adapter"  # in a run folder: what peft loads
+ADAPTER = "adapter"  # folder in a run folder, which peft can load
 _PUBLIC_SEED = 60937
 _SMALLEST = 1e-12
 
 
 class Reader(nn.Module):
-    """Logits of a transformer with a head from token ids (n, length): (n, classes), or (n, tokens,
-    length) of a language model."""
+    """A transformer with a head. It maps token ids (n, length) to logits: (n, classes), or (n,
+    tokens, length) for a language model."""
 
     def __init__(self, body: nn.Module, pad: int, *, at_each_step: bool) -> None:
         super().__init__()
@@ -47,9 +47,9 @@ class Reader(nn.Module):
 
 
 class Pooled(nn.Module):
-    """A vector for each text, (n, hidden), from token ids (n, length): the mean over what is no
-    padding, or that of the first token; of length 1 if `normalised`. So sentence-transformers reads
-    its folders (Reimers and Gurevych 2019)."""
+    """Maps token ids (n, length) to a vector for each text, (n, hidden): the mean over tokens that
+    are not padding, or the vector of the first token; of length 1 if `normalised`. This is the
+    pooling of sentence-transformers (Reimers and Gurevych 2019)."""
 
     def __init__(self, body: nn.Module, pad: int, *, first: bool, normalised: bool) -> None:
         super().__init__()
@@ -74,17 +74,17 @@ class Pooled(nn.Module):
 
 
 def mask_of(tokens: Tensor, pad: int) -> Tensor:
-    """1 for a token and 0 for padding, int64. The first one always counts: a softmax over nothing
-    has no value."""
+    """1 for a token and 0 for padding, int64. The first position is always 1, as a softmax over
+    nothing is undefined."""
     first = torch.arange(tokens.shape[1], device=tokens.device) == 0
     return ((tokens != pad) | first).long()
 
 
 def transformer(settings: ModelConfig, shape: TaskShape) -> nn.Module:
     """The model in the folder of its name, `hf:FOLDER`, for token ids (n, length): with a new head
-    for classes, or as the language model that it is for sequences. A folder of
-    sentence-transformers gets a linear head on its own pooling; another one the head that
-    transformers gives its architecture.
+    for classes, or as a language model for sequences. A folder of sentence-transformers gets a
+    linear head on its own pooling; others get the head that transformers defines for the
+    architecture.
 
     With `model.lora` the folder's weights are frozen, and the head and the low-rank matrices learn.
     Raises ValueError: the folder has no such model, the task is of another kind, or the low-rank
@@ -111,9 +111,8 @@ def _built(folder: Path, shape: TaskShape, lora: LoraConfig) -> nn.Module:
         pooling = _pooling_of(folder)
     if pooling is not None:
         body = _loaded(library.AutoModel, folder, library)
-        body.pooler = (
-            None  # of BERT: it stands behind what is pooled, and would get noise for nothing
-        )
+        # BERT's pooler is not used, and would only get noise.
+        body.pooler = None
         head = nn.Linear(body.config.hidden_size, shape.num_outputs)
         parts = OrderedDict[str, nn.Module](features=Pooled(body, pad, **pooling), head=head)
         return with_lora(nn.Sequential(parts), lora, kind=body.config.model_type, saved=["head"])
@@ -122,7 +121,7 @@ def _built(folder: Path, shape: TaskShape, lora: LoraConfig) -> nn.Module:
         return Reader(with_lora(body, lora, kind=body.config.model_type), pad, at_each_step=True)
     sizes = {"num_labels": shape.num_outputs, "pad_token_id": pad}
     body = _loaded(library.AutoModelForSequenceClassification, folder, library, **sizes)
-    # All around the pretrained model itself is new: a head, and what may stand before it.
+    # All layers outside the pretrained model are new: the head and layers before it.
     saved = [
         name
         for name, part in body.named_children()
@@ -148,7 +147,7 @@ def _loaded(kind: Any, folder: Path, library: Any, **settings: Any) -> Any:
 
 
 def _pooling_of(folder: Path) -> dict[str, bool] | None:
-    """The pooling that a folder of sentence-transformers describes; None of another folder."""
+    """The pooling that a folder of sentence-transformers describes; None for another folder."""
     if not (folder / "modules.json").is_file():
         return None
     described = json.loads((folder / "modules.json").read_text())
@@ -165,9 +164,9 @@ def _pooling_of(folder: Path) -> dict[str, bool] | None:
 def with_lora(
     model: nn.Module, lora: LoraConfig, *, kind: str, saved: list[str] | None = None
 ) -> nn.Module:
-    """The model with low-rank matrices B A beside its linear layers (Hu et al. 2021), by peft; as
-    it is if `lora.kind` is none. B starts at zero. Of kind ffa A is frozen, so that a mean of
-    updates B is the update of the product (Sun et al. 2024, arXiv 2403.12313).
+    """The model with low-rank matrices B A beside its linear layers (Hu et al. 2021), by peft;
+    unchanged if `lora.kind` is none. B starts at zero. With kind ffa A is frozen, so that the mean
+    of updates of B is the update of the product (Sun et al. 2024, arXiv 2403.12313).
 
     Args:
       kind: the architecture, for peft's choice of layers if there are no `lora.targets`.
@@ -188,7 +187,7 @@ def with_lora(
     )
     try:
         with warnings.catch_warnings():
-            # of peft, for what transformers 6 will rename, and for GPT-2's layers
+            # Warnings of peft about renamings in transformers 6 and about GPT-2's layers.
             warnings.simplefilter("ignore")
             adapted: nn.Module = peft.get_peft_model(model, settings)
     except ValueError as error:
@@ -202,7 +201,7 @@ def with_lora(
 
 
 def save_adapter(model: nn.Module, folder: Path) -> None:
-    """Writes the low-rank matrices and the head of a model, as peft loads them, if it has any."""
+    """Writes the low-rank matrices and the head of a model in peft's format, if it has any."""
     adapted: Any = next((part for part in model.modules() if hasattr(part, "peft_config")), None)
     if adapted is not None:
         adapted.save_pretrained(folder / ADAPTER)

@@ -1,1 +1,1 @@
-"""Run folders to tables and pictures; `discreet/reporting/page.py` is the way in."""
+"""Tables and pictures from run folders; start with `discreet/reporting/page.py`."""

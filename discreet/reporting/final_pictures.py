@@ -1,4 +1,4 @@
-"""Pictures of what one model does on the public test set: a confusion matrix, the ROC curve, and
+"""Pictures of one model on the public test set: a confusion matrix, the ROC curve, and
 calibration."""
 
 from __future__ import annotations
@@ -8,12 +8,12 @@ from typing import Any
 
 from discreet.reporting.svg_style import INK, MUTED, SERIES, Picture, picture
 
-LONGEST = 14  # characters of a class at an axis
+LONGEST = 14  # most characters of a class name at an axis
 _CHANCE = {"color": MUTED, "linewidth": 0.9, "linestyle": "dotted"}
 
 
 def final_pictures(results: Mapping[str, Any]) -> Iterator[Picture]:
-    """Those that test_set.json has numbers for."""
+    """The pictures for which test_set.json has numbers."""
     yield _confusion(results["classes"], results["confusion"])
     if results.get("roc"):
         yield _roc(results["roc"])

@@ -1,5 +1,5 @@
-"""A model card in Hugging Face's form: what was trained, on whose data, what is guaranteed, and how
-good it is."""
+"""A model card in Hugging Face's format: the model, its training data, its guarantees, and its
+scores."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ TASKS = {
 
 
 def model_card(record: RunRecord, facts: Mapping[str, Any], *, example: str, said: str) -> str:
-    """README.md of an exported model. `example`: the code that was run; `said`: what it printed."""
+    """README.md of an exported model. `example`: the code that was run; `said`: its output."""
     scores = _scores(record)
     head = yaml.safe_dump(_metadata(record, facts, scores), sort_keys=False, allow_unicode=True)
     parts = [

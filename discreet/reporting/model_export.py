@@ -27,7 +27,7 @@ from discreet.settings.rules import ConfigError, require_extra
 
 TEMPLATES = Path(__file__).parent / "exported"
 PT2 = "model.pt2"
-# The lines of the example that are of classes, in place of which other targets have theirs.
+# The lines of the example for classes, which are replaced for other targets.
 OF_CLASSES = (
     "print(model.classes_, model.predict_proba(rows))",
     "print(network(inputs).softmax(dim=1))",
@@ -40,11 +40,11 @@ LINES = {
         "print(network(inputs))  # in -1..1 of each number's public range",
     ),
 }
-EXAMPLES = 2  # rows of example.csv, made up from what is public
+EXAMPLES = 2  # rows of example.csv, made up from public facts
 
 
 class Normalised(nn.Module):
-    """A model behind its normaliser, so that what is exported reads encoded rows."""
+    """A model after its normaliser, so that the exported model reads encoded rows."""
 
     def __init__(self, model: nn.Module, by: NormaliserConfig, dimensions: int) -> None:
         super().__init__()
@@ -54,7 +54,7 @@ class Normalised(nn.Module):
         self.register_buffer("deviations", torch.tensor(by.deviations).reshape(shape))
 
     def forward(self, inputs: Tensor) -> Tensor:
-        """Outputs of inputs (n, *input_shape)."""
+        """The outputs for inputs (n, *input_shape)."""
         outputs: Tensor = self.model(
             (inputs - self.get_buffer("means")) / self.get_buffer("deviations")
         )
@@ -62,10 +62,10 @@ class Normalised(nn.Module):
 
 
 def export_model(run: Path, folder: Path) -> str:
-    """Writes the folder, runs its example, and gives what that printed.
+    """Writes the folder, runs its example, and returns the example's output.
 
-    Raises ConfigError: the run has no model, of an older version, or of a kind that is not
-    exported; the folder is there; or the exported model gives other numbers.
+    Raises ConfigError: the run has no model, or one of an older version or a kind that can't be
+    exported; the folder exists already; or the exported model gives other numbers.
     """
     saved = load_model(run)
     facts = read_facts(run)
@@ -113,8 +113,8 @@ def _example_for(kind: str) -> str:
 
 
 def _save_program(saved: SavedModel, path: Path) -> None:
-    """The network with its normaliser as torch.export has it, for any number of rows; checked on
-    made-up rows."""
+    """Saves the network with its normaliser by torch.export, for any number of rows; it is checked
+    on made-up rows."""
     by = saved.normaliser
     shape = saved.shape.input_shape
     model = Normalised(saved.model, by, len(shape)) if by.means else saved.model
@@ -131,7 +131,7 @@ def _save_program(saved: SavedModel, path: Path) -> None:
 
 
 def _example_rows(columns: Sequence[Column], facts: dict[str, Any]) -> str:
-    """Rows that are made up from what is public of the columns, or zeros."""
+    """Rows made up from the public facts of the columns, or zeros."""
     if columns:
         return csv_text(
             [

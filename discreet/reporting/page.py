@@ -1,5 +1,5 @@
-"""Run folders to a report: rows of a table, pictures, one HTML page. `discreet report` is the
-command for it."""
+"""A report on run folders: rows of a table, pictures, one HTML page. The command is `discreet
+report`."""
 
 from __future__ import annotations
 
@@ -39,8 +39,8 @@ REPORT_FILE = "report.html"
 
 @dataclass(frozen=True, eq=False)
 class Report:
-    """Runs with a row of the table for each, their pictures, and sentences on the cost of choosing
-    among them."""
+    """Runs with a table row for each, their pictures, and sentences on the cost of selecting among
+    them."""
 
     records: Sequence[RunRecord]
     rows: Sequence[Row]
@@ -48,7 +48,7 @@ class Report:
     costs: Sequence[str]
 
     def write_page(self, path: Path) -> None:
-        """One HTML file with everything in it."""
+        """Writes one self-contained HTML file."""
         loader = FileSystemLoader(Path(__file__).parent)
         jinja = Environment(
             loader=loader, autoescape=True, undefined=StrictUndefined, trim_blocks=True
@@ -76,7 +76,7 @@ class Report:
         replace_file(path, text.encode())
 
     def write_pictures(self, folder: Path) -> None:
-        """Each picture as an SVG file of its own, named by its title."""
+        """Writes each picture as an SVG file, named by its title."""
         folder.mkdir(parents=True, exist_ok=True)
         for picture in self.pictures:
             name = "".join(letter if letter.isalnum() else "_" for letter in picture.title.lower())
@@ -84,10 +84,9 @@ class Report:
 
 
 def report_of(paths: Sequence[Path]) -> Report:
-    """The report on the run folders among `paths` and below them. ConfigError: there is no such
-    folder, no run in it, or none that has finished a round."""
-    # dp_accounting says on this logger that it leaves out an order that RDP can't use. The bound
-    # holds without it.
+    """The report on the run folders among `paths` and below them. Raises ConfigError: there is no
+    such folder, no run in it, or none that has finished a round."""
+    # dp_accounting warns on this logger when it skips an order of RDP. The bound holds without it.
     logging.getLogger("absl").setLevel(logging.ERROR)
     records = read_runs(find_runs(paths))
     return Report(records, runs_table(records), pictures_of(records), choice_costs(records))
@@ -155,8 +154,8 @@ def _cards(records: Sequence[RunRecord]) -> Iterator[dict[str, object]]:
 
 
 def _account_words(records: Sequence[RunRecord]) -> Iterator[str]:
-    """The spending of each population that runs charge an account of, when the last of them
-    ended."""
+    """The spending of each population with an account, at the end of the last run that charged
+    it."""
     accounts = [account for record in records if (account := (record.privacy or {}).get("account"))]
     last = {
         account["population"]["name"]: account

@@ -1,5 +1,5 @@
-"""Pictures as SVG, in one style; and those of a set of runs: scores, loss, epsilon and the clip
-norm over the rounds, and the score against epsilon."""
+"""Pictures of a set of runs, as SVG in one style: scores, loss, epsilon and the clip norm over the
+rounds, and the score against epsilon."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from discreet.settings.privacy import USER
 BALANCED = "balanced_accuracy"
 AUC = "auc"
 FURTHER = {BALANCED: "Balanced accuracy", AUC: "AUC"}
-WIDE = 10.0  # largest over smallest clip norm from which their axis is logarithmic
+WIDE = 10.0  # ratio of largest to smallest clip norm from which their axis is logarithmic
 
 _LINE = {"color": INK, "linewidth": 0.9}
 _MEANS = (
@@ -42,9 +42,9 @@ _FRONTIER = (
 
 
 def pictures_of(records: Sequence[RunRecord]) -> list[Picture]:
-    """Every picture that the runs have numbers for, in the order of the page: those of epsilon for
-    each guarantee. If there are more settings than colours, those with the best scores have
-    them."""
+    """Every picture for which the runs have numbers, in the order of the page; those of epsilon for
+    each guarantee. If there are more settings than colours, those with the best scores are
+    coloured."""
     groups = group_runs(records)
     guarantees = guarantee_names(records)
     best = sorted(groups, key=lambda group: (not group.scores, -group.score))[: len(SERIES)]
@@ -62,8 +62,8 @@ def pictures_of(records: Sequence[RunRecord]) -> list[Picture]:
 def _draw(
     axes: Any, pairs: Sequence[tuple[float, float]], number: int, label: str, **more: Any
 ) -> None:
-    """A line in the colour of series `number`, with some eight markers; beyond the last colour,
-    thin and grey."""
+    """Draws a line in the colour of series `number`, with about eight markers; beyond the last
+    colour, thin and grey."""
     look: dict[str, Any] = {"color": MUTED, "linewidth": 0.6, "alpha": 0.5, "zorder": 1}
     if number < len(SERIES):
         look = {"color": SERIES[number], "marker": MARKERS[number], "label": label}
@@ -77,7 +77,7 @@ def _draw_groups(axes: Any, groups: Sequence[Group], column: str) -> None:
 
 
 def _count_rounds(axes: Any) -> None:
-    """Ticks at whole rounds."""
+    """Sets ticks at whole rounds."""
     from matplotlib.ticker import MaxNLocator
 
     axes.set_xlabel("round")
@@ -85,8 +85,8 @@ def _count_rounds(axes: Any) -> None:
 
 
 def _scores(groups: Sequence[Group], records: Sequence[RunRecord]) -> Iterator[Picture]:
-    """The score by which models are compared, and further ones that runs with uneven classes
-    have."""
+    """The score by which models are compared, and the further scores of runs with imbalanced
+    classes."""
     shown = [group for group in groups if group.mean_series(SCORE)]
     if shown:
         yield _score(shown, records)
@@ -123,8 +123,8 @@ def _losses(groups: Sequence[Group]) -> Iterator[Picture]:
 
 
 def _draw_constant(axes: Any, groups: Sequence[Group], key: str, words: str) -> str:
-    """A dotted line at the number of a constant guess, and the words on it; empty if runs know
-    none, or several."""
+    """Draws a dotted line at the value of a constant guess, and returns the note on it; empty if
+    runs know none, or several."""
     values = {(record.constant or {}).get(key) for group in groups for record in group.records}
     if len(values) != 1 or (value := values.pop()) is None:
         return ""
@@ -138,7 +138,7 @@ def _score(groups: Sequence[Group], records: Sequence[RunRecord]) -> Picture:
 
     def draw(axes: Any) -> str:
         _draw_groups(axes, groups, SCORE)
-        if True in rated:  # a bar of one standard error to either side of each rating
+        if True in rated:  # error bars of one standard error on each federated score
             points = [
                 (at, each)
                 for at, each in groups[0].records[0].ratings
@@ -168,8 +168,8 @@ def _score(groups: Sequence[Group], records: Sequence[RunRecord]) -> Picture:
 
 
 def _epsilon(groups: Sequence[Group], records: Sequence[RunRecord], guarantee: str) -> Picture:
-    """Epsilon by every accountant if there is one setting; by the runs' own accountants if there
-    are several."""
+    """Epsilon by every accountant for a single setting; by the runs' own accountants for
+    several."""
     by = ", ".join(sorted({record.config.privacy.accountant for record in records}))
     deltas = ", ".join(sorted({f"{record.config.privacy.delta:g}" for record in records}))
     curves = {group.label: group.records[0].series(f"epsilon_{guarantee}") for group in groups}
@@ -219,10 +219,11 @@ def _trade_off(groups: Sequence[Group], guarantee: str) -> Picture:
 
 
 def frontier(points: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
-    """The (cost, value) points that no other point beats, by rising cost.
+    """The Pareto frontier of (cost, value) points, by rising cost.
 
-    A point is beaten by one that costs no more and is worth no less, and is better in one of the
-    two. Equal points are both kept; points with a cost or a value that is not finite are left out.
+    A point is left out if another one costs no more and is worth no less, and is better in one of
+    the two. Equal points are both kept; points with a cost or a value that is not finite are left
+    out.
 
     >>> frontier([(1.0, 0.7), (2.0, 0.6), (3.0, 0.9), (math.inf, 1.0), (0.5, math.nan)])
     [(1.0, 0.7), (3.0, 0.9)]
@@ -236,8 +237,8 @@ def frontier(points: Sequence[tuple[float, float]]) -> list[tuple[float, float]]
 
 
 def _draw_baseline(axes: Any, groups: Sequence[Group]) -> str:
-    """A dashed line at the best score without any guarantee, and the words on it; empty if there is
-    no such group."""
+    """Draws a dashed line at the best score without any guarantee, and returns the note on it;
+    empty if there is no such group."""
     plain = [
         group for group in groups if not any(each.enabled for each in group.records[0].guarantees)
     ]
@@ -266,7 +267,6 @@ def _clip_norm(groups: Sequence[Group]) -> Iterator[Picture]:
         _count_rounds(lower)
         return _CLIPPING
 
-    if any(
-        group.mean_series("fraction_below") for group in shown
-    ):  # a fixed norm has none, and does not move
+    # Only for adaptive clip norms: a fixed one is constant and has no such fraction.
+    if any(group.mean_series("fraction_below") for group in shown):
         yield picture("Clip norm, and the fraction of updates below it", draw, rows=2)

@@ -1,5 +1,5 @@
-"""Run folders as values, the settings in which runs differ, and tables of them as text, for the
-terminal, a CSV file or the page: every row of a table has the same columns."""
+"""Records of run folders, the settings in which runs differ, and text tables for the terminal, a
+CSV file or the page. Every row of a table has the same columns."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from discreet.settings.settings import Settings, described, flat
 
 Pairs = list[tuple[float, float]]
 Row = dict[str, str]
-# Runs that differ only in where they write, what they draw and where their data lie are alike.
+# Runs that differ only in these (output, random numbers, data paths) count as the same setting.
 NOT_TRIED = (
     "seed",
     "data.path",
@@ -42,9 +42,9 @@ NOT_PRIVATE = "not private"
 def model_row(
     privacy: Mapping[str, Any] | None, rows: Sequence[Mapping[str, float | None]]
 ) -> Mapping[str, float | None]:
-    """The row of metrics.csv for the round that a run's model is of: the last row, unless the run
-    was lost; empty if the model is the untrained one. `privacy` is privacy.json, or None while the
-    run goes on."""
+    """The row of metrics.csv for the round of a run's model: the last row, unless training
+    diverged; empty for the untrained model. `privacy` is privacy.json, or None while the run goes
+    on."""
     number = (privacy or {}).get("model_round", rows[-1]["round"] if rows else 0)
     return next((row for row in rows if row["round"] == number), {})
 
@@ -54,15 +54,15 @@ class RunRecord:
     """One run, read from its folder.
 
     Attributes:
-      name: that of the report.
+      name: its name in the report.
       config: the resolved configuration.
-      settings: dotted name to value, as the user asked for them: a target epsilon if one chose the
-        noise.
+      settings: values by dotted name, as the user set them: with the target epsilon if one chose
+        the noise.
       rounds: the rows of metrics.csv; never empty.
       privacy: privacy.json, or None while the run goes on.
       selection: selection.json if discreet tune chose the run, otherwise None.
-      constant, test_set: what a constant guess reaches on the public test set, and what the last
-        model does there (constant_guess.json, test_set.json); None if not known.
+      constant, test_set: the results of a constant guess, and of the last model, on the public test
+        set (constant_guess.json, test_set.json); None if not known.
     """
 
     name: str
@@ -77,28 +77,27 @@ class RunRecord:
 
     @cached_property
     def plan(self) -> Plan:
-        """All its numbers."""
+        """The plan of the run."""
         return Plan(self.config)
 
     @property
     def guarantees(self) -> tuple[Statement, ...]:
-        """All three, those that are off included."""
+        """All three guarantees, including those that are off."""
         return self.plan.guarantees
 
     @property
     def ratings(self) -> list[tuple[int, Rated]]:
-        """(round, number) of every number that clients gave of its models."""
+        """(round, score) of every federated score of its models."""
         return [(int(row["round"] or 0), each) for row in self.rounds for each in rated_in(row)]
 
     @property
     def is_rated(self) -> bool:
-        """True if its scores are those that clients gave."""
+        """True if its scores are from federated evaluation."""
         return self.config.evaluation.private and bool(self.ratings)
 
     @property
     def score_name(self) -> str:
-        """The column by which its models are compared: the name "score" stands for it in the
-        methods below."""
+        """The column by which its models are compared. The methods below accept "score" for it."""
         return main_score(self.rounds[0])
 
     def series(self, name: str) -> Pairs:
@@ -114,16 +113,17 @@ class RunRecord:
         ]
 
     def of_model(self, name: str) -> float | None:
-        """The value of a column after the round that the run's model is of; None if that is the
-        untrained one."""
+        """The value of a column after the round of the run's model; None for the untrained
+        model."""
         return model_row(self.privacy, self.rounds).get(self.score_name if name == SCORE else name)
 
     def epsilon(self, guarantee: str) -> float:
-        """After the last round, by the run's own accountant; infinity if the guarantee is off.
+        """Epsilon after the last round, by the run's own accountant; infinity if the guarantee is
+        off.
 
-        Never less than what the server's ledger says, which after a crash pays for more, nor than
-        what the checkpoint, any row of metrics.csv and the ledger of a simulation's clients say.
-        LedgerError: a ledger or the checkpoint is damaged.
+        It is never less than the epsilon in the server's ledger, which after a crash may have
+        charged more, in the checkpoint, in any row of metrics.csv, or in the ledger of a
+        simulation's clients. Raises LedgerError: a ledger or the checkpoint is damaged.
         """
         column = f"epsilon_{guarantee}"
         said = [value for row in self.rounds if (value := row.get(column)) is not None]
@@ -133,8 +133,8 @@ class RunRecord:
 
     @cached_property
     def _reported(self) -> Mapping[str, float]:
-        """The epsilon of each guarantee that clients had reported by the last checkpoint, or that
-        the ledger of a simulation's clients has."""
+        """The epsilon of each guarantee as reported by clients up to the last checkpoint, or in the
+        ledger of a simulation's clients."""
         folder = RunFolder(self.path)
         reported = folder.reported()
         return {
@@ -144,7 +144,7 @@ class RunRecord:
 
     @cached_property
     def _charged(self) -> Mapping[str, float]:
-        """The epsilon of each guarantee that the server's ledger pays for."""
+        """The epsilon of each guarantee that the server's ledger accounts for."""
         ledger = ledger_to_read(RunFolder(self.path), self.plan)
         run = self.plan.run
         return {
@@ -163,7 +163,7 @@ def score_word(records: Iterable[RunRecord]) -> str:
 
 
 def find_runs(paths: Iterable[Path]) -> list[Path]:
-    """The run folders among `paths` and below them, each once, in order of their names.
+    """The run folders among `paths` and below them, each once, in order of their names. Raises
     ConfigError: a path does not exist, or no run is found."""
     found: dict[Path, None] = {}
     for path in paths:
@@ -184,7 +184,7 @@ def _natural(path: Path) -> list[tuple[int, int, str]]:
 
 
 def read_runs(folders: Sequence[Path]) -> list[RunRecord]:
-    """The runs that have finished a round, named by where they are below their common folder.
+    """The runs that have finished a round, named by their path below their common folder. Raises
     ConfigError: a file of a run is damaged, or no run has finished a round."""
     shared = os.path.commonpath([folder.parent for folder in folders])
     records = [
@@ -229,8 +229,8 @@ def _json(path: Path) -> dict[str, Any] | None:
 
 
 def tried_settings(records: Sequence[RunRecord]) -> list[str]:
-    """The settings in which the runs differ, in the order of the configuration, without those that
-    decide nothing."""
+    """The settings in which the runs differ and that have an effect, in the order of the
+    configuration."""
 
     def values(name: str) -> set[str]:
         return {repr(record.settings.get(name)) for record in records if matters(record, name)}
@@ -240,8 +240,8 @@ def tried_settings(records: Sequence[RunRecord]) -> list[str]:
 
 
 def matters(record: RunRecord, name: str) -> bool:
-    """True if a setting decides anything in a run: the clip norm of a guarantee that is off does
-    not."""
+    """True if a setting has an effect in a run; the clip norm of a guarantee that is off has
+    none."""
     group, *rest = name.removeprefix("privacy.").split(".")
     if group in GUARANTEES and rest not in (["enabled"], ["kind"]):
         fixed = rest[0] == "clip" and record.config.privacy.user.clip.kind == "fixed"
@@ -251,8 +251,8 @@ def matters(record: RunRecord, name: str) -> bool:
 
 
 def tried_values(record: RunRecord, tried: Sequence[str]) -> dict[str, str]:
-    """The value of each tried setting in a run as a person writes it, by the last two parts of its
-    name; empty if it decides nothing there."""
+    """The value of each tried setting in a run, formatted for readers, by the last two parts of its
+    name; empty if it has no effect there."""
     return {
         ".".join(name.split(".")[-2:]): _text(record.settings.get(name))
         if matters(record, name)
@@ -271,7 +271,7 @@ def _text(value: object) -> str:
 
 @dataclass(frozen=True, eq=False)
 class Group:
-    """Runs with the same settings, apart from their seed: repetitions of one another."""
+    """Runs with the same settings, apart from their seed: repetitions of a run."""
 
     label: str
     records: tuple[RunRecord, ...]
@@ -301,7 +301,8 @@ class Group:
 
 
 def group_runs(records: Sequence[RunRecord]) -> list[Group]:
-    """The runs by their settings, in order; a group's label says how it differs from the others."""
+    """The runs grouped by settings, in order. A group's label lists its differences from the
+    others."""
     tried = tried_settings(records)
     if not tried and len(records) > 1:
         return [Group("all runs", tuple(records))]
@@ -319,15 +320,15 @@ def group_runs(records: Sequence[RunRecord]) -> list[Group]:
 
 
 def split_same(rows: Sequence[Row]) -> tuple[Row, list[Row]]:
-    """The cells that are the same in every row, and the rows without them. Of a single row all
-    cells are."""
+    """The cells that are the same in every row, and the rows without them. With a single row that
+    is all cells."""
     same = {name: cell for name, cell in rows[0].items() if all(row[name] == cell for row in rows)}
     return same, [{name: cell for name, cell in row.items() if name not in same} for row in rows]
 
 
 def runs_table(records: Sequence[RunRecord]) -> list[Row]:
-    """A row for each run: scores and loss of its model, what it spent, what was tried, and the
-    rest. A score that clients gave in one of the runs is followed by its standard error."""
+    """A row for each run: scores and loss of its model, its epsilons, the tried settings, and the
+    rest. A score that is federated in one of the runs is followed by its standard error."""
     tried = tried_settings(records)
     scores = list[str]()
     given = {
@@ -388,7 +389,7 @@ def repetitions_table(records: Sequence[RunRecord]) -> list[Row]:
 
 
 def ratings_table(record: RunRecord) -> list[Row]:
-    """Every rating of a run with its standard errors; empty if clients rated nothing."""
+    """Every federated score of a run with its standard errors; empty if there are none."""
     return [
         {
             "round": str(number),

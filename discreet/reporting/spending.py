@@ -1,5 +1,5 @@
-"""The spending of runs by every accountant, from their ledgers; the price of ratings, and of
-choosing among runs."""
+"""The spending of runs by every accountant, from their ledgers; the price of federated evaluation,
+and of selecting among runs."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ from discreet.mechanisms.mechanism_table import own_noise, server_mechanism
 from discreet.reporting.records import Pairs, RunRecord
 from discreet.settings.privacy import EXAMPLE, GUARANTEES
 
-MOST_POINTS = 16  # of a curve: each point takes an accountant's time
+MOST_POINTS = 16  # of a curve: computing each point takes time
 PURE = "pure (delta = 0)"
 
-Spent = Mapping[str, Entries]  # what each data owner's data have paid
+Spent = Mapping[str, Entries]  # the spending of each data owner's data
 
 ACCOUNTANTS: dict[str, Callable[[Entries, float], float]] = {
     PLD: lambda entries, delta: epsilon_spent(entries, delta=delta, accountant=PLD),
@@ -37,7 +37,7 @@ ACCOUNTANTS: dict[str, Callable[[Entries, float], float]] = {
     PURE: lambda entries, delta: pure_epsilon(entries),
 }
 
-# Settings that have to be equal for a data owner to hold the same data in two runs.
+# Settings that must be equal for a data owner to hold the same data in two runs.
 SAME_DATA = (
     "name",
     "path",
@@ -80,7 +80,7 @@ def _by_data_owner(releases: Iterable[Release]) -> dict[str, Entries]:
 
 def worst_epsilons(spent: Spent, delta: float) -> dict[str, float]:
     """Epsilon of the data owner that has spent most, by every accountant that knows the events;
-    empty if none paid. Pure epsilon only if it is finite."""
+    empty without spending. Pure epsilon is included only if it is finite."""
     distinct = {tuple(entries) for entries in spent.values()}
     if not distinct:
         return {}
@@ -89,7 +89,7 @@ def worst_epsilons(spent: Spent, delta: float) -> dict[str, float]:
     for name, accountant in ACCOUNTANTS.items():
         try:
             value = accountant(worst, delta)
-        except ValueError:  # this accountant does not know an event: the others speak for it
+        except ValueError:  # this accountant does not know an event; others do
             continue
         if name != PURE or value != math.inf:
             found[name] = value
@@ -97,7 +97,7 @@ def worst_epsilons(spent: Spent, delta: float) -> dict[str, float]:
 
 
 def epsilon_curves(record: RunRecord, guarantee: str) -> dict[str, Pairs]:
-    """(round, epsilon) by accountant, at each round of the data owner that has spent most by then.
+    """(round, epsilon) by accountant, at each round for the data owner that has spent most by then.
     The curve of the run's own accountant comes from metrics.csv and has every round; the others
     have at most 16 points. Empty if the guarantee is off."""
     own = record.series(f"epsilon_{guarantee}")
@@ -124,8 +124,8 @@ def guarantee_names(records: Sequence[RunRecord]) -> list[str]:
 
 
 def ratings_cost(record: RunRecord) -> Iterator[str]:
-    """The price of the ratings of a run, in sentences: epsilons by the run's own accountant at its
-    delta."""
+    """The price of a run's federated evaluation, in sentences: epsilons by the run's own accountant
+    at its delta."""
     config = record.config
     times = len({number for number, _ in record.ratings})
     privacy = config.privacy
@@ -156,10 +156,10 @@ def ratings_cost(record: RunRecord) -> Iterator[str]:
 
 
 def choice_costs(records: Sequence[RunRecord]) -> list[str]:
-    """The price of picking one of several runs by its result, which is a release too: a sentence
-    for each guarantee. Each states epsilons by RDP at the largest delta of the runs: of the most
-    expensive run, and of all runs together, which holds whatever is picked or published of them.
-    Runs whose noise protects nobody count like the others."""
+    """The price of selecting one of several runs by its result, which is a release too: a sentence
+    for each guarantee. Each states epsilons by RDP at the largest delta of the runs: for the most
+    expensive run, and for all runs together, which holds whatever is selected or published. Runs
+    whose noise protects nobody count like the others."""
     if len(records) > 1:
         return [_choice_cost(records, name) for name in guarantee_names(records)]
     return []

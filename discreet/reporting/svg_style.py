@@ -1,4 +1,4 @@
-"""One picture as SVG, in the style of all of them."""
+"""A picture as SVG, in the common style."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import Any
 INK = "#1c2024"
 MUTED = "#5f6872"
 SERIES = ("#2a6fcf", "#d1491f", "#0f8a66", "#8a5cd6", "#a36a00", "#c2357f", "#4d6a1e", "#5b6470")
-# The same colours on a dark page: of ink, muted ink, lines and series.
+# The page replaces these colours in its dark scheme: ink, muted ink, lines and series.
 GRID = "#e3e6ea"
 PAPER = "#ffffff"
 DARK = {INK: "#e8ebef", MUTED: "#a6b0bb", GRID: "#39414a", PAPER: "#15181c"} | dict(
@@ -23,12 +23,12 @@ DARK = {INK: "#e8ebef", MUTED: "#a6b0bb", GRID: "#39414a", PAPER: "#15181c"} | d
         strict=True,
     )
 )
-MARKERS = "os^DvPXp"  # tell the series apart for readers who can't tell the colours apart
-SIZE = (4.2, 2.7)  # inches: about as wide as a phone, so that text keeps its size there
+MARKERS = "os^DvPXp"  # distinguish the series for colour-blind readers
+SIZE = (4.2, 2.7)  # inches: about the width of a phone, so that text keeps its size there
 # inches
 LEGEND_LINE = 0.18
 LEGEND_EDGE = 0.1
-LEGEND_CHARACTERS = 46  # of a line: a longer label is wrapped
+LEGEND_CHARACTERS = 46  # in a line; longer labels are wrapped
 
 _STYLE: Any = {
     "svg.fonttype": "none",
@@ -53,7 +53,7 @@ _STYLE: Any = {
 
 @dataclass(frozen=True)
 class Picture:
-    """A drawing with its title, and a note that says how to read it; the note may be empty."""
+    """A drawing with its title and a note on how to read it, which may be empty."""
 
     title: str
     svg: str
@@ -61,9 +61,9 @@ class Picture:
 
 
 def picture(title: str, draw: Callable[..., str], *, rows: int = 1) -> Picture:
-    """A picture that a function draws on `rows` axes below each other; the function gives the note.
-    It is an SVG element that a screen reader calls `title`, with the legend of the first axes below
-    it. Identifiers depend on the title, so that two pictures of one page share none."""
+    """A picture that a function draws on `rows` axes below each other; the function returns the
+    note. It is an SVG element with the accessible name `title`, and the legend of the first axes
+    below it. Identifiers depend on the title, so that two pictures of one page share none."""
     from matplotlib import rc_context  # it takes a second: only a program that draws pays for it
     from matplotlib.figure import Figure
 
@@ -92,7 +92,6 @@ def picture(title: str, draw: Callable[..., str], *, rows: int = 1) -> Picture:
 
 
 def on_page(svg: str) -> str:
-    """A picture as the page has it: its colours are those of the page, which knows a dark
-    scheme."""
+    """A picture for the page, whose colours it takes, also in the dark scheme."""
     clear = svg.replace(f"fill: {PAPER}", "fill: none")
     return re.sub(r": (#[0-9a-f]{6})", lambda found: f": var(--{found[1][1:]}, {found[1]})", clear)

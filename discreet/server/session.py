@@ -32,7 +32,7 @@ from discreet.run_files.run_folder import RunFolder
 from discreet.run_files.run_folder import write_json as write_facts
 from discreet.server.data_questions import found_normaliser
 from discreet.server.resolve import resolve
-from discreet.server.run_context import RunContext, close_run, open_run, say_how_it_ended
+from discreet.server.run_context import RunContext, announce, close_run, open_run, say_how_it_ended
 from discreet.server.training_run import OnRound, TrainingRun
 from discreet.server.transport import Transport
 from discreet.settings.call import Call
@@ -114,14 +114,12 @@ def open_session(
     model = model_for(plan.settings.model, task.shape, seed=seed)
     if simulated and (said := warning_of_rows(plan.run, task.train)):
         logger.warning("%s", said)
-    context = open_run(
-        plan,
-        call,
-        params=flatten_parameters(model),
-        simulated=simulated,
-        held=held,
-        units=average_units(plan.run, task.train) if simulated else None,
-    )
+    params = flatten_parameters(model)
+    context = open_run(plan, call, params=params, simulated=simulated, held=held)
+    if simulated:
+        announce(context, average_units(plan.run, task.train))
+    else:
+        announce(context)
     return Session(context, task, model)
 
 

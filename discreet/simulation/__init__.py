@@ -14,23 +14,23 @@ def simulate(
     Args:
       settings: as on the command line, for instance `"rounds=5"`, `"experiment=silos"` or
         `"output_dir=outputs/first"`.
-      on_round: is called with the row of metrics.csv of each round, once the round can't be lost
-        any more. If it fails the run ends, and goes on with `"resume=true"`.
+      on_round: is called with the row of metrics.csv of each round, once the round is stored. If it
+        fails the run ends, and can be resumed with `"resume=true"`.
 
     Returns:
       The run folder, which is named by the time unless `output_dir` is given: `metrics.csv` has a
       row for each round, `privacy.json` every guarantee, `model.safetensors` the model.
 
     Raises:
-      ConfigError: one line that names the setting that is wrong, before anything starts.
-      TypeError: a setting is not a text.
+      ConfigError: a setting is wrong; one line names it, before anything starts.
+      TypeError: a setting is not a string.
     """
     if not all(isinstance(each, str) for each in settings):
         raise TypeError(
             'simulate takes each setting as a text of its own: simulate("rounds=3", "seed=1"), or '
             "*settings"
         )
-    # Imported here: nobody waits for them who imports one module of this package.
+    # Imported here, so that importing one module of this package does not load them.
     from discreet.run_files.resuming import asked_settings
     from discreet.simulation.in_process import simulate as train
 

@@ -1,4 +1,4 @@
-"""The same run without privacy, to compare with: for data that are public or made up."""
+"""The same run without privacy, for comparison: only for data that are public or made up."""
 
 from __future__ import annotations
 
@@ -35,8 +35,8 @@ def without_privacy(settings: Settings) -> Settings:
 
 
 def check_public(settings: Settings) -> None:
-    """Raises ConfigError unless the data are built in, and public, or their description says that
-    they are."""
+    """Raises ConfigError unless the data are public: built in, or declared public by their
+    description."""
     if settings.data.name != FOLDER or settings.data.path is None:
         return
     if not read_description(Path(settings.data.path).expanduser().resolve()).public:

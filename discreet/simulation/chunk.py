@@ -1,10 +1,9 @@
-"""Clients that are trained together: their examples, of a data set that is held once for all of
-them, in padded batches of rows, never copies; and draws, gradients and noise of all at once, for
+"""Clients that are trained together. Their examples are rows of a data set that is held once for
+all, read in padded batches without copies. Draws, gradients and noise are made for all at once, for
 `discreet.training.local_training`.
 
-With a seed every client draws from the streams that it would draw from by itself. Without one, one
-secure stream serves all of them in bulk: a draw for each would halve the speed of logistic
-regression.
+With a seed every client draws from the same streams as alone. Without one, a single secure stream
+serves all of them in bulk: a draw for each would halve the speed of logistic regression.
 """
 
 from __future__ import annotations
@@ -47,8 +46,8 @@ PIECE = 512
 
 @dataclass(frozen=True, eq=False)
 class SharedExamples:
-    """Examples; `inputs` (n, ...) that are whole 255ths, as images are, stand as bytes: a fourth of
-    the memory to read, with which a round of logistic regression takes a fifth less time."""
+    """Examples. `inputs` (n, ...) that are whole 255ths, as in images, are stored as bytes: reading
+    a fourth of the memory makes a round of logistic regression take a fifth less time."""
 
     inputs: Tensor
     targets: Tensor
@@ -57,7 +56,7 @@ class SharedExamples:
         return len(self.targets)
 
     def __reduce__(self) -> tuple[Callable[..., SharedExamples], tuple[Any, ...]]:
-        """To another process as arrays, which those of one machine may map. From the CPU alone."""
+        """Pickles arrays, which processes of one machine can map. Only for examples on the CPU."""
         return _mapped_examples, (self.inputs.numpy(), self.targets.numpy())
 
     @property
@@ -65,8 +64,7 @@ class SharedExamples:
         return self.inputs.device
 
     def read(self, rows: Tensor) -> Tensor:
-        """The inputs of `rows`, (m,) int64: (m, *input_shape), the very values that the examples
-        had."""
+        """The inputs of `rows`, (m,) int64: (m, *input_shape), with exactly the original values."""
         found = self.inputs.index_select(0, rows)
         if found.dtype == torch.uint8:
             return found.to(torch.float32).div_(WHITE)
@@ -75,8 +73,8 @@ class SharedExamples:
 
 @dataclass(frozen=True, eq=False)
 class HeldExamples:
-    """The examples of one client, by their numbers (n,), which are read when they are asked for:
-    features of texts can be larger than the memory."""
+    """The examples of one client, by their numbers (n,). They are read on demand, as features of
+    texts can be larger than memory."""
 
     data: SharedExamples
     numbers: Tensor
@@ -96,15 +94,14 @@ def _mapped_examples(inputs: NDArray[Any], targets: NDArray[Any]) -> SharedExamp
 
 
 def read_only(values: NDArray[Any]) -> Tensor:
-    """An array that is mapped for reading alone, as a tensor without a copy. Nobody may write to
-    it."""
+    """A read-only mapped array as a tensor, without a copy. It must not be written to."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "The given NumPy array is not writable", UserWarning)
         return torch.from_numpy(values)
 
 
 def shared_examples(examples: Examples, device: torch.device) -> SharedExamples:
-    """The examples on a device, as bytes if that gives the same values again."""
+    """The examples on a device, as bytes if that preserves the values exactly."""
     if examples.inputs.is_floating_point():
         inputs = _as_bytes(examples.inputs)
     else:
@@ -115,7 +112,7 @@ def shared_examples(examples: Examples, device: torch.device) -> SharedExamples:
 
 
 def _as_bytes(inputs: Tensor) -> Tensor | None:
-    """None if a value is not a whole 255th in [0, 1], to the last bit."""
+    """The inputs as bytes; None if a value is not exactly a whole 255th in [0, 1]."""
     whole = torch.empty(inputs.shape, dtype=torch.uint8)
     for start in range(0, len(inputs), PIECE):
         piece = inputs[start : start + PIECE]
@@ -127,7 +124,7 @@ def _as_bytes(inputs: Tensor) -> Tensor | None:
 
 @dataclass(frozen=True)
 class TrainedExamples:
-    """The examples that clients train on if they hold a share of them out."""
+    """The examples on which clients train if they hold out a share."""
 
     every: ClientExamples
     share: float
@@ -156,7 +153,7 @@ class TrainedExamples:
 def trained_on(
     dealt: ClientExamples, evaluation: EvaluationConfig
 ) -> ClientExamples | TrainedExamples:
-    """The examples on which clients train in a run with these ratings."""
+    """The examples on which clients train, given the settings of evaluation."""
     if evaluation.private:
         return TrainedExamples(dealt, evaluation.share)
     return dealt
@@ -164,11 +161,11 @@ def trained_on(
 
 @dataclass(frozen=True, eq=False)
 class Table:
-    """Some examples of each of some clients: all that those of a chunk hold, or a batch of each.
+    """Some examples of each of several clients: all that those of a chunk hold, or a batch of each.
 
     Attributes:
-        numbers: (clients, largest size), rows of the data set; beyond a client's size its first
-            example stands again, so that padding never reads what the client does not hold. 0 for a
+        numbers: (clients, largest size), rows of the data set. Beyond a client's size its first
+            example is repeated, so that padding never reads another client's examples; 0 for a
             client without examples.
         sizes: (clients,), descending for a chunk.
     """
@@ -178,7 +175,7 @@ class Table:
 
 
 def table_of(examples: list[Numbers]) -> Table:
-    """The table of clients with these examples, whose sizes must not ascend."""
+    """The table of clients with these examples, whose sizes must be descending."""
     sizes = np.array([len(numbers) for numbers in examples], dtype=np.int64)
     width = int(sizes.max(initial=0))
     numbers = np.zeros((len(examples), width), dtype=np.int64)
@@ -190,8 +187,8 @@ def table_of(examples: list[Numbers]) -> Table:
 
 @dataclass(frozen=True, eq=False)
 class SeededDraws:
-    """One source a client, a row each: the numbers are those that it would draw alone. Those that
-    draw come first."""
+    """One source for each client (row), which draws the same numbers as alone. Clients that draw
+    come first."""
 
     sources: Sequence[RandomSource]
 
@@ -205,8 +202,8 @@ class SeededDraws:
     def batches(
         self, sizes: Numbers, probabilities: Sequence[float], *, step: int
     ) -> tuple[Numbers, Numbers]:
-        """Poisson batches: clients and positions of the examples that are in, both (m,), ascending
-        by client."""
+        """Poisson batches: the client and the position of each example in a batch, both (m,),
+        ascending by client."""
         each = zip(self.sources, sizes.tolist(), probabilities, strict=False)
         found = [
             step_batch(source, step, size, probability=chance).numpy()
@@ -233,8 +230,8 @@ class SeededDraws:
 
 @dataclass(frozen=True, eq=False)
 class SecureDraws:
-    """`SeededDraws` from one secure source. Clients of equal size, and of equal noise, are drawn
-    for in one go."""
+    """`SeededDraws` from one secure source. Draws for clients of equal size, or of equal noise, are
+    made at once."""
 
     source: RandomSource
 
@@ -250,11 +247,11 @@ class SecureDraws:
         beyond = np.arange(shape[1]) >= sizes[:, None]
         while True:
             words = self.source.words(math.prod(shape)).reshape(shape)
-            words[beyond] = np.iinfo(words.dtype).max  # sorted behind all others
+            words[beyond] = np.iinfo(words.dtype).max  # sorted after all others
             orders: Numbers = np.argsort(words, axis=1)
             ranked = np.take_along_axis(words, orders, axis=1)
-            # Two equal words, once in 10^15 draws: all are drawn anew, so that no order is likelier
-            # than another.
+            # With two equal words, once in 10^15 draws, all are drawn again, so that every order is
+            # equally likely.
             if not ((ranked[:, 1:] == ranked[:, :-1]) & ~beyond[:, :-1]).any():
                 orders[beyond] = 0
                 return orders
@@ -294,8 +291,8 @@ Draws = SeededDraws | SecureDraws
 
 @dataclass(frozen=True, eq=False)
 class Chunk:
-    """`SgdClients` and `DpSgdClients` by the passes of a model's layers: rows are clients, those
-    with most examples first, whose `settings` differ in the noise of DP-SGD at most."""
+    """`SgdClients` and `DpSgdClients` by the passes of a model's layers. Rows are clients, those
+    with the most examples first. Their `settings` may differ only in the noise of DP-SGD."""
 
     model: LayerSequence | MappedModel
     data: SharedExamples
@@ -304,7 +301,7 @@ class Chunk:
     draws: Draws
 
     def examples(self, row: int) -> HeldExamples:
-        """Those of one client."""
+        """The examples of one client."""
         numbers = torch.from_numpy(self.table.numbers[row, : self.table.sizes[row]])
         return HeldExamples(self.data, numbers.to(self.data.device))
 
@@ -318,8 +315,8 @@ class Chunk:
         return Batch(inputs, targets, self.weights(batch, mean=mean))
 
     def weights(self, batch: Table, *, mean: bool) -> Tensor:
-        """The weight (k, width) 1 for what counts; with `mean` 1 / count, so that a client's sum
-        is a mean."""
+        """The weights (k, width): 0 for padding, and 1 for examples, or with `mean` 1 / count, so
+        that a client's sum is a mean."""
         width = batch.numbers.shape[1]
         if mean:
             weight = 1 / np.maximum(batch.sizes, 1).astype(np.float32)
@@ -331,13 +328,14 @@ class Chunk:
         return weights.to(self.data.device)
 
     def shuffled_batches(self, epoch: int) -> Iterator[tuple[int, Table]]:
-        """Every client's examples in its own order, cut; the last batch is short."""
+        """Batches of every client's examples in its own random order; the last batch may be
+        short."""
         sizes = self.table.sizes
         batch_size = self.settings[0].batch_size
         orders = self.draws.permutations(sizes, epoch=epoch)
         numbers = np.take_along_axis(self.table.numbers, orders, axis=1)
         for start in range(0, numbers.shape[1], batch_size):
-            # clients with more examples: the first ones
+            # The first clients have more examples.
             active = int(np.searchsorted(-sizes, -start, side="left"))
             counts = np.minimum(sizes[:active] - start, batch_size)
             yield active, Table(numbers[:active, start : start + batch_size], counts)
@@ -376,8 +374,8 @@ class Chunk:
         return [settings.example.mechanism for settings in self.settings if settings.example]
 
     def updates(self, start: Tensor) -> Tensor:
-        """The change of the parameters of each client, (k, num_params), float32, not clipped:
-        `local_update`, for many. `start` (num_params,) is on the device of the data."""
+        """`local_update` for many clients: the change of the parameters of each, (k, num_params),
+        float32, not clipped. `start` (num_params,) is on the device of the data."""
         start = start.to(torch.float32)
         settings = self.settings[0]
         sizes = self.table.sizes.tolist()
@@ -399,8 +397,8 @@ class Chunk:
 
     @torch.no_grad()
     def steps(self, start: Tensor, clip_norm: float) -> Tensor:
-        """Each client's step over all its examples, (k, num_params), float64: `shared_step`, for
-        many."""
+        """`shared_step` for many clients: each one's step over all its examples, (k, num_params),
+        float64."""
         settings = self.settings[0]
         count = len(self.table.sizes)
         layout = self.model.layout

@@ -1,5 +1,5 @@
-"""Trains whole cohorts of virtual clients, in batches: with what, how many at once, and what they
-reply. `InProcessTransport` trains them sequentially."""
+"""Trains whole cohorts of virtual clients in chunks: the engine, the size of a chunk, and the
+replies. `InProcessTransport` trains clients sequentially."""
 
 from __future__ import annotations
 
@@ -60,18 +60,18 @@ from discreet.simulation.mapped_model import MappedModel, mapped_model
 from discreet.simulation.workers import LocalWorkers, Workers, can_fork
 from discreet.training.local_training import ExamplePrivacy, LocalSettings, settings_without_noise
 
-# What the clients of a chunk may fill: more, and it no longer fits the cache (a GPU's memory takes
-# far more, and needs far more to be kept busy). Measured: benchmarks/cohort_speed.py.
+# Memory of a chunk's clients. More no longer fits the cache; a GPU takes far more, and needs it to
+# be busy. Measured by benchmarks/cohort_speed.py.
 CHUNK_BYTES = {"cpu": 8 * 2**20, "cuda": 2**30}
 LARGEST_CHUNK = {"cpu": 64, "cuda": 1024}
-# clients of a mapped model that must fit, or it gains nothing by being mapped
+# least number of clients of a mapped model that must fit; with fewer, mapping is not faster
 FEW = 4
 FEW_BUILT = 2
-# the examples of clients on which it is tried, and how near they must come
+# the numbers of examples of the clients in the trial, and the tolerance of the comparison
 _TRIED = (7, 4)
 _AGREEMENT = 1e-3
-# The updates that are clipped and added up at once are at most so many floats: they stay in a
-# core's cache.
+# Largest number of floats in updates that are clipped and added up at once: they stay in a core's
+# cache.
 PIECE = 2**17
 
 
@@ -83,25 +83,24 @@ class _ChunkWork:
     training: tuple[LocalSettings, ...]
     local: LocalPrivacy | None
     request: TrainRequest
-    # of the epsilons that they have spent, by their names in `PartialReply`
+    # the largest epsilons that the clients have spent, by their names in `PartialReply`
     largest: Mapping[str, Any]
 
 
 @dataclass(frozen=True, eq=False)
 class Engine:
-    """All that virtual clients are trained with. It holds no source of randomness, so it may
-    travel.
+    """The state for training virtual clients. It holds no source of randomness, so it may be sent
+    to other processes.
 
     Attributes:
-        seed, mechanism, vector: of the run; `vector` is the masked sum that clients add to, None in
-          the clear.
-        data: the data set that all share, on the device that computes; `client_examples`: the rows
-          that each holds.
-        chunk: the number of clients that are trained together at most.
-        workers: the number of chunks that are trained at the same time, each in a process of its
-          own.
-        rating: what clients answer by what they hold out, about which part of the model, and how
-          that is released; None if nothing.
+        seed, mechanism, vector: those of the run; `vector` is the secure sum, None without secure
+          aggregation.
+        data: the data set that all share, on the computing device; `client_examples`: the rows of
+          each client.
+        chunk: the largest number of clients that are trained together.
+        workers: the number of chunks that are trained at the same time, each in a separate process.
+        rating: the query that clients answer from held-out examples, the part of the model that it
+          is about, and the release of the answers; None without a query.
     """
 
     seed: int | None
@@ -116,7 +115,7 @@ class Engine:
 
     @property
     def is_exact(self) -> bool:
-        """True if its sums are of whole numbers, so that their order does not matter."""
+        """True if sums are over whole numbers, so that their order does not matter."""
         if self.vector is not None:
             return True
         start = RoundStart(0, torch.zeros(1), 1.0)
@@ -124,7 +123,7 @@ class Engine:
         return exact and (self.rating is None or self.rating[2].on_grid)
 
     def on(self, device: torch.device) -> Engine:
-        """The same, with its data and its models there. A chunk stays as large as it is."""
+        """The same engine with data and models on a device. The chunk size does not change."""
         if device == self.data.device:
             return self
         if isinstance(self.model, MappedModel):
@@ -136,7 +135,7 @@ class Engine:
         )
 
     def replies(self, params: Tensor, work: _ChunkWork) -> PartialReply:
-        """Asks a chunk, which starts from `params`, and adds up what it says."""
+        """Trains a chunk from `params`, and adds up its replies."""
         params = params.to(self.data.device)
         if self.vector is None:
             part = self._updates(params, work)
@@ -150,7 +149,7 @@ class Engine:
         return replace(part, **work.largest)
 
     def _vectors(self, vector: SecureSum, params: Tensor, work: _ChunkWork) -> PartialReply:
-        """The sum of what the clients put into a masked sum, each with the noise of its own."""
+        """The sum of the clients' vectors for a masked sum, each with its own noise."""
         count = len(work.clients)
         request = work.request
         if request.work.query:
@@ -174,8 +173,8 @@ class Engine:
         return PartialReply(total, 0, count, request.clip_norm)
 
     def _answers(self, params: Tensor, work: _ChunkWork) -> Tensor:
-        """The clients' answers (k, length), or (k, length + 1) if they noise them; float32. One
-        computation for all."""
+        """The clients' answers (k, length), or (k, length + 1) if they noise them; float32.
+        Computed for all at once."""
         examples = self.client_examples
         assert self.rating is not None
         assert isinstance(examples, TrainedExamples)
@@ -217,7 +216,7 @@ class Engine:
         return Chunk(self.model, self.data, table, work.training, draws)
 
     def _sources(self, work: _ChunkWork) -> list[RandomSource]:
-        """Each client's own; without a seed one secure source stands for all."""
+        """Each client's own source; without a seed a single secure source for all."""
         if self.seed is None:
             return [secure_source()] * len(work.clients)
         seeded = seeded_source(self.seed)
@@ -240,10 +239,10 @@ class Engine:
 class BatchedTransport:
     """A `Transport` that trains chunks of the cohort, each as one computation.
 
-    The replies are those of `InProcessTransport`, or without a seed of the same law. A few chunks
-    are held, however large cohort and population are: the sum of a reply may be overwritten once
-    the next one is asked for. A context manager, for its workers: of this machine, unless `workers`
-    makes others.
+    The replies equal those of `InProcessTransport`; without a seed they have the same distribution.
+    Only a few chunks are held, however large cohort and population are: the sum of a reply may be
+    overwritten once the next one is asked for. It is a context manager for its workers, which run
+    on this machine unless `workers` makes others.
     """
 
     def __init__(
@@ -272,7 +271,7 @@ class BatchedTransport:
     def ask(
         self, asked: TrainRequest, params: Tensor, cohort: Sequence[int]
     ) -> Iterator[PartialReply | Failure]:
-        """Trains the cohort. What clients spend is on disk before their chunk is computed."""
+        """Trains the cohort. The spending of clients is on disk before their chunk is computed."""
         refused: list[Failure] = []
         self._workers.begin(params)
         yield from self._workers.replies(self._admitted(asked, cohort, refused))
@@ -281,7 +280,7 @@ class BatchedTransport:
     def _admitted(
         self, asked: TrainRequest, cohort: Sequence[int], refused: list[Failure]
     ) -> Iterator[_ChunkWork]:
-        """The chunks of those that take part; the others are added to `refused`."""
+        """The chunks of the clients that take part; the others are added to `refused`."""
         work = work_of(asked)
         for clients, sizes in self._chunks(cohort):
             named = dict(zip(map(str, clients), sizes, strict=True))
@@ -300,12 +299,11 @@ class BatchedTransport:
                 yield _ChunkWork(tuple(admitted), training, local, asked, largest)
 
     def _chunks(self, cohort: Sequence[int]) -> Iterator[tuple[list[int], list[int]]]:
-        """The cohort in chunks of clients of similar size, those with most examples first, and
-        their sizes."""
+        """The cohort in chunks of clients of similar size, largest first, with their sizes."""
         clients: Numbers = np.asarray(cohort, dtype=np.int64)
         sizes = self.engine.client_examples.sizes(clients)
         order = np.argsort(-sizes, kind="stable")
-        # Every worker gets as many chunks, and all are about as large: none idles.
+        # Every worker gets the same number of chunks of about the same size, so that none idles.
         rounds = math.ceil(len(clients) / (self.engine.chunk * self._workers.count))
         step = max(1, math.ceil(len(clients) / max(1, rounds * self._workers.count)))
         for start in range(0, len(clients), step):
@@ -329,15 +327,15 @@ MakesWorkers = Callable[[Engine], Workers]
 
 
 def masked_vector(plan: Plan) -> SecureSum | None:
-    """The sum that clients add to under secure aggregation; None without."""
+    """The secure sum of a run; None without secure aggregation."""
     return plan.mechanism.participation.vector
 
 
 def engine_of(
     plan: Plan, task: Task, device_name: str = "cpu", *, dealt: ClientExamples | None = None
 ) -> Engine:
-    """The engine for a run on a task; `dealt` in place of the run's own partition. The device
-    decides where it computes: a chunk for every core, or one at a time on a GPU."""
+    """The engine for a run on a task; `dealt` replaces the run's own partition. It computes a chunk
+    on every core, or one at a time on a GPU."""
     run = plan.run
     device = torch.device(device_name)
     model = model_for(plan.settings.model, task.shape, seed=0).to(device)
@@ -348,8 +346,7 @@ def engine_of(
     by_hand = sequence_of(learned, data.inputs.shape[1:], loss=local.loss)
     layers = by_hand or mapped_model(learned, local.loss, by_example=by_example)
     client_examples = trained_on(dealt or client_examples_of(task, run.data), run.evaluation)
-    # The first clients stand for all: a chunk that is too large or too small gives the same
-    # updates.
+    # The first clients represent all: the size of a chunk does not change the updates.
     first = np.arange(min(len(client_examples), 100))
     most = int(client_examples.sizes(first).max(initial=0))
     floats = client_floats(
@@ -394,7 +391,7 @@ def _tried_together(
     by_example: bool,
     fits: bool,
 ) -> MappedModel:
-    """The model with `together` as a trial says; False if too few clients fit the cache."""
+    """The model with `together` set by a trial; False if too few clients fit the cache."""
     together = (
         fits and layers.together and trains_together(layers, data, task, by_example=by_example)
     )
@@ -404,8 +401,8 @@ def _tried_together(
 def trains_together(
     model: MappedModel, data: SharedExamples, task: TaskConfig, *, by_example: bool
 ) -> bool:
-    """True if clients who are trained together come to what each comes to alone, with its masks of
-    dropout."""
+    """True if clients that are trained together get the same results as alone, with the same
+    dropout masks."""
     settings = LocalSettings(
         1, 3, 0.01, 0.0, ExamplePrivacy(1.0, 0.1) if by_example else None, task
     )
@@ -426,15 +423,15 @@ def trains_together(
 def client_floats(
     model: nn.Module, example: Tensor, *, batch_size: int, dual: int = 0, built: bool = False
 ) -> int:
-    """The number of floats that training a client reads and writes again and again: its parameters,
-    the change of these, and what a batch leaves for the backward pass.
+    """The number of floats in the working set of a client's training: its parameters, their change,
+    and the values that a batch saves for the backward pass.
 
     Args:
       model: on the device of `example`.
       example: one input, (1, ...).
       batch_size: the examples of a client's batch.
       dual: the examples of a client if its first layer is trained in the dual form, else 0.
-      built: the gradient of each example is built.
+      built: True if the gradient of each example is built.
     """
     kept = 0
     weights = {parameter.data_ptr() for parameter in model.parameters()}
@@ -458,10 +455,10 @@ def client_floats(
 
 
 def chunk_size(floats: int, kind: str = "cpu") -> int:
-    """The number of clients with so many floats to train together on a kind of device, so that they
-    fit its cache."""
+    """The number of clients, with `floats` floats each, to train together so that they fit the
+    cache of a kind of device."""
     fitting = CHUNK_BYTES[kind] // (4 * floats)
-    # A model for which the cache is too small anyway still gains by fewer and larger calls.
+    # A model that does not fit the cache anyway still gains by fewer and larger calls.
     return max(
         1, min(LARGEST_CHUNK[kind], max(fitting, min(FEW, 16 * CHUNK_BYTES[kind] // (4 * floats))))
     )

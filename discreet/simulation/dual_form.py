@@ -2,9 +2,9 @@
 
 A step changes the first weight by products of the client's own inputs and gradients. So after any
 number of steps it is W_0 + A^T X, with the client's inputs X (n, width) and coefficients A
-(n, out). With X X^T and X W_0^T, computed once, a step reads and writes A alone and never a weight
-of each client. The result is that of `Chunk.updates` but for rounding. It is the faster way where
-the weight is large for the client's examples.
+(n, out). With X X^T and X W_0^T, computed once, a step reads and writes only A, and no weight for
+each client. The result is that of `Chunk.updates` up to rounding. It is faster if the weight is
+large compared with the client's number of examples.
 
 Shapes as in `layer_sequence`: k clients, n examples each.
 """
@@ -29,14 +29,15 @@ from discreet.simulation.layer_sequence import (
 from discreet.simulation.mapped_model import MappedModel
 from discreet.training.local_training import LocalSettings, sgd
 
-OPERATIONS_PER_FLOAT = 16  # what reading or writing a number costs, in multiplications
-GAIN = 0.75  # a step in the dual form has a few more calls, so it has to save that much
+OPERATIONS_PER_FLOAT = 16  # the cost of reading or writing a number, in multiplications
+# The dual form is used if it takes at most this share of the cost, as it has a few more calls.
+GAIN = 0.75
 
 
 def dual_is_cheaper(
     model: LayerSequence | MappedModel, examples: int, settings: LocalSettings
 ) -> bool:
-    """True if clients of so many examples are trained faster in the dual form. It covers SGD
+    """True if clients with `examples` examples are trained faster in the dual form. It covers SGD
     without DP-SGD, weight decay and schedule, on a model that begins with a linear layer."""
     if isinstance(model, MappedModel) or settings.example or not settings.is_plain:
         return False
@@ -54,8 +55,8 @@ def dual_is_cheaper(
 
 @dataclass(frozen=True, eq=False)
 class DualForm:
-    """The clients of a chunk, as `SgdClients`. Their parameters are A (k, n, out), then all of the
-    model's but the first weight.
+    """The clients of a chunk, as `SgdClients`. Their parameters are A (k, n, out), then all
+    parameters of the model except the first weight.
 
     Attributes:
         chunk: the clients, whose rows of examples are numbered 0 to k * n - 1.
@@ -96,7 +97,7 @@ class DualForm:
 
 
 def dual_updates(chunk: Chunk, start: Tensor) -> Tensor:
-    """As `Chunk.updates`, (k, num_params), for what `dual_is_cheaper` covers."""
+    """As `Chunk.updates`, (k, num_params), for the cases that `dual_is_cheaper` covers."""
     assert isinstance(chunk.model, LayerSequence)
     layout = chunk.model.layout
     start = start.to(torch.float32)

@@ -41,12 +41,12 @@ from discreet.simulation.mapped_model import MappedModel
 
 logger = logging.getLogger("discreet")
 
-LARGE_BATCH = 256  # below it a second thread waits more than it helps
+LARGE_BATCH = 256  # for smaller batches a second thread does not help
 
 
 @dataclass(frozen=True)
 class InProcessTransport:
-    """A `Transport` that calls each client where it stands. `vector`: the sum under secure
+    """A `Transport` that calls each client directly. `vector`: the secure sum under secure
     aggregation."""
 
     plan: Plan
@@ -58,7 +58,7 @@ class InProcessTransport:
         return range(self.plan.run.data.num_clients)
 
     def ask(self, asked: TrainRequest, params: Tensor, cohort: Sequence[int]) -> Iterator[Reply]:
-        """Trains one client after the other."""
+        """Trains the clients one after the other."""
         for client_id in cohort:
             settings = self.plan.settings
             virtual = VirtualClient(
@@ -79,9 +79,9 @@ class InProcessTransport:
 
 @dataclass(frozen=True, eq=False)
 class UnmaskedSum:
-    """Adds up in one process what masks would hide: the same integers and the same noise, without
-    masks. `transport` asks virtual clients, whose replies are sums of noised vectors; of `fewest` =
-    n - d clients a sum is opened."""
+    """Secure aggregation in one process: the same integers and the same noise, without masks.
+    `transport` asks virtual clients, whose replies are sums of noised vectors; a sum of at least
+    `fewest` = n - d clients is opened."""
 
     transport: Transport
     vector: SecureSum
@@ -126,14 +126,14 @@ def simulate(
     """One whole run in this process, by the engine that `engine` names.
 
     Args:
-      config: of the run.
+      config: the settings of the run.
       call: the folder, by default one that is named by the time, and the device.
       decided: the guarantees with their noise, if a target has chosen it before.
-      progress: a terminal to show it on.
+      progress: a terminal that shows the progress.
       on_round: is called with the row of metrics.csv of each round.
 
     Raises:
-      ConfigError, LedgerError: before anything has started.
+      ConfigError, LedgerError: before the start.
     """
     if call is None:
         call = Call()
@@ -152,8 +152,8 @@ def simulate(
 
 
 def virtual_clients(session: Session, held: ExitStack) -> Transport:
-    """The clients of a run that is ready to start, asked by the engine that `engine` names; `held`
-    ends its workers. ConfigError: the engine does not cover the run."""
+    """The transport to the clients of a run that is ready to start, by the engine that `engine`
+    names. `held` ends its workers. Raises ConfigError: the engine does not support the run."""
     plan = session.plan
     run = session.plan.run
     if run.needs_normaliser:
@@ -179,8 +179,8 @@ def virtual_clients(session: Session, held: ExitStack) -> Transport:
 
 
 def check(config: Settings, call: Call) -> Plan:
-    """The plan of a run; starts nothing and opens no folder. ConfigError: `simulate` would refuse
-    the configuration."""
+    """The plan of a run; starts nothing and opens no folder. Raises ConfigError: `simulate` would
+    refuse the configuration."""
     _check_engine(client_settings(config), config.engine, call.device)
     return resolve(config)[0]
 
@@ -203,8 +203,8 @@ def _check_engine(run: ClientSettings, engine: str, device: str) -> None:
 
 
 def _not_batched(run: ClientSettings, engine: str) -> str | None:
-    """The setting that keeps clients from being trained many at a time, None if none does;
-    ConfigError if they must."""
+    """The setting because of which clients can't be trained in batches, or None. Raises ConfigError
+    if `engine` requires batches."""
     ways = (
         ()
         if run.masked
@@ -226,10 +226,8 @@ def _batched(session: Session, held: ExitStack) -> BatchedTransport:
         )
     engine = engine_of(plan, session.task, session.context.device)
     if plan.settings.engine == "ray":
-        from discreet.simulation.ray_cluster import (
-            RayWorkers,
-            connected,
-        )  # Ray takes seconds to import
+        # Importing Ray takes seconds.
+        from discreet.simulation.ray_cluster import RayWorkers, connected
 
         cluster = held.enter_context(
             connected(plan.settings.ray.address, models=[plan.settings.model.name])
@@ -251,8 +249,8 @@ def _batched(session: Session, held: ExitStack) -> BatchedTransport:
 
 
 def data_answers(name: str, plan: Plan, task: Task) -> Iterator[TrainReply]:
-    """Each client's answer to a query about its data, from the examples that it trains on. `task`
-    is as it was loaded, not normalised."""
+    """Each client's answer to a query about its data, from its training examples. `task` is as
+    loaded, not normalised."""
     run = plan.run
     query = query_of(name, plan.run, task.shape)
     clients = trained_on(client_examples_of(task, run.data), run.evaluation)

@@ -1,9 +1,9 @@
 """Many models of one architecture, layer after layer: row c of every tensor belongs to client c.
 
-Each layer has its forward and its backward pass by hand: with a model of a few small matrices for
-each client, what an automatic derivative adds would cost more than the products themselves.
+Each layer has hand-written forward and backward passes: with a model of a few small matrices for
+each client, the overhead of autograd would exceed the cost of the products.
 
-Shapes: k clients, n examples each. Images stand with their channels last, (k, n, height, width,
+Shapes: k clients, n examples each. Images have their channels last, (k, n, height, width,
 channels). A convolution is a linear layer on the patches that it reads, laid out as rows
 ("im2col").
 """
@@ -32,14 +32,14 @@ Pair = tuple[int, int]
 Shape = tuple[int, ...]
 Params = list[Tensor]  # of many models: each parameter (k, ...)
 
-# as in discreet.per_example.per_example, a gradient beyond it counts as zero
+# A gradient with a larger norm counts as zero, as in discreet.per_example.per_example.
 LARGEST_NORM = 2.0**44
 
 
 @dataclass(frozen=True, eq=False)
 class Batch:
-    """A batch of k clients, read from the data set: (k, width, ...) each. `weights` (k, width) are
-    of gradients, 0 for padding."""
+    """A batch of k clients, read from the data set: tensors (k, width, ...). `weights` (k, width)
+    are the weights of gradients, 0 for padding."""
 
     inputs: Tensor
     targets: Tensor
@@ -48,9 +48,9 @@ class Batch:
 
 @dataclass(frozen=True)
 class ParameterLayout:
-    """The place of each parameter in a row, as parameters travel, in the order of
-    model.parameters(): its shape in the model, or that with a dimension split in several, and the
-    order of these dimensions as the layers read them."""
+    """The place of each parameter in a row of parameters, in the order of model.parameters(): its
+    shape in the model, perhaps with a dimension split in several, and the order in which the layers
+    read these dimensions."""
 
     parameters: tuple[tuple[Shape, Shape], ...]
 
@@ -64,19 +64,18 @@ class ParameterLayout:
         return sum(self.sizes)
 
     def copies(self, params: Tensor, count: int) -> Params:
-        """`count` copies of one model `params` (num_params,): contiguous, so that products write
-        into them."""
+        """`count` copies of one model `params` (num_params,), contiguous, so that products can
+        write to them."""
         views = self.views(params.unsqueeze(0))
-        # Cloned: contiguous() of a single copy would be `params` itself, and training would move
-        # the server's model.
+        # Cloned, as contiguous() of a single copy would be `params` itself, and training would
+        # change the server's model.
         return [
             view.expand(count, *view.shape[1:]).clone(memory_format=torch.contiguous_format)
             for view in views
         ]
 
     def views(self, rows: Tensor) -> Params:
-        """Each parameter of rows (k, num_params), as layers read it; writing to it writes to the
-        rows."""
+        """Views of each parameter in rows (k, num_params), in the layout of the layers."""
         pairs = zip(torch.split(rows, self.sizes, dim=1), self.parameters, strict=True)
         return [
             part.view(-1, *shape).permute(0, *(1 + dim for dim in order))
@@ -91,7 +90,8 @@ class ParameterLayout:
         return rows
 
     def change(self, tensors: Params, params: Tensor) -> Tensor:
-        """The distance of each client's parameters from `params` (num_params,): (k, num_params)."""
+        """The difference of each client's parameters from `params` (num_params,): (k,
+        num_params)."""
         rows = params.new_empty(len(tensors[0]), self.size)
         for view, tensor, start in zip(
             self.views(rows), tensors, self.views(params.unsqueeze(0)), strict=True
@@ -111,15 +111,15 @@ class Use:
     grads: Tensor
 
 
-# A layer's forward gives its outputs, and what it saves for backward. Backward gives the gradients
-# at the inputs, which are not needed unless `further`, and what the layer's own are made of.
+# A layer's forward returns its outputs, and the values saved for backward. Backward returns the
+# gradients of the inputs, if `further` needs them, and the uses for the layer's own gradients.
 Backward = tuple[Tensor | None, list[Use]]
 
 
 @dataclass(frozen=True)
 class Dense:
-    """A linear layer on the last dimension of (k, n, ..., width): also on patches of a convolution.
-    Weights are (k, out, ...), with `width` numbers an output; biases (k, out)."""
+    """A linear layer on the last dimension of (k, n, ..., width), also on patches of a convolution.
+    Weights are (k, out, ...), with `width` numbers for each output; biases are (k, out)."""
 
     weight: int
 
@@ -141,7 +141,7 @@ class Dense:
 
 @dataclass(frozen=True)
 class Activation:
-    """A function of each number, in place, and its derivative by the outputs."""
+    """An elementwise function, in place, and its derivative as a function of the outputs."""
 
     function: Callable[[Tensor], Tensor]
     derivative: Callable[[Tensor, Tensor], Tensor]
@@ -173,8 +173,8 @@ class Flatten:
 class Patches:
     """The patches that a two-dimensional convolution with zero padding reads, for a `Dense` layer:
     (k, n, height, width, channels) to (k, n, rows, columns, kernel height * kernel width *
-    channels). If they `start` a model, they read (k, n, channels, height, width), as data sets have
-    images, and no gradient goes further."""
+    channels). At the `start` of a model they read (k, n, channels, height, width), the layout of
+    data sets, and pass on no gradient."""
 
     geometry: Geometry
     start: bool
@@ -190,7 +190,7 @@ class Patches:
         ), images.shape[2:]
 
     def backward(self, params: Params, saved: Any, grads: Tensor, *, further: bool) -> Backward:
-        """The gradients at the image: each patch's are added where it was read."""
+        """The gradients of the image: each patch's gradients are added at its position."""
         tall, wide = self.geometry.kernel
         rows, columns = grads.shape[2:4]
         height, width = saved
@@ -221,8 +221,7 @@ class Patches:
 
 @dataclass(frozen=True)
 class MaxPool:
-    """The largest value of each window of 2 x 2, by PyTorch, which reads images whose channels are
-    last as they are."""
+    """The largest value of each 2 x 2 window, by PyTorch, which supports channels-last images."""
 
     stride: Pair
 
@@ -248,19 +247,19 @@ Layer = Dense | Activation | Flatten | Patches | MaxPool
 
 @dataclass(frozen=True, eq=False)
 class LayerSequence:
-    """The models of k clients, layer after layer; parameters are a list of tensors (k, ...), as
-    `layout` has them."""
+    """The models of k clients, layer after layer; parameters are a list of tensors (k, ...) as in
+    `layout`."""
 
     layers: tuple[Layer, ...]
     layout: ParameterLayout
-    first: int  # the first layer with parameters: no gradient is needed before it
+    first: int  # the first layer with parameters; no gradients are needed before it
     loss: Loss = cross_entropy
 
     def accumulate(
         self, params: Params, batch: Batch, into: Params, *, keep: float, rate: float
     ) -> None:
         """into = keep * into + rate * (the weighted sum of the batch's gradients at `params`), in
-        place. `into` may be `params` itself: gradients are those before any of it has changed."""
+        place. `into` may be `params` itself: all gradients are computed before it changes."""
         _, uses = self.passes(params, batch)
         self.apply(uses, into, keep=keep, rate=rate)
 
@@ -290,7 +289,7 @@ class LayerSequence:
         for use in uses:
             inputs = use.inputs
             grads = use.grads
-            if bool(lost.any()):  # 0 * inf would poison the products
+            if bool(lost.any()):  # 0 * inf would spoil the products
                 inputs = inputs.masked_fill(lost, 0.0)
                 grads = grads.masked_fill(lost, 0.0)
             grads = (grads.double() * scale[:, :, None, None]).to(grads.dtype).flatten(1, 2)
@@ -304,9 +303,9 @@ class LayerSequence:
     def passes(
         self, params: Params, batch: Batch, *, start: int = 0
     ) -> tuple[Tensor | None, list[Use]]:
-        """Runs the layers from number `start` on forward and backward. The gradients at the inputs,
-        which a batch that starts at the first layer has no use for, and what the layers' own
-        gradients are made of."""
+        """Runs the layers from number `start` on forward and backward. Returns the gradients of the
+        inputs, which are not needed if the first layer is included, and the uses that give the
+        layers' own gradients."""
         outputs = batch.inputs
         saved = []
         for layer in self.layers[start:]:
@@ -324,8 +323,8 @@ class LayerSequence:
 
 
 def output_gradients(outputs: Tensor, batch: Batch, loss: Loss) -> Tensor:
-    """The gradients of weight times loss at outputs (k, n, ...). Of the cross entropy of single
-    classes they are weight * (softmax - one-hot); of any other loss, and of sequences, PyTorch
+    """The gradients of weight times loss at outputs (k, n, ...). For the cross entropy of single
+    classes they are weight * (softmax - one-hot); for other losses, and for sequences, PyTorch
     computes them."""
     if loss is cross_entropy and outputs.dim() == 3:
         return softmax_minus_one_hot(outputs, batch.targets).mul_(batch.weights.unsqueeze(2))
@@ -337,8 +336,9 @@ def output_gradients(outputs: Tensor, batch: Batch, loss: Loss) -> Tensor:
 
 def _squared_norms(use: Use) -> Tensor:
     """Squared norms of a layer's per-example gradients, weight and bias, (k, n), float64. With one
-    position an example they are products of norms (Goodfellow 2015), in float64 throughout: a large
-    norm may hide behind the square of a small one. Otherwise the gradients are built."""
+    position an example they are products of norms (Goodfellow 2015), in float64 throughout, since
+    the square of a small norm could underflow beside a large one. Otherwise the gradients are
+    built."""
     grads = use.grads
     inputs = use.inputs
     if inputs.shape[2] == 1:
@@ -354,7 +354,7 @@ def _squares(values: Tensor) -> Tensor:
 
 
 def clip_scale(norms: Tensor, clip_norm: float) -> Tensor:
-    """Factors in [0, 1] that bring gradients of these norms to at most `clip_norm`; 0 for unusable
+    """Factors in [0, 1] that clip gradients of these norms to `clip_norm`; 0 for unusable
     norms."""
     return torch.where(norms < LARGEST_NORM, clip_factors(norms, clip_norm), 0.0)
 
@@ -362,8 +362,9 @@ def clip_scale(norms: Tensor, clip_norm: float) -> Tensor:
 def sequence_of(
     model: nn.Module, input_shape: Shape, *, loss: Loss = cross_entropy
 ) -> LayerSequence | None:
-    """The layers of a model for inputs of `input_shape`; None if one of them, or how it is set, is
-    not covered. Nor are frozen parameters, hooks, and parameters that several layers share."""
+    """The layers of a model for inputs of `input_shape`; None if a layer or its configuration is
+    not supported. Frozen parameters, hooks, and parameters that several layers share are not
+    either."""
     values = [value for _, value in model.named_parameters(remove_duplicate=False)]
     if (
         type(model) is not nn.Sequential
@@ -387,10 +388,10 @@ def sequence_of(
 
 
 class _Way:
-    """The way of one example through a model: its shape as the layers read it, and the kind of
-    thing that it is. The kinds are "inputs" (as the data set has them), "image" (its channels are
-    last), "flat image" (the next linear layer reads it by a weight in the image's order), and
-    "vector". Methods are False for what has no pass by hand."""
+    """The path of one example through a model: its current shape and kind. The kinds are "inputs"
+    (the layout of the data set), "image" (channels last), "flat image" (the next linear layer's
+    weight has the image's order), and "vector". Methods return False for a layer without a
+    hand-written pass."""
 
     def __init__(self, input_shape: Shape) -> None:
         self.layers: list[Layer] = []

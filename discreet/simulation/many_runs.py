@@ -1,9 +1,9 @@
 """Many runs, one after the other in this process or several at a time as tasks of a Ray cluster.
 
-A failure is told in a line, and ends no other run. A run whose process or machine is killed goes on
-after its last checkpoint, on whatever machine has room. So the run folders lie on a path that all
-machines share. A machine charges only ledgers that it knows (`rollback_guard`): this process, which
-has seen them grow, lets the next machine go on with them.
+A failure is reported in one line, and does not end other runs. A run whose process or machine is
+killed resumes from its last checkpoint, on any machine with room. So the run folders must be on a
+path that all machines share. A machine charges only ledgers that it knows (`rollback_guard`): this
+process, which knows their positions, lets the next machine adopt them.
 """
 
 from __future__ import annotations
@@ -42,9 +42,8 @@ if TYPE_CHECKING:  # Ray takes seconds to import
 
 logger = logging.getLogger("discreet")
 
-TOLD = (ConfigError, LedgerError, RunLostError)  # they say in one line what is wrong, and where
-# What a run may meet, in code of one's own too. Anything else is no failure of a run: it ends them
-# all.
+TOLD = (ConfigError, LedgerError, RunLostError)  # their messages are one line for users
+# Errors that a run may raise, also from a user's code. Any other error ends all runs.
 FAILURES = (
     ValueError,
     ArithmeticError,
@@ -57,14 +56,14 @@ FAILURES = (
     AssertionError,
     ImportError,
 )
-END_SECONDS = 10.0  # in which a process that is killed ends
+END_SECONDS = 10.0  # time for a killed process to end
 WAKE_SECONDS = 1.0
 
 
 @dataclass(frozen=True)
 class Job:
-    """A run that is to be done, with its name in messages. `work` starts it, resumes it, or leaves
-    it if it is over."""
+    """A run to be done, with its name in messages. `work` starts or resumes it, or does nothing if
+    it is over."""
 
     name: str
     folder: RunFolder
@@ -73,10 +72,10 @@ class Job:
     device: str = "cpu"
 
     def attempt(self) -> str | None:
-        """Does the run; gives the reason for which it failed, in one line, or None."""
+        """Does the run. Returns the reason of a failure, in one line, or None."""
         try:
             self.work()
-        except BrokenPipeError:  # the output is no longer read, which is no fault of the run
+        except BrokenPipeError:  # nobody reads the output any more: not a failure of the run
             raise
         except FAILURES as error:
             reason = first_line(error)
@@ -91,20 +90,18 @@ class Job:
         return None
 
     def note(self, reason: str) -> None:
-        """Writes in the run folder, if it holds a run that nobody writes, that the run was
-        interrupted."""
+        """Notes in the run folder that the run was interrupted, if no process is writing it."""
         if (self.folder.path / CONFIG).exists():
             with suppress(*TOLD), only_writer(self.folder.path, patience=0.0):
                 note_interruption(self.folder, reason)
 
     def ledgers(self) -> list[DurableLedger]:
-        """Those that the run has so far."""
+        """The ledgers that the run has so far."""
         files = (self.folder.ledger_path, self.folder.clients_ledger_path)
         return [DurableLedger(path) for path in files if path.is_file()]
 
     def is_known(self) -> bool:
-        """True if this machine knows the run's ledgers, and has seen no more of them than is
-        there."""
+        """True if this machine knows the run's ledgers, and they lack no rows that it knows."""
         try:
             for ledger in self.ledgers():
                 ledger.check()
@@ -113,8 +110,8 @@ class Job:
         return True
 
     def adopt(self) -> str | None:
-        """Makes the run's ledgers, which grew elsewhere, known to this machine; gives what is wrong
-        with them."""
+        """Lets this machine adopt the run's ledgers, which grew elsewhere. Returns the fault of a
+        ledger, or None."""
         try:
             for ledger in self.ledgers():
                 ledger.adopt()
@@ -131,8 +128,8 @@ def go_on(
     device: str = "cpu",
     decided: PrivacyConfig | None = None,
 ) -> None:
-    """Does a run with these settings: from its start, after its last whole round, or not at all if
-    it is over. `decided`: their guarantees with the noise, if a target has chosen it before."""
+    """Starts a run with these settings, resumes it after its last complete round, or does nothing
+    if it is over. `decided`: the guarantees with their noise, if a target has chosen it before."""
     if state_of(files) in OVER and (files.path / "privacy.json").exists():
         logger.info("%s has ended already, and is kept", name)
         return
@@ -143,7 +140,7 @@ def go_on(
 
 
 def first_line(error: BaseException) -> str:
-    """An error in one line, with its type unless the message was written for people.
+    """An error in one line, with its type unless the message is meant for users.
 
     >>> first_line(TypeError("no\\nnumber")), first_line(ConfigError("rounds must be at least 1"))
     ('TypeError: no', 'rounds must be at least 1')
@@ -155,12 +152,13 @@ def first_line(error: BaseException) -> str:
 
 
 def run_all(jobs: Sequence[Job], *, at_a_time: int, shared: Path) -> dict[str, str]:
-    """Does all runs, goes on if one fails, and gives the reasons of those that failed, by their
-    names. `shared` is the folder that all their folders lie in.
+    """Does all runs, goes on if one fails, and returns the reasons of failures by name. `shared` is
+    the folder that holds all their folders.
 
-    One at a time: in this process. Else each is a task of the Ray cluster that `ray.address` names,
-    so many at a time, or as many as there is room for. If this process is asked to end, the tasks
-    are killed, and a cluster that was started here ends: the runs can be resumed.
+    With `at_a_time` = 1 the runs are done in this process. Otherwise each is a task of the Ray
+    cluster at `ray.address`, and as many run at a time as asked for, or as there is room for. If
+    this process is asked to end, the tasks are killed, and a cluster that was started here ends:
+    the runs can be resumed.
 
     Raises:
       ConfigError: the cluster can't be used, or a machine does not see the folder; nothing has
@@ -240,7 +238,7 @@ def _run_on_ray(
 
 @contextmanager
 def _token(shared: Path, address: str | None) -> Iterator[Path | None]:
-    """A file that all machines of a cluster must see; None if all of them are this one."""
+    """A file that all machines of a cluster must see; None if there is only this machine."""
     if address is None:
         yield None
         return
@@ -253,22 +251,22 @@ def _token(shared: Path, address: str | None) -> Iterator[Path | None]:
 
 
 def _started(job: Job, cluster: RayCluster) -> Any:
-    """The task of a run. One that charges an account, an SQLite file in WAL mode, runs here:
-    processes of several machines can't share it."""
+    """The task of a run. A run that charges an account, an SQLite file in WAL mode, runs on this
+    machine, as several machines can't share it."""
     known = job.is_known()
     if job.plan.settings.engine == "ray":
         num_gpus = 0.0
     else:
         num_gpus = job.plan.settings.ray.num_gpus
-    # A copy of the plan holds no mechanism of one's own, which another machine finds only where the
-    # run is.
+    # A copy of the plan holds no custom mechanism, which another machine could import only in the
+    # run's folder.
     sent = replace(job, plan=replace(job.plan))
     here = job.plan.account is not None
     return cluster.start(_attempt, sent, Path.cwd(), known, num_gpus=num_gpus, here=here)
 
 
 def _reason(job: Job, task: Any, *, adopts: bool) -> str | None:
-    """The reason for which a run that has ended failed, in one line, or None."""
+    """The reason of a failed run, in one line, or None."""
     from discreet.simulation.ray_cluster import result
 
     try:
@@ -280,9 +278,9 @@ def _reason(job: Job, task: Any, *, adopts: bool) -> str | None:
 
 
 def _attempt(job: Job, folder: Path, known: bool) -> str | None:
-    """The task, in a working folder: does the run, and gives the reason for which it failed, in one
-    line, or None. `known`: where it was started from, its ledgers are known to be its own. So they
-    are here."""
+    """The task, in a working folder: does the run, and returns the reason of a failure, in one
+    line, or None. `known`: the starting process has checked the run's ledgers, so this machine may
+    adopt them."""
     if known:
         fault = job.adopt()
     else:
@@ -295,8 +293,8 @@ def _attempt(job: Job, folder: Path, known: bool) -> str | None:
 
 @contextmanager
 def _as_a_task(job: Job) -> Iterator[None]:
-    """Writes the log beside the run folder; forks no workers, as a process of a pool: a task has
-    one CPU."""
+    """A context that writes the log beside the run folder and forks no workers, as in a process
+    pool: a task has one CPU."""
     path = job.folder.path.with_name(f"{job.folder.path.name}.log")
     process = multiprocessing.current_process()
     path.parent.mkdir(parents=True, exist_ok=True)

@@ -1,8 +1,9 @@
 """Many models of any architecture: the model's own forward, for all clients at once
 (`torch.func.vmap`).
 
-What vmap can't follow, and a model so large that calls cost little beside the work in them, trains
-one client after the other: a cohort is then as many times as fast as it has processes.
+If vmap can't follow the model, or the model is so large that the overhead of calls is small,
+clients are trained one after the other: the speed of a cohort then grows with the number of
+processes.
 """
 
 from __future__ import annotations
@@ -27,8 +28,7 @@ from discreet.per_example.recurrent import LSTMLayer
 from discreet.privacy.randomness import RandomSource
 from discreet.simulation.layer_sequence import Batch, ParameterLayout, Params, clip_scale
 
-# Dropout that multiplies an example by a mask, of one number for each of its numbers, or for each
-# of its channels.
+# Dropout whose mask has a number for each number of an example, or for each of its channels.
 _BY_NUMBER = (nn.Dropout, functional.dropout)
 _BY_CHANNEL = (
     nn.Dropout1d,
@@ -41,9 +41,9 @@ _BY_CHANNEL = (
 
 
 class Masks(TorchFunctionMode):
-    """Within it dropout draws a client's masks as it would alone, from a generator of the client's
-    own: for `counts` of each one's `width` rows, of which those numbered `rows`, among all of all
-    clients, go through the model."""
+    """A context in which dropout draws a client's masks as if it were alone, from the client's own
+    generator: for `counts` of the `width` rows of each client. Of all rows of all clients, those
+    numbered `rows` go through the model."""
 
     def __init__(self, seeds: Iterable[int]) -> None:
         super().__init__()
@@ -81,7 +81,7 @@ class Masks(TorchFunctionMode):
 @dataclass(frozen=True, eq=False)
 class MappedModel:
     """The models of k clients, whose trainable parameters are a list of tensors (k, ...). They
-    share what is frozen. Unless `together`, its clients are trained one after the other. `masks` is
+    share frozen values. Unless `together`, the clients are trained one after the other. `masks` is
     None without dropout."""
 
     model: nn.Module
@@ -91,7 +91,7 @@ class MappedModel:
     masks: Masks | None = None
 
     def drawing(self, sources: Iterable[RandomSource]) -> MappedModel:
-        """The same, with masks from the sources of its clients."""
+        """The same model, with dropout masks from the sources of its clients."""
         if not dropout_layers(self.model):
             return self
         return replace(
@@ -129,7 +129,7 @@ class MappedModel:
         )
         weights = batch.weights.double() / LOSS_SCALE
         scale = clip_scale(norms.double() * weights, clip_norm).mul_(weights)
-        if not bool(norms.sum().isfinite()):  # 0 * inf would poison the products
+        if not bool(norms.sum().isfinite()):  # 0 * inf would spoil the products
             lost = ~norms.isfinite().unsqueeze(2)
             gradients = [values.masked_fill(lost, 0.0) for values in gradients]
         scale = scale.to(gradients[0].dtype).unsqueeze(1)
@@ -150,11 +150,11 @@ class MappedModel:
 
     @contextmanager
     def _drawing(self, batch: Batch, *, fewest: int) -> Iterator[Tensor]:
-        """The numbers of the batch's rows, (k, width), as the masks have them. A client draws for
-        `fewest` examples at least if it has one."""
+        """A context that yields the numbers of the batch's rows, (k, width), by which masks are
+        drawn. A client with any example draws for at least `fewest` examples."""
         clients, width = batch.weights.shape
         with warnings.catch_warnings(), self.masks or nullcontext():
-            # Of PyTorch on itself: an operation without a batching rule is slower.
+            # PyTorch warns that an operation without a batching rule is slower.
             warnings.filterwarnings("ignore", "There is a performance drop", UserWarning)
             if self.masks is not None:
                 counts = (batch.weights > 0).sum(1).tolist()
@@ -175,7 +175,7 @@ def mapped_model(model: nn.Module, loss: Loss, *, by_example: bool = False) -> M
     draws_otherwise = any(
         type(layer) not in (*_BY_NUMBER, *_BY_CHANNEL) for layer in dropout_layers(model)
     )
-    # PyTorch has one call for all steps of RNNBase; of the other, a gradient would be built for
+    # PyTorch has one call for all steps of RNNBase; for LSTMLayer a gradient would be built for
     # each step.
     slower = (nn.RNNBase, LSTMLayer) if by_example else nn.RNNBase
     recurrent = any(isinstance(layer, slower) for layer in model.modules())

@@ -3,8 +3,9 @@ kill -9.
 
 Run as a program this does one of two things:
 
-- `tied` becomes a command, which Linux kills when its parent ends.
-- `remove` waits until its parent ends, ends what was started with a folder, and removes the folder.
+- `tied` executes a command, which Linux kills when its parent ends.
+- `remove` waits until its parent ends, ends the processes that were started with a folder, and
+  removes the folder.
 """
 
 from __future__ import annotations
@@ -21,9 +22,9 @@ from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-SCRATCH = "DISCREET_SCRATCH"  # names a scratch folder to the processes that end with it
+SCRATCH = "DISCREET_SCRATCH"  # environment variable that names a scratch folder
 STARTER = b"flower-superexec"  # starts ServerApps for a SuperLink, ClientApps for a SuperNode
-# Ctrl-C, kill, and the loss of the terminal
+# Ctrl-C, kill, and loss of the terminal
 ENDING = (
     signal.SIGINT,
     signal.SIGTERM,
@@ -36,20 +37,21 @@ WATCH_SECONDS = 0.5
 
 
 class RunLostError(RuntimeError):
-    """Something that a run needs has ended. The message says what; the run can be resumed."""
+    """A process or machine that a run needs has ended. The message names it; the run can be
+    resumed."""
 
 
 def heard() -> list[signal.Signals]:
-    """The signals that ask this process to end, but for those that whoever started it wants to be
-    ignored (nohup)."""
+    """The signals that ask this process to end, except those that it was started to ignore
+    (nohup)."""
     return [number for number in ENDING if signal.getsignal(number) is not signal.SIG_IGN]
 
 
 def child_processes(
     ancestor: int | Collection[int], program: bytes | tuple[bytes, ...] = b""
 ) -> list[int]:
-    """The living processes below a process, or below some; of those only a program's, or some
-    programs'; none if the system has no /proc."""
+    """The living descendants of one or more processes, optionally only those of some programs; none
+    if the system has no /proc."""
     if isinstance(ancestor, int):
         above = {ancestor}
     else:
@@ -60,14 +62,13 @@ def child_processes(
         try:
             pid = int(entry.name)
             words = (entry / "cmdline").read_bytes().split(b"\0")
-            # The name in parentheses may hold anything; the state and the parent follow it.
+            # The name in parentheses may contain anything; the state and the parent follow it.
             state, parent = (entry / "stat").read_text().rpartition(")")[2].split()[:2]
             threads = len(os.listdir(entry / "task"))
         except (OSError, ValueError, IndexError):
             continue  # it has ended in the meantime
         if state in ("Z", "X") and threads <= 1:
-            # it has ended, and waits for its parent to notice; its other threads may outlive the
-            # first one
+            # A zombie has ended and waits for its parent. Other threads may outlive the first one.
             continue
         parents[pid] = int(parent)
         if any(word.endswith(program) for word in words[:2]):
@@ -82,8 +83,8 @@ def _ancestors(pid: int, parents: dict[int, int]) -> Iterator[int]:
 
 
 def listens(ancestor: int, port: int) -> bool:
-    """True if a process, or one below it, listens on a TCP port; also if the system has no /proc to
-    say so."""
+    """True if a process, or one of its descendants, listens on a TCP port; also if the system has
+    no /proc."""
     tables = [table for table in map(Path, ("/proc/net/tcp", "/proc/net/tcp6")) if table.exists()]
     rows = [row.split() for table in tables for row in table.read_text().splitlines()[1:]]
     sockets = {
@@ -99,7 +100,7 @@ def listens(ancestor: int, port: int) -> bool:
 
 
 def tied(command: Sequence[str]) -> list[str]:
-    """The command line that runs a command, which Linux kills when the thread that starts it
+    """The command line that runs a command so that Linux kills it when the starting thread
     ends."""
     return _starts("tied", command)
 
@@ -129,8 +130,8 @@ def removed_folder() -> tuple[Path, subprocess.Popen[bytes]]:
 
 @contextmanager
 def scratch_folder() -> Iterator[Path]:
-    """A folder for this user alone, which is removed with the block, or with this process, even by
-    kill -9. Every process that is started in the block, and what that starts, ends with it too:
+    """A folder for this user alone, which is removed at the end of the block or of this process,
+    even by kill -9. All processes that are started in the block, and their descendants, end too:
     their environment names the folder."""
     folder, remover = removed_folder()
     before = os.environ.get(SCRATCH)
@@ -145,8 +146,8 @@ def scratch_folder() -> Iterator[Path]:
 
 
 def ray_environment(folder: Path) -> dict[str, str]:
-    """Settings of Ray 2.55 for a cluster of one machine: it writes below `folder`, listens on the
-    loopback interface alone, and answers only processes that have its token, a random one each
+    """Settings of Ray 2.55 for a cluster of one machine. It writes below `folder`, listens on the
+    loopback interface only, and answers only processes that have its token, which is random each
     time."""
     return {
         "RAY_TMPDIR": str(folder),
@@ -157,19 +158,20 @@ def ray_environment(folder: Path) -> dict[str, str]:
 
 
 def carrying(name: str, value: str) -> list[int]:
-    """The other processes that were started with this value of a variable, and all below them: one
-    that gives itself a title may lose its variables. None if the system has no /proc."""
+    """The other processes that were started with this value of an environment variable, and their
+    descendants, since a process that sets its title may lose its variables. None if the system has
+    no /proc."""
     found = []
     for pid in child_processes(0):
-        with suppress(OSError):  # it has ended in the meantime, or is another user's
+        with suppress(OSError):  # it has ended in the meantime, or belongs to another user
             if f"{name}={value}".encode() in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0"):
                 found.append(pid)
     return list({*found, *child_processes(found)} - {os.getpid()})
 
 
 def end_carrying(name: str, value: str, *numbers: signal.Signals) -> None:
-    """Ends what `carrying` finds, and what that starts meanwhile, by the next signal if one was not
-    enough."""
+    """Ends the processes that `carrying` finds, and those that they start in the meantime. If a
+    signal is not enough, the next one is sent."""
     for number in numbers:
         deadline = time.monotonic() + END_SECONDS
         while (left := carrying(name, value)) and time.monotonic() < deadline:
@@ -191,7 +193,7 @@ def _main(what: str, parent: int, words: Sequence[str]) -> None:
         _remove(Path(words[0]))
         return
     prctl = getattr(ctypes.CDLL(None), "prctl", None)
-    if prctl is not None:  # of Linux alone
+    if prctl is not None:  # only on Linux
         prctl(DIE_WITH_PARENT, signal.SIGKILL)
     if os.getppid() == parent:  # else it has ended already
         os.execvp(words[0], list(words))

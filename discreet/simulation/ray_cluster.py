@@ -1,10 +1,9 @@
-"""The Ray cluster that a simulation computes on: connected to, checked, worked on, and ended if it
-was started here.
+"""The Ray cluster of a simulation: connecting, checking the nodes, running tasks, and ending it if
+it was started here.
 
-Every machine must compute the numbers that this one would. So a node is used only after it has told
-that it has the same code of Discreet, the same PyTorch, and the same file of a model of one's own.
-Ray compares its own version and Python's when a machine joins the cluster, and when this process
-does.
+Every machine must compute the same numbers as this one. So a node is used only after it has
+reported the same code of Discreet, the same PyTorch, and the same files of custom models. Ray
+compares its own version and Python's when a machine, or this process, joins the cluster.
 """
 
 from __future__ import annotations
@@ -55,19 +54,19 @@ Task = ray.ObjectRef[Any]
 
 ANY = "auto"
 RETRIES = 3  # of a task whose process or machine was lost
-REACH_SECONDS = 10.0  # a machine that answers at all takes a connection in less
-TELL_SECONDS = 180.0  # a node starts a process and imports PyTorch before it can tell its versions
+REACH_SECONDS = 10.0  # a machine that answers accepts a connection in less
+TELL_SECONDS = 180.0  # a node starts a process and imports PyTorch before it reports its versions
 
 
 @dataclass
 class RayCluster:
-    """A cluster that this process is connected to.
+    """A cluster to which this process is connected.
 
     Attributes:
-      own_models, versions: what must be the same on all machines: models of one's own by their
-        names, and the digest or version of what may differ.
+      own_models: the names of custom models, which must be the same on all machines.
+      versions: digests or versions of the code, which must be the same on all machines.
       token: a file in a folder that all machines share; None if they share none.
-      checked: the nodes that have told that they have all this.
+      checked: the nodes that have passed the check.
     """
 
     own_models: tuple[str, ...]
@@ -76,10 +75,10 @@ class RayCluster:
     checked: set[str] = field(default_factory=set)
 
     def check(self) -> None:
-        """Raises RunLostError, in one line, if this process has something else, or does not see the
+        """Raises RunLostError, in one line, if this process has other versions, or does not see the
         folder.
 
-        Each task begins with it, since Ray may give it to a node that has joined a moment ago.
+        Each task begins with this check, since Ray may give it to a node that has just joined.
         """
         found = versions(self.own_models)
         here = socket.gethostname()
@@ -95,8 +94,8 @@ class RayCluster:
             )
 
     def check_nodes(self) -> None:
-        """Has the nodes that have joined since the last call check what they have: before each
-        round. RunLostError: a node has something else, lacks it, or does not tell."""
+        """Checks the nodes that have joined since the last call; called before each round. Raises
+        RunLostError: a node has other versions, lacks a file, or does not answer."""
         joined = _alive().keys() - self.checked
         # A task that does nothing else.
         of = {
@@ -129,8 +128,8 @@ class RayCluster:
     def start(
         self, function: Callable[..., Any], *args: object, num_gpus: float = 0.0, here: bool = False
     ) -> Task:
-        """A task with one CPU: the function's call on any machine, or on this one. If its process
-        or machine is lost it is done again, `RETRIES` times."""
+        """A task with one CPU: a call of the function on any machine, or on this one. If its
+        process or machine is lost it is repeated, up to `RETRIES` times."""
         strategy = _Only(ray.get_runtime_context().get_node_id(), soft=False) if here else "DEFAULT"
         task = _task.options(num_gpus=num_gpus, max_retries=RETRIES, scheduling_strategy=strategy)
         return task.remote(self, function, *args)  # type: ignore[no-any-return]
@@ -138,7 +137,7 @@ class RayCluster:
 
 @cache
 def versions(own_models: tuple[str, ...] = ()) -> Mapping[str, str]:
-    """Those of this process, as they were at its first call. Raises ValueError if a model can't be
+    """The versions of this process, as of the first call. Raises ValueError if a model can't be
     imported."""
     package = Path(discreet.__file__).parent
     modules = [
@@ -153,8 +152,8 @@ def versions(own_models: tuple[str, ...] = ()) -> Mapping[str, str]:
 
 
 def result(task: Task, what: str) -> Any:
-    """The value of a task, and what it raised. RunLostError: the task, which is `what`, was lost
-    again and again."""
+    """The result of a task; an error of the task is raised. Raises RunLostError: the task, named
+    `what`, was lost too often."""
     try:
         return ray.get(task)
     except RayTaskError as error:
@@ -174,16 +173,16 @@ def _task(cluster: RayCluster, function: Callable[..., Any], *args: object) -> A
 
 
 class RayWorkers:
-    """Works as `discreet.simulation.workers.LocalWorkers` does: a chunk of clients is a task,
-    wherever a CPU is free. Results of an exact engine come as they are done, others in the order of
-    the work, so that a seed gives the same last bits each time.
+    """Workers like `discreet.simulation.workers.LocalWorkers`, where a chunk of clients is a task
+    on any free CPU. Results of an exact engine come in the order of completion, others in the order
+    of the work, so that a seed gives the same last bits each time.
 
-    What a task needs is put into Ray's object store once, and the parameters once a round. No state
-    of a random generator travels: a task makes the sources of its clients from the seed, or without
-    one from the operating system. So a task that Ray does again, after a process or a machine was
-    lost, gives the same sum, or one with draws that nobody has seen.
+    The engine is put into Ray's object store once, and the parameters once a round. No state of a
+    random generator is sent: a task makes the sources of its clients from the seed, or without one
+    from the operating system. So a task that Ray repeats, after a process or a machine was lost,
+    gives the same sum, or one with fresh draws that nobody has seen.
 
-    A task asks for the share `num_gpus` of a GPU. ConfigError: the cluster has none.
+    A task asks for the share `num_gpus` of a GPU. Raises ConfigError: the cluster has none.
     """
 
     count = 1
@@ -193,15 +192,14 @@ class RayWorkers:
         self._num_gpus = num_gpus
         self._is_exact = engine.is_exact
         cluster.check_gpus(num_gpus)
-        # With the device, in a container: a process fetches the engine once, and not each task.
+        # In a container, so that each process, not each task, fetches the engine once.
         self._engine = ray.put(engine), "cuda" if num_gpus else "cpu"
         self._params: Task = ray.put(None)  # until work begins
         self._waiting: list[Task] = []
 
     def begin(self, params: Tensor) -> None:
-        """Puts the parameters where every machine reads them, and uses the machines that have
-        joined. For machines that are lost the cohort is cut as before, so that its sums do not
-        depend on the loss."""
+        """Puts the parameters into Ray's object store, and uses machines that have joined. If
+        machines are lost, the chunks stay the same, so that the sums do not depend on the loss."""
         self.close()
         self._cluster.check_nodes()
         cpus = self._cluster.has("CPU")
@@ -213,7 +211,7 @@ class RayWorkers:
         self._params = ray.put(params.cpu().numpy())
 
     def replies(self, works: Iterable[Any]) -> Iterator[PartialReply]:
-        """The replies of each piece of work. RunLostError: one was lost more than `RETRIES`
+        """The replies of each piece of work. Raises RunLostError: one was lost more than `RETRIES`
         times."""
         for work in works:
             self._waiting.append(
@@ -234,7 +232,7 @@ class RayWorkers:
         return replace(replies, values=read_only(values))
 
     def close(self) -> None:
-        """Ends the tasks that nobody waits for."""
+        """Cancels the remaining tasks."""
         for task in self._waiting:
             ray.cancel(task)
         self._waiting.clear()
@@ -259,24 +257,24 @@ def _loaded(held: tuple[Task, str]) -> Train:
 def connected(
     address: str | None, *, models: Iterable[str] = (), token: Path | None = None
 ) -> Iterator[RayCluster]:
-    """The cluster at an address while the block runs. Its nodes are checked.
+    """A context with a connection to the cluster at an address. Its nodes are checked.
 
     Args:
-      address: `host:port` of its head, or `auto` for the one that this machine belongs to. None
+      address: `host:port` of its head, or `auto` for the one to which this machine belongs. None
         starts one here, with as many CPUs as this process may use. It ends with the block, however
         that ends, and with this process.
       models: the names of the models that tasks build.
       token: see `RayCluster`.
 
     Raises:
-      ConfigError: there is no such cluster, it can't be reached, or a node has something else than
+      ConfigError: there is no such cluster, it can't be reached, or a node has other versions than
         this machine.
     """
     own = tuple(sorted({name for name in models if OWN in name and not name.startswith(HF)}))
     with ExitStack() as held:
-        if not ray.is_initialized():  # else its caller ends it
+        if not ray.is_initialized():  # otherwise the caller ends it
             if address is None:
-                # Logs of Ray, and data that do not fit into memory, go with it.
+                # Ray's logs, and data that do not fit into memory, are removed with it.
                 held.enter_context(_for_this_machine(held.enter_context(scratch_folder())))
             held.callback(ray.shutdown)
             _start() if address is None else _join(address)
@@ -290,9 +288,8 @@ def connected(
 
 @contextmanager
 def _for_this_machine(folder: Path) -> Iterator[None]:
-    """Has a cluster that is started in the block be for this process alone. Ray reads its settings
-    once: it is made to read them again, also afterwards, since this process may join another
-    cluster."""
+    """A context in which a started cluster is private to this process. Ray reads its settings only
+    once, so they are reloaded, also afterwards, since this process may join another cluster."""
     settings = ray_environment(folder)
     kept = {name: os.environ.get(name) for name in settings}
     before = ray_constants.ENABLE_RAY_CLUSTER
@@ -314,7 +311,7 @@ def _set(settings: Mapping[str, str | None], *, several_machines: bool) -> None:
 def _start() -> None:
     try:
         _connect("local", num_cpus=len(os.sched_getaffinity(0)), include_dashboard=False)
-    except Exception as error:  # Ray has no class of its own for a process that did not start
+    except Exception as error:  # Ray has no error class for a process that did not start
         raise ConfigError(
             f"engine=ray can't start Ray on this machine: {one_line(error)}"
         ) from error
@@ -341,7 +338,7 @@ def _join(address: str) -> None:
 
 
 def _reach(address: str) -> None:
-    """Ray tries for a minute before it gives up."""
+    """Checks that a host can be reached, as Ray itself would try for a minute."""
     host, _, port = address.rpartition(":")
     if not host or not port.isdigit() or "/" in host:
         raise ConfigError(
@@ -354,18 +351,17 @@ def _reach(address: str) -> None:
 
 
 def _connect(address: str, **settings: Any) -> None:
-    # A task that Ray kills because the memory is full, while others run there, has a count of tries
-    # of its own.
+    # Ray counts retries of tasks that it kills for lack of memory separately.
     os.environ.setdefault("RAY_task_oom_retries", str(RETRIES))
     with _own_sigterm(), warnings.catch_warnings():
-        warnings.simplefilter("ignore", FutureWarning)  # of Ray: what it may change one day
+        warnings.simplefilter("ignore", FutureWarning)  # from Ray, on possible future changes
         ray.init(address, log_to_driver=False, logging_level=logging.WARNING, **settings)
 
 
 @contextmanager
 def _own_sigterm() -> Iterator[None]:
-    """Ray takes SIGTERM for itself when it connects. It is given back; one that came in the
-    meantime is not lost."""
+    """A context that keeps this process's handler of SIGTERM, which Ray replaces when it connects.
+    A signal that arrives in the meantime is not lost."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -381,13 +377,13 @@ def _own_sigterm() -> Iterator[None]:
 
 
 def _alive() -> dict[str, str]:
-    """The names of nodes, by their numbers in Ray."""
+    """The names of the living nodes, by their Ray ids."""
     nodes = ray.nodes()  # type: ignore[no-untyped-call]
     return {node["NodeID"]: node["NodeManagerHostname"] for node in nodes if node["Alive"]}
 
 
 def one_line(error: BaseException) -> str:
-    """An error in one line; of a task, the error that was raised there."""
+    """An error in one line; for a task, the error that was raised in it."""
     if isinstance(error, RayTaskError):
         told = error.cause
     else:

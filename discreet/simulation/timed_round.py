@@ -1,4 +1,4 @@
-"""The time and memory of a round, by doing one with made-up data of the same sizes."""
+"""Measures the time and memory of a round on made-up data of the same sizes."""
 
 from __future__ import annotations
 
@@ -24,15 +24,15 @@ SEED = 20753
 
 @dataclass(frozen=True)
 class TimedRound:
-    """Seconds of a round, and the largest memory of this process and a worker of it, in bytes."""
+    """The seconds of a round, and the peak memory of this process and one worker, in bytes."""
 
     seconds: float
     memory: int
 
 
 def timed_round(plan: Plan, task: Task, call: Call) -> TimedRound:
-    """Does two rounds of a plan on made-up data, in a temporary folder, and times the second.
-    Nothing is learned from the task but its sizes."""
+    """Does two rounds of a plan on made-up data, in a temporary folder, and times the second. Only
+    the sizes of the task are used."""
     rows: list[Mapping[str, object]] = []
     made = replace(task, train=_made_up(task.train, task), test=_made_up(task.test, task))
     with ExitStack() as held:

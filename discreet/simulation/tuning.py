@@ -1,6 +1,6 @@
-"""Tuning: trials that are priced, drawn once and run, of which the best is published. Every file of
-the chosen run says what the choice among a random number of trials has cost, and not what one trial
-has."""
+"""Tuning by private selection: trials are priced, drawn once and run, and the best is published.
+Every file of the chosen run states the cost of the selection among a random number of trials, not
+that of one trial."""
 
 from __future__ import annotations
 
@@ -41,15 +41,14 @@ from discreet.simulation.many_runs import Job, go_on
 if TYPE_CHECKING:
     from dp_accounting import DpEvent
 
-TUNE_FILE = (
-    "tune.json"  # holds the drawn trials, and with them their number, which is not to be published
-)
-ACCOUNTANT = RDP  # the only one that knows the choice among trials
+# It lists the drawn trials, whose number must not be published.
+TUNE_FILE = "tune.json"
+ACCOUNTANT = RDP  # the only accountant that supports private selection
 
 
 class SelectionCost(NamedTuple):
     """Epsilons at `delta` by RDP: of one trial of the most expensive candidate, and of the whole
-    choice, `event`."""
+    selection, `event`."""
 
     delta: float
     one_trial: float
@@ -59,8 +58,8 @@ class SelectionCost(NamedTuple):
 
 @dataclass(frozen=True)
 class Trial:
-    """One run that was drawn: its folder, the number of its candidate, and its seed, which is None
-    if it is secure."""
+    """A drawn run: its folder, the number of its candidate, and its seed, None for secure
+    randomness."""
 
     folder: str
     candidate: int
@@ -69,7 +68,7 @@ class Trial:
 
 @dataclass(frozen=True)
 class Tune:
-    """The choice as it was described and drawn, once, before the first trial."""
+    """The selection as described and drawn, once, before the first trial."""
 
     overrides: list[str]
     distribution: str
@@ -83,7 +82,7 @@ class Tune:
         return TrialCount(self.distribution, self.mean)
 
     def check_budget(self, cost: SelectionCost) -> None:
-        """Raises ConfigError if the choice would cost too much."""
+        """Raises ConfigError if the selection would exceed the budget."""
         if self.max_epsilon is not None and cost.selection > self.max_epsilon:
             raise ConfigError(
                 f"the choice would cost epsilon {cost.selection:.4g}, above --max-epsilon "
@@ -92,8 +91,8 @@ class Tune:
 
 
 def read_tune(output: Path) -> Tune:
-    """The tune that was begun in a folder. ConfigError: it holds no unfinished one, or its file is
-    damaged."""
+    """The tune that was begun in a folder. Raises ConfigError: there is no unfinished one, or its
+    file is damaged."""
     try:
         stored = json.loads((output / TUNE_FILE).read_text())
         return Tune(**{**stored, "trials": [Trial(**trial) for trial in stored["trials"]]})
@@ -106,8 +105,8 @@ def read_tune(output: Path) -> Tune:
 
 
 def price(tune: Tune, plans: Sequence[Plan]) -> str:
-    """The number of candidates and the price of the choice, in two lines. ConfigError: no choice,
-    or too dear."""
+    """The number of candidates and the price of the selection, in two lines. Raises ConfigError:
+    there is nothing to select, or the price exceeds the budget."""
     if all(plan.asked == plans[0].asked for plan in plans):
         raise ConfigError(
             "there must be at least two different candidates (got 1), for choosing costs "
@@ -128,8 +127,8 @@ def price(tune: Tune, plans: Sequence[Plan]) -> str:
 
 
 def drawn(tune: Tune, plans: Sequence[Plan], output: Path) -> Tune:
-    """The tune with its trials, each one of the candidates, uniformly; stored. ConfigError: the
-    folder is not empty."""
+    """The tune with its trials, each a uniformly drawn candidate; it is stored. Raises ConfigError:
+    the folder is not empty."""
     if output.exists() and any(output.iterdir()):
         unfinished = (output / TUNE_FILE).exists()
         if unfinished:
@@ -142,12 +141,12 @@ def drawn(tune: Tune, plans: Sequence[Plan], output: Path) -> Tune:
     choices = source.child("choices")
     for _ in range(tune.count.draw(source.child("count"))):
         candidate = int(choices.uniform(1)[0] * len(plans))
-        # Reproducible as a whole, but no trial repeats another.
+        # The tune is reproducible as a whole, but no trial repeats another.
         if plans[candidate].settings.seed is None:
             seed = None
         else:
             seed = int(choices.words(1)[0] >> 33)
-        # A number in the name would tell how many trials came before.
+        # A number in the name would reveal the number of earlier trials.
         trials.append(Trial(secrets.token_hex(8), candidate, seed))
     tune = replace(tune, trials=trials)
     output.mkdir(parents=True, exist_ok=True)
@@ -158,8 +157,8 @@ def drawn(tune: Tune, plans: Sequence[Plan], output: Path) -> Tune:
 def trial_jobs(
     tune: Tune, plans: Sequence[Plan], devices: Sequence[str], folder: Path
 ) -> list[Job]:
-    """A run for each trial, in a folder below `folder`; each candidate has its plan and device.
-    ConfigError: an account has no room for those to come."""
+    """A job for each trial, in a folder below `folder`; each candidate has its plan and device.
+    Raises ConfigError: an account has no room for the remaining trials."""
     require_room(
         [plans[trial.candidate] for trial in tune.trials if not (folder / trial.folder).exists()]
     )
@@ -179,9 +178,9 @@ def trial_jobs(
 def publish_best(
     tune: Tune, plans: Sequence[Plan], trials: Sequence[RunFolder], output: Path
 ) -> str:
-    """Publishes the best trial as OUTPUT/chosen, deletes the others, and says where it is and what
-    the choice cost, in two lines. ConfigError: the population's account ended a trial, or repeated
-    rounds made the choice too dear."""
+    """Publishes the best trial as OUTPUT/chosen, deletes the others, and returns two lines with its
+    place and the cost of the selection. Raises ConfigError: the population's account ended a trial,
+    or repeated rounds made the selection exceed the budget."""
     require_whole(trials)
     repeated = max(
         DurableLedger(f.ledger_path).spent(USER).num_releases - f.read_config().rounds
@@ -206,9 +205,10 @@ def publish_best(
 
 
 def _state_choice(files: RunFolder, tune: Tune, cost: SelectionCost) -> None:
-    """Rewrites a copy of a trial's folder as the run that was chosen. The ledger holds one row, the
-    choice. Every round of metrics.csv costs as much as the last one: whichever is released, it was
-    chosen by what came after the last one. ConfigError: the trial has not done a round."""
+    """Rewrites a copy of a trial's folder as the chosen run. Its ledger holds one row, the
+    selection. Every round in metrics.csv has the cost of the whole selection, because the trial was
+    chosen by the result after the last round, whichever round is released. Raises ConfigError: the
+    trial has not done a round."""
     config, call = files.read_asked()
     checkpoint = files.load_checkpoint()
     if checkpoint is None:
@@ -240,7 +240,7 @@ def _state_choice(files: RunFolder, tune: Tune, cost: SelectionCost) -> None:
     else:
         lost = None
     outcome = Outcome(checkpoint, before["stopped"], lost)
-    # This ledger has no account of the population: its total would tell the number of trials.
+    # This ledger names no account of the population, whose total would reveal the number of trials.
     write_json(
         files.path / "privacy.json", {**privacy_facts(plan, ledger, outcome), "selection": facts}
     )
@@ -251,9 +251,9 @@ def _state_choice(files: RunFolder, tune: Tune, cost: SelectionCost) -> None:
 
 
 def cost_of(plans: Sequence[Plan], trials: TrialCount, *, repeated: int = 0) -> SelectionCost:
-    """The cost of a choice among trials of these plans, each trial with all of its rounds.
-    `repeated`: the most rounds that a trial did a second time because it was interrupted.
-    ConfigError: a plan gives a guarantee other than the user-level one, none at all, or no noise;
+    """The cost of a selection among trials of these plans, each trial with all of its rounds.
+    `repeated`: the largest number of rounds that a trial repeated after an interruption. Raises
+    ConfigError: a plan has another guarantee than the user-level one, none at all, or no noise;
     their deltas differ; or none of them costs most at every Renyi order."""
     for plan in plans:
         mechanisms = plan.mechanisms
@@ -285,8 +285,8 @@ def cost_of(plans: Sequence[Plan], trials: TrialCount, *, repeated: int = 0) -> 
 
 def require_room(trials: Sequence[Plan]) -> None:
     """Raises ConfigError unless the population's account, if trials charge one, has room for all
-    rounds of all of them: a trial that others before it end early is not the one whose repetitions
-    Papernot and Steinke price."""
+    rounds of all trials. A trial that earlier trials cut short is not a repetition as in Papernot
+    and Steinke, whose price would not apply."""
     if len({plan.account for plan in trials}) > 1:
         raise ConfigError("privacy.user.account must be the same for every candidate")
     charges = [
@@ -304,11 +304,11 @@ def require_room(trials: Sequence[Plan]) -> None:
 
 
 def require_whole(trials: Sequence[RunFolder]) -> None:
-    """Raises ConfigError if a trial was ended by the population's account: then none may be
+    """Raises ConfigError if the population's account ended a trial early: then none may be
     published."""
     for files in trials:
         said = json.loads((files.path / "privacy.json").read_text())
-        # and did not run away
+        # and training did not diverge
         ended = said["stopped"] is not None and said["model_round"] == said["rounds"]
         if ended and files.read_config().privacy.user.account is not None:
             raise ConfigError(
@@ -320,8 +320,8 @@ def require_whole(trials: Sequence[RunFolder]) -> None:
 def _planned(plan: Plan, repeated: int) -> tuple[tuple[DpEvent, int], ...]:
     planned = releases_of(plan.mechanism, plan.run, plan.run.rounds)
     numbers = range(1, plan.run.rounds + 1)
-    # A round that was done again may have been one of the most expensive kind, whose cohort also
-    # rates the model.
+    # A repeated round may have been of the most expensive kind, whose cohort also evaluates the
+    # model.
     joined = (number for number in numbers if plan.run.evaluation.joins(number))
     again = plan.mechanism.event(next(joined, plan.run.rounds), again=True)
     assert again is not None
@@ -329,8 +329,8 @@ def _planned(plan: Plan, repeated: int) -> tuple[tuple[DpEvent, int], ...]:
 
 
 def score(folder: Path) -> float:
-    """Accuracy or R2 of a trial's model, which is not the last one if the trial was lost; -inf of
-    an untrained one."""
+    """Accuracy or R2 of a trial's model, which is not the last one if training diverged; -inf for
+    an untrained model."""
     privacy = json.loads((folder / "privacy.json").read_text())
     row = model_row(privacy, RunFolder(folder).read_metrics())
     value = row.get(main_score(row))

@@ -1,10 +1,9 @@
-"""Trains chunks of clients side by side, in processes that share memory; or in this one.
+"""Trains chunks of clients in parallel, in processes that share memory; or in this process.
 
-A small model is a row of short calls, and threads would wait for Python's lock between them: two
-threads are slower than one. Forked processes have the shared data set and the engine as they stand,
-without a copy; parameters and sums pass through memory that all of them map. Work goes to them
-through pipes, written and read by the caller itself: an executor's threads came too late, and
-workers idled a third of the time.
+A small model makes many short calls, and threads would wait for Python's lock between them: two
+threads are slower than one. Forked processes inherit the data set and the engine without a copy;
+parameters and sums are in shared memory. Work is sent through pipes, which the caller itself writes
+and reads: with an executor's threads, workers idled a third of the time.
 """
 
 from __future__ import annotations
@@ -32,11 +31,10 @@ from discreet.mechanisms.sums import PartialReply
 from discreet.simulation.processes import RunLostError
 
 DIE_WITH_PARENT = 1  # PR_SET_PDEATHSIG of Linux
-QUEUED = 2  # pieces of work that a process has at most: one to do, and the next one
+QUEUED = 2  # most pieces of work of a process: the current and the next one
 
 Train = Callable[[Tensor, Any], PartialReply]
-# Errors of training that its caller is to see. A worker that meets anything else prints it and
-# ends.
+# Errors of training that are passed to the caller. On any other error a worker prints it and ends.
 TOLD = (ValueError, ArithmeticError, LookupError, RuntimeError, MemoryError, OSError)
 KILLED = (
     "a worker process of the simulation was killed: is there enough memory? If it failed, it has "
@@ -45,10 +43,10 @@ KILLED = (
 
 
 class LocalWorkers:
-    """So many processes, forked when the first work comes, that give replies back in the order of
-    the work. They have `train` as it was then, so that work and replies' numbers are all that
-    travels. Without `forks` this process trains, when a reply is asked for: on a GPU, and if
-    nothing can fork."""
+    """A number of processes, forked at the first work, that return replies in the order of the
+    work. They inherit `train`, so that only the work and the replies' numbers are sent. Without
+    `forks` this process trains when a reply is asked for: on a GPU, or if forking is not
+    possible."""
 
     def __init__(
         self, train: Train, *, count: int, num_params: int, sum_length: int, forks: bool = True
@@ -64,16 +62,16 @@ class LocalWorkers:
         self._waiting: deque[tuple[Connection, int]] = deque()
 
     def begin(self, params: Tensor) -> None:
-        """Sets the parameters that work starts from, until the next call. What an earlier round
-        left is given up."""
+        """Sets the initial parameters for the following work. Unfinished work of an earlier round
+        is dropped."""
         while self._waiting:
             with suppress(*TOLD):
                 self._result()
         self._params.copy_(params)
 
     def replies(self, works: Iterable[Any]) -> Iterator[PartialReply]:
-        """The replies of each piece. Their sum is overwritten once the next ones are asked for.
-        RunLostError: the process that had a piece is gone."""
+        """The replies of each piece of work. Their sum is overwritten once the next ones are asked
+        for. Raises RunLostError: the process of a piece has ended."""
         for work in works:
             if not self._forks:
                 yield self._train(self._params, work)
@@ -88,7 +86,7 @@ class LocalWorkers:
         if not self._processes:
             self._processes.extend(self._fork() for _ in range(self.count))
         slot = self._free.popleft()
-        # By turns: chunks are about equally long.
+        # Round-robin, as chunks take about the same time.
         self._processes.append(self._processes.popleft())
         pipe = self._processes[-1][1]
         try:
@@ -124,8 +122,8 @@ class LocalWorkers:
         words = (self._train, self._params, self._slots, there, os.getpid())
         worker = context.Process(target=_serve, args=words, daemon=True)
         with warnings.catch_warnings():
-            # Newer Pythons warn of forks beside threads. These children compute in one thread and
-            # take no lock.
+            # Newer versions of Python warn about forks in a process with threads. These children
+            # use one thread and take no lock.
             warnings.simplefilter("ignore", DeprecationWarning)
             worker.start()
         there.close()
@@ -145,8 +143,8 @@ class Workers(Protocol):
 
 
 def can_fork() -> bool:
-    """True if this process may have workers: on Linux, and unless it is a daemon, as those of a
-    pool are."""
+    """True if this process may have workers: on Linux, unless it is a daemon, like the processes of
+    a pool."""
     return (
         not multiprocessing.current_process().daemon
         and hasattr(ctypes.CDLL(None), "prctl")
@@ -155,13 +153,13 @@ def can_fork() -> bool:
 
 
 def _mapped(*shape: int, dtype: torch.dtype) -> Tensor:
-    """Memory that processes forked later share; not in /dev/shm, which containers keep small."""
+    """Memory that later forked processes share; not in /dev/shm, which is small in containers."""
     memory = mmap.mmap(-1, dtype.itemsize * math.prod(shape))
     return torch.frombuffer(memory, dtype=dtype).view(shape)
 
 
 def _serve(train: Train, params: Tensor, slots: Tensor, pipe: Connection, parent: int) -> None:
-    """A worker's life. It ends with its parent, however that ends, and leaves signals to it."""
+    """The loop of a worker. It ends with its parent, however that ends, which handles signals."""
     ctypes.CDLL(None).prctl(DIE_WITH_PARENT, signal.SIGKILL)
     if os.getppid() != parent:
         os._exit(1)
@@ -179,5 +177,5 @@ def _serve(train: Train, params: Tensor, slots: Tensor, pipe: Connection, parent
             continue
         values = replies.values
         slots[slot].view(values.dtype).copy_(values)
-        # Without the sum, of which only the type travels: PyTorch would send a tensor by a file.
+        # Without the values of the sum, only its type: PyTorch would send a tensor through a file.
         pipe.send(replace(replies, values=torch.empty(0, dtype=values.dtype)))

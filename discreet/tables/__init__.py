@@ -1,2 +1,1 @@
-"""A table of one's own before the first run: a description that is proposed, and a split by
-owner."""
+"""Preparing a user's table before the first run: a proposed description, and a split by owner."""

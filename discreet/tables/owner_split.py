@@ -1,4 +1,4 @@
-"""A table cut in two by owner: one part to train on, and a public test set."""
+"""Splits a table by owner into a training set and a public test set."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from discreet.data.targets import FolderError
 from discreet.run_files.run_folder import replace_file
 from discreet.tables.header import column_place, names_in
 
-# public: who is in the test set follows from an owner's name alone
+# public: an owner's name alone decides if it is in the test set
 SALT = b"discreet data split 20753:"
 
 
@@ -36,11 +36,11 @@ def is_tested(owner: str, share: float) -> bool:
 
 
 def split_by_owner(table: CsvTable, *, owner: str | None, share: float) -> OwnerSplit:
-    """Writes train.csv and test.csv beside a CSV file, with the rows as they are. All rows of an
-    owner are in one of them; without `owner` each row is its own.
+    """Writes train.csv and test.csv beside a CSV file, with unchanged rows. All rows of an owner
+    are in the same part; without `owner` each row is its own owner.
 
-    Raises FolderError: the file can't be read, an owner is empty, a file is there already, or a
-    part has no row.
+    Raises FolderError: the file can't be read, an owner is empty, an output file exists already, or
+    a part has no row.
     """
     if not 0 < share < 1:
         raise FolderError(f"--test must be a share within (0, 1) (got {share:g})")

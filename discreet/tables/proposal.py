@@ -1,4 +1,4 @@
-"""A `data.toml` that is proposed for a CSV file from the names, types and levels in it."""
+"""Proposes a `data.toml` for a CSV file from its names, types and levels."""
 
 from __future__ import annotations
 
@@ -43,9 +43,9 @@ class Guess:
     """A guess at the kind of a column.
 
     Attributes:
-      line: its line in data.toml, without its name; empty if it is left out.
-      why: a comment.
-      wrong_row: a row, counted from 0, that keeps the column from what most of its rows are.
+      line: its line in data.toml, without its name; empty if the column is left out.
+      why: a comment with the reason.
+      wrong_row: a row, counted from 0, whose cell does not fit the kind of most other rows.
     """
 
     line: str
@@ -55,8 +55,7 @@ class Guess:
 
 @dataclass(frozen=True)
 class Proposal:
-    """A description that is proposed: its text, the columns to confirm, and the number of
-    owners."""
+    """A proposed description: its text, the columns to confirm, and the number of owners."""
 
     text: str
     unconfirmed: tuple[str, ...]
@@ -65,8 +64,8 @@ class Proposal:
 
 
 def propose(table: CsvTable, *, target: str | None = None, owner: str | None = None) -> Proposal:
-    """A description of a CSV file. FolderError: it can't be read, or `target` or `owner` is no
-    column of it."""
+    """A proposed description of a CSV file. Raises FolderError: it can't be read, or `target` or
+    `owner` is not one of its columns."""
     names = names_in(table)
     columns = {name: column.to_pylist() for name, column in table.columns(as_text=True).items()}
     for name in (target, owner):
@@ -111,7 +110,7 @@ def _has_decimal_commas(columns: Mapping[str, Sequence[str]]) -> bool:
 
 @dataclass(frozen=True)
 class _Head:
-    """The part of a description that says where things are."""
+    """The first lines of a description: the file and its format, the target and the owner."""
 
     table: CsvTable
     decimal: str
@@ -140,7 +139,7 @@ class _Head:
 def _target_lines(
     cells: Sequence[str], name: str, decimal: str
 ) -> tuple[list[str], tuple[str, ...]]:
-    """The lines of what is predicted, and its name if they were read from the data."""
+    """The lines of the target, and its name if they were read from the data."""
     known = sorted({cell.strip() for cell in cells if not is_empty(cell)})
     numbers = _numbers(known, decimal)
     if numbers is not None and len(known) > MOST_CLASSES:
@@ -184,7 +183,7 @@ def _column_lines(guesses: Mapping[str, Guess], table: CsvTable) -> Iterator[str
 
 
 def guessed_column(name: str, cells: Sequence[str], decimal: str) -> Guess:
-    """The likeliest kind of a column, by its cells as they are written."""
+    """The most likely kind of a column, from its cells as text."""
     full = [cell.strip() for cell in cells if not is_empty(cell)]
     known = set(full)
     some_empty = len(full) < len(cells)
@@ -273,8 +272,8 @@ def _days(cells: Sequence[str], form: str) -> tuple[str, date, date] | None:
 
 
 def _round_range(numbers: Sequence[float]) -> tuple[float, float]:
-    """A range of round ends that holds the numbers, so that it says less of the smallest and the
-    largest.
+    """A range with round ends that contains the numbers, so that it reveals less about the smallest
+    and the largest.
 
     >>> _round_range([19, 93])
     (10.0, 100.0)
