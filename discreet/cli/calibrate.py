@@ -104,9 +104,7 @@ def command(
         else:
             prices = offers.turn_prices(groups, adjacency=adjacency)
         if population is not None and cohort is not None:
-            if mechanism is None:
-                prices += []
-            else:
+            if mechanism is not None:
                 prices += [offers.own_price(mechanism, population, cohort)]
             prices += offers.sampled_prices(population, cohort, adjacency=adjacency)
         elif groups is None:

@@ -109,5 +109,5 @@ if __name__ == "__main__":
     elif "warm_clients" in wanted():  # else Flower starts ClientApps itself
         from discreet.deployment.flower_fixes import preforked_clients
 
-        preforked_clients.load()
-        preforked_clients.serve(Path(sys.argv[1]))
+        preforked_clients.import_libraries()
+        preforked_clients.serve_clients(Path(sys.argv[1]))

@@ -41,7 +41,7 @@ LOADED = (
 LOOK_SECONDS = 1.0
 
 
-def load() -> None:
+def import_libraries() -> None:
     """Imports what ClientApps need."""
     for name in LOADED:
         importlib.import_module(name)
@@ -49,7 +49,7 @@ def load() -> None:
         del sys.modules[name]  # the bundle of an app brings its own
 
 
-def serve(path: Path) -> None:
+def serve_clients(path: Path) -> None:
     """Forks for each connection, until the process that started this one has ended. What a client
     has computed once for its examples is kept in a folder beside `path`, which whoever starts this
     process erases."""

@@ -34,7 +34,7 @@ from discreet.deployment.flower_fixes.supernode_fixes import PushObject, Send, p
 from discreet.guard.operating import broken_walls
 from discreet.guard.sandbox import SandboxError
 from discreet.guard.site_check import check_site
-from discreet.guard.site_guard import App, SiteGuard, wait_until
+from discreet.guard.site_guard import App, SiteGuard, sleep_until
 from discreet.ledger.durable_ledger import LedgerError
 from discreet.node.account import Refused
 from discreet.settings.rules import ConfigError
@@ -114,10 +114,10 @@ class GuardedReplies:
         ) as error:
             logger.exception("nothing was released")
             self.broken = isinstance(error, SandboxError)
-            wait_until(started + self.guard.policy.round_seconds)
+            sleep_until(started + self.guard.policy.round_seconds)
             return Message(Error(REFUSED, FAILED), reply_to=message)
         if answer.charged:
-            wait_until(started + self.guard.policy.round_seconds)
+            sleep_until(started + self.guard.policy.round_seconds)
         return Message(answer.content, reply_to=message)
 
 
