@@ -15,7 +15,7 @@ from discreet.audit.release_audit import (
 from discreet.audit.user_audit import AuditRequest, audit_users
 from discreet.mechanisms.mechanism import Mechanism
 from discreet.mechanisms.mechanism_table import mechanisms_of, server_mechanism
-from discreet.server.session import resolve
+from discreet.server.resolve import resolve
 from discreet.settings.client_settings import ClientSettings
 from discreet.settings.privacy import EXAMPLE, LOCAL, USER
 from discreet.settings.settings import Settings, client_settings

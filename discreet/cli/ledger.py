@@ -37,7 +37,7 @@ from discreet.accounting.accounting import pure_epsilon
 from discreet.accounting.events import ACCOUNTANTS
 from discreet.accounting.privacy_ledger import PrivacyLedger
 from discreet.ledger.durable_ledger import DurableLedger, LedgerError
-from discreet.run_files.run_folder import CONFIG, RunFolder
+from discreet.run_files.run_folder import ACCOUNT, CONFIG, RunFolder
 from discreet.run_files.run_ledgers import displaced
 from discreet.server.population_account import (
     ADJACENCIES,
@@ -98,6 +98,7 @@ def command(
         files = [run]
     else:
         files = [RunFolder(run).ledger_path, RunFolder(run).clients_ledger_path]
+        _check_none_is_missing(run)
     ledgers = [DurableLedger(path) for path in files if path.exists()]
     if not ledgers:
         raise LedgerError(f"{run} holds no ledger: {files[0]} is missing")
@@ -142,6 +143,16 @@ def _verify(ledger: DurableLedger, run: Path) -> bool:
 
 # The action on each ledger of a run; it returns False if the ledger has a fault.
 ACTIONS = {"export": _export, "adopt": _adopt, "verify": _verify}
+
+
+def _check_none_is_missing(run: Path) -> None:
+    """Raises LedgerError if the run's checkpoint knows a ledger that is not there."""
+    known = list[str]()
+    with suppress(LedgerError):  # a damaged checkpoint
+        known += RunFolder(run).positions()
+    for name in known:
+        if name != ACCOUNT and not (run / name).exists():
+            raise LedgerError(f"{run / name} is missing: put this run's ledger back")
 
 
 def _displaced(run: Path, ledger: DurableLedger) -> list[str]:

@@ -34,6 +34,7 @@ SETTINGS = {
 }
 # Settings of a project that starts from a table, with one client for each person in it.
 OF_A_TABLE = SETTINGS | {("model", "name"): "linear", ("data", "num_clients"): "200"}
+OF_TABLES = ("table.yaml", "hospitals.yaml")
 NAME = re.compile("[A-Za-z][A-Za-z0-9-]{0,31}")
 
 
@@ -88,7 +89,8 @@ def _fill(folder: Path, source: Path, table: Path | None) -> None:
         shutil.copy(table, folder / "data")
         with (folder / ".gitignore").open("a") as ignored:
             ignored.write("data/*.csv\n")
-        shutil.copy(source / "conf" / "experiment" / "table.yaml", folder / "conf" / "experiment")
+        for name in OF_TABLES:
+            shutil.copy(source / "conf" / "experiment" / name, folder / "conf" / "experiment")
         (folder / "table.md").replace(folder / "README.md")
         _replace(folder / "README.md", folder.name, ("hospital.csv", table.name))
         shutil.rmtree(folder / "tests")  # they test the invented data

@@ -18,7 +18,7 @@ from discreet.cli.console import Words
 from discreet.logs import log_to
 from discreet.planning.run_price import average_units, price_lines
 from discreet.run_files.resuming import asked_settings
-from discreet.server.session import resolve
+from discreet.server.resolve import resolve
 from discreet.settings.settings import with_any_noise
 from discreet.simulation.timed_round import timed_round
 

@@ -26,7 +26,7 @@ from discreet.run_files.run_folder import (
     state_of,
 )
 from discreet.run_files.run_ledgers import check_ledgers
-from discreet.server.session import resolve
+from discreet.server.resolve import resolve
 from discreet.settings.rules import require_extra
 from discreet.simulation.processes import RunLostError, ray_environment, scratch_folder
 

@@ -30,7 +30,7 @@ from discreet.ledger.durable_ledger import DurableLedger, LedgerError
 from discreet.logs import log_to
 from discreet.run_files.resuming import asked_settings
 from discreet.run_files.run_folder import RunFolder, check_output, read_status
-from discreet.server.session import check_secure, resolve
+from discreet.server.resolve import forbid_seed, resolve
 from discreet.settings.places import PACKAGE, app_folder
 from discreet.settings.rules import ConfigError, require_extra
 from discreet.simulation.processes import RunLostError, end_carrying, scratch_folder
@@ -335,7 +335,7 @@ def _checked(arguments: argparse.Namespace) -> _Asked:
     app_folder()
     require_extra(*SERVERS, extra="deployment", why="the node proxy of a federation")
     run = check_output(call)
-    check_secure(config.seed)
+    forbid_seed(config.seed)
     resolve(config, resumed=call.resume)
     overrides = arguments.overrides
     if call.resume:

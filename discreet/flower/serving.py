@@ -49,8 +49,9 @@ from discreet.run_files.resuming import asked_settings
 from discreet.run_files.run_folder import change_state, state_of
 from discreet.server.data_questions import answers_by, written_statistics
 from discreet.server.model_ratings import answers_of
+from discreet.server.resolve import forbid_seed
 from discreet.server.run_context import interruptible
-from discreet.server.session import Session, check_secure, finish, normalised, prepare
+from discreet.server.session import Session, finish, normalised, prepare
 from discreet.server.training_run import TrainingRun
 from discreet.server.transport import Transport
 from discreet.settings.call import Call
@@ -112,7 +113,7 @@ def run(grid: Grid, config: Settings, call: Call, *, strategy: Strategy) -> None
     start; MessagesTooLarge or TimeoutError later, after which the run can be resumed."""
     simulated = isinstance(grid, InMemoryGrid)
     if not simulated:
-        check_secure(config.seed)
+        forbid_seed(config.seed)
     with ExitStack() as held:
         session = prepare(config, call, simulated=simulated, held=held)
         transport = _transport(grid, session, held)

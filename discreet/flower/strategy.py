@@ -47,14 +47,15 @@ from discreet.queries.query import Query
 from discreet.queries.scores import EvaluationResult, unrated
 from discreet.run_files.resuming import same_settings
 from discreet.run_files.run_folder import RunFolder, check_output, output_folder, replace_file
+from discreet.server.resolve import forbid_seed
 from discreet.server.run_context import (
     RunContext,
+    announce,
     close_run,
     interruptible,
     open_run,
     say_how_it_ended,
 )
-from discreet.server.session import check_secure
 from discreet.server.training_run import OnRound, TrainingRun
 from discreet.settings.call import Call
 from discreet.settings.privacy import Sizes
@@ -267,11 +268,12 @@ class DPFedAvg(Strategy):
         """The context of the run with its open folder, and the layout of its arrays."""
         simulated = isinstance(grid, InMemoryGrid)
         if not simulated:
-            check_secure(asked.seed)
+            forbid_seed(asked.seed)
         layout = layout_of(arrays, frozen=self.frozen)
         plan, layout = planned_app(asked, self.call, arrays, layout, evaluate)
         params = layout.vector(arrays)
         run = open_run(plan, self.call, params=params, simulated=simulated, held=held)
+        announce(run)
         keep_arrays(run.folder, layout, plan.chance_loss)
         return replace(run, names=ARGUMENTS), layout
 

@@ -154,9 +154,17 @@ def read_inputs(
       FolderError: the file is missing or of another kind, a column is missing, a value is missing,
         not a number, not finite or out of the model's range, or a shape does not fit.
     """
-    inputs, targets, ids = read_file(
-        path, _description_of(path, saved), saved.shape, id_column=id_column
-    )
+    try:
+        inputs, targets, ids = read_file(
+            path, _description_of(path, saved), saved.shape, id_column=id_column
+        )
+    except FolderError as error:
+        if DESCRIPTION not in str(error) or saved.description is None:
+            raise
+        raise FolderError(
+            f"{error}. That is for the next model: this one reads by its model.json, so correct "
+            "the cell"
+        ) from error
     images = saved.description is None and len(saved.shape.input_shape) == 3
     if images and inputs.numel() and not (inputs.min() >= 0 and inputs.max() <= 1):
         raise FolderError(

@@ -7,15 +7,11 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
-from dataclasses import asdict, replace
-from pathlib import Path
+from dataclasses import asdict
 
 import torch
 
-from discreet.data.description import read_description
-from discreet.data.examples import SHAPES, Task
-from discreet.data.folder import FOLDER, SCALE
-from discreet.data.spread import spread_of
+from discreet.data.examples import Task
 from discreet.ledger.budget import BudgetSpent, require_room_for
 from discreet.ledger.durable_ledger import Charge
 from discreet.mechanisms.round_state import RoundStart
@@ -29,10 +25,9 @@ from discreet.run_files.run_folder import write_json
 from discreet.server.round import RunLedger, one_query
 from discreet.server.run_context import RunContext
 from discreet.server.transport import NobodyAnswers, ReplyStats, Transport
-from discreet.settings.data import NormaliserConfig, StatisticsConfig
+from discreet.settings.data import NormaliserConfig
 from discreet.settings.privacy import USER
 from discreet.settings.rules import ConfigError
-from discreet.settings.settings import Settings
 
 BEFORE = 0  # the round that a ledger names for what is asked before the first one
 
@@ -45,73 +40,6 @@ def statistics_noise(plan: Plan, length: int) -> AnswerRelease:
     noise = plan.run.statistics.noise_multiplier
     event = plan.run.statistics.event
     return AnswerRelease(length, float(population), noise, plan.run.noise, population, event=event)
-
-
-def with_range(asked: StatisticsConfig, data: str, path: str | None) -> StatisticsConfig:
-    """The requested statistics. Unless the range is given, it is the public range of all inputs, as
-    a model reads them, that the data declare; there is no range if they declare none."""
-    shape = SHAPES.get(data)
-    declared = None
-    if data == FOLDER and path is not None:
-        description = read_description(Path(path).expanduser().resolve())
-        if description.low is not None or description.columns:
-            declared = SCALE
-        else:
-            declared = None
-    elif shape is not None and not shape.num_tokens:
-        declared = shape.scale
-    if asked.low is not None or declared is None:
-        return asked
-    return replace(asked, low=declared[0], high=declared[1])
-
-
-def with_constants(config: Settings, task: Task, *, resumed: bool) -> Settings:
-    """The configuration, completed with the public range and with the normaliser of
-    `data.normalise=public` or `spread` unless they are given. The normaliser is the middle and half
-    width of that range, or `spread_of` the data. ConfigError: inputs can't be normalised in this
-    way."""
-    means = config.normaliser.means
-    kind = config.data.normalise
-    config = replace(
-        config, statistics=with_range(config.statistics, config.data.name, config.data.path)
-    )
-    if kind == "none" and means is not None:
-        raise ConfigError(
-            "normaliser.means must be omitted with data.normalise=none, which does not use them"
-        )
-    if kind == "none" and not config.statistics.only:
-        return config
-    if kind != "none" and config.model.name == "scattering":
-        raise ConfigError(
-            "data.normalise must be none with model.name=scattering, whose transform reads plain "
-            "pixels"
-        )
-    shape = shape_of_data(config.statistics, task.shape)
-    if means is not None and len(means) != shape.columns:
-        raise ConfigError(
-            f"normaliser.means must be {shape.columns} numbers, one per column (got {len(means)})"
-        )
-    if kind == "private" and means is not None and not resumed:
-        raise ConfigError(
-            "normaliser.means must be omitted with data.normalise=private: clients are "
-            "asked for them"
-        )
-    if kind == "spread" and means is None:
-        return replace(config, normaliser=_spread(task))
-    if kind != "public" or means is not None:
-        return config
-    middle = (shape.low + shape.high) / 2
-    half = (shape.high - shape.low) / 2
-    return replace(
-        config, normaliser=NormaliserConfig([middle] * shape.columns, [half] * shape.columns)
-    )
-
-
-def _spread(task: Task) -> NormaliserConfig:
-    try:
-        return spread_of(task.description, task.shape.input_shape[0])
-    except ValueError as error:
-        raise ConfigError(str(error)) from error
 
 
 def answers_by(transport: Transport, plan: Plan, name: str) -> Replies:

@@ -67,11 +67,9 @@ def open_run(
     params: Tensor,
     simulated: bool,
     held: ExitStack,
-    units: int | None = None,
 ) -> RunContext:
     """Opens the folder of a new run, which starts from `params` (num_params,), or of a resumed one.
     `held` keeps it locked for this process. Clients that are `simulated` keep their ledger in it.
-    `units`: as `price_lines` has it.
 
     Raises:
       ConfigError: the folder holds a run already, holds none to resume, or can't be used.
@@ -101,7 +99,6 @@ def open_run(
     folder.write_config(plan.settings, device=call.device)
     if not call.resume:
         folder.write_config(plan.asked or plan.settings, device=call.device, name=ASKED)
-    _announce(plan, folder, units)
     state = replace(state, carried=RunSecrets(folder.path))
     return RunContext(plan, folder, ledger, state, source_of(plan.settings.seed), call.device)
 
@@ -132,7 +129,10 @@ def _guarantee_line(run: ClientSettings, name: str) -> str:
     return f"{head}, {accountant}budget epsilon {budget}"
 
 
-def _announce(plan: Plan, folder: RunFolder, units: int | None) -> None:
+def announce(context: RunContext, units: int | None = None) -> None:
+    """Logs the price of a run before its first round, and where its folder is. `units`: as
+    `price_lines` has it."""
+    plan = context.plan
     if plan.settings.seed is not None:
         logger.warning(
             (
@@ -152,7 +152,7 @@ def _announce(plan: Plan, folder: RunFolder, units: int | None) -> None:
         )
     off = [guarantee.name for guarantee in plan.guarantees if not guarantee.enabled]
     logger.info("guarantees that are off (epsilon = inf): %s", ", ".join(off) or "none")
-    logger.info("run folder: %s", folder.path)
+    logger.info("run folder: %s", context.folder.path)
 
 
 def close_run(

@@ -5,37 +5,23 @@ from __future__ import annotations
 
 import json
 import logging
-import math
 import secrets
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, replace
-from functools import partial
-from pathlib import Path
 
-import torch
 from torch import nn
 
 import discreet
-from discreet.data.datasets import load_task
-from discreet.data.description import read_description
 from discreet.data.examples import Task, normalised_task
-from discreet.data.folder import FOLDER
-from discreet.data.partition import BY_CLASS, SAMPLED, client_examples_of
-from discreet.data.targets import CLASSES, FolderError
-from discreet.data.text import pretrained_folder
 from discreet.mechanisms.sums import Replies
 from discreet.models.fixed_part import behind_fixed
-from discreet.models.model_check import check_fits
 from discreet.models.models import flatten_parameters, load_parameters, model_for
 from discreet.models.transformer import save_adapter
-from discreet.planning.constant_guess import constant_guess
-from discreet.planning.noise_outlook import check_noise
-from discreet.planning.plan import Plan, check_cost, resolve_noise
+from discreet.planning.plan import Plan
 from discreet.planning.run_price import average_units
 from discreet.planning.state import Outcome, State
 from discreet.queries.metrics import evaluate
-from discreet.queries.query import EVALUATION, query_of
 from discreet.queries.scores import EvaluationResult, unrated
 from discreet.run_files.final_results import FILE as TEST_SET
 from discreet.run_files.final_results import final_results
@@ -44,24 +30,19 @@ from discreet.run_files.model_description import model_facts
 from discreet.run_files.predictions import named_parameters_of, write_predictions
 from discreet.run_files.run_folder import RunFolder
 from discreet.run_files.run_folder import write_json as write_facts
-from discreet.server.data_questions import found_normaliser, with_constants
-from discreet.server.population_account import PopulationAccount
-from discreet.server.run_context import RunContext, close_run, open_run, say_how_it_ended
+from discreet.server.data_questions import found_normaliser
+from discreet.server.resolve import resolve
+from discreet.server.run_context import RunContext, announce, close_run, open_run, say_how_it_ended
 from discreet.server.training_run import OnRound, TrainingRun
 from discreet.server.transport import Transport
 from discreet.settings.call import Call
-from discreet.settings.data import DataConfig
-from discreet.settings.privacy import PLANNED, PrivacyConfig, Sizes
-from discreet.settings.rules import ConfigError, require, write_json
-from discreet.settings.settings import Settings, client_settings
-from discreet.settings.training import HF, TaskConfig
-from discreet.training.losses import loss_of, resolved_task
+from discreet.settings.privacy import PrivacyConfig
+from discreet.settings.rules import write_json
+from discreet.settings.settings import Settings
+from discreet.training.losses import loss_of
 from discreet.training.units import warning_of_rows
 
 logger = logging.getLogger("discreet")
-
-# partitions that the data allow only for certain numbers of clients
-COUNTED = ("natural", "owners", "shards")
 
 
 @dataclass(frozen=True, eq=False)
@@ -108,14 +89,6 @@ def training_run(
     )
 
 
-def check_secure(seed: int | None) -> None:
-    """Raises ConfigError if a real federation has a seed."""
-    if seed is not None:
-        raise ConfigError(
-            "seed must be null in a real federation: noise that can be drawn again protects nobody"
-        )
-
-
 def prepare(
     settings: Settings,
     call: Call,
@@ -139,88 +112,13 @@ def opened(plan: Plan, task: Task, call: Call, *, simulated: bool, held: ExitSta
     model = model_for(plan.settings.model, task.shape, seed=seed)
     if simulated and (said := warning_of_rows(plan.run, task.train)):
         logger.warning("%s", said)
-    context = open_run(
-        plan,
-        call,
-        params=flatten_parameters(model),
-        simulated=simulated,
-        held=held,
-        units=average_units(plan.run, task.train) if simulated else None,
-    )
+    params = flatten_parameters(model)
+    context = open_run(plan, call, params=params, simulated=simulated, held=held)
+    if simulated:
+        announce(context, average_units(plan.run, task.train))
+    else:
+        announce(context)
     return Session(context, task, model)
-
-
-def resolve(
-    settings: Settings, decided: PrivacyConfig | None = None, *, resumed: bool = False
-) -> tuple[Plan, Task]:
-    """The plan of a run, and its data, checked before a folder is opened. ConfigError: a setting
-    does not fit the data or the model, or the target can't be reached."""
-    try:
-        task = load_task(settings.data.name, path=settings.data.path)
-        _check_weights(settings.model.name, settings.data)
-        asked = replace(settings, task=resolved_task(settings.task, task))
-        config = with_constants(asked, task, resumed=resumed)
-        task = normalised_task(task, config.normaliser)
-        num_params = check_fits(config.model, task)
-        run = client_settings(config)
-        if run.evaluation.private:
-            query = query_of(EVALUATION, run, task.shape)
-        else:
-            query = None
-        if run.masked:
-            sizes = Sizes(num_params, query.length if query else 1)
-        else:
-            sizes = PLANNED
-        if decided is None:
-            config = resolve_noise(config, sizes)
-        else:
-            config = replace(config, privacy=decided)
-        by_chance = chance_loss(config.task, task)
-        constant = constant_guess(task, config.task)
-        planned = partial(
-            Plan, num_params=num_params, query=query, chance_loss=by_chance, constant=constant
-        )
-        plan = planned(config, asked=settings)
-        PopulationAccount.of(plan)
-        check_cost(plan)
-        if not resumed:
-            check_noise(
-                plan, lambda rounds: planned(resolve_noise(replace(settings, rounds=rounds)))
-            )
-        if config.data.partition in COUNTED or (
-            task.shape.target.kind != CLASSES and config.data.partition in BY_CLASS
-        ):
-            client_examples_of(task, config.data)
-    except (ValueError, OSError) as error:
-        raise ConfigError(str(error)) from error
-    data = config.data
-    examples = len(task.train)
-    dealt = {"num_clients": 0 if data.partition == SAMPLED else data.num_clients}
-    for name, wanted in (dealt | {"examples_per_client": data.examples_per_client or 0}).items():
-        require(
-            wanted <= examples, f"data.{name}", f"at most the {examples} training examples", wanted
-        )
-    for name, needed in (
-        ("evaluation.kind=public", run.evaluation.kind == "public"),
-        ("operations.predictions=true", plan.settings.operations.predictions),
-    ):
-        if needed and not len(task.test):
-            raise ConfigError(f"{name} needs a test set, but these data have none")
-    return plan, task
-
-
-def _check_weights(name: str, data: DataConfig) -> None:
-    """Raises FolderError unless a transformer is the one whose tokenizer encoded the texts, which
-    is also the one that nodes load."""
-    if name.startswith(HF):
-        if data.name == FOLDER and data.path:
-            known = read_description(Path(data.path)).model
-        else:
-            known = None
-        if known != f"{HF}{pretrained_folder(name)}":
-            raise FolderError(
-                f"model.name: {name} must be the model of data.toml in data.path, which is {known}"
-            )
 
 
 def normalised(session: Session, answers: Callable[[], Replies]) -> Session:
@@ -267,17 +165,3 @@ def finish(session: Session, outcome: Outcome) -> None:
     if plan.settings.operations.predictions:
         write_predictions(folder)
     say_how_it_ended(session.context, outcome)
-
-
-def chance_loss(settings: TaskConfig, task: Task) -> float:
-    """The mean loss on the public test set of a model whose outputs are all 0: equal chances for
-    every class or label, or the middle of every range. It is log(classes) for cross entropy without
-    weights, and infinity without a test set."""
-    if not len(task.test):
-        return math.inf
-    loss = loss_of(settings)
-    total = 0.0
-    for targets in torch.split(task.test.targets, 1024):
-        outputs = torch.zeros(len(targets), *task.shape.output_shape, dtype=torch.float64)
-        total += float(loss(outputs, targets if task.shape.num_classes else targets.double()).sum())
-    return total / len(task.test)

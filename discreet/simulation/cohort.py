@@ -356,17 +356,14 @@ def engine_of(
         dual=most if not by_example and dual_is_cheaper(layers, most, local) else 0,
         built=by_example and isinstance(layers, MappedModel),
     )
-    if plan.settings.engine == "ray" and plan.settings.ray.num_gpus:
-        kind = "cuda"
-    else:
-        kind = device.type
+    kind = _kind_of(plan, device)
     if isinstance(layers, MappedModel):
         few = FEW_BUILT if by_example else FEW
         fits = CHUNK_BYTES[kind] // (4 * floats) >= few
         layers = _tried_together(layers, data, run.task, by_example=by_example, fits=fits)
         if not layers.together:
             device = torch.device("cpu")
-    engine = Engine(
+    return Engine(
         seed=plan.settings.seed,
         mechanism=plan.mechanism,
         data=data,
@@ -376,8 +373,14 @@ def engine_of(
         workers=len(os.sched_getaffinity(0)) if device.type == "cpu" else 1,
         vector=masked_vector(plan),
         rating=(plan.query, learned, answers_of(plan, plan.query)) if plan.query else None,
-    )
-    return engine.on(device)
+    ).on(device)
+
+
+def _kind_of(plan: Plan, device: torch.device) -> str:
+    """The kind of device that trains chunks: the tasks of a Ray cluster may have GPUs."""
+    if plan.settings.engine == "ray" and plan.settings.ray.num_gpus:
+        return "cuda"
+    return device.type
 
 
 def _tried_together(

@@ -26,7 +26,8 @@ from discreet.planning.state import Outcome
 from discreet.privacy.secure_grid import SecureSum
 from discreet.protocol.messages import TrainReply, TrainRequest, VirtualClient
 from discreet.queries.query import NORMALISE, query_of
-from discreet.server.session import Session, finish, normalised, prepare, resolve, training_run
+from discreet.server.resolve import resolve
+from discreet.server.session import Session, finish, normalised, prepare, training_run
 from discreet.server.training_run import OnRound
 from discreet.server.transport import Failure, Reply, RoundAbandoned, Transport
 from discreet.settings.call import Call

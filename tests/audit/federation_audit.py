@@ -37,7 +37,7 @@ from discreet.planning.state import State
 from discreet.privacy.randomness import secure_source
 from discreet.protocol.messages import TrainReply, decode_request, encode_reply
 from discreet.run_files.run_folder import OVER, RunFolder, state_of
-from discreet.server.session import check_secure
+from discreet.server.resolve import forbid_seed
 from discreet.settings.rules import ConfigError, require_extra
 from discreet.settings.settings import Settings, flat
 from discreet.simulation.processes import RunLostError
@@ -89,7 +89,7 @@ def audit_federation(plan: Plan, *, canaries: int = 40, runs: int = 1) -> Experi
 def check_federation(plan: Plan, canaries: int, runs: int) -> None:
     """Raises ConfigError if a run can't be audited in a federation, see `audit_federation`."""
     check_noised(plan)
-    check_secure(plan.settings.seed)
+    forbid_seed(plan.settings.seed)
     user = plan.run.user
     in_turns = plan.mechanism.participation.turns is not None
     if user.sampling == "fixed" or in_turns or plan.run.evaluation.private or plan.accounts_itself:

@@ -18,7 +18,7 @@ from discreet.data.examples import Task
 from discreet.planning.plan import Plan
 from discreet.privacy.randomness import seeded_source
 from discreet.protocol.messages import TrainRequest
-from discreet.server.session import resolve
+from discreet.server.resolve import resolve
 from discreet.settings.compose import load_config
 from discreet.settings.settings import Settings, client_settings
 from discreet.training import local_training

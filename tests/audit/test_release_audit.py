@@ -25,7 +25,7 @@ from discreet.privacy import clipping
 from discreet.privacy.randomness import RandomSource
 from discreet.privacy.secure_grid import SecureSum
 from discreet.protocol.messages import TrainRequest
-from discreet.server.session import resolve
+from discreet.server.resolve import resolve
 from discreet.settings.rules import ConfigError
 from discreet.settings.settings import Settings
 from tests.audit.made import halve_the_noise

@@ -6,14 +6,16 @@ from __future__ import annotations
 import signal
 import threading
 import time
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from flwr.app import ConfigRecord, Context, Message, RecordDict
 
 from discreet.flower.serving import encode_request, parameters_record
-from discreet.ledger.durable_ledger import DurableLedger
+from discreet.ledger.durable_ledger import Charge, DurableLedger
 from discreet.node.account import Refused
 from discreet.node.app import answered, train
 from discreet.node.policy import ClientPolicy
@@ -65,9 +67,18 @@ def test_an_owner_says_how_many_steps_a_message_may_ask_for() -> None:
 
 @pytest.mark.parametrize("limit", ["time to live", "max-seconds"])
 def test_work_that_takes_too_long_ends_at_the_messages_time_or_the_owners(
-    limit: str, tmp_path: Path
+    limit: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     DurableLedger.create(tmp_path / "ledger.db")
+    charged = list[int]()
+    real = DurableLedger.charge
+
+    def noted(self: DurableLedger, charges: Sequence[Charge], **more: Any) -> Any:
+        position = real(self, charges, **more)
+        charged.extend(each.count for each in charges)
+        return position
+
+    monkeypatch.setattr(DurableLedger, "charge", noted)
     words = ("training.epochs=20000", *EXAMPLE[:1], *EXAMPLE[-2:])
     ttl, most = (1.0, 86_400) if limit == "time to live" else (3600.0, 1)
     started = time.monotonic()
@@ -78,8 +89,8 @@ def test_work_that_takes_too_long_ends_at_the_messages_time_or_the_owners(
         answer.error.reason == "the work of this message took 1 s, the most that this node allows"
     )
     assert time.monotonic() - started < 30
-    # charged before, and stays so
-    assert DurableLedger(tmp_path / "ledger.db").spent("example").num_releases > 0
+    # What was charged before, unless the machine was too slow for that, stays so.
+    assert DurableLedger(tmp_path / "ledger.db").spent("example").num_releases >= sum(charged)
 
 
 def stubborn() -> RecordDict:

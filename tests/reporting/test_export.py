@@ -133,10 +133,25 @@ def test_the_description_that_was_saved_holds_and_what_differs_is_named(
     assert predict(words) == 0
     assert "data.toml now differs in columns.age" in capsys.readouterr().err
     (project / "data.toml").unlink()
+    (project / "train.csv").rename(project / "away.csv")
     assert predict(words) == 0
+    (project / "away.csv").rename(project / "train.csv")
     (project / "data.toml").write_text(toml)
     assert (project / "said.csv").read_text() == first
     assert load_model(project / "run").description == before
+
+
+def test_a_cell_that_the_model_can_not_read_is_to_be_corrected(
+    project: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    header, row, *_ = (project / "test.csv").read_text("utf-8-sig").splitlines()
+    cells = row.split(";")
+    cells[2] = ""
+    (project / "new.csv").write_text("\n".join([header, ";".join(cells)]))
+    assert predict([str(project / "run"), "--data", str(project / "new.csv")]) == 2
+    said = capsys.readouterr().err
+    assert "new.csv, line 2: age is empty" in said
+    assert "this one reads by its model.json, so correct the cell" in said
 
 
 def test_a_folder_that_holds_something_and_a_run_without_description_are_refused(

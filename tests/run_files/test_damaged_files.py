@@ -219,6 +219,15 @@ def test_no_damage_to_the_metrics_lowers_what_clients_reported(
     assert f"example {row['epsilon_example']:.4g} spent" in capsys.readouterr().out
 
 
+def test_a_ledger_of_clients_that_is_gone_is_named(
+    reporting: RunFolder, capsys: pytest.CaptureFixture[str]
+) -> None:
+    reporting.clients_ledger_path.unlink()
+    for action in ("show", "verify"):
+        refused = said(capsys, "ledger", action, str(reporting.path))
+        assert f"{reporting.clients_ledger_path} is missing" in refused
+
+
 @pytest.mark.parametrize("name", ["epsilon_example", "round", "clip_norm"])
 def test_a_changed_number_of_a_checkpoint_is_damage(
     name: str, reporting: RunFolder, capsys: pytest.CaptureFixture[str]

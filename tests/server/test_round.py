@@ -37,7 +37,7 @@ from discreet.privacy.randomness import RandomSource, seeded_source
 from discreet.protocol.messages import TrainReply
 from discreet.run_files.resuming import asked_settings
 from discreet.run_files.run_folder import RunFolder
-from discreet.server.session import resolve
+from discreet.server.resolve import resolve
 from discreet.settings.compose import load_asked, load_config
 from discreet.simulation.in_process import simulate
 from tests.mechanisms.made import central, run_of

@@ -19,7 +19,7 @@ from discreet.ledger.rollback_guard import LedgerError
 from discreet.reporting.records import read_runs
 from discreet.reporting.spending import choice_costs
 from discreet.run_files.run_folder import RunFolder
-from discreet.server.session import resolve
+from discreet.server.resolve import resolve
 from discreet.settings.call import Call
 from discreet.settings.compose import load_asked
 from discreet.settings.data import DataConfig

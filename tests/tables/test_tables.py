@@ -214,6 +214,7 @@ def test_a_project_starts_from_a_table_that_nothing_reads(table: Path, tmp_path:
     project = tmp_path / "my-ward"
     assert [path.name for path in (project / "data").iterdir()] == ["hospital.csv"]
     assert "experiment=table" in (project / "README.md").read_text()
-    assert (project / "conf" / "experiment" / "table.yaml").is_file()
+    for name in ("table", "hospitals"):
+        assert (project / "conf" / "experiment" / f"{name}.yaml").is_file()
     assert "data/*.csv" in (project / ".gitignore").read_text()
     assert new([str(tmp_path / "other"), "--table", str(tmp_path / "none.csv")]) == 2
