@@ -136,11 +136,13 @@ class FolderStore:
 
     def load(self, run: str) -> bytes | None:
         """The state that was saved last; None if there is none. MaskingRefused: the file is
-        damaged."""
+        damaged, or can't be read."""
         try:
             data = (self.folder / f"{run}.state").read_bytes()
         except FileNotFoundError:
             return None
+        except OSError as error:
+            raise MaskingRefused(f"the node's state can't be read: {error.strerror}") from error
         if hashlib.sha256(data[_CHECK_BYTES:]).digest() != data[:_CHECK_BYTES]:
             raise MaskingRefused(
                 "the node's state of this run is damaged, so the node can't know which "

@@ -12,7 +12,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from discreet.accounting.privacy_ledger import PrivacyLedger, epsilon_of, exceeds_budget
-from discreet.ledger.durable_ledger import CLIENTS_LEDGER, Charge, DurableLedger, LedgerPosition
+from discreet.ledger.durable_ledger import (
+    CLIENTS_LEDGER,
+    Charge,
+    DurableLedger,
+    LedgerError,
+    LedgerPosition,
+)
 from discreet.ledger.owner_account import check_unit, other_unit
 from discreet.protocol.messages import VirtualClient
 from discreet.settings.client_settings import ClientSettings
@@ -115,6 +121,8 @@ class Accounts:
     def _check_unit(self, account: str) -> None:
         try:
             check_unit(account, partial(self.spent, EXAMPLE))
+        except LedgerError:  # names the file, which does not leave
+            raise
         except ValueError as error:
             raise Refused(f"this client's ledger {error}") from error
 

@@ -193,7 +193,7 @@ def forget(folder: Path, *, but: str, now: float | None = None) -> None:
         now = time.time()
     store = FolderStore(folder)
     for path in folder.glob("*.state"):
-        if path.stem != but and now - path.stat().st_mtime > FORGOTTEN_SECONDS:
+        if path.stem != but and now - path.lstat().st_mtime > FORGOTTEN_SECONDS:
             with (
                 suppress(MaskingRefused),
                 store.locked(path.stem),

@@ -5,6 +5,9 @@ from __future__ import annotations
 
 import logging
 import math
+import sqlite3
+from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 
 import numpy as np
@@ -344,8 +347,21 @@ def test_what_an_owner_allows_is_not_spent_once_for_each_guarantee(
     assert len(ledger.releases()) == 1
 
 
-def test_a_ledger_that_can_not_be_used_is_refused_without_naming_the_file(tmp_path: Path) -> None:
-    path = tmp_path / "ledger.db"
+def no_database(path: Path) -> None:
     path.write_bytes(b"no database, and long enough to be looked at as one" * 40)
+
+
+def another_schema(path: Path) -> None:
+    DurableLedger.create(path)
+    with closing(sqlite3.connect(path)) as ledger, ledger:
+        ledger.execute("alter table releases rename column count to counts")
+
+
+@pytest.mark.parametrize("damaged", [no_database, another_schema])
+def test_a_ledger_that_can_not_be_used_is_refused_without_naming_the_file(
+    damaged: Callable[[Path], None], tmp_path: Path
+) -> None:
+    path = tmp_path / "ledger.db"
+    damaged(path)
     reason = refused(send(asked(run_of(*EXAMPLE)), node=NODE | {"ledger": str(path)}))
     assert reason == "the ledger of this client can't be used"

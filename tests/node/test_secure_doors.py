@@ -234,6 +234,15 @@ def test_secrets_of_a_killed_run_are_erased(tmp_path: Path) -> None:
     assert not read_state(FolderStore(tmp_path / name).load(RUN) or b"").attempts
 
 
+def test_a_state_that_can_not_be_read_is_refused_and_stops_no_other_run(tmp_path: Path) -> None:
+    (tmp_path / f"{RUN}.state").symlink_to(f"{RUN}.state")
+    (tmp_path / f"{ANOTHER}.state").mkdir()
+    forget(tmp_path, but="a third one", now=later())
+    for name in (RUN, ANOTHER):
+        with pytest.raises(MaskingRefused, match="state can't be read"):
+            FolderStore(tmp_path).load(name)
+
+
 @pytest.mark.parametrize(("but", "seconds"), [(RUN, LATER), (ANOTHER, FORGOTTEN_SECONDS - 60)])
 def test_a_run_that_goes_on_is_not_forgotten(tmp_path: Path, but: str, seconds: float) -> None:
     ours = federation_in(tmp_path)
