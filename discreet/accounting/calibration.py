@@ -90,7 +90,7 @@ def _search(
     from scipy.optimize import brentq
 
     def log_ratio(log_noise: float) -> float:
-        """Of the target to epsilon, bounded if epsilon is 0 or infinite."""
+        """The log of the target over epsilon, bounded if epsilon is 0 or infinite."""
         spent = epsilon(math.exp(log_noise))
         if spent:
             return min(max(-50.0, math.log(target) - math.log(spent)), 50.0)

@@ -1,15 +1,15 @@
 """A guarded site: `discreet site split|check|try|log|status WHERE`.
 
-split   deals the patients of the data WHERE to blocks, once, into the folder --out: a table (csv,
-        jsonl, parquet, npz), a folder with data.toml, or with --id folders a folder that has one
-        for each patient. With --unit site there is one block, and no --id
-check   WHERE is a guard.toml: policy, split, account, and what a hostile app reaches from inside
-        the sandbox
+split   deals the patients of the data WHERE to blocks, once, into the folder --out. WHERE is a
+        table (csv, jsonl, parquet, npz), a folder with data.toml, or with --id folders a folder
+        with a subfolder for each patient. With --unit site there is one block, and no --id
+check   WHERE is a guard.toml: checks policy, split, account, and what a hostile app can reach from
+        inside the sandbox
 try     runs the app WHERE, a folder or a .fab, as a whole in the sandbox on the public rows in
         --mock; all errors are shown, and nothing is charged
-log     WHERE is a guard.toml: what has run, for which app, what it cost, and what was refused
-status  WHERE is a guard.toml: the guarantee, and what of the budget is spent; --json: as
-        privacy.json in the site's folder has it after each round
+log     WHERE is a guard.toml: lists what has run, with app and cost, and what was refused
+status  WHERE is a guard.toml: shows the guarantee and the spent part of the budget; --json: in the
+        format of privacy.json in the site's folder after each round
 
 examples:
   discreet site split patients.csv --id patient --blocks 100 --out site

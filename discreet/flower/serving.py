@@ -92,9 +92,9 @@ def serve(grid: Grid, context: Context, *, strategy: Strategy, bundle: Path | No
 
 
 def config_of(context: Context, *, bundle: Path | None = None) -> tuple[Settings, Call]:
-    """The configuration of a run: a new one starts from the overrides of the machine
-    (DISCREET_OVERRIDES). `bundle`: a project's, which has a conf/ of its own. Raises ConfigError,
-    also for one with a Discreet of its own."""
+    """The configuration of a run; a new one starts from the overrides of the machine
+    (DISCREET_OVERRIDES). `bundle`: that of a project, with its own conf/. Raises ConfigError, also
+    for a bundle with its own copy of Discreet."""
     if bundle is not None and (bundle / "discreet").exists():
         raise ConfigError(
             "this run brings a package discreet of its own: leave it out of fab-include"

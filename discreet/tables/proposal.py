@@ -209,7 +209,7 @@ def guessed_column(name: str, cells: Sequence[str], decimal: str) -> Guess:
 
 
 def _nearly(cells: Sequence[str], decimal: str) -> Guess | None:
-    """What most cells of a column are, with the first row that keeps it from that."""
+    """The guess for a column if most cells are numbers or dates: the first row that is not."""
     full = [(row, cell.strip()) for row, cell in enumerate(cells) if not is_empty(cell)]
     kinds: dict[str, Callable[[str], object]] = {
         "is not a number, as most are": lambda cell: _numbers([cell], decimal)
