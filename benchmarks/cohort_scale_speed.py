@@ -1,12 +1,11 @@
-"""The cost of a simulated round as population and cohort grow, and the benchmark that FLUTE
-publishes.
+"""The cost of a simulated round as population and cohort grow, and FLUTE's published benchmark.
 
-A round is what `discreet simulate` does: drawing a Poisson cohort, training it, clipping, adding up
-and noising. Memory is the largest resident size of this process during the round above that before
-it; the workers map it, and each adds what one chunk takes. Every client is a view of the data set,
-decided by its number: none is held. FLUTE's benchmark is logistic regression for 100 rounds of 10
-of 1000 clients, batches of 10, learning rate 0.03; FLUTE itself reports 200 s for it, and Flower's
-simulation 1814 s.
+A round is that of `discreet simulate`: drawing a Poisson cohort, training it, clipping, adding up
+and noising. Memory is the peak resident size of this process during the round minus that before it;
+workers share it, and each adds the memory of one chunk. Every client is a view of the data set,
+determined by its number, and is not stored. FLUTE's benchmark is logistic regression for 100 rounds
+of 10 of 1000 clients, batches of 10, learning rate 0.03; FLUTE itself reports 200 s for it, and
+Flower's simulation 1814 s.
 """
 
 from __future__ import annotations
@@ -29,8 +28,7 @@ from discreet.server.transport import ReplyStats
 from discreet.settings.compose import load_config
 from discreet.simulation.cohort import BatchedTransport, engine_of
 
-# (population, expected cohort): more and more clients, and then larger and larger cohorts of all of
-# them.
+# (population, expected cohort): growing populations, then growing cohorts of the largest one.
 SCALES = (
     (1000, 100),
     (10_000, 100),
@@ -65,7 +63,7 @@ def rows(
 
 
 def scale(model: str, task: Task, population: int, cohort: int) -> Row:
-    """One round, after one that warms up."""
+    """One round, after a warm-up round."""
     sizes = (f"data.num_clients={population}", f"sampling.probability={cohort / population}")
     run = planned(load_config([*WORK, f"model.name={model}", *sizes]))
     _rounds(run, task, count=1, population=population)
@@ -94,8 +92,8 @@ def _rounds(plan: Plan, task: Task, *, count: int, population: int) -> State:
 
 
 def _timed(run: Callable[[], object]) -> tuple[float, float | None]:
-    """Seconds, and MiB of resident memory at the peak above the start; None if the system does not
-    say."""
+    """Seconds, and the peak of resident memory above the start in MiB; None if the system does not
+    tell."""
     before = _reset_peak()
     started = time.perf_counter()
     run()
@@ -108,7 +106,7 @@ def _reset_peak() -> float | None:
     forget = Path("/proc/self/clear_refs")
     if not forget.exists():
         return None
-    forget.write_text("5")  # Linux: the peak starts again from what is resident now
+    forget.write_text("5")  # Linux: resets the peak to the current resident size
     return _resident("VmRSS")
 
 

@@ -1,12 +1,11 @@
-"""How fast virtual clients are trained: whole cohorts in one computation, against one client after
+"""The speed of training virtual clients: whole cohorts in one computation, against one client after
 the other.
 
 The work: 1000 clients of 60 examples of MNIST's shape, 100 of them a round, batches of 10, one
-epoch, learning rate 0.1, every update clipped and added up. Everything that is compared runs in
-turns, so that a busy machine slows all of it alike. Times are medians of rounds by the clock. Whole
-cohorts are trained by a process for each core; what is not batched has as many threads as PyTorch
-takes. pfl-research is compared if it is installed, and skipped by name if
-it is not.
+epoch, learning rate 0.1, every update clipped and added up. All compared ways run in turns, so that
+a busy machine slows them alike. Times are medians of wall-clock times of rounds. Whole cohorts are
+trained by one process for each core; sequential training uses PyTorch's default number of threads.
+pfl-research is compared if it is installed, and otherwise named as skipped.
 """
 
 from __future__ import annotations
@@ -61,7 +60,7 @@ DP_SGD = ("privacy.example.enabled=true", "privacy.example.noise_multiplier=1.0"
 
 
 def digits_like(count: int = EXAMPLES) -> Task:
-    """Random images of MNIST's shape: what they show does not change how long training takes."""
+    """Random images of MNIST's shape. Their content does not affect the time of training."""
     generator = torch.Generator().manual_seed(SEED)
     pixels, targets = (
         torch.randint(256, (count, 1, 28, 28), generator=generator),
@@ -142,9 +141,9 @@ def _compared(name: str, ways: dict[str, Rounds], *, clients: int, repetitions: 
     cohort = min(COHORT, clients)
     for repetition in range(repetitions + 1):
         for way, rounds in ways.items():
-            # Rounds cost nothing beside their clients where these are trained sequentially.
+            # With sequential training the cost of a round is that of its clients.
             few = max(1, cohort // 10) if "sequential" in way or "plain" in way else cohort
-            # Several rounds a turn: the first one finds the caches as another way left them. Turn 0
+            # Several rounds a turn, as the first one starts with the caches of another way. Turn 0
             # warms up.
             turn, number = time.perf_counter(), repetition
             while (started := time.perf_counter()) < turn + TURN_SECONDS:
@@ -165,8 +164,7 @@ def _compared(name: str, ways: dict[str, Rounds], *, clients: int, repetitions: 
 
 
 def _plain_loop(run: Settings, task: Task, held: ClientExamples, *, device: str = "cpu") -> Rounds:
-    """What a person would write without any library: SGD on each client, its update clipped and
-    added."""
+    """A plain loop without any library: SGD on each client, whose update is clipped and added."""
     model = build_model(
         run.model.name, task.shape.input_shape, task.shape.num_classes, seed=SEED
     ).to(device)
@@ -233,7 +231,7 @@ def _batched(
 
 
 class _Classifier(nn.Module):
-    """What pfl-research asks of a model: a loss and metrics."""
+    """A model with the loss and metrics that pfl-research requires."""
 
     def __init__(self, layers: nn.Module) -> None:
         super().__init__()
@@ -244,7 +242,7 @@ class _Classifier(nn.Module):
         return nn.functional.cross_entropy(self.layers(inputs), targets)
 
     def metrics(self, inputs: Tensor, targets: Tensor, **_: Any) -> dict[str, Any]:
-        """None: what is timed is training."""
+        """No metrics: only training is timed."""
         return {}
 
 

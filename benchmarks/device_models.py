@@ -1,5 +1,5 @@
-"""Models of the usual sizes for a GPU, and small ones of the same kind to try them on a CPU.
-Nothing is downloaded."""
+"""Models of usual sizes for a GPU, and small ones of the same kind for trials on a CPU. Nothing is
+downloaded."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from torch import nn
 from benchmarks.people_models import Case, lora, of_logits
 from benchmarks.per_example_speed import convolutions
 
-Make = Callable[[int], Case]  # a model and so many examples
+Make = Callable[[int], Case]  # makes a model and a number of examples
 TOKENS, CLASSES = 128, 10
 
 
@@ -46,7 +46,7 @@ def _vit(count: int, *, small: bool) -> Case:
     transformer: Any = import_module("torchvision.models").VisionTransformer
     side, patch, layers, heads, width = (32, 4, 4, 4, 128) if small else (224, 16, 12, 6, 384)
     model = transformer(side, patch, layers, heads, width, 4 * width, num_classes=CLASSES)
-    # it begins at zero: the rest would have no gradient
+    # It starts at zero, so that the other layers would have no gradient.
     nn.init.normal_(model.heads.head.weight, std=0.1)
     return _images(model, count, 3, side)
 

@@ -1,14 +1,14 @@
-"""Measures Discreet on one device, a GPU above all: sums, steps, cohorts, noise, and a run that is
-killed.
+"""Measures Discreet on one device, mainly a GPU: sums, steps, cohorts, noise, and a killed and
+resumed run.
 
-It ends within `minutes`, prints a table for each section, and writes what it has to one JSON file
-after each of them. A library that is missing, a model that does not run and a section for which no
-time is left are named, and the others go on.
+It ends within `minutes`, prints a table for each section, and writes the results so far to one JSON
+file after each of them. A missing library, a model that does not run and a section without time are
+named, and the others go on.
 
 - `sums`: clipped gradient sums on the device beside those of the CPU, for the models of
   `people_models`: the relative error should be at most 1e-4.
 - `steps`: the plain step, DPSGD's and Opacus', each at a batch that fills the device; examples a
-  second, and the most memory that was allocated.
+  second, and the peak of allocated memory.
 - `cohorts`: virtual clients a second, trained together, and by a loop over the clients on the same
   device.
 - `noise`: normal values a second from the operating system's randomness, beside PyTorch's
@@ -57,7 +57,7 @@ from discreet.per_example.trial import Undrawn, exact_products
 from discreet.privacy.mechanisms import Gaussian
 from discreet.privacy.randomness import secure_source
 
-# of the time, by each section's end
+# The share of the time at which each section must end.
 SHARES = {
     "sums": 0.25,
     "steps": 0.75,
@@ -65,15 +65,16 @@ SHARES = {
     "noise": 0.9,
     "run": 1.0,
 }
-FILLED = 0.5  # of the device's memory, by the clipped sum as it was measured at smaller batches
+# Share of the device's memory for the clipped sum, extrapolated from smaller batches.
+FILLED = 0.5
 LARGEST_BATCH, MODE_BATCH, SMALL_BATCH, PROBE = 4096, 128, 16, 8
-LONGEST_MS = 1000.0  # of a clipped sum
-TURNS = 5  # of each call that is timed
+LONGEST_MS = 1000.0  # longest time of a clipped sum, in ms
+TURNS = 5  # number of timed calls
 OPACUS_MODES = ("hooks", "ghost", "ew")
 NOISE_VALUES = {"cpu": 2_000_000, "cuda": 20_000_000}
 RUN_WORDS = ("rounds=12", "seed=null", "data.name=digits", "privacy.user.target_epsilon=8")
 KILLED_AFTER = 4  # rounds
-# what a model that a library does not serve may raise
+# Errors of a library that does not support a model.
 FAILED = (
     *UNSERVED,
     AssertionError,
@@ -83,7 +84,8 @@ FAILED = (
 
 @dataclass(frozen=True)
 class Bench:
-    """The device, the sizes, and the time at which all has to be done, by `time.monotonic`."""
+    """The device, the sizes, and the time at which everything must be done, by
+    `time.monotonic`."""
 
     device: torch.device
     small: bool
@@ -92,11 +94,11 @@ class Bench:
 
     @contextmanager
     def within(self, section: str) -> Iterator[None]:
-        """Within it TimeoutError is raised when that section's share of the time is over, and at
-        most once."""
+        """A context in which TimeoutError is raised, at most once, when the section's share of the
+        time is over."""
         left = self.end - (1 - SHARES[section]) * self.seconds - time.monotonic()
         if left <= 0:
-            # An alarm that goes off in a callback of the collector would be lost.
+            # An alarm in a callback of the garbage collector would be lost.
             raise TimeoutError("the time of this section is over")
         before = signal.signal(signal.SIGALRM, _out_of_time)
         signal.setitimer(signal.ITIMER_REAL, left)
@@ -107,7 +109,7 @@ class Bench:
             signal.signal(signal.SIGALRM, before)
 
     def synchronise(self) -> None:
-        """Waits for what the device still computes."""
+        """Waits until the device has finished its work."""
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
 
@@ -140,7 +142,7 @@ def measure(device: str, *, small: bool, minutes: float, json_file: Path | None)
 
 
 def machine(device: torch.device) -> dict[str, Any]:
-    """The names and versions that a number from this machine needs beside it."""
+    """The names and versions to report with the numbers of this machine."""
     found: dict[str, Any] = {
         "device": str(device),
         "cores": os.cpu_count(),
@@ -162,7 +164,7 @@ def _out_of_time(number: int, frame: object) -> None:
 
 
 def _rows_within(bench: Bench, section: str, cases: dict[str, Callable[[], Row]]) -> Iterator[Row]:
-    """A row for each case, with the reason where there is none."""
+    """A row for each case, with the reason if it could not be measured."""
     for name, measured in cases.items():
         try:
             with bench.within(section):
@@ -195,7 +197,7 @@ def _sum_error(build: Callable[[], Case], device: torch.device) -> float:
 
 
 def step_rows(bench: Bench) -> Iterator[Row]:
-    """The plain step, DPSGD's and Opacus' of each model, in examples a second."""
+    """For each model the plain step, DPSGD's and Opacus', in examples a second."""
     makers = device_cases(small=bench.small)
     yield from _rows_within(
         bench, "steps", {name: partial(_steps, make, bench) for name, make in makers.items()}
@@ -226,7 +228,7 @@ def _own_steps(make: Make, count: int, bench: Bench) -> Row:
 
 
 def _timed(steps: dict[str, Step], count: int, bench: Bench) -> Row:
-    """Times and memory of steps; a batch is drawn before each, and that is not timed."""
+    """Times and memory of steps; drawing the batch before each is not timed."""
     row: Row = {}
     for what, step in steps.items():
         row[f"{what} ms"] = _milliseconds(step.take, bench, before=step.draw)
@@ -255,7 +257,7 @@ def _opacus_times(mode: str, make: Make, count: int, bench: Bench) -> Row:
 
 
 def _opacus_mode(make: Make, count: int, bench: Bench) -> tuple[str | None, str]:
-    """The mode that is fastest at such a batch, or None with the reason why none runs."""
+    """The fastest mode at this batch size, or None with the reason why none runs."""
     found, reason = [], ""
     for mode in OPACUS_MODES:
         try:
@@ -268,7 +270,7 @@ def _opacus_mode(make: Make, count: int, bench: Bench) -> tuple[str | None, str]
 
 
 def _nothing() -> None:
-    """Clears nothing."""
+    """Does nothing, for a step that has nothing to clear."""
 
 
 def _plain_step(case: Case) -> Call:
@@ -285,8 +287,8 @@ def _plain_step(case: Case) -> Call:
 
 
 def _filling_batch(make: Make, bench: Bench) -> int:
-    """The largest power of two at which the clipped sum should fill the share `FILLED` of the
-    device, or take a second at most."""
+    """The largest power of two at which the clipped sum is expected to fit the share `FILLED` of
+    the device's memory and to take at most a second."""
     if bench.small or bench.device.type != "cuda":
         return SMALL_BATCH
     (peak, before), (twice, after) = (_probed(make, count, bench) for count in (PROBE, 2 * PROBE))
@@ -302,7 +304,7 @@ def _filling_batch(make: Make, bench: Bench) -> int:
 
 
 def _probed(make: Make, count: int, bench: Bench) -> tuple[int, float]:
-    """The most bytes and the milliseconds of a clipped sum."""
+    """The peak bytes and the milliseconds of a clipped sum."""
     case = _made(make, count, bench.device)
     milliseconds = _milliseconds(lambda: clipped_sum(case, CLIP), bench)
     peak = _peak_bytes(lambda: clipped_sum(case, CLIP), bench)
@@ -311,8 +313,8 @@ def _probed(make: Make, count: int, bench: Bench) -> tuple[int, float]:
 
 
 def _milliseconds(call: Call, bench: Bench, before: Call = tuple) -> float:
-    """The median time of a call by the clock, after one to warm up; what is called before each is
-    not timed."""
+    """The median wall-clock time of a call, after a warm-up call; `before` is called before each,
+    untimed."""
     before()
     call()
     times = []
@@ -327,8 +329,7 @@ def _milliseconds(call: Call, bench: Bench, before: Call = tuple) -> float:
 
 
 def _peak_bytes(call: Call, bench: Bench) -> int:
-    """The most bytes of tensors alive at once inside a call, beside those that were there
-    before."""
+    """The peak bytes of tensors during a call, above those before it."""
     if bench.device.type != "cuda":
         return peak_bytes(call)
     bench.synchronise()
@@ -375,7 +376,7 @@ def noise_rows(bench: Bench) -> Iterator[Row]:
 
 
 def run_rows(bench: Bench) -> Iterator[Row]:
-    """A run on the device, killed after a few rounds, and what it ends with once it is resumed."""
+    """A run on the device, killed after a few rounds, and its result after it was resumed."""
     with TemporaryDirectory() as folder:
         output = str(Path(folder) / "run")
         words = [*RUN_WORDS, f"device={bench.device}", f"output_dir={output}"]
@@ -399,8 +400,8 @@ def run_rows(bench: Bench) -> Iterator[Row]:
 
 
 def _rounds_until_killed(words: list[str]) -> int:
-    """Starts a run, kills it when it has said its fourth round, and returns the number of rounds
-    that it said."""
+    """Starts a run, kills it when it has logged its fourth round, and returns the number of logged
+    rounds."""
     rounds = 0
     with subprocess.Popen(_command(words), stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
@@ -421,7 +422,7 @@ def _made(make: Make, count: int, device: torch.device) -> Case:
 
 
 def on_device(case: Case, device: torch.device) -> Case:
-    """The case with its model and its batch there; the model is moved, not copied."""
+    """The case with its model and batch on a device; the model is moved, not copied."""
     inputs, targets = tree_map_only(
         torch.Tensor, lambda value: value.to(device), (case.inputs, case.targets)
     )

@@ -1,9 +1,9 @@
 """The load of many nodes on one server: `discreet benchmark load`.
 
-A SuperLink and its node proxy, with TLS and node keys, and as many light nodes: threads of one
-process, each with a key and a connection of its own, and no ClientApp. A server can't tell them
-from SuperNodes. Processor seconds of the server's three processes are measured beside the clock,
-which other programs on the machine disturb more.
+A SuperLink and its node proxy, with TLS and node keys, and light nodes: threads of one process,
+each with its own key and connection, and no ClientApp. A server can't distinguish them from
+SuperNodes. CPU seconds of the server's three processes are measured beside wall-clock time, which
+other programs on the machine disturb more.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from discreet.simulation.processes import child_processes
 EMPTY_APP = Path(__file__).resolve().parent / "empty_app"
 NODES, SIZES = (4, 10, 20, 40), (100_000, 1_000_000, 5_000_000)
 PARTS = ("gate", "link", "app")  # the node proxy, the SuperLink, the ServerApp
-PAUSE_SECONDS = 3.0  # between two looks of a light node for a message; a SuperNode's are 0.5 to 3 s
+PAUSE_SECONDS = 3.0  # between two polls of a light node; a SuperNode's pauses are 0.5 to 3 s
 PATIENCE_SECONDS, LOOK_SECONDS = 3600.0, 0.25
 TICKS, MEBIBYTE = os.sysconf("SC_CLK_TCK"), 2**20
 
@@ -38,15 +38,15 @@ TICKS, MEBIBYTE = os.sysconf("SC_CLK_TCK"), 2**20
 def rows(
     nodes: Sequence[int] = NODES, sizes: Sequence[int] = SIZES, *, rounds: int = 3
 ) -> list[Row]:
-    """A row for each number of nodes and of parameters: seconds of a round by the clock, processor
-    seconds of the node proxy (gate), the SuperLink (link) and the ServerApp (app) for a round, and
-    their peaks of resident memory in MiB."""
+    """A row for each number of nodes and of parameters: wall-clock seconds of a round, CPU seconds
+    of the node proxy (gate), the SuperLink (link) and the ServerApp (app) for a round, and their
+    peaks of resident memory in MiB."""
     return [row for count in nodes for row in rows_of(count, sizes, rounds=rounds)]
 
 
 def rows_of(nodes: int, sizes: Sequence[int], *, rounds: int) -> Iterator[Row]:
-    """Starts a federation, and measures it with each size, the smallest first: memory that was used
-    is kept."""
+    """Starts a federation, and measures it with each size, the smallest first, as processes keep
+    used memory."""
     with tempfile.TemporaryDirectory() as folder, _federation(nodes, Path(folder)) as federation:
         for size in sorted(sizes):
             watch = ServerWatch(federation)
@@ -73,8 +73,8 @@ def rows_of(nodes: int, sizes: Sequence[int], *, rounds: int) -> Iterator[Row]:
 
 
 class ServerWatch:
-    """Processor seconds and peaks of memory of a server's processes, from its making until its last
-    look."""
+    """CPU seconds and peaks of memory of a server's processes, from the creation of this object to
+    its last reading."""
 
     def __init__(self, federation: Federation) -> None:
         self.federation = federation
@@ -82,12 +82,13 @@ class ServerWatch:
         self._first: dict[int, float] = {}
         self._last: dict[int, tuple[str, float]] = {}
         for _, pid in self._processes():
-            Path(f"/proc/{pid}/clear_refs").write_text("5")  # peaks are counted from here
+            Path(f"/proc/{pid}/clear_refs").write_text("5")  # resets the peak
         self.look()
         self._first = {pid: seconds for pid, (_, seconds) in self._last.items()}
 
     def look(self) -> None:
-        """Reads all processes. A process that is gone can't be asked for its peak: look often."""
+        """Reads all processes. It must be called often, as the peak of an ended process can't be
+        read."""
         for name, pid in self._processes():
             try:
                 status, stat = (
@@ -101,13 +102,13 @@ class ServerWatch:
                 if line.startswith("VmHWM:")
             )
             self.peaks[name] = max(self.peaks.get(name, 0), peak)
-            # The name in parentheses may hold anything; the eleventh and twelfth word after it are
-            # ticks.
+            # The name in parentheses may contain anything; the eleventh and twelfth word after it
+            # are ticks.
             words = stat.rpartition(")")[2].split()
             self._last[pid] = name, (int(words[11]) + int(words[12])) / TICKS
 
     def processor_seconds(self) -> dict[str, float]:
-        """Processor seconds of each part between the first look and the last."""
+        """CPU seconds of each part between the first and the last reading."""
         used = dict.fromkeys(PARTS, 0.0)
         for pid, (name, seconds) in self._last.items():
             used[name] += seconds - self._first.get(pid, 0.0)
@@ -123,7 +124,7 @@ class ServerWatch:
 
 
 def finish(federation: Federation, folder: RunFolder, watch: ServerWatch) -> None:
-    """Waits for the end of a run that has been started, and looks at the server meanwhile."""
+    """Waits for the end of a started run, and reads the server's processes meanwhile."""
     name = f"run-{folder.path.name}"
     process = federation.processes[name]
 

@@ -1,17 +1,16 @@
-"""What a private step costs for models as people write them, beside the plain gradient and the best
-mode of Opacus.
+"""The cost of a private step for models as people write them, beside the plain gradient and the
+best mode of Opacus.
 
     python -m benchmarks.loop_speed BERT nanoGPT        # these alone
 
-A row a model, all measured in one process with one thread, by processor time, in turns. The clipped
-sum is compared with the gradient of the mean loss by autograd. A whole step of DPSGD is compared
-with one of Opacus: both clip, draw noise and change the parameters, and none draws its batch; the
-noise of Opacus comes from PyTorch's generator, that of DPSGD from the operating system's
-randomness.
-Memory is the most bytes of tensors alive at once, beside the model; that of Opacus is its least in
+It prints a row for each model, all measured in one process with one thread, by CPU time, in turns.
+The clipped sum is compared with the gradient of the mean loss by autograd. A whole step of DPSGD is
+compared with one of Opacus: both clip, draw noise and change the parameters, and none draws its
+batch; the noise of Opacus comes from PyTorch's generator, that of DPSGD from the operating system's
+randomness. Memory is the peak bytes of tensors, without the model; that of Opacus is its least in
 any mode, which need not be the fastest one. The error is that of the clipped sum against a loop
-over single examples, each given twice, since some forwards squeeze a batch of one away. What is not
-installed or does not run has its reason.
+over single examples, each given twice, since some forwards squeeze a batch of one away. A model
+that is not installed or does not run has the reason instead.
 """
 
 from __future__ import annotations
@@ -42,13 +41,13 @@ from discreet.per_example.trial import Undrawn
 
 SECONDS, SEED = 4.0, 20731
 OPACUS_MODES = ("hooks", "functorch", "ew", "ghost")
-CLIP, NOISE_MULTIPLIER, LEARNING_RATE = 1.0, 1.1, 1e-3  # of every private step that is compared
-# What Opacus raises for a model that it can't serve.
+CLIP, NOISE_MULTIPLIER, LEARNING_RATE = 1.0, 1.1, 1e-3  # of every compared private step
+# Errors of Opacus for an unsupported model.
 UNSERVED = (ImportError, RuntimeError, AttributeError, TypeError, ValueError, LookupError)
 
 
 class Step(NamedTuple):
-    """A training step, what lets go of the gradients that it leaves, and what draws its batch."""
+    """A training step, a function that frees its gradients, and one that draws its batch."""
 
     take: Callable[[], object]
     clear: Callable[[], None]
@@ -56,7 +55,7 @@ class Step(NamedTuple):
 
 
 def rows(names: Sequence[str] = tuple(CASES), *, seconds: float = SECONDS) -> list[Row]:
-    """A row for each model, and the medians of all; `seconds` for each thing that is timed."""
+    """A row for each model, and the medians of all; `seconds` for each measurement."""
     found = compared({name: CASES[name] for name in names}, seconds)
     columns = ("sum", "step", "Opacus/step", "memory", "Opacus/memory")
     held = {column: [row[column] for row in found if column in row] for column in columns}
@@ -72,15 +71,15 @@ def compared(
 ) -> list[Row]:
     """A row for each case; `stepped`: makes the private step, if it is not that of DPSGD.
 
-    `sum` and `step` are ratios to the plain gradient, `Opacus/step` is above 1 if Opacus takes
-    longer; `memory` is that of the sum over that of the plain gradient, `Opacus/memory` is above 1
+    `sum` and `step` are ratios to the plain gradient; `Opacus/step` is above 1 if Opacus takes
+    longer. `memory` is that of the sum over that of the plain gradient; `Opacus/memory` is above 1
     if a step of Opacus needs more than ours."""
     threads, log, said = torch.get_num_threads(), logging.getLogger("discreet"), _Said()
     torch.set_num_threads(1)
     log.addHandler(said)
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of Opacus, at every layer
+            warnings.simplefilter("ignore")  # Opacus warns at every layer
             return [
                 {"model": name} | _row(cases[name], seconds, said, stepped or private_step)
                 for name in cases
@@ -91,7 +90,7 @@ def compared(
 
 
 class _Said(logging.Handler):
-    """The way that the gradients of the last model were found, "watched" unless the log said
+    """Records how the gradients of the last model were computed: "watched", unless the log says
     otherwise."""
 
     way = "watched"
@@ -147,8 +146,8 @@ def seeded(build: Callable[[], Case]) -> Case:
 
 
 def _peak(step: Step) -> int:
-    """The most bytes of two steps in a row and their batches, from a model without gradients, after
-    one to warm up."""
+    """The peak bytes of two successive steps with their batches, starting from a model without
+    gradients, after a warm-up step."""
     step.draw()
     step.take()
     step.clear()
@@ -175,21 +174,21 @@ def _opacus(build: Callable[[], Case]) -> tuple[Call | None, int, str]:
 
 
 def plain_gradient(case: Case) -> tuple[Tensor, ...]:
-    """The gradient of the mean loss: what a step of SGD starts from."""
+    """The gradient of the mean loss, as in a step of SGD."""
     trained = [value for value in case.model.parameters() if value.requires_grad]
     loss = case.loss(case.outputs(case.model), case.targets).mean()
     return torch.autograd.grad(loss, trained, allow_unused=True, materialize_grads=True)
 
 
 def clipped_sum(case: Case, clip_norm: float) -> tuple[Tensor, Tensor]:
-    """The clipped sum, as a step of DPSGD makes it before the noise, and the norms."""
+    """The clipped sum of a DPSGD step before the noise, and the norms."""
     inputs, targets, loss = case.inputs, case.targets, case.loss
     return clipped_gradient_sum(case.model, inputs, targets=targets, clip_norm=clip_norm, loss=loss)
 
 
 def error_of(case: Case) -> float:
-    """The relative error of the sum with half of the norms clipped, against one example after the
-    other; dropout keeps everything in both."""
+    """The relative error of the sum with half of the norms clipped, against a loop over examples;
+    dropout keeps everything in both."""
     with Undrawn():
         clip = float(clipped_sum(case, 1.0)[1].median())
         found, wanted = clipped_sum(case, clip)[0], torch.zeros(())
@@ -202,7 +201,7 @@ def error_of(case: Case) -> float:
 
 
 def private_step(case: Case) -> Step:
-    """`DPSGD.step` on the same batch each time: every example joins with the chance 1."""
+    """`DPSGD.step` on the same batch each time: every example joins with probability 1."""
     trained, count = (
         [value for value in case.model.parameters() if value.requires_grad],
         len(case.targets),
@@ -222,8 +221,7 @@ def private_step(case: Case) -> Step:
 
 @dataclass
 class _Criterion:
-    """A loss of one value an example, as Opacus wants it: its mean, unless `reduction` says
-    "none"."""
+    """A loss with one value an example in Opacus' form: its mean, unless `reduction` is "none"."""
 
     loss: Callable[[Any, Any], Tensor]
     reduction: str = "mean"
@@ -234,13 +232,12 @@ class _Criterion:
 
 
 def opacus_step(mode: str, case: Case) -> Step:
-    """One step as Opacus documents it, on the case's batch, with what its `get_compatible_module`
-    makes of the model: its own attention and recurrent layers in place of PyTorch's."""
+    """One step as Opacus documents it, on the case's batch, with the model of its
+    `get_compatible_module`, which replaces PyTorch's attention and recurrent layers by its own."""
     engine, count = import_module("opacus").PrivacyEngine(), len(case.targets)
     model = engine.get_compatible_module(case.model)
-    for (
-        layer
-    ) in model.modules():  # in-place activations break its hooks, so they are switched off for it
+    # In-place activations break Opacus' hooks, so they are switched off.
+    for layer in model.modules():
         layer.__dict__.update({"inplace": False} if getattr(layer, "inplace", False) else {})
     trained = [value for value in model.parameters() if value.requires_grad]
     wrapped, optimizer, *more = engine.make_private(

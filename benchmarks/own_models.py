@@ -1,5 +1,5 @@
-"""Models as people write them, for cohorts: forwards of their own, dropout, frozen parts, a
-recurrent layer."""
+"""Models as people write them, for cohorts: custom forwards, dropout, frozen parts, a recurrent
+layer."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from torch import Tensor, nn
 
 
 class Residual(nn.Module):
-    """Images to logits: a convolution, then attention of one head over the rows, beside the rows
-    themselves.
+    """Images to logits: a convolution, then single-head attention over the rows with a residual
+    connection.
 
     With `drop` it has dropout of channels and of numbers; with `frozen` only the last layers learn.
     """
@@ -37,12 +37,12 @@ class Residual(nn.Module):
 
 
 def dropping(shape: tuple[int, ...], classes: int) -> nn.Module:
-    """With dropout."""
+    """`Residual` with dropout."""
     return Residual(shape, classes, drop=0.3)
 
 
 def partly_frozen(shape: tuple[int, ...], classes: int) -> nn.Module:
-    """Its convolution and its heads are frozen."""
+    """`Residual` with frozen convolution and heads."""
     return Residual(shape, classes, frozen=True)
 
 

@@ -1,11 +1,10 @@
-"""Models as people write them: those of Opacus' and PyTorch's examples and of nanoGPT, written
-anew, and models built by torchvision, transformers and peft from random weights. Nothing is
-downloaded.
+"""Models as people write them: those of Opacus' and PyTorch's examples and of nanoGPT, rewritten,
+and models built by torchvision, transformers and peft with random weights. Nothing is downloaded.
 
-Layers, forwards and sizes are the originals'; batches, images and vocabularies are smaller if one
-core would need more than half a second for the plain gradient. BatchNorm mixes examples, and is
-GroupNorm here. Examples are rows, as a data set gives them: a model whose time comes first
-transposes them itself.
+Layers, forwards and sizes are those of the originals; batches, images and vocabularies are smaller
+if one core would need more than half a second for the plain gradient. BatchNorm mixes examples, and
+is replaced by GroupNorm. Examples are rows, as in a data set: a model with time as its first
+dimension transposes them itself.
 """
 
 from __future__ import annotations
@@ -24,8 +23,8 @@ from discreet.per_example.objective import Loss, Tree, cross_entropy
 
 
 class Case(NamedTuple):
-    """A model, a batch for it, and its loss: one value an example. Opacus has to be told if its
-    layers see the batch in the second dimension."""
+    """A model, a batch for it, and its loss with one value an example. Opacus must know if the
+    layers have the batch in the second dimension."""
 
     model: nn.Module
     inputs: Tree
@@ -34,14 +33,14 @@ class Case(NamedTuple):
     batch_first: bool = True
 
     def outputs(self, model: Callable[..., Any]) -> Any:
-        """What a model, or what stands around it, gives for the batch."""
+        """The outputs of the model, or of a wrapper, for the batch."""
         if isinstance(self.inputs, dict):
             return model(**self.inputs)
         return model(*self.inputs) if isinstance(self.inputs, tuple) else model(self.inputs)
 
 
 class Net(nn.Module):
-    """A model by its parts, whose forward is a function of this file."""
+    """A model made of its parts, whose forward is a function of this file."""
 
     def __init__(self, how: Callable[..., Any], **parts: Any) -> None:
         super().__init__()
@@ -92,7 +91,7 @@ def mnist_rnn(net: Any, x: Tensor) -> Any:
 
 
 def word_language_model(net: Any, ids: Tensor) -> Any:
-    """PyTorch's word_language_model: an LSTM whose time comes first."""
+    """PyTorch's word_language_model: an LSTM with time as its first dimension."""
     hidden = tuple(
         net.decoder.weight.new_zeros(net.rnn.num_layers, len(ids), net.rnn.hidden_size)
         for _ in range(2)
@@ -127,7 +126,7 @@ def siamese(net: Any, first: Tensor, second: Tensor) -> Any:
 
 
 def block(net: Any, x: Tensor) -> Any:
-    """nanoGPT's block: causal attention and a perceptron, each added to what came in."""
+    """nanoGPT's block: causal attention and a perceptron, each with a residual connection."""
     batch, time, width = x.size()
     parts = net.c_attn(net.ln_1(x)).split(width, dim=2)
     query, key, value = (
@@ -141,7 +140,7 @@ def block(net: Any, x: Tensor) -> Any:
 
 
 def nano_gpt(net: Any, ids: Tensor, targets: Tensor | None = None) -> Any:
-    """nanoGPT's model. It also gives a loss of its own, the mean over the batch, which nobody uses
+    """nanoGPT's model. It also returns its own loss, the mean over the batch, which is not used
     here."""
     _, time = ids.size()
     assert time <= net.block_size, f"at most {net.block_size} tokens"
@@ -184,7 +183,7 @@ def _of_tokens(outputs: tuple[Tensor, Tensor], targets: Tensor) -> Tensor:
 
 
 def of_logits(outputs: Any, targets: Tensor) -> Tensor:
-    """The cross entropy of what a classifier of transformers gives."""
+    """The cross entropy for the outputs of a classifier of transformers."""
     return cross_entropy(outputs.logits, targets)
 
 
@@ -212,14 +211,14 @@ def _vit() -> nn.Module:
     model: Any = import_module("torchvision.models").VisionTransformer(
         32, 4, 4, 4, 128, 256, num_classes=10
     )
-    # it begins at zero: the rest would have no gradient
+    # It starts at zero, so that the other layers would have no gradient.
     nn.init.normal_(model.heads.head.weight, std=0.1)
     return model  # type: ignore[no-any-return]
 
 
 def _text(kind: str, change: Callable[[nn.Module], nn.Module] = lambda model: model) -> Case:
-    """A classifier of transformers, two layers of 128, for 16 texts of 32 to 64 tokens with their
-    attention masks."""
+    """A classifier of transformers with two layers of width 128, for 16 texts of 32 to 64 tokens
+    with their attention masks."""
     found, sizes = (
         import_module("transformers"),
         {"vocab_size": 5000, "num_labels": 3, "pad_token_id": 0},
@@ -242,8 +241,8 @@ def _text(kind: str, change: Callable[[nn.Module], nn.Module] = lambda model: mo
 
 
 def lora(model: nn.Module) -> nn.Module:
-    """peft's LoRA of rank 8 in the attention, after some training: at the start half of it has no
-    gradient."""
+    """peft's LoRA of rank 8 in the attention, as after some training: at the start half of its
+    matrices have no gradient."""
     peft, is_gpt2 = import_module("peft"), hasattr(model, "transformer")
     modules = ["c_attn"] if is_gpt2 else ["query", "value"]
     settings = {
@@ -390,7 +389,7 @@ def _block(width: int) -> nn.Module:
 
 
 def _nano_gpt(tokens: int = 65, width: int = 128) -> Case:
-    """As its README trains on a processor: characters, 4 layers, tied embeddings."""
+    """As trained on a CPU in its README: characters, 4 layers, tied embeddings."""
     embeddings = {"wte": nn.Embedding(tokens, width), "wpe": nn.Embedding(64, width)}
     last = {
         "ln_f": nn.LayerNorm(width, bias=False),
@@ -413,7 +412,7 @@ def _nano_gpt(tokens: int = 65, width: int = 128) -> Case:
 
 def _two_towers() -> Case:
     towers = (nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 32)) for _ in range(2))
-    # as many as MovieLens 1M has
+    # the numbers of MovieLens 1M
     parts = {
         "users": nn.Embedding(6040, 64),
         "items": nn.Embedding(3706, 64),

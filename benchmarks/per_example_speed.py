@@ -1,5 +1,5 @@
-"""What per-example clipping costs for three small models that are a Sequential: as `loop`, without
-its account.
+"""The cost of per-example clipping for three small models that are a Sequential: as `loop`, without
+an account.
 
 The step is that of a client: the clipped sum, noise from the operating system's randomness, and the
 update.
@@ -57,7 +57,7 @@ def rows(
     *,
     seconds: float = SECONDS,
 ) -> list[Row]:
-    """A row for each model and size of a batch, as in `loop_speed.compared`."""
+    """A row for each model and batch size, as in `loop_speed.compared`."""
 
     def case(name: str, count: int) -> Callable[[], Case]:
         return lambda: Case(

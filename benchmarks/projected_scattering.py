@@ -12,7 +12,7 @@ FEATURES, SEED = 1000, 4099
 
 
 def build(input_shape: tuple[int, ...], num_classes: int) -> nn.Module:
-    """Takes images (n, *input_shape), gives logits (n, num_classes)."""
+    """Maps images (n, *input_shape) to logits (n, num_classes)."""
     fixed = Scattering(input_shape)
     projection = nn.Linear(fixed.out_features, FEATURES, bias=False)
     draws = torch.Generator().manual_seed(SEED)

@@ -1,8 +1,8 @@
 """The cost of a Ray cluster on one machine, beside the forked workers.
 
 Rounds are those of benchmarks/cohort_speed.py: 100 of 1000 clients of 60 images, sums on the grid.
-Each way has a process of its own and two CPUs, and they take turns. One way is a cluster of two
-nodes of one CPU each, both of them on this machine.
+Each way has its own process and two CPUs, and they take turns. One way is a cluster of two nodes
+with one CPU each, both on this machine.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def rows(
 
 
 def _compared(name: str, asked: dict[str, Connection], repetitions: int) -> list[Row]:
-    """Milliseconds of a round, by turns. Turn 0 warms up."""
+    """Milliseconds of a round, measured in turns. Turn 0 warms up."""
     times: dict[str, list[float]] = {way: [] for way in asked}
     for repetition in range(repetitions + 1):
         for way, pipe in asked.items():
@@ -72,14 +72,14 @@ def _compared(name: str, asked: dict[str, Connection], repetitions: int) -> list
 
 @contextmanager
 def _process(nodes: tuple[int, ...], examples: int) -> Iterator[Connection]:
-    """A process that answers, with a cluster of these nodes, by their CPUs."""
+    """A process that runs rounds on a cluster whose nodes have these numbers of CPUs."""
     here, there = multiprocessing.Pipe()
     process = multiprocessing.get_context("spawn").Process(
         target=_serve, args=(there, nodes, examples)
     )
     process.start()
     there.close()
-    here.recv()  # one cluster starts after the other: Ray gives a node half a minute
+    here.recv()  # clusters start one after the other, as Ray waits only 30 s for a node
     try:
         yield here
     finally:

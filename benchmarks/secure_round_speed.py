@@ -1,9 +1,10 @@
 """The price of secure aggregation in a real federation: `discreet benchmark secure_round`.
 
-One SuperLink, a node proxy, and as many SuperNode processes, all on this machine, with TLS and node
-keys, and a model of a million parameters: rounds whose updates the server reads, and rounds under
-secure aggregation, which are three exchanges in place of one. The bar is 1.6 times as long. Beside
-it: the seconds that a node takes to mask a million values for so many peers, at most 0.3 s.
+One SuperLink, a node proxy, and SuperNode processes, all on this machine, with TLS and node keys,
+and a model of a million parameters: plain rounds, whose updates the server reads, and rounds under
+secure aggregation, which are three exchanges instead of one. The goal is at most 1.6 times the
+time. Also measured: the seconds that a node takes to mask a million values for this number of
+peers; the goal is at most 0.3 s.
 """
 
 from __future__ import annotations
@@ -31,8 +32,8 @@ SECURE = ("privacy.user.aggregation=secure", "privacy.accountant=rdp", "privacy.
 
 
 def rows(nodes: int = 20, rounds: int = 3) -> list[Row]:
-    """Seconds of a round (the median) without and with masks, their ratio, peaks of memory of the
-    server's processes in MiB, and the masks' seconds at a node."""
+    """Median seconds of a round without and with masks, their ratio, peaks of memory of the
+    server's processes in MiB, and the seconds of masking at a node."""
     with tempfile.TemporaryDirectory() as folder:
         words = ["--data", str(make_data(Path(folder) / "data")), "--task", "digits"]
         with federation_of([words] * nodes, Path(folder) / "federation") as federation:
@@ -43,7 +44,8 @@ def rows(nodes: int = 20, rounds: int = 3) -> list[Row]:
 
 
 def make_data(folder: Path) -> Path:
-    """Data of a node's own that allow this model: made up, since nothing is learned here."""
+    """A node's data with a description that allows this model: made up, as nothing is learned
+    here."""
     folder.mkdir(parents=True)
     inputs = np.arange(EXAMPLES * 64, dtype=np.float32).reshape(EXAMPLES, 1, 8, 8) % 17
     np.savez(folder / "made.npz", inputs=inputs, digit=np.arange(EXAMPLES) % CLASSES)
@@ -87,7 +89,7 @@ def _rounds(
 
 
 def masking_seconds(nodes: int) -> float:
-    """Seconds that a node takes to add its own mask and one for each other node to a million
+    """The seconds that a node takes to add its own mask, and one for each other node, to a million
     values."""
     total, started = np.zeros(VALUES, dtype=np.uint32), time.perf_counter()
     for _ in range(nodes):

@@ -1,4 +1,4 @@
-"""Times and memory of calls that are compared: in turns, in one process, so that a busy machine
+"""Times and memory of compared calls, measured in turns in one process, so that a busy machine
 slows all alike."""
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ TURN_SECONDS = 0.1
 def times_in_turns(
     calls: dict[str, Call], seconds: float, *, before: dict[str, Call]
 ) -> dict[str, list[float]]:
-    """Milliseconds of processor time of each call, for `seconds` times their number; three rounds
-    at least. The calls are warm; what is called `before` one of them is not timed."""
+    """Milliseconds of CPU time of each call, for `seconds` times their number; at least three
+    rounds. The calls must be warm; functions called `before` them are not timed."""
     times: dict[str, list[float]] = {what: [] for what in calls}
     end = time.perf_counter() + seconds * len(calls)
     while time.perf_counter() < end or min(map(len, times.values())) < 3:
         for what, call in calls.items():
-            # Several calls a turn, as in training: the first one finds the caches as another's turn
-            # left them.
+            # Several calls a turn, as in training: the first one starts with the caches of another
+            # turn.
             turn = time.perf_counter()
             while time.perf_counter() < turn + TURN_SECONDS:
                 before.get(what, tuple)()
@@ -35,8 +35,7 @@ def times_in_turns(
 
 
 def peak_bytes(call: Call) -> int:
-    """The most bytes of tensors alive at once inside a call, beside those that were there
-    before."""
+    """The peak bytes of tensors during a call, above those before it."""
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as watched:
         call()
     assert watched.profiler is not None

@@ -1,5 +1,4 @@
-"""A model of somebody's own, `model.name=examples.million:million`: a perceptron of a million
-parameters."""
+"""A custom model, `model.name=examples.million:million`: a perceptron with a million parameters."""
 
 from __future__ import annotations
 
@@ -11,7 +10,7 @@ PARAMETERS = 1_000_000
 
 
 def million(input_shape: tuple[int, ...], num_classes: int) -> nn.Module:
-    """From inputs (n, *input_shape) to logits (n, num_classes); as wide as a million parameters
+    """Maps inputs (n, *input_shape) to logits (n, num_classes); as wide as a million parameters
     allow."""
     inputs = math.prod(input_shape)
     width = (PARAMETERS - num_classes) // (inputs + 1 + num_classes)

@@ -1,9 +1,9 @@
-"""The ServerApp that Flower's bundle holds: it runs the server's own installed code, and takes
-nothing from the bundle.
+"""The ServerApp in Flower's bundle: it runs the server's own installed code, and nothing from the
+bundle.
 
-The bundle goes to every node, so it holds what a client runs, this file, and nothing else
-(`fab-include` in pyproject.toml). A node runs the bundle's code. The server runs what is installed
-on it, and refuses a bundle with any other code: both sides then run the same code.
+The bundle goes to every node, so it holds only the client's code and this file (`fab-include` in
+pyproject.toml). A node runs the bundle's code. The server runs its installed code, and refuses a
+bundle with any other code, so that both sides run the same code.
 """
 
 from __future__ import annotations
@@ -18,25 +18,24 @@ from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
 
 BUNDLE = Path(__file__).resolve().parent.parent
-SERVER_FILE = Path("server_app", "server_app.py")  # no bundle has it
+SERVER_FILE = Path("server_app", "server_app.py")  # not in any bundle
 
 app = ServerApp()
 
 
 class OtherCodeError(Exception):
-    """The server has other code installed than the bundle holds, or none. The message says
+    """The installed code of the server differs from the bundle's, or is missing. The message says
     which."""
 
 
 @app.main()
 def main(grid: Grid, context: Context) -> None:
-    """One run by the installed code."""
+    """Runs the installed code."""
     try:
         use_installed(BUNDLE, sys.path)
     except OtherCodeError as error:
-        from discreet.protocol.run_end import (
-            end_run,
-        )  # here alone from the bundle: nothing else runs after it
+        # The only import from the bundle; nothing else runs after it.
+        from discreet.protocol.run_end import end_run
 
         end_run(grid, error)
     from server_app.server_app import main as run_installed
@@ -45,7 +44,7 @@ def main(grid: Grid, context: Context) -> None:
 
 
 def use_installed(bundle: Path, search: Sequence[str]) -> None:
-    """Lets this process import everything from what is installed here, instead of the bundle.
+    """Makes this process import everything from the installed code instead of the bundle.
 
     A checkout on the path holds the library and the app side by side; a wheel holds the app in
     discreet/app.
@@ -79,15 +78,15 @@ def use_installed(bundle: Path, search: Sequence[str]) -> None:
     for module in [
         module for name, module in sys.modules.copy().items() if name.split(".")[0] in packages
     ]:
-        # Packages that were imported from the bundle so far: their other modules are in the
-        # installed one.
+        # For packages that were already imported from the bundle, further modules come from the
+        # installed ones.
         if places := rest.installed_places(getattr(module, "__path__", ())):
             module.__path__ = places
 
 
 @dataclass(frozen=True)
 class Rest:
-    """Finds the modules that the bundle lacks, for packages that are imported from it all the same.
+    """Finds modules that the bundle lacks, for packages that are imported from it nevertheless.
 
     In a simulation another thread imports the ClientApp at the same time, and may be in the middle
     of a package.
@@ -99,12 +98,12 @@ class Rest:
     def find_spec(
         self, name: str, path: Sequence[str] | None = None, target: object = None
     ) -> ModuleSpec | None:
-        """As `importlib.abc.MetaPathFinder.find_spec`; asked last."""
+        """As `importlib.abc.MetaPathFinder.find_spec`; this finder is the last one."""
         places = self.installed_places(path or ())
         return PathFinder.find_spec(name, places) if places else None
 
     def installed_places(self, entries: Iterable[str]) -> list[str]:
-        """The installed places of those entries of a path that lie in the bundle."""
+        """The installed counterparts of path entries inside the bundle."""
         places = [Path(entry).resolve() for entry in entries]
         return [
             str(self.installed(place.relative_to(self.bundle)))
@@ -114,8 +113,8 @@ class Rest:
 
 
 def _homes(entry: str) -> tuple[Path, Path] | None:
-    """The folders of the library and the app below an entry of the path; None if they are not
-    there."""
+    """The folders of the library and the app below an entry of the path; None if they are
+    missing."""
     folder = Path(entry).resolve()
     for app_home in (folder, folder / "discreet" / "app"):
         if (app_home / SERVER_FILE).is_file():

@@ -524,7 +524,7 @@ BY_TEST |= {
         _all_blocks,
     ),
     "guard/test_block_release.py::test_a_block_is_given_the_state_that_it_kept_in_this_run_and_no_other": Fault(
-        "a block is given the state of another", "guard.site_guard:opened", _state_of_another
+        "a block is given the state of another", "guard.site_guard:opened_blocks", _state_of_another
     ),
     "guard/test_list_of_guards.py::test_a_node_without_a_guard_is_in_no_sum_of_guards": Fault(
         "a guard adds up with nodes that have none",

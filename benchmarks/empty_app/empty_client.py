@@ -1,4 +1,4 @@
-"""The floor: a ClientApp that sends back what it was sent, and imports nothing but Flower."""
+"""The baseline: a ClientApp that returns the received arrays, and imports only Flower."""
 
 from __future__ import annotations
 
@@ -17,8 +17,7 @@ def train(message: Message, context: Context) -> Message:
 
 
 def answer_to(message: Message) -> RecordDict:
-    """The values that were sent, in another order: a SuperLink that is sent the same content twice
-    takes it once."""
+    """The received values in another order, as a SuperLink stores equal content only once."""
     sent = message.content.array_records["parameters"]["parameters"]
     head, values = sent.data[: -4 * sent.shape[0]], sent.data[-4 * sent.shape[0] :]
     first = 4 * random.randrange(1, sent.shape[0])

@@ -1,5 +1,5 @@
-"""The floor: Discreet's exchange with clients that do nothing; adds up the replies as they come,
-and keeps the time."""
+"""The baseline: Discreet's exchange with clients that do nothing. It adds up replies as they
+arrive, and takes the time."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ app = ServerApp()
 
 @app.main()
 def main(grid: Grid, context: Context) -> None:
-    """Rounds with every node; writes seconds, replies, and when rounds began and ended, to a
+    """Runs rounds with every node; writes seconds, replies, and the begin and end of rounds to a
     file."""
     settings = dict(word.split("=", 1) for word in str(context.run_config["overrides"]).split())
     nodes, rounds, size = (int(settings[name]) for name in ("nodes", "rounds", "size"))

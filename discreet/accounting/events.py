@@ -136,6 +136,8 @@ def event_to_json(event: DpEvent) -> str:
     return json.dumps(_encode(event), sort_keys=True, separators=(",", ":"), allow_nan=False)
 
 
+# A ledger has the same few events again and again, and is read in every round.
+@lru_cache(maxsize=4096)
 def event_from_json(text: str) -> DpEvent:
     """The event of a text made by ``event_to_json``. Raises ValueError for any other text.
 

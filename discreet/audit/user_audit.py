@@ -50,7 +50,7 @@ from discreet.privacy.sampling import in_turn
 from discreet.protocol.messages import TrainReply, TrainRequest
 from discreet.queries.scores import unrated
 from discreet.run_files.run_folder import RunFolder
-from discreet.server.session import opened
+from discreet.server.session import open_session
 from discreet.server.training_run import TrainingRun
 from discreet.server.transport import Reply, ReplyStats, Transport
 from discreet.settings.call import Call
@@ -206,7 +206,7 @@ def _one_run(plan: Plan, task: Task, count: int, honest: int, device: str) -> Se
         # Clients do not evaluate the model, as the canaries would have no answer.
         plan = replace(plan, query=None, chance_loss=math.inf)
         call = Call(f"{folder}/run", device=device)
-        session = opened(plan, task, call, simulated=True, held=held)
+        session = open_session(plan, task, call, simulated=True, held=held)
         context = session.context
         turns = plan.mechanism.participation.turns
         canaries = draw_canaries(count, plan.num_params, context.source.child("canaries"))

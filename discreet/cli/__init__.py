@@ -1,1 +1,1 @@
-"""The `discreet` command: one file a verb. What a verb needs is imported when it runs."""
+"""The `discreet` command: one file for each verb, which imports its dependencies when it runs."""

@@ -1,14 +1,14 @@
-"""Five questions, and where to start: which guarantee, which experiment, how much noise, what to
-expect.
+"""Asks five questions and tells where to start: guarantee, experiment, amount of noise, expected
+result.
 
---clients        people or devices with data of their own, organisations, or the people in one table
---rows           of all of them together
---rows-a-person  of the person with most; 1 if each row is another person
+--clients        people or devices with their own data, organisations, or the people in one table
+--rows           the number of rows of all of them together
+--rows-a-person  the largest number of rows of one person; 1 if each row is another person
 --trusted        with the updates of clients: server; most (of the clients, not the server); nobody
 --code           whose code trains: command (Discreet's), app (your Flower app), loop (your PyTorch
                  loop, in one place)
 
-What is not given is asked for. Nothing is read but the answers.
+Missing options are asked for. Only the answers are read, no data.
 
 examples:
   discreet advise --clients 897 --rows 2400 --rows-a-person 20 --trusted server --code command
@@ -38,5 +38,5 @@ def command(
         Literal["command", "app", "loop"], Option(prompt="Whose code trains (command, app, loop)?")
     ],
 ) -> None:
-    """Asks, and answers in some lines."""
+    """Asks, and prints a few lines of advice."""
     print(*advice(Situation(clients, rows, rows_a_person, trusted, code)), sep="\n")

@@ -1,15 +1,15 @@
 """Tries to break the privacy claim of a run, and compares the result with the claim.
 
-The experiment has the settings that are given, or those of a run folder, and canaries that are in
-or out by a fair coin. Its ledger is thrown away with its folder: an audit charges no real ledger.
-First it prints how small a fault so many canaries find. Then it prints, for each round and for the
+The experiment has the given settings, or those of a run folder, and canaries that are in or out by
+a fair coin. Its ledger is deleted with its folder: an audit charges no real ledger. First it prints
+the smallest fault that this number of canaries can find. Then it prints, for each round and for the
 run, the claimed epsilon, lower bounds at 95 % and, for the run, an estimate. The claim is refuted
 if a bound exceeds it at the false-alarm rate. If none does, that is no proof.
 
---canaries counts, at user level, clients of each run (half of the population, at most 500); at
-example level, examples of client 0 (500); for masked sums of either level, and with --of local,
-evaluation or statistics, releases with the canary, and as many without it or with its opposite
-(2000).
+--canaries counts clients of each run at user level (half of the population, at most 500), and
+examples of client 0 at example level (500). For masked sums at either level, and with --of local,
+evaluation or statistics, it counts releases with the canary, and as many without it or with its
+opposite (2000).
 
 examples:
   discreet audit experiment=mnist_users_scattering --canaries 2000
@@ -61,7 +61,7 @@ def command(
     ] = None,
     false_alarm: Annotated[float, Option(help="the false-alarm rate of the verdict")] = FALSE_ALARM,
 ) -> int:
-    """Audits, writes and prints; 1 if the claim is refuted."""
+    """Audits, writes and prints; exit code 1 if the claim is refuted."""
     if not 0 < false_alarm <= SIGNIFICANCE:
         raise ConfigError(f"--false-alarm must be within (0, {SIGNIFICANCE}] (got {false_alarm})")
     if run and overrides:

@@ -3,12 +3,12 @@ all of them.
 
 sections:
   per_example   clipped per-example gradients against plain ones, and whole steps against Opacus
-  loop          a step of DPSGD against the plain step and Opacus: models as people write them
+  loop          a step of DPSGD against the plain step and Opacus, for models as people write them
   cohort        virtual clients per second, batched and sequential, beside pfl-research
   cohort_scale  time and memory against cohort and population, up to a million virtual clients
   ray           chunks as tasks of a Ray cluster against forked workers: rounds and whole runs
-  load          4 to 40 nodes that do nothing, 0.1 to 5 million parameters: what a round costs the
-                server
+  load          4 to 40 nodes that do nothing, 0.1 to 5 million parameters: the server's cost of a
+                round
   secure_round  20 SuperNodes, a million parameters: a round under secure aggregation against one in
                 the clear
   device        a GPU, only where it is named: sums, steps, cohorts, noise and a resumed run within
@@ -59,7 +59,7 @@ def command(
     """Measures, prints, and writes the rows of each section."""
     if unknown := [name for name in sections or () if name not in (*SECTIONS, "device")]:
         raise ConfigError(f"no section {unknown[0]}; known are {', '.join(SECTIONS)}, device")
-    sys.path.append(str(own_files()))  # a wheel brings the folder benchmarks there
+    sys.path.append(str(own_files()))  # in a wheel, benchmarks/ is there
     if "device" in (sections or ()):
         if sections != ["device"]:
             raise ConfigError("the section device is measured alone: discreet benchmark device")

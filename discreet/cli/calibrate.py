@@ -1,4 +1,4 @@
-"""Epsilon, noise or rounds: give two, and the third is computed for every way of sampling.
+"""Epsilon, noise or rounds: give two, and the third is computed for every sampling scheme.
 
 epsilon for given noise
   discreet calibrate user --population 3383 --cohort 120 --rounds 100 --noise 1.2
@@ -18,10 +18,10 @@ example   population: a client's examples (zero-out neighbours), or data.public_
 local     each round is one release of one client; nothing is sampled
 
 With --sampling cyclic, --groups of clients take turns, one group a round; the noise is that of
-each round, before it is correlated. With --population and --cohort the other ways of sampling are
+each round, before it is correlated. With --population and --cohort the other sampling schemes are
 shown beside it.
 
-With --aggregation secure everybody takes part in every round, and adds a share of the noise. n is
+With --aggregation secure all clients take part in every round, and add a share of the noise. n is
 --clients, d --dropouts, c --colluding. At example level a client adds up all of its examples, at
 most --examples.
 """
@@ -69,7 +69,7 @@ def command(
         int | None, Option(help="secure: most examples of a client, at example level")
     ] = None,
 ) -> None:
-    """Answers in a table."""
+    """Prints the result as a table."""
     prices: list[offers.Price]
     question = offers.Question(noise, epsilon, rounds, delta)
     of_examples = guarantee == EXAMPLE
@@ -104,9 +104,7 @@ def command(
         else:
             prices = offers.turn_prices(groups, adjacency=adjacency)
         if population is not None and cohort is not None:
-            if mechanism is None:
-                prices += []
-            else:
+            if mechanism is not None:
                 prices += [offers.own_price(mechanism, population, cohort)]
             prices += offers.sampled_prices(population, cohort, adjacency=adjacency)
         elif groups is None:

@@ -1,5 +1,5 @@
-"""The things that several verbs share: words that are settings, folders named by the time, tables
-on the terminal."""
+"""Shared parts of several verbs: words that are settings, folders named by the time, tables on the
+terminal."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-WIDE = 240  # columns of a table that goes into a file or a pipe
+WIDE = 240  # width of a table that goes to a file or a pipe, in characters
 Words = Annotated[list[str] | None, typer.Argument(metavar="SETTING=VALUE ...")]
 
 
 def new_folder(begin: str) -> Path:
-    """A folder whose name begins so, and ends with the time in UTC."""
+    """A folder whose name is `begin` and the time in UTC."""
     return Path(f"{begin}{datetime.now(UTC):%Y-%m-%d_%H-%M-%S}")
 
 
 def print_table(rows: Sequence[dict[str, object]] | Sequence[dict[str, str]]) -> None:
-    """A row for each of `rows`, a column for each name that any of them has; nothing without
-    columns."""
+    """Prints a row for each of `rows`, with a column for each name that appears in any of them;
+    nothing without columns."""
     columns = list(dict.fromkeys(name for row in rows for name in row))
     table = Table(*columns)
     for row in rows:

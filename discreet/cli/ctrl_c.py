@@ -1,4 +1,4 @@
-"""A Ctrl-C while a command is still being imported."""
+"""Handles Ctrl-C while a command is still being imported."""
 
 from __future__ import annotations
 
@@ -12,11 +12,12 @@ from typing import NoReturn
 
 @contextmanager
 def ends_at_once() -> Iterator[None]:
-    """A Ctrl-C in the block ends this process at once: nothing has begun that would need cleaning
-    up, and an extension may turn an exception during its import into another error, or print a
-    traceback of its own."""
+    """A context in which Ctrl-C ends this process at once. Nothing needs cleaning up yet, and an
+    extension module may turn an exception during its import into another error, or print a
+    traceback."""
     before = signal.getsignal(signal.SIGINT)
-    if before is signal.default_int_handler:  # not if this process was started with Ctrl-C ignored
+    # Not if this process was started with Ctrl-C ignored.
+    if before is signal.default_int_handler:
         signal.signal(signal.SIGINT, _end)
     try:
         yield
@@ -25,7 +26,7 @@ def ends_at_once() -> Iterator[None]:
 
 
 def say_ended() -> int:
-    """Says that Ctrl-C has ended the command, and gives its exit code."""
+    """Prints that Ctrl-C has ended the command, and returns its exit code."""
     print("discreet: ended by Ctrl-C", file=sys.stderr, flush=True)
     return 128 + signal.SIGINT
 

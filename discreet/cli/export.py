@@ -1,9 +1,9 @@
 """Writes a run's model as a folder that PyTorch and scikit-learn load without Discreet.
 
-RUN is a run folder. FOLDER must not be there yet, or must be empty. It gets the model (model.pt2,
-model.safetensors), its description (model.json), the encoding of a table's cells (encoding.py), a
-class with predict_proba (classifier.py), an example that was run (example.py), and a model card
-(README.md). Nothing in it comes from the clients' data but the model itself.
+RUN is a run folder. FOLDER must be new or empty. It gets the model (model.pt2, model.safetensors),
+its description (model.json), the encoding of a table's cells (encoding.py), a class with
+predict_proba (classifier.py), an example that was run (example.py), and a model card (README.md).
+Only the model itself comes from the clients' data.
 
 examples:
   discreet export outputs/first exported
@@ -23,6 +23,6 @@ def command(
     run: Annotated[Path, typer.Argument(metavar="RUN")],
     folder: Annotated[Path, typer.Argument(metavar="FOLDER")],
 ) -> None:
-    """Exports and says what the example printed."""
+    """Exports, and prints the output of the example."""
     print(export_model(run, folder), end="")
     print(f"written to {folder.resolve()}: README.md is the model card")

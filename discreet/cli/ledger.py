@@ -2,14 +2,14 @@
 
 RUN is a run folder, or a ledger file.
 
-show    what was spent, for each guarantee and data owner, with epsilon by each accountant
-verify  checks whether any row was changed, inserted or deleted; exit code 1 if so
-export  every row as JSON, one object a line
-create  makes a node's ledger: RUN is the file, which must not be there. With --population, --size
-        and --delta it is the account of a population, which all runs over it charge
+show    shows the spending of each guarantee and data owner, with epsilon by each accountant
+verify  checks if any row was changed, inserted or deleted; exit code 1 if so
+export  prints every row as JSON, one object a line
+create  makes a node's ledger: RUN is the file, which must not exist. With --population, --size and
+        --delta it is the account of a population, which all runs over it charge
         (privacy.user.account=FILE)
-adopt   accepts ledgers on this machine that it never charged, or that were moved. Adopt no copy of
-        a ledger that is charged elsewhere too: nothing adds up what the two spend
+adopt   accepts ledgers that this machine never charged, or that were moved. Do not adopt a copy of
+        a ledger that is charged elsewhere too: the spending of the two would not be added up
 backup  copies a ledger file, also while it is in use, to the new file COPY, and verifies the copy.
         Keep the printed head digest: it proves later that no earlier row was rewritten
 
@@ -73,7 +73,7 @@ def command(
         float | None, Option(help="no run over the population may exceed it")
     ] = None,
 ) -> int:
-    """Does one action; 1 if `verify` finds a fault."""
+    """Does one action; exit code 1 if `verify` finds a fault."""
     if action == "create":
         if population is None:
             ledger = DurableLedger.create(run)
@@ -141,7 +141,7 @@ def _verify(ledger: DurableLedger, run: Path) -> bool:
     return not faults
 
 
-# The action on each ledger of a run. False: the ledger has a fault.
+# The action on each ledger of a run; it returns False if the ledger has a fault.
 ACTIONS = {"export": _export, "adopt": _adopt, "verify": _verify}
 
 
@@ -156,22 +156,22 @@ def _check_none_is_missing(run: Path) -> None:
 
 
 def _displaced(run: Path, ledger: DurableLedger) -> list[str]:
-    """The fault of a ledger that the run's checkpoint knows otherwise. A damaged checkpoint tells
-    nothing of a ledger."""
+    """The fault of a ledger that differs from the record in the run's checkpoint. A damaged
+    checkpoint says nothing about a ledger."""
     with suppress(LedgerError):
         return displaced(RunFolder(run), ledger)
     return []
 
 
 def backup(ledger: Path, copy: Path) -> DurableLedger:
-    """A whole and verified copy of a ledger: a plain copy of the file may miss what SQLite still
-    keeps beside it.
+    """Makes a complete and verified copy of a ledger. A plain copy of the file may miss rows in
+    SQLite's side files.
 
     Raises:
-      LedgerError: there is no ledger, the copy would overwrite a file, or the chain does not hold.
+      LedgerError: there is no ledger, the copy would overwrite a file, or the chain is broken.
     """
     try:
-        ledger.stat()  # it is there
+        ledger.stat()  # raises if it is missing
         copy.touch(mode=0o600, exist_ok=False)
         with DurableLedger(ledger).reading() as source, closing(sqlite3.connect(copy)) as target:
             source.backup(target)
@@ -186,7 +186,7 @@ def backup(ledger: Path, copy: Path) -> DurableLedger:
 
 
 def _delta_of(run: Path, ledger: DurableLedger) -> float:
-    """The run's or the population's own delta; of another ledger `DEFAULT_DELTA`."""
+    """The delta of the run or the population; `DEFAULT_DELTA` for another ledger."""
     facts = ledger.facts()
     if "privacy.delta" in facts:
         return float(facts["privacy.delta"])
@@ -198,8 +198,8 @@ def _delta_of(run: Path, ledger: DurableLedger) -> float:
 
 
 def _spending(ledger: DurableLedger, delta: float) -> Iterator[str]:
-    """The spending of each guarantee and data owner; of an account, that of each run and of all of
-    them together."""
+    """The spending of each guarantee and data owner; for an account, that of each run and of all
+    runs together."""
     facts = ledger.facts()
     total = PrivacyLedger()
     account = is_account(facts)

@@ -1,18 +1,18 @@
-"""The `discreet` command. It imports nothing before `main` runs, so that a Ctrl-C ends it in one
-line while all else is still being imported."""
+"""The `discreet` command. It imports nothing before `main` runs, so that Ctrl-C during imports ends
+it with one line."""
 
 from __future__ import annotations
 
 import sys
 
-TYPE_CHECKING = False  # for type checkers, which take it for true: the import of `typing` is slow
+TYPE_CHECKING = False  # type checkers take it for True; importing `typing` is slow
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
 
 def main(words: Sequence[str] | None = None) -> int:
-    """Runs a verb and gives its exit code; 2, and one line that says why, if it was asked for
-    something wrong."""
+    """Runs a verb and returns its exit code; 2, with one line that gives the reason, for a wrong
+    request."""
     given = [*(sys.argv[1:] if words is None else words)] or ["--help"]
     try:
         from discreet.cli.ctrl_c import ends_at_once
@@ -21,6 +21,6 @@ def main(words: Sequence[str] | None = None) -> int:
             from discreet.cli.verbs import run
         return run(given)
     except KeyboardInterrupt:
-        from discreet.cli.ctrl_c import say_ended  # again, if that was interrupted
+        from discreet.cli.ctrl_c import say_ended  # its import above may have been interrupted
 
         return say_ended()

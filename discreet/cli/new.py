@@ -1,9 +1,8 @@
-"""Makes a project to start from: a model, data and their description, conf/, a Flower app, tests.
+"""Makes a new project: a model, data and their description, conf/, a Flower app, tests.
 
-FOLDER must not be there yet, or must be empty. The project trains at once, on invented data; its
-README says with which commands, and how to put your own model and data in their place. With --table
-it starts from a CSV file of your own, which is copied to FOLDER/data and not read: its README says
-how to go on.
+FOLDER must be new or empty. The project can train at once, on invented data; its README has the
+commands, and says how to use your own model and data instead. With --table it starts from your own
+CSV file, which is copied to FOLDER/data without being read; its README has the next steps.
 
 examples:
   discreet new my-project
@@ -33,7 +32,7 @@ SETTINGS = {
     ("data", "partition"): "natural",
     ("model", "name"): "model:build",
 }
-# Of a project that starts from a table: there is one client for each person in it.
+# Settings of a project that starts from a table, with one client for each person in it.
 OF_A_TABLE = SETTINGS | {("model", "name"): "linear", ("data", "num_clients"): "200"}
 OF_TABLES = ("table.yaml", "hospitals.yaml")
 NAME = re.compile("[A-Za-z][A-Za-z0-9-]{0,31}")
@@ -94,7 +93,7 @@ def _fill(folder: Path, source: Path, table: Path | None) -> None:
             shutil.copy(source / "conf" / "experiment" / name, folder / "conf" / "experiment")
         (folder / "table.md").replace(folder / "README.md")
         _replace(folder / "README.md", folder.name, ("hospital.csv", table.name))
-        shutil.rmtree(folder / "tests")  # of the invented data
+        shutil.rmtree(folder / "tests")  # they test the invented data
     for name in ("pyproject.toml", "README.md", "model.py"):
         _replace(folder / name, folder.name)
     if table is None:
@@ -113,7 +112,7 @@ def _replace(path: Path, project: str, *pairs: tuple[str, str]) -> None:
 
 
 def _with_settings(text: str, settings: Mapping[tuple[str, str], str]) -> str:
-    """conf/config.yaml with these settings; the comments stay."""
+    """The text of conf/config.yaml with these settings and its comments."""
     for (section, name), value in settings.items():
         setting = re.search(rf"(?m)^{section}:\n(?: .*\n)*?  {name}: (\S+ *)", text)
         assert setting is not None, name

@@ -1,10 +1,10 @@
 """A table of your own, before the first run: `discreet data split|check FILE`.
 
-split   cuts FILE into train.csv and test.csv beside it, with all rows of an owner in one of the
+split   splits FILE into train.csv and test.csv beside it, with all rows of an owner in one of the
         two. The test set is public: nobody in it is protected. Use people who have agreed to that
 check   without a data.toml beside FILE, proposes one; --write writes it. It reads the data for
-        that, and lists what must be replaced by public values before a run starts. With a
-        data.toml beside FILE, checks whether all rows fit it, and prints the settings to use
+        that, and lists the values that must be replaced by public ones before a run. With a
+        data.toml beside FILE, checks that all rows fit it, and prints the settings to use
 
 examples:
   discreet data split data/hospital.csv --owner patient_id --test 0.2

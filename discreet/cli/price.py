@@ -1,8 +1,8 @@
-"""Says what a run will cost before it spends anything: epsilon a round and in all, noise over clip
-norm, whether it can learn through that noise, bytes a node sends, minutes and memory.
+"""Estimates the cost of a run before it spends anything: epsilon a round and in all, noise over
+clip norm, if it can learn through that noise, bytes that a node sends, minutes and memory.
 
-Minutes and memory are those of a round that is done on made-up data of the same sizes. The data
-themselves are read for their sizes, and nothing is trained on them.
+Minutes and memory are measured in a round on made-up data of the same sizes. The data themselves
+are read only for their sizes, and nothing is trained on them.
 
 examples:
   discreet plan

@@ -32,8 +32,8 @@ def command(
         Path | None, Option(metavar="FOLDER", help="write each picture as SVG there too")
     ] = None,
 ) -> None:
-    """Prints the table and the cost of choosing, and writes. A cell that is the same in every run
-    is printed once."""
+    """Prints the table and the cost of selection, and writes the page. A cell that is the same in
+    every run is printed once."""
     paths = paths or [
         max(find_runs([Path("outputs")]), key=lambda folder: (folder / "ledger.db").stat().st_mtime)
     ]

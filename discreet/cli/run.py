@@ -16,5 +16,5 @@ from discreet.deployment.flower_run import run_app
 
 
 def command(overrides: Words = None) -> int:
-    """DISCREET_PROGRAM is what a person types to run it again, if that is not `discreet run`."""
+    """Trains. DISCREET_PROGRAM is the command to run it again, if that is not `discreet run`."""
     return run_app(overrides or [], program=os.environ.get("DISCREET_PROGRAM", "discreet run"))

@@ -1,16 +1,16 @@
 """Runs an experiment in one process: the same as `flwr run`, without Flower.
 
-The settings with their meaning and their ranges stand in conf/config.yaml.
+conf/config.yaml lists the settings with their meaning and ranges.
 
 With --multirun there is a run for each combination of listed values. All of them are checked before
-the first one starts. They lie in FOLDER/0, FOLDER/1, and so on; FOLDER/multirun.yaml says what the
-sweep was started with. --jobs N does N runs at a time, as tasks of the Ray cluster that ray.address
-names, or of one that is started here. A run that fails does not stop the others. If a sweep was
-ended early, or runs of it failed, `--multirun resume=true hydra.sweep.dir=FOLDER` goes on with it:
-it keeps the runs that are done, and resumes or starts the others.
+the first one starts. Their folders are FOLDER/0, FOLDER/1, and so on; FOLDER/multirun.yaml records
+the sweep. --jobs N does N runs at a time, as tasks of the Ray cluster at ray.address, or of one
+that is started here. A run that fails does not stop the others. If a sweep was interrupted, or some
+of its runs failed, `--multirun resume=true hydra.sweep.dir=FOLDER` continues it: it keeps the runs
+that are done, and resumes or starts the others.
 
-With --baseline the same clients are trained once more without privacy, into RUN-baseline, to see
-what privacy costs: for public or made-up data alone.
+With --baseline the same clients are trained once more without privacy, into RUN-baseline, to show
+the cost of privacy: only for public or made-up data.
 
 examples:
   discreet simulate rounds=5 privacy.user.noise_multiplier=0.8
@@ -54,7 +54,7 @@ def command(
         int | None, Option(metavar="N", min=1, help="how many runs of a sweep at a time")
     ] = None,
 ) -> int:
-    """Runs, once or as a sweep; 1 if runs of a sweep failed."""
+    """Runs once or as a sweep; exit code 1 if runs of a sweep failed."""
     words = overrides or []
     with ending(partial(not_begun, folder=folder_in(words))):
         sweep = sweep_of(words, multirun=multirun)
@@ -77,7 +77,7 @@ def command(
 
 
 def _baseline(config: Settings, folder: Path, device: str) -> None:
-    """Trains without privacy beside a run, and says how to compare."""
+    """Trains without privacy beside a run, and prints how to compare the two."""
     beside = folder.with_name(f"{folder.name}{ENDING}")
     print("now without privacy, NOT PRIVATE, to compare with")
     call = Call(str(beside), device=device)

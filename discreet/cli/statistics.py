@@ -1,9 +1,9 @@
-"""Says what clients' data are like, for a price: means, deviations, quantiles and counts, each with
-its standard error.
+"""Private statistics of clients' data: means, standard deviations, quantiles and counts, each with
+its standard error. They spend privacy.
 
-The settings are those of discreet simulate. Everybody is asked once; the sum of the answers is
-noised at the server, at user level, and charged to ledger.db in output_dir. statistics.json there
-holds what is printed.
+The settings are those of discreet simulate. Every client is asked once; the sum of the answers is
+noised at the server, at user level, and charged to ledger.db in output_dir. The output is also
+written to statistics.json there.
 
 examples:
   discreet statistics data.name=breast_cancer data.num_clients=100 statistics.noise_multiplier=5

@@ -1,4 +1,4 @@
-"""Says how a run stands, from its run folder: while it goes on, or afterwards.
+"""Shows the state of a run from its run folder, during the run or afterwards.
 
 examples:
   discreet status outputs/first
@@ -43,10 +43,10 @@ def command(
 def status_facts(folder: RunFolder) -> Facts:
     """The state of a run: round, epsilon spent and left, connected nodes, last failure.
 
-    An epsilon that the server accounts comes from its ledger, which a crash may leave ahead of the
-    metrics, never behind them. The others are the largest that a client reported, by metrics.csv
-    and the last checkpoint, and in a simulation by the clients' own ledger. Raises ConfigError: the
-    folder holds no run; LedgerError: a ledger or the checkpoint is damaged."""
+    An epsilon that the server accounts for comes from its ledger, which after a crash may be ahead
+    of the metrics, never behind them. The others are the largest that a client reported, in
+    metrics.csv and the last checkpoint, and in a simulation in the clients' own ledger. Raises
+    ConfigError: the folder holds no run; LedgerError: a ledger or the checkpoint is damaged."""
     plan = Plan(folder.read_config())
     status = read_status(folder)
     rows = folder.read_metrics()
@@ -98,12 +98,12 @@ def _epsilons(
         spent = 0.0
         budget = plan.run.largest_epsilon(name)
         if REPORTED[name]:
-            # several files have it: a digit that was changed in one lowers nothing
+            # The largest of several files, so that a changed digit in one can't lower it.
             said = [row.get(f"epsilon_{name}") or 0.0 for row in rows]
             own = largest_epsilon(folder, plan, name)
             spent = max([*said, folder.reported().get(name, 0.0), own])
         elif plan.account is not None:
-            budget = None  # that of all runs on the population
+            budget = None  # the budget is that of all runs over the population
         if SERVER in mechanism.charged_at and ledger is not None:
             charged = ledger.spent(name).epsilon(plan.run.delta, plan.run.accountant)
             spent = max(spent, charged)

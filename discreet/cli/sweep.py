@@ -1,5 +1,5 @@
-"""Sweeps: the runs that lists of values make, as Hydra composes them, and the file with which they
-go on."""
+"""Sweeps: a run for each combination of listed values, as composed by Hydra, and the file by which
+a sweep is resumed."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ RAY = "ray."
 
 @dataclass(frozen=True)
 class Sweep:
-    """Several runs: the overrides and Hydra's own settings that the sweep was started with, and
-    those of each run, without lists. The folder is absolute."""
+    """Several runs: the overrides and Hydra's own settings of the sweep, and the overrides of each
+    run, without lists. The folder is absolute."""
 
     folder: Path
     settings: tuple[str, ...]
@@ -49,8 +49,8 @@ class Sweep:
         return f"run {number} of {len(self.runs)}" + (f" ({own})" if own else "")
 
     def save(self) -> None:
-        """Makes the folder and, unless it is there, the file that says what the sweep was started
-        with, as Hydra's."""
+        """Makes the folder and, unless it exists, the file that records the sweep, in Hydra's
+        format."""
         self.folder.mkdir(parents=True, exist_ok=True)
         if not (self.folder / PLAN).exists():
             started = OmegaConf.create(
@@ -80,9 +80,9 @@ class Sweep:
 
 
 def sweep_of(overrides: Sequence[str], *, multirun: bool) -> Sweep | None:
-    """The sweep that overrides ask for, or with `resume=true` the one in hydra.sweep.dir as it was
-    started. None for a single run: without `multirun`, and if the experiment is no sweep. Raises
-    ConfigError: the settings can't be composed, or there is no such sweep to go on with."""
+    """The sweep that overrides ask for, or with `resume=true` the recorded one in hydra.sweep.dir.
+    None for a single run: without `multirun`, if the experiment is not a sweep. Raises ConfigError:
+    the settings can't be composed, or there is no such sweep to resume."""
     asked, is_sweep = composed(overrides)
     if not (multirun or is_sweep):
         return None
@@ -96,7 +96,7 @@ def sweep_of(overrides: Sequence[str], *, multirun: bool) -> Sweep | None:
 
 
 def composed(overrides: Sequence[str]) -> tuple[Sweep, bool]:
-    """The sweep that overrides make, and if they ask for one by hydra.mode."""
+    """The sweep composed from overrides, and True if they ask for one by hydra.mode."""
     plan, runs = listed_runs(overrides)
     for word in plan.overrides.hydra:
         if not word.lstrip("+").startswith((*NOT_PART, PARAMS)):
@@ -112,7 +112,7 @@ def composed(overrides: Sequence[str]) -> tuple[Sweep, bool]:
 
 
 def _resumed(asked: Sweep, *, named: bool) -> Sweep:
-    """The sweep in a folder, on the Ray cluster that is asked for now."""
+    """The recorded sweep in a folder, on the currently requested Ray cluster."""
     path = asked.folder / PLAN
     if not named or not path.exists():
         if named:
@@ -159,8 +159,8 @@ def candidates_of(overrides: Sequence[str]) -> list[tuple[Settings, Call]]:
 def all_succeed(
     jobs: Sequence[Job], *, at_a_time: int, shared: Path, again: str, until_then: str = ""
 ) -> bool:
-    """Does runs in a shared folder. `again` is the command that goes on with them, and is told if
-    any did not end."""
+    """Does runs in a shared folder. `again` is the command that resumes them; it is printed if any
+    run did not end."""
     again += f" --jobs {at_a_time}" * (at_a_time > 1) + until_then
     with ending(partial(interrupt_below, shared, f"to go on: {again}")):
         failed = run_all(jobs, at_a_time=at_a_time, shared=shared)

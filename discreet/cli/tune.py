@@ -1,15 +1,15 @@
-"""Tries settings and keeps the best run, and accounts for the cost of choosing it.
+"""Tries settings and keeps the best run, and accounts for the cost of selecting it.
 
-A comma lists the values to try. Each trial draws one value of each list, uniformly, and trains. The
+Commas separate values to try. Each trial draws one value of each list, uniformly, and trains. The
 number of trials is drawn before the first one, from --trials with mean --mean (Papernot and Steinke
 2022). The run with the best accuracy (of regression: R2) on the public test set is moved to
-OUTPUT/chosen; the others are deleted, because the guarantee is for somebody who sees the chosen run
-alone. For the same reason keep the number of trials to yourself. Every file of the chosen run
-states the cost of the choice, not that of a trial.
+OUTPUT/chosen; the others are deleted, because the guarantee assumes an observer who sees only the
+chosen run. For the same reason keep the number of trials to yourself. Every file of the chosen run
+states the cost of the selection, not that of a trial.
 
-The trials are drawn once, and stored before the first one starts: if a tune was ended early,
---resume goes on with the same trials. A tune that is never resumed has spent what the ledgers of
-its trials say: add them up.
+The trials are drawn once, and stored before the first one starts: if a tune was interrupted,
+--resume continues the same trials. Abandoning a tune still costs whatever its trials spent: add up
+their ledgers.
 
 examples:
   discreet tune rounds=20 privacy.user.clip.norm=0.1,0.3,1 --output outputs/tuned
@@ -58,7 +58,7 @@ def command(
         int, Option(metavar="N", min=1, help="trials at a time, as tasks of a Ray cluster")
     ] = 1,
 ) -> int:
-    """Tunes; 1 if trials failed."""
+    """Tunes; exit code 1 if trials failed."""
     logging.getLogger("absl").setLevel(logging.ERROR)
     log_to(sys.stdout)
     folder = (output or new_folder("outputs/tune_")).expanduser().resolve()

@@ -1,5 +1,4 @@
-"""The verbs of the `discreet` command: one Typer app. Only the verb that is asked for is
-imported."""
+"""The verbs of the `discreet` command: one Typer app. Only the requested verb is imported."""
 
 from __future__ import annotations
 
@@ -36,12 +35,12 @@ IN_A_PROJECT = {
     "benchmark": "measures Discreet side by side with others *",
 }
 VERBS = ANYWHERE | IN_A_PROJECT
-# of verbs whose file has another name, as no two files share one
+# The files of verbs that have another name, as no two files share one.
 FILES = {
     "data": "own_table",
     "plan": "price",
 }
-# which are checked before PyTorch is imported
+# The verbs whose settings are checked before PyTorch is imported.
 OF_SETTINGS = (
     "run",
     "simulate",
@@ -50,7 +49,7 @@ OF_SETTINGS = (
     "audit",
     "tune",
 )
-# PyTorch, for some seconds.
+# The verbs that load PyTorch, which takes some seconds.
 LOADS = (
     "export",
     "plan",
@@ -63,7 +62,7 @@ LOADS = (
     "report",
     "benchmark",
 )
-# a ValueError there is about a value that was given
+# The verbs in which a ValueError is about a given value.
 SAY_VALUES = (
     "calibrate",
     "data",
@@ -79,7 +78,7 @@ EPILOG = """* in a project that `discreet new` made, or in a checkout of Discree
 
 
 def run(given: Sequence[str]) -> int:
-    """Runs the verb that words name, and gives its exit code: see `discreet.cli.main.main`."""
+    """Runs the verb in `given`, and returns its exit code: see `discreet.cli.main.main`."""
     try:
         _check_locale(given)
         with ends_at_once():
@@ -105,8 +104,8 @@ def run(given: Sequence[str]) -> int:
 
 
 def _check_locale(given: Sequence[str]) -> None:
-    """Raises click.UsageError for a word that this process can't read: Python has then put
-    something else for it."""
+    """Raises click.UsageError for a word that this process could not decode, so that Python has
+    replaced parts of it."""
     for word in given:
         if any("\udc80" <= character <= "\udcff" for character in word):
             shown = word.encode("ascii", "replace").decode()
@@ -116,11 +115,9 @@ def _check_locale(given: Sequence[str]) -> None:
 
 
 def _app(given: Sequence[str]) -> typer.Typer:
-    """The app for these words. A verb that they do not name has its line in the help, and nothing
-    else."""
-    typer.core.HAS_RICH = (
-        False  # with it, Typer escapes brackets even in help that it prints as plain text
-    )
+    """The app for these words. Other verbs have only their line in the help."""
+    # With rich, Typer escapes brackets even in help that it prints as plain text.
+    typer.core.HAS_RICH = False
     settings = {"help_option_names": [*HELP]}
     app = typer.Typer(
         rich_markup_mode=None,
@@ -164,13 +161,12 @@ def _root(
 
 
 def _as_written(text: str) -> str:
-    """A help text that Click prints line by line, as it stands."""
+    """A help text whose line breaks Click preserves."""
     return "\n\n".join(f"\b\n{paragraph}" for paragraph in text.strip("\n").split("\n\n"))
 
 
 def _told(verb: str) -> tuple[type[Exception], ...]:
-    """The errors whose message is all that a person needs. They are imported if something was
-    raised."""
+    """The errors whose message alone is shown. They are imported only if something was raised."""
     from discreet.ledger.rollback_guard import LedgerError
     from discreet.settings.rules import ConfigError
 

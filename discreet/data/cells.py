@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from discreet.data.description import DataDescription
-from discreet.data.encoding import CellError, encode, is_empty
+from discreet.data.encoding import CellError, encoded_columns, is_empty
 from discreet.data.targets import Array, FolderError, RowError
 from discreet.per_example.objective import PADDING
 
@@ -19,12 +19,12 @@ from discreet.per_example.objective import PADDING
 def encoded_cells(found: Mapping[str, Any], description: DataDescription) -> Array:
     cells = {column.name: found[column.name].to_pylist() for column in description.columns}
     try:
-        return encode(cells, description.columns, decimal=description.decimal)
+        return encoded_columns(cells, description.columns, decimal=description.decimal)
     except CellError as error:
         raise RowError(error.row, error.problem) from None
 
 
-def owners_of(column: Any, name: str) -> Array:
+def owner_cells(column: Any, name: str) -> Array:
     """The owner in each row's cell, without spaces around it: "P1 " and "P1" are one person. A row
     without an owner would count as one more person."""
     owners = np.asarray(column)

@@ -210,13 +210,15 @@ def _long_form(name: str, values: list[Any]) -> dict[str, Any]:
     raise ValueError(f"{name}: a list is [low, high], two days, or the levels as words")
 
 
-def names_of(columns: Iterable[Column]) -> list[str]:
+def column_names(columns: Iterable[Column]) -> list[str]:
     """The names of the numbers that a row is encoded as, in order."""
     return [name for column in columns for name in column.outputs]
 
 
-def encode(table: Mapping[str, Any], columns: Sequence[Column], *, decimal: str = ".") -> Array:
-    """The rows of a table as float64 (n, len(names_of(columns))).
+def encoded_columns(
+    table: Mapping[str, Any], columns: Sequence[Column], *, decimal: str = "."
+) -> Array:
+    """The rows of a table as float64 (n, len(column_names(columns))).
 
     A number or a date in low..high is mapped to -1..1, and values outside are clamped. A category
     becomes a one-hot vector. A text becomes a vector of hashed word counts with norm 1.
@@ -230,7 +232,7 @@ def encode(table: Mapping[str, Any], columns: Sequence[Column], *, decimal: str 
       KeyError: a column is missing.
 
     >>> columns = columns_of({"age": [0, 100], "sex": ["F", "M"]})
-    >>> encode({"age": ["75", "200"], "sex": ["M", "?"]}, columns).tolist()
+    >>> encoded_columns({"age": ["75", "200"], "sex": ["M", "?"]}, columns).tolist()
     [[0.5, 0.0, 1.0, 0.0], [1.0, 0.0, 0.0, 1.0]]
     """
     parts = [

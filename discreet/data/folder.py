@@ -85,7 +85,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from discreet.data.cells import encoded_cells, numbered, numbers_in, owners_of, same_names
+from discreet.data.cells import encoded_cells, numbered, numbers_in, owner_cells, same_names
 from discreet.data.csv_table import CsvTable, lines_of
 from discreet.data.description import DESCRIPTION, DataDescription, read_description
 from discreet.data.examples import SHAPES, Examples, Task, TaskShape
@@ -358,7 +358,7 @@ def _read(folder: Path, description: DataDescription) -> _Table:
             following = np.where(counted, inputs, PADDING)
         inputs = inputs[:, :-1]
         targets = np.asarray(following[:, 1:])
-    return inputs, targets, None if owner is None else owners_of(found[owner], owner)
+    return inputs, targets, None if owner is None else owner_cells(found[owner], owner)
 
 
 def _weights_of(description: DataDescription) -> Path:

@@ -102,10 +102,10 @@ def read_speeches(text: str) -> dict[str, list[str]]:
     return speeches
 
 
-def encode(text: str) -> torch.Tensor:
+def character_numbers(text: str) -> torch.Tensor:
     """Characters as numbers, (len(text),) int64; a character outside `ALPHABET` is 1.
 
-    >>> encode("\\na~é").tolist()
+    >>> character_numbers("\\na~é").tolist()
     [2, 68, 97, 1]
     """
     codes = np.frombuffer(text.encode("utf-32-le"), dtype=np.uint32)
@@ -116,7 +116,7 @@ def encode(text: str) -> torch.Tensor:
 
 def _windows(speeches: list[str]) -> Examples:
     """Windows of one role: the targets are the characters 0, STRIDE, 2 STRIDE, ... of its text."""
-    tokens = torch.cat([torch.full((WINDOW,), PADDING), encode("\n".join(speeches))])
+    tokens = torch.cat([torch.full((WINDOW,), PADDING), character_numbers("\n".join(speeches))])
     rows = tokens.unfold(0, WINDOW + 1, STRIDE)
     return Examples(rows[:, :WINDOW].clone(), rows[:, WINDOW].clone())
 

@@ -44,20 +44,20 @@ from discreet.settings.rules import ConfigError
 
 CA_DAYS = 1826
 SERVER_DAYS = 397
-# a node whose clock is behind must not find the certificate not yet valid
+# Certificates are valid from this long ago, for nodes whose clock is behind.
 CLOCK_SKEW = timedelta(minutes=5)
-ALREADY_KNOWN = "Public key already in use"  # what Flower 1.41 says
+ALREADY_KNOWN = "Public key already in use"  # the message of Flower 1.41
 PEERS_FILE = "peers.json"
 DEMONSTRATION_NODES = ("node-0", "node-1", "node-2", "node-3")
-# Always in the server's certificate: how it is reached on its own host, and inside
-# docker-compose.yml.
+# Always in the server's certificate: its names on its own host and inside docker-compose.yml.
 OWN_HOSTS = ("localhost", "127.0.0.1", "superlink", "gate")
-NAMES = {"all": 0, "authority": 0, "server": 1, "node": 1, "peers": 0}  # how many a command needs
+# the least number of names for each command
+NAMES = {"all": 0, "authority": 0, "server": 1, "node": 1, "peers": 0}
 
 
 def make_authority(folder: Path) -> None:
-    """`ca.key` and `ca.crt`: a P-384 authority that may sign servers, nothing below it. ConfigError
-    if they exist."""
+    """Makes `ca.key` and `ca.crt`: a P-384 authority that may sign servers, but no authorities.
+    Raises ConfigError if they exist."""
     key = ec.generate_private_key(ec.SECP384R1())
     name = _name("Discreet federation authority")
     made = _certificate(name, name, key, days=CA_DAYS, is_authority=True)
@@ -68,8 +68,8 @@ def make_authority(folder: Path) -> None:
 
 
 def make_server(folder: Path, hosts: Sequence[str]) -> None:
-    """`server.key` and `server.crt`, valid for every host name and address that nodes and `flwr`
-    connect to. ConfigError if one of the files exists, or the authority does not."""
+    """Makes `server.key` and `server.crt`, valid for every host name and address that nodes and
+    `flwr` connect to. Raises ConfigError if one of the files exists, or the authority does not."""
     try:
         authority = x509.load_pem_x509_certificate((folder / "ca.crt").read_bytes())
         signer: Any = load_pem_private_key((folder / "ca.key").read_bytes(), password=None)
@@ -97,8 +97,8 @@ def make_server(folder: Path, hosts: Sequence[str]) -> None:
 
 
 def make_node(folder: Path, name: str) -> None:
-    """`nodes/NAME.key` and `public/NAME.pub`: a P-384 pair in OpenSSH's format, as Flower reads
-    them. ConfigError if they exist, or the name is not a plain file name."""
+    """Makes `nodes/NAME.key` and `public/NAME.pub`: a P-384 pair in OpenSSH's format, as Flower
+    reads it. Raises ConfigError if they exist, or the name is not a plain file name."""
     if not name or name != Path(name).name or name.startswith("."):
         raise ConfigError(f"a node's name must be a plain file name (got {name!r})")
     node = Identity.generate(name)
@@ -109,8 +109,8 @@ def make_node(folder: Path, name: str) -> None:
 
 
 def make_peers(folder: Path) -> Path:
-    """`public/peers.json`: each node's name and public key, of the files beside it; made anew if
-    nodes have come. ConfigError if there is none."""
+    """Makes `public/peers.json`: each node's name and public key, from the files beside it. An
+    older file is replaced. Raises ConfigError if there are no public keys."""
     keys = {
         path.stem: path.read_text().strip() for path in sorted((folder / "public").glob("*.pub"))
     }
@@ -122,8 +122,8 @@ def make_peers(folder: Path) -> Path:
 
 
 def make_secrets(folder: Path, nodes: Sequence[str]) -> Path:
-    """An authority, a certificate for a server on this machine, keys of nodes, and the list of
-    these."""
+    """Makes an authority, a certificate for a server on this machine, the nodes' keys, and the list
+    of peers."""
     make_authority(folder)
     make_server(folder, OWN_HOSTS)
     for name in nodes:
@@ -134,17 +134,17 @@ def make_secrets(folder: Path, nodes: Sequence[str]) -> Path:
 
 
 def fingerprint(public_key: str) -> str:
-    """The fingerprint of a public key in OpenSSH's form, as `ssh-keygen -l` shows it: people
-    compare it."""
+    """The fingerprint of a public key in OpenSSH's form, as `ssh-keygen -l` shows it, for people to
+    compare."""
     digest = hashlib.sha256(base64.b64decode(public_key.split()[1])).digest()
     return "SHA256:" + base64.b64encode(digest).decode().rstrip("=")
 
 
 def register_node(public_key: Path, *, connection: str) -> bool:
-    """Makes a node's public key known to the SuperLink of a Flower connection; False if it is known
-    already. ConfigError if the SuperLink refuses."""
-    # Flower's command line in this process: importing it takes a second, and a federation may have
-    # many nodes.
+    """Registers a node's public key with the SuperLink of a Flower connection; False if it is
+    registered already. Raises ConfigError if the SuperLink refuses."""
+    # Flower's command line runs in this process: importing it takes a second, and a federation may
+    # have many nodes.
     import click
     from flwr.cli.app import app
 
@@ -181,8 +181,8 @@ def _certificate(
     days: int,
     is_authority: bool,
 ) -> x509.CertificateBuilder:
-    """A certificate to be signed, for TLS or, of an authority, for certificates and lists of
-    revoked ones."""
+    """A certificate to be signed, for TLS, or for an authority that signs certificates and
+    revocation lists."""
     now = datetime.now(UTC)
     signs = is_authority
     builder = x509.CertificateBuilder(
@@ -205,7 +205,7 @@ def _write_pair(path: Path, certificate: x509.Certificate, key: ec.EllipticCurve
 
 
 def _write(contents: Mapping[Path, bytes]) -> None:
-    """Writes files that are not there yet, a `.key` for its owner alone."""
+    """Writes new files, a `.key` readable by its owner alone."""
     if there := [str(path) for path in contents if path.exists()]:
         raise ConfigError(
             f"{' and '.join(there)} exist already and are never overwritten: move them away first"
@@ -216,8 +216,8 @@ def _write(contents: Mapping[Path, bytes]) -> None:
             mode = 0o600
         else:
             mode = 0o644
-        # O_EXCL and the mode together: no existing file is replaced, and no key is readable by
-        # others for a moment.
+        # With O_EXCL and the mode no existing file is replaced, and no key is ever readable by
+        # others.
         with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode), "wb") as file:
             file.write(content)
 
@@ -246,7 +246,7 @@ def _parsed(words: Sequence[str]) -> argparse.Namespace:
 
 
 def main(words: Sequence[str]) -> int:
-    """Runs one command; 2 if something is in the way."""
+    """Runs one command; exit code 2 for an error."""
     arguments = _parsed(words)
     folder = arguments.folder
     try:

@@ -5,7 +5,7 @@ ledger and partition:
     python -m discreet.deployment.compose_nodes 8 > docker-compose.nodes.yml
     export DISCREET_NODES=8 COMPOSE_FILE=docker-compose.yml:docker-compose.nodes.yml
 
-and go on as the head of docker-compose.yml says, with eight nodes.
+and continue as the head of docker-compose.yml says, with eight nodes.
 """
 
 from __future__ import annotations
@@ -23,7 +23,8 @@ THERE = 4
 
 
 def more_nodes(count: int) -> dict[str, Any]:
-    """The override for `count` nodes in all; empty sections for no more than are there."""
+    """The override for `count` nodes in all; its sections are empty if docker-compose.yml has as
+    many."""
     compose = yaml.safe_load(COMPOSE.read_text())
     numbers = range(THERE, count)
 

@@ -1,5 +1,5 @@
-"""Flower's processes on this machine: start, port, environment, the connection of `flwr`, its
-command line."""
+"""Flower's processes on this machine: start, port, environment, and the connection and command line
+of `flwr`."""
 
 from __future__ import annotations
 
@@ -17,14 +17,13 @@ from pathlib import Path
 from discreet.settings.places import app_folder
 from discreet.simulation.processes import tied
 
-CONNECTION = "deployment"  # the name of the SuperLink that `flwr` is to call
+CONNECTION = "deployment"  # the name of the SuperLink that `flwr` calls
 LOOK_SECONDS = 0.1
 
 
 def free_port() -> int:
-    """A port of the loopback interface that nobody listens on. On Linux the system gives it to
-    nobody else as long as this process lasts, but to a server that sets SO_REUSEADDR, as asyncio's
-    and Python's own do."""
+    """A free port of the loopback interface. On Linux, as long as this process lasts, only a server
+    that sets SO_REUSEADDR can get it, as asyncio's and Python's own do."""
     probe = socket.socket()
     probe.bind(("127.0.0.1", 0))
     port = int(probe.getsockname()[1])
@@ -37,8 +36,8 @@ def free_port() -> int:
 
 
 def flower_environment(home: Path) -> dict[str, str]:
-    """The environment of Flower's processes: own home, no installation at run time, no calling
-    home."""
+    """The environment of Flower's processes: own home, no installation at run time, no
+    telemetry."""
     return os.environ | {
         "FLWR_HOME": str(home),
         "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
@@ -46,8 +45,8 @@ def flower_environment(home: Path) -> dict[str, str]:
         "FLWR_DISABLE_UPDATE_CHECK": "1",
         "RAY_USAGE_STATS_ENABLED": "0",
         "PYTHONUNBUFFERED": "1",  # logs are read as they grow
-        "RAY_ADDRESS": "local",  # a cluster of its own, whatever else runs on this machine
-        "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",  # without it Ray warns of its own future
+        "RAY_ADDRESS": "local",  # a separate cluster, whatever else runs on this machine
+        "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",  # without it Ray warns about future changes
         "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', os.defpath)}",
     }
 
@@ -55,8 +54,8 @@ def flower_environment(home: Path) -> dict[str, str]:
 def start(
     command: Sequence[str], log: Path | None, *, folder: Path | None, environment: Mapping[str, str]
 ) -> subprocess.Popen[bytes]:
-    """Starts a process that ends with this one, even by kill -9, and adds to the log, if there is
-    one. Its session is its own: a Ctrl-C comes to this one alone."""
+    """Starts a process that ends with this one, even by kill -9, and appends to the log, if there
+    is one. It has its own session, so that Ctrl-C reaches only this process."""
     with nullcontext() if log is None else log.open("ab") as output:
         return subprocess.Popen(
             tied(command),
@@ -71,8 +70,8 @@ def start(
 def wait_until(
     holds: Callable[[], object], seconds: float, what: str, *, every: float = LOOK_SECONDS
 ) -> None:
-    """Returns as soon as `holds()` is true; TimeoutError, which names `what`, if it is not after so
-    many seconds."""
+    """Returns as soon as `holds()` is true. Raises TimeoutError, which names `what`, after
+    `seconds`."""
     deadline = time.monotonic() + seconds
     while not holds():
         if time.monotonic() > deadline:
@@ -81,8 +80,8 @@ def wait_until(
 
 
 def write_connection(home: Path, *, address: str, authority: Path | None) -> None:
-    """Flower's connection file, so that `flwr ... deployment` works with this FLWR_HOME. No
-    authority: no TLS."""
+    """Writes Flower's connection file, so that `flwr ... deployment` works with this FLWR_HOME.
+    Without an authority there is no TLS."""
     if authority:
         trust = f'root-certificates = "{authority.resolve()}"'
     else:
@@ -99,7 +98,7 @@ def flwr_run_command(
 ) -> list[str]:
     """The command line of `flwr run` for an app (None: that of `app_folder()`); writes its
     overrides to `settings`."""
-    # A file, not an argument: overrides may hold quotes and brackets. A JSON string is a TOML
+    # A file, not an argument, as overrides may contain quotes and brackets. A JSON string is a TOML
     # string.
     settings.write_text(f"overrides = {json.dumps(shlex.join(overrides))}\n")
     return [

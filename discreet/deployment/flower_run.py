@@ -1,6 +1,6 @@
-"""`flwr run . --stream`, for `discreet run` and `scripts/run`, on a SuperLink that ends with the
-run: one that was left running can't answer instead. It listens on the loopback interface, as Ray
-does, which has a token too."""
+"""`flwr run . --stream`, for `discreet run` and `scripts/run`, on a new SuperLink that ends with
+the run, so that a left-over one can't answer instead. It listens on the loopback interface, like
+Ray, which has a token too."""
 
 from __future__ import annotations
 
@@ -36,9 +36,9 @@ START_SECONDS = 120
 
 @contextmanager
 def simulation_superlink(folder: Path) -> Iterator[tuple[str, Path, subprocess.Popen[bytes]]]:
-    """A SuperLink for simulations, started in `folder`; gives its address, its FLWR_HOME and its
-    process. All that came of it ends with the block, or with this process, however that ends.
-    RunLostError if it does not start."""
+    """A SuperLink for simulations, started in `folder`; yields its address, its FLWR_HOME and its
+    process. All processes that it started end with the block, or with this process, however that
+    ends. Raises RunLostError if it does not start."""
     port = flower_home.free_port()
     command = superlink_command(
         "superlink", "--insecure", "--simulation", "--host", "127.0.0.1", "--port", str(port)
@@ -64,7 +64,7 @@ def simulation_superlink(folder: Path) -> Iterator[tuple[str, Path, subprocess.P
 def _started(
     command: Sequence[str], log: Path, *, folder: Path
 ) -> Iterator[subprocess.Popen[bytes]]:
-    """A process of Flower's, until the block ends. FLWR_HOME is the folder of its log."""
+    """A Flower process that ends with the block. FLWR_HOME is the folder of its log."""
     environment = flower_home.flower_environment(log.parent) | ray_environment(log.parent)
     process = flower_home.start(command, log, folder=folder, environment=environment)
     try:
@@ -75,8 +75,8 @@ def _started(
 
 
 def exit_code(run: RunFolder, before: RunStatus | None) -> int:
-    """The exit code after `flwr run` has ended: 0 if the run is complete, and was not so `before`.
-    RunLostError if its files say that it goes on."""
+    """The exit code after `flwr run` has ended: 0 if the run is complete, and was not `before`.
+    Raises RunLostError if its files say that it is still running."""
     if state_of(run) == "running":
         raise RunLostError("flwr run has ended before the run")
     if state_of(run) in OVER and read_status(run) != before:
@@ -86,10 +86,10 @@ def exit_code(run: RunFolder, before: RunStatus | None) -> int:
 
 def run_app(words: Sequence[str], *, program: str) -> int:
     """Checks Hydra overrides, and runs the app of `app_folder()`. Exit code 0: the run folder is
-    complete. `program` is what a person types to run it again.
+    complete. `program` is the command to run it again.
 
     Raises:
-      ConfigError, LedgerError: a setting is wrong, or a ledger of the run that goes on.
+      ConfigError, LedgerError: a setting is wrong, or a ledger of the resumed run.
     """
     log_to(sys.stderr)
     require_extra("ray", extra="simulation", why="Flower's simulation")

@@ -1,15 +1,15 @@
-"""The node proxy, the only door that nodes of other organisations reach: `python -m
+"""The node proxy, the only endpoint for nodes of other organisations: `python -m
 discreet.deployment.gate`.
 
-A SuperLink serves everything on one port: what nodes need, but also starting runs, registering
-nodes and taking over a run's ServerApp, none of which asks who is calling. The node proxy stands in
-front with the server's certificate and passes on the calls of a registered node, and nothing else.
-Who calls is still decided by the SuperLink, from the signature that each call of a node carries.
+A SuperLink serves everything on one port: the calls of nodes, but also starting runs, registering
+nodes and taking over a run's ServerApp, all without authentication. The node proxy stands in front
+with the server's certificate and passes on the calls of a registered node, and nothing else. The
+SuperLink still authenticates the caller by the signature of each call.
 
-It takes the whole of a call before it passes it on, and the whole of an answer before it gives it
-back, in a file without a name if it is large. So a SuperLink waits for no node's line, and holds a
-few calls with content at a time. TLS, the head of each call and its body have deadlines:
-connections on which nothing comes do not use up its files."""
+It reads a whole call before it passes it on, and a whole answer before it returns it, in an unnamed
+file if it is large. So a SuperLink does not wait for a node's connection, and holds only a few
+calls with content at a time. TLS, the head of each call and its body have deadlines, so that idle
+connections do not use up its file descriptors."""
 
 from __future__ import annotations
 
@@ -50,8 +50,7 @@ from discreet.logs import log_to
 
 logger = logging.getLogger("discreet.gate")
 
-# Neither register-node nor unregister-node: a node's key is made known by a person, on the server's
-# side.
+# Not register-node or unregister-node: a person on the server's side registers a node's key.
 CONTENT = ("push-object", "pull-object")
 CALLS = (
     "activate-node",
@@ -64,16 +63,17 @@ CALLS = (
     "confirm-message-received",
     *CONTENT,
 )
-AT_ONCE = 4  # calls with content that the SuperLink is given: it is one process
+AT_ONCE = 4  # most calls with content that are passed on at a time: a SuperLink is one process
 EVERY_METHOD = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS")
 HOP_BY_HOP = frozenset(
     {"connection", "keep-alive", "transfer-encoding", "upgrade", "te", "trailer", "host"}
 )
-# A caller says in these who it is. A server that trusts the node proxy would believe it.
+# Headers in which a caller states its address. A server that trusts the node proxy would believe
+# it.
 FORWARDED = frozenset(
     {"forwarded", "x-forwarded-for", "x-forwarded-host", "x-forwarded-proto", "x-real-ip"}
 )
-# for TLS, and for the head of a call; for its body, beside its share of
+# deadlines: for TLS and the head of a call; for a body, to which the time at `SLOWEST` is added
 HEAD_SECONDS = 10.0
 BODY_SECONDS = 30.0
 SLOWEST = 2**14  # bytes a second
@@ -87,13 +87,13 @@ Held = SpooledTemporaryFile[bytes]
 def make_node_proxy(
     upstream: str, *, verify: ssl.SSLContext | bool, largest_body: int
 ) -> Starlette:
-    """The node proxy of the SuperLink `upstream` as an ASGI application. `verify`: how its
-    certificate is checked. A call of more than `largest_body` bytes is refused with 413, one
-    without a length with 411."""
+    """The node proxy of the SuperLink `upstream` as an ASGI application. `verify`: the check of its
+    certificate. A call of more than `largest_body` bytes is refused with 413, a call without a
+    length with 411."""
 
     @asynccontextmanager
     async def lifespan(app: Starlette) -> AsyncIterator[dict[str, httpx.AsyncClient]]:
-        # uvicorn listens only now, and names no deadline for TLS: 60 s
+        # uvicorn starts to listen only now, and has no setting for TLS's deadline of 60 s.
         loop = asyncio.get_running_loop()
         loop.__dict__["create_server"] = partial(
             loop.create_server, ssl_handshake_timeout=HEAD_SECONDS
@@ -128,7 +128,7 @@ async def _pass_on(
         with Held(LARGE) as body:
             sent = await _fill(body, request.stream(), slowest=SLOWEST)
             async with places:
-                if await request.is_disconnected():  # a node waits 30 s, and tries again
+                if await request.is_disconnected():  # a node waits 30 s, then retries
                     raise ClientDisconnect
                 return await _answer(request, body, sent)
     except ClientDisconnect:
@@ -137,7 +137,7 @@ async def _pass_on(
         return PlainTextResponse(
             "the call came too slowly", status_code=408, headers={"connection": "close"}
         )
-    # 503 is what a node tries again after; the SuperLink may be starting anew.
+    # After 503 a node retries; the SuperLink may be restarting.
     except httpx.TransportError as error:
         logger.warning("the SuperLink can't be reached: %s", error)
         return PlainTextResponse("the SuperLink can't be reached", status_code=503)
@@ -147,7 +147,7 @@ async def _pass_on(
 
 
 async def _answer(request: Request, body: Held, sent: int) -> Response:
-    """The SuperLink's answer to a body of `sent` bytes, when all of it is there."""
+    """The SuperLink's complete answer to a body of `sent` bytes."""
     client: httpx.AsyncClient = request.state.client
     if request.method == "POST":
         content = _pieces(body)
@@ -162,12 +162,11 @@ async def _answer(request: Request, body: Held, sent: int) -> Response:
         held = until_filled.enter_context(Held(LARGE))
         async with aclosing(answer):
             received = await _fill(held, answer.aiter_raw())
-        until_filled.pop_all()  # whoever reads it closes it
+        until_filled.pop_all()  # the reader closes it
     returned = _end_to_end(answer.headers)
     if max(sent, received) > LARGE:
-        returned["connection"] = (
-            "close"  # it would keep what TLS took for this call, 0.9 MiB, while its node is idle
-        )
+        # An open connection would keep TLS's memory for this call, 0.9 MiB, while its node is idle.
+        returned["connection"] = "close"
     return StreamingResponse(_pieces(held), status_code=answer.status_code, headers=returned)
 
 
@@ -176,7 +175,7 @@ def _end_to_end(headers: Mapping[str, str]) -> dict[str, str]:
 
 
 async def _fill(held: Held, pieces: AsyncIterable[bytes], *, slowest: int | None = None) -> int:
-    """Writes pieces down; raises TimeoutError if they come with less than `slowest` bytes a
+    """Writes pieces to a file. Raises TimeoutError if they arrive at less than `slowest` bytes a
     second."""
     size = 0
     if slowest is None:
@@ -199,8 +198,7 @@ async def _pieces(held: Held) -> AsyncIterator[bytes]:
 
 
 async def _refuse(request: Request) -> Response:
-    # As Python writes a string: what a path holds is otherwise for the terminal that shows this
-    # log.
+    # The path is logged with repr, so that control characters do not reach a terminal.
     logger.warning(
         "refused %s %s from %s", request.method, ascii(request.url.path[:200]), _caller(request)
     )
@@ -214,8 +212,8 @@ def _caller(request: Request) -> str:
 
 
 def protocol_with_deadline(**settings: Any) -> asyncio.Protocol:
-    """uvicorn's protocol of a connection, which ends if the head of its first or of a further call
-    does not come."""
+    """uvicorn's protocol of a connection, which closes it if the head of a call does not arrive in
+    time."""
     protocol: Any = AutoHTTPProtocol(**settings)
     made = protocol.connection_made
     received = protocol.data_received
@@ -258,7 +256,7 @@ def main(words: Sequence[str]) -> int:
     verify = ssl.create_default_context(cafile=arguments.secrets / "ca.crt")
     proxy = make_node_proxy(arguments.upstream, verify=verify, largest_body=LARGEST_BODY)
     now, most = resource.getrlimit(resource.RLIMIT_NOFILE)
-    with suppress(ValueError, OSError):  # a system that allows less than it says
+    with suppress(ValueError, OSError):  # some systems allow less than they state
         resource.setrlimit(resource.RLIMIT_NOFILE, (max(now, min(most, MOST_FILES)), most))
     logger.info(
         "the node proxy to %s is on %s:%d", arguments.upstream, arguments.host, arguments.port

@@ -1,9 +1,9 @@
-"""Asks a server if it answers: the healthcheck of docker-compose.yml. Light on purpose, it runs
-every few seconds.
+"""Checks if a server answers: the healthcheck of docker-compose.yml. It is light, as it runs every
+few seconds.
 
     python -m discreet.deployment.healthy URL [CA_CERTIFICATE [FILE_THAT_MUST_EXIST]]
 
-Exit code 0 if URL answers 200 and the files exist, 1 if not. A certificate asks for TLS.
+Exit code 0 if URL answers 200 and the files exist, 1 if not. With a certificate TLS is used.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""The end of a command before it is done, by Ctrl-C, SIGTERM, the loss of its terminal, or of
-whoever reads its output (`| head`): files that say so, and one line that tells how to go on."""
+"""Interruption of a command by Ctrl-C, SIGTERM, or the loss of its terminal or of the reader of its
+output (`| head`): it is noted in the run's files, and one line says how to resume."""
 
 from __future__ import annotations
 
@@ -29,21 +29,21 @@ from discreet.simulation.processes import RunLostError, heard
 
 logger = logging.getLogger("discreet")
 
-LOCK_SECONDS = 5.0  # a process that was killed holds its files a moment longer
-PLAIN = re.compile(r"[\w./:@%+-]+", re.ASCII)  # what Hydra reads as it stands
+LOCK_SECONDS = 5.0  # a killed process holds its files a moment longer
+PLAIN = re.compile(r"[\w./:@%+-]+", re.ASCII)  # text that Hydra reads without quotes
 
 
 class AskedToEnd(KeyboardInterrupt):
-    """A signal asked this process to end. Nothing on the way takes it for a failure, and Ray, which
-    drops whatever else a signal raises while it waits, ends its waiting. Its argument is the number
-    of the signal."""
+    """A signal asked this process to end; the argument is its number. As a KeyboardInterrupt it is
+    not taken for a failure, and it interrupts Ray's waiting, which drops other exceptions of signal
+    handlers."""
 
 
 @contextmanager
 def ending(tell: Callable[[str], str]) -> Iterator[None]:
-    """Ends the process, if it is asked to end while the block runs, after the block has cleaned up
-    and `tell` has put files right, which gives the one line to log for a reason. The exit code is
-    128 and the number of the signal, 141 if nobody reads the output, 1 if the run was lost, for
+    """A context that ends the process if it is asked to end, after the block has cleaned up and
+    `tell` has updated files; `tell` gives the line to log for a reason. The exit code is 128 plus
+    the number of the signal, 141 if nobody reads the output, and 1 if the run was lost, for
     instance to a full disk."""
     asked: list[AskedToEnd] = []
 
@@ -57,7 +57,7 @@ def ending(tell: Callable[[str], str]) -> Iterator[None]:
     except BaseException as raised:
         for number in before:
             signal.signal(number, signal.SIG_IGN)
-        # what is raised on the way out, to a lost terminal, hides what was asked
+        # An error during clean-up, for instance at a lost terminal, would hide the signal.
         error = asked[0] if asked else raised
         if isinstance(error, AskedToEnd):
             reason = f"ended by {signal.Signals(error.args[0]).name}"
@@ -75,9 +75,8 @@ def ending(tell: Callable[[str], str]) -> Iterator[None]:
         for stream in (sys.stdout, sys.stderr):
             try:
                 stream.flush()
-            except (
-                OSError
-            ):  # output that nobody can read would make a traceback of its own when Python ends
+            # Output without a reader would cause another traceback when Python ends.
+            except OSError:
                 os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
         raise SystemExit(code) from None
     finally:
@@ -87,7 +86,7 @@ def ending(tell: Callable[[str], str]) -> Iterator[None]:
 
 @contextmanager
 def resumable(folder: RunFolder, *program: str) -> Iterator[None]:
-    """As `ending`, for a run of a program that takes `resume=true`."""
+    """As `ending`, for a run of a program with a setting `resume=true`."""
     command = [*program, "resume=true", override("output_dir", folder.path)]
     with ending(partial(_interrupt, folder, shlex.join(command))):
         yield
@@ -105,8 +104,8 @@ def _interrupt(folder: RunFolder, command: str, reason: str) -> str:
 
 
 def not_begun(reason: str, folder: RunFolder | None = None) -> str:
-    """The line as long as a command has not begun. `folder`: of the run, or of the runs, that it
-    would go on with."""
+    """The line to log if a command is interrupted before it has begun. `folder`: that of the runs
+    that it would resume."""
     if folder is not None and any(folder.path.rglob("*.db")):
         return (
             f"interrupted before the run went on ({reason}): what was spent before is recorded in "
@@ -119,7 +118,7 @@ def not_begun(reason: str, folder: RunFolder | None = None) -> str:
 
 
 def folder_in(words: Sequence[str]) -> RunFolder | None:
-    """The run folder that overrides name; None if they name none."""
+    """The run folder in overrides; None if there is none."""
     named = [word.partition("=")[2] for word in words if word.startswith("output_dir=")]
     if named:
         return RunFolder(output_folder(named[-1].strip("'\"")))
@@ -127,15 +126,14 @@ def folder_in(words: Sequence[str]) -> RunFolder | None:
 
 
 def interrupt_below(folder: Path, what_next: str, reason: str) -> str:
-    """Notes the interruption of the runs directly below a folder, as far as they have begun and are
-    not over."""
+    """Notes the interruption in all unfinished runs directly below a folder."""
     for config in sorted(folder.glob("*/config.yaml")):
         note_interruption(RunFolder(config.parent), reason)
     return f"interrupted ({reason}); {what_next}"
 
 
 def override(name: str, path: Path) -> str:
-    """A setting that is a path, as Hydra reads it back.
+    """An override that sets a path, quoted for Hydra.
 
     >>> override("output_dir", Path("/runs/one")), override("output_dir", Path("/runs/the first"))
     ('output_dir=/runs/one', 'output_dir="/runs/the first"')

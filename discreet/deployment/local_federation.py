@@ -1,10 +1,9 @@
-"""A federation of processes on loopback: SuperLink, node proxy and SuperNodes, with TLS and keys
-for the occasion.
+"""A federation of processes on loopback: SuperLink, node proxy and SuperNodes, with TLS and
+temporary keys.
 
     python -m discreet.deployment.local_federation rounds=3
 
-With `--data FOLDER` the nodes are the folders in it, each with the data and, if it has one, the
-policy of its owner."""
+With `--data FOLDER` each folder in it is a node, with its owner's data and, optionally, policy."""
 
 from __future__ import annotations
 
@@ -36,27 +35,26 @@ from discreet.settings.places import PACKAGE, app_folder
 from discreet.settings.rules import ConfigError, require_extra
 from discreet.simulation.processes import RunLostError, end_carrying, scratch_folder
 
-REPOSITORY = PACKAGE.parent  # where Discreet itself is imported from
+REPOSITORY = PACKAGE.parent  # the folder from which Discreet itself is imported
 START_SECONDS = 90.0
 END_SECONDS = 10.0
-SHORTEST_PAUSE = (
-    0.05  # also between looks of all nodes together, if there are many: they would fill the machine
-)
+# seconds between polls of a node, and of all nodes together, so that many do not overload a machine
+SHORTEST_PAUSE = 0.05
 DEMONSTRATION_NODES = 4
 POLICY = "policy.json"  # in a node's folder, if its owner has one
-SERVERS = ("httpx", "starlette", "uvicorn")  # what the node proxy is made of
+SERVERS = ("httpx", "starlette", "uvicorn")  # packages of the node proxy
 PROGRAM = ("python", "-m", "discreet.deployment.local_federation")
 
 
 @dataclass
 class Federation:
-    """Starts processes, knows their logs, and ends every one of them. They end with this process,
-    even by kill -9.
+    """Starts processes with logs, and ends all of them. They end with this process, even by kill
+    -9.
 
     Attributes:
-      folder: everything that is written lies in it. `secrets` in it is of `make_secrets`; its nodes
-        are registered.
-      pause: seconds between two looks of each node for work.
+      folder: the folder for all files. `secrets` in it is made by `make_secrets`; its nodes are
+        registered.
+      pause: seconds between two polls of a node.
     """
 
     folder: Path
@@ -74,13 +72,12 @@ class Federation:
             "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": str(self.pause),
             "PYTHONPATH": str(REPOSITORY),
         }
-        # a node compiles an app once, not for every message
+        # With bytecode files a node compiles an app once, not for every message.
         self.environment.pop("PYTHONDONTWRITEBYTECODE", None)
         self.authority = self.secrets / "ca.crt"
 
     def start(self, name: str, command: Sequence[str]) -> subprocess.Popen[bytes]:
-        """Starts a process with a log of its own, which a later one of the same name goes on
-        with."""
+        """Starts a process with its own log, to which a later process of the same name appends."""
         process = flower_home.start(
             command, self.log(name), folder=self.folder, environment=self.environment
         )
@@ -89,15 +86,15 @@ class Federation:
         return process
 
     def log(self, name: str) -> Path:
-        """The file that a process writes."""
+        """The log file of a process."""
         return self.folder / f"{name}.log"
 
     def says(self, name: str) -> str:
-        """All that a process has written so far."""
+        """The text that a process has logged so far."""
         return self.log(name).read_text(errors="replace")
 
     def start_superlink(self) -> None:
-        """Starts the SuperLink and the node proxy if they do not run, and waits until both
+        """Starts the SuperLink and the node proxy if they are not running, and waits until both
         answer."""
         ready = self.folder / "ready"
         ready.unlink(missing_ok=True)
@@ -125,8 +122,8 @@ class Federation:
         )
 
     def start_preforked_clients(self) -> None:
-        """Starts the preforked clients of all nodes; on machines of their own each has one
-        itself."""
+        """Starts one process of preforked clients for all nodes; on separate machines each node has
+        its own."""
         path = self.folder / "clients"
         process = self.start("clients", clients_command(path))
         self.environment[SOCKET_VARIABLE] = str(path)
@@ -137,8 +134,8 @@ class Federation:
         )
 
     def start_node(self, name: str, *words: str) -> subprocess.Popen[bytes]:
-        """Starts a SuperNode with the key and the ledger of its name; `words` come last and win.
-        The first start makes the ledger; a later one finds it or is refused."""
+        """Starts a SuperNode with the key and the ledger of its name; `words` come last and take
+        precedence. The first start makes the ledger; a later one needs it."""
         ledger = self.folder / f"{name}.db"
         if not self.log(name).exists() and "--ledger" not in words:
             DurableLedger.create(ledger)
@@ -153,8 +150,9 @@ class Federation:
         return self.start(name, [*_module("supernode", **options), *words])
 
     def wait_for_nodes(self, names: Sequence[str]) -> None:
-        """Until each of these SuperNodes has been let in; RunLostError if one has ended."""
-        # they start side by side
+        """Waits until each of these SuperNodes is connected. Raises RunLostError if one has
+        ended."""
+        # They start at the same time.
         seconds = START_SECONDS * max(1.0, len(names) / DEMONSTRATION_NODES)
 
         def is_let_in(name: str) -> bool:
@@ -174,8 +172,8 @@ class Federation:
     def run(
         self, name: str, *overrides: str, app: Path | None = None, output: Path | None = None
     ) -> RunFolder:
-        """Starts `flwr run`, in an output folder of that name if no other is given, and does not
-        wait for it."""
+        """Starts `flwr run`, by default in an output folder of that name, without waiting for
+        it."""
         output = output or self.folder / name
         words = [*overrides, override("output_dir", output)]
         self.start(
@@ -197,26 +195,26 @@ class Federation:
         """Ends every process of this federation."""
         for process in self.started:
             process.terminate()
-        # Flower starts some processes in sessions of their own.
+        # Flower starts some processes in separate sessions.
         end_carrying("FLWR_HOME", str(self.home), signal.SIGTERM, signal.SIGKILL)
         for process in self.started:
             process.wait(timeout=END_SECONDS)
 
 
 def _module(name: str, **options: object) -> list[str]:
-    """The command line of a command beside this one."""
+    """The command line of a module in this package."""
     words = [word for option, value in options.items() for word in (f"--{option}", str(value))]
     return [sys.executable, "-m", f"{__package__}.{name}", *words]
 
 
 def demonstration(count: int) -> list[list[str]]:
-    """The words that tell each of `count` nodes its share of the demonstration data."""
+    """The options that give each of `count` nodes its share of the demonstration data."""
     return [["--partition", str(number), "--of", str(count)] for number in range(count)]
 
 
 def owned(parent: Path) -> list[list[str]]:
-    """The words that tell a node of its data and policy, for each folder in `parent` with a
-    `data.toml`, by name. ConfigError if there is none."""
+    """The options for a node's data and policy, for each folder in `parent` with a `data.toml`, by
+    name. Raises ConfigError if there is none."""
     folders = sorted(file.parent.resolve() for file in parent.glob(f"*/{DESCRIPTION}"))
     if not folders:
         raise ConfigError(
@@ -236,8 +234,8 @@ def owned(parent: Path) -> list[list[str]]:
 def empty_federation(
     folder: Path, names: Sequence[str], *, pause: float = SHORTEST_PAUSE
 ) -> Iterator[Federation]:
-    """A federation with a SuperLink, its node proxy, and keys of nodes that are still to be
-    started; every process ends with the block."""
+    """A federation with a SuperLink, its node proxy, and keys of nodes that are not started yet;
+    every process ends with the block."""
     make_secrets(folder / "secrets", names)
     federation = Federation(folder, pause)
     try:
@@ -251,9 +249,9 @@ def empty_federation(
 def federation_of(
     nodes: Sequence[Sequence[str]], folder: Path, *, ledgers: Path | None = None
 ) -> Iterator[Federation]:
-    """A federation whose nodes are connected; every process ends with the block. `nodes` tell each
-    node of its data, as `demonstration` and `owned` do. `ledgers`: the nodes' accounts lie there,
-    and outlive the federation."""
+    """A federation whose nodes are connected; every process ends with the block. `nodes`: the
+    options of each node, as from `demonstration` and `owned`. `ledgers`: the folder of the nodes'
+    ledgers, which outlive the federation."""
     names = [f"node-{number}" for number in range(len(nodes))]
     with empty_federation(folder, names, pause=max(1, len(nodes)) * SHORTEST_PAUSE) as federation:
         federation.start_preforked_clients()
@@ -268,15 +266,15 @@ def federation_of(
 
 
 def node_ledgers(run: RunFolder, count: int) -> list[Path]:
-    """The ledgers of the nodes that serve one run: they lie in its folder, and it goes on with
+    """The ledgers of the nodes for a single run. They are in its folder, and a resumed run uses
     them."""
     return [run.path / "nodes" / f"node-{number}.db" for number in range(count)]
 
 
 @dataclass(frozen=True)
 class _Asked:
-    """A command whose settings and ledgers were checked: what each node is told of its data, the
-    overrides of the run, and its folder."""
+    """A command whose settings and ledgers were checked: the options of each node, the overrides of
+    the run, and its folder."""
 
     nodes: Sequence[Sequence[str]]
     overrides: Sequence[str]
@@ -284,7 +282,8 @@ class _Asked:
 
 
 def main(words: Sequence[str]) -> int:
-    """Trains the experiment of docker-compose.yml over nodes on this machine; words are overrides.
+    """Trains the experiment of docker-compose.yml over nodes on this machine; `words` are
+    overrides.
 
     Exit code 0: the run folder is complete; 2: a setting is wrong.
     """
@@ -322,7 +321,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _checked(arguments: argparse.Namespace) -> _Asked:
-    """Raises ConfigError, LedgerError: before any process is started."""
+    """The checked command. Raises ConfigError, LedgerError before any process is started."""
     if arguments.data is None:
         nodes = demonstration(arguments.nodes)
     else:
@@ -348,11 +347,11 @@ def _checked(arguments: argparse.Namespace) -> _Asked:
 
 
 def _trained(asked: _Asked) -> int:
-    """Runs the federation until its run has ended; gives the exit code of the run."""
+    """Runs the federation until its run has ended; returns the run's exit code."""
     run = asked.run
     before = read_status(run)
     for ledger in node_ledgers(run, len(asked.nodes)):
-        # They are there if the run goes on, or an earlier try ended before it began.
+        # Ledgers exist if the run is resumed, or if an earlier attempt ended before it began.
         if not ledger.exists():
             DurableLedger.create(ledger)
     with (

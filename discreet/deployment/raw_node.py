@@ -1,9 +1,8 @@
-"""A node whose owner has changed what it sends: it speaks Flower's protocol, and answers as its
-program wants.
+"""A node with arbitrary replies, for tests and benchmarks: it speaks Flower's protocol, and a
+function computes its answers.
 
-Tests and benchmarks take part by it. It runs in a thread of the process that calls it, over the
-same TLS
-connection and with the same kind of key as a SuperNode.
+It runs in a thread of the calling process, over the same TLS connection and with the same kind of
+key as a SuperNode.
 """
 
 from __future__ import annotations
@@ -35,9 +34,9 @@ START_SECONDS = 60.0
 def raw_node(
     address: str, *, authority: Path, key: Path, behaviour: Behaviour, pause: float = PAUSE
 ) -> Iterator[None]:
-    """Answers every message with what `behaviour` makes of it, while the block runs; None never
-    answers. `pause`: the seconds between two looks for a message. TimeoutError if it is not let
-    in."""
+    """A context in which every message is answered with the result of `behaviour`; for None there
+    is no answer. `pause`: the seconds between two polls. Raises TimeoutError if the node can't
+    connect."""
     ended = threading.Event()
     connected = threading.Event()
     private = load_ssh_private_key(key.read_bytes(), None)
@@ -53,7 +52,7 @@ def raw_node(
                 try:
                     _answer_one(connection, behaviour)
                 except RunNotRunningException:
-                    continue  # the run is over: nobody waits for this
+                    continue  # the run is over, and nobody waits for this answer
 
     thread = threading.Thread(target=serve, daemon=True)
     thread.start()

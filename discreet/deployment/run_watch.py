@@ -1,4 +1,4 @@
-"""The processes that a run on this machine needs, watched until it ends."""
+"""Watches the processes that a run on this machine needs, until it ends."""
 
 from __future__ import annotations
 
@@ -20,11 +20,10 @@ APPS = (
     b"flwr-simulation",
 )
 APP_LOOK_SECONDS = 1.0
-GONE_SECONDS = (
-    5.0  # of a ServerApp: one that has ended by itself says so first, and Flower asks for its end
-)
+# Time for a ServerApp that has ended normally to be reported, before it counts as lost.
+GONE_SECONDS = 5.0
 LOST_SECONDS = 5.0
-# A warning that Flower's simulation gives in every run, also where the number of nodes is set.
+# A warning of Flower's simulation in every run, even if the number of nodes is set.
 NOT_SHOWN = "Since flwr 1.32, default simulated SuperNodes changed"
 
 logger = logging.getLogger("discreet")
@@ -34,15 +33,15 @@ Process = subprocess.Popen[bytes]
 
 @dataclass
 class RunWatch:
-    """Watches what a run needs.
+    """Watches the processes that a run needs.
 
     Attributes:
       run: its folder.
-      superlink: the process below which its ServerApp runs.
+      superlink: the ancestor process of its ServerApp.
       proxy: the node proxy, without which no node is reached; None if there is none.
-      nodes: by name.
+      nodes: the processes of nodes, by name.
       helpers: by name, processes without which a run is slower.
-      clock: seconds.
+      clock: a function that returns seconds.
     """
 
     run: RunFolder
@@ -52,12 +51,11 @@ class RunWatch:
     helpers: Mapping[str, Process] = field(default_factory=dict)
     clock: Callable[[], float] = time.monotonic
     _told: set[str] = field(default_factory=set)
-    _app_seen: float | None = None  # when a ServerApp was seen last
+    _app_seen: float | None = None  # the time at which a ServerApp was last seen
     _looked: float = 0.0
 
     def check(self) -> None:
-        """Raises RunLostError if something has ended without which the run can't go on; says once
-        what else has."""
+        """Raises RunLostError if a necessary process has ended; logs once the end of any other."""
         for name, process in (("the SuperLink", self.superlink), ("the node proxy", self.proxy)):
             if process is not None and process.poll() is not None:
                 raise RunLostError(f"{name} has ended, with exit code {process.returncode}")
@@ -89,8 +87,8 @@ class RunWatch:
 
 
 def follow(process: Process, log: Path, watch: RunWatch) -> None:
-    """Prints the lines of a process's log until its end: it never writes itself to whoever reads
-    this one's output. RunLostError if something that the run needs has ended before it."""
+    """Prints the lines of a process's log until its end, so that the process itself never writes to
+    this one's output. Raises RunLostError if a process that the run needs has ended earlier."""
     shown = 0
     ended = False
     while not ended:
@@ -103,7 +101,7 @@ def follow(process: Process, log: Path, watch: RunWatch) -> None:
         print("\n".join(lines), end="", flush=True)
         shown = end
         if ended and process.returncode:
-            # A lost SuperLink ends `flwr run` too, and may be seen to have ended only after it.
+            # A lost SuperLink ends `flwr run` too, but its own end may be noticed only later.
             with suppress(subprocess.TimeoutExpired):
                 watch.superlink.wait(LOST_SECONDS)
         if process.returncode != 0:

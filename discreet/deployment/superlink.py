@@ -1,9 +1,9 @@
 """A SuperLink with TLS, and with its nodes' keys registered: `python -m
 discreet.deployment.superlink`.
 
-It starts Flower's SuperLink, waits until it answers, makes the public keys of a folder known to it,
-and ends with it. If this process is killed, Flower's SuperLink ends too. Its state is a file, so
-that it survives a restart.
+It starts Flower's SuperLink, waits until it answers, registers the public keys of a folder, and
+ends with it. If this process is killed, Flower's SuperLink ends too. Its state is in a file, and
+survives a restart.
 """
 
 from __future__ import annotations
@@ -32,28 +32,27 @@ from discreet.simulation.processes import STARTER, child_processes, heard, liste
 logger = logging.getLogger("discreet.superlink")
 
 DATABASE = "superlink.db"
-SERVER_APP = b"flwr-serverapp"  # the program of a ServerApp, which runs below a SuperLink
+SERVER_APP = b"flwr-serverapp"  # the program of a ServerApp, a descendant of a SuperLink
 START_SECONDS = 120.0
 LOOK_SECONDS = 0.2
 WATCH_SECONDS = 5.0
-# With glibc, whatever is larger than so many bytes goes back to the system when it is freed.
-# Without this, each thread of a SuperLink keeps what the models took that it has passed on.
+# With glibc, larger blocks (in bytes) are returned to the system when they are freed. Without this,
+# each thread of a SuperLink keeps the memory of the models that it has passed on.
 RETURNED_FROM = {"MALLOC_MMAP_THRESHOLD_": str(2**17)}
-# together below the 20 s after which docker-compose.yml ends the container
+# The sum must be below the 20 s after which docker-compose.yml ends the container.
 APPS_SECONDS = 8.0
 SIGNAL_SECONDS = 4.0
 
 
 def _start(arguments: argparse.Namespace) -> subprocess.Popen[bytes]:
-    """Flower's SuperLink: nothing insecure, nothing installed at run time, and its state is its
-    owner's alone."""
+    """Starts Flower's SuperLink with TLS, without installation at run time, and with its state
+    readable by its owner alone."""
     secrets = arguments.secrets
     database = arguments.state / DATABASE
     arguments.state.mkdir(mode=0o700, parents=True, exist_ok=True)
     database.touch()
-    for path in arguments.state.glob(
-        f"{DATABASE}*"
-    ):  # SQLite gives what it makes beside it the same rights
+    # SQLite creates its side files with the same mode.
+    for path in arguments.state.glob(f"{DATABASE}*"):
         path.chmod(0o600)
     command = [
         *commands.command("superlink"),
@@ -74,14 +73,14 @@ def _start(arguments: argparse.Namespace) -> subprocess.Popen[bytes]:
     ]
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', os.defpath)}"
     operators = " ".join(str(getpwnam(name).pw_uid) for name in arguments.operator)
-    # What this process has wins over RETURNED_FROM.
+    # Variables of this process take precedence over RETURNED_FROM.
     environment = RETURNED_FROM | os.environ | {"PATH": path, OPERATORS: operators}
     return start(command, None, folder=None, environment=environment)
 
 
 def end(process: subprocess.Popen[bytes]) -> None:
-    """Ends the ServerApps, which then still reach the SuperLink and say how far they got, and after
-    them the SuperLink, which would wait for whoever still reads the log of a run."""
+    """Ends the ServerApps, which can still report their progress to the SuperLink, and then the
+    SuperLink itself, which would otherwise wait for readers of a run's log."""
     apps = child_processes(process.pid, SERVER_APP)
     for pid in apps:
         with suppress(ProcessLookupError):
@@ -100,8 +99,8 @@ def end(process: subprocess.Popen[bytes]) -> None:
 
 
 def main(words: Sequence[str]) -> int:
-    """Runs until the SuperLink ends or this is told to end; gives the SuperLink's exit code, 0 if
-    it was told to."""
+    """Runs until the SuperLink ends or this process is told to end; returns the SuperLink's exit
+    code, or 0 if it was told to end."""
     arguments = _parser().parse_args(words)
     log_to(sys.stdout)
     if arguments.ready:
@@ -152,12 +151,13 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _watch(process: subprocess.Popen[bytes], asked: threading.Event) -> None:
-    """Returns once the SuperLink or its starter of runs has ended, or an end is asked for."""
+    """Returns once the SuperLink or its starter of runs has ended, or this process is asked to
+    end."""
     started = child_processes(process.pid, STARTER)
     while process.poll() is None and not asked.wait(WATCH_SECONDS):
         if started and not child_processes(process.pid, STARTER):
-            # The SuperLink goes on without it, takes runs, and starts none: whoever started this
-            # does it again.
+            # Without its starter the SuperLink would accept runs and start none, so this process
+            # ends and is restarted from outside.
             logger.error(
                 "the SuperLink's %s has ended: no run can start any more", STARTER.decode()
             )
@@ -169,8 +169,8 @@ def _answers(
 ) -> bool:
     deadline = time.monotonic() + START_SECONDS
     while process.poll() is None and time.monotonic() < deadline and not asked.wait(LOOK_SECONDS):
-        # Another SuperLink that was left on the port answers, too, until this one finds the port
-        # taken.
+        # A left-over SuperLink on the same port would answer too, until this one fails on the used
+        # port.
         if listens(process.pid, port) and healthy(
             f"https://127.0.0.1:{port}/health", authority=authority
         ):

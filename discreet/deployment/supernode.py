@@ -1,7 +1,7 @@
 """A SuperNode that is checked before it connects: `python -m discreet.deployment.supernode`.
 
 Its data, policy and ledger are checked; then this process becomes `flower-supernode`
-(`flower_fixes/commands.py`), with TLS and the node's own key. Beside it stand the preforked clients
+(`flower_fixes/commands.py`), with TLS and the node's own key. The preforked clients run beside it
 (`flower_fixes/preforked_clients.py`).
 """
 
@@ -41,12 +41,12 @@ PEM = (
     "its first line must be -----BEGIN CERTIFICATE-----; of a binary one, openssl x509 -inform "
     "der -in FILE makes it"
 )
-LONGEST_SECONDS = 60.0  # what a node's pause may be
+LONGEST_SECONDS = 60.0  # largest allowed pause of a node
 
 
 def node_config(arguments: argparse.Namespace) -> dict[str, str | int]:
-    """The node configuration, which Flower passes on to each ClientApp of this node. ConfigError:
-    no data, or two."""
+    """The node configuration, which Flower passes on to each ClientApp of this node. Raises
+    ConfigError: no data are named, or two data sets."""
     given = arguments
     config = dict[str, str | int]()
     if given.guard is not None:
@@ -70,8 +70,8 @@ def node_config(arguments: argparse.Namespace) -> dict[str, str | int]:
 
 
 def _peers_of(given: argparse.Namespace, state: Path) -> dict[str, str | int]:
-    """What secure aggregation needs of a node: its name, key, peers, and a folder for its state, by
-    default `state`."""
+    """A node's settings for secure aggregation: its name, key, peers, and a folder for its state,
+    by default `state`."""
     if given.peers is None:
         return {}
     paths = {KEY: given.key, PEERS: given.peers, STATE: given.masking_state or state}
@@ -82,7 +82,8 @@ def _peers_of(given: argparse.Namespace, state: Path) -> dict[str, str | int]:
 
 
 def _check_no_more_than_the_guard(given: argparse.Namespace) -> None:
-    """Raises ConfigError for what a guarded node takes from guard.toml alone, or can't be."""
+    """Raises ConfigError for options that a guarded node takes from guard.toml, or that it does not
+    support."""
     for name in ("data", "partition", "of", "ledger", "policy", "task"):
         if getattr(given, name) is not None:
             raise ConfigError(
@@ -92,7 +93,7 @@ def _check_no_more_than_the_guard(given: argparse.Namespace) -> None:
 
 @contextmanager
 def _about(option: str) -> Iterator[None]:
-    """Names the option that an error of the block is about."""
+    """A context in which errors name the option that they are about."""
     try:
         yield
     except (OSError, ValueError, Refused) as error:
@@ -102,7 +103,7 @@ def _about(option: str) -> Iterator[None]:
 def check(arguments: argparse.Namespace, config: dict[str, str | int]) -> None:
     """Raises ConfigError if anything is wrong on the node itself: data that do not fit, a policy
     that can't be read, a ledger that is missing, damaged or old, a key that is not in the list of
-    peers, or a pause."""
+    peers, or a pause out of range."""
     pause: float = arguments.longest_pause
     if not SHORTEST_SECONDS <= pause <= LONGEST_SECONDS:
         raise ConfigError(
@@ -130,8 +131,8 @@ def check(arguments: argparse.Namespace, config: dict[str, str | int]) -> None:
 
 
 def check_authority(path: Path) -> None:
-    """Raises ValueError unless a file holds certificates as Flower reads them, which otherwise
-    tries for ever to connect. OSError: it can't be read."""
+    """Raises ValueError unless a file holds certificates in Flower's format; with a wrong file
+    Flower would try to connect forever. Raises OSError: the file can't be read."""
     content = path.read_bytes()
     try:
         ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT).load_verify_locations(
@@ -142,7 +143,8 @@ def check_authority(path: Path) -> None:
 
 
 def _check_peers(arguments: argparse.Namespace, config: dict[str, str | int]) -> None:
-    """Raises ConfigError if a key is not in the list of peers, or an app would get a guard's."""
+    """Raises ConfigError if a key is not in the list of peers, or if an app would get the key of a
+    guard."""
     guarded = arguments.guard is not None
     if arguments.key.stem.endswith(GUARD) and not guarded:
         raise ConfigError(f"--key: {arguments.key} is a guard's key, and no app may have it")
@@ -153,7 +155,7 @@ def _check_peers(arguments: argparse.Namespace, config: dict[str, str | int]) ->
 
 
 def supernode_command(arguments: argparse.Namespace, config: dict[str, str | int]) -> list[str]:
-    """The command line. Values of the configuration are quoted as Flower reads them."""
+    """The command line, with values of the configuration quoted for Flower."""
     for name, value in config.items():
         if '"' in str(value):
             raise ConfigError(f"{name}: a path must not hold a quotation mark ({value})")
@@ -185,9 +187,9 @@ def supernode_command(arguments: argparse.Namespace, config: dict[str, str | int
 
 
 def start_preforked_clients() -> None:
-    """Starts the preforked clients unless the environment names some, and has Flower find them.
-    They end with this process, and with what it becomes, and so does what they keep of the
-    examples."""
+    """Starts the preforked clients unless the environment names some, and makes Flower find them.
+    They end with this process, also after it has become a SuperNode, and their cached features are
+    removed then."""
     if SOCKET_VARIABLE not in os.environ:
         folder, _ = removed_folder()
         path = folder / "clients"
@@ -198,7 +200,7 @@ def start_preforked_clients() -> None:
 
 
 def _add_masking(parser: argparse.ArgumentParser) -> None:
-    """What a node needs for secure aggregation."""
+    """Adds a node's options for secure aggregation."""
     parser.add_argument(
         "--peers",
         type=Path,
@@ -252,7 +254,7 @@ def _parsed(words: Sequence[str]) -> argparse.Namespace:
 
 
 def main(words: Sequence[str]) -> int:
-    """Checks, and becomes a SuperNode; 2 if something is wrong."""
+    """Checks the node, and becomes a SuperNode; exit code 2 for an error."""
     arguments = _parsed(words)
     log_to(sys.stdout)
     try:

@@ -20,13 +20,13 @@ from discreet.dpsgd.argument_names import names_meant
 from discreet.dpsgd.loop_checks import (
     check_classes,
     check_fresh,
-    check_model,
+    check_loop_model,
     check_optimizers,
     check_price,
     one_value_an_example,
     optimizers_of,
 )
-from discreet.dpsgd.loop_plan import LoopPrivacy, Schedule, planned
+from discreet.dpsgd.loop_plan import LoopPrivacy, Schedule, planned_loop
 from discreet.dpsgd.poisson_batches import (
     Batch,
     Collate,
@@ -34,8 +34,8 @@ from discreet.dpsgd.poisson_batches import (
     Piece,
     PoissonBatches,
     loaded,
-    owners_of,
     processes_of,
+    rows_by_owner,
 )
 from discreet.dpsgd.step_account import account_of
 from discreet.ledger.owner_account import account_name
@@ -148,7 +148,7 @@ class DPSGD:
         owners: Sequence[object] | Tensor | None = None,
         privacy: LoopPrivacy = DEFAULT,
     ) -> None:
-        check_model(model)
+        check_loop_model(model)
         self._model = model
         self._privacy = privacy
         self._target = target_epsilon
@@ -165,10 +165,10 @@ class DPSGD:
         if owners is None:
             self._owners = None
         else:
-            self._owners = owners_of(owners, examples, privacy)
+            self._owners = rows_by_owner(owners, examples, privacy)
         if self._owners is not None:
             n = len(self._owners)
-        plan = planned(
+        plan = planned_loop(
             privacy, n, batch_size=expected, clip_norm=clip_norm, epochs=epochs, steps=steps
         )
         check_price(plan, privacy, delta, target_epsilon)

@@ -41,7 +41,7 @@ def check_classes(targets: Tensor) -> None:
         raise ValueError(f"targets: cross-entropy needs {wanted}, not {targets.dtype}")
 
 
-def check_model(model: nn.Module) -> None:
+def check_loop_model(model: nn.Module) -> None:
     if isinstance(model, DistributedDataParallel):
         raise ValueError(
             "model: give the module inside DistributedDataParallel, and "

@@ -102,7 +102,7 @@ class LoopPrivacy:
                 check_whole(name, getattr(self, name))
 
 
-def values_of(schedule: Schedule, steps: int, *, name: str) -> tuple[float, ...]:
+def scheduled_values(schedule: Schedule, steps: int, *, name: str) -> tuple[float, ...]:
     """The value of each step, (steps,). A function is called here for all steps, before a batch is
     drawn, so that its values can't depend on the data. Raises ValueError: a list of another
     length."""
@@ -261,7 +261,7 @@ class LoopPlan:
         return {**sizes, "noise_multiplier": stretches(self.noises), "clip_norm": clips}
 
 
-def planned(
+def planned_loop(
     privacy: LoopPrivacy,
     num_examples: int,
     *,
@@ -287,11 +287,11 @@ def planned(
     if name == "epochs":
         steps *= math.ceil(n / batch_size)
     noise = 1.0 if privacy.noise_multiplier is None else privacy.noise_multiplier
-    noises = values_of(noise, steps, name="noise_multiplier")
+    noises = scheduled_values(noise, steps, name="noise_multiplier")
     if isinstance(clip_norm, AdaptiveClipping):
         try:
             clips = clip_norm.section()
         except ConfigError as error:
             raise ConfigError(in_words(error, CLIP_WORDS)) from error
         return LoopPlan(n, batch_size, noises, clips)
-    return LoopPlan(n, batch_size, noises, values_of(clip_norm, steps, name="clip_norm"))
+    return LoopPlan(n, batch_size, noises, scheduled_values(clip_norm, steps, name="clip_norm"))

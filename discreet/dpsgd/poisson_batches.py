@@ -195,7 +195,7 @@ class PoissonBatches:
         return positions
 
 
-def owners_of(
+def rows_by_owner(
     owners: Sequence[object] | Tensor, examples: ExampleReader, privacy: LoopPrivacy
 ) -> OwnerRows:
     """The rows of each owner of a data set. Raises ValueError: the numbers of owners and rows

@@ -117,43 +117,34 @@ class _LocalDp:
         ledger = DurableLedger(Path(str(path)))
         policy = policy_from(context.node_config)
         ledger.check()
-        budgets = (
-            Budget(self.target_epsilon, self.delta, LOCAL),
-            Budget(policy.max_epsilon, policy.max_delta),
-        )
-        numbers = [record[ROUND] for record in content.config_records.values() if ROUND in record]
+        budgets = [Budget(self.target_epsilon, self.delta, LOCAL)]
+        if math.isfinite(policy.max_epsilon):
+            budgets.append(Budget(policy.max_epsilon, policy.max_delta))
+        rounds = [record[ROUND] for record in content.config_records.values() if ROUND in record]
+        number = int(str([*rounds, 0][0]))
         owner = str(context.node_config.get("partition-id", ""))
-        if numbers:
-            number = int(str(numbers[0]))
-        else:
-            number = 0
         accounts = Accounts(ledger, self.delta, "pld")
         charge = [Charge(number, LOCAL, owner, privacy.event, 1 + bool(self.ranges))]
-        accounts.after(charge, budgets[: 1 + math.isfinite(policy.max_epsilon)])
+        accounts.after(charge, budgets)
         while not accounts.write(charge):
-            accounts.after(charge, budgets[: 1 + math.isfinite(policy.max_epsilon)])
+            accounts.after(charge, budgets)
 
     def _metrics(self, content: RecordDict) -> dict[str, float]:
         """The metrics with a public range, noised together: in half ranges they are a vector of
         norm at most 1."""
-        found = {
-            name: value
-            for record in content.metric_records.values()
-            for name, value in record.items()
-        }
-        known = {name: found.get(name) for name in self.ranges}
-        root = math.sqrt(len(self.ranges))
-        low, high = torch.tensor([*self.ranges.values()], dtype=torch.float64).reshape(-1, 2).T
+        if not self.ranges:
+            return {}
+        records = content.metric_records.values()
+        found = {name: value for record in records for name, value in record.items()}
+        low, high = torch.tensor([*self.ranges.values()], dtype=torch.float64).T
         middle = (low + high) / 2
         half = (high - low) / 2
+        given = [found.get(name) for name in self.ranges]
         said = torch.tensor(
-            [float(x) if isinstance(x, int | float) else math.nan for x in known.values()]
+            [float(x) if isinstance(x, int | float) else math.nan for x in given]
         ).double()
-        places = ((said - middle) / half).nan_to_num(0.0).clamp(-1, 1) / max(root, 1)
-        if known:
-            noised = release_update(
-                places.float(), self._privacy(1.0), source=secure_source()
-            ).double()
-        else:
-            noised = said
-        return dict(zip(known, (middle + noised * root * half).tolist(), strict=True))
+        root = math.sqrt(len(self.ranges))
+        places = ((said - middle) / half).nan_to_num(0.0).clamp(-1, 1) / root
+        noised = release_update(places.float(), self._privacy(1.0), source=secure_source())
+        values = middle + noised.double() * root * half
+        return dict(zip(self.ranges, values.tolist(), strict=True))

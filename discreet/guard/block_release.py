@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from discreet.flower.array_layout import ArrayLayout, layout_of
-from discreet.guard.guard_policy import GuardPolicy, MetricSettings, Terms
+from discreet.guard.guard_policy import GuardPolicy, GuardTerms, MetricSettings
 from discreet.mechanisms.guarded_blocks import MOVES
 from discreet.node.account import Refused
 from discreet.privacy.clipping import ClippedSum
@@ -51,7 +51,7 @@ class BlockRelease:
     """The mechanism of one round: clip each block's vector (size,), add them up, noise, divide by q
     times the blocks.
 
-    Guarantee: add, remove or change one unit of one block; the event is `Terms.event(q)`.
+    Guarantee: add, remove or change one unit of one block; the event is `GuardTerms.event(q)`.
 
     Attributes:
       size: the length of a block's vector.
@@ -61,7 +61,7 @@ class BlockRelease:
     """
 
     size: int
-    terms: Terms
+    terms: GuardTerms
     q: float
     blocks: int
 
@@ -102,7 +102,7 @@ def drawn_blocks(policy: GuardPolicy, source: RandomSource) -> list[int]:
     return [number for number, coin in enumerate(coins.tolist()) if coin < policy.q]
 
 
-def read_layout(arrays: ArrayRecord, policy: GuardPolicy, terms: Terms) -> ArrayLayout:
+def read_layout(arrays: ArrayRecord, policy: GuardPolicy, terms: GuardTerms) -> ArrayLayout:
     """The layout of the arrays that a server sent. Refused: they are too large, can't be read, or
     contain values that are not finite or BatchNorm statistics that are not frozen."""
     most = policy.limits.model_values

@@ -191,7 +191,7 @@ class GuardPolicy:
 
 
 @dataclass(frozen=True)
-class Terms:
+class GuardTerms:
     """The privacy parameters that a run asks of a guard. Any value is safe, because the noise
     follows it.
 
@@ -259,7 +259,7 @@ def _with_paths(policy: GuardPolicy, folder: Path) -> GuardPolicy:
     return replace(policy, ledger=str(folder / policy.ledger), blocks=blocks, mock=mock)
 
 
-def terms_of_run(policy: GuardPolicy, config: PublicConfig) -> Terms:
+def terms_of_run(policy: GuardPolicy, config: PublicConfig) -> GuardTerms:
     """The terms in a run's configuration. Refused: less noise than the policy requires, or values
     that are not numbers."""
     clip_norm = _number(config, CLIP_NORM, policy.clip_norm)
@@ -270,7 +270,7 @@ def terms_of_run(policy: GuardPolicy, config: PublicConfig) -> Terms:
             f"this site's guard requires a {NOISE} of at least {least}; the run has {noise:g}"
         )
     patterns = tuple(str(config.get(FROZEN, "")).split())
-    return Terms(clip_norm, noise, patterns)
+    return GuardTerms(clip_norm, noise, patterns)
 
 
 def _number(config: PublicConfig, key: str, default: float) -> float:

@@ -25,7 +25,7 @@ from torch import Tensor
 from discreet.accounting.distributed_gaussian import DistributedDiscreteGaussianDpEvent
 from discreet.flower.array_layout import ArrayLayout, only_arrays
 from discreet.guard.block_release import BlockRelease, BlockSum, read_layout
-from discreet.guard.guard_policy import GuardPolicy, Terms
+from discreet.guard.guard_policy import GuardPolicy, GuardTerms
 from discreet.mechanisms.guarded_blocks import MOVES
 from discreet.mechanisms.mechanism_table import masked_mechanism
 from discreet.node.account import Refused
@@ -109,7 +109,7 @@ def read_masked(
     content = RecordDict(dict(message.content))
     items, frozen = split_content(content)
     request = request_of(items)
-    terms = Terms(request.clip_norm, policy.min_noise_multiplier, frozen)
+    terms = GuardTerms(request.clip_norm, policy.min_noise_multiplier, frozen)
     layout = read_layout(only_arrays(content, "the message"), policy, terms)
     sums = _sum_of(request, layout, policy)
     blocks = BlockRelease(layout.num_params, terms, 1.0, policy.blocks.count)

@@ -40,7 +40,7 @@ Cells = NDArray[Any]
 
 
 @dataclass(frozen=True)
-class Split:
+class BlockSplit:
     """A split: the id column, the number of blocks, and the number of patients at the time."""
 
     id: str
@@ -64,7 +64,7 @@ def block_of(patient: str, *, key: bytes, count: int) -> int:
     return int.from_bytes(digest, "big") % count
 
 
-def split_site(data: Path, folder: Path, *, id_column: str, count: int) -> Split:
+def split_site(data: Path, folder: Path, *, id_column: str, count: int) -> BlockSplit:
     """Splits a site's data into blocks, once, and writes key and blocks to `folder`, for its owner
     alone.
 
@@ -88,7 +88,7 @@ def split_site(data: Path, folder: Path, *, id_column: str, count: int) -> Split
     for place, patient in enumerate(patients):
         members[block_of(patient, key=key, count=count)].append(place)
 
-    split = Split(id_column, count, len(set(patients)))
+    split = BlockSplit(id_column, count, len(set(patients)))
     folder.mkdir(mode=0o700, parents=True)
     (folder / BLOCKS).mkdir(mode=0o700)
     _write(folder / KEY, key)
@@ -102,7 +102,7 @@ def read_blocks(folder: Path, *, id_column: str, count: int) -> SiteBlocks:
     """The blocks that `split_site` made. ConfigError: the split has other settings, blocks are
     missing, or other users can read them."""
     try:
-        split = Split(**json.loads((folder / SPLIT).read_bytes()))
+        split = BlockSplit(**json.loads((folder / SPLIT).read_bytes()))
     except (OSError, ValueError, TypeError) as error:
         raise ConfigError(f"{folder} has no split: make one with `discreet site split`") from error
     if (split.id, split.count) != (id_column, count):

@@ -37,8 +37,8 @@ from discreet.guard.block_release import (
 from discreet.guard.guard_policy import (
     LANDLOCK,
     GuardPolicy,
+    GuardTerms,
     MetricSettings,
-    Terms,
     check_app,
     check_budget,
     terms_of_run,
@@ -83,7 +83,7 @@ class App:
 
 
 @dataclass(frozen=True, eq=False)
-class Work:
+class BlockWork:
     """The work that a message asks of the blocks: arrays to train, or a metric of a model.
 
     Attributes:
@@ -164,7 +164,7 @@ class SiteGuard:
             asked.append(event)
 
         def run(plain: Message, release: BlockRelease, layout: ArrayLayout) -> BlockSum:
-            return self._run(plain, context, app, work=Work(release, layout, "", None))
+            return self._run(plain, context, app, work=BlockWork(release, layout, "", None))
 
         work = partial(read_masked, message, self.policy, charge, run=run)
         least = {
@@ -180,7 +180,7 @@ class SiteGuard:
         """The epsilon that one unit has spent over all runs, at the policy's delta."""
         return epsilon_of(self.ledger.total(), self.policy.max_delta, PLD)
 
-    def _work(self, message: Message, context: Context) -> Work:
+    def _work(self, message: Message, context: Context) -> BlockWork:
         """The work that a message requests. Refused: a guard does not answer such messages."""
         terms = terms_of_run(self.policy, context.run_config)
         kind = message.metadata.message_type.partition(".")[0]
@@ -196,8 +196,8 @@ class SiteGuard:
             raise Refused(str(error)) from error
         layout = read_layout(arrays, self.policy, terms)
         if metric is not None:
-            release = self._release(1, Terms(1.0, metric.noise_multiplier))
-            return Work(release, None, "", metric)
+            release = self._release(1, GuardTerms(1.0, metric.noise_multiplier))
+            return BlockWork(release, None, "", metric)
         (key,) = (
             name for name, record in message.content.items() if isinstance(record, ArrayRecord)
         )
@@ -205,9 +205,9 @@ class SiteGuard:
             raise Refused(
                 "this site's guard answers apps with Flower's Message API, not NumPyClient"
             )
-        return Work(self._release(layout.num_params, terms), layout, key, None)
+        return BlockWork(self._release(layout.num_params, terms), layout, key, None)
 
-    def _release(self, size: int, terms: Terms) -> BlockRelease:
+    def _release(self, size: int, terms: GuardTerms) -> BlockRelease:
         return BlockRelease(size, terms, self.policy.q, self.policy.blocks.count)
 
     def _charge(self, number: int, event: DpEvent) -> None:
@@ -216,7 +216,7 @@ class SiteGuard:
 
         self.ledger.charge([Charge(number, self.policy.unit, "", event)], allowed=allowed)
 
-    def _run(self, message: Message, context: Context, app: App, *, work: Work) -> BlockSum:
+    def _run(self, message: Message, context: Context, app: App, *, work: BlockWork) -> BlockSum:
         """The sum over the drawn blocks. Their states and logs are stored when the last one has
         ended."""
         task = self._task(message, context, app, work=work)
@@ -224,7 +224,7 @@ class SiteGuard:
         states = self.site / STATES / str(app.run_id)
         results: list[BlockResult] = []
         sent = _sent(work, message)
-        with opened(self.blocks, drawn, states) as inputs, closed(self.site, self.policy):
+        with opened_blocks(self.blocks, drawn, states) as inputs, closed(self.site, self.policy):
             vectors = self._vectors(task, inputs, work=work, sent=sent, results=results)
             summed = work.release.add_up(vectors)
         _store(results, states, self.site / LOGS)
@@ -233,7 +233,7 @@ class SiteGuard:
         return summed
 
     def _vectors(
-        self, task: BlockTask, inputs: Sequence[BlockInput], *, work: Work, sent: Vector,
+        self, task: BlockTask, inputs: Sequence[BlockInput], *, work: BlockWork, sent: Vector,
         results: list[BlockResult],
     ) -> Iterator[Vector | None]:  # fmt: skip
         for result in self.sandbox.run(task, inputs):
@@ -246,7 +246,7 @@ class SiteGuard:
                 with np.errstate(over="ignore", invalid="ignore"):
                     yield result.vector - sent  # what is not finite is dropped where it is added up
 
-    def _task(self, message: Message, context: Context, app: App, *, work: Work) -> BlockTask:
+    def _task(self, message: Message, context: Context, app: App, *, work: BlockWork) -> BlockTask:
         plain = Context(
             run_id=context.run_id,
             node_id=context.node_id,
@@ -325,14 +325,16 @@ def guard_ledger(policy: GuardPolicy) -> DurableLedger:
     return ledger
 
 
-def _sent(work: Work, message: Message) -> Vector:
+def _sent(work: BlockWork, message: Message) -> Vector:
     if work.layout is None:
         return torch.zeros(1).numpy()
     return work.layout.vector(only_arrays(message.content, "the message")).numpy()
 
 
 @contextmanager
-def opened(blocks: SiteBlocks, numbers: Sequence[int], states: Path) -> Iterator[list[BlockInput]]:
+def opened_blocks(
+    blocks: SiteBlocks, numbers: Sequence[int], states: Path
+) -> Iterator[list[BlockInput]]:
     """The open archives of some blocks, with the states that they have kept in this run."""
     inputs = []
     try:
@@ -404,7 +406,7 @@ def _store(results: Sequence[BlockResult], states: Path, logs: Path) -> None:
         (logs / f"{each.number:05d}.log").write_bytes(each.log)
 
 
-def wait_until(moment: float) -> None:
+def sleep_until(moment: float) -> None:
     """Sleeps until a moment of the monotonic clock. Warns if it has passed: the time of a reply
     must not depend on what blocks did."""
     left = moment - time.monotonic()

@@ -67,7 +67,7 @@ class Pipes:
     done: int
 
 
-def load() -> None:
+def import_libraries() -> None:
     """Imports the libraries that apps need, once. Discreet's own modules are unloaded: an app may
     bring another release."""
     for name in LOADED:
@@ -83,7 +83,7 @@ def load() -> None:
         del sys.modules[name]
 
 
-def serve(control: socket.socket, readable: Sequence[str]) -> None:
+def serve_keepers(control: socket.socket, readable: Sequence[str]) -> None:
     """Forks a keeper for each block that the guard asks for, until the guard has ended."""
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)
     control.sendall(ENDED)
@@ -294,8 +294,8 @@ def main(words: Sequence[str]) -> int:
     readable = list(words[1:])
     if readable != [SPACES]:
         check_landlock(readable)
-    load()
-    serve(control, readable)
+    import_libraries()
+    serve_keepers(control, readable)
     return 0
 
 

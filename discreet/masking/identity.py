@@ -225,7 +225,7 @@ def split_keys(data: bytes) -> dict[str, SignedKeys]:
     return {name: read_keys(each) for name, each in wire.split_named(data).items()}
 
 
-def place_of(terms: Terms, part: Part) -> bytes:
+def attempt_bytes(terms: Terms, part: Part) -> bytes:
     """The run, round and attempt that everything in an attempt is bound to."""
     return wire.join(terms.encode(), wire.round_bytes(part.round), part.attempt)
 

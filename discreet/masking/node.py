@@ -19,10 +19,10 @@ from discreet.masking import masks, wire
 from discreet.masking.identity import (
     Directory,
     Identity,
+    attempt_bytes,
     context_of_keys,
     context_of_vectors,
     is_signed,
-    place_of,
     sign_keys,
     split_keys,
     survivors_message,
@@ -153,7 +153,7 @@ class MaskingNode:
         secrets = os.urandom(2 * KEY_BYTES + SEED_BYTES)
         sealing, masking, seed = _split(secrets)
         public = (masks.public_key(sealing), masks.public_key(masking), masks.seed_check(seed))
-        signed = sign_keys(self.identity, self.directory, place_of(self.terms, part), public)
+        signed = sign_keys(self.identity, self.directory, attempt_bytes(self.terms, part), public)
         keys = {self.identity.name: signed}
         attempt = Attempt(part.round, part.attempt, Stage.KEYS, secrets, keys, self.agreed)
         return state.begin(attempt), wire.join(*signed)
@@ -162,7 +162,7 @@ class MaskingNode:
         """A share of this node's seed and of its mask key for each other node, sealed for it."""
         attempt = self._held(state, part)
         me = self.identity.name
-        place = place_of(self.terms, part)
+        place = attempt_bytes(self.terms, part)
         keys = split_keys(part.body)
         if strangers := [name for name in keys if name not in self.directory.keys]:
             raise MaskingRefused(f"{strangers[0]!r} is not in this node's list of nodes")

@@ -13,10 +13,10 @@ from numpy.typing import NDArray
 from discreet.masking import masks, wire
 from discreet.masking.identity import (
     SignedKeys,
+    attempt_bytes,
     context_of_keys,
     context_of_vectors,
     join_keys,
-    place_of,
     read_keys,
 )
 from discreet.masking.masks import KEY_BYTES, SEED_BYTES
@@ -151,7 +151,7 @@ class Collected:
         """The sum of the vectors of `alive`. Abandoned: shares do not fit together, because a node
         sent wrong ones."""
         peers = {name: self.keys[name].masking for name in self.alive}
-        place = place_of(self.terms, self._part(b""))
+        place = attempt_bytes(self.terms, self._part(b""))
         context = context_of_vectors(context_of_keys(place, self.keys), self.asked)
         for name in self.alive:
             seed = self._secret(name, masks.seed_check, self.keys[name].check)

@@ -108,7 +108,7 @@ def secure_price_settings(run: ClientSettings) -> dict[str, object]:
     }
 
 
-def noise_in(vector: SecureSum) -> float:
+def configured_noise(vector: SecureSum) -> float:
     """The noise multiplier of the noise that all clients together add to a sum."""
     return vector.own_noise_stddev * math.sqrt(vector.nodes)
 
@@ -190,7 +190,7 @@ class MaskedGaussian:
         return Participation(self.vector)
 
     def expected_noise(self, clip_norm: float) -> ExpectedNoise:
-        noise = noise_in(self.vector)
+        noise = configured_noise(self.vector)
         cohort = self.run.expected_cohort
         return ExpectedNoise(
             noise, clip_norm, cohort, count_stddev=count_stddev(self.run), slack=_exactly
@@ -305,7 +305,7 @@ class MaskedStep:
         mean_over = self.run.expected_cohort * self.run.training.batch_size
         setting = "privacy.example.clip_norm"
         return ExpectedNoise(
-            noise_in(self.vector), step_norm(self.run), mean_over, setting, slack=_exactly
+            configured_noise(self.vector), step_norm(self.run), mean_over, setting, slack=_exactly
         )
 
     def event(self, number: int, *, again: bool = False) -> DpEvent:

@@ -43,7 +43,7 @@ class Call(NamedTuple):
     leaves: list[tuple[int | None, Any]]
 
 
-class Column(NamedTuple):
+class RowForm(NamedTuple):
     """A tensor with a row for each example: the shape of a row, the type, and True if the rest
     reads it."""
 
@@ -76,7 +76,7 @@ class FrozenPart(nn.Module):
     (n, *shape), or several joined to (n, k), with whole numbers as floats. `columns`: those of the
     inputs, and of the tensors in the calls."""
 
-    def __init__(self, model: nn.Module, calls: list[Call], columns: list[Column]) -> None:
+    def __init__(self, model: nn.Module, calls: list[Call], columns: list[RowForm]) -> None:
         super().__init__()
         self.model = model
         self.calls = calls
@@ -139,7 +139,7 @@ class Rest(nn.Module):
     """Maps the rows of a `FrozenPart` to the outputs of the model; same arguments. The parameters
     are shared."""
 
-    def __init__(self, model: nn.Module, calls: list[Call], columns: list[Column]) -> None:
+    def __init__(self, model: nn.Module, calls: list[Call], columns: list[RowForm]) -> None:
         super().__init__()
         self.model = model
         self.calls = calls
@@ -251,7 +251,7 @@ def cut(model: nn.Module, inputs: Tensor) -> tuple[nn.Module, nn.Module]:
     return part, rest
 
 
-def _alone(columns: list[Column]) -> bool:
+def _alone(columns: list[RowForm]) -> bool:
     """True if the rows are a single tensor without conversion."""
     read = [column for column in columns if column.is_read]
     return len(read) == 1 and read[0].dtype == torch.float32
@@ -307,11 +307,11 @@ class _Seen:
                 yield from part.outermost(count)
 
 
-def _calls_of(model: nn.Module, inputs: Tensor) -> tuple[list[Call], list[Column], set[str]]:
+def _calls_of(model: nn.Module, inputs: Tensor) -> tuple[list[Call], list[RowForm], set[str]]:
     """The calls to record; the inputs and the tensors in them; and the names of layers that have
     other calls too."""
     calls = list[Call]()
-    columns = [Column(tuple(inputs.shape[1:]), inputs.dtype)]
+    columns = [RowForm(tuple(inputs.shape[1:]), inputs.dtype)]
     with _seen(model) as every, torch.no_grad():
         model(inputs)
     recorded = list(every[0].outermost(len(inputs)))
@@ -321,7 +321,7 @@ def _calls_of(model: nn.Module, inputs: Tensor) -> tuple[list[Call], list[Column
         for leaf in found:
             if isinstance(leaf, Tensor):
                 leaves.append((len(columns), None))
-                columns.append(Column(tuple(leaf.shape[1:]), leaf.dtype))
+                columns.append(RowForm(tuple(leaf.shape[1:]), leaf.dtype))
             else:
                 leaves.append((None, leaf if isinstance(leaf, bool | int | float | str) else None))
         calls.append(Call(seen.name, structure, leaves))

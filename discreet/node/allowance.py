@@ -44,12 +44,12 @@ def check_names(request: TrainRequest, *, node_config: Mapping[str, object]) -> 
     """
     if _is_simulation(request.virtual, node_config):
         return
-    owner = names_of(node_config)
+    owner = allowed_names(node_config)
     _check_model(request.run.model.name, owner)
     _check_mechanism(request.run, owner)
 
 
-def names_of(node_config: Mapping[str, object]) -> Names:
+def allowed_names(node_config: Mapping[str, object]) -> Names:
     """The names in the `data.toml` of the folder that `data` names; none if the node has no such
     folder.
 

@@ -24,10 +24,10 @@ from torch.utils._pytree import tree_leaves
 from discreet.per_example.alone import tensors_of
 from discreet.per_example.any_model import OfMany, plain_gradient
 from discreet.per_example.attributes import put_back
-from discreet.per_example.branches import Questions, Split
+from discreet.per_example.branches import AnswersDiffer, Questions
 from discreet.per_example.functions import function_of
 from discreet.per_example.objective import Objective, Tree, filled, mapped, objective_of, rows_of
-from discreet.per_example.passes import FEWEST, Part, one_pass, passes
+from discreet.per_example.passes import FEWEST, GradientsOfSome, one_pass, passes
 from discreet.per_example.refusals import CONFUSED, MixesExamples, Unserved, place
 from discreet.per_example.terms import Parts
 from discreet.per_example.trial import (
@@ -141,7 +141,7 @@ def _groups(objective: Objective, examples: Tree, count: int) -> list[Tensor]:
     try:
         rows = max(count, FEWEST)
         one_pass(objective, filled(examples, rows), objective.zeros(rows))
-    except Split as split:
+    except AnswersDiffer as split:
         return split.groups(count)
     except Unserved:
         pass
@@ -227,7 +227,7 @@ def _tried_on(objective: Objective, examples: Tree, questions: Questions) -> str
     return ""
 
 
-def _rows(objective: Objective, parts: Iterable[Part]) -> list[Parts]:
+def _rows(objective: Objective, parts: Iterable[GradientsOfSome]) -> list[Parts]:
     """The gradient of each example."""
     found = [objective.parts() for _ in range(ROWS)]
     for part in parts:

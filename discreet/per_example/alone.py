@@ -26,7 +26,7 @@ from torch import Tensor, nn
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 from torch.overrides import TorchFunctionMode
 
-from discreet.per_example.branches import Question, Split, are_alike
+from discreet.per_example.branches import AnswersDiffer, Question, are_alike
 from discreet.per_example.functions import (
     COUNTING,
     FILLED,
@@ -47,8 +47,8 @@ from discreet.per_example.lanes import (
 from discreet.per_example.refusals import Unserved, place
 from discreet.per_example.terms import Rows, Slot, Term
 
-Terms = Callable[[Tensor], list[Term]]
-Use = tuple[GradientEdge, Terms]
+TermsOf = Callable[[Tensor], list[Term]]
+Use = tuple[GradientEdge, TermsOf]
 Rule = Callable[..., Any]
 _NESTED = (list, tuple)
 _NOTHING: Mapping[Question, bool] = MappingProxyType({})
@@ -111,7 +111,7 @@ class Alone(TorchFunctionMode):
         """The slot of a trainable parameter, None for another value."""
         return self.slots.get(id(value))
 
-    def note(self, outputs: Tensor, terms: Terms) -> Tensor:
+    def note(self, outputs: Tensor, terms: TermsOf) -> Tensor:
         """Notes a use of trainable parameters with these outputs. They must be new tensors, not
         views, so that a later in-place activation does not move their edge."""
         if outputs.requires_grad:
@@ -249,7 +249,7 @@ class Alone(TorchFunctionMode):
                     return type(func(flat[0, 0]))(self.settled[question])
         if not alike:
             self._check_drawn(name)
-            raise Split(flat, f"{name}{place()}", question)
+            raise AnswersDiffer(flat, f"{name}{place()}", question)
         return func(answers[0])
 
     def _check_drawn(self, name: str) -> None:
@@ -258,10 +258,10 @@ class Alone(TorchFunctionMode):
             raise Unserved(f"{name} may read what was drawn at random{place()}")
 
     def split_by(self, numbers: Tensor, name: str) -> None:
-        """Raises Split unless the numbers of the examples, (n,), are all the same."""
+        """Raises AnswersDiffer unless the numbers of the examples, (n,), are all the same."""
         if not are_alike(numbers.reshape(len(numbers), -1)):
             self._check_drawn(name)
-            raise Split(numbers.detach(), f"{name}{place()}")
+            raise AnswersDiffer(numbers.detach(), f"{name}{place()}")
 
     def _check_writes(self, target: Any, name: str) -> None:
         """Raises ValueError for a write into a parameter or a buffer."""

@@ -18,7 +18,7 @@ from torch.overrides import TorchFunctionMode
 
 from discreet.per_example.alone import Alone, squeezed
 from discreet.per_example.attributes import put_back
-from discreet.per_example.branches import Split
+from discreet.per_example.branches import AnswersDiffer
 from discreet.per_example.functions import called_inside, function_of
 from discreet.per_example.layer_rules import RULES
 from discreet.per_example.objective import LOSS_SCALE, Objective, Tree, count_of, filled, rows_of
@@ -133,7 +133,7 @@ def rows_apart(
             found = side_by_side(alone, forward, as_batches_of_one(filled(inputs, rows)))
         alone.check()
         return [value.detach().squeeze(1)[:count] for value in found]
-    except Split as split:
+    except AnswersDiffer as split:
         with suppress(Unserved):
             groups = split.groups(count)
             parts = [rows_apart(forward, inputs[places], modules) for places in groups]

@@ -1,8 +1,8 @@
 """Numbers that a forward reads, for instance in a branch, and that differ between examples.
 
-Examples with different numbers are run apart (`Split`), so that no example steers the computation
-of another. But a question is settled with one answer for all batches if that does not change the
-gradients of made-up examples.
+Examples with different numbers are run apart (`AnswersDiffer`), so that no example steers the
+computation of another. But a question is settled with one answer for all batches if that does not
+change the gradients of made-up examples.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class Questions:
     settled: dict[Question, bool] = field(default_factory=dict)
 
 
-class Split(Exception):
+class AnswersDiffer(Exception):
     """Examples answer differently, by `answers`, (n, ...), and must be run apart. `question`: set
     if the question may be settled with one answer for all."""
 

@@ -23,7 +23,7 @@ from torch.func import vmap
 
 from discreet.per_example.alone import Alone
 from discreet.per_example.attributes import put_back
-from discreet.per_example.branches import Question, Questions, Split
+from discreet.per_example.branches import AnswersDiffer, Question, Questions
 from discreet.per_example.convolution import Convolved
 from discreet.per_example.graphs import Graphs, filled_up
 from discreet.per_example.layer_rules import RULES
@@ -39,7 +39,7 @@ from discreet.per_example.objective import (
     one_each,
     rows_of,
 )
-from discreet.per_example.refusals import CONFUSED, Unserved, place_of
+from discreet.per_example.refusals import CONFUSED, Unserved, place_of_error
 from discreet.per_example.terms import Lookup, Outer, Pair, Rows, Slot, Term, Tied
 
 FEWEST = 4  # least number of rows in a pass: smaller batches are padded
@@ -47,7 +47,7 @@ NOTHING_SETTLED: Mapping[Question, bool] = MappingProxyType({})
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class GradientsOfSome:
     """Gradients of some examples: their indices in the batch, None for all, and terms of `rows`
     rows; the first rows are those of the examples."""
 
@@ -58,7 +58,7 @@ class Part:
 
 def passes(
     objective: Objective, inputs: Tree, targets: Tree, questions: Questions
-) -> Iterator[Part]:
+) -> Iterator[GradientsOfSome]:
     """One pass over all examples, or one for each group of examples for which the forward takes the
     same branches.
 
@@ -70,7 +70,7 @@ def passes(
         for places, tree in filled_up(inputs):
             pairs = replace(objective, of_graphs=True)
             for inner in passes(pairs, tree, rows_of(targets, places), questions):
-                yield Part(
+                yield GradientsOfSome(
                     places if inner.places is None else places[inner.places],
                     inner.rows,
                     inner.terms,
@@ -79,20 +79,20 @@ def passes(
     rows = max(count, FEWEST)
     try:
         terms = one_pass(objective, filled(inputs, rows), filled(targets, rows), questions.settled)
-    except Split as split:
+    except AnswersDiffer as split:
         if split.question:
             questions.asked[split.question] = None
         for places in split.groups(count):
             for inner in passes(
                 objective, rows_of(inputs, places), rows_of(targets, places), questions
             ):
-                yield Part(
+                yield GradientsOfSome(
                     places if inner.places is None else places[inner.places],
                     inner.rows,
                     inner.terms,
                 )
         return
-    yield Part(None, rows, terms)
+    yield GradientsOfSome(None, rows, terms)
 
 
 def one_pass(
@@ -106,7 +106,7 @@ def one_pass(
 
     Raises:
       Unserved: vmap can't follow the forward or the loss.
-      Split: examples answer a question of the forward differently.
+      AnswersDiffer: examples answer a question of the forward differently.
     """
     alone = Alone(
         objective.slots, count_of(inputs), objective.modules, rules=RULES, settled=settled
@@ -127,7 +127,7 @@ def one_pass(
     for (_, terms), grads in zip(alone.uses, gradients, strict=True):
         if grads is not None:
             held += terms(grads.to(objective.dtype))
-    return combined(held, objective.order)
+    return combined_terms(held, objective.order)
 
 
 def _forward(
@@ -171,7 +171,7 @@ def side_by_side(alone: Alone, single: Any, *trees: Tree) -> Any:
 
     Raises:
       Unserved: vmap can't follow it; the message has the reason.
-      Split: examples answer one of its questions differently.
+      AnswersDiffer: examples answer one of its questions differently.
     """
     if any(not isinstance(part, Tensor) for part in batches_in(trees)):
         raise Unserved("graphs have different sizes")
@@ -211,7 +211,7 @@ def _reason(error: Exception) -> str:
     first = str(error).strip().split("\n")[0].split(". ")[0][:120]
     if "TorchScript" in first:
         first = "a scripted module, which vmap can't see into: give it as it was before the script"
-    return f"{first}{place_of(error)}"
+    return f"{first}{place_of_error(error)}"
 
 
 def _output_gradients(
@@ -234,7 +234,7 @@ def _output_gradients(
     )
 
 
-def combined(terms: list[Term], order: int) -> list[Term]:
+def combined_terms(terms: list[Term], order: int) -> list[Term]:
     """Terms merged to one for each parameter: a parameter that is used several times has one
     gradient. The list is emptied, so that memory of merged terms is freed."""
     uses = Counter(slot.index for term in terms for slot in slots_of(term))

@@ -41,7 +41,7 @@ from discreet.per_example.objective import (
     objective_of,
     rows_of,
 )
-from discreet.per_example.passes import FEWEST, Part, passes
+from discreet.per_example.passes import FEWEST, GradientsOfSome, passes
 from discreet.per_example.perceptron import by_hand
 from discreet.per_example.refusals import Unserved
 from discreet.per_example.terms import Term, floats_at_once, without
@@ -163,7 +163,7 @@ def _of_owners(
     trees: tuple[Tree, Tree],
     of: tuple[Tensor, Tensor],
     found: tuple[str, Questions],
-) -> Iterator[Part]:
+) -> Iterator[GradientsOfSome]:
     """Passes for groups of owners with equal numbers of rows. `of`: the owner of each row, and the
     number of rows of each owner."""
     units, sizes = of
@@ -174,14 +174,14 @@ def _of_owners(
         rows = order[starts[owners].unsqueeze(1) + torch.arange(size, device=order.device)]
         inputs, targets = (rows_of(tree, rows) for tree in trees)
         for part in _parts(objective, inputs, targets, found):
-            yield Part(
+            yield GradientsOfSome(
                 owners if part.places is None else owners[part.places], part.rows, part.terms
             )
 
 
 def _parts(
     objective: Objective, inputs: Tree, targets: Tree, found: tuple[str, Questions]
-) -> list[Part]:
+) -> list[GradientsOfSome]:
     reason, questions = found
     if not reason:
         try:
@@ -323,7 +323,9 @@ def _tried(objective: Objective, inputs: Tree, targets: Tree) -> tuple[str, Ques
     return known[1:3]
 
 
-def _built(objective: Objective, inputs: Tree, targets: Tree, reason: str) -> Iterator[Part]:
+def _built(
+    objective: Objective, inputs: Tree, targets: Tree, reason: str
+) -> Iterator[GradientsOfSome]:
     """Gradients by a loop over examples, for some examples at a time."""
     count = count_of(inputs)
     device = objective.parameters[0].device
@@ -333,11 +335,11 @@ def _built(objective: Objective, inputs: Tree, targets: Tree, reason: str) -> It
         places = torch.arange(start, min(start + step, count), device=device)
         rows = max(len(places), min(step, FEWEST))
         some = [filled(rows_of(tree, places), rows) for tree in (inputs, targets)]
-        yield Part(places, rows, built_terms(objective, *some, reason=reason))
+        yield GradientsOfSome(places, rows, built_terms(objective, *some, reason=reason))
 
 
 def _summed(
-    objective: Objective, parts: Iterable[Part], clip: float, count: int
+    objective: Objective, parts: Iterable[GradientsOfSome], clip: float, count: int
 ) -> tuple[Tensor, Tensor]:
     total = None
     norms = None
@@ -367,7 +369,7 @@ def _summed(
     return total.total(), norms
 
 
-def _finite(objective: Objective, part: Part) -> tuple[list[Term], Tensor]:
+def _finite(objective: Objective, part: GradientsOfSome) -> tuple[list[Term], Tensor]:
     """Terms of the examples, zero for those whose gradient is not finite, and the norms (rows,),
     inf for those.
 

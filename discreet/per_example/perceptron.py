@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from discreet.per_example.objective import Objective, Tree, filled, logit_gradients
-from discreet.per_example.passes import FEWEST, Part, combined
+from discreet.per_example.passes import FEWEST, GradientsOfSome, combined_terms
 from discreet.per_example.terms import Pair, Term
 
 # Maps a layer, its outputs and their gradients to the gradients of its inputs.
@@ -24,7 +24,7 @@ _BACKWARD: dict[type[nn.Module], Back] = {
 }
 
 
-def by_hand(objective: Objective, inputs: Tree, targets: Tree) -> Part | None:
+def by_hand(objective: Objective, inputs: Tree, targets: Tree) -> GradientsOfSome | None:
     """The pass of Linear, ReLU and Tanh layers on rows (n, d), optionally after an nn.Flatten(),
     for the cross-entropy; None for another model or loss. Gradients must be switched off.
 
@@ -48,7 +48,7 @@ def by_hand(objective: Objective, inputs: Tree, targets: Tree) -> Part | None:
     for layer in layers:
         values.append(layer(values[-1]))
     found = _back(objective, inner, values[is_flat:], filled(targets, rows))
-    return Part(None, rows, combined(found, objective.order))
+    return GradientsOfSome(None, rows, combined_terms(found, objective.order))
 
 
 def _in_series(model: nn.Module) -> list[nn.Module]:

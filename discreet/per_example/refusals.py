@@ -36,7 +36,7 @@ def place() -> str:
     return _words(frame.f_code.co_filename, frame.f_lineno)
 
 
-def place_of(error: BaseException) -> str:
+def place_of_error(error: BaseException) -> str:
     """As `place`, for the line that raised an error."""
     frames = traceback.extract_tb(error.__traceback__)
     outside = [frame for frame in frames if not frame.filename.startswith(_HOMES)]

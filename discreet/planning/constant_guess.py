@@ -60,8 +60,8 @@ class ConstantGuess:
             )
         if self.loss is not None and loss is not None and not loss <= self.loss:
             said.append(
-                f"loss {loss:.3f} is above the {self.loss:.3f} of a constant guess: the model has "
-                "learned little"
+                f"loss {loss:.3f} is above the {self.loss:.3f} of a constant guess, so do not "
+                "trust its probabilities"
             )
         return "; ".join(said) or None
 

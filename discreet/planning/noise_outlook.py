@@ -12,7 +12,7 @@ from discreet.planning.plan import Plan
 from discreet.planning.server_optimizer import ServerSGD
 from discreet.privacy.mechanisms import Laplace
 from discreet.settings.rules import ConfigError
-from discreet.settings.wording import Key, Part, Wording, joined
+from discreet.settings.wording import Key, Phrase, Wording, joined
 
 # The largest noise feedback with which a run learns, and that of steps as long as their signal.
 # Measured: docs/pitfalls.md.
@@ -81,7 +81,7 @@ class NoiseOutlook:
     limit: float = math.inf
     clip_setting: str | None = None
     early: bool = False
-    remedies: tuple[Part, ...] = ()
+    remedies: tuple[Phrase, ...] = ()
     few: bool = False
 
     @property
@@ -123,9 +123,9 @@ class NoiseOutlook:
             )
         return said
 
-    def advice(self, remedies: Sequence[Part]) -> Wording:
+    def advice(self, remedies: Sequence[Phrase]) -> Wording:
         """The advice at the end of a message about noise that swamps the updates."""
-        parts: list[Part] = []
+        parts: list[Phrase] = []
         if remedies:
             parts += ("; take ", joined(", or ", remedies))
         if self.few:
@@ -207,7 +207,7 @@ def check_noise(plan: Plan, of_rounds: Callable[[int], Plan]) -> None:
 
 def _remedies(
     plan: Plan, outlook: NoiseOutlook, of_rounds: Callable[[int], Plan]
-) -> Iterator[Part]:
+) -> Iterator[Phrase]:
     """Changes of one setting with which the noise would not swamp the updates by the same rule."""
     rounds = plan.run.rounds // 2
     optimizer = plan.optimizer

@@ -76,12 +76,14 @@ class CorrelatedGaussian:
     ) -> Tensor:
         """`total`, int64 steps of `grid` (size,), plus the rounded noise of `parts`, which include
         this round's own. A `block` gives the same result in less time."""
-        return combined(total.numel(), self.stddev(sensitivity) / grid.step, parts, block).add_(
-            total
-        )
+        return combined_noise(
+            total.numel(), self.stddev(sensitivity) / grid.step, parts, block
+        ).add_(total)
 
 
-def combined(count: int, scale: float, parts: Parts, block: RoundBlock | None = None) -> Tensor:
+def combined_noise(
+    count: int, scale: float, parts: Parts, block: RoundBlock | None = None
+) -> Tensor:
     """round(scale * sum of weight * z), int64 (count,), where z are the exact Gaussians (count,) of
     a key.
 

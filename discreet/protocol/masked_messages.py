@@ -16,7 +16,7 @@ from flwr.app import ConfigRecord, RecordDict
 from discreet.masking.wire import Terms
 from discreet.protocol.messages import MalformedMessage, TrainRequest, VirtualClient, read_canonical
 from discreet.settings.client_settings import ClientSettings
-from discreet.settings.rules import write_json
+from discreet.settings.rules import settings_json
 
 if TYPE_CHECKING:
     from discreet.privacy.secure_grid import SecureSum
@@ -47,7 +47,7 @@ def terms_of(name: str, run: ClientSettings, sums: SecureSum) -> Terms:
     nodes = run.user.population_size
     secure = run.secure
     counts = (nodes, secure.dropouts, secure.colluding, secure.threshold_of(nodes))
-    settings = hashlib.sha256(f"{write_json(run)}{sums!r}".encode()).hexdigest()
+    settings = hashlib.sha256(f"{settings_json(run)}{sums!r}".encode()).hexdigest()
     return Terms(name, *counts, sums.bits, sums.length, sums.variance, settings=settings)
 
 
@@ -61,7 +61,7 @@ def asked_bytes(request: TrainRequest) -> bytes:
 def masking_record(request: bytes, virtual: VirtualClient | None) -> ConfigRecord:
     """Makes the record of a request to a node; in a simulation it names the virtual client."""
     return ConfigRecord(
-        {_REQUEST: request, **({} if virtual is None else {_VIRTUAL: write_json(virtual)})}
+        {_REQUEST: request, **({} if virtual is None else {_VIRTUAL: settings_json(virtual)})}
     )
 
 

@@ -31,7 +31,7 @@ from discreet.settings.rules import (
     Rule,
     read_json,
     section,
-    write_json,
+    settings_json,
 )
 
 VERSION = 7  # of the train request
@@ -158,7 +158,7 @@ class TrainReply:
 
 def request_items(request: TrainRequest) -> Items:
     """The encoded request: its version, and canonical JSON. `NumPyClient.fit` takes the same."""
-    return {"version": VERSION, REQUEST: write_json(request)}
+    return {"version": VERSION, REQUEST: settings_json(request)}
 
 
 Allowed = Callable[[TrainRequest], None]
@@ -202,7 +202,7 @@ def request_of(items: Mapping[str, object], *, allowed: Allowed = no_outside_nam
 
 
 def read_canonical(kind: type[Record], text: object, what: str) -> Record:
-    """The record of a text that `write_json` wrote. In any other text a key could be missing or
+    """The record of a text that `settings_json` wrote. In any other text a key could be missing or
     duplicated.
 
     Raises:
@@ -214,7 +214,7 @@ def read_canonical(kind: type[Record], text: object, what: str) -> Record:
         record = read_json(kind, text)
     except ConfigError as error:
         raise MalformedMessage(f"{what} can't be followed: {error}") from error
-    if write_json(record) != text:
+    if settings_json(record) != text:
         raise MalformedMessage(
             f"{what} must hold every setting once, as this release of Discreet writes it"
         )

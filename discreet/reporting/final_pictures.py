@@ -41,7 +41,8 @@ def _confusion(classes: list[str], counts: list[list[int]]) -> Picture:
         axes.set_xlabel("predicted")
         axes.set_ylabel("true")
         return (
-            "Examples of the public test set; the darker a cell, the larger its share of the row."
+            "Examples of the public test set; the stronger a cell's colour, the larger its share "
+            "of the row."
         )
 
     return picture("Confusion matrix of the last model", draw)

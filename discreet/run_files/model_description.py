@@ -13,7 +13,7 @@ from typing import Any
 
 import discreet
 from discreet.data.description import DataDescription, description_of
-from discreet.data.encoding import names_of
+from discreet.data.encoding import column_names
 from discreet.data.examples import TaskShape
 from discreet.settings.rules import ConfigError
 from discreet.settings.settings import Settings
@@ -55,7 +55,7 @@ def input_names(described: DataDescription | None) -> list[str] | None:
     if described is None:
         return None
     if described.columns:
-        return names_of(described.columns)
+        return column_names(described.columns)
     if isinstance(described.inputs, tuple):
         return list(described.inputs)
     return None

@@ -16,7 +16,7 @@ from discreet.settings.places import conf_folder, conf_for
 from discreet.settings.rules import ConfigError
 from discreet.settings.settings import Settings, described, flat
 from discreet.settings.training import FLOWER_APP
-from discreet.settings.wording import Key, Part, Wording, joined
+from discreet.settings.wording import Key, Phrase, Wording, joined
 
 # None of these decides the cost of a release or the model. A section stands for all settings in it.
 CHANGEABLE = (
@@ -110,7 +110,7 @@ def same_settings(asked: Settings, folder: RunFolder) -> Settings:
     return replace(asked, privacy=kept.privacy)
 
 
-def _is_new(word: Part, name: str, value: object, was: Flat, first: Flat) -> bool:
+def _is_new(word: Phrase, name: str, value: object, was: Flat, first: Flat) -> bool:
     """True if a word changes a setting. ConfigError: it may not change. A setting may keep the
     value that the run `was` using, or its value at `first`, before a target became noise and
     budget."""

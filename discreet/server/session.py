@@ -37,7 +37,7 @@ from discreet.server.training_run import OnRound, TrainingRun
 from discreet.server.transport import Transport
 from discreet.settings.call import Call
 from discreet.settings.privacy import PrivacyConfig
-from discreet.settings.rules import write_json
+from discreet.settings.rules import settings_json
 from discreet.settings.settings import Settings
 from discreet.training.losses import loss_of
 from discreet.training.units import warning_of_rows
@@ -100,10 +100,12 @@ def prepare(
     """Prepares a run up to its first round; errors as `resolve` and `open_run`. `decided`: the
     guarantees with their noise, if a target has chosen it already."""
     plan, task = resolve(settings, decided, resumed=call.resume)
-    return opened(plan, task, call, simulated=simulated, held=held)
+    return open_session(plan, task, call, simulated=simulated, held=held)
 
 
-def opened(plan: Plan, task: Task, call: Call, *, simulated: bool, held: ExitStack) -> Session:
+def open_session(
+    plan: Plan, task: Task, call: Call, *, simulated: bool, held: ExitStack
+) -> Session:
     """The session of a plan, with the arguments of `prepare`."""
     if plan.settings.seed is not None:
         seed = plan.settings.seed
@@ -145,7 +147,7 @@ def finish(session: Session, outcome: Outcome) -> None:
     metadata = {
         "discreet": discreet.__version__,
         "model": plan.settings.model.name,
-        "model_settings": write_json(plan.settings.model),
+        "model_settings": settings_json(plan.settings.model),
         "data": plan.run.data.name,
         "input_shape": json.dumps(shape.input_shape),
         "num_classes": str(shape.num_classes),

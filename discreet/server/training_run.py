@@ -19,7 +19,6 @@ from discreet.mechanisms.round_state import Released
 from discreet.planning.constant_guess import FILE as CONSTANT
 from discreet.planning.constant_guess import last_warning
 from discreet.planning.state import Outcome, State
-from discreet.privacy.randomness import RandomSource
 from discreet.queries.query import RATE
 from discreet.queries.scores import SCORES, EvaluationResult, main_score
 from discreet.run_files.run_folder import RunStatus, read_status, write_json, write_status
@@ -188,7 +187,7 @@ class TrainingRun:
 
     def _next_round(self, before: State) -> tuple[State, ReplyStats]:
         """Runs the round after `before`; writes ledger, metrics and checkpoint, in that order."""
-        source = self._source(before.round + 1)
+        source = self.context.source.child("round", before.round + 1)
         stats = self.clients.begin()
         released = self._is_out(before)
         if released is None:
@@ -275,9 +274,6 @@ class TrainingRun:
             stats,
             asked=asked if USER in self.plan.mechanisms else asked - stats.failures["refused"],
         )
-
-    def _source(self, number: int) -> RandomSource:
-        return self.context.source.child("round", number)
 
     def _check_room(self, guarantee: str, event: DpEvent, what: str) -> None:
         require_room_for(

@@ -35,7 +35,7 @@ from discreet.settings.privacy import (
 )
 from discreet.settings.rules import ConfigError, require, require_each, section
 from discreet.settings.training import ModelConfig, TaskConfig, TrainingConfig
-from discreet.settings.wording import Key, Part, Wording
+from discreet.settings.wording import Key, Phrase, Wording
 
 # The values that a choice requires of other settings (one, or any of several), and the reason.
 Needs = dict[str, tuple[object, str]]
@@ -229,7 +229,7 @@ class ClientSettings:
         )
         require(self.rounds <= MOST_CORRELATED, "rounds", most, self.rounds)
 
-    def _rating_needs(self) -> tuple[Part, Needs]:
+    def _rating_needs(self) -> tuple[Phrase, Needs]:
         """The requirements of ratings by clients: one guarantee must pay for them."""
         rated = "evaluation.kind=private"
         if self.local.kind != "none":
@@ -238,7 +238,7 @@ class ClientSettings:
             return f"{rated} and privacy.example.enabled", OF_EXAMPLES
         return rated, PAID_ANSWER
 
-    def _needs(self) -> Iterator[tuple[Part, Needs]]:
+    def _needs(self) -> Iterator[tuple[Phrase, Needs]]:
         """The requirements of this run's choices, each with the name of the choice."""
         user = self.user
         local = self.local.kind

@@ -23,7 +23,7 @@ from pydantic import (
 from pydantic.dataclasses import dataclass
 
 from discreet.privacy.quantile import LARGEST_NUMBER, LEAST_NUMBER
-from discreet.settings.wording import Key, Part, Wording, joined
+from discreet.settings.wording import Key, Phrase, Wording, joined
 
 T = TypeVar("T")
 # Names that users type from habit, and the setting of a user-level run that each stands for.
@@ -166,7 +166,7 @@ class ConfigError(ValueError):
     """A setting is unknown, of the wrong type, or out of its range. The message is one line with
     the setting's name; `in_words` replaces it by the name that an interface uses."""
 
-    def __init__(self, message: Part) -> None:
+    def __init__(self, message: Phrase) -> None:
         # The message of a library, of a user's model, or about a value may have many lines or be
         # very long.
         if isinstance(message, str):
@@ -222,7 +222,7 @@ def read_json(kind: type[T], text: str | bytes) -> T:
         raise config_error(error, kind) from error
 
 
-def write_json(value: Any) -> str:
+def settings_json(value: Any) -> str:
     """The JSON text of a section, equal for equal sections. A mechanism that is not given is
     omitted."""
     return json.dumps(
@@ -342,7 +342,7 @@ def plain(value: Any) -> Any:
     return value
 
 
-def require(holds: bool, key: str, rule: Part, got: object) -> None:
+def require(holds: bool, key: str, rule: Phrase, got: object) -> None:
     """Raises ConfigError about a setting unless `holds`."""
     if not holds:
         raise ConfigError(Wording(Key(key), " must be ", rule, f" (got {brief(got)})"))
@@ -354,22 +354,22 @@ def check_value(value: object, key: str, rule: Rule) -> None:
         raise _broken(key, rule, value)
 
 
-def values_of(settings: Any) -> dict[str, object]:
+def values_by_key(settings: Any) -> dict[str, object]:
     """The values of a section and of its nested sections by their full keys."""
     found: dict[str, object] = {}
     for name in _annotations(type(settings)):
         value = getattr(settings, name)
         if hasattr(value, "key_of"):
-            found |= values_of(value)
+            found |= values_by_key(value)
         else:
             found |= {type(settings).key_of(name): value}
     return found
 
 
-def require_each(settings: Any, by: Part, wanted: Mapping[str, tuple[object, str]]) -> None:
+def require_each(settings: Any, by: Phrase, wanted: Mapping[str, tuple[object, str]]) -> None:
     """Raises ConfigError unless the settings with these keys have the value, or one of the values,
     that `by` requires, for the given reasons."""
-    values = values_of(settings)
+    values = values_by_key(settings)
     for key, (allowed, why) in wanted.items():
         if isinstance(allowed, tuple):
             several = allowed

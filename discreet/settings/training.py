@@ -7,7 +7,7 @@ from dataclasses import field
 from typing import Annotated
 
 from discreet.settings import rules
-from discreet.settings.rules import require, section, write_json
+from discreet.settings.rules import require, section, settings_json
 
 HF = "hf:"  # before the folder of a pretrained transformer, in model.name
 FLOWER_APP = (
@@ -57,7 +57,7 @@ class ModelConfig:
     lora: LoraConfig = LoraConfig()
 
     def __hash__(self) -> int:
-        return hash(write_json(self))
+        return hash(settings_json(self))
 
 
 @section("training.")

@@ -30,7 +30,7 @@ class Key:
 class Wording:
     """A message of several parts: texts, keys, and messages. As a string it shows the keys."""
 
-    def __init__(self, *parts: Part) -> None:
+    def __init__(self, *parts: Phrase) -> None:
         self.parts = parts
 
     def named(self, names: Mapping[str, str]) -> str:
@@ -41,12 +41,12 @@ class Wording:
         return self.named({})
 
 
-Part = str | Key | Wording
+Phrase = str | Key | Wording
 
 
-def joined(separator: str, parts: Iterable[Part]) -> Wording:
+def joined(separator: str, parts: Iterable[Phrase]) -> Wording:
     """The parts, with a separator between them."""
-    found: list[Part] = []
+    found: list[Phrase] = []
     for part in parts:
         found += (separator, part)
     return Wording(*found[1:])

@@ -76,7 +76,7 @@ PIECE = 2**17
 
 
 @dataclass(frozen=True)
-class _Work:
+class _ChunkWork:
     """One chunk of clients in one round."""
 
     clients: tuple[int, ...]
@@ -134,7 +134,7 @@ class Engine:
             self, data=SharedExamples(self.data.inputs.to(device), self.data.targets.to(device))
         )
 
-    def replies(self, params: Tensor, work: _Work) -> PartialReply:
+    def replies(self, params: Tensor, work: _ChunkWork) -> PartialReply:
         """Trains a chunk from `params`, and adds up its replies."""
         params = params.to(self.data.device)
         if self.vector is None:
@@ -148,7 +148,7 @@ class Engine:
             part = replace(part, answers=total.part())
         return replace(part, **work.largest)
 
-    def _vectors(self, vector: SecureSum, params: Tensor, work: _Work) -> PartialReply:
+    def _vectors(self, vector: SecureSum, params: Tensor, work: _ChunkWork) -> PartialReply:
         """The sum of the clients' vectors for a masked sum, each with its own noise."""
         count = len(work.clients)
         request = work.request
@@ -172,7 +172,7 @@ class Engine:
             total += noised_vector(vector, ExactReply(updates[row], below, answer), request, source)
         return PartialReply(total, 0, count, request.clip_norm)
 
-    def _answers(self, params: Tensor, work: _Work) -> Tensor:
+    def _answers(self, params: Tensor, work: _ChunkWork) -> Tensor:
         """The clients' answers (k, length), or (k, length + 1) if they noise them; float32.
         Computed for all at once."""
         examples = self.client_examples
@@ -193,7 +193,7 @@ class Engine:
             answers = [own.noised(answer, size, source) for answer, size, source in drawn]
         return torch.stack(answers).to(torch.float32)
 
-    def _trained(self, params: Tensor, work: _Work) -> Tensor:
+    def _trained(self, params: Tensor, work: _ChunkWork) -> Tensor:
         """The updates of the clients, (k, num_params)."""
         chunk = self._chunk(work)
         most = int(chunk.table.sizes.max(initial=0))
@@ -208,21 +208,21 @@ class Engine:
                 )
         return updates
 
-    def _chunk(self, work: _Work) -> Chunk:
+    def _chunk(self, work: _ChunkWork) -> Chunk:
         table = table_of([self.client_examples.examples(client) for client in work.clients])
         draws: Draws = (
             SecureDraws(secure_source()) if self.seed is None else SeededDraws(self._sources(work))
         )
         return Chunk(self.model, self.data, table, work.training, draws)
 
-    def _sources(self, work: _Work) -> list[RandomSource]:
+    def _sources(self, work: _ChunkWork) -> list[RandomSource]:
         """Each client's own source; without a seed a single secure source for all."""
         if self.seed is None:
             return [secure_source()] * len(work.clients)
         seeded = seeded_source(self.seed)
         return [seeded.child("client", work.request.round, client) for client in work.clients]
 
-    def _updates(self, params: Tensor, work: _Work) -> PartialReply:
+    def _updates(self, params: Tensor, work: _ChunkWork) -> PartialReply:
         """The sum of the clients' updates; 0 if they were not asked to train."""
         clip_norm = work.request.clip_norm
         start = RoundStart(work.request.round - 1, params, clip_norm)
@@ -279,7 +279,7 @@ class BatchedTransport:
 
     def _admitted(
         self, asked: TrainRequest, cohort: Sequence[int], refused: list[Failure]
-    ) -> Iterator[_Work]:
+    ) -> Iterator[_ChunkWork]:
         """The chunks of the clients that take part; the others are added to `refused`."""
         work = work_of(asked)
         for clients, sizes in self._chunks(cohort):
@@ -296,7 +296,7 @@ class BatchedTransport:
                 largest = {name: max(getattr(who, name) for who in each) for name in EPSILONS}
                 training = tuple(who.training for who in each if who.training)
                 local = next(iter(each)).local
-                yield _Work(tuple(admitted), training, local, asked, largest)
+                yield _ChunkWork(tuple(admitted), training, local, asked, largest)
 
     def _chunks(self, cohort: Sequence[int]) -> Iterator[tuple[list[int], list[int]]]:
         """The cohort in chunks of clients of similar size, largest first, with their sizes."""

@@ -14,7 +14,7 @@ import torch
 from discreet.data.examples import Examples, Task
 from discreet.data.targets import CLASSES, LABELS, SEQUENCES
 from discreet.planning.plan import Plan
-from discreet.server.session import opened, training_run
+from discreet.server.session import open_session, training_run
 from discreet.settings.call import Call
 from discreet.simulation.in_process import virtual_clients
 
@@ -44,7 +44,9 @@ def timed_round(plan: Plan, task: Task, call: Call) -> TimedRound:
         privacy = replace(plan.settings.privacy, user=user)
         settings = replace(plan.settings, rounds=ROUNDS, privacy=privacy)
         call = replace(call, output_dir=str(folder), resume=False)
-        session = opened(replace(plan, settings=settings), made, call, simulated=True, held=held)
+        session = open_session(
+            replace(plan, settings=settings), made, call, simulated=True, held=held
+        )
         transport = virtual_clients(session, held)
         training_run(session, transport, on_round=rows.append).run()
     peaks = [

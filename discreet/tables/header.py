@@ -17,7 +17,7 @@ def names_in(table: CsvTable) -> list[str]:
     return names
 
 
-def place_of(name: str, table: CsvTable) -> int:
+def column_place(name: str, table: CsvTable) -> int:
     """The place of a column. FolderError: there is none of this name."""
     names = names_in(table)
     if name not in names:

@@ -12,7 +12,7 @@ from discreet.data.csv_table import CsvTable
 from discreet.data.encoding import is_empty
 from discreet.data.targets import FolderError
 from discreet.run_files.run_folder import replace_file
-from discreet.tables.header import names_in, place_of
+from discreet.tables.header import column_place, names_in
 
 # public: an owner's name alone decides if it is in the test set
 SALT = b"discreet data split 20753:"
@@ -52,7 +52,7 @@ def split_by_owner(table: CsvTable, *, owner: str | None, share: float) -> Owner
     if owner is None:
         place = None
     else:
-        place = place_of(owner, table)
+        place = column_place(owner, table)
     parts: tuple[list[list[str]], list[list[str]]] = ([], [])
     owners: tuple[set[str], set[str]] = (set(), set())
     for number, (line, row) in enumerate(table.rows()):

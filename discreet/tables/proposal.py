@@ -14,7 +14,7 @@ from functools import partial
 from discreet.data.csv_table import CsvTable
 from discreet.data.encoding import THOUSANDS, is_empty
 from discreet.data.targets import FolderError
-from discreet.tables.header import names_in, place_of
+from discreet.tables.header import column_place, names_in
 
 MOST_LEVELS = 20
 MOST_CLASSES = 10  # of numbers: a target with more is a quantity
@@ -70,7 +70,7 @@ def propose(table: CsvTable, *, target: str | None = None, owner: str | None = N
     columns = {name: column.to_pylist() for name, column in table.columns(as_text=True).items()}
     for name in (target, owner):
         if name is not None:
-            place_of(name, table)
+            column_place(name, table)
     if not columns[names[0]]:
         raise FolderError(f"{table.path} has no rows below its header")
     owner = owner or _named(OWNERS, names) or None

@@ -1,6 +1,6 @@
 """A LightningModule whose steps are private: python examples/dpsgd/lightning_module.py
 
-The data set comes with scikit-learn: 1797 images of 8 x 8 pixels, of which 1500 are trained on.
+The data set comes with scikit-learn: 1797 images of 8 x 8 pixels, of which 1500 are for training.
 """
 
 from collections.abc import Iterator
@@ -17,8 +17,8 @@ EPOCHS = 10
 
 
 class Epochs:
-    """The batches of one epoch each time that it is asked, one for each step: of a batch in pieces
-    the first piece. It has a length, or Lightning would read one ahead."""
+    """The batches of one epoch, each time it is iterated: one for each step, or the first piece of
+    a batch in pieces. It has a length, so that Lightning does not read one ahead."""
 
     def __init__(self, private: DPSGD) -> None:
         self.private = private
@@ -32,7 +32,8 @@ class Epochs:
 
 
 class Digits(lightning.LightningModule):
-    """Optimizes by itself: DPSGD draws the batches, and puts the noised mean into `.grad`."""
+    """A module with manual optimization: DPSGD draws the batches, and puts the noised mean into
+    `.grad`."""
 
     def __init__(self, examples: TensorDataset) -> None:
         super().__init__()
@@ -79,7 +80,7 @@ class Digits(lightning.LightningModule):
         self.optimizers().step()  # Lightning's own, which counts global_step
 
     def validation_step(self, batch: tuple[torch.Tensor, torch.Tensor], number: int) -> None:
-        images, labels = batch  # others than those that are trained on
+        images, labels = batch  # not from the training data
         self.log("right", (self(images).argmax(1) == labels).float().mean())
 
     def on_save_checkpoint(self, checkpoint: dict) -> None:

@@ -1,6 +1,6 @@
-"""Handwritten digits with DP-SGD in a loop of one's own: python examples/dpsgd/train.py
+"""Handwritten digits with DP-SGD in a custom loop: python examples/dpsgd/train.py
 
-The data set comes with scikit-learn: 1797 images of 8 x 8 pixels, of which 1500 are trained on.
+The data set comes with scikit-learn: 1797 images of 8 x 8 pixels, of which 1500 are for training.
 """
 
 import torch
@@ -12,8 +12,7 @@ from discreet import DPSGD
 
 
 class SmallNet(nn.Module):
-    """A convolution, a block whose output is added to its input, GroupNorm in place of
-    BatchNorm."""
+    """A convolution and a residual block, with GroupNorm instead of BatchNorm."""
 
     def __init__(self) -> None:
         super().__init__()

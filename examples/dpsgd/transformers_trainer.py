@@ -24,7 +24,7 @@ from discreet import DPSGD
 
 
 class Steps:
-    """One batch for each step, as a Trainer counts them: of a batch in pieces the first piece."""
+    """One batch for each step, as a Trainer counts them; the first piece of a batch in pieces."""
 
     def __init__(self, private: DPSGD) -> None:
         self.private = private
@@ -53,8 +53,8 @@ class Account(TrainerCallback):
 
 
 class PrivateTrainer(Trainer):
-    """A Trainer whose batches and gradients are those of a DPSGD without an optimizer: the
-    Trainer's own one steps."""
+    """A Trainer whose batches and gradients are those of a DPSGD without an optimizer. The
+    Trainer's own optimizer steps."""
 
     def __init__(self, private: DPSGD, **settings: object) -> None:
         super().__init__(**settings)
@@ -67,9 +67,7 @@ class PrivateTrainer(Trainer):
             raise ValueError(
                 "fp16 scales losses, and divides the noised mean by the scale: take bf16"
             )
-        self.args.ignore_data_skip = (
-            True  # the DPSGD knows by itself which batches are still to come
-        )
+        self.args.ignore_data_skip = True  # the DPSGD knows the remaining batches itself
         self.private, self.steps = private, Steps(private)
         self.add_callback(Account(private))
 
@@ -92,9 +90,8 @@ class PrivateTrainer(Trainer):
                 "steps were taken of which this DPSGD knows nothing: load its state_dict"
             )
         model.train()
-        while not self.private.step(
-            *batch
-        ):  # True for the last piece: the noised mean is in .grad then
+        # `step` returns True for the last piece; then the noised mean is in .grad.
+        while not self.private.step(*batch):
             batch = next(self.steps.pieces)
         return torch.zeros((), device=self.args.device)  # the loss of private examples is private
 
@@ -104,15 +101,15 @@ def loss(outputs: dict, labels: torch.Tensor) -> torch.Tensor:
 
 
 def without_labels(rows: list[dict]) -> tuple[dict, torch.Tensor]:
-    """Inputs and labels apart: given labels, the model computes a mean loss, which nobody needs
-    here."""
+    """Inputs and labels, separated: with labels the model would compute a mean loss, which is not
+    needed."""
     batch = torch.utils.data.default_collate(rows)  # or a DataCollatorWithPadding
     return batch, batch.pop("labels")
 
 
 def texts(count: int, seed: int) -> list[dict]:
-    """Tokens and how many of them count; texts of one label have more small tokens than those of
-    the other."""
+    """Made-up tokens with their attention masks and labels. Texts with one label have more small
+    tokens than those with the other."""
     draws = torch.Generator().manual_seed(seed)
     labels = torch.arange(count) % 2
     tokens = torch.randint(1, 35, (count, 12), generator=draws) + 15 * labels.unsqueeze(1)

@@ -1,7 +1,7 @@
 """Two processes, each with its part of every batch, and one noise: python
 examples/dpsgd/two_processes.py
 
-On machines of your own start train() by torchrun. The processes send each other sums without noise:
+On several machines start train() by torchrun. The processes send each other sums without noise, so
 their network must be as private as the data.
 """
 
@@ -28,9 +28,8 @@ def train(rank: int, count: int, meeting: str) -> None:
     private = DPSGD(
         model,
         torch.optim.SGD(model.parameters(), lr=0.5, momentum=0.9),
-        TensorDataset(
-            images[:1500], labels[:1500]
-        ),  # all of it in each process: a batch is drawn from all
+        # The whole data set in each process, as a batch is drawn from all of it.
+        TensorDataset(images[:1500], labels[:1500]),
         batch_size=256,  # of all processes together
         epochs=10,
         target_epsilon=3.0,
@@ -48,7 +47,7 @@ def train(rank: int, count: int, meeting: str) -> None:
             f"other images {right:.3f}",
             flush=True,
         )
-    distributed.barrier()  # nobody leaves while another one still speaks to it
+    distributed.barrier()  # no process leaves while another still needs it
     distributed.destroy_process_group()
 
 

@@ -3,9 +3,8 @@ data: docs/results.md.
 
     python examples/heart/make_nodes.py processed.va.data --out nodes
 
-makes nodes/va with `train.csv`, the hospital's training part as raw numbers; `data.toml`, which
-says how they are scaled; and `policy.json`, what the hospital allows. No other hospital's file is
-read.
+makes nodes/va with `train.csv`, the hospital's training part as raw numbers; `data.toml`, their
+scaling; and `policy.json`, the hospital's limits. No other hospital's file is read.
 """
 
 from __future__ import annotations
@@ -51,7 +50,7 @@ def write_node(file: Path, out: Path, *, max_epsilon: float, max_delta: float) -
         f"{key} = {json.dumps(value)}"
         for key, value in (facts | {"low": low, "high": high}).items()
     ]
-    # strings and lists are the same in JSON and TOML
+    # Strings and lists have the same syntax in JSON and TOML.
     (folder / DESCRIPTION).write_text("\n".join(lines) + "\n")
     policy = {"require": ["example"], "max-epsilon": max_epsilon, "max-delta": max_delta}
     (folder / POLICY).write_text(json.dumps(policy) + "\n")
@@ -59,7 +58,7 @@ def write_node(file: Path, out: Path, *, max_epsilon: float, max_delta: float) -
 
 
 def main(words: Sequence[str]) -> int:
-    """Makes a folder for each file that is named; 2 if one can't be read."""
+    """Makes a folder for each file; exit code 2 if one can't be read."""
     parser = argparse.ArgumentParser(
         prog="python examples/heart/make_nodes.py", description=__doc__
     )

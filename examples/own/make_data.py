@@ -1,5 +1,5 @@
-"""Made-up data: what 300 people's wristbands measured in 8 minutes each, and whether they rested,
-walked or ran.
+"""Made-up data: measurements of 300 people's wristbands in 8 minutes each, and their activity:
+rest, walk or run.
 
 `python examples/own/make_data.py` wrote train.csv, and test.csv with 60 other people, who are
 public.
@@ -13,11 +13,11 @@ from pathlib import Path
 import numpy as np
 
 COLUMNS = ("person", "steps", "swing", "pulse", "warmth", "activity")
-# Of each activity: steps a minute, swing of the arm (g), pulse, warmth of the skin (Celsius).
+# For each activity: steps a minute, swing of the arm (g), pulse, skin temperature (Celsius).
 MEANS = {"rest": (5, 0.1, 70, 32.5), "walk": (95, 0.5, 95, 33.0), "run": (150, 1.1, 135, 34.0)}
 MINUTE = (20, 0.2, 12, 0.5)  # standard deviations from minute to minute
 PERSON = (12, 0.1, 12, 0.7)  # and from person to person
-LOW, HIGH = (0, 0, 40, 28), (200, 2, 200, 38)  # what a wristband can say, as in data.toml
+LOW, HIGH = (0, 0, 40, 28), (200, 2, 200, 38)  # the range of a wristband, as in data.toml
 SEED = 52361
 
 

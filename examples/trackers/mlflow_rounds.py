@@ -1,4 +1,4 @@
-"""Tells MLflow of the rounds of a run what may be published, and no more: `pip install
+"""Logs the publishable values of a run's rounds to MLflow, and nothing else: `pip install
 mlflow-skinny sqlalchemy`.
 
 python examples/trackers/mlflow_rounds.py sqlite:///mlflow.db rounds=5 output_dir=outputs/first
@@ -16,14 +16,13 @@ from mlflow.entities import Metric
 
 from discreet import simulate
 
-# Not cohort, replies and seconds, nor the epsilons that clients report of themselves:
-# docs/privacy.md.
+# Not cohort, replies, seconds, or the epsilons that clients report: docs/privacy.md.
 TOLD = ("loss", "accuracy", "auc", "r2", "mae", "clip_norm", "fraction_below", "epsilon_user")
 
 
 def train(uri: str, *settings: str) -> Path:
-    """Trains with these settings, and gives the run folder."""
-    # of every round: the time that a round takes depends on who takes part
+    """Trains with these settings, and returns the run folder."""
+    # One time for all rounds, as the duration of a round depends on its clients.
     begun = int(time.time() * 1000)
     client = MlflowClient(tracking_uri=uri)
     known = client.get_experiment_by_name("discreet")

@@ -1,4 +1,4 @@
-"""Serves the last round of a run to Prometheus, what may be published of it: `pip install
+"""Serves the publishable values of a run's last round to Prometheus: `pip install
 prometheus-client`.
 
 python examples/trackers/prometheus_rounds.py 9100 rounds=5 output_dir=outputs/first
@@ -14,8 +14,7 @@ from prometheus_client import CollectorRegistry, Gauge, start_http_server
 
 from discreet import simulate
 
-# Not cohort, replies and seconds, nor the epsilons that clients report of themselves:
-# docs/privacy.md.
+# Not cohort, replies, seconds, or the epsilons that clients report: docs/privacy.md.
 TOLD = (
     "round",
     "loss",
@@ -30,8 +29,7 @@ TOLD = (
 
 
 def gauges(port: int) -> Callable[[Mapping[str, object]], None]:
-    """An `on_round` whose numbers this process serves from now on, on the loopback interface
-    alone."""
+    """An `on_round` whose numbers this process serves on the loopback interface."""
     registry, shown = CollectorRegistry(), dict[str, Gauge]()
     start_http_server(port, addr="127.0.0.1", registry=registry)
 
@@ -46,7 +44,7 @@ def gauges(port: int) -> Callable[[Mapping[str, object]], None]:
 
 
 def train(port: str, *settings: str) -> Path:
-    """Trains with these settings, and gives the run folder."""
+    """Trains with these settings, and returns the run folder."""
     return simulate(*settings, on_round=gauges(int(port)))
 
 

@@ -1,4 +1,4 @@
-"""Tells TensorBoard of the rounds of a run what may be published, and no more: `pip install
+"""Logs the publishable values of a run's rounds to TensorBoard, and nothing else: `pip install
 tensorboard`.
 
 python examples/trackers/tensorboard_rounds.py logs/first rounds=5 output_dir=outputs/first
@@ -16,14 +16,14 @@ from torch.utils.tensorboard import SummaryWriter
 
 from discreet import simulate
 
-# Not cohort, replies and seconds, nor the epsilons that clients report of themselves:
-# docs/privacy.md.
+# Not cohort, replies, seconds, or the epsilons that clients report: docs/privacy.md.
 TOLD = ("loss", "accuracy", "auc", "r2", "mae", "clip_norm", "fraction_below", "epsilon_user")
 
 
 def train(logs: str, *settings: str) -> Path:
-    """Trains with these settings, and gives the run folder."""
-    begun = time.time()  # of every round: the time that a round takes depends on who takes part
+    """Trains with these settings, and returns the run folder."""
+    # One time for all rounds, as the duration of a round depends on its clients.
+    begun = time.time()
     with SummaryWriter(logs) as writer:
 
         def on_round(row: Mapping[str, object]) -> None:

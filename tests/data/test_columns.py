@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from discreet.data.description import description_of
-from discreet.data.encoding import columns_of, encode, names_of
+from discreet.data.encoding import column_names, columns_of, encoded_columns
 from discreet.data.examples import normalised_inputs
 from discreet.data.folder import load_folder, node_table
 from discreet.data.spread import spread_of
@@ -204,11 +204,11 @@ def test_cells_of_every_kind_are_encoded_alike_from_text_and_from_values() -> No
         "d": [date(2020, 1, 2), None],
         "t": ["fever FEVER", None],
     }
-    found = encode(text, columns, decimal=",")
-    assert np.array_equal(found, encode(values, columns))
+    found = encoded_columns(text, columns, decimal=",")
+    assert np.array_equal(found, encoded_columns(values, columns))
     assert found[:, :8].tolist() == [[0.25, 0, 1, 0, 0, 0, 0, 0], [0.5, 1, 0, 0, 0, 1, 0, 1]]
     assert np.abs(found[:, 8:]).sum(axis=1).tolist() == [1, 0]
-    assert len(names_of(columns)) == found.shape[1]
+    assert len(column_names(columns)) == found.shape[1]
     assert columns_of({column.name: column.facts() for column in columns}) == columns
 
 
@@ -244,7 +244,7 @@ def test_numbers_spread_over_six_deviations_and_flags_are_0_and_1() -> None:
     described = description_of({"format": "csv", "file": "a", "target": "y"}).model_copy(
         update={"columns": columns}
     )
-    encoded = torch.from_numpy(encode(table, columns)).float()
+    encoded = torch.from_numpy(encoded_columns(table, columns)).float()
     by = spread_of(described, encoded.shape[1])
     assert normalised_inputs(encoded, by).tolist() == [[1.5, 0.0, 1.0, 0.0, 1.0, -3.0, 0.0]]
 

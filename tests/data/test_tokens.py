@@ -13,7 +13,7 @@ from discreet.data.datasets import load_task
 from discreet.data.examples import Task
 from discreet.data.folder import load_folder
 from discreet.data.targets import FolderError
-from discreet.data.text import ALPHABET, STRIDE, WINDOW, encode
+from discreet.data.text import ALPHABET, STRIDE, WINDOW, character_numbers
 from tests.tiny_transformers import write_bert, write_gpt2, write_texts
 
 
@@ -135,4 +135,4 @@ def test_the_last_fifth_of_a_roles_speeches_is_the_test_set(tmp_path: Path) -> N
     # no window crosses from one role to another
     ben = task.train.subset(torch.nonzero(task.owners == 1)[:, 0])
     assert set(decode(ben.inputs.flatten())) | set(decode(ben.targets)) == {"x", "_", "\n"}
-    assert decode(encode("caf\u00e9 \U0001f600\tz")) == "caf? ??z"
+    assert decode(character_numbers("caf\u00e9 \U0001f600\tz")) == "caf? ??z"

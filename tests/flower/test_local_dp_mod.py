@@ -175,6 +175,30 @@ def test_without_a_ledger_nothing_leaves(tmp_path: Path) -> None:
     assert not answer(mod, message(arrays()), app, ledger=str(tmp_path / "own.db")).has_error()
 
 
+@pytest.mark.parametrize("content", [b"", b"no ledger at all", None], ids=["cut", "other", "half"])
+def test_with_a_damaged_ledger_nothing_leaves_and_the_app_is_not_called(
+    content: bytes | None, ledger: Path
+) -> None:
+    mod, called = local_dp_mod(**GIVEN, rounds=2, ledger=ledger), []
+    ledger.write_bytes(ledger.read_bytes()[:2000] if content is None else content)
+    reply = answer(mod, message(arrays()), called.append)
+    assert reply.error.reason == "the ledger of this client can't be used"
+    assert called == []
+
+
+def test_one_record_of_arrays_comes_in_and_one_goes_out(ledger: Path) -> None:
+    mod = local_dp_mod(**GIVEN, rounds=2, ledger=ledger)
+    two = message(arrays())
+    two.content["more"] = arrays()
+    assert answer(mod, two, changed_by(0.1)).has_error()
+    assert DurableLedger(ledger).spent("local").num_releases == 0
+
+    def twice(given: Message) -> RecordDict:
+        return RecordDict({**changed_by(0.1)(given), "more": arrays()})
+
+    assert answer(mod, message(arrays()), twice).has_error()
+
+
 def test_a_metric_leaves_with_a_public_range_alone_noised_and_paid_for(ledger: Path) -> None:
     # Noise on the grid is 0 once in some 40 values: not for all seven but once in 10^11 runs.
     losses = [f"loss-{number}" for number in range(7)]

@@ -19,7 +19,7 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Message, RecordDict
 from discreet.audit.canaries import Scores
 from discreet.audit.estimates import fit_gaussians
 from discreet.guard import block_release
-from discreet.guard.guard_policy import Terms
+from discreet.guard.guard_policy import GuardTerms
 from discreet.guard.site_guard import App, SiteGuard
 from discreet.ledger.durable_ledger import DurableLedger, LedgerError
 from discreet.node.account import Refused
@@ -277,14 +277,14 @@ def test_whole_numbers_and_frozen_arrays_keep_the_values_that_were_sent(tmp_path
 
 
 def test_the_mean_is_over_all_blocks_times_q_with_noise_for_2c() -> None:
-    release = block_release.BlockRelease(SIZE, Terms(C, Z), 0.5, 10)
+    release = block_release.BlockRelease(SIZE, GuardTerms(C, Z), 0.5, 10)
     with patch.object(Gaussian, "add_grid_noise", lambda self, total, sensitivity, **_: total):
         mean = release.mean(release.add_up([np.float32(C / 2) * UNIT] * 6), seeded_source(5113))
     assert mean[0].item() == pytest.approx(6 * C / 2 / (0.5 * 10), rel=1e-3)
 
 
 def test_the_noise_has_the_deviation_that_is_charged() -> None:
-    release = block_release.BlockRelease(200_000, Terms(C, Z), 1.0, 1)
+    release = block_release.BlockRelease(200_000, GuardTerms(C, Z), 1.0, 1)
     mean = release.mean(release.add_up([None]), seeded_source(90217))
     # Of 200,000 draws the deviation is right to 0.16 % in one standard error; 6 of them are a
     # chance of 2e-9.
@@ -336,7 +336,7 @@ def test_no_metric_of_a_block_moves_its_sum_by_more_than_the_noise_is_for(
     values: tuple[float, float],
 ) -> None:
     metric = block_release.MetricSettings("accuracy", 0.0, 1.0, 5.0)
-    release = block_release.BlockRelease(1, Terms(1.0, 5.0), 1.0, 2)
+    release = block_release.BlockRelease(1, GuardTerms(1.0, 5.0), 1.0, 2)
     one, other = (
         release.add_up([block_release.of_metric(metric, value)]).total for value in values
     )
@@ -368,7 +368,7 @@ RELEASES = 4000
 def test_an_audit_of_the_release_shows_what_is_claimed_and_no_more() -> None:
     """Releases with a patient whose block turns round, and without; bounds with a false-alarm rate
     of 1e-9."""
-    release, delta = block_release.BlockRelease(SIZE, Terms(C, 1.0), 1.0, 2), 1e-3
+    release, delta = block_release.BlockRelease(SIZE, GuardTerms(C, 1.0), 1.0, 2), 1e-3
     source = seeded_source(77081)
     values = []
     for number in range(RELEASES):

@@ -15,7 +15,7 @@ from flwr.app import ConfigRecord, Message, RecordDict
 from discreet.accounting.events import event_from_json, event_to_json
 from discreet.guard import masked_blocks
 from discreet.guard.block_release import BlockRelease, BlockSum
-from discreet.guard.guard_policy import GuardPolicy, Terms
+from discreet.guard.guard_policy import GuardPolicy, GuardTerms
 from discreet.guard.masked_blocks import MaskedBlocks, block_event, read_masked, site_vector
 from discreet.node.account import Refused
 from discreet.privacy.randomness import seeded_source
@@ -43,7 +43,7 @@ SECURE = (
 
 
 def work(size: int, sums: SecureSum) -> MaskedBlocks:
-    release = BlockRelease(size, Terms(C, 1.0), 1.0, BLOCKS)
+    release = BlockRelease(size, GuardTerms(C, 1.0), 1.0, BLOCKS)
     none = BlockSum(torch.zeros(0), 0, 0)
     return MaskedBlocks(None, sums, release, lambda event: None, lambda: none)  # type: ignore[arg-type]
 

@@ -11,7 +11,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from discreet.masking.identity import Identity, place_of, read_keys, sign_keys
+from discreet.masking.identity import Identity, attempt_bytes, read_keys, sign_keys
 from discreet.masking.server import Exchange, Opened
 from discreet.masking.store import FolderStore
 from discreet.masking.wire import (
@@ -221,7 +221,7 @@ def test_a_key_that_the_server_made_and_signed_itself_is_found_out(ours: Federat
     terms, (part,) = read_request(request)
     public = (bytes(31) + b"\t", bytes(31) + b"\t", bytes(16))
     forged = sign_keys(
-        Identity.generate(NAMES[3]), ours.nodes[ME].directory, place_of(terms, part), public
+        Identity.generate(NAMES[3]), ours.nodes[ME].directory, attempt_bytes(terms, part), public
     )
     keys = split_named(part.body) | {NAMES[3]: join(*forged)}
     refuses(

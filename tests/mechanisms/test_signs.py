@@ -25,7 +25,7 @@ from discreet.protocol.messages import TrainReply, TrainRequest
 from discreet.run_files.run_folder import RunFolder
 from discreet.settings.compose import load_asked, load_config
 from discreet.settings.privacy import CLIP, Sizes
-from discreet.settings.rules import ConfigError, write_json
+from discreet.settings.rules import ConfigError, settings_json
 from discreet.settings.settings import Settings, client_settings
 from discreet.simulation.in_process import simulate
 from tests.mechanisms.made import run_of
@@ -120,8 +120,8 @@ def test_a_node_obeys_a_name_only_if_its_owner_named_it() -> None:
 
 
 def test_a_request_names_a_mechanism_only_if_there_is_one() -> None:
-    assert '"mechanism"' not in write_json(client_settings(load_config([])))
-    assert NAME in write_json(client_settings(config()))
+    assert '"mechanism"' not in settings_json(client_settings(load_config([])))
+    assert NAME in settings_json(client_settings(config()))
 
 
 def test_a_word_that_names_no_class_is_not_taken_for_a_model(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import math
 import re
+import statistics
 from pathlib import Path
 
 import pytest
@@ -60,6 +61,18 @@ def test_three_hospitals_are_told_what_does_not_work_and_what_does() -> None:
     several = said(3, 3000, 4, "most", "command")
     assert "a person with 4 rows is NOT protected at that epsilon unless" in several
     assert "privacy.example.unit=owner (experiment=hospitals)" in several
+
+
+def test_hospitals_with_several_rows_a_patient_start_where_a_patient_is_the_unit() -> None:
+    text = said(3, 3000, 4, "nobody", "command")
+    assert "start from: experiment=hospitals," in text
+    assert "protects: one person of one organisation with all rows" in text
+    assert "organisations of at least 250 people" in text
+    assert "is NOT protected" not in text
+    with (ROOT / "docs" / "results" / "hospitals.csv").open() as file:
+        found = [float(row["auc"]) for row in csv.DictReader(file) if row["normalise"] == "spread"]
+    assert f"AUC of {statistics.median(found):.3f} at epsilon 2" in text
+    assert f"median of {len(found)} runs, the lowest {min(found):.3f}" in text
 
 
 def test_what_is_expected_is_what_was_measured() -> None:

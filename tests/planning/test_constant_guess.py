@@ -107,6 +107,9 @@ def test_a_run_says_what_a_constant_guess_reaches_and_warns_once(
         sum("a constant guess has an accuracy of 0.6316" in line for line in caplog.messages) == 1
     )
     assert (
-        sum("of a constant guess: the model has learned little" in line for line in caplog.messages)
+        sum(
+            "of a constant guess, so do not trust its probabilities" in line
+            for line in caplog.messages
+        )
         == 1
     )

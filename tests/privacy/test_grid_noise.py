@@ -22,7 +22,7 @@ from scipy import stats
 from discreet.accounting.correlation import factor_and_weights
 from discreet.privacy import correlated_gaussian, grid
 from discreet.privacy import discrete_gaussian as module
-from discreet.privacy.correlated_gaussian import KEY_WORDS, CorrelatedGaussian, combined
+from discreet.privacy.correlated_gaussian import KEY_WORDS, CorrelatedGaussian, combined_noise
 from discreet.privacy.discrete_gaussian import LARGEST_VARIANCE, discrete_gaussian
 from discreet.privacy.grid import ERROR, Grid, grid_slack, laplace_grid_slack, second_normal
 from discreet.privacy.randomness import (
@@ -322,7 +322,7 @@ def test_noise_drawn_again_is_bit_by_bit_that_of_noise_that_was_stored(
     for rounds in range(1, 7):
         weights = factor_and_weights(kind, 3, rounds)[1].tolist()
         parts = list(zip(weights, reversed(KEYS[:rounds]), strict=True))
-        assert combined(count, scale, parts).tolist() == of_stored(
+        assert combined_noise(count, scale, parts).tolist() == of_stored(
             scale, weights, held[:rounds][::-1]
         )
 
@@ -331,7 +331,7 @@ def test_noise_has_the_covariance_of_the_matrix_and_not_of_a_tenth_more() -> Non
     count, scale = 200_000, 1000.0  # the keys are fixed: the same verdict each time
     weights = factor_and_weights("bsr", 3, 4)[1].tolist()
     rows = [
-        combined(count, scale, list(zip(weights, reversed(KEYS[:t]), strict=False)))
+        combined_noise(count, scale, list(zip(weights, reversed(KEYS[:t]), strict=False)))
         for t in range(1, 5)
     ]
     found = torch.cov(torch.stack(rows).double() / scale)
@@ -349,7 +349,7 @@ def test_noise_is_for_the_sensitivity_and_is_added_to_the_total() -> None:
         CorrelatedGaussian(2.0).add_grid_noise(total, 0.5, grid=grid, parts=[(1.0, KEYS[0])])
         - total
     )
-    assert noise.equal(combined(50, math.nextafter(1.0, 2.0) * 2.0**10, [(1.0, KEYS[0])]))
+    assert noise.equal(combined_noise(50, math.nextafter(1.0, 2.0) * 2.0**10, [(1.0, KEYS[0])]))
     assert (
         CorrelatedGaussian(0.0)
         .add_grid_noise(total, 0.5, grid=grid, parts=[(1.0, KEYS[0])])

@@ -1,2 +1,2 @@
-"""Replacements of Flower's behaviour, which `commands` makes when it starts Flower's commands:
+"""Patches of Flower's behaviour, which `commands` applies when it starts Flower's commands:
 docs/flower_fixes.md."""

@@ -1,5 +1,5 @@
-"""Flower's commands with the replacements: `python -m discreet.deployment.flower_fixes.commands
-COMMAND WORDS...`
+"""Flower's commands with the patches: `python -m discreet.deployment.flower_fixes.commands COMMAND
+WORDS...`
 
 COMMAND is superlink, supernode, guarded (its first word is a guard.toml) or clients.
 """
@@ -28,21 +28,19 @@ NAMES = (
     "refused_nodes",
     "warm_clients",
 )
-VERSIONS = ("1.41.0", "1.42.0")  # of Flower: what is replaced is the same in both
-OPERATORS = (
-    "DISCREET_OPERATORS"  # the variable with the numbers of further users who may call a SuperLink
-)
-LONGEST_PAUSE = "DISCREET_LONGEST_PAUSE"  # the variable that names a node's longest pause
-# of a node's pause between two looks for a message; Flower's always
-SHORTEST_SECONDS = 0.5
-FLOWERS_SECONDS = 3.0
+VERSIONS = ("1.41.0", "1.42.0")  # of Flower, with the same code in the patched places
+# the variable with the ids of further users who may call a SuperLink
+OPERATORS = "DISCREET_OPERATORS"
+LONGEST_PAUSE = "DISCREET_LONGEST_PAUSE"  # the variable with a node's longest pause
+SHORTEST_SECONDS = 0.5  # shortest pause of a node between polls for messages
+FLOWERS_SECONDS = 3.0  # Flower's own fixed pause
 
 logger = logging.getLogger("discreet.flower_fixes")
 
 
 def wanted() -> set[str]:
-    """The names of the replacements to be made: none, with a warning, if Flower is another one.
-    Raises ValueError: DISCREET_FLOWER_FIXES names something else than a replacement."""
+    """The names of the patches to apply: none, with a warning, for another version of Flower.
+    Raises ValueError: DISCREET_FLOWER_FIXES names something that is not a patch."""
     off = {*os.environ.get(SWITCH, "").split()}
     if not off <= {"-all", *(f"-{name}" for name in NAMES)}:
         raise ValueError(
@@ -64,13 +62,13 @@ def command(name: str, *words: str) -> list[str]:
 
 
 def clients_command(path: Path) -> list[str]:
-    """The command line of the preforked clients. OpenBLAS starts no thread, whose locks a fork
-    would leave."""
+    """The command line of the preforked clients. OpenBLAS must not start threads, whose locks would
+    stay held after a fork."""
     return ["env", "OPENBLAS_NUM_THREADS=1", *command("clients", str(path))]
 
 
 def make(module: str) -> None:
-    """Makes the replacements of a module of this folder. It is not imported beside another
+    """Applies the patches of a module of this folder, which is not imported with another version of
     Flower."""
     if names := wanted():
         for name, places in import_module(f"{__package__}.{module}").FIXES.items():
@@ -84,15 +82,15 @@ if __name__ == "__main__":
         from flwr.superlink.cli import flower_superlink
 
         make("superlink_fixes")
-        gc.freeze()  # what was imported stays: a search for garbage need not look through it
+        gc.freeze()  # imported objects stay, so garbage collection can skip them
         flower_superlink()
     elif name == "supernode":
         from flwr.supernode.cli.flower_supernode import flower_supernode
 
         make("supernode_fixes")
         flower_supernode()
-        # A SuperNode that is told to end exits by itself: this one has failed, and a thread of
-        # Flower's would keep it.
+        # A SuperNode that is told to end exits by itself. This one has failed, and a thread of
+        # Flower would keep it alive.
         sys.stdout.flush()
         os._exit(1)
     elif name == "guarded":
@@ -106,8 +104,8 @@ if __name__ == "__main__":
         flower_supernode()
         sys.stdout.flush()
         os._exit(1)
-    elif "warm_clients" in wanted():  # else Flower starts ClientApps itself
+    elif "warm_clients" in wanted():  # otherwise Flower starts ClientApps itself
         from discreet.deployment.flower_fixes import preforked_clients
 
-        preforked_clients.load()
-        preforked_clients.serve(Path(sys.argv[1]))
+        preforked_clients.import_libraries()
+        preforked_clients.serve_clients(Path(sys.argv[1]))

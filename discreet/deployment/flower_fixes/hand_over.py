@@ -1,5 +1,5 @@
-"""Hands a ClientApp's command line over to `preforked_clients`, and exits as that exits. It imports
-next to nothing."""
+"""Hands a ClientApp's command line over to `preforked_clients`, and exits with its exit code. It
+imports almost nothing, to start quickly."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ COMMAND = "flwr-clientapp"
 
 
 def hand_over(path: str, words: list[str]) -> int | None:
-    """The exit code of the ClientApp; None if nobody took it."""
+    """The exit code of the ClientApp; None if no process took it."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
         try:
             connection.connect(path)
@@ -27,7 +27,7 @@ def hand_over(path: str, words: list[str]) -> int | None:
         if not taken:
             return None
         code = connection.recv(1)
-        # Without a code it was killed.
+        # A missing code means that it was killed.
         if code:
             return code[0]
         return 1
@@ -40,7 +40,7 @@ if __name__ == "__main__":
         code = hand_over(path, words)
     else:
         code = None
-    if code is None:  # becomes Flower's own command, the next one of that name on the PATH
+    if code is None:  # runs Flower's own command, the next one of that name on the PATH
         here = os.path.dirname(os.path.realpath(__file__))
         search = os.environ.get("PATH", os.defpath).split(os.pathsep)
         os.environ["PATH"] = os.pathsep.join(

@@ -1,6 +1,6 @@
-"""Callers of a SuperLink on its own machine: Flower asks nobody who starts runs, registers nodes or
-takes over a ServerApp, so that any user of the machine could run code as the SuperLink's user. The
-system says whose a caller is."""
+"""Checks local callers of a SuperLink. Flower authenticates no one who starts runs, registers nodes
+or takes over a ServerApp, so any user of the machine could run code as the SuperLink's user. The
+operating system tells which user a caller is."""
 
 from __future__ import annotations
 
@@ -37,11 +37,10 @@ logger = logging.getLogger("discreet.superlink")
 
 
 def user_of(near: tuple[str, int], far: tuple[str, int]) -> int | None:
-    """The number of the user who holds the end `near` of a TCP connection of this machine; None if
-    it is not held here.
+    """The id of the user who owns the end `near` of a TCP connection on this machine; None if no
+    user here does.
 
-    A connection that its holder has closed counts as root's in the system's table, and is not held
-    by anybody here."""
+    The system's table lists a closed connection as root's; here it counts as nobody's."""
     ends = {_end(*near), _plain(*near)}, {_end(*far), _plain(*far)}
     for table in TABLES:
         for line in table.read_text().splitlines()[1:]:
@@ -57,7 +56,7 @@ def user_of(near: tuple[str, int], far: tuple[str, int]) -> int | None:
 
 
 def _plain(host: str, port: int) -> str:
-    """As `_end`, of the IPv4 address that an IPv6 one stands for."""
+    """As `_end`, for the IPv4 address inside an IPv6 one."""
     address = ip_address(host)
     if isinstance(address, IPv6Address):
         mapped = address.ipv4_mapped
@@ -67,19 +66,19 @@ def _plain(host: str, port: int) -> str:
 
 
 def _end(host: str, port: int) -> str:
-    """An end of a connection as the system's tables have it: words of 4 bytes in this machine's
-    order."""
+    """An end of a connection in the format of the system's tables: words of 4 bytes in this
+    machine's byte order."""
     address: IPv4Address | IPv6Address = ip_address(host)
     words = [address.packed[start : start + 4] for start in range(0, len(address.packed), 4)]
     return "".join(word[::-1].hex().upper() for word in words) + f":{port:04X}"
 
 
 class OwnCallers:
-    """A layer around a SuperLink that takes calls from this machine by some users alone.
+    """A layer around a SuperLink that accepts calls from this machine only by some users.
 
-    The calls of nodes are for whoever can sign them, where nodes sign. A caller on another machine
-    or in another container is not known to this system: it is taken if the SuperLink listens beyond
-    the loopback interface.
+    If nodes sign their calls, these are accepted from any user who can sign them. A caller on
+    another machine or in another container is not known to this system; its calls are accepted if
+    the SuperLink listens beyond the loopback interface.
     """
 
     def __init__(self, app: App) -> None:
@@ -106,12 +105,13 @@ class OwnCallers:
         return user in self.users
 
 
-# Without headers of proxies: in these any caller could say that it is another one.
+# Proxy headers are ignored: in these any caller could claim another address.
 SERVER = SimpleNamespace(run=partial(uvicorn.run, proxy_headers=False))
 
 
 def middleware() -> tuple[Middleware, ...]:
-    """The layer, outermost; none on a system that does not say whose a connection is."""
+    """The layer, as the outermost one; none on a system that does not tell the owner of a
+    connection."""
     if not all(table.exists() for table in TABLES):
         logger.warning(
             "this system cannot identify the user of a connection: any user of this machine can "

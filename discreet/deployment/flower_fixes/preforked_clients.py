@@ -1,10 +1,10 @@
-"""Starts ClientApps at once: the command `clients`, which `discreet.deployment.supernode` starts by
-itself.
+"""Starts ClientApps without delay: the command `clients`, which `discreet.deployment.supernode`
+starts by itself.
 
 Flower starts a process for every message. Importing Flower's runtime and PyTorch takes most of that
 process's time, so this one imports both, once, and forks for each message: every message still has
-a process of its own, which ends with it. No module of the app is loaded beforehand: what runs is
-the code that came with the run.
+its own process, which ends with it. No module of the app is loaded beforehand, so the code that
+runs is the one that came with the run.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from flwr.supernode.cli.flwr_clientapp import flwr_clientapp
 
 from discreet.settings.places import FEATURES
 
-# Flower's command, and what ClientApps import, also late: connections, gradients, accounting,
-# ledgers.
+# Flower's command, and the modules that ClientApps import, also late: connections, gradients,
+# accounting, ledgers.
 LOADED = (
     "flwr.supernode.cli.flwr_clientapp",
     "httpcore",
@@ -41,18 +41,17 @@ LOADED = (
 LOOK_SECONDS = 1.0
 
 
-def load() -> None:
-    """Imports what ClientApps need."""
+def import_libraries() -> None:
+    """Imports the modules that ClientApps need."""
     for name in LOADED:
         importlib.import_module(name)
     for name in [name for name in sys.modules if name.split(".")[0] == "discreet"]:
-        del sys.modules[name]  # the bundle of an app brings its own
+        del sys.modules[name]  # an app's bundle has its own copy
 
 
-def serve(path: Path) -> None:
-    """Forks for each connection, until the process that started this one has ended. What a client
-    has computed once for its examples is kept in a folder beside `path`, which whoever starts this
-    process erases."""
+def serve_clients(path: Path) -> None:
+    """Forks for each connection, until the parent process has ended. Cached features of a client's
+    examples are kept in a folder beside `path`, which the parent process erases."""
     parent = os.getppid()
     features = path.with_name("features")
     features.mkdir(mode=0o700, exist_ok=True)
@@ -74,7 +73,7 @@ def serve(path: Path) -> None:
 
 
 def _answer(connection: socket.socket, features: Path) -> NoReturn:
-    """In a new process: does what Flower's command does, and says how it ended."""
+    """In a new process: runs Flower's command, and reports its exit code."""
     import numpy as np
     import torch
 
@@ -93,8 +92,8 @@ def _answer(connection: socket.socket, features: Path) -> NoReturn:
         os.environ.update(request["environment"], **{FEATURES: str(features)})
         os.chdir(request["folder"])
         sys.argv = ["flwr-clientapp", *request["words"]]
-        # Copies of generators would draw alike. No noise comes from them: see
-        # discreet.privacy.randomness.
+        # Forked copies of a generator would draw the same numbers. Noise does not come from them:
+        # see discreet.privacy.randomness.
         random.seed()
         np.random.seed()
         torch.seed()

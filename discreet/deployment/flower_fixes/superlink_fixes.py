@@ -1,5 +1,5 @@
-"""Replacements in a SuperLink, by name: docs/flower_fixes.md gives the reasons. Functions have
-Flower's names."""
+"""Patches of a SuperLink, by name: docs/flower_fixes.md gives the reasons. Functions have Flower's
+names."""
 
 from __future__ import annotations
 
@@ -20,24 +20,22 @@ from flwr.superlink.servicer.control import control_handlers
 
 from discreet.deployment.flower_fixes import local_callers
 
-# Milliseconds. Each of up to fifteen connections would keep 64 MB, and map 256 MB: KiB, SQLite's
-# default; bytes.
+# In milliseconds; KiB (SQLite's default); bytes. With Flower's values each of up to fifteen
+# connections would cache 64 MB and map 256 MB.
 PRAGMAS = {"busy_timeout": "120000", "cache_size": "-2000", "mmap_size": "0"}
-EVERY = 2**25  # bytes of contents: a search for garbage takes some 20 ms
-# A message to the server itself is read when its row is gone, and so is a reply that somebody has
-# asked for.
+EVERY = 2**25  # bytes of contents between two garbage collections, which take about 20 ms
+# A message to the server itself, or a requested reply, has been read when its row is gone.
 CONTENTS = (
     "SELECT message_id FROM message_ins WHERE message_id = :message AND dst_node_id != :server "
     "UNION ALL "
     "SELECT message_id FROM message_res WHERE reply_to_message_id = :message AND delivered_at = ''"
 )
 OVER = "SELECT message_id FROM message_ins WHERE created_at + ttl <= :now"
-# Bytes in the place of a StreamLogsResponse's text that are none: the one end of a log that `flwr
-# run` takes as failed.
+# Invalid bytes in place of a StreamLogsResponse's text: the only end of a log that makes `flwr run`
+# fail.
 UNREADABLE = RegisterNodeRequest(public_key=b"\xff")
-UNKNOWN = (
-    "Task failed with unknown error."  # Flower's words if the ServerApp has ended the run itself
-)
+# Flower's message if the ServerApp has ended the run itself
+UNKNOWN = "Task failed with unknown error."
 SAYS = (
     "discreet: run {run} {what}. What is spent stays spent. If it has a run folder, it goes on by "
     "resume=true "
@@ -53,8 +51,9 @@ since_collection = [0]  # bytes of contents stored and read
 
 
 def _came(size: int) -> None:
-    """Content stays in memory when a call is answered: Starlette's middlewares leave cycles behind,
-    and Python looks for these by the number of objects, whatever their size."""
+    """Counts content, and collects garbage now and then. Content would stay in memory after a call:
+    Starlette's middlewares leave reference cycles, which Python collects by the number of objects,
+    whatever their size."""
     since_collection[0] += size
     if since_collection[0] >= EVERY:
         since_collection[0] = 0
@@ -75,7 +74,7 @@ def get(store: SqlObjectStore, object_id: str) -> bytes | None:
 
 
 def delete_messages(state: SqlLinkState, message_ins_ids: set[str]) -> None:
-    """Deletes messages and the content too: theirs, and that of replies that nobody has read."""
+    """Deletes messages with their content, and the content of replies that nobody has read."""
     with state.session():
         asked = [{"message": name, "server": SUPERLINK_NODE_ID} for name in message_ins_ids]
         contents = [row["message_id"] for one in asked for row in state.query(CONTENTS, one)]
@@ -85,8 +84,7 @@ def delete_messages(state: SqlLinkState, message_ins_ids: set[str]) -> None:
 
 
 def start_session(state: SqlLinkState, run_id: int) -> str:
-    """Somebody is about to send: first all messages go whose time is over. Discreet's have their
-    round's time."""
+    """Deletes all expired messages before a sender starts. Discreet's expire with their round."""
     with state.session():
         over = state.query(OVER, {"now": now().timestamp()})
         state.delete_messages({row["message_id"] for row in over})
@@ -96,8 +94,8 @@ def start_session(state: SqlLinkState, run_id: int) -> str:
 def stream_logs(
     run: int, task: int, after: float, state: LinkState, is_active: Callable[[], bool] | None
 ) -> Iterator[StreamLogsResponse | RegisterNodeRequest]:
-    """The log of a run, and at the end of one that has not completed why, and what makes `flwr run`
-    exit with 1."""
+    """The log of a run. If the run has not completed, the reason and the bytes that make `flwr run`
+    exit with 1 follow."""
     yield from whole_log(run, task, after, state, is_active)
     status = state.get_run_info(run_ids=[run])[0].status
     if status.status == Status.FINISHED and status.sub_status != SubStatus.COMPLETED:

@@ -1,12 +1,12 @@
-"""Replacements in a SuperNode, by name: docs/flower_fixes.md gives the reasons.
+"""Patches of a SuperNode, by name: docs/flower_fixes.md gives the reasons.
 
-`supernode_replies`: Flower's SuperNode that has taken a message waits until any reply is there, and
-sends it: forever if a ClientApp exits without replying, and one reply late from then on if one is
-left over from a message that it could not confirm (the SuperLink was killed meanwhile). Here it
-waits for each message's own answer: the reply, or an error if no ClientApp is at work any more. A
-ClientApp that ended before it took its message is started once more. If the process that starts
-ClientApps has ended, or the node's loop has failed, this process ends too, and a restart policy
-brings all of it back.
+`supernode_replies`: after taking a message, Flower's SuperNode waits for any reply and sends it. It
+waits forever if a ClientApp exits without replying, and is one reply late from then on if a reply
+is left over from a message that it could not confirm (because the SuperLink was killed). With this
+patch it waits for each message's own answer: the reply, or an error if no ClientApp is running any
+more. A ClientApp that ended before it took its message is started once more. If the process that
+starts ClientApps has ended, or the node's loop has failed, this process ends too, and a restart
+policy brings everything back.
 """
 
 from __future__ import annotations
@@ -47,8 +47,8 @@ logger = logging.getLogger("discreet.node")
 
 LOOK_SECONDS = 0.1
 WATCH_SECONDS = 5.0
-IDLE_SHARE = 0.2  # of the time without work: how long a node pauses before it looks again
-# seconds that a SuperLink allows
+IDLE_SHARE = 0.2  # a node's pause between polls, as a share of the time without work
+# seconds by which a SuperLink lets a node's clock be ahead
 AHEAD = SYSTEM_TIME_TOLERANCE
 BEHIND = TIMESTAMP_TOLERANCE + SYSTEM_TIME_TOLERANCE
 AT_WORK = (Status.PENDING, Status.STARTING, Status.RUNNING)
@@ -63,8 +63,8 @@ PushObject = Callable[[int, str, str, bytes], None]
 
 
 class CompleteReplies:
-    """The object store as a sender uses it; `get` raises if the rest of a reply will not come.
-    Flower waits for it."""
+    """The object store as a sender uses it. `get` raises if the rest of a reply will not come;
+    Flower's own would wait."""
 
     def __init__(self, store: ObjectStore, state: InMemoryNodeState) -> None:
         self.get_object_tree = store.get_object_tree
@@ -73,8 +73,8 @@ class CompleteReplies:
         self.state = state
 
     def get(self, object_id: str) -> bytes | None:
-        """As `ObjectStore.get`: empty while an object is on its way."""
-        # first: who brings something is at work until it is there
+        """As `ObjectStore.get`: empty while an object is still coming."""
+        # Read first: a task is at work until its objects are there.
         at_work = self.state.get_tasks(statuses=AT_WORK)
         content = self.store.get(object_id)
         if content == b"" and not at_work:
@@ -85,14 +85,14 @@ class CompleteReplies:
 def push_messages(
     state: InMemoryNodeState, object_store: ObjectStore, send: Send, push_object: PushObject
 ) -> None:
-    """Sends replies until the message that was just taken is answered. Raises RuntimeError: no
-    ClientApp would start any more."""
-    # The one just taken comes last. What a run that was killed has left behind is not waited for.
+    """Sends replies until the last message is answered. Raises RuntimeError: no ClientApp would
+    start any more."""
+    # The message just taken is the last one. Messages left over from a killed run are ignored.
     message = _entries(state, replies=False)[-1].message
     started_again = False
     watch = time.monotonic() + WATCH_SECONDS
     while (entry := state.msg_store.get(message.metadata.message_id)) is not None:
-        # Looked at before the replies: a ClientApp is at work until its reply lies there.
+        # Read before the replies: a ClientApp is at work until its reply is there.
         at_work = bool(state.get_tasks(statuses=AT_WORK))
         if any(not reply.is_retrieved for reply in _entries(state, replies=True)):
             push_what_lies_there(state, CompleteReplies(object_store, state), send, push_object)  # type: ignore[arg-type]
@@ -128,8 +128,8 @@ def _entries(state: InMemoryNodeState, *, replies: bool) -> list[MessageEntry]:
 
 
 def pull(**given: Any) -> int | None:
-    """Flower's `_pull_and_store_message`, which is called again when the work on a message is
-    done."""
+    """Wraps Flower's `_pull_and_store_message`, which is called again after the work on a
+    message."""
     if last.run is not None:
         last.worked = time.monotonic()
     run: int | None = pull_message(**given)
@@ -138,8 +138,8 @@ def pull(**given: Any) -> int | None:
 
 
 def sleep(seconds: float) -> None:
-    """A pause. In place of Flower's when there was no message: soon after work it is short, so that
-    rounds that follow each other need not wait for it, and after a long time without any it is
+    """Pauses, in place of Flower's fixed pause when there was no message. Soon after work the pause
+    is short, so that successive rounds need not wait for it; after a long idle time it is
     DISCREET_LONGEST_PAUSE."""
     if seconds == FLOWERS_SECONDS:
         longest = float(os.environ.get(LONGEST_PAUSE, FLOWERS_SECONDS))
@@ -150,7 +150,7 @@ def sleep(seconds: float) -> None:
 def intercept(
     signer: NodeAuthHttpInterceptor, context: ProtobufRequestContext, call: ProtobufCall
 ) -> httpx.Response:
-    """Signs a call and makes it; one that is refused ends this process, which says why."""
+    """Signs and sends a call. If it is refused, this process logs the reason and ends."""
     answer = sign(signer, context, call)
     if answer.status_code == httpx.codes.UNAUTHORIZED:
         logger.error("discreet: %s", reason(answer.headers.get_list("date")))
@@ -160,8 +160,8 @@ def intercept(
 
 
 def reason(dates: list[str]) -> str:
-    """Why a call was refused, by the server's clock: the first Date of its answer, in whole
-    seconds."""
+    """The reason why a call was refused, judged by the server's clock: the first Date of its
+    answer, in whole seconds."""
     if dates:
         ahead = (date.now() - parsedate_to_datetime(dates[0])).total_seconds()
     else:

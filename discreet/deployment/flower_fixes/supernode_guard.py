@@ -1,10 +1,10 @@
-"""A SuperNode whose replies are the guard's: what `python -m discreet.deployment.supernode --guard`
-becomes.
+"""A SuperNode that sends only the guard's replies: the process of `python -m
+discreet.deployment.supernode --guard`.
 
 Flower's SuperNode starts the app as its own user, with its key, its ledger and its connection, and
-sends whatever the app stores: any number of records, the text of an exception, the seconds that it
-took. Here no ClientApp is started and no runtime API listens. The guard takes the message, and
-stores the one reply that is sent.
+sends everything that the app stores: any number of records, the text of an exception, the seconds
+that it took. Here no ClientApp is started and no runtime API listens. The guard takes the message,
+and stores the only reply that is sent.
 """
 
 from __future__ import annotations
@@ -34,23 +34,22 @@ from discreet.deployment.flower_fixes.supernode_fixes import PushObject, Send, p
 from discreet.guard.operating import broken_walls
 from discreet.guard.sandbox import SandboxError
 from discreet.guard.site_check import check_site
-from discreet.guard.site_guard import App, SiteGuard, wait_until
+from discreet.guard.site_guard import App, SiteGuard, sleep_until
 from discreet.ledger.durable_ledger import LedgerError
 from discreet.node.account import Refused
 from discreet.settings.rules import ConfigError
 
 logger = logging.getLogger("discreet.guard")
 
-RUNTIME = 1.0  # seconds that each reply says its app took
-REFUSED = 0  # the code of an error that says no
+RUNTIME = 1.0  # the app's run time that each reply states, in seconds
+REFUSED = 0  # the error code of a refusal
 FAILED = "this site's guard could not answer; its log says why"
 
 SUPERNODE = "flwr.supernode.cli.flower_supernode"
 
 
 class GuardedReplies:
-    """In place of Flower's `_push_messages`: the guard's answer to the message that was just
-    taken."""
+    """Replaces Flower's `_push_messages`: sends the guard's answer to the last message."""
 
     def __init__(self, guard: SiteGuard) -> None:
         self.guard = guard
@@ -63,8 +62,8 @@ class GuardedReplies:
         send: Send,
         push_object: PushObject,
     ) -> None:
-        """Answers, and sends. A reply that was charged is sent at a time that no patient has part
-        in."""
+        """Answers, and sends. A charged reply is sent at a time that does not depend on any
+        patient."""
         started = time.monotonic()
         for task in state.get_tasks():
             state.finish_task(task.task_id, sub_status=SubStatus.STOPPED, details="")
@@ -114,22 +113,22 @@ class GuardedReplies:
         ) as error:
             logger.exception("nothing was released")
             self.broken = isinstance(error, SandboxError)
-            wait_until(started + self.guard.policy.round_seconds)
+            sleep_until(started + self.guard.policy.round_seconds)
             return Message(Error(REFUSED, FAILED), reply_to=message)
         if answer.charged:
-            wait_until(started + self.guard.policy.round_seconds)
+            sleep_until(started + self.guard.policy.round_seconds)
         return Message(answer.content, reply_to=message)
 
 
 def _last_message(state: InMemoryNodeState) -> Message:
-    """The message that was just taken: the last one that is no reply."""
+    """The last message that is not a reply."""
     with state.lock_msg_store:
         entries = list(state.msg_store.values())
     return [each.message for each in entries if not each.message.metadata.reply_to_message_id][-1]
 
 
 def _whole(message: Message, store: ObjectStore) -> Message:
-    """The message with its content, which lies in the store in parts."""
+    """The message with its content, which the store holds in parts."""
     number = message.metadata.message_id
     trees = iterate_object_tree(store.get_object_tree(number))
     contents = {tree.object_id: store.get(tree.object_id) or b"" for tree in trees}
@@ -141,7 +140,7 @@ def _whole(message: Message, store: ObjectStore) -> Message:
 
 
 def no_runtime_api(config: object, state_factory: object) -> tuple[object, threading.Thread]:
-    """In place of Flower's runtime API, by which any process of the machine could take a message
+    """Replaces Flower's runtime API, through which any process of the machine could take a message
     and answer it."""
     ended = threading.Thread(target=lambda: None)
     ended.start()
@@ -149,9 +148,9 @@ def no_runtime_api(config: object, state_factory: object) -> tuple[object, threa
 
 
 def install(path: Path) -> None:
-    """Has this process's SuperNode answer as the guard of `path` does, after its walls were tried.
-    Raises ConfigError, LedgerError, SandboxError: they do not hold, or something is missing, and no
-    SuperNode starts."""
+    """Makes this process's SuperNode answer by the guard of `path`, after the sandbox was tested.
+    Raises ConfigError, LedgerError, SandboxError: the sandbox does not hold, or something is
+    missing; no SuperNode starts."""
     version = importlib.metadata.version("flwr")
     if version not in VERSIONS:
         raise ConfigError(

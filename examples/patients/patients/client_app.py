@@ -1,4 +1,4 @@
-"""The client: it trains on the table in the folder that its node names."""
+"""The client: it trains on the table in its node's folder."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ app = ClientApp()
 
 
 def held(msg: Message, context: Context) -> tuple[task.Net, tuple]:
-    """The model that came, and the rows that this node holds."""
+    """The received model, and the rows of this node."""
     net = task.Net(int(context.run_config["features"]))
     net.load_state_dict(msg.content["arrays"].to_torch_state_dict())
     return net, task.load(Path(context.node_config["data"]) / task.TABLE)
@@ -21,7 +21,7 @@ def held(msg: Message, context: Context) -> tuple[task.Net, tuple]:
 
 @app.train()
 def train(msg: Message, context: Context) -> Message:
-    """Trains the model that came, and sends it back."""
+    """Trains the received model, and sends it back."""
     net, rows = held(msg, context)
     run = context.run_config
     loss = task.train(net, *rows, steps=int(run["local-steps"]), lr=float(run["lr"]))
@@ -32,7 +32,7 @@ def train(msg: Message, context: Context) -> Message:
 
 @app.evaluate()
 def evaluate(msg: Message, context: Context) -> Message:
-    """Rates the model that came."""
+    """Evaluates the received model."""
     net, rows = held(msg, context)
     metrics = MetricRecord({"accuracy": task.test(net, *rows), "num-examples": len(rows[1])})
     return Message(content=RecordDict({"metrics": metrics}), reply_to=msg)

@@ -1,4 +1,4 @@
-"""The server: Flower's own averaging, and a test table of the researcher's."""
+"""The server: Flower's own averaging, and the researcher's test table."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ app = ServerApp()
 
 
 def strategy_of(context: Context) -> Strategy:
-    """FedAvg, with momentum at the server if the run has one."""
+    """FedAvg, with server momentum if the run configures it."""
     run, nodes = context.run_config, int(context.run_config["nodes"])
     everyone = {"min_train_nodes": nodes, "min_available_nodes": nodes, "fraction_evaluate": 0.0}
     if not float(run["server-momentum"]):
@@ -28,7 +28,7 @@ def strategy_of(context: Context) -> Strategy:
 
 @app.main()
 def main(grid: Grid, context: Context) -> None:
-    """Trains, and says how good each round's model is."""
+    """Trains, and evaluates each round's model."""
     run = context.run_config
 
     def rated(number: int, arrays: ArrayRecord) -> MetricRecord:

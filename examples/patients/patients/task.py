@@ -1,4 +1,4 @@
-"""The model, the table that a site holds, and a plain PyTorch loop."""
+"""The model, a site's table, and a plain PyTorch loop."""
 
 from __future__ import annotations
 

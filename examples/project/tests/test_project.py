@@ -1,4 +1,4 @@
-"""That the model fits the data, and that a short run keeps to its budget."""
+"""Tests that the model fits the data, and that a short run keeps to its budget."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ ROOT = Path(__file__).resolve().parent.parent
 
 @pytest.fixture(autouse=True)
 def _in_the_project(monkeypatch: pytest.MonkeyPatch) -> None:
-    # conf/ and the paths in it are those of the folder where a command starts
+    # conf/ and the paths in it are relative to the working folder.
     monkeypatch.chdir(ROOT)
 
 

@@ -1,2 +1,1 @@
-"""A Flower app as a user begins it: federated averaging of a small network on handwritten
-digits."""
+"""A typical new Flower app: federated averaging of a small network on handwritten digits."""

@@ -1,4 +1,4 @@
-"""The client: it trains on what its node holds, and knows nothing of privacy."""
+"""The client: it trains on its node's data, and knows nothing of privacy."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ app = ClientApp()
 
 @app.train()
 def train(msg: Message, context: Context) -> Message:
-    """Trains the model that came on local data, and sends it back."""
+    """Trains the received model on local data, and sends it back."""
     net = task.Net()
     net.load_state_dict(msg.content["arrays"].to_torch_state_dict())
     run, node = context.run_config, context.node_config
@@ -27,7 +27,7 @@ def train(msg: Message, context: Context) -> Message:
 
 @app.evaluate()
 def evaluate(msg: Message, context: Context) -> Message:
-    """Evaluates the model that came on local data."""
+    """Evaluates the received model on local data."""
     net = task.Net()
     net.load_state_dict(msg.content["arrays"].to_torch_state_dict())
     run, node = context.run_config, context.node_config

@@ -1,4 +1,4 @@
-"""The server: it starts the rounds, and evaluates the model on data of its own."""
+"""The server: it starts the rounds, and evaluates the model on its own data."""
 
 from __future__ import annotations
 

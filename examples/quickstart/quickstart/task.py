@@ -25,7 +25,7 @@ class Net(nn.Module):
 
 
 def digits() -> TensorDataset:
-    """The digits that come with scikit-learn, in an order that is always the same."""
+    """The digits that come with scikit-learn, in a fixed order."""
     data = load_digits()
     order = torch.randperm(len(data.target), generator=torch.Generator().manual_seed(42))
     images = torch.tensor(data.images, dtype=torch.float32).unsqueeze(1) / 16
@@ -35,7 +35,7 @@ def digits() -> TensorDataset:
 def load_data(
     partition_id: int, num_partitions: int, batch_size: int
 ) -> tuple[DataLoader, DataLoader]:
-    """What one node holds: a share of the examples, of which it keeps a fifth for validation."""
+    """The data of one node: a share of the examples, a fifth of it for validation."""
     data = digits()
     mine = list(range(TEST + partition_id, len(data), num_partitions))
     kept = max(1, len(mine) // 5)
@@ -46,7 +46,7 @@ def load_data(
 
 
 def load_test_data() -> DataLoader:
-    """What the server holds."""
+    """The data of the server."""
     return DataLoader(TensorDataset(*digits()[:TEST]), batch_size=TEST)
 
 

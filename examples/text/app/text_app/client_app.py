@@ -12,7 +12,7 @@ app = ClientApp()
 
 @app.train()
 def train(msg: Message, context: Context) -> Message:
-    """Trains the matrices and the head that came on local texts, and sends them back."""
+    """Trains the received matrices and head on local texts, and sends them back."""
     run, node = context.run_config, context.node_config
     model = task.build(run["weights"])
     task.load_learned(model, msg.content["arrays"].to_torch_state_dict())

@@ -1,4 +1,4 @@
-"""The server: it starts the rounds, and rates the model on texts of its own."""
+"""The server: it starts the rounds, and evaluates the model on its own texts."""
 
 from __future__ import annotations
 

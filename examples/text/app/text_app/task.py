@@ -31,17 +31,17 @@ def build(weights: str) -> PeftModel:
 
 
 def learned(model: PeftModel) -> dict[str, Tensor]:
-    """What travels: the matrices and the head."""
+    """The parameters that are sent: the matrices and the head."""
     return get_peft_model_state_dict(model)
 
 
 def load_learned(model: PeftModel, values: dict[str, Tensor]) -> None:
-    """Puts there what came."""
+    """Copies received values into the model."""
     set_peft_model_state_dict(model, values)
 
 
 def load_data(texts: str, weights: str, file: str, part: int = 0, of: int = 1) -> TensorDataset:
-    """Every `of`-th row of a table: tokens, which of them count, and classes."""
+    """Every `of`-th row of a table: tokens, attention masks, and classes."""
     with (Path(texts) / file).open(encoding="utf-8") as table:
         rows = list(csv.DictReader(table))[part::of]
     tokenizer = AutoTokenizer.from_pretrained(weights, local_files_only=True)
