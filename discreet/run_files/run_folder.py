@@ -166,6 +166,8 @@ class RunFolder:
             return parse_asked(settings)
         except OSError as error:
             raise ConfigError(f"{path} can't be read: {error.strerror}") from error
+        except AssertionError as error:  # OmegaConf's, of a text that is a number
+            raise ConfigError(f"{path} is damaged: it does not contain settings") from error
         except (YAMLError, OmegaConfBaseException, ValueError, RecursionError) as error:
             raise ConfigError(f"{path} is damaged: {' '.join(str(error).split())}") from error
 

@@ -7,8 +7,10 @@ from discreet.ledger.durable_ledger import DurableLedger, LedgerError
 from discreet.mechanisms.mechanism import SERVER
 from discreet.planning.plan import Plan
 from discreet.run_files.run_folder import CONFIG, RunFolder
-from discreet.settings.privacy import EXAMPLE, USER
+from discreet.settings.privacy import EXAMPLE, GUARANTEES, USER
 from discreet.settings.rules import ConfigError
+
+OF_GUARANTEES = tuple(f"privacy.{name}." for name in GUARANTEES)
 
 
 def ledger_to_read(folder: RunFolder, plan: Plan) -> DurableLedger:
@@ -22,9 +24,11 @@ def ledger_to_read(folder: RunFolder, plan: Plan) -> DurableLedger:
                 f"{folder.path / CONFIG} is damaged: the run's noise multiplier is missing"
             )
     was = whole(folder, DurableLedger(folder.ledger_path)).facts()
-    decided = plan.deciding
-    noted = {name: decided.get(name, value) for name, value in was.items()}
-    return DurableLedger(folder.ledger_path, facts=noted)
+    # What a guarantee costs has no default: a config.yaml without it has lost the guarantee.
+    prices = dict.fromkeys(name for name in was if name.startswith(OF_GUARANTEES))
+    noted = {**was, **prices, **plan.deciding}
+    facts = {name: noted[name] for name in was}
+    return DurableLedger(folder.ledger_path, facts=facts)
 
 
 def whole(folder: RunFolder, ledger: DurableLedger) -> DurableLedger:

@@ -48,7 +48,7 @@ def said(capsys: pytest.CaptureFixture[str], *words: str) -> str:
 
 
 @pytest.mark.parametrize(
-    "text", [NESTED, "rounds: " + "x" * 100_000, "x" * 100_000 + ": 1", "{{{", "\xff"]
+    "text", ["0", NESTED, "rounds: " + "x" * 100_000, "x" * 100_000 + ": 1", "{{{", "\xff"]
 )
 def test_a_damaged_configuration_is_said_in_a_line_that_can_be_read(
     run: RunFolder, text: str, capsys: pytest.CaptureFixture[str]
@@ -217,6 +217,17 @@ def test_no_damage_to_the_metrics_lowers_what_clients_reported(
         assert f"epsilon example {row['epsilon_example']:.4g}," in capsys.readouterr().out
     assert main(["status", str(reporting.path)]) == 0
     assert f"example {row['epsilon_example']:.4g} spent" in capsys.readouterr().out
+
+
+def test_a_configuration_that_has_lost_a_guarantee_is_not_one_in_which_it_is_off(
+    reporting: RunFolder, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = reporting.path / CONFIG
+    before, after = path.read_text().split("  example:\n    enabled: true\n")
+    path.write_text(f"{before}  example:\n    enabled: false\n{after}")
+    for reader in ("status", "report"):
+        refused = said(capsys, reader, str(reporting.path))
+        assert f"{reporting.ledger_path} belongs to a run with other privacy settings" in refused
 
 
 def test_a_ledger_of_clients_that_is_gone_is_named(
