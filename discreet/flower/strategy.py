@@ -42,11 +42,12 @@ from discreet.planning.server_optimizer import ServerOptimizer
 from discreet.planning.state import Outcome, State
 from discreet.protocol.messages import VirtualClient
 from discreet.protocol.simulated import set_up_simulation
+from discreet.queries.evaluation_result import EvaluationResult
 from discreet.queries.metrics import metric_blocks
 from discreet.queries.query import Query
-from discreet.queries.scores import EvaluationResult, unrated
 from discreet.run_files.resuming import same_settings
 from discreet.run_files.run_folder import RunFolder, check_output, output_folder, replace_file
+from discreet.run_files.scores import unrated
 from discreet.server.resolve import forbid_seed
 from discreet.server.run_context import (
     RunContext,

@@ -31,7 +31,7 @@ from discreet.queries.answers import (
     root_of,
     shares_of,
 )
-from discreet.queries.scores import EvaluationResult
+from discreet.queries.evaluation_result import EvaluationResult
 
 # bins of scores, each half a logit wide
 SCORE_BINS = 32

@@ -12,8 +12,8 @@ import yaml  # type: ignore[import-untyped]
 
 from discreet.mechanisms.mechanism import Statement
 from discreet.planning.constant_guess import FILE as CONSTANT
-from discreet.queries.scores import score_columns
 from discreet.reporting.records import RunRecord
+from discreet.run_files.scores import score_columns
 
 TASKS = {
     "classes": "tabular-classification",

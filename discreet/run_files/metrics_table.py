@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from discreet.queries.scores import score_columns
 from discreet.run_files.csv_text import csv_text
+from discreet.run_files.scores import score_columns
 
 METRICS = (  # after round, loss and the scores of the task
     "clip_norm",

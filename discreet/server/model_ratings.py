@@ -15,10 +15,10 @@ from discreet.mechanisms.mechanism_table import own_noise
 from discreet.mechanisms.sums import AnswerMechanism, AnswerRelease, rating_release
 from discreet.planning.plan import Plan
 from discreet.queries.query import Query, Sums
-from discreet.queries.roc import RocPoint, roc_points
-from discreet.queries.scores import BY_NOISE, ERROR, Rated
 from discreet.run_files.csv_text import csv_text
 from discreet.run_files.run_folder import RunFolder, replace_file
+from discreet.run_files.scores import BY_NOISE, ERROR, Rated
+from discreet.server.roc import RocPoint, roc_points
 from discreet.settings.data import EvaluationConfig
 
 if TYPE_CHECKING:

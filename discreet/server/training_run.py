@@ -19,9 +19,10 @@ from discreet.mechanisms.round_state import Released
 from discreet.planning.constant_guess import FILE as CONSTANT
 from discreet.planning.constant_guess import last_warning
 from discreet.planning.state import Outcome, State
+from discreet.queries.evaluation_result import EvaluationResult
 from discreet.queries.query import RATE
-from discreet.queries.scores import SCORES, EvaluationResult, main_score
 from discreet.run_files.run_folder import RunStatus, read_status, write_json, write_status
+from discreet.run_files.scores import SCORES, main_score
 from discreet.server.asked_clients import AskedClients
 from discreet.server.model_ratings import rating_plan
 from discreet.server.progress import Progress

@@ -23,7 +23,6 @@ from discreet.planning.plan import Plan
 from discreet.planning.state import Outcome
 from discreet.privacy.randomness import source_of
 from discreet.privacy.selection import TrialCount, selection_event
-from discreet.queries.scores import main_score
 from discreet.reporting.records import model_row
 from discreet.run_files.run_folder import (
     RunFolder,
@@ -32,6 +31,7 @@ from discreet.run_files.run_folder import (
     write_json,
     write_tensors,
 )
+from discreet.run_files.scores import main_score
 from discreet.server.population_account import PopulationAccount
 from discreet.server.run_context import privacy_facts
 from discreet.settings.privacy import USER

@@ -21,7 +21,7 @@ from discreet.ledger.durable_ledger import DurableLedger
 from discreet.planning.plan import planned, resolve_noise
 from discreet.planning.state import Outcome
 from discreet.privacy.grid import LARGEST_SCALE, laplace_grid_slack
-from discreet.queries.scores import EvaluationResult
+from discreet.queries.evaluation_result import EvaluationResult
 from discreet.run_files.resuming import asked_settings
 from discreet.run_files.run_folder import ASKED, RunFolder
 from discreet.server.training_run import stopping_reason

@@ -6,21 +6,14 @@ import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
+from discreet.queries.evaluation_result import EvaluationResult
+
 # A round's score columns beside the loss, and those by which models are compared: larger is better.
 SCORES = ("accuracy", "balanced_accuracy", "auc", "r2", "mae")
 MAIN = ("accuracy", "r2")
 # Suffixes of two more columns of a federated score: its standard error in all, and by noise alone.
 ERROR = "_error"
 BY_NOISE = "_error_by_noise"
-
-
-@dataclass(frozen=True)
-class EvaluationResult:
-    """The evaluation of a model: its loss (lower is better), and its scores by name. None: not
-    known."""
-
-    loss: float | None
-    scores: Mapping[str, float | None]
 
 
 def unrated(names: Iterable[str] = ()) -> EvaluationResult:
