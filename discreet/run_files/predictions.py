@@ -22,8 +22,9 @@ from discreet.data.folder import FOLDER, SCALE, read_file, with_inputs
 from discreet.data.targets import CLASSES, LABELS, NUMBERS, SEQUENCES, Array, FolderError, Target
 from discreet.models.models import model_for, parts_of
 from discreet.per_example.objective import PADDING, cross_entropy
-from discreet.queries.metrics import class_indicators, label_indicators, number_scores
+from discreet.queries.metrics import number_scores
 from discreet.run_files.csv_text import csv_text
+from discreet.run_files.indicators import class_indicators, label_indicators
 from discreet.run_files.model_description import read_facts
 from discreet.run_files.run_folder import RunFolder, replace_file, write_json
 from discreet.settings.data import NormaliserConfig

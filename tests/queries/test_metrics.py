@@ -15,7 +15,7 @@ from discreet.data.examples import Examples, TaskShape
 from discreet.data.targets import CLASSES, LABELS, NUMBERS, SEQUENCES, Target
 from discreet.per_example.objective import PADDING
 from discreet.queries.answers import AnswerPart
-from discreet.queries.metrics import class_indicators, evaluate, metric_blocks, metrics_of
+from discreet.queries.metrics import evaluate, metric_blocks, metrics_of
 from discreet.queries.query import Query, Sums
 from discreet.training.losses import LOSSES
 
@@ -46,22 +46,6 @@ def test_a_nan_among_the_logits_makes_the_loss_nan_and_the_example_wrong() -> No
     result = evaluate(Logits(), logits([NAN, 0.0], [1.0, 0.0], targets=[0, 0]))
     assert math.isnan(result.loss)
     assert result.scores["accuracy"] == 0.5
-
-
-def test_indicators_are_those_counted_by_hand() -> None:
-    targets, scores = (
-        torch.tensor([1, 1, 1, 0, 0]),
-        torch.tensor([0.9, 0.8, 0.3, 0.6, 0.1], dtype=torch.float64),
-    )
-    found = class_indicators(torch.stack([1 - scores, scores], dim=1), targets)
-    # Of the 3 * 2 pairs of a positive and a negative, one is in the wrong order: 0.3 below 0.6.
-    assert found["auc"] == pytest.approx(5 / 6)
-    # Above 0.8 lie two of three positives and no negative.
-    assert found["ks"] == pytest.approx(2 / 3)
-    assert found["accuracy"] == pytest.approx(3 / 5)
-    assert found["precision"] == found["recall"] == found["f1"] == pytest.approx(2 / 3)
-    expected = -sum(math.log(p) for p in (0.9, 0.8, 0.3, 0.4, 0.9)) / 5
-    assert found["loss"] == pytest.approx(expected)
 
 
 def test_numbers_have_r2_and_an_error_in_their_own_units() -> None:
