@@ -61,8 +61,8 @@ def test_words_output_and_exit_code_are_those_of_flowers_command(
 
 def test_no_module_of_the_app_is_loaded_beforehand_and_all_that_it_imports_is() -> None:
     code = (
-        "import sys; from discreet.deployment.flower_fixes.preforked_clients import load; "
-        f"load(); print([name for name in sys.modules if name.split('.')[0] in {OF_THE_APP}]); "
+        "import sys; from discreet.deployment.flower_fixes.preforked_clients import import_libraries; "
+        f"import_libraries(); print([name for name in sys.modules if name.split('.')[0] in {OF_THE_APP}]); "
         "loaded = {name.split('.')[0] for name in sys.modules}; import client_app.client_app; "
         f"print({{name.split('.')[0] for name in sys.modules}} - loaded - {{*{OF_THE_APP}}} - "
         "sys.stdlib_module_names)"
