@@ -14,7 +14,7 @@ class CohortSampling:
     """The sampling of a cohort.
 
     kind: `poisson`: each member with `probability`, independently; `fixed`: that share of
-    `population_size` places without replacement, of which only connected clients can be asked;
+    `population_size` places without replacement; only connected clients can be asked;
     `everyone`; `cyclic`: `groups` groups in turn. `population_size` is a public constant.
     """
 

@@ -91,7 +91,7 @@ class NoiseOutlook:
 
     @property
     def verdict(self) -> str:
-        """Whether the run will learn, as far as the rule of noise feedback says so."""
+        """The prediction of the rule of noise feedback: the run will learn, or not."""
         if self.loud:
             return "it will not learn"
         if math.isinf(self.limit) and self.ratio > 1:
@@ -192,9 +192,9 @@ def outlook_at_clients(plan: Plan, work: ClientRound) -> NoiseOutlook | None:
 
 
 def check_noise(plan: Plan, of_rounds: Callable[[int], Plan]) -> None:
-    """Raises ConfigError, with settings that would work, if a run will not learn and was not told
-    to go on with a warning. `of_rounds`: the plan of the same settings with so many rounds, for
-    which the noise of a target is computed anew."""
+    """Raises ConfigError, with settings that would work, if a run will not learn, unless its
+    settings ask for a warning only. `of_rounds`: the plan of the same settings for a number of
+    rounds; the noise for a target epsilon is computed anew."""
     if plan.settings.privacy.user.too_noisy == "warn":
         return
     outlook = noise_outlook(plan)

@@ -39,14 +39,14 @@ class Price:
     turns: Callable[[int], Turns] | None = None
 
     def epsilon(self, noise: float, rounds: int, delta: float) -> float:
-        """The epsilon of so many rounds."""
+        """The epsilon of a number of rounds."""
         spent = PrivacyLedger(self._releases(noise, rounds))
         if self.accountant == PURE:
             return pure_epsilon(spent.entries)
         return spent.epsilon(delta, self.accountant)
 
     def noise(self, epsilon: float, rounds: int, delta: float) -> float:
-        """The noise multiplier with which so many rounds cost epsilon. ValueError: there is
+        """The noise multiplier with which `rounds` rounds cost `epsilon`. ValueError: there is
         none."""
         if self.accountant == PURE:
             return rounds / epsilon

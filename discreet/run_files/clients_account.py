@@ -38,8 +38,9 @@ def largest_epsilon(
 
 
 def with_lost_rounds(state: State, plan: Plan, folder: RunFolder) -> State:
-    """The state from which a run goes on, with the epsilons of rounds that are made again: clients
-    have paid for those too, and may not be asked again. Of a federation only metrics.csv tells."""
+    """The state from which a run resumes, with the epsilons of rounds that are repeated: clients
+    have paid for those too, and may not be asked again. In a federation they are known from
+    metrics.csv only."""
     rows = folder.read_metrics()
     found = dict[str, Any]()
     for name in plan.mechanisms:

@@ -5,7 +5,7 @@ command.
 - asked.yaml: the same as it was asked for, before a target epsilon became a noise multiplier.
 - ledger.db: what the guarantee that the server accounts has spent (`durable_ledger`).
 - clients.db: in a simulation, what the virtual clients have spent by their own accounts.
-- secrets.safetensors: while the run goes on, the keys of correlated noise (`RunSecrets`).
+- secrets.safetensors: while the run is unfinished, the keys of correlated noise (`RunSecrets`).
 - lock: held by the one process that writes the run.
 - status.json: how the run stands. Whoever watches can read it at any time.
 - metrics.csv: a row a round. roc.csv: ROC curves, if clients rate AUC.

@@ -1,5 +1,5 @@
 """The ledgers of a run folder: made with the run, and checked against its other files before a run
-goes on and before anything says what was spent."""
+resumes and before an epsilon is reported."""
 
 from __future__ import annotations
 

@@ -25,7 +25,7 @@ COLUMNS = (
 
 
 class Progress:
-    """One progress line at the bottom of a terminal, for so many planned `rounds`; the log scrolls
+    """One progress line at the bottom of a terminal, for a run of `rounds` rounds; the log scrolls
     above it. `clock`: a function that returns seconds."""
 
     def __init__(

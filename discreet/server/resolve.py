@@ -83,12 +83,12 @@ def _decided(
 
 
 def _of_rounds(plan: Plan, asked: Settings, rounds: int) -> Plan:
-    """The plan with so many rounds, whose noise is computed anew."""
+    """The plan for a number of rounds, with the noise computed anew."""
     return replace(plan, settings=resolve_noise(replace(asked, rounds=rounds)), asked=None)
 
 
 def _check_partition(data: DataConfig, task: Task) -> None:
-    """Raises ValueError if the data can't be dealt to so many clients."""
+    """Raises ValueError if the data can't be dealt to the number of clients."""
     by_class = task.shape.target.kind != CLASSES and data.partition in BY_CLASS
     if data.partition in COUNTED or by_class:
         client_examples_of(task, data)
