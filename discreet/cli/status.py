@@ -19,7 +19,7 @@ import typer
 from discreet.logs import json_ready
 from discreet.mechanisms.mechanism import REPORTED, SERVER
 from discreet.planning.plan import Plan
-from discreet.run_files.clients_account import largest_epsilon
+from discreet.run_files.clients_account import spent_by_clients
 from discreet.run_files.run_folder import RunFolder, read_status
 from discreet.run_files.run_ledgers import ledger_to_read
 from discreet.run_files.scores import SCORES, Rated, rated_in, score_columns
@@ -94,14 +94,16 @@ def _epsilons(
     if rows or folder.ledger_path.exists():
         # also where clients pay: it has the run's delta, which config.yaml has to have too
         ledger = ledger_to_read(folder, plan)
+    by_clients = dict[str, float]()
+    if any(REPORTED[name] for name in plan.mechanisms):
+        by_clients = spent_by_clients(folder, plan)
     for name, mechanism in plan.mechanisms.items():
         spent = 0.0
         budget = plan.run.largest_epsilon(name)
         if REPORTED[name]:
             # The largest of several files, so that a changed digit in one can't lower it.
             said = [row.get(f"epsilon_{name}") or 0.0 for row in rows]
-            own = largest_epsilon(folder, plan, name)
-            spent = max([*said, folder.reported().get(name, 0.0), own])
+            spent = max([*said, by_clients[name]])
         elif plan.account is not None:
             budget = None  # the budget is that of all runs over the population
         if SERVER in mechanism.charged_at and ledger is not None:

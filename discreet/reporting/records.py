@@ -17,7 +17,7 @@ from discreet.accounting.privacy_ledger import epsilon_of
 from discreet.mechanisms.mechanism import SERVER, Statement
 from discreet.planning.constant_guess import FILE as CONSTANT
 from discreet.planning.plan import Plan
-from discreet.run_files.clients_account import largest_epsilon
+from discreet.run_files.clients_account import spent_by_clients
 from discreet.run_files.final_results import FILE as TEST_SET
 from discreet.run_files.run_folder import ASKED, RunFolder
 from discreet.run_files.run_ledgers import ledger_to_read
@@ -133,14 +133,8 @@ class RunRecord:
 
     @cached_property
     def _reported(self) -> Mapping[str, float]:
-        """The epsilon of each guarantee as reported by clients up to the last checkpoint, or in the
-        ledger of a simulation's clients."""
-        folder = RunFolder(self.path)
-        reported = folder.reported()
-        return {
-            name: max(reported.get(name, 0.0), largest_epsilon(folder, self.plan, name))
-            for name in self.plan.mechanisms
-        }
+        """The largest epsilon of a client, for each guarantee."""
+        return spent_by_clients(RunFolder(self.path), self.plan)
 
     @cached_property
     def _charged(self) -> Mapping[str, float]:

@@ -4,7 +4,8 @@ folder."""
 from __future__ import annotations
 
 import math
-from collections import Counter
+from collections import Counter, defaultdict
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -18,23 +19,18 @@ from discreet.run_files.run_folder import RunFolder
 from discreet.run_files.run_ledgers import whole
 
 
-def largest_epsilon(
-    folder: RunFolder, plan: Plan, guarantee: str, *, delta: float | None = None
-) -> float:
-    """The epsilon of the client that has spent most for a guarantee, by the run's accountant at its
-    delta, or at another one; 0 in a federation, whose clients keep their ledgers. LedgerError: the
-    ledger is damaged, older than before, or of another run."""
-    if not folder.clients_ledger_path.exists():
-        return 0.0
-    ledger = whole(folder, DurableLedger(folder.clients_ledger_path))
-    spent = set(_by_client(ledger, guarantee))
-    if not spent:
-        return 0.0
-    if delta is None:
-        delta = plan.run.delta
-    # The bound that is quick for each of many clients ranks them.
-    worst = max(spent, key=lambda each: epsilon_of(each, delta, RDP))
-    return epsilon_of(worst, delta, plan.run.accountant)
+def spent_by_clients(folder: RunFolder, plan: Plan) -> dict[str, float]:
+    """The largest epsilon of a client, for each guarantee of the run: as clients reported it up to
+    the last checkpoint, or from the ledger of a simulation's clients. LedgerError: the checkpoint
+    or the ledger is damaged, or the ledger is older than before or of another run."""
+    reported = folder.reported()
+    accounts = _accounts(folder)
+    return {
+        name: max(
+            reported.get(name, 0.0), _largest_epsilon(accounts.get(name, {}), plan, plan.run.delta)
+        )
+        for name in plan.mechanisms
+    }
 
 
 def with_lost_rounds(state: State, plan: Plan, folder: RunFolder) -> State:
@@ -42,23 +38,38 @@ def with_lost_rounds(state: State, plan: Plan, folder: RunFolder) -> State:
     have paid for those too, and may not be asked again. In a federation they are known from
     metrics.csv only."""
     rows = folder.read_metrics()
+    accounts = _accounts(folder)
     found = dict[str, Any]()
     for name in plan.mechanisms:
-        for column, delta in zip(REPORTED[name], (None, 0.0), strict=False):
+        for column, delta in zip(REPORTED[name], (plan.run.delta, 0.0), strict=False):
             said = [row.get(column) or 0.0 for row in rows]
-            said += [getattr(state, column), largest_epsilon(folder, plan, name, delta=delta)]
+            said += [getattr(state, column), _largest_epsilon(accounts.get(name, {}), plan, delta)]
             found[column] = max((value for value in said if math.isfinite(value)), default=0.0)
     return replace(state, **found)
 
 
-def _by_client(ledger: DurableLedger, guarantee: str) -> list[PrivacyLedger]:
-    found: dict[str, Counter[str]] = {}
-    for row in ledger.releases():
-        if row.guarantee == guarantee:
-            found.setdefault(row.data_owner, Counter())[row.event] += row.count
-    return [
+def _largest_epsilon(accounts: Mapping[str, Counter[str]], plan: Plan, delta: float) -> float:
+    """The epsilon of the account that has spent most, by the run's accountant; 0 without any."""
+    spent = {
         PrivacyLedger(
             tuple((event_from_json(text), count) for text, count in sorted(events.items()))
         )
-        for events in found.values()
-    ]
+        for events in accounts.values()
+    }
+    if not spent:
+        return 0.0
+    # The bound that is quick for each of many clients ranks them.
+    worst = max(spent, key=lambda each: epsilon_of(each, delta, RDP))
+    return epsilon_of(worst, delta, plan.run.accountant)
+
+
+def _accounts(folder: RunFolder) -> Mapping[str, Mapping[str, Counter[str]]]:
+    """The events of each client, as text with their counts, by guarantee and client; none in a
+    federation, whose clients keep their ledgers. LedgerError: the ledger is damaged, older than
+    before, or of another run."""
+    found: dict[str, dict[str, Counter[str]]] = defaultdict(lambda: defaultdict(Counter))
+    if folder.clients_ledger_path.exists():
+        ledger = whole(folder, DurableLedger(folder.clients_ledger_path))
+        for row in ledger.releases():
+            found[row.guarantee][row.data_owner][row.event] += row.count
+    return found
