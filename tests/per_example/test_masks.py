@@ -10,10 +10,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_sequence
 
-from discreet.per_example.objective import cross_entropy
 from discreet.per_example.per_example import clipped_gradient_sum
 from tests.per_example.test_per_example_choice import seeded
-from tests.per_example.test_per_example_oracle import assert_matches
+from tests.per_example.test_per_example_oracle import assert_matches, single_gradients
 
 DRAWS = torch.Generator().manual_seed(9127)
 SERIES = torch.randn(40, 6, 4, generator=DRAWS)
@@ -177,13 +176,7 @@ def test_positions_that_a_mask_counts_go_side_by_side(monkeypatch: pytest.Monkey
     mask = kept(SERIES).long()
     tokens = torch.randint(0, 9, (40, 6), generator=DRAWS)
     model = seeded(Numbered)
-    rows = []
-    for row in range(40):
-        one = slice(row, row + 1)
-        loss = cross_entropy(model(tokens[one], mask[one]), CLASSES[one]).sum()
-        grads = torch.autograd.grad(loss, list(model.parameters()))
-        rows.append(torch.cat([grad.flatten() for grad in grads]))
-    gradients = torch.stack(rows)
+    gradients = single_gradients(model, (tokens, mask), CLASSES)
     wanted = (0.3 / gradients.norm(dim=1, keepdim=True)).clamp(max=1).mul(gradients).sum(0)
     total, _ = clipped_gradient_sum(model, (tokens, mask), targets=CLASSES, clip_norm=0.3)
     torch.testing.assert_close(total, wanted, rtol=1e-4, atol=1e-5)

@@ -26,15 +26,21 @@ def loss_for(targets: Tensor) -> Loss:
 
 
 def single_gradients(
-    model: nn.Module, inputs: Tensor, targets: Tensor, *, loss: Loss | None = None
+    model: nn.Module,
+    inputs: Tensor | tuple[Tensor, ...],
+    targets: Tensor,
+    *,
+    loss: Loss | None = None,
 ) -> Tensor:
     """(n, num_params) of the trained ones: each row from one forward and one backward pass, zero
-    without a gradient."""
+    without a gradient. `inputs`: a tuple for a model that takes several."""
+    parts = inputs if isinstance(inputs, tuple) else (inputs,)
     rows, loss = [], loss or loss_for(targets)
     trained = [value for value in model.parameters() if value.requires_grad]
-    for index in range(len(inputs)):
+    for index in range(len(parts[0])):
         model.zero_grad()
-        loss(model(inputs[index : index + 1]), targets[index : index + 1]).sum().backward()  # type: ignore[no-untyped-call]
+        one = slice(index, index + 1)
+        loss(model(*(part[one] for part in parts)), targets[one]).sum().backward()  # type: ignore[no-untyped-call]
         found = [torch.zeros_like(p) if p.grad is None else p.grad for p in trained]
         rows.append(torch.cat([value.flatten() for value in found]).detach().clone())
     model.zero_grad()

@@ -9,10 +9,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
-from discreet.per_example.objective import cross_entropy
 from discreet.per_example.per_example import clipped_gradient_sum
 from tests.per_example.test_per_example_choice import seeded
-from tests.per_example.test_per_example_oracle import assert_matches
+from tests.per_example.test_per_example_oracle import assert_matches, single_gradients
 
 # PyTorch says so of each such layer
 pytestmark = pytest.mark.filterwarnings("ignore:LSTM with projections is not supported")
@@ -88,13 +87,7 @@ def test_of_a_recurrent_layer_the_weights_of_the_hidden_state_may_be_trained_alo
 def test_packed_rows_of_numbers_go_side_by_side(size: int) -> None:
     model = seeded(lambda: Packed(size))
     lengths = torch.tensor([5, 1, 2, 5, 4, 2])
-    rows = []
-    for row in range(6):
-        one = slice(row, row + 1)
-        loss = cross_entropy(model(SERIES[one], lengths[one]), CLASSES[one]).sum()
-        grads = torch.autograd.grad(loss, list(model.parameters()))
-        rows.append(torch.cat([grad.flatten() for grad in grads]))
-    gradients = torch.stack(rows)
+    gradients = single_gradients(model, (SERIES, lengths), CLASSES)
     norms = gradients.norm(dim=1)
     wanted = (0.1 / norms).clamp(max=1) @ gradients
     total, found = clipped_gradient_sum(model, (SERIES, lengths), targets=CLASSES, clip_norm=0.1)
