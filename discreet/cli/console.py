@@ -13,6 +13,8 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from discreet.run_files.csv_text import cell_text
+
 WIDE = 240  # width of a table that goes to a file or a pipe, in characters
 Words = Annotated[list[str] | None, typer.Argument(metavar="SETTING=VALUE ...")]
 
@@ -28,14 +30,6 @@ def print_table(rows: Sequence[dict[str, object]] | Sequence[dict[str, str]]) ->
     columns = list(dict.fromkeys(name for row in rows for name in row))
     table = Table(*columns)
     for row in rows:
-        table.add_row(*(_cell(row.get(name)) for name in columns))
+        table.add_row(*(cell_text(row.get(name), digits=4) for name in columns))
     if columns:
         (Console() if sys.stdout.isatty() else Console(width=WIDE)).print(table)
-
-
-def _cell(value: object) -> str:
-    if value is None:
-        return ""
-    if isinstance(value, float):
-        return f"{value:.4g}"
-    return str(value)

@@ -1,4 +1,4 @@
-"""CSV text that a spreadsheet opens without evaluating formulas."""
+"""The text of cells, and CSV text that a spreadsheet opens without evaluating formulas."""
 
 from __future__ import annotations
 
@@ -9,6 +9,15 @@ from collections.abc import Iterable
 
 # the start of a formula, except in a number
 FORMULA = re.compile(r"[=@\t\r]|[+-](?!\.?\d[\d.]*(e[+-]?\d+)?$|inf$)")
+
+
+def cell_text(value: object, *, digits: int) -> str:
+    """A value as the text of a table's cell: a float with that many digits, None empty."""
+    if value is None:
+        return ""
+    if isinstance(value, float):
+        return f"{value:.{digits}g}"
+    return str(value)
 
 
 def csv_text(rows: Iterable[Iterable[object]], *, end: str = "\n") -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from discreet.run_files.csv_text import csv_text
+from discreet.run_files.csv_text import cell_text, csv_text
 from discreet.run_files.scores import score_columns
 
 METRICS = (  # after round, loss and the scores of the task
@@ -27,13 +27,5 @@ def columns_of(rows: Sequence[Mapping[str, object]]) -> list[str]:
 
 def table_of(rows: Sequence[Mapping[str, object]], columns: Sequence[str], *, header: bool) -> str:
     """The rows as CSV, one cell per column, with a header if requested."""
-    lines = [[_cell(row.get(name)) for name in columns] for row in rows]
+    lines = [[cell_text(row.get(name), digits=10) for name in columns] for row in rows]
     return csv_text([list(columns), *lines] if header else lines, end="\r\n")
-
-
-def _cell(value: object) -> str:
-    if value is None:
-        return ""
-    if isinstance(value, float):
-        return f"{value:.10g}"
-    return str(value)

@@ -142,8 +142,6 @@ def with_range(asked: StatisticsConfig, data: str, path: str | None) -> Statisti
         description = read_description(Path(path).expanduser().resolve())
         if description.low is not None or description.columns:
             declared = SCALE
-        else:
-            declared = None
     elif shape is not None and not shape.num_tokens:
         declared = shape.scale
     if asked.low is not None or declared is None:

@@ -143,13 +143,14 @@ def announce(context: RunContext, units: int | None = None) -> None:
         )
     for name in plan.mechanisms:
         logger.info("%s", _guarantee_line(plan.run, name))
-    loud = plan.charges_server and noise_outlook(plan).loud
+    warned = None
+    if plan.charges_server and (outlook := noise_outlook(plan)).loud:
+        warned = str(outlook)
     for line in price_lines(plan, units):
-        logger.log(
-            logging.WARNING if loud and line.startswith(str(noise_outlook(plan))) else logging.INFO,
-            "%s",
-            line,
-        )
+        level = logging.INFO
+        if warned is not None and line.startswith(warned):
+            level = logging.WARNING
+        logger.log(level, "%s", line)
     off = [guarantee.name for guarantee in plan.guarantees if not guarantee.enabled]
     logger.info("guarantees that are off (epsilon = inf): %s", ", ".join(off) or "none")
     logger.info("run folder: %s", context.folder.path)

@@ -155,13 +155,16 @@ def _target_lines(
             f"the column {name} has {len(known)} different texts, too many for classes: name "
             "another with --target"
         )
-    return [f"classes = {_listed(known)}{_case_note(known)}"], (name,)
+    line = f"classes = {_listed(known)}"
+    if note := _case_note(known):
+        line += f"  # {note}"
+    return [line], (name,)
 
 
 def _case_note(words: Sequence[str]) -> str:
     if len({word.casefold() for word in words}) == len(words):
         return ""
-    return "  # some differ only in capitals: if they are the same, make them one in the table"
+    return "some differ only in capitals: if they are the same, make them one in the table"
 
 
 def _column_lines(guesses: Mapping[str, Guess], table: CsvTable) -> Iterator[str]:
@@ -199,7 +202,7 @@ def guessed_column(name: str, cells: Sequence[str], decimal: str) -> Guess:
         return replace(_date_guess(*days), line=_with_missing(_date_guess(*days).line, some_empty))
     if len(known) <= MOST_LEVELS and len(known) < max(len(full) / 2, 3):
         listed = _listed(sorted(known))
-        note = _case_note(sorted(known)).removeprefix("  # ")
+        note = _case_note(sorted(known))
         if not some_empty:
             return Guess(listed, note)
         return Guess(f'{{ kind = "category", levels = {listed}, missing = "category" }}', note)
