@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -30,17 +31,16 @@ def dropped(values: Tensor, p: float) -> Tensor:
 
 
 def attended(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
+    parts: Sequence[Tensor],
     mask: Tensor | None,
     *,
     dropout_p: float,
     is_causal: bool = False,
     scale: float | None = None,
 ) -> Tensor:
-    """Attention with dropout (n, ..., T, d), in a third of the time of PyTorch's. As there, a row
-    whose mask hides everything is 0."""
+    """Attention with dropout (n, ..., T, d), in a third of the time of PyTorch's; `parts` are
+    queries, keys and values. As in PyTorch, a row whose mask hides everything is 0."""
+    query, key, value = parts
     each = 1 / math.sqrt(query.shape[-1]) if scale is None else scale
     scores = (query * each) @ key.transpose(-2, -1)
     if is_causal:

@@ -295,12 +295,12 @@ def _attention(alone: Alone, *args: Any, **named: Any) -> Any:
     rows = [alone.rows(part).flatten(0, wide - 3) for part in parts]
     if is_lane(mask):
         mask = _mask(alone.rows(mask), query)
-    run: Any = functional.scaled_dot_product_attention
     drawn = rows[0][..., 0].numel() * rows[1].shape[-2] if named.get("dropout_p") else 0
-    if drawn >= FEWEST_DROPPED and not rows[0].is_cuda and not named.get("enable_gqa"):
+    if drawn < FEWEST_DROPPED or query.is_cuda or named.get("enable_gqa"):
+        found = functional.scaled_dot_product_attention(rows[0], rows[1], rows[2], mask, **named)
+    else:
         named.pop("enable_gqa", None)
-        run = attended
-    found = run(*rows, mask, **named)
+        found = attended(rows, mask, **named)
     if wide == 4:
         return parted(found, alone.count)
     return found

@@ -233,31 +233,26 @@ def test_many_values_are_dropped_with_the_masks_of_a_plain_pass() -> None:
 
 HIDDEN = torch.rand(3, 1, 5, 5, generator=torch.Generator().manual_seed(8)) > 0.6
 HIDDEN[1, 0, 2] = False
-MASKS: list[dict[str, Any]] = [
-    {"mask": None},
-    {"mask": HIDDEN},
-    {"mask": torch.zeros(HIDDEN.shape).masked_fill(~HIDDEN, -math.inf)},
-    {"mask": None, "is_causal": True, "scale": 0.3},
-]
+MASKS: list[dict[str, Any]] = [{}, {"is_causal": True}, {"attn_mask": HIDDEN}]
+MASKS.append({"attn_mask": torch.zeros(HIDDEN.shape).masked_fill(~HIDDEN, -math.inf)})
 
 
 @pytest.mark.parametrize("given", MASKS)
 def test_attention_with_dropout_is_pytorchs_if_nothing_is_dropped(given: dict[str, Any]) -> None:
     values = torch.randn(3, 3, 2, 5, 4, generator=torch.Generator().manual_seed(9))
     parts = [each.requires_grad_() for each in values.unbind()]
-    named = {("attn_mask" if key == "mask" else key): value for key, value in given.items()}
-    both = (
-        attended(*parts, dropout_p=0.0, **given),
-        nn.functional.scaled_dot_product_attention(*parts, **named),
-    )
+    wanted = nn.functional.scaled_dot_product_attention(*parts, **given, scale=0.3)
+    mask, causal = given.get("attn_mask"), given.get("is_causal", False)
+    found = attended(parts, mask, dropout_p=0.0, is_causal=causal, scale=0.3)
+    torch.testing.assert_close(found, wanted)
+    both = (torch.autograd.grad(each.cos().sum(), parts) for each in (found, wanted))
     torch.testing.assert_close(*both)
-    torch.testing.assert_close(*(torch.autograd.grad(each.cos().sum(), parts) for each in both))
 
 
 def test_attention_drops_what_its_rate_says() -> None:
     query, value = torch.zeros(2, 4, 64, 8), torch.eye(64).expand(2, 4, 64, 64)
     with torch.random.fork_rng():
         torch.manual_seed(12)
-        weights = attended(query, query, value, None, dropout_p=0.25)
+        weights = attended((query, query, value), None, dropout_p=0.25)
     # ten standard deviations of a share of 32,768
     assert float((weights == 0).float().mean()) == pytest.approx(0.25, abs=0.024)
