@@ -115,13 +115,17 @@ def one_pass(
         source = losses
     if not alone.uses or not source.requires_grad:
         return []
-    gradients = _output_gradients(
-        objective, outputs, losses, targets, [edge for edge, _ in alone.uses]
-    )
+    uses = alone.uses[::-1]
+    alone.uses.clear()
+    edges = [edge for edge, _ in uses]
+    gradients = list(_output_gradients(objective, outputs, losses, targets, edges))
     held = list[Term]()
-    for (_, terms), grads in zip(alone.uses, gradients, strict=True):
+    while uses:  # frees what no term holds
+        grads = gradients.pop()
+        of_use = uses.pop()[1]
         if grads is not None:
-            held += terms(grads.to(objective.dtype))
+            held += of_use(grads.to(objective.dtype))
+        del grads, of_use
     return combined_terms(held, objective.order)
 
 
