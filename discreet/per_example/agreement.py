@@ -99,12 +99,9 @@ def tried(model: nn.Module, inputs: Tree) -> tuple[str, Questions]:
                 if not reason:
                     masks = _asked_of_masks(objective, inputs, questions)
                     questions = _settled(objective, [examples, *masks], questions)
-        except Unserved as error:
-            reason = str(error)
-            kind += 1
         except MixesExamples:
             raise
-        except CONFUSED as error:
+        except (Unserved, *CONFUSED) as error:
             reason = str(error)
             kind += 1
         if not reason:
@@ -185,13 +182,14 @@ def _double(value: Any) -> Any:
 @contextmanager
 def in_float64(model: nn.Module) -> Iterator[None]:
     """A context in which the parameters and buffers of a model are float64, also under autocast,
-    which does not change that type."""
+    which does not change that type, and where the forward asks for float32."""
     floats = {id(value): value for value in tensors_of(model).values() if value.is_floating_point()}
     before = [(value, value.data) for value in floats.values()]
     try:
         for value, data in before:
             value.data = data.double()
-        yield
+        with _Wide():
+            yield
     finally:
         for value, data in before:
             value.data = data
@@ -209,6 +207,24 @@ def _asked_of_masks(objective: Objective, inputs: Tree, questions: Questions) ->
             questions.asked.update(more.asked)
             return [examples]
     return []
+
+
+class _Wide(TorchFunctionMode):
+    """A context in which whatever would become float32 becomes float64."""
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        named = {key: _wide(value) for key, value in (kwargs or {}).items()}
+        return _wide(func)(*map(_wide, args), **named)
+
+
+def _wide(value: Any) -> Any:
+    if value is torch.float32:
+        return torch.float64
+    if value is Tensor.float:
+        return Tensor.double
+    return value
 
 
 def _settled(objective: Objective, trials: list[Tree], questions: Questions) -> Questions:

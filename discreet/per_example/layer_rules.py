@@ -290,8 +290,7 @@ def _attention(alone: Alone, *args: Any, **named: Any) -> Any:
     wide = query.dim()
     if wide not in (3, 4) or any(part.dim() != wide for part in parts):
         return NotImplemented
-    if any(alone.slot(part) is not None for part in (*parts, mask)):
-        return NotImplemented
+    *parts, mask = map(alone.copied, (*parts, mask))
     rows = [alone.rows(part).flatten(0, wide - 3) for part in parts]
     if is_lane(mask):
         mask = _mask(alone.rows(mask), query)

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.distributions import Normal
+from torch.nn import functional
 from torch.nn.utils.rnn import pad_sequence
 
 from discreet.per_example.per_example import clipped_gradient_sum
@@ -90,7 +93,14 @@ def padded(model: Masked, inputs: Tensor) -> Tensor:
     return torch.stack(rows)
 
 
+def biased_attention(model: Masked, inputs: Tensor) -> Tensor:
+    values = model.layer(inputs[:, :4])
+    bias = model.experts[0].weight
+    return functional.scaled_dot_product_attention(values, values, values, bias).mean(1)  # type: ignore[arg-type]
+
+
 FORWARDS: list[Forward] = [
+    biased_attention,
     mean_of_kept,
     put_among_zeros,
     filled_with_a_number,
@@ -117,6 +127,42 @@ def test_a_mean_over_the_kept_steps_of_a_whole_batch_is_refused() -> None:
 
     with pytest.raises(ValueError, match="mixes examples"):
         assert_matches(seeded(lambda: Masked(mixed)), SERIES, CLASSES, clip=0.3)
+
+
+def test_autocast_within_a_forward_goes_side_by_side(monkeypatch: pytest.MonkeyPatch) -> None:
+    def cast(model: Masked, inputs: Tensor) -> Tensor:
+        with torch.autocast("cpu", torch.bfloat16):
+            values = model.layer(inputs).relu()
+        return values.float().mean(1)  # type: ignore[no-any-return]
+
+    monkeypatch.setattr("discreet.per_example.per_example.built_terms", None)
+    model = seeded(lambda: Masked(cast))
+    _, norms = clipped_gradient_sum(model, SERIES, targets=CLASSES, clip_norm=0.3)
+    wanted = single_gradients(model, SERIES, CLASSES).norm(dim=1)
+    torch.testing.assert_close(norms, wanted, rtol=0.01, atol=1e-3)
+
+
+class Guess(nn.Module):
+    """Its output is a distribution."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 3)
+
+    def forward(self, inputs: Tensor) -> Normal:
+        return Normal(self.layer(inputs), 2.0, validate_args=False)  # type: ignore[no-untyped-call]
+
+
+def test_a_distribution_as_the_output_goes_side_by_side(monkeypatch: pytest.MonkeyPatch) -> None:
+    def loss(outputs: Any, targets: Tensor) -> Tensor:
+        return -outputs.log_prob(targets).sum(1)  # type: ignore[no-any-return]
+
+    monkeypatch.setattr("discreet.per_example.per_example.built_terms", None)
+    model = seeded(Guess)
+    rows, wanted = SERIES.sum(1), SERIES[:, 0, :3]
+    gradients = single_gradients(model, rows, wanted, loss=loss)
+    total, _ = clipped_gradient_sum(model, rows, targets=wanted, clip_norm=1e6, loss=loss)
+    torch.testing.assert_close(total, gradients.sum(0), rtol=1e-4, atol=1e-5)
 
 
 def drawn_mask(model: Masked, inputs: Tensor) -> Tensor:
