@@ -9,6 +9,8 @@ from torch import nn
 from discreet.models.scattering import Scattering
 
 FEATURES, SEED = 1000, 4099
+# A feature vector's norm is about 2.4 with it, so that clipped updates are not mostly bias.
+SCALE = 1 / 0.3
 
 
 def build(input_shape: tuple[int, ...], num_classes: int) -> nn.Module:
@@ -17,6 +19,6 @@ def build(input_shape: tuple[int, ...], num_classes: int) -> nn.Module:
     projection = nn.Linear(fixed.out_features, FEATURES, bias=False)
     draws = torch.Generator().manual_seed(SEED)
     projection.weight.data = torch.randn(projection.weight.shape, generator=draws)
-    projection.weight.data /= FEATURES**0.5
+    projection.weight.data *= SCALE / FEATURES**0.5
     projection.weight.requires_grad = False
     return nn.Sequential(fixed, projection, nn.Linear(FEATURES, num_classes))
