@@ -39,7 +39,9 @@ def shell(words: list[str], folder: Path) -> str:
         assert code == 0, f"{shlex.join(words)}: {printed.getvalue()}"
         return printed.getvalue()
     line = [{"python": sys.executable}.get(words[0], words[0]), *words[1:]]
-    done = subprocess.run(line, cwd=folder, capture_output=True, text=True, timeout=500, check=False)
+    done = subprocess.run(
+        line, cwd=folder, capture_output=True, text=True, timeout=500, check=False
+    )
     assert done.returncode == 0, f"{shlex.join(words)}: {done.stdout}{done.stderr}"
     return done.stdout
 
