@@ -13,20 +13,27 @@ are computed.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
-from torch.utils._pytree import tree_leaves
 
 from discreet.per_example.alone import tensors_of
 from discreet.per_example.any_model import OfMany, plain_gradient
 from discreet.per_example.attributes import put_back
 from discreet.per_example.branches import AnswersDiffer, Questions
 from discreet.per_example.functions import function_of
-from discreet.per_example.objective import Objective, Tree, filled, mapped, objective_of, rows_of
+from discreet.per_example.objective import (
+    Objective,
+    Tree,
+    filled,
+    mapped,
+    objective_of,
+    rows_of,
+    tensors_in,
+)
 from discreet.per_example.passes import FEWEST, GradientsOfSome, one_pass, passes
 from discreet.per_example.refusals import CONFUSED, MixesExamples, Unserved, place
 from discreet.per_example.terms import Parts
@@ -90,7 +97,8 @@ def tried(model: nn.Module, inputs: Tree) -> tuple[str, Questions]:
                 _check_alone(objective, loss, examples)
                 reason = _reason(objective, examples, questions)
                 if not reason:
-                    questions = _settled(objective, examples, questions)
+                    masks = _asked_of_masks(objective, inputs, questions)
+                    questions = _settled(objective, [examples, *masks], questions)
         except Unserved as error:
             reason = str(error)
             kind += 1
@@ -189,16 +197,30 @@ def in_float64(model: nn.Module) -> Iterator[None]:
             value.data = data
 
 
-def _settled(objective: Objective, examples: Tree, questions: Questions) -> Questions:
+def _asked_of_masks(objective: Objective, inputs: Tree, questions: Questions) -> list[Tree]:
+    """Examples whose whole numbers are 0 or 1, as those of a mask, if the model can follow them;
+    adds the questions that these answer differently. Large numbers, as of texts, are never 0."""
+    if all(value.is_floating_point() for value in tensors_in(inputs)):
+        return []
+    examples = made_up(objective.model, inputs, ROWS, kind=2)
+    more = Questions()
+    with suppress(Unserved, *CONFUSED):
+        if not _tried_on(objective, examples, more):
+            questions.asked.update(more.asked)
+            return [examples]
+    return []
+
+
+def _settled(objective: Objective, trials: list[Tree], questions: Questions) -> Questions:
     """Settles each asked question with one answer for every batch, if that does not change the
-    gradients."""
+    gradients of any of the made-up examples."""
     while questions.asked:
         question = next(iter(questions.asked))
         found = None
         for answer in (False, True):
             more = Questions(settled={**questions.settled, question: answer})
             try:
-                if not _tried_on(objective, examples, more):
+                if not any(_tried_on(objective, examples, more) for examples in trials):
                     found = more
                     break
             except (Unserved, *CONFUSED):
@@ -251,14 +273,10 @@ class _Calls(TorchFunctionMode):
     ) -> Any:
         function = function_of(func)
         result = func(*args, **(kwargs or {}))
-        floats = [value.detach().clone() for value in tree_leaves(result) if _is_float(value)]
+        floats = [value.detach().clone() for value in floats_in(result)]
         if floats and not function.is_fact:
             self.seen.append((function.name, place(), floats))
         return result
-
-
-def _is_float(value: Any) -> bool:
-    return isinstance(value, Tensor) and value.is_floating_point()
 
 
 @torch.no_grad()

@@ -91,10 +91,7 @@ class Alone(TorchFunctionMode):
         self.questions = 0
         self.modules = modules
         self.held = state_of(modules)
-        if self.held:
-            self.device = self.held[0][0].device
-        else:
-            self.device = torch.device("cpu")
+        self.device = next((value.device for value, _ in self.held), torch.device("cpu"))
         self.drawn = _draws(self.device)
         self.inner: Any = None
         self.level = -1
@@ -192,7 +189,8 @@ class Alone(TorchFunctionMode):
             func = _viewing(args[0])
         elif name == "data" and self.slot(args[0]) is not None:
             return func(*args)
-        args, named = self._with_copies(args, named)
+        args = tuple(map(self.copied, args))
+        named = {key: self.copied(value) for key, value in named.items()}
         if named.get("generator") is not None:  # all examples share it, and its numbers
             with below_vmap(self.level):
                 return func(*args, **named)
@@ -274,22 +272,6 @@ class Alone(TorchFunctionMode):
             raise ValueError(
                 writes(self._name(lambda value: value.untyped_storage().data_ptr() == memory))
             )
-
-    def _with_copies(
-        self, args: tuple[Any, ...], named: dict[str, Any]
-    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        if not any(self._holds(value) for value in args) and not any(
-            map(self._holds, named.values())
-        ):
-            return args, named
-        return tuple(map(self.copied, args)), {
-            key: self.copied(value) for key, value in named.items()
-        }
-
-    def _holds(self, value: Any) -> bool:
-        if isinstance(value, Tensor):
-            return id(value) in self.slots
-        return type(value) in _NESTED and any(map(self._holds, value))
 
     def copied(self, value: Any) -> Any:
         """The copy for each example of a trainable parameter; any other value as it is."""

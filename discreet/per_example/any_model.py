@@ -7,7 +7,7 @@ The clipped vector is the vector that is summed. So no example can add more than
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Any
 from weakref import WeakSet
@@ -25,6 +25,7 @@ from discreet.per_example.objective import LOSS_SCALE, Objective, Tree, count_of
 from discreet.per_example.passes import FEWEST, as_batches_of_one, side_by_side
 from discreet.per_example.refusals import Unserved
 from discreet.per_example.terms import Rows, Term
+from discreet.per_example.trial import same_chance
 
 _log = logging.getLogger("discreet")
 _told: WeakSet[nn.Module] = WeakSet()  # models that the log has named
@@ -59,9 +60,7 @@ def built_terms(objective: Objective, inputs: Tree, targets: Tree, *, reason: st
     seeds = torch.randint(2**62, (count_of(inputs),), generator=draws).tolist()
     found = []
     drawn = False
-    with torch.random.fork_rng(
-        devices=[] if device.type == "cpu" else [device], device_type=device.type
-    ):
+    with same_chance(device):
         for place, seed in enumerate(seeds):
             torch.manual_seed(seed)
             before = torch.get_rng_state()
@@ -79,7 +78,10 @@ def built_terms(objective: Objective, inputs: Tree, targets: Tree, *, reason: st
     if drawn:
         torch.set_rng_state(draws.get_state())
     _tell(objective.model, reason)
-    return _rows(objective, map(torch.stack, zip(*found, strict=True)))
+    return [
+        Rows(slot, torch.stack(rows).detach().to(objective.dtype))
+        for slot, rows in zip(objective.slots.values(), zip(*found, strict=True), strict=True)
+    ]
 
 
 def _tell(model: nn.Module, reason: str) -> None:
@@ -89,11 +91,6 @@ def _tell(model: nn.Module, reason: str) -> None:
         _log.warning(
             "gradients of %s are computed by a slower loop over examples: %s", name, reason
         )
-
-
-def _rows(objective: Objective, found: Iterable[Tensor]) -> list[Term]:
-    pairs = zip(objective.slots.values(), found, strict=True)
-    return [Rows(slot, rows.detach().to(objective.dtype)) for slot, rows in pairs]
 
 
 def plain_gradient(objective: Objective, inputs: Tree, targets: Tree) -> list[Tensor]:

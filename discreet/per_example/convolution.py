@@ -12,6 +12,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from discreet.per_example.alone import Alone, Rule
+from discreet.per_example.functions import by_name
 from discreet.per_example.lanes import is_lane, parted
 from discreet.per_example.terms import (
     Outer,
@@ -48,15 +49,15 @@ class Geometry:
         ways = zip(padded, self.kernel, self.stride, self.dilation, strict=True)
         return [(size - dil * (k - 1) - 1) // jump + 1 for size, k, jump, dil in ways]
 
+    def padded(self, inputs: Tensor) -> Tensor:
+        """Inputs (n, channels, *space) with their padding."""
+        sides = [side for sides in reversed(self.padding) for side in sides]
+        return functional.pad(inputs, sides) if any(sides) else inputs
+
     def patches(self, inputs: Tensor) -> Tensor:
         """(n, channels, *space) -> (n, groups, positions, kernel * channels / groups), channels
         running fastest."""
-        data = inputs.movedim(1, -1)
-        if any(sides != (0, 0) for sides in self.padding):
-            data = functional.pad(
-                data, (0, 0, *(side for sides in reversed(self.padding) for side in sides))
-            )
-        data = data.contiguous()
+        data = self.padded(inputs).movedim(1, -1).contiguous()
         count, *space, channels = data.shape
         first, *steps, _ = data.stride()
         width = channels // self.groups
@@ -67,26 +68,9 @@ class Geometry:
         window = [
             (k, step * dil) for k, step, dil in zip(self.kernel, steps, self.dilation, strict=True)
         ]
-        dims = _coalesced([(count, first), (self.groups, width), *positions, *window, (width, 1)])
+        dims = [(count, first), (self.groups, width), *positions, *window, (width, 1)]
         windows = data.as_strided([size for size, _ in dims], [step for _, step in dims])
         return windows.contiguous().view(count, self.groups, -1, self.width(inputs))
-
-
-def _coalesced(dims: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
-    """Merges (size, stride) dimensions where possible, so that patches are copied in long runs of
-    memory."""
-    merged = [(1, 1)]
-    for size, step in reversed(dims):
-        inner, stride = merged[0]
-        if size == 1:
-            continue
-        if inner == 1:
-            merged[0] = (size, step)
-        elif step == inner * stride:
-            merged[0] = (inner * size, stride)
-        else:
-            merged.insert(0, (size, step))
-    return merged
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,12 +119,8 @@ class Convolved:
         if self.grads[..., 0].numel() <= _FEW_PATCHES * self.slot.shape[0]:
             self.outer().add_to(parts, weights, factor)
             return
-        inputs = self.inputs.flatten(0, 1)
         way = self.geometry
-        if any(sides != (0, 0) for sides in way.padding):
-            inputs = functional.pad(
-                inputs, [side for sides in reversed(way.padding) for side in sides]
-            )
+        inputs = way.padded(self.inputs.flatten(0, 1))
         rows = (self.grads * weights.view(-1, 1, 1, 1)).flatten(0, 1).movedim(-1, 1)
         grads = rows.reshape(len(inputs), -1, *way.ends(inputs.shape[2:]))
         like = inputs.new_empty(self.slot.shape)
@@ -256,7 +236,7 @@ def _arguments(args: Sequence[Any], named: dict[str, Any], *, turned: bool) -> d
     names = _TURNED_NAMES if turned else _NAMES
     if turned:
         default |= {"output_padding": 0}
-    return {**default, **dict(zip(names, args, strict=False)), **named}
+    return default | by_name(names, args, named)
 
 
 def _each(value: Any, dims: int) -> tuple[int, ...]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import lru_cache
 from types import FunctionType
@@ -42,6 +43,7 @@ _DRAWN = (
 )
 # Functions that return random numbers.
 FILLING = frozenset(name + end for name in _DRAWN for end in ("", "_"))
+OF_ATTENTION = ("query", "key", "value", "attn_mask", "dropout_p", "is_causal")
 RECURRENT = _words("lstm gru rnn_tanh rnn_relu")
 _ALIASES = {
     "radd": "add",
@@ -60,6 +62,11 @@ _PLAIN = _words(
     "hardsigmoid mish tanh sigmoid max_pool1d max_pool2d max_pool3d adaptive_avg_pool2d "
     "adaptive_avg_pool3d logsigmoid softplus normalize"
 )
+
+
+def by_name(names: Iterable[str], args: Iterable[Any], named: dict[str, Any]) -> dict[str, Any]:
+    """Arguments by name, of which some were given by position."""
+    return {**dict(zip(names, args, strict=False)), **named}
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,7 @@ gradients, without building them (`terms.py`).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import Any
 
@@ -18,6 +18,8 @@ from torch.nn import functional
 
 from discreet.per_example.alone import Alone, Rule, Shared
 from discreet.per_example.convolution import CONVOLUTION_RULES
+from discreet.per_example.dropping import FEWEST_DROPPED, attended, dropped
+from discreet.per_example.functions import OF_ATTENTION, by_name
 from discreet.per_example.lanes import is_lane, parted
 from discreet.per_example.recurrent import RECURRENT_RULES
 from discreet.per_example.terms import Lookup, Rows, Slot, Term, product_terms
@@ -156,7 +158,7 @@ def _scaled(
 
 
 def _layer_norm(alone: Alone, input: Tensor, shape: Sequence[int], *args: Any, **named: Any) -> Any:
-    weight, bias, eps = _given({"weight": None, "bias": None, "eps": 1e-5}, args, named)
+    weight, bias, eps = _affine(args, named)
     if not _fits(weight, bias):
         return NotImplemented
     rows = alone.rows(input)
@@ -164,10 +166,10 @@ def _layer_norm(alone: Alone, input: Tensor, shape: Sequence[int], *args: Any, *
     return _normed(alone, functional.layer_norm(rows, shape, eps=eps), len(shape), weight, bias)
 
 
-def _given(default: dict[str, Any], args: Sequence[Any], named: dict[str, Any]) -> Iterator[Any]:
-    """Arguments in their order, given by position or by name."""
-    given = {**default, **dict(zip(default, args, strict=False)), **named}
-    return (given[name] for name in default)
+def _affine(args: Sequence[Any], named: dict[str, Any]) -> Iterable[Any]:
+    """The weight, bias and eps of a norm."""
+    default = {"weight": None, "bias": None, "eps": 1e-5}
+    return (default | by_name(default, args, named)).values()
 
 
 def _rms_norm(
@@ -216,7 +218,7 @@ def _summed(values: Tensor, count: int) -> Tensor:
 def _group_norm(alone: Alone, input: Tensor, groups: int, *args: Any, **named: Any) -> Any:
     """The gradient of the weight follows from sums over space, as in PyTorch's own backward pass,
     without normalising a second time."""
-    weight, bias, eps = _given({"weight": None, "bias": None, "eps": 1e-5}, args, named)
+    weight, bias, eps = _affine(args, named)
     if not _fits(weight, bias):
         return NotImplemented
     rows = alone.rows(input)
@@ -280,10 +282,11 @@ def _channel_norm(alone: Alone, name: str, input: Tensor, *args: Any) -> Any:
     return parted(outputs, len(rows))
 
 
-def _attention(alone: Alone, query: Tensor, key: Tensor, value: Tensor, **named: Any) -> Any:
+def _attention(alone: Alone, *args: Any, **named: Any) -> Any:
     """Attention has no parameters; vmap alone would decompose it."""
+    named = by_name(OF_ATTENTION, args, named)
+    query, *_ = parts = [named.pop(name) for name in OF_ATTENTION[:3]]
     mask = named.pop("attn_mask", None)
-    parts = (query, key, value)
     wide = query.dim()
     if wide not in (3, 4) or any(part.dim() != wide for part in parts):
         return NotImplemented
@@ -292,19 +295,15 @@ def _attention(alone: Alone, query: Tensor, key: Tensor, value: Tensor, **named:
     rows = [alone.rows(part).flatten(0, wide - 3) for part in parts]
     if is_lane(mask):
         mask = _mask(alone.rows(mask), query)
-    found = functional.scaled_dot_product_attention(rows[0], rows[1], rows[2], mask, **named)
+    drawn = rows[0][..., 0].numel() * rows[1].shape[-2] if named.get("dropout_p") else 0
+    if drawn < FEWEST_DROPPED or query.is_cuda or named.get("enable_gqa"):
+        found = functional.scaled_dot_product_attention(rows[0], rows[1], rows[2], mask, **named)
+    else:
+        named.pop("enable_gqa", None)
+        found = attended(rows, mask, **named)
     if wide == 4:
         return parted(found, alone.count)
     return found
-
-
-_OF_ATTENTION = ("attn_mask", "dropout_p", "is_causal")
-
-
-def _attention_of(alone: Alone, *args: Any, **named: Any) -> Any:
-    more: dict[str, Any] = dict(zip(_OF_ATTENTION, args[3:], strict=False))
-    query, key, value = args[:3]
-    return _attention(alone, query, key, value, **more, **named)
 
 
 def _mask(masks: Tensor, query: Tensor) -> Tensor:
@@ -323,9 +322,11 @@ def _dropout(name: str, alone: Alone, input: Tensor, p: float, training: bool) -
     """Draws the masks as for a batch, in the order of the examples."""
     rows = alone.rows(input)
     run = getattr(torch, name)
-    if "feature" not in name:
-        return run(rows, p, training)
-    return run(rows.flatten(0, 1), p, training).reshape(rows.shape)
+    if "feature" in name:
+        return run(rows.flatten(0, 1), p, training).reshape(rows.shape)
+    if name == "dropout" and training:
+        return dropped(rows, p)
+    return run(rows, p, training)
 
 
 def _prelu(alone: Alone, input: Tensor, weight: Tensor) -> Any:
@@ -410,14 +411,8 @@ def _pad_sequence(
 def _ctc(alone: Alone, probabilities: Tensor, targets: Tensor, *args: Any, **named: Any) -> Any:
     """The CTC loss for log probabilities (T, 1, classes), targets (1, S), and the lengths of
     both."""
-    given = dict(
-        zip(
-            ("input_lengths", "target_lengths", "blank", "reduction", "zero_infinity"),
-            args,
-            strict=False,
-        )
-    )
-    given |= named
+    names = ("input_lengths", "target_lengths", "blank", "reduction", "zero_infinity")
+    given = by_name(names, args, named)
     lengths = [given.pop(name) for name in ("input_lengths", "target_lengths")]
     tensors = (probabilities, targets, *lengths)
     if not all(map(is_lane, tensors)) or targets.dim() != 2 or given.get("reduction", 1) != 0:
@@ -439,7 +434,7 @@ RULES: dict[str, Rule] = {
     "group_norm": _group_norm,
     "batch_norm": lambda alone, *args: _channel_norm(alone, "batch_norm", *args),
     "instance_norm": lambda alone, *args: _channel_norm(alone, "instance_norm", *args),
-    "scaled_dot_product_attention": _attention_of,
+    "scaled_dot_product_attention": _attention,
     "prelu": _prelu,
     "rrelu": _rrelu,
     "bincount": _bincount,

@@ -146,11 +146,11 @@ class _Outputs:
         ]
         return replace(self, leaves=leaves)
 
-    def floats(self) -> list[Tensor]:
-        """The numbers that have a gradient."""
+    def floats(self) -> list[tuple[Tensor, int]]:
+        """The numbers that have a gradient, each with the dimension of its rows."""
         pairs = zip(self.leaves, self.dims, strict=True)
         return [
-            value.requires_grad_()
+            (value.requires_grad_(), dim)
             for value, dim in pairs
             if dim is not None and value.is_floating_point()
         ]
@@ -182,15 +182,10 @@ def _losses_and_gradients(objective: Objective, outputs: _Outputs, targets: Tree
     device = objective.parameters[0].device
     with torch.enable_grad(), same_chance(device):
         given = outputs.taken(list(range(count_of(targets))))
-        floats = given.floats()
+        floats, dims = zip(*given.floats(), strict=True)
         losses = objective.losses(tree_unflatten(given.leaves, given.spec), targets)
         # The zeros are for a loss that does not depend on the outputs.
         total = losses.sum() + sum(0 * value.sum() for value in floats)
     gradients = torch.autograd.grad(total, floats)
-    dims = [
-        dim
-        for value, dim in zip(given.leaves, given.dims, strict=True)
-        if dim is not None and value.requires_grad
-    ]
     pairs = zip(gradients, dims, strict=True)
     return [losses.detach(), *(gradient.movedim(dim, 0) for gradient, dim in pairs)]

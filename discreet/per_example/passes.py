@@ -55,6 +55,10 @@ class GradientsOfSome:
     rows: int
     terms: list[Term]
 
+    def within(self, places: Tensor) -> GradientsOfSome:
+        """The same, if the batch was itself a part of a larger one: the examples at `places`."""
+        return replace(self, places=places if self.places is None else places[self.places])
+
 
 def passes(
     objective: Objective, inputs: Tree, targets: Tree, questions: Questions
@@ -70,11 +74,7 @@ def passes(
         for places, tree in filled_up(inputs):
             pairs = replace(objective, of_graphs=True)
             for inner in passes(pairs, tree, rows_of(targets, places), questions):
-                yield GradientsOfSome(
-                    places if inner.places is None else places[inner.places],
-                    inner.rows,
-                    inner.terms,
-                )
+                yield inner.within(places)
         return
     rows = max(count, FEWEST)
     try:
@@ -83,14 +83,9 @@ def passes(
         if split.question:
             questions.asked[split.question] = None
         for places in split.groups(count):
-            for inner in passes(
-                objective, rows_of(inputs, places), rows_of(targets, places), questions
-            ):
-                yield GradientsOfSome(
-                    places if inner.places is None else places[inner.places],
-                    inner.rows,
-                    inner.terms,
-                )
+            some = rows_of(inputs, places)
+            for inner in passes(objective, some, rows_of(targets, places), questions):
+                yield inner.within(places)
         return
     yield GradientsOfSome(None, rows, terms)
 
@@ -120,13 +115,17 @@ def one_pass(
         source = losses
     if not alone.uses or not source.requires_grad:
         return []
-    gradients = _output_gradients(
-        objective, outputs, losses, targets, [edge for edge, _ in alone.uses]
-    )
+    uses = alone.uses[::-1]
+    alone.uses.clear()
+    edges = [edge for edge, _ in uses]
+    gradients = list(_output_gradients(objective, outputs, losses, targets, edges))
     held = list[Term]()
-    for (_, terms), grads in zip(alone.uses, gradients, strict=True):
+    while uses:  # frees what no term holds
+        grads = gradients.pop()
+        of_use = uses.pop()[1]
         if grads is not None:
-            held += terms(grads.to(objective.dtype))
+            held += of_use(grads.to(objective.dtype))
+        del grads, of_use
     return combined_terms(held, objective.order)
 
 
@@ -266,17 +265,12 @@ def _apart(term: Any) -> list[Any]:
     """A term, split into terms of one parameter each."""
     if not isinstance(term, Pair):
         return [term]
-    if term.bias is None:
-        bias = []
-    else:
-        bias = [Rows(term.bias, term.grads)]
-    if term.weight is None:
-        weight = None
-    else:
-        weight = Outer(term.weight, term.inputs.unsqueeze(1), term.grads.unsqueeze(1))
-    if weight is None:
-        return bias
-    return [weight, *bias]
+    found = list[Any]()
+    if term.weight is not None:
+        found.append(Outer(term.weight, term.inputs.unsqueeze(1), term.grads.unsqueeze(1)))
+    if term.bias is not None:
+        found.append(Rows(term.bias, term.grads))
+    return found
 
 
 def _joined(parts: list[Any]) -> Any:

@@ -133,11 +133,7 @@ def clipped_sum_by_owner(
     """
     check_clip(clip_norm, "clip_norm")
     objective = objective_of(model, loss)
-    inputs = as_tree(batch[0])
-    if batch[1] is None:
-        targets = inputs
-    else:
-        targets = as_tree(batch[1])
+    inputs, targets = _trees(*batch)
     if not all(isinstance(part, Tensor) for part in batches_in((inputs, targets))):
         raise ValueError("owners: a graph is a unit by itself, and has no owner")
     if count_of(inputs, targets) != len(owners):
@@ -174,9 +170,7 @@ def _of_owners(
         rows = order[starts[owners].unsqueeze(1) + torch.arange(size, device=order.device)]
         inputs, targets = (rows_of(tree, rows) for tree in trees)
         for part in _parts(objective, inputs, targets, found):
-            yield GradientsOfSome(
-                owners if part.places is None else owners[part.places], part.rows, part.terms
-            )
+            yield part.within(owners)
 
 
 def _parts(
@@ -221,11 +215,7 @@ def sequential_sum(
     bit of the others' gradients."""
     check_clip(clip_norm, "clip_norm")
     objective = objective_of(model, loss)
-    inputs = as_tree(inputs)
-    if targets is None:
-        targets = inputs
-    else:
-        targets = as_tree(targets)
+    inputs, targets = _trees(inputs, targets)
     total, _ = _clipped_sum(
         objective, rows_of(inputs, slice(0, 0)), rows_of(targets, slice(0, 0)), clip_norm
     )
@@ -249,14 +239,15 @@ def check_finite(count: int, finite: int) -> None:
         )
 
 
+def _trees(inputs: Any, targets: Any) -> tuple[Tree, Tree]:
+    tree = as_tree(inputs)
+    return tree, tree if targets is None else as_tree(targets)
+
+
 def _clipped_sum(
     objective: Objective, inputs: Any, targets: Any, clip: float
 ) -> tuple[Tensor, Tensor]:
-    inputs = as_tree(inputs)
-    if targets is None:
-        targets = inputs
-    else:
-        targets = as_tree(targets)
+    inputs, targets = _trees(inputs, targets)
     count = count_of(inputs, targets)
     if count == 0 or not objective.slots:
         return objective.parts().total(), objective.zeros(count)

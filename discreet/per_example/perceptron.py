@@ -64,16 +64,13 @@ def _back(
     outputs of the last."""
     grads = logit_gradients(values[-1], targets)
     terms = list[Term]()
-    first = next(
-        (index for index, layer in enumerate(layers) if type(layer) is nn.Linear), len(layers)
-    )
-    for index in range(len(layers) - 1, first - 1, -1):
+    for index in range(len(layers) - 1, -1, -1):
         layer = layers[index]
         if type(layer) is nn.Linear:
             weight, bias = (objective.slots.get(id(value)) for value in (layer.weight, layer.bias))
             if weight or bias:
                 terms.append(Pair(weight, bias, values[index], grads))
-        if index > first:
+        if index:
             grads = _BACKWARD[type(layer)](layer, values[index + 1], grads)
     return terms[::-1]
 

@@ -105,10 +105,7 @@ class Parts:
 
     def add_product(self, index: int, left: Tensor, right: Tensor, factor: float) -> None:
         """Adds factor * left @ right to a piece that is a matrix."""
-        if index in self._unwritten:
-            keep = 0
-        else:
-            keep = 1
+        keep = int(index not in self._unwritten)
         self._unwritten.discard(index)
         self._values[index].addmm_(left, right, beta=keep, alpha=factor)
 

@@ -19,7 +19,14 @@ from torch.utils._pytree import tree_leaves
 
 from discreet.per_example.alone import tensors_of, writes
 from discreet.per_example.attributes import Attributes, keeps
-from discreet.per_example.functions import DROPPING, FILLING, RECURRENT, called_inside
+from discreet.per_example.functions import (
+    DROPPING,
+    FILLING,
+    OF_ATTENTION,
+    RECURRENT,
+    by_name,
+    called_inside,
+)
 from discreet.per_example.graphs import Graphs
 from discreet.per_example.objective import Objective, Tree, mapped
 from discreet.per_example.refusals import CONFUSED
@@ -85,14 +92,13 @@ class Undrawn(TorchFunctionMode):
     ) -> Any:
         named = kwargs or {}
         name = getattr(func, "__name__", "")
+        if name == "dropped":
+            return args[0]
         if type(func) is FunctionType and func is not self.inner:
             return called_inside(self, func, types, args, named)
         if name == "scaled_dot_product_attention":
-            args = (*args[:4], *((0.0, *args[5:]) if len(args) > 4 else ()))
-            named = {**named, "dropout_p": 0.0}
-            named = {
-                key: value for key, value in named.items() if key != "dropout_p" or len(args) <= 4
-            }
+            named = by_name(OF_ATTENTION, args, named) | {"dropout_p": 0.0}
+            args = ()
         if name in RECURRENT:
             # Packed sequences have one more argument.
             if isinstance(args[3], list | tuple):

@@ -5,11 +5,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
 
+from discreet.per_example.dropping import attended, dropped
 from discreet.per_example.objective import cross_entropy
 from discreet.per_example.per_example import clipped_gradient_sum, l1_clipped_gradient_sum
 from tests.per_example.test_per_example_oracle import clipped_sum
@@ -205,3 +207,52 @@ def test_evaluation_draws_nothing(build: Build) -> None:
     second, _ = clipped_gradient_sum(model, inputs, targets=targets, clip_norm=1.0)
     assert torch.equal(torch.get_rng_state(), state)
     assert torch.equal(first, second)
+
+
+def test_dropout_by_16_bits_keeps_its_share_and_the_mean() -> None:
+    with torch.random.fork_rng():
+        torch.manual_seed(11)
+        found = dropped(torch.ones(10**6), 0.3)
+    assert found.unique().tolist() == pytest.approx([0.0, 1 / 0.7], rel=1e-4)
+    # seven standard deviations of a mean of a million
+    assert float(found.mean()) == pytest.approx(1, abs=7 * math.sqrt(0.3 / 0.7) / 1000)
+
+
+def test_many_values_are_dropped_with_the_masks_of_a_plain_pass() -> None:
+    draws = torch.Generator().manual_seed(71)
+    inputs, targets = torch.randn(64, 80, generator=draws), torch.arange(64) % 3
+    last = seeded(lambda: nn.Linear(80, 3))[0]
+    with torch.random.fork_rng():
+        torch.manual_seed(7)
+        wanted, _ = clipped_sum(masked_gradients(last, dropped(inputs, 0.3), targets), 0.5)
+        torch.manual_seed(7)
+        model = nn.Sequential(nn.Dropout(0.3), last)
+        total, _ = clipped_gradient_sum(model, inputs, targets=targets, clip_norm=0.5)
+    assert float((total.double() - wanted).norm()) <= 2e-4 * float(wanted.norm())
+
+
+HIDDEN = torch.rand(3, 1, 5, 5, generator=torch.Generator().manual_seed(8)) > 0.6
+HIDDEN[1, 0, 2] = False
+MASKS: list[dict[str, Any]] = [{}, {"is_causal": True}, {"attn_mask": HIDDEN}]
+MASKS.append({"attn_mask": torch.zeros(HIDDEN.shape).masked_fill(~HIDDEN, -math.inf)})
+
+
+@pytest.mark.parametrize("given", MASKS)
+def test_attention_with_dropout_is_pytorchs_if_nothing_is_dropped(given: dict[str, Any]) -> None:
+    values = torch.randn(3, 3, 2, 5, 4, generator=torch.Generator().manual_seed(9))
+    parts = [each.requires_grad_() for each in values.unbind()]
+    wanted = nn.functional.scaled_dot_product_attention(*parts, **given, scale=0.3)
+    mask, causal = given.get("attn_mask"), given.get("is_causal", False)
+    found = attended(parts, mask, dropout_p=0.0, is_causal=causal, scale=0.3)
+    torch.testing.assert_close(found, wanted)
+    both = (torch.autograd.grad(each.cos().sum(), parts) for each in (found, wanted))
+    torch.testing.assert_close(*both)
+
+
+def test_attention_drops_what_its_rate_says() -> None:
+    query, value = torch.zeros(2, 4, 64, 8), torch.eye(64).expand(2, 4, 64, 64)
+    with torch.random.fork_rng():
+        torch.manual_seed(12)
+        weights = attended((query, query, value), None, dropout_p=0.25)
+    # ten standard deviations of a share of 32,768
+    assert float((weights == 0).float().mean()) == pytest.approx(0.25, abs=0.024)
