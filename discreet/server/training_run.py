@@ -199,9 +199,8 @@ class TrainingRun:
             stats.accepted = released.replies
             state = stepped(before, self.plan, released)
         for name, each in self.plan.mechanisms.items():
-            if (
-                SERVER in each.charged_at
-            ):  # each client accounts it too: the event is the same for all of them
+            # Each client accounts it too: the event is the same for all of them.
+            if SERVER in each.charged_at and REPORTED[name]:
                 stats.epsilons |= dict.fromkeys(REPORTED[name], self._epsilon(name))
         if self.evaluation and released.answers:
             count = released.replies, self.clients.cohort
@@ -348,7 +347,7 @@ class TrainingRun:
             )
 
     def _epsilon(self, guarantee: str) -> float:
-        return self.ledger.spent(guarantee).epsilon(self.plan.run.delta, self.plan.run.accountant)
+        return self.budgets[guarantee].epsilon(self.ledger.spent(guarantee))
 
     def _epsilons(self, after: State) -> dict[str, float]:
         """The current epsilon of each guarantee; infinity for a disabled one."""
