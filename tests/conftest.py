@@ -5,17 +5,21 @@ Hypothesis tries the same examples each time; `--hypothesis-profile=search` look
 
 from __future__ import annotations
 
+import copy
 import logging
 import os
+import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
 import torch
 from hypothesis import settings
+from omegaconf import DictConfig
 
 from discreet.ledger.rollback_guard import STATE_VARIABLE
+from discreet.settings import compose
 
 settings.register_profile("same", derandomize=True, deadline=None)
 settings.register_profile("search", deadline=None)
@@ -29,6 +33,32 @@ def _own_state(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """What this machine knows of its ledgers is kept apart from what the tests make it know."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv(STATE_VARIABLE, str(tmp_path_factory.mktemp("state")))
+        yield
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _composed_once() -> Iterator[None]:
+    """Hydra takes a third of the time of a small run: what it makes of the same words and the same
+    files is kept. Runs that differ in their folder alone have the same words."""
+    composed = compose._composed
+    kept: dict[object, tuple[DictConfig, bool]] = {}
+
+    def once(words: Sequence[str], *, conf: Path | None = None) -> tuple[DictConfig, bool]:
+        folders = [word for word in words if re.fullmatch(r"output_dir=/[\w/.-]+", word)]
+        if len(folders) > 1:
+            return composed(words, conf=conf)
+        others = tuple(word for word in words if word not in folders)
+        found = compose.conf_for(words, conf or compose.conf_folder())
+        files = tuple((path, path.stat().st_mtime_ns) for path in sorted(found.rglob("*.yaml")))
+        if (others, files) not in kept:
+            kept[others, files] = composed(others, conf=conf)
+        settings, is_sweep = copy.deepcopy(kept[others, files])
+        if folders:
+            settings["output_dir"] = folders[0].removeprefix("output_dir=")
+        return settings, is_sweep
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(compose, "_composed", once)
         yield
 
 

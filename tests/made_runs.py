@@ -1,12 +1,13 @@
-"""Run folders made by hand, for tests of what reads them: no training, and numbers that are
-known."""
+"""Run folders for tests of what reads them: made by hand, without training and with numbers that
+are known, or copied from a run that several tests begin with."""
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Sequence
 from pathlib import Path
 
-from discreet.ledger.durable_ledger import Charge
+from discreet.ledger.durable_ledger import Charge, DurableLedger
 from discreet.planning.plan import Plan, resolve_noise
 from discreet.run_files.run_folder import ASKED, RunFolder, write_json
 from discreet.run_files.run_ledgers import create_ledgers
@@ -55,4 +56,15 @@ def make_run(
         folder.append_metrics(row)
     if ended:
         write_json(folder.path / "privacy.json", ENDED)
+    return folder
+
+
+def copied(made: RunFolder, path: Path) -> RunFolder:
+    """A copy of a run as if it had run there, on a machine that knows no ledgers yet: set
+    DISCREET_STATE to a new folder before."""
+    shutil.copytree(made.path, path)
+    folder = RunFolder(path)
+    for ledger in (folder.ledger_path, folder.clients_ledger_path):
+        if ledger.exists():
+            DurableLedger(ledger).adopt()
     return folder

@@ -55,12 +55,8 @@ class PrivacyLedger:
 
     def epsilon(self, delta: float, accountant: str = PLD) -> float:
         """The epsilon at ``delta`` of all releases together: 0 if there are none, inf if one had no
-        noise."""
-        # Imported here, so that a client without an account starts in half the time, without
-        # dp_accounting.
-        from discreet.accounting.accounting import epsilon_spent
-
-        return epsilon_spent(self.entries, delta=delta, accountant=accountant)
+        noise. It is computed once for all ledgers with the same releases."""
+        return _epsilon(self.entries, delta, accountant)
 
     @property
     def num_releases(self) -> int:
@@ -70,10 +66,17 @@ class PrivacyLedger:
 
 
 @lru_cache(maxsize=65536)
+def _epsilon(entries: tuple[tuple[DpEvent, int], ...], delta: float, accountant: str) -> float:
+    # Imported here, so that a client without an account starts in half the time, without
+    # dp_accounting.
+    from discreet.accounting.accounting import epsilon_spent
+
+    return epsilon_spent(entries, delta=delta, accountant=accountant)
+
+
 def epsilon_of(spent: PrivacyLedger, delta: float, accountant: str) -> float:
-    """`PrivacyLedger.epsilon`, computed once for all ledgers with the same releases. At delta 0 it
-    is the pure epsilon, which is infinite with Gaussian noise. With a secure sum, which the PLD
-    does not know, RDP is used."""
+    """`PrivacyLedger.epsilon`; at delta 0 the pure epsilon, which is infinite with Gaussian noise.
+    With a secure sum, which the PLD does not know, RDP is used."""
     if delta == 0:
         from discreet.accounting.accounting import pure_epsilon
 

@@ -125,7 +125,7 @@ def _export(ledger: DurableLedger, _run: Path) -> bool:
 
 def _adopt(ledger: DurableLedger, _run: Path) -> bool:
     ledger.adopt()
-    print(f"{ledger.path}: goes on here after {ledger.position().rows} rows")
+    print(f"{ledger.path}: continues here after {ledger.position().rows} rows")
     return True
 
 

@@ -31,9 +31,5 @@ def command(overrides: Words = None) -> None:
     log_to(sys.stdout, log_format=asked.operations.log_format)
     logging.getLogger("discreet").setLevel(logging.ERROR)
     timed = timed_round(plan, task, call)
-    minutes = timed.seconds * plan.run.rounds / 60
-    print(
-        f"{timed.seconds:.2g} s a round, {minutes:.2g} minutes in all, on this machine (timed on "
-        "made-up data)"
-    )
-    print(f"memory: {timed.memory / 1e9:.2g} GB")
+    measured = "measured on made-up data"
+    print(*timed.lines(plan.run.rounds, measured), sep="\n")

@@ -90,7 +90,7 @@ def sweep_of(overrides: Sequence[str], *, multirun: bool) -> Sweep | None:
         return _resumed(asked, named=any(word.startswith("hydra.sweep.dir=") for word in overrides))
     if (asked.folder / PLAN).exists():
         raise ConfigError(
-            f"hydra.sweep.dir={asked.folder} holds a sweep already: resume=true goes on with it"
+            f"hydra.sweep.dir={asked.folder} holds a sweep already: resume=true continues it"
         )
     return asked
 
@@ -120,7 +120,7 @@ def _resumed(asked: Sweep, *, named: bool) -> Sweep:
         else:
             where = "name its folder"
         raise ConfigError(
-            f"resume=true of a sweep goes on with the one in hydra.sweep.dir=FOLDER: {where}"
+            f"resume=true of a sweep continues the one in hydra.sweep.dir=FOLDER: {where}"
         )
     try:
         plan = OmegaConf.load(path)
@@ -162,7 +162,7 @@ def all_succeed(
     """Does runs in a shared folder. `again` is the command that resumes them; it is printed if any
     run did not end."""
     again += f" --jobs {at_a_time}" * (at_a_time > 1) + until_then
-    with ending(partial(interrupt_below, shared, f"to go on: {again}")):
+    with ending(partial(interrupt_below, shared, f"to resume: {again}")):
         failed = run_all(jobs, at_a_time=at_a_time, shared=shared)
     if failed:
         logger.error("%d of %d runs failed:", len(failed), len(jobs))

@@ -65,7 +65,7 @@ def command(
     with ending(partial(not_begun, folder=RunFolder(folder))):
         if resume and (overrides or output is None):
             raise ConfigError(
-                "--resume needs --output, the folder of the tune to go on with, and no settings"
+                "--resume needs --output, the folder of the tune to resume, and no settings"
             )
         if resume:
             tune = read_tune(folder)

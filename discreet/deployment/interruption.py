@@ -100,7 +100,7 @@ def _interrupt(folder: RunFolder, command: str, reason: str) -> str:
             done = note_interruption(folder, reason)
     except ConfigError as error:
         return f"{reason}; {error}"
-    return f"interrupted after round {done} ({reason}); to go on: {command}"
+    return f"interrupted after round {done} ({reason}); to resume: {command}"
 
 
 def not_begun(reason: str, folder: RunFolder | None = None) -> str:
@@ -108,8 +108,8 @@ def not_begun(reason: str, folder: RunFolder | None = None) -> str:
     that it would resume."""
     if folder is not None and any(folder.path.rglob("*.db")):
         return (
-            f"interrupted before the run went on ({reason}): what was spent before is recorded in "
-            f"{folder.path}"
+            f"interrupted before the run continued ({reason}): what was spent before is recorded "
+            f"in {folder.path}"
         )
     return (
         f"interrupted before the run began ({reason}): nothing was spent, and the same command "

@@ -64,7 +64,7 @@ class RunWatch:
         for name in sorted(ended - self._told):
             code = others[name].returncode
             logger.warning(
-                "%s has ended, with exit code %d: the run goes on without it", name, code
+                "%s has ended, with exit code %d: the run continues without it", name, code
             )
         self._told |= ended
         if self.nodes and ended.issuperset(self.nodes):

@@ -253,7 +253,7 @@ class DPSGD:
     def __iter__(self) -> Iterator[Batch]:
         """The batches of the remaining steps, whole or in pieces, each for one call of `step`. If a
         loop is left before a batch is stepped, the next loop begins with that batch. Raises
-        BatchError: the loop goes on without a step, or all steps are taken.
+        BatchError: the loop continues without a step, or all steps are taken.
         """
         return self._until(len(self))
 

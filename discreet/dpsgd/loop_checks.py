@@ -89,7 +89,7 @@ def check_fresh(optimizers: Sequence[Optimizer]) -> None:
     if any(optimizer.state for optimizer in optimizers):
         raise ValueError(
             "optimizer: it has taken steps that this DPSGD does not know, and epsilon() would "
-            "leave them out. To go on with a loop load its DPSGD.state_dict(); to add loops up "
+            "leave them out. To resume a loop, load its DPSGD.state_dict(); to add loops up "
             "give LoopPrivacy(ledger=...); otherwise begin with a new optimizer"
         )
 

@@ -268,7 +268,7 @@ class DurableLedger:
                 raise LedgerError(f"{self.path} is {ANOTHER.format(self.path)}")
 
     def adopt(self) -> None:
-        """Lets this machine go on with a ledger that it never charged, or knows at another path.
+        """Lets this machine continue a ledger that it never charged, or knows at another path.
 
         Raises:
           LedgerError: its chain is broken, or it lacks rows that this machine has charged.

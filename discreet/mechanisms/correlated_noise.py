@@ -280,7 +280,7 @@ def _earlier(state: RoundState) -> Mapping[str, Tensor]:
     if done != state.round:
         raise LedgerError(
             f"the noise keys are those after round {done}, but the run is at round "
-            f"{state.round}. A finished run can't go on, and a run whose keys are lost "
+            f"{state.round}. A finished run cannot be resumed, and a run whose keys are lost "
             "must start over"
         )
     return kept

@@ -333,13 +333,13 @@ def load_parameters(model: nn.Module, vector: Tensor) -> None:
     Values are converted to each parameter's type and device; NaN and infinities are written as they
     are. Raises ValueError, and changes nothing, unless the length is exactly the number of
     trainable parameters."""
-    for parameter, part in zip(trainable(model), parts_of(model, vector), strict=True):
+    parameters = trainable(model)
+    for parameter, part in zip(parameters, parts_of(vector, parameters), strict=True):
         parameter.copy_(part)
 
 
-def parts_of(model: nn.Module, vector: Tensor) -> list[Tensor]:
+def parts_of(vector: Tensor, parameters: Sequence[Tensor]) -> list[Tensor]:
     """`vector` cut into views shaped like the trainable parameters. Raises as `load_parameters`."""
-    parameters = trainable(model)
     sizes = [parameter.numel() for parameter in parameters]
     if vector.shape != (sum(sizes),):
         raise ValueError(

@@ -26,6 +26,7 @@ EXAMPLES_INSTEAD = (
     "privacy.example, or DPSGD in the client's own training (discreet new; "
     "docs/index.md)"
 )
+EXAMPLE_CLIP = "privacy.example.clip_norm"
 FULL_LOCAL_WORK = 0.2  # clients that learn less than this in a round answer noise in proportion
 
 
@@ -105,10 +106,13 @@ class NoiseOutlook:
 
     def __str__(self) -> str:
         if self.clip_setting is not None:
+            if self.clip_setting == EXAMPLE_CLIP:
+                noise = "the noise in a step's mean gradient"
+            else:
+                noise = "a round's noise"
             return (
-                "the noise in a step's mean gradient is expected to be "
-                f"{self.ratio:.3g} times as large as {self.clip_setting}, which is "
-                "fixed, so noise can't feed back"
+                f"{noise} is expected to be {self.ratio:.3g} times as large as "
+                f"{self.clip_setting}, which is fixed, so noise can't feed back"
             )
         said = f"a round's noise is expected to be {self.ratio:.3g} times as large as the clip norm"
         if self.loud:
@@ -182,7 +186,7 @@ def outlook_at_clients(plan: Plan, work: ClientRound) -> NoiseOutlook | None:
     spread = math.sqrt(plan.num_params / plan.run.expected_cohort)
     if work.training is not None:
         ratio = work.noise_multiplier * spread / work.training.batch_size
-        return NoiseOutlook(ratio, clip_setting="privacy.example.clip_norm")
+        return NoiseOutlook(ratio, clip_setting=EXAMPLE_CLIP)
     if work.local is None:
         return None
     ratio = 2 * work.noise_multiplier * spread

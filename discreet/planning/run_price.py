@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import suppress
 
-from discreet.accounting.accounting import epsilon_spent
+from discreet.accounting.privacy_ledger import PrivacyLedger
 from discreet.data.examples import Examples
 from discreet.mechanisms.mechanism import SERVER, Unreachable, releases_of
 from discreet.planning.noise_outlook import noise_outlook, outlook_at_clients
@@ -51,11 +51,11 @@ def _client_lines(plan: Plan, name: str, units: int | None) -> Iterator[str]:
     target = run.target_epsilon(name)
     said = ""
     if work is not None and work.events:
-        one = epsilon_spent(work.events, delta=run.delta, accountant=run.accountant)
+        one = PrivacyLedger(work.events).epsilon(run.delta, run.accountant)
         said += f" {one:.4g} after the first round,"
         if target is None:
-            events = [(event, count * run.rounds) for event, count in work.events]
-            target = epsilon_spent(events, delta=run.delta, accountant=run.accountant)
+            events = tuple((event, count * run.rounds) for event, count in work.events)
+            target = PrivacyLedger(events).epsilon(run.delta, run.accountant)
     if target is not None:
         said += f" {target:.4g} after all {run.rounds} rounds,"
     yield f"{name}-level: epsilon{said} of each client, in its own account (delta {run.delta:g})"
@@ -77,9 +77,7 @@ def _epsilons(plan: Plan) -> Iterator[str]:
     if noise is None:
         return
     one, total = (
-        epsilon_spent(
-            releases_of(mechanism, run, rounds), delta=run.delta, accountant=run.accountant
-        )
+        PrivacyLedger(releases_of(mechanism, run, rounds)).epsilon(run.delta, run.accountant)
         for rounds in (1, run.rounds)
     )
     yield (

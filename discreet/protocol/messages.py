@@ -60,7 +60,7 @@ EPSILONS = ("epsilon_example", "epsilon_local", "epsilon_local_pure")
 
 
 class MalformedMessage(ValueError):
-    """A message has the wrong contents. Its sender counts as failed; the round goes on."""
+    """A message has the wrong contents. Its sender counts as failed; the round continues."""
 
 
 @section("virtual.")

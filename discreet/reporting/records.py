@@ -59,7 +59,7 @@ class RunRecord:
       settings: values by dotted name, as the user set them: with the target epsilon if one chose
         the noise.
       rounds: the rows of metrics.csv; never empty.
-      privacy: privacy.json, or None while the run goes on.
+      privacy: privacy.json, or None while the run continues.
       selection: selection.json if discreet tune chose the run, otherwise None.
       constant, test_set: the results of a constant guess, and of the last model, on the public test
         set (constant_guess.json, test_set.json); None if not known.

@@ -20,7 +20,7 @@ from discreet.data.description import DESCRIPTION, DataDescription, description_
 from discreet.data.examples import Task, TaskShape, normalised_inputs
 from discreet.data.folder import FOLDER, SCALE, read_file, with_inputs
 from discreet.data.targets import CLASSES, LABELS, NUMBERS, SEQUENCES, Array, FolderError, Target
-from discreet.models.models import model_for, parts_of
+from discreet.models.models import model_for, parts_of, trainable
 from discreet.per_example.objective import PADDING, cross_entropy
 from discreet.queries.metrics import number_scores
 from discreet.run_files.csv_text import csv_text
@@ -59,7 +59,7 @@ class SavedModel:
 def named_parameters_of(model: nn.Module, vector: Tensor) -> dict[str, Tensor]:
     """Named copies with the shapes of the model's parameters, tied ones once: `vector` cut into the
     trainable ones, and the frozen ones as they are in the model."""
-    parts = iter(parts_of(model, vector))
+    parts = iter(parts_of(vector, trainable(model)))
     return {
         name: (next(parts) if value.requires_grad else value.detach()).clone(
             memory_format=torch.contiguous_format

@@ -27,8 +27,8 @@ class AskedClients:
       started: the time when they were available, by `time.monotonic`; waiting for clients is not
         part of a round.
       stats: the statistics of this round's replies.
-      refused: all clients that have ever refused. They are not asked again, because a spent budget
-        or a policy does not change.
+      refused: the clients that refused in an earlier round. They are not asked again, because a
+        spent budget or a policy does not change.
     """
 
     def __init__(self, transport: Transport, must_be_finite: tuple[str, ...]) -> None:
@@ -43,6 +43,7 @@ class AskedClients:
 
     def begin(self) -> ReplyStats:
         """The empty statistics of a new round."""
+        self.refused |= self.stats.refused
         self.stats = ReplyStats(self.must_be_finite)
         return self.stats
 
@@ -66,13 +67,10 @@ class AskedClients:
         replies = self.transport.ask(asked, params, cohort)
         if self.progress is not None and asked.work.trains:
             replies = self.progress.counted(replies, cohort=len(cohort))
-        for reply in replies:
-            counted = self.stats.count(reply)
-            if counted is not None:
-                yield counted
-        self.refused |= self.stats.refused
+        return filter(None, map(self.stats.count, replies))
 
     @property
     def all_refuse(self) -> bool:
         """True if every client that was available most recently has refused."""
-        return bool(self.available) and not set(self.available) - self.refused
+        refused = self.refused | self.stats.refused
+        return bool(self.available) and not set(self.available) - refused

@@ -143,13 +143,12 @@ class RunLedger:
 
     def sealed(self, replies: Iterable[UsableReply]) -> Iterator[UsableReply]:
         """See `RoundLedger`."""
-        made = self.charges
-        for reply in replies:
-            yield (
-                replace(reply, open=partial(self._open, reply, made))
-                if isinstance(reply, UnopenedSum)
-                else reply
-            )
+        return map(partial(self._seal, made=self.charges), replies)
+
+    def _seal(self, reply: UsableReply, *, made: int) -> UsableReply:
+        if isinstance(reply, UnopenedSum):
+            return replace(reply, open=partial(self._open, reply, made))
+        return reply
 
     def _open(self, summed: UnopenedSum, made: int) -> Tensor:
         if self.charges == made:

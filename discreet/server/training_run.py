@@ -18,6 +18,7 @@ from discreet.mechanisms.mechanism import REPORTED, SERVER, finite_epsilons
 from discreet.mechanisms.round_state import Released
 from discreet.planning.constant_guess import FILE as CONSTANT
 from discreet.planning.constant_guess import last_warning
+from discreet.planning.round_cost import RoundCost, peak_memory
 from discreet.planning.state import Outcome, State
 from discreet.queries.evaluation_result import EvaluationResult
 from discreet.queries.query import RATE
@@ -198,9 +199,8 @@ class TrainingRun:
             stats.accepted = released.replies
             state = stepped(before, self.plan, released)
         for name, each in self.plan.mechanisms.items():
-            if (
-                SERVER in each.charged_at
-            ):  # each client accounts it too: the event is the same for all of them
+            # Each client accounts it too: the event is the same for all of them.
+            if SERVER in each.charged_at and REPORTED[name]:
                 stats.epsilons |= dict.fromkeys(REPORTED[name], self._epsilon(name))
         if self.evaluation and released.answers:
             count = released.replies, self.clients.cohort
@@ -292,13 +292,14 @@ class TrainingRun:
     ) -> dict[str, object]:
         """Evaluates the model; writes metrics, status and log. Returns the row."""
         evaluation = self.evaluate(after)
+        seconds = time.monotonic() - self.clients.started
         row: dict[str, object] = {
             "round": after.round,
             "loss": evaluation.loss,
             **evaluation.scores,
             **facts,
             **self._epsilons(after),
-            "seconds": time.monotonic() - self.clients.started,
+            "seconds": seconds,
         }
         self.folder.append_metrics(row)
         self.rows.append(row)
@@ -310,6 +311,8 @@ class TrainingRun:
             )
         write_status(self.folder, self.status)
         fields = {"event": "round", **row, "failures": dict(stats.failures)}
+        if after.round == self.context.state.round + 1:
+            self._say_cost(seconds)
         logger.info(round_line(row, rounds=self.plan.run.rounds), extra={"fields": fields})
         if len(self.rows) == TIMED:
             self._say_time_left(after.round)
@@ -326,18 +329,25 @@ class TrainingRun:
         self.warned |= notes.keys()
         return row
 
+    def _say_cost(self, seconds: float) -> None:
+        """Logs what `discreet plan` says of time and memory, measured in the first round of this
+        process, which also loads and compiles."""
+        cost = RoundCost(seconds, peak_memory())
+        for line in cost.lines(self.plan.run.rounds, "measured in the first round"):
+            logger.info("%s", line)
+
     def _say_time_left(self, done: int) -> None:
         """Logs an estimate of the time left from the last round; the first rounds also load and
         compile."""
         left = self.plan.run.rounds - done
-        if left > 0:
+        if left > 1:
             seconds = left * self.rows[-1]["seconds"]
             logger.info(
                 "%d rounds are left: about %.2g s, at the speed of the last one", left, seconds
             )
 
     def _epsilon(self, guarantee: str) -> float:
-        return self.ledger.spent(guarantee).epsilon(self.plan.run.delta, self.plan.run.accountant)
+        return self.budgets[guarantee].epsilon(self.ledger.spent(guarantee))
 
     def _epsilons(self, after: State) -> dict[str, float]:
         """The current epsilon of each guarantee; infinity for a disabled one."""

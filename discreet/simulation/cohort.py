@@ -7,6 +7,7 @@ import math
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import chain
 from typing import Any, Self
 
 import numpy as np
@@ -273,9 +274,9 @@ class BatchedTransport:
     ) -> Iterator[PartialReply | Failure]:
         """Trains the cohort. The spending of clients is on disk before their chunk is computed."""
         refused: list[Failure] = []
-        self._workers.begin(params)
-        yield from self._workers.replies(self._admitted(asked, cohort, refused))
-        yield from refused
+        trained = self._workers.replies(params, self._admitted(asked, cohort, refused))
+        # Read last: by then all chunks were admitted, and the list is complete.
+        return chain(trained, refused)
 
     def _admitted(
         self, asked: TrainRequest, cohort: Sequence[int], refused: list[Failure]

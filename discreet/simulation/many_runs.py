@@ -152,7 +152,7 @@ def first_line(error: BaseException) -> str:
 
 
 def run_all(jobs: Sequence[Job], *, at_a_time: int, shared: Path) -> dict[str, str]:
-    """Does all runs, goes on if one fails, and returns the reasons of failures by name. `shared` is
+    """Does all runs, also after one fails, and returns the reasons of failures by name. `shared` is
     the folder that holds all their folders.
 
     With `at_a_time` = 1 the runs are done in this process. Otherwise each is a task of the Ray

@@ -194,13 +194,26 @@ class RayWorkers:
         cluster.check_gpus(num_gpus)
         # In a container, so that each process, not each task, fetches the engine once.
         self._engine = ray.put(engine), "cuda" if num_gpus else "cpu"
-        self._params: Task = ray.put(None)  # until work begins
         self._waiting: list[Task] = []
 
-    def begin(self, params: Tensor) -> None:
-        """Puts the parameters into Ray's object store, and uses machines that have joined. If
-        machines are lost, the chunks stay the same, so that the sums do not depend on the loss."""
+    def replies(self, params: Tensor, works: Iterable[Any]) -> Iterator[PartialReply]:
+        """The replies of each piece of work, from the same initial parameters. Raises RunLostError:
+        one was lost more than `RETRIES` times."""
         self.close()
+        self._use_machines_that_joined()
+        held = ray.put(params.cpu().numpy())
+        for work in works:
+            self._waiting.append(
+                self._cluster.start(_train, self._engine, held, work, num_gpus=self._num_gpus)
+            )
+            if len(self._waiting) >= QUEUED * self.count:
+                yield self._result()
+        while self._waiting:
+            yield self._result()
+
+    def _use_machines_that_joined(self) -> None:
+        """If machines are lost, the chunks stay the same, so that the sums do not depend on the
+        loss."""
         self._cluster.check_nodes()
         cpus = self._cluster.has("CPU")
         if self._num_gpus:
@@ -208,21 +221,6 @@ class RayWorkers:
         else:
             by_gpu = cpus
         self.count = max(self.count, min(cpus, by_gpu))
-        self._params = ray.put(params.cpu().numpy())
-
-    def replies(self, works: Iterable[Any]) -> Iterator[PartialReply]:
-        """The replies of each piece of work. Raises RunLostError: one was lost more than `RETRIES`
-        times."""
-        for work in works:
-            self._waiting.append(
-                self._cluster.start(
-                    _train, self._engine, self._params, work, num_gpus=self._num_gpus
-                )
-            )
-            if len(self._waiting) >= QUEUED * self.count:
-                yield self._result()
-        while self._waiting:
-            yield self._result()
 
     def _result(self) -> PartialReply:
         done = ray.wait(self._waiting if self._is_exact else self._waiting[:1])[0][0]

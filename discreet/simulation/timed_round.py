@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import resource
 import tempfile
 from collections.abc import Mapping
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -14,6 +13,7 @@ import torch
 from discreet.data.examples import Examples, Task
 from discreet.data.targets import CLASSES, LABELS, SEQUENCES
 from discreet.planning.plan import Plan
+from discreet.planning.round_cost import RoundCost, peak_memory
 from discreet.server.session import open_session, training_run
 from discreet.settings.call import Call
 from discreet.simulation.in_process import virtual_clients
@@ -22,15 +22,7 @@ ROUNDS = 2  # the first one warms up
 SEED = 20753
 
 
-@dataclass(frozen=True)
-class TimedRound:
-    """The seconds of a round, and the peak memory of this process and one worker, in bytes."""
-
-    seconds: float
-    memory: int
-
-
-def timed_round(plan: Plan, task: Task, call: Call) -> TimedRound:
+def timed_round(plan: Plan, task: Task, call: Call) -> RoundCost:
     """Does two rounds of a plan on made-up data, in a temporary folder, and times the second. Only
     the sizes of the task are used."""
     rows: list[Mapping[str, object]] = []
@@ -49,11 +41,7 @@ def timed_round(plan: Plan, task: Task, call: Call) -> TimedRound:
         )
         transport = virtual_clients(session, held)
         training_run(session, transport, on_round=rows.append).run()
-    peaks = [
-        resource.getrusage(who).ru_maxrss
-        for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)
-    ]
-    return TimedRound(float(str(rows[-1]["seconds"])), 1024 * sum(peaks))
+        return RoundCost(float(str(rows[-1]["seconds"])), peak_memory())
 
 
 def _made_up(examples: Examples, task: Task) -> Examples:

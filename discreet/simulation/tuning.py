@@ -132,7 +132,7 @@ def drawn(tune: Tune, plans: Sequence[Plan], output: Path) -> Tune:
     if output.exists() and any(output.iterdir()):
         unfinished = (output / TUNE_FILE).exists()
         if unfinished:
-            hint = ": it holds a tune that was not finished, --resume goes on with it"
+            hint = ": it holds a tune that was not finished, --resume continues it"
         else:
             hint = ""
         raise ConfigError(f"--output {output} is not empty{hint}")

@@ -61,17 +61,14 @@ class LocalWorkers:
         self._processes: deque[tuple[BaseProcess, Connection]] = deque()
         self._waiting: deque[tuple[Connection, int]] = deque()
 
-    def begin(self, params: Tensor) -> None:
-        """Sets the initial parameters for the following work. Unfinished work of an earlier round
-        is dropped."""
+    def replies(self, params: Tensor, works: Iterable[Any]) -> Iterator[PartialReply]:
+        """The replies of each piece of work, from the same initial parameters. Their sum is
+        overwritten once the next ones are asked for. Unfinished work of an earlier round is
+        dropped. Raises RunLostError: the process of a piece has ended."""
         while self._waiting:
             with suppress(*TOLD):
                 self._result()
         self._params.copy_(params)
-
-    def replies(self, works: Iterable[Any]) -> Iterator[PartialReply]:
-        """The replies of each piece of work. Their sum is overwritten once the next ones are asked
-        for. Raises RunLostError: the process of a piece has ended."""
         for work in works:
             if not self._forks:
                 yield self._train(self._params, work)
@@ -135,9 +132,7 @@ class Workers(Protocol):
 
     count: int
 
-    def begin(self, params: Tensor) -> None: ...
-
-    def replies(self, works: Iterable[Any]) -> Iterator[PartialReply]: ...
+    def replies(self, params: Tensor, works: Iterable[Any]) -> Iterator[PartialReply]: ...
 
     def close(self) -> None: ...
 

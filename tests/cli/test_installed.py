@@ -3,12 +3,13 @@ without a checkout."""
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
 import sysconfig
 import zipfile
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
@@ -29,6 +30,12 @@ SMALL = (
     "seed=4211",
 )
 Command = Callable[..., subprocess.CompletedProcess[str]]
+# Several commands in one process: its start takes as long as most of them.
+IN_TURN = """
+import json, sys
+from discreet.cli.main import main
+sys.exit(max(main(words) for words in json.loads(sys.argv[1])))
+"""
 
 
 def run(
@@ -103,6 +110,22 @@ def discreet(environment: Path, tmp_path: Path) -> Command:
     )
 
 
+@pytest.fixture
+def in_turn(environment: Path, tmp_path: Path) -> Command:
+    """Installed commands, one after the other in one process. Its folder is not on the path, as
+    with the command itself."""
+    (tmp_path / "beside").mkdir()
+    python = environment / "bin" / "python"
+
+    def commands(
+        *lines: Sequence[object], folder: Path = tmp_path / "beside"
+    ) -> subprocess.CompletedProcess[str]:
+        words = json.dumps([[str(word) for word in line] for line in lines])
+        return run(python, "-P", "-c", IN_TURN, words, folder=folder)
+
+    return commands
+
+
 def test_the_wheel_puts_one_package_on_the_top_level(environment: Path) -> None:
     names = {path.name for path in site_of(environment).iterdir()} - {"others.pth"}
     assert {name for name in names if not name.endswith(".dist-info")} == {"discreet"}
@@ -116,20 +139,13 @@ def test_the_wheel_puts_one_package_on_the_top_level(environment: Path) -> None:
     assert said.stdout == f"{site_of(environment) / 'discreet' / '__init__.py'}\n"
 
 
-def test_what_concerns_runs_works_in_an_empty_folder(discreet: Command, tmp_path: Path) -> None:
+def test_what_concerns_runs_works_in_an_empty_folder(in_turn: Command, tmp_path: Path) -> None:
     simulate(*load_asked([*SMALL, f"output_dir={tmp_path / 'made'}"]))
     made = tmp_path / "made"
     asked = ("user", "--population", 3383, "--cohort", 120, "--rounds", 100, "--noise", 1.2)
-    verbs = (
-        ("status", made),
-        ("report", made),
-        ("ledger", "verify", made),
-        ("predict", made),
-        ("calibrate", *asked),
-    )
-    for words in verbs:
-        done = discreet(*words)
-        assert (done.returncode, done.stderr) == (0, ""), words
+    of_run = (("status",), ("report",), ("ledger", "verify"), ("predict",))
+    done = in_turn(*((*verb, made) for verb in of_run), ("calibrate", *asked))
+    assert (done.returncode, done.stderr) == (0, "")
     assert (made / "report.html").exists()
     assert (made / "predictions.csv").exists()
 
@@ -143,23 +159,24 @@ def project(environment: Path, tmp_path_factory: pytest.TempPathFactory) -> Path
     return folder
 
 
-def test_a_new_project_trains_and_is_reported_on(project: Path, discreet: Command) -> None:
-    done = discreet("simulate", "experiment=quick", "output_dir=outputs/first", folder=project)
+def test_a_new_project_trains_and_is_reported_on(project: Path, in_turn: Command) -> None:
+    trains = ("simulate", "experiment=quick", "output_dir=outputs/first")
+    done = in_turn(trains, ("report", "outputs/first"), folder=project)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "round 2/2" in done.stdout
-    assert "outputs/first" in discreet("report", "outputs/first", folder=project).stdout
+    assert (project / "outputs" / "first" / "report.html").exists()
 
 
 def test_a_table_leads_to_an_exported_model_by_the_wheel_alone(
-    discreet: Command, tmp_path: Path
+    discreet: Command, in_turn: Command, tmp_path: Path
 ) -> None:
-    table, folder = write_table(tmp_path / "hospital.csv", 40), tmp_path / "my-ward"
+    table = write_table(tmp_path / "hospital.csv", 40)
+    folder = tmp_path / "my-ward"
     assert discreet("new", folder, "--table", table).returncode == 0
     make_project(folder / "data", people=40)
     words = ("experiment=table", "data.num_clients=40", "rounds=2", "output_dir=outputs/first")
-    done = discreet("simulate", *words, folder=folder)
-    assert done.returncode == 0, done.stdout + done.stderr
-    done = discreet("export", "outputs/first", "exported", folder=folder)
+    exports = ("export", "outputs/first", "exported")
+    done = in_turn(("simulate", *words), exports, folder=folder)
     assert done.returncode == 0, done.stdout + done.stderr
     assert {"README.md", "classifier.py", "encoding.py", "model.pt2"} <= {
         path.name for path in (folder / "exported").iterdir()

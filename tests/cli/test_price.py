@@ -37,6 +37,8 @@ def test_a_plan_says_every_cost_and_what_a_run_then_says_itself(
     assert simulate([*SMALL, "seed=40127", f"output_dir={tmp_path / 'run'}"]) == 0
     head, *_ = capsys.readouterr().out.partition("round 1/2")
     assert "after the first round, 8 after all 2" in head
+    assert re.search(r"s a round, [\d.e-]+ minutes in all", head)
+    assert re.search(r"memory: [\d.]+ GB", head)
     assert RunFolder(tmp_path / "run").read_metrics()[0]["epsilon_user"] == pytest.approx(
         float(epsilon), abs=1e-3
     )

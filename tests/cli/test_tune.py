@@ -197,7 +197,7 @@ def test_a_tune_that_was_killed_goes_on_with_the_trials_it_had_drawn(
     drawn = [trial.folder for trial in tuning.read_tune(tmp_path / "out").trials]
     assert ran == drawn[:2]
     assert main(words) == 2
-    assert "--resume goes on with it" in capsys.readouterr().err
+    assert "--resume continues it" in capsys.readouterr().err
     monkeypatch.setattr(
         TrialCount, "draw", lambda *_: pytest.fail("the number of trials was drawn again")
     )

@@ -111,7 +111,7 @@ def test_two_runs_at_once_end_each_by_itself_and_leave_no_process(tmp_path: Path
         _, said = processes[first].communicate(timeout=DEADLINE)
         assert processes[first].returncode == 130
         done = check_interrupted(first, "ended by SIGINT")
-        go_on = f"to go on: discreet run resume=true output_dir={first.path}"
+        go_on = f"to resume: discreet run resume=true output_dir={first.path}"
         assert said.splitlines()[-1] == f"interrupted after round {done} (ended by SIGINT); {go_on}"
         assert "Traceback" not in said
         assert not {*trees[first]} & {*child_processes(0)}

@@ -54,7 +54,7 @@ def test_ctrl_c_ends_a_simulation_and_its_workers_with_the_line_that_resumes(
     assert marked(mark) == []
     line = (
         f"interrupted after round {check_interrupted(folder, 'ended by SIGINT')} (ended by "
-        "SIGINT); to go on: "
+        "SIGINT); to resume: "
     )
     assert said.splitlines()[-1] == f"{line}discreet simulate resume=true output_dir={folder.path}"
 
@@ -82,7 +82,7 @@ def test_output_that_nobody_reads_ends_the_run_quietly(tmp_path: Path) -> None:
     assert marked(mark) == []
     done = check_interrupted(folder, "the output is no longer read")
     line = (
-        f"interrupted after round {done} (the output is no longer read); to go on: discreet "
+        f"interrupted after round {done} (the output is no longer read); to resume: discreet "
         "simulate"
     )
     assert process.stderr.read() == f"{line} resume=true output_dir={folder.path}\n"
@@ -106,7 +106,7 @@ def test_a_run_that_is_lost_ends_with_the_reason_and_exit_code_1(
     assert ended.value.code == 1
     (line,) = caplog.messages
     assert line.startswith(
-        "interrupted after round 0 (the SuperLink has ended); to go on: scripts/run resume=true "
+        "interrupted after round 0 (the SuperLink has ended); to resume: scripts/run resume=true "
     )
     _, call = load_asked(shlex.split(line.partition("scripts/run ")[2]))
     assert call.output_dir == str(folder.path)
@@ -165,7 +165,7 @@ def test_ctrl_c_ends_every_process_of_a_federation_on_this_machine(tmp_path: Pat
     assert marked(mark) == []
     assert state_of(run) == "interrupted"
     go_on = (
-        "to go on: python -m discreet.deployment.local_federation --nodes 2 resume=true "
+        "to resume: python -m discreet.deployment.local_federation --nodes 2 resume=true "
         f"output_dir={run.path}"
     )
     assert errors.splitlines()[-1].endswith(go_on)

@@ -68,7 +68,7 @@ def test_a_node_that_dies_is_said_once_and_the_last_one_ends_the_run(
         watch.check()
         watch.check()
         assert (
-            caplog.text.count(f"{name} has ended, with exit code -9: the run goes on without it")
+            caplog.text.count(f"{name} has ended, with exit code -9: the run continues without it")
             == 1
         )
     other.kill()

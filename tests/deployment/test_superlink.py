@@ -109,7 +109,7 @@ def test_the_log_of_a_run_with_a_killed_server_app_ends_with_what_to_do_and_code
     )
     said = federation.says("flwr-log")
     assert f"discreet: run {run} has failed (No heartbeat received from the task)." in said
-    assert "goes on by resume=true output_dir=FOLDER" in said
+    assert "is resumed by resume=true output_dir=FOLDER" in said
 
 
 @pytest.mark.slow

@@ -22,6 +22,7 @@ from discreet.ledger.rollback_guard import STATE_VARIABLE
 from discreet.run_files.run_folder import only_writer
 from discreet.settings.compose import load_asked
 from discreet.simulation.in_process import simulate
+from tests.ledger.charging import charge
 
 WRITERS, FILES = 4, 10
 EVENT = PoissonSampledDpEvent(0.5, GaussianDpEvent(2.0))
@@ -175,17 +176,11 @@ def test_a_charge_has_reached_the_disk_when_it_returns(
     assert len(found) >= 2
 
 
-def _charge(path: Path, data_owner: str) -> None:
-    ledger = DurableLedger(path)
-    for number in range(20):
-        ledger.charge([Charge(number, "example", data_owner, EVENT)])
-
-
 def test_processes_that_write_at_once_keep_one_chain(tmp_path: Path) -> None:
     context = multiprocessing.get_context("spawn")
     path = tmp_path / "clients.db"
     DurableLedger.create(path)
-    workers = [context.Process(target=_charge, args=(path, str(number))) for number in range(3)]
+    workers = [context.Process(target=charge, args=(path, str(number), 20)) for number in range(3)]
     for worker in workers:
         worker.start()
     for worker in workers:

@@ -16,6 +16,7 @@ import torch
 
 from discreet.cli.main import main
 from discreet.ledger.durable_ledger import Charge, DurableLedger, LedgerError
+from discreet.ledger.rollback_guard import STATE_VARIABLE
 from discreet.masking.identity import Directory, IdentityError
 from discreet.run_files.run_folder import (
     ASKED,
@@ -28,15 +29,23 @@ from discreet.run_files.run_folder import (
 )
 from discreet.settings.compose import load_asked
 from discreet.simulation.in_process import simulate
+from tests.made_runs import copied
 
 SMALL = ("rounds=1", "data.num_clients=20", "privacy.user.too_noisy=warn")
 NESTED = "[" * 50_000
 
 
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
+    path = tmp_path_factory.mktemp("made") / "run"
+    simulate(*load_asked([*SMALL, f"output_dir={path}"]))
+    return RunFolder(path)
+
+
 @pytest.fixture
-def run(tmp_path: Path) -> RunFolder:
-    simulate(*load_asked([*SMALL, f"output_dir={tmp_path / 'run'}"]))
-    return RunFolder(tmp_path / "run")
+def run(made: RunFolder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RunFolder:
+    monkeypatch.setenv(STATE_VARIABLE, str(tmp_path / "known"))
+    return copied(made, tmp_path / "run")
 
 
 def said(capsys: pytest.CaptureFixture[str], *words: str) -> str:
@@ -192,12 +201,21 @@ def test_the_epsilon_of_a_report_is_that_of_the_ledger(
 REPORTED = ("privacy.example.enabled=true", "privacy.example.noise_multiplier=4")
 
 
-@pytest.fixture
-def reporting(tmp_path: Path) -> RunFolder:
+@pytest.fixture(scope="module")
+def made_reporting(tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
     """A run whose clients report an epsilon of their own."""
+    path = tmp_path_factory.mktemp("made") / "run"
     words = (*SMALL, *REPORTED, "model.name=logistic_regression", "training.epochs=1")
-    simulate(*load_asked([*words, f"output_dir={tmp_path / 'run'}"]))
-    return RunFolder(tmp_path / "run")
+    simulate(*load_asked([*words, f"output_dir={path}"]))
+    return RunFolder(path)
+
+
+@pytest.fixture
+def reporting(
+    made_reporting: RunFolder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> RunFolder:
+    monkeypatch.setenv(STATE_VARIABLE, str(tmp_path / "known"))
+    return copied(made_reporting, tmp_path / "run")
 
 
 @pytest.mark.parametrize("left", ["clients.db", "checkpoint", "changed digit"])

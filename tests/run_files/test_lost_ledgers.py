@@ -294,7 +294,7 @@ def test_a_run_on_a_full_disk_says_in_one_line_how_it_goes_on_and_goes_on_so(
             simulate_command([*THREE_ROUNDS, f"output_dir={folder.path}"])
     said = capsys.readouterr()
     assert (ended.value.code, said.err) == (1, "")
-    reason, _, command = said.out.splitlines()[-1].partition("; to go on: discreet simulate ")
+    reason, _, command = said.out.splitlines()[-1].partition("; to resume: discreet simulate ")
     assert reason.startswith("interrupted after round 1 (")
     assert "disk is full" in reason or os.strerror(errno.ENOSPC) in reason
     assert simulate_command(shlex.split(command)) == 0

@@ -27,7 +27,6 @@ from discreet.models.models import build_model, load_parameters
 from discreet.planning.plan import Plan
 from discreet.planning.state import Outcome
 from discreet.privacy.randomness import seeded_source
-from discreet.protocol.messages import TrainReply
 from discreet.queries.metrics import metric_blocks
 from discreet.queries.query import Query
 from discreet.run_files.run_folder import RunFolder
@@ -151,17 +150,18 @@ def test_private_numbers_are_within_two_standard_errors_in_19_of_20_draws(
     count: int, own: OwnNoise | None
 ) -> None:
     draw = torch.Generator().manual_seed(31847)
-    shares, sizes = (
-        torch.rand(count, generator=draw).double(),
-        torch.randint(5, 60, (count,), generator=draw).tolist(),
-    )
-    how, within = AnswerRelease(1, float(count), 5.0 if own is None else 4.0, "grid", own=own), 0
+    shares = torch.rand(count, generator=draw).double()
+    sizes = torch.randint(5, 60, (count,), generator=draw).tolist()
+    how = AnswerRelease(1, float(count), 5.0 if own is None else 4.0, "grid", own=own)
+    answers = 2 * (shares.unsqueeze(1) - 0.5)
+    within = 0
     for seed in range(200):
         total, source = AnswerSum(how), seeded_source(seed)
-        for row, size in enumerate(sizes):
-            sent = 2 * (shares[[row]] - 0.5)
-            sent = sent if own is None else own.noised(sent, size, source.child(row))
-            total.take(TrainReply(1, torch.zeros(1), below=True, answer=sent))
+        sent = [
+            answer if own is None else own.noised(answer, size, source.child(row))
+            for row, (answer, size) in enumerate(zip(answers, sizes, strict=True))
+        ]
+        total.add(torch.stack(sent))
         found = ACCURACY.read(total.released(source))["accuracy"]
         within += abs(found.value - float(shares.mean())) <= 2 * found.standard_error
     assert 183 <= within < 200  # 0.9545 of 200 is 190.9; half the standard error would give 137

@@ -186,4 +186,4 @@ def test_a_sweep_of_several_runs_at_a_time_that_is_ended_leaves_no_process(
         check_interrupted(folder, f"ended by {number.name}")
     assert not (sweep / "2").exists()
     go_on = f"discreet simulate --multirun resume=true hydra.sweep.dir={sweep} --jobs 2"
-    assert said.splitlines()[-1] == f"interrupted (ended by {number.name}); to go on: {go_on}"
+    assert said.splitlines()[-1] == f"interrupted (ended by {number.name}); to resume: {go_on}"

@@ -49,8 +49,7 @@ def each(request: pytest.FixtureRequest) -> Iterator[Workers]:
 def test_replies_come_in_the_order_of_the_work(each: Workers) -> None:
     works = [(3, 1.0), (1, 2.0), (2, 3.0), (3, 4.0), (1, 5.0), (2, 0.0)]
     for params in (START, 10 * START):
-        each.begin(params)
-        for (rows, scale), replies in zip(works, each.replies(works), strict=True):
+        for (rows, scale), replies in zip(works, each.replies(params, works), strict=True):
             expected = (params * scale + 0.5).double() if scale % 2 else (params * scale).long()
             assert replies.values.dtype == expected.dtype
             assert torch.equal(replies.values, expected)
@@ -59,19 +58,17 @@ def test_replies_come_in_the_order_of_the_work(each: Workers) -> None:
 
 def test_what_fails_is_raised_and_the_next_round_starts_anew(each: Workers) -> None:
     for _ in range(4):  # more failures than there is room for results
-        each.begin(START)
         with pytest.raises(ValueError, match="scale must not be negative"):
-            list(each.replies([(1, 1.0), (1, -1.0), (1, 2.0), (1, 3.0)]))
-    each.begin(START)
-    assert [replies.epsilon_example for replies in each.replies([(1, 7.0), (1, 8.0)])] == [7.0, 8.0]
+            list(each.replies(START, [(1, 1.0), (1, -1.0), (1, 2.0), (1, 3.0)]))
+    replies = each.replies(START, [(1, 7.0), (1, 8.0)])
+    assert [reply.epsilon_example for reply in replies] == [7.0, 8.0]
 
 
 @pytest.mark.skipif(not can_fork(), reason="needs Linux")
 def test_a_killed_worker_is_said() -> None:
     each = LocalWorkers(_killed, count=1, num_params=2, sum_length=2)
-    each.begin(START)
     with pytest.raises(RuntimeError, match="a worker process of the simulation was killed"):
-        next(each.replies([0]))
+        next(each.replies(START, [0]))
     each.close()
 
 
@@ -89,8 +86,7 @@ def tell(params, work):
     return PartialReply(torch.tensor([os.getpid() - os.getppid()]), 1, 1, 1.0, None)
 
 each = LocalWorkers(tell, count=1, num_params=1, sum_length=1)
-each.begin(torch.zeros(1))
-print(os.getpid() + int(next(each.replies([0])).values), flush=True)
+print(os.getpid() + int(next(each.replies(torch.zeros(1), [0])).values), flush=True)
 sys.stdin.read()
 """
 

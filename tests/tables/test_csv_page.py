@@ -4,16 +4,18 @@ it says."""
 from __future__ import annotations
 
 import csv
-import os
+import io
 import re
 import shlex
 import subprocess
 import sys
 import tomllib
+from contextlib import chdir, redirect_stdout
 from pathlib import Path
 
 import pytest
 
+from discreet.cli.main import main
 from discreet.data.description import description_of
 from tests.tables.made_tables import write_table
 from tests.test_docs import commands
@@ -28,12 +30,17 @@ def block(language: str, number: int = 0) -> str:
 
 
 def shell(words: list[str], folder: Path) -> str:
-    """A command of the page, with `discreet` and `python` as those of this environment."""
-    mine = {"discreet": [sys.executable, "-m", "discreet"], "python": [sys.executable]}
-    line = [*mine.get(words[0], [words[0]]), *words[1:]]
-    environment = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    """What a command of the page prints: `discreet` in this process, whose start would take as long
+    as most of its verbs, and any other as itself, with the `python` of this environment."""
+    printed = io.StringIO()
+    if words[0] == "discreet":
+        with chdir(folder), redirect_stdout(printed):
+            code = main(words[1:])
+        assert code == 0, f"{shlex.join(words)}: {printed.getvalue()}"
+        return printed.getvalue()
+    line = [{"python": sys.executable}.get(words[0], words[0]), *words[1:]]
     done = subprocess.run(
-        line, cwd=folder, env=environment, capture_output=True, text=True, timeout=500, check=False
+        line, cwd=folder, capture_output=True, text=True, timeout=500, check=False
     )
     assert done.returncode == 0, f"{shlex.join(words)}: {done.stdout}{done.stderr}"
     return done.stdout

@@ -37,9 +37,9 @@ UNREADABLE = RegisterNodeRequest(public_key=b"\xff")
 # Flower's message if the ServerApp has ended the run itself
 UNKNOWN = "Task failed with unknown error."
 SAYS = (
-    "discreet: run {run} {what}. What is spent stays spent. If it has a run folder, it goes on by "
-    "resume=true "
-    "output_dir=FOLDER, once nobody writes there. (The next line is flwr's: its exit code is 1)\n"
+    "discreet: run {run} {what}. What is spent stays spent. If it has a run folder, it is resumed "
+    "by resume=true output_dir=FOLDER, once nobody writes there. (The next line is flwr's: its "
+    "exit code is 1)\n"
 )
 
 put_content = SqlObjectStore.put
