@@ -328,27 +328,6 @@ def _dropout(name: str, alone: Alone, input: Tensor, p: float, training: bool) -
     return run(rows, p, training)
 
 
-def _prelu(alone: Alone, input: Tensor, weight: Tensor) -> Any:
-    slot = alone.slot(weight)
-    if slot is None or is_lane(weight):
-        return NotImplemented
-    rows = alone.rows(input)
-    if weight.numel() > 1:
-        wide = (-1, *[1] * (rows.dim() - 3))
-    else:
-        wide = (1,)
-    outputs = torch.where(rows > 0, rows, rows * weight.view(wide))
-    low = rows.detach().clamp(max=0)
-
-    def terms(grads: Tensor) -> list[Term]:
-        products = grads * low
-        if weight.numel() == 1:
-            return [Rows(slot, products.flatten(1).sum(1, keepdim=True))]
-        return [Rows(slot, products.sum([dim for dim in range(1, products.dim()) if dim != 2]))]
-
-    return alone.note(outputs, terms)
-
-
 def _rrelu(alone: Alone, input: Tensor, lower: float, upper: float, training: bool) -> Any:
     if training:
         return NotImplemented
@@ -434,7 +413,6 @@ RULES: dict[str, Rule] = {
     "batch_norm": lambda alone, *args: _channel_norm(alone, "batch_norm", *args),
     "instance_norm": lambda alone, *args: _channel_norm(alone, "instance_norm", *args),
     "scaled_dot_product_attention": _attention,
-    "prelu": _prelu,
     "rrelu": _rrelu,
     "bincount": _bincount,
     "pack_padded_sequence": _pack,

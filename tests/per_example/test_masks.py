@@ -229,32 +229,38 @@ def test_positions_that_a_mask_counts_go_side_by_side(monkeypatch: pytest.Monkey
 
 
 class Skips(nn.Module):
-    """A mask that is left out if it hides nothing, as in GPT-2. Its tokens are large numbers."""
+    """A mask that is left out if it hides nothing, as in GPT-2. Its tokens are large numbers.
+    With `odd`, large tokens count twice if nothing is hidden."""
 
-    def __init__(self) -> None:
+    def __init__(self, odd: bool = False) -> None:
         super().__init__()
         self.tokens, self.head = nn.Embedding(900, 4), nn.Linear(4, 3)
+        self.odd = odd
 
     def forward(self, tokens: Tensor, mask: Tensor) -> Tensor:
         PASSES.append(len(tokens))
         values = self.tokens(tokens).tanh()
         if mask.sum() == mask.numel():
-            return self.head(values.sum(1))  # type: ignore[no-any-return]
+            twice = 1 + (tokens > 1).unsqueeze(2) * int(self.odd)
+            return self.head((values * twice).sum(1))  # type: ignore[no-any-return]
         return self.head((values * mask.unsqueeze(2)).sum(1))  # type: ignore[no-any-return]
 
 
 PASSES: list[int] = []
 
 
-def test_a_branch_that_only_saves_a_mask_is_settled_for_every_batch() -> None:
+@pytest.mark.parametrize(("odd", "passes"), [(False, 1), (True, 3)])
+def test_a_branch_is_settled_for_every_batch_only_if_it_changes_nothing(
+    odd: bool, passes: int
+) -> None:
     tokens = torch.randint(0, 900, (40, 6), generator=DRAWS)
     mask = kept(SERIES).long()
     assert 0 < int(mask.all(1).sum()) < 40
-    model = seeded(Skips)
+    model = seeded(lambda: Skips(odd))
     gradients = single_gradients(model, (tokens, mask), CLASSES)
     wanted = (0.3 / gradients.norm(dim=1, keepdim=True)).clamp(max=1).mul(gradients).sum(0)
     for _ in range(2):
         PASSES.clear()
         total, _ = clipped_gradient_sum(model, (tokens, mask), targets=CLASSES, clip_norm=0.3)
         torch.testing.assert_close(total, wanted, rtol=1e-4, atol=1e-5)
-    assert PASSES == [1]
+    assert len(PASSES) == passes
