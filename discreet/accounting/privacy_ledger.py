@@ -4,11 +4,18 @@ from __future__ import annotations
 
 import json
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
-from discreet.accounting.events import PLD, RDP, event_to_json, exceeds, releases_in
+from discreet.accounting.events import (
+    PLD,
+    RDP,
+    event_from_json,
+    event_to_json,
+    exceeds,
+    releases_in,
+)
 
 if TYPE_CHECKING:
     from dp_accounting import DpEvent
@@ -29,6 +36,8 @@ class PrivacyLedger:
     """
 
     entries: tuple[tuple[DpEvent, int], ...] = ()
+    # The entries as JSON: composed events have no hash.
+    _texts: tuple[tuple[str, int], ...] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         merged: dict[str, tuple[DpEvent, int]] = {}
@@ -40,6 +49,8 @@ class PrivacyLedger:
                 known, times = merged.get(text, (event, 0))
                 merged[text] = known, times + count
         object.__setattr__(self, "entries", tuple(merged.values()))
+        texts = tuple((text, count) for text, (_, count) in merged.items())
+        object.__setattr__(self, "_texts", texts)
 
     def facts(self) -> list[dict[str, object]]:
         """Each event in JSON form with its number of releases, as privacy.json lists them."""
@@ -56,7 +67,7 @@ class PrivacyLedger:
     def epsilon(self, delta: float, accountant: str = PLD) -> float:
         """The epsilon at ``delta`` of all releases together: 0 if there are none, inf if one had no
         noise. It is computed once for all ledgers with the same releases."""
-        return _epsilon(self.entries, delta, accountant)
+        return _epsilon(self._texts, delta, accountant)
 
     @property
     def num_releases(self) -> int:
@@ -66,11 +77,12 @@ class PrivacyLedger:
 
 
 @lru_cache(maxsize=65536)
-def _epsilon(entries: tuple[tuple[DpEvent, int], ...], delta: float, accountant: str) -> float:
+def _epsilon(texts: tuple[tuple[str, int], ...], delta: float, accountant: str) -> float:
     # Imported here, so that a client without an account starts in half the time, without
     # dp_accounting.
     from discreet.accounting.accounting import epsilon_spent
 
+    entries = [(event_from_json(text), count) for text, count in texts]
     return epsilon_spent(entries, delta=delta, accountant=accountant)
 
 
