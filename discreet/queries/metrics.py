@@ -361,17 +361,22 @@ def evaluate(
         if target.kind != NUMBERS:
             right += int(right_of(outputs, targets).sum())
             counted += int((targets != PADDING).sum())
-    scores = {"accuracy": right / counted if counted else math.nan}
-    if uneven:
-        scores |= uneven_scores(torch.cat(kept), examples.targets.cpu())
-    if target.kind == LABELS:
-        scores["auc"] = mean_auc(torch.cat(kept), examples.targets.cpu())
-    if target.kind == NUMBERS:
-        each = number_scores(
-            target.in_units(torch.cat(kept)), target.in_units(examples.targets.cpu())
-        )
-        scores = {name: sum(one[name] for one in each) / len(each) for name in ("r2", "mae")}
+    scores = dict[str, float]()
+    if target.kind != NUMBERS:
+        scores["accuracy"] = right / counted if counted else math.nan
+    if kept:
+        scores |= _other_scores(torch.cat(kept), examples.targets.cpu(), target)
     return EvaluationResult(total / len(examples), scores)
+
+
+def _other_scores(outputs: Tensor, targets: Tensor, target: Target) -> dict[str, float]:
+    """The scores that need all outputs at once: of labels, of numbers, or of uneven classes."""
+    if target.kind == LABELS:
+        return {"auc": mean_auc(outputs, targets)}
+    if target.kind == NUMBERS:
+        each = number_scores(target.in_units(outputs), target.in_units(targets))
+        return {name: sum(one[name] for one in each) / len(each) for name in ("r2", "mae")}
+    return uneven_scores(outputs, targets)
 
 
 def is_uneven(targets: Tensor, num_classes: int = 2) -> bool:
