@@ -93,8 +93,9 @@ def epsilon_of(spent: PrivacyLedger, delta: float, accountant: str) -> float:
         from discreet.accounting.accounting import pure_epsilon
 
         return pure_epsilon(spent.entries)
-    masked = any(hasattr(event, "renyi_noise_multiplier") for event, _ in spent.entries)
-    return spent.epsilon(delta, RDP if masked else accountant)
+    if any(hasattr(event, "renyi_noise_multiplier") for event, _ in spent.entries):
+        accountant = RDP
+    return _epsilon(spent._texts, delta, accountant)
 
 
 def exceeds_budget(
