@@ -40,17 +40,18 @@ class PrivacyLedger:
     _texts: tuple[tuple[str, int], ...] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        merged: dict[str, tuple[DpEvent, int]] = {}
+        events: dict[str, DpEvent] = {}
+        counts: dict[str, int] = {}
         for event, count in self.entries:
             if isinstance(count, bool) or not isinstance(count, int) or count < 0:
                 raise ValueError(f"count must be a whole number of at least 0, not {count!r}")
             text = event_to_json(event)
             if count:
-                known, times = merged.get(text, (event, 0))
-                merged[text] = known, times + count
-        object.__setattr__(self, "entries", tuple(merged.values()))
-        texts = tuple((text, count) for text, (_, count) in merged.items())
-        object.__setattr__(self, "_texts", texts)
+                events.setdefault(text, event)
+                counts[text] = counts.get(text, 0) + count
+        entries = zip(events.values(), counts.values(), strict=True)
+        object.__setattr__(self, "entries", tuple(entries))
+        object.__setattr__(self, "_texts", tuple(counts.items()))
 
     def facts(self) -> list[dict[str, object]]:
         """Each event in JSON form with its number of releases, as privacy.json lists them."""

@@ -346,10 +346,9 @@ def evaluate(
     counted = 0
     kept = []
     uneven = target.kind == CLASSES and is_uneven(examples.targets)
-    parts = (
-        torch.split(values, batch_size) for values in (examples.inputs, examples.targets.cpu())
-    )
-    for inputs, targets in zip(*parts, strict=True):
+    inputs_by_batch = torch.split(examples.inputs, batch_size)
+    targets_by_batch = torch.split(examples.targets.cpu(), batch_size)
+    for inputs, targets in zip(inputs_by_batch, targets_by_batch, strict=True):
         outputs = outputs_of(model, inputs)
         total += (
             loss(outputs.double(), targets.double() if targets.is_floating_point() else targets)
