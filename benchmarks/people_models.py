@@ -223,13 +223,14 @@ def _text(kind: str, change: Callable[[nn.Module], nn.Module] = lambda model: mo
         import_module("transformers"),
         {"vocab_size": 5000, "num_labels": 3, "pad_token_id": 0},
     )
-    if kind == "Bert":
+    if kind in ("Bert", "Llama"):
         sizes |= {
             "hidden_size": 128,
             "num_hidden_layers": 2,
             "num_attention_heads": 2,
             "intermediate_size": 512,
         }
+        sizes |= {"num_key_value_heads": 1} if kind == "Llama" else {}
     else:
         sizes |= {"n_embd": 128, "n_layer": 2, "n_head": 2, "bos_token_id": 1, "eos_token_id": 1}
     model = getattr(found, f"{kind}ForSequenceClassification")(
@@ -244,7 +245,8 @@ def lora(model: nn.Module) -> nn.Module:
     """peft's LoRA of rank 8 in the attention, as after some training: at the start half of its
     matrices have no gradient."""
     peft, is_gpt2 = import_module("peft"), hasattr(model, "transformer")
-    modules = ["c_attn"] if is_gpt2 else ["query", "value"]
+    found = ("c_attn", "query", "value", "q_proj", "v_proj")
+    modules = sorted({name.split(".")[-1] for name, _ in model.named_modules()}.intersection(found))
     settings = {
         "task_type": "SEQ_CLS",
         "target_modules": modules,
@@ -445,6 +447,7 @@ CASES: dict[str, Callable[[], Case]] = {
     "GPT-2": lambda: _text("GPT2"),
     "GPT-2, LoRA": lambda: _text("GPT2", lora),
     "GPT-2, last layer": lambda: _text("GPT2", _last_layer),
+    "Llama, LoRA": lambda: _text("Llama", lora),
     "nanoGPT": _nano_gpt,
     "two towers": _two_towers,
 }

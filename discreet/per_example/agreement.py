@@ -19,6 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
+from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 
 from discreet.per_example.alone import tensors_of
 from discreet.per_example.any_model import OfMany, plain_gradient
@@ -32,7 +33,6 @@ from discreet.per_example.objective import (
     mapped,
     objective_of,
     rows_of,
-    tensors_in,
 )
 from discreet.per_example.passes import FEWEST, GradientsOfSome, one_pass, passes
 from discreet.per_example.refusals import CONFUSED, MixesExamples, Unserved, place
@@ -97,14 +97,11 @@ def tried(model: nn.Module, inputs: Tree) -> tuple[str, Questions]:
                 _check_alone(objective, loss, examples)
                 reason = _reason(objective, examples, questions)
                 if not reason:
-                    masks = _asked_of_masks(objective, inputs, questions)
-                    questions = _settled(objective, [examples, *masks], questions)
-        except Unserved as error:
-            reason = str(error)
-            kind += 1
+                    trials = _trials_of(objective, inputs, examples, questions)
+                    questions = _settled(objective, trials, questions)
         except MixesExamples:
             raise
-        except CONFUSED as error:
+        except (Unserved, *CONFUSED) as error:
             reason = str(error)
             kind += 1
         if not reason:
@@ -185,30 +182,56 @@ def _double(value: Any) -> Any:
 @contextmanager
 def in_float64(model: nn.Module) -> Iterator[None]:
     """A context in which the parameters and buffers of a model are float64, also under autocast,
-    which does not change that type."""
+    which does not change that type, and where the forward asks for float32."""
     floats = {id(value): value for value in tensors_of(model).values() if value.is_floating_point()}
     before = [(value, value.data) for value in floats.values()]
     try:
         for value, data in before:
             value.data = data.double()
-        yield
+        with _Wide():
+            yield
     finally:
         for value, data in before:
             value.data = data
 
 
-def _asked_of_masks(objective: Objective, inputs: Tree, questions: Questions) -> list[Tree]:
-    """Examples whose whole numbers are 0 or 1, as those of a mask, if the model can follow them;
-    adds the questions that these answer differently. Large numbers, as of texts, are never 0."""
-    if all(value.is_floating_point() for value in tensors_in(inputs)):
-        return []
-    examples = made_up(objective.model, inputs, ROWS, kind=2)
-    more = Questions()
-    with suppress(Unserved, *CONFUSED):
-        if not _tried_on(objective, examples, more):
-            questions.asked.update(more.asked)
-            return [examples]
-    return []
+def _trials_of(
+    objective: Objective, inputs: Tree, examples: Tree, questions: Questions
+) -> list[Tree]:
+    """The examples, and, as whole numbers may also be a mask, the same examples with 0 and 1 in
+    place of those of each tensor, if the model can follow them; adds the questions that these
+    answer differently."""
+    found = [examples]
+    leaves, spec = tree_flatten(examples)
+    masks = tree_leaves(made_up(objective.model, inputs, ROWS, kind=2))
+    for at, value in enumerate(leaves):
+        if value.is_floating_point() or value.max() < 2:
+            continue
+        masked = tree_unflatten([*leaves[:at], masks[at], *leaves[at + 1 :]], spec)
+        more = Questions()
+        with suppress(Unserved, *CONFUSED):
+            if not _tried_on(objective, masked, more):
+                questions.asked.update(more.asked)
+                found.append(masked)
+    return found
+
+
+class _Wide(TorchFunctionMode):
+    """A context in which whatever would become float32 becomes float64."""
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        named = {key: _wide(value) for key, value in (kwargs or {}).items()}
+        return _wide(func)(*map(_wide, args), **named)
+
+
+def _wide(value: Any) -> Any:
+    if value is torch.float32:
+        return torch.float64
+    if value is Tensor.float:
+        return Tensor.double
+    return value
 
 
 def _settled(objective: Objective, trials: list[Tree], questions: Questions) -> Questions:

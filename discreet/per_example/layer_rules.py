@@ -290,8 +290,7 @@ def _attention(alone: Alone, *args: Any, **named: Any) -> Any:
     wide = query.dim()
     if wide not in (3, 4) or any(part.dim() != wide for part in parts):
         return NotImplemented
-    if any(alone.slot(part) is not None for part in (*parts, mask)):
-        return NotImplemented
+    *parts, mask = map(alone.copied, (*parts, mask))
     rows = [alone.rows(part).flatten(0, wide - 3) for part in parts]
     if is_lane(mask):
         mask = _mask(alone.rows(mask), query)
@@ -327,27 +326,6 @@ def _dropout(name: str, alone: Alone, input: Tensor, p: float, training: bool) -
     if name == "dropout" and training:
         return dropped(rows, p)
     return run(rows, p, training)
-
-
-def _prelu(alone: Alone, input: Tensor, weight: Tensor) -> Any:
-    slot = alone.slot(weight)
-    if slot is None or is_lane(weight):
-        return NotImplemented
-    rows = alone.rows(input)
-    if weight.numel() > 1:
-        wide = (-1, *[1] * (rows.dim() - 3))
-    else:
-        wide = (1,)
-    outputs = torch.where(rows > 0, rows, rows * weight.view(wide))
-    low = rows.detach().clamp(max=0)
-
-    def terms(grads: Tensor) -> list[Term]:
-        products = grads * low
-        if weight.numel() == 1:
-            return [Rows(slot, products.flatten(1).sum(1, keepdim=True))]
-        return [Rows(slot, products.sum([dim for dim in range(1, products.dim()) if dim != 2]))]
-
-    return alone.note(outputs, terms)
 
 
 def _rrelu(alone: Alone, input: Tensor, lower: float, upper: float, training: bool) -> Any:
@@ -435,7 +413,6 @@ RULES: dict[str, Rule] = {
     "batch_norm": lambda alone, *args: _channel_norm(alone, "batch_norm", *args),
     "instance_norm": lambda alone, *args: _channel_norm(alone, "instance_norm", *args),
     "scaled_dot_product_attention": _attention,
-    "prelu": _prelu,
     "rrelu": _rrelu,
     "bincount": _bincount,
     "pack_padded_sequence": _pack,

@@ -13,6 +13,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import reduce
+from traceback import extract_tb
 from types import MappingProxyType
 from typing import Any
 
@@ -200,10 +201,7 @@ def as_batches_of_one(tree: Tree) -> Tree:
 
 
 def _is_of_vmap(error: ValueError) -> bool:
-    trace = error.__traceback__
-    while trace is not None and trace.tb_next is not None:
-        trace = trace.tb_next
-    return trace is not None and "functorch" in trace.tb_frame.f_code.co_filename
+    return "functorch" in extract_tb(error.__traceback__)[-1].filename
 
 
 def _reason(error: Exception) -> str:

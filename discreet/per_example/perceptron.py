@@ -37,10 +37,7 @@ def by_hand(objective: Objective, inputs: Tree, targets: Tree) -> GradientsOfSom
         return None
     first = layers[0]
     is_flat = type(first) is nn.Flatten and (first.start_dim, first.end_dim) == (1, -1)
-    if is_flat:
-        inner = layers[1:]
-    else:
-        inner = layers
+    inner = layers[is_flat:]
     if not (is_flat or inputs.dim() == 2) or not all(type(layer) in _BACKWARD for layer in inner):
         return None
     rows = max(len(inputs), FEWEST)

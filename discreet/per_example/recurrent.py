@@ -257,30 +257,22 @@ class _Stack:
         return values, ends
 
 
-def _stack_of(
-    kind: str, parameters: Sequence[Tensor], biased: bool, count: int, both: bool
-) -> _Stack:
-    ways = 1 + both
-    each = 4 if biased else 2
-    projects = kind == "lstm" and len(parameters) == (each + 1) * count * ways
-    return _Stack(kind, parameters, count, ways, each + projects, projects, dropout=0.0)
-
-
 def _layers(kind: str, alone: Alone, *args: Any) -> Any:
     packed = isinstance(args[3], list | tuple)
     inputs, *_, parameters, biased, count, dropout, training, both = args if packed else args[:-1]
     start = args[2 if packed else 1]
     batch_first = packed or args[-1]
-    stack = _stack_of(kind, parameters, biased, count, both)
+    each = len(parameters) // (count * (1 + both))
+    projects = kind == "lstm" and each % 2 == 1
     starts: State = tuple(start) if kind == "lstm" else (start,)
     if (
-        len(parameters) != stack.each * stack.count * stack.ways
+        each != 2 + 2 * biased + projects
         or inputs.dim() != (2 if packed else 3)
         or any(map(is_lane, parameters))
     ):
         return NotImplemented
-    if training:
-        stack = replace(stack, dropout=dropout)
+    rate = dropout if training else 0.0
+    stack = _Stack(kind, parameters, count, 1 + both, each, projects, rate)
     values = alone.rows(inputs)
     if not packed:
         values = (values if batch_first else values.transpose(1, 2)).flatten(0, 1)  # (n * k, T, d)

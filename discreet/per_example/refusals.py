@@ -18,12 +18,11 @@ class Unserved(Exception):
 
 
 class MixesExamples(ValueError):
-    """The forward mixes examples. `reason`: the call that does."""
+    """The forward mixes examples. The message names the call that does."""
 
     def __init__(self, reason: str) -> None:
         why = "Clipping bounds what one example changes only if each goes through the model alone"
         super().__init__(f"the model's forward mixes examples: {reason}. {why}")
-        self.reason = reason
 
 
 def place() -> str:

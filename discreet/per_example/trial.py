@@ -8,11 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import is_dataclass
 from types import FunctionType
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.distributions import Distribution
 from torch.nn.modules.batchnorm import _BatchNorm, _NormBase
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves
@@ -256,12 +258,14 @@ def is_same(one: Tensor, other: Tensor) -> bool:
 
 
 def floats_in(outputs: Any) -> list[Tensor]:
-    """The float tensors in a model's outputs."""
-    return [
-        value
-        for value in tree_leaves(outputs)
-        if isinstance(value, Tensor) and value.is_floating_point()
-    ]
+    """The float tensors in a model's outputs, also of dataclasses and distributions."""
+    found = list[Tensor]()
+    for value in tree_leaves(outputs):
+        if isinstance(value, Tensor):
+            found += [value] if value.is_floating_point() else []
+        elif is_dataclass(value) or isinstance(value, Distribution):
+            found += floats_in(vars(value))
+    return found
 
 
 def differ(one: Tensor, other: Tensor, part: float = AGREEMENT) -> bool:

@@ -40,7 +40,8 @@ def said_by(cell: Any) -> str:
         output.get("text") or output.get("data", {}).get("text/plain", "")
         for output in cell.get("outputs", ())
     )
-    plain = re.sub(r"\x1b\[[\d;]*m", "", printed.strip("\n"))
+    lines = printed.replace("\r\n", "\n").strip("\n")  # a command of a cell has a terminal
+    plain = re.sub(r"\x1b\[[\d;]*m", "", lines)
     text = re.sub(r"/\S+/run\b", "FOLDER/run", plain)
     text = re.sub(
         r"((?:round \d+/.*\n){3})(?:.*\n)+?((?:round .*\n){2})(?!round)", r"\1...\n\2", text

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.distributions import Normal
+from torch.nn import functional
 from torch.nn.utils.rnn import pad_sequence
 
 from discreet.per_example.per_example import clipped_gradient_sum
@@ -90,7 +93,14 @@ def padded(model: Masked, inputs: Tensor) -> Tensor:
     return torch.stack(rows)
 
 
+def biased_attention(model: Masked, inputs: Tensor) -> Tensor:
+    values = model.layer(inputs[:, :4])
+    bias = model.experts[0].weight
+    return functional.scaled_dot_product_attention(values, values, values, bias).mean(1)  # type: ignore[arg-type]
+
+
 FORWARDS: list[Forward] = [
+    biased_attention,
     mean_of_kept,
     put_among_zeros,
     filled_with_a_number,
@@ -117,6 +127,42 @@ def test_a_mean_over_the_kept_steps_of_a_whole_batch_is_refused() -> None:
 
     with pytest.raises(ValueError, match="mixes examples"):
         assert_matches(seeded(lambda: Masked(mixed)), SERIES, CLASSES, clip=0.3)
+
+
+def test_autocast_within_a_forward_goes_side_by_side(monkeypatch: pytest.MonkeyPatch) -> None:
+    def cast(model: Masked, inputs: Tensor) -> Tensor:
+        with torch.autocast("cpu", torch.bfloat16):
+            values = model.layer(inputs).relu()
+        return values.float().mean(1)  # type: ignore[no-any-return]
+
+    monkeypatch.setattr("discreet.per_example.per_example.built_terms", None)
+    model = seeded(lambda: Masked(cast))
+    _, norms = clipped_gradient_sum(model, SERIES, targets=CLASSES, clip_norm=0.3)
+    wanted = single_gradients(model, SERIES, CLASSES).norm(dim=1)
+    torch.testing.assert_close(norms, wanted, rtol=0.01, atol=1e-3)
+
+
+class Guess(nn.Module):
+    """Its output is a distribution."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 3)
+
+    def forward(self, inputs: Tensor) -> Normal:
+        return Normal(self.layer(inputs), 2.0, validate_args=False)  # type: ignore[no-untyped-call]
+
+
+def test_a_distribution_as_the_output_goes_side_by_side(monkeypatch: pytest.MonkeyPatch) -> None:
+    def loss(outputs: Any, targets: Tensor) -> Tensor:
+        return -outputs.log_prob(targets).sum(1)  # type: ignore[no-any-return]
+
+    monkeypatch.setattr("discreet.per_example.per_example.built_terms", None)
+    model = seeded(Guess)
+    rows, wanted = SERIES.sum(1), SERIES[:, 0, :3]
+    gradients = single_gradients(model, rows, wanted, loss=loss)
+    total, _ = clipped_gradient_sum(model, rows, targets=wanted, clip_norm=1e6, loss=loss)
+    torch.testing.assert_close(total, gradients.sum(0), rtol=1e-4, atol=1e-5)
 
 
 def drawn_mask(model: Masked, inputs: Tensor) -> Tensor:
@@ -183,32 +229,38 @@ def test_positions_that_a_mask_counts_go_side_by_side(monkeypatch: pytest.Monkey
 
 
 class Skips(nn.Module):
-    """A mask that is left out if it hides nothing, as in GPT-2. Its tokens are large numbers."""
+    """A mask that is left out if it hides nothing, as in GPT-2. Its tokens are large numbers.
+    With `odd`, large tokens count twice if nothing is hidden."""
 
-    def __init__(self) -> None:
+    def __init__(self, odd: bool = False) -> None:
         super().__init__()
         self.tokens, self.head = nn.Embedding(900, 4), nn.Linear(4, 3)
+        self.odd = odd
 
     def forward(self, tokens: Tensor, mask: Tensor) -> Tensor:
         PASSES.append(len(tokens))
         values = self.tokens(tokens).tanh()
         if mask.sum() == mask.numel():
-            return self.head(values.sum(1))  # type: ignore[no-any-return]
+            twice = 1 + (tokens > 1).unsqueeze(2) * int(self.odd)
+            return self.head((values * twice).sum(1))  # type: ignore[no-any-return]
         return self.head((values * mask.unsqueeze(2)).sum(1))  # type: ignore[no-any-return]
 
 
 PASSES: list[int] = []
 
 
-def test_a_branch_that_only_saves_a_mask_is_settled_for_every_batch() -> None:
+@pytest.mark.parametrize(("odd", "passes"), [(False, 1), (True, 3)])
+def test_a_branch_is_settled_for_every_batch_only_if_it_changes_nothing(
+    odd: bool, passes: int
+) -> None:
     tokens = torch.randint(0, 900, (40, 6), generator=DRAWS)
     mask = kept(SERIES).long()
     assert 0 < int(mask.all(1).sum()) < 40
-    model = seeded(Skips)
+    model = seeded(lambda: Skips(odd))
     gradients = single_gradients(model, (tokens, mask), CLASSES)
     wanted = (0.3 / gradients.norm(dim=1, keepdim=True)).clamp(max=1).mul(gradients).sum(0)
     for _ in range(2):
         PASSES.clear()
         total, _ = clipped_gradient_sum(model, (tokens, mask), targets=CLASSES, clip_norm=0.3)
         torch.testing.assert_close(total, wanted, rtol=1e-4, atol=1e-5)
-    assert PASSES == [1]
+    assert len(PASSES) == passes
