@@ -359,15 +359,17 @@ def _chernoff(counts: Counts, frame: _Frame, delta: float) -> float:
     return max(0.0, (_log_moment(counts, frame, order) + log_touching - math.log(left)) / order)
 
 
-def _fits(counts: Counts, interval: float, delta: float) -> bool:
-    grids = [grid_of(event, interval) for event in counts]
-    if max(last - first for first, last in grids) >= _MAX_EVENT_POINTS:
-        return False
+def _frames_that_fit(counts: Counts, interval: float, delta: float) -> list[_Frame]:
+    """The frames of a grid; none if it is so fine that a window would have too many points."""
+    for event in counts:
+        first, last = grid_of(event, interval)
+        if last - first >= _MAX_EVENT_POINTS:
+            return []
     frames = _frames(counts, interval, delta)
-    return (
-        max(_extent(counts, frame, 1) + _extent(counts, frame, -1) for frame in frames)
-        < _MAX_SUM_POINTS
-    )
+    for frame in frames:
+        if _extent(counts, frame, 1) + _extent(counts, frame, -1) >= _MAX_SUM_POINTS:
+            return []
+    return frames
 
 
 def _frames(counts: Counts, interval: float, delta: float) -> list[_Frame]:
@@ -405,9 +407,10 @@ def composed_epsilon(counts: Counts, *, delta: float) -> float:
         return 0.0
     delta *= 1 - _ROUNDING
     interval = FINEST_INTERVAL
-    while not _fits(counts, interval, delta):
+    frames = _frames_that_fit(counts, interval, delta)
+    while not frames:
         interval *= 2
-    frames = _frames(counts, interval, delta)
+        frames = _frames_that_fit(counts, interval, delta)
     epsilon = -math.inf
     for frame in frames:
         in_frame = min(_epsilon_in(counts, frame, delta), _chernoff(counts, frame, delta))
