@@ -16,13 +16,13 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from discreet.per_example.alone import Alone, Rule, Shared
-from discreet.per_example.convolution import CONVOLUTION_RULES
-from discreet.per_example.dropping import FEWEST_DROPPED, attended, dropped
-from discreet.per_example.functions import OF_ATTENTION, by_name
-from discreet.per_example.lanes import is_lane, parted
-from discreet.per_example.recurrent import RECURRENT_RULES
-from discreet.per_example.terms import Lookup, Rows, Slot, Term, product_terms
+from discreet.layers.alone import Alone, Rule, Shared
+from discreet.layers.convolution import CONVOLUTION_RULES
+from discreet.layers.dropping import FEWEST_DROPPED, attended, dropped
+from discreet.layers.functions import OF_ATTENTION, by_name
+from discreet.layers.lanes import is_lane, parted
+from discreet.layers.recurrent import RECURRENT_RULES
+from discreet.layers.terms import Lookup, Rows, Slot, Term, product_terms
 
 
 def positions(values: Tensor) -> Tensor:
