@@ -39,7 +39,7 @@ def ledger(tmp_path: Path) -> DurableLedger:
 
 
 def edit(ledger: DurableLedger, statement: str) -> None:
-    with sqlite3.connect(ledger.path) as connection:
+    with closing(sqlite3.connect(ledger.path)) as connection, connection:
         connection.execute(statement)
 
 
