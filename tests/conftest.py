@@ -19,6 +19,7 @@ from hypothesis import settings
 from omegaconf import DictConfig
 
 from discreet.ledger.rollback_guard import STATE_VARIABLE
+from discreet.run_files import resuming
 from discreet.settings import compose
 
 settings.register_profile("same", derandomize=True, deadline=None)
@@ -40,7 +41,7 @@ def _own_state(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 def _composed_once() -> Iterator[None]:
     """Hydra takes a third of the time of a small run: what it makes of the same words and the same
     files is kept. Runs that differ in their folder alone have the same words."""
-    composed = compose._composed
+    composed = compose.composed
     kept: dict[object, tuple[DictConfig, bool]] = {}
 
     def once(words: Sequence[str], *, conf: Path | None = None) -> tuple[DictConfig, bool]:
@@ -58,7 +59,8 @@ def _composed_once() -> Iterator[None]:
         return settings, is_sweep
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(compose, "_composed", once)
+        patch.setattr(compose, "composed", once)
+        patch.setattr(resuming, "composed", once)
         yield
 
 

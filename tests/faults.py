@@ -25,8 +25,8 @@ from tests.planting import CAUGHT, Fault, always, verdict
 
 def _unsynced(real: Any) -> Any:
     @contextmanager
-    def connect(self: Any) -> Iterator[Any]:
-        with real(self) as connection:
+    def connect(path: Any) -> Iterator[Any]:
+        with real(path) as connection:
             connection.execute("pragma synchronous = normal")
             yield connection
 
@@ -202,7 +202,7 @@ BY_TEST = {
     # Ledgers and budgets.
     "ledger/test_durable_ledger.py::test_a_charge_has_reached_the_disk_when_it_returns": Fault(
         "a charge may still be in memory when it returns",
-        "ledger.durable_ledger:DurableLedger._connect",
+        "ledger.durable_ledger:_connected",
         _unsynced,
     ),
     "node/test_admission.py::test_budgets_are_looked_at_again_if_another_run_has_charged_a_client_meanwhile": Fault(

@@ -408,6 +408,8 @@ def composed_epsilon(counts: Counts, *, delta: float) -> float:
     while not _fits(counts, interval, delta):
         interval *= 2
     frames = _frames(counts, interval, delta)
-    return max(
-        min(_epsilon_in(counts, frame, delta), _chernoff(counts, frame, delta)) for frame in frames
-    )
+    epsilon = -math.inf
+    for frame in frames:
+        in_frame = min(_epsilon_in(counts, frame, delta), _chernoff(counts, frame, delta))
+        epsilon = max(epsilon, in_frame)
+    return epsilon

@@ -4,11 +4,18 @@ from __future__ import annotations
 
 import json
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
-from discreet.accounting.events import PLD, RDP, event_to_json, exceeds, releases_in
+from discreet.accounting.events import (
+    PLD,
+    RDP,
+    event_from_json,
+    event_to_json,
+    exceeds,
+    releases_in,
+)
 
 if TYPE_CHECKING:
     from dp_accounting import DpEvent
@@ -29,17 +36,22 @@ class PrivacyLedger:
     """
 
     entries: tuple[tuple[DpEvent, int], ...] = ()
+    # The entries as JSON: composed events have no hash.
+    _texts: tuple[tuple[str, int], ...] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        merged: dict[str, tuple[DpEvent, int]] = {}
+        events: dict[str, DpEvent] = {}
+        counts: dict[str, int] = {}
         for event, count in self.entries:
             if isinstance(count, bool) or not isinstance(count, int) or count < 0:
                 raise ValueError(f"count must be a whole number of at least 0, not {count!r}")
             text = event_to_json(event)
             if count:
-                known, times = merged.get(text, (event, 0))
-                merged[text] = known, times + count
-        object.__setattr__(self, "entries", tuple(merged.values()))
+                events.setdefault(text, event)
+                counts[text] = counts.get(text, 0) + count
+        entries = zip(events.values(), counts.values(), strict=True)
+        object.__setattr__(self, "entries", tuple(entries))
+        object.__setattr__(self, "_texts", tuple(counts.items()))
 
     def facts(self) -> list[dict[str, object]]:
         """Each event in JSON form with its number of releases, as privacy.json lists them."""
@@ -56,7 +68,7 @@ class PrivacyLedger:
     def epsilon(self, delta: float, accountant: str = PLD) -> float:
         """The epsilon at ``delta`` of all releases together: 0 if there are none, inf if one had no
         noise. It is computed once for all ledgers with the same releases."""
-        return _epsilon(self.entries, delta, accountant)
+        return _epsilon(self._texts, delta, accountant)
 
     @property
     def num_releases(self) -> int:
@@ -66,11 +78,12 @@ class PrivacyLedger:
 
 
 @lru_cache(maxsize=65536)
-def _epsilon(entries: tuple[tuple[DpEvent, int], ...], delta: float, accountant: str) -> float:
+def _epsilon(texts: tuple[tuple[str, int], ...], delta: float, accountant: str) -> float:
     # Imported here, so that a client without an account starts in half the time, without
     # dp_accounting.
     from discreet.accounting.accounting import epsilon_spent
 
+    entries = [(event_from_json(text), count) for text, count in texts]
     return epsilon_spent(entries, delta=delta, accountant=accountant)
 
 
@@ -81,8 +94,9 @@ def epsilon_of(spent: PrivacyLedger, delta: float, accountant: str) -> float:
         from discreet.accounting.accounting import pure_epsilon
 
         return pure_epsilon(spent.entries)
-    masked = any(hasattr(event, "renyi_noise_multiplier") for event, _ in spent.entries)
-    return spent.epsilon(delta, RDP if masked else accountant)
+    if any(hasattr(event, "renyi_noise_multiplier") for event, _ in spent.entries):
+        accountant = RDP
+    return _epsilon(spent._texts, delta, accountant)
 
 
 def exceeds_budget(

@@ -57,7 +57,8 @@ def ending(tell: Callable[[str], str]) -> Iterator[None]:
     except BaseException as raised:
         for number in before:
             signal.signal(number, signal.SIG_IGN)
-        # An error during clean-up, for instance at a lost terminal, would hide the signal.
+        # Any error, because one during clean-up, for instance at a lost terminal, would hide the
+        # signal. What is not an end that is told in a line is raised again.
         error = asked[0] if asked else raised
         if isinstance(error, AskedToEnd):
             reason = f"ended by {signal.Signals(error.args[0]).name}"

@@ -379,7 +379,7 @@ def strange() -> Iterator[None]:
         yield
     except (MalformedMessage, MalformedBytes) as error:
         raise MalformedMessage(readable(str(error))) from error
-    except Exception as error:
+    except Exception as error:  # Flower, protobuf and NumPy raise errors of many classes
         raise MalformedMessage(f"the reply can't be decoded: {type(error).__name__}") from error
 
 

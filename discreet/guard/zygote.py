@@ -7,7 +7,6 @@ kills it with all its children at the deadline."""
 
 from __future__ import annotations
 
-import importlib
 import os
 import select
 import signal
@@ -33,7 +32,7 @@ from discreet.guard.enclosure import (
     new_spaces,
 )
 from discreet.guard.scratch import WatchedFolder, remove
-from discreet.simulation.processes import child_processes
+from discreet.simulation.processes import child_processes, import_before_forking
 
 LOADED = (
     "flwr.supernode.cli.flwr_clientapp",
@@ -68,19 +67,14 @@ class Pipes:
 
 
 def import_libraries() -> None:
-    """Imports the libraries that apps need, once. Discreet's own modules are unloaded: an app may
-    bring another release."""
-    for name in LOADED:
-        with suppress(ModuleNotFoundError):
-            importlib.import_module(name)
+    """Imports the libraries that apps need, once."""
+    import_before_forking(LOADED)
     import torch
 
     torch.set_num_threads(1)
     torch.nn.functional.linear(
         torch.ones(2, 2), torch.ones(2, 2)
     ).sum()  # looks at the processor now
-    for name in [name for name in sys.modules if name.split(".")[0] == "discreet"]:
-        del sys.modules[name]
 
 
 def serve_keepers(control: socket.socket, readable: Sequence[str]) -> None:

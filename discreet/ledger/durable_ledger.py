@@ -18,7 +18,7 @@ import shutil
 import sqlite3
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
@@ -173,7 +173,7 @@ class DurableLedger:
         """A connection that writes nothing. As SQLite writes beside a file that it reads, a copy is
         read on a read-only disk."""
         if os.access(self.path.resolve().parent, os.W_OK):
-            with self._connect() as connection:
+            with _connected(self.path) as connection:
                 yield connection
             return
         with (
@@ -181,9 +181,6 @@ class DurableLedger:
             _connected(_copied(self.path, Path(folder))) as connection,
         ):
             yield connection
-
-    def _connect(self) -> AbstractContextManager[sqlite3.Connection]:
-        return _connected(self.path)
 
     def charge(
         self,
@@ -207,7 +204,7 @@ class DurableLedger:
             return None
         if self.account is not None:
             self.account.charge(charges)
-        with RollbackGuard.opened() as guard, self._connect() as connection:
+        with RollbackGuard.opened() as guard, _connected(self.path) as connection:
             with _transaction(connection):
                 if since is not None and _charged_since(connection, since) & {
                     charge.data_owner for charge in charges
@@ -260,7 +257,7 @@ class DurableLedger:
           LedgerError: its chain is broken, this machine never charged it, or it lacks rows that
             this machine has charged.
         """
-        with RollbackGuard.opened() as guard, self._connect() as connection:
+        with RollbackGuard.opened() as guard, _connected(self.path) as connection:
             for fault in _faults(connection):
                 raise LedgerError(f"{self.path} is damaged: {fault}")
             known = self._known(connection, guard)

@@ -111,23 +111,29 @@ class MaskingNode:
                 else:
                     state = read_state(saved)
                 for part in parts:
-                    match part.stage:
-                        case Stage.KEYS:
-                            state, body = self._keys(state, part)
-                        case Stage.SHARES:
-                            state, body = self._shares(state, part)
-                        case Stage.MASKED:
-                            state, body = self._masked(state, part, vector, release, asked)
-                        case Stage.CONFIRM:
-                            state, body = self._confirm(state, part)
-                        case Stage.UNMASK:
-                            state, body = self._unmask(state, part)
+                    if part.stage == Stage.MASKED:
+                        state, body = self._masked(state, part, vector, release, asked)
+                    else:
+                        state, body = self._without_work(state, part)
                     replies.append(part.answered(body))
                 # before the reply leaves, so that it is never given twice
                 self.store.save(self.terms.run, state.encode())
         except MalformedBytes as error:
             raise MaskingRefused(f"malformed: {error}") from error
         return wire.write_reply(replies)
+
+    def _without_work(self, state: NodeState, part: Part) -> Answer:
+        """The state after a stage that needs no vector, and the reply to it."""
+        match part.stage:
+            case Stage.KEYS:
+                return self._keys(state, part)
+            case Stage.SHARES:
+                return self._shares(state, part)
+            case Stage.CONFIRM:
+                return self._confirm(state, part)
+            case Stage.UNMASK:
+                return self._unmask(state, part)
+        raise MaskingRefused(f"no stage {part.stage}")
 
     def _parts(self, request: bytes) -> tuple[Part, ...]:
         terms, parts = wire.read_request(request)

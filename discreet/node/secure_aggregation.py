@@ -21,7 +21,7 @@ from flwr.app import RecordDict
 from discreet.masking.identity import Directory, Identity, IdentityError
 from discreet.masking.node import MaskingNode
 from discreet.masking.store import OVER, FolderStore
-from discreet.masking.wire import MalformedBytes, MaskingRefused, Stage, read_request
+from discreet.masking.wire import MalformedBytes, MaskingRefused, Stage, Terms, read_request
 from discreet.node.account import Refused
 from discreet.node.policy import check_sums, policy_from
 from discreet.protocol.masked_messages import (
@@ -100,15 +100,7 @@ def answer_masking(
     identity, directory = _known_identity(files, guarded)
     if request == WHO:
         return member_content(Member(identity.name, directory.names))
-    try:
-        terms, parts = read_request(request)
-    except MalformedBytes as error:
-        raise Refused(f"malformed: {error}") from error
-    stages = {part.stage for part in parts}
-    if Stage.KEYS in stages:
-        # A node gives no keys for a sum that its owner does not allow.
-        check_sums(policy_from(node_config), colluding=terms.colluding, summands=terms.summands)
-        forget(files.state, but=terms.run)
+    terms, stages = _asked_stages(request, node_config, files)
     # The server chooses the terms. A node signs them with its keys, and no later stage may have
     # other terms. The terms of the masked vector are the node's own, and must be the same.
     masked = None
@@ -129,6 +121,23 @@ def answer_masking(
         raise Refused(str(refusal)) from refusal
     masked.report(len(reply))
     return reply_content(reply)
+
+
+def _asked_stages(
+    request: bytes, node_config: Mapping[str, object], files: MembershipFiles
+) -> tuple[Terms, set[Stage]]:
+    """The terms of a request, and the stages that it asks for. Refused: it can't be read, or the
+    owner does not allow such a sum."""
+    try:
+        terms, parts = read_request(request)
+    except MalformedBytes as error:
+        raise Refused(f"malformed: {error}") from error
+    stages = {part.stage for part in parts}
+    if Stage.KEYS in stages:
+        # A node gives no keys for a sum that its owner does not allow.
+        check_sums(policy_from(node_config), colluding=terms.colluding, summands=terms.summands)
+        forget(files.state, but=terms.run)
+    return terms, stages
 
 
 def _known_identity(files: MembershipFiles, guarded: bool) -> tuple[Identity, Directory]:

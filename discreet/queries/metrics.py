@@ -346,10 +346,9 @@ def evaluate(
     counted = 0
     kept = []
     uneven = target.kind == CLASSES and is_uneven(examples.targets)
-    parts = (
-        torch.split(values, batch_size) for values in (examples.inputs, examples.targets.cpu())
-    )
-    for inputs, targets in zip(*parts, strict=True):
+    inputs_by_batch = torch.split(examples.inputs, batch_size)
+    targets_by_batch = torch.split(examples.targets.cpu(), batch_size)
+    for inputs, targets in zip(inputs_by_batch, targets_by_batch, strict=True):
         outputs = outputs_of(model, inputs)
         total += (
             loss(outputs.double(), targets.double() if targets.is_floating_point() else targets)
@@ -361,17 +360,22 @@ def evaluate(
         if target.kind != NUMBERS:
             right += int(right_of(outputs, targets).sum())
             counted += int((targets != PADDING).sum())
-    scores = {"accuracy": right / counted if counted else math.nan}
-    if uneven:
-        scores |= uneven_scores(torch.cat(kept), examples.targets.cpu())
-    if target.kind == LABELS:
-        scores["auc"] = mean_auc(torch.cat(kept), examples.targets.cpu())
-    if target.kind == NUMBERS:
-        each = number_scores(
-            target.in_units(torch.cat(kept)), target.in_units(examples.targets.cpu())
-        )
-        scores = {name: sum(one[name] for one in each) / len(each) for name in ("r2", "mae")}
+    scores = dict[str, float]()
+    if target.kind != NUMBERS:
+        scores["accuracy"] = right / counted if counted else math.nan
+    if kept:
+        scores |= _other_scores(torch.cat(kept), examples.targets.cpu(), target)
     return EvaluationResult(total / len(examples), scores)
+
+
+def _other_scores(outputs: Tensor, targets: Tensor, target: Target) -> dict[str, float]:
+    """The scores that need all outputs at once: of labels, of numbers, or of uneven classes."""
+    if target.kind == LABELS:
+        return {"auc": mean_auc(outputs, targets)}
+    if target.kind == NUMBERS:
+        each = number_scores(target.in_units(outputs), target.in_units(targets))
+        return {name: sum(one[name] for one in each) / len(each) for name in ("r2", "mae")}
+    return uneven_scores(outputs, targets)
 
 
 def is_uneven(targets: Tensor, num_classes: int = 2) -> bool:

@@ -7,11 +7,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 
-from omegaconf import OmegaConf
+from omegaconf import DictConfig, OmegaConf
 
 from discreet.run_files.run_folder import ASKED, RunFolder, output_folder
 from discreet.settings.call import Call
-from discreet.settings.compose import hydra_on_conf, load_asked, parse_asked, quoted
+from discreet.settings.compose import composed, not_one_run, parse_asked, quoted
 from discreet.settings.places import conf_folder, conf_for
 from discreet.settings.rules import ConfigError
 from discreet.settings.settings import Settings, described, flat
@@ -62,13 +62,20 @@ def asked_settings(
         run has to keep.
     """
     words = [*map(quoted, words)]
-    with hydra_on_conf(words, conf=conf):
-        from hydra import compose
-
-        asked = compose(config_name="config", overrides=words)
+    asked, is_sweep = composed(words, conf=conf)
     if asked.resume is not True:
-        config, call = load_asked([*defaults, *words], conf=conf)
+        if is_sweep:
+            raise ConfigError(not_one_run(words))
+        if defaults:
+            asked, _ = composed([*defaults, *words], conf=conf)
+        config, call = parse_asked(asked)
         return config, replace(call, output_dir=str(output_folder(call.output_dir)))
+    return _of_resumed_run(asked, words, conf_for(words, conf or conf_folder()))
+
+
+def _of_resumed_run(asked: DictConfig, words: Sequence[str], conf: Path) -> tuple[Settings, Call]:
+    """The settings of the run in output_dir with the overrides `words`, and the call. `asked`: the
+    overrides, composed with `conf`."""
     if asked.output_dir is None:
         raise ConfigError(
             "output_dir must be given with resume=true: the folder of the run to resume"
@@ -88,7 +95,7 @@ def asked_settings(
         before = kept
     settings = OmegaConf.create({"device": last.device, **described(kept)})
     first = flat(described(before))
-    for word, name in _given(words, [*was, *wanted], conf_for(words, conf or conf_folder())):
+    for word, name in _given(words, [*was, *wanted], conf):
         if _is_new(word, name, wanted.get(name), was, first) and not word.startswith("experiment="):
             OmegaConf.update(settings, name, wanted[name])
     config, call = parse_asked(settings)

@@ -184,7 +184,7 @@ def interruptible(folder: RunFolder, goes_on_by: str) -> Iterator[None]:
     into SystemExit."""
     try:
         yield
-    except BaseException as error:
+    except BaseException as error:  # whatever ends the run: it is noted, and raised again
         asked = isinstance(error, SystemExit | KeyboardInterrupt)
         done = note_interruption(
             folder, "the server was told to stop" if asked else str(error) or type(error).__name__

@@ -12,6 +12,7 @@ from contextlib import nullcontext
 from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any, TextIO
 
+from discreet.accounting.privacy_ledger import epsilon_of
 from discreet.ledger.budget import BudgetSpent, require_room_for
 from discreet.ledger.durable_ledger import Charge
 from discreet.mechanisms.mechanism import REPORTED, SERVER, finite_epsilons
@@ -347,7 +348,8 @@ class TrainingRun:
             )
 
     def _epsilon(self, guarantee: str) -> float:
-        return self.budgets[guarantee].epsilon(self.ledger.spent(guarantee))
+        run = self.plan.run
+        return epsilon_of(self.ledger.spent(guarantee), run.delta, run.accountant)
 
     def _epsilons(self, after: State) -> dict[str, float]:
         """The current epsilon of each guarantee; infinity for a disabled one."""

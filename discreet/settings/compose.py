@@ -104,11 +104,16 @@ def load_asked(
     `conf`: the folder; None: `conf_folder()`. Raises ConfigError: one line that names the setting;
     or the experiment is a sweep and not a single run.
     """
-    settings, is_sweep = _composed(overrides, conf=conf)
+    settings, is_sweep = composed(overrides, conf=conf)
     if is_sweep and not of_sweep:
-        words = " ".join(overrides)
-        raise ConfigError(f"{words} is a sweep of several runs, not one: discreet simulate {words}")
+        raise ConfigError(not_one_run(overrides))
     return parse_asked(settings)
+
+
+def not_one_run(overrides: Sequence[str]) -> str:
+    """The refusal of overrides whose experiment is a sweep, where a single run is asked for."""
+    words = " ".join(overrides)
+    return f"{words} is a sweep of several runs, not one: discreet simulate {words}"
 
 
 def check_words(words: Sequence[str]) -> None:
@@ -121,10 +126,10 @@ def check_words(words: Sequence[str]) -> None:
     settings = [word for word in words if "=" in word and not word.startswith("-")]
     if {"-m", "--multirun"} & {*words}:
         plan, runs = listed_runs(settings)
-        asked, is_sweep = _composed(runs[0])
+        asked, is_sweep = composed(runs[0])
         is_sweep = "resume=true" in plan.overrides.task
     else:
-        asked, is_sweep = _composed(settings)
+        asked, is_sweep = composed(settings)
     if not (is_sweep or asked.resume is True):
         parse_asked(asked)
 
@@ -164,7 +169,7 @@ def quoted(word: str) -> str:
     return f"{name}='{Path(value).expanduser() if value.startswith('~/') else value}'"
 
 
-def _composed(words: Sequence[str], *, conf: Path | None = None) -> tuple[DictConfig, bool]:
+def composed(words: Sequence[str], *, conf: Path | None = None) -> tuple[DictConfig, bool]:
     """Composed settings, and whether the experiment is a sweep."""
     # Imported here, so that code that reads a composed configuration works without Hydra.
     from hydra.core.global_hydra import GlobalHydra

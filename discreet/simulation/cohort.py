@@ -286,18 +286,14 @@ class BatchedTransport:
         for clients, sizes in self._chunks(cohort):
             named = dict(zip(map(str, clients), sizes, strict=True))
             found = admit(work, named, accounts=self.accounts)
-            refused += [
-                Failure(int(n), "refused", str(who))
-                for n, who in found.items()
-                if isinstance(who, Refused)
-            ]
-            admitted = {int(name): who for name, who in found.items() if isinstance(who, Admitted)}
+            admitted: dict[int, Admitted] = {}
+            for name, who in found.items():
+                if isinstance(who, Refused):
+                    refused.append(Failure(int(name), "refused", str(who)))
+                else:
+                    admitted[int(name)] = who
             if admitted:
-                each = admitted.values()
-                largest = {name: max(getattr(who, name) for who in each) for name in EPSILONS}
-                training = tuple(who.training for who in each if who.training)
-                local = next(iter(each)).local
-                yield _ChunkWork(tuple(admitted), training, local, asked, largest)
+                yield _chunk_work(admitted, asked)
 
     def _chunks(self, cohort: Sequence[int]) -> Iterator[tuple[list[int], list[int]]]:
         """The cohort in chunks of clients of similar size, largest first, with their sizes."""
@@ -310,6 +306,17 @@ class BatchedTransport:
         for start in range(0, len(clients), step):
             chosen = order[start : start + step]
             yield clients[chosen].tolist(), sizes[chosen].tolist()
+
+
+def _chunk_work(admitted: Mapping[int, Admitted], asked: TrainRequest) -> _ChunkWork:
+    """The work of the clients that take part, by their numbers."""
+    each = admitted.values()
+    largest = dict.fromkeys(EPSILONS, 0.0)
+    for who in each:
+        for name in EPSILONS:
+            largest[name] = max(largest[name], getattr(who, name))
+    training = tuple(who.training for who in each if who.training)
+    return _ChunkWork(tuple(admitted), training, next(iter(each)).local, asked, largest)
 
 
 def _workers_here(engine: Engine) -> Workers:

@@ -11,6 +11,7 @@ Run as a program this does one of two things:
 from __future__ import annotations
 
 import ctypes
+import importlib
 import os
 import shutil
 import signal
@@ -18,7 +19,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
@@ -34,6 +35,16 @@ DIE_WITH_PARENT = 1  # PR_SET_PDEATHSIG of Linux
 END_SECONDS = 10.0
 LOOK_SECONDS = 0.02
 WATCH_SECONDS = 0.5
+
+
+def import_before_forking(names: Iterable[str]) -> None:
+    """Imports those of these modules that are there, for processes that are forked from this one to
+    run an app. Discreet's own modules are unloaded, as an app's bundle has its own copy."""
+    for name in names:
+        with suppress(ModuleNotFoundError):
+            importlib.import_module(name)
+    for name in [name for name in sys.modules if name.split(".")[0] == "discreet"]:
+        del sys.modules[name]
 
 
 class RunLostError(RuntimeError):

@@ -296,9 +296,8 @@ def _plain_sgd(clients: SgdClients[Batch], params: list[Tensor], settings: Local
         rate = -settings.learning_rate
     for epoch in range(settings.epochs):
         for active, batch in clients.shuffled_batches(epoch):
-            current, moving = (
-                [values[:active] for values in tensors] for tensors in (params, velocities)
-            )
+            current = [values[:active] for values in params]
+            moving = [velocity[:active] for velocity in velocities]
             clients.add_mean_gradients(current, batch, moving, keep=keep, rate=rate)
             if settings.momentum:
                 for values, velocity in zip(current, moving, strict=True):

@@ -145,3 +145,10 @@ def test_what_can_not_be_accounted_is_not_recorded(
 ) -> None:
     with pytest.raises(ValueError, match=message):
         PrivacyLedger().record(event, count)
+
+
+def test_a_ledger_takes_a_list_of_composed_events_as_dp_accounting_writes_it() -> None:
+    parts = [GaussianDpEvent(2.0), GaussianDpEvent(2.0)]
+    ledger = PrivacyLedger(((ComposedDpEvent(parts), 1),))
+    alone = PrivacyLedger(((GaussianDpEvent(2.0), 2),))
+    assert ledger.epsilon(1e-5) == pytest.approx(alone.epsilon(1e-5), rel=1e-9)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import json
 import sqlite3
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -141,7 +142,7 @@ def test_show_gives_every_guarantee_with_its_epsilon(
 
 def test_verify_finds_a_changed_row(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert [ledger_command(["verify", str(given)]) for given in (run, run / "clients.db")] == [0, 0]
-    with sqlite3.connect(run / "ledger.db") as connection:
+    with closing(sqlite3.connect(run / "ledger.db")) as connection, connection:
         connection.execute("update releases set count = 0 where number = 1")
     assert ledger_command(["verify", str(run)]) == 1
     assert "does not fit the chain" in capsys.readouterr().out
@@ -203,7 +204,7 @@ def test_a_backup_is_whole_while_the_ledger_is_written_and_overwrites_nothing(
     for source in (ledger.path, run / "none.db"):
         assert ledger_command(["backup", str(source), str(copy)]) == 2
         assert "nothing is overwritten" in capsys.readouterr().err
-    with sqlite3.connect(ledger.path) as connection:
+    with closing(sqlite3.connect(ledger.path)) as connection, connection:
         connection.execute("update releases set count = 0 where number = 2")
     assert ledger_command(["backup", str(ledger.path), str(run / "other.db")]) == 2
     assert "is damaged" in capsys.readouterr().err

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,9 +13,7 @@ from safetensors import safe_open
 
 from discreet.accounting.privacy_ledger import PrivacyLedger
 from discreet.ledger.durable_ledger import DurableLedger, LedgerError
-from discreet.ledger.rollback_guard import LedgerPosition
 from discreet.planning.plan import Plan, planned
-from discreet.planning.state import State
 from discreet.privacy.selection import TrialCount
 from discreet.run_files.run_folder import RunFolder
 from discreet.server.population_account import ADJACENCIES, Population, create_account
@@ -26,6 +25,7 @@ from discreet.simulation import many_runs, tuning
 from discreet.simulation.in_process import simulate
 from discreet.simulation.tuning import cost_of, require_room
 from tests.command import tune as main
+from tests.simulation.crash import crash
 
 SMALL = [
     "rounds=1",
@@ -146,31 +146,13 @@ def test_every_file_of_the_chosen_run_states_the_price_of_the_choice(tuned: Path
         assert json.loads(file.metadata()["selection"])["epsilon"] == pytest.approx(price())
 
 
-class KilledError(Exception):
-    """The process ended here."""
-
-
-def killed_at(call: int, monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Ends the tune in trial number `call`, whose only round is charged but not done; gives the
-    folders that ran."""
-    ran, save = list[str](), RunFolder.save_checkpoint
+def trials_that_run(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The folders of the trials that run from now on."""
+    ran = list[str]()
 
     def simulated(config: Settings, of: Call, **how: Any) -> None:
         ran.append(Path(str(of.output_dir)).name)
-        if len(ran) == call:
-            monkeypatch.setattr(RunFolder, "save_checkpoint", stop)
         simulate(config, of, **how)
-
-    def stop(
-        files: RunFolder,
-        checkpoint: State,
-        *,
-        best: bool = False,
-        account: LedgerPosition | None = None,
-    ) -> None:
-        if not best:  # the one before the first round is written as the best so far
-            raise KilledError
-        save(files, checkpoint, best=best, account=account)
 
     monkeypatch.setattr(many_runs, "simulate", simulated)
     return ran
@@ -190,20 +172,16 @@ def test_a_tune_that_was_killed_goes_on_with_the_trials_it_had_drawn(
         f"{NOISE}=1,2",
     ]
     monkeypatch.setattr(TrialCount, "draw", lambda *_: 3)
-    with monkeypatch.context() as patch:
-        ran = killed_at(2, patch)
-        with pytest.raises(KilledError):
-            main(words)
+    # In the second trial its only round is charged, and not done.
+    assert crash("before_checkpoint", 2, words, run=main) == -signal.SIGKILL
     drawn = [trial.folder for trial in tuning.read_tune(tmp_path / "out").trials]
-    assert ran == drawn[:2]
     assert main(words) == 2
     assert "--resume continues it" in capsys.readouterr().err
     monkeypatch.setattr(
         TrialCount, "draw", lambda *_: pytest.fail("the number of trials was drawn again")
     )
-    with monkeypatch.context() as patch:
-        ran = killed_at(0, patch)
-        assert main(["--resume", "--output", str(tmp_path / "out")]) == 0
+    ran = trials_that_run(monkeypatch)
+    assert main(["--resume", "--output", str(tmp_path / "out")]) == 0
     assert ran == drawn[1:]  # the first is not run again, the second goes on
     assert [path.name for path in (tmp_path / "out").iterdir()] == ["chosen"]
     last = RunFolder(tmp_path / "out" / "chosen").read_metrics()[-1]

@@ -17,6 +17,7 @@ import pytest
 from dp_accounting import GaussianDpEvent, LaplaceDpEvent, PoissonSampledDpEvent
 
 from discreet.cli.ledger import backup
+from discreet.ledger import durable_ledger
 from discreet.ledger.durable_ledger import Charge, DurableLedger, LedgerError
 from discreet.ledger.rollback_guard import STATE_VARIABLE
 from discreet.run_files.run_folder import only_writer
@@ -38,7 +39,7 @@ def ledger(tmp_path: Path) -> DurableLedger:
 
 
 def edit(ledger: DurableLedger, statement: str) -> None:
-    with sqlite3.connect(ledger.path) as connection:
+    with closing(sqlite3.connect(ledger.path)) as connection, connection:
         connection.execute(statement)
 
 
@@ -202,7 +203,7 @@ def test_a_ledger_its_copy_and_the_folders_that_are_made_for_it_are_its_owners_a
     try:
         ledger = DurableLedger.create(tmp_path / "node" / "ledger.db")
         backup(ledger.path, tmp_path / "node" / "copy.db")
-        with only_writer(tmp_path / "run"), ledger._connect() as connection:
+        with only_writer(tmp_path / "run"), durable_ledger._connected(ledger.path) as connection:
             connection.execute("begin immediate")
             rights = {
                 path.name: path.stat().st_mode & 0o77

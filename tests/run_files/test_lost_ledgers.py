@@ -368,7 +368,7 @@ def test_a_value_that_is_none_of_its_column_is_an_error_of_the_ledger(
 ) -> None:
     ledger = DurableLedger.create(tmp_path / "ledger.db")
     ledger.charge([Charge(1, "user", "", GaussianDpEvent(1.0))])
-    with sqlite3.connect(ledger.path) as connection:
+    with closing(sqlite3.connect(ledger.path)) as connection, connection:
         connection.execute(f"update releases set {change}")
     with pytest.raises(LedgerError, match=f"{ledger.path} .*is damaged"):
         _ = ledger.check() if "round" in change else ledger.spent("user")
@@ -379,7 +379,7 @@ def test_what_this_machine_knows_of_ledgers_may_be_damaged_too(
 ) -> None:
     monkeypatch.setenv(STATE_VARIABLE, str(tmp_path / "known"))
     ledger = DurableLedger.create(tmp_path / "ledger.db")
-    with sqlite3.connect(tmp_path / "known" / "ledgers.db") as connection:
+    with closing(sqlite3.connect(tmp_path / "known" / "ledgers.db")) as connection, connection:
         connection.execute("update ledgers set rows = 'few'")
     with pytest.raises(LedgerError, match=r"ledgers\.db.* it is damaged, rows is of type str"):
         ledger.charge([Charge(1, "user", "", GaussianDpEvent(1.0))])

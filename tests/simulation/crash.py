@@ -91,16 +91,27 @@ def plant_at_checkpoint(point: str, number: int) -> None:
     RunFolder.save_checkpoint = saved  # type: ignore[method-assign]
 
 
-def crash(point: str, number: int, overrides: Sequence[str]) -> int | None:
+def _simulated(overrides: Sequence[str]) -> object:
+    return simulate(*load_asked(list(overrides)))
+
+
+Run = Callable[[Sequence[str]], object]
+
+
+def crash(
+    point: str, number: int, overrides: Sequence[str], *, run: Run = _simulated
+) -> int | None:
     """Runs a simulation in a fork of this process until it dies at a point in round `number`; its
-    exit code."""
-    return crash_all([(point, number, overrides)])[0]
+    exit code. `run`: another command; then the point is passed as many times."""
+    return crash_all([(point, number, overrides)], run=run)[0]
 
 
-def crash_all(runs: Sequence[tuple[str, int, Sequence[str]]]) -> list[int | None]:
+def crash_all(
+    runs: Sequence[tuple[str, int, Sequence[str]]], *, run: Run = _simulated
+) -> list[int | None]:
     """As `crash`, for several runs side by side."""
     context = multiprocessing.get_context("fork")
-    processes = [context.Process(target=_simulate, args=run) for run in runs]
+    processes = [context.Process(target=_dying, args=(run, *each)) for each in runs]
     with warnings.catch_warnings():
         # Newer Pythons warn of forks beside threads. The child takes none of this process's locks.
         warnings.simplefilter("ignore", DeprecationWarning)
@@ -111,7 +122,7 @@ def crash_all(runs: Sequence[tuple[str, int, Sequence[str]]]) -> list[int | None
     return [process.exitcode for process in processes]
 
 
-def _simulate(point: str, number: int, overrides: Sequence[str]) -> None:
+def _dying(run: Run, point: str, number: int, overrides: Sequence[str]) -> None:
     logging.getLogger("discreet").setLevel(logging.WARNING)
     plant(point, number)
-    simulate(*load_asked(list(overrides)))
+    run(overrides)

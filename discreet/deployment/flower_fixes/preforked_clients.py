@@ -9,7 +9,6 @@ runs is the one that came with the run.
 
 from __future__ import annotations
 
-import importlib
 import json
 import os
 import random
@@ -22,6 +21,7 @@ from typing import NoReturn
 from flwr.supernode.cli.flwr_clientapp import flwr_clientapp
 
 from discreet.settings.places import FEATURES
+from discreet.simulation.processes import import_before_forking
 
 # Flower's command, and the modules that ClientApps import, also late: connections, gradients,
 # accounting, ledgers.
@@ -43,10 +43,7 @@ LOOK_SECONDS = 1.0
 
 def import_libraries() -> None:
     """Imports the modules that ClientApps need."""
-    for name in LOADED:
-        importlib.import_module(name)
-    for name in [name for name in sys.modules if name.split(".")[0] == "discreet"]:
-        del sys.modules[name]  # an app's bundle has its own copy
+    import_before_forking(LOADED)
 
 
 def serve_clients(path: Path) -> None:

@@ -144,6 +144,7 @@ def no_runtime_api(config: object, state_factory: object) -> tuple[object, threa
     and answer it."""
     ended = threading.Thread(target=lambda: None)
     ended.start()
+    ended.join()
     return SimpleNamespace(should_exit=False, force_exit=False), ended
 
 
