@@ -303,11 +303,7 @@ class Alone(TorchFunctionMode):
 
 
 # functions with rules that are written in Python
-PYTHON = {
-    "embedding_bag",
-    "lstm_layer",
-    "multi_head_attention",
-}
+PYTHON = {"embedding_bag", "lstm_layer"}
 
 
 def squeezed(value: Tensor) -> Tensor:

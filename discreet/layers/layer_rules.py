@@ -295,7 +295,7 @@ def _attention(alone: Alone, *args: Any, **named: Any) -> Any:
     if is_lane(mask):
         mask = _mask(alone.rows(mask), query)
     drawn = rows[0][..., 0].numel() * rows[1].shape[-2] if named.get("dropout_p") else 0
-    if drawn < FEWEST_DROPPED or query.is_cuda or named.get("enable_gqa"):
+    if drawn < FEWEST_DROPPED or not query.is_cpu or named.get("enable_gqa"):
         found = functional.scaled_dot_product_attention(rows[0], rows[1], rows[2], mask, **named)
     else:
         named.pop("enable_gqa", None)

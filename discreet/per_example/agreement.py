@@ -325,10 +325,7 @@ def _follows(together: Tensor, alone: list[Tensor]) -> bool:
     if together.shape == alone[0].shape:
         return not any(differ(together, one) for one in alone)
     for dim in range(together.dim()):
-        rest = [
-            one.shape[:dim] + one.shape[dim + 1 :] for one in alone if one.dim() == together.dim()
-        ]
-        if rest == [together.shape[:dim] + together.shape[dim + 1 :]] * len(alone):
+        with suppress(RuntimeError, IndexError):  # other shapes
             joined = torch.cat(alone, dim)
             if joined.shape == together.shape and not differ(together, joined):
                 return True
