@@ -282,11 +282,11 @@ BY_TEST = {
         always(""),
     ),
     "per_example/test_watch.py::test_examples_that_answer_differently_are_run_apart": Fault(
-        "all examples take the way of the first one", "per_example.branches:are_alike", always(True)
+        "all examples take the way of the first one", "layers.branches:are_alike", always(True)
     ),
     "per_example/test_watch.py::test_a_branch_on_what_was_drawn_is_not_watched": Fault(
         "a branch may read what was drawn at random",
-        "per_example.alone:Alone._check_drawn",
+        "layers.alone:Alone._check_drawn",
         always(None),
     ),
     "per_example/test_left_behind.py::test_what_an_outlier_leaves_on_a_module_reaches_no_later_step": Fault(
@@ -304,7 +304,7 @@ BY_TEST = {
     ),
     "per_example/test_scales.py::test_one_example_adds_at_most_the_clip_norm_and_its_reported_norm": Fault(
         "squares of norms are lost where they are too small for float32",
-        "per_example.terms:mass",
+        "layers.terms:mass",
         lambda _: lambda values, order: values.flatten(1).abs().pow(order).sum(1),
     ),
     # What a node holds its server to.
@@ -499,7 +499,7 @@ BY_TEST |= {
     ),
     "per_example/test_trial.py::test_a_change_that_only_some_example_makes_is_refused_at_its_step": Fault(
         "a buffer may be written for an example that no trial has seen",
-        "per_example.alone:Alone._check_writes",
+        "layers.alone:Alone._check_writes",
         always(None),
     ),
     "run_files/test_damaged_files.py::test_a_changed_number_of_a_checkpoint_is_damage": Fault(
@@ -561,7 +561,7 @@ FAULTS = (
     *(replace(fault, test=test) for test, fault in BY_TEST.items()),
     Fault(
         "a mask, or lengths, may be drawn at random",
-        "per_example.alone:Alone.split_by",
+        "layers.alone:Alone.split_by",
         lambda real: lambda self, *given: _as_if_not_drawn(real, self, *given),
         ON_WHAT_WAS_DRAWN,
     ),

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor, nn
 
 from discreet.data.examples import Examples
+from discreet.layers.recurrent import ClassesSecond, LSTMLayer
 from discreet.per_example.objective import PADDING
-from discreet.per_example.recurrent import ClassesSecond, LSTMLayer
 
 TOKENS, TAGS, LENGTH = 9, 4, 6
 GRU, LAYERS = "tests.sequences:gru", "tests.sequences:layers"

@@ -22,6 +22,7 @@ FLOORS = (
     "discreet.accounting",
     "discreet.privacy",
     "discreet.masking",
+    "discreet.layers",
     "discreet.per_example",
     "discreet.settings",
     "discreet.ledger",
@@ -89,7 +90,7 @@ def test_imports_go_one_way() -> None:
 
 
 def test_privacy_knows_no_flower_no_hydra_and_no_task() -> None:
-    rooms = ("accounting", "privacy", "per_example", "masking")
+    rooms = ("accounting", "privacy", "layers", "per_example", "masking")
     for path in (path for name in rooms for path in (ROOT / "discreet" / name).rglob("*.py")):
         assert not {name.split(".")[0] for name in imports(path)} & PRIVACY_KNOWS_NOT, path
 

@@ -23,8 +23,8 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import TreeSpec, tree_flatten, tree_leaves, tree_unflatten
 
+from discreet.layers.functions import function_of
 from discreet.models.models import dropout_layers, to_train, trainable
-from discreet.per_example.functions import function_of
 from discreet.per_example.perceptron import unchanged
 from discreet.per_example.trial import made_up, same_chance
 

@@ -8,6 +8,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from discreet.data.examples import Task
 from discreet.data.targets import CLASSES, LABELS, NUMBERS, SEQUENCES
+from discreet.layers.alone import writes
 from discreet.models.models import (
     LSTM,
     MISTAKES,
@@ -19,7 +20,6 @@ from discreet.models.models import (
     to_train,
     trainable,
 )
-from discreet.per_example.alone import writes
 from discreet.per_example.objective import cross_entropy, objective_of
 from discreet.per_example.trial import two_passes
 from discreet.settings.training import ModelConfig

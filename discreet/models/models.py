@@ -22,10 +22,10 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
 
 from discreet.data.examples import TaskShape
+from discreet.layers.recurrent import ClassesSecond, LastStep, LSTMLayer
 from discreet.models.scattering import Scattering
 from discreet.models.transformer import transformer
 from discreet.per_example.objective import modules_of, parameters_of
-from discreet.per_example.recurrent import ClassesSecond, LastStep, LSTMLayer
 from discreet.privacy.randomness import RandomSource
 from discreet.settings.training import HF, ModelConfig
 

@@ -21,11 +21,13 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 
-from discreet.per_example.alone import tensors_of
+from discreet.layers.alone import tensors_of
+from discreet.layers.branches import AnswersDiffer, Questions
+from discreet.layers.functions import function_of
+from discreet.layers.refusals import CONFUSED, MixesExamples, Unserved, place
+from discreet.layers.terms import Parts
 from discreet.per_example.any_model import OfMany, plain_gradient
 from discreet.per_example.attributes import put_back
-from discreet.per_example.branches import AnswersDiffer, Questions
-from discreet.per_example.functions import function_of
 from discreet.per_example.objective import (
     Objective,
     Tree,
@@ -35,8 +37,6 @@ from discreet.per_example.objective import (
     rows_of,
 )
 from discreet.per_example.passes import FEWEST, GradientsOfSome, one_pass, passes
-from discreet.per_example.refusals import CONFUSED, MixesExamples, Unserved, place
-from discreet.per_example.terms import Parts
 from discreet.per_example.trial import (
     AGREEMENT,
     COARSE_AGREEMENT,
@@ -325,10 +325,7 @@ def _follows(together: Tensor, alone: list[Tensor]) -> bool:
     if together.shape == alone[0].shape:
         return not any(differ(together, one) for one in alone)
     for dim in range(together.dim()):
-        rest = [
-            one.shape[:dim] + one.shape[dim + 1 :] for one in alone if one.dim() == together.dim()
-        ]
-        if rest == [together.shape[:dim] + together.shape[dim + 1 :]] * len(alone):
+        with suppress(RuntimeError, IndexError):  # other shapes
             joined = torch.cat(alone, dim)
             if joined.shape == together.shape and not differ(together, joined):
                 return True

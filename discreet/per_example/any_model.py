@@ -16,15 +16,15 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from discreet.per_example.alone import Alone, squeezed
+from discreet.layers.alone import Alone, squeezed
+from discreet.layers.branches import AnswersDiffer
+from discreet.layers.functions import called_inside, function_of
+from discreet.layers.layer_rules import RULES
+from discreet.layers.refusals import Unserved
+from discreet.layers.terms import Rows, Term
 from discreet.per_example.attributes import put_back
-from discreet.per_example.branches import AnswersDiffer
-from discreet.per_example.functions import called_inside, function_of
-from discreet.per_example.layer_rules import RULES
 from discreet.per_example.objective import LOSS_SCALE, Objective, Tree, count_of, filled, rows_of
 from discreet.per_example.passes import FEWEST, as_batches_of_one, side_by_side
-from discreet.per_example.refusals import Unserved
-from discreet.per_example.terms import Rows, Term
 from discreet.per_example.trial import same_chance
 
 _log = logging.getLogger("discreet")

@@ -16,10 +16,10 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
+from discreet.layers.refusals import CONFUSED
 from discreet.per_example.any_model import OfMany
 from discreet.per_example.attributes import put_back
 from discreet.per_example.objective import Objective, Tree, count_of, mapped, rows_of
-from discreet.per_example.refusals import CONFUSED
 from discreet.per_example.trial import (
     AGREEMENT,
     COARSE_AGREEMENT,

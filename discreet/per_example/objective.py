@@ -14,10 +14,10 @@ from torch.nn import functional
 from torch.nn.parameter import UninitializedParameter
 from torch.utils._pytree import tree_leaves, tree_map
 
+from discreet.layers.refusals import Unserved
+from discreet.layers.terms import Parts, Slot
 from discreet.per_example.checkpoints import undone
 from discreet.per_example.graphs import Graphs, graphs_in
-from discreet.per_example.refusals import Unserved
-from discreet.per_example.terms import Parts, Slot
 
 Tree = Any  # a tensor, or tuples and dictionaries of tensors, each with one row an example
 Loss = Callable[[Any, Any], Tensor]

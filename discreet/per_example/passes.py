@@ -22,12 +22,14 @@ from torch import Tensor
 from torch.autograd.graph import GradientEdge
 from torch.func import vmap
 
-from discreet.per_example.alone import Alone
+from discreet.layers.alone import Alone
+from discreet.layers.branches import AnswersDiffer, Question, Questions
+from discreet.layers.convolution import Convolved
+from discreet.layers.layer_rules import RULES
+from discreet.layers.refusals import CONFUSED, Unserved, place_of_error
+from discreet.layers.terms import Lookup, Outer, Pair, Rows, Slot, Term, Tied
 from discreet.per_example.attributes import put_back
-from discreet.per_example.branches import AnswersDiffer, Question, Questions
-from discreet.per_example.convolution import Convolved
 from discreet.per_example.graphs import Graphs, filled_up
-from discreet.per_example.layer_rules import RULES
 from discreet.per_example.objective import (
     LOSS_SCALE,
     Objective,
@@ -40,8 +42,6 @@ from discreet.per_example.objective import (
     one_each,
     rows_of,
 )
-from discreet.per_example.refusals import CONFUSED, Unserved, place_of_error
-from discreet.per_example.terms import Lookup, Outer, Pair, Rows, Slot, Term, Tied
 
 FEWEST = 4  # least number of rows in a pass: smaller batches are padded
 NOTHING_SETTLED: Mapping[Question, bool] = MappingProxyType({})

@@ -24,9 +24,11 @@ from weakref import WeakKeyDictionary, ref
 import torch
 from torch import Tensor, nn
 
+from discreet.layers.branches import Questions
+from discreet.layers.refusals import Unserved
+from discreet.layers.terms import Term, floats_at_once, without
 from discreet.per_example.agreement import tried
 from discreet.per_example.any_model import built_terms
-from discreet.per_example.branches import Questions
 from discreet.per_example.loss_trial import check_loss
 from discreet.per_example.objective import (
     LOSS_SCALE,
@@ -43,8 +45,6 @@ from discreet.per_example.objective import (
 )
 from discreet.per_example.passes import FEWEST, GradientsOfSome, passes
 from discreet.per_example.perceptron import by_hand
-from discreet.per_example.refusals import Unserved
-from discreet.per_example.terms import Term, floats_at_once, without
 from discreet.per_example.trial import check_layers, try_out, unmoved
 from discreet.per_example.wrong_inputs import explained
 from discreet.privacy.clipping import check_clip, clip_factors

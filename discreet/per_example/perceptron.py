@@ -7,9 +7,9 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
+from discreet.layers.terms import Pair, Term
 from discreet.per_example.objective import Objective, Tree, filled, logit_gradients
 from discreet.per_example.passes import FEWEST, GradientsOfSome, combined_terms
-from discreet.per_example.terms import Pair, Term
 
 # Maps a layer, its outputs and their gradients to the gradients of its inputs.
 Back = Callable[[nn.Module, Tensor, Tensor], Tensor]

@@ -19,9 +19,8 @@ from torch.nn.modules.batchnorm import _BatchNorm, _NormBase
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves
 
-from discreet.per_example.alone import tensors_of, writes
-from discreet.per_example.attributes import Attributes, keeps
-from discreet.per_example.functions import (
+from discreet.layers.alone import tensors_of, writes
+from discreet.layers.functions import (
     DROPPING,
     FILLING,
     OF_ATTENTION,
@@ -29,9 +28,10 @@ from discreet.per_example.functions import (
     by_name,
     called_inside,
 )
+from discreet.layers.refusals import CONFUSED
+from discreet.per_example.attributes import Attributes, keeps
 from discreet.per_example.graphs import Graphs
 from discreet.per_example.objective import Objective, Tree, mapped
-from discreet.per_example.refusals import CONFUSED
 
 # largest difference by rounding, as a share of the largest value
 AGREEMENT = 1e-3  # between different kernels

@@ -10,9 +10,9 @@ from contextlib import contextmanager, suppress
 import torch
 from torch import Tensor, nn
 
+from discreet.layers.refusals import CONFUSED
 from discreet.per_example.attributes import put_back
 from discreet.per_example.objective import PADDING, Objective, Tree, rows_of, tensors_in
-from discreet.per_example.refusals import CONFUSED
 from discreet.per_example.trial import floats_in
 
 _TYPES = re.compile("dtype|scalar type|[Ii]nput type")

@@ -20,10 +20,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from discreet.per_example.convolution import Geometry
+from discreet.layers.convolution import Geometry
+from discreet.layers.terms import mass
 from discreet.per_example.objective import Loss, cross_entropy, softmax_minus_one_hot
 from discreet.per_example.perceptron import unchanged
-from discreet.per_example.terms import mass
 from discreet.privacy.clipping import clip_factors
 
 _pool_backward = torch.ops.aten.max_pool2d_with_indices_backward.default

@@ -21,10 +21,10 @@ from torch.func import functional_call, grad, vmap
 from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
+from discreet.layers.recurrent import LSTMLayer
 from discreet.models.models import dropout_layers, to_train, trainable
 from discreet.per_example.objective import LOSS_SCALE, Loss
 from discreet.per_example.passes import FEWEST
-from discreet.per_example.recurrent import LSTMLayer
 from discreet.privacy.randomness import RandomSource
 from discreet.simulation.layer_sequence import Batch, ParameterLayout, Params, clip_scale
 

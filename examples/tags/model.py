@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import nn
 
-from discreet.per_example.recurrent import ClassesSecond, LSTMLayer
+from discreet.layers.recurrent import ClassesSecond, LSTMLayer
 
 WORDS = 30  # `tokens` in data.toml
 

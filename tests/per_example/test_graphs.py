@@ -12,10 +12,10 @@ from torch.nn import functional
 
 from discreet.dpsgd.dpsgd import DPSGD
 from discreet.dpsgd.loop_plan import LoopPrivacy
+from discreet.layers.refusals import MixesExamples
 from discreet.per_example.graphs import filled_up
 from discreet.per_example.objective import as_tree
 from discreet.per_example.per_example import clipped_gradient_sum
-from discreet.per_example.refusals import MixesExamples
 
 COUNT = 12
 

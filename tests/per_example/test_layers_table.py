@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import nn
 
-from discreet.per_example.layer_rules import RULES
+from discreet.layers.layer_rules import RULES
 from tests.per_example.layers_cases import BASES, GROUPS, LOSSES
 from tests.per_example.layers_table import MARK, PAGE, losses, section, tried
 

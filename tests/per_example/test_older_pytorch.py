@@ -8,7 +8,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from discreet.per_example import functions
+from discreet.layers import functions
 from discreet.per_example.per_example import clipped_gradient_sum
 
 

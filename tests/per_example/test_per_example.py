@@ -12,9 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
+from discreet.layers.recurrent import LSTMLayer
 from discreet.per_example.objective import cross_entropy
 from discreet.per_example.per_example import clipped_gradient_sum
-from discreet.per_example.recurrent import LSTMLayer
 from tests.per_example.test_per_example_oracle import (
     Loss,
     assert_matches,

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
-from discreet.per_example import convolution
+from discreet.layers import convolution
 from discreet.per_example.objective import cross_entropy
 from discreet.per_example.per_example import clipped_gradient_sum, sequential_sum
 from tests.per_example.test_per_example_oracle import assert_matches

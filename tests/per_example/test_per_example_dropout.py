@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from discreet.per_example.dropping import attended, dropped
+from discreet.layers.dropping import attended, dropped
 from discreet.per_example.objective import cross_entropy
 from discreet.per_example.per_example import clipped_gradient_sum, l1_clipped_gradient_sum
 from tests.per_example.test_per_example_oracle import clipped_sum

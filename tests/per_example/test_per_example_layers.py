@@ -11,7 +11,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from discreet.per_example.terms import first_places
+from discreet.layers.terms import first_places
 from tests.per_example.test_per_example_oracle import assert_matches
 
 CONVOLUTIONS: dict[int, type[nn.Module]] = {1: nn.Conv1d, 2: nn.Conv2d, 3: nn.Conv3d}
@@ -176,7 +176,7 @@ def test_a_frozen_weight_with_a_trainable_bias() -> None:
 def test_places_of_one_id_are_found_whatever_the_table_held_before(
     entries: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("discreet.per_example.terms._TABLE_ENTRIES", entries)
+    monkeypatch.setattr("discreet.layers.terms._TABLE_ENTRIES", entries)
     ids = torch.randint(0, 7, (9, 12), generator=torch.Generator().manual_seed(389))
     found = first_places(ids, 7).view(9, 12)
     for example, (own, places) in enumerate(

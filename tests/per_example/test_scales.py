@@ -11,9 +11,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from discreet.layers.terms import Outer, Slot
 from discreet.per_example.objective import cross_entropy
 from discreet.per_example.per_example import clipped_gradient_sum, l1_clipped_gradient_sum
-from discreet.per_example.terms import Outer, Slot
 from discreet.privacy.quantile import LARGEST_NUMBER, LEAST_NUMBER
 from discreet.simulation.chunk import SecureDraws
 from discreet.training.local_training import LocalSettings

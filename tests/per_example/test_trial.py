@@ -12,8 +12,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from discreet.layers.branches import Questions
 from discreet.per_example import agreement
-from discreet.per_example.branches import Questions
 from discreet.per_example.objective import Loss, Objective
 from discreet.per_example.per_example import clipped_gradient_sum, l1_clipped_gradient_sum
 from discreet.training.losses import per_example_loss

@@ -18,8 +18,8 @@ from torch.nn import functional
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 from torch.utils.checkpoint import checkpoint
 
-from discreet.per_example.alone import Alone
-from discreet.per_example.layer_rules import RULES
+from discreet.layers.alone import Alone
+from discreet.layers.layer_rules import RULES
 from discreet.per_example.per_example import clipped_gradient_sum, sequential_sum
 from tests.per_example.test_per_example_choice import seeded
 from tests.per_example.test_per_example_oracle import assert_matches

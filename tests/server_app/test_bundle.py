@@ -44,6 +44,7 @@ MOST_TOKENS = 140_000
 ROOMS = {
     "accounting",
     "data",
+    "layers",
     "ledger",
     "masking",
     "mechanisms",

@@ -11,10 +11,10 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from discreet.per_example.alone import Alone, Rule
-from discreet.per_example.functions import by_name
-from discreet.per_example.lanes import is_lane, parted
-from discreet.per_example.terms import (
+from discreet.layers.alone import Alone, Rule
+from discreet.layers.functions import by_name
+from discreet.layers.lanes import is_lane, parted
+from discreet.layers.terms import (
     Outer,
     Parts,
     Rows,

@@ -21,7 +21,7 @@ def dropped(values: Tensor, p: float) -> Tensor:
         found: Any = handle_torch_function(dropped, (values,), values, p)
         return found  # type: ignore[no-any-return]
     kept = round((1 - p) * 2**16)
-    if values.is_cuda or values.numel() < FEWEST_DROPPED or not 0 < kept < 2**16:
+    if not values.is_cpu or values.numel() < FEWEST_DROPPED or not 0 < kept < 2**16:
         return torch.dropout(values, p, True)
     words = torch.empty(-(-values.numel() // 4), dtype=torch.int64).random_(-(2**63), None)
     bits = words.view(torch.int16)[: values.numel()].view(values.shape)

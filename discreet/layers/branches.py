@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from discreet.per_example.refusals import Unserved
+from discreet.layers.refusals import Unserved
 
 Question = tuple[int, str]  # its index in the pass, and its line of code
 _MOST_GROUPS = 8

@@ -10,7 +10,8 @@ import torch
 
 # Errors that a forward may raise on inputs that it can't handle.
 CONFUSED = (TypeError, ValueError, RuntimeError, AttributeError, LookupError, AssertionError)
-_HOMES = (str(Path(torch.__file__).parent), str(Path(__file__).parent))
+_HERE = Path(__file__).parent
+_HOMES = (str(Path(torch.__file__).parent), str(_HERE), str(_HERE.with_name("per_example")))
 
 
 class Unserved(Exception):

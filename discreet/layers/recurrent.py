@@ -20,9 +20,9 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.overrides import handle_torch_function, has_torch_function
 
-from discreet.per_example.alone import Alone, Rule
-from discreet.per_example.lanes import is_lane, parted
-from discreet.per_example.terms import Term, product_terms
+from discreet.layers.alone import Alone, Rule
+from discreet.layers.lanes import is_lane, parted
+from discreet.layers.terms import Term, product_terms
 
 State = tuple[Tensor, ...]  # hidden state, and for an LSTM the cell state
 

@@ -16,13 +16,13 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from discreet.per_example.alone import Alone, Rule, Shared
-from discreet.per_example.convolution import CONVOLUTION_RULES
-from discreet.per_example.dropping import FEWEST_DROPPED, attended, dropped
-from discreet.per_example.functions import OF_ATTENTION, by_name
-from discreet.per_example.lanes import is_lane, parted
-from discreet.per_example.recurrent import RECURRENT_RULES
-from discreet.per_example.terms import Lookup, Rows, Slot, Term, product_terms
+from discreet.layers.alone import Alone, Rule, Shared
+from discreet.layers.convolution import CONVOLUTION_RULES
+from discreet.layers.dropping import FEWEST_DROPPED, attended, dropped
+from discreet.layers.functions import OF_ATTENTION, by_name
+from discreet.layers.lanes import is_lane, parted
+from discreet.layers.recurrent import RECURRENT_RULES
+from discreet.layers.terms import Lookup, Rows, Slot, Term, product_terms
 
 
 def positions(values: Tensor) -> Tensor:
@@ -295,7 +295,7 @@ def _attention(alone: Alone, *args: Any, **named: Any) -> Any:
     if is_lane(mask):
         mask = _mask(alone.rows(mask), query)
     drawn = rows[0][..., 0].numel() * rows[1].shape[-2] if named.get("dropout_p") else 0
-    if drawn < FEWEST_DROPPED or query.is_cuda or named.get("enable_gqa"):
+    if drawn < FEWEST_DROPPED or not query.is_cpu or named.get("enable_gqa"):
         found = functional.scaled_dot_product_attention(rows[0], rows[1], rows[2], mask, **named)
     else:
         named.pop("enable_gqa", None)

@@ -26,8 +26,8 @@ from torch import Tensor, nn
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 from torch.overrides import TorchFunctionMode
 
-from discreet.per_example.branches import AnswersDiffer, Question, are_alike
-from discreet.per_example.functions import (
+from discreet.layers.branches import AnswersDiffer, Question, are_alike
+from discreet.layers.functions import (
     COUNTING,
     FILLED,
     INDEXING,
@@ -36,7 +36,7 @@ from discreet.per_example.functions import (
     called_inside,
     function_of,
 )
-from discreet.per_example.lanes import (
+from discreet.layers.lanes import (
     all_of,
     as_one_example,
     below_vmap,
@@ -44,8 +44,8 @@ from discreet.per_example.lanes import (
     is_lane_of,
     level,
 )
-from discreet.per_example.refusals import Unserved, place
-from discreet.per_example.terms import Rows, Slot, Term
+from discreet.layers.refusals import Unserved, place
+from discreet.layers.terms import Rows, Slot, Term
 
 TermsOf = Callable[[Tensor], list[Term]]
 Use = tuple[GradientEdge, TermsOf]
@@ -303,11 +303,7 @@ class Alone(TorchFunctionMode):
 
 
 # functions with rules that are written in Python
-PYTHON = {
-    "embedding_bag",
-    "lstm_layer",
-    "multi_head_attention",
-}
+PYTHON = {"embedding_bag", "lstm_layer"}
 
 
 def squeezed(value: Tensor) -> Tensor:
