@@ -30,7 +30,8 @@ READS = _words("__bool__ __int__ __float__ __complex__ __index__ item tolist is_
 INDEXING = _words("getitem setitem masked_select")  # the result's size may depend on a mask
 COUNTING = _words("nonzero argwhere where")  # with one argument the same holds
 FILLED = _words("zeros ones full empty new_zeros new_ones new_full new_empty")
-DROPPING = _words("dropout alpha_dropout feature_dropout feature_alpha_dropout")
+_DROPS = _words("dropout alpha_dropout feature_dropout feature_alpha_dropout")
+DROPPING = _DROPS | {f"{name}_" for name in _DROPS}
 _DRAWN = (
     "bernoulli",
     "rand",

@@ -23,6 +23,11 @@ def perceptron() -> nn.Module:
     )
 
 
+def in_place() -> nn.Module:
+    layers = [nn.Linear(8, 9), nn.Hardswish(inplace=True), nn.Dropout(0.3, inplace=True)]
+    return nn.Sequential(*layers, nn.Linear(9, 3))
+
+
 def convolution() -> nn.Module:
     first = [
         nn.Unflatten(1, (2, 2, 2)),
@@ -74,7 +79,7 @@ class Looped(Functional):
         return self.layer(kept)
 
 
-SEQUENCES = [perceptron, convolution]
+SEQUENCES = [perceptron, in_place, convolution]
 TRANSFORMERS = [transformer, transformer_first]
 RULED = [*SEQUENCES, *TRANSFORMERS]
 Build = Callable[[], nn.Module]
