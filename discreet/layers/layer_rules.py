@@ -94,7 +94,8 @@ def _embedding(
 
 def _lookup(slot: Slot, ids: Tensor, grads: Tensor, padding: int) -> Term:
     places = ids.long().reshape(len(ids), -1)
-    rows = grads.reshape(*places.shape, grads.shape[-1])
+    # contiguous: the norm and the sum would each copy them
+    rows = grads.reshape(*places.shape, grads.shape[-1]).contiguous()
     return Lookup(
         slot, places, rows if padding < 0 else rows.masked_fill((places == padding).unsqueeze(2), 0)
     )
