@@ -24,6 +24,7 @@ def _nothing(*_: Any, **__: Any) -> Iterator[None]:
 _REPLACED: dict[str, Any] = {
     "CheckpointFunction": _Plain,
     "_checkpoint_without_reentrant_generator": _nothing,
+    "_checkpoint_without_reentrant_generator_impl": _nothing,  # from PyTorch 2.14 on
 }
 
 
