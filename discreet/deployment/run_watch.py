@@ -23,8 +23,12 @@ APP_LOOK_SECONDS = 1.0
 # Time for a ServerApp that has ended normally to be reported, before it counts as lost.
 GONE_SECONDS = 5.0
 LOST_SECONDS = 5.0
-# A warning of Flower's simulation in every run, even if the number of nodes is set.
-NOT_SHOWN = "Since flwr 1.32, default simulated SuperNodes changed"
+# Warnings of Flower's simulation that are about no run: in every run, even if the number of nodes
+# is set; and of a worker that ends with its run.
+NOT_SHOWN = (
+    "Since flwr 1.32, default simulated SuperNodes changed",
+    "Manually terminating ClientAppActor",
+)
 
 logger = logging.getLogger("discreet")
 
@@ -97,8 +101,9 @@ def follow(process: Process, log: Path, watch: RunWatch) -> None:
         end = len(text)
         if not ended:
             end = text.rfind("\n") + 1
-        lines = [line for line in text[shown:end].split("\n") if NOT_SHOWN not in line]
-        print("\n".join(lines), end="", flush=True)
+        lines = text[shown:end].split("\n")
+        about_runs = (line for line in lines if not any(words in line for words in NOT_SHOWN))
+        print("\n".join(about_runs), end="", flush=True)
         shown = end
         if ended and process.returncode:
             # A lost SuperLink ends `flwr run` too, but its own end may be noticed only later.

@@ -43,11 +43,11 @@ def test_a_run_ends_when_a_process_dies_that_it_can_not_do_without(
         follow(flwr, tmp_path / "run.log", watch)
 
 
-def test_a_log_is_shown_whole_but_for_a_warning_that_is_about_no_run(
+def test_a_log_is_shown_whole_but_for_warnings_that_are_about_no_run(
     started: list[subprocess.Popen[bytes]], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     log = tmp_path / "run.log"
-    lines = ["one", f"WARNING:  {NOT_SHOWN} from 10 to 2.", "two", "the end"]
+    lines = ["one", *(f"WARNING:  {words} from 10 to 2." for words in NOT_SHOWN), "two", "the end"]
     printing = f"import time\nfor line in {lines}: print(line, flush=True); time.sleep(0.3)"
     with log.open("w") as file:
         flwr = subprocess.Popen([sys.executable, "-c", printing], stdout=file)
