@@ -205,7 +205,7 @@ def _trials_of(
     leaves, spec = tree_flatten(examples)
     masks = tree_leaves(made_up(objective.model, inputs, ROWS, kind=2))
     for at, value in enumerate(leaves):
-        if value.is_floating_point() or value.max() < 2:
+        if value.is_floating_point() or value.is_complex() or not (value >= 2).any():
             continue
         masked = tree_unflatten([*leaves[:at], masks[at], *leaves[at + 1 :]], spec)
         more = Questions()

@@ -210,11 +210,6 @@ def batches_in(tree: Tree) -> list[Any]:
     return tree_leaves(tree, is_leaf=_is_leaf)
 
 
-def tensors_in(tree: Tree) -> list[Tensor]:
-    """The tensors of a tree; not those of graphs."""
-    return [value for value in batches_in(tree) if isinstance(value, Tensor)]
-
-
 def _is_leaf(value: Any) -> bool:
     return isinstance(value, Graphs)
 

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from discreet.layers.refusals import CONFUSED
 from discreet.per_example.attributes import put_back
-from discreet.per_example.objective import PADDING, Objective, Tree, rows_of, tensors_in
+from discreet.per_example.objective import PADDING, Objective, Tree, batches_in, rows_of
 from discreet.per_example.trial import floats_in
 
 _TYPES = re.compile("dtype|scalar type|[Ii]nput type")
@@ -48,7 +48,7 @@ def _of_types(objective: Objective, inputs: Tree, targets: Tree, said: str) -> s
     of_tables = "indices" in said
     wanted = torch.int64 if of_tables else objective.parameters[0].dtype
     kind = "the numbers of an embedding" if of_tables else "the model"
-    given = tensors_in(inputs)
+    given = _tensors(inputs)
     wrong = [value for value in given if value.is_floating_point() and value.dtype != wanted]
     if not wrong and len(given) == 1 and not of_tables:
         wrong = [value for value in given if value.dtype != wanted]
@@ -92,7 +92,7 @@ def _of_tables(objective: Objective, inputs: Tree) -> str:
     if len(tables) != 1:
         return ""
     size = tables.pop()
-    for value in tensors_in(inputs):
+    for value in _tensors(inputs):
         outside = value[(value < 0) | (value >= size)]
         if not value.is_floating_point() and len(outside):
             return (
@@ -100,6 +100,11 @@ def _of_tables(objective: Objective, inputs: Tree) -> str:
                 f"{int(outside[0])}: give it more (num_embeddings), or replace unknown numbers"
             )
     return ""
+
+
+def _tensors(inputs: Tree) -> list[Tensor]:
+    """The tensors of a batch; not those of graphs."""
+    return [value for value in batches_in(inputs) if isinstance(value, Tensor)]
 
 
 def _name(dtype: torch.dtype) -> str:

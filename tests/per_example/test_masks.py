@@ -264,3 +264,28 @@ def test_a_branch_is_settled_for_every_batch_only_if_it_changes_nothing(
         total, _ = clipped_gradient_sum(model, (tokens, mask), targets=CLASSES, clip_norm=0.3)
         torch.testing.assert_close(total, wanted, rtol=1e-4, atol=1e-5)
     assert len(PASSES) == passes
+
+
+class Odd(nn.Module):
+    """A layer of features (n, 4), or of complex ones (n, 2), beside whole numbers (n, any)."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 3)
+
+    def forward(self, rows: Tensor, beside: Tensor) -> Tensor:
+        if rows.is_complex():
+            rows = torch.view_as_real(rows).flatten(1)
+        found: Tensor = self.layer(rows) + beside.sum(1, keepdim=True)
+        return found
+
+
+@pytest.mark.parametrize(("kind", "width"), [(torch.complex64, 2), (torch.float32, 0)])
+def test_complex_inputs_and_empty_whole_numbers_go_side_by_side(
+    kind: torch.dtype, width: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    rows = torch.randn(6, 2 if kind.is_complex else 4, dtype=kind, generator=DRAWS)
+    beside = torch.ones(6, width, dtype=torch.int64)
+    with caplog.at_level(logging.INFO, "discreet"):
+        clipped_gradient_sum(Odd(), (rows, beside), targets=CLASSES[:6], clip_norm=1.0)
+    assert caplog.text == ""
