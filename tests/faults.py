@@ -433,7 +433,7 @@ BY_TEST = {
     "models/test_fixed_part.py::test_an_example_moves_no_features_of_another": Fault(
         "frozen layers compute features of all rows together, unwatched",
         "models.fixed_part:rows_apart",
-        lambda _: lambda forward, inputs, modules: forward(inputs),
+        lambda _: lambda layer, inputs: layer(inputs),
     ),
     "models/test_frozen.py::test_a_client_refuses_to_train_on_other_frozen_values_than_the_servers": Fault(
         "a client trains on other frozen values than the server's",

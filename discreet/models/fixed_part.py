@@ -1,5 +1,8 @@
 """The frozen first part of a model: its features are computed once, and the rest learns.
 
+A model says which part that is: the first layers of an `nn.Sequential`, or the attribute `features`
+of a model that gives head(features(x)). Made-up examples show if it is so.
+
 Features are as private as the examples, and stay on the same machine: in memory, or if they are
 large in an unnamed file, which vanishes with the process. At a node, where each message has its own
 process, they are files in a folder that its SuperNode makes, and erases when it ends (`FEATURES`).
@@ -13,6 +16,7 @@ import os
 import tempfile
 import time
 from dataclasses import replace
+from itertools import takewhile
 from pathlib import Path
 from weakref import WeakKeyDictionary
 
@@ -21,18 +25,23 @@ import torch
 from torch import Tensor, nn
 
 from discreet.data.examples import Examples
-from discreet.models.cut import FrozenPart, cut
-from discreet.models.models import MISTAKES, frozen_digest, to_train
+from discreet.models.models import MISTAKES, dropout_layers, frozen_digest, to_train, trainable
 from discreet.models.scattering import Scattering
 from discreet.per_example.any_model import rows_apart
+from discreet.per_example.perceptron import unchanged
+from discreet.per_example.trial import made_up, same_chance
 from discreet.settings.places import FEATURES
 
 logger = logging.getLogger("discreet.client")
 
 MEMORY = 2**30  # most bytes of features that are held in memory; more are in a file
 _EVERY = 10.0  # seconds between two lines on the progress
+# Numbers of made-up examples on which the parts are tried; the tolerance of the outputs.
+_COUNTS = (7, 5)
+_AGREEMENT = 1e-5
 
-_parts: WeakKeyDictionary[nn.Module, tuple[nn.Module | None, nn.Module]] = WeakKeyDictionary()
+# The parts of a model, or None if its frozen part is computed at each step.
+_parts: WeakKeyDictionary[nn.Module, tuple[nn.Module, nn.Module] | None] = WeakKeyDictionary()
 _held: dict[str, Tensor] = {}  # features by the digest of their sources, the latest last
 
 
@@ -52,18 +61,73 @@ def behind_fixed(model: nn.Module, examples: Examples) -> tuple[nn.Module, Examp
 
 def split_fixed(model: nn.Module, inputs: Tensor) -> tuple[nn.Module | None, nn.Module]:
     """The frozen first part of a model, and the rest. The first part is None if there is none, or
-    if it can't be cut off; the log then has the reason. Only the shape and type of the inputs are
-    used."""
+    if it must be computed at each step; the log then has the reason. Only the shape and type of the
+    inputs are used."""
     fixed = any(isinstance(part, Scattering) for part in model.modules())
     if not fixed and all(value.requires_grad for value in model.parameters()):
         return None, model
     if model not in _parts:
         try:
-            _parts[model] = cut(model, inputs)
+            _parts[model] = _tried(model, inputs)
         except MISTAKES as error:
-            logger.info("the frozen part is not cut off, and is computed at each step: %s", error)
-            return None, model
-    return _parts[model]
+            logger.info("the frozen part is computed at each step: %s", error)
+            _parts[model] = None
+    return _parts[model] or (None, model)
+
+
+def _tried(model: nn.Module, inputs: Tensor) -> tuple[nn.Module, nn.Module]:
+    """The parts of a model, tried on made-up examples. Raises ValueError with the reason if they
+    are not the model, and any error of a forward."""
+    to_train(model)
+    fixed, learned = _named(model)
+    if not any(_works(layer) for layer in fixed.modules()):
+        raise ValueError("no frozen layer that multiplies matrices comes first")
+    if list(map(id, trainable(learned))) != list(map(id, trainable(model))):
+        raise ValueError("the model has trained parameters outside its head")
+    for count in _COUNTS:
+        some = made_up(model, inputs, count)
+        with torch.enable_grad():
+            rows = fixed(some)
+        if rows.requires_grad:
+            raise ValueError("its features depend on a trained parameter")
+        if rows.dtype != torch.float32 or len(rows) != count:
+            raise ValueError("its features are not one row of float32 an example")
+        with torch.no_grad(), same_chance(some.device):
+            wanted = model(some)
+        with torch.no_grad(), same_chance(some.device):
+            found = learned(rows)
+        if not torch.allclose(found, wanted, rtol=_AGREEMENT, atol=_AGREEMENT):
+            raise ValueError("head(features(x)) has other values than the model")
+    return fixed, learned
+
+
+def _named(model: nn.Module) -> tuple[nn.Module, nn.Module]:
+    """The two parts that a model names. Raises ValueError if it names none, or if the first is not
+    wholly frozen."""
+    if type(model) is nn.Sequential and unchanged(model):
+        count = len(list(takewhile(_is_fixed, model)))
+        return model[:count], model[count:]
+    parts = [getattr(model, name, None) for name in ("features", "head")]
+    fixed, learned = parts
+    if not isinstance(fixed, nn.Module) or not isinstance(learned, nn.Module):
+        raise ValueError("the model is no nn.Sequential and has no layers `features` and `head`")
+    if not _is_fixed(fixed):
+        raise ValueError("a layer of its features is trained, draws masks or has a hook")
+    return fixed, learned
+
+
+def _is_fixed(layer: nn.Module) -> bool:
+    """True if a layer behaves as its class, learns nothing and draws no masks."""
+    draws = any(part.training for part in dropout_layers(layer))
+    return unchanged(layer) and not trainable(layer) and not draws
+
+
+def _works(layer: nn.Module) -> bool:
+    """True if a layer holds a matrix, other than a mere embedding table."""
+    if isinstance(layer, nn.Embedding | nn.EmbeddingBag):
+        return False
+    held = (*layer._parameters.values(), *layer._buffers.values())
+    return any(value is not None and value.dim() > 1 for value in held)
 
 
 @torch.no_grad()
@@ -104,7 +168,7 @@ def _computed(fixed: nn.Module, inputs: Tensor, key: str, batch_size: int) -> Te
     done = 0
     said = time.monotonic()
     for part in torch.split(inputs, batch_size):
-        rows = _rows(fixed, part.to(device)).cpu()
+        rows = rows_apart(fixed, part.to(device)).cpu()
         if table is None:
             table = _table((len(inputs), *rows.shape[1:]), unfinished)
         table[done : done + len(rows)] = rows
@@ -116,15 +180,6 @@ def _computed(fixed: nn.Module, inputs: Tensor, key: str, batch_size: int) -> Te
         unfinished.rename(kept)
     assert table is not None
     return table
-
-
-def _rows(fixed: nn.Module, inputs: Tensor) -> Tensor:
-    """Features (n, ...), each from its own example alone. Raises ValueError if the layers mix
-    examples."""
-    modules = list(fixed.modules())
-    if isinstance(fixed, FrozenPart):
-        return fixed.of(inputs, rows_apart(fixed.recorded, inputs, modules))
-    return rows_apart(lambda some: [fixed(some)], inputs, modules)[0]
 
 
 def _table(shape: tuple[int, ...], path: Path | None) -> Tensor:

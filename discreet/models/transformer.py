@@ -8,6 +8,7 @@ start from public random numbers, the same wherever the model is built.
 
 from __future__ import annotations
 
+import copy
 import json
 import warnings
 from collections import OrderedDict
@@ -37,13 +38,87 @@ class Reader(nn.Module):
         self.pad = pad
         self.at_each_step = at_each_step
 
-    def forward(self, tokens: Tensor) -> Tensor:
+    def forward(self, tokens: Tensor, **known: Tensor) -> Tensor:
+        """The logits. `known`: further arguments of the transformer."""
         logits: Tensor = self.body(
-            input_ids=tokens, attention_mask=mask_of(tokens, self.pad)
+            input_ids=tokens, attention_mask=mask_of(tokens, self.pad), **known
         ).logits
         if self.at_each_step:
             return logits.transpose(1, 2)
         return logits
+
+    @property
+    def features(self) -> nn.Module:
+        """The base model, without the head."""
+        body: Any = self.body
+        return Encoder(getattr(body, body.base_model_prefix), self.pad)
+
+    @property
+    def head(self) -> nn.Module:
+        """The head, which reads rows of `features`."""
+        body: Any = copy.copy(self.body)
+        base = getattr(body, body.base_model_prefix)
+        body._modules = {**body._modules, body.base_model_prefix: Known()}
+        reader = Reader(body, self.pad, at_each_step=self.at_each_step)
+        return Head(reader, base.config.hidden_size, pooled=_has_pooler(base))
+
+
+class Encoder(nn.Module):
+    """Maps token ids (n, length) to rows (n, k): what the head of a transformer reads of its base
+    model (the vector of its pooler, or one of each token), followed by the ids as floats."""
+
+    def __init__(self, base: nn.Module, pad: int) -> None:
+        super().__init__()
+        self.base = base
+        self.pad = pad
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        output = self.base(input_ids=tokens, attention_mask=mask_of(tokens, self.pad))
+        if _has_pooler(self.base):
+            vectors = output.pooler_output
+        else:
+            vectors = output.last_hidden_state
+        return torch.cat([vectors.flatten(1), tokens.float()], 1)
+
+
+class Known(nn.Module):
+    """Stands in for a base model: its output is given as `inputs_embeds`, (n, hidden) of a pooler
+    or (n, length, hidden)."""
+
+    def forward(self, *_: Any, inputs_embeds: Tensor, **others: Any) -> Any:
+        from transformers.modeling_outputs import BaseModelOutputWithPoolingAndCrossAttentions
+
+        if inputs_embeds.dim() == 2:
+            hidden = inputs_embeds.unsqueeze(1)
+            pooled = inputs_embeds
+        else:
+            hidden = inputs_embeds
+            pooled = None
+        return BaseModelOutputWithPoolingAndCrossAttentions(hidden, pooled)
+
+
+class Head(nn.Module):
+    """Maps rows of an `Encoder` to the logits of a `Reader`, whose base model is `Known`."""
+
+    def __init__(self, reader: nn.Module, hidden_size: int, *, pooled: bool) -> None:
+        super().__init__()
+        self.reader = reader
+        self.hidden_size = hidden_size
+        self.pooled = pooled
+
+    def forward(self, rows: Tensor) -> Tensor:
+        if self.pooled:
+            vectors = rows[:, : self.hidden_size]
+        else:
+            length = rows.shape[1] // (self.hidden_size + 1)
+            vectors = rows[:, :-length].reshape(len(rows), length, self.hidden_size)
+        tokens = rows[:, vectors[0].numel() :].round().long()
+        logits: Tensor = self.reader(tokens, inputs_embeds=vectors)
+        return logits
+
+
+def _has_pooler(base: nn.Module) -> bool:
+    return getattr(base, "pooler", None) is not None
 
 
 class Pooled(nn.Module):

@@ -7,7 +7,6 @@ The clipped vector is the vector that is summed. So no example can add more than
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Any
 from weakref import WeakSet
@@ -112,33 +111,28 @@ def plain_gradient(objective: Objective, inputs: Tree, targets: Tree) -> list[Te
 
 
 @torch.no_grad()
-def rows_apart(
-    forward: Callable[[Tensor], list[Tensor]], inputs: Tensor, modules: Sequence[nn.Module]
-) -> list[Tensor]:
-    """The outputs of a forward of some modules, each tensor (n, ...), where row i depends on row i
-    of inputs (n, ...) alone. The rows run side by side, in groups that take the same branches, or
-    else one after the other.
+def rows_apart(layer: nn.Module, inputs: Tensor) -> Tensor:
+    """The outputs of a layer, (n, ...), where row i depends on row i of inputs (n, ...) alone. The
+    rows run side by side, in groups that take the same branches, or else one after the other.
 
     Raises:
       ValueError: the forward changes its parameters or buffers.
     """
     count = len(inputs)
     rows = max(len(inputs), FEWEST)
+    modules = list(layer.modules())
     alone = Alone({}, rows, modules, rules=RULES)
     try:
         with put_back(modules):
-            found = side_by_side(alone, forward, as_batches_of_one(filled(inputs, rows)))
+            found = side_by_side(alone, layer, as_batches_of_one(filled(inputs, rows)))
         alone.check()
-        return [value.detach().squeeze(1)[:count] for value in found]
+        return found.detach().squeeze(1)[:count]  # type: ignore[no-any-return]
     except AnswersDiffer as split:
         with suppress(Unserved):
             groups = split.groups(count)
-            parts = [rows_apart(forward, inputs[places], modules) for places in groups]
-            order = torch.cat(groups).argsort()
-            return [torch.cat(part)[order] for part in zip(*parts, strict=True)]
+            parts = [rows_apart(layer, inputs[places]) for places in groups]
+            return torch.cat(parts)[torch.cat(groups).argsort()]
     except Unserved:
         pass
     with OfMany():
-        return [
-            torch.cat(parts) for parts in zip(*map(forward, torch.split(inputs, 1)), strict=True)
-        ]
+        return torch.cat([layer(some) for some in torch.split(inputs, 1)])

@@ -139,7 +139,7 @@ def exact_products() -> Iterator[None]:
 def made_up(model: nn.Module, inputs: Tree, count: int, seed: int = 0, *, kind: int = 0) -> Tree:
     """Examples of the inputs' types and shapes, the same each time: floats between 0 and 1, and
     whole numbers that are embedding ids. With `kind` 1 whole numbers are 1 or 2, like lengths; with
-    kind 2 they are 0 or 1, like masks. A model may define its own `made_up_rows`."""
+    kind 2 they are 0 or 1, like masks."""
     draws = torch.Generator().manual_seed(40093 + seed)
     tables = [
         part.num_embeddings
@@ -158,8 +158,7 @@ def made_up(model: nn.Module, inputs: Tree, count: int, seed: int = 0, *, kind: 
         found[-1:] = end - 1  # for a mask, one that hides nothing
         return found.to(value)
 
-    found = mapped(made, inputs)
-    return getattr(model, "made_up_rows", lambda rows: rows)(found)
+    return mapped(made, inputs)
 
 
 def try_out(objective: Objective, inputs: Tree) -> Any:

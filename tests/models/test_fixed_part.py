@@ -10,12 +10,16 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
-from transformers import BertConfig, BertForSequenceClassification
+from transformers import (
+    BertConfig,
+    BertForSequenceClassification,
+    GPT2Config,
+    GPT2ForSequenceClassification,
+)
 
 from discreet.data.datasets import load_task
 from discreet.data.examples import Examples
 from discreet.models import fixed_part
-from discreet.models.cut import FrozenPart, cut
 from discreet.models.fixed_part import behind_fixed, features_of, split_fixed
 from discreet.models.models import build_model, frozen, to_train, trainable
 from discreet.models.scattering import Scattering
@@ -112,7 +116,7 @@ def test_features_are_computed_once_and_their_files_are_private_or_without_a_nam
 
 
 @pytest.mark.parametrize(("level", "engine"), [("user", "auto"), ("example", "sequential")])
-def test_a_run_of_a_transformers_last_block_is_that_of_the_whole_model(
+def test_a_run_of_a_transformers_head_is_that_of_the_whole_model(
     level: str, engine: str, words: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     found, split = list[str](), fixed_part.split_fixed
@@ -125,15 +129,10 @@ def test_a_run_of_a_transformers_last_block_is_that_of_the_whole_model(
         found.append(type(parts[1]).__name__)
         return parts
 
-    words = [
-        *words,
-        *LEVELS[level],
-        f"engine={engine}",
-        "model.freeze=['*.embeddings.*','*.layer.0.*']",
-    ]
+    words = [*words, *LEVELS[level], f"engine={engine}", "model.freeze=[body.bert.*]"]
     monkeypatch.setattr(fixed_part, "split_fixed", seen)
     one = learned(words, tmp_path / "split")
-    assert set(found) == {"Rest"}
+    assert set(found) == {"Head"}
     monkeypatch.setattr(fixed_part, "split_fixed", lambda model, _: (None, model))
     torch.testing.assert_close(one, learned(words, tmp_path / "whole"), rtol=0, atol=1e-6)
 
@@ -219,19 +218,52 @@ class Block(nn.Module):
 
 
 class Resnet(nn.Module):
+    """A model that names its parts, and is not a sequence of them."""
+
     def __init__(self) -> None:
         super().__init__()
-        self.stem, self.relu, self.first, self.second = (
-            nn.Conv2d(1, 4, 3),
-            nn.ReLU(),
-            Block(),
-            Block(),
+        self.features = nn.Sequential(nn.Conv2d(1, 4, 3), nn.ReLU(), Block(), nn.Dropout2d(0.0))
+        self.head = nn.Sequential(
+            nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Dropout(), nn.Linear(4, 3)
         )
-        self.drop, self.fc = nn.Dropout(), nn.Linear(4, 3)
 
     def forward(self, images: Tensor) -> Tensor:
-        found = self.second(self.first(self.relu(self.stem(images))))
-        return self.fc(self.drop(self.relu(found.mean((2, 3)))))
+        return self.head(self.features(images))
+
+
+class Scaled(Resnet):
+    """A model whose forward is not head(features(x))."""
+
+    def forward(self, images: Tensor) -> Tensor:
+        return 2 * super().forward(images)
+
+
+class Outside(Resnet):
+    """A model with a trained parameter outside its head."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.last = nn.Linear(3, 3)
+
+    def forward(self, images: Tensor) -> Tensor:
+        return self.last(super().forward(images))
+
+
+class Times(nn.Conv2d):
+    """A frozen layer that reads a trained parameter of another."""
+
+    def __init__(self, others: list[Tensor]) -> None:
+        super().__init__(1, 4, 3)
+        self.others = others
+
+    def forward(self, images: Tensor) -> Tensor:
+        return super().forward(images) * self.others[0].mean()
+
+
+class Reading(Resnet):
+    def __init__(self) -> None:
+        super().__init__()
+        self.features[0] = Times([*self.head.parameters()])
 
 
 def bert() -> nn.Module:
@@ -247,24 +279,32 @@ def bert() -> nn.Module:
     return Reader(BertForSequenceClassification(config), 0, at_each_step=False)
 
 
+def gpt2() -> nn.Module:
+    config = GPT2Config(
+        vocab_size=20, n_positions=16, n_embd=16, n_layer=1, n_head=2, num_labels=3, pad_token_id=0
+    )
+    return Reader(GPT2ForSequenceClassification(config), 0, at_each_step=False).eval()
+
+
 def sequence() -> nn.Module:
     return nn.Sequential(
         nn.Flatten(), nn.Linear(64, 8), nn.Tanh(), nn.Dropout(), nn.Tanh(), nn.Linear(8, 3)
     )
 
 
-# A model, what of it learns, its inputs, and the size of a row that is recorded.
+# A model, what of it learns, its inputs, and the size of a row of features.
 MODELS: dict[str, tuple[Callable[[], nn.Module], tuple[str, ...], Tensor, int]] = {
     "sequence": (sequence, ("5",), SMALL_IMAGES, 8),
-    "resnet": (Resnet, ("fc",), SMALL_IMAGES, 4 * 6 * 6 + 4),
-    "head": (bert, ("body.classifier",), TOKENS, 8 + 2 * 16),
-    "last block": (
-        bert,
-        ("body.bert.encoder.layer.2", "body.bert.pooler", "body.classifier"),
-        TOKENS,
-        8 + 8 * 16,
-    ),
+    "resnet": (Resnet, ("head",), SMALL_IMAGES, 4 * 6 * 6),
+    "pooler": (bert, ("body.classifier",), TOKENS, 16 + 8),
+    "last token": (gpt2, ("body.score",), TOKENS, 8 * 16 + 8),
 }
+
+
+def learning(model: nn.Module, learns: tuple[str, ...]) -> nn.Module:
+    for key, value in model.named_parameters():
+        value.requires_grad_(key.startswith(learns))
+    return model
 
 
 def built(name: str) -> tuple[nn.Module, Tensor]:
@@ -272,22 +312,26 @@ def built(name: str) -> tuple[nn.Module, Tensor]:
     with torch.random.fork_rng():
         torch.manual_seed(20809)
         model = build()
-    for key, value in model.named_parameters():
-        value.requires_grad_(key.startswith(learns))
-    return model, inputs
+    return learning(model, learns), inputs
+
+
+def parts_of(model: nn.Module, inputs: Tensor) -> tuple[nn.Module, nn.Module]:
+    fixed, learned = split_fixed(model, inputs)
+    assert fixed is not None
+    return fixed, learned
 
 
 @pytest.mark.parametrize("name", sorted(MODELS))
 def test_the_rest_has_the_outputs_and_the_clipped_gradients_of_the_whole(name: str) -> None:
     model, inputs = built(name)
-    part, rest = cut(model, inputs)
-    rows = part(inputs).detach()
+    fixed, learned = parts_of(model, inputs)
+    rows = features_of(fixed, Examples(inputs, TARGETS)).inputs
     assert rows[0].numel() == MODELS[name][3]
+    assert list(map(id, trainable(learned))) == list(map(id, trainable(model)))
     sums = []
-    for learner, given in ((model, inputs), (rest, rows)):
+    for learner, given in ((model, inputs), (learned, rows)):
         to_train(learner)
         with same_chance(inputs.device):
-            assert list(map(id, trainable(learner))) == list(map(id, trainable(model)))
             total, _ = clipped_gradient_sum(
                 learner, given, targets=TARGETS, clip_norm=0.1, loss=cross_entropy
             )
@@ -296,26 +340,20 @@ def test_the_rest_has_the_outputs_and_the_clipped_gradients_of_the_whole(name: s
     torch.testing.assert_close(*sums, rtol=0, atol=1e-6)
 
 
-def test_no_frozen_layer_before_the_first_trained_one_is_computed_again_or_held() -> None:
-    model, inputs = built("last block")
-    part, rest = cut(model, inputs)
-    rows, called = part(inputs), list[str]()
-    for key, layer in rest.named_modules():
-        layer.register_forward_hook(lambda *_, key=key: called.append(key))
-    rest(rows)
-    assert "model.body.bert.encoder.layer.2.attention" in called
-    assert not [key for key in called if "layer.1." in key or "embeddings." in key]
-    assert sum(value.numel() for value in rest.parameters()) == sum(
-        value.numel() for value in trainable(model)
-    )
+@pytest.mark.parametrize("name", sorted(MODELS))
+def test_the_rest_holds_what_is_trained_and_nothing_else(name: str) -> None:
+    model, inputs = built(name)
+    _, learned = parts_of(model, inputs)
+    assert all(value.requires_grad for value in learned.parameters())
+    assert len(list(learned.parameters())) == len(trainable(model))
 
 
 def test_nothing_frozen_moves_and_dropout_in_a_frozen_layer_is_off() -> None:
-    model, inputs = built("head")
+    model, inputs = built("pooler")
     before = {key: value.clone() for key, value in frozen(model).items()}
-    part, rest = cut(model, inputs)
-    assert torch.equal(part(inputs), part(inputs))
-    torch.nn.functional.cross_entropy(rest(part(inputs)), TARGETS).backward()
+    fixed, learned = parts_of(model, inputs)
+    assert torch.equal(fixed(inputs), fixed(inputs))
+    torch.nn.functional.cross_entropy(learned(fixed(inputs)), TARGETS).backward()
     assert all(torch.equal(value, before[key]) for key, value in frozen(model).items())
     assert all(
         layer.training == bool(trainable(layer))
@@ -324,57 +362,29 @@ def test_nothing_frozen_moves_and_dropout_in_a_frozen_layer_is_off() -> None:
     )
 
 
-class Branching(nn.Module):
-    """Calls its second frozen layer for large inputs alone, as made-up ones are not."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.one, self.two, self.head = nn.Linear(2, 4), nn.Linear(4, 4), nn.Linear(4, 3)
-
-    def forward(self, inputs: Tensor) -> Tensor:
-        found = self.one(inputs)
-        return self.head(self.two(found) if inputs.max() < 9 else found)
-
-
-class Trained(nn.Module):
-    """Reads a trained parameter before its frozen layer."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.scale, self.one, self.head = (
-            nn.Parameter(torch.ones(2)),
-            nn.Linear(2, 4),
-            nn.Linear(4, 3),
-        )
-
-    def forward(self, inputs: Tensor) -> Tensor:
-        return self.head(self.one((inputs * self.scale).detach()))
+# A model whose frozen part is computed at each step, what of it learns, its inputs, and the reason.
+WHOLE: dict[str, tuple[Callable[[], nn.Module], tuple[str, ...], Tensor, str]] = {
+    "other": (Scaled, ("head",), SMALL_IMAGES, "head(features(x)) has other values than the model"),
+    "outside": (Outside, ("head", "last"), SMALL_IMAGES, "trained parameters outside its head"),
+    "reading": (Reading, ("head",), SMALL_IMAGES, "its features depend on a trained parameter"),
+    "last block": (
+        bert,
+        ("body.bert.encoder.layer.2", "body.bert.pooler", "body.classifier"),
+        TOKENS,
+        "a layer of its features is trained",
+    ),
+    "first layer": (sequence, ("1",), SMALL_IMAGES, "no frozen layer that multiplies"),
+    "no parts": (Block, ("norm",), torch.rand(COUNT, 4, 8, 8), "has no layers `features` and"),
+}
 
 
-def test_a_forward_that_goes_another_way_than_it_did_is_an_error() -> None:
-    model = Branching()
-    for layer in (model.one, model.two):
-        layer.requires_grad_(False)
-    part, rest = cut(model, torch.rand(COUNT, 2))
-    assert isinstance(part, FrozenPart)
-    assert rest(part(torch.rand(COUNT, 2))).shape == (COUNT, 3)
-    with pytest.raises(ValueError, match="does not call the frozen layers"):
-        part(torch.full((COUNT, 2), 10.0))
-
-
-def test_what_depends_on_a_trained_parameter_without_a_gradient_is_not_recorded() -> None:
-    model = Trained()
-    model.one.requires_grad_(False)
-    with pytest.raises(ValueError, match="no frozen layer"):
-        cut(model, torch.rand(COUNT, 2))
-
-
-def test_whole_numbers_that_no_float_holds_are_an_error() -> None:
-    model, inputs = built("head")
-    part, _ = cut(model, inputs)
-    part.columns[0] = part.columns[0]._replace(is_read=True)
-    part.recorded = lambda given: [
-        torch.zeros(len(given), *each.shape) for each in part.columns[1:]
-    ]  # type: ignore[method-assign]
-    with pytest.raises(ValueError, match="too large"):
-        part(inputs + 2**24 + 1)
+@pytest.mark.parametrize("name", WHOLE)
+def test_another_frozen_part_is_computed_at_each_step_and_the_log_says_why_once(
+    name: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    build, learns, inputs, reason = WHOLE[name]
+    model = learning(build(), learns)
+    with caplog.at_level("INFO", "discreet.client"):
+        for _ in range(2):
+            assert split_fixed(model, inputs) == (None, model)
+    assert [reason in line for line in caplog.messages] == [True]
