@@ -69,8 +69,6 @@ class Alone(TorchFunctionMode):
       rules: rules by the names of functions.
       uses: the edges where output gradients will appear, and the terms that follow from them.
       settled: questions that have one answer for every batch.
-      fills: True if every new tensor may be written to, not only one that may have a batch
-        dimension.
     """
 
     def __init__(
@@ -95,7 +93,6 @@ class Alone(TorchFunctionMode):
         self.drawn = _draws(self.device)
         self.inner: Any = None
         self.level = -1
-        self.fills = False
         self.copies = dict[int, Tensor]()
         self.memory = set[int]()
 
@@ -196,7 +193,7 @@ class Alone(TorchFunctionMode):
                 return func(*args, **named)
         result = func(*args, **named)
         is_new = name in FILLED and isinstance(result, Tensor) and not is_lane(result)
-        if is_new and (self.fills or 1 in result.shape):
+        if is_new and 1 in result.shape:
             return self._filled(result)
         return result
 

@@ -335,15 +335,6 @@ def _rrelu(alone: Alone, input: Tensor, lower: float, upper: float, training: bo
     return functional.leaky_relu(alone.rows(input), (lower + upper) / 2)
 
 
-def _bincount(alone: Alone, input: Tensor, weights: Any = None, minlength: int = 0) -> Any:
-    """Counts of whole numbers below `minlength`."""
-    rows = alone.rows(input)
-    if weights is not None or not minlength or bool((rows >= minlength).any()):
-        return NotImplemented
-    counts = torch.zeros(alone.count, minlength, dtype=torch.int64, device=rows.device)
-    return counts.scatter_add_(1, rows.long(), torch.ones_like(rows, dtype=torch.int64))
-
-
 def _pack(alone: Alone, inputs: Tensor, lengths: Tensor, batch_first: bool) -> Any:
     """Packs sequences, whose lengths must be equal; examples of equal lengths run together."""
     if not is_lane(lengths) or lengths.shape != (1,):
@@ -415,7 +406,6 @@ RULES: dict[str, Rule] = {
     "instance_norm": lambda alone, *args: _channel_norm(alone, "instance_norm", *args),
     "scaled_dot_product_attention": _attention,
     "rrelu": _rrelu,
-    "bincount": _bincount,
     "pack_padded_sequence": _pack,
     "pad_packed_sequence": _pad,
     "pad_sequence": _pad_sequence,

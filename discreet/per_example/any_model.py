@@ -24,7 +24,7 @@ from discreet.layers.terms import Rows, Term
 from discreet.per_example.attributes import put_back
 from discreet.per_example.objective import LOSS_SCALE, Objective, Tree, count_of, filled, rows_of
 from discreet.per_example.passes import FEWEST, as_batches_of_one, side_by_side
-from discreet.per_example.trial import same_chance
+from discreet.per_example.trial import same_chance, seed_draws
 
 _log = logging.getLogger("discreet")
 _told: WeakSet[nn.Module] = WeakSet()  # models that the log has named
@@ -61,7 +61,7 @@ def built_terms(objective: Objective, inputs: Tree, targets: Tree, *, reason: st
     drawn = False
     with same_chance(device):
         for place, seed in enumerate(seeds):
-            torch.manual_seed(seed)
+            seed_draws(seed, device)
             before = torch.get_rng_state()
             one = slice(place, place + 1)
             try:

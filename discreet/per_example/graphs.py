@@ -1,13 +1,12 @@
 """Batches of graphs as graph neural networks take them: one graph whose disconnected parts are the
 examples. Nodes and edges have a row each, and `batch` has the number of each node's graph.
 
-Graphs have different sizes. To run side by side, each is padded to a power of two by a companion
-graph of zeros, so that the padded size depends on that example alone.
+Graphs have different sizes, so each goes through the model after the other (`any_model.py`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -106,54 +105,6 @@ register_pytree_node(
     lambda one: ([one.tree], one.names),
     lambda parts, names: Graphs(next(iter(parts)), names),
 )
-
-
-def filled_up(graphs: Graphs) -> Iterator[tuple[Tensor, Any]]:
-    """Padded graphs, grouped by size: the indices of a group, and its tree, with tensors (k, ...).
-    An example becomes a batch of two graphs, itself and one of zeros in which each node has an edge
-    to itself."""
-    count = len(graphs)
-    owners = graphs.owners
-    nodes, edges = (torch.bincount(owners[name], minlength=count) for name in ("node", "edge"))
-    wide = _power_of_two(nodes + 1)
-    long = _power_of_two(edges + wide - nodes)
-    sizes = torch.stack([wide, long], 1)
-    for size in sorted({tuple(size) for size in sizes.tolist()}):
-        places = (sizes == sizes.new_tensor(size)).all(1).nonzero().squeeze(1)
-        yield places, _filled(graphs[places], size[0], size[1])
-
-
-def _power_of_two(sizes: Tensor) -> Tensor:
-    return 2 ** sizes.double().log2().ceil().long()
-
-
-def _filled(graphs: Graphs, wide: int, long: int) -> Any:
-    count = len(graphs)
-    owners = graphs.owners
-    own = {"node": wide, "edge": long, "graph": 2}
-    sizes = {name: torch.bincount(of, minlength=count) for name, of in owners.items()}
-    starts = {name: each.cumsum(0) - each for name, each in sizes.items()}
-
-    def rows(name: str, values: Tensor) -> Tensor:
-        """(rows, ...) -> (k, own rows, ...), with zeros after the rows of each example."""
-        found = values.new_zeros(count, own[name], *values.shape[1:])
-        of = owners[name].sort(stable=True)
-        within = torch.arange(len(values), device=values.device) - starts[name][of.values]
-        found[of.values, within] = values[of.indices]
-        return found
-
-    def place(limit: int) -> Tensor:
-        return torch.arange(limit, device=owners["node"].device).expand(count, limit)
-
-    ends = (graphs.leaf("edge_index") - starts["node"][owners["edge"]]).t()
-    taken = sizes["edge"].unsqueeze(1)
-    given = sizes["node"].unsqueeze(1)
-    loops = given + (place(long) - taken).clamp(min=0) % (wide - given)
-    numbers = torch.where(
-        (place(long) < taken).unsqueeze(2), rows("edge", ends), loops.unsqueeze(2)
-    )
-    batch = (place(wide) >= given).long()
-    return graphs._with(numbers.transpose(1, 2), batch, rows).tree
 
 
 def graphs_in(tree: Any) -> Graphs | None:

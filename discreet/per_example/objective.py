@@ -14,7 +14,6 @@ from torch.nn import functional
 from torch.nn.parameter import UninitializedParameter
 from torch.utils._pytree import tree_leaves, tree_map
 
-from discreet.layers.refusals import Unserved
 from discreet.layers.terms import Parts, Slot
 from discreet.per_example.checkpoints import undone
 from discreet.per_example.graphs import Graphs, graphs_in
@@ -63,7 +62,6 @@ class Objective:
       slots: slots of the trainable ones, by identity.
       of_units: True if an example is a unit of several rows: inputs and targets are (n, rows, ...),
         the model sees the rows of one unit as its batch, and the loss of the unit is their mean.
-      of_graphs: True if an example is a batch of two graphs, the second of which is padding.
       dtype: type of norms and sums: float64 if the parameters are, otherwise float32.
       autocast: the type that torch.autocast gives to the model and the loss, or None. It is off for
         everything else: a norm in bfloat16 could be 0.5 % too small, and the clipped gradient too
@@ -79,7 +77,6 @@ class Objective:
     dtype: torch.dtype
     autocast: torch.dtype | None
     of_units: bool = False
-    of_graphs: bool = False
 
     @property
     def is_own_loss(self) -> bool:
@@ -139,26 +136,10 @@ class Objective:
         """The loss (1,) of one unit, whose rows are the batch: the mean over them."""
         return self.losses(self.outputs(inputs), targets).mean(0, keepdim=True)
 
-    def first_loss(self, inputs: Tree, targets: Tree) -> Tensor:
-        """The loss (1,) of the first of two graphs."""
-        outputs = self.outputs(inputs)
-        return self.losses(tree_map(_first_of_two, outputs), targets)
-
     def has_known_gradient(self, targets: Tree) -> bool:
         """True if `logit_gradients` gives the gradients of the loss."""
         known = self.loss is cross_entropy and isinstance(targets, Tensor)
         return known and targets.dim() == 1 and targets.dtype == torch.int64
-
-
-def _first_of_two(value: Any) -> Any:
-    if not isinstance(value, Tensor):
-        return value
-    if value.shape[:1] != (2,):
-        raise Unserved(
-            "outputs for graphs that do not have a row for each, but the shape "
-            f"{tuple(value.shape)}"
-        )
-    return value[:1]
 
 
 def one_each(losses: Any, count: int) -> Tensor:

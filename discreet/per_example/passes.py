@@ -29,7 +29,6 @@ from discreet.layers.layer_rules import RULES
 from discreet.layers.refusals import CONFUSED, Unserved, place_of_error
 from discreet.layers.terms import Lookup, Outer, Pair, Rows, Slot, Term, Tied
 from discreet.per_example.attributes import put_back
-from discreet.per_example.graphs import Graphs, filled_up
 from discreet.per_example.objective import (
     LOSS_SCALE,
     Objective,
@@ -71,12 +70,6 @@ def passes(
       Unserved: too many groups, or vmap can't follow the forward.
     """
     count = count_of(inputs)
-    if isinstance(inputs, Graphs) and not objective.of_graphs and not isinstance(targets, Graphs):
-        for places, tree in filled_up(inputs):
-            pairs = replace(objective, of_graphs=True)
-            for inner in passes(pairs, tree, rows_of(targets, places), questions):
-                yield inner.within(places)
-        return
     rows = max(count, FEWEST)
     try:
         terms = one_pass(objective, filled(inputs, rows), filled(targets, rows), questions.settled)
@@ -141,8 +134,6 @@ def _forward(
         nonlocal keeps
         if objective.of_units:
             return objective.unit_loss(example, target)
-        if objective.of_graphs:
-            return objective.first_loss(example, target)
         outputs = objective.outputs(example)
         rows = isinstance(outputs, Tensor) and outputs.shape[:1] == (1,)
         keeps = objective.is_own_loss and rows
@@ -151,13 +142,9 @@ def _forward(
         with objective.casting():
             return one_each(objective.loss(outputs, target), 1)
 
-    alone.fills = objective.of_graphs
     given = [inputs, targets]
     if not objective.of_units:
-        given = [
-            inputs if objective.of_graphs else as_batches_of_one(inputs),
-            as_batches_of_one(targets),
-        ]
+        given = [as_batches_of_one(tree) for tree in given]
     found = side_by_side(alone, single, *given)
     with torch.enable_grad():
         rows = found.squeeze(1)

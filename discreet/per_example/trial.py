@@ -80,8 +80,17 @@ def check_layers(model: nn.Module) -> None:
 def same_chance(device: torch.device) -> Iterator[None]:
     """A context with the same random numbers each time; afterwards the generators are restored."""
     with torch.random.fork_rng([] if device.type == "cpu" else [device], device_type=device.type):
-        torch.manual_seed(_SEED)
+        seed_draws(_SEED, device)
         yield
+
+
+def seed_draws(seed: int, device: torch.device) -> None:
+    """Seeds the generators that a model on a device draws from. For the CPU alone this takes a
+    hundredth of the time of torch.manual_seed, which looks for devices of every kind."""
+    if device.type == "cpu":
+        torch.default_generator.manual_seed(seed)
+    else:
+        torch.manual_seed(seed)
 
 
 class Undrawn(TorchFunctionMode):

@@ -13,8 +13,6 @@ from torch.nn import functional
 from discreet.dpsgd.dpsgd import DPSGD
 from discreet.dpsgd.loop_plan import LoopPrivacy
 from discreet.layers.refusals import MixesExamples
-from discreet.per_example.graphs import filled_up
-from discreet.per_example.objective import as_tree
 from discreet.per_example.per_example import clipped_gradient_sum
 
 COUNT = 12
@@ -124,23 +122,15 @@ def test_each_graph_is_clipped_by_itself(*, as_tuple: bool) -> None:
     )
 
 
-def test_graphs_go_side_by_side(monkeypatch: pytest.MonkeyPatch) -> None:
-    # the slow way is an error
-    monkeypatch.setattr("discreet.per_example.per_example.built_terms", None)
-    _, norms = clipped_gradient_sum(seeded(), joined(GRAPHS), targets=TARGETS, clip_norm=1.0)
-    assert torch.allclose(norms, torch.stack(gradients_alone(seeded())).norm(dim=1), rtol=1e-4)
-
-
-def test_what_fills_a_graph_up_follows_from_its_own_size() -> None:
-    def lane(graphs: list[Molecules], place: int) -> list[Tensor]:
-        for places, tree in filled_up(as_tree(joined(graphs))):
-            if place in places.tolist():
-                row = places.tolist().index(place)
-                return [value[row] for value in tree.values()]
-        raise AssertionError
-
-    for place in range(3):
-        assert all(map(torch.equal, lane(GRAPHS, place), lane(GRAPHS[:3], place)))
+def test_a_gradient_comes_from_a_pass_over_one_graph_alone() -> None:
+    model = seeded()
+    clipped_gradient_sum(model, joined(GRAPHS), targets=TARGETS, clip_norm=1.0)  # the trial
+    seen = list[int]()
+    model.register_forward_pre_hook(lambda _, given: seen.append(len(given[-1].unique())))
+    clipped_gradient_sum(
+        model, tuple(vars(joined(GRAPHS)).values()), targets=TARGETS, clip_norm=1.0
+    )
+    assert seen == [1] * COUNT
 
 
 def test_steps_of_dpsgd_take_graphs() -> None:
