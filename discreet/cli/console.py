@@ -32,4 +32,8 @@ def print_table(rows: Sequence[dict[str, object]] | Sequence[dict[str, str]]) ->
     for row in rows:
         table.add_row(*(cell_text(row.get(name), digits=4) for name in columns))
     if columns:
-        (Console() if sys.stdout.isatty() else Console(width=WIDE)).print(table)
+        console = Console() if sys.stdout.isatty() else Console(width=WIDE)
+        # Printed by Python: the console's own print ends the process if nobody reads the output.
+        with console.capture() as captured:
+            console.print(table)
+        print(captured.get(), end="")

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import os
+import select
+import signal
 import sys
 from collections.abc import Callable, Sequence
 from importlib import import_module
-from typing import Annotated
+from typing import Annotated, TextIO
 
 import click
 import typer
@@ -78,7 +81,31 @@ EPILOG = """* in a project that `discreet new` made, or in a checkout of Discree
 
 
 def run(given: Sequence[str]) -> int:
-    """Runs the verb in `given`, and returns its exit code: see `discreet.cli.main.main`."""
+    """Runs the verb in `given`, and returns its exit code: see `discreet.cli.main.main`. It is 141,
+    without a word, if nobody reads the output any more, as in `discreet plan | head`."""
+    try:
+        code = _code_of(given)
+        sys.stdout.flush()
+        return code
+    except BrokenPipeError as error:
+        unread = [stream for stream in (sys.stdout, sys.stderr) if _is_unread(stream)]
+        for stream in unread:  # what is left would cause a traceback when Python ends
+            os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
+        if unread:
+            return 128 + signal.SIGPIPE
+        print(f"discreet: {error}", file=sys.stderr)
+        return 2
+
+
+def _is_unread(stream: TextIO) -> bool:
+    """True for a pipe whose other end is closed."""
+    poll = select.poll()
+    poll.register(stream, 0)  # asks for nothing: errors are always reported
+    return bool(poll.poll(0))
+
+
+def _code_of(given: Sequence[str]) -> int:
+    """The exit code of a verb."""
     try:
         _check_locale(given)
         with ends_at_once():
@@ -88,6 +115,8 @@ def run(given: Sequence[str]) -> int:
             return int(command.invoke(context) or 0)
     except typer.Exit as ended:
         return ended.exit_code
+    except BrokenPipeError:
+        raise
     except _told(given[0]) as error:
         if isinstance(error, click.ClickException):
             said = error.format_message()

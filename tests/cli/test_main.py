@@ -4,6 +4,8 @@ file of their own."""
 from __future__ import annotations
 
 import json
+import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -48,6 +50,24 @@ def test_words_that_are_wrong_are_refused_in_one_line(capsys: pytest.CaptureFixt
         refused = capsys.readouterr().err
         assert refused.startswith(f"discreet: {said}")
         assert refused.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "--help",
+        "plan --help",
+        "calibrate user --population=200 --cohort=60 --rounds=15 --noise=1",
+        "plan",
+    ],
+)
+def test_a_command_whose_output_nobody_reads_ends_without_a_word(words: str) -> None:
+    ours, theirs = os.pipe()
+    os.close(ours)
+    command = [sys.executable, "-m", "discreet", *words.split()]
+    ran = subprocess.run(command, stdout=theirs, stderr=subprocess.PIPE, text=True, check=False)
+    os.close(theirs)
+    assert (ran.returncode, ran.stderr) == (128 + signal.SIGPIPE, "")
 
 
 HEAVY = {"torch", "flwr", "sklearn", "dp_accounting", "scipy", "numpy"}
