@@ -168,6 +168,9 @@ def _case_note(words: Sequence[str]) -> str:
 
 
 def _column_lines(guesses: Mapping[str, Guess], table: CsvTable) -> Iterator[str]:
+    records: list[tuple[int, list[str]]] = []
+    if any(each.wrong_row is not None for each in guesses.values()):
+        records = table.records()
     for name, each in guesses.items():
         if re.fullmatch(r"[A-Za-z0-9_-]+", name):
             key = name
@@ -175,7 +178,7 @@ def _column_lines(guesses: Mapping[str, Guess], table: CsvTable) -> Iterator[str
             key = json.dumps(name)
         why = each.why
         if each.wrong_row is not None:
-            line, _ = table.records()[each.wrong_row + 1]
+            line, _ = records[each.wrong_row + 1]
             why = f"line {line} of {table.path.name} {why}"
         if not each.line:
             yield f"# {key} is left out: {why}"

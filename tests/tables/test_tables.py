@@ -185,6 +185,20 @@ def test_every_separator_is_found_or_can_be_given(
     assert described.get("separator") == (words[1] if words else None)
 
 
+def test_lines_of_wrong_cells_in_many_columns_take_one_pass_over_the_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rows = [f"{row},{row + 0.5},{row % 2}" for row in range(8)]
+    (tmp_path / "a.csv").write_text("\n".join(["age,weight,sick", *rows, "old,heavy,1"]))
+    real, passes = CsvTable.records, list[CsvTable]()
+    monkeypatch.setattr(
+        CsvTable, "records", lambda table: passes.append(table) or real(table), raising=True
+    )
+    text = propose(CsvTable(tmp_path / "a.csv"), target="sick").text
+    assert text.count("is left out: line 10 of a.csv is not a number") == 2
+    assert len(passes) == 1
+
+
 def test_spaces_around_names_of_columns_do_not_count(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
