@@ -186,12 +186,7 @@ def audit_round(plan: Plan, *, releases: int, of_answers: bool = False) -> Exper
     check_noised(plan)
     rates = rated is not None and (of_answers or not own)
     trains = not (of_answers and own)
-    # Every `every`-th round evaluates the model too.
-    if rates and trains:
-        before = plan.run.evaluation.every
-    else:
-        before = 0
-    start = RoundStart(before, torch.zeros(plan.num_params), plan.first_clip_norm)
+    start = _start_of(plan, rates_too=rates and trains)
     directions = source_of(plan.settings.seed).child("audit").child("direction")
     drawn = draw_canaries(1, plan.num_params, directions)
     if rated and rates:
@@ -199,23 +194,26 @@ def audit_round(plan: Plan, *, releases: int, of_answers: bool = False) -> Exper
     else:
         length = None
     values = _far(LONG * start.clip_norm * drawn.direction(0), length, below=bool(drawn.bits[0]))
-    added = drawn.direction(0)
     vector = plan.mechanism.participation.vector
     if vector is not None:
         asked = Assignment(trains, EVALUATION if rates else "")
         replies = _masked_replies(plan.run, vector, start, values, asked)
     else:
         replies = _replies(values)
-        if trains:
-            added = _clipped_canary(plan.mechanism, start, values)
     if trains or rated is None:
-        event = plan.mechanism.event(before + 1)
+        event = plan.mechanism.event(start.round + 1)
+        if vector is None:
+            added = _clipped_canary(plan.mechanism, start, values)
+        else:
+            added = drawn.direction(0)
         score = _of_round(plan, start, replies, Canary(added, values.below))
     else:
         event = rated.event
         score = _of_answers(rated.mechanism, start, replies)
     assert event is not None
-    facts: Facts = {"metrics": ", ".join(plan.run.evaluation.metrics)} if rates else {}
+    facts: dict[str, str] = {}
+    if rates:
+        facts["metrics"] = ", ".join(plan.run.evaluation.metrics)
     name = NAMES[trains, rates][vector is not None]
     return Repeated(name, USER, [(event, score)], plan.sampling, facts).experiment(plan, releases)
 
@@ -241,6 +239,15 @@ def _clipped_canary(mechanism: Mechanism, start: RoundStart, values: ExactReply)
         [TrainReply(1, values.update, values.below)], start
     ).part()
     return total.in_floats / mechanism.expected_noise(start.clip_norm).norm
+
+
+def _start_of(plan: Plan, *, rates_too: bool) -> RoundStart:
+    """The start of the first round; `rates_too`: of the first one that evaluates the model too."""
+    if rates_too:
+        before = plan.run.evaluation.every
+    else:
+        before = 0
+    return RoundStart(before, torch.zeros(plan.num_params), plan.first_clip_norm)
 
 
 def _check_answers(plan: Plan, rated: RatingPlan | None) -> None:

@@ -99,14 +99,11 @@ def command(
     elif guarantee == LOCAL:
         prices = offers.LOCAL_PRICES
     else:
-        if groups is None:
-            prices = []
-        else:
-            prices = offers.turn_prices(groups, adjacency=adjacency)
+        prices = []
+        if groups is not None:
+            prices += offers.turn_prices(groups, adjacency=adjacency)
         if population is not None and cohort is not None:
-            if mechanism is not None:
-                prices += [offers.own_price(mechanism, population, cohort)]
-            prices += offers.sampled_prices(population, cohort, adjacency=adjacency)
+            prices += _sampled(population, cohort, adjacency, mechanism)
         elif groups is None:
             raise ValueError(f"{guarantee} needs --population and --cohort")
     if of_examples and clients is None:
@@ -117,3 +114,13 @@ def command(
         lines.append(f"{ZERO_OUT}. {holds}")
     print_table(question.rows(prices))
     print(*lines, *question.running_sums(prices), sep="\n")
+
+
+def _sampled(
+    population: int, cohort: int, adjacency: str, mechanism: str | None
+) -> list[offers.Price]:
+    """The prices with sampled cohorts; first that of a mechanism of one's own."""
+    prices = offers.sampled_prices(population, cohort, adjacency=adjacency)
+    if mechanism is None:
+        return prices
+    return [offers.own_price(mechanism, population, cohort), *prices]

@@ -76,17 +76,14 @@ def command(
     """Does one action; exit code 1 if `verify` finds a fault."""
     if action == "create":
         if population is None:
-            ledger = DurableLedger.create(run)
-            whose = ""
+            people = None
         elif size is None or delta is None:
             raise ConfigError(
                 "--size and --delta must be given with --population: whose account it is, for good"
             )
         else:
             people = Population(population, size, ADJACENCIES[replace], delta)
-            ledger = create_account(run, people, max_epsilon=max_epsilon)
-            whose = f" account of {population},"
-        print(f"{run}:{whose} nothing is spent yet; head {ledger.position().head}")
+        _create(run, people, max_epsilon)
         return 0
     if (copy is None) is (action == "backup"):
         raise ConfigError("only backup takes a second file, the copy")
@@ -94,6 +91,27 @@ def command(
         copied = backup(run, copy)
         print(f"{copy}: {len(copied.releases())} rows, head {copied.position().head}")
         return 0
+    ledgers = _ledgers_of(run)
+    if action == "show":
+        _show(run, ledgers, delta)
+        return 0
+    done = [ACTIONS[action](ledger, run) for ledger in ledgers]
+    return int(not all(done))
+
+
+def _create(file: Path, people: Population | None, max_epsilon: float | None) -> None:
+    """Makes a node's ledger, or the account of a population."""
+    if people is None:
+        ledger = DurableLedger.create(file)
+        whose = ""
+    else:
+        ledger = create_account(file, people, max_epsilon=max_epsilon)
+        whose = f" account of {people.name},"
+    print(f"{file}:{whose} nothing is spent yet; head {ledger.position().head}")
+
+
+def _ledgers_of(run: Path) -> list[DurableLedger]:
+    """The ledgers of a run folder, or one that is a file. LedgerError: there are none."""
     if run.is_file():
         files = [run]
     else:
@@ -102,18 +120,19 @@ def command(
     ledgers = [DurableLedger(path) for path in files if path.exists()]
     if not ledgers:
         raise LedgerError(f"{run} holds no ledger: {files[0]} is missing")
-    if action == "show":
-        if delta is None:
-            delta = _delta_of(run, ledgers[0])
-        print(f"epsilon at delta {delta:g}")
-        for ledger in ledgers:
-            ledger.whole()
-            for fault in _displaced(run, ledger):
-                raise LedgerError(f"{ledger.path} is {fault}")
-        print(*(line for ledger in ledgers for line in _spending(ledger, delta)), sep="\n")
-        return 0
-    done = [ACTIONS[action](ledger, run) for ledger in ledgers]
-    return int(not all(done))
+    return ledgers
+
+
+def _show(run: Path, ledgers: list[DurableLedger], delta: float | None) -> None:
+    """Prints what ledgers have spent, if none of them has a fault."""
+    if delta is None:
+        delta = _delta_of(run, ledgers[0])
+    print(f"epsilon at delta {delta:g}")
+    for ledger in ledgers:
+        ledger.whole()
+        for fault in _displaced(run, ledger):
+            raise LedgerError(f"{ledger.path} is {fault}")
+    print(*(line for ledger in ledgers for line in _spending(ledger, delta)), sep="\n")
 
 
 def _export(ledger: DurableLedger, _run: Path) -> bool:

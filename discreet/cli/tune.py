@@ -22,6 +22,7 @@ from __future__ import annotations
 import logging
 import shlex
 import sys
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Literal
@@ -35,7 +36,7 @@ from discreet.logs import log_to
 from discreet.planning.plan import planned
 from discreet.run_files.run_folder import RunFolder
 from discreet.settings.rules import ConfigError
-from discreet.simulation.many_runs import check_parallel
+from discreet.simulation.many_runs import Job, check_parallel
 from discreet.simulation.tuning import Tune, drawn, price, publish_best, read_tune, trial_jobs
 
 
@@ -84,14 +85,22 @@ def command(
         if jobs > 1:
             check_parallel(plans, devices)
         runs = trial_jobs(tune, plans, devices, folder / "trials")
-        again = f"discreet tune --resume --output {shlex.quote(str(folder))}"
-        then = "; until then nothing is chosen"
-        if not all_succeed(
-            runs, at_a_time=jobs, shared=folder / "trials", again=again, until_then=then
-        ):
+        if not _all_done(runs, jobs, folder):
             return 1
         if runs:
             print(publish_best(tune, plans, [job.folder for job in runs], folder))
         else:
             print("no trial was drawn: there is nothing to publish")
     return 0
+
+
+def _all_done(runs: Sequence[Job], at_a_time: int, folder: Path) -> bool:
+    """Does the trials of the tune in a folder. False if some failed; the log then has the command
+    that resumes them."""
+    return all_succeed(
+        runs,
+        at_a_time=at_a_time,
+        shared=folder / "trials",
+        again=f"discreet tune --resume --output {shlex.quote(str(folder))}",
+        until_then="; until then nothing is chosen",
+    )

@@ -54,7 +54,7 @@ from discreet.per_example.per_example import (
     clipped_sum_by_owner,
 )
 from discreet.per_example.trial import is_same
-from discreet.privacy.randomness import source_of
+from discreet.privacy.randomness import RandomSource, source_of
 from discreet.settings.clip_choice import AdaptiveClipping
 from discreet.settings.privacy import ADD_OR_REMOVE, OF_OWNERS, ZERO_OUT
 
@@ -156,18 +156,13 @@ class DPSGD:
         check_optimizers(self._optimizers, parameters_of(*modules_of(model)))
         self._loss, self._is_plain = one_value_an_example(loss)
         examples, how = loaded(dataset, collate_fn)
-        of_loader = how.pop("batch_size", None)
-        if batch_size is None:
-            expected = of_loader
-        else:
+        expected = how.pop("batch_size", None)
+        if batch_size is not None:
             expected = batch_size
-        n = len(examples.dataset)
-        if owners is None:
-            self._owners = None
-        else:
+        self._owners = None
+        if owners is not None:
             self._owners = rows_by_owner(owners, examples, privacy)
-        if self._owners is not None:
-            n = len(self._owners)
+        n = len(examples.dataset if self._owners is None else self._owners)
         plan = planned_loop(
             privacy, n, batch_size=expected, clip_norm=clip_norm, epochs=epochs, steps=steps
         )
@@ -183,11 +178,7 @@ class DPSGD:
         self._plan = plan
         self._clip_norm = plan.first_clip_norm
         self._has_epochs = steps is None
-        self._source = source_of(privacy.seed)
-        if privacy.seed is not None:
-            _log.warning(
-                "DPSGD with a seed: its batches and noise are reproducible, and protect nobody"
-            )
+        self._source = _source_of(privacy.seed)
         shared = self._processes.start(model, self._source)
         at_most = privacy.max_physical_batch
         self._batches = PoissonBatches(
@@ -467,3 +458,12 @@ class DPSGD:
         if self._owners is not None:
             how["rows_per_owner"] = self._owners.most
         return {**self._plan.facts(), **how, "adjacency": self.adjacency}
+
+
+def _source_of(seed: int | None) -> RandomSource:
+    """The loop's randomness. The log has a warning if it is reproducible."""
+    if seed is not None:
+        _log.warning(
+            "DPSGD with a seed: its batches and noise are reproducible, and protect nobody"
+        )
+    return source_of(seed)
