@@ -254,7 +254,7 @@ class RunSecrets(CarriedState):
 
     folder: Path
 
-    @property
+    @cached_property
     def path(self) -> Path:
         return self.folder / SECRETS
 
