@@ -11,6 +11,7 @@ from flwr.app import Context, Message, RecordDict
 from torch import Tensor
 
 from discreet.flower.array_layout import layout_of, only_arrays
+from discreet.mechanisms.mechanism_table import mechanisms_of
 from discreet.node.account import Refused, accounts_of
 from discreet.node.admission import admit_one
 from discreet.node.app import answered
@@ -72,7 +73,8 @@ def _read_work(message: Message, context: Context, call_next: ClientAppCallable)
         data_owner = ""
     else:
         data_owner = str(virtual.client_id)
-    asked = work_of(request, Sizes(layout.num_params))
+    sizes = Sizes(layout.num_params)
+    asked = work_of(request, mechanisms_of(request.run, sizes=sizes))
     accounts = accounts_of(asked.run, virtual, context.node_config)
     policy = policy_from(context.node_config)
     message.content = content

@@ -18,12 +18,11 @@ from discreet.mechanisms.client_noise import LocalPrivacy
 from discreet.mechanisms.mechanism import SERVER, ClientRound, Unreachable
 from discreet.mechanisms.mechanism_table import own_noise
 from discreet.node.account import Accounts, Budget, Refused
-from discreet.node.policy import ClientPolicy, budgets_of, check_work
+from discreet.node.policy import NOTHING, ClientPolicy, budgets_of, check_work
 from discreet.node.work import Work, work_of
 from discreet.settings.privacy import EXAMPLE, LOCAL
 from discreet.training.local_training import LocalSettings
 
-ANYTHING = ClientPolicy()
 NO_LEDGER = (
     "this client has no ledger, so it refuses work that it would have to account for: "
     "start it with a ledger"
@@ -80,7 +79,7 @@ def admit(
     sizes: Mapping[str, int],
     *,
     accounts: Accounts | None,
-    policy: ClientPolicy = ANYTHING,
+    policy: ClientPolicy = NOTHING,
 ) -> dict[str, Admitted | Refused]:
     """Checks and charges clients for one round; the charges are on disk after, in one transaction.
 
@@ -173,6 +172,8 @@ def _asked(work: Work, num_examples: int, policy: ClientPolicy) -> Admitted | Re
         return Refused(str(refusal))
     if work.query and work.has_own_noise:
         charges.append(_charge_of_answer(work))
+    if not charges:
+        return found
     return replace(found, charges=tuple(charges), budgets=budgets_of(policy, work, charges))
 
 

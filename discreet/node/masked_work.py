@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from discreet.ledger.durable_ledger import Charge
+from discreet.mechanisms.mechanism_table import mechanisms_of
 from discreet.node.account import Accounts, Refused, say_spent
 from discreet.node.admission import NO_LEDGER
 from discreet.node.nodes import client_of
@@ -65,7 +66,8 @@ class MaskedWork:
         if asked.run.evaluation.private:
             assert client.shape is not None
             answer = query_of(EVALUATION, asked.run, client.shape).length
-        asked = work_of(asked.request, Sizes(params.numel(), answer))
+        sizes = Sizes(params.numel(), answer)
+        asked = work_of(asked.request, mechanisms_of(asked.run, sizes=sizes))
         return cls(
             asked,
             client.accounts,

@@ -282,7 +282,7 @@ class BatchedTransport:
         self, asked: TrainRequest, cohort: Sequence[int], refused: list[Failure]
     ) -> Iterator[_ChunkWork]:
         """The chunks of the clients that take part; the others are added to `refused`."""
-        work = work_of(asked)
+        work = work_of(asked, self.plan.mechanisms)
         for clients, sizes in self._chunks(cohort):
             named = dict(zip(map(str, clients), sizes, strict=True))
             found = admit(work, named, accounts=self.accounts)

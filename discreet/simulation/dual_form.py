@@ -21,8 +21,6 @@ from torch import Tensor
 from discreet.simulation.chunk import Chunk, Table
 from discreet.simulation.layer_sequence import (
     Batch,
-    Dense,
-    Flatten,
     LayerSequence,
     Params,
 )
@@ -41,10 +39,7 @@ def dual_is_cheaper(
     without DP-SGD, weight decay and schedule, on a model that begins with a linear layer."""
     if isinstance(model, MappedModel) or settings.example or not settings.is_plain:
         return False
-    before = model.layers[: model.first]
-    if not all(isinstance(layer, Flatten) for layer in before):
-        return False
-    if not isinstance(model.layers[model.first], Dense):
+    if not model.begins_linear:
         return False
     out, width = model.layout.parameters[0][0][:2]
     steps = -(-examples // settings.batch_size)
