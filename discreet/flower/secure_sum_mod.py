@@ -17,7 +17,7 @@ from discreet.node.admission import admit_one
 from discreet.node.app import answered
 from discreet.node.client import ExactReply, noised_vector
 from discreet.node.masked_work import MaskedWork
-from discreet.node.policy import policy_from
+from discreet.node.policy import ClientPolicy, policy_from
 from discreet.node.secure_aggregation import answer_masking
 from discreet.node.work import read_request, work_of
 from discreet.privacy.clipping import clip_by_norm
@@ -50,11 +50,11 @@ def secure_sum_mod(message: Message, context: Context, call_next: ClientAppCalla
     node = context.node_config
     if MASKING in message.content:
         work = partial(_read_work, message, context, call_next)
-        return answered(message, lambda: answer_masking(message.content, node, work=work), node)
+        return answered(message, lambda _: answer_masking(message.content, node, work=work), node)
     return answered(message, _refuse, node)
 
 
-def _refuse() -> RecordDict:
+def _refuse(_: ClientPolicy) -> RecordDict:
     raise Refused(
         "this app answers only under secure aggregation, and this message asks for an answer in "
         "the clear"

@@ -202,7 +202,10 @@ class DurableLedger:
         if self.account is not None:
             self.account.charge(charges)
         with RollbackGuard.opened() as guard, connected(self.path) as connection:
-            with _transaction(connection):
+            # "immediate": processes that append take turns, so that each chains to the actual last
+            # row.
+            connection.execute("begin immediate")
+            with connection:
                 if since is not None and _charged_since(connection, since) & {
                     charge.data_owner for charge in charges
                 }:
@@ -439,7 +442,8 @@ def _lacking(connection: sqlite3.Connection, known: LedgerPosition) -> list[str]
 
 
 def _faults(connection: sqlite3.Connection) -> list[str]:
-    with _transaction(connection, "deferred"):  # one snapshot for all reads
+    connection.execute("begin deferred")
+    with connection:  # one snapshot for all reads
         settings = _settings(connection)
         position = _position(connection)
         rows = connection.execute("select * from releases order by number").fetchall()
@@ -464,11 +468,3 @@ def _faults(connection: sqlite3.Connection) -> list[str]:
             "digest differs"
         ]
     return []
-
-
-@contextmanager
-def _transaction(connection: sqlite3.Connection, kind: str = "immediate") -> Iterator[None]:
-    # "immediate": processes that append take turns, so that each chains to the actual last row.
-    connection.execute(f"begin {kind}")
-    with connection:
-        yield

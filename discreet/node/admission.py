@@ -10,8 +10,6 @@ from dataclasses import dataclass, replace
 
 from torch import Tensor
 
-from discreet.accounting.events import RDP
-from discreet.accounting.privacy_ledger import epsilon_of
 from discreet.ledger.durable_ledger import Charge
 from discreet.ledger.owner_account import account_name
 from discreet.mechanisms.client_noise import LocalPrivacy
@@ -20,7 +18,7 @@ from discreet.mechanisms.mechanism_table import own_noise
 from discreet.node.account import Accounts, Budget, Refused
 from discreet.node.policy import NOTHING, ClientPolicy, budgets_of, check_work
 from discreet.node.work import Work, work_of
-from discreet.settings.privacy import EXAMPLE, LOCAL
+from discreet.settings.privacy import EXAMPLE
 from discreet.training.local_training import LocalSettings
 
 NO_LEDGER = (
@@ -127,14 +125,7 @@ def _enter(
     except Refused as refusal:
         return refusal
     charges += own
-    example, local = (
-        accounts.epsilon(spent[name]) if name in spent else 0.0 for name in (EXAMPLE, LOCAL)
-    )
-    if LOCAL in spent:
-        pure = epsilon_of(spent[LOCAL], 0.0, RDP)
-    else:
-        pure = 0.0
-    return replace(asked, epsilon_example=example, epsilon_local=local, epsilon_local_pure=pure)
+    return replace(asked, **accounts.reported(spent))
 
 
 def _asked(work: Work, num_examples: int, policy: ClientPolicy) -> Admitted | Refused:

@@ -58,10 +58,13 @@ class MaskedWork:
         self.guarantee = mechanism.guarantee
 
     @classmethod
-    def read(cls, content: RecordDict, node_config: Mapping[str, object]) -> MaskedWork:
-        """The work that a message requests; errors as in `client_of`."""
+    def read(
+        cls, content: RecordDict, node_config: Mapping[str, object], policy: ClientPolicy
+    ) -> MaskedWork:
+        """The work that a message requests of a node with this policy; errors as in
+        `client_of`."""
         asked, params = read_message(content, node_config)
-        client = client_of(asked, node_config)
+        client = client_of(asked, node_config, policy=policy)
         answer = 0
         if asked.run.evaluation.private:
             assert client.shape is not None

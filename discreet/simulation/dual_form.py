@@ -25,7 +25,7 @@ from discreet.simulation.layer_sequence import (
     Params,
 )
 from discreet.simulation.mapped_model import MappedModel
-from discreet.training.local_training import LocalSettings, sgd
+from discreet.training.local_training import LocalSettings, plain_sgd
 
 OPERATIONS_PER_FLOAT = 16  # the cost of reading or writing a number, in multiplications
 # The dual form is used if it takes at most this share of the cost, as it has a few more calls.
@@ -110,7 +110,7 @@ def dual_updates(chunk: Chunk, start: Tensor) -> Tensor:
     )
     others = layout.copies(start, clients)[1:]
     coefficients = inputs.new_zeros(clients, examples, len(weight))
-    sgd(form, [coefficients, *others], chunk.table.sizes.tolist(), chunk.settings[0])
+    plain_sgd(form, [coefficients, *others], chunk.settings[0])
     changes = layout.change([weight.expand(clients, -1, -1), *others], start)
     torch.bmm(coefficients.transpose(1, 2), inputs, out=layout.views(changes)[0])
     return changes
