@@ -282,12 +282,13 @@ def first_places(ids: Tensor, entries: int) -> Tensor:
     count, width = ids.shape
     step = max(1, _TABLE_ENTRIES // max(entries, 1))
     table = torch.empty(min(step, count) * entries, dtype=torch.int64, device=ids.device)
-    found = []
-    for start in range(0, count, step):
-        some = ids[start : start + step]
-        places = torch.arange(start * width, (start + len(some)) * width, device=ids.device)
-        keys = (some + entries * torch.arange(len(some), device=ids.device).unsqueeze(1)).flatten()
-        found.append(table.scatter_(0, keys, places).index_select(0, keys))
+    rows = torch.arange(count, device=ids.device) % step
+    keys = (ids + entries * rows.unsqueeze(1)).flatten().split(step * width)
+    places = torch.arange(count * width, device=ids.device).split(step * width)
+    found = [
+        table.scatter_(0, some, at).index_select(0, some)
+        for some, at in zip(keys, places, strict=True)
+    ]
     return torch.cat(found)
 
 
