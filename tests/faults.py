@@ -202,7 +202,7 @@ BY_TEST = {
     # Ledgers and budgets.
     "ledger/test_durable_ledger.py::test_a_charge_has_reached_the_disk_when_it_returns": Fault(
         "a charge may still be in memory when it returns",
-        "ledger.durable_ledger:_connected",
+        "ledger.durable_ledger:connected",
         _unsynced,
     ),
     "node/test_admission.py::test_budgets_are_looked_at_again_if_another_run_has_charged_a_client_meanwhile": Fault(

@@ -11,7 +11,6 @@ from __future__ import annotations
 import json
 import math
 import sys
-from collections.abc import Callable
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
@@ -234,12 +233,23 @@ def _number(name: str, value: Any) -> int | float:
 
 
 def _encode(event: DpEvent) -> dict[str, Any]:
-    for kind, (event_type, *names) in _kinds().items():
-        if type(event) is event_type:
-            return {"kind": kind} | {
-                name: _field(name, getattr(event, name), _encode) for name in names
-            }
-    raise ValueError(f"an event of type {type(event).__name__} is not known to Discreet")
+    known = _kinds_by_type().get(type(event))
+    if known is None:
+        raise ValueError(f"an event of type {type(event).__name__} is not known to Discreet")
+    kind, names = known
+    written: dict[str, Any] = {"kind": kind}
+    for name in names:
+        value = getattr(event, name)
+        match name:
+            case "event":
+                written[name] = _encode(value)
+            case "events" if isinstance(value, list | tuple):
+                written[name] = [_encode(part) for part in value]
+            case "shape" if value == math.inf:
+                written[name] = "inf"
+            case _:
+                written[name] = _number(name, value)
+    return written
 
 
 def _decode(value: Any) -> DpEvent:
@@ -256,20 +266,17 @@ def _decode(value: Any) -> DpEvent:
         raise ValueError(
             f"an event of kind {kind} has the fields {sorted(names)}, not {sorted(given)}"
         )
-    return event_type(**{name: _field(name, value[name], _decode) for name in names})
+    return event_type(**{name: _decoded_field(name, value[name]) for name in names})
 
 
-def _field(name: str, value: Any, convert: Callable[[Any], Any]) -> Any:
-    """A field of an event in the other form; `convert` is applied to the events in it."""
+def _decoded_field(name: str, value: Any) -> Any:
     match name:
         case "event":
-            return convert(value)
+            return _decode(value)
         case "events" if isinstance(value, list | tuple):
-            return [convert(part) for part in value]
-        case "shape" if value == ("inf" if convert is _decode else math.inf):
-            if convert is _decode:
-                return math.inf
-            return "inf"
+            return [_decode(part) for part in value]
+        case "shape" if value == "inf":
+            return math.inf
     return _number(name, value)
 
 
@@ -314,3 +321,9 @@ def _kinds() -> dict[str, tuple[Any, ...]]:
         "non_private": (dp.NonPrivateDpEvent,),
         "no_op": (dp.NoOpDpEvent,),
     }
+
+
+@lru_cache(maxsize=1)
+def _kinds_by_type() -> dict[type, tuple[str, list[str]]]:
+    """The name and the fields of each known event, by type."""
+    return {event_type: (kind, names) for kind, (event_type, *names) in _kinds().items()}

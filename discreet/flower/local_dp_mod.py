@@ -64,7 +64,7 @@ def local_dp_mod(
         clip_norm, target_epsilon, delta, rounds, None if ledger is None else Path(ledger), ranges
     )
     return lambda message, context, call_next: answered(
-        message, lambda: mod.reply(message, context, call_next), context.node_config
+        message, lambda _: mod.reply(message, context, call_next), context.node_config
     )
 
 

@@ -11,12 +11,13 @@ from flwr.app import Context, Message, RecordDict
 from torch import Tensor
 
 from discreet.flower.array_layout import layout_of, only_arrays
+from discreet.mechanisms.mechanism_table import mechanisms_of
 from discreet.node.account import Refused, accounts_of
 from discreet.node.admission import admit_one
 from discreet.node.app import answered
 from discreet.node.client import ExactReply, noised_vector
 from discreet.node.masked_work import MaskedWork
-from discreet.node.policy import policy_from
+from discreet.node.policy import ClientPolicy, policy_from
 from discreet.node.secure_aggregation import answer_masking
 from discreet.node.work import read_request, work_of
 from discreet.privacy.clipping import clip_by_norm
@@ -49,11 +50,11 @@ def secure_sum_mod(message: Message, context: Context, call_next: ClientAppCalla
     node = context.node_config
     if MASKING in message.content:
         work = partial(_read_work, message, context, call_next)
-        return answered(message, lambda: answer_masking(message.content, node, work=work), node)
+        return answered(message, lambda _: answer_masking(message.content, node, work=work), node)
     return answered(message, _refuse, node)
 
 
-def _refuse() -> RecordDict:
+def _refuse(_: ClientPolicy) -> RecordDict:
     raise Refused(
         "this app answers only under secure aggregation, and this message asks for an answer in "
         "the clear"
@@ -72,7 +73,8 @@ def _read_work(message: Message, context: Context, call_next: ClientAppCallable)
         data_owner = ""
     else:
         data_owner = str(virtual.client_id)
-    asked = work_of(request, Sizes(layout.num_params))
+    sizes = Sizes(layout.num_params)
+    asked = work_of(request, mechanisms_of(request.run, sizes=sizes))
     accounts = accounts_of(asked.run, virtual, context.node_config)
     policy = policy_from(context.node_config)
     message.content = content

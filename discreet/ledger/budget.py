@@ -67,5 +67,5 @@ def require_room_for(
     `budget`, that of the run."""
     if ledger.account is not None:
         ledger.account.require_room([charge], what)
-        return
-    budget.require_room(ledger.spent(charge.guarantee), [charge], what)
+    elif budget.max_epsilon is not None:
+        budget.require_room(ledger.spent(charge.guarantee), [charge], what)

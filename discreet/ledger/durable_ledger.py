@@ -14,11 +14,10 @@ import hashlib
 import json
 import os
 import secrets
-import shutil
 import sqlite3
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, closing, contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
@@ -26,15 +25,14 @@ from typing import TYPE_CHECKING, Any, Self
 from discreet.accounting.events import event_from_json, event_to_json
 from discreet.accounting.privacy_ledger import PrivacyLedger
 from discreet.ledger.rollback_guard import (
-    LOCK_SECONDS,
     LedgerError,
     LedgerPosition,
     RollbackGuard,
+    connected,
+    copied,
     flush_folder,
     make_database,
     remove_database,
-    typed,
-    unusable,
 )
 
 if TYPE_CHECKING:
@@ -46,7 +44,6 @@ ANOTHER = (
     "not the ledger that this machine charged there before. If it is the right one and was moved "
     "there, accept it by `discreet ledger adopt {}`"
 )
-COPIES = 10  # attempts to copy a ledger that is being written to
 CLIENTS_LEDGER = "clients.db"  # in a simulation's run folder: the spending of virtual clients
 SCHEMA = """
 create table facts (name text primary key, value text not null) without rowid;
@@ -173,12 +170,12 @@ class DurableLedger:
         """A connection that writes nothing. As SQLite writes beside a file that it reads, a copy is
         read on a read-only disk."""
         if os.access(self.path.resolve().parent, os.W_OK):
-            with _connected(self.path) as connection:
+            with connected(self.path) as connection:
                 yield connection
             return
         with (
             tempfile.TemporaryDirectory() as folder,
-            _connected(_copied(self.path, Path(folder))) as connection,
+            connected(copied(self.path, Path(folder))) as connection,
         ):
             yield connection
 
@@ -204,19 +201,23 @@ class DurableLedger:
             return None
         if self.account is not None:
             self.account.charge(charges)
-        with RollbackGuard.opened() as guard, _connected(self.path) as connection:
-            with _transaction(connection):
+        with RollbackGuard.opened() as guard, connected(self.path) as connection:
+            # "immediate": processes that append take turns, so that each chains to the actual last
+            # row.
+            connection.execute("begin immediate")
+            with connection:
                 if since is not None and _charged_since(connection, since) & {
                     charge.data_owner for charge in charges
                 }:
                     return None
                 if allowed is not None:
                     allowed(_total(connection))
-                known = self._known(connection, guard)
-                position = _append(connection, charges)
+                before = _position(connection)
+                known = self._known(connection, guard, before)
+                position = _append(connection, charges, before)
             # If another process was faster, it has charged either this file or a copy of it.
             while known.rows < position.rows and not guard.note(position, self.path, since=known):
-                known = self._known(connection, guard)
+                known = self._known(connection, guard, _position(connection))
         return position
 
     def total(self) -> PrivacyLedger:
@@ -234,10 +235,11 @@ class DurableLedger:
             raise LedgerError(f"{self.path} is {older[0]}")
         return self
 
-    def _known(self, connection: sqlite3.Connection, guard: RollbackGuard) -> LedgerPosition:
-        """The last position that this machine knows. Raises LedgerError: there is none, or the
-        ledger lacks rows up to it."""
-        _, position = _settings(connection)
+    def _known(
+        self, connection: sqlite3.Connection, guard: RollbackGuard, position: LedgerPosition
+    ) -> LedgerPosition:
+        """The last position that this machine knows of the ledger, which says that it is at
+        `position`. Raises LedgerError: there is none, or the ledger lacks rows up to either."""
         known = guard.recall(position.identity)
         if known is None:
             raise LedgerError(
@@ -257,10 +259,10 @@ class DurableLedger:
           LedgerError: its chain is broken, this machine never charged it, or it lacks rows that
             this machine has charged.
         """
-        with RollbackGuard.opened() as guard, _connected(self.path) as connection:
+        with RollbackGuard.opened() as guard, connected(self.path) as connection:
             for fault in _faults(connection):
                 raise LedgerError(f"{self.path} is damaged: {fault}")
-            known = self._known(connection, guard)
+            known = self._known(connection, guard, _position(connection))
             if guard.another_at(self.path, known.identity):
                 raise LedgerError(f"{self.path} is {ANOTHER.format(self.path)}")
 
@@ -280,7 +282,7 @@ class DurableLedger:
     def contains(self, position: LedgerPosition) -> bool:
         """True if the position is one of this ledger, and the ledger holds all rows up to it."""
         with self.reading() as connection:
-            _, own = _settings(connection)
+            own = _position(connection)
             return (
                 own.identity == position.identity
                 and _head_at(connection, position.rows) == position.head
@@ -289,7 +291,7 @@ class DurableLedger:
     def facts(self) -> dict[str, Any]:
         """The settings with which the ledger was made."""
         with self.reading() as connection:
-            stored, _ = _settings(connection)
+            stored = _settings(connection)
         try:
             return {name: json.loads(value) for name, value in stored.items() if name != "identity"}
         except (ValueError, RecursionError) as error:
@@ -299,7 +301,7 @@ class DurableLedger:
         """The ledger's position. A copy of its head digest, kept elsewhere, can prove later that
         nothing was rewritten."""
         with self.reading() as connection:
-            return _settings(connection)[1]
+            return _position(connection)
 
     def spent(self, guarantee: str, *, data_owner: str = "") -> PrivacyLedger:
         """Everything charged for a guarantee on the data of one data owner, equal events merged."""
@@ -354,59 +356,35 @@ class DurableLedger:
             return _lacking(connection, known)
 
 
-@contextmanager
-def _connected(path: Path) -> Iterator[sqlite3.Connection]:
-    # "rw": a file that was deleted in the meantime is an error, not an empty ledger.
-    address = f"{path.resolve().as_uri()}?mode=rw"
+def position_in(path: Path) -> LedgerPosition:
+    """The current position of the ledger in a file that this process may write to."""
+    with connected(path) as connection:
+        return _position(connection)
+
+
+def _position(connection: sqlite3.Connection) -> LedgerPosition:
+    """The current position of the ledger."""
+    query = "select name, value from facts where name in ('identity', 'rows', 'head')"
+    facts = dict(connection.execute(query))
     try:
-        with closing(
-            sqlite3.connect(address, uri=True, timeout=LOCK_SECONDS, isolation_level=None)
-        ) as connection:
-            connection.row_factory = typed
-            connection.execute("pragma synchronous = full")
-            yield connection
-    except sqlite3.DatabaseError as error:
-        raise unusable(f"{path} can't be used as a ledger", error) from error
-
-
-def _copied(path: Path, folder: Path) -> Path:
-    """A copy of an SQLite file in a folder, with SQLite's side files. Raises LedgerError: it can't
-    be read, or was written to during each of the attempts."""
-    beside = path.with_name(f"{path.name}-wal")
-    files = [each for each in (path, beside) if each.exists()]
-    try:
-        for _ in range(COPIES):
-            before = [each.stat() for each in files]
-            for each in files:
-                shutil.copyfile(each, folder / each.name)
-            after = [each.stat() for each in files]
-            if [(at.st_mtime_ns, at.st_size) for at in before] == [
-                (at.st_mtime_ns, at.st_size) for at in after
-            ]:
-                return folder / path.name
-    except OSError as error:
-        raise LedgerError(f"{path} can't be read: {error}") from error
-    raise LedgerError(
-        f"{path} is written to all the time: read it from a folder that is not read-only"
-    )
-
-
-def _settings(connection: sqlite3.Connection) -> tuple[dict[str, str], LedgerPosition]:
-    """The facts with which the ledger was made, as JSON, its identity among them; and its current
-    position."""
-    facts = dict(connection.execute("select name, value from facts"))
-    try:
-        head = facts.pop("head")
-        rows = int(facts.pop("rows"))
-        return facts, LedgerPosition(json.loads(facts["identity"]), rows, head)
+        return LedgerPosition(json.loads(facts["identity"]), int(facts["rows"]), facts["head"])
     except (KeyError, ValueError) as error:
         raise sqlite3.DatabaseError("it has no identity") from error
+
+
+def _settings(connection: sqlite3.Connection) -> dict[str, str]:
+    """The facts with which the ledger was made, as JSON, its identity among them."""
+    query = "select name, value from facts where name not in ('rows', 'head')"
+    facts = dict(connection.execute(query))
+    if "identity" not in facts:
+        raise sqlite3.DatabaseError("it has no identity")
+    return facts
 
 
 def _head_at(connection: sqlite3.Connection, rows: int) -> str | None:
     """The digest of row number `rows`; for 0 that of the settings."""
     if rows == 0:
-        return _digest("", sorted(_settings(connection)[0].items()))
+        return _digest("", sorted(_settings(connection).items()))
     row = connection.execute("select digest from releases where number = ?", (rows,)).fetchone()
     if row is None:
         return None
@@ -425,8 +403,9 @@ def _total(connection: sqlite3.Connection) -> PrivacyLedger:
     )
 
 
-def _append(connection: sqlite3.Connection, charges: Sequence[Charge]) -> LedgerPosition:
-    _, before = _settings(connection)
+def _append(
+    connection: sqlite3.Connection, charges: Sequence[Charge], before: LedgerPosition
+) -> LedgerPosition:
     head = before.head
     number = before.rows
     nonce = secrets.token_hex(8)
@@ -453,9 +432,9 @@ def _append(connection: sqlite3.Connection, charges: Sequence[Charge]) -> Ledger
 
 def _lacking(connection: sqlite3.Connection, known: LedgerPosition) -> list[str]:
     """The fault of a ledger that lacks rows which this machine has charged; else empty."""
-    rows = _settings(connection)[1].rows
     if _head_at(connection, known.rows) == known.head:
         return []
+    rows = _position(connection).rows
     return [
         f"an older copy, or another copy of it was charged: this machine knows {known.rows} rows "
         f"of it, which are not all among the {rows} in the file. Put back the one that has them"
@@ -463,8 +442,10 @@ def _lacking(connection: sqlite3.Connection, known: LedgerPosition) -> list[str]
 
 
 def _faults(connection: sqlite3.Connection) -> list[str]:
-    with _transaction(connection, "deferred"):  # one snapshot for all reads
-        settings, position = _settings(connection)
+    connection.execute("begin deferred")
+    with connection:  # one snapshot for all reads
+        settings = _settings(connection)
+        position = _position(connection)
         rows = connection.execute("select * from releases order by number").fetchall()
         # Without this check, a file that was cut short would look like one with fewer rows: SQLite
         # adds up by its index.
@@ -487,11 +468,3 @@ def _faults(connection: sqlite3.Connection) -> list[str]:
             "digest differs"
         ]
     return []
-
-
-@contextmanager
-def _transaction(connection: sqlite3.Connection, kind: str = "immediate") -> Iterator[None]:
-    # "immediate": processes that append take turns, so that each chains to the actual last row.
-    connection.execute(f"begin {kind}")
-    with connection:
-        yield

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import os
 import secrets
+import shutil
 import sqlite3
 from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
@@ -20,6 +21,7 @@ from typing import Any, Self
 
 STATE_VARIABLE = "DISCREET_STATE"
 LOCK_SECONDS = 60.0  # the time that a process waits for others that use the same file
+COPIES = 10  # attempts to copy a ledger that is being written to
 SCHEMA = """
 create table ledgers (
     identity text primary key, path text not null, rows integer not null, head text not null
@@ -224,6 +226,44 @@ def remove_database(path: Path) -> None:
     """Removes an SQLite file and its side files."""
     for ending in ("", "-wal", "-shm", "-journal"):
         path.with_name(path.name + ending).unlink(missing_ok=True)
+
+
+@contextmanager
+def connected(path: Path) -> Iterator[sqlite3.Connection]:
+    """A connection to the ledger in a file. LedgerError: it can't be used."""
+    # "rw": a file that was deleted in the meantime is an error, not an empty ledger.
+    address = f"{path.resolve().as_uri()}?mode=rw"
+    try:
+        with closing(
+            sqlite3.connect(address, uri=True, timeout=LOCK_SECONDS, isolation_level=None)
+        ) as connection:
+            connection.row_factory = typed
+            connection.execute("pragma synchronous = full")
+            yield connection
+    except sqlite3.DatabaseError as error:
+        raise unusable(f"{path} can't be used as a ledger", error) from error
+
+
+def copied(path: Path, folder: Path) -> Path:
+    """A copy of an SQLite file in a folder, with SQLite's side files. Raises LedgerError: it can't
+    be read, or was written to during each of the attempts."""
+    beside = path.with_name(f"{path.name}-wal")
+    files = [each for each in (path, beside) if each.exists()]
+    try:
+        for _ in range(COPIES):
+            before = [each.stat() for each in files]
+            for each in files:
+                shutil.copyfile(each, folder / each.name)
+            after = [each.stat() for each in files]
+            if [(at.st_mtime_ns, at.st_size) for at in before] == [
+                (at.st_mtime_ns, at.st_size) for at in after
+            ]:
+                return folder / path.name
+    except OSError as error:
+        raise LedgerError(f"{path} can't be read: {error}") from error
+    raise LedgerError(
+        f"{path} is written to all the time: read it from a folder that is not read-only"
+    )
 
 
 def flush_folder(path: Path) -> None:

@@ -191,11 +191,16 @@ class CentralGaussian:
     def event(self, number: int, *, again: bool = False) -> DpEvent:
         """The event of a round. If the cohort trains and rates the model, update, bits and answer
         are one Gaussian of multiplier (z^-2 + z_evaluation^-2)^(-1/2)."""
-        noise = noise_of(self.run)
         ratings = self.run.evaluation
-        if ratings.joins(number):
-            noise = joined_noise_multiplier(noise, ratings.noise_multiplier)
+        if not ratings.joins(number):
+            return self._event_of_training
+        noise = joined_noise_multiplier(noise_of(self.run), ratings.noise_multiplier)
         return cohort_event(self.run, noise)
+
+    @cached_property
+    def _event_of_training(self) -> DpEvent:
+        """The event of a round whose cohort rates no model."""
+        return cohort_event(self.run, noise_of(self.run))
 
     @property
     def answers(self) -> AnswerRelease:
@@ -222,15 +227,17 @@ class CentralGaussian:
         if summed.answers is not None:
             said = summed.answers.released(source.child("answer"))
         # Draws the noise before the clip norm moves: C_t, not C_{t+1}, bounded this sum.
-        noised = summed.clipped.noised(self._gaussian(self._update_noise), source.child("update"))
+        noised = summed.clipped.noised(self._on_updates, source.child("update"))
         if self.run.user.adaptive:
             below = self._noised_count(summed.below, source.child("count"))
         else:
             below = None
-        clip_norm, fraction = next_clip_norm(self.clip, self.run, state, below)
+        clip_norm, fraction = next_clip_norm(
+            self.clip, self.run, state, below=below, stddev=self._count_noise
+        )
         return Released(noised, clip_norm, fraction, summed.replies, said)
 
-    @property
+    @cached_property
     def _exact(self) -> bool:
         return self.run.noise == "grid"
 
@@ -243,6 +250,17 @@ class CentralGaussian:
     def _update_noise(self) -> float:
         """z_update, see `update_noise_multiplier`."""
         return update_noise_multiplier(noise_of(self.run), count_stddev=self._count_noise)
+
+    @cached_property
+    def _on_updates(self) -> Gaussian:
+        """The noise on the sum of updates."""
+        return self._gaussian(self._update_noise)
+
+    @cached_property
+    def _on_counts(self) -> Gaussian:
+        """The noise on the count of norms below the clip norm."""
+        assert self._count_noise is not None
+        return self._gaussian(self._count_noise / BIT_SENSITIVITY)
 
     def _gaussian(self, noise_multiplier: float) -> Gaussian:
         from discreet.privacy.mechanisms import Gaussian
@@ -269,7 +287,7 @@ class CentralGaussian:
         count = below * BIT_SENSITIVITY
         total = ClippedSum(1, BIT_SENSITIVITY, grid=grid)
         total.values[0] = count if grid is None else round(count / grid.step)
-        return float(total.noised(self._gaussian(stddev / BIT_SENSITIVITY), source)[0])
+        return float(total.noised(self._on_counts, source)[0])
 
 
 def noise_of(run: ClientSettings) -> float:
@@ -303,11 +321,15 @@ def user_price_settings(run: ClientSettings) -> dict[str, object]:
 
 
 def next_clip_norm(
-    clip: ClipConfig, run: ClientSettings, state: RoundState, below: float | None
+    clip: ClipConfig,
+    run: ClientSettings,
+    state: RoundState,
+    *,
+    below: float | None,
+    stddev: float | None,
 ) -> tuple[float, float | None]:
     """The next clip norm, and the fraction below this one, by the noised sum of (b - 1/2): a
-    function of public constants and of the round."""
-    stddev = count_stddev(run)
+    function of public constants and of the round. `stddev`: of the noise in that sum."""
     if stddev is None or below is None:
         return state.clip_norm, None
     cohort = run.expected_cohort

@@ -222,7 +222,9 @@ class MaskedGaussian:
         said = None
         if answers is not None and self.run.evaluation.joins(state.round + 1):
             said = rating_release(self.run, self.sizes).opened(answers)
-        clip_norm, fraction = next_clip_norm(self.clip, self.run, state, below)
+        clip_norm, fraction = next_clip_norm(
+            self.clip, self.run, state, below=below, stddev=count_stddev(self.run)
+        )
         return Released(update, clip_norm, fraction, summed.replies, said)
 
     @property

@@ -325,7 +325,6 @@ def outputs_of(model: nn.Module, inputs: Tensor, *, batch_size: int = 1024) -> T
         model.train(was_training)
 
 
-@torch.no_grad()
 def load_parameters(model: nn.Module, vector: Tensor) -> None:
     """Writes `vector`, (num_params,) as from `flatten_parameters`, into the trainable parameters,
     in place.
@@ -333,7 +332,12 @@ def load_parameters(model: nn.Module, vector: Tensor) -> None:
     Values are converted to each parameter's type and device; NaN and infinities are written as they
     are. Raises ValueError, and changes nothing, unless the length is exactly the number of
     trainable parameters."""
-    parameters = trainable(model)
+    write_parameters(trainable(model), vector)
+
+
+@torch.no_grad()
+def write_parameters(parameters: Sequence[Tensor], vector: Tensor) -> None:
+    """`load_parameters` for a caller that has found the trainable parameters already."""
     for parameter, part in zip(parameters, parts_of(vector, parameters), strict=True):
         parameter.copy_(part)
 

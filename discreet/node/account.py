@@ -9,8 +9,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache, partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+from discreet.accounting.events import RDP
 from discreet.accounting.privacy_ledger import PrivacyLedger, epsilon_of, exceeds_budget
 from discreet.ledger.durable_ledger import (
     CLIENTS_LEDGER,
@@ -20,9 +21,9 @@ from discreet.ledger.durable_ledger import (
     LedgerPosition,
 )
 from discreet.ledger.owner_account import check_unit, other_unit
-from discreet.protocol.messages import VirtualClient
+from discreet.protocol.messages import EPSILONS, VirtualClient
 from discreet.settings.client_settings import ClientSettings
-from discreet.settings.privacy import EXAMPLE, GUARANTEES
+from discreet.settings.privacy import EXAMPLE, GUARANTEES, LOCAL
 
 if TYPE_CHECKING:
     from dp_accounting import DpEvent
@@ -81,6 +82,16 @@ class Accounts:
     def epsilon(self, spent: PrivacyLedger) -> float:
         """The reported epsilon; 0 before the first charge."""
         return epsilon_of(spent, self.delta, self.accountant)
+
+    def reported(self, spent: Mapping[str, PrivacyLedger]) -> dict[str, Any]:
+        """The epsilons of this spending by their names in a reply; 0 for a guarantee without."""
+        found: dict[str, Any] = dict.fromkeys(EPSILONS, 0.0)
+        if EXAMPLE in spent:
+            found["epsilon_example"] = self.epsilon(spent[EXAMPLE])
+        if LOCAL in spent:
+            found["epsilon_local"] = self.epsilon(spent[LOCAL])
+            found["epsilon_local_pure"] = epsilon_of(spent[LOCAL], 0.0, RDP)
+        return found
 
     def after(
         self, charges: Sequence[Charge], budgets: Iterable[Budget]

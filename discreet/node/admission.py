@@ -10,20 +10,17 @@ from dataclasses import dataclass, replace
 
 from torch import Tensor
 
-from discreet.accounting.events import RDP
-from discreet.accounting.privacy_ledger import epsilon_of
 from discreet.ledger.durable_ledger import Charge
 from discreet.ledger.owner_account import account_name
 from discreet.mechanisms.client_noise import LocalPrivacy
 from discreet.mechanisms.mechanism import SERVER, ClientRound, Unreachable
 from discreet.mechanisms.mechanism_table import own_noise
 from discreet.node.account import Accounts, Budget, Refused
-from discreet.node.policy import ClientPolicy, budgets_of, check_work
+from discreet.node.policy import NOTHING, ClientPolicy, budgets_of, check_work
 from discreet.node.work import Work, work_of
-from discreet.settings.privacy import EXAMPLE, LOCAL
+from discreet.settings.privacy import EXAMPLE
 from discreet.training.local_training import LocalSettings
 
-ANYTHING = ClientPolicy()
 NO_LEDGER = (
     "this client has no ledger, so it refuses work that it would have to account for: "
     "start it with a ledger"
@@ -80,7 +77,7 @@ def admit(
     sizes: Mapping[str, int],
     *,
     accounts: Accounts | None,
-    policy: ClientPolicy = ANYTHING,
+    policy: ClientPolicy = NOTHING,
 ) -> dict[str, Admitted | Refused]:
     """Checks and charges clients for one round; the charges are on disk after, in one transaction.
 
@@ -128,14 +125,7 @@ def _enter(
     except Refused as refusal:
         return refusal
     charges += own
-    example, local = (
-        accounts.epsilon(spent[name]) if name in spent else 0.0 for name in (EXAMPLE, LOCAL)
-    )
-    if LOCAL in spent:
-        pure = epsilon_of(spent[LOCAL], 0.0, RDP)
-    else:
-        pure = 0.0
-    return replace(asked, epsilon_example=example, epsilon_local=local, epsilon_local_pure=pure)
+    return replace(asked, **accounts.reported(spent))
 
 
 def _asked(work: Work, num_examples: int, policy: ClientPolicy) -> Admitted | Refused:
@@ -173,6 +163,8 @@ def _asked(work: Work, num_examples: int, policy: ClientPolicy) -> Admitted | Re
         return Refused(str(refusal))
     if work.query and work.has_own_noise:
         charges.append(_charge_of_answer(work))
+    if not charges:
+        return found
     return replace(found, charges=tuple(charges), budgets=budgets_of(policy, work, charges))
 
 

@@ -6,6 +6,7 @@ import logging
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import numpy as np
@@ -17,7 +18,7 @@ from flwr.clientapp import ClientApp
 from discreet.ledger.rollback_guard import LedgerError
 from discreet.logs import log_to
 from discreet.node.account import Refused, say_spent
-from discreet.node.policy import policy_from
+from discreet.node.policy import ClientPolicy, policy_from
 from discreet.node.secure_aggregation import answer_masking
 from discreet.node.time_limit import at_most, seconds_for
 from discreet.protocol.masked_messages import MASKING
@@ -46,10 +47,11 @@ UNIFORM_WEIGHT = (
 @dataclass(frozen=True)
 class DPClient(NumPyClient):
     """A client in Flower's sense: a node, or a virtual client of a simulation. `node_config`,
-    `node_id`: as in Flower."""
+    `node_id`: as in Flower. `policy`: that of the node, if it was read already."""
 
     node_config: Mapping[str, object]
     node_id: int | None = None
+    policy: ClientPolicy | None = None
 
     def fit(
         self, parameters: list[Floats], config: Mapping[str, object]
@@ -77,7 +79,8 @@ class DPClient(NumPyClient):
         work = read_work(config, self.node_config)
         _log_of_node(work.request.virtual is not None)
         params = torch.from_numpy(np.array(parameters[0], dtype=np.float32))
-        reply = client_of(work, self.node_config, self.node_id).answer(work, params)
+        client = client_of(work, self.node_config, self.node_id, policy=self.policy)
+        reply = client.answer(work, params)
         if work.request.virtual is None:
             say_spent(
                 "update",
@@ -104,41 +107,43 @@ app = ClientApp()
 @app.train()
 def train(message: Message, context: Context) -> Message:
     """One round at one client, in the clear or as a stage of a masked sum."""
-    return answered(message, lambda: _work(message, context), context.node_config)
+    return answered(message, partial(_work, message, context), context.node_config)
 
 
 @app.evaluate()
 def evaluate(message: Message, context: Context) -> Message:
     """Refused: see `DPClient.evaluate`."""
     return answered(
-        message, lambda: DPClient(context.node_config).evaluate([], {}), context.node_config
+        message, lambda _: DPClient(context.node_config).evaluate([], {}), context.node_config
     )
 
 
-def _work(message: Message, context: Context) -> RecordDict:
+def _work(message: Message, context: Context, policy: ClientPolicy) -> RecordDict:
     if MASKING in message.content:
         _log_of_node(context.node_config.keys() <= SIMULATION_KEYS)
 
         def work() -> MaskedWork:
             from discreet.node.masked_work import MaskedWork
 
-            return MaskedWork.read(message.content, context.node_config)
+            return MaskedWork.read(message.content, context.node_config, policy)
 
         return answer_masking(message.content, context.node_config, work=work)
     config, params = read_content(message.content)
-    arrays, _, numbers = DPClient(context.node_config, context.node_id).fit([params], config)
+    client = DPClient(context.node_config, context.node_id, policy)
+    arrays, _, numbers = client.fit([params], config)
     return encode_arrays(arrays, numbers)
 
 
 def answered(
-    message: Message, work: Callable[[], RecordDict], node_config: Mapping[str, object]
+    message: Message, work: Callable[[ClientPolicy], RecordDict], node_config: Mapping[str, object]
 ) -> Message:
-    """The reply to a message. Its work must end within the message's time to live and the
-    `max-seconds` of the node's policy. The server receives a refusal with its reason, and a failure
-    with a fixed text; the client's log has the details of both."""
+    """The reply to a message, by `work` under the node's policy. It must end within the message's
+    time to live and the `max-seconds` of the policy. The server receives a refusal with its reason,
+    and a failure with a fixed text; the client's log has the details of both."""
     try:
-        with at_most(seconds_for(policy_from(node_config).max_seconds, message.metadata.ttl)):
-            content = work()
+        policy = policy_from(node_config)
+        with at_most(seconds_for(policy.max_seconds, message.metadata.ttl)):
+            content = work(policy)
         return Message(content, reply_to=message)
     except (Refused, MalformedMessage, ConfigError) as error:
         if (

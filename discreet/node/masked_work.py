@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from discreet.ledger.durable_ledger import Charge
+from discreet.mechanisms.mechanism_table import mechanisms_of
 from discreet.node.account import Accounts, Refused, say_spent
 from discreet.node.admission import NO_LEDGER
 from discreet.node.nodes import client_of
@@ -57,15 +58,19 @@ class MaskedWork:
         self.guarantee = mechanism.guarantee
 
     @classmethod
-    def read(cls, content: RecordDict, node_config: Mapping[str, object]) -> MaskedWork:
-        """The work that a message requests; errors as in `client_of`."""
+    def read(
+        cls, content: RecordDict, node_config: Mapping[str, object], policy: ClientPolicy
+    ) -> MaskedWork:
+        """The work that a message requests of a node with this policy; errors as in
+        `client_of`."""
         asked, params = read_message(content, node_config)
-        client = client_of(asked, node_config)
+        client = client_of(asked, node_config, policy=policy)
         answer = 0
         if asked.run.evaluation.private:
             assert client.shape is not None
             answer = query_of(EVALUATION, asked.run, client.shape).length
-        asked = work_of(asked.request, Sizes(params.numel(), answer))
+        sizes = Sizes(params.numel(), answer)
+        asked = work_of(asked.request, mechanisms_of(asked.run, sizes=sizes))
         return cls(
             asked,
             client.accounts,

@@ -38,7 +38,13 @@ from discreet.training.units import warning_of_rows
 logger = logging.getLogger("discreet.client")
 
 
-def client_of(work: Work, node_config: Mapping[str, object], node_id: int | None = None) -> Client:
+def client_of(
+    work: Work,
+    node_config: Mapping[str, object],
+    node_id: int | None = None,
+    *,
+    policy: ClientPolicy | None = None,
+) -> Client:
     """The client of a request: the virtual client that it names, or the node that received it.
 
     A virtual client is made only in a simulation: the simulation's ticket must exist, and the node
@@ -51,7 +57,7 @@ def client_of(work: Work, node_config: Mapping[str, object], node_id: int | None
     """
     virtual = work.request.virtual
     if virtual is None:
-        return node_client(work, node_config, node_id)
+        return node_client(work, node_config, node_id, policy=policy)
     if not is_simulations(node_config, Path(virtual.state_folder), virtual.ticket):
         raise Refused(
             "the train request names a virtual client, but this node is not part of a simulation"
@@ -83,11 +89,15 @@ def virtual_client(work: Work) -> Client:
 
 
 def node_client(
-    work: Work, node_config: Mapping[str, object], node_id: int | None = None
+    work: Work,
+    node_config: Mapping[str, object],
+    node_id: int | None = None,
+    *,
+    policy: ClientPolicy | None = None,
 ) -> Client:
     """The client of a SuperNode, with the examples, ledger and policy of its own `--node-config`.
     Fields of a request about virtual clients are not read here. `node_id`: the node's number at the
-    server.
+    server. `policy`: that of the node, if it was read already.
 
     Raises:
       Refused: the node has no data, or no ledger although one is needed, or its policy can't be
@@ -116,7 +126,8 @@ def node_client(
         shape = shape_of(run)
     check_task(run.task, shape, run.data.name)
     model = model_of(_beside_data(run.model, folder), shape)
-    policy = policy_from(node_config)
+    if policy is None:
+        policy = policy_from(node_config)
     if work.training is not None:
         check_turn(policy, run, request.round, node_id)
     return Client(

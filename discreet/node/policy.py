@@ -110,6 +110,7 @@ class ClientPolicy:
         )
 
 
+NOTHING = ClientPolicy()  # requires nothing
 FIELDS = {key: key.replace("-", "_") for key, _ in rules(ClientPolicy)}
 FILE = "policy"  # the key of a node that names a file with a policy
 TASK = "task"  # the key of a node that names the demonstration data of which it has a share
@@ -153,12 +154,11 @@ def policy_from(node_config: Mapping[str, object]) -> ClientPolicy:
 
 def words_of(policy: ClientPolicy) -> str:
     """A policy in one line for a node's log: its requirements, or that it has none."""
-    nothing = ClientPolicy()
     asked = {key: getattr(policy, name) for key, name in FIELDS.items()}
     said = [
         f"{key}={','.join(value) if isinstance(value, tuple) else format(value, 'g')}"
         for key, value in asked.items()
-        if value != getattr(nothing, FIELDS[key])
+        if value != getattr(NOTHING, FIELDS[key])
     ]
     if said:
         return f"this node's policy: {', '.join(said)}"
@@ -281,6 +281,8 @@ def check_policy(policy: ClientPolicy, work: Work, *, noise_multipliers: dict[st
     Raises:
       Refused: with the setting that is too weak.
     """
+    if policy == NOTHING:
+        return
     run = work.run
     user = work.run.user
     cyclic = f"requires sampling.kind=cyclic with {policy.min_groups} groups or more; the run"

@@ -15,7 +15,7 @@ from discreet.mechanisms.mechanism_table import mechanisms_of
 from discreet.node.allowance import check_names
 from discreet.protocol.messages import TrainRequest, decode_request, request_of
 from discreet.settings.client_settings import ClientSettings
-from discreet.settings.privacy import CLIP, PLANNED, USER, Sizes
+from discreet.settings.privacy import USER
 from discreet.training.local_training import LocalSettings, settings_without_noise
 
 
@@ -47,12 +47,13 @@ class Work:
     has_own_noise: bool
 
 
-def work_of(request: TrainRequest, sizes: Sizes = PLANNED) -> Work:
+def work_of(request: TrainRequest, mechanisms: Mapping[str, Mechanism] | None = None) -> Work:
     """The work of a request whose names are allowed: one that this process has made, or that
-    `read_work` has read. `sizes`: the sizes of masked sums."""
+    `read_work` has read. `mechanisms`: those of the run, if they are made already."""
     run = request.run
     asked = request.work
-    mechanisms = mechanisms_of(run, CLIP, sizes)
+    if mechanisms is None:
+        mechanisms = mechanisms_of(run)
     at_server = None
     is_charged = False
     for mechanism in mechanisms.values():

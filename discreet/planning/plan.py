@@ -78,7 +78,7 @@ class Plan:
     def optimizer(self) -> ServerOptimizer:
         return server_optimizer(self.settings.server)
 
-    @property
+    @cached_property
     def clip(self) -> ClipConfig:
         return self.settings.privacy.user.clip
 
@@ -114,7 +114,7 @@ class Plan:
 
         return CohortSampling.of(self.run)
 
-    @property
+    @cached_property
     def denominator(self) -> float:
         """The public denominator of sums, whichever clients have replied."""
         return self.run.expected_cohort

@@ -8,11 +8,14 @@ import json
 import math
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from discreet.ledger.rollback_guard import LedgerError, LedgerPosition
 from discreet.planning.state import State
 from discreet.settings.privacy import EXAMPLE, LOCAL
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 TENSORS = ("params", "velocity", "second_moment")
 TEXTS = ("state", "ledgers")
@@ -21,14 +24,18 @@ DIGEST = "digest"
 Positions = Mapping[str, LedgerPosition]
 
 
-def metadata_of(state: State, positions: Positions) -> dict[str, str]:
-    """The numbers of a state and the positions of the run's ledgers, as a file of tensors keeps
-    them."""
-    beside = (*TENSORS, "carried")
-    numbers = {name: value for name, value in vars(state).items() if name not in beside}
-    written = {name: dataclasses.astuple(position) for name, position in positions.items()}
-    metadata = {"state": json.dumps(numbers), "ledgers": json.dumps(written)}
-    return {**metadata, DIGEST: _digest(metadata)}
+def parts_of_state(state: State, positions: Positions) -> tuple[dict[str, Tensor], dict[str, str]]:
+    """The tensors of a state by name, and its numbers and the positions of the run's ledgers, as a
+    file of tensors keeps them. What a mechanism carries is a secret, and not among them."""
+    numbers = dict(vars(state))
+    del numbers["carried"]
+    tensors: dict[str, Tensor] = {}
+    for name in TENSORS:
+        tensors[name] = numbers.pop(name)
+    ledgers = json.dumps(dict(positions), default=dataclasses.astuple)
+    metadata = {"state": json.dumps(numbers), "ledgers": ledgers}
+    metadata[DIGEST] = _digest(metadata)
+    return tensors, metadata
 
 
 def numbers_in(
@@ -58,4 +65,5 @@ def reported_epsilons(numbers: Mapping[str, Any]) -> dict[str, float]:
 
 
 def _digest(metadata: Mapping[str, str]) -> str:
-    return hashlib.sha256("\n".join(metadata[name] for name in TEXTS).encode()).hexdigest()
+    text = f"{metadata['state']}\n{metadata['ledgers']}"
+    return hashlib.sha256(text.encode()).hexdigest()

@@ -28,9 +28,11 @@ def csv_text(rows: Iterable[Iterable[object]], *, end: str = "\n") -> str:
     "'=1+1,-0.5,-1\\n"
     """
     text = io.StringIO(newline="")
-    plain = (
-        [f"'{cell}" if isinstance(cell, str) and FORMULA.match(cell) else cell for cell in row]
-        for row in rows
-    )
-    csv.writer(text, lineterminator=end).writerows(plain)
+    writer = csv.writer(text, lineterminator=end)
+    for row in rows:
+        cells = list(row)
+        for place, cell in enumerate(cells):
+            if isinstance(cell, str) and FORMULA.match(cell):
+                cells[place] = f"'{cell}"
+        writer.writerow(cells)
     return text.getvalue()

@@ -17,6 +17,7 @@ METRICS = (  # after round, loss and the scores of the task
     "epsilon_local",
     "seconds",
 )
+END = "\r\n"  # of a line
 
 
 def columns_of(rows: Sequence[Mapping[str, object]]) -> list[str]:
@@ -25,7 +26,14 @@ def columns_of(rows: Sequence[Mapping[str, object]]) -> list[str]:
     return [*dict.fromkeys(["round", "loss", *score_columns(rows), *METRICS, *names])]
 
 
-def table_of(rows: Sequence[Mapping[str, object]], columns: Sequence[str], *, header: bool) -> str:
-    """The rows as CSV, one cell per column, with a header if requested."""
-    lines = [[cell_text(row.get(name), digits=10) for name in columns] for row in rows]
-    return csv_text([list(columns), *lines] if header else lines, end="\r\n")
+def table_of(rows: Sequence[Mapping[str, object]]) -> str:
+    """The rows as CSV below a header, one cell per column."""
+    columns = columns_of(rows)
+    header = csv_text([columns], end=END)
+    return header + "".join(line_of(row, columns) for row in rows)
+
+
+def line_of(row: Mapping[str, object], columns: Sequence[str]) -> str:
+    """A row as a line of CSV, one cell per column."""
+    cells = [cell_text(row.get(name), digits=10) for name in columns]
+    return csv_text([cells], end=END)

@@ -25,7 +25,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
-from functools import partial
+from functools import cached_property, partial
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -42,6 +42,7 @@ from discreet.ledger.durable_ledger import (
     DurableLedger,
     LedgerError,
     LedgerPosition,
+    position_in,
 )
 from discreet.ledger.rollback_guard import flush_folder
 from discreet.logs import json_ready
@@ -49,12 +50,11 @@ from discreet.mechanisms.round_state import CarriedState
 from discreet.planning.plan import Plan
 from discreet.planning.state import State
 from discreet.run_files.checkpoint_numbers import (
-    TENSORS,
-    metadata_of,
     numbers_in,
+    parts_of_state,
     reported_epsilons,
 )
-from discreet.run_files.metrics_table import columns_of, table_of
+from discreet.run_files.metrics_table import line_of, table_of
 from discreet.settings.call import Call
 from discreet.settings.compose import parse_asked
 from discreet.settings.rules import ConfigError
@@ -95,15 +95,15 @@ class RunFolder:
 
     path: Path
 
-    @property
+    @cached_property
     def ledger_path(self) -> Path:
         return self.path / "ledger.db"
 
-    @property
+    @cached_property
     def clients_ledger_path(self) -> Path:
         return self.path / CLIENTS_LEDGER
 
-    @property
+    @cached_property
     def checkpoint_path(self) -> Path:
         return self.path / "checkpoint" / "state.safetensors"
 
@@ -113,7 +113,7 @@ class RunFolder:
         arrays."""
         return self.path / "checkpoint" / "arrays.safetensors"
 
-    @property
+    @cached_property
     def metrics_path(self) -> Path:
         return self.path / "metrics.csv"
 
@@ -180,13 +180,15 @@ class RunFolder:
             path = self.checkpoint_path.with_name(BEST)
         else:
             path = self.checkpoint_path
-        tensors = {name: vars(state)[name] for name in TENSORS}
-        ledgers = [each for each in (self.ledger_path, self.clients_ledger_path) if each.exists()]
-        positions = {each.name: DurableLedger(each).position() for each in ledgers}
+        positions = dict[str, LedgerPosition]()
+        for ledger in (self.ledger_path, self.clients_ledger_path):
+            if ledger.exists():
+                positions[ledger.name] = position_in(ledger)
         if account:
-            positions |= {ACCOUNT: account}
+            positions[ACCOUNT] = account
         path.parent.mkdir(exist_ok=True)
-        write_tensors(path, tensors, metadata_of(state, positions))
+        tensors, metadata = parts_of_state(state, positions)
+        write_tensors(path, tensors, metadata)
 
     def load_checkpoint(self, *, best: bool = False) -> State | None:
         """The last checkpoint, None before the first round is done; or the best one, None before a
@@ -200,14 +202,14 @@ class RunFolder:
         return None
 
     def append_metrics(self, row: Mapping[str, object]) -> None:
-        """Adds a round's row to `metrics.csv` and flushes it. If the row has new columns, the file
-        is replaced: a resumed run may not have the columns of a rating yet."""
-        there = self._metrics_columns()
-        if there and not {*columns_of([row])} <= {*there}:
+        """Adds a round's row to `metrics.csv` and flushes it. If the row has new columns, as the
+        first one has, the file is replaced: a resumed run may lack the columns of a rating."""
+        columns = self._metrics_columns()
+        if not row.keys() <= {*columns}:
             self.replace_metrics([*self.read_metrics(), row])
             return
         with self.metrics_path.open("a", newline="") as file:
-            file.write(table_of([row], there or columns_of([row]), header=not there))
+            file.write(line_of(row, columns))
             file.flush()
             os.fsync(file.fileno())
 
@@ -242,7 +244,7 @@ class RunFolder:
 
     def replace_metrics(self, rows: Sequence[Mapping[str, object]]) -> None:
         """Replaces the rows of `metrics.csv`."""
-        replace_file(self.metrics_path, table_of(rows, columns_of(rows), header=True).encode())
+        replace_file(self.metrics_path, table_of(rows).encode())
 
 
 @dataclass(frozen=True)
@@ -252,7 +254,7 @@ class RunSecrets(CarriedState):
 
     folder: Path
 
-    @property
+    @cached_property
     def path(self) -> Path:
         return self.folder / SECRETS
 

@@ -27,7 +27,10 @@ def unrated(names: Iterable[str] = ()) -> EvaluationResult:
 def main_score(names: Iterable[str]) -> str:
     """The score by which models with these columns are compared; accuracy if there is none yet."""
     given = {*names}
-    return next((name for name in MAIN if name in given), MAIN[0])
+    for name in MAIN:
+        if name in given:
+            return name
+    return MAIN[0]
 
 
 def score_columns(rows: Iterable[Mapping[str, object]]) -> list[str]:

@@ -16,7 +16,13 @@ import discreet
 from discreet.data.examples import Task, normalised_task
 from discreet.mechanisms.sums import Replies
 from discreet.models.fixed_part import behind_fixed
-from discreet.models.models import flatten_parameters, load_parameters, model_for
+from discreet.models.models import (
+    flatten_parameters,
+    load_parameters,
+    model_for,
+    trainable,
+    write_parameters,
+)
 from discreet.models.transformer import save_adapter
 from discreet.planning.plan import Plan
 from discreet.planning.run_price import average_units
@@ -71,11 +77,12 @@ class Session:
             nothing = unrated(query.names() if query else ())
             return lambda _: nothing
         model, test = behind_fixed(self.model, self.task.test)
+        parameters = trainable(model)
         loss = loss_of(run.task)
         target = self.task.shape.target
 
         def scores(after: State) -> EvaluationResult:
-            load_parameters(model, after.params)
+            write_parameters(parameters, after.params)
             return evaluate(model, test, loss=loss, target=target)
 
         return scores

@@ -55,6 +55,9 @@ CUT_SHARE = 0.2
 TIMED = 3  # rounds after which the time that is left is said
 FIRST_NORM = Key("privacy.user.clip.norm")
 UNRANKED = (-math.inf, -math.inf)
+OFF = {f"epsilon_{name}": math.inf for name in GUARANTEES}  # of disabled guarantees
+# the words, columns and formats of the numbers in the line about a round
+SHOWN = (*((name, name, ".4f") for name in (*SCORES, "loss")), ("clip", "clip_norm", ".3g"))
 
 logger = logging.getLogger("discreet")
 
@@ -138,7 +141,9 @@ class TrainingRun:
     def _run_rounds(self, state: State) -> Outcome:
         attempts = 0
         while (
-            lost := stopping_reason(self._public("loss"), chance_loss=self.plan.chance_loss)
+            lost := stopping_reason(
+                public_numbers(self.rows, "loss"), chance_loss=self.plan.chance_loss
+            )
         ) is None:
             number = state.round + 1
             if number > self.plan.run.rounds:
@@ -285,9 +290,6 @@ class TrainingRun:
             budget=self.budgets[guarantee],
         )
 
-    def _public(self, column: str) -> list[float]:
-        return [row[column] for row in self.rows if row[column] is not None]
-
     def _write(
         self, after: State, facts: Mapping[str, object], stats: ReplyStats
     ) -> dict[str, object]:
@@ -318,12 +320,7 @@ class TrainingRun:
         if len(self.rows) == TIMED:
             self._say_time_left(after.round)
         stats.log_failures()
-        notes = clip_notes(
-            self.plan.clip,
-            self._public("fraction_below"),
-            after.clip_norm,
-            learns=improves(self.rows),
-        )
+        notes = clip_notes(self.plan.clip, self.rows, after.clip_norm)
         for name, note in notes.items():
             if name not in self.warned:
                 logger.warning("%s", note.named(self.context.names))
@@ -353,7 +350,7 @@ class TrainingRun:
 
     def _epsilons(self, after: State) -> dict[str, float]:
         """The current epsilon of each guarantee; infinity for a disabled one."""
-        spent = dict.fromkeys((f"epsilon_{name}" for name in GUARANTEES), math.inf)
+        spent = dict(OFF)
         for name in self.plan.mechanisms:
             key = f"epsilon_{name}"
             spent[key] = after.largest_reported(key) if REPORTED[name] else self._epsilon(name)
@@ -396,11 +393,16 @@ def stopping_reason(losses: Sequence[float], *, chance_loss: float) -> str | Non
     )
 
 
+def public_numbers(rows: Sequence[Mapping[str, Any]], column: str) -> list[float]:
+    """The numbers in a column of rows of metrics.csv, without the rounds that have none."""
+    return [row[column] for row in rows if row[column] is not None]
+
+
 def improves(rows: Sequence[Mapping[str, Any]]) -> bool | None:
     """True if the model improved over the last rated rounds, by public numbers only: its loss is 1
     % lower, or its score is 0.01 higher. None if fewer than two of these rounds were rated."""
     last = rows[-CUT_ROUNDS:]
-    losses = [row["loss"] for row in last if row["loss"] is not None]
+    losses = public_numbers(last, "loss")
     scores = [row[main_score(row)] for row in last if row.get(main_score(row)) is not None]
     if max(len(losses), len(scores)) < 2:
         return None
@@ -409,27 +411,29 @@ def improves(rows: Sequence[Mapping[str, Any]]) -> bool | None:
 
 
 def clip_notes(
-    clip: ClipConfig, shares: Sequence[float], clip_norm: float, *, learns: bool | None = None
+    clip: ClipConfig, rows: Sequence[Mapping[str, Any]], clip_norm: float
 ) -> dict[str, Wording]:
     """Warnings of an adaptive clip norm that slows learning, by topic. They use the noised share of
     norms within the clip norm in each round so far, and the clip norm of the next round. A model
-    that `learns` gets no warning about clipping."""
-    if not shares:
-        return {}
-    last = shares[-CUT_ROUNDS:]
-    least = min(CUT_SHARE, clip.target_quantile / 2)
+    that improves gets no warning about clipping."""
+    last = public_numbers(rows, "fraction_below")[-CUT_ROUNDS:]
     notes: dict[str, Wording] = {}
-    if not learns and len(last) == CUT_ROUNDS and max(last) < least:
+    if not last:
+        return notes
+    least = min(CUT_SHARE, clip.target_quantile / 2)
+    if len(last) == CUT_ROUNDS and max(last) < least:
+        learns = improves(rows)
         if learns is None:
             seen = ""
         else:
             seen = ", and the model does not improve"
-        notes["cut"] = Wording(
-            f"more than {100 * (1 - least):g} % of the updates were clipped in each of "
-            f"the last {CUT_ROUNDS} rounds{seen}. The clip norm is now "
-            f"{clip_norm:.3g}: consider a larger ",
-            FIRST_NORM,
-        )
+        if not learns:
+            notes["cut"] = Wording(
+                f"more than {100 * (1 - least):g} % of the updates were clipped in each of "
+                f"the last {CUT_ROUNDS} rounds{seen}. The clip norm is now "
+                f"{clip_norm:.3g}: consider a larger ",
+                FIRST_NORM,
+            )
     if clip_norm >= clip.ceiling:
         notes["ceiling"] = Wording(
             "the clip norm has reached its maximum, ",
@@ -449,20 +453,16 @@ def round_line(row: Mapping[str, Any], *, rounds: int) -> str:
     >>> round_line(row, rounds=30)
     'round 2/30  loss 0.5000  replies 8/9  epsilon user 1.500  0.2 s'
     """
-    shown = (*((name, name, ".4f") for name in (*SCORES, "loss")), ("clip", "clip_norm", ".3g"))
-    known = [
-        f"{name} {row[column]:{form}}"
-        for name, column, form in shown
-        if row.get(column) is not None
-    ]
-    spent = {name: row.get(f"epsilon_{name}", math.inf) for name in GUARANTEES}
-    epsilon = (
-        " ".join(f"{name} {value:.3f}" for name, value in spent.items() if math.isfinite(value))
-        or "none"
-    )
-    rest = (
-        f"replies {row['replies']}/{row['cohort']}",
-        f"epsilon {epsilon}",
-        f"{row.get('seconds', math.nan):.1f} s",
-    )
-    return "  ".join([f"round {row['round']}/{rounds}", *known, *rest])
+    said = [f"round {row['round']}/{rounds}"]
+    for name, column, form in SHOWN:
+        if row.get(column) is not None:
+            said.append(f"{name} {row[column]:{form}}")
+    said.append(f"replies {row['replies']}/{row['cohort']}")
+    spent = []
+    for name in GUARANTEES:
+        epsilon = row.get(f"epsilon_{name}", math.inf)
+        if math.isfinite(epsilon):
+            spent.append(f"{name} {epsilon:.3f}")
+    said.append(f"epsilon {' '.join(spent) or 'none'}")
+    said.append(f"{row.get('seconds', math.nan):.1f} s")
+    return "  ".join(said)

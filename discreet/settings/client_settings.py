@@ -6,6 +6,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import cached_property
 from typing import Any
 
 from discreet.accounting.correlation import NONE
@@ -306,7 +307,7 @@ class ClientSettings:
         example = replace(self.example, noise_multiplier=noise_multiplier, target_epsilon=None)
         return replace(self, example=example)
 
-    @property
+    @cached_property
     def expected_cohort(self) -> float:
         """The public denominator of sums over a cohort; for cohorts of fixed size, that size."""
         expected = self.user.probability * self.user.population_size

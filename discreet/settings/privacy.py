@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Annotated
 
 from pydantic import AfterValidator
@@ -219,7 +220,7 @@ class ClipConfig:
     def __post_init__(self) -> None:
         check_value(self.ceiling, "privacy.user.clip.max", rules.within(self.norm, LARGEST_NUMBER))
 
-    @property
+    @cached_property
     def ceiling(self) -> float:
         """The largest adaptive clip norm."""
         if self.max is None:

@@ -59,7 +59,7 @@ class SharedExamples:
         """Pickles arrays, which processes of one machine can map. Only for examples on the CPU."""
         return _mapped_examples, (self.inputs.numpy(), self.targets.numpy())
 
-    @property
+    @cached_property
     def device(self) -> torch.device:
         return self.inputs.device
 

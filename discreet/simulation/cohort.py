@@ -282,7 +282,7 @@ class BatchedTransport:
         self, asked: TrainRequest, cohort: Sequence[int], refused: list[Failure]
     ) -> Iterator[_ChunkWork]:
         """The chunks of the clients that take part; the others are added to `refused`."""
-        work = work_of(asked)
+        work = work_of(asked, self.plan.mechanisms)
         for clients, sizes in self._chunks(cohort):
             named = dict(zip(map(str, clients), sizes, strict=True))
             found = admit(work, named, accounts=self.accounts)
@@ -311,12 +311,15 @@ class BatchedTransport:
 def _chunk_work(admitted: Mapping[int, Admitted], asked: TrainRequest) -> _ChunkWork:
     """The work of the clients that take part, by their numbers."""
     each = admitted.values()
+    training = list[LocalSettings]()
     largest = dict.fromkeys(EPSILONS, 0.0)
     for who in each:
+        if who.training:
+            training.append(who.training)
         for name in EPSILONS:
             largest[name] = max(largest[name], getattr(who, name))
-    training = tuple(who.training for who in each if who.training)
-    return _ChunkWork(tuple(admitted), training, next(iter(each)).local, asked, largest)
+    local = next(iter(each)).local
+    return _ChunkWork(tuple(admitted), tuple(training), local, asked, largest)
 
 
 def _workers_here(engine: Engine) -> Workers:

@@ -21,13 +21,11 @@ from torch import Tensor
 from discreet.simulation.chunk import Chunk, Table
 from discreet.simulation.layer_sequence import (
     Batch,
-    Dense,
-    Flatten,
     LayerSequence,
     Params,
 )
 from discreet.simulation.mapped_model import MappedModel
-from discreet.training.local_training import LocalSettings, sgd
+from discreet.training.local_training import LocalSettings, plain_sgd
 
 OPERATIONS_PER_FLOAT = 16  # the cost of reading or writing a number, in multiplications
 # The dual form is used if it takes at most this share of the cost, as it has a few more calls.
@@ -41,10 +39,7 @@ def dual_is_cheaper(
     without DP-SGD, weight decay and schedule, on a model that begins with a linear layer."""
     if isinstance(model, MappedModel) or settings.example or not settings.is_plain:
         return False
-    before = model.layers[: model.first]
-    if not all(isinstance(layer, Flatten) for layer in before):
-        return False
-    if not isinstance(model.layers[model.first], Dense):
+    if not model.begins_linear:
         return False
     out, width = model.layout.parameters[0][0][:2]
     steps = -(-examples // settings.batch_size)
@@ -115,7 +110,7 @@ def dual_updates(chunk: Chunk, start: Tensor) -> Tensor:
     )
     others = layout.copies(start, clients)[1:]
     coefficients = inputs.new_zeros(clients, examples, len(weight))
-    sgd(form, [coefficients, *others], chunk.table.sizes.tolist(), chunk.settings[0])
+    plain_sgd(form, [coefficients, *others], chunk.settings[0])
     changes = layout.change([weight.expand(clients, -1, -1), *others], start)
     torch.bmm(coefficients.transpose(1, 2), inputs, out=layout.views(changes)[0])
     return changes

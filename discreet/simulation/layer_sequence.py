@@ -58,10 +58,17 @@ class ParameterLayout:
     def sizes(self) -> list[int]:
         return [math.prod(shape) for shape, _ in self.parameters]
 
-    @property
+    @cached_property
     def size(self) -> int:
         """The number of floats of a model."""
         return sum(self.sizes)
+
+    @cached_property
+    def _in_rows(self) -> list[tuple[Shape, Shape]]:
+        """The shape and the order of each parameter in rows of many models."""
+        return [
+            ((-1, *shape), (0, *(1 + dim for dim in order))) for shape, order in self.parameters
+        ]
 
     def copies(self, params: Tensor, count: int) -> Params:
         """`count` copies of one model `params` (num_params,), contiguous, so that products can
@@ -76,11 +83,8 @@ class ParameterLayout:
 
     def views(self, rows: Tensor) -> Params:
         """Views of each parameter in rows (k, num_params), in the layout of the layers."""
-        pairs = zip(torch.split(rows, self.sizes, dim=1), self.parameters, strict=True)
-        return [
-            part.view(-1, *shape).permute(0, *(1 + dim for dim in order))
-            for part, (shape, order) in pairs
-        ]
+        pairs = zip(torch.split(rows, self.sizes, dim=1), self._in_rows, strict=True)
+        return [part.view(shape).permute(order) for part, (shape, order) in pairs]
 
     def rows(self, tensors: Params) -> Tensor:
         """The inverse of `views`: (k, num_params)."""
@@ -254,6 +258,13 @@ class LayerSequence:
     layout: ParameterLayout
     first: int  # the first layer with parameters; no gradients are needed before it
     loss: Loss = cross_entropy
+
+    @cached_property
+    def begins_linear(self) -> bool:
+        """True if the first layer with parameters is linear and reads the inputs themselves."""
+        before = self.layers[: self.first]
+        linear = isinstance(self.layers[self.first], Dense)
+        return linear and all(isinstance(layer, Flatten) for layer in before)
 
     def accumulate(
         self, params: Params, batch: Batch, into: Params, *, keep: float, rate: float

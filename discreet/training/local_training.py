@@ -273,7 +273,7 @@ def sgd(
     """Trains the parameters (k, ...) of clients with `sizes` examples by their optimizer, in
     place."""
     if settings.is_plain:
-        _plain_sgd(clients, params, settings)
+        plain_sgd(clients, params, settings)
         return
     state = first_state(settings, params, [steps_of(size, settings) for size in sizes])
     for epoch in range(settings.epochs):
@@ -284,7 +284,9 @@ def sgd(
             take_step(settings, state, current, gradients)
 
 
-def _plain_sgd(clients: SgdClients[Batch], params: list[Tensor], settings: LocalSettings) -> None:
+@torch.no_grad()
+def plain_sgd(clients: SgdClients[Batch], params: list[Tensor], settings: LocalSettings) -> None:
+    """`sgd` for settings that are plain."""
     velocities = [torch.zeros_like(values) for values in params]
     keep = settings.momentum
     rate = 1.0

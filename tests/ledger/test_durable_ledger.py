@@ -17,9 +17,8 @@ import pytest
 from dp_accounting import GaussianDpEvent, LaplaceDpEvent, PoissonSampledDpEvent
 
 from discreet.cli.ledger import backup
-from discreet.ledger import durable_ledger
 from discreet.ledger.durable_ledger import Charge, DurableLedger, LedgerError
-from discreet.ledger.rollback_guard import STATE_VARIABLE
+from discreet.ledger.rollback_guard import STATE_VARIABLE, connected
 from discreet.run_files.run_folder import only_writer
 from discreet.settings.compose import load_asked
 from discreet.simulation.in_process import simulate
@@ -203,7 +202,7 @@ def test_a_ledger_its_copy_and_the_folders_that_are_made_for_it_are_its_owners_a
     try:
         ledger = DurableLedger.create(tmp_path / "node" / "ledger.db")
         backup(ledger.path, tmp_path / "node" / "copy.db")
-        with only_writer(tmp_path / "run"), durable_ledger._connected(ledger.path) as connection:
+        with only_writer(tmp_path / "run"), connected(ledger.path) as connection:
             connection.execute("begin immediate")
             rights = {
                 path.name: path.stat().st_mode & 0o77

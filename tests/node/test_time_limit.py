@@ -93,7 +93,7 @@ def test_work_that_takes_too_long_ends_at_the_messages_time_or_the_owners(
     assert DurableLedger(tmp_path / "ledger.db").spent("example").num_releases >= sum(charged)
 
 
-def stubborn() -> RecordDict:
+def stubborn(_: ClientPolicy) -> RecordDict:
     while True:
         try:
             time.sleep(0.01)
