@@ -283,8 +283,8 @@ def first_places(ids: Tensor, entries: int) -> Tensor:
     step = max(1, _TABLE_ENTRIES // max(entries, 1))
     table = torch.empty(min(step, count) * entries, dtype=torch.int64, device=ids.device)
     rows = torch.arange(count, device=ids.device) % step
-    keys = (ids + entries * rows.unsqueeze(1)).flatten().split(step * width)
-    places = torch.arange(count * width, device=ids.device).split(step * width)
+    keys = torch.split((ids + entries * rows.unsqueeze(1)).flatten(), step * width)
+    places = torch.split(torch.arange(count * width, device=ids.device), step * width)
     found = [
         table.scatter_(0, some, at).index_select(0, some)
         for some, at in zip(keys, places, strict=True)
