@@ -4,7 +4,7 @@ of the run."""
 from __future__ import annotations
 
 from discreet.settings import rules
-from discreet.settings.rules import CALL, require, section
+from discreet.settings.rules import CALL_SETTINGS, require, section
 from discreet.settings.wording import Key, Wording
 
 
@@ -21,4 +21,4 @@ class Call:
         require(not self.resume or self.output_dir is not None, "output_dir", rule, None)
 
 
-assert tuple(Call.__annotations__) == CALL
+assert tuple(Call.__annotations__) == CALL_SETTINGS

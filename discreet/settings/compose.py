@@ -19,7 +19,14 @@ from omegaconf.errors import OmegaConfBaseException
 
 from discreet.settings.call import Call
 from discreet.settings.places import conf_folder, conf_for, own_files
-from discreet.settings.rules import CALL, ConfigError, did_you_mean, plain, read_json, unknown
+from discreet.settings.rules import (
+    CALL_SETTINGS,
+    ConfigError,
+    did_you_mean,
+    plain,
+    read_json,
+    unknown,
+)
 from discreet.settings.settings import Settings
 
 # the start of a value that is quoted already, is a list, or has several values
@@ -80,8 +87,8 @@ def parse_asked(settings: DictConfig | dict[str, Any]) -> tuple[Settings, Call]:
             )
         except OmegaConfBaseException as error:
             raise ConfigError(_one_line(error)) from error
-    of_call = {name: value for name, value in settings.items() if name in CALL}
-    of_run = {name: value for name, value in settings.items() if name not in CALL}
+    of_call = {name: value for name, value in settings.items() if name in CALL_SETTINGS}
+    of_run = {name: value for name, value in settings.items() if name not in CALL_SETTINGS}
     call = read_json(Call, json.dumps(of_call, default=_as_json))
     return read_json(Settings, json.dumps(of_run, default=_as_json)), call
 

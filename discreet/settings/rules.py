@@ -81,7 +81,7 @@ MAIN |= {
     "privacy.local": "kind",
 }
 ABSENT = ("mechanism", None)
-CALL = ("output_dir", "resume", "device")  # of one call, beside the settings of a run
+CALL_SETTINGS = ("output_dir", "resume", "device")  # of one call, beside the settings of a run
 # the largest numbers of characters of a value in a message, and of a message
 LONGEST_SHOWN = 200
 LONGEST_MESSAGE = 2000
@@ -302,7 +302,7 @@ TYPES = {
 def unknown(key: str, kind: type) -> str:
     """The line about a key that no setting of a section has: with the setting that is probably
     meant, or all settings."""
-    names = [*CALL, *(name for name, _ in rules(kind))]
+    names = [*CALL_SETTINGS, *(name for name, _ in rules(kind))]
     known = dict.fromkeys(
         [*names, *(name.rsplit(".", depth)[0] for name in names for depth in range(1, 4))]
     )
