@@ -12,6 +12,8 @@ from benchmarks import device_models, device_speed
 from benchmarks.people_models import CASES
 from discreet.cli.main import main
 
+pytestmark = pytest.mark.processes
+
 
 @pytest.fixture
 def few(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -21,6 +21,8 @@ from discreet.simulation.in_process import simulate
 from tests.command import new
 from tests.tables.made_tables import make_project, write_table
 
+pytestmark = pytest.mark.processes
+
 ROOT = Path(__file__).resolve().parent.parent.parent
 SMALL = (
     "rounds=1",

@@ -41,6 +41,8 @@ from tests.scripts.living import (
     start,
 )
 
+pytestmark = pytest.mark.processes
+
 
 def test_ctrl_c_ends_a_simulation_and_its_workers_with_the_line_that_resumes(
     tmp_path: Path,

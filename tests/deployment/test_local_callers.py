@@ -31,9 +31,10 @@ HEADERS = {
 }
 
 needs_root = pytest.mark.skipif(os.getuid() != 0, reason="only root can call as another user")
-pytestmark = pytest.mark.skipif(
-    sys.platform != "linux", reason="only Linux says whose a connection is"
-)
+pytestmark = [
+    pytest.mark.processes,
+    pytest.mark.skipif(sys.platform != "linux", reason="only Linux says whose a connection is"),
+]
 
 
 def answers(

@@ -17,6 +17,8 @@ from discreet.deployment.flower_home import wait_until
 from discreet.simulation.processes import SCRATCH, carrying
 from tests.conftest import REPOSITORY
 
+pytestmark = pytest.mark.processes
+
 SHIM = REPOSITORY / "discreet" / "deployment" / "flower_fixes" / COMMAND
 START_SECONDS = 120.0
 OF_THE_APP = ("client_app", "discreet", "strategies", "server_app")

@@ -27,6 +27,8 @@ from discreet.deployment.local_federation import Federation, demonstration, fede
 from discreet.ledger.durable_ledger import DurableLedger
 from discreet.run_files.run_folder import RunFolder
 
+pytestmark = pytest.mark.processes
+
 ROOT = Path(__file__).resolve().parents[2]
 QUICKSTART = ROOT / "examples" / "quickstart"
 RUN_SECONDS = 550

@@ -22,6 +22,8 @@ from discreet.deployment.superlink import SERVER_APP
 from discreet.simulation.processes import STARTER, child_processes
 from tests.deployment.ends import RUN_SECONDS
 
+pytestmark = pytest.mark.processes
+
 
 def test_flowers_superlink_ends_with_the_process_that_started_it_even_by_kill_9(
     tmp_path: Path,

@@ -22,6 +22,8 @@ from tests.flower.flower_apps import Nodes
 from tests.test_docs import commands
 from tests.tiny_transformers import write_bert, write_texts
 
+pytestmark = pytest.mark.processes
+
 ROOT = Path(__file__).resolve().parents[2]
 GUIDE, TEXT = ROOT / "docs" / "guide" / "text.md", ROOT / "examples" / "text"
 LINES = ("Good day.", "Who is there?", "It is I.", "Come in, then.", "Good night.")

@@ -23,6 +23,8 @@ from tests.guard.test_attacks import can_not
 from tests.guard.test_block_release import APP, PATIENTS, opposed
 from tests.guard.unprivileged import ROOT, as_nobody
 
+pytestmark = pytest.mark.processes
+
 
 @pytest.fixture
 def folder() -> Iterator[Path]:

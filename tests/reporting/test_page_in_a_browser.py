@@ -16,6 +16,8 @@ from discreet.run_files.run_folder import write_json
 from tests.made_runs import make_run
 from tests.reporting.browser import looked_at, needs_browser
 
+pytestmark = pytest.mark.processes
+
 RESULTS = {
     "classes": ["readmitted within thirty days", "not"],
     "confusion": [[90, 10], [8, 2]],

@@ -45,11 +45,14 @@ SMALL = (
 )
 RATES = (0.5, 1, 2)
 # Ray leaves files of its processes to the collector.
-pytestmark = pytest.mark.filterwarnings(
-    "ignore::ResourceWarning",
-    "ignore::FutureWarning",
-    "ignore::pytest.PytestUnraisableExceptionWarning",
-)
+pytestmark = [
+    pytest.mark.processes,
+    pytest.mark.filterwarnings(
+        "ignore::ResourceWarning",
+        "ignore::FutureWarning",
+        "ignore::pytest.PytestUnraisableExceptionWarning",
+    ),
+]
 
 
 @pytest.fixture(scope="module")

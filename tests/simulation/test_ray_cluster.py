@@ -34,6 +34,8 @@ from tests.scripts.living import (
     start,
 )
 
+pytestmark = pytest.mark.processes
+
 OWN = ("examples.own.model:build",)
 HERE = versions(OWN)
 ROOT = Path(__file__).resolve().parent.parent.parent

@@ -20,6 +20,8 @@ from discreet.data.description import description_of
 from tests.tables.made_tables import write_table
 from tests.test_docs import commands
 
+pytestmark = pytest.mark.processes
+
 ROOT = Path(__file__).resolve().parent.parent.parent
 PAGE = ROOT / "docs" / "guide" / "csv.md"
 PEOPLE = 150
