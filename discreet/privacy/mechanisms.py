@@ -66,9 +66,9 @@ class Gaussian:
         It has the guarantee of `add_noise`, with a slack in delta given by `grid_slack`. `draws` is
         ignored, as the grid leaves no low bits to search.
         """
-        return _noised_on_grid(
-            total, self.stddev(sensitivity), partial(grid.gaussian, source=source)
-        )
+        stddev = _rounded_up(total, self.stddev(sensitivity))
+        noise = grid.gaussian(total.numel(), stddev, source)
+        return noise.reshape(total.shape).to(total.device).add_(total)
 
     def event(self) -> DpEvent:
         """The event of one release."""
@@ -105,7 +105,9 @@ class Laplace:
     ) -> Tensor:
         """`total` steps plus rounded noise for an L1 `sensitivity`; otherwise as
         `Gaussian.add_grid_noise`."""
-        return _noised_on_grid(total, self.scale(sensitivity), partial(grid.laplace, source=source))
+        scale = _rounded_up(total, self.scale(sensitivity))
+        noise = grid.laplace(total.numel(), scale, source)
+        return noise.reshape(total.shape).to(total.device).add_(total)
 
     def event(self) -> DpEvent:
         """The event of one release."""
@@ -157,16 +159,16 @@ def _noised(total: Tensor, scale: float, draw: Draw) -> Tensor:
     # each value. As a sum may also overflow, each value is looked at then.
     if not math.isfinite(total.sum()) and not torch.isfinite(total).all():
         raise ValueError("total must be finite")
-    return _added(total, scale, draw)
-
-
-def _noised_on_grid(total: Tensor, scale: float, draw: Draw) -> Tensor:
-    if total.dtype != torch.int64:
-        raise TypeError(f"total must be int64 on a grid, not {total.dtype}")
-    return _added(total, scale and math.nextafter(scale, math.inf), draw)
-
-
-def _added(total: Tensor, scale: float, draw: Draw) -> Tensor:
     if scale == 0:
         return total.clone()
     return draw(total.numel(), scale).reshape(total.shape).to(total.device).add_(total)
+
+
+def _rounded_up(total: Tensor, scale: float) -> float:
+    """A scale of noise on steps of a grid, rounded up; 0 stays 0. TypeError: `total` is not in
+    steps."""
+    if total.dtype != torch.int64:
+        raise TypeError(f"total must be int64 on a grid, not {total.dtype}")
+    if scale == 0:
+        return 0.0
+    return math.nextafter(scale, math.inf)

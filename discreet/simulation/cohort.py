@@ -257,6 +257,7 @@ class BatchedTransport:
         self.plan = plan
         self.engine = engine
         self.accounts = accounts
+        self.clients = range(len(engine.client_examples))
         self._workers = (workers or _workers_here)(engine)
 
     def __enter__(self) -> Self:
@@ -267,7 +268,7 @@ class BatchedTransport:
 
     def available_clients(self) -> Sequence[int]:
         """Every virtual client."""
-        return range(len(self.engine.client_examples))
+        return self.clients
 
     def ask(
         self, asked: TrainRequest, params: Tensor, cohort: Sequence[int]

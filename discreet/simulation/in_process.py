@@ -66,7 +66,7 @@ class InProcessTransport:
             )
             request = replace(asked, virtual=virtual)
             try:
-                work = work_of(request)
+                work = work_of(request, self.plan.mechanisms)
                 client = virtual_client(work)
                 if self.vector is None:
                     yield replace(client.answer(work, params), client=client_id)
