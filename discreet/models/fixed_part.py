@@ -88,10 +88,10 @@ def _tried(model: nn.Module, inputs: Tensor) -> tuple[nn.Module, nn.Module]:
         some = made_up(model, inputs, count)
         with torch.enable_grad():
             rows = fixed(some)
+        if not isinstance(rows, Tensor) or rows.dtype != torch.float32 or len(rows) != count:
+            raise ValueError("its features are not one row of float32 an example")
         if rows.requires_grad:
             raise ValueError("its features depend on a trained parameter")
-        if rows.dtype != torch.float32 or len(rows) != count:
-            raise ValueError("its features are not one row of float32 an example")
         with torch.no_grad(), same_chance(some.device):
             wanted = model(some)
         with torch.no_grad(), same_chance(some.device):
@@ -107,8 +107,8 @@ def _named(model: nn.Module) -> tuple[nn.Module, nn.Module]:
     if type(model) is nn.Sequential and unchanged(model):
         count = len(list(takewhile(_is_fixed, model)))
         return model[:count], model[count:]
-    parts = [getattr(model, name, None) for name in ("features", "head")]
-    fixed, learned = parts
+    fixed = getattr(model, "features", None)
+    learned = getattr(model, "head", None)
     if not isinstance(fixed, nn.Module) or not isinstance(learned, nn.Module):
         raise ValueError("the model is no nn.Sequential and has no layers `features` and `head`")
     if not _is_fixed(fixed):
