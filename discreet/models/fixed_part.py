@@ -18,6 +18,7 @@ import time
 from dataclasses import replace
 from itertools import takewhile
 from pathlib import Path
+from typing import Any
 from weakref import WeakKeyDictionary
 
 import numpy as np
@@ -139,9 +140,8 @@ def features_of(fixed: nn.Module, examples: Examples, *, batch_size: int = 256) 
     inputs = examples.inputs
     digest = hashlib.sha256()
     # A bundle with other code, whose forward may differ, is in another file.
-    digest.update(
-        f"{__file__} {fixed} {frozen_digest(fixed)} {inputs.dtype} {tuple(inputs.shape)}".encode()
-    )
+    layers = f"{fixed} {_settings_of(fixed)} {frozen_digest(fixed)}"
+    digest.update(f"{__file__} {layers} {inputs.dtype} {tuple(inputs.shape)}".encode())
     digest.update(inputs.cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
     key = digest.hexdigest()
     if (found := _held.pop(key, None)) is None:
@@ -150,6 +150,18 @@ def features_of(fixed: nn.Module, examples: Examples, *, batch_size: int = 256) 
     while len(_held) > 1 and sum(value.nbytes for value in _held.values()) > MEMORY:
         _held.pop(next(iter(_held)))
     return replace(examples, inputs=found)
+
+
+def _settings_of(fixed: nn.Module) -> list[tuple[str, Any]]:
+    """The numbers, texts and switches of layers, by name: forwards may read them, and the text of a
+    layer need not have them."""
+    plain = (bool, int, float, str)
+    return [
+        (f"{name}.{key}", value)
+        for name, layer in fixed.named_modules()
+        for key, value in sorted(vars(layer).items())
+        if isinstance(value, plain) and key != "training"
+    ]
 
 
 def _computed(fixed: nn.Module, inputs: Tensor, key: str, batch_size: int) -> Tensor:
