@@ -86,7 +86,7 @@ def _tried(model: nn.Module, inputs: Tensor) -> tuple[nn.Module, nn.Module]:
     if list(map(id, trainable(learned))) != list(map(id, trainable(model))):
         raise ValueError("the model has trained parameters outside its head")
     for count in _COUNTS:
-        some = made_up(model, inputs, count)
+        some = made_up(model, inputs, count).to(_device_of(fixed))
         with torch.enable_grad():
             rows = fixed(some)
         if not isinstance(rows, Tensor) or rows.dtype != torch.float32 or len(rows) != count:
@@ -164,6 +164,10 @@ def _settings_of(fixed: nn.Module) -> list[tuple[str, Any]]:
     ]
 
 
+def _device_of(fixed: nn.Module) -> torch.device:
+    return next(iter((*fixed.parameters(), *fixed.buffers()))).device
+
+
 def _computed(fixed: nn.Module, inputs: Tensor, key: str, batch_size: int) -> Tensor:
     folder = os.environ.get(FEATURES)
     if folder:
@@ -173,7 +177,7 @@ def _computed(fixed: nn.Module, inputs: Tensor, key: str, batch_size: int) -> Te
     if kept is not None and kept.exists():
         return torch.from_numpy(np.load(kept, mmap_mode="r+"))
     unfinished = kept and kept.with_suffix(f".{os.getpid()}")
-    device = next(iter((*fixed.parameters(), *fixed.buffers()))).device
+    device = _device_of(fixed)
     to_train(fixed)
     logger.info("the features of %d examples are computed once", len(inputs))
     table = None

@@ -3,6 +3,7 @@ have learned."""
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -356,6 +357,17 @@ def test_the_rest_has_the_outputs_and_the_clipped_gradients_of_the_whole(name: s
             sums.append(total)
     assert sums[0].norm() > 0.01
     torch.testing.assert_close(*sums, rtol=0, atol=1e-6)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_a_frozen_part_on_a_gpu_is_tried_there_and_its_features_are_those_of_the_cpu() -> None:
+    model, inputs = built("sequence")
+    found = []
+    for device in ("cpu", "cuda"):
+        fixed, _ = parts_of(copy.deepcopy(model).to(device), inputs)
+        found.append(features_of(fixed, Examples(inputs, TARGETS)).inputs)
+        fixed_part._held.clear()
+    torch.testing.assert_close(*found, rtol=0, atol=1e-3)
 
 
 @pytest.mark.parametrize("name", sorted(MODELS))
