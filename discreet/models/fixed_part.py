@@ -18,6 +18,7 @@ import time
 from dataclasses import replace
 from itertools import takewhile
 from pathlib import Path
+from typing import Any
 from weakref import WeakKeyDictionary
 
 import numpy as np
@@ -85,13 +86,13 @@ def _tried(model: nn.Module, inputs: Tensor) -> tuple[nn.Module, nn.Module]:
     if list(map(id, trainable(learned))) != list(map(id, trainable(model))):
         raise ValueError("the model has trained parameters outside its head")
     for count in _COUNTS:
-        some = made_up(model, inputs, count)
+        some = made_up(model, inputs, count).to(_device_of(fixed))
         with torch.enable_grad():
             rows = fixed(some)
+        if not isinstance(rows, Tensor) or rows.dtype != torch.float32 or len(rows) != count:
+            raise ValueError("its features are not one row of float32 an example")
         if rows.requires_grad:
             raise ValueError("its features depend on a trained parameter")
-        if rows.dtype != torch.float32 or len(rows) != count:
-            raise ValueError("its features are not one row of float32 an example")
         with torch.no_grad(), same_chance(some.device):
             wanted = model(some)
         with torch.no_grad(), same_chance(some.device):
@@ -107,8 +108,8 @@ def _named(model: nn.Module) -> tuple[nn.Module, nn.Module]:
     if type(model) is nn.Sequential and unchanged(model):
         count = len(list(takewhile(_is_fixed, model)))
         return model[:count], model[count:]
-    parts = [getattr(model, name, None) for name in ("features", "head")]
-    fixed, learned = parts
+    fixed = getattr(model, "features", None)
+    learned = getattr(model, "head", None)
     if not isinstance(fixed, nn.Module) or not isinstance(learned, nn.Module):
         raise ValueError("the model is no nn.Sequential and has no layers `features` and `head`")
     if not _is_fixed(fixed):
@@ -139,9 +140,8 @@ def features_of(fixed: nn.Module, examples: Examples, *, batch_size: int = 256) 
     inputs = examples.inputs
     digest = hashlib.sha256()
     # A bundle with other code, whose forward may differ, is in another file.
-    digest.update(
-        f"{__file__} {fixed} {frozen_digest(fixed)} {inputs.dtype} {tuple(inputs.shape)}".encode()
-    )
+    layers = f"{fixed} {_settings_of(fixed)} {frozen_digest(fixed)}"
+    digest.update(f"{__file__} {layers} {inputs.dtype} {tuple(inputs.shape)}".encode())
     digest.update(inputs.cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
     key = digest.hexdigest()
     if (found := _held.pop(key, None)) is None:
@@ -150,6 +150,22 @@ def features_of(fixed: nn.Module, examples: Examples, *, batch_size: int = 256) 
     while len(_held) > 1 and sum(value.nbytes for value in _held.values()) > MEMORY:
         _held.pop(next(iter(_held)))
     return replace(examples, inputs=found)
+
+
+def _settings_of(fixed: nn.Module) -> list[tuple[str, Any]]:
+    """The numbers, texts and switches of layers, by name: forwards may read them, and the text of a
+    layer need not have them."""
+    plain = (bool, int, float, str)
+    return [
+        (f"{name}.{key}", value)
+        for name, layer in fixed.named_modules()
+        for key, value in sorted(vars(layer).items())
+        if isinstance(value, plain) and key != "training"
+    ]
+
+
+def _device_of(fixed: nn.Module) -> torch.device:
+    return next(iter((*fixed.parameters(), *fixed.buffers()))).device
 
 
 def _computed(fixed: nn.Module, inputs: Tensor, key: str, batch_size: int) -> Tensor:
@@ -161,7 +177,7 @@ def _computed(fixed: nn.Module, inputs: Tensor, key: str, batch_size: int) -> Te
     if kept is not None and kept.exists():
         return torch.from_numpy(np.load(kept, mmap_mode="r+"))
     unfinished = kept and kept.with_suffix(f".{os.getpid()}")
-    device = next(iter((*fixed.parameters(), *fixed.buffers()))).device
+    device = _device_of(fixed)
     to_train(fixed)
     logger.info("the features of %d examples are computed once", len(inputs))
     table = None

@@ -1,7 +1,7 @@
 """Batches of graphs as graph neural networks take them: one graph whose disconnected parts are the
 examples. Nodes and edges have a row each, and `batch` has the number of each node's graph.
 
-Graphs have different sizes, so each goes through the model after the other (`any_model.py`).
+Graphs have different sizes, so one goes through the model after the other (`any_model.py`).
 """
 
 from __future__ import annotations

@@ -137,15 +137,16 @@ def torch_app(
       keeps: a layer whose weights stay in the node's state.
     """
     app = ClientApp()
+    model = build()  # made once: each message writes all weights that may differ
 
     def loaded(arrays: ArrayRecord) -> Model:
-        model = build()
         model.get_submodule(travels).load_state_dict(arrays.to_torch_state_dict())
         return model
 
     @app.train()
     def train(message: Message, context: Context) -> Message:
-        model, (x, y) = loaded(message.content["arrays"]).train(), of_node(data, context)[0]
+        loaded(message.content["arrays"]).train()
+        x, y = of_node(data, context)[0]
         if keeps in context.state:
             model.get_submodule(keeps).load_state_dict(context.state[keeps].to_torch_state_dict())
         descend(model, x, y, message.content["config"])
@@ -159,7 +160,7 @@ def torch_app(
         return Message(RecordDict({"metrics": metrics}), reply_to=message)
 
     starts = {
-        "initial_arrays": ArrayRecord(build().get_submodule(travels).state_dict()),
+        "initial_arrays": ArrayRecord(model.get_submodule(travels).state_dict()),
         "train_config": ConfigRecord({"lr": 0.02}),
     }
     if test is not None:

@@ -3,6 +3,7 @@ have learned."""
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -198,6 +199,24 @@ def test_features_computed_once_are_those_of_the_whole_model() -> None:
     assert features_of(fixed, task.test).inputs is features.inputs
 
 
+class Times(nn.Linear):
+    """A layer whose text does not show its factor."""
+
+    factor = 1.0
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.factor * super().forward(x)
+
+
+def test_features_of_a_layer_with_another_factor_are_computed_anew() -> None:
+    layer = Times(2, 3).requires_grad_(False)
+    examples = Examples(torch.rand(5, 2), torch.zeros(5, dtype=torch.int64))
+    features_of(layer, examples)
+    layer.factor = 2.0
+    found = features_of(layer, examples).inputs
+    torch.testing.assert_close(found, layer(examples.inputs))
+
+
 COUNT = 9
 DRAWS = torch.Generator().manual_seed(50923)
 SMALL_IMAGES, TOKENS = (
@@ -249,7 +268,7 @@ class Outside(Resnet):
         return self.last(super().forward(images))
 
 
-class Times(nn.Conv2d):
+class Follows(nn.Conv2d):
     """A frozen layer that reads a trained parameter of another."""
 
     def __init__(self, others: list[Tensor]) -> None:
@@ -263,7 +282,7 @@ class Times(nn.Conv2d):
 class Reading(Resnet):
     def __init__(self) -> None:
         super().__init__()
-        self.features[0] = Times([*self.head.parameters()])
+        self.features[0] = Follows([*self.head.parameters()])
 
 
 def bert() -> nn.Module:
@@ -338,6 +357,17 @@ def test_the_rest_has_the_outputs_and_the_clipped_gradients_of_the_whole(name: s
             sums.append(total)
     assert sums[0].norm() > 0.01
     torch.testing.assert_close(*sums, rtol=0, atol=1e-6)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_a_frozen_part_on_a_gpu_is_tried_there_and_its_features_are_those_of_the_cpu() -> None:
+    model, inputs = built("sequence")
+    found = []
+    for device in ("cpu", "cuda"):
+        fixed, _ = parts_of(copy.deepcopy(model).to(device), inputs)
+        found.append(features_of(fixed, Examples(inputs, TARGETS)).inputs)
+        fixed_part._held.clear()
+    torch.testing.assert_close(*found, rtol=0, atol=1e-3)
 
 
 @pytest.mark.parametrize("name", sorted(MODELS))
