@@ -13,6 +13,8 @@ from __future__ import annotations
 import hashlib
 import logging
 import os
+import re
+import sys
 import tempfile
 import time
 from dataclasses import replace
@@ -24,22 +26,27 @@ from weakref import WeakKeyDictionary
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.utils._pytree import tree_flatten
 
 from discreet.data.examples import Examples
 from discreet.models.models import MISTAKES, dropout_layers, frozen_digest, to_train, trainable
 from discreet.models.scattering import Scattering
 from discreet.per_example.any_model import rows_apart
+from discreet.per_example.attributes import put_back
 from discreet.per_example.perceptron import unchanged
-from discreet.per_example.trial import made_up, same_chance
+from discreet.per_example.trial import differ, made_up, same_chance
 from discreet.settings.places import FEATURES
 
 logger = logging.getLogger("discreet.client")
 
 MEMORY = 2**30  # most bytes of features that are held in memory; more are in a file
 _EVERY = 10.0  # seconds between two lines on the progress
-# Numbers of made-up examples on which the parts are tried; the tolerance of the outputs.
-_COUNTS = (7, 5)
-_AGREEMENT = 1e-5
+# Numbers of made-up examples on which the parts are tried, and the widths of their floats around 0:
+# a forward may treat negative or large inputs or features otherwise. None: floats from 0 to 1.
+_TRIALS = ((7, None), (5, 20.0), (6, 2000.0))
+_AGREEMENT = 1e-5  # the tolerance of the outputs
+_APART = 1e-3  # the tolerance of features of one example, as a share of the largest of all
+_HELD_BY_ALL = frozenset(vars(nn.Module()))  # attributes that are no settings of a layer
 
 # The parts of a model, or None if its frozen part is computed at each step.
 _parts: WeakKeyDictionary[nn.Module, tuple[nn.Module, nn.Module] | None] = WeakKeyDictionary()
@@ -85,21 +92,32 @@ def _tried(model: nn.Module, inputs: Tensor) -> tuple[nn.Module, nn.Module]:
         raise ValueError("no frozen layer that multiplies matrices comes first")
     if list(map(id, trainable(learned))) != list(map(id, trainable(model))):
         raise ValueError("the model has trained parameters outside its head")
-    for count in _COUNTS:
-        some = made_up(model, inputs, count).to(_device_of(fixed))
-        with torch.enable_grad():
-            rows = fixed(some)
-        if not isinstance(rows, Tensor) or rows.dtype != torch.float32 or len(rows) != count:
-            raise ValueError("its features are not one row of float32 an example")
-        if rows.requires_grad:
-            raise ValueError("its features depend on a trained parameter")
-        with torch.no_grad(), same_chance(some.device):
-            wanted = model(some)
-        with torch.no_grad(), same_chance(some.device):
-            found = learned(rows)
-        if not torch.allclose(found, wanted, rtol=_AGREEMENT, atol=_AGREEMENT):
-            raise ValueError("head(features(x)) has other values than the model")
+    for kind, (count, width) in enumerate(_TRIALS):
+        some = made_up(model, inputs, count, kind=kind).to(_device_of(fixed))
+        if width and some.is_floating_point():
+            some = (some - 0.5) * width
+        with put_back(model.modules()):
+            _try(model, fixed, learned, some)
     return fixed, learned
+
+
+def _try(model: nn.Module, fixed: nn.Module, learned: nn.Module, some: Tensor) -> None:
+    """Raises ValueError with the reason if the parts are not the model on some examples."""
+    with torch.enable_grad():
+        rows = fixed(some)
+    if not isinstance(rows, Tensor) or rows.dtype != torch.float32 or len(rows) != len(some):
+        raise ValueError("its features are not one row of float32 an example")
+    if rows.requires_grad:
+        raise ValueError("its features depend on a trained parameter")
+    if differ(rows, rows_apart(fixed, some), _APART):
+        raise ValueError("its features of an example depend on others")
+    # The head first: the model's forward may leave it what it needs.
+    with torch.no_grad(), same_chance(some.device):
+        found = learned(rows)
+    with torch.no_grad(), same_chance(some.device):
+        wanted = model(some)
+    if not torch.allclose(found, wanted, rtol=_AGREEMENT, atol=_AGREEMENT, equal_nan=True):
+        raise ValueError("head(features(x)) has other values than the model")
 
 
 def _named(model: nn.Module) -> tuple[nn.Module, nn.Module]:
@@ -118,9 +136,9 @@ def _named(model: nn.Module) -> tuple[nn.Module, nn.Module]:
 
 
 def _is_fixed(layer: nn.Module) -> bool:
-    """True if a layer behaves as its class, learns nothing and draws no masks."""
+    """True if a layer and those in it behave as their classes, learn nothing and draw no masks."""
     draws = any(part.training for part in dropout_layers(layer))
-    return unchanged(layer) and not trainable(layer) and not draws
+    return all(map(unchanged, layer.modules())) and not trainable(layer) and not draws
 
 
 def _works(layer: nn.Module) -> bool:
@@ -152,16 +170,27 @@ def features_of(fixed: nn.Module, examples: Examples, *, batch_size: int = 256) 
     return replace(examples, inputs=found)
 
 
-def _settings_of(fixed: nn.Module) -> list[tuple[str, Any]]:
-    """The numbers, texts and switches of layers, by name: forwards may read them, and the text of a
-    layer need not have them."""
-    plain = (bool, int, float, str)
-    return [
-        (f"{name}.{key}", value)
-        for name, layer in fixed.named_modules()
-        for key, value in sorted(vars(layer).items())
-        if isinstance(value, plain) and key != "training"
-    ]
+def _settings_of(fixed: nn.Module) -> list[str]:
+    """The buffers and attributes of layers, and the files of their classes, as text: forwards may
+    read them, and the text of a layer need not have them."""
+    found = [f"{name} {_text_of(value)}" for name, value in fixed.named_buffers()]
+    for name, layer in fixed.named_modules():
+        found.append(f"{name} {getattr(sys.modules.get(type(layer).__module__), '__file__', '')}")
+        for key, value in sorted(vars(layer).items()):
+            if key not in _HELD_BY_ALL:
+                leaves, shape = tree_flatten(value)
+                found.append(f"{name}.{key} {shape} {[*map(_text_of, leaves)]}")
+    return found
+
+
+def _text_of(value: Any) -> str:
+    """An attribute as text, the same in each process."""
+    if isinstance(value, Tensor):
+        values = value.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy()
+        return f"{value.dtype} {hashlib.sha256(values.data).hexdigest()}"
+    if isinstance(value, set | frozenset):
+        return str(sorted(map(_text_of, value)))
+    return re.sub(r" at 0x[0-9a-f]+", "", repr(value))
 
 
 def _device_of(fixed: nn.Module) -> torch.device:

@@ -109,7 +109,7 @@ def test_features_are_computed_once_and_their_files_are_private_or_without_a_nam
     if place == "node":  # in the process of the next message
         fixed_part._held.clear()
     with monkeypatch.context() as patched:
-        patched.setattr(layer, "forward", None)
+        patched.setattr(nn.Linear, "forward", None)
         again = fixed_part.features_of(layer, examples).inputs
     assert torch.equal(again, torch.nn.functional.linear(inputs, *layer.parameters()))
     layer.bias.data.add_(1)
@@ -217,6 +217,42 @@ def test_features_of_a_layer_with_another_factor_are_computed_anew() -> None:
     torch.testing.assert_close(found, layer(examples.inputs))
 
 
+class Holding(nn.Linear):
+    """A layer that reads what it holds beside its parameters."""
+
+    def __init__(self, held: Any) -> None:
+        super().__init__(2, 3)
+        self.register_buffer("shift", torch.zeros(3))
+        self.held = held
+        self.requires_grad_(False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x) * self.held[0] + self.shift
+
+
+@pytest.mark.parametrize("one", [torch.ones(1), (1.0,), {0: torch.ones(1)}])
+def test_features_of_a_layer_that_holds_other_values_are_computed_anew(one: Any) -> None:
+    layer = Holding(one)
+    examples = Examples(torch.rand(5, 2), torch.zeros(5, dtype=torch.int64))
+    features_of(layer, examples)
+    layer.held = (2.0,)
+    torch.testing.assert_close(features_of(layer, examples).inputs, layer(examples.inputs))
+    layer.shift.fill_(3)
+    torch.testing.assert_close(features_of(layer, examples).inputs, layer(examples.inputs))
+
+
+def test_features_are_of_the_file_that_has_the_code_of_a_layer(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    layer = Holding((1.0,))
+    examples = Examples(torch.rand(5, 2), torch.zeros(5, dtype=torch.int64))
+    before = features_of(layer, examples).inputs
+    assert features_of(layer, examples).inputs is before
+    # Another bundle with the same layers and weights, whose forward may differ.
+    monkeypatch.setattr(f"{__name__}.__file__", "other.py")
+    assert features_of(layer, examples).inputs is not before
+
+
 COUNT = 9
 DRAWS = torch.Generator().manual_seed(50923)
 SMALL_IMAGES, TOKENS = (
@@ -283,6 +319,61 @@ class Reading(Resnet):
     def __init__(self) -> None:
         super().__init__()
         self.features[0] = Follows([*self.head.parameters()])
+
+
+class Positive(Resnet):
+    """A model that cuts off what images do not have: negative values."""
+
+    def forward(self, images: Tensor) -> Tensor:
+        return super().forward(images.clamp(min=0))
+
+
+class Cut(Resnet):
+    """A model that cuts off features that made-up images do not give."""
+
+    def forward(self, images: Tensor) -> Tensor:
+        return self.head(self.features(images).clamp(max=30))
+
+
+class Centred(nn.Conv2d):
+    """A layer that reads the other examples of its batch."""
+
+    def forward(self, images: Tensor) -> Tensor:
+        return super().forward(images - images.mean(0))
+
+
+class Mixing(Resnet):
+    def __init__(self) -> None:
+        super().__init__()
+        self.features[0] = Centred(1, 4, 3)
+
+
+class Adding(nn.Linear):
+    """A head that adds what the model left in it."""
+
+    left: Tensor | None = None
+
+    def forward(self, features: Tensor) -> Tensor:
+        found = super().forward(features.mean((2, 3)))
+        if self.left is None:
+            return found
+        return found + self.left.mean((1, 2, 3)).unsqueeze(1)
+
+
+class Leaving(Resnet):
+    def __init__(self) -> None:
+        super().__init__()
+        self.head = Adding(4, 3)
+
+    def forward(self, images: Tensor) -> Tensor:
+        self.head.left = images
+        return super().forward(images)
+
+
+def hooked() -> nn.Module:
+    model = Resnet()
+    model.features[0].register_forward_hook(lambda *given: 2 * given[2])
+    return model
 
 
 def bert() -> nn.Module:
@@ -395,6 +486,11 @@ def test_nothing_frozen_moves_and_dropout_in_a_frozen_layer_is_off() -> None:
 # A model whose frozen part is computed at each step, what of it learns, its inputs, and the reason.
 WHOLE: dict[str, tuple[Callable[[], nn.Module], tuple[str, ...], Tensor, str]] = {
     "other": (Scaled, ("head",), SMALL_IMAGES, "head(features(x)) has other values than the model"),
+    "positive": (Positive, ("head",), SMALL_IMAGES - 0.5, "has other values than the model"),
+    "cut": (Cut, ("head",), SMALL_IMAGES, "has other values than the model"),
+    "leaving": (Leaving, ("head",), SMALL_IMAGES, "has other values than the model"),
+    "mixing": (Mixing, ("head",), SMALL_IMAGES, "its features of an example depend on others"),
+    "hooked": (hooked, ("head",), SMALL_IMAGES, "draws masks or has a hook"),
     "outside": (Outside, ("head", "last"), SMALL_IMAGES, "trained parameters outside its head"),
     "reading": (Reading, ("head",), SMALL_IMAGES, "its features depend on a trained parameter"),
     "last block": (
