@@ -104,10 +104,14 @@ class Parts:
         return self._values[index]
 
     def add_product(self, index: int, left: Tensor, right: Tensor, factor: float) -> None:
-        """Adds factor * left @ right to a piece that is a matrix."""
+        """Adds factor * left @ right to a piece: a matrix, or if `right` is a vector, a vector."""
         keep = int(index not in self._unwritten)
         self._unwritten.discard(index)
-        self._values[index].addmm_(left, right, beta=keep, alpha=factor)
+        piece = self._values[index]
+        if right.dim() == 1:
+            piece.addmv_(left, right, beta=keep, alpha=factor)
+        else:
+            piece.addmm_(left, right, beta=keep, alpha=factor)
 
     def total(self) -> Tensor:
         """The flat vector, (num_params,), zero if nothing was added."""
@@ -215,7 +219,7 @@ class Pair:
         if self.weight is not None:
             self.weight.add_product(parts, grads * weights, self.inputs, factor)
         if self.bias is not None:
-            parts[self.bias.index].addmv_(grads, weights, alpha=factor)
+            parts.add_product(self.bias.index, grads, weights, factor)
 
 
 @dataclass(frozen=True, slots=True)
