@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import asdict, dataclass, replace
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any
 
 from discreet.settings.rules import ConfigError, LearningRate, Momentum, Positive, section
 from discreet.settings.settings import ServerConfig
@@ -26,8 +26,7 @@ class Change:
 
     Attributes:
       mean: the noised mean update, (num_params,), which points against the gradient.
-      noise_energy: the expected squared norm of the noise in it; 0 for an optimizer that does not
-        shrink with noise.
+      noise_energy: the expected squared norm of the noise in it.
     """
 
     mean: Tensor
@@ -82,7 +81,6 @@ class ServerAdam:
     beta_1: Momentum = 0.9
     beta_2: Momentum = 0.99
     tau: Positive = 1e-3
-    shrink_with_noise: ClassVar[bool] = False
 
     def step(self, state: State, change: Change) -> State:
         """The state after one step."""
@@ -104,7 +102,6 @@ class ServerYogi:
     beta_1: Momentum = 0.9
     beta_2: Momentum = 0.99
     tau: Positive = 1e-3
-    shrink_with_noise: ClassVar[bool] = False
 
     def step(self, state: State, change: Change) -> State:
         """The state after one step."""

@@ -82,10 +82,7 @@ def one_round(
 def stepped(state: State, plan: Plan, released: Released) -> State:
     """The state after a step with a round's release: post-processing."""
     mean = (released.total / plan.denominator).to(state.params.dtype)
-    energy = 0.0
-    if plan.optimizer.shrink_with_noise:
-        energy = noise_energy(state, plan)
-    after = plan.optimizer.step(state, Change(mean, energy))
+    after = plan.optimizer.step(state, Change(mean, noise_energy(state, plan)))
     return replace(after, clip_norm=released.clip_norm)
 
 
