@@ -128,8 +128,8 @@ def node_client(
     model = model_of(_beside_data(run.model, folder), shape)
     if policy is None:
         policy = policy_from(node_config)
-    if work.training is not None:
-        check_turn(policy, run, request.round, node_id)
+    if policy.min_groups and work.training is not None:
+        check_turn(run, request.round, node_id)
     return Client(
         model, examples, accounts, policy, secure_source(), held_out=held_out, shape=shape
     )

@@ -384,11 +384,11 @@ def _hold(holds: bool, said: str) -> None:
         raise Refused(f"the policy of this client {said}")
 
 
-def check_turn(policy: ClientPolicy, run: ClientSettings, number: int, node_id: int | None) -> None:
-    """Refuses to train out of turn, with `min_groups`. The node's own number decides its turn, and
-    the server finds the same turn. `node_id`: None if it is not known."""
+def check_turn(run: ClientSettings, number: int, node_id: int | None) -> None:
+    """Refuses to train out of turn, for a policy with `min_groups`. The node's own number decides
+    its turn, and the server finds the same turn. `node_id`: None if it is not known."""
     groups = run.user.groups
-    if policy.min_groups and not (node_id is not None and in_turn(node_id, number, groups=groups)):
+    if node_id is None or not in_turn(node_id, number, groups=groups):
         raise Refused(
             f"round {number} is not this client's turn, and its policy only allows its "
             f"own turns ({groups} groups)"
