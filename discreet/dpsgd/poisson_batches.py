@@ -355,6 +355,8 @@ def _checked(batch: Any, count: int) -> Batch:
         )
     if any((isinstance(part, Tensor) and part.dim() == 0) or len(part) != count for part in parts):
         shapes = " and ".join(str(tuple(part.shape)) for part in tree_leaves(parts))
+        if isinstance(inputs, tuple):
+            shapes += ". Graphs of two nodes in all look like two rows: give graphs by name"
         raise ValueError(
             f"collate_fn: a batch of {count} examples must have as many rows, not shapes {shapes}"
         )

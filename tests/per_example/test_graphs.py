@@ -133,6 +133,22 @@ def test_a_gradient_comes_from_a_pass_over_one_graph_alone() -> None:
     assert seen == [1] * COUNT
 
 
+def test_a_batch_of_two_nodes_in_a_tuple_is_refused_with_the_advice_to_use_names() -> None:
+    two_nodes = (torch.rand(2, 4), torch.tensor([[0, 1], [1, 0]]), torch.tensor([0, 0]))
+    model = seeded()
+    with pytest.raises(ValueError, match="give graphs by name"):
+        DPSGD(
+            model,
+            torch.optim.SGD(model.parameters(), 0.1),
+            [(two_nodes, 0)] * 9,
+            batch_size=2,
+            epochs=1,
+            delta=1e-3,
+            target_epsilon=8,
+            collate_fn=lambda items: (items[0][0], torch.zeros(len(items), dtype=torch.int64)),
+        )
+
+
 def test_steps_of_dpsgd_take_graphs() -> None:
     def collate(examples: list[tuple[Molecules, int]]) -> tuple[Molecules, Tensor]:
         return joined([each for each, _ in examples]), torch.tensor(
