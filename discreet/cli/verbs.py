@@ -83,6 +83,7 @@ EPILOG = """* in a project that `discreet new` made, or in a checkout of Discree
 def run(given: Sequence[str]) -> int:
     """Runs the verb in `given`, and returns its exit code: see `discreet.cli.main.main`. It is 141,
     without a word, if nobody reads the output any more, as in `discreet plan | head`."""
+    _open_streams()
     try:
         code = _code_of(given)
         sys.stdout.flush()
@@ -95,6 +96,14 @@ def run(given: Sequence[str]) -> int:
             return 128 + signal.SIGPIPE
         print(f"discreet: {error}", file=sys.stderr)
         return 2
+
+
+def _open_streams() -> None:
+    """Sends the output of a process that was started without one to nowhere. Otherwise the next
+    file that is opened, such as a ledger, would take its number."""
+    for name in ("stdout", "stderr"):
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, "w"))  # noqa: SIM115
 
 
 def _is_unread(stream: TextIO) -> bool:
@@ -117,6 +126,9 @@ def _code_of(given: Sequence[str]) -> int:
         return ended.exit_code
     except BrokenPipeError:
         raise
+    except click.Abort:
+        print("\ndiscreet: ended at a question; options answer it: see --help", file=sys.stderr)
+        return 2
     except _told(given[0]) as error:
         if isinstance(error, click.ClickException):
             said = error.format_message()

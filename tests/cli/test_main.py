@@ -3,6 +3,7 @@ file of their own."""
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import signal
@@ -68,6 +69,23 @@ def test_a_command_whose_output_nobody_reads_ends_without_a_word(words: str) -> 
     ran = subprocess.run(command, stdout=theirs, stderr=subprocess.PIPE, text=True, check=False)
     os.close(theirs)
     assert (ran.returncode, ran.stderr) == (128 + signal.SIGPIPE, "")
+
+
+@pytest.mark.parametrize("name", ["stdout", "stderr"])
+def test_a_command_that_was_started_without_an_output_ends_well(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, name, None)
+    assert main(["plan", "rounds=2"]) == 0
+    getattr(sys, name).close()
+
+
+def test_a_question_that_nobody_answers_ends_a_command_in_one_line(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("sys.stdin", io.StringIO(""))
+    assert main(["advise"]) == 2
+    assert capsys.readouterr().err.strip().startswith("discreet: ended at a question")
 
 
 HEAVY = {"torch", "flwr", "sklearn", "dp_accounting", "scipy", "numpy"}
