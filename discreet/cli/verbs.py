@@ -131,7 +131,7 @@ def _code_of(given: Sequence[str]) -> int:
         return 2
     except _told(given[0]) as error:
         if isinstance(error, click.ClickException):
-            said = error.format_message()
+            said = " ".join(error.format_message().split())
         else:
             said = str(error)
         if (

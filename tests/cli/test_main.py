@@ -40,6 +40,7 @@ WRONG = {
     "simulated": "No such command 'simulated'. (Did you mean one of: 'simulate', 'site'?)",
     "ledger shwo run": "Invalid value for 'ACTION:",
     "status": "Missing argument 'RUN'.",
+    "calibrate --epsilon 3": "Missing argument 'GUARANTEE:{user|example|local}'. Choose from: user,",
     "status run --jsno": "No such option '--jsno'. Did you mean '--json'?",
     "run --rounds 5": "No such option '--rounds'. A setting has no dashes: write NAME=VALUE",
 }
