@@ -71,6 +71,14 @@ def _check(file: Path) -> None:
 
     folder = file.parent
     description = read_description(folder)
+    described = {
+        Path(name).name for name in (description.file, description.test or "", DESCRIPTION)
+    }
+    if file.name not in described:
+        raise FolderError(
+            f"{folder / DESCRIPTION} describes {description.file}, not {file.name}: check that, or "
+            f"move {file.name} to a folder of its own"
+        )
     task = load_folder(str(folder))
     width = ", ".join(map(str, task.shape.input_shape))
     print(

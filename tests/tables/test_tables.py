@@ -171,6 +171,19 @@ def test_a_cell_that_keeps_a_column_from_its_kind_is_named_by_its_line(
     assert said in capsys.readouterr().out
 
 
+def test_a_file_that_data_toml_does_not_describe_is_not_said_to_fit(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    table = PLAIN + "\n".join(MESSY)
+    assert checked(tmp_path, table, "--target", "out", "--write") == 0
+    described = (tmp_path / "data.toml").read_text()
+    confirmed = re.sub("unconfirmed = .*", "unconfirmed = []", described)
+    (tmp_path / "data.toml").write_text(confirmed)
+    (tmp_path / "b.csv").write_text(table.replace("21", "unknown"))
+    assert data(["check", str(tmp_path / "b.csv")]) == 2
+    assert "describes a.csv, not b.csv" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("mark", ["\t", "|", "^", "sep"])
 def test_every_separator_is_found_or_can_be_given(
     mark: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
