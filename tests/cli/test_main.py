@@ -54,6 +54,7 @@ def test_words_that_are_wrong_are_refused_in_one_line(capsys: pytest.CaptureFixt
         assert refused.count("\n") == 1
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize(
     "words",
     [
@@ -72,6 +73,7 @@ def test_a_command_whose_output_nobody_reads_ends_without_a_word(words: str) -> 
     assert (ran.returncode, ran.stderr) == (128 + signal.SIGPIPE, "")
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("name", ["stdout", "stderr"])
 def test_a_command_that_was_started_without_an_output_ends_well(
     name: str, monkeypatch: pytest.MonkeyPatch
@@ -92,6 +94,7 @@ def test_a_question_that_nobody_answers_ends_a_command_in_one_line(
 HEAVY = {"torch", "flwr", "sklearn", "dp_accounting", "scipy", "numpy"}
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize(
     ("words", "unneeded"),
     [

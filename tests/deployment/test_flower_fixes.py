@@ -233,6 +233,7 @@ def refusing(server_ahead: float) -> Iterator[int]:
         thread.join()
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize(
     ("server_ahead", "said"),
     [

@@ -19,6 +19,8 @@ from discreet.simulation.in_process import simulate
 from tests.command import export, predict
 from tests.tables.made_tables import make_project
 
+pytestmark = pytest.mark.processes
+
 ALONE = """
 import builtins, json, sys
 import pandas

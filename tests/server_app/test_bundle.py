@@ -287,6 +287,7 @@ def modules_of(name: str) -> set[str]:
     )
 
 
+@pytest.mark.processes
 def test_the_server_does_not_load_reports() -> None:
     assert not {
         name
@@ -295,5 +296,6 @@ def test_the_server_does_not_load_reports() -> None:
     }
 
 
+@pytest.mark.processes
 def test_a_client_loads_nothing_of_the_servers() -> None:
     assert not {name.split(".")[1] for name in modules_of("client_app.client_app")} & OF_SERVERS
