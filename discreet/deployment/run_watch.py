@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import re
 import subprocess
 import time
 from collections.abc import Callable, Mapping
@@ -29,6 +30,8 @@ NOT_SHOWN = (
     "Since flwr 1.32, default simulated SuperNodes changed",
     "Manually terminating ClientAppActor",
 )
+# A message of Flower without words, which ends each simulation.
+EMPTY = re.compile(r"(\x1b\[\d+m)?INFO ?(\x1b\[0m)?: *")
 
 logger = logging.getLogger("discreet")
 
@@ -90,6 +93,11 @@ class RunWatch:
             raise RunLostError("the ServerApp ended without an error message")
 
 
+def _is_shown(line: str) -> bool:
+    """False for a line of Flower's log that says nothing about a run."""
+    return not EMPTY.fullmatch(line) and not any(words in line for words in NOT_SHOWN)
+
+
 def follow(process: Process, log: Path, watch: RunWatch) -> None:
     """Prints the lines of a process's log until its end, so that the process itself never writes to
     this one's output. Raises RunLostError if a process that the run needs has ended earlier."""
@@ -102,8 +110,7 @@ def follow(process: Process, log: Path, watch: RunWatch) -> None:
         if not ended:
             end = text.rfind("\n") + 1
         lines = text[shown:end].split("\n")
-        about_runs = (line for line in lines if not any(words in line for words in NOT_SHOWN))
-        print("\n".join(about_runs), end="", flush=True)
+        print("\n".join(filter(_is_shown, lines)), end="", flush=True)
         shown = end
         if ended and process.returncode:
             # A lost SuperLink ends `flwr run` too, but its own end may be noticed only later.

@@ -47,12 +47,13 @@ def test_a_log_is_shown_whole_but_for_warnings_that_are_about_no_run(
     started: list[subprocess.Popen[bytes]], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     log = tmp_path / "run.log"
-    lines = ["one", *(f"WARNING:  {words} from 10 to 2." for words in NOT_SHOWN), "two", "the end"]
+    hidden = [f"WARNING:  {words} from 10 to 2." for words in NOT_SHOWN]
+    lines = ["one", *hidden, "\x1b[92mINFO \x1b[0m:      ", "INFO :  two", "the end"]
     printing = f"import time\nfor line in {lines}: print(line, flush=True); time.sleep(0.3)"
     with log.open("w") as file:
         flwr = subprocess.Popen([sys.executable, "-c", printing], stdout=file)
     follow(flwr, log, RunWatch(RunFolder(tmp_path), started[0]))
-    assert capsys.readouterr().out == "one\ntwo\nthe end\n"
+    assert capsys.readouterr().out == "one\nINFO :  two\nthe end\n"
 
 
 def test_a_node_that_dies_is_said_once_and_the_last_one_ends_the_run(
