@@ -6,6 +6,7 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -16,7 +17,7 @@ from discreet.ledger.durable_ledger import Charge, DurableLedger
 from discreet.mechanisms.client_noise import LocalPrivacy, release_update
 from discreet.node.account import Accounts, Budget, Refused
 from discreet.node.app import answered
-from discreet.node.policy import policy_from
+from discreet.node.policy import ClientPolicy
 from discreet.privacy.mechanisms import analytic_gaussian_noise_multiplier
 from discreet.privacy.randomness import secure_source
 from discreet.protocol.messages import MalformedMessage
@@ -64,7 +65,7 @@ def local_dp_mod(
         clip_norm, target_epsilon, delta, rounds, None if ledger is None else Path(ledger), ranges
     )
     return lambda message, context, call_next: answered(
-        message, lambda _: mod.reply(message, context, call_next), context.node_config
+        message, partial(mod.reply, message, context, call_next), context.node_config
     )
 
 
@@ -77,7 +78,9 @@ class _LocalDp:
     ledger: Path | None
     ranges: dict[str, tuple[float, float]]
 
-    def reply(self, message: Message, context: Context, call_next: Next) -> RecordDict:
+    def reply(
+        self, message: Message, context: Context, call_next: Next, policy: ClientPolicy
+    ) -> RecordDict:
         if message.metadata.message_type.partition(".")[0] != MessageType.TRAIN:
             raise Refused(
                 "this node answers only train messages: other answers would leave in the clear"
@@ -86,7 +89,7 @@ class _LocalDp:
         privacy = self._privacy(self.clip_norm)
         layout = layout_of(sent)
         before = layout.vector(sent)
-        self._charge(message.content, privacy, context)
+        self._charge(message.content, privacy, context, policy)
         # An error reply of the app has no content, so this raises and its text stays here.
         content = call_next(message, context).content
         trained = only_arrays(content, "the app's reply")
@@ -108,14 +111,15 @@ class _LocalDp:
             "gaussian", norm, whole * math.sqrt(self.rounds * (1 + bool(self.ranges))), "grid"
         )
 
-    def _charge(self, content: RecordDict, privacy: LocalPrivacy, context: Context) -> None:
+    def _charge(
+        self, content: RecordDict, privacy: LocalPrivacy, context: Context, policy: ClientPolicy
+    ) -> None:
         path = self.ledger or context.node_config.get("ledger")
         if path is None:
             raise Refused(
                 "this node has no ledger: give local_dp_mod one, or name it in --node-config"
             )
         ledger = DurableLedger(Path(str(path)))
-        policy = policy_from(context.node_config)
         ledger.check()
         budgets = [Budget(self.target_epsilon, self.delta, LOCAL)]
         if math.isfinite(policy.max_epsilon):

@@ -17,7 +17,7 @@ from discreet.node.admission import admit_one
 from discreet.node.app import answered
 from discreet.node.client import ExactReply, noised_vector
 from discreet.node.masked_work import MaskedWork
-from discreet.node.policy import ClientPolicy, policy_from
+from discreet.node.policy import ClientPolicy
 from discreet.node.secure_aggregation import answer_masking
 from discreet.node.work import read_request, work_of
 from discreet.privacy.clipping import clip_by_norm
@@ -49,9 +49,16 @@ def secure_sum_mod(message: Message, context: Context, call_next: ClientAppCalla
     """
     node = context.node_config
     if MASKING in message.content:
-        work = partial(_read_work, message, context, call_next)
-        return answered(message, lambda _: answer_masking(message.content, node, work=work), node)
+        return answered(message, partial(_answer, message, context, call_next), node)
     return answered(message, _refuse, node)
+
+
+def _answer(
+    message: Message, context: Context, call_next: ClientAppCallable, policy: ClientPolicy
+) -> RecordDict:
+    """A stage of a masked sum."""
+    work = partial(_read_work, message, context, call_next, policy)
+    return answer_masking(message.content, context.node_config, work=work)
 
 
 def _refuse(_: ClientPolicy) -> RecordDict:
@@ -61,7 +68,9 @@ def _refuse(_: ClientPolicy) -> RecordDict:
     )
 
 
-def _read_work(message: Message, context: Context, call_next: ClientAppCallable) -> MaskedWork:
+def _read_work(
+    message: Message, context: Context, call_next: ClientAppCallable, policy: ClientPolicy
+) -> MaskedWork:
     content = RecordDict(dict(message.content))
     _, virtual = read_masking(content)
     items, frozen = split_content(content)
@@ -76,7 +85,6 @@ def _read_work(message: Message, context: Context, call_next: ClientAppCallable)
     sizes = Sizes(layout.num_params)
     asked = work_of(request, mechanisms_of(request.run, sizes=sizes))
     accounts = accounts_of(asked.run, virtual, context.node_config)
-    policy = policy_from(context.node_config)
     message.content = content
 
     def work(sums: SecureSum) -> Tensor:
