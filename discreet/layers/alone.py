@@ -87,7 +87,6 @@ class Alone(TorchFunctionMode):
         *,
         rules: Mapping[str, Rule],
         questions: Questions = NOTHING_ASKED,
-        size: int = 1,
     ) -> None:
         super().__init__()
         self.slots = slots
@@ -96,7 +95,7 @@ class Alone(TorchFunctionMode):
         self.rules = rules
         self.settled = questions.settled
         self.fills = bool(questions.filling)
-        self.size = size
+        self.size = 1
         self.questions = 0
         self.modules = modules
         self.held = state_of(modules)

@@ -104,14 +104,10 @@ def one_pass(
       Unserved: vmap can't follow the forward or the loss.
       AnswersDiffer: examples answer a question of the forward differently.
     """
-    alone = Alone(
-        objective.slots,
-        count_of(inputs),
-        objective.modules,
-        rules=RULES,
-        questions=questions,
-        size=_size(inputs) if objective.of_units else 1,
-    )
+    count = count_of(inputs)
+    alone = Alone(objective.slots, count, objective.modules, rules=RULES, questions=questions)
+    if objective.of_units:
+        alone.size = int(next(part.shape[1] for part in batches_in(inputs)))
     with put_back(objective.kept):
         outputs, losses = _forward(objective, alone, inputs, targets)
     alone.check()
@@ -133,11 +129,6 @@ def one_pass(
             held += of_use(grads.to(objective.dtype))
         del grads, of_use
     return combined_terms(held, objective.order)
-
-
-def _size(units: Tree) -> int:
-    """The rows of each unit, (n, rows, ...)."""
-    return int(next(part.shape[1] for part in batches_in(units)))
 
 
 def _forward(
