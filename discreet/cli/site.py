@@ -108,6 +108,7 @@ def _check(path: Path) -> int:
 
 def _try(app: Path, mock: Path | None, guard: Path | None) -> int:
     from discreet.guard.operating import bundle_of, trial_policy, try_app
+    from discreet.guard.zygote import DATA
 
     if guard is None:
         policy = None
@@ -116,7 +117,11 @@ def _try(app: Path, mock: Path | None, guard: Path | None) -> int:
     folder = mock or (Path(policy.mock) if policy is not None and policy.mock else None)
     if folder is None:
         raise ConfigError("--mock must be given, or a guard.toml that names one")
-    print(try_app(app, folder, policy or trial_policy(folder)))
+    said, ended_well = try_app(app, folder, policy or trial_policy(folder))
+    print(said)
+    if not ended_well:
+        print(f"the app has failed, or took too long. It sees the files of {folder} in {DATA}")
+        return 1
     digest = hashlib.sha256(bundle_of(app)).hexdigest()
     print(f"the digest of this bundle, for apps in guard.toml: {digest}")
     return 0

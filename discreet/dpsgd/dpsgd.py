@@ -20,6 +20,7 @@ from discreet.dpsgd.argument_names import names_meant
 from discreet.dpsgd.loop_checks import (
     check_classes,
     check_fresh,
+    check_kinds,
     check_loop_model,
     check_optimizers,
     check_price,
@@ -148,6 +149,7 @@ class DPSGD:
         owners: Sequence[object] | Tensor | None = None,
         privacy: LoopPrivacy = DEFAULT,
     ) -> None:
+        check_kinds(model, privacy)
         check_loop_model(model)
         self._model = model
         self._privacy = privacy

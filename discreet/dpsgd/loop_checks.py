@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -10,7 +10,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.nn.parameter import UninitializedParameter
 from torch.optim import LBFGS, Optimizer, SparseAdam
 
-from discreet.dpsgd.loop_plan import LoopPlan, LoopPrivacy
+from discreet.dpsgd.loop_plan import LoopPlan, LoopPrivacy, check_number
 from discreet.models.models import trainable
 from discreet.per_example.objective import PADDING, Loss
 from discreet.training.losses import per_example_loss
@@ -19,6 +19,11 @@ from discreet.training.losses import per_example_loss
 def one_value_an_example(loss: Loss) -> tuple[Loss, bool]:
     """A loss with one value an example, and True if it is the plain cross-entropy for class
     numbers."""
+    if not callable(loss):
+        raise ValueError(
+            "loss must be a function of outputs and targets with one value an example, such as "
+            f'torch.nn.CrossEntropyLoss(reduction="none"), not {loss!r}'
+        )
     reduction = getattr(loss, "reduction", "none")
     if reduction != "none":
         raise ValueError(
@@ -41,6 +46,17 @@ def check_classes(targets: Tensor) -> None:
         raise ValueError(f"targets: cross-entropy needs {wanted}, not {targets.dtype}")
 
 
+def check_kinds(model: object, privacy: object) -> None:
+    """Raises ValueError unless the model is a module and `privacy` a LoopPrivacy."""
+    if not isinstance(model, nn.Module):
+        raise ValueError(f"model must be a torch.nn.Module, not {type(model).__name__}")
+    if not isinstance(privacy, LoopPrivacy):
+        raise ValueError(
+            "privacy must be a LoopPrivacy, such as LoopPrivacy(noise_multiplier=1.0), not "
+            f"{type(privacy).__name__}"
+        )
+
+
 def check_loop_model(model: nn.Module) -> None:
     if isinstance(model, DistributedDataParallel):
         raise ValueError(
@@ -59,6 +75,9 @@ def check_loop_model(model: nn.Module) -> None:
 def check_price(plan: LoopPlan, privacy: LoopPrivacy, delta: float, target: float | None) -> None:
     n = plan.num_examples
     noise = privacy.noise_multiplier
+    check_number("delta", delta)
+    if target is not None:
+        check_number("target_epsilon", target)
     if not 0 < delta < 1 / n:
         raise ValueError(f"delta must be above 0 and below 1 / {n}, for {n} examples, not {delta}")
     if (noise is None) if target is None else isinstance(noise, int | float):
@@ -66,7 +85,7 @@ def check_price(plan: LoopPlan, privacy: LoopPrivacy, delta: float, target: floa
 
 
 def optimizers_of(optimizer: Optimizer | Sequence[Optimizer]) -> list[Optimizer]:
-    if isinstance(optimizer, Optimizer | type):
+    if isinstance(optimizer, Optimizer | type) or not isinstance(optimizer, Iterable):
         listed = [optimizer]
     else:
         listed = list(optimizer)

@@ -91,6 +91,8 @@ class LoopPrivacy:
     distributed: bool = False
 
     def __post_init__(self) -> None:
+        if self.max_epsilon is not None:
+            check_number("max_epsilon", self.max_epsilon)
         if self.max_epsilon is not None and not self.max_epsilon > 0:
             raise ValueError(f"max_epsilon must be above 0, not {self.max_epsilon}")
         if self.accountant not in ACCOUNTANTS:
@@ -102,13 +104,20 @@ class LoopPrivacy:
                 check_whole(name, getattr(self, name))
 
 
+def check_number(name: str, value: object) -> None:
+    """Raises ValueError unless a value is a number."""
+    if isinstance(value, bool) or not hasattr(value, "__float__"):
+        raise ValueError(f"{name} must be a number, not {value!r}")
+
+
 def scheduled_values(schedule: Schedule, steps: int, *, name: str) -> tuple[float, ...]:
     """The value of each step, (steps,). A function is called here for all steps, before a batch is
     drawn, so that its values can't depend on the data. Raises ValueError: a list of another
-    length."""
+    length, or no number."""
     if callable(schedule):
         return tuple(float(schedule(step)) for step in range(steps))
-    if not isinstance(schedule, Sequence):
+    if isinstance(schedule, str) or not isinstance(schedule, Sequence):
+        check_number(name, schedule)
         return (float(schedule),) * steps
     if len(schedule) != steps:
         raise ValueError(

@@ -25,6 +25,7 @@ from torch.utils.data import (
     default_collate,
 )
 
+from discreet.data.encoding import is_empty
 from discreet.dpsgd.item_watch import ItemWatch
 from discreet.dpsgd.loop_plan import LoopPrivacy
 from discreet.ledger.budget import BudgetSpent
@@ -211,7 +212,27 @@ def rows_by_owner(
             f"max_physical_batch must be at least rows_per_owner, {privacy.rows_per_owner}, not "
             f"{most}"
         )
+    check_named(owners)
     return owner_rows(owners, len(examples.dataset), privacy.rows_per_owner)
+
+
+def check_named(owners: Sequence[object] | Tensor) -> None:
+    """Raises ValueError if a row has no owner: its person may own other rows too, and would then be
+    protected as two."""
+    listed = owners.tolist() if isinstance(owners, Tensor) else list(owners)
+    missing = [row for row, owner in enumerate(listed) if is_empty(_plain_owner(owner))]
+    if missing:
+        raise ValueError(
+            f"owners: {len(missing)} rows have no owner, the first of them row {missing[0]}: leave "
+            "such rows out, or name their owners"
+        )
+
+
+def _plain_owner(owner: object) -> object:
+    """The missing values of pandas as None."""
+    if str(owner) in ("<NA>", "NaT"):
+        return None
+    return owner
 
 
 def loaded(

@@ -124,6 +124,7 @@ def run_app(task: BlockTask, *, archive: bytes, state: bytes, data: Path, out: i
     install_from_fab(task.bundle, skip_prompt=True)
     if task.instead == TRIAL:
         run_whole(task.app, context)
+        os.write(out, b"1")  # as a state: the app has ended without an error
         return
     app = get_load_client_app_fn(default_app_ref="", app_path=None, multi_app=True)(*task.app)
     message: Message = message_from_proto(MessageProto.FromString(task.message))

@@ -4,7 +4,7 @@
     apps = ["SHA-256 of a bundle"]  # or any = true: apps are not reviewed
     unit = "patient"                # or "site": all data of the site, with one block
     max-epsilon = 4.0               # of all runs together
-    max-delta = 1e-5
+    max-delta = 1e-5                # below 1 / the number of patients
     min-noise-multiplier = 1.0      # of 2C, the most that one unit moves a sum of clipped updates
     clip-norm = 1.0                 # C, where a run names none (guard-clip-norm)
     q = 1.0                         # with this probability the guard draws each block, each round
@@ -265,7 +265,7 @@ def terms_of_run(policy: GuardPolicy, config: PublicConfig) -> GuardTerms:
     clip_norm = _number(config, CLIP_NORM, policy.clip_norm)
     noise = _number(config, NOISE, policy.min_noise_multiplier)
     if noise < policy.min_noise_multiplier:
-        least = f"at least {policy.min_noise_multiplier:g}"
+        least = f"{policy.min_noise_multiplier:g}"
         raise Refused(
             f"this site's guard requires a {NOISE} of at least {least}; the run has {noise:g}"
         )

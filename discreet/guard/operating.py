@@ -19,7 +19,7 @@ from flwr.common.serde import context_to_proto
 from discreet.guard.block_app import SELF_TEST, TRIAL, BlockTask
 from discreet.guard.guard_policy import BlockSettings, GuardPolicy
 from discreet.guard.patient_blocks import archive_of, mock_archive
-from discreet.guard.sandbox import BlockInput, Sandbox, SandboxError
+from discreet.guard.sandbox import BlockInput, BlockResult, Sandbox, SandboxError
 from discreet.guard.site_guard import JOURNAL, block_limits, opened_again
 from discreet.settings.rules import ConfigError
 
@@ -37,8 +37,8 @@ def broken_walls(policy: GuardPolicy) -> list[str]:
             "socket": str(path),
             "guard": str(os.getpid()),
         }
-        said = _run_once(policy, _task(policy, SELF_TEST, facts=facts), archive_of({}))
-    lines = said.strip().splitlines()
+        result = _run_once(policy, _task(policy, SELF_TEST, facts=facts), archive_of({}))
+    lines = result.log.decode(errors="replace").strip().splitlines()
     try:
         return [str(each) for each in json.loads(lines[-1])]
     except (IndexError, ValueError) as error:
@@ -55,15 +55,17 @@ def listening(folder: Path) -> Iterator[tuple[int, Path]]:
         yield int(tcp.getsockname()[1]), path
 
 
-def try_app(app: Path, mock: Path, policy: GuardPolicy) -> str:
-    """The output of an app that runs as a whole in a block, on the public rows in `mock`."""
+def try_app(app: Path, mock: Path, policy: GuardPolicy) -> tuple[str, bool]:
+    """The output of an app that runs as a whole in a block, on the public rows in `mock`; and
+    whether it ended without an error."""
     bundle = bundle_of(app)
     if not mock.is_dir():
         raise ConfigError(f"--mock: {mock} is not a folder")
     config, name, version = described_bundle(bundle)
     digest = hashlib.sha256(bundle).hexdigest()
     task = _task(policy, TRIAL, bundle=bundle, app=(name, version, digest), config=config)
-    return _run_once(policy, task, mock_archive(mock))
+    result = _run_once(policy, task, mock_archive(mock))
+    return result.log.decode(errors="replace"), bool(result.state)
 
 
 def bundle_of(app: Path) -> bytes:
@@ -128,8 +130,8 @@ def _task(policy: GuardPolicy, instead: str, **more: Any) -> BlockTask:
     )
 
 
-def _run_once(policy: GuardPolicy, task: BlockTask, archive: bytes) -> str:
-    """The output of one block."""
+def _run_once(policy: GuardPolicy, task: BlockTask, archive: bytes) -> BlockResult:
+    """The result of one block."""
     sandbox = Sandbox(policy)
     try:
         with tempfile.TemporaryFile() as file:
@@ -138,4 +140,4 @@ def _run_once(policy: GuardPolicy, task: BlockTask, archive: bytes) -> str:
             (result,) = sandbox.run(task, [BlockInput(0, file.fileno(), b"")])
     finally:
         sandbox.close()
-    return result.log.decode(errors="replace")
+    return result

@@ -25,10 +25,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from discreet.data.csv_table import CsvTable
 from discreet.data.description import DESCRIPTION, read_description
+from discreet.data.encoding import is_empty
 from discreet.data.folder import open_table
 from discreet.data.targets import FolderError
 from discreet.settings.rules import ConfigError
+from discreet.tables.header import column_place
 
 KEY = "key"
 SPLIT = "split.json"
@@ -98,13 +101,18 @@ def split_site(data: Path, folder: Path, *, id_column: str, count: int) -> Block
     return split
 
 
+def read_split(folder: Path) -> BlockSplit:
+    """The split of a site's folder. ConfigError: there is none."""
+    try:
+        return BlockSplit(**json.loads((folder / SPLIT).read_bytes()))
+    except (OSError, ValueError, TypeError) as error:
+        raise ConfigError(f"{folder} has no split: make one with `discreet site split`") from error
+
+
 def read_blocks(folder: Path, *, id_column: str, count: int) -> SiteBlocks:
     """The blocks that `split_site` made. ConfigError: the split has other settings, blocks are
     missing, or other users can read them."""
-    try:
-        split = BlockSplit(**json.loads((folder / SPLIT).read_bytes()))
-    except (OSError, ValueError, TypeError) as error:
-        raise ConfigError(f"{folder} has no split: make one with `discreet site split`") from error
+    split = read_split(folder)
     if (split.id, split.count) != (id_column, count):
         made = f"id {split.id!r} into {split.count} blocks"
         raise ConfigError(f"{folder} was split by {made}, not by {id_column!r} into {count}")
@@ -165,7 +173,9 @@ def _read(data: Path, id_column: str) -> _Blocks:
         raise FolderError(
             f"{data / DESCRIPTION} names a test set, which every block would contain: remove it"
         )
-    patients, files_of = _table(data / description.file, id_column)
+    patients, files_of = _table(
+        data / description.file, id_column, description.separator, description.encoding
+    )
     beside = {DESCRIPTION: (data / DESCRIPTION).read_bytes()}
     return patients, lambda places: files_of(places) | beside
 
@@ -203,20 +213,26 @@ def _files_below(folder: Path, root: Path) -> Iterator[tuple[str, bytes]]:
             yield str(path.relative_to(root)), path.read_bytes()
 
 
-def _table(path: Path, id_column: str) -> _Blocks:
-    readers = {"csv": _csv, "jsonl": _jsonl, "parquet": _parquet, "npz": _npz}
+def _table(
+    path: Path, id_column: str, separator: str | None = None, encoding: str | None = None
+) -> _Blocks:
+    readers = {"jsonl": _jsonl, "parquet": _parquet, "npz": _npz}
     kind = path.suffix.lower().removeprefix(".")
-    if kind not in readers:
+    if kind == "csv":
+        cells, content_of = _csv(CsvTable(path, separator, encoding), id_column)
+    elif kind in readers:
+        cells, content_of = readers[kind](path, id_column)
+    else:
         raise FolderError(f"{path}: a table of patients must end in .csv, .jsonl, .parquet or .npz")
-    cells, content_of = readers[kind](path, id_column)
     patients = [_patient(cell, path, row) for row, cell in enumerate(cells)]
     return patients, lambda places: {path.name: content_of(places)}
 
 
 def _patient(cell: object, path: Path, row: int) -> str:
-    if isinstance(cell, bool | float) or not str(cell if cell is not None else "").strip():
+    if isinstance(cell, bool | float) or is_empty(cell):
         raise FolderError(
-            f"{path}, row {row}: the patient's id must be a text or a whole number, and not empty"
+            f"{path}, row {row + 1}: the patient's id must be a text or a whole number, and not "
+            "empty (n/a is empty)"
         )
     return str(cell).strip()
 
@@ -224,25 +240,19 @@ def _patient(cell: object, path: Path, row: int) -> str:
 _Rows = tuple[Sequence[object], Callable[[Sequence[int]], bytes]]
 
 
-def _csv(path: Path, id_column: str) -> _Rows:
-    with path.open(newline="") as file:
-        header, *rows = [row for row in csv.reader(file) if row] or [[]]
-    if header.count(id_column) != 1:
-        raise FolderError(f"{path} must have exactly one column {id_column}")
-    uneven = [row for row in rows if len(row) != len(header)]
-    if uneven:
-        raise FolderError(
-            f"{path}: {len(uneven)} rows differ from the header in their number of cells"
-        )
+def _csv(table: CsvTable, id_column: str) -> _Rows:
+    """Blocks have the separator and the declared encoding of the whole table; UTF-8 if none is."""
+    where = column_place(id_column, table)
+    header = table.header(as_written=True)
+    rows = [row for _, row in table.rows()]
 
     def content_of(places: Sequence[int]) -> bytes:
         text = io.StringIO()
-        writer = csv.writer(text, lineterminator="\n")
+        writer = csv.writer(text, delimiter=table.mark, lineterminator="\n")
         writer.writerow(header)
         writer.writerows(rows[place] for place in places)
-        return text.getvalue().encode()
+        return text.getvalue().encode(table.encoding or "utf-8")
 
-    where = header.index(id_column)
     return [row[where] for row in rows], content_of
 
 
@@ -254,7 +264,7 @@ def _jsonl(path: Path, id_column: str) -> _Rows:
         with suppress(ValueError):
             found = json.loads(line)
         if not isinstance(found, dict):
-            raise FolderError(f"{path}, row {row} is not a JSON object")
+            raise FolderError(f"{path}, row {row + 1} is not a JSON object")
         cells.append(found.get(id_column))
     return cells, lambda places: "".join(f"{lines[place]}\n" for place in places).encode()
 

@@ -10,8 +10,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from discreet.guard.enclosure import MACHINE, EnclosureError, check_landlock
-from discreet.guard.guard_policy import BUBBLEWRAP, LANDLOCK, GuardPolicy, read_guard
-from discreet.guard.patient_blocks import read_blocks
+from discreet.guard.guard_policy import BUBBLEWRAP, LANDLOCK, PATIENT, GuardPolicy, read_guard
+from discreet.guard.patient_blocks import read_blocks, read_split
 from discreet.guard.sandbox import readable_places
 from discreet.guard.site_guard import guard_ledger, open_again
 from discreet.settings.rules import ConfigError
@@ -27,8 +27,19 @@ def check_site(path: Path) -> GuardPolicy:
         raise ConfigError(f"{path}: {fault}")
     open_again(Path(policy.blocks.folder))
     read_blocks(Path(policy.blocks.folder), id_column=policy.blocks.id, count=policy.blocks.count)
+    check_delta(policy, read_split(Path(policy.blocks.folder)).patients)
     guard_ledger(policy)
     return policy
+
+
+def check_delta(policy: GuardPolicy, patients: int) -> None:
+    """Raises ConfigError unless max-delta is below 1 / the number of patients: a larger one lets
+    one of them be published outright."""
+    if policy.unit == PATIENT and policy.max_delta * patients >= 1:
+        raise ConfigError(
+            f"max-delta must be below 1 / {patients}, the number of patients that were split "
+            f"(got {policy.max_delta:g})"
+        )
 
 
 def faults_of(policy: GuardPolicy) -> Iterator[str]:

@@ -285,8 +285,15 @@ class SiteGuard:
         }
         with (self.site / JOURNAL).open("a") as file:
             file.write(json.dumps(row) + "\n")
-        told = ", ".join(f"{name} {value}" for name, value in what.items())
+        told = ", ".join(f"{name} {_short(value)}" for name, value in what.items())
         logger.info("run %d, round %d: %s", app.run_id, _number(message), told)
+
+
+def _short(value: object) -> object:
+    """A number with four digits; any other value as it is."""
+    if isinstance(value, float):
+        return f"{value:.4g}"
+    return value
 
 
 def _number(message: Message) -> int:

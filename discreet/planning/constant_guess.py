@@ -24,7 +24,8 @@ class ConstantGuess:
     Attributes:
       share: its accuracy, the share of the most frequent class.
       loss: the cross entropy of predicting the class shares; None if the run has another loss.
-      uneven: True if predicting the most frequent class alone gives a high accuracy.
+      uneven: True if predicting the most frequent class alone gives a high accuracy; runs then
+        report other scores, too.
     """
 
     share: float
@@ -44,7 +45,7 @@ class ConstantGuess:
         said = list[str]()
         accuracy = row.get("accuracy")
         loss = row.get("loss")
-        if self.uneven and accuracy is not None and accuracy <= self.share:
+        if accuracy is not None and accuracy <= self.share:
             others = [
                 f"{name} {row[name]:.3f}"
                 for name in ("auc", "balanced_accuracy")
@@ -53,7 +54,7 @@ class ConstantGuess:
             if others:
                 read = f": read {' and '.join(others)} instead"
             else:
-                read = ""
+                read = ", which the same answer for everybody has"
             said.append(
                 f"accuracy {accuracy:.3f} is not above the share of the largest class, "
                 f"{self.share:.3f}{read}"
@@ -84,8 +85,14 @@ def constant_guess(task: Task, settings: TaskConfig) -> ConstantGuess | None:
 
 
 def last_warning(guess: ConstantGuess | None, rows: Sequence[Mapping[str, Any]]) -> str | None:
-    """The warning about a run's last model; None if it has no guess to beat, or beats it."""
+    """The warning about a run's last model; None if it has no guess to beat, or beats it. For
+    numbers the guess is the test set's mean, whose R2 is 0."""
     rated = [row for row in rows if row.get("loss") is not None and math.isfinite(row["loss"])]
-    if guess is not None and rated:
+    if not rated:
+        return None
+    if guess is not None:
         return guess.warning(rated[-1])
+    explained = rated[-1].get("r2")
+    if explained is not None and explained <= 0:
+        return f"r2 {explained:.3f} is not above 0, which the same answer for everybody has"
     return None

@@ -3,7 +3,6 @@ scores."""
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -11,7 +10,6 @@ from typing import Any
 import yaml  # type: ignore[import-untyped]
 
 from discreet.mechanisms.mechanism import Statement
-from discreet.planning.constant_guess import FILE as CONSTANT
 from discreet.reporting.records import RunRecord
 from discreet.run_files.scores import score_columns
 
@@ -112,12 +110,13 @@ def _score_lines(record: RunRecord, scores: Mapping[str, float]) -> Iterator[str
     if not scores:
         yield "The model was not rated."
         return
-    yield "On the public test set, after the last round:\n\n| score | value |\n|---|---|"
+    yield f"On the public test set, after round {record.model_round}:\n"
+    yield "| score | value |\n|---|---|"
     for name, value in scores.items():
         yield f"| {name.replace('_', ' ')} | {value:.4f} |"
-    path = record.path / CONSTANT
-    if path.is_file():
-        constant = json.loads(path.read_text())
+    if constant := record.constant:
         yield f"| accuracy of always the most frequent class | {constant['share']:.4f} |"
         if constant["loss"] is not None:
             yield f"| loss of the best constant guess | {constant['loss']:.4f} |"
+    if record.no_better:
+        yield f"\n**Limits:** {record.no_better}."

@@ -116,6 +116,20 @@ def _warnings(records: Sequence[RunRecord]) -> Iterator[str]:
         yield f"{bare} of {number} runs have no guarantee at all: they are not private."
     if running := sum(record.privacy is None for record in records):
         yield f"{running} of {number} runs had not ended when this was written."
+    if number == 1:
+        yield from _about_the_model(records[0])
+    elif weak := [record.name for record in records if record.no_better]:
+        yield (
+            f"{len(weak)} of {number} models do not beat a constant guess on the public test set: "
+            f"{', '.join(weak)}."
+        )
+
+
+def _about_the_model(record: RunRecord) -> Iterator[str]:
+    if record.no_better:
+        yield f"The model: {record.no_better}."
+    if stopped := (record.privacy or {}).get("stopped"):
+        yield f"The run was stopped: {stopped}."
 
 
 def _cards(records: Sequence[RunRecord]) -> Iterator[dict[str, object]]:

@@ -16,6 +16,7 @@ from typing import Any
 from discreet.accounting.privacy_ledger import epsilon_of
 from discreet.mechanisms.mechanism import SERVER, Statement
 from discreet.planning.constant_guess import FILE as CONSTANT
+from discreet.planning.constant_guess import ConstantGuess, last_warning
 from discreet.planning.plan import Plan
 from discreet.run_files.clients_account import spent_by_clients
 from discreet.run_files.final_results import FILE as TEST_SET
@@ -116,6 +117,17 @@ class RunRecord:
         """The value of a column after the round of the run's model; None for the untrained
         model."""
         return model_row(self.privacy, self.rounds).get(self.score_name if name == SCORE else name)
+
+    @property
+    def model_round(self) -> int:
+        """The round of the run's model."""
+        return int((self.privacy or {}).get("model_round", self.rounds[-1]["round"]))
+
+    @property
+    def no_better(self) -> str | None:
+        """The warning about a model that does not beat a constant guess; None if it does."""
+        guess = None if self.constant is None else ConstantGuess(**self.constant)
+        return last_warning(guess, [model_row(self.privacy, self.rounds)])
 
     def epsilon(self, guarantee: str) -> float:
         """Epsilon after the last round, by the run's own accountant; infinity if the guarantee is

@@ -6,6 +6,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import pandas
 import pytest
 import torch
 from torch import Tensor, nn
@@ -156,6 +157,12 @@ def test_a_step_is_the_noised_sum_of_the_drawn_owners() -> None:
         [value.grad.flatten() for value in loop._model.parameters() if value.grad is not None]
     )
     torch.testing.assert_close(found, total / 3, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("owner", [None, float("nan"), "", " ", "n/a", pandas.NA, pandas.NaT])
+def test_a_row_without_an_owner_is_refused_because_its_person_may_have_others(owner: Any) -> None:
+    with pytest.raises(ValueError, match="owners: 2 rows have no owner, the first of them row 3"):
+        private(owners=[*OWNERS[:3], owner, owner, *OWNERS[5:]])
 
 
 def test_all_rows_of_an_owner_are_in_one_piece() -> None:

@@ -63,7 +63,7 @@ def test_a_run_may_ask_for_more_noise_and_not_for_less(tmp_path: Path) -> None:
     policy = read_guard(guard_toml(tmp_path))
     assert terms_of_run(policy, {}).noise_multiplier == Z
     assert terms_of_run(policy, {"guard-noise-multiplier": Z + 1}).noise_multiplier == Z + 1
-    with pytest.raises(Refused, match="requires a guard-noise-multiplier of at least"):
+    with pytest.raises(Refused, match="requires a guard-noise-multiplier of at least 4;"):
         terms_of_run(policy, {"guard-noise-multiplier": Z - 0.01})
 
 

@@ -118,10 +118,11 @@ def test_a_described_folder_keeps_its_description_in_every_block(tmp_path: Path)
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("patient,value\n,1\n", "the patient's id must be"),
-        ("other,value\na,1\n", "one column patient"),
-        ("patient,value\na\n", "differ from the header"),
-        ("patient,patient\na,b\n", "one column patient"),
+        ("patient,value\n,1\n", "row 1: the patient's id must be"),
+        ("patient,value\na,1\nn/a,2\n", "row 2: the patient's id must be"),
+        ("other,value\na,1\n", "no column patient; there are other, value"),
+        ("patient,value\na\n", "line 2: 1 columns, but the header has 2"),
+        ("patient,patient\na,b\n", "the column 'patient' occurs twice"),
     ],
 )
 def test_a_table_whose_patients_are_not_known_is_refused(
@@ -131,6 +132,21 @@ def test_a_table_whose_patients_are_not_known_is_refused(
     with pytest.raises(ConfigError, match=said):
         split_site(tmp_path / "rows.csv", tmp_path / "site", id_column="patient", count=BLOCKS)
     assert not (tmp_path / "site").exists()
+
+
+def test_a_table_as_a_spreadsheet_writes_it_is_split_with_its_separator(tmp_path: Path) -> None:
+    (tmp_path / "rows.csv").write_bytes("\ufeffpatient;Größe\na;1,5\nb;2\n".encode())
+    split_site(tmp_path / "rows.csv", tmp_path / "site", id_column="patient", count=1)
+    with tarfile.open(tmp_path / "site" / "blocks" / "00000.tar") as block:
+        file = block.extractfile("rows.csv")
+        assert file is not None
+        assert file.read().decode() == "patient;Größe\na;1,5\nb;2\n"
+
+
+def test_a_table_in_another_encoding_is_told_and_not_split(tmp_path: Path) -> None:
+    (tmp_path / "rows.csv").write_bytes("patient,value\nMüller,1\n".encode("cp1252"))
+    with pytest.raises(ConfigError, match=r"rows\.csv can't be read because it is not utf-8"):
+        split_site(tmp_path / "rows.csv", tmp_path / "site", id_column="patient", count=BLOCKS)
 
 
 def test_what_would_be_in_every_block_is_refused(tmp_path: Path) -> None:

@@ -14,9 +14,11 @@ import pytest
 
 from discreet.cli.main import main
 from discreet.guard import site_check
+from discreet.guard.patient_blocks import read_split
 from discreet.guard.site_guard import SiteGuard
 from discreet.ledger.rollback_guard import STATE_VARIABLE
 from discreet.node.account import Refused
+from discreet.settings.rules import ConfigError
 from tests.guard.guarded_sites import PATIENTS_APP, open_folder, owned
 from tests.guard.made import HOSTILE, PlayedSandbox, context, message, site, table
 from tests.guard.test_attacks import can_not
@@ -104,6 +106,13 @@ def test_root_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     )
 
 
+def test_a_delta_that_would_let_a_patient_be_published_is_refused(tmp_path: Path) -> None:
+    policy = site(tmp_path, PATIENTS, max_delta=1 / len(PATIENTS))
+    with pytest.raises(ConfigError, match="max-delta must be below 1 / 6, the number of patients"):
+        site_check.check_delta(policy, read_split(tmp_path / "site").patients)
+    site_check.check_delta(replace(policy, max_delta=0.16), len(PATIENTS))
+
+
 def test_landlock_runs_one_block_at_a_time(tmp_path: Path) -> None:
     policy = site(tmp_path, PATIENTS, enclosure="landlock", at_once=2)
     assert any("at-once must be 1" in fault for fault in site_check.faults_of(policy))
@@ -129,9 +138,10 @@ def test_try_shows_an_error_with_its_line(folder: Path) -> None:
     (folder / "mock").mkdir()
     (folder / "mock" / "rows.csv").write_text("patient,value\na,1\n")
     app = copied(HOSTILE, folder, ('attack = ""', 'attack = "raise"'))
-    assert "ValueError: a row: [1.0]" in said(
-        folder, "try", str(app), "--mock", str(folder / "mock")
-    )
+    found = said(folder, "try", str(app), "--mock", str(folder / "mock"), code=1)
+    assert "ValueError: a row: [1.0]" in found
+    assert "the app has failed" in found
+    assert "the digest of this bundle" not in found
 
 
 def copied(app: Path, folder: Path, *changes: tuple[str, str]) -> Path:

@@ -67,6 +67,17 @@ def test_a_model_that_is_no_better_is_told_in_one_line(
     assert "\n" not in str(found)
 
 
+def test_a_model_of_even_classes_or_of_numbers_that_has_learned_nothing_is_told() -> None:
+    even = constant_guess(task_of(torch.tensor([0, 1] * 10)), TaskConfig())
+    said = last_warning(even, [{"accuracy": 0.5, "loss": 0.6}])
+    assert said == (
+        "accuracy 0.500 is not above the share of the largest class, 0.500, which the same answer "
+        "for everybody has"
+    )
+    assert "r2 -0.100 is not above 0" in str(last_warning(None, [{"r2": -0.1, "loss": 0.3}]))
+    assert last_warning(None, [{"r2": 0.1, "loss": 0.3}]) is None
+
+
 @pytest.mark.parametrize("classes", [2, 4])
 def test_scores_of_uneven_classes_are_those_of_scikit_learn(classes: int) -> None:
     draws = np.random.default_rng(30817)

@@ -114,6 +114,7 @@ def test_the_model_card_has_metadata_the_guarantee_and_the_scores(exported: Path
         "Not covered:",
         "drawn from a seed",
         "constant guess",
+        "after round 2:\n\n| score",
     ):
         assert said in text, said
 

@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 
 from discreet.cli.status import status_facts, status_lines
 from discreet.ledger.durable_ledger import Charge
+from discreet.planning.constant_guess import FILE as CONSTANT
 from discreet.planning.plan import Plan
 from discreet.reporting.page import report_of
 from discreet.reporting.pictures import frontier
@@ -105,6 +106,19 @@ def html(tmp_path_factory: pytest.TempPathFactory) -> str:
         )
     report_of([folder]).write_page(folder / "report.html")
     return (folder / "report.html").read_text()
+
+
+def test_the_page_of_a_run_says_that_its_model_is_no_better_and_why_it_stopped(
+    tmp_path: Path,
+) -> None:
+    run = make_run(tmp_path / "run", f"{NOISE}=1", accuracies=(0.6, 0.9))
+    guess = {"share": 0.7, "loss": None, "uneven": False}
+    write_json(run.path / CONSTANT, guess)
+    write_json(run.path / "privacy.json", ENDED | {"model_round": 1, "stopped": "it <diverged>"})
+    report_of([tmp_path]).write_page(tmp_path / "report.html")
+    page = (tmp_path / "report.html").read_text()
+    assert "The model: accuracy 0.600 is not above the share of the largest class, 0.700" in page
+    assert "The run was stopped: it &lt;diverged&gt;." in page
 
 
 def test_the_page_fetches_nothing_and_its_pictures_share_no_identifier(html: str) -> None:
