@@ -12,6 +12,7 @@ are computed.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from typing import Any
@@ -27,7 +28,7 @@ from discreet.layers.functions import function_of
 from discreet.layers.refusals import CONFUSED, SCRIPTED, MixesExamples, Unserved, place
 from discreet.layers.terms import Parts
 from discreet.per_example.any_model import OfMany, plain_gradient
-from discreet.per_example.attributes import put_back
+from discreet.per_example.attributes import numbers_of, put_back
 from discreet.per_example.gradient_hooks import gradient_hooks
 from discreet.per_example.objective import (
     Objective,
@@ -55,9 +56,8 @@ from discreet.per_example.trial import (
 # A made-up example may lie at a kink of a ReLU or a maximum, where rounding decides. A wrong rule
 # is wrong for all.
 _TRIALS = 3
-# The largest difference of gradients if a question is settled, in float64 and in other types.
-_SETTLED = 1e-7
-_AGREED = 1e-5
+_SETTLED = 1e-7  # the largest difference of gradients in float64 if a question is settled
+_STIRRED = 7717
 
 
 class _EachRow:
@@ -114,6 +114,7 @@ def tried(model: nn.Module, inputs: Tree) -> tuple[str, Questions]:
             kind += 1
         if not reason:
             break
+    questions.numbers[:] = numbers_of(objective.modules)
     return reason, questions
 
 
@@ -304,29 +305,30 @@ def _wide(value: Any) -> Any:
 
 def _settled(objective: Objective, trials: list[Tree], questions: Questions) -> Questions:
     """Settles each asked question with one answer for every batch, if that does not change the
-    gradients of any of the made-up examples. In float64, if the model can follow: in a smaller type
-    rounding would hide a small change, such as that of one more step towards a fixed point."""
+    gradients of any of the made-up examples. In float64, as otherwise rounding would hide a small
+    change, such as that of one more step towards a fixed point; and with other parameters, as those
+    of a new model may be zeros, which would hide a change too."""
     if not questions.asked:
         return questions
-    with in_float64(objective.model):
+    draws = torch.Generator().manual_seed(_STIRRED)
+    with in_float64(objective.model), suppress(Unserved, *CONFUSED):
         wide = objective_of(objective.model, objective.loss)
+        for value in wide.parameters:
+            value.data += 0.1 * torch.randn(value.shape, generator=draws).to(value)
         doubles = [mapped(_double, examples) for examples in trials]
-        with suppress(Unserved, *CONFUSED):
-            _tried_on(wide, doubles[0], Questions())
-            return _settled_by(wide, doubles, questions, _SETTLED)
-    return _settled_by(objective, trials, questions, _AGREED)
+        _tried_on(wide, doubles[0], Questions())
+        return _settled_by(wide, doubles, questions)
+    return Questions(filling=questions.filling)
 
 
-def _settled_by(
-    objective: Objective, trials: list[Tree], questions: Questions, part: float
-) -> Questions:
+def _settled_by(objective: Objective, trials: list[Tree], questions: Questions) -> Questions:
     while questions.asked:
         question = next(iter(questions.asked))
         found = None
         for answer in (False, True):
             more = Questions(settled={**questions.settled, question: answer})
             try:
-                if not any(_tried_on(objective, examples, more, part) for examples in trials):
+                if not any(_tried_on(objective, examples, more, _SETTLED) for examples in trials):
                     found = more
                     break
             except (Unserved, *CONFUSED):
@@ -350,11 +352,18 @@ def _tried_on(
         one = slice(at, at + 1)
         with put_back(objective.kept):
             alone = plain_gradient(objective, rows_of(examples, one), targets[one])
-        margin = max(float(value.norm()) for value in alone) * part
+        margin = max(float(value.nan_to_num().norm()) for value in alone) * part
         pairs = zip(objective.slots.values(), alone, strict=True)
-        if any(float((found[at][slot.index] - value).norm()) > margin for slot, value in pairs):
+        if any(_apart(found[at][slot.index], value) > margin for slot, value in pairs):
             return "a made-up example alone has different gradients"
     return ""
+
+
+def _apart(one: Tensor, other: Tensor) -> float:
+    """The distance of two gradients, infinite if one of them alone is NaN."""
+    if not torch.equal(one.isnan(), other.isnan()):
+        return math.inf
+    return float((one.nan_to_num() - other.nan_to_num()).norm())
 
 
 def _rows(objective: Objective, parts: Iterable[GradientsOfSome]) -> list[Parts]:

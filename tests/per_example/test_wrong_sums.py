@@ -229,9 +229,51 @@ class TiedWords(nn.Module):
         self.table = nn.Embedding(5, 3)
 
     def forward(self, ids: Tensor) -> Tensor:
-        return self.table(ids).tanh() @ self.table.weight.t()
+        return functional.linear(self.table(ids).tanh(), self.table.weight)
 
 
 def test_a_table_of_words_and_outputs_has_its_l1_norm_and_no_larger_one() -> None:
     ids = torch.tensor([[0, 1], [2, 2], [4, 3], [1, 4], [3, 0]])
     assert_matches(seeded(TiedWords), ids, ids.flip(1), clip=0.5, order=1)
+
+
+def _scaled(model: Forward, x: Tensor) -> Tensor:
+    if bool(x.mean() < -0.06):
+        return x + model.scale.detach() * (model.last + model.strength) * x.tanh()
+    return x
+
+
+def _stronger(model: Forward) -> None:
+    model.strength = 1.0
+
+
+def _filled_buffer(model: Forward) -> None:
+    model.last.fill_(1.0)  # type: ignore[operator]
+
+
+@pytest.mark.parametrize("change", [_stronger, _filled_buffer])
+def test_an_answer_is_settled_while_what_it_depends_on_stays(
+    change: Callable[[Forward], None],
+) -> None:
+    model = seeded(lambda: Forward(_scaled))
+    model.strength = 0.0
+    assert_matches(model, rows(), TARGETS, clip=0.2)
+    change(model)
+    assert_matches(model, rows(), TARGETS, clip=0.2)
+
+
+def test_an_answer_is_not_settled_because_parameters_are_zeros_at_first() -> None:
+    def between(model: Forward, x: Tensor) -> Tensor:
+        if bool(x.mean() < -0.06):
+            return x + model.scale * (model.wide.sum(0) * x).tanh()
+        return x
+
+    model = seeded(lambda: Forward(between))
+    with torch.no_grad():
+        model.scale.zero_()
+        model.wide.zero_()
+    assert_matches(model, rows(), TARGETS, clip=0.2)
+    with torch.no_grad():
+        model.scale.fill_(1.0)
+        model.wide.fill_(1.0)
+    assert_matches(model, rows(), TARGETS, clip=0.2)
