@@ -53,8 +53,10 @@ def command(
         _split(table, owner, test)
     elif description.is_file():
         given = {"--owner": owner, "--target": target, "--encoding": encoding}
-        given |= {"--separator": separator, "--write": write or None}
-        if unread := [name for name, value in given.items() if value is not None]:
+        given |= {"--separator": separator}
+        unread = [name for name, value in given.items() if value is not None]
+        unread += ["--write"] * write
+        if unread:
             print(f"{description} is there already and counts, not {', '.join(unread)}")
         _check(file)
     else:
