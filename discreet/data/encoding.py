@@ -336,6 +336,8 @@ def _one_hot(column: Column, cells: list[Any], decimal: str) -> Array:
     found = np.zeros((len(cells), len(column.outputs)))
     for row, cell in enumerate(cells):
         word = _word(cell)
+        if isinstance(cell, bool | np.bool_):
+            word = _flag(word, column.levels)
         if word not in places and is_empty(cell):
             _refuse_empty(column, row)
             found[row, places.get(str(column.missing), len(column.outputs) - 1)] = 1
@@ -350,6 +352,11 @@ def _word(cell: Any) -> str:
     if whole:
         return str(int(cell))
     return str(cell).strip()
+
+
+def _flag(word: str, levels: Sequence[str]) -> str:
+    """The level that a truth value stands for: pandas reads TRUE as True."""
+    return next((level for level in levels if level.lower() == word.lower()), word)
 
 
 def _hashed(column: Column, cells: list[Any], decimal: str) -> Array:
