@@ -12,6 +12,7 @@ import re
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -62,6 +63,18 @@ def _composed_once() -> Iterator[None]:
         patch.setattr(compose, "composed", once)
         patch.setattr(resuming, "composed", once)
         yield
+
+
+@pytest.fixture
+def quick_grid(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Waiting for the replies of a grid takes no time, so the machine's pace is no failure."""
+    now = [0.0]
+
+    def sleep(seconds: float) -> None:
+        now[0] += max(seconds, 0.001)  # as on every real clock, time goes on
+
+    clock = SimpleNamespace(monotonic=lambda: now[0], sleep=sleep)
+    monkeypatch.setattr("discreet.flower.grid_transport.time", clock)
 
 
 @pytest.fixture(scope="session")

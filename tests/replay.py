@@ -38,7 +38,7 @@ from unittest.mock import patch
 import torch
 from torch import Tensor
 
-from discreet.mechanisms.round_state import CarriedState
+from discreet.mechanisms.round_state import StateInMemory
 from discreet.privacy.correlated_gaussian import CorrelatedGaussian
 from discreet.privacy.grid import Grid
 from discreet.privacy.mechanisms import Gaussian, Laplace
@@ -219,7 +219,7 @@ def differences(one: object, other: object, name: str = "what leaves") -> list[s
         return [] if same else [f"{name} depends on the data beside what was noised"]
     if dataclasses.is_dataclass(one) and type(one) is type(other):
         return differences(vars(one), vars(other), name)
-    if isinstance(one, CarriedState):  # which stays with the server
+    if isinstance(one, StateInMemory):  # which stays with the server
         return []
     if isinstance(one, dict) and isinstance(other, dict) and one.keys() == other.keys():
         return [

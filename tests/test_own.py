@@ -160,6 +160,7 @@ def observed(input_shape: tuple[int, ...], num_classes: int) -> nn.Module:
 
 
 REFUSED = {
+    "model.py": r"module as Python imports it, such as model:function \(got model\.py\)",
     "./tests/test_own.py:wide": r"module as Python imports it, such as tests\.test_own:wide \(got "
     r"./t",
     "tests.test_own:detached": "detached has no gradient by its parameters: element 0 of tensors "

@@ -31,18 +31,23 @@ from discreet.layers.functions import (
     COUNTING,
     FILLED,
     INDEXING,
+    READ_ALIKE,
     READS,
     Function,
+    by_name,
     called_inside,
     function_of,
 )
 from discreet.layers.lanes import (
     all_of,
+    as_lane_like,
     as_one_example,
+    bare,
     below_vmap,
     is_lane,
     is_lane_of,
     level,
+    within,
 )
 from discreet.layers.refusals import Unserved, place
 from discreet.layers.terms import Rows, Slot, Term
@@ -51,6 +56,7 @@ TermsOf = Callable[[Tensor], list[Term]]
 Use = tuple[GradientEdge, TermsOf]
 Rule = Callable[..., Any]
 _NESTED = (list, tuple)
+_LAYOUTS = (torch.channels_last, torch.channels_last_3d)
 _NOTHING: Mapping[Question, bool] = MappingProxyType({})
 
 
@@ -113,7 +119,9 @@ class Alone(TorchFunctionMode):
         return outputs
 
     def rows(self, value: Tensor) -> Tensor:
-        """The tensor of all examples, (n, ...). A value that all share gives equal rows."""
+        """The tensor of all examples, (n, ...). A value that all share gives equal rows, and a
+        trainable parameter its copies."""
+        value = self.copied(value)
         if is_lane(value):
             return all_of(value)
         return value.expand(self.count, *value.shape)
@@ -133,9 +141,14 @@ class Alone(TorchFunctionMode):
             result = self._ruled(rule, args, named)
             if result is not NotImplemented:
                 return result
+        if named.get("memory_format") in _LAYOUTS:  # which vmap doesn't know, and changes no value
+            named = named | {"memory_format": torch.contiguous_format}
         if function.is_fact:
+            if function.name == "requires_grad" and is_lane(args[0]):
+                return bare(args[0]).requires_grad
             return func(*args, **named)
-        if function.is_banned or named.get("out") is not None:
+        is_inner = function.name == "grad" and level() != self.level
+        if (function.is_banned and not is_inner) or named.get("out") is not None:
             raise Unserved(f"{function.name}{place()}")
         if is_python and not function.is_plain:
             return called_inside(self, func, types, args, named)
@@ -177,25 +190,54 @@ class Alone(TorchFunctionMode):
                 return _fill(*args)
             args = (args[0], self._known(args[1], name), *args[2:])
         elif name in COUNTING and len(args) == 1:
-            args = (self._known(args[0], name),)
+            args = (self._known(args[0] != 0, name),)
+        if name == "nested_tensor_from_mask_left_aligned":
+            return False  # a faster way for a batch, with the same results
+        if name == "requires_grad":
+            return self._asked_gradient(func, args, named)
         if function.writes:
             self._check_writes(args[0], name)
-        elif name == "squeeze" and len(args) == 1 and not named and is_lane(args[0]):
+        elif name == "squeeze" and len(args) == 1 and not named and self._is_own(args[0]):
             return squeezed(args[0])
         elif name == "view" and is_lane(args[0]) and not isinstance(args[1], torch.dtype):
             func = _viewing(args[0])
-        elif name == "data" and self.slot(args[0]) is not None:
+        elif name == "data" and is_lane(args[0]):
+            return args[0].detach()
+        elif name in READ_ALIKE and self.slot(args[0]) is not None:
             return func(*args)
         args = tuple(map(self.copied, args))
         named = {key: self.copied(value) for key, value in named.items()}
         if named.get("generator") is not None:  # all examples share it, and its numbers
             with below_vmap(self.level):
                 return func(*args, **named)
-        result = func(*args, **named)
+        result = self._with_numbers(func, args, named)
         is_new = name in FILLED and isinstance(result, Tensor) and not is_lane(result)
         if is_new and 1 in result.shape:
             return self._filled(result)
         return result
+
+    def _with_numbers(self, func: Any, args: tuple[Any, ...], named: dict[str, Any]) -> Any:
+        """The result of a function; one that takes numbers, such as a length, gets those of the
+        examples, which are read."""
+        try:
+            return func(*args, **named)
+        except RuntimeError as error:
+            if ".item()" not in str(error):
+                raise
+        return func(*map(self._number, args), **{key: self._number(named[key]) for key in named})
+
+    def _number(self, value: Any) -> Any:
+        if type(value) in _NESTED:
+            return type(value)(map(self._number, value))
+        if isinstance(value, slice):
+            return slice(*map(self._number, (value.start, value.stop, value.step)))
+        if self._is_own(value) and value.numel() == 1 and not value.is_floating_point():
+            return self._read(Tensor.item, "item", value)
+        return value
+
+    def _is_own(self, value: Any) -> bool:
+        """True for a value of one example, outside of a transform of the forward's own."""
+        return level() == self.level and is_lane_of(value, self.level)
 
     def _known(self, index: Any, name: str) -> Any:
         """An index whose masks are the same for all examples; examples with other masks run apart.
@@ -211,8 +253,18 @@ class Alone(TorchFunctionMode):
 
     def _is_mask(self, index: Any) -> bool:
         """True for a mask of one example, outside of a vmap of the forward's own."""
-        is_own = level() == self.level and is_lane_of(index, self.level)
-        return is_own and index.dtype == torch.bool
+        return self._is_own(index) and index.dtype == torch.bool
+
+    def _asked_gradient(self, func: Any, args: tuple[Any, ...], named: dict[str, Any]) -> Any:
+        """`requires_grad_` on something else than a parameter: in a transform of the forward's own,
+        or with False."""
+        value = args[0]
+        wanted = by_name(("value", "requires_grad"), args, named).get("requires_grad", True)
+        if self.slot(value) is not None or (wanted and level() == self.level):
+            raise Unserved(f"requires_grad_{place()}")
+        if wanted:
+            return func(*args, **named)
+        return value
 
     def _fills_by_mask(self, target: Any, index: Any, value: Any) -> bool:
         """True for `target[mask] = number`."""
@@ -262,6 +314,7 @@ class Alone(TorchFunctionMode):
         """Raises ValueError for a write into a parameter or a buffer."""
         if not isinstance(target, Tensor) or is_lane(target):
             return
+        target = bare(target)
         if not self.memory:
             self.memory = {value.untyped_storage().data_ptr() for value, _ in self.held}
         if id(target) in self.slots or target.untyped_storage().data_ptr() in self.memory:
@@ -276,13 +329,23 @@ class Alone(TorchFunctionMode):
             return type(value)(map(self.copied, value))
         slot = self.slot(value)
         if slot is None:
-            return value
+            if level() == self.level or not isinstance(value, Tensor):
+                return value
+            return self._copied_inside(value)
         if slot.index not in self.copies:
             with below_vmap(self.level), torch.enable_grad():
                 leaf = value.detach().expand(self.count, *value.shape).requires_grad_()
                 self.note(leaf, lambda grads: [Rows(slot, grads)])
             self.copies[slot.index] = as_one_example(leaf, self.level)
         return self.copies[slot.index]
+
+    def _copied_inside(self, value: Tensor) -> Tensor:
+        """The copy for each example of a parameter that a transform of the forward's own maps."""
+        if self.slot(bare(value)) is None or bare(value) is value:
+            return value
+        if not is_lane(value):
+            raise Unserved(f"a parameter within a gradient of its own{place()}")
+        return as_lane_like(self.copied(within(value)), value)
 
     def check(self) -> None:
         """Raises ValueError if the pass has changed a parameter or a buffer; the message names
@@ -300,7 +363,7 @@ class Alone(TorchFunctionMode):
 
 
 # functions with rules that are written in Python
-PYTHON = {"embedding_bag", "lstm_layer"}
+PYTHON = {"embedding_bag", "lstm_layer", "applied"}
 
 
 def squeezed(value: Tensor) -> Tensor:

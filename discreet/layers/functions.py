@@ -27,6 +27,7 @@ _BANNED = _words(
     "resize_ __set__"
 )
 READS = _words("__bool__ __int__ __float__ __complex__ __index__ item tolist is_nonzero")
+READ_ALIKE = READS | {"data"}  # of a parameter, which is the same for all examples
 INDEXING = _words("getitem setitem masked_select")  # the result's size may depend on a mask
 COUNTING = _words("nonzero argwhere where")  # with one argument the same holds
 FILLED = _words("zeros ones full empty new_zeros new_ones new_full new_empty")

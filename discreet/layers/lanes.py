@@ -41,6 +41,26 @@ def all_of(value: Tensor) -> Tensor:
     return found
 
 
+def bare(value: Tensor) -> Tensor:
+    """The tensor below all transforms of torch.func."""
+    while _functorch.is_batchedtensor(value) or _functorch.is_gradtrackingtensor(value):
+        value = _functorch.get_unwrapped(value)
+    return value
+
+
+def as_lane_like(value: Tensor, like: Tensor) -> Tensor:
+    """A value of one example as the inner vmap of `like` sees it."""
+    dim = _functorch.maybe_get_bdim(like)
+    found: Tensor = _functorch._add_batch_dim(value, dim, _functorch.maybe_get_level(like))
+    return found
+
+
+def within(value: Tensor) -> Tensor:
+    """The tensor below the innermost transform of torch.func that made `value`."""
+    found: Tensor = _functorch.get_unwrapped(value)
+    return found
+
+
 def as_one_example(values: Tensor, of: int) -> Tensor:
     """A tensor of all examples (n, ...) as the value of one example, in the vmap of this level."""
     found: Tensor = _functorch._add_batch_dim(values, 0, of)

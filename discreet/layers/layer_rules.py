@@ -18,6 +18,7 @@ from torch.nn import functional
 
 from discreet.layers.alone import Alone, Rule, Shared
 from discreet.layers.convolution import CONVOLUTION_RULES
+from discreet.layers.custom_functions import CUSTOM_RULES
 from discreet.layers.dropping import FEWEST_DROPPED, attended, dropped
 from discreet.layers.functions import OF_ATTENTION, by_name
 from discreet.layers.lanes import is_lane, parted
@@ -80,9 +81,15 @@ def _matmul(alone: Alone, left: Tensor, right: Tensor) -> Any:
 
 
 def _embedding(
-    alone: Alone, weight: Tensor, indices: Tensor, padding_idx: int = -1, *options: bool
+    alone: Alone,
+    weight: Tensor,
+    indices: Tensor,
+    padding_idx: int = -1,
+    by_frequency: bool = False,
+    *_: bool,
 ) -> Any:
-    if is_lane(weight) or any(options):
+    """The last argument asks for sparse gradients, of which the sum would be dense."""
+    if is_lane(weight) or by_frequency:
         return NotImplemented
     slot = alone.slot(weight)
     ids = alone.rows(indices)
@@ -416,4 +423,5 @@ RULES: dict[str, Rule] = {
     },
     **CONVOLUTION_RULES,
     **RECURRENT_RULES,
+    **CUSTOM_RULES,
 }

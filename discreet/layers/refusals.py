@@ -10,6 +10,7 @@ import torch
 
 # Errors that a forward may raise on inputs that it can't handle.
 CONFUSED = (TypeError, ValueError, RuntimeError, AttributeError, LookupError, AssertionError)
+SCRIPTED = "a scripted module, which vmap can't see into: give it as it was before the script"
 _HERE = Path(__file__).parent
 _HOMES = (str(Path(torch.__file__).parent), str(_HERE), str(_HERE.with_name("per_example")))
 

@@ -10,19 +10,27 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 
-class CarriedState:
-    """The state that a release carries to later rounds, in memory; a secret of the run. A run with
-    a folder keeps it on disk, see `discreet.run_files.run_folder.RunSecrets`."""
+class CarriedState(Protocol):
+    """The state that a release carries to later rounds; a secret of the run. A run with a folder
+    keeps it on disk, see `discreet.run_files.run_folder.RunSecrets`."""
+
+    def load(self) -> Mapping[str, Tensor]:
+        """The tensors that were saved last; empty before the first save."""
+
+    def save(self, tensors: Mapping[str, Tensor]) -> None:
+        """Replaces the state as a whole. After a crash either the old or the new state is there."""
+
+
+class StateInMemory:
+    """A `CarriedState` that ends with its process."""
 
     def __init__(self, tensors: Mapping[str, Tensor] | None = None) -> None:
         self.tensors = tensors or {}
 
     def load(self) -> Mapping[str, Tensor]:
-        """The tensors that were saved last; empty before the first save."""
         return self.tensors
 
     def save(self, tensors: Mapping[str, Tensor]) -> None:
-        """Replaces the state as a whole. After a crash either the old or the new state is there."""
         self.tensors = dict(tensors)
 
 
@@ -56,7 +64,7 @@ class RoundStart:
     round: int
     params: Tensor
     clip_norm: float
-    carried: CarriedState = field(default_factory=CarriedState)
+    carried: CarriedState = field(default_factory=StateInMemory)
 
 
 @dataclass(frozen=True, eq=False)

@@ -215,8 +215,8 @@ def own_builder(name: str, *, setting: str = "model.name") -> Builder:
     if "/" in module or module.endswith(".py"):
         known = module.removesuffix(".py").strip("./").replace("/", ".")
         raise ValueError(
-            f"{setting} must name a module as Python imports it, such as {known}:{function} (got "
-            f"{name})"
+            f"{setting} must name a module as Python imports it, such as "
+            f"{known}:{function or 'function'} (got {name})"
         )
     if not mark and setting != "model.name":
         raise ValueError(f"{setting} must be package.module:Class (got {name})")

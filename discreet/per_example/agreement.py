@@ -24,10 +24,11 @@ from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 from discreet.layers.alone import tensors_of
 from discreet.layers.branches import AnswersDiffer, Questions
 from discreet.layers.functions import function_of
-from discreet.layers.refusals import CONFUSED, MixesExamples, Unserved, place
+from discreet.layers.refusals import CONFUSED, SCRIPTED, MixesExamples, Unserved, place
 from discreet.layers.terms import Parts
 from discreet.per_example.any_model import OfMany, plain_gradient
 from discreet.per_example.attributes import put_back
+from discreet.per_example.gradient_hooks import gradient_hooks
 from discreet.per_example.objective import (
     Objective,
     Tree,
@@ -52,6 +53,9 @@ from discreet.per_example.trial import (
 # A made-up example may lie at a kink of a ReLU or a maximum, where rounding decides. A wrong rule
 # is wrong for all.
 _TRIALS = 3
+# The largest difference of gradients if a question is settled, in float64 and in other types.
+_SETTLED = 1e-7
+_AGREED = 1e-5
 
 
 class _EachRow:
@@ -162,6 +166,8 @@ def _agreement(objective: Objective) -> float:
 def _reason(objective: Objective, examples: Tree, questions: Questions) -> str:
     """A message if a gradient differs from that of plain autograd, else "". If it differs in the
     model's own type, float64 decides."""
+    if unseen := _unseen(objective):
+        return unseen
     reason = _tried_on(objective, examples, questions)
     if not reason or objective.parameters[0].dtype == torch.float64:
         return reason
@@ -171,6 +177,15 @@ def _reason(objective: Objective, examples: Tree, questions: Questions) -> str:
             return _tried_on(wide, mapped(_double, examples), questions)
         except (Unserved, *CONFUSED):
             return reason
+
+
+def _unseen(objective: Objective) -> str:
+    """A message if a pass over several examples would not see what the model does, else ""."""
+    for name, part in objective.model.named_modules():
+        learns = any(value.requires_grad for value in part.parameters())
+        if learns and isinstance(part, torch.jit.ScriptModule):
+            return f"{name or 'it'} is {SCRIPTED}"
+    return gradient_hooks(objective.modules, objective.trainable())
 
 
 def _double(value: Any) -> Any:
@@ -213,7 +228,27 @@ def _trials_of(
             if not _tried_on(objective, masked, more):
                 questions.asked.update(more.asked)
                 found.append(masked)
+    if questions.asked:
+        found += _spread(objective, examples)
     return found
+
+
+def _spread(objective: Objective, examples: Tree) -> list[Tree]:
+    """The examples with floats between -10 and 10 in place of those between 0 and 1, if there are
+    any and the model can follow them."""
+    if not any(value.is_floating_point() for value in tree_leaves(examples)):
+        return []
+    wide = mapped(_spread_out, examples)
+    with suppress(Unserved, *CONFUSED):
+        if not _tried_on(objective, wide, Questions()):
+            return [wide]
+    return []
+
+
+def _spread_out(value: Any) -> Any:
+    if isinstance(value, Tensor) and value.is_floating_point():
+        return 20 * (value - 0.5)
+    return value
 
 
 class _Wide(TorchFunctionMode):
@@ -236,14 +271,29 @@ def _wide(value: Any) -> Any:
 
 def _settled(objective: Objective, trials: list[Tree], questions: Questions) -> Questions:
     """Settles each asked question with one answer for every batch, if that does not change the
-    gradients of any of the made-up examples."""
+    gradients of any of the made-up examples. In float64, if the model can follow: in a smaller type
+    rounding would hide a small change, such as that of one more step towards a fixed point."""
+    if not questions.asked:
+        return questions
+    with in_float64(objective.model):
+        wide = objective_of(objective.model, objective.loss)
+        doubles = [mapped(_double, examples) for examples in trials]
+        with suppress(Unserved, *CONFUSED):
+            _tried_on(wide, doubles[0], Questions())
+            return _settled_by(wide, doubles, questions, _SETTLED)
+    return _settled_by(objective, trials, questions, _AGREED)
+
+
+def _settled_by(
+    objective: Objective, trials: list[Tree], questions: Questions, part: float
+) -> Questions:
     while questions.asked:
         question = next(iter(questions.asked))
         found = None
         for answer in (False, True):
             more = Questions(settled={**questions.settled, question: answer})
             try:
-                if not any(_tried_on(objective, examples, more) for examples in trials):
+                if not any(_tried_on(objective, examples, more, part) for examples in trials):
                     found = more
                     break
             except (Unserved, *CONFUSED):
@@ -257,10 +307,12 @@ def _settled(objective: Objective, trials: list[Tree], questions: Questions) -> 
     return questions
 
 
-def _tried_on(objective: Objective, examples: Tree, questions: Questions) -> str:
+def _tried_on(
+    objective: Objective, examples: Tree, questions: Questions, part: float | None = None
+) -> str:
     targets = objective.zeros(ROWS)
     found = _rows(objective, passes(objective, examples, targets, questions))
-    part = _agreement(objective)
+    part = part or _agreement(objective)
     for at in range(ROWS):
         one = slice(at, at + 1)
         with put_back(objective.kept):

@@ -18,6 +18,7 @@ from torch.overrides import TorchFunctionMode
 from discreet.layers.alone import Alone, squeezed
 from discreet.layers.branches import AnswersDiffer
 from discreet.layers.functions import called_inside, function_of
+from discreet.layers.lanes import level
 from discreet.layers.layer_rules import RULES
 from discreet.layers.refusals import Unserved
 from discreet.layers.terms import Rows, Term
@@ -41,7 +42,8 @@ class OfMany(TorchFunctionMode):
     ) -> Any:
         named = kwargs or {}
         function = function_of(func)
-        if function.name == "squeeze" and not function.writes and len(args) == 1 and not named:
+        is_plain = function.name == "squeeze" and not function.writes and level() < 0
+        if is_plain and len(args) == 1 and not named:
             return squeezed(args[0])
         if function.is_python and not function.is_plain and func is not self.inner:
             return called_inside(self, func, types, args, named)
@@ -93,8 +95,9 @@ def _tell(model: nn.Module, reason: str) -> None:
 
 
 def plain_gradient(objective: Objective, inputs: Tree, targets: Tree) -> list[Tensor]:
-    """The gradient of LOSS_SCALE times the loss for a batch of one example, or unit, by plain
-    autograd; zero for unused parameters."""
+    """LOSS_SCALE times the gradient of the loss for a batch of one example, or unit, by plain
+    autograd; zero for unused parameters. It is scaled afterwards: a hook or a backward that clamps
+    gradients would do something else to scaled ones."""
     parameters = objective.trainable()
     with torch.enable_grad(), OfMany():
         if objective.of_units:
@@ -103,11 +106,8 @@ def plain_gradient(objective: Objective, inputs: Tree, targets: Tree) -> list[Te
             losses = objective.losses(objective.outputs(inputs), targets)
     if not losses.requires_grad:
         return [torch.zeros_like(value) for value in parameters]
-    scale = torch.full_like(losses, LOSS_SCALE)
-    found = torch.autograd.grad(
-        losses, parameters, scale, allow_unused=True, materialize_grads=True
-    )
-    return [value.to_dense() for value in found]
+    found = torch.autograd.grad(losses, parameters, allow_unused=True, materialize_grads=True)
+    return [value.to_dense() * LOSS_SCALE for value in found]
 
 
 @torch.no_grad()

@@ -1,11 +1,14 @@
-"""Disables gradient checkpointing: vmap can't follow its recomputation in the backward pass."""
+"""Disables gradient checkpointing, whose recomputation in the backward pass vmap can't follow, and
+torch.compile, which would compile anew for each pass."""
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
+import torch
 from torch.utils import checkpoint
 
 
@@ -30,10 +33,19 @@ _REPLACED: dict[str, Any] = {
 
 @contextmanager
 def undone() -> Iterator[None]:
-    """A context in which `torch.utils.checkpoint.checkpoint` only calls its function."""
+    """A context in which `torch.utils.checkpoint.checkpoint` only calls its function, and what is
+    compiled runs as it was written."""
     before = {name: vars(checkpoint)[name] for name in _REPLACED if name in vars(checkpoint)}
     vars(checkpoint).update((name, _REPLACED[name]) for name in before)
     try:
-        yield
+        with _eager():
+            yield
     finally:
         vars(checkpoint).update(before)
+
+
+def _eager() -> AbstractContextManager[Any]:
+    if "torch._dynamo" in sys.modules:  # otherwise nothing is compiled
+        found: AbstractContextManager[Any] = torch.compiler.set_stance("force_eager")
+        return found
+    return nullcontext()

@@ -243,7 +243,7 @@ def objective_of(model: nn.Module, loss: Loss, *, order: int = 2) -> Objective:
     if not allowed or len({value.device for value in parameters}) != 1:
         raise ValueError(
             "the model must have parameters on one device: all float32, all float64, or bfloat16 "
-            "(with float32 or not)"
+            f"(with float32 or not){_named_type(model)}"
         )
     device = parameters[0].device.type
     if torch.is_autocast_enabled(device):
@@ -262,6 +262,16 @@ def objective_of(model: nn.Module, loss: Loss, *, order: int = 2) -> Objective:
     else:
         dtype = torch.float32
     return Objective(model, loss, order, modules, parameters, slots, dtype, autocast)
+
+
+def _named_type(model: nn.Module) -> str:
+    """The name and type of the first parameter of a type that is not served, in words."""
+    for name, value in model.named_parameters():
+        if value.is_complex():
+            return f"; {name} is {value.dtype}: hold it as float32 by torch.view_as_real"
+        if value.dtype not in (torch.float32, torch.float64, torch.bfloat16):
+            return f"; {name} is {value.dtype}"
+    return ""
 
 
 def modules_of(model: nn.Module) -> tuple[nn.Module, ...]:

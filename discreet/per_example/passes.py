@@ -25,8 +25,9 @@ from torch.func import vmap
 from discreet.layers.alone import Alone
 from discreet.layers.branches import AnswersDiffer, Question, Questions
 from discreet.layers.convolution import Convolved
+from discreet.layers.custom_functions import seen
 from discreet.layers.layer_rules import RULES
-from discreet.layers.refusals import CONFUSED, Unserved, place_of_error
+from discreet.layers.refusals import CONFUSED, SCRIPTED, Unserved, place_of_error
 from discreet.layers.terms import Lookup, Outer, Pair, Rows, Slot, Term, Tied
 from discreet.per_example.attributes import put_back
 from discreet.per_example.objective import (
@@ -76,7 +77,10 @@ def passes(
     except AnswersDiffer as split:
         if split.question:
             questions.asked[split.question] = None
-        for places in split.groups(count):
+        groups = split.groups(count)
+        if len(groups) < 2:
+            raise Unserved(f"copies of one example round differently at {split.where}") from split
+        for places in groups:
             some = rows_of(inputs, places)
             for inner in passes(objective, some, rows_of(targets, places), questions):
                 yield inner.within(places)
@@ -164,7 +168,7 @@ def side_by_side(alone: Alone, single: Any, *trees: Tree) -> Any:
         raise Unserved("graphs have different sizes")
 
     def entered(*examples: Tree) -> Any:
-        with alone:
+        with seen(), alone:
             return single(*examples)
 
     with torch.enable_grad(), warnings.catch_warnings():
@@ -194,7 +198,7 @@ def _is_of_vmap(error: ValueError) -> bool:
 def _reason(error: Exception) -> str:
     first = str(error).strip().split("\n")[0].split(". ")[0][:120]
     if "TorchScript" in first:
-        first = "a scripted module, which vmap can't see into: give it as it was before the script"
+        first = SCRIPTED
     return f"{first}{place_of_error(error)}"
 
 

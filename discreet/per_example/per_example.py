@@ -29,6 +29,7 @@ from discreet.layers.refusals import Unserved
 from discreet.layers.terms import Term, floats_at_once, without
 from discreet.per_example.agreement import tried
 from discreet.per_example.any_model import built_terms
+from discreet.per_example.gradient_hooks import gradient_hooks
 from discreet.per_example.loss_trial import check_loss
 from discreet.per_example.objective import (
     LOSS_SCALE,
@@ -293,7 +294,8 @@ def _tried(objective: Objective, inputs: Tree, targets: Tree) -> tuple[str, Ques
     state = [
         (id(part), part.training, id(part.__dict__.get("forward"))) for part in objective.modules
     ]
-    key = state, objective.slots.keys(), objective.rounds
+    hooks = gradient_hooks(objective.modules, objective.trainable())
+    key = state, objective.slots.keys(), objective.rounds, hooks
     known = _trials.get(model)
     is_new = known is None or known[0] != key
     losses: list[ref[Loss]] = [] if known is None else known[3]

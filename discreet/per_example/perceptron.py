@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from discreet.layers.terms import Pair, Term
+from discreet.per_example.gradient_hooks import gradient_hooks
 from discreet.per_example.objective import Objective, Tree, filled, logit_gradients
 from discreet.per_example.passes import FEWEST, GradientsOfSome, combined_terms
 
@@ -75,15 +76,12 @@ def _back(
 def unchanged(layer: nn.Module) -> bool:
     """True if a layer behaves as its class: it has no hooks, global or its own, and no forward of
     its own."""
+    everywhere = nn.modules.module
     hooks = (
         layer._forward_hooks
         or layer._forward_pre_hooks
-        or layer._backward_hooks
-        or layer._backward_pre_hooks
+        or everywhere._global_forward_hooks
+        or everywhere._global_forward_pre_hooks
     )
-    return not (hooks or _has_global_hooks()) and "forward" not in layer.__dict__
-
-
-def _has_global_hooks() -> bool:
-    names = ("_global_forward_hooks", "_global_forward_pre_hooks", "_global_backward_hooks")
-    return any(getattr(nn.modules.module, name) for name in (*names, "_global_backward_pre_hooks"))
+    owned = (value for value in layer._parameters.values() if value is not None)
+    return not (hooks or "forward" in layer.__dict__ or gradient_hooks([layer], owned))

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from importlib import import_module
 from typing import TYPE_CHECKING
 
-from discreet.mechanisms.round_state import CarriedState
+from discreet.mechanisms.round_state import CarriedState, StateInMemory
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -44,7 +44,7 @@ class State:
     epsilon_local: float = 0.0
     epsilon_local_pure: float = 0.0
     unaccounted: Sequence[int] = ()
-    carried: CarriedState = field(default_factory=CarriedState)
+    carried: CarriedState = field(default_factory=StateInMemory)
 
     def largest_reported(self, name: str) -> float:
         """The largest finite epsilon that clients reported; infinity if all reported infinity."""

@@ -46,7 +46,6 @@ from discreet.ledger.durable_ledger import (
 )
 from discreet.ledger.rollback_guard import flush_folder
 from discreet.logs import json_ready
-from discreet.mechanisms.round_state import CarriedState
 from discreet.planning.plan import Plan
 from discreet.planning.state import State
 from discreet.run_files.checkpoint_numbers import (
@@ -248,9 +247,9 @@ class RunFolder:
 
 
 @dataclass(frozen=True)
-class RunSecrets(CarriedState):
-    """`CarriedState` in a run folder, readable by the server's user only, because noise can be
-    removed with it. It is deleted when the run is over."""
+class RunSecrets:
+    """The `CarriedState` of a run with a folder, readable by the server's user only, because noise
+    can be removed with it. It is deleted when the run is over."""
 
     folder: Path
 

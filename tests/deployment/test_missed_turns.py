@@ -24,7 +24,7 @@ from discreet.ledger.durable_ledger import DurableLedger
 from discreet.masking.store import FolderStore, NodeState, read_state
 from discreet.masking.wire import Stage
 from discreet.mechanisms.correlated_noise import CorrelatedNoise
-from discreet.mechanisms.round_state import CarriedState
+from discreet.mechanisms.round_state import StateInMemory
 from discreet.node.nodes import node_client
 from discreet.node.work import work_of
 from discreet.planning.plan import Plan
@@ -146,7 +146,7 @@ def check_round(number: int, ids: list[int], kept: Path, folder: RunFolder) -> D
     assert number == 1 or secrets["keys"][:-1].equal(earlier["keys"])
     there = [each for each in range(len(NODES)) if in_turn(ids[each], number, groups=GROUPS)]
     there = [each for each in there if each != GONE or number not in AWAY]
-    before = replace(before, carried=CarriedState(earlier))
+    before = replace(before, carried=StateInMemory(earlier))
     replies = [answer(each, ids[each], before, plan.run, number) for each in there]
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(CorrelatedNoise, "_keys", lambda *_: secrets["keys"])

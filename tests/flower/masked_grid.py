@@ -37,6 +37,7 @@ MASKED = (
     "privacy.accountant=rdp",
     "privacy.user.noise_multiplier=1",
 )
+PATIENT = "server.round_timeout=30"  # for a clock that nobody waits for
 
 
 def words_of(folder: Path, *more: str, clients: int = 4, rounds: int = 2) -> list[str]:

@@ -74,6 +74,7 @@ def moved(values: dict[str, np.ndarray]) -> float:
     return math.sqrt(sum(float(np.square(each).sum()) for each in differences))
 
 
+@pytest.mark.usefixtures("quick_grid")
 def test_hostile_replies_in_masked_rounds_end_no_run(tmp_path: Path) -> None:
     random, told = Random(60415), [0]
 
@@ -88,7 +89,7 @@ def test_hostile_replies_in_masked_rounds_end_no_run(tmp_path: Path) -> None:
     grid = masked_grid.nodes(tmp_path)
     hostile = Hostile(configs=grid.configs)
     masked_grid.federated(
-        masked_grid.words_of(tmp_path / "run", "server.round_timeout=5", rounds=12), hostile
+        masked_grid.words_of(tmp_path / "run", masked_grid.PATIENT, rounds=12), hostile
     )
     rows = RunFolder(tmp_path / "run").read_metrics()
     assert len(rows) == 12

@@ -93,6 +93,7 @@ def kinds(replies: list[TrainReply | Failure]) -> list[str]:
     return sorted(reply.kind if isinstance(reply, Failure) else "good" for reply in replies)
 
 
+@pytest.mark.usefixtures("quick_grid")
 def test_every_kind_of_failure_is_counted_and_none_stops_the_round() -> None:
     answers: dict[int, Answer] = {
         1: good,
@@ -248,6 +249,7 @@ def test_a_reply_counts_for_the_node_that_sent_it_whatever_it_says_that_it_answe
     assert isinstance(replies[2], TrainReply)
 
 
+@pytest.mark.usefixtures("quick_grid")
 def test_nobody_is_asked_while_more_nodes_are_connected_than_clients_are_declared() -> None:
     grid = FakeGrid({1: good, 2: good, 3: good})
     transport = GridTransport(grid, own_messages, timeout=0.1, population_size=2)  # type: ignore[arg-type]
@@ -285,6 +287,7 @@ def test_virtual_clients_share_the_nodes_that_there_are() -> None:
     ]
 
 
+@pytest.mark.usefixtures("quick_grid")
 def test_no_virtual_client_is_asked_before_a_worker_answers() -> None:
     grid = FakeGrid({10: silent})
     transport = GridTransport(grid, own_messages, timeout=0.1, population_size=5, virtual=VIRTUAL)  # type: ignore[arg-type]

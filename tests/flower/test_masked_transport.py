@@ -20,6 +20,7 @@ from discreet.server.transport import NobodyAnswers
 from discreet.settings.compose import load_asked
 from discreet.simulation.in_process import simulate
 from tests.flower.masked_grid import (
+    PATIENT,
     Lost,
     Nodes,
     ServerKilled,
@@ -149,23 +150,25 @@ def test_each_node_charges_its_own_ledger_what_the_server_charges(tmp_path: Path
         assert DurableLedger(tmp_path / f"node-{number}.db").spent("user") == server
 
 
+@pytest.mark.usefixtures("quick_grid")
 @pytest.mark.parametrize("stage", [Stage.MASKED, Stage.CONFIRM, Stage.UNMASK])
 def test_a_node_that_is_late_is_missing_and_takes_part_again(stage: Stage, tmp_path: Path) -> None:
     grid = nodes(tmp_path)
     grid.lost = first(stage, node=2)
-    federated(words_of(tmp_path / "run", "server.round_timeout=1.5", rounds=3), grid)
+    federated(words_of(tmp_path / "run", PATIENT, rounds=3), grid)
     replies = [row["replies"] for row in RunFolder(tmp_path / "run").read_metrics()]
     # Who sent its vector is in the sum, whatever becomes of it later; without its shares it has
     # none for the next one.
     assert replies == ([3, 4, 4] if stage is Stage.MASKED else [4, 3, 4])
 
 
+@pytest.mark.usefixtures("quick_grid")
 def test_a_round_with_too_few_nodes_is_abandoned_unread_and_tried_again(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     grid, two = nodes(tmp_path), [first(Stage.MASKED, node) for node in (1, 2)]
     grid.lost = lambda client, message: sum(lost(client, message) for lost in two) > 0
-    federated(words_of(tmp_path / "run", "server.round_timeout=1.5", rounds=1), grid)
+    federated(words_of(tmp_path / "run", PATIENT, rounds=1), grid)
     assert (
         "round 1 is abandoned without opening its sum: 2 nodes answered the stage MASKED, but 3 are needed"
         in caplog.text
@@ -176,13 +179,14 @@ def test_a_round_with_too_few_nodes_is_abandoned_unread_and_tried_again(
     assert [charges(tmp_path / f"node-{number}.db") for number in range(4)] == [1, 1, 1, 1]
 
 
+@pytest.mark.usefixtures("quick_grid")
 def test_a_run_whose_rounds_are_all_abandoned_ends_and_says_so(tmp_path: Path) -> None:
     grid = nodes(tmp_path)
     grid.lost = lambda client, message: client < 3 and Stage.MASKED in stages_of(message)
     with pytest.raises(
         NobodyAnswers, match=r"^round 1 was abandoned 3 times: .* but 3 are needed$"
     ):
-        federated(words_of(tmp_path / "run", "server.round_timeout=0.7"), grid)
+        federated(words_of(tmp_path / "run", PATIENT), grid)
     assert read_status(RunFolder(tmp_path / "run")).state == "interrupted"
     assert charges(tmp_path / "run" / "ledger.db") == 0
 

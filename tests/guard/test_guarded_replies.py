@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
+from unittest.mock import patch
 
 import pytest
 from flwr.app import Context, Message, MetricRecord, RecordDict
@@ -29,18 +30,19 @@ from discreet.deployment.flower_fixes.supernode_guard import (
 )
 from discreet.deployment.supernode import main
 from discreet.guard.sandbox import SandboxError
-from discreet.guard.site_guard import Answer, App
+from discreet.guard.site_guard import Answer, App, sleep_until
 from discreet.node.account import Refused
 from discreet.settings.rules import ConfigError
 from tests.guard.made import RUN, message
 
-SECONDS = 0.4
+SECONDS = 600.0
 DIGEST = hashlib.sha256(b"bundle").hexdigest()
 CONTENT = RecordDict({"metrics": MetricRecord({"num-examples": 2})})
 
 
 class Node:
-    """A node's state, what it has sent, and how long each app is said to have taken."""
+    """A node's state, what it has sent, how long each app is said to have taken, and the moments
+    that it has waited for."""
 
     def __init__(self, answer: Callable[[Message, Context, App], Answer]) -> None:
         self.store = InMemoryObjectStore()
@@ -53,18 +55,29 @@ class Node:
             run.series_id, Context(RUN, 11, {}, RecordDict(), {}, run.series_id)
         )
         self.sent: list[tuple[Message, float]] = []
+        self.waits: list[float] = []
         guard = SimpleNamespace(answer=answer, policy=SimpleNamespace(round_seconds=SECONDS))
         self.replies = GuardedReplies(guard)  # type: ignore[arg-type]
 
-    def takes(self) -> float:
-        """Takes a message, answers it, and says how long that took."""
+    def answers(self) -> bool:
+        """Takes a message and answers it; True if the reply has waited for its time."""
         self.state.create_task(task_type=TaskType.CLIENT_APP, run_id=RUN, fab_hash=DIGEST)
         start_client_internal._insert_message(message(), self.state, self.store)
         started = time.monotonic()
-        self.replies(
-            state=self.state, object_store=self.store, send=self._send, push_object=lambda *_: None
-        )
-        return time.monotonic() - started
+        with patch.object(supernode_guard, "sleep_until", self._waits):
+            self.replies(
+                state=self.state,
+                object_store=self.store,
+                send=self._send,
+                push_object=lambda *_: None,
+            )
+        for moment in self.waits:
+            assert started <= moment - SECONDS <= time.monotonic()
+        return bool(self.waits)
+
+    def _waits(self, moment: float) -> None:
+        assert not self.sent
+        self.waits.append(moment)
 
     def _send(self, reply: Message, tree: ObjectTree, runtime: float) -> tuple[set[str], str]:
         self.sent.append((reply, runtime))
@@ -80,16 +93,27 @@ def failing(error: Exception) -> Callable[[Message, Context, App], Answer]:
 
 def test_a_charged_reply_leaves_at_its_time_with_a_constant_run_time() -> None:
     node = Node(lambda *_: Answer(CONTENT, charged=True))
-    assert SECONDS <= node.takes() < SECONDS + 5
+    assert node.answers()
     ((reply, runtime),) = node.sent
     assert (dict(reply.content["metrics"]), runtime) == ({"num-examples": 2}, RUNTIME)
     assert not node.state.msg_store
     assert not node.state.get_tasks(statuses=[Status.PENDING])
 
 
+def test_a_reply_waits_for_its_moment_and_a_late_one_is_warned_of(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    moment = time.monotonic() + 0.05
+    sleep_until(moment)
+    assert time.monotonic() >= moment
+    assert caplog.text.count("s late: set reply-seconds") <= 1
+    sleep_until(moment - 60)
+    assert "the reply is 60." in caplog.text
+
+
 def test_what_is_refused_before_anything_ran_says_why() -> None:
     node = Node(failing(Refused("the budget is spent")))
-    node.takes()
+    node.answers()
     ((reply, _),) = node.sent
     assert reply.error.reason == "the budget is spent"
 
@@ -98,7 +122,7 @@ def test_a_node_whose_sandbox_has_ended_answers_and_ends(monkeypatch: pytest.Mon
     codes: list[int] = []
     monkeypatch.setattr("os._exit", codes.append)
     node = Node(failing(SandboxError("the sandbox has ended")))
-    node.takes()
+    node.answers()
     assert (len(node.sent), codes) == (1, [1])
 
 
@@ -107,7 +131,7 @@ def test_a_node_whose_sandbox_has_ended_answers_and_ends(monkeypatch: pytest.Mon
 )
 def test_a_failure_says_nothing_and_leaves_at_the_same_time(error: Exception) -> None:
     node = Node(failing(error))
-    assert node.takes() >= SECONDS
+    assert node.answers()
     ((reply, runtime),) = node.sent
     assert (reply.error.reason, runtime) == (FAILED, RUNTIME)
 
@@ -120,7 +144,7 @@ def test_a_bundle_and_a_message_reach_the_guard_whole() -> None:
         return Answer(CONTENT, charged=False)
 
     node = Node(answer)
-    assert node.takes() < SECONDS
+    assert not node.answers()
     assert seen == [(0.1, b"bundle", DIGEST)]
 
 

@@ -25,7 +25,7 @@ from discreet.ledger.durable_ledger import DurableLedger
 from discreet.ledger.rollback_guard import LedgerError
 from discreet.mechanisms import correlated_noise
 from discreet.mechanisms.correlated_noise import CorrelatedNoise
-from discreet.mechanisms.round_state import CarriedState
+from discreet.mechanisms.round_state import CarriedState, StateInMemory
 from discreet.node.account import Refused
 from discreet.node.nodes import node_client
 from discreet.node.work import work_of
@@ -97,7 +97,7 @@ def reply(value: float, client: int = -1, size: int = 4) -> TrainReply:
 def released(
     how: CorrelatedNoise, rounds: list[list[TrainReply]], kept: CarriedState | None = None
 ) -> list[Tensor]:
-    kept = kept or CarriedState()
+    kept = kept or StateInMemory()
     return [one(how, number, replies, kept) for number, replies in enumerate(rounds)]
 
 
@@ -158,7 +158,7 @@ def test_a_pass_over_earlier_blocks_changes_no_bit(
 def test_the_charge_comes_before_the_noise_and_the_disk_before_the_release() -> None:
     happened = list[str]()
 
-    class Disk(CarriedState):
+    class Disk(StateInMemory):
         def save(self, tensors: Mapping[str, Tensor]) -> None:
             happened.append("saved")
             super().save(tensors)
@@ -176,7 +176,7 @@ def test_the_charge_comes_before_the_noise_and_the_disk_before_the_release() -> 
 
 @pytest.mark.parametrize(("number", "rounds"), [(2, 1), (3, 0), (1, 3)])
 def test_noise_without_the_keys_of_all_rounds_before_is_refused(number: int, rounds: int) -> None:
-    kept = CarriedState()
+    kept = StateInMemory()
     released(release(), [[]] * rounds, kept)
     with pytest.raises(LedgerError, match="the noise keys are those after round"):
         one(release(), number, iter([reply(1.0)]), kept)

@@ -13,7 +13,7 @@ from dp_accounting import DpEvent, GaussianDpEvent
 from torch import Tensor
 
 from discreet.mechanisms.correlated_noise import CorrelatedNoise
-from discreet.mechanisms.round_state import CarriedState
+from discreet.mechanisms.round_state import StateInMemory
 from discreet.planning.server_optimizer import ServerSGD
 from discreet.planning.state import State, initial_state
 from discreet.privacy.randomness import RandomSource
@@ -62,7 +62,7 @@ def whole_run(
         for number in [*range(1, again.stop), *again, *range(max(1, again.stop), ROUNDS + 1)]:
             if files[number - 1 :]:
                 (state, kept), source = files[number - 1], source.child("another")
-                state, before = replace(state, carried=CarriedState(kept)), again.stop - 1
+                state, before = replace(state, carried=StateInMemory(kept)), again.stop - 1
                 del files[number - 1 :]
             files.append((state, state.carried.load()))
             replies = [

@@ -298,7 +298,6 @@ def _hooked(model: Forward, x: Tensor) -> Tensor:
 
 ELSEWHERE = torch.ones(4)
 UNKNOWN: dict[str, Callable[[Forward, Tensor], Tensor]] = {
-    "a function with its own derivative": lambda model, x: Doubled.apply(x),  # type: ignore[no-untyped-call]
     "a layer whose inputs are overwritten": _overwrites,
     "a shape for one number of examples": lambda model, x: x.view(5, 4),
     "a hook on a tensor": _hooked,
@@ -344,6 +343,7 @@ def _two_towers(model: Forward, x: Tensor) -> Tensor:
 
 
 SERVED: dict[str, Callable[[Forward, Tensor], Tensor]] = {
+    "a function with its own derivative": lambda model, x: Doubled.apply(x),  # type: ignore[no-untyped-call]
     "any operation of PyTorch": lambda model, x: torch.special.entr(x.sigmoid()),
     "a tensor from elsewhere": lambda model, x: x + ELSEWHERE,
     "one example after the other": lambda model, x: torch.stack([row * row.norm() for row in x]),

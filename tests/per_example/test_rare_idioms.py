@@ -1,0 +1,174 @@
+"""Idioms that once ran one example after the other, or were refused, and run side by side."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.func import grad, vmap
+from torch.nn import functional
+from torch.nn.utils.rnn import pack_sequence
+
+from discreet.layers.branches import AnswersDiffer, Questions
+from discreet.layers.refusals import Unserved
+from discreet.per_example.objective import cross_entropy, objective_of
+from discreet.per_example.passes import passes
+from discreet.per_example.per_example import clipped_gradient_sum
+from tests.per_example.test_per_example_choice import seeded
+from tests.per_example.test_per_example_oracle import assert_matches
+from tests.per_example.test_watch import TARGETS, Forward, built_is_an_error, rows
+
+__all__ = ["built_is_an_error"]
+
+
+class Reversed(torch.autograd.Function):
+    """Does nothing, and turns its gradient around."""
+
+    @staticmethod
+    def forward(ctx: object, x: Tensor) -> Tensor:
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx: object, grads: Tensor) -> Tensor:  # type: ignore[override]
+        return -grads
+
+
+class Product(torch.autograd.Function):
+    """The linear layer of PyTorch's own tutorial, with two results."""
+
+    @staticmethod
+    def forward(
+        ctx: torch.autograd.function.FunctionCtx, x: Tensor, w: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        ctx.save_for_backward(x, w)
+        return x @ w.t(), x.sum(1)
+
+    @staticmethod
+    def backward(ctx: torch.autograd.function.FunctionCtx, *grads: Tensor) -> tuple[Tensor, Tensor]:  # type: ignore[override]
+        x, w = ctx.saved_tensors  # type: ignore[attr-defined]
+        return grads[0] @ w + grads[1].unsqueeze(1), grads[0].t() @ x
+
+
+def _product(model: Forward, x: Tensor) -> Tensor:
+    found, sums = Product.apply(x, model.first.weight)  # type: ignore[no-untyped-call]
+    return found + sums.unsqueeze(1)
+
+
+def _lengths(x: Tensor) -> Tensor:
+    return 1 + (x > 0).sum(1)
+
+
+def _trimmed(model: Forward, x: Tensor) -> Tensor:
+    lengths = _lengths(x)
+    some = x[:, : lengths.max()]
+    return model.scale * (
+        some * (torch.arange(lengths.max()) < lengths[:, None])[:, : some.shape[1]]
+    ).sum(1, keepdim=True)
+
+
+def _packed(model: Forward, x: Tensor) -> Tensor:
+    packed = pack_sequence(
+        [row[:length] for row, length in zip(x, _lengths(x).clamp(max=4), strict=True)],
+        enforce_sorted=False,
+    )
+    return x + model.scale * torch.nn.utils.rnn.pad_packed_sequence(packed, batch_first=True)[
+        0
+    ].sum(1, keepdim=True)
+
+
+def _energy(model: Forward, x: Tensor) -> Tensor:
+    return vmap(grad(lambda row: model.first(row).sin().sum().squeeze()))(x)
+
+
+IDIOMS: dict[str, Callable[[Forward, Tensor], Tensor]] = {
+    "a reversed gradient": lambda model, x: Reversed.apply(x),  # type: ignore[no-untyped-call]
+    "a layer with a derivative of its own": _product,
+    "a batch trimmed to its longest": _trimmed,
+    "sequences cut to their lengths": _packed,
+    "the gradient of an energy by its inputs": _energy,
+    "an ensemble of weights under vmap": lambda model, x: vmap(lambda row: x * row)(model.wide).sum(
+        0
+    ),
+    "a parameter as a layer's input": lambda model, x: x + model.first(model.scale),
+    "a parameter that is read": lambda model, x: x / max(*model.scale.tolist(), 0.1) + model.scale,
+    "the shape of its data": lambda model, x: x.view(x.data.size(0), 4) * x.data,
+    "channels last": lambda model, x: (
+        x + x.view(-1, 1, 2, 2).contiguous(memory_format=torch.channels_last).flatten(1)
+    ),
+    "a table without gradient": lambda model, x: x + model.table.requires_grad_(False)[0],
+    "where whole numbers are not zero": lambda model, x: (
+        x
+        + torch.stack([x[0, torch.where(torch.ones(1, 4).long())[1]] for _ in range(len(x))])[:, :4]
+        * 0
+    ),
+}
+
+
+@pytest.mark.usefixtures("built_is_an_error")
+@pytest.mark.parametrize("name", IDIOMS)
+def test_a_rare_idiom_runs_side_by_side(name: str) -> None:
+    assert_matches(seeded(lambda: Forward(IDIOMS[name])), rows(), TARGETS, clip=0.2)
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+@pytest.mark.usefixtures("built_is_an_error")
+def test_an_encoder_with_padding_runs_side_by_side_in_eval_mode() -> None:
+    layer = seeded(lambda: nn.TransformerEncoderLayer(4, 2, 4, batch_first=True))
+    encoder = nn.TransformerEncoder(layer, 1)
+
+    def between(model: Forward, x: Tensor) -> Tensor:
+        series = x.view(-1, 2, 2).repeat(1, 1, 2)
+        hides = torch.stack([x[:, 0] > 9, x[:, 1] > 0], 1)
+        return encoder(series, src_key_padding_mask=hides)[:, 0]  # type: ignore[no-any-return]
+
+    model = seeded(lambda: Forward(between))
+    model.add_module("encoder", encoder)
+    assert_matches(model.eval(), rows(), TARGETS, clip=0.2)
+
+
+@pytest.mark.usefixtures("built_is_an_error")
+@pytest.mark.parametrize(
+    ("plain", "other"),
+    [
+        (
+            lambda model, x: x + functional.embedding((x[:, 0] > 0).long(), model.wide),
+            lambda model, x: (
+                x + functional.embedding((x[:, 0] > 0).long(), model.wide, sparse=True)
+            ),
+        ),
+        (lambda model, x: x.sin(), torch.compile(lambda model, x: x.sin(), backend="eager")),
+    ],
+    ids=["a table with sparse gradients", "a compiled function"],
+)
+def test_another_way_to_say_the_same_runs_side_by_side_too(
+    plain: Callable[[Forward, Tensor], Tensor], other: Callable[[Forward, Tensor], Tensor]
+) -> None:
+    models = [seeded(partial(Forward, between)) for between in (plain, other)]
+    sums = [clipped_gradient_sum(model, rows(), targets=TARGETS, clip_norm=0.2) for model in models]
+    torch.testing.assert_close(*sums)
+
+
+def test_copies_of_one_example_that_round_differently_end_the_pass(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def answers(*_: object) -> None:
+        raise AnswersDiffer(torch.arange(4), "item")
+
+    monkeypatch.setattr("discreet.per_example.passes.one_pass", answers)
+    objective = objective_of(seeded(lambda: nn.Linear(4, 3)), cross_entropy)
+    with pytest.raises(Unserved, match="copies of one example round differently at item"):
+        list(passes(objective, rows()[:1], TARGETS[:1], Questions()))
+
+
+@pytest.mark.parametrize(
+    ("dtype", "said"),
+    [(torch.complex64, "scale is torch.complex64: hold"), (torch.half, "scale is torch.float16")],
+)
+def test_a_parameter_of_another_type_is_named(dtype: torch.dtype, said: str) -> None:
+    model = seeded(lambda: Forward(lambda model, x: x))
+    model.scale = nn.Parameter(model.scale.to(dtype))
+    with pytest.raises(ValueError, match=said):
+        clipped_gradient_sum(model, rows(), targets=TARGETS, clip_norm=0.2)

@@ -1,0 +1,130 @@
+"""Models whose sums were once those of other gradients than plain autograd gives."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.func import vmap
+
+from tests.per_example.test_per_example_choice import seeded
+from tests.per_example.test_per_example_oracle import assert_matches
+from tests.per_example.test_watch import TARGETS, Forward, rows
+
+
+class Held(torch.autograd.Function):
+    """Does nothing, and holds its gradient within 0.01."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(x: Tensor) -> Tensor:
+        return x.clone()
+
+    @staticmethod
+    def setup_context(ctx: object, inputs: Any, output: Any) -> None:
+        pass
+
+    @staticmethod
+    def backward(ctx: object, grads: Tensor) -> Tensor:  # type: ignore[override]
+        return grads.clamp(-0.01, 0.01)
+
+
+class Normed(Held):
+    """Does nothing, and gives its gradient the norm 1."""
+
+    @staticmethod
+    def backward(ctx: object, grads: Tensor) -> Tensor:  # type: ignore[override]
+        return grads / grads.norm().clamp(min=1e-12)
+
+
+def _held_by_a_hook(model: Forward, x: Tensor) -> Tensor:
+    if x.requires_grad:
+        x.register_hook(lambda grads: grads.clamp(-0.01, 0.01))
+    return x
+
+
+@pytest.mark.parametrize(
+    "between",
+    [lambda model, x: Held.apply(x), lambda model, x: Normed.apply(x), _held_by_a_hook],
+)
+def test_a_backward_that_depends_on_the_gradients_size_is_that_of_plain_autograd(
+    between: Callable[[Forward, Tensor], Tensor],
+) -> None:
+    assert_matches(seeded(lambda: Forward(between)), rows(), TARGETS, clip=0.2)
+
+
+def _perceptron() -> nn.Module:
+    return nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 3))
+
+
+@pytest.mark.parametrize("build", [_perceptron, lambda: Forward(lambda model, x: x.tanh())])
+def test_a_hook_that_holds_a_large_gradient_of_a_parameter_is_called(
+    build: Callable[[], nn.Module],
+) -> None:
+    model = seeded(build)
+    assert_matches(model, 9 * rows(), TARGETS, clip=0.2)
+    for parameter in model.parameters():
+        parameter.register_hook(lambda grads: grads.clamp(-0.3, 0.3))
+    assert_matches(model, 9 * rows(), TARGETS, clip=0.2)
+
+
+def test_a_backward_hook_of_a_layer_sees_one_example() -> None:
+    model = seeded(lambda: Forward(lambda model, x: x.tanh()))
+    model.second.register_full_backward_hook(
+        lambda layer, given, made: (given[0] / given[0].norm().clamp(min=1.0),)
+    )
+    assert_matches(model, 9 * rows(), TARGETS, clip=0.2)
+
+
+SCRIPTED = "scripted"
+
+
+def _with_scripted() -> Forward:
+    model = Forward(lambda model, x: x + model.get_submodule(SCRIPTED)(x))
+    model.add_module(SCRIPTED, torch.jit.script(nn.Linear(4, 4)))
+    return model
+
+
+UNSEEN: dict[str, Callable[[], Forward]] = {
+    "a scripted layer": _with_scripted,
+    "a parameter that vmap maps": lambda: Forward(
+        lambda model, x: x + vmap(lambda row: x @ row)(model.wide).sum(0).unsqueeze(1)
+    ),
+    "a parameter that a layer takes as input": lambda: Forward(
+        lambda model, x: x + model.first(model.scale)
+    ),
+}
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+@pytest.mark.parametrize("name", UNSEEN)
+def test_a_branch_that_no_made_up_example_takes_has_its_gradients(name: str) -> None:
+    model = seeded(UNSEEN[name])
+    inner = model.between
+    model.between = lambda model, x: inner(model, x) if bool((x.abs() > 5).any()) else x
+    assert_matches(model, 40 * rows(), TARGETS, clip=0.2)
+
+
+def _a_little_more(model: Forward, x: Tensor) -> Tensor:
+    if bool(x.abs().sum() > 0.9):
+        return 1.0006 * x
+    return x
+
+
+def _large_only(model: Forward, x: Tensor) -> Tensor:
+    if bool(x.abs().sum() > 0.9):
+        return x + (x.abs() - 3).relu()
+    return x
+
+
+@pytest.mark.parametrize("between", [_a_little_more, _large_only])
+def test_an_answer_that_changes_a_gradient_a_little_or_elsewhere_is_not_settled(
+    between: Callable[[Forward, Tensor], Tensor],
+) -> None:
+    model = seeded(lambda: Forward(between)).double()
+    inputs = torch.cat([rows().double(), 9 * rows().double()])
+    assert_matches(model, inputs, TARGETS.repeat(2), clip=0.2)
