@@ -3,15 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
-from datetime import date
+from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
-
-from discreet.data.encoding import DATE, NUMBER, Column, encoded_columns
-
-THIRD = 1 / 3 + 1e-9
+from discreet.data.encoding import DATE, NUMBER, Column, shares_of_range
 
 
 @dataclass(frozen=True)
@@ -33,18 +28,7 @@ def cells_outside(
     """
     for column in columns:
         if column.kind in (NUMBER, DATE):
-            places = encoded_columns(table, (_tripled(column),), decimal=decimal)[:, 0]
-            count = int((np.abs(places) > THIRD).sum())
+            shares, _ = shares_of_range(column, list(table[column.name]), decimal)
+            count = int(((shares < 0) | (shares > 1)).sum())
             if count:
                 yield Outside(column.name, count)
-
-
-def _tripled(column: Column) -> Column:
-    """The column with a range three times as wide, whose middle third is the public range."""
-    low: Any = column.low
-    high: Any = column.high
-    if column.kind == NUMBER:
-        return replace(column, low=2 * low - high, high=2 * high - low)
-    first = date.fromisoformat(str(low))
-    last = date.fromisoformat(str(high))
-    return replace(column, low=str(first - (last - first)), high=str(last + (last - first)))

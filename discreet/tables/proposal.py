@@ -20,8 +20,14 @@ MOST_LEVELS = 20
 MOST_CLASSES = 10  # of numbers: a target with more is a quantity
 MOST_TEXT_CLASSES = 1000
 DATE_FORMATS = (
-    *("%Y-%m-%d", "%d.%m.%Y", "%d/%m/%Y", "%m/%d/%Y", "%Y/%m/%d", "%d-%m-%Y"),
-    *("%d.%m.%Y %H:%M", "%d.%m.%Y %H:%M:%S"),
+    "%Y-%m-%d",
+    "%d.%m.%Y",
+    "%d/%m/%Y",
+    "%m/%d/%Y",
+    "%Y/%m/%d",
+    "%d-%m-%Y",
+    "%d.%m.%Y %H:%M",
+    "%d.%m.%Y %H:%M:%S",
 )
 # Numbers that stand for an empty cell in many tables, if they lie far from all others.
 CODES = (-9, -99, -999, -9999, 99, 999, 9999, 99999)
