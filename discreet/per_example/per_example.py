@@ -38,6 +38,7 @@ from discreet.per_example.objective import (
     Tree,
     as_tree,
     batches_in,
+    check_tensors,
     count_of,
     cross_entropy,
     filled,
@@ -242,7 +243,9 @@ def check_finite(count: int, finite: int) -> None:
 
 def _trees(inputs: Any, targets: Any) -> tuple[Tree, Tree]:
     tree = as_tree(inputs)
-    return tree, tree if targets is None else as_tree(targets)
+    wanted = tree if targets is None else as_tree(targets)
+    check_tensors((tree, wanted))
+    return tree, wanted
 
 
 def _clipped_sum(
