@@ -47,6 +47,8 @@ def _product(
     """inputs @ weight.T + bias, or with `turned` inputs @ weight + bias."""
     if weight.dim() != 2 or not _fits(weight, bias) or inputs.dim() < 1:
         return NotImplemented
+    if bias is not None and len(bias) != weight.shape[1 if turned else 0]:  # it is broadcast
+        return NotImplemented
     held = alone.slot(weight)
     added = alone.slot(bias)
     rows = alone.rows(inputs)
@@ -115,9 +117,12 @@ def _embedding_bag(
 ) -> Any:
     mode = named.get("mode", "mean")
     padding = named.get("padding_idx")
+    if padding is not None and padding < 0:
+        padding += len(weight)
     if (
         offsets is not None
         or named.get("per_sample_weights") is not None
+        or named.get("scale_grad_by_freq")
         or input.dim() != 2
         or is_lane(weight)
     ):
@@ -302,7 +307,7 @@ def _attention(alone: Alone, *args: Any, **named: Any) -> Any:
         return NotImplemented
     *parts, mask = map(alone.copied, (*parts, mask))
     rows = [alone.rows(part).flatten(0, wide - 3) for part in parts]
-    if is_lane(mask):
+    if is_lane(mask) or (mask is not None and mask.dim() == 4 and len(mask) > 1):
         mask = _mask(alone.rows(mask), query)
     drawn = rows[0][..., 0].numel() * rows[1].shape[-2] if named.get("dropout_p") else 0
     if drawn < FEWEST_DROPPED or not query.is_cpu or named.get("enable_gqa"):

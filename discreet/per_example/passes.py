@@ -287,9 +287,9 @@ def _one(parts: list[Any], order: int) -> Term:
     kinds = ([part for part in parts if type(part) is kind] for kind in (Outer, Lookup))
     joined = [_joined(some) for some in kinds if some]
     rest = [part for part in parts if type(part) is Rows]
-    if not rest and len(joined) == 2:
+    if not rest and len(joined) == 2 and order == 2:
         return Tied(lookup=joined[1], outer=joined[0])
-    if not rest:
+    if not rest and len(joined) == 1:
         return joined[0].cheapest(order) if type(joined[0]) is Outer else joined[0]
     rest += [part.built() for part in joined]
     slot = parts[0].slot

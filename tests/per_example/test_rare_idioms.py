@@ -99,6 +99,15 @@ IDIOMS: dict[str, Callable[[Forward, Tensor], Tensor]] = {
         x + x.view(-1, 1, 2, 2).contiguous(memory_format=torch.channels_last).flatten(1)
     ),
     "a table without gradient": lambda model, x: x + model.table.requires_grad_(False)[0],
+    "a mask for each of several windows": lambda model, x: functional.scaled_dot_product_attention(
+        x.view(-1, 1, 2, 1),
+        x.view(-1, 1, 2, 1),
+        x.view(-1, 1, 2, 1),
+        attn_mask=model.table.view(2, 1, 6)[..., :4].reshape(2, 1, 2, 2).repeat(len(x), 1, 1, 1),
+    ).view(-1, 4),
+    "a bias of one number": lambda model, x: functional.linear(
+        x, model.first.weight, model.scale[:1]
+    ),
     "where whole numbers are not zero": lambda model, x: (
         x
         + torch.stack([x[0, torch.where(torch.ones(1, 4).long())[1]] for _ in range(len(x))])[:, :4]

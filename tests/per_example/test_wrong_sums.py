@@ -208,3 +208,30 @@ def test_a_model_may_have_a_sparse_buffer() -> None:
     model = seeded(lambda: Forward(lambda model, x: (model.links @ x.t()).t()))
     model.register_buffer("links", torch.eye(4).roll(1, 0).to_sparse())
     assert_matches(model, rows(), TARGETS, clip=0.2)
+
+
+def test_a_table_that_ignores_its_last_row_by_a_negative_number_has_no_gradient_there() -> None:
+    class Bags(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.table = nn.Parameter(torch.randn(9, 3))
+
+        def forward(self, ids: Tensor) -> Tensor:
+            return functional.embedding_bag(ids, self.table, padding_idx=-1)
+
+    ids = torch.tensor([[0, 8, 2], [8, 8, 1], [5, 6, 7], [8, 3, 3], [8, 8, 8]])
+    assert_matches(seeded(Bags), ids, TARGETS, clip=0.2)
+
+
+class TiedWords(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = nn.Embedding(5, 3)
+
+    def forward(self, ids: Tensor) -> Tensor:
+        return self.table(ids).tanh() @ self.table.weight.t()
+
+
+def test_a_table_of_words_and_outputs_has_its_l1_norm_and_no_larger_one() -> None:
+    ids = torch.tensor([[0, 1], [2, 2], [4, 3], [1, 4], [3, 0]])
+    assert_matches(seeded(TiedWords), ids, ids.flip(1), clip=0.5, order=1)
