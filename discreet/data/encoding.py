@@ -339,12 +339,13 @@ def _day(column: Column, row: int, cell: Any) -> float:
 
 def _one_hot(column: Column, cells: list[Any], decimal: str) -> Array:
     places = {level: place for place, level in enumerate(column.levels)}
+    flags = {level.lower(): level for level in column.levels}
     another = len(places)
     found = np.zeros((len(cells), len(column.outputs)))
     for row, cell in enumerate(cells):
         word = _word(cell)
-        if isinstance(cell, bool | np.bool_):
-            word = _flag(word, column.levels)
+        if isinstance(cell, bool | np.bool_):  # pandas reads TRUE as True
+            word = flags.get(word.lower(), word)
         if word not in places and is_empty(cell):
             _refuse_empty(column, row)
             found[row, places.get(str(column.missing), len(column.outputs) - 1)] = 1
@@ -359,11 +360,6 @@ def _word(cell: Any) -> str:
     if whole:
         return str(int(cell))
     return str(cell).strip()
-
-
-def _flag(word: str, levels: Sequence[str]) -> str:
-    """The level that a truth value stands for: pandas reads TRUE as True."""
-    return next((level for level in levels if level.lower() == word.lower()), word)
 
 
 def _hashed(column: Column, cells: list[Any], decimal: str) -> Array:

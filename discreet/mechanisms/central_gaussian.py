@@ -87,9 +87,9 @@ class CentralGaussian:
       too_noisy: "refuse" or "warn": the reaction to settings with which noise drives the model.
     """
 
-    run: ClientSettings = field(default=UNBOUND, repr=False)
-    clip: ClipConfig = field(default=CLIP, repr=False)
-    sizes: Sizes = field(default=PLANNED, repr=False)
+    run: ClientSettings = UNBOUND
+    clip: ClipConfig = CLIP
+    sizes: Sizes = PLANNED
     _: KW_ONLY
     noise_multiplier: float | None = None
     target_epsilon: float | None = None

@@ -78,9 +78,9 @@ class CorrelatedNoise:
       bandwidth: of bsr and bisr; None for that of the least noise on the running sum.
     """
 
-    run: ClientSettings = field(default=UNBOUND, repr=False)
-    clip: ClipConfig = field(default=CLIP, repr=False)
-    sizes: Sizes = field(default=PLANNED, repr=False)
+    run: ClientSettings = UNBOUND
+    clip: ClipConfig = CLIP
+    sizes: Sizes = PLANNED
     _: KW_ONLY
     noise_multiplier: float | None = None
     target_epsilon: float | None = None

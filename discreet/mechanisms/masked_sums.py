@@ -136,9 +136,9 @@ class MaskedGaussian:
       threshold: the number of nodes whose shares open a sum; None for the smallest safe number.
     """
 
-    run: ClientSettings = field(default=UNBOUND, repr=False)
-    clip: ClipConfig = field(default=CLIP, repr=False)
-    sizes: Sizes = field(default=PLANNED, repr=False)
+    run: ClientSettings = UNBOUND
+    clip: ClipConfig = CLIP
+    sizes: Sizes = PLANNED
     _: KW_ONLY
     noise_multiplier: float | None = None
     target_epsilon: float | None = None

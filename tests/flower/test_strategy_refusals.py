@@ -11,14 +11,7 @@ import numpy as np
 import pytest
 from flwr.app import Array, ArrayRecord, ConfigRecord
 
-from discreet import (
-    AdaptiveClipping,
-    CentralGaussian,
-    CorrelatedNoise,
-    FixedClipping,
-    MaskedGaussian,
-    PrivateEvaluation,
-)
+from discreet import AdaptiveClipping, FixedClipping, PrivateEvaluation
 from discreet.flower.array_layout import layout_of
 from discreet.flower.strategy import DPFedAvg
 from discreet.ledger.durable_ledger import DurableLedger, LedgerError
@@ -322,11 +315,3 @@ def test_what_does_not_fit_an_account_is_refused_by_the_argument(
         }
         with pytest.raises((ConfigError, LedgerError), match=said):
             run(tmp_path / "first", num_rounds=1, **given)
-
-
-@pytest.mark.parametrize("kind", [CentralGaussian, MaskedGaussian, CorrelatedNoise])
-def test_a_mechanism_is_shown_by_what_it_was_given(kind: Any) -> None:
-    shown = repr(kind(noise_multiplier=2.5, delta=1e-3, clipping=FixedClipping(0.5)))
-    assert shown.startswith(f"{kind.__name__}(noise_multiplier=2.5,")
-    assert "FixedClipping(norm=0.5)" in shown
-    assert len(shown) < 400
