@@ -13,6 +13,7 @@ examples:
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -20,8 +21,9 @@ import typer
 from typer import Option
 
 from discreet.data.csv_table import CsvTable
-from discreet.data.description import DESCRIPTION, read_description
+from discreet.data.description import DESCRIPTION, DataDescription, read_description
 from discreet.data.targets import FolderError
+from discreet.tables.outside import Outside, cells_outside
 from discreet.tables.owner_split import split_by_owner
 from discreet.tables.proposal import propose
 
@@ -50,6 +52,12 @@ def command(
     if action == "split":
         _split(table, owner, test)
     elif description.is_file():
+        given = {"--owner": owner, "--target": target, "--encoding": encoding}
+        given |= {"--separator": separator}
+        unread = [name for name, value in given.items() if value is not None]
+        unread += ["--write"] * write
+        if unread:
+            print(f"{description} is there already and counts, not {', '.join(unread)}")
         _check(file)
     else:
         proposal = propose(table, target=target, owner=owner)
@@ -85,7 +93,28 @@ def _check(file: Path) -> None:
         f"{folder / DESCRIPTION} fits: {len(task.train)} rows, inputs of shape ({width}), "
         f"{len(task.test)} to test"
     )
+    for each in _outside(folder, description):
+        print(
+            f"{each.name}: {each.count} cells are outside low..high, and count as the nearer end. "
+            "If they are codes for empty cells, such as -9, empty them in the table"
+        )
+    start = f"discreet simulate experiment=table data.path={folder}"
     if task.owners is not None:
         owners = int(task.owners.max()) + 1
         print(f"{owners} owners ({description.owner}), each of whom becomes a client. Start with:")
-        print(f"  discreet simulate experiment=table data.path={folder} data.num_clients={owners}")
+        print(f"  {start} data.num_clients={owners}")
+    elif description.columns:
+        print(
+            "No owner is named: each row becomes a client, and is protected alone. If a person has "
+            "several rows, name the column of persons as owner. Start with:"
+        )
+        print(f"  {start} data.partition=iid data.num_clients={len(task.train)}")
+
+
+def _outside(folder: Path, description: DataDescription) -> Iterator[Outside]:
+    if description.format != "csv":
+        return
+    path = folder / description.file
+    table = CsvTable(path, description.separator, description.encoding, description.decimal)
+    cells = {name: each.to_pylist() for name, each in table.columns(as_text=True).items()}
+    yield from cells_outside(cells, description.columns, decimal=description.decimal)

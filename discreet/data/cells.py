@@ -77,7 +77,7 @@ def numbered(targets: Array, name: str, description: DataDescription) -> Array:
     for place, word in enumerate(words):
         if word not in places:
             if is_empty(targets.flat[place]):
-                problem = f"{name} is empty"
+                problem = f"{name} is empty: leave the row out, or fill it"
             else:
                 problem = f"{name} is not one of classes: add the class in data.toml, or correct it"
             raise RowError(place * len(targets) // targets.size, problem)
@@ -88,7 +88,7 @@ def _target_numbers(targets: Array, name: str, description: DataDescription) -> 
     if targets.dtype == object and description.columns:  # cells as they are written
         for row, cell in enumerate(targets):
             if is_empty(cell):
-                raise RowError(row, f"{name} is empty")
+                raise RowError(row, f"{name} is empty: leave the row out, or fill it")
         targets = np.asarray([str(cell).replace(description.decimal, ".") for cell in targets])
     try:
         return np.asarray(targets, np.float64)

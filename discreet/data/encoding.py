@@ -255,6 +255,14 @@ def is_empty(cell: object) -> bool:
 def _quantities(column: Column, cells: list[Any], decimal: str) -> Array:
     """Numbers and dates: the position in the range and, if empty cells are allowed, a flag for
     them."""
+    shares, empty = shares_of_range(column, cells, decimal)
+    places = np.clip(shares, 0, 1) * 2 - 1
+    return np.stack([places] if column.missing is None else [places, empty], axis=1)
+
+
+def shares_of_range(column: Column, cells: list[Any], decimal: str) -> tuple[Array, Array]:
+    """Numbers and dates (n,): 0 at low, 1 at high, and beyond for cells outside the range; and 1.0
+    for each empty cell, else 0.0."""
     dates = column.kind == DATE
     low, high = (
         _iso_day(column, end) if dates else float(end or 0) for end in (column.low, column.high)
@@ -274,8 +282,7 @@ def _quantities(column: Column, cells: list[Any], decimal: str) -> Array:
             empty[row] = 1.0
         else:
             values[row] = _day(column, row, cell) if dates else _number(column, row, cell, decimal)
-    places = np.clip((values - low) / (high - low), 0, 1) * 2 - 1
-    return np.stack([places] if column.missing is None else [places, empty], axis=1)
+    return (values - low) / (high - low), empty
 
 
 def _refuse_empty(column: Column, row: int) -> None:
@@ -332,10 +339,13 @@ def _day(column: Column, row: int, cell: Any) -> float:
 
 def _one_hot(column: Column, cells: list[Any], decimal: str) -> Array:
     places = {level: place for place, level in enumerate(column.levels)}
+    flags = {level.lower(): level for level in column.levels}
     another = len(places)
     found = np.zeros((len(cells), len(column.outputs)))
     for row, cell in enumerate(cells):
         word = _word(cell)
+        if isinstance(cell, bool | np.bool_):  # pandas reads TRUE as True
+            word = flags.get(word.lower(), word)
         if word not in places and is_empty(cell):
             _refuse_empty(column, row)
             found[row, places.get(str(column.missing), len(column.outputs) - 1)] = 1

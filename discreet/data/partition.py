@@ -158,7 +158,7 @@ def _rows_of_owners(data: DataConfig, owners: torch.Tensor | None) -> _Parts:
     if owners is None:
         raise ValueError(
             f"data.partition: {data.partition} needs data with owners, as femnist and a folder "
-            "with owner in data.toml have"
+            "with owner in data.toml have; iid needs none"
         )
     return [rows.numpy() for rows in rows_by_owner(owners.numpy())]
 

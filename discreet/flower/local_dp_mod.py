@@ -6,6 +6,7 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 
@@ -58,15 +59,23 @@ def local_dp_mod(
         round; other metrics are not sent.
 
     >>> mod = local_dp_mod(clip_norm=1.0, target_epsilon=8.0, delta=1e-5, rounds=20)"""
-    ranges = {name: (float(low), float(high)) for name, (low, high) in (metrics or {}).items()}
-    if not all(math.isfinite(high - low) and low < high for low, high in ranges.values()):
-        raise ValueError(f"metrics must have finite ranges (low, high) (got {ranges})")
+    ranges = _ranges({} if metrics is None else metrics)
     mod = _LocalDp(
         clip_norm, target_epsilon, delta, rounds, None if ledger is None else Path(ledger), ranges
     )
     return lambda message, context, call_next: answered(
         message, partial(mod.reply, message, context, call_next), context.node_config
     )
+
+
+def _ranges(metrics: Ranges) -> dict[str, tuple[float, float]]:
+    """The ranges of metrics. Raises ValueError: they are not finite, or no ranges."""
+    with suppress(TypeError, ValueError, AttributeError):
+        ranges = {name: (float(low), float(high)) for name, (low, high) in metrics.items()}
+        if all(math.isfinite(high - low) and low < high for low, high in ranges.values()):
+            return ranges
+    wanted = 'by name, such as {"loss": (0.0, 4.0)}'
+    raise ValueError(f"metrics must have finite ranges (low, high) {wanted} (got {metrics!r})")
 
 
 @section("")

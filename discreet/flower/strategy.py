@@ -313,7 +313,10 @@ class DPFedAvg(Strategy):
         )
 
     def _check_evaluation(self, evaluate_fn: EvaluateFn | None) -> None:
-        """Raises ConfigError if both the server and the clients would rate the model."""
+        """Raises ConfigError if `evaluate_fn` is no function, or if both the server and the clients
+        would rate the model."""
+        given = evaluate_fn is None or callable(evaluate_fn)
+        require(given, "evaluate_fn", "a function of the round and its arrays", evaluate_fn)
         private = self.config.evaluation.private
         rule = "omitted with private_evaluation: a row holds one accuracy"
         require(not (private and evaluate_fn), "evaluate_fn", rule, evaluate_fn)

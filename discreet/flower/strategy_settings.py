@@ -214,6 +214,15 @@ def _nested(settings: Mapping[str, Any]) -> dict[str, Any]:
     return nested
 
 
+def _check_rating(rating: object) -> None:
+    """Raises ConfigError unless `rating` is a PrivateEvaluation of a metric with a name."""
+    kind = type(rating).__name__
+    rule = "a PrivateEvaluation, such as discreet.PrivateEvaluation(metric=...)"
+    require(isinstance(rating, PrivateEvaluation), "private_evaluation", rule, kind)
+    metric = getattr(rating, "metric", None)
+    require(isinstance(metric, str), "private_evaluation.metric", "the name of a metric", metric)
+
+
 def flower_settings(given: Mapping[str, Any]) -> Settings:
     """The settings of a run with one round and Flower's timeout, which `start` replaces. No
     argument is ignored. Raises ConfigError: an argument has the wrong type, is out of range or not
@@ -227,6 +236,7 @@ def flower_settings(given: Mapping[str, Any]) -> Settings:
     asked["delta"] = 1e-5 if asked["delta"] is None else asked["delta"]
     settings: dict[str, Any] = {key: asked[name] for key, name in GIVEN.items() if name in asked}
     if rating is not None:
+        _check_rating(rating)
         rule = "None with mechanism=MaskedGaussian: another app's metrics are not masked"
         require(not masked, "private_evaluation", rule, rating)
         settings["evaluation"] = {

@@ -20,7 +20,7 @@ from discreet.guard.block_app import SELF_TEST, TRIAL, BlockTask
 from discreet.guard.guard_policy import BlockSettings, GuardPolicy
 from discreet.guard.patient_blocks import archive_of, mock_archive
 from discreet.guard.sandbox import BlockInput, BlockResult, Sandbox, SandboxError
-from discreet.guard.site_guard import JOURNAL, block_limits, opened_again
+from discreet.guard.site_guard import JOURNAL, block_limits, guard_ledger, opened_again
 from discreet.settings.rules import ConfigError
 
 TRIAL_SECONDS = 120.0
@@ -99,16 +99,22 @@ def trial_policy(mock: Path) -> GuardPolicy:
 
 
 def journal_lines(policy: GuardPolicy) -> Iterator[str]:
-    """The guard's answers and refusals, one line each, oldest first."""
+    """The guard's answers and refusals, one line each, oldest first; and the number of rounds that
+    were charged and did not end. LedgerError, after the lines: the account can't be read."""
     path = opened_again(policy) / JOURNAL
+    ended = 0
     for line in path.read_text().splitlines() if path.exists() else ():
         row = {name: _plain(value) for name, value in json.loads(line).items()}
+        ended += "drawn" in row
         what = f"{row['time']}  run {row['run']}  {row['app']}  round {row['round']}  {row['kind']}"
         if "refused" in row:
             yield f"{what}: refused: {row['refused']}"
         else:
             drawn = f"{row['drawn']} blocks, {row['failed']} of them without a result"
             yield f"{what}: {drawn}; epsilon {row['epsilon']:.4g} so far"
+    lost = guard_ledger(policy).spent(policy.unit).num_releases - ended
+    if lost > 0:
+        yield f"charged without an end, as after a crash, and part of what is spent: {lost}"
 
 
 def _plain(value: object) -> object:

@@ -15,6 +15,7 @@ from discreet.queries.metrics import is_uneven
 from discreet.settings.training import TaskConfig
 
 FILE = "constant_guess.json"
+ROUNDING = 1e-9  # metrics.csv has ten digits
 
 
 @dataclass(frozen=True)
@@ -45,7 +46,7 @@ class ConstantGuess:
         said = list[str]()
         accuracy = row.get("accuracy")
         loss = row.get("loss")
-        if accuracy is not None and accuracy <= self.share:
+        if accuracy is not None and accuracy <= self.share + ROUNDING:
             others = [
                 f"{name} {row[name]:.3f}"
                 for name in ("auc", "balanced_accuracy")

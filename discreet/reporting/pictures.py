@@ -170,8 +170,9 @@ def _score(groups: Sequence[Group], records: Sequence[RunRecord]) -> Picture:
 def _epsilon(groups: Sequence[Group], records: Sequence[RunRecord], guarantee: str) -> Picture:
     """Epsilon by every accountant for a single setting; by the runs' own accountants for
     several."""
-    by = ", ".join(sorted({record.config.privacy.accountant for record in records}))
-    deltas = ", ".join(sorted({f"{record.config.privacy.delta:g}" for record in records}))
+    drawn = [record.config.privacy for record in records if record.series(f"epsilon_{guarantee}")]
+    by = ", ".join(sorted({privacy.accountant for privacy in drawn}))
+    deltas = ", ".join(sorted({f"{privacy.delta:g}" for privacy in drawn}))
     curves = {group.label: group.records[0].series(f"epsilon_{guarantee}") for group in groups}
     if len(groups) == 1:
         curves = epsilon_curves(records[0], guarantee)

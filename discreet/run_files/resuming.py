@@ -37,6 +37,10 @@ CHANGEABLE = (
     "training.learning_rate",
     "training.momentum",
 )
+# those that another Flower app has arguments for
+CHANGEABLE_OF_APPS = tuple(
+    each for each in CHANGEABLE if each.startswith(("rounds", "sampling.", "privacy.", "server."))
+)
 WHICH_RUN = ("resume", "output_dir")
 
 Flat = Mapping[str, Any]
@@ -128,7 +132,11 @@ def _is_new(word: Phrase, name: str, value: object, was: Flat, first: Flat) -> b
     if value == first.get(name):
         return False
     has = was.get(name)
-    free = joined(", ", [Key(each) for each in CHANGEABLE if _may_change(each, was)])
+    if was.get("model.name") == FLOWER_APP:
+        known = CHANGEABLE_OF_APPS
+    else:
+        known = CHANGEABLE
+    free = joined(", ", [Key(each) for each in known if _may_change(each, was)])
     if has is None:
         has = first.get(name)
     kept = " can't change in a resumed run, which has "

@@ -19,7 +19,18 @@ from discreet.tables.header import column_place, names_in
 MOST_LEVELS = 20
 MOST_CLASSES = 10  # of numbers: a target with more is a quantity
 MOST_TEXT_CLASSES = 1000
-DATE_FORMATS = ("%Y-%m-%d", "%d.%m.%Y", "%d/%m/%Y", "%m/%d/%Y", "%Y/%m/%d", "%d-%m-%Y")
+DATE_FORMATS = (
+    "%Y-%m-%d",
+    "%d.%m.%Y",
+    "%d/%m/%Y",
+    "%m/%d/%Y",
+    "%Y/%m/%d",
+    "%d-%m-%Y",
+    "%d.%m.%Y %H:%M",
+    "%d.%m.%Y %H:%M:%S",
+)
+# Numbers that stand for an empty cell in many tables, if they lie far from all others.
+CODES = (-9, -99, -999, -9999, 99, 999, 9999, 99999)
 OWNERS = re.compile(
     r"(patient|person|user|customer|client|member|subject|pupil|student)(_?(id|no|nr|number))?",
     re.I,
@@ -120,7 +131,7 @@ class _Head:
     def lines(self) -> Iterator[str]:
         folder = self.table.path.parent
         yield 'format = "csv"'
-        yield f"file = {json.dumps(self.table.path.name)}"
+        yield f"file = {_quoted(self.table.path.name)}"
         if (folder / "test.csv").is_file() and self.table.path.name != "test.csv":
             yield 'test = "test.csv"          # public: nobody in it is protected'
         if self.table.separator is not None:
@@ -129,9 +140,9 @@ class _Head:
             yield f"encoding = {json.dumps(self.table.encoding)}"
         if self.decimal != ".":
             yield f"decimal = {json.dumps(self.decimal)}"
-        yield f"target = {json.dumps(self.target)}"
+        yield f"target = {_quoted(self.target)}"
         if self.owner is not None:
-            yield f"owner = {json.dumps(self.owner)}       # each of them becomes a client"
+            yield f"owner = {_quoted(self.owner)}       # each of them becomes a client"
         else:
             yield '# owner = "..."           # the column of whose each row is, if there is one'
 
@@ -175,7 +186,7 @@ def _column_lines(guesses: Mapping[str, Guess], table: CsvTable) -> Iterator[str
         if re.fullmatch(r"[A-Za-z0-9_-]+", name):
             key = name
         else:
-            key = json.dumps(name)
+            key = _quoted(name)
         why = each.why
         if each.wrong_row is not None:
             line, _ = records[each.wrong_row + 1]
@@ -200,7 +211,9 @@ def guessed_column(name: str, cells: Sequence[str], decimal: str) -> Guess:
         if len(known) == len(cells) > MOST_LEVELS and IDENTIFIERS.search(name):
             return Guess("", "every row has a different number, like an identifier")
         return _number_guess(numbers, some_empty)
-    days = next((found for form in DATE_FORMATS if (found := _days(full, form))), None)
+    days = _iso_days(full) or next(
+        (found for form in DATE_FORMATS if (found := _days(full, form))), None
+    )
     if days is not None:
         return replace(_date_guess(*days), line=_with_missing(_date_guess(*days).line, some_empty))
     if len(known) <= MOST_LEVELS and len(known) < max(len(full) / 2, 3):
@@ -244,10 +257,31 @@ def _with_missing(line: str, some_empty: bool) -> str:
 
 
 def _number_guess(numbers: Sequence[float], some_empty: bool) -> Guess:
+    code = _code_in(numbers)
+    why = ""
+    if code is not None:
+        numbers = [number for number in numbers if number != code]
+        why = f"is {code:g} a code for an empty cell? Then empty these cells in the table"
     low, high = (0.0, 1.0) if {*numbers} <= {0.0, 1.0} else _round_range(numbers)
     if not some_empty:
-        return Guess(f"[{low:g}, {high:g}]")
-    return Guess(f'{{ kind = "number", low = {low:g}, high = {high:g}, missing = "middle" }}')
+        return Guess(f"[{low:g}, {high:g}]", why)
+    return Guess(f'{{ kind = "number", low = {low:g}, high = {high:g}, missing = "middle" }}', why)
+
+
+def _code_in(numbers: Sequence[float]) -> float | None:
+    """The smallest or largest number, if it looks like a code for an empty cell.
+
+    >>> _code_in([35.0, 80.0, -9.0, 51.0]), _code_in([-9.0, -8.0, 3.0])
+    (-9.0, None)
+    """
+    known = sorted({*numbers})
+    if len(known) < 3:
+        return None
+    ends = ((known[0], known[1], known[1:]), (known[-1], known[-2], known[:-1]))
+    for end, nearest, others in ends:
+        if end in CODES and abs(end - nearest) > (others[-1] - others[0]) / 4:
+            return end
+    return None
 
 
 def _date_guess(form: str, first: date, last: date) -> Guess:
@@ -277,6 +311,15 @@ def _days(cells: Sequence[str], form: str) -> tuple[str, date, date] | None:
     return None
 
 
+def _iso_days(cells: Sequence[str]) -> tuple[str, date, date] | None:
+    """The days of dates with or without a time, such as 2022-01-31 10:30:00, which a column reads
+    without a format."""
+    with suppress(ValueError):
+        days = [datetime.fromisoformat(cell).date() for cell in cells]
+        return DATE_FORMATS[0], min(days), max(days)
+    return None
+
+
 def _round_range(numbers: Sequence[float]) -> tuple[float, float]:
     """A range with round ends that contains the numbers, so that it reveals less about the smallest
     and the largest.
@@ -291,4 +334,8 @@ def _round_range(numbers: Sequence[float]) -> tuple[float, float]:
 
 
 def _listed(words: Sequence[str]) -> str:
-    return f"[{', '.join(json.dumps(word, ensure_ascii=False) for word in words)}]"
+    return f"[{', '.join(map(_quoted, words))}]"
+
+
+def _quoted(word: str) -> str:
+    return json.dumps(word, ensure_ascii=False)

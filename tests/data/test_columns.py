@@ -67,6 +67,13 @@ def test_a_messy_table_becomes_the_numbers_that_its_description_says(tmp_path: P
     assert task.test.inputs.tolist()[0][:4] == [0, 1, 0, 0]
 
 
+def test_truth_values_as_pandas_reads_them_are_the_levels_of_the_table() -> None:
+    columns = columns_of({"smoker": ["FALSE", "TRUE"]})
+    read = encoded_columns({"smoker": [True, np.bool_(False)]}, columns)
+    assert read.tolist() == encoded_columns({"smoker": ["TRUE", "FALSE"]}, columns).tolist()
+    assert read.tolist() == [[0, 1, 0], [1, 0, 0]]
+
+
 def test_spaces_around_the_name_of_an_owner_make_no_second_person(tmp_path: Path) -> None:
     spaced = [ROWS[0], ROWS[1].replace("P1;", " P1 ;"), ROWS[2]]
     task = load_folder(str(write(tmp_path, spaced)))

@@ -231,6 +231,8 @@ def test_a_metric_leaves_with_a_public_range_alone_noised_and_paid_for(ledger: P
         ({"delta": 1.0}, "delta must be"),
         ({"rounds": 0}, "rounds must be"),
         ({"metrics": {"loss": (1.0, 1.0)}}, "metrics must have finite ranges"),
+        ({"metrics": {"loss": 1.0}}, "metrics must have finite ranges"),
+        ({"metrics": "loss"}, r"metrics must have finite ranges .* \(got 'loss'\)"),
     ],
 )
 def test_wrong_arguments_are_refused(wrong: dict[str, object], said: str) -> None:

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from flwr.app import Array, ArrayRecord, ConfigRecord
 
-from discreet import AdaptiveClipping, FixedClipping
+from discreet import AdaptiveClipping, FixedClipping, PrivateEvaluation
 from discreet.flower.array_layout import layout_of
 from discreet.flower.strategy import DPFedAvg
 from discreet.ledger.durable_ledger import DurableLedger, LedgerError
@@ -64,6 +64,14 @@ ARGUMENTS: list[tuple[dict[str, Any], str]] = [
         r"^target_epsilon must be a number, .* \(got the text '8'\)",
     ),
     ({"on_round": "print"}, r"^on_round must be a function \(got print\)"),
+    (
+        {"private_evaluation": "accuracy"},
+        r"^private_evaluation must be a PrivateEvalua.* \(got str",
+    ),
+    (
+        {"private_evaluation": PrivateEvaluation(metric=3)},  # type: ignore[arg-type]
+        r"^private_evaluation\.metric must be the name of a metric \(got 3\)",
+    ),
     ({"resume": True, "output_dir": None}, "output_dir must be given with resume=True"),
 ]
 
@@ -155,6 +163,9 @@ def test_what_start_is_given_is_checked_before_a_folder_exists(tmp_path: Path) -
     wrong: dict[str, dict[str, Any]] = {
         r"train_config must be a ConfigRecord, or a function .* \(got dict\)": {
             "train_config": {"lr": 0.1}
+        },
+        r"evaluate_fn must be a function of the round and its arrays \(got accuracy\)": {
+            "evaluate_fn": "accuracy"
         },
         r"evaluate_fn must be a function that gives a MetricRecord \(got tuple\)": {
             "evaluate_fn": lambda *_: (0.3, {})

@@ -95,7 +95,12 @@ CHANGED: dict[str, tuple[dict[str, Any], str]] = {
         noised(noise_multiplier=0.5),
         r"noise_multiplier=0\.5 can't change in a resumed run",
     ),
-    "a larger delta": (noised(delta=1e-2), r"delta=0\.01 can't change"),
+    "a larger delta": (
+        noised(delta=1e-2),
+        r"delta=0\.01 can't change in a resumed run, which has delta=0\.001\. Settings that may "
+        r"change: num_rounds, min_available_nodes, account, server_optimizer\.learning_rate, "
+        r"server_optimizer\.momentum, timeout$",
+    ),
     "a smaller fraction": ({"fraction_train": 0.5}, r"fraction_train=0\.5 can't change"),
     "a larger budget": (noised(max_epsilon=90.0), r"max_epsilon=90\.0 can't change"),
     "another clip norm": (noised(clipping=AdaptiveClipping(5.0)), r"clip_norm=5\.0 can't change"),

@@ -15,6 +15,7 @@ import pytest
 from discreet.cli.main import main
 from discreet.guard import site_check
 from discreet.guard.patient_blocks import read_split
+from discreet.guard.sandbox import BlockResult
 from discreet.guard.site_guard import SiteGuard
 from discreet.ledger.rollback_guard import STATE_VARIABLE
 from discreet.node.account import Refused
@@ -172,6 +173,20 @@ def test_the_log_says_what_ran_what_it_cost_and_what_was_refused(
     assert "stranger/app 1.0.0" in first
     assert "2 blocks, 0 of them without a result; epsilon" in first
     assert "refused: this site's guard does not answer messages of type query" in second
+
+
+def test_the_log_counts_a_round_that_was_charged_before_a_crash(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    class Killed(PlayedSandbox):
+        def run(self, *_: object) -> Iterator[BlockResult]:
+            raise KeyboardInterrupt
+
+    policy = site(tmp_path, PATIENTS)
+    with pytest.raises(KeyboardInterrupt):
+        SiteGuard(policy, sandbox=Killed(opposed)).answer(message(), context(), APP)  # type: ignore[arg-type]
+    assert main(["site", "log", str(tmp_path / "guard.toml")]) == 0
+    assert capsys.readouterr().out.startswith("charged without an end, as after a crash")
 
 
 def test_status_says_the_guarantee_and_what_is_left_and_privacy_json_has_the_same(

@@ -74,6 +74,8 @@ def test_a_model_of_even_classes_or_of_numbers_that_has_learned_nothing_is_told(
         "accuracy 0.500 is not above the share of the largest class, 0.500, which the same answer "
         "for everybody has"
     )
+    third = ConstantGuess(6 / 11, None, uneven=False)
+    assert third.warning({"accuracy": 0.5454545455}) is not None  # as metrics.csv has it
     assert "r2 -0.100 is not above 0" in str(last_warning(None, [{"r2": -0.1, "loss": 0.3}]))
     assert last_warning(None, [{"r2": 0.1, "loss": 0.3}]) is None
 

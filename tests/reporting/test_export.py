@@ -37,6 +37,13 @@ model = Classifier()
 said = model.predict_proba(rows)
 print(json.dumps([said.tolist(), model.predict(rows).tolist()]))
 assert 0 <= roc_auc_score(rows["readmitted"] == "yes", said[:, 1]) <= 1
+for wrong in (rows.drop(columns=["age"]), rows["age"], rows.to_numpy(), None):
+    try:
+        model.predict(wrong)
+    except ValueError as error:
+        assert "must be a DataFrame or a dictionary of lists; missing: " in str(error)
+    else:
+        raise AssertionError(wrong)
 """
 
 

@@ -108,6 +108,16 @@ def html(tmp_path_factory: pytest.TempPathFactory) -> str:
     return (folder / "report.html").read_text()
 
 
+def test_a_picture_of_epsilon_names_the_deltas_of_the_runs_that_it_shows(tmp_path: Path) -> None:
+    make_run(tmp_path / "user", f"{NOISE}=1", "privacy.delta=1e-4")
+    off = ("privacy.user.enabled=false", "privacy.user.target_epsilon=null")
+    make_run(tmp_path / "none", *off, "privacy.delta=1e-3")
+    (shown,) = [
+        each for each in report_of([tmp_path]).pictures if each.title.startswith("Epsilon after")
+    ]
+    assert shown.note == "At delta 0.0001, by pld."
+
+
 def test_the_page_of_a_run_says_that_its_model_is_no_better_and_why_it_stopped(
     tmp_path: Path,
 ) -> None:

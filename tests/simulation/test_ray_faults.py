@@ -196,8 +196,8 @@ def test_without_a_seed_a_chunk_that_is_done_again_draws_anew(
     seen: list[list[float]] = []
     replies = RayWorkers.replies
 
-    def watched(self: Any, works: Any) -> Iterator[Any]:
-        for each in replies(self, works):
+    def watched(self: Any, params: Tensor, works: Any) -> Iterator[Any]:
+        for each in replies(self, params, works):
             seen.append(each.values.tolist())
             yield each
 

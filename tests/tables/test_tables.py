@@ -18,7 +18,7 @@ from discreet.data.targets import FolderError
 from discreet.tables.owner_split import is_tested, split_by_owner
 from discreet.tables.proposal import guessed_column, propose
 from tests.command import data, new
-from tests.tables.made_tables import HEAD, write_table
+from tests.tables.made_tables import HEAD, TOML, write_table
 
 
 @pytest.fixture
@@ -74,6 +74,9 @@ def test_a_proposal_says_first_what_is_not_private_and_names_every_column_to_rep
         ),
         ("day", ["2021-03-04"] * 9, '{ kind = "date", low = 2021-01-01, high = 2021-12-31 }'),
         ("day", ["04/13/2021", ""] * 9, 'format = "%m/%d/%Y", missing = "middle" }'),
+        ("day", ["2021-03-04 10:30:00"] * 9, "low = 2021-01-01, high = 2021-12-31 }"),
+        ("day", ["04.03.2021 10:30"] * 9, 'format = "%d.%m.%Y %H:%M" }'),
+        ("pressure", ["110", "170", "-9", "140"] * 9, "[110, 180]"),
         ("sex", ["M", "F"] * 9, '["F", "M"]'),
         ("case_id", [str(number) for number in range(40)], ""),
         ("empty", ["", "NA"], ""),
@@ -169,6 +172,34 @@ def test_a_cell_that_keeps_a_column_from_its_kind_is_named_by_its_line(
     rows = [*MESSY[:3], MESSY[3].replace(old, new), *MESSY[4:]]
     assert checked(tmp_path, PLAIN + "\n".join(rows), "--target", "out") == 0
     assert said in capsys.readouterr().out
+
+
+def test_a_description_that_is_there_counts_and_cells_outside_its_ranges_are_counted(
+    table: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    train = table.rename(table.with_name("train.csv"))
+    given = TOML.replace("[0, 100]", "[0, 60]").replace('test = "test.csv"\n', "")
+    (train.parent / "data.toml").write_text(given)
+    rows = csv.DictReader(train.read_text("utf-8-sig").splitlines(), delimiter=";")
+    old = sum(int(row["age"]) > 60 for row in rows)
+    assert data(["check", str(train), "--owner", "sex", "--write"]) == 0
+    said = capsys.readouterr().out
+    assert "data.toml is there already and counts, not --owner, --write" in said
+    assert f"age: {old} cells are outside low..high" in said
+    assert "visit_date: " not in said
+
+
+def test_a_table_without_owners_starts_with_each_row_as_a_client(
+    table: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    train = table.rename(table.with_name("train.csv"))
+    given = TOML.replace('owner = "patient_id"\n', "").replace('test = "test.csv"\n', "")
+    (train.parent / "data.toml").write_text(given)
+    assert data(["check", str(train)]) == 0
+    rows = len(train.read_text().splitlines()) - 1
+    said = capsys.readouterr().out
+    assert "each row becomes a client" in said
+    assert f"data.partition=iid data.num_clients={rows}" in said
 
 
 def test_a_file_that_data_toml_does_not_describe_is_not_said_to_fit(
