@@ -210,7 +210,7 @@ def test_a_model_may_have_a_sparse_buffer() -> None:
     assert_matches(model, rows(), TARGETS, clip=0.2)
 
 
-def test_a_table_that_ignores_its_last_row_by_a_negative_number_has_no_gradient_there() -> None:
+def test_a_row_that_a_negative_number_ignores_has_no_gradient() -> None:
     class Bags(nn.Module):
         def __init__(self) -> None:
             super().__init__()
