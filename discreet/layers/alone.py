@@ -18,6 +18,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import zip_longest
 from typing import Any
 
 import torch
@@ -49,13 +50,14 @@ from discreet.layers.lanes import (
     level,
     within,
 )
-from discreet.layers.refusals import SharedTensor, Unserved, place
+from discreet.layers.refusals import DERIVING, FILLING, Needs, Unserved, place
 from discreet.layers.terms import Rows, Slot, Term
 
 TermsOf = Callable[[Tensor], list[Term]]
 Use = tuple[GradientEdge, TermsOf]
 Rule = Callable[..., Any]
 _NESTED = (list, tuple)
+_OF_GRADIENTS = ("outputs", "inputs", "grad_outputs")
 _LAYOUTS = (torch.channels_last, torch.channels_last_3d)
 
 
@@ -77,6 +79,8 @@ class Alone(TorchFunctionMode):
       size: the rows of an example, 1 unless it is a unit of several.
       fills: True if each new tensor is one of its own for each example, so that the forward may
         write what differs between examples into it. Otherwise those are that may be a batch.
+      derives: True if the forward takes gradients. Each parameter then has a copy for each example,
+        since the terms of a rule are not those of a gradient's gradient.
     """
 
     def __init__(
@@ -94,7 +98,8 @@ class Alone(TorchFunctionMode):
         self.uses = list[Use]()
         self.rules = rules
         self.settled = questions.settled
-        self.fills = bool(questions.filling)
+        self.fills = FILLING in questions.needs
+        self.derives = DERIVING in questions.needs
         self.size = 1
         self.questions = 0
         self.modules = modules
@@ -141,7 +146,8 @@ class Alone(TorchFunctionMode):
         function = function_of(func)
         is_python = function.is_python and func is not self.inner
         rule = self.rules.get(function.name)
-        if rule is not None and not function.writes and is_python == (function.name in PYTHON):
+        serves = rule is not None and not function.writes and not self.derives
+        if rule is not None and serves and is_python == (function.name in PYTHON):
             result = self._ruled(rule, args, named)
             if result is not NotImplemented:
                 return result
@@ -151,8 +157,10 @@ class Alone(TorchFunctionMode):
             if function.name == "requires_grad" and is_lane(args[0]):
                 return bare(args[0]).requires_grad
             return func(*args, **named)
-        is_inner = function.name == "grad" and level() != self.level
-        if (function.is_banned and not is_inner) or named.get("out") is not None:
+        is_gradient = function.name == "grad" and is_python
+        if is_gradient and level() == self.level:
+            return self._gradient(func, args, named)
+        if (function.is_banned and not is_gradient) or named.get("out") is not None:
             raise Unserved(f"{function.name}{place()}")
         if is_python and not function.is_plain:
             return called_inside(self, func, types, args, named)
@@ -270,11 +278,38 @@ class Alone(TorchFunctionMode):
         or with False."""
         value = args[0]
         wanted = by_name(("value", "requires_grad"), args, named).get("requires_grad", True)
-        if self.slot(value) is not None or (wanted and level() == self.level):
+        if self.slot(value) is None and wanted and level() != self.level:
+            return func(*args, **named)
+        if self.slot(value) is not None or (wanted and not is_lane(value)):
             raise Unserved(f"requires_grad_{place()}")
         if wanted:
-            return func(*args, **named)
+            self._check_derives()
+            with below_vmap(self.level):
+                within(value).requires_grad_()
         return value
+
+    def _check_derives(self) -> None:
+        if not self.derives:
+            raise Needs(DERIVING, f"a gradient within the forward{place()}")
+
+    def _gradient(self, func: Any, args: tuple[Any, ...], named: dict[str, Any]) -> Any:
+        """`torch.autograd.grad` for values of one example, of which each depends on its own
+        example's values alone."""
+        self._check_derives()
+        given = by_name(_OF_GRADIENTS, args, named)
+        values, by, factors = (_listed(given.pop(name, None)) for name in _OF_GRADIENTS)
+        by = [self.copied(value) for value in by]
+        if not all(self._is_own(value) for value in (*values, *by)):
+            raise Unserved(f"a gradient by what all examples share{place()}")
+        with below_vmap(self.level):
+            rows = [all_of(value) for value in values]
+            pairs = zip_longest(rows, factors)
+            factors = [torch.ones_like(a) if b is None else self.rows(b) for a, b in pairs]
+            found = func(rows, list(map(within, by)), factors, **given)
+        return tuple(
+            None if value is None else as_lane_like(value, like)
+            for value, like in zip(found, by, strict=True)
+        )
 
     def _fills_by_mask(self, target: Any, index: Any, value: Any) -> bool:
         """True for `target[mask] = number`."""
@@ -332,12 +367,12 @@ class Alone(TorchFunctionMode):
             raise ValueError(writes(self._name(lambda value: _memory(value) == memory)))
 
     def _check_lanes(self, args: tuple[Any, ...], name: str) -> None:
-        """Raises SharedTensor for a write of what differs between examples into a tensor that they
+        """Raises Needs for a write of what differs between examples into a tensor that they
         share."""
         if not self.fills and isinstance(args[0], Tensor) and not is_lane(args[0]):
             given = _tensors(args[1:])
             if any(is_lane(value) or self.slot(value) is not None for value in given):
-                raise SharedTensor(f"{name} writes into a tensor of all examples{place()}")
+                raise Needs(FILLING, f"{name} writes into a tensor of all examples{place()}")
 
     def copied(self, value: Any) -> Any:
         """The copy for each example of a trainable parameter; any other value as it is."""
@@ -408,6 +443,12 @@ def _viewing(value: Tensor) -> Any:
     if all_of(value).is_contiguous():
         return Tensor.view
     return Tensor.reshape
+
+
+def _listed(values: Any) -> list[Any]:
+    if values is None or isinstance(values, Tensor):
+        return [] if values is None else [values]
+    return list(values)
 
 
 def _tensors(values: Iterable[Any]) -> list[Tensor]:

@@ -22,12 +22,12 @@ _FEWEST_IN_A_GROUP = 8
 @dataclass(frozen=True, slots=True)
 class Questions:
     """Questions that made-up examples answered differently (`asked`), and those with one answer for
-    every batch (`settled`) while the model's other numbers stay as they are (`numbers`). `filling`:
-    the writes for which each example needs new tensors of its own."""
+    every batch (`settled`) while the model's other numbers stay as they are (`numbers`). `needs`:
+    what a pass turned out to need (`refusals.Needs`)."""
 
     asked: dict[Question, None] = field(default_factory=dict)
     settled: dict[Question, bool] = field(default_factory=dict)
-    filling: dict[str, None] = field(default_factory=dict)
+    needs: dict[str, None] = field(default_factory=dict)
     numbers: list[object] = field(default_factory=list)
 
 

@@ -11,6 +11,8 @@ import torch
 # Errors that a forward may raise on inputs that it can't handle.
 CONFUSED = (TypeError, ValueError, RuntimeError, AttributeError, LookupError, AssertionError)
 SCRIPTED = "a scripted module, which vmap can't see into: give it as it was before the script"
+FILLING = "filling"
+DERIVING = "deriving"
 _HERE = Path(__file__).parent
 _HOMES = (str(Path(torch.__file__).parent), str(_HERE), str(_HERE.with_name("per_example")))
 
@@ -19,8 +21,13 @@ class Unserved(Exception):
     """The examples can't run side by side, so they run one after the other."""
 
 
-class SharedTensor(Unserved):
-    """A forward writes what differs between examples into a new tensor that they share."""
+class Needs(Unserved):
+    """A pass needs to be made again in another way, `need`: `FILLING` if the forward writes what
+    differs between examples into a new tensor that they share, `DERIVING` if it takes gradients."""
+
+    def __init__(self, need: str, reason: str) -> None:
+        super().__init__(reason)
+        self.need = need
 
 
 class MixesExamples(ValueError):

@@ -34,12 +34,13 @@ from discreet.per_example.objective import (
     Objective,
     Tree,
     count_of,
+    detached,
     filled,
     mapped,
     objective_of,
     rows_of,
 )
-from discreet.per_example.passes import FEWEST, GradientsOfSome, one_pass, passes
+from discreet.per_example.passes import FEWEST, GradientsOfSome, needed_pass, passes
 from discreet.per_example.trial import (
     AGREEMENT,
     COARSE_AGREEMENT,
@@ -122,9 +123,9 @@ def _check_alone(objective: Objective, loss: _EachRow, examples: Tree) -> None:
     """Raises MixesExamples unless the outputs of examples together equal those of each alone. If
     examples answer the forward's questions differently, this is checked for those that answer
     alike."""
-    with torch.no_grad(), put_back(objective.kept):
+    with torch.enable_grad(), put_back(objective.kept):
         try:
-            loss.of(objective.outputs(examples))
+            loss.of(objective.outputs(detached(examples)))
         # For example a batch whose lengths must be sorted. If each alone runs, nothing is known.
         except CONFUSED:
             loss.of(objective.outputs(rows_of(examples, slice(0, 1))), 1)
@@ -146,18 +147,19 @@ def _check_alone(objective: Objective, loss: _EachRow, examples: Tree) -> None:
         waiting += [places[group] for group in groups]
 
 
-@torch.no_grad()
 def _valued(objective: Objective, examples: Tree, count: int) -> Tensor:
-    with put_back(objective.kept), OfMany(count):
-        return objective.loss(objective.outputs(examples), objective.zeros(count))
+    # With gradients, as the forward may take some itself.
+    with torch.enable_grad(), put_back(objective.kept), OfMany(count):
+        outputs = objective.outputs(detached(examples))
+        return objective.loss(outputs, objective.zeros(count)).detach()
 
 
 def _groups(objective: Objective, examples: Tree, count: int) -> list[Tensor]:
     """The indices of the examples, grouped by equal answers."""
     try:
         rows = max(count, FEWEST)
-        asked = Questions(filling={"": None})
-        one_pass(objective, filled(examples, rows), objective.zeros(rows), asked)
+        asked = Questions()
+        needed_pass(objective, filled(examples, rows), objective.zeros(rows), asked)
     except AnswersDiffer as split:
         return split.groups(count)
     except Unserved:
@@ -318,7 +320,7 @@ def _settled(objective: Objective, trials: list[Tree], questions: Questions) -> 
         doubles = [mapped(_double, examples) for examples in trials]
         _tried_on(wide, doubles[0], Questions())
         return _settled_by(wide, doubles, questions)
-    return Questions(filling=questions.filling)
+    return Questions(needs=questions.needs)
 
 
 def _settled_by(objective: Objective, trials: list[Tree], questions: Questions) -> Questions:
@@ -396,14 +398,14 @@ class _Calls(TorchFunctionMode):
         return result
 
 
-@torch.no_grad()
+@torch.enable_grad()
 def _first_difference(objective: Objective, examples: Tree) -> str:
     """The first call whose results for several examples differ from those of each alone."""
     every = list[list[tuple[str, str, list[Tensor]]]]()
     for some in (slice(None), *(slice(at, at + 1) for at in range(ROWS))):
         given = rows_of(examples, some)
         with put_back(objective.kept), OfMany(count_of(given)), _Calls() as calls:
-            objective.outputs(given)
+            objective.outputs(detached(given))
         every.append(calls.seen)
     for (name, where, together), *others in zip(*every, strict=False):
         if any((other[0], other[1]) != (name, where) for other in others):

@@ -23,7 +23,15 @@ from discreet.layers.layer_rules import RULES
 from discreet.layers.refusals import Unserved
 from discreet.layers.terms import Rows, Term
 from discreet.per_example.attributes import put_back
-from discreet.per_example.objective import LOSS_SCALE, Objective, Tree, count_of, filled, rows_of
+from discreet.per_example.objective import (
+    LOSS_SCALE,
+    Objective,
+    Tree,
+    count_of,
+    detached,
+    filled,
+    rows_of,
+)
 from discreet.per_example.passes import FEWEST, as_batches_of_one, side_by_side
 from discreet.per_example.trial import same_chance, seed_draws
 
@@ -102,6 +110,7 @@ def plain_gradient(objective: Objective, inputs: Tree, targets: Tree) -> list[Te
     autograd; zero for unused parameters. It is scaled afterwards: a hook or a backward that clamps
     gradients would do something else to scaled ones."""
     parameters = objective.trainable()
+    inputs = detached(inputs)
     unit = (rows_of(inputs, 0), rows_of(targets, 0)) if objective.of_units else None
     with torch.enable_grad(), OfMany(1 if unit is None else count_of(unit[0])):
         if unit is not None:

@@ -61,12 +61,12 @@ def _try_with_model(objective: Objective, inputs: Tree, targets: Tree) -> None:
     def losses(some: slice) -> Tensor:
         given = rows_of(examples, some)
         with OfMany(count_of(given)):
-            return objective.losses(objective.outputs(given), rows_of(wanted, some))
+            return objective.losses(objective.outputs(given), rows_of(wanted, some)).detach()
 
     mixes = False
     with (
         suppress(*CONFUSED),
-        torch.no_grad(),
+        torch.enable_grad(),
         same_chance(objective.parameters[0].device),
         Undrawn(),
     ):

@@ -27,7 +27,7 @@ from discreet.layers.branches import NOTHING_ASKED, AnswersDiffer, Questions
 from discreet.layers.convolution import Convolved
 from discreet.layers.custom_functions import seen
 from discreet.layers.layer_rules import RULES
-from discreet.layers.refusals import CONFUSED, SCRIPTED, SharedTensor, Unserved, place_of_error
+from discreet.layers.refusals import CONFUSED, DERIVING, SCRIPTED, Needs, Unserved, place_of_error
 from discreet.layers.terms import Lookup, Outer, Pair, Rows, Slot, Term, Tied
 from discreet.per_example.attributes import put_back
 from discreet.per_example.objective import (
@@ -36,6 +36,7 @@ from discreet.per_example.objective import (
     Tree,
     batches_in,
     count_of,
+    detached,
     filled,
     logit_gradients,
     mapped,
@@ -43,6 +44,7 @@ from discreet.per_example.objective import (
     rows_of,
 )
 
+_COPIED_FLOATS = 2**26  # 256 MB of float32
 FEWEST = 4  # least number of rows in a pass: smaller batches are padded
 
 
@@ -72,11 +74,7 @@ def passes(
     count = count_of(inputs)
     rows = max(count, FEWEST)
     try:
-        terms = one_pass(objective, filled(inputs, rows), filled(targets, rows), questions)
-    except SharedTensor as found:
-        questions.filling[str(found)] = None
-        yield from passes(objective, inputs, targets, questions)
-        return
+        terms = needed_pass(objective, filled(inputs, rows), filled(targets, rows), questions)
     except AnswersDiffer as split:
         if split.question:
             questions.asked[split.question] = None
@@ -89,6 +87,19 @@ def passes(
                 yield inner.within(places)
         return
     yield GradientsOfSome(None, rows, terms)
+
+
+def needed_pass(
+    objective: Objective, inputs: Tree, targets: Tree, questions: Questions
+) -> list[Term]:
+    """As `one_pass`; one that turns out to need something is made again with it."""
+    while True:
+        try:
+            return one_pass(objective, inputs, targets, questions)
+        except Needs as found:
+            if found.need in questions.needs:
+                raise
+            questions.needs[found.need] = None
 
 
 def one_pass(
@@ -105,6 +116,9 @@ def one_pass(
       AnswersDiffer: examples answer a question of the forward differently.
     """
     count = count_of(inputs)
+    size = sum(slot.shape.numel() for slot in objective.slots.values())
+    if DERIVING in questions.needs and count * size > _COPIED_FLOATS:
+        raise Unserved("a gradient within the forward, of a model that is too large for copies")
     alone = Alone(objective.slots, count, objective.modules, rules=RULES, questions=questions)
     if objective.of_units:
         alone.size = int(next(part.shape[1] for part in batches_in(inputs)))
@@ -120,7 +134,10 @@ def one_pass(
     uses = alone.uses[::-1]
     alone.uses.clear()
     edges = [edge for edge, _ in uses]
-    gradients = list(_output_gradients(objective, outputs, losses, targets, edges))
+    try:
+        gradients = list(_output_gradients(objective, outputs, losses, targets, edges))
+    except RuntimeError as error:
+        raise Unserved(_reason(error)) from error
     held = list[Term]()
     while uses:  # frees what no term holds
         grads = gradients.pop()
@@ -150,7 +167,7 @@ def _forward(
         with objective.casting():
             return one_each(objective.loss(outputs, target), 1)
 
-    given = [inputs, targets]
+    given = [detached(inputs), targets]
     if not objective.of_units:
         given = [as_batches_of_one(tree) for tree in given]
     found = side_by_side(alone, single, *given)

@@ -231,7 +231,7 @@ def two_passes(objective: Objective, inputs: Tree, others: Tree = None) -> tuple
     moved = [name for name in moved_since(model, before) if name in dict(model.named_parameters())]
     before = parameters_and_buffers(model)
     if others is not None:
-        with same_chance(device), torch.no_grad():
+        with same_chance(device):
             objective.outputs(mapped(_larger, others))
     with same_chance(device):
         again = objective.outputs(inputs)

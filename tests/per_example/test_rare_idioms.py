@@ -266,3 +266,48 @@ def test_a_forward_that_writes_into_its_inputs_is_told_so() -> None:
     model.register_forward_pre_hook(writes)
     with pytest.raises(ValueError, match="the model's forward writes into its inputs"):
         clipped_gradient_sum(model, rows(), targets=TARGETS, clip_norm=0.2)
+
+
+def _slope(model: Forward, x: Tensor) -> Tensor:
+    energy = model.first(x).sin().sum()
+    return torch.autograd.grad(energy, x, create_graph=True)[0]
+
+
+def _penalised(model: Forward, x: Tensor) -> Tensor:
+    with torch.enable_grad():
+        given = x.detach().requires_grad_()
+        values = model.first(given)
+        (found,) = torch.autograd.grad(values, given, torch.ones_like(values), create_graph=True)
+    return values * found.norm(2, dim=1, keepdim=True)
+
+
+def _attacked(model: Forward, x: Tensor) -> Tensor:
+    given = x.detach().requires_grad_()
+    (found,) = torch.autograd.grad(model.first(given).logsumexp(1).sum(), given)
+    return model.first(x + 0.1 * found.sign())
+
+
+DERIVED: dict[str, Callable[[Forward, Tensor], Tensor]] = {
+    "the slope of an energy": lambda model, x: _slope(model, x.detach().requires_grad_()),
+    "a gradient of values that have one": _slope,
+    "a penalty for gradients by inputs": _penalised,
+    "an attack on the inputs": _attacked,
+}
+
+
+@pytest.mark.usefixtures("built_is_an_error")
+@pytest.mark.parametrize("name", DERIVED)
+def test_a_forward_that_takes_gradients_runs_side_by_side(name: str) -> None:
+    assert_matches(seeded(lambda: Forward(DERIVED[name])), rows(), TARGETS, clip=0.2)
+
+
+def test_a_gradient_by_what_all_examples_share_mixes_them() -> None:
+    def between(model: Forward, x: Tensor) -> Tensor:
+        weight = model.first.weight
+        (found,) = torch.autograd.grad((x @ weight).square().sum(), weight, create_graph=True)
+        return x @ (weight - 0.1 * found)
+
+    with pytest.raises(ValueError, match="mixes examples"):
+        clipped_gradient_sum(
+            seeded(lambda: Forward(between)), rows(), targets=TARGETS, clip_norm=0.2
+        )
