@@ -46,9 +46,13 @@ from discreet.server.population_account import (
     create_account,
     is_account,
 )
-from discreet.settings.rules import ConfigError
+from discreet.settings.rules import ConfigError, require
 
 DEFAULT_DELTA = 1e-5
+ONLY_OF_POPULATIONS = (
+    "--size, --delta, --replace and --max-epsilon go with --population; the limit of a node is "
+    "max-epsilon in its policy"
+)
 
 
 def command(
@@ -74,18 +78,16 @@ def command(
     ] = None,
 ) -> int:
     """Does one action; exit code 1 if `verify` finds a fault."""
+    require(delta is None or 0 < delta < 1, "--delta", "within (0, 1)", delta)
     if action == "create":
-        if population is None:
-            people = None
-        elif size is None or delta is None:
-            raise ConfigError(
-                "--size and --delta must be given with --population: whose account it is, for good"
-            )
-        else:
-            people = Population(population, size, ADJACENCIES[replace], delta)
+        if population is None and max_epsilon is not None:
+            raise ConfigError(ONLY_OF_POPULATIONS)
+        people = _people(population, size, delta=delta, replace=replace)
         _create(run, people, max_epsilon)
         return 0
-    if (copy is None) is (action == "backup"):
+    if action == "backup" and copy is None:
+        raise ConfigError("backup needs a second file: the copy that is to be made")
+    if action != "backup" and copy is not None:
         raise ConfigError("only backup takes a second file, the copy")
     if copy is not None:
         copied = backup(run, copy)
@@ -121,6 +123,21 @@ def _ledgers_of(run: Path) -> list[DurableLedger]:
     if not ledgers:
         raise LedgerError(f"{run} holds no ledger: {files[0]} is missing")
     return ledgers
+
+
+def _people(
+    name: str | None, size: int | None, *, delta: float | None, replace: bool
+) -> Population | None:
+    """The population whose account is made; None for the ledger of a node."""
+    if name is None:
+        if replace or size is not None or delta is not None:
+            raise ConfigError(ONLY_OF_POPULATIONS)
+        return None
+    if size is None or delta is None:
+        raise ConfigError(
+            "--size and --delta must be given with --population: whose account it is, for good"
+        )
+    return Population(name, size, ADJACENCIES[replace], delta)
 
 
 def _show(run: Path, ledgers: list[DurableLedger], delta: float | None) -> None:

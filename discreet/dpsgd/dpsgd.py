@@ -422,7 +422,7 @@ class DPSGD:
         the file is refused; without a file this can't be detected.
 
         Raises:
-          ValueError: the state has other settings; the message names them.
+          ValueError: the state has other settings, which the message names, or is no state.
           BatchError: this loop has drawn a batch.
           LedgerError: the steps are in another ledger file, in a newer copy of it, or in none; or
             the state is older than the file and there is a seed.
@@ -432,6 +432,8 @@ class DPSGD:
                 "load_state_dict: this loop has begun: load into a new DPSGD, before its first "
                 "batch"
             )
+        if not isinstance(state, dict) or "settings" not in state:
+            raise ValueError("load_state_dict: give what DPSGD.state_dict() returned")
         was = state["settings"]
         now = self._settings()
         differing = [

@@ -359,6 +359,9 @@ def _row(record: RunRecord, scores: Sequence[str], tried: Sequence[str]) -> Row:
     privacy = record.config.privacy
     rounds = record.rounds
     seed = record.config.seed
+    clip_norm = rounds[-1].get("clip_norm")
+    if clip_norm == math.inf:  # the server clips nothing
+        clip_norm = None
     return {
         "run": record.name,
         **{name: _number(record.of_model(name), ".4f") for name in scores},
@@ -368,7 +371,7 @@ def _row(record: RunRecord, scores: Sequence[str], tried: Sequence[str]) -> Row:
         "rounds": f"{len(rounds)}/{record.config.rounds}",
         "delta": f"{privacy.delta:g}",
         "accountant": privacy.accountant,
-        "clip norm": _number(rounds[-1].get("clip_norm"), ".4g"),
+        "clip norm": _number(clip_norm, ".4g"),
         "replies": f"{statistics.fmean(row.get('replies') or 0.0 for row in rounds):.1f}",
         "seconds": f"{sum(row.get('seconds') or 0.0 for row in rounds):.1f}",
         "noise": "secure" if seed is None else f"seed {seed}",

@@ -446,17 +446,20 @@ def clip_notes(
 
 
 def round_line(row: Mapping[str, Any], *, rounds: int) -> str:
-    """One line about a round. Disabled guarantees have no epsilon in it.
+    """One line about a round. Disabled guarantees have no epsilon in it, and a server that does not
+    clip has no clip norm.
 
     >>> row = {"round": 2, "loss": 0.5, "cohort": 9, "replies": 8, "seconds": 0.25}
-    >>> row["epsilon_user"] = 1.5
+    >>> row |= {"epsilon_user": 1.5, "clip_norm": math.inf}
     >>> round_line(row, rounds=30)
     'round 2/30  loss 0.5000  replies 8/9  epsilon user 1.500  0.2 s'
     """
     said = [f"round {row['round']}/{rounds}"]
     for name, column, form in SHOWN:
-        if row.get(column) is not None:
-            said.append(f"{name} {row[column]:{form}}")
+        value = row.get(column)
+        unclipped = column == "clip_norm" and value == math.inf
+        if value is not None and not unclipped:
+            said.append(f"{name} {value:{form}}")
     said.append(f"replies {row['replies']}/{row['cohort']}")
     spent = []
     for name in GUARANTEES:

@@ -140,6 +140,23 @@ def test_show_gives_every_guarantee_with_its_epsilon(
     assert "{" not in printed
 
 
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["show", "RUN", "--delta", "5"], "--delta must be within (0, 1) (got 5"),
+        (["backup", "RUN"], "backup needs a second file"),
+        (["create", "new.db", "--max-epsilon", "4"], "go with --population; the limit of a node"),
+        (["create", "new.db", "--replace"], "go with --population"),
+        (["show", "RUN", "copy.db"], "only backup takes a second file"),
+    ],
+)
+def test_a_wrong_word_about_a_ledger_is_told(
+    words: list[str], said: str, run: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert ledger_command([str(run) if word == "RUN" else word for word in words]) == 2
+    assert said in capsys.readouterr().err
+
+
 def test_verify_finds_a_changed_row(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert [ledger_command(["verify", str(given)]) for given in (run, run / "clients.db")] == [0, 0]
     with closing(sqlite3.connect(run / "ledger.db")) as connection, connection:

@@ -208,6 +208,12 @@ def test_a_state_of_other_settings_is_refused_by_their_names() -> None:
             resumed(state, **settings)
 
 
+@pytest.mark.parametrize("state", [{}, None, linear().state_dict()])
+def test_what_is_no_state_of_a_loop_is_told(state: Any) -> None:
+    with pytest.raises(ValueError, match=r"give what DPSGD\.state_dict\(\) returned"):
+        private(linear()).load_state_dict(state)
+
+
 def test_a_batch_that_is_drawn_can_be_dropped_neither_by_saving_nor_by_loading() -> None:
     model = linear()
     loop = private(model, max_physical_batch=2)
