@@ -203,7 +203,7 @@ class ByTorchFunc(Exception):
 @pytest.fixture
 def built_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     def raises(*batch: object, reason: str) -> None:
-        raise ByTorchFunc
+        raise ByTorchFunc(reason)
 
     monkeypatch.setattr("discreet.per_example.per_example.built_terms", raises)
 
@@ -539,7 +539,7 @@ def _drawn_lengths(model: Forward, x: Tensor) -> Tensor:
 @pytest.mark.usefixtures("built_is_an_error")
 @pytest.mark.parametrize("between", [_drawn_branch, _drawn_mask, _drawn_lengths])
 def test_a_branch_on_what_was_drawn_is_not_watched(between: Any) -> None:
-    with pytest.raises(ByTorchFunc):
+    with pytest.raises(ByTorchFunc, match="may read what was drawn at random"):
         clipped_gradient_sum(
             seeded(lambda: Forward(between)), 100 * rows(), targets=TARGETS, clip_norm=0.2
         )
