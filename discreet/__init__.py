@@ -31,7 +31,7 @@ _HOMES = {
     "per_example_loss": "discreet.training.losses",
     "secure_sum_mod": "discreet.flower.secure_sum_mod",
     "simulate": "discreet.simulation",
-    "to_group_norm": "discreet.training.group_norm",
+    "to_group_norm": "discreet.dpsgd.group_norm",
 }
 __all__ = list(_HOMES)
 

@@ -370,7 +370,7 @@ def _checked(batch: Any, count: int) -> Batch:
     else:
         targets = as_tree(targets)
     parts = batches_in((inputs, () if targets is None else targets))
-    if not all(isinstance(part, Tensor | Graphs) for part in parts):
+    if inputs is None or not all(isinstance(part, Tensor | Graphs) for part in parts):
         raise ValueError(
             "dataset: an example must be a pair, an input and a target, or tensors by name"
         )

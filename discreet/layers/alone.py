@@ -18,7 +18,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -26,11 +25,12 @@ from torch import Tensor, nn
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 from torch.overrides import TorchFunctionMode
 
-from discreet.layers.branches import AnswersDiffer, Question, are_alike
+from discreet.layers.branches import NOTHING_ASKED, AnswersDiffer, Questions, are_alike
 from discreet.layers.functions import (
     COUNTING,
     FILLED,
     INDEXING,
+    MADE,
     READ_ALIKE,
     READS,
     Function,
@@ -49,7 +49,7 @@ from discreet.layers.lanes import (
     level,
     within,
 )
-from discreet.layers.refusals import Unserved, place
+from discreet.layers.refusals import SharedTensor, Unserved, place
 from discreet.layers.terms import Rows, Slot, Term
 
 TermsOf = Callable[[Tensor], list[Term]]
@@ -57,7 +57,6 @@ Use = tuple[GradientEdge, TermsOf]
 Rule = Callable[..., Any]
 _NESTED = (list, tuple)
 _LAYOUTS = (torch.channels_last, torch.channels_last_3d)
-_NOTHING: Mapping[Question, bool] = MappingProxyType({})
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +74,9 @@ class Alone(TorchFunctionMode):
       rules: rules by the names of functions.
       uses: the edges where output gradients will appear, and the terms that follow from them.
       settled: questions that have one answer for every batch.
+      size: the rows of an example, 1 unless it is a unit of several.
+      fills: True if each new tensor is one of its own for each example, so that the forward may
+        write what differs between examples into it. Otherwise those are that may be a batch.
     """
 
     def __init__(
@@ -84,14 +86,16 @@ class Alone(TorchFunctionMode):
         modules: Sequence[nn.Module],
         *,
         rules: Mapping[str, Rule],
-        settled: Mapping[Question, bool] = _NOTHING,
+        questions: Questions = NOTHING_ASKED,
     ) -> None:
         super().__init__()
         self.slots = slots
         self.count = count
         self.uses = list[Use]()
         self.rules = rules
-        self.settled = settled
+        self.settled = questions.settled
+        self.fills = bool(questions.filling)
+        self.size = 1
         self.questions = 0
         self.modules = modules
         self.held = state_of(modules)
@@ -197,8 +201,9 @@ class Alone(TorchFunctionMode):
             return self._asked_gradient(func, args, named)
         if function.writes:
             self._check_writes(args[0], name)
+            self._check_lanes(args, name)
         elif name == "squeeze" and len(args) == 1 and not named and self._is_own(args[0]):
-            return squeezed(args[0])
+            return squeezed(args[0]) if self.size == 1 else func(*args)
         elif name == "view" and is_lane(args[0]) and not isinstance(args[1], torch.dtype):
             func = _viewing(args[0])
         elif name == "data" and is_lane(args[0]):
@@ -211,10 +216,15 @@ class Alone(TorchFunctionMode):
             with below_vmap(self.level):
                 return func(*args, **named)
         result = self._with_numbers(func, args, named)
-        is_new = name in FILLED and isinstance(result, Tensor) and not is_lane(result)
-        if is_new and 1 in result.shape:
+        if self._is_new(name, result):
             return self._filled(result)
         return result
+
+    def _is_new(self, name: str, result: Any) -> bool:
+        """True for a new tensor that the forward may write into for each example."""
+        if not isinstance(result, Tensor) or is_lane(result):
+            return False
+        return (name in FILLED and self.size in result.shape) or (self.fills and name in MADE)
 
     def _with_numbers(self, func: Any, args: tuple[Any, ...], named: dict[str, Any]) -> Any:
         """The result of a function; one that takes numbers, such as a length, gets those of the
@@ -316,12 +326,18 @@ class Alone(TorchFunctionMode):
             return
         target = bare(target)
         if not self.memory:
-            self.memory = {value.untyped_storage().data_ptr() for value, _ in self.held}
-        if id(target) in self.slots or target.untyped_storage().data_ptr() in self.memory:
-            memory = target.untyped_storage().data_ptr()
-            raise ValueError(
-                writes(self._name(lambda value: value.untyped_storage().data_ptr() == memory))
-            )
+            self.memory = {_memory(value) for value, _ in self.held}
+        memory = _memory(target)
+        if id(target) in self.slots or memory in self.memory:
+            raise ValueError(writes(self._name(lambda value: _memory(value) == memory)))
+
+    def _check_lanes(self, args: tuple[Any, ...], name: str) -> None:
+        """Raises SharedTensor for a write of what differs between examples into a tensor that they
+        share."""
+        if not self.fills and isinstance(args[0], Tensor) and not is_lane(args[0]):
+            given = _tensors(args[1:])
+            if any(is_lane(value) or self.slot(value) is not None for value in given):
+                raise SharedTensor(f"{name} writes into a tensor of all examples{place()}")
 
     def copied(self, value: Any) -> Any:
         """The copy for each example of a trainable parameter; any other value as it is."""
@@ -364,6 +380,13 @@ class Alone(TorchFunctionMode):
 
 # functions with rules that are written in Python
 PYTHON = {"embedding_bag", "lstm_layer", "applied"}
+
+
+def _memory(value: Tensor) -> int:
+    """Where a tensor has its values; one that is sparse is known by its identity."""
+    if value.layout == torch.strided:
+        return value.untyped_storage().data_ptr()
+    return id(value)
 
 
 def squeezed(value: Tensor) -> Tensor:

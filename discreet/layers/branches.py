@@ -22,10 +22,16 @@ _FEWEST_IN_A_GROUP = 8
 @dataclass(frozen=True, slots=True)
 class Questions:
     """Questions that made-up examples answered differently (`asked`), and those with one answer for
-    every batch (`settled`)."""
+    every batch (`settled`) while the model's other numbers stay as they are (`numbers`). `filling`:
+    the writes for which each example needs new tensors of its own."""
 
     asked: dict[Question, None] = field(default_factory=dict)
     settled: dict[Question, bool] = field(default_factory=dict)
+    filling: dict[str, None] = field(default_factory=dict)
+    numbers: list[object] = field(default_factory=list)
+
+
+NOTHING_ASKED = Questions()
 
 
 class AnswersDiffer(Exception):

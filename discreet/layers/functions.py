@@ -31,6 +31,7 @@ READ_ALIKE = READS | {"data"}  # of a parameter, which is the same for all examp
 INDEXING = _words("getitem setitem masked_select")  # the result's size may depend on a mask
 COUNTING = _words("nonzero argwhere where")  # with one argument the same holds
 FILLED = _words("zeros ones full empty new_zeros new_ones new_full new_empty")
+MADE = FILLED | _words("zeros_like ones_like full_like empty_like eye clone tensor arange linspace")
 _DROPS = _words("dropout alpha_dropout feature_dropout feature_alpha_dropout")
 DROPPING = _DROPS | {f"{name}_" for name in _DROPS}
 _DRAWN = (
@@ -42,9 +43,15 @@ _DRAWN = (
     "uniform",
     "normal",
     "exponential",
+    "cauchy",
+    "log_normal",
+    "_standard_gamma",
+    "_sample_dirichlet",
 )
 # Functions that return random numbers.
 FILLING = frozenset(name + end for name in _DRAWN for end in ("", "_"))
+# Functions that return random whole numbers; those of the first kind at most as many as there are.
+CHOOSING = _words("multinomial randint randint_like random_ poisson binomial geometric_")
 OF_ATTENTION = ("query", "key", "value", "attn_mask", "dropout_p", "is_causal")
 RECURRENT = _words("lstm gru rnn_tanh rnn_relu")
 _ALIASES = {

@@ -28,7 +28,9 @@ from discreet.layers.terms import Lookup, Rows, Slot, Term, product_terms
 
 def positions(values: Tensor) -> Tensor:
     """(n, ..., d) as (n, d) or (n, T, d)."""
-    rows = values.reshape(len(values), -1, values.shape[-1])
+    if values.dim() == 2:
+        return values
+    rows = values.flatten(1, -2)
     if rows.shape[1] == 1:
         return rows[:, 0]
     return rows
@@ -45,12 +47,14 @@ def _product(
     """inputs @ weight.T + bias, or with `turned` inputs @ weight + bias."""
     if weight.dim() != 2 or not _fits(weight, bias) or inputs.dim() < 1:
         return NotImplemented
+    if bias is not None and len(bias) != weight.shape[1 if turned else 0]:  # it is broadcast
+        return NotImplemented
     held = alone.slot(weight)
     added = alone.slot(bias)
     rows = alone.rows(inputs)
     # The product is taken on rows. With more dimensions the outputs would be a view, whose edge an
     # in-place activation would move.
-    flat = rows.reshape(-1, rows.shape[-1])
+    flat = rows.flatten(0, -2)
     outputs = functional.linear(flat, weight.t() if turned else weight, bias)
     shape = (*rows.shape[:-1], outputs.shape[-1])
     if held is not None or added is not None:
@@ -113,9 +117,12 @@ def _embedding_bag(
 ) -> Any:
     mode = named.get("mode", "mean")
     padding = named.get("padding_idx")
+    if padding is not None and padding < 0:
+        padding += len(weight)
     if (
         offsets is not None
         or named.get("per_sample_weights") is not None
+        or named.get("scale_grad_by_freq")
         or input.dim() != 2
         or is_lane(weight)
     ):
@@ -300,7 +307,7 @@ def _attention(alone: Alone, *args: Any, **named: Any) -> Any:
         return NotImplemented
     *parts, mask = map(alone.copied, (*parts, mask))
     rows = [alone.rows(part).flatten(0, wide - 3) for part in parts]
-    if is_lane(mask):
+    if is_lane(mask) or (mask is not None and mask.dim() == 4 and len(mask) > 1):
         mask = _mask(alone.rows(mask), query)
     drawn = rows[0][..., 0].numel() * rows[1].shape[-2] if named.get("dropout_p") else 0
     if drawn < FEWEST_DROPPED or not query.is_cpu or named.get("enable_gqa"):
@@ -386,17 +393,18 @@ def _pad_sequence(
 
 
 def _ctc(alone: Alone, probabilities: Tensor, targets: Tensor, *args: Any, **named: Any) -> Any:
-    """The CTC loss for log probabilities (T, 1, classes), targets (1, S), and the lengths of
-    both."""
+    """The CTC loss for log probabilities (T, k, classes), targets (k, S), and the lengths of
+    both, (k,)."""
     names = ("input_lengths", "target_lengths", "blank", "reduction", "zero_infinity")
     given = by_name(names, args, named)
     lengths = [given.pop(name) for name in ("input_lengths", "target_lengths")]
     tensors = (probabilities, targets, *lengths)
     if not all(map(is_lane, tensors)) or targets.dim() != 2 or given.get("reduction", 1) != 0:
         return NotImplemented
-    rows = alone.rows(probabilities)[:, :, 0].transpose(0, 1)
+    rows = alone.rows(probabilities).transpose(1, 2).flatten(0, 1).transpose(0, 1)
     run: Any = torch.ctc_loss
-    return run(rows, *(alone.rows(part)[:, 0] for part in tensors[1:]), **given).unsqueeze(1)
+    found = run(rows, *(alone.rows(part).flatten(0, 1) for part in tensors[1:]), **given)
+    return parted(found, alone.count)
 
 
 RULES: dict[str, Rule] = {

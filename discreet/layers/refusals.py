@@ -19,6 +19,10 @@ class Unserved(Exception):
     """The examples can't run side by side, so they run one after the other."""
 
 
+class SharedTensor(Unserved):
+    """A forward writes what differs between examples into a new tensor that they share."""
+
+
 class MixesExamples(ValueError):
     """The forward mixes examples. The message names the call that does."""
 

@@ -329,16 +329,14 @@ class Lookup:
 
 @dataclass(frozen=True, slots=True)
 class Tied:
-    """A table that is used for lookups and in a product: ||A + B||^2 = ||A||^2 + ||B||^2 + 2 <A,
-    B>, without building A or B."""
+    """A table that is used for lookups and in a product, for L2 norms: ||A + B||^2 = ||A||^2 +
+    ||B||^2 + 2 <A, B>, without building A or B."""
 
     lookup: Lookup
     outer: Outer
 
     def mass(self, order: int) -> Tensor:
         apart = self.lookup.mass(order) + self.outer.mass(order)
-        if order == 1:
-            return apart  # at least the norm of the sum
         ids = self.lookup.ids
         grads = self.outer.grads
         picked = grads.gather(2, ids.unsqueeze(1).expand(-1, grads.shape[1], -1))

@@ -12,6 +12,7 @@ are computed.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from typing import Any
@@ -27,11 +28,12 @@ from discreet.layers.functions import function_of
 from discreet.layers.refusals import CONFUSED, SCRIPTED, MixesExamples, Unserved, place
 from discreet.layers.terms import Parts
 from discreet.per_example.any_model import OfMany, plain_gradient
-from discreet.per_example.attributes import put_back
+from discreet.per_example.attributes import numbers_of, put_back
 from discreet.per_example.gradient_hooks import gradient_hooks
 from discreet.per_example.objective import (
     Objective,
     Tree,
+    count_of,
     filled,
     mapped,
     objective_of,
@@ -42,6 +44,7 @@ from discreet.per_example.trial import (
     AGREEMENT,
     COARSE_AGREEMENT,
     ROWS,
+    UNREPEATED,
     Undrawn,
     differ,
     exact_products,
@@ -53,9 +56,8 @@ from discreet.per_example.trial import (
 # A made-up example may lie at a kink of a ReLU or a maximum, where rounding decides. A wrong rule
 # is wrong for all.
 _TRIALS = 3
-# The largest difference of gradients if a question is settled, in float64 and in other types.
-_SETTLED = 1e-7
-_AGREED = 1e-5
+_SETTLED = 1e-7  # the largest difference of gradients in float64 if a question is settled
+_STIRRED = 7717
 
 
 class _EachRow:
@@ -75,6 +77,8 @@ class _EachRow:
         ]
 
     def __call__(self, outputs: Any, targets: Tensor) -> Tensor:
+        if not self.found:
+            raise Unserved("no tensor of its outputs has a row for each example")
         values = floats_in(outputs)
         count = len(targets)
         parts = [values[place].movedim(dim, 0).reshape(count, -1) for place, dim in self.found]
@@ -110,6 +114,7 @@ def tried(model: nn.Module, inputs: Tree) -> tuple[str, Questions]:
             kind += 1
         if not reason:
             break
+    questions.numbers[:] = numbers_of(objective.modules)
     return reason, questions
 
 
@@ -135,13 +140,15 @@ def _check_alone(objective: Objective, loss: _EachRow, examples: Tree) -> None:
             continue
         groups = _groups(objective, some, len(places))
         if len(groups) < 2:
+            if differ(_valued(objective, some, len(places)), _valued(objective, some, len(places))):
+                raise ValueError(UNREPEATED)
             raise MixesExamples(_first_difference(objective, examples))
         waiting += [places[group] for group in groups]
 
 
 @torch.no_grad()
 def _valued(objective: Objective, examples: Tree, count: int) -> Tensor:
-    with put_back(objective.kept), OfMany():
+    with put_back(objective.kept), OfMany(count):
         return objective.loss(objective.outputs(examples), objective.zeros(count))
 
 
@@ -149,7 +156,8 @@ def _groups(objective: Objective, examples: Tree, count: int) -> list[Tensor]:
     """The indices of the examples, grouped by equal answers."""
     try:
         rows = max(count, FEWEST)
-        one_pass(objective, filled(examples, rows), objective.zeros(rows))
+        asked = Questions(filling={"": None})
+        one_pass(objective, filled(examples, rows), objective.zeros(rows), asked)
     except AnswersDiffer as split:
         return split.groups(count)
     except Unserved:
@@ -197,17 +205,41 @@ def _double(value: Any) -> Any:
 @contextmanager
 def in_float64(model: nn.Module) -> Iterator[None]:
     """A context in which the parameters and buffers of a model are float64, also under autocast,
-    which does not change that type, and where the forward asks for float32."""
-    floats = {id(value): value for value in tensors_of(model).values() if value.is_floating_point()}
-    before = [(value, value.data) for value in floats.values()]
+    which does not change that type, and where the forward asks for float32. They are others: a
+    tensor whose type changes loses the graphs that it is part of."""
+    wide = {
+        id(value): _wide_like(value)
+        for value in tensors_of(model).values()
+        if value.is_floating_point()
+    }
+    holders = [group for part in model.modules() for group in _holders(part)]
+    before = [(holder, dict(holder)) for holder in holders]
     try:
-        for value, data in before:
-            value.data = data.double()
+        for holder, values in before:
+            holder.update((name, _replaced(wide, value)) for name, value in values.items())
         with _Wide():
             yield
     finally:
-        for value, data in before:
-            value.data = data
+        for holder, values in before:
+            holder.update(values)
+
+
+def _holders(module: nn.Module) -> list[dict[str, Any]]:
+    """The dictionaries in which a module holds parameters and buffers, and lists of them."""
+    lists = {name for name, value in vars(module).items() if type(value) is list}
+    return [module._parameters, module._buffers, *([module.__dict__] if lists else [])]
+
+
+def _replaced(wide: dict[int, Tensor], value: Any) -> Any:
+    if type(value) is list:
+        return [wide.get(id(each), each) for each in value]
+    return wide.get(id(value), value)
+
+
+def _wide_like(value: Tensor) -> Tensor:
+    if isinstance(value, nn.Parameter):
+        return nn.Parameter(value.detach().double(), value.requires_grad)
+    return value.detach().double()
 
 
 def _trials_of(
@@ -220,7 +252,9 @@ def _trials_of(
     leaves, spec = tree_flatten(examples)
     masks = tree_leaves(made_up(objective.model, inputs, ROWS, kind=2))
     for at, value in enumerate(leaves):
-        if value.is_floating_point() or value.is_complex() or not (value >= 2).any():
+        if value is None or value.is_floating_point() or value.is_complex():
+            continue
+        if not (value >= 2).any():
             continue
         masked = tree_unflatten([*leaves[:at], masks[at], *leaves[at + 1 :]], spec)
         more = Questions()
@@ -236,7 +270,7 @@ def _trials_of(
 def _spread(objective: Objective, examples: Tree) -> list[Tree]:
     """The examples with floats between -10 and 10 in place of those between 0 and 1, if there are
     any and the model can follow them."""
-    if not any(value.is_floating_point() for value in tree_leaves(examples)):
+    if not floats_in(examples):
         return []
     wide = mapped(_spread_out, examples)
     with suppress(Unserved, *CONFUSED):
@@ -271,29 +305,30 @@ def _wide(value: Any) -> Any:
 
 def _settled(objective: Objective, trials: list[Tree], questions: Questions) -> Questions:
     """Settles each asked question with one answer for every batch, if that does not change the
-    gradients of any of the made-up examples. In float64, if the model can follow: in a smaller type
-    rounding would hide a small change, such as that of one more step towards a fixed point."""
+    gradients of any of the made-up examples. In float64, as otherwise rounding would hide a small
+    change, such as that of one more step towards a fixed point; and with other parameters, as those
+    of a new model may be zeros, which would hide a change too."""
     if not questions.asked:
         return questions
-    with in_float64(objective.model):
+    draws = torch.Generator().manual_seed(_STIRRED)
+    with in_float64(objective.model), suppress(Unserved, *CONFUSED):
         wide = objective_of(objective.model, objective.loss)
+        for value in wide.parameters:
+            value.data += 0.1 * torch.randn(value.shape, generator=draws).to(value)
         doubles = [mapped(_double, examples) for examples in trials]
-        with suppress(Unserved, *CONFUSED):
-            _tried_on(wide, doubles[0], Questions())
-            return _settled_by(wide, doubles, questions, _SETTLED)
-    return _settled_by(objective, trials, questions, _AGREED)
+        _tried_on(wide, doubles[0], Questions())
+        return _settled_by(wide, doubles, questions)
+    return Questions(filling=questions.filling)
 
 
-def _settled_by(
-    objective: Objective, trials: list[Tree], questions: Questions, part: float
-) -> Questions:
+def _settled_by(objective: Objective, trials: list[Tree], questions: Questions) -> Questions:
     while questions.asked:
         question = next(iter(questions.asked))
         found = None
         for answer in (False, True):
             more = Questions(settled={**questions.settled, question: answer})
             try:
-                if not any(_tried_on(objective, examples, more, part) for examples in trials):
+                if not any(_tried_on(objective, examples, more, _SETTLED) for examples in trials):
                     found = more
                     break
             except (Unserved, *CONFUSED):
@@ -317,11 +352,18 @@ def _tried_on(
         one = slice(at, at + 1)
         with put_back(objective.kept):
             alone = plain_gradient(objective, rows_of(examples, one), targets[one])
-        margin = max(float(value.norm()) for value in alone) * part
+        margin = max(float(value.nan_to_num().norm()) for value in alone) * part
         pairs = zip(objective.slots.values(), alone, strict=True)
-        if any(float((found[at][slot.index] - value).norm()) > margin for slot, value in pairs):
+        if any(_apart(found[at][slot.index], value) > margin for slot, value in pairs):
             return "a made-up example alone has different gradients"
     return ""
+
+
+def _apart(one: Tensor, other: Tensor) -> float:
+    """The distance of two gradients, infinite if one of them alone is NaN."""
+    if not torch.equal(one.isnan(), other.isnan()):
+        return math.inf
+    return float((one.nan_to_num() - other.nan_to_num()).norm())
 
 
 def _rows(objective: Objective, parts: Iterable[GradientsOfSome]) -> list[Parts]:
@@ -359,8 +401,9 @@ def _first_difference(objective: Objective, examples: Tree) -> str:
     """The first call whose results for several examples differ from those of each alone."""
     every = list[list[tuple[str, str, list[Tensor]]]]()
     for some in (slice(None), *(slice(at, at + 1) for at in range(ROWS))):
-        with put_back(objective.kept), OfMany(), _Calls() as calls:
-            objective.outputs(rows_of(examples, some))
+        given = rows_of(examples, some)
+        with put_back(objective.kept), OfMany(count_of(given)), _Calls() as calls:
+            objective.outputs(given)
         every.append(calls.seen)
     for (name, where, together), *others in zip(*every, strict=False):
         if any((other[0], other[1]) != (name, where) for other in others):

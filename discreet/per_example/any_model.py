@@ -32,18 +32,21 @@ _told: WeakSet[nn.Module] = WeakSet()  # models that the log has named
 
 
 class OfMany(TorchFunctionMode):
-    """A context in which a batch of one keeps its first dimension in `squeeze()`, as a batch of
-    several does."""
+    """A context in which a batch of one, `count`, keeps its first dimension in `squeeze()`, as a
+    batch of several does."""
 
-    inner: Any = None
+    def __init__(self, count: int = 1) -> None:
+        super().__init__()
+        self.is_one = count == 1
+        self.inner: Any = None
 
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
         named = kwargs or {}
         function = function_of(func)
-        is_plain = function.name == "squeeze" and not function.writes and level() < 0
-        if is_plain and len(args) == 1 and not named:
+        keeps = self.is_one and function.name == "squeeze" and level() < 0
+        if keeps and not function.writes and len(args) == 1 and not named:
             return squeezed(args[0])
         if function.is_python and not function.is_plain and func is not self.inner:
             return called_inside(self, func, types, args, named)
@@ -99,9 +102,10 @@ def plain_gradient(objective: Objective, inputs: Tree, targets: Tree) -> list[Te
     autograd; zero for unused parameters. It is scaled afterwards: a hook or a backward that clamps
     gradients would do something else to scaled ones."""
     parameters = objective.trainable()
-    with torch.enable_grad(), OfMany():
-        if objective.of_units:
-            losses = objective.unit_loss(*(rows_of(tree, 0) for tree in (inputs, targets)))
+    unit = (rows_of(inputs, 0), rows_of(targets, 0)) if objective.of_units else None
+    with torch.enable_grad(), OfMany(1 if unit is None else count_of(unit[0])):
+        if unit is not None:
+            losses = objective.unit_loss(*unit)
         else:
             losses = objective.losses(objective.outputs(inputs), targets)
     if not losses.requires_grad:

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+_NUMBERS = (bool, int, float, str)
 _CONTAINERS = (list, dict, set, deque)
 _OF_MODULES = frozenset(nn.Module().__dict__)
 
@@ -42,8 +43,14 @@ def _look_at_tensor(value: Tensor, copies: bool) -> Callable[[], bool]:
     version = value._version
     if not copies:
         return lambda: value._version == version
-    copy = value.detach().clone()
-    return lambda: value._version == version and torch.equal(value.nan_to_num(), copy.nan_to_num())
+    copy = _plain(value).clone()
+    return lambda: value._version == version and torch.equal(_plain(value), copy)
+
+
+def _plain(value: Tensor) -> Tensor:
+    """The values of a tensor, dense and without NaN."""
+    dense = value.detach() if value.layout == torch.strided else value.detach().to_dense()
+    return dense.nan_to_num()
 
 
 def _are_same(now: list[Any], before: list[Any]) -> bool:
@@ -94,6 +101,23 @@ class Attributes:
         for module, name, look in self._looks:
             if not look():
                 raise ValueError(keeps(f"{type(module).__name__}.{name}"))
+
+
+def numbers_of(modules: Iterable[nn.Module]) -> list[object]:
+    """What an answer of a forward may depend on beside inputs and parameters: numbers in the
+    attributes of modules, and in objects that are attributes, such as settings; tensors by their
+    versions."""
+    found = list[object]()
+    for module in modules:
+        for name, value in (*module.__dict__.items(), *module._buffers.items()):
+            if isinstance(value, Tensor):
+                found.append((name, id(value), value._version))
+            elif type(value) in _NUMBERS:
+                found.append((name, value))
+            elif hasattr(value, "__dict__") and name not in _OF_MODULES:
+                held = vars(value).items()
+                found += [(key, inner) for key, inner in held if type(inner) in _NUMBERS]
+    return found
 
 
 _held = object()

@@ -60,7 +60,8 @@ def _try_with_model(objective: Objective, inputs: Tree, targets: Tree) -> None:
 
     def losses(some: slice) -> Tensor:
         given = rows_of(examples, some)
-        return objective.losses(objective.outputs(given), rows_of(wanted, some))
+        with OfMany(count_of(given)):
+            return objective.losses(objective.outputs(given), rows_of(wanted, some))
 
     mixes = False
     with (
@@ -68,7 +69,6 @@ def _try_with_model(objective: Objective, inputs: Tree, targets: Tree) -> None:
         torch.no_grad(),
         same_chance(objective.parameters[0].device),
         Undrawn(),
-        OfMany(),
     ):
         whole = losses(slice(None))
         alone = [losses(slice(place, place + 1)) for place in range(ROWS)]

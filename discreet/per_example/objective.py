@@ -170,6 +170,21 @@ def as_tree(values: Any) -> Tree:
     return graphs_in(tree) or tree
 
 
+def check_tensors(tree: Tree) -> None:
+    """Raises ValueError unless everything in a tree is None or a tensor, or graphs: of another
+    value it is not known which part is an example's."""
+    for value in batches_in(tree):
+        if isinstance(value, Tensor) and (value.is_nested or value.layout != torch.strided):
+            kind = "nested" if value.is_nested else "sparse"
+            raise ValueError(f"inputs and targets must be dense tensors, and one is {kind}")
+        if not isinstance(value, Tensor | Graphs | None):
+            raise ValueError(
+                "inputs and targets must be tensors with a row for each example, and one is "
+                f"{type(value).__name__}: make it a tensor, or if all examples share it an "
+                "attribute of the model"
+            )
+
+
 def given(tree: Tree) -> Tree:
     """Examples in the form that a model or a loss takes."""
     if isinstance(tree, Tensor):
@@ -187,8 +202,8 @@ def mapped(function: Callable[[Any], Any], tree: Tree) -> Tree:
 
 
 def batches_in(tree: Tree) -> list[Any]:
-    """The tensors and batches of graphs of a tree."""
-    return tree_leaves(tree, is_leaf=_is_leaf)
+    """The tensors and batches of graphs of a tree; not what is None."""
+    return [value for value in tree_leaves(tree, is_leaf=_is_leaf) if value is not None]
 
 
 def _is_leaf(value: Any) -> bool:
@@ -255,7 +270,7 @@ def objective_of(model: nn.Module, loss: Loss, *, order: int = 2) -> Objective:
             f"torch.autocast must be for torch.bfloat16, not {autocast}: small gradients would be "
             "lost"
         )
-    trained = (value for value in parameters if value.requires_grad)
+    trained = (value for value in parameters if value.requires_grad and value.numel())
     slots = {id(value): Slot(index, value.shape) for index, value in enumerate(trained)}
     if torch.float64 in kinds:
         dtype = torch.float64

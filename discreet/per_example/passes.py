@@ -10,24 +10,24 @@ from __future__ import annotations
 
 import warnings
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import reduce
 from traceback import extract_tb
-from types import MappingProxyType
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.autograd.graph import GradientEdge
 from torch.func import vmap
+from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from discreet.layers.alone import Alone
-from discreet.layers.branches import AnswersDiffer, Question, Questions
+from discreet.layers.branches import NOTHING_ASKED, AnswersDiffer, Questions
 from discreet.layers.convolution import Convolved
 from discreet.layers.custom_functions import seen
 from discreet.layers.layer_rules import RULES
-from discreet.layers.refusals import CONFUSED, SCRIPTED, Unserved, place_of_error
+from discreet.layers.refusals import CONFUSED, SCRIPTED, SharedTensor, Unserved, place_of_error
 from discreet.layers.terms import Lookup, Outer, Pair, Rows, Slot, Term, Tied
 from discreet.per_example.attributes import put_back
 from discreet.per_example.objective import (
@@ -44,7 +44,6 @@ from discreet.per_example.objective import (
 )
 
 FEWEST = 4  # least number of rows in a pass: smaller batches are padded
-NOTHING_SETTLED: Mapping[Question, bool] = MappingProxyType({})
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +72,11 @@ def passes(
     count = count_of(inputs)
     rows = max(count, FEWEST)
     try:
-        terms = one_pass(objective, filled(inputs, rows), filled(targets, rows), questions.settled)
+        terms = one_pass(objective, filled(inputs, rows), filled(targets, rows), questions)
+    except SharedTensor as found:
+        questions.filling[str(found)] = None
+        yield from passes(objective, inputs, targets, questions)
+        return
     except AnswersDiffer as split:
         if split.question:
             questions.asked[split.question] = None
@@ -92,7 +95,7 @@ def one_pass(
     objective: Objective,
     inputs: Tree,
     targets: Tree,
-    settled: Mapping[Question, bool] = NOTHING_SETTLED,
+    questions: Questions = NOTHING_ASKED,
 ) -> list[Term]:
     """Terms of the gradients of LOSS_SCALE times the loss, for n >= `FEWEST` examples, one for each
     parameter.
@@ -101,9 +104,10 @@ def one_pass(
       Unserved: vmap can't follow the forward or the loss.
       AnswersDiffer: examples answer a question of the forward differently.
     """
-    alone = Alone(
-        objective.slots, count_of(inputs), objective.modules, rules=RULES, settled=settled
-    )
+    count = count_of(inputs)
+    alone = Alone(objective.slots, count, objective.modules, rules=RULES, questions=questions)
+    if objective.of_units:
+        alone.size = int(next(part.shape[1] for part in batches_in(inputs)))
     with put_back(objective.kept):
         outputs, losses = _forward(objective, alone, inputs, targets)
     alone.check()
@@ -167,15 +171,20 @@ def side_by_side(alone: Alone, single: Any, *trees: Tree) -> Any:
     if any(not isinstance(part, Tensor) for part in batches_in(trees)):
         raise Unserved("graphs have different sizes")
 
-    def entered(*examples: Tree) -> Any:
+    leaves, spec = tree_flatten(trees)
+    held = [at for at, value in enumerate(leaves) if value is not None]
+
+    def entered(*values: Tensor) -> Any:
+        for at, value in zip(held, values, strict=True):
+            leaves[at] = value
         with seen(), alone:
-            return single(*examples)
+            return single(*tree_unflatten(leaves, spec))
 
     with torch.enable_grad(), warnings.catch_warnings():
         # PyTorch warns that an operation without a batching rule is slower.
         warnings.filterwarnings("ignore", "There is a performance drop", UserWarning)
         try:
-            return vmap(entered, randomness="different")(*trees)
+            return vmap(entered, randomness="different")(*(leaves[at] for at in held))
         except ValueError as error:
             if not _is_of_vmap(error):
                 raise
@@ -278,9 +287,9 @@ def _one(parts: list[Any], order: int) -> Term:
     kinds = ([part for part in parts if type(part) is kind] for kind in (Outer, Lookup))
     joined = [_joined(some) for some in kinds if some]
     rest = [part for part in parts if type(part) is Rows]
-    if not rest and len(joined) == 2:
+    if not rest and len(joined) == 2 and order == 2:
         return Tied(lookup=joined[1], outer=joined[0])
-    if not rest:
+    if not rest and len(joined) == 1:
         return joined[0].cheapest(order) if type(joined[0]) is Outer else joined[0]
     rest += [part.built() for part in joined]
     slot = parts[0].slot

@@ -29,6 +29,7 @@ from discreet.layers.refusals import Unserved
 from discreet.layers.terms import Term, floats_at_once, without
 from discreet.per_example.agreement import tried
 from discreet.per_example.any_model import built_terms
+from discreet.per_example.attributes import numbers_of
 from discreet.per_example.gradient_hooks import gradient_hooks
 from discreet.per_example.loss_trial import check_loss
 from discreet.per_example.objective import (
@@ -38,6 +39,7 @@ from discreet.per_example.objective import (
     Tree,
     as_tree,
     batches_in,
+    check_tensors,
     count_of,
     cross_entropy,
     filled,
@@ -242,7 +244,9 @@ def check_finite(count: int, finite: int) -> None:
 
 def _trees(inputs: Any, targets: Any) -> tuple[Tree, Tree]:
     tree = as_tree(inputs)
-    return tree, tree if targets is None else as_tree(targets)
+    wanted = tree if targets is None else as_tree(targets)
+    check_tensors((tree, wanted))
+    return tree, wanted
 
 
 def _clipped_sum(
@@ -313,7 +317,10 @@ def _tried(objective: Objective, inputs: Tree, targets: Tree) -> tuple[str, Ques
         with suppress(TypeError):  # a loss without weak references is tried at each step
             losses.append(ref(loss))
     assert known is not None
-    return known[1:3]
+    _, reason, questions, _ = known
+    if questions.settled and questions.numbers != numbers_of(objective.modules):
+        questions.settled.clear()
+    return reason, questions
 
 
 def _built(

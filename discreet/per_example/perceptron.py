@@ -76,12 +76,16 @@ def _back(
 def unchanged(layer: nn.Module) -> bool:
     """True if a layer behaves as its class: it has no hooks, global or its own, and no forward of
     its own."""
-    everywhere = nn.modules.module
+    owned = (value for value in layer._parameters.values() if value is not None)
     hooks = (
         layer._forward_hooks
         or layer._forward_pre_hooks
-        or everywhere._global_forward_hooks
-        or everywhere._global_forward_pre_hooks
+        or _has_global_hooks()
+        or gradient_hooks([layer], owned)
     )
-    owned = (value for value in layer._parameters.values() if value is not None)
-    return not (hooks or "forward" in layer.__dict__ or gradient_hooks([layer], owned))
+    return not hooks and "forward" not in layer.__dict__
+
+
+def _has_global_hooks() -> bool:
+    names = ("_global_forward_hooks", "_global_forward_pre_hooks")
+    return any(getattr(nn.modules.module, name) for name in names)

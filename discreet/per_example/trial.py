@@ -6,7 +6,7 @@ must not change its model, and its outputs must not depend on earlier inputs.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import is_dataclass
 from types import FunctionType
@@ -21,6 +21,7 @@ from torch.utils._pytree import tree_leaves
 
 from discreet.layers.alone import tensors_of, writes
 from discreet.layers.functions import (
+    CHOOSING,
     DROPPING,
     FILLING,
     OF_ATTENTION,
@@ -40,6 +41,10 @@ _REPEATED = 1e-5  # between runs of the same kernels
 _SEED = 52183
 ROWS = 7  # made-up examples; 7 is seldom another size in a model
 KINDS = range(3)  # kinds of made-up whole numbers
+UNREPEATED = (
+    "the model gives different outputs for the same inputs: it keeps something of earlier inputs, "
+    "or draws random numbers that torch.manual_seed does not repeat"
+)
 State = dict[str, tuple[Tensor, int, Tensor]]  # each tensor, how often it was written, and a copy
 
 
@@ -94,7 +99,8 @@ def seed_draws(seed: int, device: torch.device) -> None:
 
 
 class Undrawn(TorchFunctionMode):
-    """A context in which dropout keeps everything, and each drawn number is one half."""
+    """A context in which dropout keeps everything, each drawn number is one half or, if it is
+    whole, 0, and a random order is the reverse."""
 
     inner: Any = None
 
@@ -127,6 +133,10 @@ class Undrawn(TorchFunctionMode):
         result = func(*args, **named)
         if name in FILLING:
             return result.fill_(0.5)
+        if name in CHOOSING:
+            return result.fill_(0)
+        if name == "randperm":
+            return result.copy_(torch.arange(len(result)).flip(0))
         return result
 
 
@@ -197,10 +207,10 @@ def try_out(objective: Objective, inputs: Tree) -> Any:
         if any(differ(one.detach(), other.detach(), _REPEATED) for one, other in pairs):
             if kept := before.moved():
                 raise ValueError(keeps(kept[0]))
-            raise ValueError(
-                "the model gives different outputs for the same inputs: it keeps something of "
-                "earlier inputs, or draws random numbers that torch.manual_seed does not repeat"
-            )
+            same = made_up(objective.model, inputs, ROWS, kind=kind)
+            if not all(map(is_same, tree_leaves(examples[0]), tree_leaves(same))):
+                raise ValueError("the model's forward writes into its inputs: clone them first")
+            raise ValueError(UNREPEATED)
         return outputs
     finally:
         before.put_back()
@@ -262,17 +272,28 @@ def moved_since(model: nn.Module, before: State) -> list[str]:
 
 def is_same(one: Tensor, other: Tensor) -> bool:
     """True if tensors have the same shape and values, NaN included."""
-    return one.shape == other.shape and torch.allclose(one, other, rtol=0, atol=0, equal_nan=True)
+    if one.shape != other.shape or one.layout != other.layout:
+        return False
+    if one.layout != torch.strided:
+        one = one.to_dense()
+        other = other.to_dense()
+    return torch.allclose(one, other, rtol=0, atol=0, equal_nan=True)
 
 
 def floats_in(outputs: Any) -> list[Tensor]:
-    """The float tensors in a model's outputs, also of dataclasses and distributions."""
+    """The float tensors in a model's outputs, also of dataclasses, distributions and mappings, and
+    those that another object has as attributes."""
     found = list[Tensor]()
     for value in tree_leaves(outputs):
         if isinstance(value, Tensor):
             found += [value] if value.is_floating_point() else []
         elif is_dataclass(value) or isinstance(value, Distribution):
             found += floats_in(vars(value))
+        elif isinstance(value, Mapping):
+            found += floats_in(list(value.values()))
+        elif hasattr(value, "__dict__") and not isinstance(value, nn.Module):
+            held = (each for each in vars(value).values() if isinstance(each, Tensor))
+            found += floats_in(list(held))
     return found
 
 

@@ -12,10 +12,18 @@ from torch import Tensor, nn
 
 from discreet.layers.refusals import CONFUSED
 from discreet.per_example.attributes import put_back
-from discreet.per_example.objective import PADDING, Objective, Tree, batches_in, rows_of
+from discreet.per_example.objective import (
+    PADDING,
+    Objective,
+    Tree,
+    batches_in,
+    cross_entropy,
+    rows_of,
+)
 from discreet.per_example.trial import floats_in
 
 _TYPES = re.compile("dtype|scalar type|[Ii]nput type")
+_SHAPES = re.compile("target tensor expected|Dimension out of range")
 _CLASS = re.compile(r"(?:Target|index) (-?\d+) is out of bounds(?:.* with size (\d+))?")
 _TO = {torch.float32: "float()", torch.float64: "double()", torch.int64: "long()"}
 
@@ -33,6 +41,8 @@ def explained(objective: Objective, inputs: Tree, targets: Tree) -> Iterator[Non
             words = _of_types(objective, inputs, targets, said)
         elif found := _CLASS.search(said):
             words = _of_classes(objective, (inputs, targets), int(found[1]), found[2])
+        elif objective.loss is cross_entropy and _SHAPES.search(said):
+            words = _of_shapes(objective, inputs, targets)
         elif "index out of range in self" in said:
             words = _of_tables(objective, inputs)
         if words:
@@ -84,6 +94,16 @@ def _classes(objective: Objective, inputs: Tree, targets: Tensor) -> int:
     if len(floats) != 1 or (floats[0].shape[2:] != targets.shape[1:]):
         return 0
     return floats[0].shape[1]
+
+
+def _of_shapes(objective: Objective, inputs: Tree, targets: Tree) -> str:
+    if not isinstance(targets, Tensor) or targets.dim() < 2:
+        return ""
+    return (
+        f"targets are {tuple(targets.shape)}, and cross-entropy takes class numbers, "
+        f"({len(targets)},) or one for each position: targets.squeeze(1), targets.argmax(1), or "
+        "another loss"
+    )
 
 
 def _of_tables(objective: Objective, inputs: Tree) -> str:

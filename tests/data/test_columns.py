@@ -14,8 +14,8 @@ from discreet.data.description import description_of
 from discreet.data.encoding import column_names, columns_of, encoded_columns
 from discreet.data.examples import normalised_inputs
 from discreet.data.folder import load_folder, node_table
-from discreet.data.spread import spread_of
 from discreet.data.targets import FolderError
+from discreet.server.spread import spread_of
 
 HEAD = "patient;visit;age;hba1c;ward;seen;readmitted"
 ROWS = [

@@ -17,7 +17,6 @@ from torch import Tensor, nn
 from discreet.data.examples import Examples
 from discreet.mechanisms.client_noise import LocalPrivacy
 from discreet.mechanisms.local_noise import release_step
-from discreet.models.model_check import check_model
 from discreet.models.models import flatten_parameters, frozen, frozen_digest, trainable
 from discreet.node import nodes
 from discreet.node.work import work_of
@@ -25,6 +24,7 @@ from discreet.privacy.randomness import RandomSource, seeded_source
 from discreet.protocol.messages import MalformedMessage, request_items, request_of
 from discreet.run_files.predictions import named_parameters_of
 from discreet.run_files.run_folder import RunFolder
+from discreet.server.model_check import check_model
 from discreet.settings.compose import load_asked
 from discreet.settings.rules import ConfigError
 from discreet.simulation.in_process import simulate

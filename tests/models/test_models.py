@@ -7,10 +7,10 @@ import torch
 from torch import Tensor, nn
 
 from discreet.layers.recurrent import LSTMLayer
-from discreet.models.model_check import check_model
 from discreet.models.models import build_model, flatten_parameters, load_parameters, masks_from
 from discreet.privacy.randomness import secure_source, seeded_source
 from discreet.run_files.predictions import named_parameters_of
+from discreet.server.model_check import check_model
 from discreet.training.local_training import ExamplePrivacy, LocalSettings, local_update
 from tests.node.clients import examples, params_of
 

@@ -17,7 +17,6 @@ from transformers import AutoModelForSequenceClassification, DistilBertConfig, D
 
 from discreet.data.datasets import load_task
 from discreet.data.examples import Task
-from discreet.models.model_check import check_fits
 from discreet.models.models import frozen, frozen_digest, model_for, trainable
 from discreet.models.transformer import transformer
 from discreet.node import nodes
@@ -27,6 +26,7 @@ from discreet.node.work import work_of
 from discreet.per_example.per_example import clipped_gradient_sum
 from discreet.protocol.messages import MalformedMessage, TrainRequest, VirtualClient
 from discreet.run_files.run_folder import RunFolder
+from discreet.server.model_check import check_fits
 from discreet.settings.compose import load_asked, load_config
 from discreet.settings.rules import ConfigError
 from discreet.settings.settings import client_settings

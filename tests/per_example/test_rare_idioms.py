@@ -99,6 +99,15 @@ IDIOMS: dict[str, Callable[[Forward, Tensor], Tensor]] = {
         x + x.view(-1, 1, 2, 2).contiguous(memory_format=torch.channels_last).flatten(1)
     ),
     "a table without gradient": lambda model, x: x + model.table.requires_grad_(False)[0],
+    "a mask for each of several windows": lambda model, x: functional.scaled_dot_product_attention(
+        x.view(-1, 1, 2, 1),
+        x.view(-1, 1, 2, 1),
+        x.view(-1, 1, 2, 1),
+        attn_mask=model.table.view(2, 1, 6)[..., :4].reshape(2, 1, 2, 2).repeat(len(x), 1, 1, 1),
+    ).view(-1, 4),
+    "a bias of one number": lambda model, x: functional.linear(
+        x, model.first.weight, model.scale[:1]
+    ),
     "where whole numbers are not zero": lambda model, x: (
         x
         + torch.stack([x[0, torch.where(torch.ones(1, 4).long())[1]] for _ in range(len(x))])[:, :4]
@@ -171,4 +180,89 @@ def test_a_parameter_of_another_type_is_named(dtype: torch.dtype, said: str) -> 
     model = seeded(lambda: Forward(lambda model, x: x))
     model.scale = nn.Parameter(model.scale.to(dtype))
     with pytest.raises(ValueError, match=said):
+        clipped_gradient_sum(model, rows(), targets=TARGETS, clip_norm=0.2)
+
+
+class Empty(nn.Module):
+    """A layer without features, and an argument that is left out."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.none, self.layer = nn.Linear(4, 0), nn.Linear(4, 3)
+        self.made = nn.Linear(0, 3)
+
+    def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
+        assert mask is None
+        return self.layer(x) + self.made(self.none(x))
+
+
+@pytest.mark.usefixtures("built_is_an_error")
+@pytest.mark.filterwarnings("ignore:Initializing zero-element tensors")
+def test_an_argument_may_be_none_and_a_layer_may_have_no_features() -> None:
+    model = seeded(Empty)
+    sums = [
+        clipped_gradient_sum(model, given, targets=TARGETS, clip_norm=0.2)
+        for given in (rows(), (rows(), None))
+    ]
+    torch.testing.assert_close(*sums, rtol=0, atol=0)
+    assert_matches(model, rows(), TARGETS, clip=0.2)
+
+
+class Outputs:
+    def __init__(self, logits: Tensor) -> None:
+        self.logits = logits
+
+
+@pytest.mark.usefixtures("built_is_an_error")
+def test_outputs_may_be_an_object_of_the_models_own() -> None:
+    class Wrapped(nn.Linear):
+        def forward(self, x: Tensor) -> Outputs:  # type: ignore[override]
+            return Outputs(super().forward(x))
+
+    def loss(outputs: Outputs, targets: Tensor) -> Tensor:
+        return functional.cross_entropy(outputs.logits, targets, reduction="none")
+
+    model = seeded(lambda: Wrapped(4, 3))
+    plain = seeded(lambda: nn.Linear(4, 3))
+    found = clipped_gradient_sum(model, rows(), targets=TARGETS, clip_norm=0.2, loss=loss)
+    wanted = clipped_gradient_sum(plain, rows(), targets=TARGETS, clip_norm=0.2)
+    torch.testing.assert_close(found, wanted)
+
+
+DRAWN: dict[str, Callable[[Forward, Tensor], Tensor]] = {
+    "features in a random order": lambda model, x: x[:, torch.randperm(4)],
+    "a drawn feature": lambda model, x: x.gather(1, torch.multinomial(x.softmax(1), 4)),
+    "a drawn class": lambda model, x: (
+        x * torch.distributions.Categorical(logits=x).sample().unsqueeze(1)
+    ),
+    "a drawn count": lambda model, x: x + torch.poisson(x.detach().exp()),
+    "a drawn scale": lambda model, x: (
+        x * torch.distributions.Gamma(x.detach().exp(), torch.ones(4)).sample()
+    ),
+}
+
+
+@pytest.mark.usefixtures("built_is_an_error")
+@pytest.mark.parametrize("name", DRAWN)
+def test_what_a_model_draws_for_each_example_mixes_none(name: str) -> None:
+    total, norms = clipped_gradient_sum(
+        seeded(lambda: Forward(DRAWN[name])), rows(), targets=TARGETS, clip_norm=0.01
+    )
+    assert float(total.norm()) <= 0.05
+    assert bool((norms > 0).all())
+
+
+def test_a_partner_in_a_random_order_still_mixes() -> None:
+    model = seeded(lambda: Forward(lambda model, x: x + x[torch.randperm(len(x))]))
+    with pytest.raises(ValueError, match="mixes examples: getitem"):
+        clipped_gradient_sum(model, rows(), targets=TARGETS, clip_norm=0.2)
+
+
+def test_a_forward_that_writes_into_its_inputs_is_told_so() -> None:
+    def writes(module: nn.Module, given: tuple[Tensor]) -> None:
+        given[0].sub_(0.5)
+
+    model = seeded(lambda: Forward(lambda model, x: x))
+    model.register_forward_pre_hook(writes)
+    with pytest.raises(ValueError, match="the model's forward writes into its inputs"):
         clipped_gradient_sum(model, rows(), targets=TARGETS, clip_norm=0.2)

@@ -128,3 +128,16 @@ def test_a_loop_says_the_same(build: Any, inputs: Tensor, targets: Tensor, said:
     with pytest.raises(ValueError, match=said):
         loop.step(*batch)
     assert loop.steps_taken == 0
+
+
+@pytest.mark.parametrize("targets", [CLASSES.unsqueeze(1), torch.eye(6)])
+def test_class_numbers_of_another_shape_are_named_with_what_to_do(targets: Tensor) -> None:
+    with pytest.raises(ValueError, match=r"^targets are \(6, \d\), and cross-entropy takes class"):
+        summed(MODELS["convolution"](), ROWS, targets)
+
+
+def test_sparse_and_nested_tensors_are_refused_by_name() -> None:
+    nested = torch.nested.nested_tensor(list(ROWS), layout=torch.jagged)
+    for inputs, kind in ((ROWS.to_sparse(), "sparse"), (nested, "nested")):
+        with pytest.raises(ValueError, match=f"must be dense tensors, and one is {kind}"):
+            summed(MODELS["convolution"](), inputs, CLASSES)

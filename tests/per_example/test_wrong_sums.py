@@ -9,10 +9,14 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.func import vmap
+from torch.nn import functional
 
+from discreet.per_example.per_example import clipped_gradient_sum, clipped_sum_by_owner
 from tests.per_example.test_per_example_choice import seeded
 from tests.per_example.test_per_example_oracle import assert_matches
-from tests.per_example.test_watch import TARGETS, Forward, rows
+from tests.per_example.test_watch import TARGETS, Forward, built_is_an_error, rows
+
+__all__ = ["built_is_an_error"]
 
 
 class Held(torch.autograd.Function):
@@ -128,3 +132,148 @@ def test_an_answer_that_changes_a_gradient_a_little_or_elsewhere_is_not_settled(
     model = seeded(lambda: Forward(between)).double()
     inputs = torch.cat([rows().double(), 9 * rows().double()])
     assert_matches(model, inputs, TARGETS.repeat(2), clip=0.2)
+
+
+def test_a_graph_that_a_model_made_before_has_its_gradients() -> None:
+    model = seeded(lambda: Forward(lambda model, x: x @ model.turned))
+    object.__setattr__(model, "turned", model.first.weight.t())
+    assert_matches(model, rows(), TARGETS, clip=0.2)
+    assert_matches(model, rows(), TARGETS, clip=0.2)
+
+
+@pytest.mark.parametrize("more", [["a", "b", "c", "d", "e"], [1, 2, 3, 4, 5], 0.5])
+def test_a_value_that_is_no_tensor_and_would_be_given_to_all_examples_is_refused(more: Any) -> None:
+    class Plain(nn.Linear):
+        def forward(self, x: Tensor, more: Any = None) -> Tensor:
+            return super().forward(x)
+
+    with pytest.raises(ValueError, match="must be tensors with a row for each example"):
+        clipped_gradient_sum(Plain(4, 3), (rows(), more), targets=TARGETS, clip_norm=0.2)
+
+
+def test_all_sequences_of_an_example_count_in_a_ctc_loss() -> None:
+    def loss(outputs: Tensor, targets: dict[str, Tensor]) -> Tensor:
+        count = len(outputs)
+        series = outputs.log_softmax(-1).flatten(0, 1).transpose(0, 1)
+        given = [targets[name].flatten(0, 1) for name in ("marks", "steps", "sizes")]
+        found = functional.ctc_loss(series, *given, reduction="none")
+        return found.view(count, -1).mean(1)
+
+    draws = torch.Generator().manual_seed(4)
+    inputs = torch.randn(5, 2, 8, 4, generator=draws)
+    targets = {
+        "marks": torch.randint(1, 3, (5, 2, 3), generator=draws),
+        "steps": torch.full((5, 2), 8),
+        "sizes": torch.randint(1, 4, (5, 2), generator=draws),
+    }
+    model = seeded(lambda: nn.Linear(4, 3))
+    found, _ = clipped_gradient_sum(model, inputs, targets=targets, clip_norm=9.0, loss=loss)
+    wanted = torch.autograd.grad(loss(model(inputs), targets).sum(), list(model.parameters()))
+    torch.testing.assert_close(found, torch.cat([value.flatten() for value in wanted]))
+
+
+UNITS: dict[str, Callable[[Forward, Tensor], Tensor]] = {
+    "squeezed": lambda model, x: x.unsqueeze(0).squeeze(),
+    "zeros that are filled": lambda model, x: _filled(x),
+    "a parameter written into zeros": lambda model, x: x + _written(model.scale),
+}
+
+
+def _filled(x: Tensor) -> Tensor:
+    found = torch.zeros(x.shape[0], 4)
+    found[:, 1:] += x[:, :3]
+    return found
+
+
+def _written(scale: Tensor) -> Tensor:
+    found = torch.zeros(2, 4)
+    found[1, 1:3] = scale[:2]
+    return found.sum(0)
+
+
+@pytest.mark.usefixtures("built_is_an_error")
+@pytest.mark.parametrize("name", UNITS)
+def test_the_rows_of_an_owner_are_a_batch_as_the_model_expects(name: str) -> None:
+    model = seeded(lambda: Forward(UNITS[name]))
+    owners = torch.tensor([0, 0, 1, 1, 1])
+    _, norms = clipped_sum_by_owner(model, (rows(), TARGETS), owners, clip_norm=0.2)
+    for owner, norm in enumerate(norms):
+        some = owners == owner
+        loss = functional.cross_entropy(model(rows()[some]), TARGETS[some])
+        found = torch.autograd.grad(loss, list(model.parameters()), materialize_grads=True)
+        torch.testing.assert_close(norm, torch.cat([value.flatten() for value in found]).norm())
+
+
+def test_a_model_may_have_a_sparse_buffer() -> None:
+    model = seeded(lambda: Forward(lambda model, x: (model.links @ x.t()).t()))
+    model.register_buffer("links", torch.eye(4).roll(1, 0).to_sparse())
+    assert_matches(model, rows(), TARGETS, clip=0.2)
+
+
+def test_a_row_that_a_negative_number_ignores_has_no_gradient() -> None:
+    class Bags(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.table = nn.Parameter(torch.randn(9, 3))
+
+        def forward(self, ids: Tensor) -> Tensor:
+            return functional.embedding_bag(ids, self.table, padding_idx=-1)
+
+    ids = torch.tensor([[0, 8, 2], [8, 8, 1], [5, 6, 7], [8, 3, 3], [8, 8, 8]])
+    assert_matches(seeded(Bags), ids, TARGETS, clip=0.2)
+
+
+class TiedWords(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = nn.Embedding(5, 3)
+
+    def forward(self, ids: Tensor) -> Tensor:
+        return functional.linear(self.table(ids).tanh(), self.table.weight)
+
+
+def test_a_table_of_words_and_outputs_has_its_l1_norm_and_no_larger_one() -> None:
+    ids = torch.tensor([[0, 1], [2, 2], [4, 3], [1, 4], [3, 0]])
+    assert_matches(seeded(TiedWords), ids, ids.flip(1), clip=0.5, order=1)
+
+
+def _scaled(model: Forward, x: Tensor) -> Tensor:
+    if bool(x.mean() < -0.06):
+        return x + model.scale.detach() * (model.last + model.strength) * x.tanh()
+    return x
+
+
+def _stronger(model: Forward) -> None:
+    model.strength = 1.0
+
+
+def _filled_buffer(model: Forward) -> None:
+    model.last.fill_(1.0)  # type: ignore[operator]
+
+
+@pytest.mark.parametrize("change", [_stronger, _filled_buffer])
+def test_an_answer_is_settled_while_what_it_depends_on_stays(
+    change: Callable[[Forward], None],
+) -> None:
+    model = seeded(lambda: Forward(_scaled))
+    model.strength = 0.0
+    assert_matches(model, rows(), TARGETS, clip=0.2)
+    change(model)
+    assert_matches(model, rows(), TARGETS, clip=0.2)
+
+
+def test_an_answer_is_not_settled_because_parameters_are_zeros_at_first() -> None:
+    def between(model: Forward, x: Tensor) -> Tensor:
+        if bool(x.mean() < -0.06):
+            return x + model.scale * (model.wide.sum(0) * x).tanh()
+        return x
+
+    model = seeded(lambda: Forward(between))
+    with torch.no_grad():
+        model.scale.zero_()
+        model.wide.zero_()
+    assert_matches(model, rows(), TARGETS, clip=0.2)
+    with torch.no_grad():
+        model.scale.fill_(1.0)
+        model.wide.fill_(1.0)
+    assert_matches(model, rows(), TARGETS, clip=0.2)

@@ -8,12 +8,12 @@ import torch
 from torch import Tensor, nn
 
 from discreet.data.examples import Examples
+from discreet.dpsgd.group_norm import to_group_norm
 from discreet.models.models import flatten_parameters
 from discreet.per_example.objective import PADDING, Loss, cross_entropy
 from discreet.per_example.per_example import clipped_gradient_sum, l1_clipped_gradient_sum
 from discreet.privacy.randomness import seeded_source
 from discreet.settings.training import TaskConfig
-from discreet.training.group_norm import to_group_norm
 from discreet.training.local_training import ExamplePrivacy, LocalSettings, local_update
 from discreet.training.losses import LOSSES, loss_of, per_example_loss
 from tests.node.clients import clipped, gradients
