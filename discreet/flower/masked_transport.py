@@ -21,7 +21,6 @@ from flwr.app import ConfigRecord, MessageType, RecordDict
 from torch import Tensor
 
 from discreet.flower.grid_transport import GridTransport, RoundMessages, strange
-from discreet.masking.server import Exchange, MaskingServer
 from discreet.masking.wire import Abandoned, Stage, read_request
 from discreet.mechanisms.sums import UnopenedSum
 from discreet.planning.plan import Plan
@@ -38,6 +37,7 @@ from discreet.protocol.masked_messages import (
     terms_of,
 )
 from discreet.protocol.messages import MalformedMessage, TrainRequest, VirtualClient
+from discreet.server.masking_server import Exchange, MaskingServer
 from discreet.server.transport import Failure, RoundAbandoned
 from discreet.settings.client_settings import ClientSettings
 

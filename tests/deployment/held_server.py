@@ -25,11 +25,11 @@ from discreet.deployment.certificates import make_secrets
 from discreet.deployment.local_federation import Federation
 from discreet.flower.masked_transport import MaskedTransport
 from discreet.flower.serving import serve
-from discreet.masking.server import Collected
 from discreet.masking.wire import Stage
 from discreet.planning.cohort_sampling import CohortSampling
 from discreet.run_files.run_folder import SECRETS, RunFolder
 from discreet.server import session
+from discreet.server.masking_server import Collected
 from strategies.dp_fedavg import dp_fedavg
 from tests.conftest import REPOSITORY
 

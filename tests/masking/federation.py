@@ -12,7 +12,6 @@ from numpy.typing import NDArray
 
 from discreet.masking.identity import Directory, Identity
 from discreet.masking.node import MaskingNode
-from discreet.masking.server import Exchange, MaskingServer, Opened
 from discreet.masking.wire import (
     Stage,
     Terms,
@@ -23,6 +22,7 @@ from discreet.masking.wire import (
     split,
     write_request,
 )
+from discreet.server.masking_server import Exchange, MaskingServer, Opened
 
 RUN = "0123456789abcdef" * 2
 Gone = Mapping[Stage, frozenset[str]]

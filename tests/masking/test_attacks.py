@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from discreet.masking.identity import Identity, attempt_bytes, read_keys, sign_keys
-from discreet.masking.server import Exchange, Opened
 from discreet.masking.store import FolderStore
 from discreet.masking.wire import (
     Abandoned,
@@ -26,6 +25,7 @@ from discreet.masking.wire import (
     split_named,
     write_request,
 )
+from discreet.server.masking_server import Exchange, Opened
 from tests.masking.federation import (
     Federation,
     MemoryStore,

@@ -26,7 +26,6 @@ from discreet.masking.masks import (
     split_secret,
     unseal,
 )
-from discreet.masking.server import Exchange, Opened
 from discreet.masking.wire import (
     Abandoned,
     MalformedBytes,
@@ -38,6 +37,7 @@ from discreet.masking.wire import (
     split_named,
     write_reply,
 )
+from discreet.server.masking_server import Exchange, Opened
 from tests.masking.federation import Federation, Gone, body_of, federation, terms_of
 
 BEFORE_CONFIRM = (Stage.KEYS, Stage.SHARES, Stage.MASKED)

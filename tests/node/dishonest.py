@@ -12,7 +12,6 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, Message
 
 from discreet.flower.masked_transport import read_masking_reply
 from discreet.flower.serving import encode_request, parameters_record
-from discreet.masking.server import Exchange, MaskingServer, Opened
 from discreet.masking.wire import Part, Stage, Terms, read_request, write_request
 from discreet.mechanisms.masked_sums import MaskedGaussian
 from discreet.mechanisms.mechanism_table import masked_mechanism
@@ -28,6 +27,7 @@ from discreet.protocol.masked_messages import (
     terms_of,
 )
 from discreet.protocol.messages import TrainRequest, request_items
+from discreet.server.masking_server import Exchange, MaskingServer, Opened
 from discreet.settings.client_settings import ClientSettings
 from discreet.settings.privacy import Sizes
 from discreet.settings.settings import client_settings

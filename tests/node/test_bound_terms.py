@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from discreet.masking.identity import Identity
-from discreet.masking.server import Exchange, Opened
 from discreet.masking.wire import Abandoned, Stage, join_named, split_named
+from discreet.server.masking_server import Exchange, Opened
 from tests.masking.federation import altered, body_of
 from tests.node.dishonest import NAMES, Dishonest, NotGiven, Told, server_of
 
