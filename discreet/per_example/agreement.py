@@ -349,20 +349,23 @@ def _tried_on(
 ) -> str:
     targets = objective.zeros(ROWS)
     found = _rows(objective, passes(objective, examples, targets, questions))
-    part = part or _agreement(objective)
+    share = part or _agreement(objective)
     for at in range(ROWS):
         one = slice(at, at + 1)
         with put_back(objective.kept):
             alone = plain_gradient(objective, rows_of(examples, one), targets[one])
-        margin = max(float(value.nan_to_num().norm()) for value in alone) * part
+        margin = max(float(value.nan_to_num().norm()) for value in alone) * share
         pairs = zip(objective.slots.values(), alone, strict=True)
-        if any(_apart(found[at][slot.index], value) > margin for slot, value in pairs):
+        if any(_apart(found[at][slot.index], value, part) > margin for slot, value in pairs):
             return "a made-up example alone has different gradients"
     return ""
 
 
-def _apart(one: Tensor, other: Tensor) -> float:
-    """The distance of two gradients, infinite if one of them alone is NaN."""
+def _apart(one: Tensor, other: Tensor, part: float | None) -> float:
+    """The distance of two gradients. NaN, such as from a mean over a made-up length of 0, tells
+    nothing of a rule; but if an answer is to be settled (`part`), one must not be NaN alone."""
+    if part is None:
+        return float((one - other).norm())
     if not torch.equal(one.isnan(), other.isnan()):
         return math.inf
     return float((one.nan_to_num() - other.nan_to_num()).norm())

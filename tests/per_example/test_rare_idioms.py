@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from functools import partial
 
@@ -240,6 +241,20 @@ DRAWN: dict[str, Callable[[Forward, Tensor], Tensor]] = {
         x * torch.distributions.Gamma(x.detach().exp(), torch.ones(4)).sample()
     ),
 }
+
+
+@pytest.mark.usefixtures("built_is_an_error")
+def test_a_mean_over_made_up_lengths_of_0_keeps_no_model_from_running_side_by_side() -> None:
+    class Pooled(nn.Linear):
+        def forward(self, series: Tensor, lengths: Tensor) -> Tensor:  # type: ignore[override]
+            hides = torch.arange(6) >= lengths.unsqueeze(1)
+            found = super().forward(series).masked_fill(hides.unsqueeze(2), -math.inf)
+            sums = found.masked_fill(hides.unsqueeze(2), 0).sum(1)
+            return found.amax(1) + sums / lengths.unsqueeze(1)
+
+    series = torch.randn(5, 6, 4, generator=torch.Generator().manual_seed(8))
+    given = (series, torch.tensor([1, 6, 3, 2, 5]))
+    assert_matches(seeded(lambda: Pooled(4, 3)), given, TARGETS, clip=0.2)  # type: ignore[arg-type]
 
 
 @pytest.mark.usefixtures("built_is_an_error")
