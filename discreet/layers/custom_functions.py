@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
+from threading import Lock
 from typing import Any
 
 import torch
@@ -17,6 +18,10 @@ from discreet.layers.alone import Alone, Rule
 from discreet.layers.lanes import all_of, is_lane
 from discreet.layers.refusals import Unserved, place
 
+_LOCK = Lock()
+_before = [vars(Function)["apply"]]  # as it was before the first pass entered `seen`
+_inside = list[None]()  # an entry for each pass that is in it
+
 
 def applied(function: Callable[..., Any], *args: Any) -> Any:
     """function(*args). A rule treats it as one function."""
@@ -27,20 +32,27 @@ def applied(function: Callable[..., Any], *args: Any) -> Any:
 
 @contextmanager
 def seen() -> Iterator[None]:
-    """A context in which a mode sees calls of functions that vmap can't follow."""
-    before = vars(Function)["apply"]
-
-    def apply(cls: Any, *args: Any, **named: Any) -> Any:
-        own = partial(before.__func__, cls)
-        if named or cls.generate_vmap_rule or cls.vmap is not Function.vmap:
-            return own(*args, **named)
-        return applied(own, *args)
-
-    Function.apply = classmethod(apply)  # type: ignore[assignment, method-assign]
+    """A context in which a mode sees calls of functions that vmap can't follow. Several threads may
+    be in it; the last one that leaves puts `apply` back as it was."""
+    with _LOCK:
+        if not _inside:
+            _before[0] = vars(Function)["apply"]
+        _inside.append(None)
+        Function.apply = classmethod(_apply)  # type: ignore[assignment, method-assign]
     try:
         yield
     finally:
-        Function.apply = before  # type: ignore[method-assign]
+        with _LOCK:
+            _inside.pop()
+            if not _inside:
+                Function.apply = _before[0]  # type: ignore[method-assign]
+
+
+def _apply(cls: Any, *args: Any, **named: Any) -> Any:
+    own = partial(_before[0].__func__, cls)
+    if named or cls.generate_vmap_rule or cls.vmap is not Function.vmap:
+        return own(*args, **named)
+    return applied(own, *args)
 
 
 def _one_by_one(alone: Alone, function: Callable[..., Any], *args: Any) -> Any:

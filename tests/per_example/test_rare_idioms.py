@@ -14,6 +14,7 @@ from torch.nn import functional
 from torch.nn.utils.rnn import pack_sequence
 
 from discreet.layers.branches import AnswersDiffer, Questions
+from discreet.layers.custom_functions import seen
 from discreet.layers.refusals import Unserved
 from discreet.per_example.objective import cross_entropy, objective_of
 from discreet.per_example.passes import passes
@@ -326,3 +327,15 @@ def test_a_gradient_by_what_all_examples_share_mixes_them() -> None:
         clipped_gradient_sum(
             seeded(lambda: Forward(between)), rows(), targets=TARGETS, clip_norm=0.2
         )
+
+
+def test_passes_of_several_threads_leave_pytorchs_own_functions_as_they_were() -> None:
+    before = vars(torch.autograd.Function)["apply"]
+    first, second = seen(), seen()
+    first.__enter__()
+    second.__enter__()
+    assert vars(torch.autograd.Function)["apply"] is not before
+    first.__exit__(None, None, None)
+    assert vars(torch.autograd.Function)["apply"] is not before
+    second.__exit__(None, None, None)
+    assert vars(torch.autograd.Function)["apply"] is before
