@@ -92,12 +92,12 @@ def optimizers_of(optimizer: Optimizer | Sequence[Optimizer]) -> list[Optimizer]
     for each in listed:
         if not isinstance(each, Optimizer):
             if isinstance(each, type):
-                name = each.__name__
+                name = f"the class {each.__name__}"
             else:
                 name = type(each).__name__
             raise ValueError(
-                f"optimizer: make one of {name}, such as torch.optim.SGD(model.parameters(), "
-                "lr=0.1)"
+                "optimizer must be an optimizer of the model, such as "
+                f"torch.optim.SGD(model.parameters(), lr=0.1), not {name}"
             )
     return listed
 

@@ -360,7 +360,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"made": lambda values: LBFGS(list(values))}, "LBFGS is not served"),
     (
         {"made": lambda _: SGD},
-        r"optimizer: make one of SGD, such as torch.optim.SGD\(model.parameters\(\), lr=0.1\)",
+        r"such as torch.optim.SGD\(model.parameters\(\), lr=0.1\), not the class SGD$",
     ),
     (
         {"dataset": torch.zeros(30, 5)},
@@ -402,7 +402,10 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"noise_multiplier": "1"}, "noise_multiplier must be a number, not '1'"),
     ({"max_epsilon": "4"}, "max_epsilon must be a number, not '4'"),
     ({"loss": "cross_entropy"}, "loss must be a function of outputs and targets"),
-    ({"made": lambda _: None}, "optimizer: make one of NoneType"),
+    (
+        {"made": lambda _: None},
+        "optimizer must be an optimizer of the model, such as .*, not NoneType",
+    ),
     ({"dataset": []}, "dataset must have at least one example"),
     ({"dataset": iter([1])}, "dataset must be map-style"),
     ({"dataset": [(1.0, 2, 3)] * 30}, "an example must be a pair"),
