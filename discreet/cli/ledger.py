@@ -80,9 +80,12 @@ def command(
     """Does one action; exit code 1 if `verify` finds a fault."""
     require(delta is None or 0 < delta < 1, "--delta", "within (0, 1)", delta)
     if action == "create":
-        if population is None and max_epsilon is not None:
-            raise ConfigError(ONLY_OF_POPULATIONS)
-        people = _people(population, size, delta=delta, replace=replace)
+        if population is None:
+            if replace or any(given is not None for given in (size, delta, max_epsilon)):
+                raise ConfigError(ONLY_OF_POPULATIONS)
+            people = None
+        else:
+            people = _people(population, size, delta=delta, replace=replace)
         _create(run, people, max_epsilon)
         return 0
     if action == "backup" and copy is None:
@@ -125,14 +128,8 @@ def _ledgers_of(run: Path) -> list[DurableLedger]:
     return ledgers
 
 
-def _people(
-    name: str | None, size: int | None, *, delta: float | None, replace: bool
-) -> Population | None:
-    """The population whose account is made; None for the ledger of a node."""
-    if name is None:
-        if replace or size is not None or delta is not None:
-            raise ConfigError(ONLY_OF_POPULATIONS)
-        return None
+def _people(name: str, size: int | None, *, delta: float | None, replace: bool) -> Population:
+    """The population whose account is made."""
     if size is None or delta is None:
         raise ConfigError(
             "--size and --delta must be given with --population: whose account it is, for good"

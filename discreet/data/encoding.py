@@ -249,7 +249,9 @@ def is_empty(cell: object) -> bool:
     """
     if isinstance(cell, str):
         return cell.strip().lower() in EMPTY
-    return cell is None or cell != cell
+    if cell is None or type(cell).__name__ == "NAType":  # pandas' NA, which has no truth value
+        return True
+    return cell != cell
 
 
 def _quantities(column: Column, cells: list[Any], decimal: str) -> Array:

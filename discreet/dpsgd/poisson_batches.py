@@ -220,19 +220,12 @@ def check_named(owners: Sequence[object] | Tensor) -> None:
     """Raises ValueError if a row has no owner: its person may own other rows too, and would then be
     protected as two."""
     listed = owners.tolist() if isinstance(owners, Tensor) else list(owners)
-    missing = [row for row, owner in enumerate(listed) if is_empty(_plain_owner(owner))]
+    missing = [row for row, owner in enumerate(listed) if is_empty(owner)]
     if missing:
         raise ValueError(
             f"owners: {len(missing)} rows have no owner, the first of them row {missing[0]}: leave "
             "such rows out, or name their owners"
         )
-
-
-def _plain_owner(owner: object) -> object:
-    """The missing values of pandas as None."""
-    if str(owner) in ("<NA>", "NaT"):
-        return None
-    return owner
 
 
 def loaded(

@@ -265,9 +265,9 @@ def terms_of_run(policy: GuardPolicy, config: PublicConfig) -> GuardTerms:
     clip_norm = _number(config, CLIP_NORM, policy.clip_norm)
     noise = _number(config, NOISE, policy.min_noise_multiplier)
     if noise < policy.min_noise_multiplier:
-        least = f"{policy.min_noise_multiplier:g}"
         raise Refused(
-            f"this site's guard requires a {NOISE} of at least {least}; the run has {noise:g}"
+            f"this site's guard requires a {NOISE} of at least {policy.min_noise_multiplier:g}; "
+            f"the run has {noise:g}"
         )
     patterns = tuple(str(config.get(FROZEN, "")).split())
     return GuardTerms(clip_norm, noise, patterns)

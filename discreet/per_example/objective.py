@@ -177,7 +177,7 @@ def check_tensors(tree: Tree) -> None:
         if isinstance(value, Tensor) and (value.is_nested or value.layout != torch.strided):
             kind = "nested" if value.is_nested else "sparse"
             raise ValueError(f"inputs and targets must be dense tensors, and one is {kind}")
-        if not isinstance(value, Tensor | Graphs | None):
+        if not isinstance(value, Tensor | Graphs):
             raise ValueError(
                 "inputs and targets must be tensors with a row for each example, and one is "
                 f"{type(value).__name__}: make it a tensor, or if all examples share it an "

@@ -174,12 +174,17 @@ def test_a_cell_that_keeps_a_column_from_its_kind_is_named_by_its_line(
     assert said in capsys.readouterr().out
 
 
+def described(table: Path, given: str) -> Path:
+    """The whole table as train.csv, beside this description without a test set."""
+    train = table.rename(table.with_name("train.csv"))
+    (train.parent / "data.toml").write_text(given.replace('test = "test.csv"\n', ""))
+    return train
+
+
 def test_a_description_that_is_there_counts_and_cells_outside_its_ranges_are_counted(
     table: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    train = table.rename(table.with_name("train.csv"))
-    given = TOML.replace("[0, 100]", "[0, 60]").replace('test = "test.csv"\n', "")
-    (train.parent / "data.toml").write_text(given)
+    train = described(table, TOML.replace("[0, 100]", "[0, 60]"))
     rows = csv.DictReader(train.read_text("utf-8-sig").splitlines(), delimiter=";")
     old = sum(int(row["age"]) > 60 for row in rows)
     assert data(["check", str(train), "--owner", "sex", "--write"]) == 0
@@ -192,9 +197,7 @@ def test_a_description_that_is_there_counts_and_cells_outside_its_ranges_are_cou
 def test_a_table_without_owners_starts_with_each_row_as_a_client(
     table: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    train = table.rename(table.with_name("train.csv"))
-    given = TOML.replace('owner = "patient_id"\n', "").replace('test = "test.csv"\n', "")
-    (train.parent / "data.toml").write_text(given)
+    train = described(table, TOML.replace('owner = "patient_id"\n', ""))
     assert data(["check", str(train)]) == 0
     rows = len(train.read_text().splitlines()) - 1
     said = capsys.readouterr().out
