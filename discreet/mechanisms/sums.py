@@ -348,7 +348,7 @@ def ratings_in(
     run: ClientSettings, sizes: Sizes, state: RoundState, *, own: OwnNoise | None = None
 ) -> AnswerSum | None:
     """The empty sum of the ratings in the round after `state`; None if its cohort does not rate."""
-    if not run.evaluation.joins(state.round + 1):
+    if state.round + 1 not in run.evaluation.rating_rounds:
         return None
     return AnswerSum(rating_release(run, sizes, own=own))
 
