@@ -213,7 +213,7 @@ class CentralGaussian:
         return ClientRound(self.run.user.noise_multiplier or 0.0)
 
     def add_up(self, replies: Replies, state: RoundState) -> CohortSum:
-        from discreet.mechanisms.sums import CohortSum, ratings_in
+        from discreet.mechanisms.sums import CohortSum, in_the_clear, ratings_in
         from discreet.privacy.grid import grid_for
 
         size = state.params.numel()
@@ -224,7 +224,10 @@ class CentralGaussian:
             most = self.run.user.population_size
             grid = grid_for(clip_norm, size, largest_cohort=most, noise_scale=scale)
         answers = ratings_in(self.run, self.sizes, state)
-        return CohortSum(size, clip_norm, grid, answers).add_all(replies)
+        total = CohortSum(size, clip_norm, grid, answers)
+        for reply in replies:
+            total.take(in_the_clear(reply))
+        return total
 
     def release(self, summed: CohortSum, state: RoundState, source: RandomSource) -> Released:
         """Noises the sum, the count and the answers, and moves the clip norm."""
