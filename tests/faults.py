@@ -156,7 +156,7 @@ BY_TEST = {
     ),
     "server/test_round.py::test_a_poisson_cohort_is_empty_as_often_as_it_should_be": Fault(
         "a Poisson cohort is drawn again until it is not empty",
-        "planning.cohort_sampling:CohortSampling.draw",
+        "privacy.sampling:CohortSampling.draw",
         lambda real: (
             lambda self, members, source: real(self, members, source) or real(self, members, source)
         ),

@@ -8,8 +8,8 @@ from collections.abc import Iterator, Sequence
 from torch import Tensor
 
 from discreet.mechanisms.sums import UsableReply
-from discreet.planning.cohort_sampling import CohortSampling
 from discreet.privacy.randomness import RandomSource
+from discreet.privacy.sampling import CohortSampling
 from discreet.protocol.messages import TrainRequest
 from discreet.server.progress import Progress
 from discreet.server.transport import ReplyStats, Transport
