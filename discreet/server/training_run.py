@@ -23,8 +23,8 @@ from discreet.planning.round_cost import RoundCost, peak_memory
 from discreet.planning.state import Outcome, State
 from discreet.queries.evaluation_result import EvaluationResult
 from discreet.queries.query import RATE
+from discreet.run_files.metrics_table import SCORES, main_score
 from discreet.run_files.run_folder import RunStatus, read_status, write_json, write_status
-from discreet.run_files.scores import SCORES, main_score
 from discreet.server.asked_clients import AskedClients
 from discreet.server.model_ratings import rating_plan
 from discreet.server.progress import Progress
