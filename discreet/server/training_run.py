@@ -112,6 +112,8 @@ class TrainingRun:
             while (outcome := self._ended(state)) is None:
                 try:
                     state = self._next_round(state)
+                    if self.evaluation and self.refusal is None:
+                        state = self._rate_if_due(state, is_last=False)
                 except BudgetSpent as spent:
                     outcome = Outcome(state, in_words(spent, self.context.names))
                     break
@@ -236,13 +238,17 @@ class TrainingRun:
             self.best = rank
             self.folder.save_checkpoint(after, best=True)
         self.on_round(row)  # after the checkpoint: a hook that fails costs no round
+        self._look_at_replies(stats)
+        return after
+
+    def _look_at_replies(self, stats: ReplyStats) -> None:
+        """Notes a round that was not abandoned, and clients that refuse or are silent. A client
+        that has refused is not asked again: a spent budget or a policy does not change."""
         self.abandoned = 0
-        # A client that has refused is not asked again: a spent budget or a policy does not change.
         if USER not in self.plan.mechanisms and stats.refused and self.clients.all_refuse:
             self.refusal = stats.reasons[-1]
-            return after
-        self.silent_rounds.note(stats, asked=asked)
-        return self._rate_if_due(after, is_last=False)
+        else:
+            self.silent_rounds.note(stats, asked=self.clients.cohort)
 
     def _rate_if_due(self, last: State, *, is_last: bool) -> State:
         """Asks a new cohort to rate the model after a round, if a rating is due and fits the
