@@ -214,6 +214,7 @@ class CentralGaussian:
 
     def add_up(self, replies: Replies, state: RoundState) -> CohortSum:
         from discreet.mechanisms.sums import CohortSum, in_the_clear, ratings_in
+        from discreet.privacy.clipping import ClippedSum
         from discreet.privacy.grid import grid_for
 
         size = state.params.numel()
@@ -224,7 +225,7 @@ class CentralGaussian:
             most = self.run.user.population_size
             grid = grid_for(clip_norm, size, largest_cohort=most, noise_scale=scale)
         answers = ratings_in(self.run, self.sizes, state)
-        total = CohortSum(size, clip_norm, grid, answers)
+        total = CohortSum(ClippedSum(size, clip_norm, grid=grid), answers)
         for reply in replies:
             total.take(in_the_clear(reply))
         return total

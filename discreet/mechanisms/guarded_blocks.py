@@ -109,6 +109,7 @@ class GuardedBlocks:
 
     def add_up(self, replies: Replies, state: RoundState) -> CohortSum:
         from discreet.mechanisms.sums import CohortSum, in_the_clear
+        from discreet.privacy.clipping import ClippedSum
         from discreet.privacy.grid import grid_for
 
         size = state.params.numel()
@@ -118,7 +119,7 @@ class GuardedBlocks:
             scale = self.sum_noise * clip_norm
             most = self.run.user.population_size
             grid = grid_for(clip_norm, size, largest_cohort=most, noise_scale=scale)
-        total = CohortSum(size, clip_norm, grid)
+        total = CohortSum(ClippedSum(size, clip_norm, grid=grid))
         for reply in replies:
             total.take(in_the_clear(reply))
         return total

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol, Union
 
 import torch
@@ -95,28 +95,25 @@ UsableReply = Union["TrainReply", PartialReply, UpdateRows, UnopenedSum]
 Replies = Iterable[UsableReply]
 
 
+@dataclass(eq=False)
 class CohortSum:
-    """Clips updates to `clip_norm` and adds them up, beside their bits.
+    """Clips updates and adds them up, beside their bits.
 
-    Guarantee: adding or removing one client moves the sum by at most `clip_norm` in L2 and `below`
-    by one half, as `ClippedSum` states it, however the cohort is cut into parts: on the grid sums
-    are exact, and in
-    float64 their order changes only the last bits.
+    Guarantee: adding or removing one client moves the sum by at most the clip norm in L2 and
+    `below` by one half, as `ClippedSum` states it, however the cohort is cut into parts: on the
+    grid sums are exact, and in float64 their order changes only the last bits.
+
+    Attributes:
+      clipped: the sum of the updates.
+      answers: the sum of the answers of a cohort that also rates the model.
+      below: the centred bits' sum, in halves.
+      replies: the number of clients.
     """
 
-    def __init__(
-        self,
-        num_params: int,
-        clip_norm: float,
-        grid: Grid | None,
-        answers: AnswerSum | None = None,
-    ) -> None:
-        self.clip_norm = clip_norm
-        self.grid = grid
-        self.answers = answers
-        self.clipped = ClippedSum(num_params, clip_norm, grid=grid)
-        self.below = 0
-        self.replies = 0
+    clipped: ClippedSum
+    answers: AnswerSum | None = None
+    below: int = 0
+    replies: int = 0
 
     def take(self, reply: TrainReply | UpdateRows | PartialReply) -> None:
         """Adds a client, several, or a part.
@@ -140,7 +137,7 @@ class CohortSum:
 
     def _add_part(self, part: PartialReply) -> None:
         values = self.clipped.values
-        ours = (self.clip_norm, self.grid, values.shape)
+        ours = (self.clipped.clip_norm, self.clipped.grid, values.shape)
         theirs = (part.clip_norm, part.grid, part.values.shape)
         if ours != theirs or values.dtype != part.values.dtype:
             raise ValueError(
@@ -152,12 +149,13 @@ class CohortSum:
 
     def part(self) -> PartialReply:
         """The values added so far, for inclusion in another sum. Not a copy."""
-        part = PartialReply(
-            self.clipped.values, self.below, self.replies, self.clip_norm, self.grid
+        summed = self.clipped
+        answers: tuple[float, ...] = ()
+        if self.answers is not None:
+            answers = self.answers.part()
+        return PartialReply(
+            summed.values, self.below, self.replies, summed.clip_norm, summed.grid, answers
         )
-        if self.answers is None:
-            return part
-        return replace(part, answers=self.answers.part())
 
 
 @dataclass(frozen=True)
@@ -347,7 +345,7 @@ def ratings_in(
 def add_up_unnoised(replies: Replies, state: RoundState, answers: AnswerSum | None) -> CohortSum:
     """The sum of replies to which the server adds no noise, because clients did or nothing is
     noised."""
-    total = CohortSum(state.params.numel(), state.clip_norm, None, answers)
+    total = CohortSum(ClippedSum(state.params.numel(), state.clip_norm), answers)
     for reply in replies:
         total.take(in_the_clear(reply))
     return total
