@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Protocol
 
-from discreet.ledger.durable_ledger import Charge, DurableLedger
+from discreet.ledger.durable_ledger import Charge, DurableLedger, LedgerPosition
 from discreet.mechanisms.mechanism import Mechanism, Uncharged, charged
 from discreet.mechanisms.round_state import Released, RoundState
 from discreet.mechanisms.sums import AnswerMechanism, Replies, UnopenedSum, UsableReply
@@ -123,11 +123,13 @@ class RunLedger:
       ledger: on disk.
       before: the last round that was on the ledger when this process began.
       charges: the number of charges made in this process.
+      position: that of the ledger after the last of them; None before the first.
     """
 
     ledger: DurableLedger
     before: int = 0
     charges: int = 0
+    position: LedgerPosition | None = None
 
     @classmethod
     def of(cls, ledger: DurableLedger) -> RunLedger:
@@ -167,5 +169,5 @@ class RunLedger:
             self._write(Charge(number, USER, "", event))
 
     def _write(self, charge: Charge) -> None:
-        self.ledger.charge([charge])
+        self.position = self.ledger.charge([charge])
         self.charges += 1
