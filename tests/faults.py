@@ -156,7 +156,7 @@ BY_TEST = {
     ),
     "server/test_round.py::test_a_poisson_cohort_is_empty_as_often_as_it_should_be": Fault(
         "a Poisson cohort is drawn again until it is not empty",
-        "planning.cohort_sampling:CohortSampling.draw",
+        "privacy.sampling:CohortSampling.draw",
         lambda real: (
             lambda self, members, source: real(self, members, source) or real(self, members, source)
         ),
@@ -504,7 +504,7 @@ BY_TEST |= {
     ),
     "run_files/test_damaged_files.py::test_a_changed_number_of_a_checkpoint_is_damage": Fault(
         "a changed number of a checkpoint is not noticed",
-        "run_files.checkpoint_numbers:_digest",
+        "run_files.run_folder:_digest",
         always(""),
     ),
     "privacy/test_randomness.py::test_float32_values_follow_the_normal_law_in_body_tails_and_centre": Fault(

@@ -48,9 +48,9 @@ from discreet.node.client import Client, ExactReply, noised_vector
 from discreet.node.policy import ClientPolicy
 from discreet.node.work import work_of
 from discreet.per_example.per_example import clipped_gradient_sum
-from discreet.planning.cohort_sampling import CohortSampling
 from discreet.planning.plan import Plan
 from discreet.privacy.randomness import RandomSource, secure_source, source_of
+from discreet.privacy.sampling import CohortSampling
 from discreet.privacy.secure_grid import SecureSum
 from discreet.protocol.messages import Assignment, TrainReply, TrainRequest
 from discreet.queries.query import EVALUATION, STATISTICS, query_of

@@ -48,8 +48,8 @@ from discreet.planning.plan import Plan
 from discreet.planning.state import State
 from discreet.privacy.sampling import in_turn
 from discreet.protocol.messages import TrainReply, TrainRequest
+from discreet.run_files.metrics_table import unrated
 from discreet.run_files.run_folder import RunFolder
-from discreet.run_files.scores import unrated
 from discreet.server.session import open_session
 from discreet.server.training_run import TrainingRun
 from discreet.server.transport import Reply, ReplyStats, Transport

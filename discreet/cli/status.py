@@ -20,9 +20,9 @@ from discreet.logs import json_ready
 from discreet.mechanisms.mechanism import REPORTED, SERVER
 from discreet.planning.plan import Plan
 from discreet.run_files.clients_account import spent_by_clients
+from discreet.run_files.metrics_table import SCORES, Rated, rated_in, score_columns
 from discreet.run_files.run_folder import RunFolder, read_status
 from discreet.run_files.run_ledgers import ledger_to_read
-from discreet.run_files.scores import SCORES, Rated, rated_in, score_columns
 from discreet.server.population_account import PopulationAccount
 from discreet.settings.privacy import GUARANTEES
 

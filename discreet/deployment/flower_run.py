@@ -16,15 +16,9 @@ from discreet.deployment.healthy import healthy
 from discreet.deployment.interruption import override, resumable
 from discreet.deployment.run_watch import RunWatch, follow
 from discreet.logs import log_to
+from discreet.run_files.opening import check_output
 from discreet.run_files.resuming import asked_settings
-from discreet.run_files.run_folder import (
-    OVER,
-    RunFolder,
-    RunStatus,
-    check_output,
-    read_status,
-    state_of,
-)
+from discreet.run_files.run_folder import OVER, RunFolder, RunStatus, read_status, state_of
 from discreet.run_files.run_ledgers import check_ledgers
 from discreet.server.resolve import resolve
 from discreet.settings.rules import require_extra

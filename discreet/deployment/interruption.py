@@ -17,13 +17,8 @@ from pathlib import Path
 from typing import NoReturn
 
 from discreet.logs import log_to
-from discreet.run_files.run_folder import (
-    CONFIG,
-    RunFolder,
-    note_interruption,
-    only_writer,
-    output_folder,
-)
+from discreet.run_files.opening import only_writer, output_folder
+from discreet.run_files.run_folder import CONFIG, RunFolder, note_interruption
 from discreet.settings.rules import ConfigError
 from discreet.simulation.processes import RunLostError, heard
 

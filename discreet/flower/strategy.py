@@ -45,9 +45,10 @@ from discreet.protocol.simulated import set_up_simulation
 from discreet.queries.evaluation_result import EvaluationResult
 from discreet.queries.metrics import metric_blocks
 from discreet.queries.query import Query
+from discreet.run_files.metrics_table import unrated
+from discreet.run_files.opening import check_output, output_folder
 from discreet.run_files.resuming import same_settings
-from discreet.run_files.run_folder import RunFolder, check_output, output_folder, replace_file
-from discreet.run_files.scores import unrated
+from discreet.run_files.run_folder import RunFolder, replace_file
 from discreet.server.resolve import forbid_seed
 from discreet.server.run_context import (
     RunContext,

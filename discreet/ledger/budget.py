@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from discreet.accounting.privacy_ledger import PrivacyLedger, epsilon_of, exceeds_budget
-from discreet.ledger.durable_ledger import Charge, DurableLedger
+from discreet.ledger.durable_ledger import Charge
 from discreet.settings.privacy import USER
 from discreet.settings.wording import Key, Wording
 
@@ -57,15 +57,3 @@ class ServerBudget:
             reached = f"{what} would reach {level} epsilon of {self.epsilon(after):.4g}{self.whose}"
             most = Key(f"{self.name}={self.max_epsilon:g}")
             raise BudgetSpent(Wording(f"{reached}, beyond ", most, f"; {left:.4g} is left"))
-
-
-def require_room_for(
-    charge: Charge, what: str, *, ledger: DurableLedger, budget: ServerBudget
-) -> None:
-    """Raises BudgetSpent if a release with this charge, for `what`, would exceed the budget. If the
-    ledger charges an account, that is the budget of all runs over the population; else it is
-    `budget`, that of the run."""
-    if ledger.account is not None:
-        ledger.account.require_room([charge], what)
-    elif budget.max_epsilon is not None:
-        budget.require_room(ledger.spent(charge.guarantee), [charge], what)

@@ -22,9 +22,9 @@ from discreet.settings.wording import Key, Wording
 if TYPE_CHECKING:
     from dp_accounting import DpEvent
 
-    from discreet.planning.cohort_sampling import CohortSampling
     from discreet.planning.constant_guess import ConstantGuess  # it imports PyTorch
     from discreet.planning.state import State
+    from discreet.privacy.sampling import CohortSampling
     from discreet.protocol.messages import TrainRequest
     from discreet.queries.query import Query
 
@@ -110,9 +110,10 @@ class Plan:
 
     @cached_property
     def sampling(self) -> CohortSampling:
-        from discreet.planning.cohort_sampling import CohortSampling  # with PyTorch
+        from discreet.privacy.sampling import CohortSampling  # with PyTorch
 
-        return CohortSampling.of(self.run)
+        user = self.run.user
+        return CohortSampling(user.sampling, user.probability, user.population_size, user.groups)
 
     @cached_property
     def denominator(self) -> float:

@@ -4,6 +4,7 @@ size."""
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -68,3 +69,41 @@ def in_turn(client: int, number: int, *, groups: int) -> bool:
 def _check_distinct(node_ids: Sequence[int]) -> None:
     if not isinstance(node_ids, range) and len(set(node_ids)) != len(node_ids):
         raise ValueError("node_ids must be distinct: a node that appears twice would count twice")
+
+
+@dataclass(frozen=True)
+class CohortSampling:
+    """The sampling of a round's cohort.
+
+    kind: `poisson`: each member with `probability`, independently; `fixed`: that share of
+    `population_size` places without replacement; only connected clients can be asked;
+    `everyone`; `cyclic`: `groups` groups in turn. `population_size` is a public constant.
+    """
+
+    kind: str
+    probability: float
+    population_size: int
+    groups: int = 1
+
+    def draw(self, members: Sequence[int], source: RandomSource, *, number: int = 1) -> list[int]:
+        """The cohort of round `number`, from 1 on, of the connected members; may be empty.
+
+        Raises:
+          ValueError: more members than `population_size`, so the account would not match the
+            run.
+        """
+        if len(members) > self.population_size:
+            raise ValueError(
+                f"sampling.population_size={self.population_size}, but {len(members)} "
+                "clients are connected: delta, the denominator and the privacy "
+                "account hold for the declared population only"
+            )
+        if self.kind in ("everyone", "cyclic"):
+            return [member for member in members if in_turn(member, number, groups=self.groups)]
+        if self.kind == "poisson":
+            return poisson_cohort(members, self.probability, source)
+        # Absent clients are drawn too and then missed, so each client's chance stays cohort_size /
+        # population_size.
+        places = range(self.population_size)
+        chosen = fixed_size_cohort(places, round(self.probability * self.population_size), source)
+        return [members[place] for place in chosen if place < len(members)]

@@ -11,7 +11,7 @@ import yaml  # type: ignore[import-untyped]
 
 from discreet.mechanisms.mechanism import Statement
 from discreet.reporting.records import RunRecord
-from discreet.run_files.scores import score_columns
+from discreet.run_files.metrics_table import score_columns
 
 TASKS = {
     "classes": "tabular-classification",

@@ -20,9 +20,9 @@ from discreet.planning.constant_guess import ConstantGuess, last_warning
 from discreet.planning.plan import Plan
 from discreet.run_files.clients_account import spent_by_clients
 from discreet.run_files.final_results import FILE as TEST_SET
+from discreet.run_files.metrics_table import ERROR, Rated, main_score, rated_in, score_columns
 from discreet.run_files.run_folder import ASKED, RunFolder
 from discreet.run_files.run_ledgers import ledger_to_read
-from discreet.run_files.scores import ERROR, Rated, main_score, rated_in, score_columns
 from discreet.settings.privacy import GUARANTEES
 from discreet.settings.rules import ConfigError
 from discreet.settings.settings import Settings, described, flat

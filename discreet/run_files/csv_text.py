@@ -11,15 +11,6 @@ from collections.abc import Iterable
 FORMULA = re.compile(r"[=@\t\r]|[+-](?!\.?\d[\d.]*(e[+-]?\d+)?$|inf$)")
 
 
-def cell_text(value: object, *, digits: int) -> str:
-    """A value as the text of a table's cell: a float with that many digits, None empty."""
-    if value is None:
-        return ""
-    if isinstance(value, float):
-        return f"{value:.{digits}g}"
-    return str(value)
-
-
 def csv_text(rows: Iterable[Iterable[object]], *, end: str = "\n") -> str:
     """One line per row, without formulas for a spreadsheet: a text that begins like a formula and
     is not a number gets an apostrophe before it.

@@ -1,11 +1,21 @@
-"""The rows of metrics.csv as text."""
+"""The columns and rows of metrics.csv: a model's scores beside the loss, and the lines as text.
+Commands without PyTorch read them."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 
-from discreet.run_files.csv_text import cell_text, csv_text
-from discreet.run_files.scores import score_columns
+from discreet.queries.evaluation_result import EvaluationResult
+from discreet.run_files.csv_text import csv_text
+
+# A round's score columns beside the loss, and those by which models are compared: larger is better.
+SCORES = ("accuracy", "balanced_accuracy", "auc", "r2", "mae")
+MAIN = ("accuracy", "r2")
+# Suffixes of two more columns of a federated score: its standard error in all, and by noise alone.
+ERROR = "_error"
+BY_NOISE = "_error_by_noise"
 
 METRICS = (  # after round, loss and the scores of the task
     "clip_norm",
@@ -18,6 +28,77 @@ METRICS = (  # after round, loss and the scores of the task
     "seconds",
 )
 END = "\r\n"  # of a line
+
+
+def unrated(names: Iterable[str] = ()) -> EvaluationResult:
+    """The empty result of a server without a test set. A row of metrics.csv has columns for each
+    score that clients may add later, and for its standard errors."""
+    return EvaluationResult(
+        None, dict.fromkeys([f"{name}{end}" for end in ("", ERROR, BY_NOISE) for name in names])
+    )
+
+
+def main_score(names: Iterable[str]) -> str:
+    """The score by which models with these columns are compared; accuracy if there is none yet."""
+    given = {*names}
+    for name in MAIN:
+        if name in given:
+            return name
+    return MAIN[0]
+
+
+def score_columns(rows: Iterable[Mapping[str, object]]) -> list[str]:
+    """The scores that appear in any of these rows, in the order of `SCORES`; accuracy if none
+    does."""
+    given = {name for row in rows for name in row}
+    return [name for name in SCORES if name in given] or [MAIN[0]]
+
+
+@dataclass(frozen=True)
+class Rated:
+    """A score of a model from federated evaluation.
+
+    Attributes:
+      value: NaN if the noise is too large for an estimate.
+      error: standard error as an estimate for all clients: from the noise and the sampling of the
+        cohort.
+      by_noise: standard error as an estimate for the sampled clients: from the noise alone; None in
+        an older run.
+    """
+
+    name: str
+    value: float
+    error: float
+    by_noise: float | None = None
+
+    @property
+    def known(self) -> bool:
+        """True if there is an estimate."""
+        return math.isfinite(self.value) and math.isfinite(self.error)
+
+    def __str__(self) -> str:
+        """
+        >>> str(Rated("accuracy", 0.75, 0.0348, 0.0179))
+        'accuracy 0.7500 (standard error 0.0348; 0.0179 by noise alone)'
+        """
+        if not self.known:
+            return f"{self.name} not known (the noise leaves nothing to read)"
+        if self.by_noise is None:
+            noise = ""
+        else:
+            noise = f"; {self.by_noise:.4f} by noise alone"
+        return f"{self.name} {self.value:.4f} (standard error {self.error:.4f}{noise})"
+
+
+def rated_in(row: Mapping[str, float | None]) -> list[Rated]:
+    """The federated scores of the model after a round, from its row of metrics.csv; empty if there
+    are none."""
+    found = []
+    for name, value in row.items():
+        error = row.get(f"{name}{ERROR}")
+        if value is not None and error is not None:
+            found.append(Rated(name, value, error, row.get(f"{name}{BY_NOISE}")))
+    return found
 
 
 def columns_of(rows: Sequence[Mapping[str, object]]) -> list[str]:
@@ -34,6 +115,14 @@ def table_of(rows: Sequence[Mapping[str, object]]) -> str:
 
 
 def line_of(row: Mapping[str, object], columns: Sequence[str]) -> str:
-    """A row as a line of CSV, one cell per column."""
-    cells = [cell_text(row.get(name), digits=10) for name in columns]
-    return csv_text([cells], end=END)
+    """A row as a line of CSV, one cell per column. Its values are numbers."""
+    return ",".join(cell_text(row.get(name), digits=10) for name in columns) + END
+
+
+def cell_text(value: object, *, digits: int) -> str:
+    """A value as the text of a table's cell: a float with that many digits, None empty."""
+    if value is None:
+        return ""
+    if isinstance(value, float):
+        return f"{value:.{digits}g}"
+    return str(value)

@@ -18,8 +18,10 @@ from __future__ import annotations
 
 import csv
 import dataclasses
+import hashlib
 import json
 import logging
+import math
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -30,7 +32,6 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from filelock import FileLock, Timeout
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from pydantic import TypeAdapter
@@ -48,17 +49,12 @@ from discreet.ledger.rollback_guard import flush_folder
 from discreet.logs import json_ready
 from discreet.planning.plan import Plan
 from discreet.planning.state import State
-from discreet.run_files.checkpoint_numbers import (
-    numbers_in,
-    parts_of_state,
-    reported_epsilons,
-)
 from discreet.run_files.metrics_table import line_of, table_of
 from discreet.settings.call import Call
 from discreet.settings.compose import parse_asked
+from discreet.settings.privacy import EXAMPLE, LOCAL
 from discreet.settings.rules import ConfigError
 from discreet.settings.settings import Settings, described
-from discreet.settings.wording import Key, Wording
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -76,11 +72,14 @@ GONE = (
     ("operations", "metrics_host"),
 )
 OVER = ("finished", "stopped")  # the files of the run folder are complete
+# of a checkpoint: the tensors of its state, and the texts beside them with their digest
+TENSORS = ("params", "velocity", "second_moment")
+TEXTS = ("state", "ledgers")
+DIGEST = "digest"
 SECRETS = "secrets.safetensors"
 # the mark of a secrets file, and its content before it had one
 KEPT = "secrets"
 BEFORE_KEPT = {"round", "total", "keys", "replies"}
-LOCK_SECONDS = 30.0
 
 logger = logging.getLogger("discreet")
 
@@ -215,7 +214,10 @@ class RunFolder:
     def append_metrics(self, row: Mapping[str, object]) -> None:
         """Adds a round's row to `metrics.csv` and flushes it. If the row has new columns, as the
         first one has, the file is replaced: a resumed run may lack the columns of a rating."""
-        columns = self._metrics_columns()
+        columns: list[str] = []
+        if self.metrics_path.exists():
+            with self.metrics_path.open(newline="", encoding="utf-8") as file:
+                columns = next(csv.reader(file), [])
         if not row.keys() <= {*columns}:
             self.replace_metrics([*self.read_metrics(), row])
             return
@@ -223,13 +225,6 @@ class RunFolder:
             file.write(line_of(row, columns))
             file.flush()
             os.fsync(file.fileno())
-
-    def _metrics_columns(self) -> list[str]:
-        """The header of `metrics.csv`; empty if there is none."""
-        if not self.metrics_path.exists():
-            return []
-        with self.metrics_path.open(newline="", encoding="utf-8") as file:
-            return next(csv.reader(file), [])
 
     def read_metrics(self) -> list[dict[str, float | None]]:
         """The rows of `metrics.csv`, with None where a round has no such number. A truncated last
@@ -324,52 +319,51 @@ def _read_checkpoint(path: Path) -> tuple[State, dict[str, LedgerPosition]]:
         raise LedgerError(f"{path} is damaged: {error}") from error
 
 
-def output_folder(output_dir: str | None) -> Path:
-    """The absolute path of a run folder, named after the current time if none is given."""
-    stamp = datetime.now(UTC).strftime("%Y-%m-%d_%H-%M-%S_%f")
-    return Path(output_dir or f"outputs/{stamp}").expanduser().resolve()
+def parts_of_state(
+    state: State, positions: Mapping[str, LedgerPosition]
+) -> tuple[dict[str, Tensor], dict[str, str]]:
+    """The tensors of a state by name, and its numbers and the positions of the run's ledgers, as a
+    file of tensors keeps them. What a mechanism carries is a secret, and not among them."""
+    numbers = dict(vars(state))
+    del numbers["carried"]
+    tensors: dict[str, Tensor] = {}
+    for name in TENSORS:
+        tensors[name] = numbers.pop(name)
+    ledgers = json.dumps(dict(positions), default=dataclasses.astuple)
+    metadata = {"state": json.dumps(numbers), "ledgers": ledgers}
+    metadata[DIGEST] = _digest(metadata)
+    return tensors, metadata
 
 
-def check_output(call: Call) -> RunFolder:
-    """The run folder of a call, with an absolute path; it is not created. ConfigError: `output_dir`
-    holds a run already and `resume` is off, or there is nothing to resume."""
-    folder = RunFolder(output_folder(call.output_dir))
-    there = folder.ledger_path.exists() or (folder.path / CONFIG).exists()
-    if call.resume and not there:
-        nothing = f", but output_dir={folder.path} does not contain a run"
-        raise ConfigError(Wording(Key("resume=true"), nothing))
-    if there and not call.resume:
-        taken = f"output_dir={folder.path} contains a run already: "
-        raise ConfigError(Wording(taken, Key("resume=true"), " resumes it"))
-    return folder
-
-
-@contextmanager
-def only_writer(path: Path, *, patience: float = LOCK_SECONDS) -> Iterator[None]:
-    """Locks a run folder while the block runs; creates it if it is missing. The lock ends with its
-    process. A SuperLink that is killed leaves its ServerApp running for a moment, so a resumed run
-    waits `patience` seconds. ConfigError: another process still holds the folder, or it can't be
-    created."""
-    lock = FileLock(path / "lock", thread_local=False)
+def numbers_in(
+    path: Path, metadata: Mapping[str, str]
+) -> tuple[dict[str, Any], dict[str, LedgerPosition]]:
+    """The numbers of the state, and the positions, in the metadata of a checkpoint at `path`;
+    earlier versions wrote no digest. LedgerError: a character was changed."""
     try:
-        path.mkdir(mode=0o700, parents=True, exist_ok=True)
-        try:
-            lock.acquire(timeout=0)
-        except Timeout:
-            logger.info("waiting for the process that still writes %s", path)
-            lock.acquire(timeout=patience)
-    except Timeout as error:
-        raise ConfigError(
-            f"output_dir={path} is in use: another process is writing this run. A "
-            "SuperLink that was killed starts its accepted runs when it is restarted: "
-            "`flwr list` shows its runs, `flwr stop` ends one"
-        ) from error
-    except OSError as error:
-        raise ConfigError(f"output_dir={path} can't be used: {error.strerror}") from error
-    try:
-        yield
-    finally:
-        lock.release()
+        if not {*TEXTS} <= metadata.keys() <= {*TEXTS, DIGEST}:
+            raise ValueError("it has other entries than a checkpoint")
+        if metadata.get(DIGEST, _digest(metadata)) != _digest(metadata):
+            raise ValueError("its numbers were changed")
+        positions = json.loads(metadata["ledgers"]).items()
+        numbers = dict(json.loads(metadata["state"]))
+        return numbers, {name: LedgerPosition(*position) for name, position in positions}
+    except (TypeError, ValueError, AttributeError, RecursionError) as error:
+        raise LedgerError(f"{path} is damaged: {error}") from error
+
+
+def reported_epsilons(numbers: Mapping[str, Any]) -> dict[str, float]:
+    """The largest epsilons that clients reported, by guarantee, as `State.largest_reported` gives
+    them."""
+    found = {name: float(numbers.get(f"epsilon_{name}", 0)) for name in (EXAMPLE, LOCAL)}
+    if numbers.get("unaccounted"):
+        return {name: value or math.inf for name, value in found.items()}
+    return found
+
+
+def _digest(metadata: Mapping[str, str]) -> str:
+    text = f"{metadata['state']}\n{metadata['ledgers']}"
+    return hashlib.sha256(text.encode()).hexdigest()
 
 
 @dataclass(frozen=True)

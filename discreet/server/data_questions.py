@@ -12,7 +12,7 @@ from dataclasses import asdict
 import torch
 
 from discreet.data.examples import Task
-from discreet.ledger.budget import BudgetSpent, require_room_for
+from discreet.ledger.budget import BudgetSpent
 from discreet.ledger.durable_ledger import Charge
 from discreet.mechanisms.round_state import RoundStart
 from discreet.mechanisms.sums import AnswerRelease, Replies
@@ -82,18 +82,17 @@ def ask(run: RunContext, query: Query, answers: Replies, *, name: str) -> Sums:
     would exceed the budget of the run, or of all runs if it charges an account; no client is asked
     then."""
     event = run.plan.run.statistics.event
-    ledger = run.ledger
+    ledger = RunLedger(run.ledger)
     what = "asking clients about their data"
-    charged = Charge(BEFORE, USER, "", event)
     try:
-        require_room_for(charged, what, ledger=ledger, budget=run.plan.budget())
+        ledger.require_room(Charge(BEFORE, USER, "", event), what, budget=run.plan.budget())
     except BudgetSpent as error:
         raise ConfigError(f"a larger statistics.noise_multiplier is needed: {error}") from error
     # A repeated question draws new noise: the same noise on two sums would reveal their difference.
-    source = run.source.child(name, ledger.spent(USER).num_releases)
+    source = run.source.child(name, run.ledger.spent(USER).num_releases)
     how = statistics_noise(run.plan, query.length)
     before = RoundStart(BEFORE, torch.zeros(0), run.plan.first_clip_norm)
-    return one_query(before, how, answers, RunLedger(ledger), source)
+    return one_query(before, how, answers, ledger, source)
 
 
 def written_statistics(run: RunContext, task: Task, answers: Replies) -> str:

@@ -16,8 +16,8 @@ from discreet.mechanisms.sums import AnswerMechanism, AnswerRelease, rating_rele
 from discreet.planning.plan import Plan
 from discreet.queries.query import Query, Sums
 from discreet.run_files.csv_text import csv_text
+from discreet.run_files.metrics_table import BY_NOISE, ERROR, Rated
 from discreet.run_files.run_folder import RunFolder, replace_file
-from discreet.run_files.scores import BY_NOISE, ERROR, Rated
 from discreet.server.roc import RocPoint, roc_points
 from discreet.settings.data import EvaluationConfig
 

@@ -7,15 +7,15 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from typing import TextIO
+from typing import TextIO, TypeVar
 
 from rich.console import Console
 from rich.progress import Progress as Display
 from rich.progress import TextColumn, TimeRemainingColumn
 
 from discreet.mechanisms.sums import PartialReply, UnopenedSum
-from discreet.server.transport import Reply
 
+Reply = TypeVar("Reply")
 SECONDS_BETWEEN = 0.1
 COLUMNS = (
     "round {task.fields[round]}/{task.total:.0f}",

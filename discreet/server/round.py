@@ -11,11 +11,11 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Protocol
 
+from discreet.ledger.budget import ServerBudget
 from discreet.ledger.durable_ledger import Charge, DurableLedger, LedgerPosition
 from discreet.mechanisms.mechanism import Mechanism, Uncharged, charged
 from discreet.mechanisms.round_state import Released, RoundState
 from discreet.mechanisms.sums import AnswerMechanism, Replies, UnopenedSum, UsableReply
-from discreet.planning.noise_outlook import noise_ratio
 from discreet.planning.plan import Plan
 from discreet.planning.server_optimizer import Change
 from discreet.planning.state import State
@@ -82,19 +82,13 @@ def one_round(
 def stepped(state: State, plan: Plan, released: Released) -> State:
     """The state after a step with a round's release: post-processing."""
     mean = (released.total / plan.denominator).to(state.params.dtype)
-    after = plan.optimizer.step(state, Change(mean, noise_energy(state, plan)))
-    return replace(after, clip_norm=released.clip_norm)
-
-
-def noise_energy(state: State, plan: Plan) -> float:
-    """The expected squared norm of the noise in the mean update of the next round."""
     noise = plan.mechanism.expected_noise(state.clip_norm)
-    if noise.multiplier == 0:
-        return 0.0
-    ratio = noise_ratio(
-        noise.multiplier, num_params=state.params.numel(), expected_cohort=plan.denominator
-    )
-    return (noise.norm * ratio) ** 2
+    energy = 0.0
+    if noise.multiplier:
+        stddev = noise.multiplier * noise.norm / plan.denominator
+        energy = state.params.numel() * stddev**2
+    after = plan.optimizer.step(state, Change(mean, energy))
+    return replace(after, clip_norm=released.clip_norm)
 
 
 def one_query(
@@ -122,13 +116,11 @@ class RunLedger:
     Attributes:
       ledger: on disk.
       before: the last round that was on the ledger when this process began.
-      charges: the number of charges made in this process.
-      position: that of the ledger after the last of them; None before the first.
+      position: that of the ledger after the last charge of this process; None before the first.
     """
 
     ledger: DurableLedger
     before: int = 0
-    charges: int = 0
     position: LedgerPosition | None = None
 
     @classmethod
@@ -143,17 +135,26 @@ class RunLedger:
         """See `discreet.mechanisms.mechanism.charged`."""
         return charged(mechanism, number, again=number <= self.before)
 
+    def require_room(self, charge: Charge, what: str, *, budget: ServerBudget) -> None:
+        """Raises BudgetSpent if a release with this charge, for `what`, would exceed the budget.
+        If the ledger charges an account, that is the budget of all runs over the population; else
+        it is `budget`, that of the run."""
+        if self.ledger.account is not None:
+            self.ledger.account.require_room([charge], what)
+        elif budget.max_epsilon is not None:
+            budget.require_room(self.ledger.spent(charge.guarantee), [charge], what)
+
     def sealed(self, replies: Iterable[UsableReply]) -> Iterator[UsableReply]:
         """See `RoundLedger`."""
-        return map(partial(self._seal, made=self.charges), replies)
+        return map(partial(self._seal, since=self.position), replies)
 
-    def _seal(self, reply: UsableReply, *, made: int) -> UsableReply:
+    def _seal(self, reply: UsableReply, *, since: LedgerPosition | None) -> UsableReply:
         if isinstance(reply, UnopenedSum):
-            return replace(reply, open=partial(self._open, reply, made))
+            return replace(reply, open=partial(self._open, reply, since))
         return reply
 
-    def _open(self, summed: UnopenedSum, made: int) -> Tensor:
-        if self.charges == made:
+    def _open(self, summed: UnopenedSum, since: LedgerPosition | None) -> Tensor:
+        if self.position == since:
             raise Uncharged("a masked sum was to be opened before it was charged")
         return summed.open()
 
@@ -161,13 +162,9 @@ class RunLedger:
         """See `RoundLedger`."""
         event = self.event(mechanism, number)
         if event is not None:
-            self._write(Charge(number, mechanism.guarantee, "", event))
+            self.position = self.ledger.charge([Charge(number, mechanism.guarantee, "", event)])
 
     def charge_answers(self, event: DpEvent | None, number: int) -> None:
         """See `RoundLedger`. The charge is at user level, which pays for answers."""
         if event is not None:
-            self._write(Charge(number, USER, "", event))
-
-    def _write(self, charge: Charge) -> None:
-        self.position = self.ledger.charge([charge])
-        self.charges += 1
+            self.position = self.ledger.charge([Charge(number, USER, "", event)])

@@ -23,14 +23,13 @@ from discreet.planning.state import Outcome, State, initial_state
 from discreet.privacy.grid import LARGEST_SCALE
 from discreet.privacy.randomness import RandomSource, source_of
 from discreet.run_files.clients_account import with_lost_rounds
+from discreet.run_files.opening import check_output, only_writer
 from discreet.run_files.run_folder import (
     ASKED,
     RunFolder,
     RunSecrets,
     change_state,
-    check_output,
     note_interruption,
-    only_writer,
     write_json,
     write_tensors,
 )

@@ -31,12 +31,12 @@ from discreet.queries.evaluation_result import EvaluationResult
 from discreet.queries.metrics import evaluate
 from discreet.run_files.final_results import FILE as TEST_SET
 from discreet.run_files.final_results import final_results
+from discreet.run_files.metrics_table import unrated
 from discreet.run_files.model_description import FILE as MODEL_DESCRIPTION
 from discreet.run_files.model_description import model_facts
 from discreet.run_files.predictions import named_parameters_of, write_predictions
 from discreet.run_files.run_folder import RunFolder
 from discreet.run_files.run_folder import write_json as write_facts
-from discreet.run_files.scores import unrated
 from discreet.server.data_questions import found_normaliser
 from discreet.server.resolve import resolve
 from discreet.server.run_context import RunContext, announce, close_run, open_run, say_how_it_ended

@@ -13,7 +13,7 @@ from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any, TextIO
 
 from discreet.accounting.privacy_ledger import epsilon_of
-from discreet.ledger.budget import BudgetSpent, require_room_for
+from discreet.ledger.budget import BudgetSpent
 from discreet.ledger.durable_ledger import Charge
 from discreet.mechanisms.mechanism import REPORTED, SERVER, finite_epsilons
 from discreet.mechanisms.round_state import Released
@@ -23,14 +23,14 @@ from discreet.planning.round_cost import RoundCost, peak_memory
 from discreet.planning.state import Outcome, State
 from discreet.queries.evaluation_result import EvaluationResult
 from discreet.queries.query import RATE
+from discreet.run_files.metrics_table import SCORES, main_score
 from discreet.run_files.run_folder import RunStatus, read_status, write_json, write_status
-from discreet.run_files.scores import SCORES, main_score
-from discreet.server.asked_clients import AskedClients
 from discreet.server.model_ratings import rating_plan
 from discreet.server.progress import Progress
 from discreet.server.round import RunLedger, one_query, one_round, stepped
 from discreet.server.run_context import RunContext
 from discreet.server.transport import (
+    AskedClients,
     NobodyAnswers,
     ReplyStats,
     RoundAbandoned,
@@ -88,8 +88,12 @@ class TrainingRun:
         finite = (finite_epsilons(each, self.plan.run) for each in self.plan.mechanisms.values())
         self.clients = AskedClients(transport, tuple(name for names in finite for name in names))
         self.warned: set[str] = set()
-        self.silent_rounds = Silence("rounds")
-        self.silent_ratings = Silence("ratings")
+        server_pays = USER in self.plan.mechanisms
+        self.silent_rounds = Silence("rounds", server_pays)
+        self.silent_ratings = Silence("ratings", server_pays)
+        self.released = _released_before(context.state)
+        self.abandoned = 0  # attempts in a row of the next round
+        self.refusal: str | None = None  # the last reason, once every client has refused
         self.rows: list[Mapping[str, Any]] = [*self.folder.read_metrics()]
         self.best = max(map(_rank, self.rows), default=UNRANKED)
         rounds = self.plan.run.rounds
@@ -102,6 +106,25 @@ class TrainingRun:
         run's state is running until the caller has written its last files
         (`discreet.server.session.finish`). `progress`: the terminal for the progress line."""
         state = self.context.state
+        self._begin(state, progress)
+        shown = self.clients.progress
+        with nullcontext() if shown is None else shown.shown(state.round):
+            while (outcome := self._ended(state)) is None:
+                try:
+                    state = self._next_round(state)
+                    if self.evaluation and self.refusal is None:
+                        state = self._rate_if_due(state, is_last=False)
+                except BudgetSpent as spent:
+                    outcome = Outcome(state, in_words(spent, self.context.names))
+                    break
+                except RoundAbandoned as loss:
+                    self._note_abandoned(state.round + 1, loss)
+        if note := last_warning(self.plan.constant, self.rows):
+            logger.warning("%s", note)
+        return replace(outcome, checkpoint=self._rate_if_due(outcome.checkpoint, is_last=True))
+
+    def _begin(self, state: State, progress: TextIO | None) -> None:
+        """Writes the first files of the run, and logs what it is about to do."""
         rounds = self.plan.run.rounds
         if self.folder.load_checkpoint(best=True) is None:
             self.folder.save_checkpoint(state, best=True)
@@ -115,12 +138,6 @@ class TrainingRun:
         self._look_at_account(state)
         if progress is not None and progress.isatty():
             self.clients.progress = Progress(progress, rounds)
-        shown = self.clients.progress
-        with nullcontext() if shown is None else shown.shown(state.round):
-            outcome = self._run_rounds(state)
-        if note := last_warning(self.plan.constant, self.rows):
-            logger.warning("%s", note)
-        return replace(outcome, checkpoint=self._rate_if_due(outcome.checkpoint, is_last=True))
 
     def _look_at_account(self, state: State) -> None:
         """Logs what the population has spent before this run, and how many rounds its budget
@@ -138,84 +155,80 @@ class TrainingRun:
         outlook = self.ledger.account.outlook(charges, ratings)
         logger.info("%s", outlook.named(self.context.names))
 
-    def _run_rounds(self, state: State) -> Outcome:
-        attempts = 0
-        while (
-            lost := stopping_reason(
-                public_numbers(self.rows, "loss"), chance_loss=self.plan.chance_loss
-            )
-        ) is None:
-            number = state.round + 1
-            if number > self.plan.run.rounds:
-                return Outcome(state, None)
-            try:
-                event = self.charges.event(self.plan.mechanism, number)
-                if event is not None:
-                    self._check_room(self.plan.mechanism.guarantee, event, "the next round")
-                state, stats = self._next_round(state)
-            except BudgetSpent as spent:
-                return Outcome(state, in_words(spent, self.context.names))
-            except RoundAbandoned as loss:
-                attempts += 1
-                logger.warning("round %d is abandoned without opening its sum: %s", number, loss)
-                lacking = ReplyStats()
-                lacking.miss(loss.failures)
-                lacking.log_failures()
-                if attempts == MOST_ABANDONED:
-                    raise NobodyAnswers(
-                        f"round {number} was abandoned {MOST_ABANDONED} times: {loss}"
-                    ) from loss
-                continue
-            # A client that has refused is not asked again: a spent budget or a policy does not
-            # change.
-            if USER not in self.plan.mechanisms and stats.refused and self.clients.all_refuse:
-                return self._all_refused(state, stats.reasons[-1])
-            self._note(self.silent_rounds, stats, asked=self.clients.cohort)
-            attempts = 0
-            state = self._rate_if_due(state, is_last=False)
+    def _ended(self, state: State) -> Outcome | None:
+        """The end of the run after `state`; None if it has a next round.
+
+        Raises:
+          NobodyAnswers: every client refuses, and none has ever trained.
+        """
+        if self.refusal is not None:  # the usual end once the clients' own budgets are spent
+            reason = f"every client refuses; the last reason: {self.refusal}"
+            if not any(row["replies"] for row in self.rows):
+                raise NobodyAnswers(reason)
+            return Outcome(state, reason)
+        losses = public_numbers(self.rows, "loss")
+        failure = stopping_reason(losses, chance_loss=self.plan.chance_loss)
+        if failure is None:
+            if state.round < self.plan.run.rounds:
+                return None
+            return Outcome(state, None)
         best = self.folder.load_checkpoint(best=True)
         assert best is not None
         if best.round:
             kept = f"the one after round {best.round}"
         else:
             kept = "the untrained one"
-        return Outcome(state, f"{lost}; the model is {kept}", best)
+        return Outcome(state, f"{failure}; the model is {kept}", best)
 
-    def _all_refused(self, state: State, last: str) -> Outcome:
-        """The end of a run whose clients have all refused: the usual end once their budgets are
-        spent.
+    def _note_abandoned(self, number: int, loss: RoundAbandoned) -> None:
+        """Logs an attempt of a round that released nothing. NobodyAnswers: it is the last one."""
+        self.abandoned += 1
+        logger.warning("round %d is abandoned without opening its sum: %s", number, loss)
+        lacking = ReplyStats()
+        lacking.miss(loss.failures)
+        lacking.log_failures()
+        if self.abandoned == MOST_ABANDONED:
+            raise NobodyAnswers(
+                f"round {number} was abandoned {MOST_ABANDONED} times: {loss}"
+            ) from loss
+
+    def _next_round(self, before: State) -> State:
+        """Runs the round after `before`; writes ledger, metrics and checkpoint, in that order.
 
         Raises:
-          NobodyAnswers: no client has ever trained.
+          BudgetSpent: the round would exceed a budget; nothing was asked. RoundAbandoned: as
+            `one_round`. NobodyAnswers: no client has answered for several rounds.
         """
-        reason = f"every client refuses; the last reason: {last}"
-        if not any(row["replies"] for row in self.rows):
-            raise NobodyAnswers(reason)
-        return Outcome(state, reason)
-
-    def _next_round(self, before: State) -> tuple[State, ReplyStats]:
-        """Runs the round after `before`; writes ledger, metrics and checkpoint, in that order."""
-        source = self.context.source.child("round", before.round + 1)
+        number = before.round + 1
+        event = self.charges.event(self.plan.mechanism, number)
+        self._check_room(self.plan.mechanism.guarantee, event, "the next round")
+        source = self.context.source.child("round", number)
         stats = self.clients.begin()
-        released = self._is_out(before)
+        released = self.released
         if released is None:
             state, released = one_round(before, self.plan, self.clients, self.charges, source)
         else:
-            self.clients.draw(self.plan.sampling, before.round + 1, source)
+            self.released = None
+            self.clients.draw(self.plan.sampling, number, source)
             stats.accepted = released.replies
             state = stepped(before, self.plan, released)
         for name, each in self.plan.mechanisms.items():
             # Each client accounts it too: the event is the same for all of them.
             if SERVER in each.charged_at and REPORTED[name]:
                 stats.epsilons |= dict.fromkeys(REPORTED[name], self._epsilon(name))
+        asked = self.clients.cohort
         if self.evaluation and released.answers:
-            count = released.replies, self.clients.cohort
+            count = released.replies, asked
             self.on_round(
                 self.evaluation.write(self.folder, before.round, released.answers, answered=count)
             )
         after = stats.added_to(state)
-        asked = {"cohort": self.clients.cohort, "replies": released.replies}
-        facts = {"clip_norm": before.clip_norm, "fraction_below": released.fraction_below, **asked}
+        facts = {
+            "clip_norm": before.clip_norm,
+            "fraction_below": released.fraction_below,
+            "cohort": asked,
+            "replies": released.replies,
+        }
         row = self._write(after, facts, stats)
         # The checkpoint is written last. After a crash before it, the round is repeated, and the
         # ledger then has both charges.
@@ -229,15 +242,17 @@ class TrainingRun:
             self.best = rank
             self.folder.save_checkpoint(after, best=True, charged=self.charges.position)
         self.on_round(row)  # after the checkpoint: a hook that fails costs no round
-        return after, stats
+        self._look_at_replies(stats)
+        return after
 
-    def _is_out(self, before: State) -> Released | None:
-        """The release of the round after `before`, if it is on disk already and may have left. The
-        round then has no other release."""
-        kept = before.carried.load()
-        if not kept or int(kept["round"]) != before.round + 1:
-            return None
-        return Released(kept["total"], before.clip_norm, None, int(kept["replies"]))
+    def _look_at_replies(self, stats: ReplyStats) -> None:
+        """Notes a round that was not abandoned, and clients that refuse or are silent. A client
+        that has refused is not asked again: a spent budget or a policy does not change."""
+        self.abandoned = 0
+        if USER not in self.plan.mechanisms and stats.refused and self.clients.all_refuse:
+            self.refusal = stats.reasons[-1]
+        else:
+            self.silent_rounds.note(stats, asked=self.clients.cohort)
 
     def _rate_if_due(self, last: State, *, is_last: bool) -> State:
         """Asks a new cohort to rate the model after a round, if a rating is due and fits the
@@ -250,8 +265,7 @@ class TrainingRun:
         ):
             return last
         try:
-            if plan.event is not None:
-                self._check_room(USER, plan.event, "rating the model")
+            self._check_room(USER, plan.event, "rating the model")
             source = self.context.source.child("evaluation", last.round)
             stats = self.clients.begin()
             cohort = self.clients.draw(self.plan.sampling, last.round + 1, source)
@@ -275,24 +289,14 @@ class TrainingRun:
         spent = self._epsilons(rated)
         self.on_round(plan.write(self.folder, last.round, sums, answered=count, spent=spent))
         if last.round < self.plan.run.rounds:
-            self._note(self.silent_ratings, stats, asked=len(cohort))
+            self.silent_ratings.note(stats, asked=len(cohort))
         return rated
 
-    def _note(self, silence: Silence, stats: ReplyStats, *, asked: int) -> None:
-        """Counts a round or a rating without replies. A client whose own budget is spent is not a
-        failure of the run, unless only the server's ledger pays."""
-        silence.note(
-            stats,
-            asked=asked if USER in self.plan.mechanisms else asked - stats.failures["refused"],
-        )
-
-    def _check_room(self, guarantee: str, event: DpEvent, what: str) -> None:
-        require_room_for(
-            Charge(0, guarantee, "", event),
-            what,
-            ledger=self.ledger,
-            budget=self.budgets[guarantee],
-        )
+    def _check_room(self, guarantee: str, event: DpEvent | None, what: str) -> None:
+        """Raises BudgetSpent if a release at the cost of `event` would exceed a budget."""
+        if event is not None:
+            charge = Charge(0, guarantee, "", event)
+            self.charges.require_room(charge, what, budget=self.budgets[guarantee])
 
     def _write(
         self, after: State, facts: Mapping[str, object], stats: ReplyStats
@@ -359,6 +363,15 @@ class TrainingRun:
             key = f"epsilon_{name}"
             spent[key] = after.largest_reported(key) if REPORTED[name] else self._epsilon(name)
         return spent
+
+
+def _released_before(state: State) -> Released | None:
+    """The release of the round after `state`, if it is on disk already and may have left before a
+    crash. The round then has no other release."""
+    kept = state.carried.load()
+    if not kept or int(kept["round"]) != state.round + 1:
+        return None
+    return Released(kept["total"], state.clip_norm, None, int(kept["replies"]))
 
 
 def _rank(row: Mapping[str, Any]) -> tuple[float, float]:

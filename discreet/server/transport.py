@@ -1,20 +1,24 @@
-"""The transport of a round, through Flower's grid or in the same process. The algorithm is the same
-for both."""
+"""The clients of a run: the transport that asks them, through Flower's grid or in the same process,
+and what is counted of their replies as they pass."""
 
 from __future__ import annotations
 
 import logging
 import math
+import time
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 from torch import Tensor
 
-from discreet.mechanisms.sums import PartialReply, UnopenedSum
+from discreet.mechanisms.sums import PartialReply, UnopenedSum, UsableReply
 from discreet.planning.state import State
+from discreet.privacy.randomness import RandomSource
+from discreet.privacy.sampling import CohortSampling
 from discreet.protocol.messages import EPSILONS, TrainReply, TrainRequest
+from discreet.server.progress import Progress
 from discreet.settings.rules import ConfigError
 from discreet.settings.wording import Key, Wording
 
@@ -105,26 +109,27 @@ class ReplyStats:
     epsilons: dict[str, float] = field(default_factory=lambda: dict.fromkeys(EPSILONS, 0.0))
     unaccounted: set[int] = field(default_factory=set)
 
-    def count(self, reply: Reply) -> TrainReply | PartialReply | UnopenedSum | None:
+    def count(self, reply: Reply) -> UsableReply | None:
         """Counts a client's answer; returns the reply that counts, or None for a failure."""
         if isinstance(reply, Failure):
             self.miss([reply])
             return None
-        if not isinstance(reply, UnopenedSum):
-            self._report(reply)
-        self.accepted += 1 if isinstance(reply, TrainReply) else reply.replies
-        return reply
-
-    def _report(self, reply: TrainReply | PartialReply) -> None:
+        if isinstance(reply, UnopenedSum):
+            self.accepted += reply.replies
+            return reply
         infinite: list[str] = []
         if isinstance(reply, TrainReply):  # other replies are this process's own
+            self.accepted += 1
             infinite = [name for name in self.must_be_finite if math.isinf(getattr(reply, name))]
             if infinite:
                 reason = f"it reports an infinite {' and '.join(infinite)}"
                 self.miss([Failure(reply.client, "unaccounted", reason)])
                 self.unaccounted.add(reply.client)
+        else:
+            self.accepted += reply.replies
         for name in set(EPSILONS).difference(infinite):
             self.epsilons[name] = max(self.epsilons[name], getattr(reply, name))
+        return reply
 
     def miss(self, failures: Iterable[Failure]) -> None:
         """Counts clients whose replies are not in the sum, or have no epsilon."""
@@ -148,12 +153,79 @@ class ReplyStats:
             logger.warning("  and %d more: %s", len(self.reasons) - 3, dict(self.failures))
 
 
+class AskedClients:
+    """Asks clients through a transport, and records what they report in a round.
+
+    Attributes:
+      transport: the transport that asks them.
+      must_be_finite: the names in a reply of the epsilons that must be finite in this run.
+      progress: displays arriving replies; None: no display.
+      available: the clients that were available most recently.
+      cohort: the size of the most recent cohort.
+      started: the time when they were available, by `time.monotonic`; waiting for clients is not
+        part of a round.
+      stats: the statistics of this round's replies.
+      refused: the clients that refused in an earlier round. They are not asked again, because a
+        spent budget or a policy does not change.
+    """
+
+    def __init__(self, transport: Transport, must_be_finite: tuple[str, ...]) -> None:
+        self.transport = transport
+        self.must_be_finite = must_be_finite
+        self.progress: Progress | None = None
+        self.available: Sequence[int] = ()
+        self.cohort = 0
+        self.started = time.monotonic()
+        self.stats = ReplyStats(must_be_finite)
+        self.refused = set[int]()
+
+    def begin(self) -> ReplyStats:
+        """The empty statistics of a new round."""
+        self.refused |= self.stats.refused
+        self.stats = ReplyStats(self.must_be_finite)
+        return self.stats
+
+    def available_clients(self) -> Sequence[int]:
+        """See `discreet.server.round.Clients`."""
+        self.available = self.transport.available_clients()
+        self.started = time.monotonic()
+        return self.available
+
+    def draw(self, sampling: CohortSampling, number: int, source: RandomSource) -> list[int]:
+        """The cohort of round `number`."""
+        cohort = sampling.draw(self.available_clients(), source.child("cohort"), number=number)
+        self.cohort = len(cohort)
+        return cohort
+
+    def ask(
+        self, asked: TrainRequest, params: Tensor, cohort: Sequence[int]
+    ) -> Iterator[UsableReply]:
+        """See `discreet.server.round.Clients`."""
+        self.cohort = len(cohort)
+        replies = self.transport.ask(asked, params, cohort)
+        if self.progress is not None and asked.work.trains:
+            replies = self.progress.counted(replies, cohort=len(cohort))
+        return filter(None, map(self.stats.count, replies))
+
+    @property
+    def all_refuse(self) -> bool:
+        """True if every client that was available most recently has refused."""
+        refused = self.refused | self.stats.refused
+        return bool(self.available) and not set(self.available) - refused
+
+
 @dataclass
 class Silence:
-    """Consecutive times in which no client that was asked gave a usable reply. `what`: the kind of
-    request."""
+    """Consecutive times in which no client that was asked gave a usable reply.
+
+    Attributes:
+      what: the kind of request.
+      server_pays: only the server's ledger pays, so a client that refuses is a failure; a client
+        whose own budget is spent is not a failure of the run.
+    """
 
     what: str
+    server_pays: bool
     in_a_row: int = 0
 
     def note(self, stats: ReplyStats, *, asked: int) -> None:
@@ -162,6 +234,8 @@ class Silence:
         Raises:
           NobodyAnswers: it is the time `MOST_SILENT` in a row.
         """
+        if not self.server_pays:
+            asked -= stats.failures["refused"]
         if asked:
             if stats.accepted:
                 self.in_a_row = 0

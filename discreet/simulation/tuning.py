@@ -24,6 +24,7 @@ from discreet.planning.state import Outcome
 from discreet.privacy.randomness import source_of
 from discreet.privacy.selection import TrialCount, selection_event
 from discreet.reporting.records import model_row
+from discreet.run_files.metrics_table import main_score
 from discreet.run_files.run_folder import (
     RunFolder,
     read_tensors,
@@ -31,7 +32,6 @@ from discreet.run_files.run_folder import (
     write_json,
     write_tensors,
 )
-from discreet.run_files.scores import main_score
 from discreet.server.population_account import PopulationAccount
 from discreet.server.run_context import privacy_facts
 from discreet.settings.privacy import USER

@@ -19,8 +19,8 @@ from benchmarks import per_example_speed as per_example
 from discreet.cli.main import main
 from discreet.cli.verbs import ANYWHERE, IN_A_PROJECT
 from discreet.ledger.durable_ledger import DurableLedger
-from discreet.planning.cohort_sampling import CohortSampling
 from discreet.planning.plan import Plan
+from discreet.privacy.sampling import CohortSampling
 from discreet.run_files.run_folder import RunFolder
 from discreet.settings.compose import load_asked
 from discreet.simulation.in_process import simulate

@@ -26,7 +26,7 @@ from discreet.deployment.local_federation import Federation
 from discreet.flower.masked_transport import MaskedTransport
 from discreet.flower.serving import serve
 from discreet.masking.wire import Stage
-from discreet.planning.cohort_sampling import CohortSampling
+from discreet.privacy.sampling import CohortSampling
 from discreet.run_files.run_folder import SECRETS, RunFolder
 from discreet.server import session
 from discreet.server.masking_server import Collected

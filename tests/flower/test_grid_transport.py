@@ -32,9 +32,9 @@ import discreet.flower.grid_transport
 from discreet.flower.grid_transport import GridTransport
 from discreet.flower.serving import own_messages
 from discreet.mechanisms.unprotected import Unprotected
-from discreet.planning.cohort_sampling import CohortSampling
 from discreet.planning.state import initial_state
 from discreet.privacy.randomness import seeded_source
+from discreet.privacy.sampling import CohortSampling
 from discreet.protocol.messages import (
     REFUSED_CODE,
     Assignment,

@@ -19,7 +19,7 @@ from dp_accounting import GaussianDpEvent, LaplaceDpEvent, PoissonSampledDpEvent
 from discreet.cli.ledger import backup
 from discreet.ledger.durable_ledger import Charge, DurableLedger, LedgerError
 from discreet.ledger.rollback_guard import STATE_VARIABLE, connected
-from discreet.run_files.run_folder import only_writer
+from discreet.run_files.opening import only_writer
 from discreet.settings.compose import load_asked
 from discreet.simulation.in_process import simulate
 from tests.ledger.charging import charge

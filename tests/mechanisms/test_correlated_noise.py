@@ -29,13 +29,13 @@ from discreet.mechanisms.round_state import CarriedState, StateInMemory
 from discreet.node.account import Refused
 from discreet.node.nodes import node_client
 from discreet.node.work import work_of
-from discreet.planning.cohort_sampling import CohortSampling
 from discreet.planning.plan import Plan
 from discreet.planning.state import State, initial_state
 from discreet.privacy.correlated_gaussian import CorrelatedGaussian
 from discreet.privacy.grid import grid_slack
 from discreet.privacy.mechanisms import analytic_gaussian_noise_multiplier
 from discreet.privacy.randomness import seeded_source
+from discreet.privacy.sampling import CohortSampling
 from discreet.protocol.messages import TrainReply, TrainRequest
 from discreet.run_files.resuming import asked_settings
 from discreet.run_files.run_folder import SECRETS, RunFolder, RunSecrets

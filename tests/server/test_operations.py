@@ -24,7 +24,8 @@ from discreet.flower.serving import config_of
 from discreet.logs import FIELDS, log_to
 from discreet.mechanisms.sums import PartialReply
 from discreet.protocol.messages import TrainReply
-from discreet.run_files.run_folder import RunFolder, only_writer
+from discreet.run_files.opening import only_writer
+from discreet.run_files.run_folder import RunFolder
 from discreet.server.progress import Progress
 from discreet.server.transport import Failure
 from discreet.settings.compose import load_asked
@@ -97,7 +98,7 @@ def test_a_folder_that_has_settings_of_an_earlier_version_opens(
 
 def test_a_run_folder_has_one_writer(tmp_path: Path) -> None:
     code = (
-        "import sys; from pathlib import Path; from discreet.run_files.run_folder import only_writer\n"
+        "import sys; from pathlib import Path; from discreet.run_files.opening import only_writer\n"
         "with only_writer(Path(sys.argv[1])):\n    print('held', flush=True); sys.stdin.read()"
     )
     with subprocess.Popen(

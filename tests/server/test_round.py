@@ -24,7 +24,6 @@ import discreet
 from discreet.mechanisms.central_gaussian import CentralGaussian
 from discreet.mechanisms.sums import UnopenedSum
 from discreet.mechanisms.unprotected import Unprotected
-from discreet.planning.cohort_sampling import CohortSampling
 from discreet.planning.server_optimizer import (
     ServerAdam,
     ServerOptimizer,
@@ -34,6 +33,7 @@ from discreet.planning.server_optimizer import (
 )
 from discreet.planning.state import State, initial_state
 from discreet.privacy.randomness import RandomSource, seeded_source
+from discreet.privacy.sampling import CohortSampling
 from discreet.protocol.messages import TrainReply
 from discreet.run_files.resuming import asked_settings
 from discreet.run_files.run_folder import RunFolder

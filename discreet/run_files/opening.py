@@ -1,0 +1,68 @@
+"""Opening a run folder: its path, the check that a call may use it, and the lock of its writer."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from pathlib import Path
+
+from filelock import FileLock, Timeout
+
+from discreet.run_files.run_folder import CONFIG, RunFolder
+from discreet.settings.call import Call
+from discreet.settings.rules import ConfigError
+from discreet.settings.wording import Key, Wording
+
+LOCK_SECONDS = 30.0
+
+logger = logging.getLogger("discreet")
+
+
+def output_folder(output_dir: str | None) -> Path:
+    """The absolute path of a run folder, named after the current time if none is given."""
+    stamp = datetime.now(UTC).strftime("%Y-%m-%d_%H-%M-%S_%f")
+    return Path(output_dir or f"outputs/{stamp}").expanduser().resolve()
+
+
+def check_output(call: Call) -> RunFolder:
+    """The run folder of a call, with an absolute path; it is not created. ConfigError: `output_dir`
+    holds a run already and `resume` is off, or there is nothing to resume."""
+    folder = RunFolder(output_folder(call.output_dir))
+    there = folder.ledger_path.exists() or (folder.path / CONFIG).exists()
+    if call.resume and not there:
+        nothing = f", but output_dir={folder.path} does not contain a run"
+        raise ConfigError(Wording(Key("resume=true"), nothing))
+    if there and not call.resume:
+        taken = f"output_dir={folder.path} contains a run already: "
+        raise ConfigError(Wording(taken, Key("resume=true"), " resumes it"))
+    return folder
+
+
+@contextmanager
+def only_writer(path: Path, *, patience: float = LOCK_SECONDS) -> Iterator[None]:
+    """Locks a run folder while the block runs; creates it if it is missing. The lock ends with its
+    process. A SuperLink that is killed leaves its ServerApp running for a moment, so a resumed run
+    waits `patience` seconds. ConfigError: another process still holds the folder, or it can't be
+    created."""
+    lock = FileLock(path / "lock", thread_local=False)
+    try:
+        path.mkdir(mode=0o700, parents=True, exist_ok=True)
+        try:
+            lock.acquire(timeout=0)
+        except Timeout:
+            logger.info("waiting for the process that still writes %s", path)
+            lock.acquire(timeout=patience)
+    except Timeout as error:
+        raise ConfigError(
+            f"output_dir={path} is in use: another process is writing this run. A "
+            "SuperLink that was killed starts its accepted runs when it is restarted: "
+            "`flwr list` shows its runs, `flwr stop` ends one"
+        ) from error
+    except OSError as error:
+        raise ConfigError(f"output_dir={path} can't be used: {error.strerror}") from error
+    try:
+        yield
+    finally:
+        lock.release()
