@@ -21,7 +21,7 @@ from discreet.node.masked_work import MaskedWork
 from discreet.node.policy import ClientPolicy
 from discreet.node.secure_aggregation import answer_masking
 from discreet.node.work import work_of
-from discreet.privacy.clipping import clip_by_norm
+from discreet.privacy.clipping import clip_updates
 from discreet.privacy.randomness import secure_source
 from discreet.privacy.secure_grid import SecureSum
 from discreet.protocol.masked_messages import MASKING, read_masking, split_content
@@ -99,8 +99,8 @@ def _read_work(
         admit_one(asked, data_owner, 0, accounts=accounts, policy=policy)
         trained = only_arrays(call_next(message, context).content, "the app's reply")
         update = layout.difference(trained, params.numpy().astype(np.float32))
-        clipped, norms = clip_by_norm(update.unsqueeze(0), request.clip_norm)
-        values = ExactReply(clipped[0], bool(norms[0] <= request.clip_norm))
+        updates, below = clip_updates(update.unsqueeze(0), request.clip_norm)
+        values = ExactReply(updates[0], bool(below[0]))
         return noised_vector(sums, values, request, secure_source())
 
     return MaskedWork(asked, accounts, policy, data_owner, work)
