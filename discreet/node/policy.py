@@ -450,8 +450,9 @@ def budgets_of(policy: ClientPolicy, work: Work, charges: Sequence[Charge]) -> t
         target = run.target_epsilon(name)
         if epsilon is not None:
             budgets.append(Budget(epsilon, run.delta, name))
-        is_pure = PURE in work.mechanisms[name].accountants and run.terms(name).max_epsilon is None
-        if is_pure and target is not None:
+        if target is None or run.terms(name).max_epsilon is not None:
+            continue
+        if PURE in work.mechanisms[name].accountants:
             pure.append(Budget(target, 0.0, name))
     budgets += pure
     if math.isfinite(policy.max_epsilon):
