@@ -29,6 +29,7 @@ from discreet.protocol.messages import (
     encode_arrays,
     read_content,
     reply_numbers,
+    request_of,
 )
 from discreet.protocol.simulated import SIMULATION_KEYS
 from discreet.settings.rules import ConfigError
@@ -36,7 +37,8 @@ from discreet.settings.rules import ConfigError
 if TYPE_CHECKING:
     from discreet.node.masked_work import MaskedWork
 
-logger = logging.getLogger("discreet.client")
+LOG = "discreet.client"
+logger = logging.getLogger(LOG)
 
 FAILED_CODE = 500  # Error.code of a client that could not do the work; why stays in its own log
 UNIFORM_WEIGHT = (
@@ -73,15 +75,18 @@ class DPClient(NumPyClient):
         """
         # Imported here: most messages of a masked sum need neither a model nor data, and each has
         # its own process.
+        from discreet.node.allowance import check_names
         from discreet.node.nodes import client_of
-        from discreet.node.work import read_work
+        from discreet.node.work import work_of
 
-        work = read_work(config, self.node_config)
-        _log_of_node(work.request.virtual is not None)
+        request = request_of(config, allowed=partial(check_names, node_config=self.node_config))
+        work = work_of(request)
+        if request.virtual is None and not logger.hasHandlers():
+            log_to(sys.stdout, name=LOG)
         params = torch.from_numpy(np.array(parameters[0], dtype=np.float32))
         client = client_of(work, self.node_config, self.node_id, policy=self.policy)
         reply = client.answer(work, params)
-        if work.request.virtual is None:
+        if request.virtual is None:
             say_spent(
                 "update",
                 "update",
@@ -120,7 +125,8 @@ def evaluate(message: Message, context: Context) -> Message:
 
 def _work(message: Message, context: Context, policy: ClientPolicy) -> RecordDict:
     if MASKING in message.content:
-        _log_of_node(context.node_config.keys() <= SIMULATION_KEYS)
+        if not context.node_config.keys() <= SIMULATION_KEYS and not logger.hasHandlers():
+            log_to(sys.stdout, name=LOG)
 
         def work() -> MaskedWork:
             from discreet.node.masked_work import MaskedWork
@@ -166,8 +172,3 @@ def answered(
             Error(code=FAILED_CODE, reason="the client failed; its own log has the reason"),
             reply_to=message,
         )
-
-
-def _log_of_node(simulated: bool) -> None:
-    if not simulated and not logger.hasHandlers():
-        log_to(sys.stdout, name="discreet.client")

@@ -12,7 +12,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Protocol
 
 from discreet.ledger.budget import ServerBudget
-from discreet.ledger.durable_ledger import Charge, DurableLedger
+from discreet.ledger.durable_ledger import Charge, DurableLedger, LedgerPosition
 from discreet.mechanisms.mechanism import Mechanism, Uncharged, charged
 from discreet.mechanisms.round_state import Released, RoundState
 from discreet.mechanisms.sums import AnswerMechanism, Replies, UnopenedSum, UsableReply
@@ -117,13 +117,13 @@ class RunLedger:
       ledger: on disk.
       budgets: the run's, by guarantee.
       before: the last round that was on the ledger when this process began.
-      charges: the number of charges made in this process.
+      position: that of the ledger after the last charge of this process; None before the first.
     """
 
     ledger: DurableLedger
     budgets: Mapping[str, ServerBudget] = field(default_factory=dict)
     before: int = 0
-    charges: int = 0
+    position: LedgerPosition | None = None
 
     @classmethod
     def of(cls, ledger: DurableLedger, budgets: Mapping[str, ServerBudget]) -> RunLedger:
@@ -152,15 +152,15 @@ class RunLedger:
 
     def sealed(self, replies: Iterable[UsableReply]) -> Iterator[UsableReply]:
         """See `RoundLedger`."""
-        return map(partial(self._seal, made=self.charges), replies)
+        return map(partial(self._seal, since=self.position), replies)
 
-    def _seal(self, reply: UsableReply, *, made: int) -> UsableReply:
+    def _seal(self, reply: UsableReply, *, since: LedgerPosition | None) -> UsableReply:
         if isinstance(reply, UnopenedSum):
-            return replace(reply, open=partial(self._open, reply, made))
+            return replace(reply, open=partial(self._open, reply, since))
         return reply
 
-    def _open(self, summed: UnopenedSum, made: int) -> Tensor:
-        if self.charges == made:
+    def _open(self, summed: UnopenedSum, since: LedgerPosition | None) -> Tensor:
+        if self.position == since:
             raise Uncharged("a masked sum was to be opened before it was charged")
         return summed.open()
 
@@ -168,11 +168,9 @@ class RunLedger:
         """See `RoundLedger`."""
         event = self.event(mechanism, number)
         if event is not None:
-            self.ledger.charge([Charge(number, mechanism.guarantee, "", event)])
-            self.charges += 1
+            self.position = self.ledger.charge([Charge(number, mechanism.guarantee, "", event)])
 
     def charge_answers(self, event: DpEvent | None, number: int) -> None:
         """See `RoundLedger`. The charge is at user level, which pays for answers."""
         if event is not None:
-            self.ledger.charge([Charge(number, USER, "", event)])
-            self.charges += 1
+            self.position = self.ledger.charge([Charge(number, USER, "", event)])

@@ -232,10 +232,14 @@ class TrainingRun:
         # The checkpoint is written last. After a crash before it, the round is repeated, and the
         # ledger then has both charges.
         account = self.ledger.account
-        self.folder.save_checkpoint(after, account=account.ledger.position() if account else None)
+        self.folder.save_checkpoint(
+            after,
+            charged=self.charges.position,
+            account=account.ledger.position() if account else None,
+        )
         if (rank := _rank(row)) > self.best:
             self.best = rank
-            self.folder.save_checkpoint(after, best=True)
+            self.folder.save_checkpoint(after, best=True, charged=self.charges.position)
         self.on_round(row)  # after the checkpoint: a hook that fails costs no round
         self.abandoned = 0
         self.silent_rounds.note(stats, asked=asked)
@@ -280,7 +284,7 @@ class TrainingRun:
         # Before the row: after a crash in between, the model is rated again, and the clients'
         # spending is not forgotten.
         if plan.event is None:
-            self.folder.save_checkpoint(rated)
+            self.folder.save_checkpoint(rated, charged=self.charges.position)
         count = (stats.accepted, len(cohort))
         spent = self._epsilons(rated)
         self.on_round(plan.write(self.folder, last.round, sums, answered=count, spent=spent))
