@@ -217,10 +217,10 @@ def differences(one: object, other: object, name: str = "what leaves") -> list[s
     if isinstance(one, Tensor) and isinstance(other, Tensor):
         same = one.shape == other.shape and torch.equal(one.nan_to_num(), other.nan_to_num())
         return [] if same else [f"{name} depends on the data beside what was noised"]
-    if dataclasses.is_dataclass(one) and type(one) is type(other):
-        return differences(vars(one), vars(other), name)
     if isinstance(one, StateInMemory):  # which stays with the server
         return []
+    if dataclasses.is_dataclass(one) and type(one) is type(other):
+        return differences(vars(one), vars(other), name)
     if isinstance(one, dict) and isinstance(other, dict) and one.keys() == other.keys():
         return [
             fault for key in one for fault in differences(one[key], other[key], f"{name}: {key}")

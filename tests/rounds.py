@@ -105,7 +105,7 @@ def round_of(
 ) -> tuple[State, Released]:
     """The state after a round of these replies, and what it releases; `source`: of the noise."""
     plan = cast(Plan, RoundPlan(mechanism, optimizer))
-    ledger = RunLedger(cast(Any, OnlyCharges(charge)), before)
+    ledger = RunLedger(cast(Any, OnlyCharges(charge)), before=before)
     return one_round(state, plan, Answered(replies), ledger, cast(RandomSource, Unsplit(source)))
 
 

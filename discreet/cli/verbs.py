@@ -84,18 +84,36 @@ def run(given: Sequence[str]) -> int:
     """Runs the verb in `given`, and returns its exit code: see `discreet.cli.main.main`. It is 141,
     without a word, if nobody reads the output any more, as in `discreet plan | head`."""
     _open_streams()
+    code = 2
     try:
-        code = _code_of(given)
-        sys.stdout.flush()
-        return code
+        _check_locale(given)
+        with ends_at_once():
+            command = typer.main.get_command(_app(given))
+        with command.make_context("discreet", [*given]) as context:
+            code = int(command.invoke(context) or 0)
+    except typer.Exit as ended:
+        code = ended.exit_code
     except BrokenPipeError as error:
-        unread = [stream for stream in (sys.stdout, sys.stderr) if _is_unread(stream)]
-        for stream in unread:  # what is left would cause a traceback when Python ends
-            os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
-        if unread:
-            return 128 + signal.SIGPIPE
-        print(f"discreet: {error}", file=sys.stderr)
-        return 2
+        return _after_broken_pipe(error)
+    except click.Abort:
+        print("\ndiscreet: ended at a question; options answer it: see --help", file=sys.stderr)
+    except _told(given[0]) as error:
+        print(f"discreet: {_said(error, given[0])}", file=sys.stderr)
+    try:
+        sys.stdout.flush()
+    except BrokenPipeError as error:
+        return _after_broken_pipe(error)
+    return code
+
+
+def _after_broken_pipe(error: BrokenPipeError) -> int:
+    unread = [stream for stream in (sys.stdout, sys.stderr) if _is_unread(stream)]
+    for stream in unread:  # what is left would cause a traceback when Python ends
+        os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
+    if unread:
+        return 128 + signal.SIGPIPE
+    print(f"discreet: {error}", file=sys.stderr)
+    return 2
 
 
 def _open_streams() -> None:
@@ -113,35 +131,15 @@ def _is_unread(stream: TextIO) -> bool:
     return bool(poll.poll(0))
 
 
-def _code_of(given: Sequence[str]) -> int:
-    """The exit code of a verb."""
-    try:
-        _check_locale(given)
-        with ends_at_once():
-            app = _app(given)
-        command = typer.main.get_command(app)
-        with command.make_context("discreet", [*given]) as context:
-            return int(command.invoke(context) or 0)
-    except typer.Exit as ended:
-        return ended.exit_code
-    except BrokenPipeError:
-        raise
-    except click.Abort:
-        print("\ndiscreet: ended at a question; options answer it: see --help", file=sys.stderr)
-        return 2
-    except _told(given[0]) as error:
-        if isinstance(error, click.ClickException):
-            said = " ".join(error.format_message().split())
-        else:
-            said = str(error)
-        if (
-            isinstance(error, click.NoSuchOption)
-            and given[0] in IN_A_PROJECT
-            and not error.possibilities
-        ):
-            said += " A setting has no dashes: write NAME=VALUE"
-        print(f"discreet: {said}", file=sys.stderr)
-        return 2
+def _said(error: Exception, verb: str) -> str:
+    """The line about an error whose message alone is shown."""
+    if not isinstance(error, click.ClickException):
+        return str(error)
+    said = " ".join(error.format_message().split())
+    is_unknown = isinstance(error, click.NoSuchOption) and not error.possibilities
+    if is_unknown and verb in IN_A_PROJECT:
+        said += " A setting has no dashes: write NAME=VALUE"
+    return said
 
 
 def _check_locale(given: Sequence[str]) -> None:

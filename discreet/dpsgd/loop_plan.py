@@ -248,9 +248,12 @@ class LoopPlan:
                     centred_count, BIT_SENSITIVITY, counting
                 )
             )
-            cohort = self.batch_size
-            following, _ = self.clips.next_norm(
-                clip_norm, below, number=step, cohort=cohort, count_stddev=stddev
+            following, _ = self.clips.estimator.next_clip_norm(
+                clip_norm,
+                below,
+                number=step,
+                expected_cohort=self.batch_size,
+                count_stddev=stddev,
             )
             noise = split_noise_multiplier(noise, count_stddev=stddev)
         else:

@@ -192,7 +192,7 @@ class CentralGaussian:
         """The event of a round. If the cohort trains and rates the model, update, bits and answer
         are one Gaussian of multiplier (z^-2 + z_evaluation^-2)^(-1/2)."""
         ratings = self.run.evaluation
-        if not ratings.joins(number):
+        if number not in ratings.rating_rounds:
             return self._event_of_training
         noise = joined_noise_multiplier(noise_of(self.run), ratings.noise_multiplier)
         return cohort_event(self.run, noise)
@@ -213,13 +213,21 @@ class CentralGaussian:
         return ClientRound(self.run.user.noise_multiplier or 0.0)
 
     def add_up(self, replies: Replies, state: RoundState) -> CohortSum:
-        from discreet.mechanisms.sums import CohortSum, ratings_in
+        from discreet.mechanisms.sums import CohortSum, in_the_clear, ratings_in
+        from discreet.privacy.grid import grid_for
 
         size = state.params.numel()
         clip_norm = state.clip_norm
-        grid = self._grid(clip_norm, size, self._update_noise * clip_norm)
+        grid = None
+        if self._exact:
+            scale = self._update_noise * clip_norm
+            most = self.run.user.population_size
+            grid = grid_for(clip_norm, size, largest_cohort=most, noise_scale=scale)
         answers = ratings_in(self.run, self.sizes, state)
-        return CohortSum(size, clip_norm, grid, answers).add_all(replies)
+        total = CohortSum(size, clip_norm, grid, answers)
+        for reply in replies:
+            total.take(in_the_clear(reply))
+        return total
 
     def release(self, summed: CohortSum, state: RoundState, source: RandomSource) -> Released:
         """Noises the sum, the count and the answers, and moves the clip norm."""
@@ -228,13 +236,16 @@ class CentralGaussian:
             said = summed.answers.released(source.child("answer"))
         # Draws the noise before the clip norm moves: C_t, not C_{t+1}, bounded this sum.
         noised = summed.clipped.noised(self._on_updates, source.child("update"))
-        if self.run.user.adaptive:
-            below = self._noised_count(summed.below, source.child("count"))
-        else:
-            below = None
-        clip_norm, fraction = next_clip_norm(
-            self.clip, self.run, state, below=below, stddev=self._count_noise
-        )
+        clip_norm = state.clip_norm
+        fraction = None
+        if self._count_noise is not None:
+            clip_norm, fraction = self.clip.estimator.next_clip_norm(
+                clip_norm,
+                self._noised_count(summed.below, source.child("count")),
+                number=state.round,
+                expected_cohort=self.run.expected_cohort,
+                count_stddev=self._count_noise,
+            )
         return Released(noised, clip_norm, fraction, summed.replies, said)
 
     @cached_property
@@ -267,27 +278,28 @@ class CentralGaussian:
 
         return Gaussian(noise_multiplier, draws=PRIVACY_DRAWS.get(self.run.noise, 1))
 
-    def _grid(self, norm: float, length: int, noise_scale: float) -> Grid | None:
-        """The grid for exact sums over the whole population (`discreet.privacy.grid`); None for
-        sums in floating point."""
+    @cached_property
+    def _count_grid(self) -> Grid:
+        """The grid of the count of norms below the clip norm."""
         from discreet.privacy.grid import grid_for
-
-        most = self.run.user.population_size
-        if self._exact:
-            return grid_for(norm, length, largest_cohort=most, noise_scale=noise_scale)
-        return None
-
-    def _noised_count(self, below: int, source: RandomSource) -> float:
-        """The noised sum of (b - 1/2); `below` counts it in halves, so it is a whole number."""
-        from discreet.privacy.clipping import ClippedSum
 
         stddev = self._count_noise
         assert stddev is not None
-        grid = self._grid(BIT_SENSITIVITY, 1, stddev)
+        most = self.run.user.population_size
+        return grid_for(BIT_SENSITIVITY, 1, largest_cohort=most, noise_scale=stddev)
+
+    def _noised_count(self, below: int, source: RandomSource) -> float:
+        """The noised sum of (b - 1/2); `below` counts it in halves, so it is a whole number."""
+        import torch
+
         count = below * BIT_SENSITIVITY
-        total = ClippedSum(1, BIT_SENSITIVITY, grid=grid)
-        total.values[0] = count if grid is None else round(count / grid.step)
-        return float(total.noised(self._on_counts, source)[0])
+        if not self._exact:
+            total = torch.tensor([count], dtype=torch.float64)
+            return float(self._on_counts.add_noise(total, BIT_SENSITIVITY, source))
+        grid = self._count_grid
+        steps = torch.tensor([round(count / grid.step)])
+        noised = self._on_counts.add_grid_noise(steps, BIT_SENSITIVITY, grid=grid, source=source)
+        return float(noised) * grid.step
 
 
 def noise_of(run: ClientSettings) -> float:
@@ -318,24 +330,6 @@ def user_price_settings(run: ClientSettings) -> dict[str, object]:
         "privacy.user.noise_multiplier": run.user.noise_multiplier,
         "privacy.user.clip.kind": "adaptive" if run.user.adaptive else "fixed",
     }
-
-
-def next_clip_norm(
-    clip: ClipConfig,
-    run: ClientSettings,
-    state: RoundState,
-    *,
-    below: float | None,
-    stddev: float | None,
-) -> tuple[float, float | None]:
-    """The next clip norm, and the fraction below this one, by the noised sum of (b - 1/2): a
-    function of public constants and of the round. `stddev`: of the noise in that sum."""
-    if stddev is None or below is None:
-        return state.clip_norm, None
-    cohort = run.expected_cohort
-    return clip.next_norm(
-        state.clip_norm, below, number=state.round, cohort=cohort, count_stddev=stddev
-    )
 
 
 def protected(run: ClientSettings) -> tuple[str, str]:

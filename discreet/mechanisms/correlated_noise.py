@@ -182,7 +182,7 @@ class CorrelatedNoise:
 
     def add_up(self, replies: Replies, state: RoundState) -> CohortSum:
         """The sum over the clients whose turn it is. A reply out of turn counts as zero."""
-        from discreet.mechanisms.sums import CohortSum
+        from discreet.mechanisms.sums import CohortSum, in_the_clear
         from discreet.privacy.grid import grid_for
         from discreet.privacy.sampling import in_turn
 
@@ -193,15 +193,13 @@ class CorrelatedNoise:
         grid = grid_for(
             clip_norm, size, largest_cohort=self.run.user.population_size, noise_scale=scale
         )
-        # Partial sums, without client numbers, were made by this process.
-        clients = ((reply, getattr(reply, "client", -1)) for reply in replies)
-        groups = self.turns.groups
-        theirs = (
-            reply
-            for reply, client in clients
-            if client < 0 or in_turn(client, number, groups=groups)
-        )
-        return CohortSum(size, clip_norm, grid).add_all(theirs)
+        total = CohortSum(size, clip_norm, grid)
+        for reply in replies:
+            # Partial sums, without client numbers, were made by this process.
+            client = getattr(reply, "client", -1)
+            if client < 0 or in_turn(client, number, groups=self.turns.groups):
+                total.take(in_the_clear(reply))
+        return total
 
     def release(self, summed: CohortSum, state: RoundState, source: RandomSource) -> Released:
         """Adds new noise, and earlier rounds' noise, redrawn from its keys. The release is on disk

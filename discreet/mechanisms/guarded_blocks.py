@@ -108,7 +108,7 @@ class GuardedBlocks:
         return ClientRound(noise_of(self.run))
 
     def add_up(self, replies: Replies, state: RoundState) -> CohortSum:
-        from discreet.mechanisms.sums import CohortSum
+        from discreet.mechanisms.sums import CohortSum, in_the_clear
         from discreet.privacy.grid import grid_for
 
         size = state.params.numel()
@@ -118,7 +118,10 @@ class GuardedBlocks:
             scale = self.sum_noise * clip_norm
             most = self.run.user.population_size
             grid = grid_for(clip_norm, size, largest_cohort=most, noise_scale=scale)
-        return CohortSum(size, clip_norm, grid).add_all(replies)
+        total = CohortSum(size, clip_norm, grid)
+        for reply in replies:
+            total.take(in_the_clear(reply))
+        return total
 
     def release(self, summed: CohortSum, state: RoundState, source: RandomSource) -> Released:
         """Adds noise calibrated to 2C to the sum."""

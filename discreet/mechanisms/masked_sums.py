@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from discreet.accounting.events import RDP
 from discreet.mechanisms.central_gaussian import (
     count_stddev,
-    next_clip_norm,
     noise_of,
     protected,
     ratings,
@@ -197,7 +196,7 @@ class MaskedGaussian:
         )
 
     def event(self, number: int, *, again: bool = False) -> DpEvent:
-        return self.vector.event_of(trains=True, rates=self.run.evaluation.joins(number))
+        return self.vector.event_of(trains=True, rates=number in self.run.evaluation.rating_rounds)
 
     @property
     def answers(self) -> MaskedAnswers:
@@ -220,11 +219,19 @@ class MaskedGaussian:
 
         update, below, answers = self.vector.decode(summed.open(), state.clip_norm)
         said = None
-        if answers is not None and self.run.evaluation.joins(state.round + 1):
+        if answers is not None and state.round + 1 in self.run.evaluation.rating_rounds:
             said = rating_release(self.run, self.sizes).opened(answers)
-        clip_norm, fraction = next_clip_norm(
-            self.clip, self.run, state, below=below, stddev=count_stddev(self.run)
-        )
+        clip_norm = state.clip_norm
+        fraction = None
+        stddev = count_stddev(self.run)
+        if stddev is not None and below is not None:
+            clip_norm, fraction = self.clip.estimator.next_clip_norm(
+                clip_norm,
+                below,
+                number=state.round,
+                expected_cohort=self.run.expected_cohort,
+                count_stddev=stddev,
+            )
         return Released(update, clip_norm, fraction, summed.replies, said)
 
     @property

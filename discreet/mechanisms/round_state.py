@@ -21,11 +21,11 @@ class CarriedState(Protocol):
         """Replaces the state as a whole. After a crash either the old or the new state is there."""
 
 
+@dataclass(eq=False)
 class StateInMemory:
     """A `CarriedState` that ends with its process."""
 
-    def __init__(self, tensors: Mapping[str, Tensor] | None = None) -> None:
-        self.tensors = tensors or {}
+    tensors: Mapping[str, Tensor] = field(default_factory=dict)
 
     def load(self) -> Mapping[str, Tensor]:
         return self.tensors

@@ -118,32 +118,23 @@ class CohortSum:
         self.below = 0
         self.replies = 0
 
-    def add(self, updates: Tensor, below: Tensor) -> None:
-        """Adds clients: updates (n, num_params), bits (n,)."""
-        # Clipped again: no client's clipping is trusted.
-        self.clipped.add(updates)
-        self.replies += len(updates)
-        self.below += 2 * int(below.sum()) - len(below)
-
-    def add_all(self, replies: Replies) -> CohortSum:
-        """Adds all replies as they arrive; returns the sum.
+    def take(self, reply: TrainReply | UpdateRows | PartialReply) -> None:
+        """Adds a client, several, or a part.
 
         Raises:
-          ValueError: a part was clipped differently or is of another model, or a reply is an
-            unopened sum.
+          ValueError: a part was clipped differently or is of another model.
         """
-        for reply in replies:
-            self.take(in_the_clear(reply))
-        return self
-
-    def take(self, reply: TrainReply | UpdateRows | PartialReply) -> None:
-        """Adds a client, several, or a part; see `add_all`."""
-        if isinstance(reply, UpdateRows):
-            self.add(reply.updates, reply.below)
-        elif isinstance(reply, PartialReply):
+        if isinstance(reply, PartialReply):
             self._add_part(reply)
         else:
-            self.add(reply.update.unsqueeze(0), torch.tensor([reply.below]))
+            if isinstance(reply, UpdateRows):
+                rows = reply
+            else:
+                rows = UpdateRows(reply.update.unsqueeze(0), torch.tensor([reply.below]))
+            # Clipped again: no client's clipping is trusted.
+            self.clipped.add(rows.updates)
+            self.replies += len(rows.updates)
+            self.below += 2 * int(rows.below.sum()) - len(rows.below)
         if self.answers is not None:
             self.answers.take(reply)
 
@@ -341,7 +332,7 @@ def ratings_in(
     run: ClientSettings, sizes: Sizes, state: RoundState, *, own: OwnNoise | None = None
 ) -> AnswerSum | None:
     """The empty sum of the ratings in the round after `state`; None if its cohort does not rate."""
-    if not run.evaluation.joins(state.round + 1):
+    if state.round + 1 not in run.evaluation.rating_rounds:
         return None
     return AnswerSum(rating_release(run, sizes, own=own))
 
@@ -349,7 +340,10 @@ def ratings_in(
 def add_up_unnoised(replies: Replies, state: RoundState, answers: AnswerSum | None) -> CohortSum:
     """The sum of replies to which the server adds no noise, because clients did or nothing is
     noised."""
-    return CohortSum(state.params.numel(), state.clip_norm, None, answers).add_all(replies)
+    total = CohortSum(state.params.numel(), state.clip_norm, None, answers)
+    for reply in replies:
+        total.take(in_the_clear(reply))
+    return total
 
 
 def release_unnoised(summed: CohortSum, state: RoundState, source: RandomSource) -> Released:

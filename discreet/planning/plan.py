@@ -129,7 +129,7 @@ class Plan:
         from discreet.queries.query import TRAIN_AND_RATE
 
         number = state.round + 1
-        if self.run.evaluation.joins(number):
+        if number in self.run.evaluation.rating_rounds:
             work = TRAIN_AND_RATE
         else:
             work = TRAIN

@@ -101,8 +101,6 @@ class ClippedSum:
         self.clip_norm = clip_norm
         self.grid = grid
         self.order = order
-        # Tiles of columns, which stay in a core's cache.
-        self._columns = [slice(start, start + CHUNK) for start in range(0, size, CHUNK)]
         self.values = torch.zeros(size, dtype=torch.float64 if grid is None else torch.int64)
         if grid is None:
             self._largest = math.inf
@@ -124,12 +122,14 @@ class ClippedSum:
             raise ValueError(f"{wanted}, got {rows.dtype} of {tuple(rows.shape)}")
         for group in torch.split(rows.detach().cpu(), max(1, CHUNK // max(1, size))):
             kept, factors = self._clipped(group)
-            for where in self._columns:
+            # In tiles of columns, which stay in a core's cache.
+            tiles = zip(
+                torch.split(self.values, CHUNK), torch.split(kept, CHUNK, dim=1), strict=True
+            )
+            for total, part in tiles:
                 # On a grid each coordinate of a group's sum is below 2^53, so it is exact in
                 # float64.
-                self.values[where] += (
-                    self._tile(kept[:, where], factors).sum(0).to(self.values.dtype)
-                )
+                total += self._tile(part, factors).sum(0).to(total.dtype)
 
     def noised(self, mechanism: Gaussian, source: RandomSource) -> Tensor:
         """The sum with noise for `clip_norm`, (size,), float64; on a grid it is rounded to whole
@@ -169,23 +169,20 @@ class ClippedSum:
         """The sum of |values|^order of each row, (k,), float64: of the unscaled rows, or with
         `factors` of the rows as they are added to the sum."""
         total = torch.zeros(len(rows), dtype=torch.float64)
-        for where in self._columns:
+        for part in torch.split(rows, CHUNK, dim=1):
             if factors is None:
-                tile = rows[:, where].double()
+                tile = part.double()
             else:
-                tile = self._tile(rows[:, where], factors)
+                tile = self._tile(part, factors)
             total += tile.abs().pow_(self.order).sum(1)
         return total
 
     def _tile(self, part: Tensor, factors: Tensor) -> Tensor:
         """Each row times its factor, float64; on a grid in whole steps, truncated towards zero. The
         step is a power of two, so that dividing by it is exact."""
-        scaled = part.double() * (
-            factors if self.grid is None else factors / self.grid.step
-        ).unsqueeze(1)
         if self.grid is None:
-            return scaled
-        return scaled.trunc_()
+            return part.double() * factors.unsqueeze(1)
+        return (part.double() * (factors / self.grid.step).unsqueeze(1)).trunc_()
 
 
 def clip_to_grid(update: Tensor, clip_norm: float, *, grid: Grid, order: int = 2) -> Tensor:

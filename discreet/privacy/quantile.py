@@ -81,6 +81,29 @@ class QuantileEstimator:
         estimate = self.estimate * math.exp(min(-step, 50.0))
         return replace(self, estimate=min(self.ceiling, max(LEAST_NUMBER, estimate))), fraction
 
+    def next_clip_norm(
+        self,
+        clip_norm: float,
+        centred_count: float,
+        *,
+        number: int,
+        expected_cohort: float,
+        count_stddev: float,
+    ) -> tuple[float, float]:
+        """The clip norm after round `number`, from 0, whose clip norm was `clip_norm`, and the
+        fraction of norms within that; otherwise as `update`. `count_stddev`: of the noise in
+        `centred_count`."""
+        estimator = replace(
+            self,
+            # A run may be resumed with a lower ceiling than the norm that it has reached.
+            estimate=min(clip_norm, self.ceiling),
+            # The search halves its interval, in the logarithm of the norm.
+            search_rate=self.search_rate * 0.5**number,
+            doubt=2 * count_stddev / expected_cohort,
+        )
+        moved, fraction = estimator.update(centred_count, expected_cohort=expected_cohort)
+        return moved.estimate, fraction
+
 
 def split_noise_multiplier(noise_multiplier: float, *, count_stddev: float) -> float:
     """The noise multiplier of the update with which the update and the norm bits together cost one

@@ -106,7 +106,7 @@ class RandomSource:
         built the source.
         """
         words = np.empty(count, dtype=np.uint64)
-        self._fill(words)
+        self.fill(words)
         return words
 
     def uniform(self, count: int) -> Tensor:
@@ -165,7 +165,7 @@ class RandomSource:
             pairs = (len(part) + 1) // 2
             _scratch.reserve(pairs)
             words = _scratch.words[: pairs + (pairs + 1) // 2]
-            self._fill(words.numpy())
+            self.fill(words.numpy())
             if device.type == "cpu":
                 fast_pairs(words, part, stddev, _scratch.radius[:pairs], _scratch.angle[:pairs])
             else:
@@ -217,14 +217,15 @@ class RandomSource:
         _scratch.reserve(pairs)
         words = _scratch.words[: 2 * pairs]
         cosine = _scratch.cosine[:pairs]
-        self._fill(words.numpy())
+        self.fill(words.numpy())
         words[:pairs].bitwise_and_(LOW_63_BITS)
         # The floats take the place of the words, so that less memory is touched.
         floats = words.view(torch.float64).copy_(words)
         _rotate(floats[:pairs], floats[pairs:], cosine, stddev)
         return cosine, floats[pairs:]
 
-    def _fill(self, words: npt.NDArray[Any]) -> None:
+    def fill(self, words: npt.NDArray[Any]) -> None:
+        """Overwrites an array (count,) of 64-bit words; otherwise as `words`."""
         if os.getpid() != self._process:
             raise RuntimeError(
                 "a RandomSource was carried into another process, where it would repeat its noise"

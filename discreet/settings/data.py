@@ -3,7 +3,9 @@ ratings of the model."""
 
 from __future__ import annotations
 
+import sys
 from dataclasses import field
+from functools import cached_property
 from typing import TYPE_CHECKING, Annotated
 
 from discreet.accounting.events import poisson_round_event
@@ -99,19 +101,17 @@ class EvaluationConfig:
     )
     noise_multiplier: rules.Positive = 10.0
 
-    @property
+    @cached_property
     def private(self) -> bool:
         """True if clients rate the model."""
         return self.kind == "private"
 
-    def joins(self, round_number: int) -> bool:
-        """True if the cohort of a round also rates the model that it starts from."""
-        return (
-            self.private
-            and self.cohort == "same"
-            and round_number > 1
-            and (round_number - 1) % self.every == 0
-        )
+    @cached_property
+    def rating_rounds(self) -> range:
+        """The rounds whose cohort also rates the model that it starts from."""
+        if self.private and self.cohort == "same":
+            return range(self.every + 1, sys.maxsize, self.every)
+        return range(0)
 
     def ratings(self, rounds: int) -> tuple[int, int]:
         """The numbers of ratings in so many rounds: by cohorts that also train, and by separate

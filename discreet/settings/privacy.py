@@ -227,24 +227,12 @@ class ClipConfig:
             return min(CLIP_GROWTH * self.norm, LARGEST_NUMBER)
         return self.max
 
-    def next_norm(
-        self, norm: float, below: float, *, number: int, cohort: float, count_stddev: float
-    ) -> tuple[float, float]:
-        """The clip norm after round `number`, from 0, and the share of norms within `norm`. They
-        are computed from `below`, the noised sum of (b - 1/2), and from public constants. `cohort`
-        is the expected size of a cohort."""
-        estimator, share = QuantileEstimator(
-            min(
-                norm, self.ceiling
-            ),  # a run may be resumed with a lower ceiling than the norm it has reached
-            self.target_quantile,
-            self.learning_rate,
-            self.ceiling,
-            search_rate=self.search_rate
-            * 0.5**number,  # halves its interval, in the logarithm of the norm
-            doubt=2 * count_stddev / cohort,
-        ).update(below, expected_cohort=cohort)
-        return estimator.estimate, share
+    @cached_property
+    def estimator(self) -> QuantileEstimator:
+        """The rule by which an adaptive clip norm moves, at the first norm."""
+        return QuantileEstimator(
+            self.norm, self.target_quantile, self.learning_rate, self.ceiling, self.search_rate
+        )
 
 
 CLIP = ClipConfig()  # of a mechanism that is asked for its events alone

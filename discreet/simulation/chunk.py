@@ -246,7 +246,9 @@ class SecureDraws:
         shape = len(sizes), max(sizes, default=0)
         beyond = np.arange(shape[1]) >= sizes[:, None]
         while True:
-            words = self.source.words(math.prod(shape)).reshape(shape)
+            words = np.empty(math.prod(shape), dtype=np.uint64)
+            self.source.fill(words)
+            words = words.reshape(shape)
             words[beyond] = np.iinfo(words.dtype).max  # sorted after all others
             orders: Numbers = np.argsort(words, axis=1)
             ranked = np.take_along_axis(words, orders, axis=1)

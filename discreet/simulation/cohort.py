@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
 from typing import Any, Self
@@ -138,16 +138,22 @@ class Engine:
     def replies(self, params: Tensor, work: _ChunkWork) -> PartialReply:
         """Trains a chunk from `params`, and adds up its replies."""
         params = params.to(self.data.device)
-        if self.vector is None:
-            part = self._updates(params, work)
-        else:
-            part = self._vectors(self.vector, params, work)
-        if self.vector is None and work.request.work.query:
+        request = work.request
+        if self.vector is not None:
+            return replace(self._vectors(self.vector, params, work), **work.largest)
+        rows: Iterable[UpdateRows] = ()
+        if request.work.trains:
+            updates = self._trained(params, work)
+            pieces = torch.split(updates, max(1, PIECE // updates.shape[1]))
+            rows = (UpdateRows(piece, row_norms(piece) <= request.clip_norm) for piece in pieces)
+        start = RoundStart(request.round - 1, params, request.clip_norm)
+        part: PartialReply = self.mechanism.add_up(rows, start).part()
+        if request.work.query:
             assert self.rating is not None
-            total = AnswerSum(self.rating[2])
-            total.add(self._answers(params, work))
-            part = replace(part, answers=total.part())
-        return replace(part, **work.largest)
+            answers = AnswerSum(self.rating[2])
+            answers.add(self._answers(params, work))
+            part = replace(part, answers=answers.part())
+        return replace(part, replies=len(work.clients), **work.largest)
 
     def _vectors(self, vector: SecureSum, params: Tensor, work: _ChunkWork) -> PartialReply:
         """The sum of the clients' vectors for a masked sum, each with its own noise."""
@@ -222,19 +228,6 @@ class Engine:
             return [secure_source()] * len(work.clients)
         seeded = seeded_source(self.seed)
         return [seeded.child("client", work.request.round, client) for client in work.clients]
-
-    def _updates(self, params: Tensor, work: _ChunkWork) -> PartialReply:
-        """The sum of the clients' updates; 0 if they were not asked to train."""
-        clip_norm = work.request.clip_norm
-        start = RoundStart(work.request.round - 1, params, clip_norm)
-        if not work.request.work.trains:
-            nothing: PartialReply = self.mechanism.add_up([], start).part()
-            return replace(nothing, replies=len(work.clients))
-        updates = self._trained(params, work)
-        pieces = torch.split(updates, max(1, PIECE // updates.shape[1]))
-        rows = (UpdateRows(piece, row_norms(piece) <= clip_norm) for piece in pieces)
-        part: PartialReply = self.mechanism.add_up(rows, start).part()
-        return part
 
 
 class BatchedTransport:

@@ -99,7 +99,8 @@ def dual_updates(chunk: Chunk, start: Tensor) -> Tensor:
     clients, examples = chunk.table.numbers.shape
     numbers = torch.from_numpy(chunk.table.numbers).to(chunk.data.device).flatten()
     inputs = chunk.data.read(numbers).view(clients, examples, -1)
-    weight = layout.views(start.unsqueeze(0))[0][0]
+    before = layout.views(start.unsqueeze(0))
+    weight = before[0][0]
     own = np.arange(clients * examples).reshape(clients, examples)
     form = DualForm(
         replace(chunk, table=replace(chunk.table, numbers=own)),
@@ -108,9 +109,12 @@ def dual_updates(chunk: Chunk, start: Tensor) -> Tensor:
         gram=torch.bmm(inputs, inputs.transpose(1, 2)).flatten(0, 1),
         outputs=inputs.flatten(0, 1) @ weight.t(),
     )
-    others = layout.copies(start, clients)[1:]
+    others = layout.copies(start, clients, first=1)
     coefficients = inputs.new_zeros(clients, examples, len(weight))
     plain_sgd(form, [coefficients, *others], chunk.settings[0])
-    changes = layout.change([weight.expand(clients, -1, -1), *others], start)
-    torch.bmm(coefficients.transpose(1, 2), inputs, out=layout.views(changes)[0])
-    return changes
+    rows = start.new_empty(clients, layout.size)
+    changes = layout.views(rows)
+    torch.bmm(coefficients.transpose(1, 2), inputs, out=changes[0])
+    for change, values, first in zip(changes[1:], others, before[1:], strict=True):
+        torch.sub(values, first, out=change)
+    return rows

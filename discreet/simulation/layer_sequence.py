@@ -70,10 +70,10 @@ class ParameterLayout:
             ((-1, *shape), (0, *(1 + dim for dim in order))) for shape, order in self.parameters
         ]
 
-    def copies(self, params: Tensor, count: int) -> Params:
-        """`count` copies of one model `params` (num_params,), contiguous, so that products can
-        write to them."""
-        views = self.views(params.unsqueeze(0))
+    def copies(self, params: Tensor, count: int, *, first: int = 0) -> Params:
+        """`count` copies of one model `params` (num_params,), from parameter number `first` on,
+        contiguous, so that products can write to them."""
+        views = self.views(params.unsqueeze(0))[first:]
         # Cloned, as contiguous() of a single copy would be `params` itself, and training would
         # change the server's model.
         return [
@@ -322,7 +322,11 @@ class LayerSequence:
         for layer in self.layers[start:]:
             outputs, kept = layer.forward(params, outputs)
             saved.append(kept)
-        grads: Tensor | None = output_gradients(outputs, batch, self.loss)
+        grads: Tensor | None
+        if self.loss is cross_entropy and outputs.dim() == 3:  # of single classes
+            grads = softmax_minus_one_hot(outputs, batch.targets).mul_(batch.weights.unsqueeze(2))
+        else:
+            grads = output_gradients(outputs, batch, self.loss)
         uses: list[Use] = []
         for number in reversed(range(max(start, self.first), len(self.layers))):
             assert grads is not None
@@ -334,11 +338,7 @@ class LayerSequence:
 
 
 def output_gradients(outputs: Tensor, batch: Batch, loss: Loss) -> Tensor:
-    """The gradients of weight times loss at outputs (k, n, ...). For the cross entropy of single
-    classes they are weight * (softmax - one-hot); for other losses, and for sequences, PyTorch
-    computes them."""
-    if loss is cross_entropy and outputs.dim() == 3:
-        return softmax_minus_one_hot(outputs, batch.targets).mul_(batch.weights.unsqueeze(2))
+    """The gradients of weight times loss at outputs (k, n, ...), by PyTorch."""
     with torch.enable_grad():
         given = outputs.detach().flatten(0, 1).requires_grad_()
         losses = loss(given, batch.targets.flatten(0, 1))

@@ -322,7 +322,7 @@ def _planned(plan: Plan, repeated: int) -> tuple[tuple[DpEvent, int], ...]:
     numbers = range(1, plan.run.rounds + 1)
     # A repeated round may have been of the most expensive kind, whose cohort also evaluates the
     # model.
-    joined = (number for number in numbers if plan.run.evaluation.joins(number))
+    joined = (number for number in numbers if number in plan.run.evaluation.rating_rounds)
     again = plan.mechanism.event(next(joined, plan.run.rounds), again=True)
     assert again is not None
     return tuple((event, count) for event, count in (*planned, (again, repeated)) if count)

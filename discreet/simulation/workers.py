@@ -20,6 +20,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
 from typing import Any, Protocol
@@ -69,10 +70,13 @@ class LocalWorkers:
             with suppress(*TOLD):
                 self._result()
         self._params.copy_(params)
+        if self._forks:
+            return self._forked(works)
+        return map(partial(self._train, self._params), works)
+
+    def _forked(self, works: Iterable[Any]) -> Iterator[PartialReply]:
+        """The replies of the processes, which are always kept busy."""
         for work in works:
-            if not self._forks:
-                yield self._train(self._params, work)
-                continue
             self._submit(work)
             if not self._free:
                 yield self._result()

@@ -104,9 +104,10 @@ class SignSum:
         if isinstance(reply, PartialReply):
             self.sum.take(reply)
         elif isinstance(reply, UpdateRows):
-            self.sum.add(reply.updates.sign(), reply.below)
+            self.sum.take(UpdateRows(reply.updates.sign(), reply.below))
         else:
-            self.sum.add(reply.update.sign().unsqueeze(0), torch.tensor([reply.below]))
+            signs = reply.update.sign().unsqueeze(0)
+            self.sum.take(UpdateRows(signs, torch.tensor([reply.below])))
 
     def part(self) -> PartialReply:
         return self.sum.part()

@@ -12,7 +12,7 @@ from dp_accounting import DpEvent
 from torch import Tensor
 
 from discreet.accounting.events import joined_noise_multiplier, poisson_round_event
-from discreet.mechanisms.sums import AnswerRelease, AnswerSum, CohortSum
+from discreet.mechanisms.sums import AnswerRelease, AnswerSum, CohortSum, UpdateRows
 from discreet.planning.state import initial_state
 from discreet.privacy.grid import Grid
 from discreet.privacy.randomness import RandomSource, seeded_source
@@ -119,7 +119,7 @@ BITS = torch.tensor([True, False, True, True, False, True, True])
 
 def sum_of(grid: Grid | None, rows: slice) -> CohortSum:
     total = CohortSum(5, 1.5, grid)
-    total.add(ROWS[rows], BITS[rows])
+    total.take(UpdateRows(ROWS[rows], BITS[rows]))
     return total
 
 
