@@ -11,6 +11,7 @@ import torch
 from dp_accounting import DpEvent
 from torch import Tensor
 
+from discreet.ledger.rollback_guard import LedgerPosition
 from discreet.mechanisms.mechanism import Mechanism
 from discreet.mechanisms.round_state import Released, RoundStart
 from discreet.mechanisms.sums import AnswerMechanism, UsableReply
@@ -56,10 +57,13 @@ class OnlyCharges:
 
     def __init__(self, charge: Charge) -> None:
         self.to = charge
+        self.rows = 0
 
-    def charge(self, charges: Sequence[Any]) -> None:
+    def charge(self, charges: Sequence[Any]) -> LedgerPosition:
         for each in charges:
             self.to(each.event)
+        self.rows += len(charges)
+        return LedgerPosition("", self.rows, "")
 
 
 class Unsplit:
@@ -101,7 +105,7 @@ def round_of(
 ) -> tuple[State, Released]:
     """The state after a round of these replies, and what it releases; `source`: of the noise."""
     plan = cast(Plan, RoundPlan(mechanism, optimizer))
-    ledger = RunLedger(cast(Any, OnlyCharges(charge)), before)
+    ledger = RunLedger(cast(Any, OnlyCharges(charge)), before=before)
     return one_round(state, plan, Answered(replies), ledger, cast(RandomSource, Unsplit(source)))
 
 

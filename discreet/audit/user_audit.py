@@ -225,7 +225,9 @@ def _one_run(plan: Plan, task: Task, count: int, honest: int, device: str) -> Se
             states.extend(filter(None, [context.folder.load_checkpoint()]))
             known.append(transport.part())
 
-        TrainingRun(context, transport=transport, evaluate=lambda _: unrated(), on_round=look).run()
+        TrainingRun(
+            context, transport=transport, evaluate=lambda *_: unrated(), on_round=look
+        ).run()
         rounds, spent = scored(plan, context.folder, states, canaries, known)
         rounds = [replace(each, centred=not replaced) for each in rounds]
         return rounds if turns is None else [_joined(plan, turns, rounds, honest)], spent

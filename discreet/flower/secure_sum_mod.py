@@ -14,16 +14,18 @@ from discreet.flower.array_layout import layout_of, only_arrays
 from discreet.mechanisms.mechanism_table import mechanisms_of
 from discreet.node.account import Refused, accounts_of
 from discreet.node.admission import admit_one
+from discreet.node.allowance import check_names
 from discreet.node.app import answered
 from discreet.node.client import ExactReply, noised_vector
 from discreet.node.masked_work import MaskedWork
 from discreet.node.policy import ClientPolicy
 from discreet.node.secure_aggregation import answer_masking
-from discreet.node.work import read_request, work_of
-from discreet.privacy.clipping import clip_by_norm
+from discreet.node.work import work_of
+from discreet.privacy.clipping import clip_updates
 from discreet.privacy.randomness import secure_source
 from discreet.privacy.secure_grid import SecureSum
 from discreet.protocol.masked_messages import MASKING, read_masking, split_content
+from discreet.protocol.messages import request_of
 from discreet.settings.privacy import USER, Sizes
 
 ClientAppCallable = Callable[[Message, Context], Message]
@@ -74,7 +76,7 @@ def _read_work(
     content = RecordDict(dict(message.content))
     _, virtual = read_masking(content)
     items, frozen = split_content(content)
-    request = read_request(items, context.node_config)
+    request = request_of(items, allowed=partial(check_names, node_config=context.node_config))
     arrays = only_arrays(content, "the message")
     layout = layout_of(arrays, frozen=frozen)
     params = layout.vector(arrays)
@@ -97,8 +99,8 @@ def _read_work(
         admit_one(asked, data_owner, 0, accounts=accounts, policy=policy)
         trained = only_arrays(call_next(message, context).content, "the app's reply")
         update = layout.difference(trained, params.numpy().astype(np.float32))
-        clipped, norms = clip_by_norm(update.unsqueeze(0), request.clip_norm)
-        values = ExactReply(clipped[0], bool(norms[0] <= request.clip_norm))
+        updates, below = clip_updates(update.unsqueeze(0), request.clip_norm)
+        values = ExactReply(updates[0], bool(below[0]))
         return noised_vector(sums, values, request, secure_source())
 
     return MaskedWork(asked, accounts, policy, data_owner, work)

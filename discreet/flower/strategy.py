@@ -18,6 +18,7 @@ from flwr.serverapp.strategy import Result, Strategy
 from flwr.superlink.grid import InMemoryGrid
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save
+from torch import Tensor
 
 import discreet
 from discreet.data.examples import TaskShape
@@ -39,7 +40,7 @@ from discreet.mechanisms.mechanism import Mechanism
 from discreet.planning.noise_outlook import EXAMPLES_INSTEAD, FEW_CLIENTS, check_noise
 from discreet.planning.plan import Plan, check_cost, resolve_noise
 from discreet.planning.server_optimizer import ServerOptimizer
-from discreet.planning.state import Outcome, State
+from discreet.planning.state import Outcome
 from discreet.protocol.messages import VirtualClient
 from discreet.protocol.simulated import set_up_simulation
 from discreet.queries.evaluation_result import EvaluationResult
@@ -245,10 +246,10 @@ class DPFedAvg(Strategy):
             if evaluate_fn is None and query is None:
                 logger.warning("%s", UNSEEN)
 
-            def after(state: State) -> EvaluationResult:
+            def after(number: int, params: Tensor) -> EvaluationResult:
                 if query is not None:
                     return unrated(query.names())
-                return evaluate(state.round, layout.record(state.params))
+                return evaluate(number, layout.record(params))
 
             with interruptible(run.folder, f'resume=True, output_dir="{run.folder.path}"'):
                 self.outcome = TrainingRun(

@@ -246,10 +246,11 @@ class DurableLedger:
                 f"{self.path} was never charged on this machine: it may be a copy. If no other "
                 f"copy will be charged, accept it by `discreet ledger adopt {self.path}`"
             )
-        for fault in _lacking(connection, known):
-            raise LedgerError(f"{self.path} is {fault}")
         if _head_at(connection, position.rows) != position.head:
             raise LedgerError(f"{self.path} is damaged: its last rows are missing")
+        if known != position:
+            for fault in _lacking(connection, known):
+                raise LedgerError(f"{self.path} is {fault}")
         return known
 
     def check(self) -> None:

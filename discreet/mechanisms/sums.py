@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from discreet.mechanisms.round_state import Released
-from discreet.privacy.clipping import ClippedSum, clip_by_norm
+from discreet.privacy.clipping import ClippedSum
 from discreet.privacy.grid import Grid, grid_for
 from discreet.privacy.mechanisms import Gaussian
 from discreet.privacy.randomness import RandomSource
@@ -286,13 +286,6 @@ class AnswerSum:
                 source,
             )
         )
-
-
-def clipped(updates: Tensor, clip_norm: float) -> tuple[Tensor, Tensor]:
-    """Updates (n, num_params) clipped to an L2 norm, and whether each was within it. Clients do the
-    same themselves."""
-    rows, norms = clip_by_norm(updates, clip_norm)
-    return rows, norms <= clip_norm
 
 
 class AnswerMechanism(Protocol):

@@ -1,12 +1,21 @@
-"""The ClientApp, and DPClient, whose `fit` it calls: Flower's interfaces to a client's work."""
+"""The ClientApp, and DPClient, whose `fit` it calls: Flower's interfaces to a client's work.
+
+A message is answered under its owner's policy, and within a time: a server must not occupy a node
+longer than its owner allows.
+"""
 
 from __future__ import annotations
 
 import logging
+import signal
 import sys
+import threading
+import time
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
+from types import FrameType
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import numpy as np
@@ -20,7 +29,6 @@ from discreet.logs import log_to
 from discreet.node.account import Refused, say_spent
 from discreet.node.policy import ClientPolicy, policy_from
 from discreet.node.secure_aggregation import answer_masking
-from discreet.node.time_limit import at_most, seconds_for
 from discreet.protocol.masked_messages import MASKING
 from discreet.protocol.messages import (
     REFUSED_CODE,
@@ -29,6 +37,7 @@ from discreet.protocol.messages import (
     encode_arrays,
     read_content,
     reply_numbers,
+    request_of,
 )
 from discreet.protocol.simulated import SIMULATION_KEYS
 from discreet.settings.rules import ConfigError
@@ -36,7 +45,8 @@ from discreet.settings.rules import ConfigError
 if TYPE_CHECKING:
     from discreet.node.masked_work import MaskedWork
 
-logger = logging.getLogger("discreet.client")
+LOG = "discreet.client"
+logger = logging.getLogger(LOG)
 
 FAILED_CODE = 500  # Error.code of a client that could not do the work; why stays in its own log
 UNIFORM_WEIGHT = (
@@ -73,15 +83,18 @@ class DPClient(NumPyClient):
         """
         # Imported here: most messages of a masked sum need neither a model nor data, and each has
         # its own process.
+        from discreet.node.allowance import check_names
         from discreet.node.nodes import client_of
-        from discreet.node.work import read_work
+        from discreet.node.work import work_of
 
-        work = read_work(config, self.node_config)
-        _log_of_node(work.request.virtual is not None)
+        request = request_of(config, allowed=partial(check_names, node_config=self.node_config))
+        work = work_of(request)
+        if request.virtual is None and not logger.hasHandlers():
+            log_to(sys.stdout, name=LOG)
         params = torch.from_numpy(np.array(parameters[0], dtype=np.float32))
         client = client_of(work, self.node_config, self.node_id, policy=self.policy)
         reply = client.answer(work, params)
-        if work.request.virtual is None:
+        if request.virtual is None:
             say_spent(
                 "update",
                 "update",
@@ -120,7 +133,8 @@ def evaluate(message: Message, context: Context) -> Message:
 
 def _work(message: Message, context: Context, policy: ClientPolicy) -> RecordDict:
     if MASKING in message.content:
-        _log_of_node(context.node_config.keys() <= SIMULATION_KEYS)
+        if not context.node_config.keys() <= SIMULATION_KEYS and not logger.hasHandlers():
+            log_to(sys.stdout, name=LOG)
 
         def work() -> MaskedWork:
             from discreet.node.masked_work import MaskedWork
@@ -142,8 +156,8 @@ def answered(
     and a failure with a fixed text; the client's log has the details of both."""
     try:
         policy = policy_from(node_config)
-        with at_most(seconds_for(policy.max_seconds, message.metadata.ttl)):
-            content = work(policy)
+        seconds = seconds_for(policy.max_seconds, message.metadata.ttl)
+        content = done_within(seconds, partial(work, policy))
         return Message(content, reply_to=message)
     except (Refused, MalformedMessage, ConfigError) as error:
         if (
@@ -168,6 +182,62 @@ def answered(
         )
 
 
-def _log_of_node(simulated: bool) -> None:
-    if not simulated and not logger.hasHandlers():
-        log_to(sys.stdout, name="discreet.client")
+class TimeIsUp(BaseException):
+    """The work of a message has taken too long. It derives from BaseException, so that no `except
+    Exception` in a model or app can catch it."""
+
+
+def seconds_for(max_seconds: float, time_to_live: float) -> float:
+    """The seconds that a message's work may still take: the owner's limit, or the message's
+    remaining time if that is less.
+
+    >>> seconds_for(86400.0, 600.0), seconds_for(60.0, 600.0)
+    (600.0, 60.0)
+    """
+    if time_to_live > 0:
+        return min(max_seconds, time_to_live)
+    return 0.0
+
+
+def done_within(seconds: float, work: Callable[[], RecordDict]) -> RecordDict:
+    """The result of a message's work, which is interrupted after so many seconds.
+
+    Python runs signal handlers only in the main thread, where Flower calls a ClientApp. In other
+    threads, work that takes too long is refused when it ends. Earlier charges remain.
+
+    Raises:
+      Refused: the time is up.
+    """
+    if not seconds > 0:
+        raise Refused("the message has exceeded its time to live")
+    started = time.monotonic()
+    result = None
+    with suppress(TimeIsUp):
+        if threading.current_thread() is threading.main_thread():
+            result = _interrupted_after(seconds, work)
+        else:
+            result = work()
+    if result is None or time.monotonic() - started >= seconds:
+        raise Refused(
+            f"the work of this message took {seconds:g} s, the most that this node allows"
+        )
+    return result
+
+
+def _interrupted_after(seconds: float, work: Callable[[], RecordDict]) -> RecordDict:
+    """The result of `work`. TimeIsUp: it took longer. An alarm that was set before continues
+    afterwards."""
+    before = signal.signal(signal.SIGALRM, _end)
+    left, _ = signal.setitimer(signal.ITIMER_REAL, seconds)
+    started = time.monotonic()
+    try:
+        return work()
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+        if left:
+            signal.setitimer(signal.ITIMER_REAL, max(left - (time.monotonic() - started), 1e-3))
+
+
+def _end(number: int, frame: FrameType | None) -> None:
+    raise TimeIsUp

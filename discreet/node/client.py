@@ -12,13 +12,13 @@ from discreet.data.examples import Examples, TaskShape
 from discreet.mechanisms.client_noise import release_update
 from discreet.mechanisms.masked_sums import step_norm
 from discreet.mechanisms.mechanism_table import own_noise
-from discreet.mechanisms.sums import clipped
 from discreet.models.fixed_part import behind_fixed
 from discreet.models.models import frozen_digest, load_parameters, outputs_of, trainable
 from discreet.node.account import Accounts, Refused
 from discreet.node.admission import Admitted, admit_one
 from discreet.node.policy import ClientPolicy
 from discreet.node.work import Work
+from discreet.privacy.clipping import clip_updates
 from discreet.privacy.randomness import RandomSource
 from discreet.privacy.secure_grid import SecureSum
 from discreet.protocol.messages import MalformedMessage, TrainReply, TrainRequest
@@ -141,7 +141,7 @@ class Client:
         update = made(model, params, examples, settings=settings, source=self.source)
         if admitted.local is not None:
             update = release_update(update, admitted.local, source=self.source.child("local"))
-        bounded = admitted.bounded or clipped
+        bounded = admitted.bounded or clip_updates
         updates, below = bounded(update.unsqueeze(0), work.request.clip_norm)
         return ExactReply(updates[0], bool(below[0]), answer), admitted
 

@@ -16,11 +16,12 @@ from discreet.ledger.durable_ledger import Charge
 from discreet.mechanisms.mechanism_table import mechanisms_of
 from discreet.node.account import Accounts, Refused, say_spent
 from discreet.node.admission import NO_LEDGER
+from discreet.node.allowance import check_names
 from discreet.node.nodes import client_of
 from discreet.node.policy import ClientPolicy, budgets_of, check_own_count
-from discreet.node.work import Work, read_message, work_of
+from discreet.node.work import Work, work_of
 from discreet.privacy.secure_grid import SecureSum
-from discreet.protocol.messages import TrainRequest
+from discreet.protocol.messages import TrainRequest, decode_request
 from discreet.queries.query import EVALUATION, query_of
 from discreet.settings.privacy import Sizes
 
@@ -63,14 +64,16 @@ class MaskedWork:
     ) -> MaskedWork:
         """The work that a message requests of a node with this policy; errors as in
         `client_of`."""
-        asked, params = read_message(content, node_config)
+        allowed = partial(check_names, node_config=node_config)
+        request, params = decode_request(content, allowed=allowed)
+        asked = work_of(request)
         client = client_of(asked, node_config, policy=policy)
         answer = 0
         if asked.run.evaluation.private:
             assert client.shape is not None
             answer = query_of(EVALUATION, asked.run, client.shape).length
         sizes = Sizes(params.numel(), answer)
-        asked = work_of(asked.request, mechanisms_of(asked.run, sizes=sizes))
+        asked = work_of(request, mechanisms_of(request.run, sizes=sizes))
         return cls(
             asked,
             client.accounts,

@@ -222,10 +222,7 @@ def check_work(
     Raises:
       Refused: with the setting.
     """
-    from discreet.training.local_training import (
-        counted_examples,
-        steps_of,
-    )  # with PyTorch, for work alone
+    from discreet.training.local_training import steps_of  # with PyTorch, for work alone
 
     run = work.run
     noises = dict[str, float]()
@@ -236,14 +233,9 @@ def check_work(
             noises[name] = min(noises[name], noise_in(event))
         if work.has_own_noise:
             noises[name] = min(noises[name], run.evaluation.noise_multiplier)
-    if training is None:
-        counted = num_examples
-    else:
-        counted = counted_examples(num_examples, training)
-    if work.has_own_noise:
-        # the largest possible number, including held-out examples
-        counted = math.ceil((counted + 1) / (1 - run.evaluation.share))
-    _check_deltas(policy, run, counted=counted, of_examples=bool(noises.keys() - {USER}))
+    # A guarantee for a whole client also holds for each of its examples.
+    if noises.keys() - {USER}:
+        _check_deltas(policy, work, num_examples=num_examples, training=training)
     if work.training is None or training is None:
         steps = 0
     else:
@@ -252,19 +244,30 @@ def check_work(
         steps <= policy.max_steps,
         f"allows {policy.max_steps} local steps; this message asks for {steps}",
     )
-    check_policy(policy, work, noise_multipliers=noises)
+    if policy != NOTHING:
+        check_policy(policy, work, noise_multipliers=noises)
 
 
 def _check_deltas(
-    policy: ClientPolicy, run: ClientSettings, *, counted: int, of_examples: bool
+    policy: ClientPolicy, work: Work, *, num_examples: int, training: LocalSettings | None
 ) -> None:
-    """A guarantee for a whole client also holds for each of its examples. With a delta of 1 / n,
-    one example might be revealed as it is."""
+    """Refuses a delta of 1 / n or more of this client's examples: one of them might be revealed as
+    it is."""
+    from discreet.training.local_training import counted_examples
+
+    run = work.run
+    if training is None:
+        counted = num_examples
+    else:
+        counted = counted_examples(num_examples, training)
+    if work.has_own_noise:
+        # the largest possible number, including held-out examples
+        counted = math.ceil((counted + 1) / (1 - run.evaluation.share))
     deltas = {"privacy.delta": run.delta}
     if math.isfinite(policy.max_epsilon):
         deltas["max-delta of this client's policy"] = policy.max_delta
     for name, delta in deltas.items():
-        if of_examples and counted > 1 and delta >= 1 / counted:
+        if counted > 1 and delta >= 1 / counted:
             units = f"{run.example.unit_name}s"
             raise Refused(
                 f"{name} must be below 1 / n of this client's n {units} (it is {delta:g})"
@@ -281,8 +284,6 @@ def check_policy(policy: ClientPolicy, work: Work, *, noise_multipliers: dict[st
     Raises:
       Refused: with the setting that is too weak.
     """
-    if policy == NOTHING:
-        return
     run = work.run
     user = work.run.user
     cyclic = f"requires sampling.kind=cyclic with {policy.min_groups} groups or more; the run"
@@ -449,8 +450,9 @@ def budgets_of(policy: ClientPolicy, work: Work, charges: Sequence[Charge]) -> t
         target = run.target_epsilon(name)
         if epsilon is not None:
             budgets.append(Budget(epsilon, run.delta, name))
-        is_pure = PURE in work.mechanisms[name].accountants and run.terms(name).max_epsilon is None
-        if is_pure and target is not None:
+        if target is None or run.terms(name).max_epsilon is not None:
+            continue
+        if PURE in work.mechanisms[name].accountants:
             pure.append(Budget(target, 0.0, name))
     budgets += pure
     if math.isfinite(policy.max_epsilon):

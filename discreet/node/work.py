@@ -5,15 +5,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import partial
-
-from flwr.app import RecordDict
-from torch import Tensor
 
 from discreet.mechanisms.mechanism import CLIENTS, SERVER, Mechanism
 from discreet.mechanisms.mechanism_table import mechanisms_of
-from discreet.node.allowance import check_names
-from discreet.protocol.messages import TrainRequest, decode_request, request_of
+from discreet.protocol.messages import TrainRequest
 from discreet.settings.client_settings import ClientSettings
 from discreet.settings.privacy import USER
 from discreet.training.local_training import LocalSettings, settings_without_noise
@@ -48,8 +43,8 @@ class Work:
 
 
 def work_of(request: TrainRequest, mechanisms: Mapping[str, Mechanism] | None = None) -> Work:
-    """The work of a request whose names are allowed: one that this process has made, or that
-    `read_work` has read. `mechanisms`: those of the run, if they are made already."""
+    """The work of a request whose names are allowed: one that this process has made, or that was
+    read with the owner's allow-list. `mechanisms`: those of the run, if they are made already."""
     run = request.run
     asked = request.work
     if mechanisms is None:
@@ -68,25 +63,3 @@ def work_of(request: TrainRequest, mechanisms: Mapping[str, Mechanism] | None = 
     return Work(
         request, run, mechanisms, training, asked.query, at_server, is_charged, has_own_noise
     )
-
-
-def read_request(items: Mapping[str, object], node_config: Mapping[str, object]) -> TrainRequest:
-    """A received request, at a node with this `--node-config`.
-
-    Raises:
-      Refused: the request names code or a folder that the owner has not named.
-      MalformedMessage: as `request_of`.
-    """
-    return request_of(items, allowed=partial(check_names, node_config=node_config))
-
-
-def read_work(items: Mapping[str, object], node_config: Mapping[str, object]) -> Work:
-    """The work of a received request. Errors as in `read_request`."""
-    return work_of(read_request(items, node_config))
-
-
-def read_message(content: RecordDict, node_config: Mapping[str, object]) -> tuple[Work, Tensor]:
-    """The work that a message requests, and the parameters (num_params,), float32. Errors as in
-    `read_work`."""
-    request, params = decode_request(content, allowed=partial(check_names, node_config=node_config))
-    return work_of(request), params

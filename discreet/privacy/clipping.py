@@ -71,6 +71,12 @@ def clip_by_norm(rows: Tensor, clip_norm: float, *, order: float = 2) -> tuple[T
     return clipped.to(rows.dtype), norms
 
 
+def clip_updates(updates: Tensor, clip_norm: float) -> tuple[Tensor, Tensor]:
+    """Updates (n, num_params) clipped to an L2 norm, and their bits (n,): True if it was within."""
+    clipped, norms = clip_by_norm(updates, clip_norm)
+    return clipped, norms <= clip_norm
+
+
 class ClippedSum:
     """A sum of updates (size,), each clipped to `clip_norm`: float64, or on a `grid` int64 in whole
     steps.

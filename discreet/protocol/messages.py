@@ -13,22 +13,20 @@ import math
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Annotated, Any, TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
 from flwr.app import Array, ArrayRecord, ConfigRecord, MetricRecord, RecordDict
 from numpy.typing import NDArray
-from pydantic import Field
 from torch import Tensor
 
 from discreet.settings.client_settings import ClientSettings
 from discreet.settings.rules import (
-    POSITIVE,
+    ClipNorm,
     ConfigError,
     CountOrZero,
     Rounds,
-    Rule,
     read_json,
     section,
     settings_json,
@@ -99,9 +97,6 @@ class Assignment:
 TRAIN = Assignment()
 
 
-CLIP_NORM = Rule(POSITIVE.words, lambda norm: norm == math.inf or POSITIVE.holds(norm))
-
-
 @section("")
 class TrainRequest:
     """The request to a client for one round.
@@ -122,7 +117,7 @@ class TrainRequest:
     """
 
     round: Rounds
-    clip_norm: Annotated[float, Field(allow_inf_nan=True), CLIP_NORM]
+    clip_norm: ClipNorm
     run: ClientSettings
     virtual: VirtualClient | None = None
     work: Assignment = TRAIN

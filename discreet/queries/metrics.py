@@ -17,7 +17,7 @@ from torch.nn import functional
 
 from discreet.data.examples import Examples, TaskShape
 from discreet.data.targets import CLASS, CLASSES, KINDS, LABELS, NUMBERS, SEQUENCES, Target
-from discreet.models.models import outputs_of
+from discreet.models.models import outputs_of, trainable, write_parameters
 from discreet.per_example.objective import PADDING, Loss, cross_entropy
 from discreet.queries.answers import (
     UNKNOWN,
@@ -319,6 +319,20 @@ def right_of(outputs: Tensor, targets: Tensor) -> Tensor:
     return ((outputs >= 0) == (targets == 1)) & ~outputs.isnan()
 
 
+def evaluation_on(
+    model: nn.Module, examples: Examples, *, loss: Loss, target: Target
+) -> Callable[[int, Tensor], EvaluationResult]:
+    """The evaluation of a model after a round with given parameters, (num_params,), by `evaluate`.
+    Each call overwrites the parameters of `model`."""
+    parameters = trainable(model)
+
+    def evaluated(_: int, params: Tensor) -> EvaluationResult:
+        write_parameters(parameters, params)
+        return evaluate(model, examples, loss=loss, target=target)
+
+    return evaluated
+
+
 @torch.no_grad()
 def evaluate(
     model: nn.Module,
@@ -365,7 +379,7 @@ def evaluate(
         scores["accuracy"] = right / counted if counted else math.nan
     if kept:
         scores |= _other_scores(torch.cat(kept), examples.targets.cpu(), target)
-    return EvaluationResult(total / len(examples), scores)
+    return EvaluationResult(total / len(examples.targets), scores)
 
 
 def _other_scores(outputs: Tensor, targets: Tensor, target: Target) -> dict[str, float]:

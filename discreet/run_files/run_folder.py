@@ -170,17 +170,29 @@ class RunFolder:
             raise ConfigError(f"{path} is damaged: {' '.join(str(error).split())}") from error
 
     def save_checkpoint(
-        self, state: State, *, best: bool = False, account: LedgerPosition | None = None
+        self,
+        state: State,
+        *,
+        best: bool = False,
+        charged: LedgerPosition | None = None,
+        account: LedgerPosition | None = None,
     ) -> None:
-        """Replaces the last or the best checkpoint as a whole, with the current positions of its
-        ledgers and `account`."""
+        """Replaces the last or the best checkpoint as a whole, with the positions of its ledgers.
+
+        Args:
+          charged: the position of `ledger.db` after the caller's last charge, if it made one; else
+            it is read.
+          account: the position of the population's account, if the run charges one.
+        """
         if best:
             path = self.checkpoint_path.with_name(BEST)
         else:
             path = self.checkpoint_path
         positions = dict[str, LedgerPosition]()
+        if charged:
+            positions[self.ledger_path.name] = charged
         for ledger in (self.ledger_path, self.clients_ledger_path):
-            if ledger.exists():
+            if ledger.name not in positions and ledger.exists():
                 positions[ledger.name] = position_in(ledger)
         if account:
             positions[ACCOUNT] = account

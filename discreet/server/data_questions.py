@@ -13,7 +13,6 @@ import torch
 
 from discreet.data.examples import Task
 from discreet.ledger.budget import BudgetSpent
-from discreet.ledger.durable_ledger import Charge
 from discreet.mechanisms.round_state import RoundStart
 from discreet.mechanisms.sums import AnswerRelease, Replies
 from discreet.planning.plan import Plan
@@ -82,10 +81,10 @@ def ask(run: RunContext, query: Query, answers: Replies, *, name: str) -> Sums:
     would exceed the budget of the run, or of all runs if it charges an account; no client is asked
     then."""
     event = run.plan.run.statistics.event
-    ledger = RunLedger(run.ledger)
+    ledger = RunLedger(run.ledger, {USER: run.plan.budget()})
     what = "asking clients about their data"
     try:
-        ledger.require_room(Charge(BEFORE, USER, "", event), what, budget=run.plan.budget())
+        ledger.require_room(USER, event, what)
     except BudgetSpent as error:
         raise ConfigError(f"a larger statistics.noise_multiplier is needed: {error}") from error
     # A repeated question draws new noise: the same noise on two sums would reveal their difference.

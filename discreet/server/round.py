@@ -6,13 +6,13 @@ Source: McMahan et al. 2018 (arXiv 1710.06963), Algorithm 1; Andrew et al. 2021 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING, Protocol
 
 from discreet.ledger.budget import ServerBudget
-from discreet.ledger.durable_ledger import Charge, DurableLedger
+from discreet.ledger.durable_ledger import Charge, DurableLedger, LedgerPosition
 from discreet.mechanisms.mechanism import Mechanism, Uncharged, charged
 from discreet.mechanisms.round_state import Released, RoundState
 from discreet.mechanisms.sums import AnswerMechanism, Replies, UnopenedSum, UsableReply
@@ -115,19 +115,22 @@ class RunLedger:
 
     Attributes:
       ledger: on disk.
+      budgets: the run's, by guarantee.
       before: the last round that was on the ledger when this process began.
-      charges: the number of charges made in this process.
+      position: that of the ledger after the last charge of this process; None before the first.
     """
 
     ledger: DurableLedger
+    budgets: Mapping[str, ServerBudget] = field(default_factory=dict)
     before: int = 0
-    charges: int = 0
+    position: LedgerPosition | None = None
 
     @classmethod
-    def of(cls, ledger: DurableLedger) -> RunLedger:
+    def of(cls, ledger: DurableLedger, budgets: Mapping[str, ServerBudget]) -> RunLedger:
         """The run ledger over a ledger on disk."""
         return cls(
             ledger,
+            budgets,
             max((row.round for row in ledger.releases() if row.guarantee == USER), default=0),
         )
 
@@ -135,26 +138,29 @@ class RunLedger:
         """See `discreet.mechanisms.mechanism.charged`."""
         return charged(mechanism, number, again=number <= self.before)
 
-    def require_room(self, charge: Charge, what: str, *, budget: ServerBudget) -> None:
-        """Raises BudgetSpent if a release with this charge, for `what`, would exceed the budget.
-        If the ledger charges an account, that is the budget of all runs over the population; else
-        it is `budget`, that of the run."""
+    def require_room(self, guarantee: str, event: DpEvent | None, what: str) -> None:
+        """Raises BudgetSpent if a release at this cost, for `what`, would exceed the budget: that
+        of all runs over the population if the ledger charges an account, else that of the run."""
+        if event is None:
+            return
+        charge = Charge(0, guarantee, "", event)
+        budget = self.budgets[guarantee]
         if self.ledger.account is not None:
             self.ledger.account.require_room([charge], what)
         elif budget.max_epsilon is not None:
-            budget.require_room(self.ledger.spent(charge.guarantee), [charge], what)
+            budget.require_room(self.ledger.spent(guarantee), [charge], what)
 
     def sealed(self, replies: Iterable[UsableReply]) -> Iterator[UsableReply]:
         """See `RoundLedger`."""
-        return map(partial(self._seal, made=self.charges), replies)
+        return map(partial(self._seal, since=self.position), replies)
 
-    def _seal(self, reply: UsableReply, *, made: int) -> UsableReply:
+    def _seal(self, reply: UsableReply, *, since: LedgerPosition | None) -> UsableReply:
         if isinstance(reply, UnopenedSum):
-            return replace(reply, open=partial(self._open, reply, made))
+            return replace(reply, open=partial(self._open, reply, since))
         return reply
 
-    def _open(self, summed: UnopenedSum, made: int) -> Tensor:
-        if self.charges == made:
+    def _open(self, summed: UnopenedSum, since: LedgerPosition | None) -> Tensor:
+        if self.position == since:
             raise Uncharged("a masked sum was to be opened before it was charged")
         return summed.open()
 
@@ -162,11 +168,9 @@ class RunLedger:
         """See `RoundLedger`."""
         event = self.event(mechanism, number)
         if event is not None:
-            self.ledger.charge([Charge(number, mechanism.guarantee, "", event)])
-            self.charges += 1
+            self.position = self.ledger.charge([Charge(number, mechanism.guarantee, "", event)])
 
     def charge_answers(self, event: DpEvent | None, number: int) -> None:
         """See `RoundLedger`. The charge is at user level, which pays for answers."""
         if event is not None:
-            self.ledger.charge([Charge(number, USER, "", event)])
-            self.charges += 1
+            self.position = self.ledger.charge([Charge(number, USER, "", event)])

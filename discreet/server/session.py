@@ -10,7 +10,7 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, replace
 
-from torch import nn
+from torch import Tensor, nn
 
 import discreet
 from discreet.data.examples import Task, normalised_task
@@ -20,15 +20,13 @@ from discreet.models.models import (
     flatten_parameters,
     load_parameters,
     model_for,
-    trainable,
-    write_parameters,
 )
 from discreet.models.transformer import save_adapter
 from discreet.planning.plan import Plan
 from discreet.planning.run_price import average_units
-from discreet.planning.state import Outcome, State
+from discreet.planning.state import Outcome
 from discreet.queries.evaluation_result import EvaluationResult
-from discreet.queries.metrics import evaluate
+from discreet.queries.metrics import evaluation_on
 from discreet.run_files.final_results import FILE as TEST_SET
 from discreet.run_files.final_results import final_results
 from discreet.run_files.metrics_table import unrated
@@ -68,24 +66,16 @@ class Session:
     def folder(self) -> RunFolder:
         return self.context.folder
 
-    def evaluation(self) -> Callable[[State], EvaluationResult]:
+    def evaluation(self) -> Callable[[int, Tensor], EvaluationResult]:
         """The evaluation of the model after a round on the test set, whose fixed features are
         computed once. It returns nothing if the run has no test set to evaluate on."""
         run = self.plan.run
         query = self.plan.query
         if run.evaluation.kind != "public":
             nothing = unrated(query.names() if query else ())
-            return lambda _: nothing
+            return lambda _, __: nothing
         model, test = behind_fixed(self.model, self.task.test)
-        parameters = trainable(model)
-        loss = loss_of(run.task)
-        target = self.task.shape.target
-
-        def scores(after: State) -> EvaluationResult:
-            write_parameters(parameters, after.params)
-            return evaluate(model, test, loss=loss, target=target)
-
-        return scores
+        return evaluation_on(model, test, loss=loss_of(run.task), target=self.task.shape.target)
 
 
 def training_run(

@@ -42,7 +42,9 @@ from discreet.settings.privacy import EXAMPLE, GUARANTEES, USER, ClipConfig
 from discreet.settings.wording import Key, Wording, in_words
 
 if TYPE_CHECKING:
-    from dp_accounting import DpEvent
+    from torch import Tensor
+
+    from discreet.privacy.randomness import RandomSource
 
 OnRound = Callable[[Mapping[str, object]], None]
 
@@ -63,28 +65,28 @@ logger = logging.getLogger("discreet")
 
 
 class TrainingRun:
-    """Runs the rounds of a plan in a run folder. `transport` asks the clients. `evaluate` returns
-    the loss and scores of the model after a round on the server's public test set. `on_round` is
-    called with each round's row of metrics.csv."""
+    """Runs the rounds of a plan in a run folder. `transport` asks the clients. `evaluate` takes a
+    round's number and the parameters after it, and returns the loss and scores on the server's
+    public test set. `on_round` is called with each round's row of metrics.csv."""
 
     def __init__(
         self,
         context: RunContext,
         *,
         transport: Transport,
-        evaluate: Callable[[State], EvaluationResult],
+        evaluate: Callable[[int, Tensor], EvaluationResult],
         on_round: OnRound | None = None,
     ) -> None:
         self.context = context
         self.plan = context.plan
         self.folder = context.folder
         self.ledger = context.ledger
-        self.charges = RunLedger.of(self.ledger)
+        budgets = {name: self.plan.budget(name) for name in (USER, EXAMPLE)}
+        self.charges = RunLedger.of(self.ledger, budgets)
         self.evaluation = rating_plan(self.plan)
         check_exchange(transport, masked=self.plan.run.masked)
         self.evaluate = evaluate
         self.on_round = on_round or (lambda _: None)
-        self.budgets = {name: self.plan.budget(name) for name in (USER, EXAMPLE)}
         finite = (finite_epsilons(each, self.plan.run) for each in self.plan.mechanisms.values())
         self.clients = AskedClients(transport, tuple(name for names in finite for name in names))
         self.warned: set[str] = set()
@@ -93,7 +95,6 @@ class TrainingRun:
         self.silent_ratings = Silence("ratings", server_pays)
         self.released = _released_before(context.state)
         self.abandoned = 0  # attempts in a row of the next round
-        self.refusal: str | None = None  # the last reason, once every client has refused
         self.rows: list[Mapping[str, Any]] = [*self.folder.read_metrics()]
         self.best = max(map(_rank, self.rows), default=UNRANKED)
         rounds = self.plan.run.rounds
@@ -112,7 +113,7 @@ class TrainingRun:
             while (outcome := self._ended(state)) is None:
                 try:
                     state = self._next_round(state)
-                    if self.evaluation and self.refusal is None:
+                    if self.evaluation and self._ended(state) is None:
                         state = self._rate_if_due(state, is_last=False)
                 except BudgetSpent as spent:
                     outcome = Outcome(state, in_words(spent, self.context.names))
@@ -161,8 +162,10 @@ class TrainingRun:
         Raises:
           NobodyAnswers: every client refuses, and none has ever trained.
         """
-        if self.refusal is not None:  # the usual end once the clients' own budgets are spent
-            reason = f"every client refuses; the last reason: {self.refusal}"
+        # A client that has refused is not asked again: a spent budget or a policy does not change.
+        stats = self.clients.stats
+        if USER not in self.plan.mechanisms and stats.refused and self.clients.all_refuse:
+            reason = f"every client refuses; the last reason: {stats.reasons[-1]}"
             if not any(row["replies"] for row in self.rows):
                 raise NobodyAnswers(reason)
             return Outcome(state, reason)
@@ -201,17 +204,13 @@ class TrainingRun:
         """
         number = before.round + 1
         event = self.charges.event(self.plan.mechanism, number)
-        self._check_room(self.plan.mechanism.guarantee, event, "the next round")
+        self.charges.require_room(self.plan.mechanism.guarantee, event, "the next round")
         source = self.context.source.child("round", number)
-        stats = self.clients.begin()
-        released = self.released
-        if released is None:
+        if self.released is None:
             state, released = one_round(before, self.plan, self.clients, self.charges, source)
         else:
-            self.released = None
-            self.clients.draw(self.plan.sampling, number, source)
-            stats.accepted = released.replies
-            state = stepped(before, self.plan, released)
+            state, released = self._round_after_crash(before, self.released, source)
+        stats = self.clients.stats
         for name, each in self.plan.mechanisms.items():
             # Each client accounts it too: the event is the same for all of them.
             if SERVER in each.charged_at and REPORTED[name]:
@@ -233,22 +232,27 @@ class TrainingRun:
         # The checkpoint is written last. After a crash before it, the round is repeated, and the
         # ledger then has both charges.
         account = self.ledger.account
-        self.folder.save_checkpoint(after, account=account.ledger.position() if account else None)
+        self.folder.save_checkpoint(
+            after,
+            charged=self.charges.position,
+            account=account.ledger.position() if account else None,
+        )
         if (rank := _rank(row)) > self.best:
             self.best = rank
-            self.folder.save_checkpoint(after, best=True)
+            self.folder.save_checkpoint(after, best=True, charged=self.charges.position)
         self.on_round(row)  # after the checkpoint: a hook that fails costs no round
-        self._look_at_replies(stats)
+        self.abandoned = 0
+        self.silent_rounds.note(stats, asked=asked)
         return after
 
-    def _look_at_replies(self, stats: ReplyStats) -> None:
-        """Notes a round that was not abandoned, and clients that refuse or are silent. A client
-        that has refused is not asked again: a spent budget or a policy does not change."""
-        self.abandoned = 0
-        if USER not in self.plan.mechanisms and stats.refused and self.clients.all_refuse:
-            self.refusal = stats.reasons[-1]
-        else:
-            self.silent_rounds.note(stats, asked=self.clients.cohort)
+    def _round_after_crash(
+        self, before: State, released: Released, source: RandomSource
+    ) -> tuple[State, Released]:
+        """The round after `before`, whose release left before a crash."""
+        self.released = None
+        self.clients.draw(self.plan.sampling, before.round + 1, source)
+        self.clients.stats.accepted = released.replies
+        return stepped(before, self.plan, released), released
 
     def _rate_if_due(self, last: State, *, is_last: bool) -> State:
         """Asks a new cohort to rate the model after a round, if a rating is due and fits the
@@ -261,9 +265,8 @@ class TrainingRun:
         ):
             return last
         try:
-            self._check_room(USER, plan.event, "rating the model")
+            self.charges.require_room(USER, plan.event, "rating the model")
             source = self.context.source.child("evaluation", last.round)
-            stats = self.clients.begin()
             cohort = self.clients.draw(self.plan.sampling, last.round + 1, source)
             asked = replace(self.plan.request(last), work=RATE)
             replies = self.clients.ask(asked, last.params, cohort)
@@ -275,12 +278,13 @@ class TrainingRun:
                 in_words(reason, self.context.names),
             )
             return last
+        stats = self.clients.stats
         stats.log_failures()
         rated = stats.added_to(last)
         # Before the row: after a crash in between, the model is rated again, and the clients'
         # spending is not forgotten.
         if plan.event is None:
-            self.folder.save_checkpoint(rated)
+            self.folder.save_checkpoint(rated, charged=self.charges.position)
         count = (stats.accepted, len(cohort))
         spent = self._epsilons(rated)
         self.on_round(plan.write(self.folder, last.round, sums, answered=count, spent=spent))
@@ -288,17 +292,11 @@ class TrainingRun:
             self.silent_ratings.note(stats, asked=len(cohort))
         return rated
 
-    def _check_room(self, guarantee: str, event: DpEvent | None, what: str) -> None:
-        """Raises BudgetSpent if a release at the cost of `event` would exceed a budget."""
-        if event is not None:
-            charge = Charge(0, guarantee, "", event)
-            self.charges.require_room(charge, what, budget=self.budgets[guarantee])
-
     def _write(
         self, after: State, facts: Mapping[str, object], stats: ReplyStats
     ) -> dict[str, object]:
         """Evaluates the model; writes metrics, status and log. Returns the row."""
-        evaluation = self.evaluate(after)
+        evaluation = self.evaluate(after.round, after.params)
         seconds = time.monotonic() - self.clients.started
         row: dict[str, object] = {
             "round": after.round,

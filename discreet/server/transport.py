@@ -106,7 +106,7 @@ class ReplyStats:
     failures: Counter[str] = field(default_factory=Counter)
     reasons: list[str] = field(default_factory=list)
     refused: set[int] = field(default_factory=set)
-    epsilons: dict[str, float] = field(default_factory=lambda: dict.fromkeys(EPSILONS, 0.0))
+    epsilons: dict[str, float] = field(default_factory=dict)
     unaccounted: set[int] = field(default_factory=set)
 
     def count(self, reply: Reply) -> UsableReply | None:
@@ -128,7 +128,7 @@ class ReplyStats:
         else:
             self.accepted += reply.replies
         for name in set(EPSILONS).difference(infinite):
-            self.epsilons[name] = max(self.epsilons[name], getattr(reply, name))
+            self.epsilons[name] = max(self.epsilons.get(name, 0.0), getattr(reply, name))
         return reply
 
     def miss(self, failures: Iterable[Failure]) -> None:
@@ -142,7 +142,7 @@ class ReplyStats:
     def added_to(self, state: State) -> State:
         """The state with the epsilons that clients have reported. A client that sits out a round
         still has its earlier spending."""
-        spent = {name: max(getattr(state, name), self.epsilons[name]) for name in EPSILONS}
+        spent = {name: max(getattr(state, name), most) for name, most in self.epsilons.items()}
         return replace(state, **spent, unaccounted=sorted({*state.unaccounted, *self.unaccounted}))
 
     def log_failures(self) -> None:
@@ -164,7 +164,7 @@ class AskedClients:
       cohort: the size of the most recent cohort.
       started: the time when they were available, by `time.monotonic`; waiting for clients is not
         part of a round.
-      stats: the statistics of this round's replies.
+      stats: the statistics of the replies since then.
       refused: the clients that refused in an earlier round. They are not asked again, because a
         spent budget or a policy does not change.
     """
@@ -179,14 +179,10 @@ class AskedClients:
         self.stats = ReplyStats(must_be_finite)
         self.refused = set[int]()
 
-    def begin(self) -> ReplyStats:
-        """The empty statistics of a new round."""
+    def available_clients(self) -> Sequence[int]:
+        """See `discreet.server.round.Clients`. The statistics begin anew."""
         self.refused |= self.stats.refused
         self.stats = ReplyStats(self.must_be_finite)
-        return self.stats
-
-    def available_clients(self) -> Sequence[int]:
-        """See `discreet.server.round.Clients`."""
         self.available = self.transport.available_clients()
         self.started = time.monotonic()
         return self.available

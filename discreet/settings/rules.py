@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import difflib
 import json
+import math
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, field
@@ -145,6 +146,11 @@ FINITE = within(-LARGEST_NUMBER, LARGEST_NUMBER)
 Positive = Annotated[float, POSITIVE]
 NotNegative = Annotated[
     float, Rule(f"0 or {POSITIVE.words}", lambda value: value == 0 or POSITIVE.holds(value))
+]
+ClipNorm = Annotated[  # infinity: nothing is clipped
+    float,
+    Field(allow_inf_nan=True),
+    Rule(POSITIVE.words, lambda value: value == math.inf or POSITIVE.holds(value)),
 ]
 Finite = Annotated[float, FINITE]
 OpenShare = Annotated[float, Rule("within (0, 1)", lambda value: 0 < value < 1)]

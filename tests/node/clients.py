@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -16,11 +17,12 @@ from torch import Tensor, nn
 from discreet.data.examples import Examples
 from discreet.ledger.durable_ledger import DurableLedger
 from discreet.node.account import Accounts
+from discreet.node.allowance import check_names
 from discreet.node.client import Client
 from discreet.node.policy import ClientPolicy
-from discreet.node.work import Work, read_work, work_of
+from discreet.node.work import Work, work_of
 from discreet.privacy.randomness import RandomSource, seeded_source
-from discreet.protocol.messages import TrainRequest, request_items
+from discreet.protocol.messages import TrainRequest, request_items, request_of
 from discreet.settings.client_settings import ClientSettings
 from discreet.settings.compose import parse_asked
 from discreet.settings.settings import Settings, client_settings
@@ -89,7 +91,8 @@ def work_in(run: ClientSettings) -> Work:
 
 def received(asked: TrainRequest, node_config: Mapping[str, object]) -> Work:
     """A request as a node reads it from a message."""
-    return read_work(request_items(asked), node_config)
+    allowed = partial(check_names, node_config=node_config)
+    return work_of(request_of(request_items(asked), allowed=allowed))
 
 
 def gradients(model: nn.Module, data: Examples) -> list[Tensor]:

@@ -6,7 +6,7 @@ from __future__ import annotations
 import signal
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +17,8 @@ from flwr.app import ConfigRecord, Context, Message, RecordDict
 from discreet.flower.serving import encode_request, parameters_record
 from discreet.ledger.durable_ledger import Charge, DurableLedger
 from discreet.node.account import Refused
-from discreet.node.app import answered, train
+from discreet.node.app import answered, done_within, train
 from discreet.node.policy import ClientPolicy
-from discreet.node.time_limit import at_most
 from discreet.node.work import work_of
 from tests.node.clients import EXAMPLE, client, config, examples, params_of, request
 
@@ -101,6 +100,16 @@ def stubborn(_: ClientPolicy) -> RecordDict:
             continue
 
 
+def slow(seconds: float) -> Callable[[], RecordDict]:
+    """Work that takes so long."""
+
+    def work() -> RecordDict:
+        time.sleep(seconds)
+        return RecordDict()
+
+    return work
+
+
 def test_an_app_that_holds_up_every_exception_ends_too() -> None:
     asked = Message(RecordDict({"config": ConfigRecord()}), 1, "train", ttl=0.2)
     assert "took 0.2 s" in answered(asked, stubborn, {}).error.reason
@@ -108,8 +117,11 @@ def test_an_app_that_holds_up_every_exception_ends_too() -> None:
 
 @pytest.mark.parametrize("seconds", [0.0, -1.0, float("nan")])
 def test_a_message_without_time_is_not_worked_on(seconds: float) -> None:
-    with pytest.raises(Refused, match="has exceeded its time to live"), at_most(seconds):
-        raise AssertionError("the block ran")
+    def worked_on() -> RecordDict:
+        raise AssertionError("the work began")
+
+    with pytest.raises(Refused, match="has exceeded its time to live"):
+        done_within(seconds, worked_on)
 
 
 def test_the_alarm_of_whoever_calls_goes_on() -> None:
@@ -117,8 +129,7 @@ def test_the_alarm_of_whoever_calls_goes_on() -> None:
     before = signal.signal(signal.SIGALRM, lambda number, _: heard.append(number))
     left = signal.setitimer(signal.ITIMER_REAL, 0.2)
     try:
-        with at_most(30.0):
-            time.sleep(0.3)
+        done_within(30.0, slow(0.3))
         time.sleep(0.1)
     finally:
         signal.setitimer(signal.ITIMER_REAL, *left)
@@ -130,8 +141,8 @@ def test_outside_the_main_thread_late_work_is_refused_when_it_is_done() -> None:
     said: list[str] = []
 
     def late() -> None:
-        with pytest.raises(Refused, match=r"took 0\.05 s") as refused, at_most(0.05):
-            time.sleep(0.1)
+        with pytest.raises(Refused, match=r"took 0\.05 s") as refused:
+            done_within(0.05, slow(0.1))
         said.append(str(refused.value))
 
     thread = threading.Thread(target=late)

@@ -16,7 +16,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-import discreet.server.session
+import discreet.queries.metrics
 from discreet.ledger.durable_ledger import DurableLedger
 from discreet.planning.plan import planned, resolve_noise
 from discreet.planning.state import Outcome
@@ -121,7 +121,7 @@ def scripted(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     """The losses that the public test set will show, in order."""
     losses = list(FALLS_THEN_GROWS)
     monkeypatch.setattr(
-        discreet.server.session,
+        discreet.queries.metrics,
         "evaluate",
         lambda *_, **__: EvaluationResult(losses.pop(0), {"accuracy": 0.5}),
     )

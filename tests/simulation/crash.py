@@ -78,15 +78,15 @@ def plant_at_checkpoint(point: str, number: int) -> None:
     save = RunFolder.save_checkpoint
     dying = at_call(number, point == "before_checkpoint", save)
 
-    def saved(self: RunFolder, checkpoint: Any, *, best: bool = False, account: Any = None) -> None:
+    def saved(self: RunFolder, checkpoint: Any, *, best: bool = False, **positions: Any) -> None:
         if best or (point == "in_checkpoint" and checkpoint.round != number):
-            save(self, checkpoint, best=best, account=account)
+            save(self, checkpoint, best=best, **positions)
         elif point == "in_checkpoint":
             # The new file is half written beside the old one, and never renamed.
             discreet.run_files.run_folder.os.replace = lambda *_: die()  # type: ignore[assignment]
-            save(self, checkpoint, account=account)
+            save(self, checkpoint, **positions)
         else:
-            dying(self, checkpoint, account=account)
+            dying(self, checkpoint, **positions)
 
     RunFolder.save_checkpoint = saved  # type: ignore[method-assign]
 
