@@ -182,7 +182,7 @@ class CorrelatedNoise:
 
     def add_up(self, replies: Replies, state: RoundState) -> CohortSum:
         """The sum over the clients whose turn it is. A reply out of turn counts as zero."""
-        from discreet.mechanisms.sums import CohortSum, in_the_clear
+        from discreet.mechanisms.sums import CohortSum
         from discreet.privacy.clipping import ClippedSum
         from discreet.privacy.grid import grid_for
         from discreet.privacy.sampling import in_turn
@@ -199,7 +199,7 @@ class CorrelatedNoise:
             # Partial sums, without client numbers, were made by this process.
             client = getattr(reply, "client", -1)
             if client < 0 or in_turn(client, number, groups=self.turns.groups):
-                total.take(in_the_clear(reply))
+                total.take(reply)
         return total
 
     def release(self, summed: CohortSum, state: RoundState, source: RandomSource) -> Released:

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from discreet.protocol.messages import TrainReply
 
 SENSITIVITY = 1.0  # the L2 norm that an answer is clipped to
+NOT_OPENED = "a mechanism that reads replies was given a sum that is not opened"
 
 
 @dataclass(frozen=True, eq=False)
@@ -115,12 +116,15 @@ class CohortSum:
     below: int = 0
     replies: int = 0
 
-    def take(self, reply: TrainReply | UpdateRows | PartialReply) -> None:
+    def take(self, reply: UsableReply) -> None:
         """Adds a client, several, or a part.
 
         Raises:
-          ValueError: a part was clipped differently or is of another model.
+          ValueError: a part was clipped differently or is of another model, or the reply is an
+            unopened sum.
         """
+        if isinstance(reply, UnopenedSum):
+            raise ValueError(NOT_OPENED)
         if isinstance(reply, PartialReply):
             self._add_part(reply)
         else:
@@ -304,7 +308,7 @@ def in_the_clear(reply: UsableReply) -> TrainReply | UpdateRows | PartialReply:
     """A reply that can be added up. ValueError: it is an unopened sum, which must be opened
     instead."""
     if isinstance(reply, UnopenedSum):
-        raise ValueError("a mechanism that reads replies was given a sum that is not opened")
+        raise ValueError(NOT_OPENED)
     return reply
 
 
@@ -326,21 +330,12 @@ def rating_release(
     )
 
 
-def ratings_in(
-    run: ClientSettings, sizes: Sizes, state: RoundState, *, own: OwnNoise | None = None
-) -> AnswerSum | None:
-    """The empty sum of the ratings in the round after `state`; None if its cohort does not rate."""
-    if state.round + 1 not in run.evaluation.rating_rounds:
-        return None
-    return AnswerSum(rating_release(run, sizes, own=own))
-
-
 def add_up_unnoised(replies: Replies, state: RoundState, answers: AnswerSum | None) -> CohortSum:
     """The sum of replies to which the server adds no noise, because clients did or nothing is
     noised."""
     total = CohortSum(ClippedSum(state.params.numel(), state.clip_norm), answers)
     for reply in replies:
-        total.take(in_the_clear(reply))
+        total.take(reply)
     return total
 
 
