@@ -226,11 +226,8 @@ class TrainingRun:
         # The checkpoint is written last. After a crash before it, the round is repeated, and the
         # ledger then has both charges.
         account = self.ledger.account
-        self.folder.save_checkpoint(
-            after,
-            charged=self.charges.position,
-            account=account.ledger.position() if account else None,
-        )
+        paid = account.ledger.position() if account else None
+        self.folder.save_checkpoint(after, charged=self.charges.position, account=paid)
         if (rank := _rank(row)) > self.best:
             self.best = rank
             self.folder.save_checkpoint(after, best=True, charged=self.charges.position)
