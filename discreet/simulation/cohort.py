@@ -7,6 +7,7 @@ import math
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import chain
 from typing import Any, Self
 
@@ -236,7 +237,8 @@ class BatchedTransport:
     The replies equal those of `InProcessTransport`; without a seed they have the same distribution.
     Only a few chunks are held, however large cohort and population are: the sum of a reply may be
     overwritten once the next one is asked for. It is a context manager for its workers, which run
-    on this machine unless `workers` makes others.
+    on this machine unless `workers` makes others. Without workers this process trains a chunk when
+    its reply is asked for.
     """
 
     def __init__(
@@ -257,7 +259,8 @@ class BatchedTransport:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._workers.close()
+        if self._workers is not None:
+            self._workers.close()
 
     def available_clients(self) -> Sequence[int]:
         """Every virtual client."""
@@ -268,7 +271,11 @@ class BatchedTransport:
     ) -> Iterator[PartialReply | Failure]:
         """Trains the cohort. The spending of clients is on disk before their chunk is computed."""
         refused: list[Failure] = []
-        trained = self._workers.replies(params, self._admitted(asked, cohort, refused))
+        works = self._admitted(asked, cohort, refused)
+        if self._workers is None:
+            trained: Iterator[PartialReply] = map(partial(self.engine.replies, params), works)
+        else:
+            trained = self._workers.replies(params, works)
         # Read last: by then all chunks were admitted, and the list is complete.
         return chain(trained, refused)
 
@@ -302,26 +309,29 @@ class BatchedTransport:
         sizes = self.engine.client_examples.sizes(clients)
         order = np.argsort(-sizes, kind="stable")
         # Every worker gets the same number of chunks of about the same size, so that none idles.
-        rounds = math.ceil(len(clients) / (self.engine.chunk * self._workers.count))
-        step = max(1, math.ceil(len(clients) / max(1, rounds * self._workers.count)))
+        count = self.engine.workers
+        if self._workers is not None:
+            count = self._workers.count
+        rounds = math.ceil(len(clients) / (self.engine.chunk * count))
+        step = max(1, math.ceil(len(clients) / max(1, rounds * count)))
         for start in range(0, len(clients), step):
             chosen = order[start : start + step]
             yield clients[chosen].tolist(), sizes[chosen].tolist()
 
 
-def _workers_here(engine: Engine) -> Workers:
+def _workers_here(engine: Engine) -> Workers | None:
+    """Forked processes, or None if this process trains: on a GPU, or if forking is not possible."""
+    if engine.workers == 1 or engine.data.device.type != "cpu" or not can_fork():
+        return None
     size = engine.model.layout.size
     if engine.vector is None:
         length = size
     else:
         length = engine.vector.length
-    forks = engine.workers > 1 and engine.data.device.type == "cpu" and can_fork()
-    return LocalWorkers(
-        engine.replies, count=engine.workers, num_params=size, sum_length=length, forks=forks
-    )
+    return LocalWorkers(engine.replies, count=engine.workers, num_params=size, sum_length=length)
 
 
-MakesWorkers = Callable[[Engine], Workers]
+MakesWorkers = Callable[[Engine], Workers | None]
 
 
 def masked_vector(plan: Plan) -> SecureSum | None:

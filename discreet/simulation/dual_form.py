@@ -109,7 +109,7 @@ def dual_updates(chunk: Chunk, start: Tensor) -> Tensor:
         gram=torch.bmm(inputs, inputs.transpose(1, 2)).flatten(0, 1),
         outputs=inputs.flatten(0, 1) @ weight.t(),
     )
-    others = layout.copies(start, clients, first=1)
+    others = [values.repeat_interleave(clients, 0) for values in before[1:]]
     coefficients = inputs.new_zeros(clients, examples, len(weight))
     plain_sgd(form, [coefficients, *others], chunk.settings[0])
     rows = start.new_empty(clients, layout.size)

@@ -70,10 +70,10 @@ class ParameterLayout:
             ((-1, *shape), (0, *(1 + dim for dim in order))) for shape, order in self.parameters
         ]
 
-    def copies(self, params: Tensor, count: int, *, first: int = 0) -> Params:
-        """`count` copies of one model `params` (num_params,), from parameter number `first` on,
-        contiguous, so that products can write to them."""
-        views = self.views(params.unsqueeze(0))[first:]
+    def copies(self, params: Tensor, count: int) -> Params:
+        """`count` copies of one model `params` (num_params,), contiguous, so that products can
+        write to them."""
+        views = self.views(params.unsqueeze(0))
         # Cloned, as contiguous() of a single copy would be `params` itself, and training would
         # change the server's model.
         return [

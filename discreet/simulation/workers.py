@@ -1,4 +1,4 @@
-"""Trains chunks of clients in parallel, in processes that share memory; or in this process.
+"""Trains chunks of clients in parallel, in processes that share memory.
 
 A small model makes many short calls, and threads would wait for Python's lock between them: two
 threads are slower than one. Forked processes inherit the data set and the engine without a copy;
@@ -20,7 +20,6 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import replace
-from functools import partial
 from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
 from typing import Any, Protocol
@@ -45,17 +44,12 @@ KILLED = (
 
 class LocalWorkers:
     """A number of processes, forked at the first work, that return replies in the order of the
-    work. They inherit `train`, so that only the work and the replies' numbers are sent. Without
-    `forks` this process trains when a reply is asked for: on a GPU, or if forking is not
-    possible."""
+    work. They inherit `train`, so that only the work and the replies' numbers are sent."""
 
-    def __init__(
-        self, train: Train, *, count: int, num_params: int, sum_length: int, forks: bool = True
-    ) -> None:
+    def __init__(self, train: Train, *, count: int, num_params: int, sum_length: int) -> None:
         places = QUEUED * count + 1
         self._train = train
         self.count = count
-        self._forks = forks
         self._params = _mapped(num_params, dtype=torch.float32)
         self._slots = _mapped(places, sum_length, dtype=torch.float64)
         self._free = deque(range(places))
@@ -70,12 +64,6 @@ class LocalWorkers:
             with suppress(*TOLD):
                 self._result()
         self._params.copy_(params)
-        if self._forks:
-            return self._forked(works)
-        return map(partial(self._train, self._params), works)
-
-    def _forked(self, works: Iterable[Any]) -> Iterator[PartialReply]:
-        """The replies of the processes, which are always kept busy."""
         for work in works:
             self._submit(work)
             if not self._free:

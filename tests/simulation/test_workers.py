@@ -21,11 +21,10 @@ from torch import Tensor
 from discreet.deployment.flower_home import wait_until
 from discreet.mechanisms.sums import PartialReply
 from discreet.simulation.processes import child_processes
-from discreet.simulation.workers import LocalWorkers, Workers, can_fork
+from discreet.simulation.workers import LocalWorkers, can_fork
 from tests.scripts.living import MARK, marked
 
 ROOT = Path(__file__).resolve().parent.parent.parent
-KINDS = [False, pytest.param(True, marks=pytest.mark.skipif(not can_fork(), reason="needs Linux"))]
 START = torch.tensor([1.0, 2.0])
 
 
@@ -37,16 +36,16 @@ def scaled(params: Tensor, work: tuple[int, float], *, offset: float = 0.0) -> P
     return PartialReply(values, -rows, rows, 0.5, None, epsilon_example=scale)
 
 
-@pytest.fixture(params=KINDS, ids=["here", "forked"])
-def each(request: pytest.FixtureRequest) -> Iterator[Workers]:
-    made = LocalWorkers(
-        partial(scaled, offset=0.5), count=2, num_params=2, sum_length=2, forks=request.param
-    )
+@pytest.fixture
+def each() -> Iterator[LocalWorkers]:
+    if not can_fork():
+        pytest.skip("needs Linux")
+    made = LocalWorkers(partial(scaled, offset=0.5), count=2, num_params=2, sum_length=2)
     yield made
     made.close()
 
 
-def test_replies_come_in_the_order_of_the_work(each: Workers) -> None:
+def test_replies_come_in_the_order_of_the_work(each: LocalWorkers) -> None:
     works = [(3, 1.0), (1, 2.0), (2, 3.0), (3, 4.0), (1, 5.0), (2, 0.0)]
     for params in (START, 10 * START):
         for (rows, scale), replies in zip(works, each.replies(params, works), strict=True):
@@ -56,7 +55,7 @@ def test_replies_come_in_the_order_of_the_work(each: Workers) -> None:
             assert (replies.below, replies.replies, replies.epsilon_example) == (-rows, rows, scale)
 
 
-def test_what_fails_is_raised_and_the_next_round_starts_anew(each: Workers) -> None:
+def test_what_fails_is_raised_and_the_next_round_starts_anew(each: LocalWorkers) -> None:
     for _ in range(4):  # more failures than there is room for results
         with pytest.raises(ValueError, match="scale must not be negative"):
             list(each.replies(START, [(1, 1.0), (1, -1.0), (1, 2.0), (1, 3.0)]))
