@@ -170,6 +170,26 @@ def test_on_another_machine_the_checkpoint_tells(
         check_ledgers(RunFolder(folder), planned(small()), simulated=True)
 
 
+def test_a_checkpoint_knows_the_charged_ledger_not_one_put_in_its_place(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "run"
+    train(folder, 1, resume=False)
+    older = copied(folder, tmp_path / "older") / "ledger.db"
+    append = RunFolder.append_metrics
+
+    def turned_back(self: RunFolder, row: Any) -> None:
+        shutil.copy(older, self.ledger_path)
+        append(self, row)
+
+    monkeypatch.setattr(RunFolder, "append_metrics", turned_back)
+    train(folder, 2, resume=True)
+    monkeypatch.setenv(STATE_VARIABLE, str(tmp_path / "another machine"))
+    assert ledger_command(["adopt", str(folder)]) == 0
+    with pytest.raises(LedgerError, match="is older than the checkpoint beside it"):
+        check_ledgers(RunFolder(folder), planned(small()), simulated=True)
+
+
 def test_a_ledger_that_was_turned_back_can_not_be_adopted(
     node: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
