@@ -213,7 +213,8 @@ class CentralGaussian:
         return ClientRound(self.run.user.noise_multiplier or 0.0)
 
     def add_up(self, replies: Replies, state: RoundState) -> CohortSum:
-        from discreet.mechanisms.sums import CohortSum, in_the_clear, ratings_in
+        from discreet.mechanisms.sums import AnswerSum, CohortSum, rating_release
+        from discreet.privacy.clipping import ClippedSum
         from discreet.privacy.grid import grid_for
 
         size = state.params.numel()
@@ -223,10 +224,12 @@ class CentralGaussian:
             scale = self._update_noise * clip_norm
             most = self.run.user.population_size
             grid = grid_for(clip_norm, size, largest_cohort=most, noise_scale=scale)
-        answers = ratings_in(self.run, self.sizes, state)
-        total = CohortSum(size, clip_norm, grid, answers)
+        answers = None
+        if state.round + 1 in self.run.evaluation.rating_rounds:
+            answers = AnswerSum(rating_release(self.run, self.sizes))
+        total = CohortSum(ClippedSum(size, clip_norm, grid=grid), answers)
         for reply in replies:
-            total.take(in_the_clear(reply))
+            total.take(reply)
         return total
 
     def release(self, summed: CohortSum, state: RoundState, source: RandomSource) -> Released:

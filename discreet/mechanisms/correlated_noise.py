@@ -182,7 +182,8 @@ class CorrelatedNoise:
 
     def add_up(self, replies: Replies, state: RoundState) -> CohortSum:
         """The sum over the clients whose turn it is. A reply out of turn counts as zero."""
-        from discreet.mechanisms.sums import CohortSum, in_the_clear
+        from discreet.mechanisms.sums import CohortSum
+        from discreet.privacy.clipping import ClippedSum
         from discreet.privacy.grid import grid_for
         from discreet.privacy.sampling import in_turn
 
@@ -193,12 +194,12 @@ class CorrelatedNoise:
         grid = grid_for(
             clip_norm, size, largest_cohort=self.run.user.population_size, noise_scale=scale
         )
-        total = CohortSum(size, clip_norm, grid)
+        total = CohortSum(ClippedSum(size, clip_norm, grid=grid))
         for reply in replies:
             # Partial sums, without client numbers, were made by this process.
             client = getattr(reply, "client", -1)
             if client < 0 or in_turn(client, number, groups=self.turns.groups):
-                total.take(in_the_clear(reply))
+                total.take(reply)
         return total
 
     def release(self, summed: CohortSum, state: RoundState, source: RandomSource) -> Released:
@@ -239,10 +240,10 @@ class CorrelatedNoise:
 
         from discreet.privacy.correlated_gaussian import CorrelatedGaussian, RoundBlock
 
-        assert total.grid is not None
+        grid = total.clipped.grid
+        assert grid is not None
         # The newest key comes last, but its weight comes first.
         weights = self._turns_of(len(keys) + BLOCK).weights.tolist()
-        grid = total.grid
         parts = tuple(zip(weights, map(bytes, reversed(keys.tolist())), strict=False))
         at = (len(keys) - 1) % BLOCK
         block = None
@@ -253,7 +254,8 @@ class CorrelatedNoise:
                 at, tuple(tuple(weights[row + 1 + each] for each in old) for row in range(BLOCK))
             )
         add = CorrelatedGaussian(noise_of(self.run)).add_grid_noise
-        noised = add(total.clipped.values, total.clip_norm, grid=grid, parts=parts, block=block)
+        norm = total.clipped.clip_norm
+        noised = add(total.clipped.values, norm, grid=grid, parts=parts, block=block)
         return grid.to_float(noised, torch.float64)
 
     def _turns_of(self, rounds: int) -> Turns:

@@ -152,11 +152,12 @@ class LocalNoise:
         return replace(found, local=None, step=step)
 
     def add_up(self, replies: Replies, state: RoundState) -> CohortSum:
-        from discreet.mechanisms.sums import add_up_unnoised, ratings_in
+        from discreet.mechanisms.sums import AnswerSum, add_up_unnoised, rating_release
 
-        answers = ratings_in(
-            self.run, self.sizes, state, own=answer_noise(self.run, self.sizes.l1_norm)
-        )
+        answers = None
+        if state.round + 1 in self.run.evaluation.rating_rounds:
+            own = answer_noise(self.run, self.sizes.l1_norm)
+            answers = AnswerSum(rating_release(self.run, self.sizes, own=own))
         return add_up_unnoised(replies, state, answers)
 
     def release(self, summed: CohortSum, state: RoundState, source: RandomSource) -> Released:

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol, Union
 
 import torch
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from discreet.protocol.messages import TrainReply
 
 SENSITIVITY = 1.0  # the L2 norm that an answer is clipped to
+NOT_OPENED = "a mechanism that reads replies was given a sum that is not opened"
 
 
 @dataclass(frozen=True, eq=False)
@@ -95,35 +96,35 @@ UsableReply = Union["TrainReply", PartialReply, UpdateRows, UnopenedSum]
 Replies = Iterable[UsableReply]
 
 
+@dataclass(eq=False)
 class CohortSum:
-    """Clips updates to `clip_norm` and adds them up, beside their bits.
+    """Clips updates and adds them up, beside their bits.
 
-    Guarantee: adding or removing one client moves the sum by at most `clip_norm` in L2 and `below`
-    by one half, as `ClippedSum` states it, however the cohort is cut into parts: on the grid sums
-    are exact, and in
-    float64 their order changes only the last bits.
+    Guarantee: adding or removing one client moves the sum by at most the clip norm in L2 and
+    `below` by one half, as `ClippedSum` states it, however the cohort is cut into parts: on the
+    grid sums are exact, and in float64 their order changes only the last bits.
+
+    Attributes:
+      clipped: the sum of the updates.
+      answers: the sum of the answers of a cohort that also rates the model.
+      below: the centred bits' sum, in halves.
+      replies: the number of clients.
     """
 
-    def __init__(
-        self,
-        num_params: int,
-        clip_norm: float,
-        grid: Grid | None,
-        answers: AnswerSum | None = None,
-    ) -> None:
-        self.clip_norm = clip_norm
-        self.grid = grid
-        self.answers = answers
-        self.clipped = ClippedSum(num_params, clip_norm, grid=grid)
-        self.below = 0
-        self.replies = 0
+    clipped: ClippedSum
+    answers: AnswerSum | None = None
+    below: int = 0
+    replies: int = 0
 
-    def take(self, reply: TrainReply | UpdateRows | PartialReply) -> None:
+    def take(self, reply: UsableReply) -> None:
         """Adds a client, several, or a part.
 
         Raises:
-          ValueError: a part was clipped differently or is of another model.
+          ValueError: a part was clipped differently or is of another model, or the reply is an
+            unopened sum.
         """
+        if isinstance(reply, UnopenedSum):
+            raise ValueError(NOT_OPENED)
         if isinstance(reply, PartialReply):
             self._add_part(reply)
         else:
@@ -140,7 +141,7 @@ class CohortSum:
 
     def _add_part(self, part: PartialReply) -> None:
         values = self.clipped.values
-        ours = (self.clip_norm, self.grid, values.shape)
+        ours = (self.clipped.clip_norm, self.clipped.grid, values.shape)
         theirs = (part.clip_norm, part.grid, part.values.shape)
         if ours != theirs or values.dtype != part.values.dtype:
             raise ValueError(
@@ -152,12 +153,13 @@ class CohortSum:
 
     def part(self) -> PartialReply:
         """The values added so far, for inclusion in another sum. Not a copy."""
-        part = PartialReply(
-            self.clipped.values, self.below, self.replies, self.clip_norm, self.grid
+        summed = self.clipped
+        answers: tuple[float, ...] = ()
+        if self.answers is not None:
+            answers = self.answers.part()
+        return PartialReply(
+            summed.values, self.below, self.replies, summed.clip_norm, summed.grid, answers
         )
-        if self.answers is None:
-            return part
-        return replace(part, answers=self.answers.part())
 
 
 @dataclass(frozen=True)
@@ -306,7 +308,7 @@ def in_the_clear(reply: UsableReply) -> TrainReply | UpdateRows | PartialReply:
     """A reply that can be added up. ValueError: it is an unopened sum, which must be opened
     instead."""
     if isinstance(reply, UnopenedSum):
-        raise ValueError("a mechanism that reads replies was given a sum that is not opened")
+        raise ValueError(NOT_OPENED)
     return reply
 
 
@@ -328,21 +330,12 @@ def rating_release(
     )
 
 
-def ratings_in(
-    run: ClientSettings, sizes: Sizes, state: RoundState, *, own: OwnNoise | None = None
-) -> AnswerSum | None:
-    """The empty sum of the ratings in the round after `state`; None if its cohort does not rate."""
-    if state.round + 1 not in run.evaluation.rating_rounds:
-        return None
-    return AnswerSum(rating_release(run, sizes, own=own))
-
-
 def add_up_unnoised(replies: Replies, state: RoundState, answers: AnswerSum | None) -> CohortSum:
     """The sum of replies to which the server adds no noise, because clients did or nothing is
     noised."""
-    total = CohortSum(state.params.numel(), state.clip_norm, None, answers)
+    total = CohortSum(ClippedSum(state.params.numel(), state.clip_norm), answers)
     for reply in replies:
-        total.take(in_the_clear(reply))
+        total.take(reply)
     return total
 
 

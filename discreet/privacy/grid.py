@@ -187,8 +187,10 @@ def _rounded(
 
 
 def first_normal(words: Tensor) -> tuple[Tensor, Tensor]:
-    """Box and Muller's values, each with an error of at most 2^-43.9, and a mask of those whose
-    radius word is too near an end for that bound.
+    """Standard normal values from as many int64 words, (2m,), float64, each with an error of at
+    most 2^-43.9, and a mask of those whose radius word is too near an end for that bound. Words 0
+    .. m-1 give the radii and words m .. 2m-1 the angles of `box_muller`. The first m values come
+    from cosines and the last m from sines.
 
     For a radius uniform u in [2^-20, 1 - 2^-20], so that R = sqrt(-2 ln u) is in [2^-9.5, 5.3]: the
     float u is right to 2^-54 + 2^-63, which moves R by (2^-54 + 2^-63) / (u R), at most 2^-44.5 (at
@@ -197,8 +199,11 @@ def first_normal(words: Tensor) -> tuple[Tensor, Tensor]:
     more than 5.3 * 2^-53.
     """
     half = len(words) // 2
-    near_end = ((words[:half] & LOW_63_BITS) - 2**62).abs_() > 2**62 - FEW_BITS
-    return box_muller(words), near_end.repeat(2)
+    values = torch.empty(2 * half, dtype=torch.float64)
+    bits = words[:half] & LOW_63_BITS
+    box_muller(bits.double(), values[half:].copy_(words[half:]), values[:half])
+    near_end = (bits - 2**62).abs_() > 2**62 - FEW_BITS
+    return values, near_end.repeat(2)
 
 
 def second_normal(words: Tensor, index: int, key: bytes) -> Decimal:

@@ -221,7 +221,7 @@ class RandomSource:
         words[:pairs].bitwise_and_(LOW_63_BITS)
         # The floats take the place of the words, so that less memory is touched.
         floats = words.view(torch.float64).copy_(words)
-        _rotate(floats[:pairs], floats[pairs:], cosine, stddev)
+        box_muller(floats[:pairs], floats[pairs:], cosine, stddev)
         return cosine, floats[pairs:]
 
     def fill(self, words: npt.NDArray[Any]) -> None:
@@ -270,23 +270,9 @@ def open_uniform(words: Tensor) -> Tensor:
     return (words & LOW_63_BITS).double().add_(0.5).mul_(2.0**-63)
 
 
-def box_muller(words: Tensor) -> Tensor:
-    """Standard normal values from as many int64 words: shape (2m,) to (2m,), float64 (Box and
-    Muller 1958).
-
-    Words 0 .. m-1 give the radii sqrt(-2 ln u) and words m .. 2m-1 the angles pi * word / 2^63. The
-    first m results come from cosines and the last m from sines; pair i is (i, m + i).
-    """
-    half = len(words) // 2
-    values = torch.empty(2 * half, dtype=torch.float64)
-    radius = (words[:half] & LOW_63_BITS).double()
-    angle = values[half:].copy_(words[half:])
-    _rotate(radius, angle, values[:half])
-    return values
-
-
-def _rotate(radius: Tensor, angle: Tensor, cosine: Tensor, stddev: float = 1.0) -> None:
-    """Box and Muller's method on words as float64 (m,): writes the values from cosines into
+def box_muller(radius: Tensor, angle: Tensor, cosine: Tensor, stddev: float = 1.0) -> None:
+    """Normal values from words as float64 (m,) by Box and Muller's method (1958): radii
+    sqrt(-2 ln u) from 63 bits, and angles pi * word / 2^63. Writes the values from cosines into
     `cosine` and those from sines into `angle`."""
     torch.add(_HALF, radius, alpha=2.0**-63, out=radius)
     # stddev^2 inside the root could vanish or overflow

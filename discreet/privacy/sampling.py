@@ -33,30 +33,17 @@ def poisson_sample(count: int, *, probability: float, source: RandomSource) -> T
     return torch.from_numpy(np.concatenate([np.zeros(0, dtype=np.int64), *pieces]))
 
 
-def poisson_cohort(node_ids: Sequence[int], probability: float, source: RandomSource) -> list[int]:
-    """The nodes that take part in a round, each independently with `probability`, in the order of
-    `node_ids`; may be empty.
+def fixed_size_sample(count: int, *, size: int, source: RandomSource) -> Tensor:
+    """`size` different indices in [0, count), every such set equally likely; int64, in random
+    order.
 
-    Add-or-remove-one adjacency: a node's presence does not change the chances of the others, so
-    that amplification by Poisson sampling holds. Raises ValueError if a node appears twice.
+    Replace-one adjacency. The sensitivity of the clipped sum is 2C, not C: one client leaves and
+    another comes. Raises ValueError if there are fewer indices: each would have a larger chance
+    than was accounted for.
     """
-    _check_distinct(node_ids)
-    chosen = poisson_sample(len(node_ids), probability=probability, source=source)
-    return [node_ids[index] for index in chosen.tolist()]
-
-
-def fixed_size_cohort(node_ids: Sequence[int], cohort_size: int, source: RandomSource) -> list[int]:
-    """`cohort_size` different nodes, every such set equally likely, in random order.
-
-    Replace-one adjacency. The sensitivity of the clipped sum is 2C, not C: one node leaves and
-    another comes. Raises ValueError if a node appears twice, or if there are fewer nodes: each
-    would have a larger chance than was accounted for."""
-    _check_distinct(node_ids)
-    if not 0 <= cohort_size <= len(node_ids):
-        raise ValueError(
-            f"cohort_size must be in [0, {len(node_ids)}], the number of nodes, not {cohort_size}"
-        )
-    return [node_ids[index] for index in source.permutation(len(node_ids))[:cohort_size].tolist()]
+    if not 0 <= size <= count:
+        raise ValueError(f"size must be in [0, {count}], not {size}")
+    return source.permutation(count)[:size]
 
 
 def in_turn(client: int, number: int, *, groups: int) -> bool:
@@ -64,11 +51,6 @@ def in_turn(client: int, number: int, *, groups: int) -> bool:
     group, regardless of the other clients, and each group has every `groups`-th round. There is no
     randomness and so no amplification: the account relies on the distance between turns."""
     return client % groups == (number - 1) % groups
-
-
-def _check_distinct(node_ids: Sequence[int]) -> None:
-    if not isinstance(node_ids, range) and len(set(node_ids)) != len(node_ids):
-        raise ValueError("node_ids must be distinct: a node that appears twice would count twice")
 
 
 @dataclass(frozen=True)
@@ -88,10 +70,17 @@ class CohortSampling:
     def draw(self, members: Sequence[int], source: RandomSource, *, number: int = 1) -> list[int]:
         """The cohort of round `number`, from 1 on, of the connected members; may be empty.
 
+        A member's presence does not change the chances of the others, which amplification by
+        sampling relies on.
+
         Raises:
-          ValueError: more members than `population_size`, so the account would not match the
-            run.
+          ValueError: a member appears twice, or there are more than `population_size`, so the
+            account would not match the run.
         """
+        if not isinstance(members, range) and len(set(members)) != len(members):
+            raise ValueError(
+                "members must be distinct: a client that appears twice would count twice"
+            )
         if len(members) > self.population_size:
             raise ValueError(
                 f"sampling.population_size={self.population_size}, but {len(members)} "
@@ -101,9 +90,11 @@ class CohortSampling:
         if self.kind in ("everyone", "cyclic"):
             return [member for member in members if in_turn(member, number, groups=self.groups)]
         if self.kind == "poisson":
-            return poisson_cohort(members, self.probability, source)
-        # Absent clients are drawn too and then missed, so each client's chance stays cohort_size /
-        # population_size.
-        places = range(self.population_size)
-        chosen = fixed_size_cohort(places, round(self.probability * self.population_size), source)
-        return [members[place] for place in chosen if place < len(members)]
+            chosen = poisson_sample(len(members), probability=self.probability, source=source)
+        else:
+            # Absent clients are drawn too and then missed, so each client's chance stays size /
+            # population_size.
+            size = round(self.probability * self.population_size)
+            places = fixed_size_sample(self.population_size, size=size, source=source)
+            chosen = places[places < len(members)]
+        return [members[index] for index in chosen.tolist()]

@@ -222,13 +222,7 @@ class TrainingRun:
                 self.evaluation.write(self.folder, before.round, released.answers, answered=count)
             )
         after = stats.added_to(state)
-        facts = {
-            "clip_norm": before.clip_norm,
-            "fraction_below": released.fraction_below,
-            "cohort": asked,
-            "replies": released.replies,
-        }
-        row = self._write(after, facts, stats)
+        row = self._write(before, after, released)
         # The checkpoint is written last. After a crash before it, the round is repeated, and the
         # ledger then has both charges.
         account = self.ledger.account
@@ -289,17 +283,19 @@ class TrainingRun:
             self.silent_ratings.note(stats, asked=len(cohort))
         return rated
 
-    def _write(
-        self, after: State, facts: Mapping[str, object], stats: ReplyStats
-    ) -> dict[str, object]:
-        """Evaluates the model; writes metrics, status and log. Returns the row."""
+    def _write(self, before: State, after: State, released: Released) -> dict[str, object]:
+        """Evaluates the model after a round; writes metrics, status and log. Returns the row."""
+        stats = self.clients.stats
         evaluation = self.evaluate(after.round, after.params)
         seconds = time.monotonic() - self.clients.started
         row: dict[str, object] = {
             "round": after.round,
             "loss": evaluation.loss,
             **evaluation.scores,
-            **facts,
+            "clip_norm": before.clip_norm,
+            "fraction_below": released.fraction_below,
+            "cohort": self.clients.cohort,
+            "replies": released.replies,
             **self._epsilons(after),
             "seconds": seconds,
         }

@@ -31,7 +31,7 @@ from discreet.models.models import (
     trainable,
 )
 from discreet.node.account import Accounts, Refused
-from discreet.node.admission import Admitted, admit
+from discreet.node.admission import admit
 from discreet.node.client import ExactReply, noised_vector
 from discreet.node.work import work_of
 from discreet.planning.plan import Plan
@@ -279,15 +279,22 @@ class BatchedTransport:
         work = work_of(asked, self.plan.mechanisms)
         for clients, sizes in self._chunks(cohort):
             named = dict(zip(map(str, clients), sizes, strict=True))
-            found = admit(work, named, accounts=self.accounts)
-            admitted: dict[int, Admitted] = {}
-            for name, who in found.items():
+            admitted = list[int]()
+            training = list[LocalSettings]()
+            local = None
+            largest = dict.fromkeys(EPSILONS, 0.0)
+            for name, who in admit(work, named, accounts=self.accounts).items():
                 if isinstance(who, Refused):
                     refused.append(Failure(int(name), "refused", str(who)))
-                else:
-                    admitted[int(name)] = who
+                    continue
+                admitted.append(int(name))
+                if who.training:
+                    training.append(who.training)
+                local = who.local
+                for epsilon in EPSILONS:
+                    largest[epsilon] = max(largest[epsilon], getattr(who, epsilon))
             if admitted:
-                yield _chunk_work(admitted, asked)
+                yield _ChunkWork(tuple(admitted), tuple(training), local, asked, largest)
 
     def _chunks(self, cohort: Sequence[int]) -> Iterator[tuple[list[int], list[int]]]:
         """The cohort in chunks of clients of similar size, largest first, with their sizes."""
@@ -300,20 +307,6 @@ class BatchedTransport:
         for start in range(0, len(clients), step):
             chosen = order[start : start + step]
             yield clients[chosen].tolist(), sizes[chosen].tolist()
-
-
-def _chunk_work(admitted: Mapping[int, Admitted], asked: TrainRequest) -> _ChunkWork:
-    """The work of the clients that take part, by their numbers."""
-    each = admitted.values()
-    training = list[LocalSettings]()
-    largest = dict.fromkeys(EPSILONS, 0.0)
-    for who in each:
-        if who.training:
-            training.append(who.training)
-        for name in EPSILONS:
-            largest[name] = max(largest[name], getattr(who, name))
-    local = next(iter(each)).local
-    return _ChunkWork(tuple(admitted), tuple(training), local, asked, largest)
 
 
 def _workers_here(engine: Engine) -> Workers:

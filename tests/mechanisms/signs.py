@@ -26,6 +26,7 @@ from discreet.mechanisms.mechanism import (
 )
 from discreet.mechanisms.round_state import Released, RoundState
 from discreet.mechanisms.sums import CohortSum, PartialReply, Replies, UpdateRows, in_the_clear
+from discreet.privacy.clipping import ClippedSum
 from discreet.privacy.mechanisms import Gaussian
 from discreet.privacy.randomness import RandomSource
 from discreet.protocol.messages import TrainReply
@@ -98,7 +99,7 @@ class SignSum:
     """Adds up signs."""
 
     def __init__(self, num_params: int) -> None:
-        self.sum = CohortSum(num_params, math.sqrt(num_params), None)
+        self.sum = CohortSum(ClippedSum(num_params, math.sqrt(num_params)))
 
     def take(self, reply: TrainReply | UpdateRows | PartialReply) -> None:
         if isinstance(reply, PartialReply):

@@ -14,6 +14,7 @@ from torch import Tensor
 from discreet.accounting.events import joined_noise_multiplier, poisson_round_event
 from discreet.mechanisms.sums import AnswerRelease, AnswerSum, CohortSum, UpdateRows
 from discreet.planning.state import initial_state
+from discreet.privacy.clipping import ClippedSum
 from discreet.privacy.grid import Grid
 from discreet.privacy.randomness import RandomSource, seeded_source
 from discreet.protocol.messages import TrainReply
@@ -118,7 +119,7 @@ BITS = torch.tensor([True, False, True, True, False, True, True])
 
 
 def sum_of(grid: Grid | None, rows: slice) -> CohortSum:
-    total = CohortSum(5, 1.5, grid)
+    total = CohortSum(ClippedSum(5, 1.5, grid=grid))
     total.take(UpdateRows(ROWS[rows], BITS[rows]))
     return total
 
@@ -126,7 +127,8 @@ def sum_of(grid: Grid | None, rows: slice) -> CohortSum:
 @pytest.mark.parametrize("grid", GRIDS)
 @pytest.mark.parametrize("cut", [0, 3, 7])
 def test_parts_make_the_whole(grid: Grid | None, cut: int) -> None:
-    whole, total = sum_of(grid, slice(7)).part(), CohortSum(5, 1.5, grid)
+    whole = sum_of(grid, slice(7)).part()
+    total = CohortSum(ClippedSum(5, 1.5, grid=grid))
     for rows in (slice(cut), slice(cut, 7)):
         total.take(sum_of(grid, rows).part())
     part = total.part()

@@ -26,7 +26,7 @@ from discreet.privacy.grid import LARGEST_SCALE, Grid, grid_for
 from discreet.privacy.mechanisms import Gaussian, Laplace, analytic_gaussian_noise_multiplier
 from discreet.privacy.quantile import QuantileEstimator, split_noise_multiplier
 from discreet.privacy.randomness import RandomSource, seeded_source
-from discreet.privacy.sampling import fixed_size_cohort, poisson_cohort, poisson_sample
+from discreet.privacy.sampling import CohortSampling, fixed_size_sample, poisson_sample
 from discreet.privacy.selection import TrialCount
 
 Noise = Callable[[Gaussian | Laplace, float], torch.Tensor]
@@ -236,10 +236,10 @@ REFUSED: list[tuple[Callable[..., object], tuple[object, ...], dict[str, object]
     *((seeded_source, (seed,), {}, "seed must be an int >= 0") for seed in (-1, True, None)),
     (poisson_sample, (3,), {"probability": NAN, "source": SOURCE}, "probability must be in"),
     *(
-        (draw, ([5, 6, 5], how, SOURCE), {}, "distinct")
-        for draw, how in ((poisson_cohort, 0.5), (fixed_size_cohort, 2))
+        (CohortSampling(kind, 0.5, 4).draw, ([5, 6, 5], SOURCE), {}, "distinct")
+        for kind in ("poisson", "fixed", "everyone", "cyclic")
     ),
-    (fixed_size_cohort, ([5, 6, 7], 4, SOURCE), {}, "cohort_size must be in"),
+    (fixed_size_sample, (3,), {"size": 4, "source": SOURCE}, "size must be in"),
     (TrialCount, ("poisson", NAN), {}, "mean"),
 ]
 

@@ -17,7 +17,7 @@ from scipy import stats
 
 from discreet.accounting.accounting import Entries, epsilon_spent
 from discreet.privacy.randomness import seeded_source
-from discreet.privacy.sampling import fixed_size_cohort, poisson_sample
+from discreet.privacy.sampling import fixed_size_sample, poisson_sample
 from discreet.privacy.selection import SHAPES, TrialCount, selection_event
 
 ALARM = 1e-4
@@ -97,17 +97,17 @@ def test_probabilities_zero_and_one_are_exact() -> None:
     assert len(poisson_sample(1000, probability=math.nextafter(1, 0), source=source)) == 1000
     assert poisson_sample(1000, probability=5e-324, source=source).tolist() == []
     assert poisson_sample(0, probability=0.5, source=source).shape == (0,)
-    assert sorted(fixed_size_cohort([5, 6, 7], 3, source)) == [5, 6, 7]
+    assert sorted(fixed_size_sample(3, size=3, source=source).tolist()) == [0, 1, 2]
 
 
 def test_every_cohort_of_a_size_is_equally_likely() -> None:
     source = seeded_source(66293)
-    seen: dict[tuple[int, ...], int] = dict.fromkeys(combinations(range(10, 16), 3), 0)
+    seen: dict[tuple[int, ...], int] = dict.fromkeys(combinations(range(6), 3), 0)
     for _ in range(5000):
-        seen[tuple(sorted(fixed_size_cohort(range(10, 16), 3, source)))] += 1
+        seen[tuple(sorted(fixed_size_sample(6, size=3, source=source).tolist()))] += 1
     assert len(seen) == 20
     assert stats.chisquare(list(seen.values())).pvalue > ALARM
-    seen[10, 11, 12] += 150  # three in a hundred are the first three
+    seen[0, 1, 2] += 150  # three in a hundred are the first three
     assert stats.chisquare(list(seen.values())).pvalue < ALARM
 
 

@@ -28,6 +28,7 @@ from discreet.node.admission import Admitted, admit
 from discreet.node.work import Work
 from discreet.per_example.objective import cross_entropy
 from discreet.planning.plan import Plan, planned
+from discreet.privacy.clipping import ClippedSum
 from discreet.protocol.messages import TrainRequest
 from discreet.run_files.run_folder import RunFolder
 from discreet.server.transport import Failure
@@ -271,7 +272,7 @@ def exchange(
 def sum_of(chunk: int, workers: int, cohort: list[int]) -> PartialReply:
     """The replies of a cohort that is cut so, added up."""
     start = Clients("logistic_regression", (4,), (30, 3)).start
-    total = CohortSum(len(start), 0.1, None)
+    total = CohortSum(ClippedSum(len(start), 0.1))
     with exchange(chunk, workers) as asked:
         for part in asked.ask(TrainRequest(2, 0.1, asked.plan.run), start, cohort):
             total.take(kept(part))
