@@ -33,7 +33,7 @@ from discreet.run_files.run_folder import (
     write_json,
     write_tensors,
 )
-from discreet.run_files.run_ledgers import check_ledgers, create_ledgers
+from discreet.run_files.run_ledgers import check_ledgers, create_ledgers, whole
 from discreet.server.population_account import PopulationAccount
 from discreet.settings.call import Call
 from discreet.settings.client_settings import ClientSettings
@@ -158,9 +158,11 @@ def announce(context: RunContext, units: int | None = None) -> None:
 def close_run(
     run: RunContext, outcome: Outcome, tensors: Mapping[str, Tensor], metadata: Mapping[str, str]
 ) -> None:
-    """Writes the model and privacy.json, the last files of the folder."""
+    """Writes the model and privacy.json, the last files of the folder. LedgerError: the ledger is
+    damaged, or older than the run has charged it; nothing is written then."""
+    spent = whole(run.folder, run.ledger)
     write_tensors(run.folder.path / "model.safetensors", tensors, metadata)
-    write_json(run.folder.path / "privacy.json", privacy_facts(run.plan, run.ledger, outcome))
+    write_json(run.folder.path / "privacy.json", privacy_facts(run.plan, spent, outcome))
 
 
 def say_how_it_ended(run: RunContext, outcome: Outcome) -> None:

@@ -170,6 +170,40 @@ def test_on_another_machine_the_checkpoint_tells(
         check_ledgers(RunFolder(folder), planned(small()), simulated=True)
 
 
+@pytest.fixture
+def turned_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A run whose ledger is that of its first round again when its second one was charged."""
+    folder = tmp_path / "run"
+    train(folder, 1, resume=False)
+    older = copied(folder, tmp_path / "older") / "ledger.db"
+    append = RunFolder.append_metrics
+
+    def appended(self: RunFolder, row: Any) -> None:
+        shutil.copy(older, self.ledger_path)
+        append(self, row)
+
+    monkeypatch.setattr(RunFolder, "append_metrics", appended)
+    return folder
+
+
+def test_a_run_whose_ledger_was_turned_back_says_no_epsilon(turned_back: Path) -> None:
+    before = (turned_back / "privacy.json").read_text()
+    with pytest.raises(LedgerError, match="is an older copy"):
+        train(turned_back, 2, resume=True)
+    assert (turned_back / "privacy.json").read_text() == before
+
+
+def test_a_checkpoint_knows_the_charged_ledger_not_one_put_in_its_place(
+    turned_back: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(LedgerError):
+        train(turned_back, 2, resume=True)
+    monkeypatch.setenv(STATE_VARIABLE, str(turned_back.parent / "another machine"))
+    assert ledger_command(["adopt", str(turned_back)]) == 0
+    with pytest.raises(LedgerError, match="is older than the checkpoint beside it"):
+        check_ledgers(RunFolder(turned_back), planned(small()), simulated=True)
+
+
 def test_a_ledger_that_was_turned_back_can_not_be_adopted(
     node: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
