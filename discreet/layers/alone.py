@@ -282,7 +282,7 @@ class Alone(TorchFunctionMode):
             return func(*args, **named)
         if self.slot(value) is not None or (wanted and not is_lane(value)):
             raise Unserved(f"requires_grad_{place()}")
-        if wanted:
+        if wanted and not bare(value).requires_grad:  # else it has a gradient already
             self._check_derives()
             with below_vmap(self.level):
                 within(value).requires_grad_()

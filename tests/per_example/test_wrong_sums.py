@@ -225,6 +225,22 @@ def test_a_row_that_a_negative_number_ignores_has_no_gradient() -> None:
     assert_matches(seeded(Bags), ids, TARGETS, clip=0.2)
 
 
+@pytest.mark.usefixtures("built_is_an_error")
+def test_values_that_have_a_gradient_may_be_asked_for_one() -> None:
+    class Words(nn.Module):
+        """A hook asks for gradients of the embedded words, as Hugging Face's checkpointing does."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.table = nn.Embedding(5, 3, padding_idx=0)
+            self.table.register_forward_hook(lambda _, __, words: words.requires_grad_(True))
+
+        def forward(self, ids: Tensor) -> Tensor:
+            return functional.layer_norm(self.table(ids), (3,)).mean(1)
+
+    assert_matches(seeded(Words), torch.arange(10).view(5, 2) % 5, TARGETS, clip=0.2)
+
+
 class TiedWords(nn.Module):
     def __init__(self) -> None:
         super().__init__()
