@@ -356,10 +356,7 @@ def engine_of(
     by_hand = sequence_of(learned, data.inputs.shape[1:], loss=local.loss)
     layers = by_hand or mapped_model(learned, local.loss, by_example=by_example)
     client_examples = trained_on(dealt or client_examples_of(task, run.data), run.evaluation)
-    if by_example:
-        dual = 0
-    else:
-        dual = largest_in_dual_form(layers, local)
+    dual = 0 if by_example else largest_in_dual_form(layers, local)
     # The first clients represent all: the size of a chunk does not change the updates.
     first = np.arange(min(len(client_examples), 100))
     most = int(client_examples.sizes(first).max(initial=0))
@@ -372,9 +369,8 @@ def engine_of(
     )
     kind = _kind_of(plan, device)
     if isinstance(layers, MappedModel):
-        few = FEW_BUILT if by_example else FEW
-        fits = CHUNK_BYTES[kind] // (4 * floats) >= few
-        layers = _tried_together(layers, data, run.task, by_example=by_example, fits=fits)
+        room = CHUNK_BYTES[kind] // (4 * floats)
+        layers = _tried_together(layers, data, run.task, by_example=by_example, room=room)
         if not layers.together:
             device = torch.device("cpu")
     return Engine(
@@ -404,12 +400,17 @@ def _tried_together(
     task: TaskConfig,
     *,
     by_example: bool,
-    fits: bool,
+    room: int,
 ) -> MappedModel:
-    """The model with `together` set by a trial; False if too few clients fit the cache."""
-    together = (
-        fits and layers.together and trains_together(layers, data, task, by_example=by_example)
-    )
+    """The model with `together` set by a trial; False if too few clients fit the cache, which has
+    room for `room`."""
+    if by_example:
+        few = FEW_BUILT
+    else:
+        few = FEW
+    together = layers.together and room >= few
+    if together:
+        together = trains_together(layers, data, task, by_example=by_example)
     return replace(layers, together=together)
 
 
