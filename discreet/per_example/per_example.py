@@ -15,7 +15,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import reduce
 from operator import add
 from typing import Any
@@ -56,10 +56,28 @@ _UNSCALE = torch.tensor(1 / LOSS_SCALE)
 # Floats of gradients that are built at once, if they must be built: 256 MB of float32.
 _BUILT_FLOATS = 2**26
 _FEW = 4  # with fewer examples, one of them might decide if a step is an error
-# By model: its state at its last trial, the findings, and the losses with which it was tried.
-_trials: WeakKeyDictionary[nn.Module, tuple[object, str, Questions, list[ref[Loss]]]] = (
-    WeakKeyDictionary()
-)
+_MOST_CHANGES = 3  # of a model's numbers: one that counts its steps is not tried at each
+
+
+@dataclass
+class _Trial:
+    """A model's last trial on made-up examples.
+
+    Attributes:
+      state: of the model at the trial.
+      reason: why examples can't run side by side, or "".
+      losses: those with which the model was tried.
+      changes: how often the numbers have changed on which answers depend.
+    """
+
+    state: object
+    reason: str
+    questions: Questions
+    losses: list[ref[Loss]]
+    changes: int = 0
+
+
+_trials: WeakKeyDictionary[nn.Module, _Trial] = WeakKeyDictionary()
 
 
 def clipped_gradient_sum(
@@ -301,8 +319,8 @@ def _tried(objective: Objective, inputs: Tree, targets: Tree) -> tuple[str, Ques
     hooks = gradient_hooks(objective.modules, objective.trainable())
     key = state, objective.slots.keys(), objective.rounds, hooks
     known = _trials.get(model)
-    is_new = known is None or known[0] != key
-    losses: list[ref[Loss]] = [] if known is None else known[3]
+    is_new = known is None or known.state != key
+    losses: list[ref[Loss]] = [] if known is None else known.losses
     tries_loss = not objective.is_own_loss and all(each() is not loss for each in losses)
     if is_new:
         check_layers(model)
@@ -310,17 +328,19 @@ def _tried(objective: Objective, inputs: Tree, targets: Tree) -> tuple[str, Ques
         outputs = try_out(objective, inputs)
     else:
         outputs = None
-    if is_new:
-        _trials[model] = known = (key, *tried(model, inputs), losses)
+    if known is None or is_new:
+        _trials[model] = known = _Trial(key, *tried(model, inputs), losses)
     if tries_loss:
         check_loss(objective, outputs, inputs, targets)
         with suppress(TypeError):  # a loss without weak references is tried at each step
             losses.append(ref(loss))
-    assert known is not None
-    _, reason, questions, _ = known
-    if questions.settled and questions.numbers != numbers_of(objective.modules):
-        questions.settled.clear()
-    return reason, questions
+    if known.questions.settled and known.questions.numbers != numbers_of(objective.modules):
+        known.changes += 1
+        if known.changes > _MOST_CHANGES:
+            known.questions.settled.clear()
+        else:
+            known.reason, known.questions = tried(model, inputs)
+    return known.reason, known.questions
 
 
 def _built(

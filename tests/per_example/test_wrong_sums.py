@@ -11,6 +11,8 @@ from torch import Tensor, nn
 from torch.func import vmap
 from torch.nn import functional
 
+from discreet.per_example import per_example
+from discreet.per_example.agreement import tried
 from discreet.per_example.per_example import clipped_gradient_sum, clipped_sum_by_owner
 from tests.per_example.test_per_example_choice import seeded
 from tests.per_example.test_per_example_oracle import assert_matches
@@ -260,6 +262,24 @@ def test_an_answer_is_settled_while_what_it_depends_on_stays(
     assert_matches(model, rows(), TARGETS, clip=0.2)
     change(model)
     assert_matches(model, rows(), TARGETS, clip=0.2)
+
+
+def test_a_model_whose_numbers_changed_a_few_times_is_asked_anew(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    asked: list[None] = []
+
+    def counted(model: nn.Module, inputs: Any) -> Any:
+        asked.append(None)
+        return tried(model, inputs)
+
+    monkeypatch.setattr(per_example, "tried", counted)
+    model = seeded(lambda: Forward(_scaled))
+    model.strength = 0.0
+    for number, trials in enumerate((1, 2, 3, 4, 4, 4)):
+        model.other = number  # as a count of epochs, or a setting that saving a model writes
+        assert_matches(model, rows(), TARGETS, clip=0.2)
+        assert len(asked) == trials
 
 
 def test_an_answer_is_not_settled_because_parameters_are_zeros_at_first() -> None:
