@@ -56,7 +56,7 @@ from discreet.simulation.chunk import (
     table_of,
     trained_on,
 )
-from discreet.simulation.dual_form import dual_is_cheaper, dual_updates
+from discreet.simulation.dual_form import dual_updates, largest_in_dual_form
 from discreet.simulation.layer_sequence import LayerSequence, sequence_of
 from discreet.simulation.mapped_model import MappedModel, mapped_model
 from discreet.simulation.workers import LocalWorkers, Workers, can_fork
@@ -101,6 +101,7 @@ class Engine:
           each client.
         chunk: the largest number of clients that are trained together.
         workers: the number of chunks that are trained at the same time, each in a separate process.
+        largest_in_dual_form: the number of examples up to which clients are trained so; 0 if never.
         rating: the query that clients answer from held-out examples, the part of the model that it
           is about, and the release of the answers; None without a query.
     """
@@ -112,6 +113,7 @@ class Engine:
     model: LayerSequence | MappedModel
     chunk: int
     workers: int
+    largest_in_dual_form: int = 0
     vector: SecureSum | None = None
     rating: tuple[Query, nn.Module, AnswerRelease] | None = None
 
@@ -205,7 +207,7 @@ class Engine:
         """The updates of the clients, (k, num_params)."""
         chunk = self._chunk(work)
         most = int(chunk.table.sizes.max(initial=0))
-        if dual_is_cheaper(chunk.model, most, chunk.settings[0]):
+        if 0 < most <= self.largest_in_dual_form:
             updates = dual_updates(chunk, params).cpu()
         else:
             updates = chunk.updates(params).cpu()
@@ -354,6 +356,7 @@ def engine_of(
     by_hand = sequence_of(learned, data.inputs.shape[1:], loss=local.loss)
     layers = by_hand or mapped_model(learned, local.loss, by_example=by_example)
     client_examples = trained_on(dealt or client_examples_of(task, run.data), run.evaluation)
+    dual = 0 if by_example else largest_in_dual_form(layers, local)
     # The first clients represent all: the size of a chunk does not change the updates.
     first = np.arange(min(len(client_examples), 100))
     most = int(client_examples.sizes(first).max(initial=0))
@@ -361,14 +364,13 @@ def engine_of(
         learned,
         data.read(torch.zeros(1, dtype=torch.int64, device=device)),
         batch_size=run.training.batch_size,
-        dual=most if not by_example and dual_is_cheaper(layers, most, local) else 0,
+        dual=most if most <= dual else 0,
         built=by_example and isinstance(layers, MappedModel),
     )
     kind = _kind_of(plan, device)
     if isinstance(layers, MappedModel):
-        few = FEW_BUILT if by_example else FEW
-        fits = CHUNK_BYTES[kind] // (4 * floats) >= few
-        layers = _tried_together(layers, data, run.task, by_example=by_example, fits=fits)
+        room = CHUNK_BYTES[kind] // (4 * floats)
+        layers = _tried_together(layers, data, run.task, by_example=by_example, room=room)
         if not layers.together:
             device = torch.device("cpu")
     return Engine(
@@ -379,6 +381,7 @@ def engine_of(
         model=layers,
         chunk=chunk_size(floats, kind),
         workers=len(os.sched_getaffinity(0)) if device.type == "cpu" else 1,
+        largest_in_dual_form=dual,
         vector=masked_vector(plan),
         rating=(plan.query, learned, answers_of(plan, plan.query)) if plan.query else None,
     ).on(device)
@@ -397,12 +400,17 @@ def _tried_together(
     task: TaskConfig,
     *,
     by_example: bool,
-    fits: bool,
+    room: int,
 ) -> MappedModel:
-    """The model with `together` set by a trial; False if too few clients fit the cache."""
-    together = (
-        fits and layers.together and trains_together(layers, data, task, by_example=by_example)
-    )
+    """The model with `together` set by a trial; False if too few clients fit the cache, which has
+    room for `room`."""
+    if by_example:
+        few = FEW_BUILT
+    else:
+        few = FEW
+    together = layers.together and room >= few
+    if together:
+        together = trains_together(layers, data, task, by_example=by_example)
     return replace(layers, together=together)
 
 

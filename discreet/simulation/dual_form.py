@@ -32,20 +32,27 @@ OPERATIONS_PER_FLOAT = 16  # the cost of reading or writing a number, in multipl
 GAIN = 0.75
 
 
-def dual_is_cheaper(
-    model: LayerSequence | MappedModel, examples: int, settings: LocalSettings
-) -> bool:
-    """True if clients with `examples` examples are trained faster in the dual form. It covers SGD
-    without DP-SGD, weight decay and schedule, on a model that begins with a linear layer."""
+def largest_in_dual_form(model: LayerSequence | MappedModel, settings: LocalSettings) -> int:
+    """The number of examples up to which clients are trained faster in the dual form; 0 if never.
+    It covers SGD without DP-SGD, weight decay and schedule, on a model that begins with a linear
+    layer."""
     if isinstance(model, MappedModel) or settings.example or not settings.is_plain:
-        return False
+        return 0
     if not model.begins_linear:
-        return False
+        return 0
     out, width = model.layout.parameters[0][0][:2]
+    examples = 0
+    while _is_cheaper(examples + 1, settings, out=out, width=width):
+        examples += 1
+    return examples
+
+
+def _is_cheaper(examples: int, settings: LocalSettings, *, out: int, width: int) -> bool:
+    """True if the dual form takes less than the share `GAIN` of the cost."""
     steps = -(-examples // settings.batch_size)
     direct = settings.epochs * out * width * (4 * examples + 3 * OPERATIONS_PER_FLOAT * steps)
     dual = 2 * examples * (examples * width + 2 * out * width + settings.epochs * examples * out)
-    return 0 < dual < GAIN * direct
+    return dual < GAIN * direct
 
 
 @dataclass(frozen=True, eq=False)
@@ -92,7 +99,13 @@ class DualForm:
 
 
 def dual_updates(chunk: Chunk, start: Tensor) -> Tensor:
-    """As `Chunk.updates`, (k, num_params), for the cases that `dual_is_cheaper` covers."""
+    """As `Chunk.updates`, (k, num_params), for the cases that `largest_in_dual_form` covers.
+
+    Raises:
+      ValueError: the clients are trained by DP-SGD, whose gradients must be clipped and noised.
+    """
+    if chunk.settings[0].example:
+        raise ValueError("DP-SGD has no dual form")
     assert isinstance(chunk.model, LayerSequence)
     layout = chunk.model.layout
     start = start.to(torch.float32)

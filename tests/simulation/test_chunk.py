@@ -28,7 +28,7 @@ from discreet.simulation.chunk import (
     shared_examples,
     table_of,
 )
-from discreet.simulation.dual_form import dual_is_cheaper, dual_updates
+from discreet.simulation.dual_form import dual_updates, largest_in_dual_form
 from discreet.simulation.layer_sequence import Batch, ParameterLayout, sequence_of
 from discreet.simulation.mapped_model import mapped_model
 from discreet.training.local_training import ExamplePrivacy, LocalSettings
@@ -352,7 +352,13 @@ def test_the_dual_form_moves_clients_as_each_moves_alone(
 def test_the_dual_form_is_for_a_first_layer_that_is_large_for_the_examples() -> None:
     how = LocalSettings(1, 10, 0.1, 0.0)
     layers = Clients("mlp", (784,), (1,)).layers
-    assert dual_is_cheaper(layers, 60, how)
-    assert not dual_is_cheaper(layers, 5000, how)
-    assert dual_is_cheaper(layers, 300, replace(how, epochs=5))
-    assert not dual_is_cheaper(layers, 0, how)
+    assert 60 <= largest_in_dual_form(layers, how) < 300
+    assert 300 <= largest_in_dual_form(layers, replace(how, epochs=5)) < 5000
+    assert largest_in_dual_form(layers, replace(how, weight_decay=0.1)) == 0
+
+
+def test_dp_sgd_has_no_dual_form() -> None:
+    clients, how = Clients("mlp", (784,), (3,)), replace(SGD, example=ExamplePrivacy(1.0, 1.0))
+    assert largest_in_dual_form(clients.layers, how) == 0
+    with pytest.raises(ValueError, match="no dual form"):
+        dual_updates(clients.chunk([how], SeededDraws(clients.sources())), clients.start)
