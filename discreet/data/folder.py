@@ -88,6 +88,7 @@ import torch
 from discreet.data.cells import encoded_cells, numbered, numbers_in, owner_cells, same_names
 from discreet.data.csv_table import CsvTable, lines_of
 from discreet.data.description import DESCRIPTION, DataDescription, read_description
+from discreet.data.encoding import is_empty
 from discreet.data.examples import SHAPES, Examples, Task, TaskShape
 from discreet.data.images import read_idx
 from discreet.data.targets import CLASSES, SEQUENCES, Array, FolderError, RowError, targets_of
@@ -201,8 +202,8 @@ def read_file(
     path: Path, description: DataDescription, shape: TaskShape, *, id_column: str | None = None
 ) -> tuple[torch.Tensor, torch.Tensor | None, Array | None]:
     """Inputs (n, *input_shape) of a file that ends in .csv, .parquet, .jsonl or .npz, its targets
-    if it has them, and the cells of a column that identifies the rows. The description names the
-    columns or arrays, and gives their range."""
+    if every row has them, and the cells of a column that identifies the rows. The description names
+    the columns or arrays, and gives their range."""
     kind = path.suffix.lower().removeprefix(".")
     if kind not in ("csv", "parquet", "jsonl", "npz"):
         raise FolderError(f"{path}: a file of inputs must end in .csv, .parquet, .jsonl or .npz")
@@ -210,7 +211,7 @@ def read_file(
         update={"format": kind, "file": path.name, "owner": id_column}
     )
     with _lines_of(path, description):
-        inputs, targets, ids = _read(path.parent, description)
+        inputs, targets, ids = _read(path.parent, description, may_lack_targets=True)
         read = _inputs_of(inputs, description, shape, str(path))
         count = len(inputs)
         return (
@@ -325,7 +326,21 @@ def _targets_in(
     return np.stack(columns, axis=1)
 
 
-def _read(folder: Path, description: DataDescription) -> _Table:
+def _rows_without_target(found: Mapping[str, Any], description: DataDescription) -> int:
+    """The number of rows of a table in which a target is empty. A word of `classes` is a target,
+    though it may look empty."""
+    lacking = set[int]()
+    for name in description.target_names:
+        for row, cell in enumerate(np.asarray(found.get(name, ())).tolist()):
+            is_scalar = not isinstance(cell, list | np.ndarray)
+            if is_scalar and is_empty(cell) and str(cell).strip() not in description.classes:
+                lacking.add(row)
+    return len(lacking)
+
+
+def _read(folder: Path, description: DataDescription, *, may_lack_targets: bool = False) -> _Table:
+    """The inputs, targets and owners in a file. `may_lack_targets`: an empty target is no error,
+    and the table then has no targets."""
     if description.format == "idx":
         return _read_images(folder, description)
     path = _file(folder, description.file)
@@ -350,7 +365,12 @@ def _read(folder: Path, description: DataDescription) -> _Table:
     else:
         nothing = np.zeros((len(next(iter(found.values()), ())), 0))
         inputs = np.column_stack([nothing, *(numbers_in(found[name], name) for name in names)])
-    targets = _targets_in(found, names, description)
+    targets = None
+    if may_lack_targets and (lacking := _rows_without_target(found, description)):
+        said = "%s: %d of %d rows have no target, so nothing is rated"
+        logger.warning(said, path, lacking, len(inputs))
+    else:
+        targets = _targets_in(found, names, description)
     if description.next_token:
         if counted is True:
             following = inputs

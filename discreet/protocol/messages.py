@@ -266,16 +266,6 @@ def encode_arrays(arrays: Sequence[Floats], numbers: Mapping[str, int | float]) 
     return RecordDict({**content, REPLY: MetricRecord(dict(numbers))})
 
 
-def encode_reply(reply: TrainReply) -> RecordDict:
-    """The content of a reply."""
-    arrays = [
-        vector.detach().cpu().numpy()
-        for vector in (reply.update, reply.answer)
-        if vector is not None
-    ]
-    return encode_arrays(arrays, reply_numbers(reply))
-
-
 def array_of(vector: Tensor) -> Array:
     """A vector (n,) as float32."""
     return Array(vector.detach().cpu().numpy().astype(np.float32, copy=False))

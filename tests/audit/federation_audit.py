@@ -35,12 +35,13 @@ from discreet.deployment.raw_node import raw_node
 from discreet.planning.plan import Plan
 from discreet.planning.state import State
 from discreet.privacy.randomness import secure_source
-from discreet.protocol.messages import TrainReply, decode_request, encode_reply
+from discreet.protocol.messages import TrainReply, decode_request
 from discreet.run_files.run_folder import OVER, RunFolder, state_of
 from discreet.server.resolve import forbid_seed
 from discreet.settings.rules import ConfigError, require_extra
 from discreet.settings.settings import Settings, flat
 from discreet.simulation.processes import RunLostError
+from tests.node.clients import encode_reply
 
 logger = logging.getLogger("discreet")
 

@@ -66,6 +66,18 @@ def test_the_test_set_of_the_run_is_predicted_without_a_file(
     assert (run / "predictions.csv").read_text() == by_command
 
 
+def test_rows_without_a_target_are_predicted_and_nothing_is_rated(
+    run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    rows = [[*row, target] for row, target in zip(raw_rows(3), (1, "", 0), strict=True)]
+    data = write_csv(tmp_path / "new.csv", [*NAMES, "target"], rows)
+    assert main([str(run), "--data", str(data), "--out", str(tmp_path / "out.csv")]) == 0
+    head, *said = csv.reader((tmp_path / "out.csv").read_text().splitlines())
+    assert (head[1], len(said)) == ("prediction", 3)
+    assert "accuracy" not in capsys.readouterr().out
+    assert "1 of 3 rows have no target, so nothing is rated" in caplog.text
+
+
 def test_out_names_the_file_columns_are_read_by_name_and_targets_are_optional(
     run: Path, tmp_path: Path
 ) -> None:

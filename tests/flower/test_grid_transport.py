@@ -43,11 +43,11 @@ from discreet.protocol.messages import (
     TrainRequest,
     VirtualClient,
     decode_request,
-    encode_reply,
 )
 from discreet.server.transport import Failure, MessagesTooLarge, ReplyStats
 from discreet.settings.settings import Settings, client_settings
 from tests.flower.flower_apps import Answer, FakeGrid
+from tests.node.clients import encode_reply
 from tests.rounds import round_of
 
 RUN = client_settings(Settings())

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from flwr.app import RecordDict
 from omegaconf import OmegaConf
 from scipy import stats
 from torch import Tensor, nn
@@ -22,7 +23,14 @@ from discreet.node.client import Client
 from discreet.node.policy import ClientPolicy
 from discreet.node.work import Work, work_of
 from discreet.privacy.randomness import RandomSource, seeded_source
-from discreet.protocol.messages import TrainRequest, request_items, request_of
+from discreet.protocol.messages import (
+    TrainReply,
+    TrainRequest,
+    encode_arrays,
+    reply_numbers,
+    request_items,
+    request_of,
+)
 from discreet.settings.client_settings import ClientSettings
 from discreet.settings.compose import parse_asked
 from discreet.settings.settings import Settings, client_settings
@@ -159,3 +167,13 @@ def request_with(request: TrainRequest, change: Mapping[str, object]) -> dict[st
         if value == "gone":
             del inner[last]
     return items | {"request": json.dumps(tree)}
+
+
+def encode_reply(reply: TrainReply) -> RecordDict:
+    """The content of a reply, as a client sends it."""
+    arrays = [
+        vector.detach().cpu().numpy()
+        for vector in (reply.update, reply.answer)
+        if vector is not None
+    ]
+    return encode_arrays(arrays, reply_numbers(reply))

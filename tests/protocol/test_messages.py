@@ -28,7 +28,6 @@ from discreet.protocol.messages import (
     TrainRequest,
     VirtualClient,
     decode_request,
-    encode_reply,
     header_of,
     request_items,
     request_of,
@@ -44,7 +43,7 @@ from discreet.settings.privacy import (
 from discreet.settings.settings import RayConfig, Settings, client_settings
 from discreet.settings.training import ModelConfig, TaskConfig
 from tests.flower.hostile import HEADERS, npy, raw
-from tests.node.clients import request_with
+from tests.node.clients import encode_reply, request_with
 
 SPENT: dict[str, float | int] = {
     "epsilon_example": 0.5,
