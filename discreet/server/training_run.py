@@ -111,15 +111,27 @@ class TrainingRun:
         shown = self.clients.progress
         with nullcontext() if shown is None else shown.shown(state.round):
             while (outcome := self._ended(state)) is None:
+                number = state.round + 1
+                source = self.context.source.child("round", number)
+                mechanism = self.plan.mechanism
+                event = self.charges.event(mechanism, number)
                 try:
-                    state = self._next_round(state)
-                    if self.evaluation and self._ended(state) is None:
-                        state = self._rate_if_due(state, is_last=False)
+                    self.charges.require_room(mechanism.guarantee, event, "the next round")
+                    if self.released is None:
+                        after, released = one_round(
+                            state, self.plan, self.clients, self.charges, source
+                        )
+                    else:
+                        after, released = self._round_after_crash(state, self.released, source)
                 except BudgetSpent as spent:
                     outcome = Outcome(state, in_words(spent, self.context.names))
                     break
                 except RoundAbandoned as loss:
-                    self._note_abandoned(state.round + 1, loss)
+                    self._note_abandoned(number, loss)
+                    continue
+                state = self._keep(state, after, released)
+                if self.evaluation and self._ended(state) is None:
+                    state = self._rate_if_due(state, is_last=False)
         if note := last_warning(self.plan.constant, self.rows):
             logger.warning("%s", note)
         return replace(outcome, checkpoint=self._rate_if_due(outcome.checkpoint, is_last=True))
@@ -195,21 +207,13 @@ class TrainingRun:
                 f"round {number} was abandoned {MOST_ABANDONED} times: {loss}"
             ) from loss
 
-    def _next_round(self, before: State) -> State:
-        """Runs the round after `before`; writes ledger, metrics and checkpoint, in that order.
+    def _keep(self, before: State, after: State, released: Released) -> State:
+        """Writes metrics and checkpoint after a round, in that order. Returns the state with the
+        epsilons that clients have reported.
 
         Raises:
-          BudgetSpent: the round would exceed a budget; nothing was asked. RoundAbandoned: as
-            `one_round`. NobodyAnswers: no client has answered for several rounds.
+          NobodyAnswers: no client has answered for several rounds.
         """
-        number = before.round + 1
-        event = self.charges.event(self.plan.mechanism, number)
-        self.charges.require_room(self.plan.mechanism.guarantee, event, "the next round")
-        source = self.context.source.child("round", number)
-        if self.released is None:
-            state, released = one_round(before, self.plan, self.clients, self.charges, source)
-        else:
-            state, released = self._round_after_crash(before, self.released, source)
         stats = self.clients.stats
         for name, each in self.plan.mechanisms.items():
             # Each client accounts it too: the event is the same for all of them.
@@ -221,7 +225,7 @@ class TrainingRun:
             self.on_round(
                 self.evaluation.write(self.folder, before.round, released.answers, answered=count)
             )
-        after = stats.added_to(state)
+        after = stats.added_to(after)
         row = self._write(before, after, released)
         # The checkpoint is written last. After a crash before it, the round is repeated, and the
         # ledger then has both charges.
