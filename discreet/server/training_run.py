@@ -215,10 +215,12 @@ class TrainingRun:
           NobodyAnswers: no client has answered for several rounds.
         """
         stats = self.clients.stats
+        run = self.plan.run
         for name, each in self.plan.mechanisms.items():
             # Each client accounts it too: the event is the same for all of them.
             if SERVER in each.charged_at and REPORTED[name]:
-                stats.epsilons |= dict.fromkeys(REPORTED[name], self._epsilon(name))
+                spent = epsilon_of(self.ledger.spent(name), run.delta, run.accountant)
+                stats.epsilons |= dict.fromkeys(REPORTED[name], spent)
         asked = self.clients.cohort
         if self.evaluation and released.answers:
             count = released.replies, asked
@@ -343,16 +345,16 @@ class TrainingRun:
                 "%d rounds are left: about %.2g s, at the speed of the last one", left, seconds
             )
 
-    def _epsilon(self, guarantee: str) -> float:
-        run = self.plan.run
-        return epsilon_of(self.ledger.spent(guarantee), run.delta, run.accountant)
-
     def _epsilons(self, after: State) -> dict[str, float]:
         """The current epsilon of each guarantee; infinity for a disabled one."""
+        run = self.plan.run
         spent = dict(OFF)
         for name in self.plan.mechanisms:
             key = f"epsilon_{name}"
-            spent[key] = after.largest_reported(key) if REPORTED[name] else self._epsilon(name)
+            if REPORTED[name]:
+                spent[key] = after.largest_reported(key)
+            else:
+                spent[key] = epsilon_of(self.ledger.spent(name), run.delta, run.accountant)
         return spent
 
 
