@@ -176,12 +176,14 @@ class Table:
 
 def table_of(examples: list[Numbers]) -> Table:
     """The table of clients with these examples, whose sizes must be descending."""
-    sizes = np.array([len(numbers) for numbers in examples], dtype=np.int64)
+    sizes = np.fromiter(map(len, examples), dtype=np.int64, count=len(examples))
+    together = np.concatenate([np.zeros(0, dtype=np.int64), *examples])
     width = int(sizes.max(initial=0))
     numbers = np.zeros((len(examples), width), dtype=np.int64)
     filled = sizes > 0
-    numbers[filled] = np.array([part[0] for part in examples if len(part)], dtype=np.int64)[:, None]
-    numbers[np.arange(width) < sizes[:, None]] = np.concatenate(examples) if examples else 0
+    starts = np.cumsum(sizes) - sizes
+    numbers[filled] = together[starts[filled], None]
+    numbers[np.arange(width) < sizes[:, None]] = together
     return Table(numbers, sizes)
 
 
