@@ -27,6 +27,7 @@ from discreet.settings.rules import (
     ConfigError,
     CountOrZero,
     Rounds,
+    message,
     read_json,
     section,
     settings_json,
@@ -97,7 +98,7 @@ class Assignment:
 TRAIN = Assignment()
 
 
-@section("")
+@message
 class TrainRequest:
     """The request to a client for one round.
 

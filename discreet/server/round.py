@@ -6,6 +6,7 @@ Source: McMahan et al. 2018 (arXiv 1710.06963), Algorithm 1; Andrew et al. 2021 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -19,10 +20,12 @@ from discreet.mechanisms.sums import AnswerMechanism, Replies, UnopenedSum, Usab
 from discreet.planning.plan import Plan
 from discreet.planning.server_optimizer import Change
 from discreet.planning.state import State
+from discreet.privacy.quantile import LARGEST_NUMBER, LEAST_NUMBER
 from discreet.privacy.randomness import RandomSource
 from discreet.protocol.messages import TrainRequest
 from discreet.queries.query import Sums
 from discreet.settings.privacy import USER
+from discreet.settings.rules import ConfigError
 
 if TYPE_CHECKING:
     from dp_accounting import DpEvent
@@ -80,7 +83,19 @@ def one_round(
 
 
 def stepped(state: State, plan: Plan, released: Released) -> State:
-    """The state after a step with a round's release: post-processing."""
+    """The state after a step with a round's release: post-processing.
+
+    Raises:
+      ConfigError: the mechanism, which may be one of the user's own, has moved the clip norm out of
+        the range that clients accept.
+    """
+    clip_norm = released.clip_norm
+    if not (LEAST_NUMBER <= clip_norm <= LARGEST_NUMBER or clip_norm == math.inf):
+        name = type(plan.mechanism).__name__
+        raise ConfigError(
+            f"the clip_norm after a round must be within [{LEAST_NUMBER:g}, {LARGEST_NUMBER:g}]: "
+            f"{name} gives {clip_norm}"
+        )
     mean = (released.total / plan.denominator).to(state.params.dtype)
     noise = plan.mechanism.expected_noise(state.clip_norm)
     energy = 0.0
@@ -88,7 +103,7 @@ def stepped(state: State, plan: Plan, released: Released) -> State:
         stddev = noise.multiplier * noise.norm / plan.denominator
         energy = state.params.numel() * stddev**2
     after = plan.optimizer.step(state, Change(mean, energy))
-    return replace(after, clip_norm=released.clip_norm)
+    return replace(after, clip_norm=clip_norm)
 
 
 def one_query(

@@ -3,6 +3,7 @@ rule and value."""
 
 from __future__ import annotations
 
+import dataclasses
 import difflib
 import json
 import math
@@ -193,17 +194,18 @@ def require_extra(*modules: str, extra: str, why: str) -> None:
             )
 
 
+# Of sections and messages: unknown keys and values of another type are mistakes.
+CONFIG = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False, coerce_numbers_to_str=True)
+
+
 @dataclass_transform(frozen_default=True, field_specifiers=(field,))
 def section(prefix: str, **elsewhere: str) -> Callable[[type[T]], type[T]]:
     """A decorator that makes a class a frozen pydantic dataclass whose mistakes are a ConfigError.
     `prefix` starts the keys of its settings, such as "privacy.user."; `elsewhere` has the prefixes
     of fields that differ."""
-    config = ConfigDict(
-        extra="forbid", strict=True, allow_inf_nan=False, coerce_numbers_to_str=True
-    )
 
     def made(kind: type[T]) -> type[T]:
-        checked: Any = dataclass(frozen=True, config=config)(kind)
+        checked: Any = dataclass(frozen=True, config=CONFIG)(kind)
         validate = checked.__init__
 
         def init(self: Any, *args: Any, **values: Any) -> None:
@@ -217,6 +219,17 @@ def section(prefix: str, **elsewhere: str) -> Callable[[type[T]], type[T]]:
         return cast(type[T], checked)
 
     return made
+
+
+@dataclass_transform(frozen_default=True, field_specifiers=(field,))
+def message(kind: type[T]) -> type[T]:
+    """A decorator that makes a class a frozen dataclass that is checked, as a section is, where it
+    is read from outside (`read_json`). In the process that makes it, its values are checked
+    already."""
+    made: Any = dataclasses.dataclass(frozen=True)(kind)
+    made.__pydantic_config__ = CONFIG
+    made.key_of = staticmethod(str)
+    return cast(type[T], made)
 
 
 def read_json(kind: type[T], text: str | bytes) -> T:

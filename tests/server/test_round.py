@@ -3,6 +3,7 @@ server's optimizer."""
 
 from __future__ import annotations
 
+import math
 import tracemalloc
 from collections import Counter
 from collections.abc import Callable
@@ -22,6 +23,7 @@ from torch import Tensor
 
 import discreet
 from discreet.mechanisms.central_gaussian import CentralGaussian
+from discreet.mechanisms.round_state import Released
 from discreet.mechanisms.sums import UnopenedSum
 from discreet.mechanisms.unprotected import Unprotected
 from discreet.planning.server_optimizer import (
@@ -38,7 +40,9 @@ from discreet.protocol.messages import TrainReply
 from discreet.run_files.resuming import asked_settings
 from discreet.run_files.run_folder import RunFolder
 from discreet.server.resolve import resolve
+from discreet.server.round import stepped
 from discreet.settings.compose import load_asked, load_config
+from discreet.settings.rules import ConfigError
 from discreet.simulation.in_process import simulate
 from tests.mechanisms.made import central, run_of
 from tests.rounds import round_of
@@ -115,6 +119,15 @@ def test_a_round_that_can_not_be_charged_releases_nothing_and_draws_no_noise() -
     untouched = cast(RandomSource, object())  # any draw, or child of it, would be an AttributeError
     with pytest.raises(OSError, match="no space"):
         round_of(settings(), state(3, 1.0), [], untouched, charge=full_disk)
+
+
+@pytest.mark.parametrize("norm", [math.nan, -1.0, 0.0, 1e30])
+def test_a_clip_norm_that_no_client_accepts_ends_the_run_in_its_round(norm: float) -> None:
+    plan, _ = resolve(load_config(["model.name=linear", "privacy.user.too_noisy=warn"]))
+    before = state(plan.num_params, 1.0)
+    assert stepped(before, plan, Released(before.params, math.inf, None, 0)).clip_norm == math.inf
+    with pytest.raises(ConfigError, match="CentralGaussian gives"):
+        stepped(before, plan, Released(before.params, norm, None, 0))
 
 
 def test_a_masked_sum_is_charged_before_it_is_opened() -> None:
