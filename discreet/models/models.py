@@ -316,13 +316,20 @@ def flatten_parameters(model: nn.Module) -> Tensor:
 def outputs_of(model: nn.Module, inputs: Tensor, *, batch_size: int = 1024) -> Tensor:
     """The model's outputs, (n, k), on the CPU, in evaluation mode, without dropout. They are
     computed on the device of the parameters; the training mode is restored."""
-    device = next((parameter.device for parameter in model.parameters()), torch.device("cpu"))
+    first = next(model.parameters(), None)
+    if first is None:
+        device = torch.device("cpu")
+    else:
+        device = first.device
     was_training = model.training
     model.eval()
+    outputs = list[Tensor]()
     try:
-        return torch.cat([model(part.to(device)).cpu() for part in torch.split(inputs, batch_size)])
+        for part in torch.split(inputs, batch_size):
+            outputs.append(model(part.to(device)).cpu())
     finally:
         model.train(was_training)
+    return torch.cat(outputs)
 
 
 def load_parameters(model: nn.Module, vector: Tensor) -> None:
@@ -349,10 +356,7 @@ def parts_of(vector: Tensor, parameters: Sequence[Tensor]) -> list[Tensor]:
         raise ValueError(
             f"a vector of {tuple(vector.shape)} does not fit the {sum(sizes)} trainable parameters"
         )
-    return [
-        part.view_as(parameter)
-        for part, parameter in zip(torch.split(vector, sizes), parameters, strict=True)
-    ]
+    return list(map(Tensor.view_as, torch.split(vector, sizes), parameters))
 
 
 # The only layers that may draw random numbers in training.

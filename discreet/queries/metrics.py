@@ -33,6 +33,7 @@ from discreet.queries.answers import (
 )
 from discreet.queries.evaluation_result import EvaluationResult
 
+BATCH = 1024  # examples of a forward
 # bins of scores, each half a logit wide
 SCORE_BINS = 32
 LARGEST_LOGIT = 8.0
@@ -325,10 +326,11 @@ def evaluation_on(
     """The evaluation of a model after a round with given parameters, (num_params,), by `evaluate`.
     Each call overwrites the parameters of `model`."""
     parameters = trainable(model)
+    uneven = target.kind == CLASSES and is_uneven(examples.targets)
 
     def evaluated(_: int, params: Tensor) -> EvaluationResult:
         write_parameters(parameters, params)
-        return evaluate(model, examples, loss=loss, target=target)
+        return evaluate(model, examples, loss=loss, target=target, uneven=uneven)
 
     return evaluated
 
@@ -340,7 +342,7 @@ def evaluate(
     *,
     loss: Loss = cross_entropy,
     target: Target = CLASS,
-    batch_size: int = 1024,
+    uneven: bool | None = None,
 ) -> EvaluationResult:
     """Mean loss and scores of `model` on `examples`, at least one, without gradients and in
     evaluation mode.
@@ -353,15 +355,16 @@ def evaluate(
 
     It runs on the device of the model's parameters and restores the model's training mode. Outputs
     that are not finite make the loss NaN or infinite; an example with a NaN among its logits counts
-    as wrong.
+    as wrong. `uneven`: True for imbalanced classes, if it is known.
     """
     total = 0.0
     right = 0
     counted = 0
     kept = []
-    uneven = target.kind == CLASSES and is_uneven(examples.targets)
-    inputs_by_batch = torch.split(examples.inputs, batch_size)
-    targets_by_batch = torch.split(examples.targets.cpu(), batch_size)
+    if uneven is None:
+        uneven = target.kind == CLASSES and is_uneven(examples.targets)
+    inputs_by_batch = torch.split(examples.inputs, BATCH)
+    targets_by_batch = torch.split(examples.targets.cpu(), BATCH)
     for inputs, targets in zip(inputs_by_batch, targets_by_batch, strict=True):
         outputs = outputs_of(model, inputs)
         total += (

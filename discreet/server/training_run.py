@@ -23,7 +23,7 @@ from discreet.planning.round_cost import RoundCost, peak_memory
 from discreet.planning.state import Outcome, State
 from discreet.queries.evaluation_result import EvaluationResult
 from discreet.queries.query import RATE
-from discreet.run_files.metrics_table import SCORES, main_score
+from discreet.run_files.metrics_table import MAIN, SCORES, main_score
 from discreet.run_files.run_folder import RunStatus, read_status, write_json, write_status
 from discreet.server.model_ratings import rating_plan
 from discreet.server.progress import Progress
@@ -86,7 +86,7 @@ class TrainingRun:
         self.evaluation = rating_plan(self.plan)
         check_exchange(transport, masked=self.plan.run.masked)
         self.evaluate = evaluate
-        self.on_round = on_round or (lambda _: None)
+        self.on_round = on_round
         finite = (finite_epsilons(each, self.plan.run) for each in self.plan.mechanisms.values())
         self.clients = AskedClients(transport, tuple(name for names in finite for name in names))
         self.warned: set[str] = set()
@@ -224,9 +224,11 @@ class TrainingRun:
         asked = self.clients.cohort
         if self.evaluation and released.answers:
             count = released.replies, asked
-            self.on_round(
-                self.evaluation.write(self.folder, before.round, released.answers, answered=count)
+            rated = self.evaluation.write(
+                self.folder, before.round, released.answers, answered=count
             )
+            if self.on_round is not None:
+                self.on_round(rated)
         after = stats.added_to(after)
         row = self._write(before, after, released)
         # The checkpoint is written last. After a crash before it, the round is repeated, and the
@@ -237,7 +239,8 @@ class TrainingRun:
         if (rank := _rank(row)) > self.best:
             self.best = rank
             self.folder.save_checkpoint(after, best=True, charged=self.charges.position)
-        self.on_round(row)  # after the checkpoint: a hook that fails costs no round
+        if self.on_round is not None:  # after the checkpoint: a hook that fails costs no round
+            self.on_round(row)
         self.abandoned = 0
         self.silent_rounds.note(stats, asked=asked)
         return after
@@ -284,7 +287,9 @@ class TrainingRun:
             self.folder.save_checkpoint(rated, charged=self.charges.position)
         count = (stats.accepted, len(cohort))
         spent = self._epsilons(rated)
-        self.on_round(plan.write(self.folder, last.round, sums, answered=count, spent=spent))
+        row = plan.write(self.folder, last.round, sums, answered=count, spent=spent)
+        if self.on_round is not None:
+            self.on_round(row)
         if last.round < self.plan.run.rounds:
             self.silent_ratings.note(stats, asked=len(cohort))
         return rated
@@ -320,7 +325,8 @@ class TrainingRun:
         logger.info(round_line(row, rounds=self.plan.run.rounds), extra={"fields": fields})
         if len(self.rows) == TIMED:
             self._say_time_left(after.round)
-        stats.log_failures()
+        if stats.reasons:
+            stats.log_failures()
         notes = clip_notes(self.plan.clip, self.rows, after.clip_norm)
         for name, note in notes.items():
             if name not in self.warned:
@@ -370,10 +376,12 @@ def _released_before(state: State) -> Released | None:
 def _rank(row: Mapping[str, Any]) -> tuple[float, float]:
     """The key that ranks models: accuracy or R2, then the lower loss."""
     loss = row["loss"]
-    known = loss is not None and math.isfinite(loss)
-    if known:
-        return (row.get(main_score(row)) or 0.0, -loss)
-    return UNRANKED
+    if loss is None or not math.isfinite(loss):
+        return UNRANKED
+    for name in MAIN:
+        if name in row:
+            return (row[name] or 0.0, -loss)
+    return (0.0, -loss)
 
 
 def stopping_reason(losses: Sequence[float], *, chance_loss: float) -> str | None:

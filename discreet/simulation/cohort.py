@@ -219,7 +219,7 @@ class Engine:
         return updates
 
     def _chunk(self, work: _ChunkWork) -> Chunk:
-        table = table_of([self.client_examples.examples(client) for client in work.clients])
+        table = table_of(list(map(self.client_examples.examples, work.clients)))
         draws: Draws = (
             SecureDraws(secure_source()) if self.seed is None else SeededDraws(self._sources(work))
         )

@@ -287,7 +287,7 @@ def sgd(
 @torch.no_grad()
 def plain_sgd(clients: SgdClients[Batch], params: list[Tensor], settings: LocalSettings) -> None:
     """`sgd` for settings that are plain."""
-    velocities = [torch.zeros_like(values) for values in params]
+    velocities = list(map(torch.zeros_like, params))
     keep = settings.momentum
     rate = 1.0
     if not settings.momentum:
