@@ -174,10 +174,9 @@ class TrainingRun:
         Raises:
           NobodyAnswers: every client refuses, and none has ever trained.
         """
-        # A client that has refused is not asked again: a spent budget or a policy does not change.
-        stats = self.clients.stats
-        if USER not in self.plan.mechanisms and stats.refused and self.clients.all_refuse:
-            reason = f"every client refuses; the last reason: {stats.reasons[-1]}"
+        # The usual end once clients' own budgets are spent.
+        if USER not in self.plan.mechanisms and self.clients.all_refuse:
+            reason = f"every client refuses; the last reason: {self.clients.stats.reasons[-1]}"
             if not any(row["replies"] for row in self.rows):
                 raise NobodyAnswers(reason)
             return Outcome(state, reason)
@@ -215,6 +214,7 @@ class TrainingRun:
           NobodyAnswers: no client has answered for several rounds.
         """
         stats = self.clients.stats
+        self.clients.refused |= stats.refused
         run = self.plan.run
         for name, each in self.plan.mechanisms.items():
             # Each client accounts it too: the event is the same for all of them.

@@ -165,8 +165,8 @@ class AskedClients:
       started: the time when they were available, by `time.monotonic`; waiting for clients is not
         part of a round.
       stats: the statistics of the replies since then.
-      refused: the clients that refused in an earlier round. They are not asked again, because a
-        spent budget or a policy does not change.
+      refused: the clients that have refused to train in a round. What they say to a rating is not
+        counted: it may cost more than a round.
     """
 
     def __init__(self, transport: Transport, must_be_finite: tuple[str, ...]) -> None:
@@ -181,7 +181,6 @@ class AskedClients:
 
     def available_clients(self) -> Sequence[int]:
         """See `discreet.server.round.Clients`. The statistics begin anew."""
-        self.refused |= self.stats.refused
         self.stats = ReplyStats(self.must_be_finite)
         self.available = self.transport.available_clients()
         self.started = time.monotonic()
@@ -205,9 +204,10 @@ class AskedClients:
 
     @property
     def all_refuse(self) -> bool:
-        """True if every client that was available most recently has refused."""
-        refused = self.refused | self.stats.refused
-        return bool(self.available) and not set(self.available) - refused
+        """True if every client that was available most recently has refused to train, and those
+        that were asked last gave refusals and no reply."""
+        is_refused = bool(self.stats.refused) and not self.stats.accepted
+        return is_refused and not set(self.available) - self.refused
 
 
 @dataclass

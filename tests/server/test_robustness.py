@@ -183,6 +183,45 @@ def test_a_run_that_all_clients_refuse_from_the_start_is_no_run_that_has_ended_w
         run(tmp_path / "run", refuses, *words)
 
 
+class NoRatings(Scripted):
+    """Clients that refuse to rate a model."""
+
+    def ask(
+        self, asked: TrainRequest, params: Tensor, cohort: Sequence[int]
+    ) -> Iterable[TrainReply | Failure]:
+        if asked.work.trains:
+            return super().ask(asked, params, cohort)
+        return [Failure(client, "refused", "a rating costs too much") for client in cohort]
+
+
+RATED = ("evaluation.kind=private", "evaluation.every=1")
+
+
+@pytest.mark.parametrize("refusing", [0, 2])
+def test_clients_that_refuse_to_rate_a_model_may_train_on(refusing: int, tmp_path: Path) -> None:
+    def answer(number: int, client: int) -> TrainReply | Failure:
+        if number == 2 and client < refusing:
+            return Failure(client, "refused", "its budget is spent")
+        return replies(number, client)
+
+    words = ("privacy.user.enabled=false", "privacy.user.noise_multiplier=null", *EXAMPLE_ON)
+    ready = session(tmp_path / "run", *words, *RATED)
+    outcome = training_run(ready, NoRatings(answer)).run()
+    assert (outcome.checkpoint.round, outcome.stopped) == (ROUNDS, None)
+    assert [row["replies"] for row in ready.folder.read_metrics()] == [10, 10 - refusing, 10]
+
+
+def test_a_client_that_refused_once_and_now_trains_keeps_the_run_going(tmp_path: Path) -> None:
+    def answer(number: int, client: int) -> TrainReply | Failure:
+        if client % 2 == number % 2:
+            return Failure(client, "refused", "it took too long")
+        return replies(number, client)
+
+    words = ("privacy.user.enabled=false", "privacy.user.noise_multiplier=null", *EXAMPLE_ON)
+    outcome = training_run(session(tmp_path / "run", *words), Scripted(answer)).run()
+    assert (outcome.checkpoint.round, outcome.stopped) == (ROUNDS, None)
+
+
 def test_what_a_client_says_it_spent_can_only_raise_what_is_reported(tmp_path: Path) -> None:
     said = [2.0, 0.0, 1.0]
 
