@@ -28,6 +28,7 @@ from tests.scripts.living import (
     MARK,
     SMALL,
     check_interrupted,
+    default_signals,
     intrude,
     listening,
     marked,
@@ -146,6 +147,7 @@ def test_nothing_of_a_cluster_outlives_the_run_that_started_it(
         [sys.executable, "-c", DRIVER],
         cwd=tmp_path,
         env=environment,
+        preexec_fn=default_signals,
         stdout=subprocess.PIPE,
         text=True,
     ) as driver:
