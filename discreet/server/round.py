@@ -89,7 +89,7 @@ def stepped(state: State, plan: Plan, released: Released) -> State:
       ConfigError: the mechanism, which may be one of the user's own, has moved the clip norm out of
         the range that clients accept.
     """
-    clip_norm = released.clip_norm
+    clip_norm = float(released.clip_norm)  # a mechanism of one's own may give any number
     if not (LEAST_NUMBER <= clip_norm <= LARGEST_NUMBER or clip_norm == math.inf):
         name = type(plan.mechanism).__name__
         raise ConfigError(

@@ -8,7 +8,7 @@ import tracemalloc
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -36,7 +36,7 @@ from discreet.planning.server_optimizer import (
 from discreet.planning.state import State, initial_state
 from discreet.privacy.randomness import RandomSource, seeded_source
 from discreet.privacy.sampling import CohortSampling
-from discreet.protocol.messages import TrainReply
+from discreet.protocol.messages import TrainReply, request_items, request_of
 from discreet.run_files.resuming import asked_settings
 from discreet.run_files.run_folder import RunFolder
 from discreet.server.resolve import resolve
@@ -128,6 +128,14 @@ def test_a_clip_norm_that_no_client_accepts_ends_the_run_in_its_round(norm: floa
     assert stepped(before, plan, Released(before.params, math.inf, None, 0)).clip_norm == math.inf
     with pytest.raises(ConfigError, match="CentralGaussian gives"):
         stepped(before, plan, Released(before.params, norm, None, 0))
+
+
+@pytest.mark.parametrize("norm", [2, np.float32(2), torch.tensor(2.0)])
+def test_a_clip_norm_of_another_type_reaches_clients_as_a_number(norm: Any) -> None:
+    plan, _ = resolve(load_config(["model.name=linear", "privacy.user.too_noisy=warn"]))
+    before = state(plan.num_params, 1.0)
+    after = stepped(before, plan, Released(before.params, norm, None, 0))
+    assert request_of(request_items(plan.request(after))).clip_norm == 2.0
 
 
 def test_a_masked_sum_is_charged_before_it_is_opened() -> None:
