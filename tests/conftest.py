@@ -6,6 +6,7 @@ Hypothesis tries the same examples each time; `--hypothesis-profile=search` look
 from __future__ import annotations
 
 import copy
+import io
 import logging
 import os
 import re
@@ -13,11 +14,12 @@ import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import SimpleNamespace
+from typing import IO, Any
 
 import pytest
 import torch
 from hypothesis import settings
-from omegaconf import DictConfig
+from omegaconf import DictConfig, ListConfig, OmegaConf
 
 from discreet.ledger.rollback_guard import STATE_VARIABLE
 from discreet.run_files import resuming
@@ -62,6 +64,26 @@ def _composed_once() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(compose, "composed", once)
         patch.setattr(resuming, "composed", once)
+        yield
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _files_of_conf_read_once() -> Iterator[None]:
+    """Hydra reads the files of conf/ for each composition, in pure Python: a third of its time.
+    What a text holds is kept."""
+    load = OmegaConf.load
+    kept: dict[str, ListConfig | DictConfig] = {}
+
+    def once(file: str | Path | IO[Any]) -> ListConfig | DictConfig:
+        if isinstance(file, str | Path):
+            return load(file)
+        text = file.read()
+        if text not in kept:
+            kept[text] = load(io.StringIO(text))
+        return copy.deepcopy(kept[text])
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(OmegaConf, "load", once)
         yield
 
 
