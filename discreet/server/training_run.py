@@ -23,7 +23,7 @@ from discreet.planning.round_cost import RoundCost, peak_memory
 from discreet.planning.state import Outcome, State
 from discreet.queries.evaluation_result import EvaluationResult
 from discreet.queries.query import RATE
-from discreet.run_files.metrics_table import MAIN, SCORES, main_score
+from discreet.run_files.metrics_table import SCORES, main_score
 from discreet.run_files.run_folder import RunStatus, read_status, write_json, write_status
 from discreet.server.model_ratings import rating_plan
 from discreet.server.progress import Progress
@@ -378,10 +378,7 @@ def _rank(row: Mapping[str, Any]) -> tuple[float, float]:
     loss = row["loss"]
     if loss is None or not math.isfinite(loss):
         return UNRANKED
-    for name in MAIN:
-        if name in row:
-            return (row[name] or 0.0, -loss)
-    return (0.0, -loss)
+    return (row.get(main_score(row)) or 0.0, -loss)
 
 
 def stopping_reason(losses: Sequence[float], *, chance_loss: float) -> str | None:
