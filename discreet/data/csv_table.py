@@ -14,7 +14,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from discreet.data.targets import FolderError, RowError
+from discreet.data.encoding import CellError
+from discreet.data.targets import FolderError
 from discreet.settings.rules import require_extra
 
 SEPARATORS = ",;\t|"
@@ -165,7 +166,7 @@ def lines_of(path: Path, table: CsvTable | None = None) -> Iterator[None]:
     """Adds the file to an error about a row, and the line in it if it is CSV."""
     try:
         yield
-    except RowError as error:
+    except CellError as error:
         place = f"row {error.row}"
         if table is not None:
             with suppress(IndexError, FolderError):
