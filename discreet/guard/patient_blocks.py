@@ -51,16 +51,6 @@ class BlockSplit:
     patients: int
 
 
-@dataclass(frozen=True)
-class SiteBlocks:
-    """The blocks of a site on disk, ordered by number."""
-
-    archives: tuple[Path, ...]
-
-    def __len__(self) -> int:
-        return len(self.archives)
-
-
 def block_of(patient: str, *, key: bytes, count: int) -> int:
     """The number of a patient's block: HMAC-SHA-256 of the id, modulo the number of blocks."""
     digest = hmac.new(key, patient.encode(), hashlib.sha256).digest()
@@ -109,9 +99,9 @@ def read_split(folder: Path) -> BlockSplit:
         raise ConfigError(f"{folder} has no split: make one with `discreet site split`") from error
 
 
-def read_blocks(folder: Path, *, id_column: str, count: int) -> SiteBlocks:
-    """The blocks that `split_site` made. ConfigError: the split has other settings, blocks are
-    missing, or other users can read them."""
+def read_blocks(folder: Path, *, id_column: str, count: int) -> tuple[Path, ...]:
+    """The archives of the blocks that `split_site` made, by number. ConfigError: the split has
+    other settings, blocks are missing, or other users can read them."""
     split = read_split(folder)
     if (split.id, split.count) != (id_column, count):
         made = f"id {split.id!r} into {split.count} blocks"
@@ -122,7 +112,7 @@ def read_blocks(folder: Path, *, id_column: str, count: int) -> SiteBlocks:
     missing = [path.name for path in archives if not path.is_file()]
     if missing:
         raise ConfigError(f"{folder}: block {missing[0]} is missing")
-    return SiteBlocks(archives)
+    return archives
 
 
 def check_private(path: Path) -> None:
@@ -183,11 +173,7 @@ def _read(data: Path, id_column: str) -> _Blocks:
 def _whole(data: Path) -> _Blocks:
     """All data of the site as one unit."""
     if data.is_dir():
-        root = data
-    else:
-        root = data.parent
-    if data.is_dir():
-        files = dict(_files_below(data, root))
+        files = dict(_files_below(data, data))
     else:
         files = {data.name: data.read_bytes()}
     return ["site"], lambda places: files if places else {}
