@@ -7,7 +7,6 @@ categories, and no file date.
 
 from __future__ import annotations
 
-import csv
 import hashlib
 import hmac
 import io
@@ -229,15 +228,11 @@ _Rows = tuple[Sequence[object], Callable[[Sequence[int]], bytes]]
 def _csv(table: CsvTable, id_column: str) -> _Rows:
     """Blocks have the separator and the declared encoding of the whole table; UTF-8 if none is."""
     where = column_place(id_column, table)
-    header = table.header(as_written=True)
     rows = [row for _, row in table.rows()]
 
     def content_of(places: Sequence[int]) -> bytes:
-        text = io.StringIO()
-        writer = csv.writer(text, delimiter=table.mark, lineterminator="\n")
-        writer.writerow(header)
-        writer.writerows(rows[place] for place in places)
-        return text.getvalue().encode(table.encoding or "utf-8")
+        text = table.with_rows(rows[place] for place in places)
+        return text.encode(table.encoding or "utf-8")
 
     return [row[where] for row in rows], content_of
 
