@@ -113,11 +113,10 @@ class Repeated:
         scores = list[Scores]()
         for number, (_, score) in enumerate(self.rounds, 1):
             scores.append(self._scores(score, count, source.child("round", number)))
-        facts = {
+        facts: Facts = {
+            **self.facts,
             "event": str(events[0]),
             "sampling": f"{self.sampling.kind}, {self.sampling.probability:g}",
-        }
-        more: Facts = {
             "releases": count,
             "rounds": len(events),
             "secure": plan.settings.seed is None,
@@ -126,7 +125,7 @@ class Repeated:
         return Experiment(
             self.name,
             seen[-1:] if len(events) == 1 else seen,
-            {**self.facts, **facts, **more},
+            facts,
             releases,
         )
 
