@@ -19,10 +19,10 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 from benchmarks.empty_app.empty_client import answer_to
+from benchmarks.raw_node import raw_node
 from benchmarks.side_by_side import Row
 from discreet.deployment.flower_home import wait_until
 from discreet.deployment.local_federation import Federation, empty_federation
-from discreet.deployment.raw_node import raw_node
 from discreet.deployment.superlink import SERVER_APP
 from discreet.run_files.run_folder import RunFolder
 from discreet.simulation.processes import child_processes

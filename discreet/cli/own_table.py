@@ -13,7 +13,6 @@ examples:
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -21,9 +20,9 @@ import typer
 from typer import Option
 
 from discreet.data.csv_table import CsvTable
-from discreet.data.description import DESCRIPTION, DataDescription, read_description
+from discreet.data.description import DESCRIPTION, read_description
 from discreet.data.targets import FolderError
-from discreet.tables.outside import Outside, cells_outside
+from discreet.tables.outside import cells_outside
 from discreet.tables.owner_split import split_by_owner
 from discreet.tables.proposal import propose
 
@@ -61,17 +60,17 @@ def command(
         _check(file)
     else:
         proposal = propose(table, target=target, owner=owner)
-        print(proposal.text, end="")
+        print(proposal, end="")
         if write:
-            description.write_text(proposal.text)
+            description.write_text(proposal)
             print(f"\nwritten to {description}. No run starts until `unconfirmed` in it is empty.")
 
 
 def _split(table: CsvTable, owner: str | None, share: float) -> None:
-    found = split_by_owner(table, owner=owner, share=share)
-    for path, rows, owners in zip((found.train, found.test), found.rows, found.owners, strict=True):
-        print(f"{path}: {rows} rows" + (f" of {owners} owners" if owner else ""))
-    print(f"{found.test} is public from now on: nobody in it is protected")
+    parts = split_by_owner(table, owner=owner, share=share)
+    for part in parts:
+        print(f"{part.path}: {part.rows} rows" + (f" of {part.owners} owners" if owner else ""))
+    print(f"{parts[1].path} is public from now on: nobody in it is protected")
 
 
 def _check(file: Path) -> None:
@@ -93,9 +92,9 @@ def _check(file: Path) -> None:
         f"{folder / DESCRIPTION} fits: {len(task.train)} rows, inputs of shape ({width}), "
         f"{len(task.test)} to test"
     )
-    for each in _outside(folder, description):
+    for name, count in cells_outside(folder, description).items():
         print(
-            f"{each.name}: {each.count} cells are outside low..high, and count as the nearer end. "
+            f"{name}: {count} cells are outside low..high, and count as the nearer end. "
             "If they are codes for empty cells, such as -9, empty them in the table"
         )
     start = f"discreet simulate experiment=table data.path={folder}"
@@ -109,12 +108,3 @@ def _check(file: Path) -> None:
             "several rows, name the column of persons as owner. Start with:"
         )
         print(f"  {start} data.partition=iid data.num_clients={len(task.train)}")
-
-
-def _outside(folder: Path, description: DataDescription) -> Iterator[Outside]:
-    if description.format != "csv":
-        return
-    path = folder / description.file
-    table = CsvTable(path, description.separator, description.encoding, description.decimal)
-    cells = {name: each.to_pylist() for name, each in table.columns(as_text=True).items()}
-    yield from cells_outside(cells, description.columns, decimal=description.decimal)

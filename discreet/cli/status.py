@@ -17,12 +17,11 @@ from typing import Annotated, Any
 import typer
 
 from discreet.logs import json_ready
-from discreet.mechanisms.mechanism import REPORTED, SERVER
+from discreet.mechanisms.mechanism import REPORTED
 from discreet.planning.plan import Plan
-from discreet.run_files.clients_account import spent_by_clients
+from discreet.reporting.epsilons import spent_epsilons
 from discreet.run_files.metrics_table import SCORES, Rated, rated_in, score_columns
 from discreet.run_files.run_folder import RunFolder, read_status
-from discreet.run_files.run_ledgers import ledger_to_read
 from discreet.server.population_account import PopulationAccount
 from discreet.settings.privacy import GUARANTEES
 
@@ -43,10 +42,8 @@ def command(
 def status_facts(folder: RunFolder) -> Facts:
     """The state of a run: round, epsilon spent and left, connected nodes, last failure.
 
-    An epsilon that the server accounts for comes from its ledger, which after a crash may be ahead
-    of the metrics, never behind them. The others are the largest that a client reported, in
-    metrics.csv and the last checkpoint, and in a simulation in the clients' own ledger. Raises
-    ConfigError: the folder holds no run; LedgerError: a ledger or the checkpoint is damaged."""
+    The epsilons are those of `spent_epsilons`. Raises ConfigError: the folder holds no run;
+    LedgerError: a ledger or the checkpoint is damaged."""
     plan = Plan(folder.read_config())
     status = read_status(folder)
     rows = folder.read_metrics()
@@ -90,26 +87,12 @@ def _epsilons(
 ) -> dict[str, Facts | None]:
     """The spending of each guarantee; None if it is off."""
     found = dict[str, Facts | None].fromkeys(GUARANTEES)
-    ledger = None
-    if rows or folder.ledger_path.exists():
-        # also where clients pay: it has the run's delta, which config.yaml has to have too
-        ledger = ledger_to_read(folder, plan)
-    by_clients = dict[str, float]()
-    if any(REPORTED[name] for name in plan.mechanisms):
-        by_clients = spent_by_clients(folder, plan)
+    spent = spent_epsilons(folder, plan, rows)
     for name, mechanism in plan.mechanisms.items():
-        spent = 0.0
         budget = plan.run.largest_epsilon(name)
-        if REPORTED[name]:
-            # The largest of several files, so that a changed digit in one can't lower it.
-            said = [row.get(f"epsilon_{name}") or 0.0 for row in rows]
-            spent = max([*said, by_clients[name]])
-        elif plan.account is not None:
+        if plan.account is not None and not REPORTED[name]:
             budget = None  # the budget is that of all runs over the population
-        if SERVER in mechanism.charged_at and ledger is not None:
-            charged = ledger.spent(name).epsilon(plan.run.delta, plan.run.accountant)
-            spent = max(spent, charged)
-        found[name] = _spending(spent, budget) | {"unit": mechanism.statement().unit}
+        found[name] = _spending(spent[name], budget) | {"unit": mechanism.statement().unit}
     return found
 
 

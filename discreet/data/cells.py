@@ -12,16 +12,13 @@ import numpy as np
 
 from discreet.data.description import DataDescription
 from discreet.data.encoding import CellError, encoded_columns, is_empty
-from discreet.data.targets import Array, FolderError, RowError
+from discreet.data.targets import Array, FolderError
 from discreet.per_example.objective import PADDING
 
 
 def encoded_cells(found: Mapping[str, Any], description: DataDescription) -> Array:
     cells = {column.name: found[column.name].to_pylist() for column in description.columns}
-    try:
-        return encoded_columns(cells, description.columns, decimal=description.decimal)
-    except CellError as error:
-        raise RowError(error.row, error.problem) from None
+    return encoded_columns(cells, description.columns, decimal=description.decimal)
 
 
 def owner_cells(column: Any, name: str) -> Array:
@@ -31,7 +28,7 @@ def owner_cells(column: Any, name: str) -> Array:
     cells = owners.tolist()
     for row, cell in enumerate(cells):
         if is_empty(cell):
-            raise RowError(row, f"{name} is empty: it must name the owner of the row")
+            raise CellError(row, f"{name} is empty: it must name the owner of the row")
     if not any(isinstance(cell, str) for cell in cells):
         return owners
     return np.asarray([str(cell).strip() for cell in cells])
@@ -62,7 +59,7 @@ def numbers_in(column: Any, name: str) -> Array:
             wrong = "is empty: fill it with a public constant"
         else:
             wrong = "is not a number: make it one"
-        raise RowError(row, f"{name} {wrong}, or describe it under [columns] in data.toml")
+        raise CellError(row, f"{name} {wrong}, or describe it under [columns] in data.toml")
     raise FolderError(f"the column {name} has no numbers")
 
 
@@ -80,7 +77,7 @@ def numbered(targets: Array, name: str, description: DataDescription) -> Array:
                 problem = f"{name} is empty: leave the row out, or fill it"
             else:
                 problem = f"{name} is not one of classes: add the class in data.toml, or correct it"
-            raise RowError(place * len(targets) // targets.size, problem)
+            raise CellError(place * len(targets) // targets.size, problem)
     return np.asarray([places[word] for word in words], np.int64).reshape(targets.shape)
 
 
@@ -88,7 +85,7 @@ def _target_numbers(targets: Array, name: str, description: DataDescription) -> 
     if targets.dtype == object and description.columns:  # cells as they are written
         for row, cell in enumerate(targets):
             if is_empty(cell):
-                raise RowError(row, f"{name} is empty: leave the row out, or fill it")
+                raise CellError(row, f"{name} is empty: leave the row out, or fill it")
         targets = np.asarray([str(cell).replace(description.decimal, ".") for cell in targets])
     try:
         return np.asarray(targets, np.float64)

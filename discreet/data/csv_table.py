@@ -7,14 +7,15 @@ import codecs
 import csv
 import io
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from discreet.data.targets import FolderError, RowError
+from discreet.data.encoding import CellError
+from discreet.data.targets import FolderError
 from discreet.settings.rules import require_extra
 
 SEPARATORS = ",;\t|"
@@ -87,10 +88,13 @@ class CsvTable:
         header = next((line for line in self.text.splitlines() if line.strip()), "")
         return max(SEPARATORS, key=lambda mark: len(next(csv.reader([header], delimiter=mark), [])))
 
+    def _reader(self) -> Any:
+        return csv.reader(io.StringIO(self.text, newline=""), delimiter=self.mark)
+
     def records(self) -> list[tuple[int, list[str]]]:
         """The records, header first, each with the number of its last line, from 1. Empty lines are
         skipped. FolderError: quotes do not end, or a cell is too long."""
-        reader = csv.reader(io.StringIO(self.text, newline=""), delimiter=self.mark)
+        reader = self._reader()
         try:
             return [(reader.line_num, row) for row in reader if row]
         except csv.Error as error:
@@ -106,12 +110,12 @@ class CsvTable:
                 raise FolderError(f"{self.path}, line {line}: {wrong}")
             yield line, row
 
-    def header(self, *, as_written: bool = False) -> list[str]:
-        """The names of the columns, unless `as_written` without spaces around them. FolderError:
-        there are none, or one occurs twice."""
-        reader = csv.reader(io.StringIO(self.text, newline=""), delimiter=self.mark)
+    @cached_property
+    def written_header(self) -> list[str]:
+        """The names of the columns as they are written. FolderError: there are none, or one occurs
+        twice."""
         try:
-            written = next((row for row in reader if row), [])
+            written = next((row for row in self._reader() if row), list[str]())
         except csv.Error as error:
             raise FolderError(f"{self.path} can't be read: {error}") from None
         names = [name.strip() for name in written]
@@ -120,7 +124,18 @@ class CsvTable:
         for name in names:
             if names.count(name) > 1:
                 raise FolderError(f"{self.path}: the column {name!r} occurs twice: rename one")
-        return written if as_written else names
+        return written
+
+    def header(self) -> list[str]:
+        """The names of the columns, without spaces around them."""
+        return [name.strip() for name in self.written_header]
+
+    def with_rows(self, rows: Iterable[Sequence[str]]) -> str:
+        """The text of a table with this header and separator, and with these rows."""
+        text = io.StringIO(newline="")
+        writer = csv.writer(text, delimiter=self.mark, lineterminator="\n")
+        writer.writerows([self.written_header, *rows])
+        return text.getvalue()
 
     def columns(self, *, as_text: bool = False) -> dict[str, Any]:
         """Columns of pyarrow by name; `as_text`: each cell as written. FolderError: the file can't
@@ -131,7 +146,7 @@ class CsvTable:
 
         names = self.header()
         if as_text:
-            kinds = dict.fromkeys(self.header(as_written=True), pyarrow.string())
+            kinds = dict.fromkeys(self.written_header, pyarrow.string())
         else:
             kinds = None
         try:
@@ -165,7 +180,7 @@ def lines_of(path: Path, table: CsvTable | None = None) -> Iterator[None]:
     """Adds the file to an error about a row, and the line in it if it is CSV."""
     try:
         yield
-    except RowError as error:
+    except CellError as error:
         place = f"row {error.row}"
         if table is not None:
             with suppress(IndexError, FolderError):

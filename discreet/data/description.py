@@ -20,6 +20,23 @@ from discreet.settings.training import HF
 DESCRIPTION = "data.toml"
 Bound = float | tuple[float, ...]
 AtLeastTwo = Annotated[int, Field(ge=2)]
+TABLES = ("csv", "parquet", "jsonl")
+# Keys that are given together or not at all.
+TOGETHER = (("low", "high"), ("target_low", "target_high"), ("text", "max_tokens"))
+# By key, the keys that can't be given beside it.
+APART = {
+    "tokens": ("low",),
+    "text": ("inputs", "low", "tokens", "padding", "shape"),
+    "columns": ("inputs", "low", "tokens", "text", "shape", "next_token"),
+    "num_classes": ("classes", "target_low"),
+    "classes": ("target_low",),
+    "next_token": ("target", "targets", "classes", "num_classes", "target_low", "test_target"),
+}
+# The formats that know a key.
+FORMATS = {
+    **dict.fromkeys(("columns", "text"), TABLES),
+    **dict.fromkeys(("separator", "decimal", "encoding"), ("csv",)),
+}
 
 
 class DataDescription(BaseModel):
@@ -65,9 +82,31 @@ class DataDescription(BaseModel):
         return self
 
     def _rules(self) -> Iterator[tuple[bool, str]]:
+        fields = DataDescription.model_fields.items()
+        given = {name for name, field in fields if getattr(self, name) != field.default}
+        for pair in TOGETHER:
+            yield len(given & {*pair}) != 1, f"{' and '.join(pair)} must be given together"
+        for name, others in APART.items():
+            for other in others:
+                yield not {name, other} <= given, f"{name} can't be combined with {other}"
+        for name, formats in FORMATS.items():
+            fine = name not in given or self.format in formats
+            yield fine, f"{name} is only for {', '.join(formats)}"
         yield from _range_rules("low", self.low, self.high)
         yield from _range_rules("target_low", self.target_low, self.target_high)
-        yield self.tokens is None or self.low is None, "tokens can't be combined with low and high"
+        yield from self._target_rules(given)
+        yield from self._input_rules()
+
+    def _target_rules(self, given: set[str]) -> Iterator[tuple[bool, str]]:
+        one = (self.target is None) != (not self.targets)
+        yield self.next_token or one, "target or targets must be given, and not both"
+        needed = not self.next_token or bool(given & {"tokens", "text"})
+        yield needed, "next_token needs tokens or text"
+        single = not self.targets or self.padding is not None
+        rule = (
+            "classes and num_classes describe a single target, and can't be combined with targets"
+        )
+        yield single or not given & {"classes", "num_classes"}, rule
         kind, rule = (
             (str, "a text that is not in classes") if self.classes else (int, "a whole number")
         )
@@ -75,71 +114,12 @@ class DataDescription(BaseModel):
             isinstance(self.padding, kind) and self.padding not in self.classes
         )
         yield fine, f"padding must be {rule} (got {self.padding!r})"
-        yield from self._sequence_rules()
-        yield from self._column_rules()
-        yield from self._target_rules()
 
-    def _sequence_rules(self) -> Iterator[tuple[bool, str]]:
-        others = (
-            self.target,
-            self.targets,
-            self.classes,
-            self.num_classes,
-            self.target_low,
-            self.test_target,
-        )
-        alone = not self.next_token or (bool(self.tokens or self.text) and not any(others))
-        yield (
-            alone,
-            (
-                "next_token needs tokens or text, and can't be combined with a target, "
-                "classes or a range"
-            ),
-        )
-        yield (
-            (self.text is None) == (self.max_tokens is None),
-            "text and max_tokens must be given together",
-        )
-        if self.text is not None:
-            given = {self.inputs, self.low, self.tokens, self.padding, self.shape} != {None}
-            yield (
-                not given and self.format not in ("npz", "idx"),
-                "text must be one column and the only input",
-            )
-            yield (
-                (self.model or "").startswith(HF),
-                f'text needs model = "{HF}FOLDER", whose tokenizer reads it',
-            )
-
-    def _target_rules(self) -> Iterator[tuple[bool, str]]:
-        one = (self.target is None) != (not self.targets)
-        yield self.next_token or one, "target or targets must be given, and not both"
-        yield (
-            not (self.num_classes and self.classes),
-            "num_classes and classes are both given: give only one",
-        )
-        single = (not self.targets or self.padding is not None) and self.target_low is None
-        rule = (
-            "classes and num_classes describe a single target, and can't be combined "
-            "with targets or a range"
-        )
-        yield single or not (self.num_classes or self.classes), rule
-
-    def _column_rules(self) -> Iterator[tuple[bool, str]]:
-        names = [column.name for column in self.columns]
+    def _input_rules(self) -> Iterator[tuple[bool, str]]:
+        of_text = self.text is None or (self.model or "").startswith(HF)
+        yield of_text, f'text needs model = "{HF}FOLDER", whose tokenizer reads it'
         taken = {*self.target_names, self.owner}
-        yield (
-            not self.columns or self.format in ("csv", "parquet", "jsonl"),
-            "columns describes a table: csv, parquet or jsonl",
-        )
-        given = {self.inputs, self.low, self.tokens, self.text, self.shape} != {
-            None
-        } or self.next_token
-        yield (
-            not (self.columns and given),
-            "columns can't be combined with inputs, low, high, tokens, text or shape",
-        )
-        both = [name for name in names if name in taken]
+        both = [column.name for column in self.columns if column.name in taken]
         yield not both, f"columns: {', '.join(both)} is the target or the owner, not an input"
         told = ", ".join(self.unconfirmed)
         yield (
@@ -148,12 +128,6 @@ class DataDescription(BaseModel):
             "are not private. Replace them by public values, and remove the names "
             "from the list",
         )
-        form = self.format == "csv" or (self.separator, self.encoding, self.decimal) == (
-            None,
-            None,
-            ".",
-        )
-        yield form, "separator, decimal and encoding are only for csv"
         yield self.separator is None or len(self.separator) == 1, "separator must be one character"
 
     @property
@@ -198,7 +172,6 @@ class DataDescription(BaseModel):
 
 def _range_rules(name: str, low: Bound | None, high: Bound | None) -> Iterator[tuple[bool, str]]:
     above = name.replace("low", "high")
-    yield (low is None) == (high is None), f"{name} and {above} must be given together"
     if low is not None and high is not None:
         lows = np.asarray(low, float)
         highs = np.asarray(high, float)

@@ -31,8 +31,8 @@ THOUSANDS = re.compile(r"[+-]?\d{1,3}([.,' \u00a0]\d{3})+([.,]\d+)?")
 
 
 class CellError(ValueError):
-    """A cell that can't be encoded: its row, counted from 0, and the problem. It does not contain
-    the value."""
+    """A cell that is missing or does not fit: its row, counted from 0, and the problem. It does not
+    contain the value."""
 
     def __init__(self, row: int, problem: str) -> None:
         super().__init__(f"row {row}: {problem}")

@@ -88,10 +88,10 @@ import torch
 from discreet.data.cells import encoded_cells, numbered, numbers_in, owner_cells, same_names
 from discreet.data.csv_table import CsvTable, lines_of
 from discreet.data.description import DESCRIPTION, DataDescription, read_description
-from discreet.data.encoding import is_empty
+from discreet.data.encoding import CellError, is_empty
 from discreet.data.examples import SHAPES, Examples, Task, TaskShape
 from discreet.data.images import read_idx
-from discreet.data.targets import CLASSES, SEQUENCES, Array, FolderError, RowError, targets_of
+from discreet.data.targets import CLASSES, SEQUENCES, Array, FolderError, targets_of
 from discreet.data.text import num_tokens_in, pretrained_folder, tokens_of
 from discreet.per_example.objective import PADDING
 from discreet.settings.rules import require_extra
@@ -141,15 +141,15 @@ def _test_of(
 
 
 def _refuse_shared(description: DataDescription, owners: Array, tested: Array) -> None:
-    """Raises RowError for an owner with rows in both tables: the test set is public, so it protects
-    nobody in it."""
+    """Raises CellError for an owner with rows in both tables: the test set is public, so it
+    protects nobody in it."""
     tested_names = same_names(tested)
     shared = np.flatnonzero(np.isin(tested_names, same_names(owners)))
     if len(shared):
         people = len(np.unique(tested_names[shared]))
         who = description.owner or OWNERS
         problem = f"this {who} has rows in {description.file} too, as {people} in all have"
-        raise RowError(
+        raise CellError(
             int(shared[0]),
             f"{problem}: nobody in the public test set may also be in the protected data",
         )
@@ -274,7 +274,7 @@ def _inputs_of(
     numbers = np.asarray(values, np.float64).reshape(len(values), size)
     wrong = np.flatnonzero(~np.isfinite(numbers).all(axis=1))
     if len(wrong):
-        raise RowError(int(wrong[0]), "an input is missing, NaN or infinite")
+        raise CellError(int(wrong[0]), "an input is missing, NaN or infinite")
     if description.low is not None:
         share = _within_range(numbers, description, what)
         numbers = shape.scale[0] + share * (shape.scale[1] - shape.scale[0])

@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from discreet.data.encoding import CellError
 from discreet.per_example.objective import PADDING
 
 logger = logging.getLogger("discreet")
@@ -27,15 +28,6 @@ KINDS = (CLASSES, LABELS, NUMBERS, SEQUENCES)
 class FolderError(ValueError):
     """Data in a folder are missing, unreadable, or do not fit. The message contains no value of the
     data."""
-
-
-class RowError(FolderError):
-    """The first invalid row, counted from 0. `problem` describes the problem."""
-
-    def __init__(self, row: int, problem: str) -> None:
-        super().__init__(f"row {row}: {problem}")
-        self.row = row
-        self.problem = problem
 
 
 @dataclass(frozen=True)
@@ -121,7 +113,7 @@ def targets_of(
 def _refuse_row(wrong: Array, how: str, target: Target) -> None:
     if wrong.any():
         row, column = (int(place) for place in np.argwhere(wrong)[0])
-        raise RowError(row, f"{target.names[column]} {how}")
+        raise CellError(row, f"{target.names[column]} {how}")
 
 
 def _class_numbers(
@@ -146,5 +138,5 @@ def _class_numbers(
             told = (
                 f"the class at position {wrong[0][1]} is neither {known} nor the padding {padding}"
             )
-        raise RowError(int(wrong[0][0]), told)
+        raise CellError(int(wrong[0][0]), told)
     return torch.from_numpy(np.where(padded, PADDING, whole))

@@ -13,8 +13,9 @@ from typing import Any
 import numpy as np
 import torch
 
+from discreet.data.encoding import CellError
 from discreet.data.examples import SHAPES, Examples, Task, concatenated
-from discreet.data.targets import Array, FolderError, RowError
+from discreet.data.targets import Array, FolderError
 from discreet.settings.rules import require_extra
 from discreet.settings.training import HF
 
@@ -171,11 +172,11 @@ def num_tokens_in(folder: Path) -> int:
 
 def tokens_of(texts: Any, folder: Path, *, length: int) -> tuple[Array, Array]:
     """The token ids of a column of texts, (n, length) int64, truncated or padded at the end, and a
-    mask that is False for padding. RowError: a cell is not text."""
+    mask that is False for padding. CellError: a cell is not text."""
     cells = texts.to_pylist()
     for row, cell in enumerate(cells):
         if not isinstance(cell, str):
-            raise RowError(
+            raise CellError(
                 row, "the text is missing" if cell is None else "the text is none in UTF-8"
             )
     read = tokenizer_in(folder)(

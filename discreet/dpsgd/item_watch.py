@@ -8,6 +8,7 @@ from types import new_class
 from typing import Any
 
 import numpy as np
+import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
@@ -115,7 +116,10 @@ class ItemWatch:
             return value
         known = self._stand_ins.get(place)
         if known is None or known[1] is not value or len(known[0]) != count:
-            known = make(value, lambda index: self._note(value, index, count)), value
+            made = make(value)
+            made.noted = lambda index: self._note(value, index, count)
+            made.whole = value
+            known = made, value
             self._stand_ins[place] = known
         return known[0]
 
@@ -139,13 +143,17 @@ def rows_at(index: Any, count: int) -> set[int]:
     )
 
 
+def _noted_row(self: Any, index: Any) -> Any:
+    """Reads rows of the original, and notes that."""
+    self.noted(index)
+    return self.whole[index]
+
+
 class _List(list[Any]):
     noted: Noted
     whole: list[Any]
 
-    def __getitem__(self, index: Any) -> Any:
-        self.noted(index)
-        return self.whole[index]
+    __getitem__ = _noted_row
 
     def __iter__(self) -> Iterator[Any]:
         self.noted(slice(None))
@@ -170,19 +178,14 @@ for _name in _CHANGES:
 
 
 class _Tuple(tuple[Any, ...]):
-    noted: Noted
-
-    def __getitem__(self, index: Any) -> Any:
-        self.noted(index)
-        return super().__getitem__(index)
+    __getitem__ = _noted_row
 
 
 class _Rows(Tensor):
-    noted: Noted
+    # A tensor that is computed from it is a plain one.
+    __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
 
-    def __getitem__(self, index: Any) -> Tensor:
-        self.noted(index)
-        return self.as_subclass(Tensor)[index]
+    __getitem__ = _noted_row
 
 
 class _Array(np.ndarray[Any, Any]):
@@ -194,35 +197,11 @@ class _Array(np.ndarray[Any, Any]):
         return np.asarray(self)[index]
 
 
-def _list(value: list[Any], noted: Noted) -> _List:
-    made = _List(value)
-    made.noted = noted
-    made.whole = value
-    return made
-
-
-def _tuple(value: tuple[Any, ...], noted: Noted) -> _Tuple:
-    made = _Tuple(value)
-    made.noted = noted
-    return made
-
-
-def _rows(value: Tensor, noted: Noted) -> _Rows:
-    made = value.as_subclass(_Rows)
-    made.noted = noted
-    return made
-
-
-def _array(value: np.ndarray[Any, Any], noted: Noted) -> _Array:
-    made = value.view(_Array)
-    made.noted = noted
-    return made
-
-
-_ROWS: dict[type, Callable[..., Any]] = {
-    list: _list,
-    tuple: _tuple,
-    Tensor: _rows,
-    np.ndarray: _array,
-    np.memmap: _array,
+# The stand-in for rows of each kind.
+_ROWS: dict[type, Callable[[Any], Any]] = {
+    list: _List,
+    tuple: _Tuple,
+    Tensor: lambda value: value.as_subclass(_Rows),
+    np.ndarray: lambda value: value.view(_Array),
+    np.memmap: lambda value: value.view(_Array),
 }

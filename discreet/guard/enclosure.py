@@ -25,6 +25,7 @@ NEWIPC = 0x8000000
 NEWUSER = 0x10000000
 NEWPID = 0x20000000
 NEWNET = 0x40000000
+ALL_SPACES = NEWUSER | NEWNS | NEWPID | NEWIPC | NEWNET | NEWUTS
 NOSUID = 2
 NODEV = 4
 NOEXEC = 8
@@ -70,14 +71,10 @@ def call(name: str, *arguments: object) -> int:
     return result
 
 
-def mount(source: str, target: str, kind: str | None, flags: int, data: str = "") -> None:
-    """Mounts a file system, or changes its mount options."""
-    if kind is None:
-        kind_bytes = None
-    else:
-        kind_bytes = kind.encode()
+def mount(source: str, target: str, kind: str, flags: int, data: str = "") -> None:
+    """Mounts a file system, or with the kind "none" changes its mount options."""
     flagged = ctypes.c_ulong(flags)
-    call("mount", source.encode(), target.encode(), kind_bytes, flagged, data.encode())
+    call("mount", source.encode(), target.encode(), kind.encode(), flagged, data.encode())
 
 
 def new_spaces() -> None:
@@ -85,7 +82,7 @@ def new_spaces() -> None:
     process namespace."""
     user = os.getuid()
     group = os.getgid()
-    call("unshare", NEWUSER | NEWNS | NEWPID | NEWIPC | NEWNET | NEWUTS)
+    call("unshare", ALL_SPACES)
     Path("/proc/self/setgroups").write_text("deny")
     Path("/proc/self/uid_map").write_text(f"{user} {user} 1")
     Path("/proc/self/gid_map").write_text(f"{group} {group} 1")
@@ -94,12 +91,12 @@ def new_spaces() -> None:
 def enclose_in_spaces(limits: BlockLimits) -> None:
     """Runs in the first process of new namespaces: leaves it writable files in memory only, its own
     processes only, and no capabilities."""
-    mount("none", "/", None, RECURSIVE | PRIVATE)
+    mount("none", "/", "none", RECURSIVE | PRIVATE)
     size = f"size={limits.disk_mb}m,nr_inodes={limits.disk_mb * FILES_OF_A_MEGABYTE},mode=0700"
     mount("tmpfs", WRITABLE, "tmpfs", NOSUID | NODEV, size)
     memory = Path(WRITABLE, "shm")
     memory.mkdir()
-    mount(str(memory), SHARED_MEMORY, None, BIND)
+    mount(str(memory), SHARED_MEMORY, "none", BIND)
     mount("tmpfs", "/dev/pts", "tmpfs", NOSUID | NODEV | READ_ONLY)
     mount("proc", "/proc", "proc", NOSUID | NODEV | NOEXEC, "subset=pid")  # and no counters
     call("sethostname", b"block", 5)
@@ -303,11 +300,10 @@ def _program(
     each += [_answer(number, _FEIGN) for number in feigned]
     # its flags can't be inspected, so callers fall back to clone
     each += [_answer(_CLONE3, _NO_SUCH_CALL)]
-    spaces = NEWUSER | NEWNS | NEWPID | NEWIPC | NEWNET | NEWUTS
     new_spaces = [
         (_EQUAL, 0, 4, _CLONE),
         (_LOAD, 0, 0, _FIRST_AT),
-        (_ANY_BIT, 0, 1, spaces),
+        (_ANY_BIT, 0, 1, ALL_SPACES),
         (_RETURN, 0, 0, _NO_PERMISSION),
         (_RETURN, 0, 0, _ALLOW),
     ]

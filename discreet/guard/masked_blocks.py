@@ -121,11 +121,10 @@ def _sum_of(request: TrainRequest, layout: ArrayLayout, policy: GuardPolicy) -> 
     """The sum that a request asks for. Refused: it is of another kind, or has too little noise for
     one patient."""
     mechanism = masked_mechanism(request.run, Sizes(layout.num_params))
-    if mechanism is None:
-        sums = None
-    else:
+    sums = None
+    if mechanism is not None and mechanism.guarantee == USER and request.work.trains:
         sums = mechanism.participation.vector
-    if mechanism is None or sums is None or mechanism.guarantee != USER or not request.work.trains:
+    if sums is None:
         raise Refused(
             "a guard only takes part in sums of sites' updates: the run needs MaskedGaussian"
         )

@@ -20,7 +20,7 @@ from discreet.guard.block_app import SELF_TEST, TRIAL, BlockTask
 from discreet.guard.guard_policy import BlockSettings, GuardPolicy
 from discreet.guard.patient_blocks import archive_of, mock_archive
 from discreet.guard.sandbox import BlockInput, BlockResult, Sandbox, SandboxError
-from discreet.guard.site_guard import JOURNAL, block_limits, guard_ledger, opened_again
+from discreet.guard.site_guard import JOURNAL, block_limits, guard_ledger, open_site
 from discreet.settings.rules import ConfigError
 
 TRIAL_SECONDS = 120.0
@@ -101,7 +101,7 @@ def trial_policy(mock: Path) -> GuardPolicy:
 def journal_lines(policy: GuardPolicy) -> Iterator[str]:
     """The guard's answers and refusals, one line each, oldest first; and the number of rounds that
     were charged and did not end. LedgerError, after the lines: the account can't be read."""
-    path = opened_again(policy) / JOURNAL
+    path = open_site(policy) / JOURNAL
     ended = 0
     for line in path.read_text().splitlines() if path.exists() else ():
         row = {name: _plain(value) for name, value in json.loads(line).items()}

@@ -7,7 +7,6 @@ categories, and no file date.
 
 from __future__ import annotations
 
-import csv
 import hashlib
 import hmac
 import io
@@ -49,16 +48,6 @@ class BlockSplit:
     id: str
     count: int
     patients: int
-
-
-@dataclass(frozen=True)
-class SiteBlocks:
-    """The blocks of a site on disk, ordered by number."""
-
-    archives: tuple[Path, ...]
-
-    def __len__(self) -> int:
-        return len(self.archives)
 
 
 def block_of(patient: str, *, key: bytes, count: int) -> int:
@@ -109,9 +98,9 @@ def read_split(folder: Path) -> BlockSplit:
         raise ConfigError(f"{folder} has no split: make one with `discreet site split`") from error
 
 
-def read_blocks(folder: Path, *, id_column: str, count: int) -> SiteBlocks:
-    """The blocks that `split_site` made. ConfigError: the split has other settings, blocks are
-    missing, or other users can read them."""
+def read_blocks(folder: Path, *, id_column: str, count: int) -> tuple[Path, ...]:
+    """The archives of the blocks that `split_site` made, by number. ConfigError: the split has
+    other settings, blocks are missing, or other users can read them."""
     split = read_split(folder)
     if (split.id, split.count) != (id_column, count):
         made = f"id {split.id!r} into {split.count} blocks"
@@ -122,7 +111,7 @@ def read_blocks(folder: Path, *, id_column: str, count: int) -> SiteBlocks:
     missing = [path.name for path in archives if not path.is_file()]
     if missing:
         raise ConfigError(f"{folder}: block {missing[0]} is missing")
-    return SiteBlocks(archives)
+    return archives
 
 
 def check_private(path: Path) -> None:
@@ -183,11 +172,7 @@ def _read(data: Path, id_column: str) -> _Blocks:
 def _whole(data: Path) -> _Blocks:
     """All data of the site as one unit."""
     if data.is_dir():
-        root = data
-    else:
-        root = data.parent
-    if data.is_dir():
-        files = dict(_files_below(data, root))
+        files = dict(_files_below(data, data))
     else:
         files = {data.name: data.read_bytes()}
     return ["site"], lambda places: files if places else {}
@@ -243,15 +228,11 @@ _Rows = tuple[Sequence[object], Callable[[Sequence[int]], bytes]]
 def _csv(table: CsvTable, id_column: str) -> _Rows:
     """Blocks have the separator and the declared encoding of the whole table; UTF-8 if none is."""
     where = column_place(id_column, table)
-    header = table.header(as_written=True)
     rows = [row for _, row in table.rows()]
 
     def content_of(places: Sequence[int]) -> bytes:
-        text = io.StringIO()
-        writer = csv.writer(text, delimiter=table.mark, lineterminator="\n")
-        writer.writerow(header)
-        writer.writerows(rows[place] for place in places)
-        return text.getvalue().encode(table.encoding or "utf-8")
+        text = table.with_rows(rows[place] for place in places)
+        return text.encode(table.encoding or "utf-8")
 
     return [row[where] for row in rows], content_of
 

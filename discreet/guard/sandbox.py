@@ -102,6 +102,7 @@ class Sandbox:
         self.policy = policy
         self.control, theirs = socket.socketpair()
         command = sandbox_command(policy, theirs.fileno())
+        # All that blocks get of the environment: bubblewrap hands it on.
         environment = {**ENVIRONMENT, "PYTHONPATH": str(PACKAGE.parent)}
         with tempfile.TemporaryFile() as said:
             try:
@@ -135,7 +136,7 @@ class Sandbox:
         ending = []
         try:
             for slot, first in enumerate(range(0, len(blocks), side_by_side)):
-                _sleep_until(started + slot * seconds)
+                time.sleep(max(0.0, started + slot * seconds - time.monotonic()))
                 running = [
                     self._start(shared, block) for block in blocks[first : first + side_by_side]
                 ]
@@ -202,8 +203,6 @@ def sandbox_command(policy: GuardPolicy, control: int) -> list[str]:
     if policy.enclosure == LANDLOCK:
         return [*python, *readable]
     binds = [word for path in readable for word in ("--ro-bind", path, path)]
-    settings = {**ENVIRONMENT, "PYTHONPATH": str(PACKAGE.parent)}
-    environment = [word for name, value in settings.items() for word in ("--setenv", name, value)]
     return [
         "bwrap",
         "--unshare-all",
@@ -215,8 +214,6 @@ def sandbox_command(policy: GuardPolicy, control: int) -> list[str]:
         "1000",
         "--gid",
         "1000",
-        "--clearenv",
-        *environment,
         "--proc",
         "/proc",
         "--dev",
@@ -252,10 +249,6 @@ def _sealed(content: bytes) -> int:
     seals = fcntl.F_SEAL_WRITE | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_SEAL
     fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, seals)
     return descriptor
-
-
-def _sleep_until(moment: float) -> None:
-    time.sleep(max(0.0, moment - time.monotonic()))
 
 
 def _wait_for(ending: Sequence[int]) -> None:

@@ -13,7 +13,7 @@ from discreet.guard.enclosure import MACHINE, EnclosureError, check_landlock
 from discreet.guard.guard_policy import BUBBLEWRAP, LANDLOCK, PATIENT, GuardPolicy, read_guard
 from discreet.guard.patient_blocks import read_blocks, read_split
 from discreet.guard.sandbox import readable_places
-from discreet.guard.site_guard import guard_ledger, open_again
+from discreet.guard.site_guard import guard_ledger, open_site
 from discreet.settings.rules import ConfigError
 
 MEMORY = 1 << 20
@@ -25,9 +25,9 @@ def check_site(path: Path) -> GuardPolicy:
     policy = read_guard(path)
     for fault in faults_of(policy):
         raise ConfigError(f"{path}: {fault}")
-    open_again(Path(policy.blocks.folder))
-    read_blocks(Path(policy.blocks.folder), id_column=policy.blocks.id, count=policy.blocks.count)
-    check_delta(policy, read_split(Path(policy.blocks.folder)).patients)
+    site = open_site(policy)
+    read_blocks(site, id_column=policy.blocks.id, count=policy.blocks.count)
+    check_delta(policy, read_split(site).patients)
     guard_ledger(policy)
     return policy
 

@@ -44,7 +44,7 @@ from discreet.guard.guard_policy import (
     terms_of_run,
 )
 from discreet.guard.masked_blocks import read_masked
-from discreet.guard.patient_blocks import SiteBlocks, read_blocks
+from discreet.guard.patient_blocks import read_blocks
 from discreet.guard.sandbox import MOST_LOG, BlockInput, BlockResult, Sandbox, most_state
 from discreet.guard.scratch import MEGABYTE, free_mb
 from discreet.guard.site_report import PRIVACY, privacy_facts
@@ -113,11 +113,8 @@ class SiteGuard:
         """Opens the files that the policy names, and starts the sandbox. ConfigError, LedgerError:
         a file can't be used; the message says why."""
         self.policy = policy
-        self.site = Path(policy.blocks.folder)
-        open_again(self.site)
-        self.blocks: SiteBlocks = read_blocks(
-            self.site, id_column=policy.blocks.id, count=policy.blocks.count
-        )
+        self.site = open_site(policy)
+        self.blocks = read_blocks(self.site, id_column=policy.blocks.id, count=policy.blocks.count)
         self.ledger = guard_ledger(policy)
         shutil.rmtree(self.site / STATES, ignore_errors=True)  # of runs before: an app starts anew
         self.sandbox = sandbox or Sandbox(policy)
@@ -224,7 +221,7 @@ class SiteGuard:
         states = self.site / STATES / str(app.run_id)
         results: list[BlockResult] = []
         sent = _sent(work, message)
-        with opened_blocks(self.blocks, drawn, states) as inputs, closed(self.site, self.policy):
+        with opened_blocks(self.blocks, drawn, states) as inputs, closed(self.policy):
             vectors = self._vectors(task, inputs, work=work, sent=sent, results=results)
             summed = work.release.add_up(vectors)
         _store(results, states, self.site / LOGS)
@@ -340,7 +337,7 @@ def _sent(work: BlockWork, message: Message) -> Vector:
 
 @contextmanager
 def opened_blocks(
-    blocks: SiteBlocks, numbers: Sequence[int], states: Path
+    archives: Sequence[Path], numbers: Sequence[int], states: Path
 ) -> Iterator[list[BlockInput]]:
     """The open archives of some blocks, with the states that they have kept in this run."""
     inputs = []
@@ -351,7 +348,7 @@ def opened_blocks(
                 state = kept.read_bytes()
             else:
                 state = b""
-            inputs.append(BlockInput(number, os.open(blocks.archives[number], os.O_RDONLY), state))
+            inputs.append(BlockInput(number, os.open(archives[number], os.O_RDONLY), state))
         yield inputs
     finally:
         for each in inputs:
@@ -359,29 +356,24 @@ def opened_blocks(
 
 
 @contextmanager
-def closed(site: Path, policy: GuardPolicy) -> Iterator[None]:
+def closed(policy: GuardPolicy) -> Iterator[None]:
     """Closes the site's folder to everybody while Landlock confines running blocks, because
     Landlock does not hide the size and date of a file."""
     if policy.enclosure != LANDLOCK:
         yield
         return
-    site.chmod(0)
+    Path(policy.blocks.folder).chmod(0)
     try:
         yield
     finally:
-        open_again(site)
+        open_site(policy)
 
 
-def open_again(site: Path) -> None:
-    """Opens a site's folder for its owner, also after a crash of the guard."""
-    if site.exists():
-        site.chmod(0o700)
-
-
-def opened_again(policy: GuardPolicy) -> Path:
-    """The site's folder, open for its owner."""
+def open_site(policy: GuardPolicy) -> Path:
+    """The site's folder, opened for its owner, also after a crash of the guard."""
     folder = Path(policy.blocks.folder)
-    open_again(folder)
+    if folder.exists():
+        folder.chmod(0o700)
     return folder
 
 

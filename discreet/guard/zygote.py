@@ -253,12 +253,9 @@ def _only_these_open(pipes: Pipes) -> int:
     nothing = os.open("/dev/null", os.O_RDONLY)
     for source, target in ((nothing, 0), (log, 1), (log, 2)):
         os.dup2(source, target)
-    if result != out:
-        kept = os.dup2(result, out)
-    else:
-        kept = result
+    os.dup2(result, out)
     os.closerange(out + 1, 1 << 16)
-    return kept
+    return out
 
 
 def _contents(descriptor: int) -> bytes:

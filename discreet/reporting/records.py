@@ -13,16 +13,14 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from discreet.accounting.privacy_ledger import epsilon_of
-from discreet.mechanisms.mechanism import SERVER, Statement
+from discreet.mechanisms.mechanism import Statement
 from discreet.planning.constant_guess import FILE as CONSTANT
 from discreet.planning.constant_guess import ConstantGuess, last_warning
 from discreet.planning.plan import Plan
-from discreet.run_files.clients_account import spent_by_clients
+from discreet.reporting.epsilons import spent_epsilons
 from discreet.run_files.final_results import FILE as TEST_SET
 from discreet.run_files.metrics_table import ERROR, Rated, main_score, rated_in, score_columns
 from discreet.run_files.run_folder import ASKED, RunFolder
-from discreet.run_files.run_ledgers import ledger_to_read
 from discreet.settings.privacy import GUARANTEES
 from discreet.settings.rules import ConfigError
 from discreet.settings.settings import Settings, described, flat
@@ -130,34 +128,15 @@ class RunRecord:
         return last_warning(guess, [model_row(self.privacy, self.rounds)])
 
     def epsilon(self, guarantee: str) -> float:
-        """Epsilon after the last round, by the run's own accountant; infinity if the guarantee is
-        off.
-
-        It is never less than the epsilon in the server's ledger, which after a crash may have
-        charged more, in the checkpoint, in any row of metrics.csv, or in the ledger of a
-        simulation's clients. Raises LedgerError: a ledger or the checkpoint is damaged.
-        """
-        column = f"epsilon_{guarantee}"
-        said = [value for row in self.rounds if (value := row.get(column)) is not None]
-        if not said:
+        """Epsilon after the last round, by the run's own accountant (`spent_epsilons`); infinity if
+        the guarantee is off."""
+        if all(row.get(f"epsilon_{guarantee}") is None for row in self.rounds):
             return math.inf
-        return max(*said, self._charged.get(guarantee, 0.0), self._reported.get(guarantee, 0.0))
+        return self._spent.get(guarantee, math.inf)
 
     @cached_property
-    def _reported(self) -> Mapping[str, float]:
-        """The largest epsilon of a client, for each guarantee."""
-        return spent_by_clients(RunFolder(self.path), self.plan)
-
-    @cached_property
-    def _charged(self) -> Mapping[str, float]:
-        """The epsilon of each guarantee that the server's ledger accounts for."""
-        ledger = ledger_to_read(RunFolder(self.path), self.plan)
-        run = self.plan.run
-        return {
-            name: epsilon_of(ledger.spent(name), run.delta, run.accountant)
-            for name, mechanism in self.plan.mechanisms.items()
-            if SERVER in mechanism.charged_at
-        }
+    def _spent(self) -> Mapping[str, float]:
+        return spent_epsilons(RunFolder(self.path), self.plan, self.rounds)
 
 
 def score_word(records: Iterable[RunRecord]) -> str:

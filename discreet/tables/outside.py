@@ -2,33 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from pathlib import Path
 
-from discreet.data.encoding import DATE, NUMBER, Column, shares_of_range
-
-
-@dataclass(frozen=True)
-class Outside:
-    """A column with cells outside its range, and their number."""
-
-    name: str
-    count: int
+from discreet.data.csv_table import CsvTable
+from discreet.data.description import DataDescription
+from discreet.data.encoding import DATE, NUMBER, shares_of_range
 
 
-def cells_outside(
-    table: Mapping[str, Sequence[Any]], columns: Sequence[Column], *, decimal: str
-) -> Iterator[Outside]:
-    """The columns of numbers and dates with cells outside low..high.
-
-    >>> columns = (Column("age", "number", 0, 110),)
-    >>> list(cells_outside({"age": ["-9", "110", "0"]}, columns, decimal="."))
-    [Outside(name='age', count=1)]
-    """
-    for column in columns:
+def cells_outside(folder: Path, description: DataDescription) -> dict[str, int]:
+    """The number of cells outside low..high in each column of numbers or dates of a CSV file;
+    columns without any are left out."""
+    if description.format != "csv":
+        return {}
+    path = folder / description.file
+    table = CsvTable(path, description.separator, description.encoding, description.decimal)
+    cells = table.columns(as_text=True)
+    found = {}
+    for column in description.columns:
         if column.kind in (NUMBER, DATE):
-            shares, _ = shares_of_range(column, list(table[column.name]), decimal)
-            count = int(((shares < 0) | (shares > 1)).sum())
-            if count:
-                yield Outside(column.name, count)
+            written = cells[column.name].to_pylist()
+            shares, _ = shares_of_range(column, written, description.decimal)
+            if count := int(((shares < 0) | (shares > 1)).sum()):
+                found[column.name] = count
+    return found

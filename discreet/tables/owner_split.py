@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import csv
 import hashlib
-import io
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -19,13 +17,12 @@ SALT = b"discreet data split 20753:"
 
 
 @dataclass(frozen=True)
-class OwnerSplit:
-    """The rows and owners of each part, and the files."""
+class Part:
+    """A part of a table: its file, and the numbers of rows and owners in it."""
 
-    train: Path
-    test: Path
-    rows: tuple[int, int]
-    owners: tuple[int, int]
+    path: Path
+    rows: int
+    owners: int
 
 
 def is_tested(owner: str, share: float) -> bool:
@@ -35,9 +32,9 @@ def is_tested(owner: str, share: float) -> bool:
     return int.from_bytes(digest, "big") < share * 2**64
 
 
-def split_by_owner(table: CsvTable, *, owner: str | None, share: float) -> OwnerSplit:
-    """Writes train.csv and test.csv beside a CSV file, with unchanged rows. All rows of an owner
-    are in the same part; without `owner` each row is its own owner.
+def split_by_owner(table: CsvTable, *, owner: str | None, share: float) -> list[Part]:
+    """Writes train.csv and test.csv beside a CSV file, in this order, with unchanged rows. All rows
+    of an owner are in the same part; without `owner` each row is its own owner.
 
     Raises FolderError: the file can't be read, an owner is empty, an output file exists already, or
     a part has no row.
@@ -48,10 +45,9 @@ def split_by_owner(table: CsvTable, *, owner: str | None, share: float) -> Owner
     for path in paths:
         if path.exists():
             raise FolderError(f"{path} is there already")
-    header = names_in(table)
-    if owner is None:
-        place = None
-    else:
+    names_in(table)  # refuses a file of one column, which may have another separator
+    place = None
+    if owner is not None:
         place = column_place(owner, table)
     parts: tuple[list[list[str]], list[list[str]]] = ([], [])
     owners: tuple[set[str], set[str]] = (set(), set())
@@ -72,13 +68,8 @@ def split_by_owner(table: CsvTable, *, owner: str | None, share: float) -> Owner
     if not all(parts):
         raise FolderError(f"{table.path}: one part is empty: use another share than {share:g}")
     for path, rows in zip(paths, parts, strict=True):
-        replace_file(path, _text([header, *rows], table.mark).encode())
-    return OwnerSplit(
-        paths[0], paths[1], (len(parts[0]), len(parts[1])), (len(owners[0]), len(owners[1]))
-    )
-
-
-def _text(rows: list[list[str]], separator: str) -> str:
-    text = io.StringIO(newline="")
-    csv.writer(text, delimiter=separator, lineterminator="\n").writerows(rows)
-    return text.getvalue()
+        replace_file(path, table.with_rows(rows).encode())
+    return [
+        Part(path, len(rows), len(whose))
+        for path, rows, whose in zip(paths, parts, owners, strict=True)
+    ]

@@ -7,7 +7,7 @@ import math
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import date, datetime
 from functools import partial
 
@@ -19,7 +19,9 @@ from discreet.tables.header import column_place, names_in
 MOST_LEVELS = 20
 MOST_CLASSES = 10  # of numbers: a target with more is a quantity
 MOST_TEXT_CLASSES = 1000
+# None: with or without a time, such as 2022-01-31 10:30:00, which a column reads without a format.
 DATE_FORMATS = (
+    None,
     "%Y-%m-%d",
     "%d.%m.%Y",
     "%d/%m/%Y",
@@ -64,19 +66,9 @@ class Guess:
     wrong_row: int | None = None
 
 
-@dataclass(frozen=True)
-class Proposal:
-    """A proposed description: its text, the columns to confirm, and the number of owners."""
-
-    text: str
-    unconfirmed: tuple[str, ...]
-    owner: str | None
-    num_owners: int
-
-
-def propose(table: CsvTable, *, target: str | None = None, owner: str | None = None) -> Proposal:
-    """A proposed description of a CSV file. Raises FolderError: it can't be read, or `target` or
-    `owner` is not one of its columns."""
+def propose(table: CsvTable, *, target: str | None, owner: str | None) -> str:
+    """A proposed description of a CSV file, as text. Raises FolderError: it can't be read, or
+    `target` or `owner` is not one of its columns."""
     names = names_in(table)
     columns = {name: column.to_pylist() for name, column in table.columns(as_text=True).items()}
     for name in (target, owner):
@@ -92,19 +84,15 @@ def propose(table: CsvTable, *, target: str | None = None, owner: str | None = N
         decimal = "."
     inputs = {name: cells for name, cells in columns.items() if name not in (target, owner)}
     guesses = {name: guessed_column(name, cells, decimal) for name, cells in inputs.items()}
-    head = _Head(table, decimal, target, owner)
+    unconfirmed = [*(name for name, each in guesses.items() if each.line), target]
+    lines = [WARNING.format(file=table.path.name), f"unconfirmed = {_listed(unconfirmed)}", ""]
+    lines += _head_lines(table, decimal, target, owner)
     try:
-        told, of_target = _target_lines(columns[target], target, decimal)
+        lines.append(_target_line(columns[target], target, decimal))
     except FolderError as error:
         raise FolderError(f"{table.path}: {error}") from None
-    unconfirmed = (*(name for name, each in guesses.items() if each.line), *of_target)
-    lines = [WARNING.format(file=table.path.name), f"unconfirmed = {_listed(unconfirmed)}", ""]
-    lines += [*head.lines(), *told, "", "[columns]", *_column_lines(guesses, table)]
-    if owner:
-        owners = len({cell for cell in columns[owner] if not is_empty(cell)})
-    else:
-        owners = 0
-    return Proposal("\n".join(lines) + "\n", unconfirmed, owner, owners)
+    lines += ["", "[columns]", *_column_lines(guesses, table)]
+    return "\n".join(lines) + "\n"
 
 
 def _named(pattern: re.Pattern[str], names: Sequence[str]) -> str | None:
@@ -119,43 +107,32 @@ def _has_decimal_commas(columns: Mapping[str, Sequence[str]]) -> bool:
     return commas and not any(re.fullmatch(r"[+-]?\d+\.\d+", cell) for cell in cells)
 
 
-@dataclass(frozen=True)
-class _Head:
+def _head_lines(table: CsvTable, decimal: str, target: str, owner: str | None) -> Iterator[str]:
     """The first lines of a description: the file and its format, the target and the owner."""
-
-    table: CsvTable
-    decimal: str
-    target: str
-    owner: str | None
-
-    def lines(self) -> Iterator[str]:
-        folder = self.table.path.parent
-        yield 'format = "csv"'
-        yield f"file = {_quoted(self.table.path.name)}"
-        if (folder / "test.csv").is_file() and self.table.path.name != "test.csv":
-            yield 'test = "test.csv"          # public: nobody in it is protected'
-        if self.table.separator is not None:
-            yield f"separator = {json.dumps(self.table.separator)}"
-        if self.table.encoding is not None:
-            yield f"encoding = {json.dumps(self.table.encoding)}"
-        if self.decimal != ".":
-            yield f"decimal = {json.dumps(self.decimal)}"
-        yield f"target = {_quoted(self.target)}"
-        if self.owner is not None:
-            yield f"owner = {_quoted(self.owner)}       # each of them becomes a client"
-        else:
-            yield '# owner = "..."           # the column of whose each row is, if there is one'
+    yield 'format = "csv"'
+    yield f"file = {_quoted(table.path.name)}"
+    if table.path.with_name("test.csv").is_file() and table.path.name != "test.csv":
+        yield 'test = "test.csv"          # public: nobody in it is protected'
+    if table.separator is not None:
+        yield f"separator = {json.dumps(table.separator)}"
+    if table.encoding is not None:
+        yield f"encoding = {json.dumps(table.encoding)}"
+    if decimal != ".":
+        yield f"decimal = {json.dumps(decimal)}"
+    yield f"target = {_quoted(target)}"
+    if owner is not None:
+        yield f"owner = {_quoted(owner)}       # each of them becomes a client"
+    else:
+        yield '# owner = "..."           # the column of whose each row is, if there is one'
 
 
-def _target_lines(
-    cells: Sequence[str], name: str, decimal: str
-) -> tuple[list[str], tuple[str, ...]]:
-    """The lines of the target, and its name if they were read from the data."""
+def _target_line(cells: Sequence[str], name: str, decimal: str) -> str:
+    """The range or the classes of the target."""
     known = sorted({cell.strip() for cell in cells if not is_empty(cell)})
     numbers = _numbers(known, decimal)
     if numbers is not None and len(known) > MOST_CLASSES:
         low, high = _round_range(numbers)
-        return [f"target_low = {low:g}", f"target_high = {high:g}"], (name,)
+        return f"target_low = {low:g}\ntarget_high = {high:g}"
     if len(known) < 2:
         raise FolderError(
             f"the column {name} says the same in every row, so there is nothing to predict: name "
@@ -169,7 +146,7 @@ def _target_lines(
     line = f"classes = {_listed(known)}"
     if note := _case_note(known):
         line += f"  # {note}"
-    return [line], (name,)
+    return line
 
 
 def _case_note(words: Sequence[str]) -> str:
@@ -211,11 +188,9 @@ def guessed_column(name: str, cells: Sequence[str], decimal: str) -> Guess:
         if len(known) == len(cells) > MOST_LEVELS and IDENTIFIERS.search(name):
             return Guess("", "every row has a different number, like an identifier")
         return _number_guess(numbers, some_empty)
-    days = _iso_days(full) or next(
-        (found for form in DATE_FORMATS if (found := _days(full, form))), None
-    )
-    if days is not None:
-        return replace(_date_guess(*days), line=_with_missing(_date_guess(*days).line, some_empty))
+    for form in DATE_FORMATS:
+        if days := _days(form, full):
+            return _date_guess(form, days, some_empty)
     if len(known) <= MOST_LEVELS and len(known) < max(len(full) / 2, 3):
         listed = _listed(sorted(known))
         note = _case_note(sorted(known))
@@ -230,13 +205,13 @@ def guessed_column(name: str, cells: Sequence[str], decimal: str) -> Guess:
 def _nearly(cells: Sequence[str], decimal: str) -> Guess | None:
     """The guess for a column if most cells are numbers or dates: the first row that is not."""
     full = [(row, cell.strip()) for row, cell in enumerate(cells) if not is_empty(cell)]
-    kinds: dict[str, Callable[[str], object]] = {
-        "is not a number, as most are": lambda cell: _numbers([cell], decimal)
+    kinds: dict[str, Callable[[list[str]], object]] = {
+        "is not a number, as most are": partial(_numbers, decimal=decimal)
     }
-    for form in DATE_FORMATS:
-        kinds[f"is not a date in the format {form}, as most are"] = partial(_day, form)
+    for form in filter(None, DATE_FORMATS):
+        kinds[f"is not a date in the format {form}, as most are"] = partial(_days, form)
     for why, read in kinds.items():
-        wrong = [(row, cell) for row, cell in full if read(cell) is None]
+        wrong = [(row, cell) for row, cell in full if read([cell]) is None]
         if len(wrong) < len(full) / 2 and not THOUSANDS.fullmatch(wrong[0][1]):
             return Guess("", f"{why}: correct it, and check again", wrong[0][0])
     numbers = [bool(THOUSANDS.fullmatch(cell) or _numbers([cell], decimal)) for _, cell in full]
@@ -244,16 +219,6 @@ def _nearly(cells: Sequence[str], decimal: str) -> Guess | None:
         row = next(row for row, cell in full if THOUSANDS.fullmatch(cell))
         return Guess("", "has a thousands separator: write numbers without any", row)
     return None
-
-
-def _day(form: str, cell: str) -> object:
-    return _days([cell], form)
-
-
-def _with_missing(line: str, some_empty: bool) -> str:
-    if some_empty:
-        return line.replace(" }", ', missing = "middle" }')
-    return line
 
 
 def _number_guess(numbers: Sequence[float], some_empty: bool) -> Guess:
@@ -284,14 +249,13 @@ def _code_in(numbers: Sequence[float]) -> float | None:
     return None
 
 
-def _date_guess(form: str, first: date, last: date) -> Guess:
-    low = date(first.year, 1, 1)
-    high = date(last.year, 12, 31)
-    if form == DATE_FORMATS[0]:
-        written = ""
-    else:
-        written = f', format = "{form}"'
-    return Guess(f'{{ kind = "date", low = {low}, high = {high}{written} }}')
+def _date_guess(form: str | None, days: Sequence[date], some_empty: bool) -> Guess:
+    line = f'kind = "date", low = {min(days).year}-01-01, high = {max(days).year}-12-31'
+    if form is not None:
+        line += f', format = "{form}"'
+    if some_empty:
+        line += ', missing = "middle"'
+    return Guess(f"{{ {line} }}")
 
 
 def _numbers(cells: Sequence[str], decimal: str) -> list[float] | None:
@@ -299,24 +263,14 @@ def _numbers(cells: Sequence[str], decimal: str) -> list[float] | None:
         found = [float(cell.replace(decimal, ".")) for cell in cells]
         if all(map(math.isfinite, found)):
             return found
-        return None
     return None
 
 
-def _days(cells: Sequence[str], form: str) -> tuple[str, date, date] | None:
+def _days(form: str | None, cells: Sequence[str]) -> list[date] | None:
     with suppress(ValueError):
-        read: Callable[[str], date] = lambda cell: datetime.strptime(cell, form).date()  # noqa: E731
-        days = [read(cell) for cell in cells]
-        return form, min(days), max(days)
-    return None
-
-
-def _iso_days(cells: Sequence[str]) -> tuple[str, date, date] | None:
-    """The days of dates with or without a time, such as 2022-01-31 10:30:00, which a column reads
-    without a format."""
-    with suppress(ValueError):
-        days = [datetime.fromisoformat(cell).date() for cell in cells]
-        return DATE_FORMATS[0], min(days), max(days)
+        if form is None:
+            return [datetime.fromisoformat(cell).date() for cell in cells]
+        return [datetime.strptime(cell, form).date() for cell in cells]
     return None
 
 

@@ -22,6 +22,7 @@ import numpy as np
 import torch
 from flwr.app import Message, RecordDict
 
+from benchmarks.raw_node import raw_node
 from discreet.audit.canaries import Canaries, Experiment, draw_canaries
 from discreet.audit.user_audit import SeenRun, check_noised, power_of, scored, together
 from discreet.deployment.flower_home import wait_until
@@ -31,7 +32,6 @@ from discreet.deployment.local_federation import (
     Federation,
     empty_federation,
 )
-from discreet.deployment.raw_node import raw_node
 from discreet.planning.plan import Plan
 from discreet.planning.state import State
 from discreet.privacy.randomness import secure_source

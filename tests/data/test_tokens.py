@@ -75,7 +75,7 @@ def test_the_end_of_a_text_is_a_target_and_what_follows_it_is_none(tmp_path: Pat
 
 WRONG = [
     ("max_tokens = 8", "", "text and max_tokens must be given together"),
-    ("max_tokens = 8", "max_tokens = 8\ntokens = 9", "text must be one column and the only input"),
+    ("max_tokens = 8", "max_tokens = 8\ntokens = 9", "text can.t be combined with tokens"),
     ('model = "hf:', 'model = "', 'text needs model = "hf:FOLDER", whose tokenizer reads it'),
     ('text = "text"', 'text = "words"', "has no column or array words"),
 ]

@@ -8,10 +8,10 @@ from collections.abc import Iterator
 import pytest
 from flwr.app import Message
 
+from benchmarks.raw_node import raw_node
 from discreet.deployment.certificates import PEERS_FILE, make_secrets
 from discreet.deployment.flower_home import free_port, wait_until
 from discreet.deployment.local_federation import START_SECONDS, Federation, empty_federation
-from discreet.deployment.raw_node import raw_node
 from discreet.ledger.durable_ledger import DurableLedger
 from discreet.run_files.run_folder import RunFolder
 from tests.deployment.ends import RUN_SECONDS, finish, kill

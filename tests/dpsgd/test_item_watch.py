@@ -133,6 +133,17 @@ def test_items_of_their_own_index_train_as_their_tensors_do(dataset: Any) -> Non
     assert torch.allclose(params_of(watched), params_of(plain), rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.parametrize("rows", [INPUTS, INPUTS.numpy()], ids=["tensor", "array"])
+def test_a_data_set_may_read_from_what_it_computes_of_its_rows(rows: Any) -> None:
+    class Halved(OfColumns):
+        def __getitem__(self, place: int) -> Any:
+            return (0.5 * self.columns)[place]
+
+    read = ItemWatch(Halved(rows))[3]
+    assert type(read) in (Tensor, np.ndarray)
+    assert torch.equal(torch.as_tensor(read), 0.5 * INPUTS[3])
+
+
 def test_what_a_data_set_keeps_while_it_is_read_stays_in_it() -> None:
     class Cached(Items):
         kept: list[Any]

@@ -82,14 +82,14 @@ class Played:
         work = self.guard._work(given, asked)
         task = self.guard._task(given, asked, self.app, work=work)
         started, found, states = time.monotonic(), [], getattr(self, "states", {})
-        archives = [os.open(self.guard.blocks.archives[number], os.O_RDONLY) for number in blocks]
+        archives = [os.open(self.guard.blocks[number], os.O_RDONLY) for number in blocks]
         inputs = [
             BlockInput(number, archive, states.get(number, b""))
             for number, archive in zip(blocks, archives, strict=True)
         ]
         at_once = len(blocks) if side_by_side else 1
         self.guard.sandbox.policy = replace(self.policy, at_once=at_once)
-        with closed(self.guard.site, self.policy):
+        with closed(self.policy):
             for result in self.guard.sandbox.run(task, inputs):
                 vector = None if result.vector is None else [float(each) for each in result.vector]
                 self.states = states = {**states, result.number: result.state}

@@ -28,9 +28,7 @@ def content(archive: Path) -> dict[str, bytes]:
 def split(data: Path, folder: Path, *, id_column: str = "patient") -> list[dict[str, bytes]]:
     """The files of each block."""
     split_site(data, folder, id_column=id_column, count=BLOCKS)
-    return [
-        content(path) for path in read_blocks(folder, id_column=id_column, count=BLOCKS).archives
-    ]
+    return [content(path) for path in read_blocks(folder, id_column=id_column, count=BLOCKS)]
 
 
 def csv_of(folder: Path, patients: list[str]) -> Path:
@@ -67,7 +65,7 @@ def test_one_patient_more_changes_one_block_alone(
         split_site(
             written(folder, patients, kind), folder / "site", id_column="patient", count=BLOCKS
         )
-        archives = read_blocks(folder / "site", id_column="patient", count=BLOCKS).archives
+        archives = read_blocks(folder / "site", id_column="patient", count=BLOCKS)
         made.append([path.read_bytes() for path in archives])
     changed = [
         number for number, (one, other) in enumerate(zip(*made, strict=True)) if one != other

@@ -127,7 +127,7 @@ WRONG = (
     ('target = "price"\n', "or for numbers target_low and target_high"),
     ('target = "price"\ntarget_low = 3\ntarget_high = 2\n', "target_high must be above target_low"),
     ('target = "price"\ntargets = ["rent"]\n', "target or targets must be given, and not both"),
-    ('targets = ["large", "old"]\nnum_classes = 2\n', "combined with targets or a range"),
+    ('targets = ["large", "old"]\nnum_classes = 2\n', "can't be combined with targets"),
     (
         'targets = ["price", "rent"]\ntarget_low = [0, 0, 0]\ntarget_high = 1\n',
         "must be one number or 2 of them",

@@ -84,24 +84,18 @@ if __name__ == "__main__":
         make("superlink_fixes")
         gc.freeze()  # imported objects stay, so garbage collection can skip them
         flower_superlink()
-    elif name == "supernode":
+    elif name in ("supernode", "guarded"):
         from flwr.supernode.cli.flower_supernode import flower_supernode
 
         make("supernode_fixes")
+        if name == "guarded":
+            from discreet.deployment.flower_fixes import supernode_guard
+
+            log_to(sys.stdout)
+            supernode_guard.install(Path(sys.argv.pop(1)))
         flower_supernode()
         # A SuperNode that is told to end exits by itself. This one has failed, and a thread of
         # Flower would keep it alive.
-        sys.stdout.flush()
-        os._exit(1)
-    elif name == "guarded":
-        from flwr.supernode.cli.flower_supernode import flower_supernode
-
-        from discreet.deployment.flower_fixes import supernode_guard
-
-        log_to(sys.stdout)
-        make("supernode_fixes")
-        supernode_guard.install(Path(sys.argv.pop(1)))
-        flower_supernode()
         sys.stdout.flush()
         os._exit(1)
     elif "warm_clients" in wanted():  # otherwise Flower starts ClientApps itself

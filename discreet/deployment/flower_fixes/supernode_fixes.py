@@ -87,8 +87,7 @@ def push_messages(
 ) -> None:
     """Sends replies until the last message is answered. Raises RuntimeError: no ClientApp would
     start any more."""
-    # The message just taken is the last one. Messages left over from a killed run are ignored.
-    message = _entries(state, replies=False)[-1].message
+    message = last_message(state)
     started_again = False
     watch = time.monotonic() + WATCH_SECONDS
     while (entry := state.msg_store.get(message.metadata.message_id)) is not None:
@@ -117,6 +116,11 @@ def push_messages(
             state.create_task(
                 task_type=TaskType.CLIENT_APP, run_id=run.run_id, fab_hash=run.fab_hash
             )
+
+
+def last_message(state: InMemoryNodeState) -> Message:
+    """The message that was taken last. Messages left over from a killed run are ignored."""
+    return _entries(state, replies=False)[-1].message
 
 
 def _entries(state: InMemoryNodeState, *, replies: bool) -> list[MessageEntry]:

@@ -30,7 +30,12 @@ from flwr.supernode import start_client_internal
 from flwr.supernode.nodestate.in_memory_nodestate import InMemoryNodeState
 
 from discreet.deployment.flower_fixes.commands import VERSIONS
-from discreet.deployment.flower_fixes.supernode_fixes import PushObject, Send, push_what_lies_there
+from discreet.deployment.flower_fixes.supernode_fixes import (
+    PushObject,
+    Send,
+    last_message,
+    push_what_lies_there,
+)
 from discreet.guard.operating import broken_walls
 from discreet.guard.sandbox import SandboxError
 from discreet.guard.site_check import check_site
@@ -67,7 +72,7 @@ class GuardedReplies:
         started = time.monotonic()
         for task in state.get_tasks():
             state.finish_task(task.task_id, sub_status=SubStatus.STOPPED, details="")
-        message = _last_message(state)
+        message = last_message(state)
         reply = self._reply(message, state, object_store, started=started)
         object_store.delete(message.metadata.message_id)
         state.get_message_processing_duration = lambda message_id: RUNTIME  # type: ignore[method-assign]
@@ -84,13 +89,10 @@ class GuardedReplies:
         self, message: Message, state: InMemoryNodeState, store: ObjectStore, *, started: float
     ) -> Message:
         run = state.get_run(message.metadata.run_id)
-        if run is None:
-            fab = None
-        else:
+        fab = None
+        context = None
+        if run is not None:
             fab = state.get_fab(run.fab_hash)
-        if run is None:
-            context = None
-        else:
             context = state.get_run_series_context(run.series_id)
         if run is None or fab is None or context is None:
             return Message(
@@ -118,13 +120,6 @@ class GuardedReplies:
         if answer.charged:
             sleep_until(started + self.guard.policy.round_seconds)
         return Message(answer.content, reply_to=message)
-
-
-def _last_message(state: InMemoryNodeState) -> Message:
-    """The last message that is not a reply."""
-    with state.lock_msg_store:
-        entries = list(state.msg_store.values())
-    return [each.message for each in entries if not each.message.metadata.reply_to_message_id][-1]
 
 
 def _whole(message: Message, store: ObjectStore) -> Message:
