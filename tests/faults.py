@@ -313,7 +313,7 @@ BY_TEST = {
         "node.policy:budgets_of",
         lambda real: (
             lambda policy, work, charges: tuple(
-                replace(each, delta=work.run.delta) for each in real(policy, work, charges)
+                replace(each, delta=work.request.run.delta) for each in real(policy, work, charges)
             )
         ),
     ),
@@ -466,7 +466,7 @@ BY_TEST |= {
     ),
     "node/test_allowance.py::test_no_door_imports_what_a_server_names_and_the_owner_does_not": Fault(
         "a node imports the mechanism that a server names",
-        "node.allowance:_check_mechanism",
+        "node.work:_check_mechanism",
         always(None),
     ),
     "node/test_policy.py::test_a_misspelt_key_of_a_policy_is_refused_with_every_message": Fault(

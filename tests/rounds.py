@@ -12,7 +12,7 @@ from dp_accounting import DpEvent
 from torch import Tensor
 
 from discreet.ledger.rollback_guard import LedgerPosition
-from discreet.mechanisms.mechanism import Mechanism
+from discreet.mechanisms.mechanism import Mechanism, charged
 from discreet.mechanisms.round_state import Released, RoundStart
 from discreet.mechanisms.sums import AnswerMechanism, UsableReply
 from discreet.planning.plan import Plan
@@ -22,6 +22,7 @@ from discreet.privacy.randomness import RandomSource
 from discreet.protocol.messages import TrainRequest
 from discreet.queries.query import Sums
 from discreet.server.round import RunLedger, one_query, one_round
+from discreet.settings.client_settings import ClientSettings
 
 Charge = Callable[[DpEvent], object]
 
@@ -86,11 +87,12 @@ class RoundPlan:
     sampling: Everybody = field(default_factory=Everybody)
 
     @property
-    def denominator(self) -> float:
-        return cast(Any, self.mechanism).run.expected_cohort
+    def run(self) -> ClientSettings:
+        return cast(Any, self.mechanism).run
 
-    def request(self, state: State) -> TrainRequest:
-        return TrainRequest(state.round + 1, state.clip_norm, cast(Any, self.mechanism).run)
+    @property
+    def denominator(self) -> float:
+        return self.run.expected_cohort
 
 
 def round_of(
@@ -105,7 +107,9 @@ def round_of(
 ) -> tuple[State, Released]:
     """The state after a round of these replies, and what it releases; `source`: of the noise."""
     plan = cast(Plan, RoundPlan(mechanism, optimizer))
-    ledger = RunLedger(cast(Any, OnlyCharges(charge)), before=before)
+    number = state.round + 1
+    events = {number: charged(mechanism, number, again=number <= before)}
+    ledger = RunLedger(cast(Any, OnlyCharges(charge)), {}, mechanism.guarantee, events)
     return one_round(state, plan, Answered(replies), ledger, cast(RandomSource, Unsplit(source)))
 
 

@@ -38,8 +38,8 @@ from discreet.simulation.processes import SCRATCH, removed_folder
 logger = logging.getLogger("discreet.node")
 
 PEM = (
-    "its first line must be -----BEGIN CERTIFICATE-----; of a binary one, openssl x509 -inform "
-    "der -in FILE makes it"
+    "its first line must be -----BEGIN CERTIFICATE-----, with no byte order mark; of a binary "
+    "one, openssl x509 -inform der -in FILE makes it"
 )
 LONGEST_SECONDS = 60.0  # largest allowed pause of a node
 
@@ -96,7 +96,11 @@ def _about(option: str) -> Iterator[None]:
     """A context in which errors name the option that they are about."""
     try:
         yield
-    except (OSError, ValueError, Refused) as error:
+    except OSError as error:
+        if error.filename is None:
+            raise ConfigError(f"{option}: {error}") from error
+        raise ConfigError(f"{option}: {error.filename}: {error.strerror}") from error
+    except (ValueError, Refused) as error:
         raise ConfigError(f"{option}: {error}") from error
 
 

@@ -14,13 +14,12 @@ from discreet.flower.array_layout import layout_of, only_arrays
 from discreet.mechanisms.mechanism_table import mechanisms_of
 from discreet.node.account import Refused, accounts_of
 from discreet.node.admission import admit_one
-from discreet.node.allowance import check_names
 from discreet.node.app import answered
 from discreet.node.client import ExactReply, noised_vector
 from discreet.node.masked_work import MaskedWork
 from discreet.node.policy import ClientPolicy
 from discreet.node.secure_aggregation import answer_masking
-from discreet.node.work import work_of
+from discreet.node.work import Work, check_names
 from discreet.privacy.clipping import clip_updates
 from discreet.privacy.randomness import secure_source
 from discreet.privacy.secure_grid import SecureSum
@@ -85,13 +84,13 @@ def _read_work(
     else:
         data_owner = str(virtual.client_id)
     sizes = Sizes(layout.num_params)
-    asked = work_of(request, mechanisms_of(request.run, sizes=sizes))
-    accounts = accounts_of(asked.run, virtual, context.node_config)
+    asked = Work(request, mechanisms_of(request.run, sizes=sizes))
+    accounts = accounts_of(request.run, virtual, context.node_config)
     message.content = content
 
     def work(sums: SecureSum) -> Tensor:
         """The clipped difference between the app's result and the sent arrays, and its bit."""
-        if not asked.run.masked or USER not in asked.mechanisms:
+        if not request.run.masked or USER not in asked.mechanisms:
             raise Refused(
                 "this app adds up updates of whole clients: the run needs "
                 "privacy.user.aggregation=secure"

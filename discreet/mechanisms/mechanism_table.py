@@ -19,7 +19,6 @@ from discreet.settings.privacy import (
     CLIP,
     CORRELATED,
     EXAMPLE,
-    LOCAL,
     PLAIN,
     PLANNED,
     SECURE,
@@ -85,13 +84,11 @@ def accounts_itself(run: ClientSettings) -> bool:
 def own_noise(run: ClientSettings, l1_norm: float = 1.0) -> OwnNoise | None:
     """The noise that each client draws on its own answers, for an L1 norm of at most this; None if
     the server draws it. The event does not depend on the norm."""
-    if not run.evaluation.private or run.gives(USER):
+    if not run.clients_noise_ratings:
         return None
     if run.gives(EXAMPLE):
         return local_dp_sgd.answer_noise(run)
-    if run.gives(LOCAL):
-        return local_noise.answer_noise(run, l1_norm)
-    return None
+    return local_noise.answer_noise(run, l1_norm)
 
 
 def server_mechanism(

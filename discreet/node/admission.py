@@ -5,21 +5,28 @@ admission."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
 from torch import Tensor
 
+from discreet.accounting.events import noise_in
 from discreet.ledger.durable_ledger import Charge
 from discreet.ledger.owner_account import account_name
 from discreet.mechanisms.client_noise import LocalPrivacy
-from discreet.mechanisms.mechanism import SERVER, ClientRound, Unreachable
+from discreet.mechanisms.mechanism import SERVER, Unreachable
 from discreet.mechanisms.mechanism_table import own_noise
 from discreet.node.account import Accounts, Budget, Refused
-from discreet.node.policy import NOTHING, ClientPolicy, budgets_of, check_work
+from discreet.node.policy import NOTHING, ClientPolicy, budgets_of, check_policy
 from discreet.node.work import Work, work_of
-from discreet.settings.privacy import EXAMPLE
-from discreet.training.local_training import LocalSettings
+from discreet.settings.privacy import EXAMPLE, USER
+from discreet.training.local_training import (
+    LocalSettings,
+    counted_examples,
+    settings_without_noise,
+    steps_of,
+)
 
 NO_LEDGER = (
     "this client has no ledger, so it refuses work that it would have to account for: "
@@ -98,7 +105,8 @@ def admit(
     if (
         declared is not None
     ):  # either number is a constant, and what it costs is charged: add-or-remove holds with both
-        run = replace(work.run, data=replace(work.run.data, public_num_examples=declared))
+        run = work.request.run
+        run = replace(run, data=replace(run.data, public_num_examples=declared))
         work = work_of(replace(work.request, run=run))
     asked = {size: _asked(work, size, policy) for size in set(sizes.values())}
     while True:
@@ -130,48 +138,97 @@ def _enter(
 
 def _asked(work: Work, num_examples: int, policy: ClientPolicy) -> Admitted | Refused:
     """Everything that follows from the number of examples alone. Refused: the work is forbidden
-    with that number."""
-    run = work.run
-    number = work.request.round
-    trains = work.training is not None
-    parts = dict[str, ClientRound]()
-    charges = list[Charge]()
-    found = Admitted(work.training)
+    with that number, by the run or by the policy."""
     try:
-        # After the last round, a cohort may still be asked to rate the last model.
-        if number > run.rounds + (not trains):
+        planned, noises = _planned(work, num_examples)
+        # A guarantee for a whole client also holds for each of its examples.
+        if noises.keys() - {USER}:
+            _check_deltas(policy, work, num_examples=num_examples, training=planned.training)
+        steps = 0
+        if work.request.work.trains and planned.training is not None:
+            steps = steps_of(num_examples, planned.training)
+        if steps > policy.max_steps:
             raise Refused(
-                f"the train request is for round {number}, but the run has rounds={run.rounds}"
+                f"the policy of this client allows {policy.max_steps} local steps; this message "
+                f"asks for {steps}"
             )
-        for name, mechanism in work.mechanisms.items():
-            part = mechanism.at_client(number, num_examples, trains=trains)
-            parts[name] = part
-            # No two mechanisms of a run set the same part.
-            found = replace(
-                found,
-                training=part.training or found.training,
-                local=part.local or found.local,
-                step=part.step or found.step,
-                bounded=part.bounded or found.bounded,
-            )
-            for event, count in part.events:
-                by_owner = name == EXAMPLE and run.example.by_owner
-                account = account_name("", by_owner=by_owner)
-                charges.append(Charge(number, name, account, event, count))
-        check_work(policy, work, parts, num_examples=num_examples, training=found.training)
+        if policy != NOTHING:
+            check_policy(policy, work, noise_multipliers=noises)
     except (Refused, Unreachable) as refusal:
         return Refused(str(refusal))
-    if work.query and work.has_own_noise:
+    if not planned.charges:
+        return planned
+    return replace(planned, budgets=budgets_of(policy, work, planned.charges))
+
+
+def _planned(work: Work, num_examples: int) -> tuple[Admitted, dict[str, float]]:
+    """The part of a client with so many examples, with its charges, and the noise multiplier of
+    each guarantee: as declared, and also by each event that it is charged.
+
+    Raises:
+      Refused: the run has no such round. Unreachable: a mechanism has no part for the client.
+    """
+    run = work.request.run
+    number = work.request.round
+    trains = work.request.work.trains
+    # After the last round, a cohort may still be asked to rate the last model.
+    if number > run.rounds + (not trains):
+        raise Refused(
+            f"the train request is for round {number}, but the run has rounds={run.rounds}"
+        )
+    planned = Admitted(settings_without_noise(run.training, run.task) if trains else None)
+    noises = dict[str, float]()
+    charges = list[Charge]()
+    for name, mechanism in work.mechanisms.items():
+        part = mechanism.at_client(number, num_examples, trains=trains)
+        # No two mechanisms of a run set the same part.
+        planned = replace(
+            planned,
+            training=part.training or planned.training,
+            local=part.local or planned.local,
+            step=part.step or planned.step,
+            bounded=part.bounded or planned.bounded,
+        )
+        noises[name] = part.noise_multiplier
+        for event, count in part.events:
+            noises[name] = min(noises[name], noise_in(event))
+            account = account_name("", by_owner=name == EXAMPLE and run.example.by_owner)
+            charges.append(Charge(number, name, account, event, count))
+        if run.clients_noise_ratings:
+            noises[name] = min(noises[name], run.evaluation.noise_multiplier)
+    if work.request.work.query and run.clients_noise_ratings:
         charges.append(_charge_of_answer(work))
-    if not charges:
-        return found
-    return replace(found, charges=tuple(charges), budgets=budgets_of(policy, work, charges))
+    return replace(planned, charges=tuple(charges)), noises
+
+
+def _check_deltas(
+    policy: ClientPolicy, work: Work, *, num_examples: int, training: LocalSettings | None
+) -> None:
+    """Refuses a delta of 1 / n or more of this client's examples: one of them might be revealed as
+    it is."""
+    run = work.request.run
+    if training is None:
+        counted = num_examples
+    else:
+        counted = counted_examples(num_examples, training)
+    if run.clients_noise_ratings:
+        # the largest possible number, including held-out examples
+        counted = math.ceil((counted + 1) / (1 - run.evaluation.share))
+    deltas = {"privacy.delta": run.delta}
+    if math.isfinite(policy.max_epsilon):
+        deltas["max-delta of this client's policy"] = policy.max_delta
+    for name, delta in deltas.items():
+        if counted > 1 and delta >= 1 / counted:
+            units = f"{run.example.unit_name}s"
+            raise Refused(
+                f"{name} must be below 1 / n of this client's n {units} (it is {delta:g})"
+            )
 
 
 def _charge_of_answer(work: Work) -> Charge:
     """The charge of an answer that the client noises. No example is both trained on and held out,
     so one account for both is an upper bound."""
-    noise = own_noise(work.run)
+    noise = own_noise(work.request.run)
     assert noise is not None
     payer = next(
         name for name, mechanism in work.mechanisms.items() if SERVER not in mechanism.charged_at

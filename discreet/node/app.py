@@ -83,9 +83,8 @@ class DPClient(NumPyClient):
         """
         # Imported here: most messages of a masked sum need neither a model nor data, and each has
         # its own process.
-        from discreet.node.allowance import check_names
         from discreet.node.nodes import client_of
-        from discreet.node.work import work_of
+        from discreet.node.work import check_names, work_of
 
         request = request_of(config, allowed=partial(check_names, node_config=self.node_config))
         work = work_of(request)

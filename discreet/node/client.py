@@ -102,7 +102,7 @@ class Client:
           MalformedMessage: the parameters, or the frozen values, are those of another model.
           ConfigError: the number of examples that the owner declares does not fit the run.
         """
-        if work.run.masked:
+        if work.request.run.masked:
             raise Refused(
                 "the run is under secure aggregation, but this message asks for an unmasked update"
             )
@@ -122,19 +122,20 @@ class Client:
         return noised_vector(sums, values, work.request, self.source)
 
     def _values(self, work: Work, params: Tensor) -> tuple[ExactReply, Admitted]:
-        if work.query not in OF_DATA:
+        asked = work.request.work
+        if asked.query not in OF_DATA:
             self._check_model(work.request, params)
         count = self._count(work)
         admitted = admit_one(
             work, self.data_owner, count, accounts=self.accounts, policy=self.policy
         )
         # Before training, which changes the model's parameters.
-        if work.query:
+        if asked.query:
             answer = self._answer(work, params)
         else:
             answer = None
         settings = admitted.training
-        if work.training is None or settings is None:
+        if not asked.trains or settings is None:
             return ExactReply(torch.zeros(0), answer=answer), admitted
         made = admitted.step or local_update
         model, examples = behind_fixed(self.model, self.examples)
@@ -148,7 +149,7 @@ class Client:
     def _count(self, work: Work) -> int:
         """The number of examples, or of owners if these are the unit of the run."""
         try:
-            return len(units_of(self.examples, work.run.example.most_rows))
+            return len(units_of(self.examples, work.request.run.example.most_rows))
         except ValueError as error:
             said = (
                 "privacy.example.unit=owner: this client's data do not give the owner of each row"
@@ -171,15 +172,15 @@ class Client:
             )
 
     def _answer(self, work: Work, params: Tensor) -> Tensor:
-        run = work.run
-        name = work.query
+        run = work.request.run
+        name = work.request.work.query
         if name in OF_DATA:
             # A run that does not ask this has no plan to pay for it either.
             if name == STATISTICS:
                 asked = run.statistics.only
             else:
                 asked = run.needs_normaliser
-            if not asked or work.training is not None or self.shape is None:
+            if not asked or work.request.work.trains or self.shape is None:
                 raise Refused(f"this run does not include the query {name} about clients' data")
             told = query_of(name, run, self.shape).answer(
                 self.examples.inputs, self.examples.targets
@@ -194,7 +195,7 @@ class Client:
         model, held_out = behind_fixed(self.model, self.held_out)
         load_parameters(model, params)
         answer = query.answer(outputs_of(model, held_out.inputs), held_out.targets)
-        if work.has_own_noise:
+        if run.clients_noise_ratings:
             noise = own_noise(run, query.l1_norm)
         else:
             noise = None

@@ -16,10 +16,9 @@ from discreet.ledger.durable_ledger import Charge
 from discreet.mechanisms.mechanism_table import mechanisms_of
 from discreet.node.account import Accounts, Refused, say_spent
 from discreet.node.admission import NO_LEDGER
-from discreet.node.allowance import check_names
 from discreet.node.nodes import client_of
 from discreet.node.policy import ClientPolicy, budgets_of, check_own_count
-from discreet.node.work import Work, work_of
+from discreet.node.work import Work, check_names, work_of
 from discreet.privacy.secure_grid import SecureSum
 from discreet.protocol.messages import TrainRequest, decode_request
 from discreet.queries.query import EVALUATION, query_of
@@ -46,17 +45,13 @@ class MaskedWork:
     work: Callable[[SecureSum], Tensor]
 
     def __post_init__(self) -> None:
-        mechanism = self.asked.at_server
-        if mechanism is not None and self.asked.run.masked:
+        for mechanism in self.asked.mechanisms.values():
             vector = mechanism.participation.vector
-        else:
-            vector = None
-        if mechanism is None or vector is None:
-            raise Refused(
-                "a masked vector is requested, but the train request has aggregation=plain"
-            )
-        self.sums = vector
-        self.guarantee = mechanism.guarantee
+            if vector is not None and self.request.run.masked:
+                self.sums = vector
+                self.guarantee = mechanism.guarantee
+                return
+        raise Refused("a masked vector is requested, but the train request has aggregation=plain")
 
     @classmethod
     def read(
@@ -69,11 +64,11 @@ class MaskedWork:
         asked = work_of(request)
         client = client_of(asked, node_config, policy=policy)
         answer = 0
-        if asked.run.evaluation.private:
+        if request.run.evaluation.private:
             assert client.shape is not None
-            answer = query_of(EVALUATION, asked.run, client.shape).length
+            answer = query_of(EVALUATION, request.run, client.shape).length
         sizes = Sizes(params.numel(), answer)
-        asked = work_of(request, mechanisms_of(request.run, sizes=sizes))
+        asked = Work(request, mechanisms_of(request.run, sizes=sizes))
         return cls(
             asked,
             client.accounts,
@@ -108,7 +103,7 @@ class MaskedWork:
         if self.accounts is None:
             raise Refused(NO_LEDGER)
         event = self.sums.event_of(
-            trains=self.asked.training is not None, rates=bool(self.asked.query)
+            trains=self.request.work.trains, rates=bool(self.request.work.query)
         )
         check_own_count(self.policy, event)
         charge = Charge(self.request.round, self.guarantee, self.data_owner, event)

@@ -19,6 +19,7 @@ from discreet.data.folder import FOLDER, node_table
 from discreet.data.images import FROM_HUB
 from discreet.data.partition import client_examples_of, split_rows
 from discreet.data.targets import FolderError
+from discreet.mechanisms.mechanism import CLIENTS
 from discreet.models.models import model_for
 from discreet.node.account import Refused, accounts_of
 from discreet.node.client import Client
@@ -70,18 +71,17 @@ def virtual_client(work: Work) -> Client:
     """The virtual client that a simulation's request names. With a seed, its random numbers depend
     on seed, round and client alone."""
     request = work.request
-    run = work.run
-    virtual = work.request.virtual
+    run = request.run
+    virtual = request.virtual
     assert virtual is not None
     number = virtual.client_id
     path = virtual.data_path
     source = secure_source()
     if virtual.seed is not None:
         source = seeded_source(virtual.seed).child("client", request.round, number)
-    if work.is_charged:
+    accounts = None
+    if _is_charged(work):
         accounts = accounts_of(run, virtual, {})
-    else:
-        accounts = None
     examples, held_out = _split(request, share_of(run.data, number, path=path), number)
     shape = shape_of(run, path=path)
     model = model_of(_beside_data(run.model, Path(path) if path else None), shape)
@@ -106,15 +106,14 @@ def node_client(
       LedgerError: its ledger is missing, damaged, or older than what was charged to it.
     """
     request = work.request
-    run = work.run
+    run = request.run
     if "data" in node_config:
         folder = Path(str(node_config["data"]))
     else:
         folder = None
-    if work.is_charged:
+    accounts = None
+    if _is_charged(work):
         accounts = accounts_of(run, None, node_config)
-    else:
-        accounts = None
     # for a node with its own data any fixed number will do
     number = node_config.get("partition-id", 0)
     held = node_examples(run.data, node_config)
@@ -128,11 +127,16 @@ def node_client(
     model = model_of(_beside_data(run.model, folder), shape)
     if policy is None:
         policy = policy_from(node_config)
-    if policy.min_groups and work.training is not None:
+    if policy.min_groups and request.work.trains:
         check_turn(run, request.round, node_id)
     return Client(
         model, examples, accounts, policy, secure_source(), held_out=held_out, shape=shape
     )
+
+
+def _is_charged(work: Work) -> bool:
+    """True if a client's own ledger pays for something."""
+    return any(CLIENTS in each.charged_at for each in work.mechanisms.values())
 
 
 @lru_cache

@@ -14,7 +14,7 @@ from pydantic import Field
 
 from discreet.accounting.events import noise_in
 from discreet.accounting.privacy_ledger import PrivacyLedger
-from discreet.mechanisms.mechanism import PURE, ClientRound, Mechanism, charged, releases_of
+from discreet.mechanisms.mechanism import PURE, Mechanism, charged, releases_of
 from discreet.node.account import Budget, Refused
 from discreet.privacy.sampling import in_turn
 from discreet.settings.client_settings import ClientSettings
@@ -38,7 +38,6 @@ if TYPE_CHECKING:
 
     from discreet.ledger.durable_ledger import Charge
     from discreet.node.work import Work
-    from discreet.training.local_training import LocalSettings
 
 
 ROUNDING = 1e-6  # of a multiplier: the shares of the noise are whole numbers
@@ -205,75 +204,6 @@ def _value(key: str, value: object) -> Any:
     return value
 
 
-def check_work(
-    policy: ClientPolicy,
-    work: Work,
-    parts: Mapping[str, ClientRound],
-    *,
-    num_examples: int,
-    training: LocalSettings | None,
-) -> None:
-    """Refuses work that the policy forbids, or whose delta is too large for so many examples.
-
-    Args:
-      parts: the parts of each mechanism of the run, by guarantee.
-      training: the settings that the client would train with.
-
-    Raises:
-      Refused: with the setting.
-    """
-    from discreet.training.local_training import steps_of  # with PyTorch, for work alone
-
-    run = work.run
-    noises = dict[str, float]()
-    for name, part in parts.items():
-        # As declared, and also by each event that it is charged.
-        noises[name] = part.noise_multiplier
-        for event, _ in part.events:
-            noises[name] = min(noises[name], noise_in(event))
-        if work.has_own_noise:
-            noises[name] = min(noises[name], run.evaluation.noise_multiplier)
-    # A guarantee for a whole client also holds for each of its examples.
-    if noises.keys() - {USER}:
-        _check_deltas(policy, work, num_examples=num_examples, training=training)
-    if work.training is None or training is None:
-        steps = 0
-    else:
-        steps = steps_of(num_examples, training)
-    _hold(
-        steps <= policy.max_steps,
-        f"allows {policy.max_steps} local steps; this message asks for {steps}",
-    )
-    if policy != NOTHING:
-        check_policy(policy, work, noise_multipliers=noises)
-
-
-def _check_deltas(
-    policy: ClientPolicy, work: Work, *, num_examples: int, training: LocalSettings | None
-) -> None:
-    """Refuses a delta of 1 / n or more of this client's examples: one of them might be revealed as
-    it is."""
-    from discreet.training.local_training import counted_examples
-
-    run = work.run
-    if training is None:
-        counted = num_examples
-    else:
-        counted = counted_examples(num_examples, training)
-    if work.has_own_noise:
-        # the largest possible number, including held-out examples
-        counted = math.ceil((counted + 1) / (1 - run.evaluation.share))
-    deltas = {"privacy.delta": run.delta}
-    if math.isfinite(policy.max_epsilon):
-        deltas["max-delta of this client's policy"] = policy.max_delta
-    for name, delta in deltas.items():
-        if counted > 1 and delta >= 1 / counted:
-            units = f"{run.example.unit_name}s"
-            raise Refused(
-                f"{name} must be below 1 / n of this client's n {units} (it is {delta:g})"
-            )
-
-
 def check_policy(policy: ClientPolicy, work: Work, *, noise_multipliers: dict[str, float]) -> None:
     """Refuses work below the policy. `noise_multipliers` has those of an update for the enabled
     guarantees.
@@ -284,8 +214,8 @@ def check_policy(policy: ClientPolicy, work: Work, *, noise_multipliers: dict[st
     Raises:
       Refused: with the setting that is too weak.
     """
-    run = work.run
-    user = work.run.user
+    run = work.request.run
+    user = work.request.run.user
     cyclic = f"requires sampling.kind=cyclic with {policy.min_groups} groups or more; the run"
     _hold(
         user.groups >= policy.min_groups,
@@ -351,7 +281,7 @@ def least_noise(work: Work, noise: float) -> float:
     Raises:
       Refused: an event that has no such number.
     """
-    run = work.run
+    run = work.request.run
     if run.masked:
         if run.evaluation.private:
             return min(noise, run.evaluation.noise_multiplier)
@@ -373,9 +303,9 @@ def least_noise(work: Work, noise: float) -> float:
 def _of_users(work: Work, noise: float) -> tuple[ClientSettings, Mechanism]:
     """The run with this noise at user level, and its user-level mechanism."""
     mechanism = work.mechanisms[USER]
-    if work.run.configured_noise_multiplier(USER) == noise:
-        return work.run, mechanism
-    noised = work.run.with_noise(USER, noise)
+    if work.request.run.configured_noise_multiplier(USER) == noise:
+        return work.request.run, mechanism
+    noised = work.request.run.with_noise(USER, noise)
     make: Any = type(mechanism)
     return noised, make(noised, CLIP, PLANNED)
 
@@ -422,7 +352,7 @@ def planned_user_epsilon(work: Work, *, noise_multiplier: float, delta: float) -
     smaller, but never less than the cost of one round. `delta` is at least the run's, so its budget
     holds there."""
 
-    run = work.run
+    run = work.request.run
     noised, mechanism = _of_users(work, noise_multiplier)
 
     def epsilon(rounds: int) -> float:
@@ -442,7 +372,7 @@ def budgets_of(policy: ClientPolicy, work: Work, charges: Sequence[Charge]) -> t
     spread over rounds. With PLD at a delta the same releases would cost less, and a repeated round
     would still fit. This does not apply if `max_epsilon` gives a budget at delta instead.
     """
-    run = work.run
+    run = work.request.run
     budgets = list[Budget]()
     pure = list[Budget]()
     for name in dict.fromkeys(charge.guarantee for charge in charges):

@@ -23,9 +23,7 @@ if TYPE_CHECKING:
     from dp_accounting import DpEvent
 
     from discreet.planning.constant_guess import ConstantGuess  # it imports PyTorch
-    from discreet.planning.state import State
     from discreet.privacy.sampling import CohortSampling
-    from discreet.protocol.messages import TrainRequest
     from discreet.queries.query import Query
 
 ALWAYS = (
@@ -119,21 +117,6 @@ class Plan:
     def denominator(self) -> float:
         """The public denominator of sums, whichever clients have replied."""
         return self.run.expected_cohort
-
-    def request(self, state: State) -> TrainRequest:
-        """The request of the round after `state`."""
-        from discreet.protocol.messages import (
-            TRAIN,
-            TrainRequest,
-        )  # with PyTorch, which reading a run does without
-        from discreet.queries.query import TRAIN_AND_RATE
-
-        number = state.round + 1
-        if number in self.run.evaluation.rating_rounds:
-            work = TRAIN_AND_RATE
-        else:
-            work = TRAIN
-        return TrainRequest(number, state.clip_norm, self.run, work=work)
 
     @cached_property
     def every_mechanism(self) -> tuple[Mechanism, ...]:

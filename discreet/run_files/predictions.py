@@ -191,9 +191,7 @@ def _description_of(path: Path, saved: SavedModel) -> DataDescription:
 
         low, high = zip(*BREAST_CANCER_RANGES, strict=True)
         facts |= {"low": low, "high": high}
-        if arrays:
-            facts |= {}
-        else:
+        if not arrays:
             facts |= {"inputs": tuple(map(str, load_breast_cancer().feature_names))}
     return DataDescription(format="csv", file=path.name, **facts)
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from discreet.ledger.budget import ServerBudget
 from discreet.ledger.durable_ledger import Charge, DurableLedger, LedgerPosition
-from discreet.mechanisms.mechanism import Mechanism, Uncharged, charged
+from discreet.mechanisms.mechanism import Uncharged, charged
 from discreet.mechanisms.round_state import Released, RoundState
 from discreet.mechanisms.sums import AnswerMechanism, Replies, UnopenedSum, UsableReply
 from discreet.planning.plan import Plan
@@ -22,9 +22,9 @@ from discreet.planning.server_optimizer import Change
 from discreet.planning.state import State
 from discreet.privacy.quantile import LARGEST_NUMBER, LEAST_NUMBER
 from discreet.privacy.randomness import RandomSource
-from discreet.protocol.messages import TrainRequest
-from discreet.queries.query import Sums
-from discreet.settings.privacy import USER
+from discreet.protocol.messages import TRAIN, TrainRequest
+from discreet.queries.query import TRAIN_AND_RATE, Sums
+from discreet.settings.privacy import EXAMPLE, USER
 from discreet.settings.rules import ConfigError
 
 if TYPE_CHECKING:
@@ -50,7 +50,7 @@ class RoundLedger(Protocol):
     def sealed(self, replies: Iterable[UsableReply]) -> Iterator[UsableReply]:
         """The replies. An unopened sum among them can be opened only after a charge from now on."""
 
-    def charge(self, mechanism: Mechanism, number: int) -> None:
+    def charge(self, number: int) -> None:
         """Charges round `number`. The charge is on disk when this returns."""
 
     def charge_answers(self, event: DpEvent | None, number: int) -> None:
@@ -68,18 +68,27 @@ def one_round(
 
     Raises:
       RoundAbandoned: too few clients are left to open a sum. If it came that far, it is charged all
-      the same. Uncharged: the mechanism has no cost for the round, or opens a sum before it is
-      charged.
+      the same. Uncharged: the mechanism opens a sum before it is charged.
     """
     number = state.round + 1
     cohort = plan.sampling.draw(clients.available_clients(), source.child("cohort"), number=number)
-    replies = ledger.sealed(clients.ask(plan.request(state), state.params, cohort))
+    replies = ledger.sealed(clients.ask(request_after(state, plan), state.params, cohort))
     # Clipped again; nothing is noised or opened yet.
     summed = plan.mechanism.add_up(replies, state)
     # On disk before any noise is drawn and before a masked sum is opened.
-    ledger.charge(plan.mechanism, number)
+    ledger.charge(number)
     released = plan.mechanism.release(summed, state, source.child("noise"))
     return stepped(state, plan, released), released
+
+
+def request_after(state: State, plan: Plan) -> TrainRequest:
+    """The request of the round after `state`."""
+    number = state.round + 1
+    if number in plan.run.evaluation.rating_rounds:
+        work = TRAIN_AND_RATE
+    else:
+        work = TRAIN
+    return TrainRequest(number, state.clip_norm, plan.run, work=work)
 
 
 def stepped(state: State, plan: Plan, released: Released) -> State:
@@ -131,27 +140,31 @@ class RunLedger:
     Attributes:
       ledger: on disk.
       budgets: the run's, by guarantee.
-      before: the last round that was on the ledger when this process began.
+      guarantee: the one that rounds are charged to.
+      events: the cost of each round that is still to come, by its number; None if only clients pay.
       position: that of the ledger after the last charge of this process; None before the first.
     """
 
     ledger: DurableLedger
     budgets: Mapping[str, ServerBudget] = field(default_factory=dict)
-    before: int = 0
+    guarantee: str = USER
+    events: Mapping[int, DpEvent | None] = field(default_factory=dict)
     position: LedgerPosition | None = None
 
     @classmethod
-    def of(cls, ledger: DurableLedger, budgets: Mapping[str, ServerBudget]) -> RunLedger:
-        """The run ledger over a ledger on disk."""
-        return cls(
-            ledger,
-            budgets,
-            max((row.round for row in ledger.releases() if row.guarantee == USER), default=0),
-        )
-
-    def event(self, mechanism: Mechanism, number: int) -> DpEvent | None:
-        """See `discreet.mechanisms.mechanism.charged`."""
-        return charged(mechanism, number, again=number <= self.before)
+    def of(cls, ledger: DurableLedger, plan: Plan, state: State) -> RunLedger:
+        """The ledger of the rounds of a plan after `state`. The mechanism says what they cost here,
+        once. Uncharged: it has no cost for one of them."""
+        mechanism = plan.mechanism
+        # A round that is on the ledger already may have been released with other noise.
+        on_disk = (row.round for row in ledger.releases() if row.guarantee == USER)
+        before = max(on_disk, default=0)
+        events = {
+            number: charged(mechanism, number, again=number <= before)
+            for number in range(state.round + 1, plan.run.rounds + 1)
+        }
+        budgets = {name: plan.budget(name) for name in (USER, EXAMPLE)}
+        return cls(ledger, budgets, mechanism.guarantee, events)
 
     def require_room(self, guarantee: str, event: DpEvent | None, what: str) -> None:
         """Raises BudgetSpent if a release at this cost, for `what`, would exceed the budget: that
@@ -179,11 +192,11 @@ class RunLedger:
             raise Uncharged("a masked sum was to be opened before it was charged")
         return summed.open()
 
-    def charge(self, mechanism: Mechanism, number: int) -> None:
+    def charge(self, number: int) -> None:
         """See `RoundLedger`."""
-        event = self.event(mechanism, number)
+        event = self.events[number]
         if event is not None:
-            self.position = self.ledger.charge([Charge(number, mechanism.guarantee, "", event)])
+            self.position = self.ledger.charge([Charge(number, self.guarantee, "", event)])
 
     def charge_answers(self, event: DpEvent | None, number: int) -> None:
         """See `RoundLedger`. The charge is at user level, which pays for answers."""

@@ -27,7 +27,7 @@ from discreet.run_files.metrics_table import SCORES, main_score
 from discreet.run_files.run_folder import RunStatus, read_status, write_json, write_status
 from discreet.server.model_ratings import rating_plan
 from discreet.server.progress import Progress
-from discreet.server.round import RunLedger, one_query, one_round, stepped
+from discreet.server.round import RunLedger, one_query, one_round, request_after, stepped
 from discreet.server.run_context import RunContext
 from discreet.server.transport import (
     AskedClients,
@@ -38,7 +38,7 @@ from discreet.server.transport import (
     Transport,
     check_exchange,
 )
-from discreet.settings.privacy import EXAMPLE, GUARANTEES, USER, ClipConfig
+from discreet.settings.privacy import GUARANTEES, USER, ClipConfig
 from discreet.settings.wording import Key, Wording, in_words
 
 if TYPE_CHECKING:
@@ -81,8 +81,7 @@ class TrainingRun:
         self.plan = context.plan
         self.folder = context.folder
         self.ledger = context.ledger
-        budgets = {name: self.plan.budget(name) for name in (USER, EXAMPLE)}
-        self.charges = RunLedger.of(self.ledger, budgets)
+        self.charges = RunLedger.of(self.ledger, self.plan, context.state)
         self.evaluation = rating_plan(self.plan)
         check_exchange(transport, masked=self.plan.run.masked)
         self.evaluate = evaluate
@@ -113,10 +112,9 @@ class TrainingRun:
             while (outcome := self._ended(state)) is None:
                 number = state.round + 1
                 source = self.context.source.child("round", number)
-                mechanism = self.plan.mechanism
-                event = self.charges.event(mechanism, number)
                 try:
-                    self.charges.require_room(mechanism.guarantee, event, "the next round")
+                    event = self.charges.events[number]
+                    self.charges.require_room(self.charges.guarantee, event, "the next round")
                     if self.released is None:
                         after, released = one_round(
                             state, self.plan, self.clients, self.charges, source
@@ -160,8 +158,7 @@ class TrainingRun:
         plan = self.evaluation
         rounds = self.plan.run.rounds
         ratings = list[Charge]()
-        numbers = range(state.round + 1, rounds + 1)
-        events = [self.charges.event(self.plan.mechanism, number) for number in numbers]
+        events = self.charges.events.values()
         charges = [Charge(0, USER, "", event) for event in events if event is not None]
         if plan and plan.event:
             ratings.append(Charge(0, USER, "", plan.event, plan.left(state.round, rounds=rounds)))
@@ -268,7 +265,7 @@ class TrainingRun:
             self.charges.require_room(USER, plan.event, "rating the model")
             source = self.context.source.child("evaluation", last.round)
             cohort = self.clients.draw(self.plan.sampling, last.round + 1, source)
-            asked = replace(self.plan.request(last), work=RATE)
+            asked = replace(request_after(last, self.plan), work=RATE)
             replies = self.clients.ask(asked, last.params, cohort)
             sums = one_query(last, plan.mechanism, replies, self.charges, source.child("noise"))
         except (BudgetSpent, RoundAbandoned) as reason:

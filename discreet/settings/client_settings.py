@@ -21,6 +21,7 @@ from discreet.settings.data import (
 )
 from discreet.settings.privacy import (
     CORRELATED,
+    EXAMPLE,
     LOCAL,
     PLAIN,
     ROW,
@@ -314,6 +315,12 @@ class ClientSettings:
         if self.user.sampling == "fixed":
             return float(round(expected))
         return expected
+
+    @cached_property
+    def clients_noise_ratings(self) -> bool:
+        """True if clients rate models and draw the noise on their ratings themselves."""
+        by_clients = self.gives(EXAMPLE) or self.gives(LOCAL)
+        return self.evaluation.private and by_clients and not self.gives(USER)
 
     @property
     def masked(self) -> bool:

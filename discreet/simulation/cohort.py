@@ -34,7 +34,7 @@ from discreet.models.models import (
 from discreet.node.account import Accounts, Refused
 from discreet.node.admission import admit
 from discreet.node.client import ExactReply, noised_vector
-from discreet.node.work import work_of
+from discreet.node.work import Work
 from discreet.planning.plan import Plan
 from discreet.privacy.clipping import clip_by_norm, row_norms
 from discreet.privacy.randomness import RandomSource, secure_source, seeded_source
@@ -285,7 +285,7 @@ class BatchedTransport:
         self, asked: TrainRequest, cohort: Sequence[int], refused: list[Failure]
     ) -> Iterator[_ChunkWork]:
         """The chunks of the clients that take part; the others are added to `refused`."""
-        work = work_of(asked, self.plan.mechanisms)
+        work = Work(asked, self.plan.mechanisms)
         for clients, sizes in self._chunks(cohort):
             named = dict(zip(map(str, clients), sizes, strict=True))
             admitted = list[int]()

@@ -20,7 +20,7 @@ from discreet.mechanisms.mechanism_table import mechanisms_of
 from discreet.mechanisms.sums import PartialReply, UnopenedSum
 from discreet.node.account import Accounts, Refused
 from discreet.node.nodes import virtual_client
-from discreet.node.work import work_of
+from discreet.node.work import Work
 from discreet.planning.plan import Plan
 from discreet.planning.state import Outcome
 from discreet.privacy.secure_grid import SecureSum
@@ -66,7 +66,7 @@ class InProcessTransport:
             )
             request = replace(asked, virtual=virtual)
             try:
-                work = work_of(request, self.plan.mechanisms)
+                work = Work(request, self.plan.mechanisms)
                 client = virtual_client(work)
                 if self.vector is None:
                     yield replace(client.answer(work, params), client=client_id)

@@ -141,6 +141,7 @@ def test_an_authority_that_is_no_certificate_is_refused_and_not_tried_for_ever(
     assert main([*COMMON, "--ledger", str(tmp_path / "ledger.db"), *PLACE]) == 0
     Path("ca.crt").unlink()
     assert main([*COMMON, "--ledger", str(tmp_path / "ledger.db"), *PLACE]) == 2
+    assert "--authority: ca.crt: No such file or directory" in capsys.readouterr().out
     assert len(executed) == 1
 
 

@@ -51,6 +51,14 @@ class AtNobody(Signs):
     charged_at: ClassVar[frozenset[str]] = frozenset()
 
 
+@dataclass(frozen=True)
+class Forgetful(Signs):
+    """Says no cost for a round that is made again after a crash."""
+
+    def event(self, number: int, *, again: bool = False) -> Any:
+        return None if again else super().event(number)
+
+
 @pytest.mark.parametrize("name", ["Free", "Costless", "AtNobody"])
 def test_a_mechanism_that_costs_nothing_is_refused_before_a_folder_is_made(
     name: str, tmp_path: Path
@@ -61,21 +69,36 @@ def test_a_mechanism_that_costs_nothing_is_refused_before_a_folder_is_made(
     assert not (tmp_path / "run").exists()
 
 
+def words_of(name: str, folder: Path) -> list[str]:
+    own = (f"privacy.user.mechanism={HERE}:{name}", "privacy.user.noise_multiplier=1")
+    return [*RUN, *own, f"output_dir={folder}"]
+
+
 def test_a_round_for_which_a_mechanism_says_no_cost_releases_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    words = [
-        *RUN,
-        "privacy.user.mechanism=tests.mechanisms.signs:Signs",
-        "privacy.user.noise_multiplier=1",
-    ]
-    asked = load_asked([*words, f"output_dir={tmp_path}"])
-    with pytest.raises(
-        Uncharged, match="Signs is charged at the server, but gives no cost for round 2"
-    ):
-        simulate(*asked, on_round=lambda _: monkeypatch.setattr(Signs, "event", Free.event))
-    assert RunFolder(tmp_path).load_checkpoint().round == 1
+    def crash(*_: object) -> None:
+        raise OSError("no space left")
+
+    words = words_of("Forgetful", tmp_path)
+    with monkeypatch.context() as before:
+        before.setattr(RunFolder, "append_metrics", crash)
+        with pytest.raises(OSError, match="no space"):
+            simulate(*load_asked(words))
+    with pytest.raises(Uncharged, match="at the server, but gives no cost for round 1"):
+        simulate(*load_asked([*words, "resume=true"]))
     assert DurableLedger(tmp_path / "ledger.db").spent("user").num_releases == 1
+
+
+def test_a_round_costs_what_its_mechanism_said_before_the_first_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = load_asked(words_of("Signs", tmp_path))
+    simulate(*asked, on_round=lambda _: monkeypatch.setattr(Signs, "event", Costless.event))
+    (entry,) = DurableLedger(tmp_path / "ledger.db").spent("user").entries
+    event, count = entry
+    assert event != NoOpDpEvent()
+    assert count == 2
 
 
 def test_a_masked_sum_is_not_opened_before_it_is_charged(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -18,10 +18,9 @@ from torch import Tensor, nn
 from discreet.data.examples import Examples
 from discreet.ledger.durable_ledger import DurableLedger
 from discreet.node.account import Accounts
-from discreet.node.allowance import check_names
 from discreet.node.client import Client
 from discreet.node.policy import ClientPolicy
-from discreet.node.work import Work, work_of
+from discreet.node.work import Work, check_names, work_of
 from discreet.privacy.randomness import RandomSource, seeded_source
 from discreet.protocol.messages import (
     TrainReply,

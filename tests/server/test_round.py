@@ -40,7 +40,7 @@ from discreet.protocol.messages import TrainReply, request_items, request_of
 from discreet.run_files.resuming import asked_settings
 from discreet.run_files.run_folder import RunFolder
 from discreet.server.resolve import resolve
-from discreet.server.round import stepped
+from discreet.server.round import request_after, stepped
 from discreet.settings.compose import load_asked, load_config
 from discreet.settings.rules import ConfigError
 from discreet.simulation.in_process import simulate
@@ -135,7 +135,7 @@ def test_a_clip_norm_of_another_type_reaches_clients_as_a_number(norm: Any) -> N
     plan, _ = resolve(load_config(["model.name=linear", "privacy.user.too_noisy=warn"]))
     before = state(plan.num_params, 1.0)
     after = stepped(before, plan, Released(before.params, norm, None, 0))
-    assert request_of(request_items(plan.request(after))).clip_norm == 2.0
+    assert request_of(request_items(request_after(after, plan))).clip_norm == 2.0
 
 
 def test_a_masked_sum_is_charged_before_it_is_opened() -> None:
