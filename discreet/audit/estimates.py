@@ -72,17 +72,21 @@ def epsilon_of_normals(one: Normal, other: Normal, *, delta: float) -> float:
     Source: Steinke 2022 (arXiv 2210.00597), Proposition 7, as in Andrew et al. 2023 (arXiv
     2302.03098), Section 3."""
 
-    def excess(epsilon: float) -> float:
-        return (
-            max(delta_of_normals(one, other, epsilon), delta_of_normals(other, one, epsilon))
-            - delta
-        )
+    def room(epsilon: float) -> float:
+        one_way = delta_of_normals(one, other, epsilon)
+        return delta - max(one_way, delta_of_normals(other, one, epsilon))
 
-    if excess(0.0) <= 0:
+    return _root(room, MOST_FITTED, beyond=math.inf)
+
+
+def _root(rising: Callable[[float], float], most: float, *, beyond: float) -> float:
+    """Where a rising function is 0: 0 if it is above that at 0 already, `beyond` if it is still
+    below at `most`."""
+    if rising(0.0) >= 0:
         return 0.0
-    if excess(MOST_FITTED) > 0:
-        return math.inf
-    return float(brentq(excess, 0.0, MOST_FITTED, xtol=1e-10))
+    if rising(most) < 0:
+        return beyond
+    return float(brentq(rising, 0.0, most, xtol=1e-10))
 
 
 def delta_of_normals(one: Normal, other: Normal, epsilon: float) -> float:
@@ -311,9 +315,7 @@ def one_run_bound(guesses: Guesses, *, delta: float, significance: float = 0.05)
     def room(epsilon: float) -> float:
         return one_run_p_value(guesses, epsilon=epsilon, delta=delta) - significance
 
-    if room(0.0) >= 0:
-        return 0.0
-    return float(brentq(room, 0.0, MOST_EPSILON, xtol=1e-9))
+    return _root(room, MOST_EPSILON, beyond=MOST_EPSILON)
 
 
 def least_probability(guesses: Guesses, *, shift: float, level: float) -> float:
@@ -356,11 +358,7 @@ def fdp_shift_bound(guesses: Guesses, *, significance: float = 0.05) -> float:
             guesses, shift=shift, level=significance
         )
 
-    if room(0.0) >= 0:
-        return 0.0
-    if room(MOST_SHIFT) < 0:
-        return MOST_SHIFT
-    return float(brentq(room, 0.0, MOST_SHIFT, xtol=1e-9))
+    return _root(room, MOST_SHIFT, beyond=MOST_SHIFT)
 
 
 def fdp_bound(guesses: Guesses, *, delta: float, significance: float = 0.05) -> float:

@@ -113,11 +113,10 @@ class Repeated:
         scores = list[Scores]()
         for number, (_, score) in enumerate(self.rounds, 1):
             scores.append(self._scores(score, count, source.child("round", number)))
-        facts = {
+        facts: Facts = {
+            **self.facts,
             "event": str(events[0]),
             "sampling": f"{self.sampling.kind}, {self.sampling.probability:g}",
-        }
-        more: Facts = {
             "releases": count,
             "rounds": len(events),
             "secure": plan.settings.seed is None,
@@ -126,7 +125,7 @@ class Repeated:
         return Experiment(
             self.name,
             seen[-1:] if len(events) == 1 else seen,
-            {**self.facts, **facts, **more},
+            facts,
             releases,
         )
 
@@ -136,19 +135,13 @@ class Repeated:
         included = np.arange(2 * count) < count
         population = range(self.sampling.population_size)
         values = []
+        out = 0
         if self.sampling.kind == "fixed":
             out = -1
-        else:
-            out = 0
         for number, is_in in enumerate(included):
             own = source.child(str(is_in), number % count)
             drawn = FIRST in self.sampling.draw(population, own.child("cohort"))
-            sent = 0
-            if drawn:
-                if is_in:
-                    sent = 1
-                else:
-                    sent = out
+            sent = drawn * (1 if is_in else out)
             values.append(score(sent, own.child("noise")))
         return Scores(np.array(values), included)
 
@@ -450,11 +443,9 @@ def _of_answers(answers: AnswerMechanism, start: RoundStart, replies: Replies) -
 def _far(update: Tensor, length: int | None, *, below: bool = False) -> ExactReply:
     """An update and, if the round has answers, an answer of this length; both are far above their
     norm bounds."""
-    if length is None:
-        answer = None
-    else:
+    answer = None
+    if length is not None:
         answer = torch.zeros(length)
-    if answer is not None:
         answer[0] = LONG
     return ExactReply(update.float(), below, answer)
 

@@ -197,27 +197,28 @@ def levels_of(rounds: int, *, false_alarm: float) -> list[float]:
 
 
 def _judged(seen: Observation, level: float, releases: Releases) -> Judgement:
-    if releases.noise_multiplier is None:
-        fit = None
-    else:
-        fit = fit_gaussians(seen.scores)
+    fit = _fit(releases, seen.scores)
     claim = seen.claim
     bounds = {
         method: {"epsilon": bound(significance=SIGNIFICANCE), "strict": bound(significance=level)}
         for method, bound in _methods(seen, releases, fit)
     }
+    estimate = None
+    interval = None
     if fit:
         estimate = fit.epsilon(delta=claim.delta)
-    else:
-        estimate = None
-    if fit:
         interval = fit.interval(delta=claim.delta, level=1 - SIGNIFICANCE)
-    else:
-        interval = None
     refuted = tuple(method for method, bound in bounds.items() if bound["strict"] > claim.epsilon)
     return Judgement(
         seen.name, claim.epsilon, claim.delta, claim.adjacency, estimate, interval, bounds, refuted
     )
+
+
+def _fit(releases: Releases, scores: Scores) -> GaussianFit | None:
+    """Gaussians fitted to scores; None if the noise or the scores are not Gaussian."""
+    if releases.noise_multiplier is None:
+        return None
+    return fit_gaussians(scores)
 
 
 def _methods(
@@ -245,14 +246,11 @@ def power_of(releases: Releases, count: int, *, level: float) -> tuple[str, bool
     claimed = releases.claim.epsilon
     if not claimed < math.inf:
         return "it could have found nothing: there is no claim", False
+    many = f"{count} canaries"
+    scores = count
     if releases.repeated:
         many = f"{count} releases with the canary and as many without"
-    else:
-        many = f"{count} canaries"
-    if releases.repeated:
         scores = 2 * count
-    else:
-        scores = count
     fitted = _fitted(releases, scores, level)
     if scores < ENOUGH:
         few = f"; they are too few for the Gaussian fit, which needs {ENOUGH}"
@@ -363,10 +361,7 @@ def score_picture(experiment: Experiment) -> Picture:
         axes.axhline(0, color=INK, linewidth=0.6)
         axes.set_xlabel("score: what all releases say of a canary")
         axes.set_ylabel("density")
-        if experiment.releases.noise_multiplier is None:
-            fit = None
-        else:
-            fit = fit_gaussians(scores)
+        fit = _fit(experiment.releases, scores)
         at = np.linspace(edges[0], edges[-1], 200)
         for number, normal in enumerate((fit.unseen, fit.seen) if fit else ()):
             axes.plot(at, norm.pdf(at, normal.mean, normal.spread), color=SERIES[number])

@@ -69,13 +69,11 @@ def command(
         "python": platform.python_version(),
         "torch": torch.__version__,
         "machine": platform.machine(),
-    }
-    cores = {
         "cores": os.cpu_count(),
         "torch_threads": torch.get_num_threads(),
         "load": os.getloadavg(),
     }
-    results: dict[str, Any] = {"machine": machine | cores}
+    results: dict[str, Any] = {"machine": machine}
     print(json.dumps(results["machine"]))
     for name in sections or SECTIONS:
         print(name)

@@ -60,15 +60,10 @@ def command(
         _fill(folder, own_files(), table)
     except OSError as error:
         raise ConfigError(f"{folder} can't be made: {error}") from error
-    if table is None:
-        start = "discreet simulate experiment=quick"
-    else:
-        start = f"discreet data split data/{table.name}"
-    if table is None:
-        more = ""
-    else:
-        more = " --owner COLUMN (README.md has all steps)"
-    print(f"made {folder}: cd there, then: {start}{more}")
+    start = "discreet simulate experiment=quick"
+    if table is not None:
+        start = f"discreet data split data/{table.name} --owner COLUMN (README.md has all steps)"
+    print(f"made {folder}: cd there, then: {start}")
 
 
 def _fill(folder: Path, source: Path, table: Path | None) -> None:
@@ -85,6 +80,7 @@ def _fill(folder: Path, source: Path, table: Path | None) -> None:
         for name in ("train.csv", "test.csv", "data.toml"):
             shutil.copy(example / name, folder / "data")
         _replace(folder / "data" / "data.toml", folder.name)
+        settings = SETTINGS
     else:
         shutil.copy(table, folder / "data")
         with (folder / ".gitignore").open("a") as ignored:
@@ -94,12 +90,9 @@ def _fill(folder: Path, source: Path, table: Path | None) -> None:
         (folder / "table.md").replace(folder / "README.md")
         _replace(folder / "README.md", folder.name, ("hospital.csv", table.name))
         shutil.rmtree(folder / "tests")  # they test the invented data
+        settings = OF_A_TABLE
     for name in ("pyproject.toml", "README.md", "model.py"):
         _replace(folder / name, folder.name)
-    if table is None:
-        settings = SETTINGS
-    else:
-        settings = OF_A_TABLE
     text = (source / "conf" / "config.yaml").read_text()
     (folder / "conf" / "config.yaml").write_text(_with_settings(text, settings))
 

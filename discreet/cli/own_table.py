@@ -51,8 +51,12 @@ def command(
     if action == "split":
         _split(table, owner, test)
     elif description.is_file():
-        given = {"--owner": owner, "--target": target, "--encoding": encoding}
-        given |= {"--separator": separator}
+        given = {
+            "--owner": owner,
+            "--target": target,
+            "--encoding": encoding,
+            "--separator": separator,
+        }
         unread = [name for name, value in given.items() if value is not None]
         unread += ["--write"] * write
         if unread:

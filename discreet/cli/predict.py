@@ -66,19 +66,16 @@ def command(
 
 
 def _say_differences(run: Path, then: DataDescription | None) -> None:
-    try:
-        if then is not None:
-            now = predictions.described_today(run)
-        else:
-            now = None
-    except FolderError as error:
-        print(
-            f"discreet: {error}: the description that was saved with the model holds",
-            file=sys.stderr,
-        )
+    if then is None:
         return
-    if then is not None and now is not None and (keys := differences(then, now)):
-        told = f"data.toml now differs in {', '.join(keys)}"
+    told = ""
+    try:
+        now = predictions.described_today(run)
+        if now is not None and (keys := differences(then, now)):
+            told = f"data.toml now differs in {', '.join(keys)}"
+    except FolderError as error:
+        told = str(error)
+    if told:
         print(
             f"discreet: {told}: the description that was saved with the model holds",
             file=sys.stderr,

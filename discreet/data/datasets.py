@@ -113,20 +113,17 @@ def _split(name: str, path: str | None, inputs: Array, targets: Array) -> Task:
         raise ValueError(
             f"data.path: {name} comes with scikit-learn and takes no path (got {path!r})"
         )
+    classes = None
+    kind = torch.float32
     if targets.ndim == 1:
         classes = targets
-    else:
-        classes = None
+        kind = torch.int64
     parts = train_test_split(
         inputs, targets, test_size=_TEST_FRACTION, random_state=_SPLIT_SEED, stratify=classes
     )
     train_x, test_x, train_y, test_y = (
         torch.from_numpy(np.ascontiguousarray(part)) for part in parts
     )
-    if classes is None:
-        kind = torch.float32
-    else:
-        kind = torch.int64
     return Task(
         name,
         Examples(train_x.float(), train_y.to(kind)),

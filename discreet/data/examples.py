@@ -219,7 +219,7 @@ def normalised_examples(examples: Examples, by: NormaliserConfig) -> Examples:
 
 def normalised_task(task: Task, by: NormaliserConfig) -> Task:
     """A task with all its inputs normalised."""
+    if not by.means:
+        return task
     train, test = (normalised_examples(examples, by) for examples in (task.train, task.test))
-    if by.means:
-        return replace(task, train=train, test=test)
-    return task
+    return replace(task, train=train, test=test)

@@ -88,11 +88,8 @@ class ItemWatch:
             "__getitem__": get_item,
             "__getattribute__": get_attribute,
             "__module__": kind.__module__,
-        }
-        # the data set itself is still there
-        names |= {
             "__qualname__": kind.__qualname__,
-            "__del__": lambda _: None,
+            "__del__": lambda _: None,  # the data set itself is still there
         }
         try:
             made: Any = object.__new__(

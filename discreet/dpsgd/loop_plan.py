@@ -265,12 +265,13 @@ class LoopPlan:
     def facts(self) -> dict[str, object]:
         """The settings that a saved state must share, as JSON values: all but the scale."""
         clips = asdict(self.clips) if isinstance(self.clips, ClipConfig) else stretches(self.clips)
-        sizes = {
+        return {
             "num_examples": self.num_examples,
             "batch_size": self.batch_size,
             "steps": self.steps,
+            "noise_multiplier": stretches(self.noises),
+            "clip_norm": clips,
         }
-        return {**sizes, "noise_multiplier": stretches(self.noises), "clip_norm": clips}
 
 
 def planned_loop(

@@ -358,9 +358,7 @@ def _checked(batch: Any, count: int) -> Batch:
     is_pair = isinstance(batch, tuple | list)
     inputs, targets = batch if is_pair and len(batch) == 2 else (None if is_pair else batch, None)
     inputs = as_tree(inputs)
-    if targets is None:
-        targets = None
-    else:
+    if targets is not None:
         targets = as_tree(targets)
     parts = batches_in((inputs, () if targets is None else targets))
     if inputs is None or not all(isinstance(part, Tensor | Graphs) for part in parts):

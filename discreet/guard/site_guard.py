@@ -54,6 +54,7 @@ from discreet.node.secure_aggregation import answer_masking
 from discreet.privacy.randomness import secure_source
 from discreet.protocol.masked_messages import MASKING
 from discreet.protocol.messages import MalformedMessage
+from discreet.run_files.metrics_table import cell_text
 from discreet.run_files.run_folder import write_json
 from discreet.settings.rules import ConfigError
 
@@ -282,15 +283,8 @@ class SiteGuard:
         }
         with (self.site / JOURNAL).open("a") as file:
             file.write(json.dumps(row) + "\n")
-        told = ", ".join(f"{name} {_short(value)}" for name, value in what.items())
+        told = ", ".join(f"{name} {cell_text(value, digits=4)}" for name, value in what.items())
         logger.info("run %d, round %d: %s", app.run_id, _number(message), told)
-
-
-def _short(value: object) -> object:
-    """A number with four digits; any other value as it is."""
-    if isinstance(value, float):
-        return f"{value:.4g}"
-    return value
 
 
 def _number(message: Message) -> int:

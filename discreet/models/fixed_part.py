@@ -29,7 +29,14 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_flatten
 
 from discreet.data.examples import Examples
-from discreet.models.models import MISTAKES, dropout_layers, frozen_digest, to_train, trainable
+from discreet.models.models import (
+    MISTAKES,
+    bytes_of,
+    dropout_layers,
+    frozen_digest,
+    to_train,
+    trainable,
+)
 from discreet.models.scattering import Scattering
 from discreet.per_example.any_model import rows_apart
 from discreet.per_example.attributes import put_back
@@ -160,7 +167,7 @@ def features_of(fixed: nn.Module, examples: Examples, *, batch_size: int = 256) 
     # A bundle with other code, whose forward may differ, is in another file.
     layers = f"{fixed} {_settings_of(fixed)} {frozen_digest(fixed)}"
     digest.update(f"{__file__} {layers} {inputs.dtype} {tuple(inputs.shape)}".encode())
-    digest.update(inputs.cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
+    digest.update(bytes_of(inputs))
     key = digest.hexdigest()
     if (found := _held.pop(key, None)) is None:
         found = _computed(fixed, inputs, key, batch_size)
@@ -186,8 +193,7 @@ def _settings_of(fixed: nn.Module) -> list[str]:
 def _text_of(value: Any) -> str:
     """An attribute as text, the same in each process."""
     if isinstance(value, Tensor):
-        values = value.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy()
-        return f"{value.dtype} {hashlib.sha256(values.data).hexdigest()}"
+        return f"{value.dtype} {hashlib.sha256(bytes_of(value)).hexdigest()}"
     if isinstance(value, set | frozenset):
         return str(sorted(map(_text_of, value)))
     return re.sub(r" at 0x[0-9a-f]+", "", repr(value))

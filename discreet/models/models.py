@@ -267,10 +267,15 @@ def frozen_digest(model: nn.Module) -> str:
     digest = hashlib.sha256()
     for name, value in sorted(values.items()):
         digest.update(f"{name} {value.dtype} {tuple(value.shape)}\n".encode())
-        digest.update(value.cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
+        digest.update(bytes_of(value))
     if values:
         return digest.hexdigest()
     return ""
+
+
+def bytes_of(values: Tensor) -> memoryview:
+    """The values of a tensor as they are in memory."""
+    return values.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data
 
 
 def frozen_norms(model: nn.Module) -> list[nn.Module]:

@@ -58,8 +58,9 @@ class Scattering(nn.Module):
             )
         channels, height, width = input_shape
         self.out_features = channels * CHANNELS * (height // AVERAGED) * (width // AVERAGED)
-        filters = {"fine": _wavelets(1.0, 7), "coarse": _wavelets(2.0, 13)}
-        filters |= {
+        filters = {
+            "fine": _wavelets(1.0, 7),
+            "coarse": _wavelets(2.0, 13),
             "blur": _gaussian(0.8 * AVERAGED, 13),
             "blur_half": _gaussian(0.4 * AVERAGED, 7),
         }
@@ -74,8 +75,9 @@ class Scattering(nn.Module):
         wide = _modulus(planes, self.coarse, stride=2)
         crossed = _modulus(edges.flatten(0, 1).unsqueeze(1), self.coarse, stride=2)
         crossed = crossed.view(len(planes), -1, *crossed.shape[2:])
-        parts = [_averaged(planes, self.blur, stride=4), _averaged(edges, self.blur, stride=4)]
-        parts += [
+        parts = [
+            _averaged(planes, self.blur, stride=4),
+            _averaged(edges, self.blur, stride=4),
             _averaged(wide, self.blur_half, stride=2),
             _averaged(crossed, self.blur_half, stride=2),
         ]

@@ -36,9 +36,9 @@ from discreet.per_example.objective import (
     count_of,
     detached,
     filled,
-    mapped,
     objective_of,
     rows_of,
+    with_floats,
 )
 from discreet.per_example.passes import FEWEST, GradientsOfSome, needed_pass, passes
 from discreet.per_example.trial import (
@@ -184,7 +184,7 @@ def _reason(objective: Objective, examples: Tree, questions: Questions) -> str:
     with in_float64(objective.model):
         wide = objective_of(objective.model, objective.loss)
         try:
-            return _tried_on(wide, mapped(_double, examples), questions)
+            return _tried_on(wide, with_floats(Tensor.double, examples), questions)
         except (Unserved, *CONFUSED):
             return reason
 
@@ -196,12 +196,6 @@ def _unseen(objective: Objective) -> str:
         if learns and isinstance(part, torch.jit.ScriptModule):
             return f"{name or 'it'} is {SCRIPTED}"
     return gradient_hooks(objective.modules, objective.trainable())
-
-
-def _double(value: Any) -> Any:
-    if isinstance(value, Tensor) and value.is_floating_point():
-        return value.double()
-    return value
 
 
 @contextmanager
@@ -274,17 +268,11 @@ def _spread(objective: Objective, examples: Tree) -> list[Tree]:
     any and the model can follow them."""
     if not floats_in(examples):
         return []
-    wide = mapped(_spread_out, examples)
+    wide = with_floats(lambda value: 20 * (value - 0.5), examples)
     with suppress(Unserved, *CONFUSED):
         if not _tried_on(objective, wide, Questions()):
             return [wide]
     return []
-
-
-def _spread_out(value: Any) -> Any:
-    if isinstance(value, Tensor) and value.is_floating_point():
-        return 20 * (value - 0.5)
-    return value
 
 
 class _Wide(TorchFunctionMode):
@@ -317,7 +305,7 @@ def _settled(objective: Objective, trials: list[Tree], questions: Questions) -> 
         wide = objective_of(objective.model, objective.loss)
         for value in wide.parameters:
             value.data += 0.1 * torch.randn(value.shape, generator=draws).to(value)
-        doubles = [mapped(_double, examples) for examples in trials]
+        doubles = [with_floats(Tensor.double, examples) for examples in trials]
         _tried_on(wide, doubles[0], Questions())
         return _settled_by(wide, doubles, questions)
     return Questions(needs=questions.needs)

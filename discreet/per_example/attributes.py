@@ -7,7 +7,7 @@ maximum, a queue or a stored mean would carry an example into steps in which it 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import contextmanager
 from operator import is_
 from typing import Any
@@ -53,7 +53,7 @@ def _plain(value: Tensor) -> Tensor:
     return dense.nan_to_num()
 
 
-def _are_same(now: list[Any], before: list[Any]) -> bool:
+def _are_same(now: Collection[Any], before: Collection[Any]) -> bool:
     return len(now) == len(before) and all(map(is_, now, before))
 
 
@@ -82,7 +82,7 @@ class Attributes:
         found = set[str]()
         for module, before in self._held:
             now = module.__dict__
-            if _is_same(now, before):
+            if _are_same(now.values(), before.values()):
                 continue
             names = now.keys() | before.keys()
             found |= {name for name in names if now.get(name, _held) is not before.get(name, _held)}
@@ -95,7 +95,7 @@ class Attributes:
           ValueError: an object that an attribute holds was written to. That can't be undone.
         """
         for module, before in self._held:
-            if not _is_same(module.__dict__, before):
+            if not _are_same(module.__dict__.values(), before.values()):
                 module.__dict__.clear()
                 module.__dict__.update(before)
         for module, name, look in self._looks:
@@ -121,10 +121,6 @@ def numbers_of(modules: Iterable[nn.Module]) -> list[object]:
 
 
 _held = object()
-
-
-def _is_same(now: dict[str, Any], before: dict[str, Any]) -> bool:
-    return len(now) == len(before) and all(map(is_, now.values(), before.values()))
 
 
 @contextmanager

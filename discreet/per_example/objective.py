@@ -201,6 +201,17 @@ def mapped(function: Callable[[Any], Any], tree: Tree) -> Tree:
     )
 
 
+def with_floats(function: Callable[[Tensor], Tensor], tree: Tree) -> Tree:
+    """A tree with `function` applied to each tensor of floats; not to those of graphs."""
+
+    def changed(value: Any) -> Any:
+        if isinstance(value, Tensor) and value.is_floating_point():
+            return function(value)
+        return value
+
+    return mapped(changed, tree)
+
+
 def detached(tree: Tree) -> Tree:
     """The same values for a forward that takes gradients by its inputs, and marks them for it."""
     return mapped(lambda value: value.detach() if isinstance(value, Tensor) else value, tree)

@@ -32,7 +32,7 @@ from discreet.layers.functions import (
 from discreet.layers.refusals import CONFUSED
 from discreet.per_example.attributes import Attributes, keeps
 from discreet.per_example.graphs import Graphs
-from discreet.per_example.objective import Objective, Tree, mapped
+from discreet.per_example.objective import Objective, Tree, mapped, with_floats
 
 # largest difference by rounding, as a share of the largest value
 AGREEMENT = 1e-3  # between different kernels
@@ -232,7 +232,7 @@ def two_passes(objective: Objective, inputs: Tree, others: Tree = None) -> tuple
     before = parameters_and_buffers(model)
     if others is not None:
         with same_chance(device):
-            objective.outputs(mapped(_larger, others))
+            objective.outputs(with_floats(lambda value: 10 * value, others))
     with same_chance(device):
         again = objective.outputs(inputs)
     return outputs, again, "".join([*moved, *moved_since(model, before)][:1])
@@ -302,9 +302,3 @@ def differ(one: Tensor, other: Tensor, part: float = AGREEMENT) -> bool:
     if one.shape != other.shape or not one.numel():
         return one.shape != other.shape
     return bool(((one - other).abs() > part * one.abs().max()).any())
-
-
-def _larger(value: Any) -> Any:
-    if isinstance(value, Tensor) and value.is_floating_point():
-        return 10 * value
-    return value
