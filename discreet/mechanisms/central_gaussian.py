@@ -365,18 +365,16 @@ def ratings(run: ClientSettings, what: str, drawn: str) -> tuple[str, str]:
     )
 
 
-def count_stddev(run: ClientSettings, noise: float | None = None) -> float | None:
-    """The noise on the count of norms below the clip norm; None with a fixed clip norm. `noise`:
-    the multiplier of a round; None: that of the run, which a target has already chosen.
+def count_stddev(run: ClientSettings) -> float | None:
+    """The noise on the count of norms below the clip norm; None with a fixed clip norm.
 
     Raises:
-      ConfigError: the noise is so small that the bits alone would cost more than the round may.
+      ConfigError: a target has not chosen the noise yet, or it is so small that the bits alone
+        would cost more than the round may.
     """
     if not run.user.adaptive:
         return None
-    if noise is None:
-        noise = run.user.noise_multiplier
-    assert noise is not None
+    noise = noise_of(run)
     value = run.user.count_stddev
     if value is None:
         value = default_count_stddev(

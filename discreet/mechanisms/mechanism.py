@@ -151,7 +151,8 @@ class Mechanism(Protocol):
     """A guarantee that a run gives, or would give if it were enabled.
 
     A mechanism is made of a run's `ClientSettings`, the rule of its clip norm, and the sizes of
-    what it releases. In a round the server calls `add_up`, charges `event`, and calls `release`.
+    what it releases. A server asks for the `event` of every round before the first one. In a round
+    it calls `add_up`, charges the event, and calls `release`.
     Nothing is noised or opened before the charge is on disk. A mechanism never sees a ledger.
 
     Attributes:

@@ -129,6 +129,7 @@ MODELS: dict[str, Builder] = {
 
 
 LSTM = "lstm"  # the model that reads tokens
+BATCH = 1024  # examples of a forward
 
 # The errors that a mistake in a custom model may raise.
 MISTAKES = (
@@ -318,7 +319,7 @@ def flatten_parameters(model: nn.Module) -> Tensor:
 
 
 @torch.no_grad()
-def outputs_of(model: nn.Module, inputs: Tensor, *, batch_size: int = 1024) -> Tensor:
+def outputs_of(model: nn.Module, inputs: Tensor) -> Tensor:
     """The model's outputs, (n, k), on the CPU, in evaluation mode, without dropout. They are
     computed on the device of the parameters; the training mode is restored."""
     first = next(model.parameters(), None)
@@ -330,7 +331,7 @@ def outputs_of(model: nn.Module, inputs: Tensor, *, batch_size: int = 1024) -> T
     model.eval()
     outputs = list[Tensor]()
     try:
-        for part in torch.split(inputs, batch_size):
+        for part in torch.split(inputs, BATCH):
             outputs.append(model(part.to(device)).cpu())
     finally:
         model.train(was_training)

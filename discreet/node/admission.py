@@ -5,7 +5,6 @@ admission."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
@@ -18,12 +17,11 @@ from discreet.mechanisms.client_noise import LocalPrivacy
 from discreet.mechanisms.mechanism import SERVER, Unreachable
 from discreet.mechanisms.mechanism_table import own_noise
 from discreet.node.account import Accounts, Budget, Refused
-from discreet.node.policy import NOTHING, ClientPolicy, budgets_of, check_policy
+from discreet.node.policy import NOTHING, ClientPolicy, budgets_of, check_deltas, check_policy
 from discreet.node.work import Work, work_of
 from discreet.settings.privacy import EXAMPLE, USER
 from discreet.training.local_training import (
     LocalSettings,
-    counted_examples,
     settings_without_noise,
     steps_of,
 )
@@ -143,7 +141,7 @@ def _asked(work: Work, num_examples: int, policy: ClientPolicy) -> Admitted | Re
         planned, noises = _planned(work, num_examples)
         # A guarantee for a whole client also holds for each of its examples.
         if noises.keys() - {USER}:
-            _check_deltas(policy, work, num_examples=num_examples, training=planned.training)
+            check_deltas(policy, work, num_examples=num_examples, training=planned.training)
         steps = 0
         if work.request.work.trains and planned.training is not None:
             steps = steps_of(num_examples, planned.training)
@@ -199,30 +197,6 @@ def _planned(work: Work, num_examples: int) -> tuple[Admitted, dict[str, float]]
     if work.request.work.query and run.clients_noise_ratings:
         charges.append(_charge_of_answer(work))
     return replace(planned, charges=tuple(charges)), noises
-
-
-def _check_deltas(
-    policy: ClientPolicy, work: Work, *, num_examples: int, training: LocalSettings | None
-) -> None:
-    """Refuses a delta of 1 / n or more of this client's examples: one of them might be revealed as
-    it is."""
-    run = work.request.run
-    if training is None:
-        counted = num_examples
-    else:
-        counted = counted_examples(num_examples, training)
-    if run.clients_noise_ratings:
-        # the largest possible number, including held-out examples
-        counted = math.ceil((counted + 1) / (1 - run.evaluation.share))
-    deltas = {"privacy.delta": run.delta}
-    if math.isfinite(policy.max_epsilon):
-        deltas["max-delta of this client's policy"] = policy.max_delta
-    for name, delta in deltas.items():
-        if counted > 1 and delta >= 1 / counted:
-            units = f"{run.example.unit_name}s"
-            raise Refused(
-                f"{name} must be below 1 / n of this client's n {units} (it is {delta:g})"
-            )
 
 
 def _charge_of_answer(work: Work) -> Charge:

@@ -38,6 +38,7 @@ if TYPE_CHECKING:
 
     from discreet.ledger.durable_ledger import Charge
     from discreet.node.work import Work
+    from discreet.training.local_training import LocalSettings
 
 
 ROUNDING = 1e-6  # of a multiplier: the shares of the noise are whole numbers
@@ -202,6 +203,32 @@ def _value(key: str, value: object) -> Any:
     if isinstance(value, float) and value.is_integer():
         return int(value)
     return value
+
+
+def check_deltas(
+    policy: ClientPolicy, work: Work, *, num_examples: int, training: LocalSettings | None
+) -> None:
+    """Refuses a delta of 1 / n or more of this client's examples: one of them might be revealed as
+    it is."""
+    from discreet.training.local_training import counted_examples  # with PyTorch, for work alone
+
+    run = work.request.run
+    if training is None:
+        counted = num_examples
+    else:
+        counted = counted_examples(num_examples, training)
+    if run.clients_noise_ratings:
+        # the largest possible number, including held-out examples
+        counted = math.ceil((counted + 1) / (1 - run.evaluation.share))
+    deltas = {"privacy.delta": run.delta}
+    if math.isfinite(policy.max_epsilon):
+        deltas["max-delta of this client's policy"] = policy.max_delta
+    for name, delta in deltas.items():
+        if counted > 1 and delta >= 1 / counted:
+            units = f"{run.example.unit_name}s"
+            raise Refused(
+                f"{name} must be below 1 / n of this client's n {units} (it is {delta:g})"
+            )
 
 
 def check_policy(policy: ClientPolicy, work: Work, *, noise_multipliers: dict[str, float]) -> None:

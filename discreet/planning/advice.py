@@ -161,14 +161,7 @@ def _organisations(of: Situation) -> Iterator[str]:
     yield from _noise(
         lambda z: z * math.sqrt(PARAMETERS) / count, delta=_delta(units), steps=(1.0, STEPS)
     )
-    noise = _multiplier(EPSILONS[0], delta=_delta(of.clients), steps=(1.0, ROUNDS)) * math.sqrt(
-        PARAMETERS
-    )
-    yield (
-        f"not user level: to hide a whole organisation among {of.clients}, a round's "
-        f"noise would be {noise / of.clients:.2g} clip norms at epsilon "
-        f"{EPSILONS[0]:g}, and the model would learn nothing"
-    )
+    yield _whole_organisation(of.clients)
     yield f"measured: {measured}"
 
 

@@ -172,14 +172,14 @@ class RandomSource:
                 fast_pairs(words.to(device), part, stddev, *torch.empty(2, pairs, device=device))
         return values
 
-    def laplace(self, count: int, *, dtype: torch.dtype = torch.float64) -> Tensor:
+    def laplace(self, count: int) -> Tensor:
         """`count` independent standard Laplace values (density exp(-|x|) / 2, scale 1), shape
-        (count,).
+        (count,), float64.
 
         By inversion in float64, from a sign and a uniform of 63 bits, or more if those begin with
         20 zeros: the tails follow the distribution and are not cut off.
         """
-        values = torch.empty(count, dtype=dtype)
+        values = torch.empty(count, dtype=torch.float64)
         for part in torch.split(values, CHUNK):
             words = signed(self.words(len(part)))
             drawn = laplace_values(words)

@@ -17,7 +17,7 @@ from torch.nn import functional
 
 from discreet.data.examples import Examples, TaskShape
 from discreet.data.targets import CLASS, CLASSES, KINDS, LABELS, NUMBERS, SEQUENCES, Target
-from discreet.models.models import outputs_of, trainable, write_parameters
+from discreet.models.models import BATCH, outputs_of, trainable, write_parameters
 from discreet.per_example.objective import PADDING, Loss, cross_entropy
 from discreet.queries.answers import (
     UNKNOWN,
@@ -33,7 +33,6 @@ from discreet.queries.answers import (
 )
 from discreet.queries.evaluation_result import EvaluationResult
 
-BATCH = 1024  # examples of a forward
 # bins of scores, each half a logit wide
 SCORE_BINS = 32
 LARGEST_LOGIT = 8.0

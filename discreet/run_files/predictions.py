@@ -20,7 +20,7 @@ from discreet.data.description import DESCRIPTION, DataDescription, description_
 from discreet.data.examples import Task, TaskShape, normalised_inputs
 from discreet.data.folder import FOLDER, SCALE, read_file, with_inputs
 from discreet.data.targets import CLASSES, LABELS, NUMBERS, SEQUENCES, Array, FolderError, Target
-from discreet.models.models import model_for, parts_of, trainable
+from discreet.models.models import BATCH, model_for, parts_of, trainable
 from discreet.per_example.objective import PADDING, cross_entropy
 from discreet.queries.metrics import number_scores
 from discreet.run_files.csv_text import csv_text
@@ -34,7 +34,6 @@ from discreet.settings.training import FLOWER_APP, ModelConfig
 MODEL_FILE = "model.safetensors"
 PREDICTIONS_FILE = "predictions.csv"
 INDICATORS_FILE = "indicators.json"
-BATCH = 1024
 
 
 @dataclass(frozen=True, eq=False)
