@@ -316,21 +316,11 @@ def runs_table(records: Sequence[RunRecord]) -> list[Row]:
     rest. A score that is federated in one of the runs is followed by its standard error."""
     tried = tried_settings(records)
     scores = list[str]()
-    given = {
-        name: None
-        for record in records
-        for row in record.rounds
-        for name in row
-        if f"{name}{ERROR}" in row
-    }
-    for score in dict.fromkeys([*score_columns(record.rounds[-1] for record in records), *given]):
-        rated = any(
-            row.get(f"{score}{ERROR}") is not None for record in records for row in record.rounds
-        )
-        if rated:
-            scores += [score, f"{score}{ERROR}"]
-        else:
-            scores += [score]
+    rated = dict.fromkeys(each.name for record in records for _, each in record.ratings)
+    for score in dict.fromkeys([*score_columns(record.rounds[-1] for record in records), *rated]):
+        scores.append(score)
+        if score in rated:
+            scores.append(f"{score}{ERROR}")
     return [_row(record, scores, tried) for record in records]
 
 
