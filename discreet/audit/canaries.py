@@ -6,7 +6,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Self
+from typing import Self
 
 import numpy as np
 import torch
@@ -14,16 +14,14 @@ from numpy.typing import NDArray
 from scipy.fft import dct, idct
 from torch import Tensor
 
+from discreet.accounting.privacy_ledger import PrivacyLedger
 from discreet.mechanisms.central_gaussian import noise_of, update_noise_multiplier
+from discreet.planning.plan import Plan
 from discreet.planning.server_optimizer import ServerSGD
 from discreet.planning.state import State
 from discreet.privacy.quantile import BIT_SENSITIVITY
 from discreet.privacy.randomness import RandomSource
 from discreet.settings.rules import ConfigError
-
-if TYPE_CHECKING:
-    from discreet.accounting.privacy_ledger import PrivacyLedger
-    from discreet.planning.plan import Plan
 
 Facts = Mapping[str, str | int | float | bool]
 

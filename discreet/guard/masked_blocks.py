@@ -14,10 +14,10 @@ import logging
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
+from dp_accounting import DpEvent
 from flwr.app import Message, RecordDict
 from numpy.typing import NDArray
 from torch import Tensor
@@ -36,12 +36,9 @@ from discreet.protocol.masked_messages import split_content
 from discreet.protocol.messages import TrainRequest, request_of
 from discreet.settings.privacy import USER, Sizes
 
-if TYPE_CHECKING:
-    from dp_accounting import DpEvent
-
 logger = logging.getLogger("discreet.guard")
 
-Charge = Callable[["DpEvent"], None]
+Charge = Callable[[DpEvent], None]
 RunBlocks = Callable[[Message, BlockRelease, ArrayLayout], BlockSum]
 
 

@@ -14,10 +14,10 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
+from dp_accounting import DpEvent
 from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
 from flwr.common.serde import context_to_proto, message_to_proto
 
@@ -57,9 +57,6 @@ from discreet.protocol.messages import MalformedMessage
 from discreet.run_files.metrics_table import cell_text
 from discreet.run_files.run_folder import write_json
 from discreet.settings.rules import ConfigError
-
-if TYPE_CHECKING:
-    from dp_accounting import DpEvent
 
 logger = logging.getLogger("discreet.guard")
 
