@@ -31,6 +31,7 @@ from discreet.per_example.trial import seed_draws
 from discreet.run_files import resuming
 from discreet.settings import compose
 from discreet.settings.rules import ConfigError
+from discreet.simulation import cohort
 
 settings.register_profile("same", derandomize=True, deadline=None)
 settings.register_profile("search", deadline=None)
@@ -156,6 +157,19 @@ def fetched_texts() -> Path:
 def _the_same_first_weights() -> None:
     """Layers that a test makes start alike, whichever tests ran before it."""
     seed_draws(52813, torch.device("cuda" if torch.cuda.is_initialized() else "cpu"))
+
+
+@pytest.fixture
+def with_workers() -> None:
+    """Runs have workers, as users' runs have: for tests of what depends on them."""
+
+
+@pytest.fixture(autouse=True)
+def _without_workers(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In other tests a small run trains in one process: to fork this large one for each core takes
+    longer than the run."""
+    if "with_workers" not in request.fixturenames and not request.node.get_closest_marker("slow"):
+        monkeypatch.setattr(cohort, "_workers_here", lambda engine: None)
 
 
 @pytest.fixture(autouse=True)
