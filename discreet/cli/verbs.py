@@ -176,14 +176,13 @@ def _app(given: Sequence[str]) -> typer.Typer:
     if given[0] in LOADS and sys.stderr.isatty():
         print(f"discreet {given[0]}: loading PyTorch", file=sys.stderr)
     for verb, line in VERBS.items():
+        command: Callable[..., object] = lambda: None  # noqa: E731
+        text = None
         if verb == given[0]:
             module = import_module(f"discreet.cli.{FILES.get(verb, verb)}")
-        else:
-            module = None
-        command: Callable[..., object] = module.command if module else lambda: None
-        app.command(
-            verb, help=_as_written(module.__doc__ or "") if module else None, short_help=line
-        )(command)
+            command = module.command
+            text = _as_written(module.__doc__ or "")
+        app.command(verb, help=text, short_help=line)(command)
     return app
 
 

@@ -226,14 +226,11 @@ def description_of(settings: Mapping[str, Any]) -> DataDescription:
         return DataDescription.model_validate(given)
     except ValidationError as error:
         wrong = error.errors()[0]
+        key = ""
+        said = wrong["msg"].removeprefix("Value error, ")
         if wrong["loc"]:
             key = str(wrong["loc"][0])
-        else:
-            key = ""
-        if key:
             said = f"{key}: {wrong['msg']}"
-        else:
-            said = wrong["msg"].removeprefix("Value error, ")
         if wrong["type"] == "extra_forbidden":
             said = f"unknown key {key}{did_you_mean(key, DataDescription.model_fields)}"
         raise FolderError(said) from error

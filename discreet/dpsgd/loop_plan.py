@@ -184,14 +184,10 @@ class LoopPlan:
     def count_stddev(self) -> float:
         """For an adaptive clip norm C the standard deviation of the noise on the sum of (b - 1/2),
         b = [norm <= C]."""
-        if isinstance(self.clips, ClipConfig):
-            given = self.clips.count_stddev
-        else:
-            given = None
+        if isinstance(self.clips, ClipConfig) and self.clips.count_stddev is not None:
+            return self.clips.count_stddev
         largest = self.scale * max(self.noises)
-        if given is None:
-            return default_count_stddev(self.batch_size, noise_multiplier=largest)
-        return given
+        return default_count_stddev(self.batch_size, noise_multiplier=largest)
 
     @property
     def epoch(self) -> int:

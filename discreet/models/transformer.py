@@ -179,11 +179,10 @@ def transformer(settings: ModelConfig, shape: TaskShape) -> nn.Module:
 def _built(folder: Path, shape: TaskShape, lora: LoraConfig) -> nn.Module:
     library = transformers_library(why="a pretrained transformer")
     pad = tokenizer_in(folder).pad_token_id
-    at_each_step = shape.target.kind == SEQUENCES
-    if at_each_step:
-        pooling = None
-    else:
-        pooling = _pooling_of(folder)
+    if shape.target.kind == SEQUENCES:
+        body = _loaded(library.AutoModelForCausalLM, folder, library)
+        return Reader(with_lora(body, lora, kind=body.config.model_type), pad, at_each_step=True)
+    pooling = _pooling_of(folder)
     if pooling is not None:
         body = _loaded(library.AutoModel, folder, library)
         # BERT's pooler is not used, and would only get noise.
@@ -191,9 +190,6 @@ def _built(folder: Path, shape: TaskShape, lora: LoraConfig) -> nn.Module:
         head = nn.Linear(body.config.hidden_size, shape.num_outputs)
         parts = OrderedDict[str, nn.Module](features=Pooled(body, pad, **pooling), head=head)
         return with_lora(nn.Sequential(parts), lora, kind=body.config.model_type, saved=["head"])
-    if at_each_step:
-        body = _loaded(library.AutoModelForCausalLM, folder, library)
-        return Reader(with_lora(body, lora, kind=body.config.model_type), pad, at_each_step=True)
     sizes = {"num_labels": shape.num_outputs, "pad_token_id": pad}
     body = _loaded(library.AutoModelForSequenceClassification, folder, library, **sizes)
     # All layers outside the pretrained model are new: the head and layers before it.

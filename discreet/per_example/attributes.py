@@ -71,9 +71,8 @@ class Attributes:
                 continue
             for name, value in own.items():
                 if name in _OF_MODULES:
-                    look = None
-                else:
-                    look = _look(value, copies)
+                    continue
+                look = _look(value, copies)
                 if look is not None:
                     self._looks.append((module, name, look))
 

@@ -157,12 +157,8 @@ class _Outputs:
 
 
 def _dim_of_rows(value: Any) -> int | None:
-    if isinstance(value, Tensor):
-        sizes = list(map(int, value.shape))
-    else:
-        sizes = []
-    if ROWS in sizes:
-        return sizes.index(ROWS)
+    if isinstance(value, Tensor) and ROWS in value.shape:
+        return list(value.shape).index(ROWS)
     return None
 
 

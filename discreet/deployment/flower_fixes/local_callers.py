@@ -41,7 +41,7 @@ def user_of(near: tuple[str, int], far: tuple[str, int]) -> int | None:
     user here does.
 
     The system's table lists a closed connection as root's; here it counts as nobody's."""
-    ends = {_end(*near), _plain(*near)}, {_end(*far), _plain(*far)}
+    ends = _ends(*near), _ends(*far)
     for table in TABLES:
         for line in table.read_text().splitlines()[1:]:
             row = line.split()
@@ -55,22 +55,15 @@ def user_of(near: tuple[str, int], far: tuple[str, int]) -> int | None:
     return None
 
 
-def _plain(host: str, port: int) -> str:
-    """As `_end`, for the IPv4 address inside an IPv6 one."""
-    address = ip_address(host)
-    if isinstance(address, IPv6Address):
-        mapped = address.ipv4_mapped
-    else:
-        mapped = None
-    return _end(str(mapped or address), port)
-
-
-def _end(host: str, port: int) -> str:
+def _ends(host: str, port: int) -> set[str]:
     """An end of a connection in the format of the system's tables: words of 4 bytes in this
-    machine's byte order."""
+    machine's byte order. An IPv4 address inside an IPv6 one may be there in either form."""
     address: IPv4Address | IPv6Address = ip_address(host)
-    words = [address.packed[start : start + 4] for start in range(0, len(address.packed), 4)]
-    return "".join(word[::-1].hex().upper() for word in words) + f":{port:04X}"
+    found = set()
+    for each in filter(None, (address, getattr(address, "ipv4_mapped", None))):
+        words = [each.packed[start : start + 4] for start in range(0, len(each.packed), 4)]
+        found.add("".join(word[::-1].hex().upper() for word in words) + f":{port:04X}")
+    return found
 
 
 class OwnCallers:
