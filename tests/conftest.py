@@ -19,25 +19,36 @@ from typing import IO, Any
 
 import pytest
 import torch
+from hydra._internal.config_loader_impl import ConfigLoaderImpl
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.errors import HydraException
 from hypothesis import settings
 from omegaconf import DictConfig, ListConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
 
 from discreet.ledger.rollback_guard import STATE_VARIABLE
+from discreet.per_example.trial import seed_draws
 from discreet.run_files import resuming
 from discreet.settings import compose
+from discreet.settings.rules import ConfigError
+from discreet.simulation import cohort
 
 settings.register_profile("same", derandomize=True, deadline=None)
 settings.register_profile("search", deadline=None)
 settings.load_profile("same")
 
+PLAIN = re.compile(r"(?!hydra\b)\w+(\.\w+)*=.*")  # the word of a value, and of nothing else
+
 REPOSITORY = Path(__file__).resolve().parent.parent
 
 
 def pytest_collection_finish() -> None:
-    """What the imports have made stays until the end: the garbage collector need not look at it
-    again and again, which takes a twentieth of the time."""
+    """What the imports have made stays until the end, and tests leave little behind: the garbage
+    collector looks at the first never again and at the second less often, which takes a twentieth
+    of the time."""
     gc.collect()
     gc.freeze()
+    gc.set_threshold(50_000, 20, 20)
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -50,23 +61,26 @@ def _own_state(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 
 @pytest.fixture(scope="session", autouse=True)
 def _composed_once() -> Iterator[None]:
-    """Hydra takes a third of the time of a small run: what it makes of the same words and the same
-    files is kept. Runs that differ in their folder alone have the same words."""
+    """Hydra takes a third of the time of a small run: what it makes of an experiment is kept, and
+    only the values of a call are put into it, by Hydra's own code. Words that are no plain
+    NAME=VALUE, or that it refuses, are composed as a whole."""
     composed = compose.composed
     kept: dict[object, tuple[DictConfig, bool]] = {}
 
     def once(words: Sequence[str], *, conf: Path | None = None) -> tuple[DictConfig, bool]:
-        folders = [word for word in words if re.fullmatch(r"output_dir=/[\w/.-]+", word)]
-        if len(folders) > 1:
+        if not all(map(PLAIN.fullmatch, words)):
             return composed(words, conf=conf)
-        others = tuple(word for word in words if word not in folders)
         found = compose.conf_for(words, conf or compose.conf_folder())
+        chosen = tuple(word for word in words if (found / word.partition("=")[0]).is_dir())
+        values = [word for word in words if word not in chosen]
         files = tuple((path, path.stat().st_mtime_ns) for path in sorted(found.rglob("*.yaml")))
-        if (others, files) not in kept:
-            kept[others, files] = composed(others, conf=conf)
-        settings, is_sweep = copy.deepcopy(kept[others, files])
-        if folders:
-            settings["output_dir"] = folders[0].removeprefix("output_dir=")
+        try:
+            if (chosen, files) not in kept:
+                kept[chosen, files] = composed(chosen, conf=conf)
+            settings, is_sweep = copy.deepcopy(kept[chosen, files])
+            put_into(settings, values)
+        except (ConfigError, HydraException, OmegaConfBaseException):
+            return composed(words, conf=conf)  # for what it says
         return settings, is_sweep
 
     with pytest.MonkeyPatch.context() as patch:
@@ -93,6 +107,16 @@ def _files_of_conf_read_once() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(OmegaConf, "load", once)
         yield
+
+
+def put_into(settings: DictConfig, words: Sequence[str]) -> None:
+    """Puts the values of words NAME=VALUE into composed settings, as Hydra does last."""
+    given = OverridesParser.create().parse_overrides([*map(compose.quoted, words)])
+    if any(each.is_sweep_override() for each in given):
+        raise HydraException("a list of values is not for one run")
+    OmegaConf.set_struct(settings, True)
+    ConfigLoaderImpl._apply_overrides_to_config(given, settings)
+    OmegaConf.set_struct(settings, False)
 
 
 @pytest.fixture
@@ -132,7 +156,20 @@ def fetched_texts() -> Path:
 @pytest.fixture(autouse=True)
 def _the_same_first_weights() -> None:
     """Layers that a test makes start alike, whichever tests ran before it."""
-    torch.manual_seed(52813)
+    seed_draws(52813, torch.device("cuda" if torch.cuda.is_initialized() else "cpu"))
+
+
+@pytest.fixture
+def with_workers() -> None:
+    """Runs have workers, as users' runs have: for tests of what depends on them."""
+
+
+@pytest.fixture(autouse=True)
+def _without_workers(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In other tests a small run trains in one process: to fork this large one for each core takes
+    longer than the run."""
+    if "with_workers" not in request.fixturenames and not request.node.get_closest_marker("slow"):
+        monkeypatch.setattr(cohort, "_workers_here", lambda engine: None)
 
 
 @pytest.fixture(autouse=True)
@@ -142,7 +179,8 @@ def _the_log_as_it_is_at_the_start() -> None:
     for name in ("discreet", "discreet.client"):
         logger = logging.getLogger(name)
         logger.handlers, logger.propagate = [], True
-        logger.setLevel(logging.NOTSET)
+        if logger.level:  # setting it, even to what it is, empties what each logger remembers
+            logger.setLevel(logging.NOTSET)
 
 
 @pytest.fixture(autouse=True)

@@ -10,6 +10,7 @@ import sys
 import tomllib
 from collections import Counter
 from collections.abc import Iterator
+from functools import cache
 from graphlib import TopologicalSorter
 from pathlib import Path
 
@@ -63,9 +64,14 @@ def room(module: str) -> str:
     return name if name in FLOORS else module.split(".")[0]
 
 
+@cache
+def nodes_of(path: Path) -> tuple[ast.AST, ...]:
+    return tuple(ast.walk(ast.parse(path.read_text())))
+
+
 def imports(path: Path) -> set[str]:
     found = set()
-    for node in ast.walk(ast.parse(path.read_text())):
+    for node in nodes_of(path):
         if isinstance(node, ast.Import):
             found |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom) and node.module:
@@ -110,7 +116,7 @@ def test_no_two_files_have_one_name() -> None:
 
 def functions() -> Iterator[tuple[str, ast.FunctionDef]]:
     for path in FILES:
-        for node in ast.walk(ast.parse(path.read_text())):
+        for node in nodes_of(path):
             if isinstance(node, ast.FunctionDef):
                 yield f"{module_of(path)}.{node.name}", node
 
@@ -161,7 +167,7 @@ def test_the_name_of_a_test_has_at_most_80_characters() -> None:
     names = [
         node.name
         for path in (ROOT / "tests").rglob("*.py")
-        for node in ast.walk(ast.parse(path.read_text()))
+        for node in nodes_of(path)
         if isinstance(node, ast.FunctionDef) and node.name.startswith("test_")
     ]
     assert [name for name in names if len(name) > 80] == []
@@ -181,9 +187,8 @@ def is_swap(node: ast.Assign) -> bool:
 def test_code_says_one_thing_a_statement() -> None:
     pairs, conditionals, nested, lines = [], 0, [], 0
     for path in (ROOT / "discreet").rglob("*.py"):
-        text = path.read_text()
-        lines += sum(bool(line.strip()) for line in text.splitlines())
-        for node in ast.walk(ast.parse(text)):
+        lines += sum(bool(line.strip()) for line in path.read_text().splitlines())
+        for node in nodes_of(path):
             if isinstance(node, ast.Assign) and is_pair(node) and not is_swap(node):
                 pairs.append(f"{path.name}:{node.lineno}")
             if isinstance(node, ast.IfExp):
@@ -239,7 +244,7 @@ def parameters(node: ast.AST) -> set[str]:
 def test_each_item_of_a_docstring_begins_a_line() -> None:
     joined = []
     for path in FILES:
-        for node in ast.walk(ast.parse(path.read_text())):
+        for node in nodes_of(path):
             if isinstance(node, ast.FunctionDef | ast.ClassDef) and (
                 said := ast.get_docstring(node)
             ):

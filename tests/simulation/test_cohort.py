@@ -44,6 +44,8 @@ from tests.sequences import LAYERS
 from tests.sequences import folder as sequence_folder
 from tests.simulation.chunks import Clients
 
+pytestmark = pytest.mark.usefixtures("with_workers")
+
 ENGINES = ("sequential", "batched")
 SMALL = (
     "seed=64019",

@@ -46,6 +46,7 @@ SMALL = (
 RATES = (0.5, 1, 2)
 # Ray leaves files of its processes to the collector.
 pytestmark = [
+    pytest.mark.usefixtures("with_workers"),
     pytest.mark.processes,
     pytest.mark.filterwarnings(
         "ignore::ResourceWarning",

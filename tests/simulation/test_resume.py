@@ -18,6 +18,8 @@ from discreet.settings.compose import load_asked
 from discreet.simulation.in_process import simulate
 from tests.simulation.crash import AFTER_ACCOUNT, POINTS, crash, crash_all
 
+pytestmark = pytest.mark.usefixtures("with_workers")
+
 ROUNDS, KILLED = 3, 2
 SMALL = [
     f"rounds={ROUNDS}",
