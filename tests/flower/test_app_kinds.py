@@ -20,7 +20,7 @@ from tests.flower.app_kinds import NODES, App
 from tests.flower.flower_apps import Answer, Nodes
 
 GUIDE = (Path(__file__).resolve().parents[2] / "docs" / "guide" / "flower_app.md").read_text()
-ROUNDS, EPSILON, DELTA = 6, 8.0, 1e-3
+ROUNDS, EPSILON, DELTA = 5, 8.0, 1e-3
 KINDS = [
     app_kinds.quickstart,
     app_kinds.transformers,

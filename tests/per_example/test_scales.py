@@ -3,6 +3,7 @@ largest."""
 
 from __future__ import annotations
 
+import copy
 import math
 import warnings
 from dataclasses import replace
@@ -42,12 +43,22 @@ class ScaledLoss:
         return self.by * cross_entropy(outputs, targets)
 
 
-def sums_of(case: Case, order: int, inputs: float) -> list[tuple[float, float, float]]:
+Made = list[tuple[Case, nn.Module, ScaledLoss]]
+
+
+@pytest.fixture(scope="module")
+def models() -> Made:
+    """The model of each case and its loss: made once, so that what they do is tried once."""
+    torch.manual_seed(1009)
+    return [(case, model_of(case), ScaledLoss()) for case in CASES]
+
+
+def sums_of(
+    model: nn.Module, one: Tensor, order: int, loss: ScaledLoss
+) -> list[tuple[float, float, float]]:
     """For one example, and its loss at all scales: the norm that is reported, the clip norm (for
     small gradients one that leaves them alone), and the norm of the clipped sum in float64."""
-    torch.manual_seed(1009)
-    model, one, loss = model_of(case), inputs_of(case)[:1], ScaledLoss()
-    one, targets, found = one if case.ids else one * inputs, torch.tensor([1]), []
+    targets, found = torch.tensor([1]), []
     for loss.by in SCALES:
         clip = LARGEST_NUMBER if loss.by < 1 else LEAST_NUMBER
         how = {"clip_norm": clip, "loss": loss}
@@ -60,13 +71,14 @@ def sums_of(case: Case, order: int, inputs: float) -> list[tuple[float, float, f
 
 @pytest.mark.parametrize(("order", "inputs"), [(2, 1.0), (2, 1e15), (1, 1e15)])
 def test_one_example_adds_at_most_the_clip_norm_and_its_reported_norm(
-    order: int, inputs: float
+    order: int, inputs: float, models: Made
 ) -> None:
-    for case in CASES:
+    for case, model, loss in models:
+        one = inputs_of(case)[:1] * (1 if case.ids else inputs)
         with torch.random.fork_rng(), warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of PyTorch on padding
             try:
-                found = sums_of(case, order, inputs)
+                found = sums_of(model, one, order, loss)
             except ValueError:  # a layer that is refused
                 continue
         for norm, clip, added in found:
@@ -75,10 +87,11 @@ def test_one_example_adds_at_most_the_clip_norm_and_its_reported_norm(
 
 
 @pytest.mark.parametrize("way", ["parameters", "autocast"])
-def test_bfloat16_rounds_what_the_model_computes_and_not_what_is_clipped(way: str) -> None:
-    for case in CASES:
-        torch.manual_seed(2011)
-        model, inputs, targets = model_of(case), inputs_of(case)[:1], torch.tensor([1])
+def test_bfloat16_rounds_what_the_model_computes_and_not_what_is_clipped(
+    way: str, models: Made
+) -> None:
+    for case, model, _ in models:
+        inputs, targets = inputs_of(case)[:1], torch.tensor([1])
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of PyTorch on padding
             try:
@@ -89,7 +102,8 @@ def test_bfloat16_rounds_what_the_model_computes_and_not_what_is_clipped(way: st
                 continue
             clip = float(true) / 2 or 1.0
             if way == "parameters":
-                model, inputs = model.bfloat16(), inputs if case.ids else inputs.bfloat16()
+                model = copy.deepcopy(model).bfloat16()
+                inputs = inputs if case.ids else inputs.bfloat16()
             with torch.autocast("cpu", torch.bfloat16, enabled=way == "autocast"):
                 try:
                     model(inputs)

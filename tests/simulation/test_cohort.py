@@ -55,6 +55,7 @@ SMALL = (
     "training.epochs=1",
     "model.name=logistic_regression",
     "privacy.delta=1e-3",
+    "privacy.user.noise_multiplier=0.8",
 )
 FLOAT = "privacy.noise=float"
 EXAMPLE = ("privacy.example.enabled=true", "privacy.example.noise_multiplier=0.9")
