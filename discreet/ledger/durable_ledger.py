@@ -16,7 +16,8 @@ import os
 import secrets
 import sqlite3
 import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -85,6 +86,18 @@ class Release:
     count: int
     nonce: str
     digest: str
+
+
+def by_data_owner(releases: Iterable[Release]) -> dict[str, PrivacyLedger]:
+    """The releases on each data owner's data; equal ones give equal ledgers, in whichever order
+    they were charged."""
+    events: dict[str, Counter[str]] = defaultdict(Counter)
+    for release in releases:
+        events[release.data_owner][release.event] += release.count
+    return {
+        name: PrivacyLedger(tuple((event_from_json(text), counts[text]) for text in sorted(counts)))
+        for name, counts in events.items()
+    }
 
 
 def _digest(previous: str, content: Sequence[object]) -> str:

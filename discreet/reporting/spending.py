@@ -4,7 +4,6 @@ and of selecting among runs."""
 from __future__ import annotations
 
 import math
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
@@ -15,9 +14,9 @@ from discreet.accounting.accounting import (
     pure_epsilon,
     rdp_epsilon,
 )
-from discreet.accounting.events import PLD, RDP, event_from_json
+from discreet.accounting.events import PLD, RDP
 from discreet.accounting.privacy_ledger import PrivacyLedger
-from discreet.ledger.durable_ledger import CLIENTS_LEDGER, DurableLedger, Release
+from discreet.ledger.durable_ledger import CLIENTS_LEDGER, DurableLedger, Release, by_data_owner
 from discreet.mechanisms.mechanism import SERVER, releases_of
 from discreet.mechanisms.mechanism_table import own_noise, server_mechanism
 from discreet.reporting.records import Pairs, RunRecord
@@ -53,7 +52,11 @@ def spent_by_data_owner(record: RunRecord, guarantee: str) -> dict[str, Entries]
     """The spending of each data owner's data for a guarantee; the user level has one data owner,
     "". Empty if the guarantee is off, and for client-side guarantees of a federation, whose ledgers
     the clients keep."""
-    return _by_data_owner(_releases(record, guarantee))
+    return _entries(_releases(record, guarantee))
+
+
+def _entries(releases: Iterable[Release]) -> dict[str, Entries]:
+    return {name: spent.entries for name, spent in by_data_owner(releases).items()}
 
 
 def _releases(record: RunRecord, guarantee: str) -> list[Release]:
@@ -64,18 +67,6 @@ def _releases(record: RunRecord, guarantee: str) -> list[Release]:
         return []
     rows = DurableLedger(path).whole().releases()
     return [release for release in rows if release.guarantee == guarantee]
-
-
-def _by_data_owner(releases: Iterable[Release]) -> dict[str, Entries]:
-    held: dict[str, Counter[str]] = {}
-    for release in releases:
-        held.setdefault(release.data_owner, Counter())[release.event] += release.count
-    return {
-        data_owner: PrivacyLedger(
-            tuple((event_from_json(text), count) for text, count in events.items())
-        ).entries
-        for data_owner, events in held.items()
-    }
 
 
 def worst_epsilons(spent: Spent, delta: float) -> dict[str, float]:
@@ -109,7 +100,7 @@ def epsilon_curves(record: RunRecord, guarantee: str) -> dict[str, Pairs]:
     releases = _releases(record, guarantee)
     step = (len(numbers) - 1) / max(1, min(len(numbers), MOST_POINTS) - 1)
     for number in [numbers[round(point * step)] for point in range(min(len(numbers), MOST_POINTS))]:
-        spent = _by_data_owner(release for release in releases if release.round <= number)
+        spent = _entries(release for release in releases if release.round <= number)
         for name, value in worst_epsilons(spent, privacy.delta).items():
             if name != privacy.accountant:
                 curves.setdefault(name, []).append((number, value))

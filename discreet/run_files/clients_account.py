@@ -4,14 +4,13 @@ folder."""
 from __future__ import annotations
 
 import math
-from collections import Counter, defaultdict
-from collections.abc import Mapping
+from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any
 
-from discreet.accounting.events import RDP, event_from_json
-from discreet.accounting.privacy_ledger import PrivacyLedger, epsilon_of
-from discreet.ledger.durable_ledger import DurableLedger
+from discreet.accounting.events import RDP
+from discreet.accounting.privacy_ledger import epsilon_of
+from discreet.ledger.durable_ledger import DurableLedger, Release, by_data_owner
 from discreet.mechanisms.mechanism import REPORTED
 from discreet.planning.plan import Plan
 from discreet.planning.state import State
@@ -24,11 +23,9 @@ def spent_by_clients(folder: RunFolder, plan: Plan) -> dict[str, float]:
     the last checkpoint, or from the ledger of a simulation's clients. LedgerError: the checkpoint
     or the ledger is damaged, or the ledger is older than before or of another run."""
     reported = folder.reported()
-    accounts = _accounts(folder)
+    releases = _releases(folder)
     return {
-        name: max(
-            reported.get(name, 0.0), _largest_epsilon(accounts.get(name, {}), plan, plan.run.delta)
-        )
+        name: max(reported.get(name, 0.0), _largest_epsilon(releases, name, plan, plan.run.delta))
         for name in plan.mechanisms
     }
 
@@ -38,24 +35,22 @@ def with_lost_rounds(state: State, plan: Plan, folder: RunFolder) -> State:
     have paid for those too, and may not be asked again. In a federation they are known from
     metrics.csv only."""
     rows = folder.read_metrics()
-    accounts = _accounts(folder)
+    releases = _releases(folder)
     found = dict[str, Any]()
     for name in plan.mechanisms:
         for column, delta in zip(REPORTED[name], (plan.run.delta, 0.0), strict=False):
             said = [row.get(column) or 0.0 for row in rows]
-            said += [getattr(state, column), _largest_epsilon(accounts.get(name, {}), plan, delta)]
+            said += [getattr(state, column), _largest_epsilon(releases, name, plan, delta)]
             found[column] = max((value for value in said if math.isfinite(value)), default=0.0)
     return replace(state, **found)
 
 
-def _largest_epsilon(accounts: Mapping[str, Counter[str]], plan: Plan, delta: float) -> float:
+def _largest_epsilon(
+    releases: Iterable[Release], guarantee: str, plan: Plan, delta: float
+) -> float:
     """The epsilon of the account that has spent most, by the run's accountant; 0 without any."""
-    spent = {
-        PrivacyLedger(
-            tuple((event_from_json(text), count) for text, count in sorted(events.items()))
-        )
-        for events in accounts.values()
-    }
+    paid = (row for row in releases if row.guarantee == guarantee)
+    spent = {*by_data_owner(paid).values()}
     if not spent:
         return 0.0
     # The bound that is quick for each of many clients ranks them.
@@ -63,13 +58,9 @@ def _largest_epsilon(accounts: Mapping[str, Counter[str]], plan: Plan, delta: fl
     return epsilon_of(worst, delta, plan.run.accountant)
 
 
-def _accounts(folder: RunFolder) -> Mapping[str, Mapping[str, Counter[str]]]:
-    """The events of each client, as text with their counts, by guarantee and client; none in a
-    federation, whose clients keep their ledgers. LedgerError: the ledger is damaged, older than
-    before, or of another run."""
-    found: dict[str, dict[str, Counter[str]]] = defaultdict(lambda: defaultdict(Counter))
-    if folder.clients_ledger_path.exists():
-        ledger = whole(folder, DurableLedger(folder.clients_ledger_path))
-        for row in ledger.releases():
-            found[row.guarantee][row.data_owner][row.event] += row.count
-    return found
+def _releases(folder: RunFolder) -> list[Release]:
+    """The rows of the ledger of a simulation's clients; none in a federation, whose clients keep
+    their ledgers. LedgerError: the ledger is damaged, older than before, or of another run."""
+    if not folder.clients_ledger_path.exists():
+        return []
+    return whole(folder, DurableLedger(folder.clients_ledger_path)).releases()
