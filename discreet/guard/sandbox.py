@@ -29,6 +29,7 @@ from discreet.guard.zygote import SPACES
 from discreet.settings.places import PACKAGE
 from discreet.settings.rules import ConfigError
 
+NO_ROOT = "the guard must not run as root, whom limits do not bind: start it as another user"
 START_SECONDS = 120.0
 END_SECONDS = 30.0
 MOST_STATE = 1 << 24  # bytes of a block's state
@@ -96,9 +97,7 @@ class Sandbox:
         """Starts the sandbox and waits until it has imported Flower and PyTorch. SandboxError: it
         can't be started."""
         if os.geteuid() == 0:
-            raise ConfigError(
-                "the guard must not run as root, whom limits do not bind: start it as another user"
-            )
+            raise ConfigError(NO_ROOT)
         self.policy = policy
         self.control, theirs = socket.socketpair()
         command = sandbox_command(policy, theirs.fileno())

@@ -12,7 +12,7 @@ from pathlib import Path
 from discreet.guard.enclosure import MACHINE, EnclosureError, check_landlock
 from discreet.guard.guard_policy import BUBBLEWRAP, LANDLOCK, PATIENT, GuardPolicy, read_guard
 from discreet.guard.patient_blocks import read_blocks, read_split
-from discreet.guard.sandbox import readable_places
+from discreet.guard.sandbox import NO_ROOT, readable_places
 from discreet.guard.site_guard import guard_ledger, open_site
 from discreet.settings.rules import ConfigError
 
@@ -51,7 +51,7 @@ def faults_of(policy: GuardPolicy) -> Iterator[str]:
         )
         return
     if os.geteuid() == 0:
-        yield ("the guard must not run as root, whom limits do not bind: start it as another user")
+        yield NO_ROOT
     if policy.enclosure == BUBBLEWRAP and shutil.which("bwrap") is None:
         yield 'enclosure = "bubblewrap" needs bwrap: apt-get install bubblewrap'
     if policy.enclosure == LANDLOCK:
