@@ -12,7 +12,7 @@ import logging
 import os
 import re
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import IO, Any
@@ -42,13 +42,19 @@ PLAIN = re.compile(r"(?!hydra\b)\w+(\.\w+)*=.*")  # the word of a value, and of 
 REPOSITORY = Path(__file__).resolve().parent.parent
 
 
-def pytest_collection_finish() -> None:
-    """What the imports have made stays until the end, and tests leave little behind: the garbage
-    collector looks at the first never again and at the second less often, which takes a twentieth
-    of the time."""
-    gc.collect()
-    gc.freeze()
-    gc.set_threshold(50_000, 20, 20)
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
+    """What the imports make stays until the end, and tests leave little behind: the garbage
+    collector looks at the first never and at the second less often, which takes a twentieth of the
+    time."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.collect()
+        gc.freeze()
+        gc.set_threshold(50_000, 20, 20)
+        gc.enable()
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -173,12 +173,22 @@ class _Frame(NamedTuple):
     tilt: float
 
 
+@lru_cache(maxsize=64)  # up to four megabytes each
+def _present(
+    event: DpEvent, interval: float, direction: int
+) -> tuple[NDArray[np.int64], FloatArray]:
+    """The losses of one release that have a mass, in intervals, and the logs of their masses. They
+    serve many orders."""
+    loss = loss_masses(event, interval)[direction]
+    present = np.flatnonzero(loss.masses)
+    return loss.first + present, np.log(loss.masses[present])
+
+
 @lru_cache(maxsize=32768)
 def _log_moment_of(event: DpEvent, interval: float, direction: int, order: float) -> float:
     """log E[exp(order * loss)] over the finite losses of one release."""
-    loss = loss_masses(event, interval)[direction]
-    present = np.flatnonzero(loss.masses)
-    exponents = (order * interval) * (loss.first + present) + np.log(loss.masses[present])
+    steps, log_masses = _present(event, interval, direction)
+    exponents = (order * interval) * steps + log_masses
     largest = exponents.max()
     return float(largest + np.log(np.exp(exponents - largest).sum()))
 
@@ -224,11 +234,9 @@ def _extent(counts: Counts, frame: _Frame, sign: int) -> int:
 def _transform(event: DpEvent, frame: _Frame, length: int) -> tuple[FloatArray, FloatArray]:
     """Step 5, one release: log modulus and phase of the Fourier transform of its tilted loss, with
     loss 0 at index 0."""
-    loss = loss_masses(event, frame.interval)[frame.direction]
-    present = np.flatnonzero(loss.masses)
-    steps = loss.first + present
+    steps, log_masses = _present(event, frame.interval, frame.direction)
     log_moment = _log_moment_of(event, frame.interval, frame.direction, frame.tilt)
-    tilted = np.exp(np.log(loss.masses[present]) + frame.tilt * frame.interval * steps - log_moment)
+    tilted = np.exp(log_masses + frame.tilt * frame.interval * steps - log_moment)
     spectrum = fft.rfft(np.bincount(steps % length, weights=tilted, minlength=length))
     with np.errstate(divide="ignore"):
         return np.log(np.abs(spectrum)), np.angle(spectrum)

@@ -163,7 +163,7 @@ def test_a_planted_fault_of_masked_sums_is_found_from_outside(
     monkeypatch: pytest.MonkeyPatch, fault: object, words: tuple[str, ...], of_answers: bool
 ) -> None:
     monkeypatch.setattr(release_audit, "noised_vector", fault)
-    assert judge(audit_round(users(*words), releases=500, of_answers=of_answers)).refuted
+    assert judge(audit_round(users(*words), releases=350, of_answers=of_answers)).refuted
 
 
 def test_a_shared_step_is_not_refuted_and_shows_what_its_noise_allows() -> None:
@@ -192,7 +192,7 @@ def test_noise_that_is_missing_from_a_shared_step_is_found_from_outside(
     monkeypatch: pytest.MonkeyPatch, fault: object, words: tuple[str, ...]
 ) -> None:
     monkeypatch.setattr(release_audit, "noised_vector", fault)
-    assert judge(audit_shared_step(*steps(*words), releases=500)).refuted
+    assert judge(audit_shared_step(*steps(*words), releases=400)).refuted
 
 
 def test_the_canary_moves_its_clients_sum_by_all_that_it_may() -> None:

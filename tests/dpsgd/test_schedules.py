@@ -4,11 +4,13 @@ charged."""
 from __future__ import annotations
 
 import math
+from collections import Counter
+from functools import cache
 from typing import Any
 
 import pytest
 import torch
-from dp_accounting import ComposedDpEvent, GaussianDpEvent, PoissonSampledDpEvent
+from dp_accounting import GaussianDpEvent, PoissonSampledDpEvent
 from dp_accounting.rdp import RdpAccountant
 from torch import Tensor
 
@@ -24,9 +26,12 @@ from tests.replay import Replay, replay
 NOISES = [1.4, 1.4, 0.9, 0.9, 0.9, 0.6, 0.6, 2.0]
 
 
-def oracle(noises: list[float]) -> float:
-    events = [PoissonSampledDpEvent(BATCH / SIZE, GaussianDpEvent(noise)) for noise in noises]
-    return float(RdpAccountant().compose(ComposedDpEvent(events)).get_epsilon(1e-3))
+@cache
+def oracle(*noises: float) -> float:
+    accountant = RdpAccountant()
+    for noise, count in Counter(noises).items():
+        accountant.compose(PoissonSampledDpEvent(BATCH / SIZE, GaussianDpEvent(noise)), count)
+    return float(accountant.get_epsilon(1e-3))
 
 
 @pytest.mark.parametrize("schedule", [NOISES, NOISES.__getitem__], ids=["list", "function"])
@@ -36,8 +41,8 @@ def test_each_step_is_accounted_by_its_own_noise(schedule: Any) -> None:
         loop.step(*batch)
         spent.append(loop.epsilon())
     for taken in (1, 3, 8):
-        assert math.isclose(spent[taken - 1], oracle(NOISES[:taken]), rel_tol=2e-3)
-    assert not math.isclose(spent[-1], oracle(NOISES[:1] * 8), rel_tol=0.1)
+        assert math.isclose(spent[taken - 1], oracle(*NOISES[:taken]), rel_tol=2e-3)
+    assert not math.isclose(spent[-1], oracle(*NOISES[:1] * 8), rel_tol=0.1)
 
 
 def noise_steps(loop: DPSGD, monkeypatch: pytest.MonkeyPatch) -> list[tuple[float, float]]:
@@ -71,7 +76,7 @@ def test_a_target_scales_the_schedule_and_is_nearly_used_up(
         [noise / NOISES[0] for noise in NOISES]
     )
     assert 0.995 * 2.0 < loop.epsilon() <= 2.0
-    assert math.isclose(loop.epsilon(), oracle(drawn), rel_tol=2e-3)
+    assert math.isclose(loop.epsilon(), oracle(*drawn), rel_tol=2e-3)
 
 
 def test_a_schedule_is_asked_for_all_steps_before_a_batch_is_drawn_and_never_again() -> None:
