@@ -139,6 +139,10 @@ def test_no_file_of_the_site_is_seen(enclosed: Enclosed) -> None:
     assert reached(enclosed, "files") == {}
 
 
+def test_no_variable_of_the_guard_is_in_the_environment(enclosed: Enclosed) -> None:
+    assert reached(enclosed, "environment") == {}
+
+
 def test_no_other_process_is_reached(enclosed: Enclosed) -> None:
     assert reached(enclosed, "processes") == {}
 

@@ -122,6 +122,12 @@ def processes(context: Context) -> dict[str, object]:
     }
 
 
+def environment(context: Context) -> dict[str, object]:
+    """The variables that tell of the guard: its site's folder is in the values of some."""
+    folder = str(Path(str(context.run_config["site"])).parents[1])
+    return {name: value for name, value in os.environ.items() if folder in value}
+
+
 def rights(context: Context) -> dict[str, object]:
     status = (
         dict(line.split(":\t") for line in Path("/proc/self/status").read_text().splitlines())
@@ -378,6 +384,7 @@ PROBES = {
         network,
         files,
         processes,
+        environment,
         rights,
         writable,
         changed,
