@@ -256,6 +256,8 @@ def _inputs_of(
 ) -> torch.Tensor:
     size = math.prod(shape.input_shape)
     found = math.prod(values.shape[1:])
+    if found == 0:
+        raise FolderError(f"{what} has no inputs: every column is a target or the owner")
     if found != size:
         raise FolderError(
             f"{what} do not fit: each row has {found} inputs, but the shape "

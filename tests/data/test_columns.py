@@ -67,6 +67,14 @@ def test_a_messy_table_becomes_the_numbers_that_its_description_says(tmp_path: P
     assert task.test.inputs.tolist()[0][:4] == [0, 1, 0, 0]
 
 
+def test_a_table_without_a_column_to_predict_from_is_told_as_such(tmp_path: Path) -> None:
+    (tmp_path / "train.csv").write_text("patient,y\nP1,0\nP2,1\n")
+    lines = ('format = "csv"', 'file = "train.csv"', 'target = "y"', 'owner = "patient"')
+    (tmp_path / "data.toml").write_text("\n".join([*lines, "num_classes = 2"]))
+    with pytest.raises(FolderError, match="has no inputs: every column is a target or the owner"):
+        load_folder(str(tmp_path))
+
+
 def test_truth_values_as_pandas_reads_them_are_the_levels_of_the_table() -> None:
     columns = columns_of({"smoker": ["FALSE", "TRUE"]})
     read = encoded_columns({"smoker": [True, np.bool_(False)]}, columns)
