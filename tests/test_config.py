@@ -17,6 +17,7 @@ from discreet.planning.plan import planned
 from discreet.planning.server_optimizer import ServerSGD
 from discreet.protocol.messages import TrainRequest, request_items, request_of
 from discreet.run_files.run_folder import RunFolder
+from discreet.settings import compose
 from discreet.settings.call import Call
 from discreet.settings.compose import load_asked, load_config, parse_asked
 from discreet.settings.places import app_folder, conf_folder, own_files
@@ -24,6 +25,7 @@ from discreet.settings.privacy import SecureConfig
 from discreet.settings.rules import ALIASES, ConfigError, rules
 from discreet.settings.settings import Settings, client_settings
 from tests.command import simulate as simulate_command
+from tests.conftest import Compose
 
 STEP = (
     "privacy.user.enabled=false training.epochs=1 privacy.local.kind=laplace_step "
@@ -171,6 +173,24 @@ def test_a_wrong_value_that_was_given_by_its_position_is_named_too() -> None:
         ConfigError, match=r"server_optimizer\.learning_rate must be within .* \(got -1\.0\)"
     ):
         ServerSGD(-1.0)
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("rounds=3", "rounds=7"),
+        ("experiment=mnist_users", "privacy.delta=1e-6", "rounds=7"),
+        ("rounds=7", "experiment=mnist_one_silo"),
+        ("training={epochs:2}", "output_dir=~/größe", "rounds=7"),
+    ],
+    ids=" ".join,
+)
+def test_each_word_counts_and_the_last_one_most_for_users_as_in_tests(
+    words: tuple[str, ...], composed_by_hydra: Compose
+) -> None:
+    settings, is_sweep = composed_by_hydra(words)
+    assert (settings, is_sweep) == compose.composed(words)
+    assert settings.rounds == 7
 
 
 def test_a_given_noise_multiplier_takes_the_place_of_the_default_target() -> None:
