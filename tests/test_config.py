@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from omegaconf import OmegaConf
 
 import discreet
 from discreet.planning.plan import planned
@@ -421,3 +422,20 @@ def test_a_resumed_run_keeps_what_decides_who_can_read_what() -> None:
         "privacy.secure.threshold": 11,
         "privacy.example.aggregation": "plain",
     }
+
+
+@pytest.mark.parametrize("experiment", ["", "table", "heart_secure", "laplace_local_sweep"])
+def test_what_tests_put_into_an_experiment_is_what_hydra_composes_at_once(experiment: str) -> None:
+    chosen = [f"experiment={experiment}"] if experiment else []
+    values = [
+        "rounds=3",
+        "data={num_clients: 1e3, path: null}",
+        "privacy.user.noise_multiplier=2",
+        "evaluation.metrics=[accuracy,loss]",
+        "output_dir=out/größe",
+    ]
+    forced = [f"++{value}" for value in values]  # conftest.py leaves these to Hydra
+    (parts, *sweep), (whole, *swept) = (
+        compose.composed([*chosen, *words]) for words in (values, forced)
+    )
+    assert (OmegaConf.to_yaml(parts), sweep) == (OmegaConf.to_yaml(whole), swept)

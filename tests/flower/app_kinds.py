@@ -108,15 +108,16 @@ def replied(message: Message, arrays: ArrayRecord, examples: int) -> Message:
 def descend(model: Model, x: Tensor, y: Tensor, config: ConfigRecord) -> None:
     """Five steps of Adam, with a proximal term if it is asked for."""
     learned = [each for each in model.parameters() if each.requires_grad]
-    before, optimizer = (
-        [each.detach().clone() for each in learned],
-        torch.optim.Adam(learned, lr=float(config["lr"])),
-    )  # type: ignore[arg-type]
+    before = [each.detach().clone() for each in learned]
+    optimizer = torch.optim.Adam(learned, lr=float(config["lr"]))  # type: ignore[arg-type]
+    pull = float(config.get("proximal-mu", 0.0)) / 2  # type: ignore[arg-type]
     for _ in range(5):
         optimizer.zero_grad()
-        far = sum(((now - then) ** 2).sum() for now, then in zip(learned, before, strict=True))
         loss = nn.functional.cross_entropy(logits_of(model, x), y)
-        (loss + config.get("proximal-mu", 0.0) / 2 * far).backward()  # type: ignore[operator]
+        if pull:
+            pairs = zip(learned, before, strict=True)
+            loss = loss + pull * sum(((now - then) ** 2).sum() for now, then in pairs)
+        loss.backward()
         optimizer.step()
 
 
