@@ -35,7 +35,8 @@ class ItemWatch:
     An item that is mixed from several (mixup, mosaic, a random partner) would carry an example into
     batches that did not draw it. It sees reads of the data set by itself, of data sets in its
     attributes, and of lists, tensors and arrays there that have as many rows as there are items. It
-    does not see rows that are read elsewhere.
+    does not see rows that are read elsewhere, nor those of what is computed of a whole tensor or
+    array.
     """
 
     def __init__(self, dataset: Any) -> None:
