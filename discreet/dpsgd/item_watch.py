@@ -34,9 +34,9 @@ class ItemWatch:
 
     An item that is mixed from several (mixup, mosaic, a random partner) would carry an example into
     batches that did not draw it. It sees reads of the data set by itself, of data sets in its
-    attributes, and of lists, tensors and arrays there that have as many rows as there are items. It
-    does not see rows that are read elsewhere, nor those of what is computed of a whole tensor or
-    array.
+    attributes, and of lists, tensors and arrays there that have as many rows as there are items,
+    also of such tensors and arrays that are computed from them. It does not see rows that are read
+    elsewhere, nor numbers that are computed from all rows, such as a mean.
     """
 
     def __init__(self, dataset: Any) -> None:
@@ -180,14 +180,32 @@ class _Tuple(tuple[Any, ...]):
 
 
 class _Rows(Tensor):
-    # A tensor that is computed from it is a plain one.
-    __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
+    noted: Noted
+    whole: Tensor
+
+    @classmethod
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """The result as of a plain tensor. If it has as many rows, these are watched too."""
+        result = torch._C._disabled_torch_function_impl(func, types, args, kwargs or {})
+        given = next((each for each in args if isinstance(each, cls)), None)
+        plain = type(result) is Tensor and result.ndim > 0
+        if given is None or not plain or len(result) != len(given.whole):
+            return result
+        made = result.as_subclass(cls)
+        made.noted = given.noted
+        made.whole = result
+        return made
 
     __getitem__ = _noted_row
 
 
 class _Array(np.ndarray[Any, Any]):
-    noted: Noted | None = None  # of the whole array, not of arrays computed from it
+    noted: Noted | None = None
+
+    def __array_finalize__(self, made_from: Any) -> None:
+        """What is computed of watched rows, and has as many, is watched too."""
+        if isinstance(made_from, _Array) and self.ndim and made_from.ndim:
+            self.noted = made_from.noted if len(self) == len(made_from) else None
 
     def __getitem__(self, index: Any) -> Any:
         if self.noted is not None:

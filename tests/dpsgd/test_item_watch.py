@@ -67,6 +67,12 @@ class OfColumns(Items):
         ]
 
 
+class OfComputed(OfColumns):
+    def __getitem__(self, place: int) -> Any:
+        other = random.randrange(SIZE)
+        return (0.5 * self.columns)[place] + (self.columns / 2)[other], PAIRS[place][1]
+
+
 def mixed(one: Any, other: Any) -> tuple[Tensor, Tensor]:
     return 0.5 * one[0] + 0.5 * other[0], one[1]
 
@@ -83,6 +89,8 @@ MIXED = {
     "a tensor": OfColumns(INPUTS),
     "an array": OfColumns(INPUTS.numpy()),
     "a list": OfColumns(list(INPUTS)),
+    "what is computed of a tensor": OfComputed(INPUTS),
+    "what is computed of an array": OfComputed(INPUTS.numpy()),
 }
 
 
