@@ -7,6 +7,7 @@ import math
 import tracemalloc
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 
@@ -22,6 +23,8 @@ from scipy import stats
 from torch import Tensor
 
 import discreet
+from discreet.accounting.events import event_to_json
+from discreet.ledger.durable_ledger import DurableLedger
 from discreet.mechanisms.central_gaussian import CentralGaussian
 from discreet.mechanisms.round_state import Released
 from discreet.mechanisms.sums import UnopenedSum
@@ -40,7 +43,7 @@ from discreet.protocol.messages import TrainReply, request_items, request_of
 from discreet.run_files.resuming import asked_settings
 from discreet.run_files.run_folder import RunFolder
 from discreet.server.resolve import resolve
-from discreet.server.round import request_after, stepped
+from discreet.server.round import RunLedger, request_after, stepped
 from discreet.settings.compose import load_asked, load_config
 from discreet.settings.rules import ConfigError
 from discreet.simulation.in_process import simulate
@@ -136,6 +139,20 @@ def test_a_clip_norm_of_another_type_reaches_clients_as_a_number(norm: Any) -> N
     before = state(plan.num_params, 1.0)
     after = stepped(before, plan, Released(before.params, norm, None, 0))
     assert request_of(request_items(request_after(after, plan))).clip_norm == 2.0
+
+
+def test_each_round_is_charged_the_event_of_its_own_number(tmp_path: Path) -> None:
+    words = ("sampling.kind=cyclic", "sampling.groups=2", "privacy.user.correlation.kind=sqrt")
+    sizes = ("rounds=6", "data.num_clients=20", "model.name=linear", "privacy.user.too_noisy=warn")
+    plan, _ = resolve(load_config([*words, *sizes, "privacy.user.clip.kind=fixed"]))
+    ledger = DurableLedger.create(tmp_path / "ledger.db")
+    charges = RunLedger.of(ledger, plan, replace(state(plan.num_params, 1.0), round=2))
+    for number in range(3, 7):
+        charges.charge(number)
+    charged = {row.round: row.event for row in ledger.releases()}
+    own = {number: event_to_json(plan.mechanism.event(number)) for number in range(3, 7)}
+    assert charged == own
+    assert len({*own.values()}) > 1
 
 
 def test_a_masked_sum_is_charged_before_it_is_opened() -> None:
