@@ -242,7 +242,7 @@ def check_policy(policy: ClientPolicy, work: Work, *, noise_multipliers: dict[st
       Refused: with the setting that is too weak.
     """
     run = work.request.run
-    user = work.request.run.user
+    user = run.user
     cyclic = f"requires sampling.kind=cyclic with {policy.min_groups} groups or more; the run"
     _hold(
         user.groups >= policy.min_groups,
@@ -329,10 +329,11 @@ def least_noise(work: Work, noise: float) -> float:
 
 def _of_users(work: Work, noise: float) -> tuple[ClientSettings, Mechanism]:
     """The run with this noise at user level, and its user-level mechanism."""
+    run = work.request.run
     mechanism = work.mechanisms[USER]
-    if work.request.run.configured_noise_multiplier(USER) == noise:
-        return work.request.run, mechanism
-    noised = work.request.run.with_noise(USER, noise)
+    if run.configured_noise_multiplier(USER) == noise:
+        return run, mechanism
+    noised = run.with_noise(USER, noise)
     make: Any = type(mechanism)
     return noised, make(noised, CLIP, PLANNED)
 
