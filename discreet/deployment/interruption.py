@@ -39,7 +39,8 @@ def ending(tell: Callable[[str], str]) -> Iterator[None]:
     """A context that ends the process if it is asked to end, after the block has cleaned up and
     `tell` has updated files; `tell` gives the line to log for a reason. The exit code is 128 plus
     the number of the signal, 141 if nobody reads the output, and 1 if the run was lost, for
-    instance to a full disk."""
+    instance to a full disk. Any other error is raised again, and `tell` is called for it unless a
+    setting is wrong."""
     asked: list[AskedToEnd] = []
 
     def ask(number: int, _: object) -> NoReturn:
@@ -53,7 +54,7 @@ def ending(tell: Callable[[str], str]) -> Iterator[None]:
         for number in before:
             signal.signal(number, signal.SIG_IGN)
         # Any error, because one during clean-up, for instance at a lost terminal, would hide the
-        # signal. What is not an end that is told in a line is raised again.
+        # signal.
         error = asked[0] if asked else raised
         if isinstance(error, AskedToEnd):
             reason = f"ended by {signal.Signals(error.args[0]).name}"
@@ -66,6 +67,8 @@ def ending(tell: Callable[[str], str]) -> Iterator[None]:
             reason = str(error) or type(error).__name__
             code = 1
         else:
+            if not isinstance(error, ConfigError):
+                tell(str(error) or type(error).__name__)
             raise
         logger.warning("%s", tell(reason))
         for stream in (sys.stdout, sys.stderr):

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+from discreet.cli.main import main
 from discreet.deployment import interruption
 from discreet.deployment.flower_home import wait_until
 from discreet.deployment.interruption import folder_in, not_begun, resumable
@@ -107,6 +108,23 @@ def test_a_run_that_is_lost_ends_with_the_reason_and_exit_code_1(
     _, call = load_asked(shlex.split(line.partition("scripts/run ")[2]))
     assert call.output_dir == str(folder.path)
     assert state_of(folder) == "interrupted"
+
+
+def test_a_run_that_an_error_ends_is_not_left_running(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = RunFolder(tmp_path / "run")
+    kept = RunFolder.append_metrics
+
+    def fails(self: RunFolder, row: dict[str, object]) -> None:
+        if row["round"] == 2:
+            raise TypeError("a fault of one's own")
+        kept(self, row)
+
+    monkeypatch.setattr(RunFolder, "append_metrics", fails)
+    with pytest.raises(TypeError, match="of one's own"):
+        main(["simulate", *SMALL, "rounds=3", f"output_dir={folder.path}"])
+    check_interrupted(folder, "a fault of one's own")
 
 
 def test_a_run_that_is_finished_or_that_somebody_else_writes_stays_what_it_is(
