@@ -212,9 +212,11 @@ def test_arrays_of_an_odd_type_or_size_are_refused_or_keep_their_values(
 @pytest.mark.parametrize("kind", [np.float16, np.float64])
 def test_arrays_of_other_floats_are_noised_as_float32_are(kind: type, tmp_path: Path) -> None:
     changed = {name: np.zeros(shape, kind) for name, shape in SHAPES.items()}
-    content = answered(
-        guard_at(tmp_path / "site"), message(RecordDict({"arrays": arrays(**changed)}))
-    )
+    # Of noise without a seed, one of the eight values is zero once in 10,000 runs.
+    with patch("discreet.guard.site_guard.secure_source", lambda: seeded_source(31181)):
+        content = answered(
+            guard_at(tmp_path / "site"), message(RecordDict({"arrays": arrays(**changed)}))
+        )
     found = np.concatenate([each.numpy().ravel() for each in content["arrays"].values()])
     assert found.dtype == kind
     assert (np.abs(found) > 0).all()
