@@ -266,7 +266,8 @@ def _parquet(path: Path, id_column: str) -> _Rows:
 
     def content_of(places: Sequence[int]) -> bytes:
         sink = io.BytesIO()
-        parquet.write_table(table.take(list(places)), sink)
+        rows = pa.array(places, pa.int64())  # an empty list would have no type
+        parquet.write_table(table.take(rows), sink)
         return sink.getvalue()
 
     return table.column(id_column).to_pylist(), content_of

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import tarfile
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -71,6 +73,23 @@ def test_one_patient_more_changes_one_block_alone(
         number for number, (one, other) in enumerate(zip(*made, strict=True)) if one != other
     ]
     assert changed == [block_of("a new one", key=bytes(range(32)), count=BLOCKS)]
+
+
+@pytest.mark.parametrize("kind", ["csv", "jsonl", "parquet", "npz"])
+def test_a_block_that_no_patient_falls_into_is_an_empty_table(kind: str, tmp_path: Path) -> None:
+    made = split(written(tmp_path, PATIENTS[:1], kind), tmp_path / "site")
+    sizes = [len(rows_of(files[f"rows.{kind}"], kind)) for files in made]
+    assert sorted(sizes) == [0, 0, 0, 1]
+
+
+def rows_of(content: bytes, kind: str) -> Sequence[object]:
+    """The patients in a block's table."""
+    if kind == "parquet":
+        return parquet.read_table(io.BytesIO(content))["patient"].to_pylist()
+    if kind == "npz":
+        return np.load(io.BytesIO(content))["patient"].tolist()
+    lines = content.decode().splitlines()
+    return lines[1:] if kind == "csv" else lines
 
 
 def written(folder: Path, patients: list[str], kind: str) -> Path:
