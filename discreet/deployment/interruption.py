@@ -67,7 +67,7 @@ def ending(tell: Callable[[str], str]) -> Iterator[None]:
             reason = str(error) or type(error).__name__
             code = 1
         else:
-            if not isinstance(error, ConfigError):
+            if isinstance(error, Exception) and not isinstance(error, ConfigError):
                 tell(str(error) or type(error).__name__)
             raise
         logger.warning("%s", tell(reason))
