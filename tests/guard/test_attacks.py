@@ -179,7 +179,7 @@ def test_a_daemon_ends_with_its_block(enclosed: Enclosed) -> None:
 def test_a_block_that_uses_too_much_is_held_and_the_next_one_runs(
     enclosed: Enclosed, attack: str
 ) -> None:
-    (block,) = within(SLOT + 4, enclosed, attack)["blocks"]
+    (block,) = within(SLOT + 1, enclosed, attack)["blocks"]
     if block["reached"] is not None:
         assert block["reached"].get("megabytes", 0) <= 64
         assert block["reached"].get("forks") is None
@@ -227,7 +227,7 @@ def test_a_flood_of_prints_is_cut_off(enclosed: Enclosed) -> None:
 
 
 def test_a_block_that_sleeps_is_ended_in_its_slot(enclosed: Enclosed) -> None:
-    said = within(2 * SLOT + 4, enclosed, "sleep", blocks=[0, 1])
+    said = within(2 * SLOT + 2, enclosed, "sleep", blocks=[0, 1])
     assert [block["vector"] for block in said["blocks"]] == [None, None]
     assert said["seconds"] >= 2 * SLOT
 
