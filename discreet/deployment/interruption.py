@@ -56,6 +56,7 @@ def ending(tell: Callable[[str], str]) -> Iterator[None]:
         # Any error, because one during clean-up, for instance at a lost terminal, would hide the
         # signal.
         error = asked[0] if asked else raised
+        reason = str(error) or type(error).__name__
         if isinstance(error, AskedToEnd):
             reason = f"ended by {signal.Signals(error.args[0]).name}"
             code = 128 + error.args[0]
@@ -64,11 +65,10 @@ def ending(tell: Callable[[str], str]) -> Iterator[None]:
             reason = "the output is no longer read"
             code = 128 + signal.SIGPIPE
         elif isinstance(error, OSError | RunLostError):
-            reason = str(error) or type(error).__name__
             code = 1
         else:
             if isinstance(error, Exception) and not isinstance(error, ConfigError):
-                tell(str(error) or type(error).__name__)
+                tell(reason)
             raise
         logger.warning("%s", tell(reason))
         for stream in (sys.stdout, sys.stderr):
