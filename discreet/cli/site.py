@@ -3,7 +3,7 @@
 split   deals the patients of the data WHERE to blocks, once, into the folder --out. WHERE is a
         table (csv, jsonl, parquet, npz), a folder with data.toml, or with --id folders a folder
         with a subfolder for each patient. With --unit site there is one block, and no --id
-check   WHERE is a guard.toml: checks policy, split, account, and what a hostile app can reach from
+check   WHERE is a guard.toml: checks policy, split, account, and which ways out are open from
         inside the sandbox
 try     runs the app WHERE, a folder or a .fab, as a whole in the sandbox on the public rows in
         --mock; all errors are shown, and nothing is charged
@@ -89,7 +89,7 @@ def _split(
 def _check(path: Path) -> int:
     from discreet.guard.operating import broken_walls
     from discreet.guard.site_check import check_site
-    from discreet.guard.site_report import statement_lines
+    from discreet.guard.site_report import SHARED_KERNEL, statement_lines
 
     policy = check_site(path)
     print(f"{path}: policy, split and account are in order")
@@ -99,7 +99,9 @@ def _check(path: Path) -> int:
     for each in reached:
         print(f"  a hostile app reaches {each}")
     if not reached:
-        print(f"  a hostile app reaches nothing in {policy.enclosure}")
+        print(f"  none of the tried ways out of {policy.enclosure} is open")
+    if policy.blocks.count > 1:
+        print(f"  not held by {policy.enclosure}: {SHARED_KERNEL}")
     print(f"  a reply comes {policy.round_seconds:g} s after its message, whatever happens")
     if reached:
         return 1

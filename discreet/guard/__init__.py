@@ -1,2 +1,1 @@
-"""A site's guard: runs code that nobody at the site has reviewed, while every patient stays
-private."""
+"""A site's guard: runs a stranger's app on blocks of patients, and releases one noised mean."""

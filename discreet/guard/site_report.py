@@ -17,6 +17,10 @@ from discreet.mechanisms.guarded_blocks import MOVES
 from discreet.mechanisms.mechanism import Statement
 
 PRIVACY = "privacy.json"
+SHARED_KERNEL = (
+    "blocks that talk to each other: they share a kernel, and an app that uses its counters lets "
+    "one unit move the sum by up to 2Ck (k blocks); approve apps that somebody at the site has read"
+)
 
 
 def statement_of(policy: GuardPolicy) -> Statement:
@@ -28,11 +32,12 @@ def statement_of(policy: GuardPolicy) -> Statement:
     drawn = "each in every round"
     if policy.q < 1:
         drawn = f"each drawn with q = {policy.q:g}"
+    shared = [SHARED_KERNEL] if policy.blocks.count > 1 else []
     return Statement(
         unit=unit,
         adjacency="add, remove or change them; the number of blocks is public and stays",
-        trusted="this site's operator and kernel; not the app, not the server, and not their "
-        "choice of clip norm, model or number of rounds",
+        trusted="this site's operator and kernel, and that the app's blocks don't talk through "
+        "that kernel; not the server, and not its choice of clip norm, model or number of rounds",
         observer="the server, the researcher and other sites, over all rounds and runs",
         mechanism=f"the app runs once for each of {policy.blocks.count} blocks, {drawn}, in "
         f"{policy.enclosure}; a block's update is clipped to C, and the sum, which one unit moves "
@@ -40,7 +45,7 @@ def statement_of(policy: GuardPolicy) -> Statement:
         accounting="a Poisson-sampled Gaussian a round, its noise over 2C, on this site's ledger "
         "before a block starts; a masked sum by this site's own count of honest noise",
         not_covered=(
-            "channels between blocks through the machine",
+            *shared,
             "faults of the kernel",
             "a patient at two sites, or with two ids",
             "that the site takes part, refuses, or has spent its budget",

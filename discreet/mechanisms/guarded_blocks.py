@@ -59,14 +59,15 @@ class GuardedBlocks:
         return Statement(
             unit="all records of one patient at one site",
             adjacency="add, remove or change them; the number of blocks is public and stays",
-            trusted="the operator of that site, and its kernel: not the app, not the server",
+            trusted="the operator of that site, its kernel, and that the app's blocks don't talk "
+            "through that kernel: not the server",
             observer="everybody else, over all rounds",
             mechanism=f"each block of patients is a client, {drawn}; updates clipped to C, noise "
             "for 2C on the sum",
             accounting="a Poisson-sampled Gaussian a round, its noise over 2C",
             not_covered=(
                 "a simulation: no code ran in a sandbox",
-                "channels between blocks through the machine",
+                "blocks that talk to each other through their shared kernel: 2Ck in place of 2C",
                 "a patient at two sites, or with two ids",
             ),
         )

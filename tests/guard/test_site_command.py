@@ -97,7 +97,8 @@ def test_check_finds_walls_that_hold(folder: Path, monkeypatch: pytest.MonkeyPat
     site(folder / "guard", PATIENTS)
     found = said(folder, "check", str(folder / "guard" / "guard.toml"))
     assert "policy, split and account are in order" in found
-    assert "a hostile app reaches nothing in bubblewrap" in found
+    assert "none of the tried ways out of bubblewrap is open" in found
+    assert "one unit move the sum by up to 2Ck" in found
 
 
 def test_root_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
