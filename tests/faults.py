@@ -115,7 +115,7 @@ BY_TEST = {
     ),
     "training/test_local_training.py::test_one_example_moves_it_by_at_most_its_norm_and_none_give_zeros": Fault(
         "the gradients of a shared step are not clipped",
-        "training.local_training:sequential_sum",
+        "training.shared_step:sequential_sum",
         lambda real: lambda *args, clip_norm, **more: real(*args, clip_norm=1e9, **more),
     ),
     "privacy/test_randomness.py::test_secure_sources_and_their_children_never_repeat": Fault(

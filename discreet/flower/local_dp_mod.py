@@ -11,17 +11,18 @@ from functools import partial
 from pathlib import Path
 
 import torch
-from flwr.app import ArrayRecord, Context, Message, MessageType, MetricRecord, RecordDict
+from flwr.app import Context, Message, MessageType, MetricRecord, RecordDict
+from torch import Tensor
 
-from discreet.flower.array_layout import ROUND, layout_of, only_arrays
+from discreet.flower.array_layout import ROUND, ArrayLayout, layout_of, only_arrays
 from discreet.ledger.durable_ledger import Charge, DurableLedger
 from discreet.mechanisms.client_noise import LocalPrivacy, release_update
 from discreet.node.account import Accounts, Budget, Refused
 from discreet.node.app import answered
-from discreet.node.policy import ClientPolicy
+from discreet.node.policy import ClientPolicy, Promise, check_promise
+from discreet.node.time_limit import FAILURES, NO_CHANGE
 from discreet.privacy.mechanisms import analytic_gaussian_noise_multiplier
 from discreet.privacy.randomness import secure_source
-from discreet.protocol.messages import MalformedMessage
 from discreet.settings.privacy import LOCAL
 from discreet.settings.rules import OpenShare, Positive, Rounds, section
 
@@ -29,6 +30,7 @@ Ranges = Mapping[str, tuple[float, float]]
 Next = Callable[[Message, Context], Message]
 # Always 1: the true number is private, and Flower's FedAvg weights by it.
 EXAMPLES = "num-examples"
+METRICS = "metrics"
 
 logger = logging.getLogger("discreet.client")
 
@@ -48,9 +50,11 @@ def local_dp_mod(
     Guarantee: (target_epsilon, delta) over `rounds` train messages for replacing all data of the
     node, against everybody who sees its replies. The difference to the received arrays is clipped
     to `clip_norm` in L2 and noised on an exact grid for 2 * clip_norm. Whole numbers keep the
-    server's values. An array that does not fit or is not finite counts as no change. Each reply is
-    charged before the app is called; a request beyond the budget, and every other message, is
-    refused. That a node took part is not covered.
+    server's values. Each reply is charged before the app is called, and leaves whatever the app
+    does: one that fails, takes longer than the node's max-seconds, or returns arrays that do not
+    fit or are not finite counts as no change. A request below the node's policy or beyond its
+    budget, and every other message, is refused. That a node took part, and how long its app ran, is
+    not covered.
 
     Args:
       ledger: a file of `discreet ledger create`; None: the one that the node's owner names in
@@ -95,22 +99,30 @@ class _LocalDp:
                 "this node answers only train messages: other answers would leave in the clear"
             )
         sent = only_arrays(message.content, "the message")
+        # The server's name: those of the app's records may be chosen by its data.
+        key = next(name for name, record in message.content.items() if record is sent)
         privacy = self._privacy(self.clip_norm)
         layout = layout_of(sent)
         before = layout.vector(sent)
         self._charge(message.content, privacy, context, policy)
-        # An error reply of the app has no content, so this raises and its text stays here.
-        content = call_next(message, context).content
-        trained = only_arrays(content, "the app's reply")
-        try:
-            update = layout.difference(trained, before.numpy())
-        except MalformedMessage as error:
-            logger.warning("the app's reply counts as no change: %s", error)
-            update = torch.zeros(len(before))
+        content, update = self._changed(lambda: call_next(message, context), layout, before)
         noised = release_update(update, privacy, source=secure_source())
-        key = next(name for name, record in content.items() if isinstance(record, ArrayRecord))
         metrics = MetricRecord({EXAMPLES: 1, **self._metrics(content)})
-        return RecordDict({key: layout.record(before + noised), "metrics": metrics})
+        return RecordDict({key: layout.record(before + noised), METRICS: metrics})
+
+    def _changed(
+        self, answer: Callable[[], Message], layout: ArrayLayout, before: Tensor
+    ) -> tuple[RecordDict, Tensor]:
+        """The app's reply, and its change of the arrays. It is paid for, so noise leaves whatever
+        the app does: an app that fails, or whose arrays do not fit, counts as no change."""
+        try:
+            # An error reply of the app has no content, so this raises and its text stays here.
+            content = answer().content
+            trained = only_arrays(content, "the app's reply")
+            return content, layout.difference(trained, before.numpy())
+        except FAILURES as error:
+            logger.error(NO_CHANGE, error, exc_info=True)
+            return RecordDict(), torch.zeros(len(before))
 
     def _privacy(self, norm: float) -> LocalPrivacy:
         """The noise of a release. `count` Gaussians of multiplier z cost as much as one of z /
@@ -130,6 +142,7 @@ class _LocalDp:
             )
         ledger = DurableLedger(Path(str(path)))
         ledger.check()
+        check_promise(policy, Promise({LOCAL: privacy.noise_multiplier}, self.delta))
         budgets = [Budget(self.target_epsilon, self.delta, LOCAL)]
         if math.isfinite(policy.max_epsilon):
             budgets.append(Budget(policy.max_epsilon, policy.max_delta))

@@ -3,10 +3,12 @@ ClientApp(mods=[secure_sum_mod])`."""
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from functools import partial
 
 import numpy as np
+import torch
 from flwr.app import Context, Message, RecordDict
 from torch import Tensor
 
@@ -19,6 +21,7 @@ from discreet.node.client import ExactReply, noised_vector
 from discreet.node.masked_work import MaskedWork
 from discreet.node.policy import ClientPolicy
 from discreet.node.secure_aggregation import answer_masking
+from discreet.node.time_limit import FAILURES, NO_CHANGE
 from discreet.node.work import Work, check_names
 from discreet.privacy.clipping import clip_updates
 from discreet.privacy.randomness import secure_source
@@ -26,6 +29,8 @@ from discreet.privacy.secure_grid import SecureSum
 from discreet.protocol.masked_messages import MASKING, read_masking, split_content
 from discreet.protocol.messages import request_of
 from discreet.settings.privacy import USER, Sizes
+
+logger = logging.getLogger("discreet.client")
 
 ClientAppCallable = Callable[[Message, Context], Message]
 
@@ -96,8 +101,12 @@ def _read_work(
                 "privacy.user.aggregation=secure"
             )
         admit_one(asked, data_owner, 0, accounts=accounts, policy=policy)
-        trained = only_arrays(call_next(message, context).content, "the app's reply")
-        update = layout.difference(trained, params.numpy().astype(np.float32))
+        try:
+            trained = only_arrays(call_next(message, context).content, "the app's reply")
+            update = layout.difference(trained, params.numpy().astype(np.float32))
+        except FAILURES as error:
+            logger.error(NO_CHANGE, error, exc_info=True)
+            update = torch.zeros(layout.num_params)
         updates, below = clip_updates(update.unsqueeze(0), request.clip_norm)
         values = ExactReply(updates[0], bool(below[0]))
         return noised_vector(sums, values, request, secure_source())

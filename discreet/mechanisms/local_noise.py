@@ -268,6 +268,7 @@ def release_step(
 
     from discreet.models.models import flatten_parameters, masks_from, to_train
     from discreet.per_example.per_example import l1_clipped_gradient_sum
+    from discreet.training.failing_units import GradientOfUnit, clipped_total, rows_of
 
     if len(examples) == 0:
         return torch.zeros_like(flatten_parameters(model))
@@ -275,10 +276,18 @@ def release_step(
     inputs = examples.inputs
     targets = examples.targets
     learning_rate = training.learning_rate
-    with masks_from(source, model):
+    clip_norm = privacy.clip_norm
+    loss = training.loss
+
+    def together() -> Tensor:
         total, _ = l1_clipped_gradient_sum(
-            model, inputs, targets=targets, clip_norm=privacy.clip_norm, loss=training.loss
+            model, inputs, targets=targets, clip_norm=clip_norm, loss=loss
         )
+        return total
+
+    each = GradientOfUnit(model, loss, clip_norm, order=1)
+    with masks_from(source, model):
+        total = clipped_total(together, each, rows_of(inputs, targets), failing=training.failing)
     step = -learning_rate * total / len(examples)
     return privacy.mechanism.add_noise(
         step, 2 * learning_rate * privacy.clip_norm / len(examples), source

@@ -336,7 +336,7 @@ class MaskedStep:
             )
 
         def step(*given: Any, settings: LocalSettings, source: RandomSource) -> Tensor:
-            from discreet.training.local_training import shared_step
+            from discreet.training.shared_step import shared_step
 
             return shared_step(*given, settings=settings, clip=(self.run.example.clip_norm, source))
 

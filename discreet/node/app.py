@@ -7,15 +7,10 @@ longer than its owner allows.
 from __future__ import annotations
 
 import logging
-import signal
 import sys
-import threading
-import time
 from collections.abc import Callable, Mapping
-from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
-from types import FrameType
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import numpy as np
@@ -29,6 +24,7 @@ from discreet.logs import log_to
 from discreet.node.account import Refused, say_spent
 from discreet.node.policy import ClientPolicy, policy_from
 from discreet.node.secure_aggregation import answer_masking
+from discreet.node.time_limit import done_within, seconds_for
 from discreet.protocol.masked_messages import MASKING
 from discreet.protocol.messages import (
     REFUSED_CODE,
@@ -179,64 +175,3 @@ def answered(
             Error(code=FAILED_CODE, reason="the client failed; its own log has the reason"),
             reply_to=message,
         )
-
-
-class TimeIsUp(BaseException):
-    """The work of a message has taken too long. It derives from BaseException, so that no `except
-    Exception` in a model or app can catch it."""
-
-
-def seconds_for(max_seconds: float, time_to_live: float) -> float:
-    """The seconds that a message's work may still take: the owner's limit, or the message's
-    remaining time if that is less.
-
-    >>> seconds_for(86400.0, 600.0), seconds_for(60.0, 600.0)
-    (600.0, 60.0)
-    """
-    if time_to_live > 0:
-        return min(max_seconds, time_to_live)
-    return 0.0
-
-
-def done_within(seconds: float, work: Callable[[], RecordDict]) -> RecordDict:
-    """The result of a message's work, which is interrupted after so many seconds.
-
-    Python runs signal handlers only in the main thread, where Flower calls a ClientApp. In other
-    threads, work that takes too long is refused when it ends. Earlier charges remain.
-
-    Raises:
-      Refused: the time is up.
-    """
-    if not seconds > 0:
-        raise Refused("the message has exceeded its time to live")
-    started = time.monotonic()
-    result = None
-    with suppress(TimeIsUp):
-        if threading.current_thread() is threading.main_thread():
-            result = _interrupted_after(seconds, work)
-        else:
-            result = work()
-    if result is None or time.monotonic() - started >= seconds:
-        raise Refused(
-            f"the work of this message took {seconds:g} s, the most that this node allows"
-        )
-    return result
-
-
-def _interrupted_after(seconds: float, work: Callable[[], RecordDict]) -> RecordDict:
-    """The result of `work`. TimeIsUp: it took longer. An alarm that was set before continues
-    afterwards."""
-    before = signal.signal(signal.SIGALRM, _end)
-    left, _ = signal.setitimer(signal.ITIMER_REAL, seconds)
-    started = time.monotonic()
-    try:
-        return work()
-    finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        signal.signal(signal.SIGALRM, before)
-        if left:
-            signal.setitimer(signal.ITIMER_REAL, max(left - (time.monotonic() - started), 1e-3))
-
-
-def _end(number: int, frame: FrameType | None) -> None:
-    raise TimeIsUp

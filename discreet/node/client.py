@@ -3,7 +3,10 @@ Flower."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -17,14 +20,18 @@ from discreet.models.models import frozen_digest, load_parameters, outputs_of, t
 from discreet.node.account import Accounts, Refused
 from discreet.node.admission import Admitted, admit_one
 from discreet.node.policy import ClientPolicy
+from discreet.node.time_limit import FAILURES, NO_CHANGE
 from discreet.node.work import Work
 from discreet.privacy.clipping import clip_updates
 from discreet.privacy.randomness import RandomSource
 from discreet.privacy.secure_grid import SecureSum
 from discreet.protocol.messages import MalformedMessage, TrainReply, TrainRequest
-from discreet.queries.query import OF_DATA, STATISTICS, query_of
+from discreet.queries.query import OF_DATA, STATISTICS, Query, query_of
+from discreet.training.failing_units import COUNTS_AS_ZERO, NOISE_ALONE, RAISES, rows_of
 from discreet.training.local_training import local_update
 from discreet.training.units import units_of
+
+logger = logging.getLogger("discreet.client")
 
 
 @dataclass(frozen=True, eq=False)
@@ -134,17 +141,42 @@ class Client:
             answer = self._answer(work, params)
         else:
             answer = None
-        settings = admitted.training
-        if not asked.trains or settings is None:
+        if not asked.trains or admitted.training is None:
             return ExactReply(torch.zeros(0), answer=answer), admitted
+        update, below = self._update(work.request, params, admitted)
+        return ExactReply(update, below, answer), admitted
+
+    def _update(
+        self, request: TrainRequest, params: Tensor, admitted: Admitted
+    ) -> tuple[Tensor, bool]:
+        """The update that an admitted round releases, and its bit. Once it is charged it comes,
+        whatever the data and the parameters do: work that fails, or takes too long, counts as no
+        change."""
+        work = partial(self._worked, request, params, admitted)
+        if request.virtual is not None:  # the owner of a simulation wants to see its errors
+            return work(failing=RAISES)
+        try:
+            return work(failing=COUNTS_AS_ZERO)
+        except FAILURES as error:
+            logger.error(NO_CHANGE, error, exc_info=True)
+            return work(failing=NOISE_ALONE)
+
+    def _worked(
+        self, request: TrainRequest, params: Tensor, admitted: Admitted, *, failing: str
+    ) -> tuple[Tensor, bool]:
+        assert admitted.training is not None
+        settings = replace(admitted.training, failing=failing)
         made = admitted.step or local_update
-        model, examples = behind_fixed(self.model, self.examples)
+        model = self.model
+        examples = self.examples
+        if failing != NOISE_ALONE:
+            model, examples = behind_fixed(model, examples)
         update = made(model, params, examples, settings=settings, source=self.source)
         if admitted.local is not None:
             update = release_update(update, admitted.local, source=self.source.child("local"))
         bounded = admitted.bounded or clip_updates
-        updates, below = bounded(update.unsqueeze(0), work.request.clip_norm)
-        return ExactReply(updates[0], bool(below[0]), answer), admitted
+        updates, below = bounded(update.unsqueeze(0), request.clip_norm)
+        return updates[0], bool(below[0])
 
     def _count(self, work: Work) -> int:
         """The number of examples, or of owners if these are the unit of the run."""
@@ -182,9 +214,8 @@ class Client:
                 asked = run.needs_normaliser
             if not asked or work.request.work.trains or self.shape is None:
                 raise Refused(f"this run does not include the query {name} about clients' data")
-            told = query_of(name, run, self.shape).answer(
-                self.examples.inputs, self.examples.targets
-            )
+            query = query_of(name, run, self.shape)
+            told = self._told(work, query, partial(query.answer, *self._rows))
             return told.to(torch.float32)
         if self.held_out is None or self.shape is None:
             raise Refused(
@@ -192,9 +223,7 @@ class Client:
                 "evaluation.kind=private"
             )
         query = query_of(name, run, self.shape)
-        model, held_out = behind_fixed(self.model, self.held_out)
-        load_parameters(model, params)
-        answer = query.answer(outputs_of(model, held_out.inputs), held_out.targets)
+        answer = self._told(work, query, partial(self._rated, query, params, self.held_out))
         if run.clients_noise_ratings:
             noise = own_noise(run, query.l1_norm)
         else:
@@ -204,3 +233,36 @@ class Client:
         else:
             sent = noise.noised(answer, len(self.held_out), self.source)
         return sent.to(torch.float32)
+
+    @property
+    def _rows(self) -> tuple[Tensor, Tensor]:
+        return self.examples.inputs, self.examples.targets
+
+    def _told(self, work: Work, query: Query, answer: Callable[[], Tensor]) -> Tensor:
+        """An answer; zeros if it can't be computed, as if the client held no examples. Its noise
+        comes all the same."""
+        if work.request.virtual is not None:
+            return answer()
+        try:
+            return answer()
+        except FAILURES as error:
+            logger.error(NO_CHANGE, error, exc_info=True)
+            return torch.zeros(query.length, dtype=torch.float64)
+
+    def _rated(self, query: Query, params: Tensor, held_out: Examples) -> Tensor:
+        """The answer of a model's ratings. If the model fails on the examples together, it is the
+        mean of their answers alone, with zeros for those on which it fails: an answer about single
+        examples is such a mean, so one of them moves it by no more than its share."""
+        model, examples = behind_fixed(self.model, held_out)
+        load_parameters(model, params)
+        try:
+            return query.answer(outputs_of(model, examples.inputs), examples.targets)
+        except Exception as error:
+            logger.error("examples are rated one after the other: %s", error, exc_info=True)
+        total = torch.zeros(query.length, dtype=torch.float64)
+        for inputs, targets in rows_of(examples.inputs, examples.targets):
+            try:
+                total += query.answer(outputs_of(model, inputs), targets)
+            except Exception as error:
+                logger.error("an example counts as zero: %s", error, exc_info=True)
+        return total / len(examples)

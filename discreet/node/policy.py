@@ -7,6 +7,7 @@ import json
 import math
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -242,29 +243,27 @@ def check_policy(policy: ClientPolicy, work: Work, *, noise_multipliers: dict[st
       Refused: with the setting that is too weak.
     """
     run = work.request.run
-    user = run.user
-    cyclic = f"requires sampling.kind=cyclic with {policy.min_groups} groups or more; the run"
-    _hold(
-        user.groups >= policy.min_groups,
-        f"{cyclic} has sampling.kind={user.sampling} and {user.groups}",
+    found = {
+        name: least_noise(work, noise) if name == USER and policy.min_noise_multiplier else noise
+        for name, noise in noise_multipliers.items()
+    }
+    units = (OWNER,) if run.example.by_owner else ()
+    check_promise(
+        policy,
+        Promise(
+            found,
+            run.delta,
+            units=units,
+            masked=run.masked,
+            turns=(run.user.sampling, run.user.groups),
+        ),
     )
-    _check_required(policy, run, {*noise_multipliers})
     if run.masked:
         check_sums(
             policy,
             colluding=run.secure.colluding,
-            summands=run.secure.summands(user.population_size),
+            summands=run.secure.summands(run.user.population_size),
         )
-    asks = policy.min_noise_multiplier > 0 or math.isfinite(policy.max_epsilon)
-    _hold(
-        bool(noise_multipliers) or not asks,
-        "requires noise or a largest epsilon, but no guarantee is on",
-    )
-    _check_noises(policy, work, noise_multipliers)
-    _hold(
-        run.delta <= policy.max_delta,
-        f"allows delta up to {policy.max_delta:g}; the run has {run.delta:g}",
-    )
     if USER in noise_multipliers and math.isfinite(policy.max_epsilon):
         planned = planned_user_epsilon(
             work, noise_multiplier=noise_multipliers[USER], delta=policy.max_delta
@@ -275,27 +274,52 @@ def check_policy(policy: ClientPolicy, work: Work, *, noise_multipliers: dict[st
         )
 
 
-def _check_required(policy: ClientPolicy, run: ClientSettings, given: set[str]) -> None:
-    """Refuses a run without a guarantee that the policy requires."""
-    plain = SECURE in policy.require and not run.masked
+@dataclass(frozen=True)
+class Promise:
+    """What a door of a node promises of its reply. Each door states it, and `check_promise` asks
+    the owner.
+
+    Attributes:
+      noises: the least noise multiplier of each guarantee that is on.
+      delta: that of the run, or of the app.
+      units: further names of a policy's `require` that hold, such as `owner`.
+      masked: True if nothing leaves except under secure aggregation.
+      turns: the kind of sampling, and the number of groups that take turns.
+    """
+
+    noises: Mapping[str, float]
+    delta: float
+    units: tuple[str, ...] = ()
+    masked: bool = False
+    turns: tuple[str, int] = ("none", 0)
+
+
+def check_promise(policy: ClientPolicy, promised: Promise) -> None:
+    """Refuses a reply that promises less than the policy. Every way to an answer passes here
+    (`tests/node/test_doors.py` lists them).
+
+    Raises:
+      Refused: with the setting that is too weak.
+    """
+    noises = promised.noises
+    kind, groups = promised.turns
+    cyclic = f"requires sampling.kind=cyclic with {policy.min_groups} groups or more; the run"
+    _hold(groups >= policy.min_groups, f"{cyclic} has sampling.kind={kind} and {groups}")
+    plain = SECURE in policy.require and not promised.masked
     _hold(not plain, "requires secure aggregation, but the run would read its update")
-    given = {*given, SECURE}
-    if run.example.by_owner:
-        given.add(OWNER)
+    given = {*noises, *promised.units, SECURE}
     for name in policy.require:
         _hold(name in given, f"requires the {name}-level guarantee, which is off")
-
-
-def _check_noises(policy: ClientPolicy, work: Work, noise_multipliers: dict[str, float]) -> None:
-    """Refuses a guarantee with less noise than `min_noise_multiplier`."""
-    for name, noise in noise_multipliers.items():
-        if name == USER and policy.min_noise_multiplier:
-            found = least_noise(work, noise)
-        else:
-            found = noise
-        least = f"requires a noise multiplier of {policy.min_noise_multiplier:g}"
-        enough = found >= policy.min_noise_multiplier * (1 - ROUNDING)
-        _hold(enough, f"{least}; the {name}-level one is {found:g}")
+    asks = policy.min_noise_multiplier > 0 or math.isfinite(policy.max_epsilon)
+    _hold(bool(noises) or not asks, "requires noise or a largest epsilon, but no guarantee is on")
+    least = f"requires a noise multiplier of {policy.min_noise_multiplier:g}"
+    for name, noise in noises.items():
+        enough = noise >= policy.min_noise_multiplier * (1 - ROUNDING)
+        _hold(enough, f"{least}; the {name}-level one is {noise:g}")
+    _hold(
+        promised.delta <= policy.max_delta,
+        f"allows delta up to {policy.max_delta:g}; the run has {promised.delta:g}",
+    )
 
 
 def least_noise(work: Work, noise: float) -> float:

@@ -35,10 +35,10 @@ from discreet.training.local_training import (
     epoch_order,
     local_update,
     sgd,
-    shared_step,
     step_batch,
     step_noise,
 )
+from discreet.training.shared_step import shared_step
 
 WHITE = 255
 PIECE = 512

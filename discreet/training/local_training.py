@@ -8,9 +8,9 @@ alone. torch.optim is not used: importing it takes 1.5 s.
 
 from __future__ import annotations
 
-import copy
 import math
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Protocol, TypeVar
@@ -19,7 +19,6 @@ import torch
 from torch import Tensor, nn
 
 from discreet.accounting.events import poisson_round_event
-from discreet.data.examples import Examples
 from discreet.models.models import (
     flatten_parameters,
     load_parameters,
@@ -28,11 +27,20 @@ from discreet.models.models import (
     trainable,
 )
 from discreet.per_example.objective import Loss
-from discreet.per_example.per_example import check_finite, sequential_sum
+from discreet.per_example.per_example import check_finite
 from discreet.privacy.mechanisms import Gaussian
 from discreet.privacy.randomness import RandomSource
 from discreet.privacy.sampling import poisson_sample
 from discreet.settings.training import TaskConfig, TrainingConfig
+from discreet.training.failing_units import (
+    COUNTS_AS_ZERO,
+    NOISE_ALONE,
+    RAISES,
+    GradientOfUnit,
+    TimeIsUp,
+    clipped_total,
+    say_once,
+)
 from discreet.training.losses import loss_of
 from discreet.training.units import Drawn, Held, Units, units_of
 
@@ -76,7 +84,8 @@ class LocalSettings:
 
     The optimizer is sgd, adam (Kingma and Ba 2015) or adamw (Loshchilov and Hutter 2019), with
     `weight_decay` as in torch.optim. The schedule is constant, or cosine or linear, by which the
-    learning rate falls towards 0 over a round's local steps."""
+    learning rate falls towards 0 over a round's local steps. `failing`: what happens to a gradient
+    that can't be computed."""
 
     epochs: int
     batch_size: int
@@ -87,6 +96,7 @@ class LocalSettings:
     optimizer: str = "sgd"
     weight_decay: float = 0.0
     schedule: str = "constant"
+    failing: str = RAISES
 
     @property
     def is_plain(self) -> bool:
@@ -352,17 +362,21 @@ def local_update(
     frozen parameters have no gradient, no noise and no part in the update. `source` is for batches,
     noise and dropout masks. Without examples the update is zero, except for DP-SGD with
     `public_num_examples`: it takes its steps and draws its noise all the same, so that removing the
-    last example does not show.
+    last example does not show. With `settings.failing` NOISE_ALONE no example is read. With
+    COUNTS_AS_ZERO work whose time is up gives the parameters that it has reached, by steps that are
+    noised and paid for.
     """
     start = params.to(torch.float32)
     client = OneClient(model, examples, settings, source)
-    if steps_of(len(client.units), settings) == 0:
+    silent = settings.failing == NOISE_ALONE and settings.example is None
+    if silent or steps_of(len(client.units), settings) == 0:
         return torch.zeros_like(start)
     load_parameters(model, start)
     to_train(model)
     # Views of the model's own parameters: the loops update them, and so the model, in place.
     rows = [parameter.detach().unsqueeze(0) for parameter in trainable(model)]
-    with masks_from(source, model):
+    interrupted = settings.failing == COUNTS_AS_ZERO
+    with suppress(*[TimeIsUp] * interrupted), masks_from(source, model):
         if settings.example:
             dp_sgd(client, rows, [len(client.units)], settings)
         else:
@@ -409,8 +423,20 @@ class OneClient:
 
     def clipped_sums(self, params: list[Tensor], batch: Drawn, clip_norm: float) -> Tensor:
         loss = self.settings.loss
-        total, norms = self.units.clipped_sum(self.model, batch, clip_norm=clip_norm, loss=loss)
-        check_finite(len(norms), int(norms.isfinite().sum()))
+        units = self.units
+
+        def together() -> Tensor:
+            total, norms = units.clipped_sum(self.model, batch, clip_norm=clip_norm, loss=loss)
+            try:
+                check_finite(len(norms), int(norms.isfinite().sum()))
+            except ValueError as error:
+                if self.settings.failing == RAISES:
+                    raise
+                say_once(str(error))
+            return total
+
+        each = GradientOfUnit(self.model, loss, clip_norm)
+        total = clipped_total(together, each, units.each(batch), failing=self.settings.failing)
         return total.unsqueeze(0)
 
     def add_noise(self, sums: Tensor, clip_norm: float, *, step: int) -> Tensor:
@@ -423,41 +449,6 @@ class OneClient:
         shapes = [parameter.shape for parameter in trainable(self.model)]
         parts = torch.split(rows, [shape.numel() for shape in shapes], dim=1)
         return [part.view(1, *shape) for part, shape in zip(parts, shapes, strict=True)]
-
-
-@torch.no_grad()
-def shared_step(
-    model: nn.Module,
-    params: Tensor,
-    examples: Examples,
-    *,
-    settings: LocalSettings,
-    clip: tuple[float, RandomSource],
-) -> Tensor:
-    """A client's part of a step over all examples of all clients, (num_params,), float64, for
-    secure aggregation at example level: minus the learning rate times the sum of its clipped
-    gradients over `batch_size`, a public constant. It is computed in float64 throughout, example by
-    example, without noise.
-
-    Sensitivity: adding, removing or zeroing out one example moves it by at most learning_rate * C /
-    batch_size in L2, plus float64 rounding
-    (`discreet.privacy.secure_grid.SecureSum.gradient_slack`). There is no sampling: every example
-    is in every step. Gradients are taken at `params` (num_params,); the model is not changed.
-    `clip` is C, the clip norm of an example's gradient, and the source of dropout masks.
-    """
-    clip_norm, source = clip
-    exact = copy.deepcopy(model).double()
-    load_parameters(exact, params)
-    to_train(exact)
-    if examples.inputs.is_floating_point():
-        inputs = examples.inputs.double()
-    else:
-        inputs = examples.inputs
-    with masks_from(source, exact):
-        total = sequential_sum(
-            exact, inputs, targets=examples.targets, clip_norm=clip_norm, loss=settings.loss
-        )
-    return total * (-settings.learning_rate / settings.batch_size)
 
 
 def epoch_order(source: RandomSource, epoch: int, size: int) -> Tensor:

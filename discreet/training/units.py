@@ -3,6 +3,7 @@ rows."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -65,6 +66,13 @@ class Units:
             return self.examples.subset(torch.arange(count))
         rows = torch.cat([torch.zeros(0, dtype=torch.int64), *self.owners.rows[:count]])
         return self.examples.subset(rows.sort().values)
+
+    def each(self, drawn: Drawn) -> Iterator[tuple[Tensor, Tensor]]:
+        """The inputs and targets of each unit of a batch."""
+        for unit in sorted(set(drawn.units.tolist())):
+            rows = drawn.rows[drawn.units == unit]
+            some = self.examples.subset(rows)
+            yield some.inputs, some.targets
 
     def clipped_sum(
         self, model: nn.Module, drawn: Drawn, *, clip_norm: float, loss: Loss

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import math
 import re
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -66,8 +67,7 @@ def answer(mod, sent: Message, app, **node: str) -> Message:
     context = Context(1, 1, node, RecordDict(), {})
 
     def call_next(given: Message, _: Context) -> Message:
-        said = app(given)
-        return Message(said, reply_to=given)
+        return Message(app(given), reply_to=given)
 
     return mod(sent, context, call_next)
 
@@ -142,17 +142,74 @@ def test_what_does_not_fit_counts_as_no_change_and_is_not_told(
     assert all(np.isfinite(array.numpy()).all() for array in reply.content["arrays"].values())
 
 
-def test_an_error_of_the_app_leaves_without_its_words_and_is_paid_for(ledger: Path) -> None:
-    mod = local_dp_mod(**GIVEN, rounds=2, ledger=ledger)
+def ends(_: Message) -> RecordDict:
+    sys.exit("patient Ann Lee has HIV")
 
-    def raising(_: Message) -> RecordDict:
-        raise ValueError("patient Ann Lee has HIV")
 
-    for app in (raising, lambda _: Error(1, "patient Ann Lee has HIV")):
-        reply = answer(mod, message(arrays()), app)
-        assert reply.has_error()
-        assert "Ann" not in reply.error.reason
-    assert DurableLedger(ledger).spent("local").num_releases == 2
+def raises(_: Message) -> RecordDict:
+    raise ValueError("patient Ann Lee has HIV")
+
+
+def named_by_its_data(_: Message) -> RecordDict:
+    return RecordDict({"has HIV": arrays(), "Ann": MetricRecord({"Ann Lee": 1})})
+
+
+FAILING = {
+    "raises": raises,
+    "ends": ends,
+    "error": lambda _: Error(1, "patient Ann Lee has HIV"),
+    "no arrays": lambda _: RecordDict({"metrics": MetricRecord({"Ann Lee": 1})}),
+    "two records": lambda _: RecordDict({"has HIV": arrays(), "Ann Lee": arrays()}),
+    "named by its data": named_by_its_data,
+}
+
+
+@pytest.mark.parametrize("app", FAILING.values(), ids=FAILING.keys())
+def test_a_reply_of_the_same_kind_leaves_whatever_the_app_does(app, ledger: Path) -> None:
+    ranges = {"loss": (0.0, 4.0)}
+    mod = local_dp_mod(**GIVEN, rounds=2, ledger=ledger, metrics=ranges)
+    failed, worked = (answer(mod, message(arrays()), each) for each in (app, changed_by(0.1)))
+    for reply in (failed, worked):
+        assert not reply.has_error()
+        assert [*reply.content] == ["arrays", "metrics"]
+        assert [*reply.content["metrics"]] == ["num-examples", "loss"]
+        assert {name: array.shape for name, array in reply.content["arrays"].items()} == {
+            name: value.shape for name, value in START.items()
+        }
+    assert DurableLedger(ledger).spent("local").num_releases == 4
+
+
+BELOW = [
+    {"require": "secure"},
+    {"require": "example"},
+    {"min-noise-multiplier": "50"},
+    {"max-delta": "1e-7"},
+    {"max-epsilon": "0.5", "max-delta": "1e-5"},
+    {"min-groups": "3"},
+    {"max-epsilonn": "1"},
+]
+
+
+@pytest.mark.parametrize("policy", BELOW, ids=map(str, BELOW))
+def test_a_policy_of_the_owner_that_it_does_not_meet_is_a_refusal_at_no_cost(
+    policy: dict[str, str], ledger: Path
+) -> None:
+    called = []
+    mod = local_dp_mod(**GIVEN, rounds=4, ledger=ledger)
+    assert answer(mod, message(arrays()), called.append, **policy).has_error()
+    assert called == []
+    assert DurableLedger(ledger).spent("local").num_releases == 0
+
+
+def test_a_policy_that_it_meets_is_no_refusal(ledger: Path) -> None:
+    met = {
+        "require": "local",
+        "min-noise-multiplier": "0.5",
+        "max-epsilon": "9",
+        "max-delta": "1e-5",
+    }
+    mod = local_dp_mod(**GIVEN, rounds=4, ledger=ledger)
+    assert not answer(mod, message(arrays()), changed_by(0.1), **met).has_error()
 
 
 @pytest.mark.parametrize("kind", ["evaluate", "query", "evaluate.default"])
@@ -186,17 +243,12 @@ def test_with_a_damaged_ledger_nothing_leaves_and_the_app_is_not_called(
     assert called == []
 
 
-def test_one_record_of_arrays_comes_in_and_one_goes_out(ledger: Path) -> None:
+def test_a_message_with_two_records_of_arrays_is_refused_at_no_cost(ledger: Path) -> None:
     mod = local_dp_mod(**GIVEN, rounds=2, ledger=ledger)
     two = message(arrays())
     two.content["more"] = arrays()
     assert answer(mod, two, changed_by(0.1)).has_error()
     assert DurableLedger(ledger).spent("local").num_releases == 0
-
-    def twice(given: Message) -> RecordDict:
-        return RecordDict({**changed_by(0.1)(given), "more": arrays()})
-
-    assert answer(mod, message(arrays()), twice).has_error()
 
 
 def test_a_metric_leaves_with_a_public_range_alone_noised_and_paid_for(ledger: Path) -> None:

@@ -17,8 +17,9 @@ from flwr.app import ConfigRecord, Context, Message, RecordDict
 from discreet.flower.serving import encode_request, parameters_record
 from discreet.ledger.durable_ledger import Charge, DurableLedger
 from discreet.node.account import Refused
-from discreet.node.app import answered, done_within, train
+from discreet.node.app import answered, train
 from discreet.node.policy import ClientPolicy
+from discreet.node.time_limit import done_within
 from discreet.node.work import work_of
 from tests.node.clients import EXAMPLE, client, config, examples, params_of, request
 
@@ -65,7 +66,7 @@ def test_an_owner_says_how_many_steps_a_message_may_ask_for() -> None:
 
 
 @pytest.mark.parametrize("limit", ["time to live", "max-seconds"])
-def test_work_that_takes_too_long_ends_at_the_messages_time_or_the_owners(
+def test_work_that_takes_too_long_ends_in_time_and_what_was_charged_is_answered(
     limit: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     DurableLedger.create(tmp_path / "ledger.db")
@@ -84,12 +85,13 @@ def test_work_that_takes_too_long_ends_at_the_messages_time_or_the_owners(
     answer = reply(
         message(*words, ttl=ttl), ledger=str(tmp_path / "ledger.db"), **{"max-seconds": most}
     )
-    assert (
-        answer.error.reason == "the work of this message took 1 s, the most that this node allows"
-    )
     assert time.monotonic() - started < 30
-    # What was charged before, unless the machine was too slow for that, stays so.
-    assert DurableLedger(tmp_path / "ledger.db").spent("example").num_releases >= sum(charged)
+    # A machine that is too slow is refused before the charge.
+    if charged:
+        assert not answer.has_error()
+    else:
+        assert answer.error.reason.startswith("the work of this message took 1 s")
+    assert DurableLedger(tmp_path / "ledger.db").spent("example").num_releases == sum(charged)
 
 
 def stubborn(_: ClientPolicy) -> RecordDict:
@@ -137,15 +139,9 @@ def test_the_alarm_of_whoever_calls_goes_on() -> None:
     assert heard == [signal.SIGALRM]
 
 
-def test_outside_the_main_thread_late_work_is_refused_when_it_is_done() -> None:
-    said: list[str] = []
-
-    def late() -> None:
-        with pytest.raises(Refused, match=r"took 0\.05 s") as refused:
-            done_within(0.05, slow(0.1))
-        said.append(str(refused.value))
-
-    thread = threading.Thread(target=late)
+def test_outside_the_main_thread_work_that_was_done_is_answered_also_if_it_is_late() -> None:
+    found: list[RecordDict] = []
+    thread = threading.Thread(target=lambda: found.append(done_within(0.05, slow(0.1))))
     thread.start()
     thread.join()
-    assert len(said) == 1
+    assert len(found) == 1

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from discreet.training.shared_step import shared_step
 from torch import Tensor, nn
 
 from discreet.data.examples import Examples
@@ -20,7 +21,6 @@ from discreet.training.local_training import (
     LocalSettings,
     first_state,
     local_update,
-    shared_step,
     take_step,
 )
 from tests.models.test_frozen import MODELS, built

@@ -1,0 +1,133 @@
+"""Clipped sums that no unit can stop.
+
+A server may choose parameters with which the gradient of one example can't be computed: it is not
+finite, or a forward raises an error. If the client then answered with an error, its kind of reply
+would say, without noise, something about that example. At a node such a unit counts as zero, each
+other one as before, and the node's own log says so.
+"""
+
+from __future__ import annotations
+
+import copy
+import logging
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import lru_cache
+
+import torch
+from torch import Tensor, nn
+
+from discreet.models.models import trainable
+from discreet.per_example.objective import Loss
+from discreet.privacy.clipping import clip_by_norm
+
+logger = logging.getLogger("discreet.client")
+
+# What a gradient that can't be computed does: it ends the work with its error, as people who train
+# on their own data want it; or its unit counts as zero, as at a node. With NOISE_ALONE no gradient
+# is computed.
+RAISES = "raises"
+COUNTS_AS_ZERO = "counts as zero"
+NOISE_ALONE = "noise alone"
+
+
+class TimeIsUp(BaseException):
+    """The work of a message has taken too long. It derives from BaseException, so that no `except
+    Exception` in a model or app can catch it."""
+
+
+Unit = tuple[Tensor, Tensor]  # the rows of one unit: inputs and targets
+
+
+@dataclass(frozen=True, eq=False)
+class GradientOfUnit:
+    """The clipped gradient of one unit, computed by plain autograd.
+
+    Attributes:
+      loss: the mean over the unit's rows is differentiated.
+      clip_norm, order: the largest L2 (2) or L1 (1) norm of the gradient.
+    """
+
+    model: nn.Module
+    loss: Loss
+    clip_norm: float
+    order: int = 2
+
+    def zero(self) -> Tensor:
+        """The gradient of a unit that gives none, (num_params,)."""
+        return torch.cat([torch.zeros_like(each).reshape(-1) for each in trainable(self.model)])
+
+    def of(self, unit: Unit) -> Tensor:
+        """The clipped gradient, (num_params,); zero if it can't be computed. The model is a copy
+        for this unit alone, so that nothing of the unit stays in it."""
+        try:
+            gradient = self._gradient(*unit)
+        except Exception as error:
+            logger.error("a gradient counts as zero: %s", error, exc_info=True)
+            return self.zero()
+        clipped, _ = clip_by_norm(gradient.unsqueeze(0), self.clip_norm, order=self.order)
+        return clipped[0]
+
+    def _gradient(self, inputs: Tensor, targets: Tensor) -> Tensor:
+        model = self.model
+        with suppress(Exception):  # a model that can't be copied is used as it is, for every unit
+            model = copy.deepcopy(model)
+        with torch.enable_grad():
+            loss = self.loss(model(inputs), targets).mean()
+            gradients = torch.autograd.grad(
+                loss, trainable(model), allow_unused=True, materialize_grads=True
+            )
+        return torch.cat([each.reshape(-1) for each in gradients])
+
+
+def clipped_total(
+    together: Callable[[], Tensor], each: GradientOfUnit, units: Iterable[Unit], *, failing: str
+) -> Tensor:
+    """The sum of the clipped gradients of some units, (num_params,).
+
+    Sensitivity: with COUNTS_AS_ZERO one unit moves the sum by at most the clip norm, also if it
+    decides whether the units can be computed together: each other unit has its clipped gradient
+    either way, up to the rounding of floats.
+
+    Args:
+      together: computes all at once, and may fail.
+      each: computes one unit, if `together` fails.
+      failing: RAISES, COUNTS_AS_ZERO or NOISE_ALONE.
+    """
+    if failing == NOISE_ALONE:
+        return each.zero()
+    before = [(value, value.detach().clone()) for value in _tensors(each.model)]
+    try:
+        return together()
+    except Exception as error:
+        if failing == RAISES:
+            raise
+        logger.error(
+            "the units of a step are computed one after the other: %s", error, exc_info=True
+        )
+        with torch.no_grad():
+            for value, kept in before:  # what the failed pass wrote is not seen by another unit
+                value.copy_(kept)
+        total = each.zero()
+        for unit in units:
+            total += each.of(unit)
+        return total
+
+
+def rows_of(inputs: Tensor, targets: Tensor) -> Iterator[Unit]:
+    """Each row as a unit."""
+    for place in range(len(targets)):
+        row = slice(place, place + 1)
+        yield inputs[row], targets[row]
+
+
+def _tensors(model: nn.Module) -> Iterator[Tensor]:
+    yield from model.parameters()
+    yield from model.buffers()
+
+
+@lru_cache
+def say_once(said: str) -> None:
+    """Logs a warning, once in a process."""
+    logger.warning("%s", said)
