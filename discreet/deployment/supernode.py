@@ -25,7 +25,7 @@ from discreet.deployment.flower_fixes.commands import (
     LONGEST_PAUSE,
     SHORTEST_SECONDS,
 )
-from discreet.deployment.flower_fixes.hand_over import SOCKET_VARIABLE
+from discreet.deployment.flower_fixes.hand_over import POLICY_VARIABLE, SOCKET_VARIABLE
 from discreet.guard.site_check import check_site
 from discreet.ledger.durable_ledger import DurableLedger
 from discreet.logs import log_to
@@ -232,7 +232,10 @@ def _parsed(words: Sequence[str]) -> argparse.Namespace:
     )
     parser.add_argument("--guard", type=Path, help=guard)
     parser.add_argument(
-        "--policy", type=Path, help="a JSON file: the least privacy that this node accepts"
+        "--policy",
+        type=Path,
+        help="a JSON file: the least privacy that this node accepts. Apps that do not ask it are "
+        "refused: all but Discreet's own and those with one of its mods",
     )
     _add_masking(parser)
     parser.add_argument("--data", type=Path, help="a folder with data.toml: this node's own data")
@@ -270,6 +273,8 @@ def main(words: Sequence[str]) -> int:
         return 2
     logger.info("starting %s", shlex.join(command))
     os.environ[LONGEST_PAUSE] = str(arguments.longest_pause)
+    if arguments.policy is not None:
+        os.environ[POLICY_VARIABLE] = "1"
     if arguments.guard is None:
         start_preforked_clients()
     sys.stdout.flush()

@@ -27,7 +27,7 @@ from discreet.privacy.randomness import RandomSource
 from discreet.privacy.secure_grid import SecureSum
 from discreet.protocol.messages import MalformedMessage, TrainReply, TrainRequest
 from discreet.queries.query import OF_DATA, STATISTICS, Query, query_of
-from discreet.training.failing_units import COUNTS_AS_ZERO, NOISE_ALONE, RAISES, rows_of
+from discreet.training.failing_units import COUNTS_AS_ZERO, NOISE_ALONE, RAISES, rows_of, say_once
 from discreet.training.local_training import local_update
 from discreet.training.units import units_of
 
@@ -257,12 +257,12 @@ class Client:
         load_parameters(model, params)
         try:
             return query.answer(outputs_of(model, examples.inputs), examples.targets)
-        except Exception as error:
-            logger.error("examples are rated one after the other: %s", error, exc_info=True)
+        except Exception as error:  # noqa: BLE001
+            say_once("examples can't be rated together", error)
         total = torch.zeros(query.length, dtype=torch.float64)
         for inputs, targets in rows_of(examples.inputs, examples.targets):
             try:
                 total += query.answer(outputs_of(model, inputs), targets)
-            except Exception as error:
-                logger.error("an example counts as zero: %s", error, exc_info=True)
+            except Exception as error:  # noqa: BLE001
+                say_once("an example can't be rated and counts as zero", error)
         return total / len(examples)

@@ -13,7 +13,6 @@ import logging
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import lru_cache
 
 import torch
 from torch import Tensor, nn
@@ -36,6 +35,8 @@ class TimeIsUp(BaseException):
     """The work of a message has taken too long. It derives from BaseException, so that no `except
     Exception` in a model or app can catch it."""
 
+
+_told: set[tuple[str, type[Exception]]] = set()
 
 Unit = tuple[Tensor, Tensor]  # the rows of one unit: inputs and targets
 
@@ -63,8 +64,8 @@ class GradientOfUnit:
         for this unit alone, so that nothing of the unit stays in it."""
         try:
             gradient = self._gradient(*unit)
-        except Exception as error:
-            logger.error("a gradient counts as zero: %s", error, exc_info=True)
+        except Exception as error:  # noqa: BLE001 - of a model or loss that a site may have written
+            say_once("a unit's gradient can't be computed and counts as zero", error)
             return self.zero()
         clipped, _ = clip_by_norm(gradient.unsqueeze(0), self.clip_norm, order=self.order)
         return clipped[0]
@@ -103,9 +104,7 @@ def clipped_total(
     except Exception as error:
         if failing == RAISES:
             raise
-        logger.error(
-            "the units of a step are computed one after the other: %s", error, exc_info=True
-        )
+        say_once("the units of a step can't be computed together", error)
         with torch.no_grad():
             for value, kept in before:  # what the failed pass wrote is not seen by another unit
                 value.copy_(kept)
@@ -127,7 +126,10 @@ def _tensors(model: nn.Module) -> Iterator[Tensor]:
     yield from model.buffers()
 
 
-@lru_cache
-def say_once(said: str) -> None:
-    """Logs a warning, once in a process."""
-    logger.warning("%s", said)
+def say_once(what: str, error: Exception) -> None:
+    """Logs an error with its traceback, each kind once in a process: a server must not fill a
+    node's log."""
+    kind = what, type(error)
+    if kind not in _told:
+        _told.add(kind)
+        logger.error("%s: %s", what, error, exc_info=error)

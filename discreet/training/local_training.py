@@ -432,7 +432,7 @@ class OneClient:
             except ValueError as error:
                 if self.settings.failing == RAISES:
                     raise
-                say_once(str(error))
+                say_once("a step is noise alone", error)
             return total
 
         each = GradientOfUnit(self.model, loss, clip_norm)

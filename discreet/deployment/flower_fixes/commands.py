@@ -1,7 +1,8 @@
 """Flower's commands with the patches: `python -m discreet.deployment.flower_fixes.commands COMMAND
 WORDS...`
 
-COMMAND is superlink, supernode, guarded (its first word is a guard.toml) or clients.
+COMMAND is superlink, supernode, guarded (its first word is a guard.toml), clients, or clientapp at
+a node with a policy.
 """
 
 from __future__ import annotations
@@ -98,6 +99,13 @@ if __name__ == "__main__":
         # Flower would keep it alive.
         sys.stdout.flush()
         os._exit(1)
+    elif name == "clientapp":
+        from flwr.supernode.cli.flwr_clientapp import flwr_clientapp
+
+        from discreet.deployment.flower_fixes import owner_door
+
+        owner_door.install()
+        flwr_clientapp()
     elif "warm_clients" in wanted():  # otherwise Flower starts ClientApps itself
         from discreet.deployment.flower_fixes import preforked_clients
 

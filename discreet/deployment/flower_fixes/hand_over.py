@@ -9,6 +9,7 @@ import socket
 import sys
 
 SOCKET_VARIABLE = "DISCREET_WARM_CLIENTS"
+POLICY_VARIABLE = "DISCREET_POLICY"  # set for the processes of a node with a policy
 COMMAND = "flwr-clientapp"
 
 
@@ -46,5 +47,8 @@ if __name__ == "__main__":
         os.environ["PATH"] = os.pathsep.join(
             name for name in search if os.path.realpath(name) != here
         )
+        if POLICY_VARIABLE in os.environ:  # Flower's command, which also asks the owner
+            commands = "discreet.deployment.flower_fixes.commands"
+            os.execv(sys.executable, [sys.executable, "-m", commands, "clientapp", *words])
         os.execvp(COMMAND, [COMMAND, *words])
     sys.exit(code)

@@ -20,6 +20,8 @@ from typing import NoReturn
 
 from flwr.supernode.cli.flwr_clientapp import flwr_clientapp
 
+from discreet.deployment.flower_fixes import owner_door
+from discreet.deployment.flower_fixes.hand_over import POLICY_VARIABLE
 from discreet.settings.places import FEATURES
 from discreet.simulation.processes import import_before_forking
 
@@ -94,6 +96,8 @@ def _answer(connection: socket.socket, features: Path) -> NoReturn:
         random.seed()
         np.random.seed()
         torch.seed()
+        if POLICY_VARIABLE in os.environ:
+            owner_door.install()
         flwr_clientapp()
         code = 0
     except SystemExit as end:
