@@ -9,6 +9,7 @@ hold the words. Faults of the algorithm as a whole, which the neighbour replay f
 from __future__ import annotations
 
 import argparse
+import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -18,8 +19,10 @@ from unittest.mock import ANY, patch
 import torch
 
 from discreet.accounting.events import noise_in
+from discreet.accounting.privacy_ledger import epsilon_of
 from discreet.per_example.per_example import clipped_gradient_sum
 from discreet.protocol.messages import TrainReply
+from discreet.training.failing_units import RAISES
 from tests.planting import CAUGHT, Fault, always, verdict
 
 
@@ -306,6 +309,87 @@ BY_TEST = {
         "squares of norms are lost where they are too small for float32",
         "layers.terms:mass",
         lambda _: lambda values, order: values.flatten(1).abs().pow(order).sum(1),
+    ),
+    # Replies whose kind would follow the data.
+    "training/test_failing_units.py::test_a_row_that_fails_counts_as_zero_and_the_others_as_without_it": Fault(
+        "what a failed pass wrote into the model is seen by other rows",
+        "training.failing_units:_tensors",
+        lambda _: lambda model: iter(()),
+    ),
+    "training/test_failing_units.py::test_each_other_row_is_clipped_to_the_clip_norm": Fault(
+        "a gradient that is computed alone is not clipped",
+        "training.failing_units:clip_by_norm",
+        lambda _: lambda rows, clip_norm, order=2: (rows, rows.norm(dim=1)),
+    ),
+    "training/test_failing_units.py::test_a_row_that_fails_in_a_laplace_step_is_clipped_in_l1_beside_the_others": Fault(
+        "a gradient that is computed alone is clipped in L2 where noise is for L1",
+        "training.failing_units:clip_by_norm",
+        lambda real: lambda rows, clip_norm, order=2: real(rows, clip_norm),
+    ),
+    "training/test_failing_units.py::test_an_owner_with_a_row_that_fails_counts_as_zero_with_all_rows": Fault(
+        "an owner's rows that work count where another row fails",
+        "training.units:Units.each",
+        lambda _: (
+            lambda self, drawn: (
+                (some.inputs, some.targets)
+                for some in (self.examples.subset(row.reshape(1)) for row in drawn.rows)
+            )
+        ),
+    ),
+    "training/test_failing_units.py::test_noise_alone_reads_no_example_and_is_that_of_every_step": Fault(
+        "a reply of noise alone has no noise",
+        "training.local_training:OneClient.add_noise",
+        lambda _: lambda self, sums, clip_norm, *, step: sums,
+    ),
+    "node/test_kinds_of_reply.py::test_a_node_does_not_say_whether_it_holds_a_record": Fault(
+        "a step without a finite gradient ends with an error at a node, too",
+        "node.client:Client._update",
+        lambda _: lambda self, *given: self._worked(*given, failing=RAISES),
+    ),
+    "node/test_kinds_of_reply.py::test_an_app_that_fails_behind_the_masked_mod_gives_a_vector_and_is_charged": Fault(
+        "an app that fails behind the masked mod is an error",
+        "flower.secure_sum_mod:FAILURES",
+        lambda _: (),
+    ),
+    "flower/test_local_dp_mod.py::test_a_reply_of_the_same_kind_leaves_whatever_the_app_does": Fault(
+        "an app that calls sys.exit ends the process",
+        "flower.local_dp_mod:FAILURES",
+        lambda _: (Exception,),
+    ),
+    "flower/test_local_dp_mod.py::test_a_policy_of_the_owner_that_it_does_not_meet_is_a_refusal_at_no_cost": Fault(
+        "local_dp_mod ignores an owner's max-epsilon",
+        "flower.local_dp_mod:Budget",
+        lambda real: (
+            lambda epsilon, delta, guarantee=None: real(
+                epsilon if guarantee else math.inf, delta, guarantee
+            )
+        ),
+    ),
+    "node/test_doors.py::test_each_door_asks_the_owner_before_anything_is_charged_or_computed": Fault(
+        "the mod of masked sums admits without asking",
+        "flower.secure_sum_mod:admit_one",
+        always(None),
+    ),
+    "deployment/test_owner_door.py::test_any_other_app_is_refused_where_flower_loads_it": Fault(
+        "a node with a policy takes any app for one that asks it",
+        "deployment.flower_fixes.owner_door:asks_its_owner",
+        always(True),
+    ),
+    "deployment/test_owner_door.py::test_a_mod_of_train_messages_alone_leaves_the_others_in_the_clear": Fault(
+        "an app is taken to ask its owner by its package alone",
+        "deployment.flower_fixes.owner_door:asks_its_owner",
+        lambda real: lambda app: app is not None,
+    ),
+    # What blocks that stay cost.
+    "accounting/test_replaced_blocks.py::test_its_epsilon_is_that_of_a_computation_of_its_own": Fault(
+        "a block that is replaced moves by its clip norm alone",
+        "accounting.loss_distribution:ReplacedGaussianDpEvent.places",
+        lambda real: lambda self, losses: real(self, losses) * 2,
+    ),
+    "accounting/test_replaced_blocks.py::test_a_site_goes_by_the_larger_of_both": Fault(
+        "a site goes by the charge alone",
+        "accounting.privacy_ledger:epsilon_of_blocks",
+        lambda _: epsilon_of,
     ),
     # What a node holds its server to.
     "node/test_policy.py::test_the_runs_budget_and_the_owners_hold_each_at_its_own_delta": Fault(

@@ -51,6 +51,45 @@ class LossMasses:
         self.masses.setflags(write=False)  # the array is cached and shared
 
 
+@dataclass(frozen=True)
+class ReplacedGaussianDpEvent(DpEvent):  # type: ignore[misc]  # dp_accounting has no types
+    """A release of sampled blocks, one of which stays when its data change: with a secret
+    probability q it adds u, else 0, to a sum with Gaussian noise; |u| <= C and |u'| <= C for its
+    neighbour.
+
+    Step 1 for it: P = q N(C) + (1 - q) N(0) against Q = q N(-C) + (1 - q) N(0), which dominates all
+    pairs of u and u' (docs/accounting.md). It is never charged: `noise_multiplier` is that of the
+    charged event, the noise over 2C.
+    """
+
+    sampling_probability: float
+    noise_multiplier: float
+
+    @property
+    def shift(self) -> float:
+        """C in standard deviations of the noise."""
+        return 0.5 / self.noise_multiplier
+
+    def loss(self, place: float) -> float:
+        """The loss where the output is so many standard deviations above 0; odd and increasing."""
+        q = self.sampling_probability
+        exponents = [sign * self.shift * place - self.shift**2 / 2 for sign in (1, -1)]
+        logs = [float(np.logaddexp(math.log1p(-q), math.log(q) + each)) for each in exponents]
+        return logs[0] - logs[1]
+
+    def places(self, losses: FloatArray) -> FloatArray:
+        """The places at which losses are taken: y = exp(shift * place) solves
+        b y^2 + a (1 - e^L) y - b e^L = 0, with a = 1 - q and b = q exp(-shift^2 / 2)."""
+        size = np.abs(losses)
+        a = 1 - self.sampling_probability
+        log_b = math.log(self.sampling_probability) - self.shift**2 / 2
+        linear = -a * np.expm1(-size)
+        root = np.sqrt(linear**2 + 4 * np.exp(2 * log_b - size))
+        with np.errstate(divide="ignore"):
+            logs = size - math.log(2) - log_b + np.log(linear + root)
+        return np.where(losses == 0, 0.0, np.sign(losses) * logs / self.shift)
+
+
 class _Pair(NamedTuple):
     """Step 1: upper = q * noise(mean 1) + (1 - q) * noise(mean 0) against lower = noise(mean 0)."""
 
@@ -97,6 +136,9 @@ def _unsampled_loss(losses: FloatArray, probability: float) -> FloatArray:
 
 def grid_of(event: DpEvent, interval: float) -> tuple[int, int]:
     """The first and the last loss on the grid of one release, in intervals."""
+    if isinstance(event, ReplacedGaussianDpEvent):
+        last = math.ceil(event.loss(event.shift + _TRUNCATION) / interval)
+        return -last, last
     pair = _pair_of(event)
     low = -pair.reach
     high = pair.reach
@@ -120,9 +162,11 @@ def loss_masses(event: DpEvent, interval: float) -> tuple[LossMasses, LossMasses
     """The loss distributions of one release if a member is removed, and if one is added. Mass
     beyond the grid counts as infinite loss.
     """
-    pair = _pair_of(event)
     first, last = grid_of(event, interval)
     losses: FloatArray = interval * np.arange(first, last + 1, dtype=np.float64)
+    if isinstance(event, ReplacedGaussianDpEvent):
+        return _replaced_masses(event, losses, interval)
+    pair = _pair_of(event)
     edges = pair.place(_unsampled_loss(losses, pair.probability))
     if pair.bounded or pair.probability < 1.0:
         edges[0] = -math.inf
@@ -137,6 +181,27 @@ def loss_masses(event: DpEvent, interval: float) -> tuple[LossMasses, LossMasses
     beyond_upper = pair.probability * beyond_shifted + (1 - pair.probability) * beyond_lower
     removed, added = _connect_dots(upper, lower, first, interval)
     return LossMasses(first, removed, beyond_upper), LossMasses(-last, added[::-1], beyond_lower)
+
+
+def _replaced_masses(
+    event: ReplacedGaussianDpEvent, losses: FloatArray, interval: float
+) -> tuple[LossMasses, LossMasses]:
+    """`loss_masses` where a block is replaced: by symmetry both directions are the same."""
+    edges = event.places(losses)
+    q = event.sampling_probability
+    undrawn, above, below = (
+        _bin_masses(ndtr, edges - shift) for shift in (0.0, event.shift, -event.shift)
+    )
+    upper = q * above + (1 - q) * undrawn
+    lower = q * below + (1 - q) * undrawn
+    first = round(losses[0] / interval)
+    masses, _ = _connect_dots(upper, lower, first, interval)
+    beyond = sum(
+        share * float(ndtr(np.array([edges[0] - shift, shift - edges[-1]])).sum())
+        for share, shift in ((q, event.shift), (1 - q, 0.0))
+    )
+    found = LossMasses(first, masses, beyond)
+    return found, found
 
 
 def _connect_dots(

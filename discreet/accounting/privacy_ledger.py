@@ -99,6 +99,28 @@ def epsilon_of(spent: PrivacyLedger, delta: float, accountant: str) -> float:
     return _epsilon(spent._texts, delta, accountant)
 
 
+def epsilon_of_blocks(spent: PrivacyLedger, delta: float, accountant: str) -> float:
+    """`epsilon_of` for blocks that stay when a patient's data change: the larger of the charge and
+    of what their sampled releases cost exactly, which no setting is known to put above it
+    (`loss_distribution.ReplacedGaussianDpEvent`)."""
+    from dp_accounting import PoissonSampledDpEvent
+
+    from discreet.accounting.accounting import merged
+    from discreet.accounting.loss_distribution import ReplacedGaussianDpEvent, composed_epsilon
+
+    charged = epsilon_of(spent, delta, accountant)
+    counts = merged(spent.entries)
+    if not any(isinstance(event, PoissonSampledDpEvent) for event in counts):
+        return charged
+    exact = {
+        ReplacedGaussianDpEvent(event.sampling_probability, event.event.noise_multiplier)
+        if isinstance(event, PoissonSampledDpEvent)
+        else event: count
+        for event, count in counts.items()
+    }
+    return max(charged, composed_epsilon(exact, delta=delta))
+
+
 def exceeds_budget(
     spent: PrivacyLedger, budget: float | None, *, delta: float, accountant: str
 ) -> bool:

@@ -5,9 +5,10 @@ The guarantee (sample and aggregate: Nissim, Raskhodnikova and Smith 2007; GUPT,
 A patient is in one block, and stays out of all others. The app's output for that block can be any
 point in the ball of radius C, with or without the patient: the sum moves by at most 2C. Not by C:
 the block does not vanish with the patient. So the noise is for 2C, and a round is charged as
-PoissonSampled(q, Gaussian(z)), also where the app keeps a state in each block. (Given what was
+PoissonSampled(q, Gaussian(z)), also where the app keeps a state in each block. Given what was
 released before and the coins of the other blocks, a round is the mixture (1 - q) N(0) + q N(u)
-against (1 - q) N(0) + q N(u') with |u - u'| <= 2C, and the divergence is jointly convex.)
+against (1 - q) N(0) + q N(u') with |u| <= C and |u'| <= C. docs/accounting.md proves which of these
+pairs dominates; the guard composes it beside the charge, and goes by the larger epsilon.
 """
 
 from __future__ import annotations

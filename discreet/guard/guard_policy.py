@@ -45,8 +45,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-from discreet.accounting.events import PLD, poisson_round_event
-from discreet.accounting.privacy_ledger import PrivacyLedger, epsilon_of, exceeds_budget
+from discreet.accounting.events import PLD, exceeds, poisson_round_event
+from discreet.accounting.privacy_ledger import PrivacyLedger, epsilon_of_blocks
 from discreet.node.account import Refused
 from discreet.settings.rules import (
     ConfigError,
@@ -289,7 +289,7 @@ def check_app(policy: GuardPolicy, digest: str) -> None:
 
 def check_budget(policy: GuardPolicy, spent: PrivacyLedger) -> None:
     """Refuses if `spent`, including the requested round, exceeds the operator's budget."""
-    if exceeds_budget(spent, policy.max_epsilon, delta=policy.max_delta, accountant=PLD):
-        reached = epsilon_of(spent, policy.max_delta, PLD)
+    reached = epsilon_of_blocks(spent, policy.max_delta, PLD)
+    if exceeds(reached, policy.max_epsilon):
         of = f"epsilon {reached:.4g} of {policy.max_epsilon:g} at delta {policy.max_delta:g}"
         raise Refused(f"the budget of this site's guard is spent: this round would reach {of}")

@@ -22,7 +22,7 @@ from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MetricRecord, 
 from flwr.common.serde import context_to_proto, message_to_proto
 
 from discreet.accounting.events import PLD
-from discreet.accounting.privacy_ledger import PrivacyLedger, epsilon_of
+from discreet.accounting.privacy_ledger import PrivacyLedger, epsilon_of_blocks
 from discreet.flower.array_layout import ROUND, ArrayLayout, only_arrays
 from discreet.guard.block_app import BlockTask
 from discreet.guard.block_release import (
@@ -173,7 +173,7 @@ class SiteGuard:
     @property
     def epsilon(self) -> float:
         """The epsilon that one unit has spent over all runs, at the policy's delta."""
-        return epsilon_of(self.ledger.total(), self.policy.max_delta, PLD)
+        return epsilon_of_blocks(self.ledger.total(), self.policy.max_delta, PLD)
 
     def _work(self, message: Message, context: Context) -> BlockWork:
         """The work that a message requests. Refused: a guard does not answer such messages."""

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from dataclasses import asdict
 
 from discreet.accounting.events import PLD, RDP
-from discreet.accounting.privacy_ledger import epsilon_of
+from discreet.accounting.privacy_ledger import epsilon_of_blocks
 from discreet.guard.guard_policy import PATIENT, GuardPolicy
 from discreet.ledger.durable_ledger import DurableLedger
 from discreet.mechanisms.guarded_blocks import MOVES
@@ -58,7 +58,7 @@ def privacy_facts(policy: GuardPolicy, ledger: DurableLedger) -> dict[str, objec
     """The content of `privacy.json`."""
     spent = ledger.spent(policy.unit)
     delta = policy.max_delta
-    epsilons = {name: epsilon_of(spent, delta, name) for name in (PLD, RDP)}
+    epsilons = {name: epsilon_of_blocks(spent, delta, name) for name in (PLD, RDP)}
     guarantee = {
         **asdict(statement_of(policy)),
         "blocks": policy.blocks.count,
@@ -91,6 +91,6 @@ def statement_lines(policy: GuardPolicy) -> Iterator[str]:
 def spending_lines(policy: GuardPolicy, ledger: DurableLedger) -> Iterator[str]:
     """The spending of one unit, and the remaining budget."""
     spent = ledger.spent(policy.unit)
-    epsilon = epsilon_of(spent, policy.max_delta, PLD)
+    epsilon = epsilon_of_blocks(spent, policy.max_delta, PLD)
     left = max(0.0, policy.max_epsilon - epsilon)
     yield f"spent: epsilon {epsilon:.4g} in {spent.num_releases} releases; {left:.4g} left"

@@ -32,6 +32,7 @@ from discreet.settings.settings import client_settings
 from discreet.settings.training import ModelConfig
 from tests.mechanisms.made import masked
 from tests.node.clients import EXAMPLE, OFF, config, ledger_at, request
+from tests.node.dishonest import NotGiven
 from tests.node.test_secure_doors import App, behind_mod
 
 COUNT = 6
@@ -127,7 +128,8 @@ def question(model: nn.Module, record: Tensor) -> Tensor:
         for row, sign in ((0, 1.0), (1, -1.0)):
             values[0][row] = sign * 1e5 * asked
             values[1][row] = -sign * 1e5 * answer - 20.0
-        values[-2].view(-1)[0] = 1e38
+            if len(values) > 2:
+                values[-2][0, row] = 1e38
     return torch.cat([each.reshape(-1) for each in values])
 
 
@@ -340,5 +342,9 @@ def test_an_app_that_fails_behind_the_masked_mod_gives_a_vector_and_is_charged(
 
     server = behind_mod(tmp_path)
     server.door = Fails()
-    assert server.until(Stage.CONFIRM).stage is Stage.CONFIRM
+    try:
+        found = server.until(Stage.CONFIRM)
+    except NotGiven as refused:
+        pytest.fail(str(refused))
+    assert found.stage is Stage.CONFIRM
     assert server.door.calls == len(server.configs)
