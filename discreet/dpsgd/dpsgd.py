@@ -314,7 +314,7 @@ class DPSGD:
         if not self.steps_taken and self._privacy.ledger is None:
             check_fresh(self._optimizers)
         labels = ("step", piece.step, "piece", piece.number, "process", self._processes.rank)
-        with torch_draws_from(self._source.child(*labels), self._model):
+        with torch_draws_from(self._source.child(*labels), self._model, piece.rows):
             sums = self._clipped_sums(*piece.batch, piece.owners)
         if self._sums is not None:  # not in place: a refused step may be tried again
             sums = list(map(add, self._sums, sums))

@@ -64,12 +64,13 @@ class MapDataset(Protocol):
 @dataclass(frozen=True, eq=False)
 class Piece:
     """A part of a step's batch, or all of it. `as_drawn` is a copy, since some writes to a tensor
-    can't be detected otherwise. `owners`: the owner of each row, for a loop whose units are
-    owners."""
+    can't be detected otherwise. `rows`: the positions of the examples in the data set. `owners`:
+    the owner of each row, for a loop whose units are owners."""
 
     step: int
     number: int
     is_last: bool
+    rows: Tensor
     owners: Tensor | None
     batch: Batch
     as_drawn: Batch
@@ -141,14 +142,15 @@ class PoissonBatches:
 
     def pieces(self, steps: range) -> Iterator[Piece]:
         """The pieces of the batches of some steps. Workers read later ones ahead."""
-        asked = deque[tuple[int, int, bool, Tensor | None]]()
+        asked = deque[tuple[int, int, bool, Tensor, Tensor | None]]()
 
         def positions() -> Iterator[Sequence[int]]:
             for step in steps:
                 mine = self.processes.part(self._positions(step))
                 parts = list(self._parts(mine, step))
                 for number, (rows, owners) in enumerate(parts):
-                    asked.append((step, number, number == len(parts) - 1, owners))
+                    places = torch.tensor(rows, dtype=torch.int64)
+                    asked.append((step, number, number == len(parts) - 1, places, owners))
                     yield rows
 
         generator = torch.Generator().manual_seed(int(self.source.child("workers").words(1)[0]))
@@ -165,10 +167,9 @@ class PoissonBatches:
             device = next(self.model.parameters()).device  # the model may have been moved
             batch = tree_map(lambda part: part if part is None else part.to(device), read)
             copy = tree_map(lambda part: part if part is None else part.clone(), batch)
-            step, number, is_last, owners = asked.popleft()
-            return Piece(
-                step, number, is_last, owners if owners is None else owners.to(device), batch, copy
-            )
+            step, number, is_last, rows, owners = asked.popleft()
+            owners = owners if owners is None else owners.to(device)
+            return Piece(step, number, is_last, rows, owners, batch, copy)
 
         # Not a generator, which would hold a piece while the next one is read.
         return map(piece, DataLoader(whole, **how))

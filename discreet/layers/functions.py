@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import lru_cache
 from types import FunctionType
@@ -52,8 +52,11 @@ _DRAWN = (
 FILLING = frozenset(name + end for name in _DRAWN for end in ("", "_"))
 # Functions that return random whole numbers; those of the first kind at most as many as there are.
 CHOOSING = _words("multinomial randint randint_like random_ poisson binomial geometric_")
+DRAWING = FILLING | CHOOSING | {"randperm"}
 OF_ATTENTION = ("query", "key", "value", "attn_mask", "dropout_p", "is_causal")
 RECURRENT = _words("lstm gru rnn_tanh rnn_relu")
+ATTENTION = "scaled_dot_product_attention"
+RANDOM = DRAWING | DROPPING | RECURRENT | {ATTENTION}  # functions that may draw
 _ALIASES = {
     "radd": "add",
     "rmul": "mul",
@@ -78,12 +81,20 @@ def by_name(names: Iterable[str], args: Iterable[Any], named: dict[str, Any]) ->
     return {**dict(zip(names, args, strict=False)), **named}
 
 
+def with_rate(args: tuple[Any, ...], rate: Callable[[float], float]) -> tuple[Any, ...]:
+    """The arguments of a recurrent function with another rate of dropout between layers. Those of
+    packed sequences have one more argument before it."""
+    at = 6 if isinstance(args[3], list | tuple) else 5
+    return (*args[:at], rate(args[at]), *args[at + 1 :])
+
+
 @dataclass(frozen=True, slots=True)
 class Function:
     """A function of PyTorch.
 
     Attributes:
       name: without the underscore of an in-place function.
+      full: with it.
       writes: True if it changes its first argument.
       is_python: True if it is written in Python, so that its calls can be seen.
       is_plain: True if its calls need not be seen.
@@ -91,6 +102,7 @@ class Function:
     """
 
     name: str
+    full: str
     writes: bool
     is_python: bool
     is_plain: bool
@@ -109,7 +121,7 @@ def function_of(func: Any) -> Function:
     is_fact = name in _FACTS or (getattr(func, "__name__", "") == "__get__" and name not in _VIEWS)
     writes = full != name or name == "setitem"
     is_python = type(func) is FunctionType
-    return Function(name, writes, is_python, name in _PLAIN, full in _BANNED, is_fact)
+    return Function(name, full, writes, is_python, name in _PLAIN, full in _BANNED, is_fact)
 
 
 def _name_of(func: Any) -> str:

@@ -22,9 +22,10 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 
-from discreet.layers.alone import tensors_of
 from discreet.layers.branches import AnswersDiffer, Questions
+from discreet.layers.draws import no_draws
 from discreet.layers.functions import function_of
+from discreet.layers.model_state import tensors_of
 from discreet.layers.refusals import CONFUSED, SCRIPTED, MixesExamples, Unserved, place
 from discreet.layers.terms import Parts
 from discreet.per_example.any_model import OfMany, plain_gradient
@@ -159,7 +160,8 @@ def _groups(objective: Objective, examples: Tree, count: int) -> list[Tensor]:
     try:
         rows = max(count, FEWEST)
         asked = Questions()
-        needed_pass(objective, filled(examples, rows), objective.zeros(rows), asked)
+        some = filled(examples, rows)
+        needed_pass(objective, some, objective.zeros(rows), asked, no_draws(rows))
     except AnswersDiffer as split:
         return split.groups(count)
     except Unserved:
@@ -336,7 +338,7 @@ def _tried_on(
     objective: Objective, examples: Tree, questions: Questions, part: float | None = None
 ) -> str:
     targets = objective.zeros(ROWS)
-    found = _rows(objective, passes(objective, examples, targets, questions))
+    found = _rows(objective, passes(objective, examples, targets, questions, no_draws(ROWS)))
     share = part or _agreement(objective)
     for at in range(ROWS):
         one = slice(at, at + 1)

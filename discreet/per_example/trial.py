@@ -19,7 +19,7 @@ from torch.nn.modules.batchnorm import _BatchNorm, _NormBase
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves
 
-from discreet.layers.alone import tensors_of, writes
+from discreet.layers.draws import seed_draws
 from discreet.layers.functions import (
     CHOOSING,
     DROPPING,
@@ -28,7 +28,9 @@ from discreet.layers.functions import (
     RECURRENT,
     by_name,
     called_inside,
+    with_rate,
 )
+from discreet.layers.model_state import tensors_of, writes
 from discreet.layers.refusals import CONFUSED
 from discreet.per_example.attributes import Attributes, keeps
 from discreet.per_example.graphs import Graphs
@@ -89,15 +91,6 @@ def same_chance(device: torch.device) -> Iterator[None]:
         yield
 
 
-def seed_draws(seed: int, device: torch.device) -> None:
-    """Seeds the generators that a model on a device draws from. For the CPU alone this takes a
-    hundredth of the time of torch.manual_seed, which looks for devices of every kind."""
-    if device.type == "cpu":
-        torch.default_generator.manual_seed(seed)
-    else:
-        torch.manual_seed(seed)
-
-
 class Undrawn(TorchFunctionMode):
     """A context in which dropout keeps everything, each drawn number is one half or, if it is
     whole, 0, and a random order is the reverse."""
@@ -109,25 +102,13 @@ class Undrawn(TorchFunctionMode):
     ) -> Any:
         named = kwargs or {}
         name = getattr(func, "__name__", "")
-        if name == "dropped":
-            return args[0]
         if type(func) is FunctionType and func is not self.inner:
             return called_inside(self, func, types, args, named)
         if name == "scaled_dot_product_attention":
             named = by_name(OF_ATTENTION, args, named) | {"dropout_p": 0.0}
             args = ()
-        if name in RECURRENT:
-            # Packed sequences have one more argument.
-            if isinstance(args[3], list | tuple):
-                at = 6
-            else:
-                at = 5
-            # `train` stays: without it a GPU has no backward pass.
-            args = (
-                *args[:at],
-                0.0,
-                *args[at + 1 :],
-            )
+        if name in RECURRENT:  # `train` stays: without it a GPU has no backward pass
+            args = with_rate(args, lambda _: 0.0)
         if name in DROPPING:
             return args[0]
         result = func(*args, **named)
