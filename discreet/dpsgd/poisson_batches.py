@@ -28,6 +28,7 @@ from torch.utils.data import (
 from discreet.data.encoding import is_empty
 from discreet.dpsgd.item_watch import ItemWatch
 from discreet.dpsgd.loop_plan import LoopPrivacy
+from discreet.dpsgd.one_index import check_one_index
 from discreet.ledger.budget import BudgetSpent
 from discreet.ledger.rollback_guard import LedgerError
 from discreet.per_example.graphs import Graphs
@@ -104,6 +105,13 @@ class ExampleReader:
             count = len(self.dataset)
             places = range(0, count, max(1, count // _TRIED))[:_TRIED]
             _check_collate(self.collate, [self._items[place] for place in places])
+
+    def check_items(self, owners: Sequence[object] | Tensor | None) -> None:
+        """Raises ValueError if an example stands at several indices, of different owners. From now
+        on items of one owner may share rows."""
+        listed = owners.tolist() if isinstance(owners, Tensor) else owners
+        check_one_index(self.dataset, listed)
+        self._items.owners = listed
 
     def __getitem__(self, positions: Sequence[int]) -> Batch:
         if isinstance(self.dataset, TensorDataset) and self.collate is None:
