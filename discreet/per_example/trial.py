@@ -6,6 +6,7 @@ must not change its model, and its outputs must not depend on earlier inputs.
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import is_dataclass
@@ -32,7 +33,7 @@ from discreet.layers.functions import (
 )
 from discreet.layers.model_state import tensors_of, writes
 from discreet.layers.refusals import CONFUSED
-from discreet.per_example.attributes import Attributes, keeps
+from discreet.per_example.attributes import Attributes, keeps, put_back
 from discreet.per_example.graphs import Graphs
 from discreet.per_example.objective import Objective, Tree, mapped, with_floats
 
@@ -170,6 +171,13 @@ def try_out(objective: Objective, inputs: Tree) -> Any:
         inputs.
     """
     before = Attributes(objective.kept, copies=True)
+    with put_back(objective.kept), warnings.catch_warnings():
+        # Such as that a deviation of one example has no degree of freedom.
+        warnings.simplefilter("ignore")
+        return _tried_out(objective, inputs, before)
+
+
+def _tried_out(objective: Objective, inputs: Tree, before: Attributes) -> Any:
     try:
         for kind in KINDS:
             try:
@@ -279,7 +287,10 @@ def floats_in(outputs: Any) -> list[Tensor]:
 
 
 def differ(one: Tensor, other: Tensor, part: float = AGREEMENT) -> bool:
-    """True if values differ by more than a share `part` of the largest; NaN is ignored."""
+    """True if values differ by more than a share `part` of the largest, or one is NaN alone."""
     if one.shape != other.shape or not one.numel():
         return one.shape != other.shape
-    return bool(((one - other).abs() > part * one.abs().max()).any())
+    if not torch.equal(one.isnan(), other.isnan()):
+        return True
+    largest = one.abs().nan_to_num(0.0).max()
+    return bool(((one - other).abs() > part * largest).any())
