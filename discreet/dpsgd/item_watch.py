@@ -244,7 +244,8 @@ class ItemWatch:
             made.noted = lambda index: self._note(("held", id(value)), index, len(value))
             made.whole = value
             if isinstance(value, dict):
-                made.places = {key: at for at, key in enumerate(value)} if len(value) > _FEW else {}
+                is_small = len(value) <= _FEW and set(value) != set(range(len(self.dataset)))
+                made.places = {} if is_small else {key: at for at, key in enumerate(value)}
                 made.watched = lambda inner, key: self._attribute(inner, (place, key))
             known = made, value
             self._stand_ins[place] = known

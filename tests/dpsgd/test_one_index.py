@@ -18,7 +18,9 @@ from discreet.dpsgd.dpsgd import DPSGD
 from discreet.dpsgd.item_watch import ItemWatch
 from discreet.dpsgd.loop_plan import LoopPrivacy
 from discreet.dpsgd.one_index import check_one_index
+from discreet.dpsgd.poisson_batches import PoissonBatches
 from discreet.per_example.per_example import clipped_gradient_sum
+from discreet.privacy.mechanisms import Gaussian
 
 DRAWS = torch.Generator().manual_seed(6007)
 COUNT = 60
@@ -50,8 +52,8 @@ def read_all(dataset: Any, owners: Any = None) -> None:
         watch[place]
 
 
-def loop(dataset: Any, **more: Any) -> DPSGD:
-    model = nn.Linear(6, 3)
+def loop(dataset: Any, model: nn.Module | None = None, **more: Any) -> DPSGD:
+    model = nn.Linear(6, 3) if model is None else model
     return DPSGD(
         model,
         torch.optim.SGD(model.parameters(), lr=0.1),
@@ -213,3 +215,67 @@ def test_what_is_read_is_what_the_data_set_holds() -> None:
     assert np.array_equal(other, X[7].numpy())
     assert type(pd.DataFrame.iloc.fget).__name__ == "function"  # pandas is as it was
     assert "noted" not in repr(pd.Series.__getitem__)
+
+
+def test_an_absent_example_leaves_the_masks_of_the_others_in_a_loop(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    drawn, means = PoissonBatches._positions, []
+    for absent in (None, 3):
+
+        def positions(self: Any, step: int, absent: Any = absent) -> Any:
+            found = drawn(self, step)
+            return [place for place in found if place != found[0] or absent is None]
+
+        monkeypatch.setattr(PoissonBatches, "_positions", positions)
+        with torch.random.fork_rng():
+            torch.default_generator.manual_seed(17)
+            model = nn.Sequential(nn.Linear(6, 32), nn.Dropout(0.5), nn.Linear(32, 3))
+        monkeypatch.setattr(Gaussian, "add_noise", lambda self, total, *_: total.clone())
+        private = loop(PAIRS, model=model, clip_norm=0.01)
+        for inputs, targets in private:
+            private.step(inputs, targets)
+        grads = [value.grad.flatten() for value in model.parameters() if value.grad is not None]
+        means.append(torch.cat(grads))
+    assert float((means[0] - means[1]).norm()) * 10 == pytest.approx(0.01, rel=1e-3)
+
+
+def partner(place: int) -> int:
+    return (7 * place + 11) % COUNT
+
+
+MIXED: dict[str, Any] = {
+    "a table": Of(
+        lambda self, i: self.df.iloc[i, :6] + self.df.iloc[partner(i), :6].to_numpy(), df=FRAME
+    ),
+    "a column": Of(lambda self, i: (X[i], self.y[i] + self.y[partner(i)]), y=FRAME["y"]),
+    "a dictionary": Of(lambda self, i: self.d["x"][i] + self.d["x"][partner(i)], d={"x": X}),
+    "arrays in a dictionary": Of(
+        lambda self, i: self.d["x"][i] + self.d["x"][partner(i)], d={"x": X.numpy()}
+    ),
+    "a tuple": Of(lambda self, i: self.d[0][i] + self.d[0][partner(i)], d=(X, Y)),
+    "a namespace": Of(
+        lambda self, i: self.n.x[i] + self.n.x[partner(i)], n=types.SimpleNamespace(x=X)
+    ),
+    "a global name": Of(lambda self, i: X[i] + X[partner(i)]),
+    "keys": Of(
+        lambda self, i: self.d[i][0] + self.d[partner(i)][0],
+        d={place: (X[place].clone(), 0) for place in range(COUNT)},
+    ),
+    "index_select": Of(lambda self, i: X.index_select(0, torch.tensor([i, partner(i)]))),
+    "narrow": Of(lambda self, i: X.narrow(0, i, 1) + X.narrow(0, partner(i), 1)),
+    "take": Of(lambda self, i: Y.take(torch.tensor([i, partner(i)]))),
+    "np.take": Of(
+        lambda self, i: np.take(self.x, i, 0) + np.take(self.x, partner(i), 0), x=X.numpy()
+    ),
+    "a parameter": Of(lambda self, i: self.x[i] + self.x[partner(i)], x=nn.Parameter(X)),
+    "a mean": Of(lambda self, i: X[i] - X.mean(0)),
+    "a mean of an array": Of(lambda self, i: self.x[i] - self.x.mean(0), x=X.numpy()),
+    "a mean of a table": Of(lambda self, i: FRAME.iloc[i] - FRAME.mean()),
+}
+
+
+@pytest.mark.parametrize("dataset", MIXED.values(), ids=MIXED)
+def test_an_item_that_reads_another_row_is_refused_however_rows_are_held(dataset: Any) -> None:
+    with pytest.raises(ValueError, match="reading one item reads others too"):
+        ItemWatch(dataset)[5]

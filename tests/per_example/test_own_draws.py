@@ -124,6 +124,22 @@ def test_two_sums_of_a_key_draw_other_masks_and_so_do_two_examples() -> None:
     assert float(norms[0]) != float(norms[1])
 
 
+def test_two_calls_of_a_pass_draw_other_numbers() -> None:
+    class Twice(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(6, 3, bias=False)
+
+        def forward(self, inputs: Tensor) -> Tensor:
+            ones = torch.ones_like(inputs)
+            same = functional.dropout(ones, 0.5) == functional.dropout(ones, 0.5)
+            return self.layer(same.to(inputs))
+
+    _, norms = clipped_gradient_sum(Twice(), INPUTS, targets=TARGETS, clip_norm=C)
+    # With the same numbers all are equal; by chance once in 2^72.
+    assert len(norms.unique()) > 3
+
+
 def test_what_a_forward_does_to_the_generators_ends_with_the_sum() -> None:
     class Rare(Drawing):
         """Seeds the generator for an example that no made-up one is like."""
@@ -218,3 +234,21 @@ def test_a_forward_that_leaves_the_generators_alone_is_accepted(how: str) -> Non
     clipped_gradient_sum(model.eval(), INPUTS, targets=TARGETS, clip_norm=C)
     if how == "a generator of its own":
         assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_a_row_of_an_owner_that_no_trial_has_seen_leaves_nothing_in_a_buffer() -> None:
+    class Keeps(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(6, 3)
+            self.register_buffer("kept", torch.zeros(6))
+
+        def forward(self, inputs: Tensor) -> Tensor:
+            if any(row[0] > 300 for row in inputs.tolist()):
+                self.kept.add_(inputs.detach().mean(0))
+            return self.layer(inputs)
+
+    inputs = INPUTS.clone()
+    inputs[5, 0] = 900.0
+    with pytest.raises(ValueError, match="the model's forward changes kept"):
+        clipped_sum_by_owner(Keeps(), (inputs, TARGETS), torch.arange(COUNT) // 2, clip_norm=C)
