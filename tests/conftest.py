@@ -26,8 +26,8 @@ from hypothesis import settings
 from omegaconf import DictConfig, ListConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
+from discreet.layers.draws import seed_draws
 from discreet.ledger.rollback_guard import STATE_VARIABLE
-from discreet.per_example.trial import seed_draws
 from discreet.run_files import resuming
 from discreet.settings import compose
 from discreet.settings.rules import ConfigError

@@ -11,7 +11,7 @@ from __future__ import annotations
 import argparse
 import math
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from typing import Any
 from unittest.mock import ANY, patch
@@ -639,6 +639,93 @@ OF_TURNS = (
         lambda real: lambda self: real(replace(self, kind="none")),
     ),
 )
+# Of an example's gradient, its draws, and what a data set and a loss may do.
+OF_EXAMPLES = (
+    Fault(
+        "the norm of a tied table leaves out its cross term",
+        "layers.terms:Tied.mass",
+        lambda _: lambda self, order: self.lookup.mass(order) + self.outer.mass(order),
+        "per_example/test_scales.py::test_the_clipped_gradient_of_a_tied_table_is_no_longer_than_its_clip_norm",
+    ),
+    Fault(
+        "a row of an owner may change a buffer",
+        "per_example.per_example:unmoved",
+        lambda _: lambda model: nullcontext(),
+        "per_example/test_own_draws.py::test_a_row_of_an_owner_that_no_trial_has_seen_leaves_nothing_in_a_buffer",
+    ),
+    Fault(
+        "all examples have one mask",
+        "privacy.row_words:RowWords.__call__",
+        lambda real: lambda self, rows, *given: real(self, torch.zeros_like(rows), *given),
+        "per_example/test_own_draws.py::test_two_sums_of_a_key_draw_other_masks_and_so_do_two_examples",
+    ),
+    Fault(
+        "masks of a loop follow the place in the batch",
+        "models.models:torch_draws_from",
+        lambda real: lambda source, model, rows=None: real(source, model),
+        "dpsgd/test_one_index.py::test_an_absent_example_leaves_the_masks_of_the_others_in_a_loop",
+    ),
+    Fault(
+        "two calls of a pass draw the same",
+        "layers.draws:Draws.words",
+        lambda real: lambda self, *given: real(replace(self, calls=0), *given),
+        "per_example/test_own_draws.py::test_two_calls_of_a_pass_draw_other_numbers",
+    ),
+    Fault(
+        "a forward may seed PyTorch's generator",
+        "per_example.seeding:check_seeds",
+        always(None),
+        "per_example/test_own_draws.py::test_a_forward_that_sets_the_state_of_a_generator_is_refused",
+    ),
+    Fault(
+        "a generator that a forward has seeded stays so",
+        "layers.draws:generators_kept",
+        lambda _: lambda device: nullcontext(),
+        "per_example/test_own_draws.py::test_what_a_forward_does_to_the_generators_ends_with_the_sum",
+    ),
+    Fault(
+        "an example may stand at several indices",
+        "dpsgd.one_index:check_one_index",
+        always(None),
+        "dpsgd/test_one_index.py::test_an_example_at_several_indices_is_refused_with_both",
+    ),
+    Fault(
+        "two items may read one row",
+        "dpsgd.item_watch:ItemWatch._shared",
+        always(None),
+        "dpsgd/test_one_index.py::test_a_row_that_two_items_read_is_refused_with_both",
+    ),
+    Fault(
+        "windows of a series may overlap",
+        "dpsgd.item_watch:_overlap",
+        always(0),
+        "dpsgd/test_one_index.py::test_a_row_that_two_items_read_is_refused_with_both",
+    ),
+    Fault(
+        "reads of tensors outside of attributes are not seen",
+        "dpsgd.row_reads:TensorReads._key",
+        always(None),
+        "dpsgd/test_one_index.py::test_an_item_that_reads_another_row_is_refused_however_rows_are_held",
+    ),
+    Fault(
+        "a criterion with a hook is taken for plain",
+        "per_example.objective:is_plain",
+        always(True),
+        "per_example/test_first_pass.py::test_a_loss_is_known_by_what_it_is_and_else_tried",
+    ),
+    Fault(
+        "what a forward writes into a global dictionary stays",
+        "per_example.attributes:_globals_of",
+        always([]),
+        "per_example/test_first_pass.py::test_what_a_forward_writes_into_a_global_dictionary_does_not_outlast_its_pass",
+    ),
+    Fault(
+        "hooks of a first call pile up",
+        "per_example.attributes:_HOOKS",
+        lambda _: (),
+        "per_example/test_first_pass.py::test_hooks_of_a_first_call_are_put_back_and_do_not_pile_up",
+    ),
+)
 IN_ALL_TURNS = "mechanisms/test_turn_replay.py::test_a_client_in_all_its_turns_costs_what_the_ledger_was_charged"
 ON_WHAT_WAS_DRAWN = "per_example/test_watch.py::test_a_branch_on_what_was_drawn_is_not_watched"
 FAULTS = (
@@ -650,6 +737,7 @@ FAULTS = (
         ON_WHAT_WAS_DRAWN,
     ),
     *(replace(fault, test=IN_ALL_TURNS) for fault in OF_TURNS),
+    *OF_EXAMPLES,
 )
 
 CHECKS = (

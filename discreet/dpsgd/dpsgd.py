@@ -96,7 +96,8 @@ class DPSGD:
       optimizer: an optimizer of torch.optim over exactly the trainable parameters of the model; or
         several, each over some of them; or an empty list for a trainer that steps by itself: the
         noised mean then stays in `.grad`.
-      dataset: a map-style data set, or a list, of pairs (input, target). An input may be a tuple of
+      dataset: a map-style data set, or a list, of pairs (input, target), each example at one
+        index. An input may be a tuple of
         tensors for the model's arguments or a dictionary for its arguments by name. Or of
         dictionaries alone, which the loss gets too, with None for the targets. It is public that
         the data set is not empty. Or a DataLoader of such a data set, which is read with its
@@ -164,6 +165,7 @@ class DPSGD:
         self._owners = None
         if owners is not None:
             self._owners = rows_by_owner(owners, examples, privacy)
+        examples.check_items(owners)
         n = len(examples.dataset if self._owners is None else self._owners)
         plan = planned_loop(
             privacy, n, batch_size=expected, clip_norm=clip_norm, epochs=epochs, steps=steps
@@ -314,7 +316,7 @@ class DPSGD:
         if not self.steps_taken and self._privacy.ledger is None:
             check_fresh(self._optimizers)
         labels = ("step", piece.step, "piece", piece.number, "process", self._processes.rank)
-        with torch_draws_from(self._source.child(*labels), self._model):
+        with torch_draws_from(self._source.child(*labels), self._model, piece.rows):
             sums = self._clipped_sums(*piece.batch, piece.owners)
         if self._sums is not None:  # not in place: a refused step may be tried again
             sums = list(map(add, self._sums, sums))

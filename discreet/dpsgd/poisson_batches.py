@@ -28,6 +28,7 @@ from torch.utils.data import (
 from discreet.data.encoding import is_empty
 from discreet.dpsgd.item_watch import ItemWatch
 from discreet.dpsgd.loop_plan import LoopPrivacy
+from discreet.dpsgd.one_index import check_one_index
 from discreet.ledger.budget import BudgetSpent
 from discreet.ledger.rollback_guard import LedgerError
 from discreet.per_example.graphs import Graphs
@@ -64,12 +65,13 @@ class MapDataset(Protocol):
 @dataclass(frozen=True, eq=False)
 class Piece:
     """A part of a step's batch, or all of it. `as_drawn` is a copy, since some writes to a tensor
-    can't be detected otherwise. `owners`: the owner of each row, for a loop whose units are
-    owners."""
+    can't be detected otherwise. `rows`: the positions of the examples in the data set. `owners`:
+    the owner of each row, for a loop whose units are owners."""
 
     step: int
     number: int
     is_last: bool
+    rows: Tensor
     owners: Tensor | None
     batch: Batch
     as_drawn: Batch
@@ -103,6 +105,13 @@ class ExampleReader:
             count = len(self.dataset)
             places = range(0, count, max(1, count // _TRIED))[:_TRIED]
             _check_collate(self.collate, [self._items[place] for place in places])
+
+    def check_items(self, owners: Sequence[object] | Tensor | None) -> None:
+        """Raises ValueError if an example stands at several indices, of different owners. From now
+        on items of one owner may share rows."""
+        listed = owners.tolist() if isinstance(owners, Tensor) else owners
+        check_one_index(self.dataset, listed)
+        self._items.owners = listed
 
     def __getitem__(self, positions: Sequence[int]) -> Batch:
         if isinstance(self.dataset, TensorDataset) and self.collate is None:
@@ -141,14 +150,15 @@ class PoissonBatches:
 
     def pieces(self, steps: range) -> Iterator[Piece]:
         """The pieces of the batches of some steps. Workers read later ones ahead."""
-        asked = deque[tuple[int, int, bool, Tensor | None]]()
+        asked = deque[tuple[int, int, bool, Tensor, Tensor | None]]()
 
         def positions() -> Iterator[Sequence[int]]:
             for step in steps:
                 mine = self.processes.part(self._positions(step))
                 parts = list(self._parts(mine, step))
                 for number, (rows, owners) in enumerate(parts):
-                    asked.append((step, number, number == len(parts) - 1, owners))
+                    places = torch.tensor(rows, dtype=torch.int64)
+                    asked.append((step, number, number == len(parts) - 1, places, owners))
                     yield rows
 
         generator = torch.Generator().manual_seed(int(self.source.child("workers").words(1)[0]))
@@ -165,10 +175,9 @@ class PoissonBatches:
             device = next(self.model.parameters()).device  # the model may have been moved
             batch = tree_map(lambda part: part if part is None else part.to(device), read)
             copy = tree_map(lambda part: part if part is None else part.clone(), batch)
-            step, number, is_last, owners = asked.popleft()
-            return Piece(
-                step, number, is_last, owners if owners is None else owners.to(device), batch, copy
-            )
+            step, number, is_last, rows, owners = asked.popleft()
+            owners = owners if owners is None else owners.to(device)
+            return Piece(step, number, is_last, rows, owners, batch, copy)
 
         # Not a generator, which would hold a piece while the next one is read.
         return map(piece, DataLoader(whole, **how))

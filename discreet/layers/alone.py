@@ -25,10 +25,14 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 from torch.overrides import TorchFunctionMode
+from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from discreet.layers.branches import NOTHING_ASKED, AnswersDiffer, Questions, are_alike
+from discreet.layers.draws import generator_states, have_moved, no_draws
 from discreet.layers.functions import (
     COUNTING,
+    DRAWING,
+    DROPPING,
     FILLED,
     INDEXING,
     MADE,
@@ -50,6 +54,7 @@ from discreet.layers.lanes import (
     level,
     within,
 )
+from discreet.layers.model_state import memory_of, state_of, tensors_of, writes
 from discreet.layers.refusals import DERIVING, FILLING, Needs, Unserved, place
 from discreet.layers.terms import Rows, Slot, Term
 
@@ -79,6 +84,7 @@ class Alone(TorchFunctionMode):
       size: the rows of an example, 1 unless it is a unit of several.
       fills: True if each new tensor is one of its own for each example, so that the forward may
         write what differs between examples into it. Otherwise those are that may be a batch.
+      draws: the random numbers of each example.
       derives: True if the forward takes gradients. Each parameter then has a copy for each example,
         since the terms of a rule are not those of a gradient's gradient.
     """
@@ -105,7 +111,8 @@ class Alone(TorchFunctionMode):
         self.modules = modules
         self.held = state_of(modules)
         self.device = next((value.device for value, _ in self.held), torch.device("cpu"))
-        self.drawn = _draws(self.device)
+        self.draws = no_draws(count)
+        self.drawn = generator_states(self.device)
         self.inner: Any = None
         self.level = -1
         self.copies = dict[int, Tensor]()
@@ -147,6 +154,8 @@ class Alone(TorchFunctionMode):
         is_python = function.is_python and func is not self.inner
         rule = self.rules.get(function.name)
         serves = rule is not None and not function.writes and not self.derives
+        if function.writes and function.name in DROPPING and level() == self.level:
+            return self._dropped_in_place(rule, args, named)
         if rule is not None and serves and is_python == (function.name in PYTHON):
             result = self._ruled(rule, args, named)
             if result is not NotImplemented:
@@ -180,6 +189,13 @@ class Alone(TorchFunctionMode):
         if result is NotImplemented:
             return result
         return self._lifted(result)
+
+    def _dropped_in_place(self, rule: Any, args: tuple[Any, ...], named: dict[str, Any]) -> Any:
+        self._check_writes(args[0], "dropout")
+        result = self._ruled(rule, args, named)
+        if result is NotImplemented:
+            raise Unserved(f"dropout of what all examples share, in place{place()}")
+        return args[0].copy_(result)
 
     def _lifted(self, result: Any) -> Any:
         """Tensors of all examples (n, ...) as the forward sees them: as tensors of one example."""
@@ -223,10 +239,38 @@ class Alone(TorchFunctionMode):
         if named.get("generator") is not None:  # all examples share it, and its numbers
             with below_vmap(self.level):
                 return func(*args, **named)
+        if function.full in DRAWING and level() == self.level:
+            return self._drawn(func, function, args, named)
         result = self._with_numbers(func, args, named)
         if self._is_new(name, result):
             return self._filled(result)
         return result
+
+    def _drawn(
+        self, func: Any, function: Function, args: tuple[Any, ...], named: dict[str, Any]
+    ) -> Any:
+        """The result of a function that draws random numbers, which it draws for each example."""
+        name = function.name
+        if function.writes and not is_lane(args[0]):
+            if self.fills:
+                raise Unserved(f"{name} draws into a tensor of all examples{place()}")
+            raise Needs(FILLING, f"{name} draws into a tensor of all examples{place()}")
+        leaves, spec = tree_flatten((args, named))
+        with below_vmap(self.level):
+            rows = [all_of(value) if is_lane(value) else value for value in leaves]
+
+            def of_one(place: int) -> Tensor:
+                own = [
+                    row[place] if is_lane(value) else value
+                    for value, row in zip(leaves, rows, strict=True)
+                ]
+                given, by_name = tree_unflatten(own, spec)
+                return func(*given, **by_name)  # type: ignore[no-any-return]
+
+            found = self.draws.sampled(name, of_one)
+        if function.writes:
+            return args[0]
+        return as_one_example(found, self.level)
 
     def _is_new(self, name: str, result: Any) -> bool:
         """True for a new tensor that the forward may write into for each example."""
@@ -345,8 +389,8 @@ class Alone(TorchFunctionMode):
         return func(answers[0])
 
     def _check_drawn(self, name: str) -> None:
-        # A second pass would draw other numbers, and its branch would select among the draws.
-        if not torch.equal(self.drawn, _draws(self.device)):
+        # The examples of a group could draw in another order, by its branch.
+        if self.draws.calls or have_moved(self.drawn, generator_states(self.device)):
             raise Unserved(f"{name} may read what was drawn at random{place()}")
 
     def split_by(self, numbers: Tensor, name: str) -> None:
@@ -361,10 +405,10 @@ class Alone(TorchFunctionMode):
             return
         target = bare(target)
         if not self.memory:
-            self.memory = {_memory(value) for value, _ in self.held}
-        memory = _memory(target)
+            self.memory = {memory_of(value) for value, _ in self.held}
+        memory = memory_of(target)
         if id(target) in self.slots or memory in self.memory:
-            raise ValueError(writes(self._name(lambda value: _memory(value) == memory)))
+            raise ValueError(writes(self._name(lambda value: memory_of(value) == memory)))
 
     def _check_lanes(self, args: tuple[Any, ...], name: str) -> None:
         """Raises Needs for a write of what differs between examples into a tensor that they
@@ -417,13 +461,6 @@ class Alone(TorchFunctionMode):
 PYTHON = {"embedding_bag", "lstm_layer", "applied"}
 
 
-def _memory(value: Tensor) -> int:
-    """Where a tensor has its values; one that is sparse is known by its identity."""
-    if value.layout == torch.strided:
-        return value.untyped_storage().data_ptr()
-    return id(value)
-
-
 def squeezed(value: Tensor) -> Tensor:
     """`squeeze()` that keeps the first dimension, as it would for a batch of several examples."""
     dims = tuple(dim for dim in range(1, value.dim()) if value.shape[dim] == 1)
@@ -459,37 +496,3 @@ def _tensors(values: Iterable[Any]) -> list[Tensor]:
         elif type(value) in _NESTED:
             found += _tensors(value)
     return found
-
-
-def _draws(device: torch.device) -> Tensor:
-    """The state of the random generator of a device."""
-    if device.type == "cpu":
-        return torch.get_rng_state()
-    return torch.cuda.get_rng_state(device)
-
-
-def state_of(modules: Iterable[nn.Module]) -> list[tuple[Tensor, int]]:
-    """The parameters and buffers of modules, each with its number of writes."""
-    groups = [group for part in modules for group in (part._parameters, part._buffers) if group]
-    return [
-        (value, value._version) for group in groups for value in group.values() if value is not None
-    ]
-
-
-def tensors_of(model: nn.Module) -> dict[str, Tensor]:
-    """The parameters and buffers of a model by all their names."""
-    return dict(
-        [
-            *model.named_parameters(remove_duplicate=False),
-            *model.named_buffers(remove_duplicate=False),
-        ]
-    )
-
-
-def writes(name: str) -> str:
-    """The message that refuses a model whose forward changes `name`."""
-    return (
-        f"the model's forward changes {name}: what examples leave there would be neither clipped "
-        "nor noised. Take out what writes it (max_norm, running statistics, observers), or the "
-        "layer, or put it in eval mode"
-    )

@@ -1,55 +1,85 @@
-"""Dropout, and attention with dropout, that take less time than PyTorch's on a CPU."""
+"""Dropout, and attention with dropout. Each example has masks of its own (`draws.py`), in less time
+than PyTorch's on a CPU."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.overrides import handle_torch_function, has_torch_function_unary
 
-# PyTorch's own dropout is faster for fewer values.
-FEWEST_DROPPED = 2**12
+from discreet.layers.draws import Draws
+
+_SHARES = 2**16  # a probability is rounded to a multiple of 1 / _SHARES, whatever draws by it
+# The values at negative infinity of SELU, for alpha dropout (Klambauer et al. 2017).
+_ALPHA = 1.7580993408473766
 
 
-def dropped(values: Tensor, p: float) -> Tensor:
-    """Dropout. On a CPU, many values take 16 random bits each from PyTorch's generator, and a fifth
-    of its time; `p` is then rounded to a multiple of 2^-16. Modes see a call of this function."""
-    if has_torch_function_unary(values):
-        found: Any = handle_torch_function(dropped, (values,), values, p)
-        return found  # type: ignore[no-any-return]
-    kept = round((1 - p) * 2**16)
-    if not values.is_cpu or values.numel() < FEWEST_DROPPED or not 0 < kept < 2**16:
-        return torch.dropout(values, p, True)
-    words = torch.empty(-(-values.numel() // 4), dtype=torch.int64).random_(-(2**63), None)
-    bits = words.view(torch.int16)[: values.numel()].view(values.shape)
-    factors = torch.empty_like(values, memory_format=torch.contiguous_format)
-    torch.lt(bits, kept - 2**15, out=factors)
-    return values * factors.mul_(2**16 / kept)
+def kept_share(p: float) -> int:
+    """The probability that a value is kept, 1 - p, in multiples of 2^-16."""
+    return round((1 - p) * _SHARES)
+
+
+def rounded(p: float) -> float:
+    """The probability with which dropout of rate `p` drops."""
+    return 1 - kept_share(p) / _SHARES
+
+
+def dropped(name: str, values: Tensor, p: float, draws: Draws) -> Tensor:
+    """A dropout function of PyTorch, by name, for values (n, ...) of n examples; each example is a
+    batch. It takes 16 random bits for each number of a mask."""
+    kept = kept_share(p)
+    if draws.key is None or kept == _SHARES or not values.numel():
+        return values
+    shape = values.shape
+    if "feature" in name:  # one number for each channel of a row
+        shape = torch.Size([*shape[:3], *[1] * (len(shape) - 3)])
+    if "alpha" in name:
+        rate = 1 - kept / _SHARES
+        scale = 1 / math.sqrt((_ALPHA * _ALPHA * rate + 1) * (1 - rate)) if kept else 0.0
+        mask = _mask(shape, kept, values, draws)
+        return values * (mask * scale) + (mask - 1 + rate) * (_ALPHA * scale)
+    return values * _mask(shape, kept, values, draws).mul_(_SHARES / max(kept, 1))
+
+
+def _mask(shape: torch.Size, kept: int, like: Tensor, draws: Draws) -> Tensor:
+    """Ones with probability `kept` / 2^16, else zeros, of a shape (n, ...)."""
+    each = shape[1:].numel()
+    bits = draws.words(-(-each // 4), like.device).view(torch.int16)
+    factors = torch.empty(shape, dtype=like.dtype, device=like.device)
+    torch.lt(bits[:, :each], kept - _SHARES // 2, out=factors.view(len(bits), each))
+    return factors
 
 
 def attended(
-    parts: Sequence[Tensor],
-    mask: Tensor | None,
-    *,
-    dropout_p: float,
-    is_causal: bool = False,
-    scale: float | None = None,
+    parts: Sequence[Tensor], mask: Tensor | None, draws: Draws, how: Mapping[str, Any]
 ) -> Tensor:
     """Attention with dropout (n, ..., T, d), in a third of the time of PyTorch's; `parts` are
-    queries, keys and values. As in PyTorch, a row whose mask hides everything is 0."""
+    queries, keys and values, whose first dimension is the examples', or has as many rows for each
+    of them. `how`: PyTorch's arguments by name. As there, a row whose mask hides everything is
+    0."""
     query, key, value = parts
+    if how.get("enable_gqa"):
+        more = query.shape[-3] // key.shape[-3]
+        key, value = (each.repeat_interleave(more, -3) for each in (key, value))
+    scale = how.get("scale")
     each = 1 / math.sqrt(query.shape[-1]) if scale is None else scale
     scores = (query * each) @ key.transpose(-2, -1)
-    if is_causal:
-        mask = torch.ones(scores.shape[-2:], dtype=torch.bool).tril()
+    if how.get("is_causal"):
+        mask = torch.ones(scores.shape[-2:], dtype=torch.bool, device=scores.device).tril()
+    p = how["dropout_p"]
     if mask is None:
-        return dropped(scores.softmax(-1), dropout_p) @ value
+        return _dropped_rows(scores.softmax(-1), p, draws) @ value
     if mask.dtype == torch.bool:
         mask = scores.new_zeros(mask.shape).masked_fill_(~mask, -math.inf)
     seen = (mask > -math.inf).any(-1, keepdim=True)
     least = torch.finfo(scores.dtype).min
     weights = (scores + mask.clamp(min=least)).softmax(-1)
-    return (dropped(weights, dropout_p) @ value) * seen.to(value)
+    return (_dropped_rows(weights, p, draws) @ value) * seen.to(value)
+
+
+def _dropped_rows(weights: Tensor, p: float, draws: Draws) -> Tensor:
+    grouped = weights.reshape(len(draws.identities), -1, *weights.shape[1:])
+    return dropped("dropout", grouped, p, draws).reshape(weights.shape)

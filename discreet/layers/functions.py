@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import lru_cache
 from types import FunctionType
@@ -11,28 +11,29 @@ from typing import Any
 import torch
 
 
-def _words(names: str) -> frozenset[str]:
+def words(names: str) -> frozenset[str]:
+    """The words of a text."""
     return frozenset(names.split())
 
 
 # Functions that reveal nothing about values.
-_FACTS = _words(
+_FACTS = words(
     "shape size numel nelement dim ndimension is_floating_point is_complex is_contiguous stride "
     "element_size get_device is_signed storage_offset data_ptr is_inference is_tensor type "
     "has_names repr format hash device dtype"
 )
-_VIEWS = _words("T mT H mH data real imag")  # attributes that are tensors
-_BANNED = _words(
+_VIEWS = words("T mT H mH data real imag")  # attributes that are tensors
+_BANNED = words(
     "register_hook register_post_accumulate_grad_hook backward grad retain_grad grad_fn set_ "
     "resize_ __set__"
 )
-READS = _words("__bool__ __int__ __float__ __complex__ __index__ item tolist is_nonzero")
+READS = words("__bool__ __int__ __float__ __complex__ __index__ item tolist is_nonzero")
 READ_ALIKE = READS | {"data"}  # of a parameter, which is the same for all examples
-INDEXING = _words("getitem setitem masked_select")  # the result's size may depend on a mask
-COUNTING = _words("nonzero argwhere where")  # with one argument the same holds
-FILLED = _words("zeros ones full empty new_zeros new_ones new_full new_empty")
-MADE = FILLED | _words("zeros_like ones_like full_like empty_like eye clone tensor arange linspace")
-_DROPS = _words("dropout alpha_dropout feature_dropout feature_alpha_dropout")
+INDEXING = words("getitem setitem masked_select")  # the result's size may depend on a mask
+COUNTING = words("nonzero argwhere where")  # with one argument the same holds
+FILLED = words("zeros ones full empty new_zeros new_ones new_full new_empty")
+MADE = FILLED | words("zeros_like ones_like full_like empty_like eye clone tensor arange linspace")
+_DROPS = words("dropout alpha_dropout feature_dropout feature_alpha_dropout")
 DROPPING = _DROPS | {f"{name}_" for name in _DROPS}
 _DRAWN = (
     "bernoulli",
@@ -51,9 +52,12 @@ _DRAWN = (
 # Functions that return random numbers.
 FILLING = frozenset(name + end for name in _DRAWN for end in ("", "_"))
 # Functions that return random whole numbers; those of the first kind at most as many as there are.
-CHOOSING = _words("multinomial randint randint_like random_ poisson binomial geometric_")
+CHOOSING = words("multinomial randint randint_like random_ poisson binomial geometric_")
+DRAWING = FILLING | CHOOSING | {"randperm"}
 OF_ATTENTION = ("query", "key", "value", "attn_mask", "dropout_p", "is_causal")
-RECURRENT = _words("lstm gru rnn_tanh rnn_relu")
+RECURRENT = words("lstm gru rnn_tanh rnn_relu")
+ATTENTION = "scaled_dot_product_attention"
+RANDOM = DRAWING | DROPPING | RECURRENT | {ATTENTION}  # functions that may draw
 _ALIASES = {
     "radd": "add",
     "rmul": "mul",
@@ -66,7 +70,7 @@ _ASKING = ("has_torch_function", "has_torch_function_unary", "has_torch_function
 # From PyTorch 2.13 on: calls a function written in Python under the calling mode.
 redispatch = getattr(torch.overrides, "redispatch_function", None)
 # Functions in Python that read no values and hide no parameter: their calls need not be seen.
-_PLAIN = _words(
+_PLAIN = words(
     "relu relu6 softmax log_softmax softmin silu leaky_relu elu selu celu hardtanh hardswish "
     "hardsigmoid mish tanh sigmoid max_pool1d max_pool2d max_pool3d adaptive_avg_pool2d "
     "adaptive_avg_pool3d logsigmoid softplus normalize"
@@ -78,12 +82,20 @@ def by_name(names: Iterable[str], args: Iterable[Any], named: dict[str, Any]) ->
     return {**dict(zip(names, args, strict=False)), **named}
 
 
+def with_rate(args: tuple[Any, ...], rate: Callable[[float], float]) -> tuple[Any, ...]:
+    """The arguments of a recurrent function with another rate of dropout between layers. Those of
+    packed sequences have one more argument before it."""
+    at = 6 if isinstance(args[3], list | tuple) else 5
+    return (*args[:at], rate(args[at]), *args[at + 1 :])
+
+
 @dataclass(frozen=True, slots=True)
 class Function:
     """A function of PyTorch.
 
     Attributes:
       name: without the underscore of an in-place function.
+      full: with it.
       writes: True if it changes its first argument.
       is_python: True if it is written in Python, so that its calls can be seen.
       is_plain: True if its calls need not be seen.
@@ -91,6 +103,7 @@ class Function:
     """
 
     name: str
+    full: str
     writes: bool
     is_python: bool
     is_plain: bool
@@ -109,7 +122,7 @@ def function_of(func: Any) -> Function:
     is_fact = name in _FACTS or (getattr(func, "__name__", "") == "__get__" and name not in _VIEWS)
     writes = full != name or name == "setitem"
     is_python = type(func) is FunctionType
-    return Function(name, writes, is_python, name in _PLAIN, full in _BANNED, is_fact)
+    return Function(name, full, writes, is_python, name in _PLAIN, full in _BANNED, is_fact)
 
 
 def _name_of(func: Any) -> str:

@@ -19,7 +19,7 @@ from torch.nn import functional
 from discreet.layers.alone import Alone, Rule, Shared
 from discreet.layers.convolution import CONVOLUTION_RULES
 from discreet.layers.custom_functions import CUSTOM_RULES
-from discreet.layers.dropping import FEWEST_DROPPED, attended, dropped
+from discreet.layers.dropping import attended, dropped
 from discreet.layers.functions import OF_ATTENTION, by_name
 from discreet.layers.lanes import is_lane, parted
 from discreet.layers.recurrent import RECURRENT_RULES
@@ -309,12 +309,10 @@ def _attention(alone: Alone, *args: Any, **named: Any) -> Any:
     rows = [alone.rows(part).flatten(0, wide - 3) for part in parts]
     if is_lane(mask) or (mask is not None and mask.dim() == 4 and len(mask) > 1):
         mask = _mask(alone.rows(mask), query)
-    drawn = rows[0][..., 0].numel() * rows[1].shape[-2] if named.get("dropout_p") else 0
-    if drawn < FEWEST_DROPPED or not query.is_cpu or named.get("enable_gqa"):
+    if not named.get("dropout_p"):
         found = functional.scaled_dot_product_attention(rows[0], rows[1], rows[2], mask, **named)
     else:
-        named.pop("enable_gqa", None)
-        found = attended(rows, mask, **named)
+        found = attended(rows, mask, alone.draws, named)
     if wide == 4:
         return parted(found, alone.count)
     return found
@@ -333,14 +331,12 @@ def _mask(masks: Tensor, query: Tensor) -> Tensor:
 
 
 def _dropout(name: str, alone: Alone, input: Tensor, p: float, training: bool) -> Any:
-    """Draws the masks as for a batch, in the order of the examples."""
+    if not 0 <= p <= 1:
+        return NotImplemented
     rows = alone.rows(input)
-    run = getattr(torch, name)
-    if "feature" in name:
-        return run(rows.flatten(0, 1), p, training).reshape(rows.shape)
-    if name == "dropout" and training:
-        return dropped(rows, p)
-    return run(rows, p, training)
+    if training:
+        return dropped(name, rows, p, alone.draws)
+    return rows
 
 
 def _rrelu(alone: Alone, input: Tensor, lower: float, upper: float, training: bool) -> Any:

@@ -21,6 +21,7 @@ from torch.nn import functional
 from torch.overrides import handle_torch_function, has_torch_function
 
 from discreet.layers.alone import Alone, Rule
+from discreet.layers.dropping import dropped
 from discreet.layers.lanes import is_lane, parted
 from discreet.layers.terms import Term, product_terms
 
@@ -240,7 +241,8 @@ class _Stack:
         ends = list[State]()
         for layer in range(self.count):
             if layer and self.dropout:
-                values = functional.dropout(values, self.dropout)
+                rows = parted(values, alone.count)
+                values = dropped("dropout", rows, self.dropout, alone.draws).flatten(0, 1)
             found = []
             for way in range(self.ways):
                 at = layer * self.ways + way

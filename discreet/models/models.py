@@ -12,7 +12,7 @@ import math
 import sys
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
@@ -22,6 +22,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
 
 from discreet.data.examples import TaskShape
+from discreet.layers.draws import drawn_from
 from discreet.layers.recurrent import ClassesSecond, LastStep, LSTMLayer
 from discreet.models.scattering import Scattering
 from discreet.models.transformer import transformer
@@ -389,28 +390,32 @@ def dropout_layers(model: nn.Module) -> list[nn.Module]:
 
 
 def masks_from(source: RandomSource, model: nn.Module) -> AbstractContextManager[None]:
-    """`torch_draws_from` for a model with dropout. For other models PyTorch's generator is not
-    changed."""
+    """`torch_draws_from` for a model with dropout. For other models PyTorch's generators are not
+    changed, and a clipped sum draws what a forward asks for by a key of the source."""
     if dropout_layers(model):
         return torch_draws_from(source, model)
-    return nullcontext()
+    return drawn_from(source.child("masks").words(4).tobytes())
 
 
 @contextmanager
-def torch_draws_from(source: RandomSource, model: nn.Module) -> Iterator[None]:
-    """A context in which PyTorch's generators are seeded by `source`: the same masks each time for
-    a seeded source, different ones for a secure source. Afterwards the generators of the CPU and of
-    the model's device are restored.
+def torch_draws_from(
+    source: RandomSource, model: nn.Module, identities: Tensor | None = None
+) -> Iterator[None]:
+    """A context in which PyTorch's generators are seeded by `source`, and clipped sums draw by a
+    key of it: the same masks each time for a seeded source, different ones for a secure source.
+    Afterwards the generators of the CPU and of the model's device are restored.
 
-    Masks are not protecting noise, and need not be secret as such. They are drawn independently of
-    all data, separately for each example, and for each fixed choice of all masks the contribution
-    of one example to a clipped sum is at most the clip norm. But their seed must be secret; that of
-    a secure source never leaves this function. An observer who knew it could compute the mask of
-    each place in a batch, and places shift if an example is missing."""
+    Masks are not protecting noise. An example's follow from the key and its identity alone: for
+    each key the contribution of one example to a clipped sum is at most the clip norm, and the
+    others' do not change if it is absent. `identities`, (n,), of the rows of a batch; without them
+    a row's place stands for it, places shift if an example is absent, and the key must be secret.
+    That of a secure source never leaves this function."""
+    key = source.child("masks").words(4).tobytes()
     seed = int(source.child("dropout").words(1)[0])
     devices = [value.device.index for value in [next(model.parameters())] if value.is_cuda]
     with torch.random.fork_rng(devices=devices):
         torch.default_generator.manual_seed(seed)
         for device in devices:
             torch.cuda.default_generators[device].manual_seed(seed)
-        yield
+        with drawn_from(key, identities):
+            yield

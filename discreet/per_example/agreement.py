@@ -13,6 +13,7 @@ are computed.
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from typing import Any
@@ -22,9 +23,10 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 
-from discreet.layers.alone import tensors_of
 from discreet.layers.branches import AnswersDiffer, Questions
+from discreet.layers.draws import no_draws
 from discreet.layers.functions import function_of
+from discreet.layers.model_state import tensors_of
 from discreet.layers.refusals import CONFUSED, SCRIPTED, MixesExamples, Unserved, place
 from discreet.layers.terms import Parts
 from discreet.per_example.any_model import OfMany, plain_gradient
@@ -102,7 +104,10 @@ def tried(model: nn.Module, inputs: Tree) -> tuple[str, Questions]:
     for seed in range(_TRIALS):
         try:
             examples = made_up(model, inputs, ROWS, seed, kind=kind)
-            with same_chance(objective.parameters[0].device), exact_products(), Undrawn():
+            chance = same_chance(objective.parameters[0].device)
+            with chance, exact_products(), Undrawn(), warnings.catch_warnings():
+                # Such as that a deviation of one example has no degree of freedom.
+                warnings.simplefilter("ignore")
                 _check_alone(objective, loss, examples)
                 reason = _reason(objective, examples, questions)
                 if not reason:
@@ -130,9 +135,9 @@ def _check_alone(objective: Objective, loss: _EachRow, examples: Tree) -> None:
         except CONFUSED:
             loss.of(objective.outputs(rows_of(examples, slice(0, 1))), 1)
             return
-        alone = torch.cat(
-            [_valued(objective, rows_of(examples, slice(at, at + 1)), 1) for at in range(ROWS)]
-        )
+    # What several left is gone: alone must not read it.
+    ones = (rows_of(examples, slice(at, at + 1)) for at in range(ROWS))
+    alone = torch.cat([_valued(objective, one, 1) for one in ones])
     waiting = [torch.arange(ROWS)]
     while waiting:
         places = waiting.pop()
@@ -149,7 +154,11 @@ def _check_alone(objective: Objective, loss: _EachRow, examples: Tree) -> None:
 
 def _valued(objective: Objective, examples: Tree, count: int) -> Tensor:
     # With gradients, as the forward may take some itself.
-    with torch.enable_grad(), put_back(objective.kept), OfMany(count):
+    with (
+        torch.enable_grad(),
+        put_back(objective.kept),
+        OfMany(count),
+    ):
         outputs = objective.outputs(detached(examples))
         return objective.loss(outputs, objective.zeros(count)).detach()
 
@@ -159,7 +168,8 @@ def _groups(objective: Objective, examples: Tree, count: int) -> list[Tensor]:
     try:
         rows = max(count, FEWEST)
         asked = Questions()
-        needed_pass(objective, filled(examples, rows), objective.zeros(rows), asked)
+        some = filled(examples, rows)
+        needed_pass(objective, some, objective.zeros(rows), asked, no_draws(rows))
     except AnswersDiffer as split:
         return split.groups(count)
     except Unserved:
@@ -336,7 +346,7 @@ def _tried_on(
     objective: Objective, examples: Tree, questions: Questions, part: float | None = None
 ) -> str:
     targets = objective.zeros(ROWS)
-    found = _rows(objective, passes(objective, examples, targets, questions))
+    found = _rows(objective, passes(objective, examples, targets, questions, no_draws(ROWS)))
     share = part or _agreement(objective)
     for at in range(ROWS):
         one = slice(at, at + 1)
@@ -351,7 +361,10 @@ def _tried_on(
 
 def _apart(one: Tensor, other: Tensor, part: float | None) -> float:
     """The distance of two gradients. NaN, such as from a mean over a made-up length of 0, tells
-    nothing of a rule; but if an answer is to be settled (`part`), one must not be NaN alone."""
+    nothing of a rule; but one must not be NaN or infinite alone: a type may be too narrow for the
+    scale of the loss."""
+    if part is None and bool(other.isfinite().all()):
+        return float((one - other).norm().nan_to_num(math.inf))
     if part is None:
         return float((one - other).norm())
     if not torch.equal(one.isnan(), other.isnan()):

@@ -17,7 +17,19 @@ from torch.overrides import TorchFunctionMode
 
 from discreet.layers.alone import Alone, squeezed
 from discreet.layers.branches import AnswersDiffer
-from discreet.layers.functions import called_inside, function_of
+from discreet.layers.draws import Draws, own_draws
+from discreet.layers.dropping import attended, dropped, rounded
+from discreet.layers.functions import (
+    ATTENTION,
+    DROPPING,
+    OF_ATTENTION,
+    RANDOM,
+    RECURRENT,
+    by_name,
+    called_inside,
+    function_of,
+    with_rate,
+)
 from discreet.layers.lanes import level
 from discreet.layers.layer_rules import RULES
 from discreet.layers.refusals import Unserved
@@ -33,7 +45,6 @@ from discreet.per_example.objective import (
     rows_of,
 )
 from discreet.per_example.passes import FEWEST, as_batches_of_one, side_by_side
-from discreet.per_example.trial import same_chance, seed_draws
 
 _log = logging.getLogger("discreet")
 _told: WeakSet[nn.Module] = WeakSet()  # models that the log has named
@@ -41,11 +52,12 @@ _told: WeakSet[nn.Module] = WeakSet()  # models that the log has named
 
 class OfMany(TorchFunctionMode):
     """A context in which a batch of one, `count`, keeps its first dimension in `squeeze()`, as a
-    batch of several does."""
+    batch of several does. With `draws`, of one example, random numbers are its own."""
 
-    def __init__(self, count: int = 1) -> None:
+    def __init__(self, count: int = 1, draws: Draws | None = None) -> None:
         super().__init__()
         self.is_one = count == 1
+        self.draws = draws
         self.inner: Any = None
 
     def __torch_function__(
@@ -58,37 +70,55 @@ class OfMany(TorchFunctionMode):
             return squeezed(args[0])
         if function.is_python and not function.is_plain and func is not self.inner:
             return called_inside(self, func, types, args, named)
+        if self.draws is not None and level() < 0 and function.name in RANDOM:
+            return _own_draw(self.draws, func, args, named)
         return func(*args, **named)
 
 
-def built_terms(objective: Objective, inputs: Tree, targets: Tree, *, reason: str) -> list[Term]:
-    """Builds every gradient, n * num_params floats, by a loop over examples. Each has a seed of its
-    own, so that the draws of one example do not affect the next.
+def _own_draw(draws: Draws, func: Any, args: tuple[Any, ...], named: dict[str, Any]) -> Any:
+    """The result of a function that may draw, for one example with draws of its own: what it gets
+    side by side with others."""
+    function = function_of(func)
+    if function.name in RECURRENT:
+        return func(*with_rate(args, rounded), **named)
+    if function.name == ATTENTION:
+        given = by_name(OF_ATTENTION, args, named)
+        if given.get("dropout_p"):
+            parts = [given.pop(name) for name in OF_ATTENTION[:3]]
+            return attended(parts, given.pop("attn_mask", None), draws, given)
+    elif function.name in DROPPING:
+        given = by_name(("input", "p", "train"), args, named)
+        values = given["input"]
+        rate = given["p"]
+        if given["train"] and 0 <= rate <= 1:
+            found = dropped(function.name, values.unsqueeze(0), rate, draws)[0]
+            return values.copy_(found) if function.writes else found
+    elif named.get("generator") is None and named.get("out") is None:
+        found = draws.sampled(function.name, lambda _: func(*args, **named))[0]
+        return args[0] if function.writes else found
+    return func(*args, **named)
+
+
+def built_terms(
+    objective: Objective, trees: tuple[Tree, ...], draws: Draws, *, reason: str
+) -> list[Term]:
+    """Builds every gradient, n * num_params floats, by a loop over examples. The draws of one
+    example do not affect the next. `trees`: inputs and targets.
 
     `reason`: why the examples can't run side by side.
     """
-    device = objective.parameters[0].device
-    draws = torch.Generator().set_state(torch.get_rng_state())
-    seeds = torch.randint(2**62, (count_of(inputs),), generator=draws).tolist()
     found = []
-    drawn = False
-    with same_chance(device):
-        for place, seed in enumerate(seeds):
-            seed_draws(seed, device)
-            before = torch.get_rng_state()
-            one = slice(place, place + 1)
-            try:
-                with put_back(objective.kept):
-                    found.append(
-                        plain_gradient(objective, rows_of(inputs, one), rows_of(targets, one))
-                    )
-            except RuntimeError as error:
-                raise ValueError(
-                    f"the model can't be called with one example alone: {error}"
-                ) from error
-            drawn = drawn or not torch.equal(before, torch.get_rng_state())
-    if drawn:
-        torch.set_rng_state(draws.get_state())
+    for place in draws.seeded():
+        one = slice(place, place + 1)
+        own = draws.of(torch.tensor([place]))
+        try:
+            with put_back(objective.kept):
+                example = [rows_of(tree, one) for tree in trees]
+                found.append(plain_gradient(objective, example[0], example[1], own))
+        except RuntimeError as error:
+            raise ValueError(
+                f"the model can't be called with one example alone: {error}"
+            ) from error
     _tell(objective.model, reason)
     return [
         Rows(slot, torch.stack(rows).detach().to(objective.dtype))
@@ -105,14 +135,16 @@ def _tell(model: nn.Module, reason: str) -> None:
         )
 
 
-def plain_gradient(objective: Objective, inputs: Tree, targets: Tree) -> list[Tensor]:
+def plain_gradient(
+    objective: Objective, inputs: Tree, targets: Tree, draws: Draws | None = None
+) -> list[Tensor]:
     """LOSS_SCALE times the gradient of the loss for a batch of one example, or unit, by plain
     autograd; zero for unused parameters. It is scaled afterwards: a hook or a backward that clamps
     gradients would do something else to scaled ones."""
     parameters = objective.trainable()
     inputs = detached(inputs)
     unit = (rows_of(inputs, 0), rows_of(targets, 0)) if objective.of_units else None
-    with torch.enable_grad(), OfMany(1 if unit is None else count_of(unit[0])):
+    with torch.enable_grad(), OfMany(1 if unit is None else count_of(unit[0]), draws):
         if unit is not None:
             losses = objective.unit_loss(*unit)
         else:
@@ -136,7 +168,8 @@ def rows_apart(layer: nn.Module, inputs: Tensor) -> Tensor:
     modules = list(layer.modules())
     alone = Alone({}, rows, modules, rules=RULES)
     try:
-        with put_back(modules):
+        with put_back(modules), own_draws(count, inputs.device) as draws:
+            alone.draws = draws.filled(rows)
             found = side_by_side(alone, layer, as_batches_of_one(filled(inputs, rows)))
         alone.check()
         return found.detach().squeeze(1)[:count]  # type: ignore[no-any-return]

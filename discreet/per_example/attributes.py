@@ -9,7 +9,9 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import contextmanager
+from functools import lru_cache
 from operator import is_
+from types import FunctionType
 from typing import Any
 
 import torch
@@ -17,7 +19,9 @@ from torch import Tensor, nn
 
 _NUMBERS = (bool, int, float, str)
 _CONTAINERS = (list, dict, set, deque)
+_MOST_ENTRIES = 2**12  # of a global container that is restored
 _OF_MODULES = frozenset(nn.Module().__dict__)
+_HOOKS = tuple(name for name in nn.Module().__dict__ if "hooks" in name)
 
 
 def _items(container: Any) -> list[Any]:
@@ -64,9 +68,11 @@ class Attributes:
     def __init__(self, modules: Iterable[nn.Module], *, copies: bool = False) -> None:
         self._held: list[tuple[nn.Module, dict[str, Any]]] = []
         self._looks: list[tuple[nn.Module, str, Callable[[], bool]]] = []
+        self._hooks: list[tuple[dict[Any, Any], dict[Any, Any]]] = []
         for module in modules:
             own = dict(module.__dict__)
             self._held.append((module, own))
+            self._hooks += [(own[name], dict(own[name])) for name in _HOOKS if name in own]
             if len(own) == len(_OF_MODULES):
                 continue
             for name, value in own.items():
@@ -88,7 +94,8 @@ class Attributes:
         return sorted(found)
 
     def put_back(self) -> None:
-        """Restores the attributes of each module.
+        """Restores the attributes of each module, and its hooks: a forward may install some at its
+        first call, and note that in an attribute.
 
         Raises:
           ValueError: an object that an attribute holds was written to. That can't be undone.
@@ -97,9 +104,33 @@ class Attributes:
             if not _are_same(module.__dict__.values(), before.values()):
                 module.__dict__.clear()
                 module.__dict__.update(before)
+        for hooks, known in self._hooks:
+            if hooks != known:
+                hooks.clear()
+                hooks.update(known)
         for module, name, look in self._looks:
             if not look():
                 raise ValueError(keeps(f"{type(module).__name__}.{name}"))
+
+
+@lru_cache(maxsize=1024)
+def _names_used(kind: type) -> list[tuple[dict[str, Any], str]]:
+    """The global names in the code of a class's methods, each with the globals that it is in."""
+    if kind.__module__.split(".")[0] in ("torch", "builtins"):
+        return []
+    functions = [each for each in vars(kind).values() if isinstance(each, FunctionType)]
+    return [(each.__globals__, name) for each in functions for name in each.__code__.co_names]
+
+
+def _globals_of(modules: Iterable[nn.Module]) -> list[tuple[Any, Any]]:
+    """The lists, dictionaries and sets in global names that forwards use, with copies."""
+    found = dict[int, Any]()
+    for kind in {kind for module in modules for kind in type(module).__mro__}:
+        for names, name in _names_used(kind):
+            value: Any = names.get(name)
+            if type(value) in _CONTAINERS and len(value) <= _MOST_ENTRIES:
+                found[id(value)] = value
+    return [(value, value.copy()) for value in found.values()]
 
 
 def numbers_of(modules: Iterable[nn.Module]) -> list[object]:
@@ -124,12 +155,18 @@ _held = object()
 
 @contextmanager
 def put_back(modules: Iterable[nn.Module]) -> Iterator[None]:
-    """A context in which a forward may change the attributes of its modules; at the end they are
-    restored."""
+    """A context in which a forward may change the attributes of its modules, and the entries of
+    lists, dictionaries and sets in global names; at the end they are restored."""
+    modules = tuple(modules)
     before = Attributes(modules)
+    outside = _globals_of(modules)
     try:
         yield
     finally:
+        for held, copy in outside:
+            if not _are_same(_items(held), _items(copy)):
+                held.clear()
+                (held.extend if isinstance(held, list | deque) else held.update)(copy)
         with torch.no_grad():
             before.put_back()
 

@@ -3,10 +3,12 @@ example."""
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, fields, is_dataclass
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
@@ -51,6 +53,33 @@ def cross_entropy(outputs: Tensor, targets: Tensor, weights: Tensor | None = Non
     return values.flatten(1).sum(1) / (targets != PADDING).flatten(1).sum(1).clamp(min=1)
 
 
+# Losses made of torch.nn's, each with its criterion; and the forwards of those, as torch has them.
+_criteria: WeakKeyDictionary[Any, nn.Module] = WeakKeyDictionary()
+_FORWARDS = {
+    kind: kind.forward for kind in vars(nn.modules.loss).values() if hasattr(kind, "forward")
+}
+
+
+def made_of(criterion: nn.Module, loss: Loss) -> Loss:
+    """The loss, known as one that calls a criterion of torch.nn."""
+    _criteria[loss] = criterion
+    return loss
+
+
+def is_plain(criterion: nn.Module) -> bool:
+    """True if a criterion does what its class in torch.nn does: it has no hooks, nor has every
+    module, and no forward of its own."""
+    everywhere = nn.modules.module
+    hooks = [criterion.__dict__[name] for name in criterion.__dict__ if "hooks" in name]
+    hooks += [held for name, held in vars(everywhere).items() if name.startswith("_global_forward")]
+    kind = type(criterion)
+    return (
+        not any(hooks)
+        and "forward" not in criterion.__dict__
+        and kind.forward is _FORWARDS.get(kind)
+    )
+
+
 @dataclass(frozen=True, slots=True)
 class Objective:
     """A model's loss as a function of its parameters, for norms of one order. Made by
@@ -81,7 +110,13 @@ class Objective:
     @property
     def is_own_loss(self) -> bool:
         """True for a loss of this package, which reads only outputs and targets."""
-        return str(getattr(self.loss, "func", self.loss).__module__).startswith("discreet.")
+        loss: Any = getattr(self.loss, "func", self.loss)
+        if loss in _criteria:
+            return is_plain(_criteria[loss])
+        named = loss if hasattr(loss, "__qualname__") else type(loss)
+        home = sys.modules.get(str(named.__module__))
+        is_ours = named.__module__.startswith("discreet.")
+        return is_ours and getattr(home, named.__qualname__, None) is named
 
     @property
     def kept(self) -> tuple[nn.Module, ...]:

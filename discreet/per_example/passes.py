@@ -23,9 +23,10 @@ from torch.func import vmap
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from discreet.layers.alone import Alone
-from discreet.layers.branches import NOTHING_ASKED, AnswersDiffer, Questions
+from discreet.layers.branches import AnswersDiffer, Questions
 from discreet.layers.convolution import Convolved
 from discreet.layers.custom_functions import seen
+from discreet.layers.draws import Draws
 from discreet.layers.layer_rules import RULES
 from discreet.layers.refusals import CONFUSED, DERIVING, SCRIPTED, Needs, Unserved, place_of_error
 from discreet.layers.terms import Lookup, Outer, Pair, Rows, Slot, Term, Tied
@@ -63,7 +64,7 @@ class GradientsOfSome:
 
 
 def passes(
-    objective: Objective, inputs: Tree, targets: Tree, questions: Questions
+    objective: Objective, inputs: Tree, targets: Tree, questions: Questions, draws: Draws
 ) -> Iterator[GradientsOfSome]:
     """One pass over all examples, or one for each group of examples for which the forward takes the
     same branches.
@@ -74,7 +75,8 @@ def passes(
     count = count_of(inputs)
     rows = max(count, FEWEST)
     try:
-        terms = needed_pass(objective, filled(inputs, rows), filled(targets, rows), questions)
+        padded = filled(inputs, rows), filled(targets, rows)
+        terms = needed_pass(objective, *padded, questions, draws.filled(rows))
     except AnswersDiffer as split:
         if split.question:
             questions.asked[split.question] = None
@@ -82,20 +84,20 @@ def passes(
         if len(groups) < 2:
             raise Unserved(f"copies of one example round differently at {split.where}") from split
         for places in groups:
-            some = rows_of(inputs, places)
-            for inner in passes(objective, some, rows_of(targets, places), questions):
+            some = rows_of(inputs, places), rows_of(targets, places)
+            for inner in passes(objective, *some, questions, draws.of(places)):
                 yield inner.within(places)
         return
     yield GradientsOfSome(None, rows, terms)
 
 
 def needed_pass(
-    objective: Objective, inputs: Tree, targets: Tree, questions: Questions
+    objective: Objective, inputs: Tree, targets: Tree, questions: Questions, draws: Draws
 ) -> list[Term]:
     """As `one_pass`; one that turns out to need something is made again with it."""
     while True:
         try:
-            return one_pass(objective, inputs, targets, questions)
+            return one_pass(objective, inputs, targets, questions, draws)
         except Needs as found:
             if found.need in questions.needs:
                 raise
@@ -106,7 +108,8 @@ def one_pass(
     objective: Objective,
     inputs: Tree,
     targets: Tree,
-    questions: Questions = NOTHING_ASKED,
+    questions: Questions,
+    draws: Draws,
 ) -> list[Term]:
     """Terms of the gradients of LOSS_SCALE times the loss, for n >= `FEWEST` examples, one for each
     parameter.
@@ -120,6 +123,7 @@ def one_pass(
     if DERIVING in questions.needs and count * size > _COPIED_FLOATS:
         raise Unserved("a gradient within the forward, of a model that is too large for copies")
     alone = Alone(objective.slots, count, objective.modules, rules=RULES, questions=questions)
+    alone.draws = replace(draws, calls=0)
     if objective.of_units:
         alone.size = int(next(part.shape[1] for part in batches_in(inputs)))
     with put_back(objective.kept):

@@ -14,17 +14,18 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, replace
 from functools import reduce
 from operator import add
-from typing import Any
+from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary, ref
 
 import torch
 from torch import Tensor, nn
 
 from discreet.layers.branches import Questions
+from discreet.layers.draws import Draws, own_draws
 from discreet.layers.refusals import Unserved
 from discreet.layers.terms import Term, floats_at_once, without
 from discreet.per_example.agreement import tried
@@ -48,6 +49,7 @@ from discreet.per_example.objective import (
 )
 from discreet.per_example.passes import FEWEST, GradientsOfSome, passes
 from discreet.per_example.perceptron import by_hand
+from discreet.per_example.seeding import check_seeds
 from discreet.per_example.trial import check_layers, try_out, unmoved
 from discreet.per_example.wrong_inputs import explained
 from discreet.privacy.clipping import check_clip, clip_factors
@@ -75,6 +77,15 @@ class _Trial:
     questions: Questions
     losses: list[ref[Loss]]
     changes: int = 0
+
+
+class Found(NamedTuple):
+    """What is known of a model for a sum: the reason why examples can't run side by side, or "",
+    its questions, and the draws of the examples."""
+
+    reason: str
+    questions: Questions
+    draws: Draws
 
 
 _trials: WeakKeyDictionary[nn.Module, _Trial] = WeakKeyDictionary()
@@ -119,10 +130,11 @@ def clipped_gradient_sum(
       ValueError: a setting out of range; a forward or a layer that mixes examples (BatchNorm in
         training mode); parameters of other types or on several devices; a loss that is not (n,).
 
-    Dropout and other layers that draw for each example separately are allowed: the bound holds for
-    each fixed choice of all masks. The masks come from PyTorch's own generator, whose seed must be
-    secret if the sum is released, since places in a batch shift if an example is missing.
-    Discreet's clients and DPSGD ensure that.
+    Dropout and other layers that draw are allowed. An example's numbers follow from a key, its
+    identity and the number of the draw, so the bound holds for each key. The key comes from
+    PyTorch's own generator, and an example's place in the batch stands for its identity: places
+    shift if an example is missing, so the generator must be secret if the sum is released.
+    Discreet's clients and DPSGD give a secret key, and DPSGD the identities (`drawn_from`).
 
     >>> x, y = torch.tensor([[3.0, 4.0], [0.0, 0.0]]), torch.tensor([0, 1])
     >>> total, norms = clipped_gradient_sum(nn.Linear(2, 2), x, targets=y, clip_norm=0.25)
@@ -160,16 +172,17 @@ def clipped_sum_by_owner(
     if count_of(inputs, targets) != len(owners):
         raise ValueError(f"owners must be one for each row, {count_of(inputs)}, not {len(owners)}")
     unique: Any = torch.unique
-    _, units, sizes = unique(owners, return_inverse=True, return_counts=True)
+    numbers, units, sizes = unique(owners, return_inverse=True, return_counts=True)
     if len(owners) == 0 or not objective.slots:
         return objective.parts().total(), objective.zeros(len(sizes))
-    with _explained(objective, inputs, targets):
-        reason, questions = _tried(objective, inputs, targets)
+    device = objective.parameters[0].device
+    with (
+        _explained(objective, inputs, targets),
+        own_draws(len(sizes), device, numbers) as draws,
+    ):
+        found = Found(*_tried(objective, inputs, targets), draws)
         parts = _of_owners(
-            replace(objective, of_units=True),
-            (inputs, targets),
-            (units, sizes),
-            (reason, questions),
+            replace(objective, of_units=True), (inputs, targets), (units, sizes), found
         )
         with unmoved(model):
             return _summed(objective, parts, clip_norm, len(sizes))
@@ -179,7 +192,7 @@ def _of_owners(
     objective: Objective,
     trees: tuple[Tree, Tree],
     of: tuple[Tensor, Tensor],
-    found: tuple[str, Questions],
+    found: Found,
 ) -> Iterator[GradientsOfSome]:
     """Passes for groups of owners with equal numbers of rows. `of`: the owner of each row, and the
     number of rows of each owner."""
@@ -190,20 +203,20 @@ def _of_owners(
         owners = (sizes == size).nonzero().squeeze(1)
         rows = order[starts[owners].unsqueeze(1) + torch.arange(size, device=order.device)]
         inputs, targets = (rows_of(tree, rows) for tree in trees)
-        for part in _parts(objective, inputs, targets, found):
+        of_size = found._replace(draws=found.draws.of(owners))
+        for part in _parts(objective, inputs, targets, of_size):
             yield part.within(owners)
 
 
 def _parts(
-    objective: Objective, inputs: Tree, targets: Tree, found: tuple[str, Questions]
+    objective: Objective, inputs: Tree, targets: Tree, found: Found
 ) -> list[GradientsOfSome]:
-    reason, questions = found
-    if not reason:
+    if not found.reason:
         try:
-            return list(passes(objective, inputs, targets, questions))
+            return list(passes(objective, inputs, targets, found.questions, found.draws))
         except Unserved as error:
-            reason = str(error)
-    return list(_built(objective, inputs, targets, reason))
+            found = found._replace(reason=str(error))
+    return list(_built(objective, inputs, targets, found))
 
 
 def l1_clipped_gradient_sum(
@@ -240,9 +253,11 @@ def sequential_sum(
     total, _ = _clipped_sum(
         objective, rows_of(inputs, slice(0, 0)), rows_of(targets, slice(0, 0)), clip_norm
     )
-    for place in range(count_of(inputs)):
-        one = [place]  # indexing by a list copies
-        total += _clipped_sum(objective, rows_of(inputs, one), rows_of(targets, one), clip_norm)[0]
+    with own_draws(count_of(inputs), objective.parameters[0].device) as draws:
+        for place in range(count_of(inputs)):
+            one = [place]  # indexing by a list copies
+            some = rows_of(inputs, one), rows_of(targets, one)
+            total += _clipped_sum(objective, *some, clip_norm, draws.of(torch.tensor(one)))[0]
     return total
 
 
@@ -268,7 +283,7 @@ def _trees(inputs: Any, targets: Any) -> tuple[Tree, Tree]:
 
 
 def _clipped_sum(
-    objective: Objective, inputs: Any, targets: Any, clip: float
+    objective: Objective, inputs: Any, targets: Any, clip: float, of_one: Draws | None = None
 ) -> tuple[Tensor, Tensor]:
     inputs, targets = _trees(inputs, targets)
     count = count_of(inputs, targets)
@@ -277,17 +292,18 @@ def _clipped_sum(
     with _explained(objective, inputs, targets):
         if (part := by_hand(objective, inputs, targets)) is not None:
             return _summed(objective, [part], clip, count)
-        reason, questions = _tried(objective, inputs, targets)
-        if not reason:
-            try:
-                return _summed(
-                    objective, passes(objective, inputs, targets, questions), clip, count
-                )
-            # Only this batch failed. How its examples affect each other is not known.
-            except Unserved as found:
-                reason = str(found)
-        with unmoved(objective.model):
-            return _summed(objective, _built(objective, inputs, targets, reason), clip, count)
+        own = own_draws(count, objective.parameters[0].device)
+        with own if of_one is None else nullcontext(of_one) as draws:
+            found = Found(*_tried(objective, inputs, targets), draws)
+            if not found.reason:
+                try:
+                    parts = passes(objective, inputs, targets, found.questions, draws)
+                    return _summed(objective, parts, clip, count)
+                # Only this batch failed. How its examples affect each other is not known.
+                except Unserved as error:
+                    found = found._replace(reason=str(error))
+            with unmoved(objective.model):
+                return _summed(objective, _built(objective, inputs, targets, found), clip, count)
 
 
 @contextmanager
@@ -328,6 +344,8 @@ def _tried(objective: Objective, inputs: Tree, targets: Tree) -> tuple[str, Ques
         outputs = try_out(objective, inputs)
     else:
         outputs = None
+    if is_new:
+        check_seeds(objective, inputs)
     if known is None or is_new:
         _trials[model] = known = _Trial(key, *tried(model, inputs), losses)
     if tries_loss:
@@ -344,7 +362,7 @@ def _tried(objective: Objective, inputs: Tree, targets: Tree) -> tuple[str, Ques
 
 
 def _built(
-    objective: Objective, inputs: Tree, targets: Tree, reason: str
+    objective: Objective, inputs: Tree, targets: Tree, found: Found
 ) -> Iterator[GradientsOfSome]:
     """Gradients by a loop over examples, for some examples at a time."""
     count = count_of(inputs)
@@ -354,8 +372,11 @@ def _built(
     for start in range(0, count, step):
         places = torch.arange(start, min(start + step, count), device=device)
         rows = max(len(places), min(step, FEWEST))
-        some = [filled(rows_of(tree, places), rows) for tree in (inputs, targets)]
-        yield GradientsOfSome(places, rows, built_terms(objective, *some, reason=reason))
+        some = tuple(filled(rows_of(tree, places), rows) for tree in (inputs, targets))
+        draws = found.draws.of(places).filled(rows)
+        yield GradientsOfSome(
+            places, rows, built_terms(objective, some, draws, reason=found.reason)
+        )
 
 
 def _summed(

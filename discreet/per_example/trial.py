@@ -6,6 +6,7 @@ must not change its model, and its outputs must not depend on earlier inputs.
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import is_dataclass
@@ -19,7 +20,7 @@ from torch.nn.modules.batchnorm import _BatchNorm, _NormBase
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves
 
-from discreet.layers.alone import tensors_of, writes
+from discreet.layers.draws import seed_draws
 from discreet.layers.functions import (
     CHOOSING,
     DROPPING,
@@ -28,9 +29,11 @@ from discreet.layers.functions import (
     RECURRENT,
     by_name,
     called_inside,
+    with_rate,
 )
+from discreet.layers.model_state import tensors_of, writes
 from discreet.layers.refusals import CONFUSED
-from discreet.per_example.attributes import Attributes, keeps
+from discreet.per_example.attributes import Attributes, keeps, put_back
 from discreet.per_example.graphs import Graphs
 from discreet.per_example.objective import Objective, Tree, mapped, with_floats
 
@@ -89,15 +92,6 @@ def same_chance(device: torch.device) -> Iterator[None]:
         yield
 
 
-def seed_draws(seed: int, device: torch.device) -> None:
-    """Seeds the generators that a model on a device draws from. For the CPU alone this takes a
-    hundredth of the time of torch.manual_seed, which looks for devices of every kind."""
-    if device.type == "cpu":
-        torch.default_generator.manual_seed(seed)
-    else:
-        torch.manual_seed(seed)
-
-
 class Undrawn(TorchFunctionMode):
     """A context in which dropout keeps everything, each drawn number is one half or, if it is
     whole, 0, and a random order is the reverse."""
@@ -109,25 +103,13 @@ class Undrawn(TorchFunctionMode):
     ) -> Any:
         named = kwargs or {}
         name = getattr(func, "__name__", "")
-        if name == "dropped":
-            return args[0]
         if type(func) is FunctionType and func is not self.inner:
             return called_inside(self, func, types, args, named)
         if name == "scaled_dot_product_attention":
             named = by_name(OF_ATTENTION, args, named) | {"dropout_p": 0.0}
             args = ()
-        if name in RECURRENT:
-            # Packed sequences have one more argument.
-            if isinstance(args[3], list | tuple):
-                at = 6
-            else:
-                at = 5
-            # `train` stays: without it a GPU has no backward pass.
-            args = (
-                *args[:at],
-                0.0,
-                *args[at + 1 :],
-            )
+        if name in RECURRENT:  # `train` stays: without it a GPU has no backward pass
+            args = with_rate(args, lambda _: 0.0)
         if name in DROPPING:
             return args[0]
         result = func(*args, **named)
@@ -189,6 +171,13 @@ def try_out(objective: Objective, inputs: Tree) -> Any:
         inputs.
     """
     before = Attributes(objective.kept, copies=True)
+    with put_back(objective.kept), warnings.catch_warnings():
+        # Such as that a deviation of one example has no degree of freedom.
+        warnings.simplefilter("ignore")
+        return _tried_out(objective, inputs, before)
+
+
+def _tried_out(objective: Objective, inputs: Tree, before: Attributes) -> Any:
     try:
         for kind in KINDS:
             try:
@@ -298,7 +287,10 @@ def floats_in(outputs: Any) -> list[Tensor]:
 
 
 def differ(one: Tensor, other: Tensor, part: float = AGREEMENT) -> bool:
-    """True if values differ by more than a share `part` of the largest; NaN is ignored."""
+    """True if values differ by more than a share `part` of the largest, or one is NaN alone."""
     if one.shape != other.shape or not one.numel():
         return one.shape != other.shape
-    return bool(((one - other).abs() > part * one.abs().max()).any())
+    if not torch.equal(one.isnan(), other.isnan()):
+        return True
+    largest = one.abs().nan_to_num(0.0).max()
+    return bool(((one - other).abs() > part * largest).any())

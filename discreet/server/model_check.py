@@ -8,7 +8,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from discreet.data.examples import Task
 from discreet.data.targets import CLASSES, LABELS, NUMBERS, SEQUENCES
-from discreet.layers.alone import writes
+from discreet.layers.model_state import writes
 from discreet.models.models import (
     LSTM,
     MISTAKES,

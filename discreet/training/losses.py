@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from discreet.data.examples import Task, TaskShape
 from discreet.data.targets import CLASSES, LABELS, NUMBERS, SEQUENCES
-from discreet.per_example.objective import Loss, cross_entropy
+from discreet.per_example.objective import Loss, cross_entropy, is_plain, made_of
 from discreet.settings.rules import ConfigError
 from discreet.settings.training import TaskConfig
 
@@ -62,6 +62,14 @@ def per_example_loss(criterion: nn.Module) -> Loss:
             "outputs (n, ...) and targets (n, ...) to a tensor (n,), in which an example's value "
             "depends on that example alone"
         )
+    if not is_plain(criterion):
+        raise ValueError(
+            f"loss: {kind.__name__} has a hook or a forward of its own, which may mix examples: "
+            "write it as a function of outputs (n, ...) and targets (n, ...)"
+        )
+    weights = (getattr(criterion, name, None) for name in ("weight", "pos_weight"))
+    if any(isinstance(value, Tensor) and value.dim() > 1 for value in weights):
+        raise ValueError("loss: a weight must be one number for each class or label, not each row")
     single = copy.copy(criterion)
     summed = criterion.reduction in ("sum", "batchmean")
     single.__dict__["reduction"] = "none"
@@ -81,7 +89,7 @@ def per_example_loss(criterion: nn.Module) -> Loss:
         counted = targets.ne(cast(int, single.ignore_index)).flatten(1).sum(1)
         return values.sum(1) / counted.clamp(min=1)
 
-    return values_of
+    return made_of(single, values_of)
 
 
 def _numbers_of(outputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:

@@ -85,7 +85,7 @@ MIXED = {
     "another data set": OfAnother(Items()),
     "a subset": OfAnother(Subset(Items(), range(SIZE))),
     "a part": Subset(OfAnother(Items()), range(20)),
-    "parts": ConcatDataset([Items(), OfAnother(Items())]),
+    "parts": ConcatDataset([Items(list(PAIRS)), OfAnother(Items())]),
     "a tensor": OfColumns(INPUTS),
     "an array": OfColumns(INPUTS.numpy()),
     "a list": OfColumns(list(INPUTS)),

@@ -18,9 +18,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from discreet.layers.draws import drawn_from, own_draws
 from discreet.per_example.objective import Loss, cross_entropy
 from discreet.per_example.per_example import clipped_gradient_sum, l1_clipped_gradient_sum
 from discreet.training.losses import per_example_loss
+from tests.per_example.key_masks import CPU, KEY, Masked
 from tests.per_example.layers_cases import GROUPS, LOSSES, Case, Run
 from tests.per_example.test_per_example_oracle import clipped_sum
 
@@ -66,8 +68,9 @@ def gradients_of(model: nn.Module, inputs: Tensor, targets: Tensor, loss: Loss) 
     one pass."""
     parameters = list(model.parameters())
     state = torch.get_rng_state()
-    losses = list(loss(model(inputs), targets))
-    if torch.equal(state, torch.get_rng_state()):
+    with drawn_from(KEY), own_draws(len(inputs), CPU) as draws, Masked(draws):
+        losses = list(loss(model(inputs), targets))
+    if not draws.calls and torch.equal(state, torch.get_rng_state()):
         losses = [
             loss(model(one), target)
             for one, target in zip(inputs.split(1), targets.split(1), strict=True)
@@ -99,11 +102,10 @@ def tried(model: nn.Module, inputs: Tensor, targets: Tensor, loss: Loss = cross_
         for order, clipped in ((2, clipped_gradient_sum), (1, l1_clipped_gradient_sum)):
             options: dict[str, Any] = {"clip_norm": CLIP, "loss": loss}
             try:
-                torch.manual_seed(11)
-                total, norms = clipped(model, inputs, targets=targets, **options)
+                with drawn_from(KEY):
+                    total, norms = clipped(model, inputs, targets=targets, **options)
             except ValueError as error:
                 return f"refused: {error}"
-            torch.manual_seed(11)
             wanted, wanted_norms = clipped_sum(
                 gradients_of(model, inputs, targets, loss), CLIP, order=order
             )

@@ -11,9 +11,11 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from discreet.layers.draws import drawn_from, no_draws, own_draws
 from discreet.layers.dropping import attended, dropped
 from discreet.per_example.objective import cross_entropy
 from discreet.per_example.per_example import clipped_gradient_sum, l1_clipped_gradient_sum
+from tests.per_example.key_masks import CPU, KEY, Masked
 from tests.per_example.test_per_example_oracle import clipped_sum
 
 
@@ -97,9 +99,11 @@ def seeded(build: Build, count: int = 7) -> tuple[nn.Module, Tensor, Tensor]:
 
 
 def masked_gradients(model: nn.Module, inputs: Tensor, targets: Tensor) -> Tensor:
-    """(n, num_params): plain autograd of each loss by itself, with the masks that one pass over the
-    batch draws."""
-    losses, parameters = cross_entropy(model(inputs), targets), list(model.parameters())
+    """(n, num_params): plain autograd of each loss by itself, in one pass over the batch, with the
+    masks that `KEY` draws."""
+    parameters = list(model.parameters())
+    with drawn_from(KEY), own_draws(len(inputs), CPU) as draws, Masked(draws):
+        losses = cross_entropy(model(inputs), targets)
     rows = [
         torch.autograd.grad(loss, parameters, retain_graph=True, materialize_grads=True)
         for loss in losses
@@ -107,14 +111,13 @@ def masked_gradients(model: nn.Module, inputs: Tensor, targets: Tensor) -> Tenso
     return torch.stack([torch.cat([value.flatten() for value in row]) for row in rows])
 
 
-def assert_a_loop_agrees(build: Build, order: int, restart: Callable[[], object]) -> None:
-    """`restart` makes the same masks come again."""
+def assert_a_loop_agrees(build: Build, order: int, patched: pytest.MonkeyPatch) -> None:
+    """`patched`: what holds for the loop alone."""
     model, inputs, targets = seeded(build)
     clipped = l1_clipped_gradient_sum if order == 1 else clipped_gradient_sum
-    with torch.random.fork_rng():
-        restart()
-        gradients = masked_gradients(model, inputs, targets)
-        restart()
+    gradients = masked_gradients(model, inputs, targets)
+    patched.undo()
+    with drawn_from(KEY):
         total, norms = clipped(model, inputs, targets=targets, clip_norm=0.8)
     wanted, wanted_norms = clipped_sum(gradients, 0.8, order=order)
     torch.testing.assert_close(norms.double(), wanted_norms, rtol=2e-4, atol=1e-6)
@@ -123,8 +126,10 @@ def assert_a_loop_agrees(build: Build, order: int, restart: Callable[[], object]
 
 @pytest.mark.parametrize("build", SEQUENCES)
 @pytest.mark.parametrize("order", [1, 2])
-def test_the_sum_is_that_of_a_loop_with_the_masks_of_a_plain_pass(build: Build, order: int) -> None:
-    assert_a_loop_agrees(build, order, lambda: torch.manual_seed(77))
+def test_the_sum_is_that_of_a_loop_with_the_masks_of_a_plain_pass(
+    build: Build, order: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert_a_loop_agrees(build, order, monkeypatch)
 
 
 @pytest.mark.parametrize("build", TRANSFORMERS)
@@ -132,13 +137,6 @@ def test_the_sum_is_that_of_a_loop_with_the_masks_of_a_plain_pass(build: Build, 
 def test_attention_drops_what_a_plain_pass_drops(
     build: Build, order: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # PyTorch draws masks in the order of memory, which differs: here they are drawn in the order of
-    # dimensions.
-    def dropout(
-        values: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False
-    ) -> Tensor:
-        return values * (torch.rand(values.shape) >= p) / (1 - p) if training else values
-
     def attention(
         query: Tensor,
         key: Tensor,
@@ -148,11 +146,10 @@ def test_attention_drops_what_a_plain_pass_drops(
         *_: bool,
     ) -> Tensor:
         scores = query @ key.transpose(-2, -1) / math.sqrt(query.shape[-1])
-        return dropout(scores.softmax(-1), dropout_p) @ value
+        return nn.functional.dropout(scores.softmax(-1), dropout_p) @ value
 
-    monkeypatch.setattr(nn.functional, "dropout", dropout)
     monkeypatch.setattr(nn.functional, "scaled_dot_product_attention", attention)
-    assert_a_loop_agrees(build, order, lambda: torch.manual_seed(31))
+    assert_a_loop_agrees(build, order, monkeypatch)
 
 
 def test_numbers_that_are_drawn_as_the_values_ask_for_them_shift_no_others() -> None:
@@ -214,26 +211,25 @@ def test_evaluation_draws_nothing(build: Build) -> None:
     assert torch.equal(first, second)
 
 
+def ones_dropped(count: int, each: int, p: float) -> Tensor:
+    with drawn_from(KEY), own_draws(count, CPU) as draws:
+        return dropped("dropout", torch.ones(count, each), p, draws)
+
+
 def test_dropout_by_16_bits_keeps_its_share_and_the_mean() -> None:
-    with torch.random.fork_rng():
-        torch.manual_seed(11)
-        found = dropped(torch.ones(10**6), 0.3)
+    found = ones_dropped(1000, 1000, 0.3)
     assert found.unique().tolist() == pytest.approx([0.0, 1 / 0.7], rel=1e-4)
     # seven standard deviations of a mean of a million
     assert float(found.mean()) == pytest.approx(1, abs=7 * math.sqrt(0.3 / 0.7) / 1000)
 
 
-def test_many_values_are_dropped_with_the_masks_of_a_plain_pass() -> None:
-    draws = torch.Generator().manual_seed(71)
-    inputs, targets = torch.randn(64, 80, generator=draws), torch.arange(64) % 3
-    last = seeded(lambda: nn.Linear(80, 3))[0]
-    with torch.random.fork_rng():
-        torch.manual_seed(7)
-        wanted, _ = clipped_sum(masked_gradients(last, dropped(inputs, 0.3), targets), 0.5)
-        torch.manual_seed(7)
-        model = nn.Sequential(nn.Dropout(0.3), last)
-        total, _ = clipped_gradient_sum(model, inputs, targets=targets, clip_norm=0.5)
-    assert float((total.double() - wanted).norm()) <= 2e-4 * float(wanted.norm())
+@pytest.mark.parametrize("each", [1, 511, 512, 4096])
+@pytest.mark.parametrize("p", [0.1, 8e-6, 1.0])
+def test_the_law_of_masks_does_not_depend_on_how_many_numbers_are_drawn(
+    each: int, p: float
+) -> None:
+    scales = {float(ones_dropped(count, each, p).max()) for count in (1, 7, 8, 64)}
+    assert scales == ({0.0} if p == 1 else {float(torch.tensor(65536 / round(65536 * (1 - p))))})
 
 
 HIDDEN = torch.rand(3, 1, 5, 5, generator=torch.Generator().manual_seed(8)) > 0.6
@@ -248,7 +244,8 @@ def test_attention_with_dropout_is_pytorchs_if_nothing_is_dropped(given: dict[st
     parts = [each.requires_grad_() for each in values.unbind()]
     wanted = nn.functional.scaled_dot_product_attention(*parts, **given, scale=0.3)
     mask, causal = given.get("attn_mask"), given.get("is_causal", False)
-    found = attended(parts, mask, dropout_p=0.0, is_causal=causal, scale=0.3)
+    how = {"dropout_p": 0.0, "is_causal": causal, "scale": 0.3}
+    found = attended(parts, mask, no_draws(3), how)
     torch.testing.assert_close(found, wanted)
     both = (torch.autograd.grad(each.cos().sum(), parts) for each in (found, wanted))
     torch.testing.assert_close(*both)
@@ -256,8 +253,7 @@ def test_attention_with_dropout_is_pytorchs_if_nothing_is_dropped(given: dict[st
 
 def test_attention_drops_what_its_rate_says() -> None:
     query, value = torch.zeros(2, 4, 64, 8), torch.eye(64).expand(2, 4, 64, 64)
-    with torch.random.fork_rng():
-        torch.manual_seed(12)
-        weights = attended((query, query, value), None, dropout_p=0.25)
+    with drawn_from(KEY), own_draws(2, CPU) as draws:
+        weights = attended((query, query, value), None, draws, {"dropout_p": 0.25})
     # ten standard deviations of a share of 32,768
     assert float((weights == 0).float().mean()) == pytest.approx(0.25, abs=0.024)

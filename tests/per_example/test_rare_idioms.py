@@ -15,6 +15,7 @@ from torch.nn.utils.rnn import pack_sequence
 
 from discreet.layers.branches import AnswersDiffer, Questions
 from discreet.layers.custom_functions import seen
+from discreet.layers.draws import no_draws
 from discreet.layers.refusals import Unserved
 from discreet.per_example.objective import cross_entropy, objective_of
 from discreet.per_example.passes import passes
@@ -171,7 +172,7 @@ def test_copies_of_one_example_that_round_differently_end_the_pass(
     monkeypatch.setattr("discreet.per_example.passes.one_pass", answers)
     objective = objective_of(seeded(lambda: nn.Linear(4, 3)), cross_entropy)
     with pytest.raises(Unserved, match="copies of one example round differently at item"):
-        list(passes(objective, rows()[:1], TARGETS[:1], Questions()))
+        list(passes(objective, rows()[:1], TARGETS[:1], Questions(), no_draws(1)))
 
 
 @pytest.mark.parametrize(

@@ -158,3 +158,30 @@ def test_in_l1_the_rounding_of_the_smallest_floats_is_not_multiplied_by_a_huge_i
         model, inputs, targets=torch.tensor([0]), clip_norm=LEAST_NUMBER, loss=loss
     )
     assert float(total.abs().sum()) <= LEAST_NUMBER
+
+
+class Tied(nn.Module):
+    """A table that is looked up and multiplied by."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = nn.Embedding(11, 6)
+
+    def forward(self, ids: Tensor) -> Tensor:
+        return nn.functional.linear(3 * self.table(ids).sum(1), self.table.weight)
+
+
+def test_the_clipped_gradient_of_a_tied_table_is_no_longer_than_its_clip_norm() -> None:
+    draws = torch.Generator().manual_seed(5107)
+    longest = 0.0
+    for seed in range(8):
+        with torch.random.fork_rng():
+            torch.default_generator.manual_seed(seed)
+            model = Tied()
+        ids = torch.randint(0, 11, (8, 3), generator=draws)
+        targets = torch.randint(0, 11, (8,), generator=draws)
+        for row in range(8):
+            one = slice(row, row + 1)
+            total, _ = clipped_gradient_sum(model, ids[one], targets=targets[one], clip_norm=0.01)
+            longest = max(longest, float(total.double().norm()) / 0.01)
+    assert longest <= 1.0001
