@@ -36,7 +36,7 @@ def pooled_auc(table: Path) -> float:
     )
 
 
-@pytest.mark.parametrize(("epsilon", "lost"), [(8.0, 0.03), (2.0, 0.07)])
+@pytest.mark.parametrize(("epsilon", "lost"), [(8.0, 0.03), (2.0, 0.07), (0.5, 0.2)])
 def test_auc_is_near_that_of_pooled_regression_and_the_loss_below_a_constants(
     epsilon: float, lost: float, table: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
