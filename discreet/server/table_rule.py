@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from discreet.data.description import DataDescription
-from discreet.data.encoding import CATEGORY, TEXT
+from discreet.data.encoding import CATEGORY, TEXT, Column
 from discreet.data.examples import Task
 from discreet.planning.linear_model import LinearModel
 from discreet.planning.linear_outlook import output_noise
@@ -40,17 +40,26 @@ def linear_model(settings: Settings, task: Task) -> LinearModel | None:
 
 
 def _mean_squares(described: DataDescription, width: int) -> Iterator[float]:
-    """The expected square of each input, from what is declared: a public range is taken as six
-    standard deviations, and a flag is -1 or 1."""
+    """The expected squares of inputs, from what is declared: a public range is taken as six
+    standard deviations, steps between points as equally frequent, and a flag as -1 or 1."""
     if not described.columns:
         found = spread_of(described, width)
         for mean, deviation in zip(found.means or (), found.deviations or (), strict=True):
             yield 1.0 if mean else deviation**2
+    places = {column.name: _mean_square(column) for column in described.columns}
+    yield from places.values()
     for column in described.columns:
-        if column.kind in (CATEGORY, TEXT) or (column.low, column.high) == FLAG:
-            yield 1.0
-        else:
-            yield 1 / 9
+        # The mean of a squared cosine is a half.
+        yield sum(0.5 / number**2 for number in range(1, column.curves + 1))
+    for first, second in described.pairs:
+        yield places[first] * places[second]
+
+
+def _mean_square(column: Column) -> float:
+    """Of a column's position, or of its one-hot vector."""
+    if column.kind in (CATEGORY, TEXT) or column.bins or (column.low, column.high) == FLAG:
+        return 1.0
+    return 1 / 3 if column.points else 1 / 9
 
 
 def with_clip_norm(settings: Settings, model: LinearModel | None) -> Settings:
