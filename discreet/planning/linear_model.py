@@ -43,10 +43,11 @@ class LinearModel:
         that for a number, which lies in -1..1."""
         return 0.25 if self.kind == NUMBERS else 1.0
 
-    @property
-    def output(self) -> str:
-        """The name of an output."""
-        return "a prediction, within -1..1," if self.kind == NUMBERS else "a logit"
+    def said(self, noise: float) -> str:
+        """An output and how far noise moves it, in words. A number lies in -1..1 of its range."""
+        if self.kind == NUMBERS:
+            return f"a prediction by {50 * noise:.2g} % of its range"
+        return f"a logit by {noise:.2g}"
 
     def moved(self, stddev: float) -> float:
         """The standard deviation of an output, or of the difference of two classes' outputs, if

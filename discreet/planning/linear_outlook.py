@@ -38,20 +38,19 @@ class LinearOutlook:
     an output.
 
     Attributes:
-      noise: `output_noise`, and `scale` the size of an output.
+      model: the model.
+      noise: `output_noise`.
       reach: `reach`.
-      output: the name of an output.
     """
 
+    model: LinearModel
     noise: float
-    scale: float
     reach: float
-    output: str
 
     @property
     def loud(self) -> bool:
         """True if noise drives the model."""
-        return self.noise > LOUD_LOGIT * self.scale
+        return self.noise > LOUD_LOGIT * self.model.scale
 
     @property
     def verdict(self) -> str:
@@ -65,8 +64,8 @@ class LinearOutlook:
         return "it can learn"
 
     def __str__(self) -> str:
-        said = f"noise alone is expected to move {self.output} by {self.noise:.2g}"
-        if self.scale == 1:
+        said = f"noise alone is expected to move {self.model.said(self.noise)}"
+        if self.model.scale == 1:
             chances = (1 / (1 + math.exp(sign * self.noise)) for sign in (1, -1))
             said += " (a chance of 0.5 becomes {:.2g} or {:.2g})".format(*chances)
         return said
@@ -80,4 +79,4 @@ def linear_outlook(plan: Plan) -> LinearOutlook | None:
     if model is None or not isinstance(optimizer, ServerSGD):
         return None
     noise = output_noise(plan, model, optimizer)
-    return LinearOutlook(noise, model.scale, reach(plan, model, optimizer), model.output)
+    return LinearOutlook(model, noise, reach(plan, model, optimizer))

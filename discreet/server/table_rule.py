@@ -102,7 +102,7 @@ def with_step(plan: Plan) -> Plan:
         if noise > bound:
             rate = longest * bound / noise
             why = (
-                f"shortened until noise moves {model.output} by {bound:.2g}, for "
+                f"shortened until noise moves {model.said(bound)}, for "
                 f"{plan.run.user.population_size} clients"
             )
     reasons = (
