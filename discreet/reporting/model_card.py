@@ -110,7 +110,8 @@ def _score_lines(record: RunRecord, scores: Mapping[str, float]) -> Iterator[str
     if not scores:
         yield "The model was not rated."
         return
-    yield f"On the public test set, after round {record.model_round}:\n"
+    chosen = ", the best there, which flatters these scores" if record.is_best_round else ""
+    yield f"On the public test set, after round {record.model_round}{chosen}:\n"
     yield "| score | value |\n|---|---|"
     for name, value in scores.items():
         yield f"| {name.replace('_', ' ')} | {value:.4f} |"

@@ -122,6 +122,11 @@ class RunRecord:
         return int((self.privacy or {}).get("model_round", self.rounds[-1]["round"]))
 
     @property
+    def is_best_round(self) -> bool:
+        """True if the model is that of the best round on the public test set."""
+        return self.config.evaluation.keep == "best" and self.privacy is not None
+
+    @property
     def no_better(self) -> str | None:
         """The warning about a model that does not beat a constant guess; None if it does."""
         guess = None if self.constant is None else ConstantGuess(**self.constant)
