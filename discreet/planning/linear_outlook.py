@@ -15,13 +15,18 @@ LOUD_LOGIT = 2.0
 LEAST_REACH = 1.0
 
 
-def output_noise(plan: Plan, model: LinearModel, optimizer: ServerSGD) -> float:
-    """The standard deviation of an output of a linear model that noise alone has after all rounds,
-    for a row of expected norm: an upper estimate, since what data pull back is left out."""
+def parameter_noise(plan: Plan, optimizer: ServerSGD, rounds: int) -> float:
+    """The standard deviation of each parameter that noise alone has after so many rounds with a
+    fixed clip norm: an upper estimate, since what data pull back is left out."""
     noise = plan.mechanism.expected_noise(plan.first_clip_norm)
     one_round = noise.multiplier * noise.norm / noise.denominator
-    travelled = math.sqrt(plan.run.rounds) * optimizer.learning_rate / (1 - optimizer.momentum)
-    return model.moved(one_round * travelled)
+    return one_round * math.sqrt(rounds) * optimizer.learning_rate / (1 - optimizer.momentum)
+
+
+def output_noise(plan: Plan, model: LinearModel, optimizer: ServerSGD) -> float:
+    """The standard deviation of an output of a linear model that noise alone has after all rounds,
+    for a row of expected norm."""
+    return model.moved(parameter_noise(plan, optimizer, plan.run.rounds))
 
 
 def reach(plan: Plan, model: LinearModel, optimizer: ServerSGD) -> float:

@@ -35,7 +35,9 @@ from discreet.run_files.model_description import model_facts
 from discreet.run_files.predictions import named_parameters_of, write_predictions
 from discreet.run_files.run_folder import RunFolder
 from discreet.run_files.run_folder import write_json as write_facts
+from discreet.run_files.shapes import FILE as SHAPES
 from discreet.server.data_questions import found_normaliser
+from discreet.server.model_shapes import shapes_of_run
 from discreet.server.resolve import resolve
 from discreet.server.run_context import RunContext, announce, close_run, open_run, say_how_it_ended
 from discreet.server.training_run import OnRound, TrainingRun
@@ -161,6 +163,8 @@ def finish(session: Session, outcome: Outcome) -> None:
     if plan.settings.model.lora.kind != "none":
         save_adapter(session.model, folder)
     tensors = named_parameters_of(session.model, outcome.model.params)
+    if (shapes := shapes_of_run(session.task, plan, tensors, outcome.model.round)) is not None:
+        write_facts(folder / SHAPES, shapes)
     facts = model_facts(plan.settings, shape, tensors, session.task.description)
     write_facts(folder / MODEL_DESCRIPTION, facts)
     close_run(session.context, outcome, tensors, metadata)
