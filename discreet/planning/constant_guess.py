@@ -75,7 +75,9 @@ def constant_guess(task: Task, settings: TaskConfig) -> ConstantGuess | None:
         return None
     counts = torch.bincount(task.test.targets, minlength=task.shape.num_classes).double()
     shares = counts / counts.sum()
-    plain = settings.loss in (None, "cross_entropy") and settings.class_weights is None
+    plain = (
+        settings.loss in (None, "cross_entropy", "least_squares") and settings.class_weights is None
+    )
     if plain:
         loss = float(-torch.special.xlogy(shares, shares).sum())
     else:

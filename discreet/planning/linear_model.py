@@ -16,11 +16,20 @@ class LinearModel:
       row_norm: the expected norm of an encoded row, with a 1 for the intercept, from public facts.
       kind: the kind of target.
       outputs: the number of outputs.
+      products: of least squares in one round, the weight of X'y beside X'X; else None.
     """
 
     row_norm: float
     kind: str
     outputs: int
+    products: float | None = None
+
+    @property
+    def gradient_norm(self) -> float:
+        """The expected norm of an example's gradient at the start, by which it is clipped."""
+        if self.products is not None:
+            return self.row_norm * math.hypot(self.row_norm, self.products)
+        return self.residual * self.row_norm
 
     @property
     def residual(self) -> float:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
-from torch import Tensor
+import torch
+from torch import nn
 
 from discreet.data.examples import Task
+from discreet.models.least_squares import NAME as LEAST_SQUARES
+from discreet.models.models import outputs_of
 from discreet.planning.linear_outlook import parameter_noise
 from discreet.planning.plan import Plan
 from discreet.planning.server_optimizer import ServerSGD
@@ -17,23 +19,25 @@ from discreet.server.table_rule import LINEAR
 from discreet.settings.privacy import CORRELATED, USER
 
 
-def shapes_of_run(
-    task: Task, plan: Plan, tensors: Mapping[str, Tensor], rounds: int
-) -> dict[str, Any] | None:
-    """The content of shapes.json after so many rounds; None unless the model is linear, of a table
-    with described columns."""
+def shapes_of_run(task: Task, plan: Plan, model: nn.Module, rounds: int) -> dict[str, Any] | None:
+    """The content of shapes.json of a model after so many rounds; None unless it is linear, of a
+    table with described columns."""
     described = task.description
-    if plan.settings.model.name not in LINEAR or described is None or not described.columns:
+    known = (*LINEAR, LEAST_SQUARES)
+    if plan.settings.model.name not in known or described is None or not described.columns:
         return None
-    bias, weight = sorted((each.double().numpy() for each in tensors.values()), key=np.ndim)
+    size = task.shape.input_shape[0]
+    outputs = outputs_of(model, torch.cat([torch.zeros(1, size), torch.eye(size)])).double().numpy()
+    bias = outputs[0]
+    weight = (outputs[1:] - bias).T
     by = plan.run.normaliser
     if by.means and by.deviations:
         weight = weight / np.array(by.deviations)
         bias = bias - weight @ np.array(by.means)
     target = task.shape.target
     stddev = None if by.means else _noise(plan, rounds)
-    model = LinearWeights(weight, bias, stddev, target, described.classes)
-    return shapes_of(model, described)
+    weights = LinearWeights(weight, bias, stddev, target, described.classes)
+    return shapes_of(weights, described)
 
 
 def _noise(plan: Plan, rounds: int) -> float | None:
@@ -42,7 +46,8 @@ def _noise(plan: Plan, rounds: int) -> float | None:
     optimizer = plan.optimizer
     user = plan.run.user
     independent = user.mechanism is None and user.mechanism_kind != CORRELATED
-    known = USER in plan.mechanisms and plan.clip.kind == "fixed" and independent
+    sums = plan.settings.model.name == LEAST_SQUARES
+    known = USER in plan.mechanisms and plan.clip.kind == "fixed" and independent and not sums
     if not known or not isinstance(optimizer, ServerSGD) or optimizer.shrink_with_noise:
         return None
     return parameter_noise(plan, optimizer, rounds)

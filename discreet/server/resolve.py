@@ -28,7 +28,7 @@ from discreet.settings.privacy import PLANNED, PrivacyConfig, Sizes
 from discreet.settings.rules import ConfigError, require
 from discreet.settings.settings import Settings, client_settings
 from discreet.settings.training import HF, TaskConfig
-from discreet.training.losses import loss_of, resolved_task
+from discreet.training.losses import rating_loss_of, resolved_task
 
 # partitions that the data allow only for certain numbers of clients
 COUNTED = ("natural", "owners", "shards")
@@ -82,7 +82,7 @@ def _decided(
         query=query,
         chance_loss=chance_loss(config.task, task),
         constant=constant_guess(task, config.task),
-        linear=linear,
+        linear=None if linear is None or linear.products else linear,
     )
     return with_step(plan)
 
@@ -217,7 +217,7 @@ def chance_loss(settings: TaskConfig, task: Task) -> float:
     weights, and infinity without a test set."""
     if not len(task.test):
         return math.inf
-    loss = loss_of(settings)
+    loss = rating_loss_of(settings)
     total = 0.0
     for targets in torch.split(task.test.targets, 1024):
         outputs = torch.zeros(len(targets), *task.shape.output_shape, dtype=torch.float64)

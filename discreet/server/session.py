@@ -46,7 +46,7 @@ from discreet.settings.call import Call
 from discreet.settings.privacy import PrivacyConfig
 from discreet.settings.rules import settings_json
 from discreet.settings.settings import Settings
-from discreet.training.losses import loss_of
+from discreet.training.losses import rating_loss_of
 from discreet.training.units import warning_of_rows
 
 logger = logging.getLogger("discreet")
@@ -77,7 +77,9 @@ class Session:
             nothing = unrated(query.names() if query else ())
             return lambda _, __: nothing
         model, test = behind_fixed(self.model, self.task.test)
-        return evaluation_on(model, test, loss=loss_of(run.task), target=self.task.shape.target)
+        return evaluation_on(
+            model, test, loss=rating_loss_of(run.task), target=self.task.shape.target
+        )
 
 
 def training_run(
@@ -163,7 +165,8 @@ def finish(session: Session, outcome: Outcome) -> None:
     if plan.settings.model.lora.kind != "none":
         save_adapter(session.model, folder)
     tensors = named_parameters_of(session.model, outcome.model.params)
-    if (shapes := shapes_of_run(session.task, plan, tensors, outcome.model.round)) is not None:
+    shapes = shapes_of_run(session.task, plan, session.model, outcome.model.round)
+    if shapes is not None:
         write_facts(folder / SHAPES, shapes)
     facts = model_facts(plan.settings, shape, tensors, session.task.description)
     write_facts(folder / MODEL_DESCRIPTION, facts)
