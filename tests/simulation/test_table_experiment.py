@@ -11,6 +11,7 @@ from sklearn.linear_model import LogisticRegression
 from sklearn.metrics import roc_auc_score
 
 from discreet.data.datasets import load_task
+from discreet.run_files.resuming import asked_settings
 from discreet.run_files.run_folder import RunFolder
 from discreet.settings.compose import load_asked, load_config
 from discreet.simulation.in_process import simulate
@@ -117,3 +118,17 @@ def test_delta_follows_from_the_number_of_people() -> None:
         for count in (300, 897, 20_000)
     }
     assert deltas == {300: 1e-4, 897: 1e-4, 20_000: 1e-6}
+
+
+def test_a_run_of_the_rule_is_resumed_with_the_step_that_it_had(
+    table: Path, tmp_path: Path
+) -> None:
+    words = ["experiment=table", f"data.path={table}", f"data.num_clients={PEOPLE}", "seed=40127"]
+    words += [f"output_dir={tmp_path / 'run'}", "privacy.user.max_epsilon=50"]
+    simulate(*load_asked([*words, "rounds=2"]))
+    before = RunFolder(tmp_path / "run").read_config()
+    simulate(*asked_settings([*words, "rounds=3", "resume=true"]))
+    after = RunFolder(tmp_path / "run").read_config()
+    assert (after.server, after.privacy.user.clip) == (before.server, before.privacy.user.clip)
+    assert before.server.learning_rate is not None
+    assert [row["round"] for row in RunFolder(tmp_path / "run").read_metrics()] == [1, 2, 3]
