@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import json
 import re
 from pathlib import Path
@@ -81,3 +82,24 @@ def test_the_u_shape_is_seen_above_its_noise_and_the_pair_is_a_map(
     assert corner[100.0, "yes"] > 0 > corner[18.0, "yes"]
     assert "Shape of sodium" in (folder / "outputs" / "clinic" / "report.html").read_text()
     assert (folder / "exported" / "interpret.json").exists()
+
+
+def test_the_measured_runs_bear_out_what_the_page_says_of_them() -> None:
+    with (PAGE.parent.parent / "results" / "tables.csv").open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    real = [row for row in rows if row["table"] not in ("ushape", "hospital", "clinic")]
+    curves = [row for row in real if row["encoding"] == "three curves a number"]
+    assert len({row["table"] for row in curves}) == 10
+    assert len(curves) == 40
+    for row in curves:
+        assert float(row["loss"]) < float(row["loss_of_base_rate"]), row
+    (breast,) = (row for row in curves if (row["table"], row["epsilon"]) == ("breast_cancer", "8"))
+    page = PAGE.read_text()
+    for name in ("loss", "loss_pooled"):
+        assert f"{float(breast[name]):.2f}" in page
+    once = {
+        row["epsilon"]: float(row["auc"])
+        for row in rows
+        if row["table"] == "heart" and "one round" in row["encoding"]
+    }
+    assert f"epsilon 8 and 0.5: {once['8']:.2f} and {once['0.5']:.2f}" in " ".join(page.split())
