@@ -18,7 +18,8 @@ from discreet.per_example.objective import PADDING
 
 def encoded_cells(found: Mapping[str, Any], description: DataDescription) -> Array:
     cells = {column.name: found[column.name].to_pylist() for column in description.columns}
-    return encoded_columns(cells, description.columns, decimal=description.decimal)
+    decimal = description.decimal
+    return encoded_columns(cells, description.columns, description.pairs, decimal=decimal)
 
 
 def owner_cells(column: Any, name: str) -> Array:

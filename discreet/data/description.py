@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal, Self
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from discreet.data.encoding import Column, columns_of
+from discreet.data.encoding import TEXT, Column, Pair, columns_of
 from discreet.data.targets import CLASS, LABELS, NUMBERS, SEQUENCES, Array, FolderError, Target
 from discreet.per_example.objective import PADDING
 from discreet.settings.rules import did_you_mean
@@ -68,6 +68,7 @@ class DataDescription(BaseModel):
     padding: int | str | None = None
     next_token: bool = False
     columns: tuple[Column, ...] = ()
+    pairs: tuple[Pair, ...] = ()
     separator: str | None = None
     decimal: Literal[".", ","] = "."
     encoding: str | None = None
@@ -121,6 +122,8 @@ class DataDescription(BaseModel):
         taken = {*self.target_names, self.owner}
         both = [column.name for column in self.columns if column.name in taken]
         yield not both, f"columns: {', '.join(both)} is the target or the owner, not an input"
+        for pair in self.pairs:
+            yield self._crosses(pair), f"pairs: {' and '.join(pair)} must be two of [columns]"
         told = ", ".join(self.unconfirmed)
         yield (
             not self.unconfirmed,
@@ -129,6 +132,10 @@ class DataDescription(BaseModel):
             "from the list",
         )
         yield self.separator is None or len(self.separator) == 1, "separator must be one character"
+
+    def _crosses(self, pair: Pair) -> bool:
+        known = {column.name for column in self.columns if column.kind != TEXT}
+        return len({*pair}) == 2 and {*pair} <= known
 
     @property
     def target_names(self) -> tuple[str, ...]:
@@ -191,6 +198,14 @@ def _for_each(bound: Bound, count: int) -> tuple[float, ...]:
     return values
 
 
+def _pair_of(value: Any) -> Pair:
+    """The names of two columns, as TOML or JSON has them."""
+    names = value.get("columns") if isinstance(value, Mapping) else value
+    if not isinstance(names, list | tuple) or len(names) != 2:
+        raise FolderError('pairs: write [[pairs]] columns = ["one", "other"] for each')
+    return str(names[0]), str(names[1])
+
+
 def read_description(folder: Path) -> DataDescription:
     """`data.toml` of a folder; a transformer that it names beside the folder by its absolute path.
     Raises FolderError: it is missing, is not TOML, or has a key that is unknown, missing, or of the
@@ -223,6 +238,8 @@ def description_of(settings: Mapping[str, Any]) -> DataDescription:
     try:
         if isinstance(columns := given.get("columns"), Mapping):
             given["columns"] = columns_of(columns)
+        if "pairs" in given:
+            given["pairs"] = tuple(map(_pair_of, given["pairs"]))
         return DataDescription.model_validate(given)
     except ValidationError as error:
         wrong = error.errors()[0]

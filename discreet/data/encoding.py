@@ -12,6 +12,7 @@ import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from datetime import date, datetime
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -24,6 +25,8 @@ DATE = "date"
 TEXT = "text"
 KINDS = (NUMBER, CATEGORY, DATE, TEXT)
 MIDDLE = "middle"
+MOST_CURVES = 20
+Pair = tuple[str, str]  # the names of two columns
 # The texts that count as an empty cell, unless a column lists them as levels.
 EMPTY = frozenset(("", "na", "n/a", "nan", "null", "#n/a"))
 _WORD = re.compile(r"\w+")
@@ -53,6 +56,10 @@ class Column:
       levels: the levels of a category; one additional output stands for all others.
       format: the format of a date for Python's strptime; None: 2022-01-31, with or without a time.
       width: the number of columns into which the words of a text are hashed.
+      curves: the number of smooth curves of a number or a date, by which a linear model bends.
+      points: public values of a number, rising from low to high, that are mapped to equal steps
+        from -1 to 1, such as quantiles from the literature.
+      bins: public values within low..high that cut a number into groups; in place of its position.
     """
 
     name: str
@@ -63,6 +70,9 @@ class Column:
     levels: tuple[str, ...] = ()
     format: str | None = None
     width: int = 0
+    curves: int = 0
+    points: tuple[float, ...] = ()
+    bins: tuple[float, ...] = ()
 
     def __post_init__(self) -> None:
         if self.kind not in KINDS:
@@ -89,8 +99,24 @@ class Column:
         if self.kind == TEXT:
             return tuple(f"{self.name} word {place}" for place in range(self.width))
         if self.missing is None:
-            return (self.name,)
-        return (self.name, f"{self.name} is empty")
+            return self._positions()
+        return (*self._positions(), f"{self.name} is empty")
+
+    def _positions(self) -> tuple[str, ...]:
+        """The names of the numbers that say where in its range a cell is."""
+        if not self.bins:
+            bends = (f"{self.name} curve {number}" for number in range(1, self.curves + 1))
+            return (self.name, *bends)
+        inner = (f"{low:g} to {high:g}" for low, high in pairwise(self.bins))
+        groups = (f"below {self.bins[0]:g}", *inner, f"from {self.bins[-1]:g}")
+        return tuple(f"{self.name} {group}" for group in groups)
+
+    @property
+    def crossed(self) -> tuple[str, ...]:
+        """The outputs that a pair multiplies: of a number its position, of others all."""
+        if self.kind in (NUMBER, DATE) and not self.bins:
+            return self.outputs[:1]
+        return self.outputs
 
     def facts(self) -> dict[str, Any]:
         """The column in the form of JSON and of `columns_of`."""
@@ -99,9 +125,9 @@ class Column:
         return {key: value for key, value in given.items() if value != unset[key] and key != "name"}
 
 
-_RANGE = ("low", "high", "missing")
+_RANGE = ("low", "high", "missing", "curves")
 _KEYS = {
-    NUMBER: _RANGE,
+    NUMBER: (*_RANGE, "points", "bins"),
     DATE: (*_RANGE, "format"),
     CATEGORY: ("levels", "missing"),
     TEXT: ("width",),
@@ -118,8 +144,23 @@ def _check_number(column: Column) -> None:
         raise ValueError(f"{name}: low and high must be numbers")
     if not low < high:  # type: ignore[operator]
         raise ValueError(f"{name}: high must be above low (got {high} and {low})")
+    if column.points and (column.points[0], column.points[-1]) != (low, high):
+        raise ValueError(f"{name}: points must begin at low and end at high")
+    if column.bins and not low < column.bins[0] <= column.bins[-1] < high:  # type: ignore[operator]
+        raise ValueError(f"{name}: bins must lie between low and high")
+    for key, values in (("points", column.points), ("bins", column.bins)):
+        if any(before >= after for before, after in pairwise(values)):
+            raise ValueError(f"{name}: {key} must rise")
+    if column.bins and (column.points or column.curves):
+        raise ValueError(f"{name}: bins can't be combined with points or curves")
+    _check_curves(column)
     if isinstance(column.missing, str) and column.missing != MIDDLE:
         raise ValueError(f'{name}: missing must be "{MIDDLE}" or a number (got {column.missing!r})')
+
+
+def _check_curves(column: Column) -> None:
+    if not (isinstance(column.curves, int) and 0 <= column.curves <= MOST_CURVES):
+        raise ValueError(f"{column.name}: curves must be a number up to {MOST_CURVES}, such as 3")
 
 
 def _check_date(column: Column) -> None:
@@ -134,6 +175,7 @@ def _check_date(column: Column) -> None:
         )
     if column.missing not in (None, MIDDLE):
         _iso_day(column, column.missing)
+    _check_curves(column)
 
 
 def _iso_day(column: Column, day: object) -> float:
@@ -195,6 +237,8 @@ def _column_of(name: str, value: Any) -> Column:
         key: str(each) if isinstance(each, date) else each for key, each in value.items()
     }
     facts["levels"] = tuple(map(str, facts.get("levels", ())))
+    for key in ("points", "bins"):
+        facts[key] = tuple(map(float, facts.get(key, ())))
     return Column(name, **{key: each for key, each in facts.items() if key != "name"})
 
 
@@ -210,21 +254,33 @@ def _long_form(name: str, values: list[Any]) -> dict[str, Any]:
     raise ValueError(f"{name}: a list is [low, high], two days, or the levels as words")
 
 
-def column_names(columns: Iterable[Column]) -> list[str]:
+def column_names(columns: Iterable[Column], pairs: Iterable[Pair] = ()) -> list[str]:
     """The names of the numbers that a row is encoded as, in order."""
-    return [name for column in columns for name in column.outputs]
+    known = {column.name: column for column in columns}
+    names = [name for column in known.values() for name in column.outputs]
+    for first, second in pairs:
+        names += [
+            f"{one} and {other}" for one in known[first].crossed for other in known[second].crossed
+        ]
+    return names
 
 
 def encoded_columns(
-    table: Mapping[str, Any], columns: Sequence[Column], *, decimal: str = "."
+    table: Mapping[str, Any],
+    columns: Sequence[Column],
+    pairs: Iterable[Pair] = (),
+    *,
+    decimal: str = ".",
 ) -> Array:
-    """The rows of a table as float64 (n, len(column_names(columns))).
+    """The rows of a table as float64 (n, len(column_names(columns, pairs))).
 
     A number or a date in low..high is mapped to -1..1, and values outside are clamped. A category
-    becomes a one-hot vector. A text becomes a vector of hashed word counts with norm 1.
+    becomes a one-hot vector. A text becomes a vector of hashed word counts with norm 1. A pair
+    becomes the products of what its columns became.
 
     Args:
       table: the cells of each column by its name, as a pandas DataFrame or a dictionary of lists.
+      pairs: the names of two columns each.
       decimal: the decimal mark in numbers that are text.
 
     Raises:
@@ -235,10 +291,17 @@ def encoded_columns(
     >>> encoded_columns({"age": ["75", "200"], "sex": ["M", "?"]}, columns).tolist()
     [[0.5, 0.0, 1.0, 0.0], [1.0, 0.0, 0.0, 1.0]]
     """
-    parts = [
-        _ENCODERS[column.kind](column, list(table[column.name]), decimal) for column in columns
-    ]
-    return np.concatenate(parts, axis=1)
+    parts = {
+        column.name: _ENCODERS[column.kind](column, list(table[column.name]), decimal)
+        for column in columns
+    }
+    widths = {column.name: len(column.crossed) for column in columns}
+    crossed = []
+    for first, second in pairs:
+        one = parts[first][:, : widths[first], None]
+        other = parts[second][:, None, : widths[second]]
+        crossed.append((one * other).reshape(len(one), -1))
+    return np.concatenate([*parts.values(), *crossed], axis=1)
 
 
 def is_empty(cell: object) -> bool:
@@ -258,8 +321,29 @@ def _quantities(column: Column, cells: list[Any], decimal: str) -> Array:
     """Numbers and dates: the position in the range and, if empty cells are allowed, a flag for
     them."""
     shares, empty = shares_of_range(column, cells, decimal)
-    places = np.clip(shares, 0, 1) * 2 - 1
-    return np.stack([places] if column.missing is None else [places, empty], axis=1)
+    found = _places(column, np.clip(shares, 0, 1))
+    if column.missing is not None:
+        found.append(empty)
+    return np.stack(found, axis=1)
+
+
+def _places(column: Column, shares: Array) -> list[Array]:
+    """The position in the range with its curves, or the group."""
+    if column.bins:
+        # The ends of the range are the same numbers as for a cell, so a cell at a cut is above it.
+        groups = np.searchsorted(_shares(column, column.bins), shares, side="right")
+        return [(groups == group).astype(float) for group in range(len(column.bins) + 1)]
+    if column.points:
+        steps = np.linspace(0, 1, len(column.points))
+        shares = np.interp(shares, _shares(column, column.points), steps)
+    # Slow curves count more: noise is the same on each, and bends of real quantities are slow.
+    bends = [np.cos(np.pi * number * shares) / number for number in range(1, column.curves + 1)]
+    return [shares * 2 - 1, *bends]
+
+
+def _shares(column: Column, values: tuple[float, ...]) -> Array:
+    low, high = (float(end or 0) for end in (column.low, column.high))
+    return (np.array(values) - low) / (high - low)
 
 
 def shares_of_range(column: Column, cells: list[Any], decimal: str) -> tuple[Array, Array]:

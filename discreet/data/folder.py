@@ -43,6 +43,9 @@ data check` proposes them):
     age = [0, 110]                  # short for { kind = "number", low = 0, high = 110 }
     sex = ["F", "M"]                # short for { kind = "category", levels = ["F", "M"] }
     hba1c = { kind = "number", low = 3, high = 14, missing = "middle" }
+    sodium = { kind = "number", low = 110, high = 170, curves = 3 }  # a linear model bends
+    [[pairs]]                       # what one column does depends on the other
+    columns = ["age", "sex"]
 
 and for sequences, a class for each position of an input:
 

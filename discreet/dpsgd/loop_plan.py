@@ -177,7 +177,7 @@ class LoopPlan:
     def first_clip_norm(self) -> float:
         """The clip norm of step 0."""
         if isinstance(self.clips, ClipConfig):
-            return self.clips.norm
+            return self.clips.first
         return self.clips[0]
 
     @property

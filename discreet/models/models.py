@@ -24,6 +24,8 @@ from torch.nn.modules.batchnorm import _NormBase
 from discreet.data.examples import TaskShape
 from discreet.layers.draws import drawn_from
 from discreet.layers.recurrent import ClassesSecond, LastStep, LSTMLayer
+from discreet.models.least_squares import NAME as LEAST_SQUARES
+from discreet.models.least_squares import least_squares_model
 from discreet.models.scattering import Scattering
 from discreet.models.transformer import transformer
 from discreet.per_example.objective import modules_of, parameters_of
@@ -126,6 +128,7 @@ MODELS: dict[str, Builder] = {
     "scattering": _scattering,
     "lstm": _lstm,
     "linear": _perceptron(),  # logistic_regression by its usual name in regression
+    LEAST_SQUARES: least_squares_model,
 }
 
 

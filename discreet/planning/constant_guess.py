@@ -15,6 +15,7 @@ from discreet.queries.metrics import is_uneven
 from discreet.settings.training import TaskConfig
 
 FILE = "constant_guess.json"
+REMEDY = "more clients, a larger epsilon, fewer columns or evaluation.keep=best may help"
 ROUNDING = 1e-9  # metrics.csv has ten digits
 
 
@@ -63,7 +64,7 @@ class ConstantGuess:
         if self.loss is not None and loss is not None and not loss <= self.loss:
             said.append(
                 f"loss {loss:.3f} is above the {self.loss:.3f} of a constant guess, so do not "
-                "trust its probabilities"
+                f"trust its probabilities: {REMEDY}"
             )
         return "; ".join(said) or None
 
@@ -75,7 +76,9 @@ def constant_guess(task: Task, settings: TaskConfig) -> ConstantGuess | None:
         return None
     counts = torch.bincount(task.test.targets, minlength=task.shape.num_classes).double()
     shares = counts / counts.sum()
-    plain = settings.loss in (None, "cross_entropy") and settings.class_weights is None
+    plain = (
+        settings.loss in (None, "cross_entropy", "least_squares") and settings.class_weights is None
+    )
     if plain:
         loss = float(-torch.special.xlogy(shares, shares).sum())
     else:
@@ -95,5 +98,6 @@ def last_warning(guess: ConstantGuess | None, rows: Sequence[Mapping[str, Any]])
         return guess.warning(rated[-1])
     explained = rated[-1].get("r2")
     if explained is not None and explained <= 0:
-        return f"r2 {explained:.3f} is not above 0, which the same answer for everybody has"
+        said = f"r2 {explained:.3f} is not above 0, which the same answer for everybody has"
+        return f"{said}: {REMEDY}"
     return None

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from discreet.mechanisms.mechanism import ClientRound
+from discreet.planning.linear_outlook import LinearOutlook, linear_outlook
 from discreet.planning.plan import Plan
 from discreet.planning.server_optimizer import ServerSGD
 from discreet.privacy.mechanisms import Laplace
@@ -75,6 +76,7 @@ class NoiseOutlook:
       remedies: the numbers of clients and of parameters at which the feedback would be at its
         limit.
       few: True if there are so few clients that examples should be protected instead.
+      linear: the outlook for a linear model of a table; None for another model.
     """
 
     ratio: float
@@ -84,6 +86,7 @@ class NoiseOutlook:
     early: bool = False
     remedies: tuple[Phrase, ...] = ()
     few: bool = False
+    linear: LinearOutlook | None = None
 
     @property
     def loud(self) -> bool:
@@ -93,6 +96,8 @@ class NoiseOutlook:
     @property
     def verdict(self) -> str:
         """The prediction of the rule of noise feedback: the run will learn, or not."""
+        if self.linear is not None:
+            return self.linear.verdict
         if self.loud:
             return "it will not learn"
         if math.isinf(self.limit) and self.ratio > 1:
@@ -105,6 +110,8 @@ class NoiseOutlook:
         return self.loud and not self.early
 
     def __str__(self) -> str:
+        if self.linear is not None:
+            return str(self.linear)
         if self.clip_setting is not None:
             if self.clip_setting == EXAMPLE_CLIP:
                 noise = "the noise in a step's mean gradient"
@@ -161,7 +168,7 @@ def noise_outlook(plan: Plan) -> NoiseOutlook:
         ratio, learning_rate=optimizer.learning_rate, momentum=optimizer.momentum, local_work=work
     )
     if plan.clip.kind != "adaptive":
-        return NoiseOutlook(ratio, feedback)
+        return NoiseOutlook(ratio, feedback, linear=linear_outlook(plan))
     if optimizer.shrink_with_noise:
         limit = LARGEST_FEEDBACK_SHRINKING
     else:

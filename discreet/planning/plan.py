@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from dp_accounting import DpEvent
 
     from discreet.planning.constant_guess import ConstantGuess  # it imports PyTorch
+    from discreet.planning.linear_model import LinearModel
     from discreet.privacy.sampling import CohortSampling
     from discreet.queries.query import Query
 
@@ -58,6 +59,8 @@ class Plan:
       chance_loss: the loss of a model whose outputs are all 0 (equal chances for every class, or
         the middle of every range); infinity if it is not known.
       constant: the constant guess that a model should beat; None if none is known.
+      linear: the public facts about a linear model of a table; None for another model.
+      reasons: a line about each setting that the rule for tables chose.
     """
 
     settings: Settings
@@ -66,6 +69,8 @@ class Plan:
     query: Query | None = None
     chance_loss: float = math.inf
     constant: ConstantGuess | None = None
+    linear: LinearModel | None = None
+    reasons: tuple[str, ...] = ()
 
     @cached_property
     def run(self) -> ClientSettings:
@@ -140,8 +145,13 @@ class Plan:
         """C_0, the first clip norm; infinity if user-level privacy is off and the server clips
         nothing."""
         if USER in self.mechanisms:
-            return self.clip.norm
+            return self.clip.first
         return math.inf
+
+    @property
+    def by_rule(self) -> bool:
+        """True if the rule for tables chooses the clip norm; the model then starts from zeros."""
+        return (self.asked or self.settings).privacy.user.clip.norm is None
 
     def budget(self, guarantee: str = USER) -> ServerBudget:
         """The budget of a guarantee that the server accounts."""

@@ -23,6 +23,7 @@ def price_lines(plan: Plan, units: int | None = None) -> Iterator[str]:
         if SERVER not in mechanism.charged_at:
             yield from _client_lines(plan, name, units)
     yield from _epsilons(plan)
+    yield from plan.reasons
     if plan.charges_server:
         outlook = noise_outlook(plan)
         yield f"{outlook}: {outlook.verdict}"

@@ -13,6 +13,7 @@ from discreet.mechanisms.mechanism import Statement
 from discreet.reporting.records import RunRecord
 from discreet.run_files.metrics_table import score_columns
 
+SHAPES_FOLDER = "shapes"
 TASKS = {
     "classes": "tabular-classification",
     "labels": "tabular-classification",
@@ -31,6 +32,7 @@ def model_card(record: RunRecord, facts: Mapping[str, Any], *, example: str, sai
         "\n".join(_trained(record, facts)),
         "## Guarantees\n\n" + "\n".join(_guarantees(record)),
         "## Scores\n\n" + "\n".join(_score_lines(record, scores)),
+        *(["## Shapes\n\n" + "\n".join(_shape_lines(record.shapes))] if record.shapes else []),
         "## Use\n\nIn this folder, with torch, numpy, pandas and "
         f"scikit-learn:\n\n```python\n{example}```",
         f"It was run when the folder was written, and printed:\n\n```\n{said.rstrip()}\n```",
@@ -110,7 +112,8 @@ def _score_lines(record: RunRecord, scores: Mapping[str, float]) -> Iterator[str
     if not scores:
         yield "The model was not rated."
         return
-    yield f"On the public test set, after round {record.model_round}:\n"
+    chosen = ", the best there, which flatters these scores" if record.is_best_round else ""
+    yield f"On the public test set, after round {record.model_round}{chosen}:\n"
     yield "| score | value |\n|---|---|"
     for name, value in scores.items():
         yield f"| {name.replace('_', ' ')} | {value:.4f} |"
@@ -120,3 +123,20 @@ def _score_lines(record: RunRecord, scores: Mapping[str, float]) -> Iterator[str
             yield f"| loss of the best constant guess | {constant['loss']:.4f} |"
     if record.no_better:
         yield f"\n**Limits:** {record.no_better}."
+
+
+def _shape_lines(found: Mapping[str, Any]) -> Iterator[str]:
+    yield (
+        "The model adds up an intercept and a shape for each column (`shapes.csv`). The table has "
+        "the range of each shape, and how far noise alone moves it in 95 % of runs.\n"
+    )
+    yield "| predicts | column | from | to | noise |\n|---|---|---|---|---|"
+    for name, value in found["intercepts"].items():
+        yield f"| {name} | intercept | {value:.3g} | | |"
+    for shape in found["shapes"]:
+        noise = f"{max(shape['noise']):.2g}" if shape["noise"] else "not known"
+        ends = f"{min(shape['effect']):.3g} | {max(shape['effect']):.3g}"
+        yield f"| {shape['target']} | {' and '.join(shape['columns'])} | {ends} | {noise} |"
+    yield ""
+    for number, shape in enumerate(found["shapes"], start=1):
+        yield f"![{' and '.join(shape['columns'])}]({SHAPES_FOLDER}/{number}.svg)"

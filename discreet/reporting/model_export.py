@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import date
 from pathlib import Path
 from typing import Any
@@ -17,11 +18,14 @@ from torch import Tensor, nn
 import discreet.data.encoding as encoding
 from discreet.data.encoding import CATEGORY, DATE, TEXT, Column
 from discreet.data.targets import CLASSES, LABELS, NUMBERS
-from discreet.reporting.model_card import model_card
+from discreet.reporting.interpret_form import interpret_form
+from discreet.reporting.model_card import SHAPES_FOLDER, model_card
 from discreet.reporting.records import read_runs
+from discreet.reporting.shape_pictures import shape_pictures
 from discreet.run_files.csv_text import csv_text
 from discreet.run_files.model_description import FILE, read_facts
 from discreet.run_files.predictions import SavedModel, load_model
+from discreet.run_files.shapes import shape_rows
 from discreet.settings.data import NormaliserConfig
 from discreet.settings.rules import ConfigError, require_extra
 
@@ -86,9 +90,20 @@ def export_model(run: Path, folder: Path) -> str:
     (folder / "example.csv").write_text(_example_rows(columns, facts))
     said = _run_example(folder)
     (record,) = read_runs([run.resolve()])
+    if record.shapes is not None:
+        _write_shapes(record.shapes, folder)
     card = model_card(record, facts, example=example, said=said)
     (folder / "README.md").write_text(card)
     return said
+
+
+def _write_shapes(found: Mapping[str, Any], folder: Path) -> None:
+    """Writes the shapes as numbers, in the form of the package interpret, and as pictures."""
+    (folder / "shapes.csv").write_text(csv_text(shape_rows(found)))
+    (folder / "interpret.json").write_text(json.dumps(interpret_form(found), ensure_ascii=False))
+    (folder / SHAPES_FOLDER).mkdir()
+    for number, each in enumerate(shape_pictures(found), start=1):
+        (folder / SHAPES_FOLDER / f"{number}.svg").write_text(each.svg)
 
 
 def _check(saved: SavedModel, facts: dict[str, Any] | None, folder: Path) -> None:

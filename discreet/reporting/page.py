@@ -128,6 +128,11 @@ def _warnings(records: Sequence[RunRecord]) -> Iterator[str]:
 def _about_the_model(record: RunRecord) -> Iterator[str]:
     if record.no_better:
         yield f"The model: {record.no_better}."
+    if record.is_best_round:
+        yield (
+            f"The model is that of round {record.model_round}, the best of {len(record.rounds)} on "
+            "the public test set, which flatters its scores there; the choice costs no epsilon."
+        )
     if stopped := (record.privacy or {}).get("stopped"):
         yield f"The run was stopped: {stopped}."
 

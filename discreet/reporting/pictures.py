@@ -10,6 +10,7 @@ from typing import Any
 
 from discreet.reporting.final_pictures import final_pictures
 from discreet.reporting.records import SCORE, Group, RunRecord, group_runs, score_word
+from discreet.reporting.shape_pictures import shape_pictures
 from discreet.reporting.spending import epsilon_curves, guarantee_names
 from discreet.reporting.svg_style import INK, MARKERS, MUTED, SERIES, Picture, picture
 from discreet.settings.privacy import USER
@@ -56,6 +57,7 @@ def pictures_of(records: Sequence[RunRecord]) -> list[Picture]:
         *(_trade_off(groups, name) for name in guarantees if any(group.scores for group in groups)),
         *_clip_norm(groups),
         *(final_pictures(records[0].test_set) if len(records) == 1 and records[0].test_set else ()),
+        *(shape_pictures(records[0].shapes) if len(records) == 1 and records[0].shapes else ()),
     ]
 
 

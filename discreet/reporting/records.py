@@ -21,6 +21,7 @@ from discreet.reporting.epsilons import spent_epsilons
 from discreet.run_files.final_results import FILE as TEST_SET
 from discreet.run_files.metrics_table import ERROR, Rated, main_score, rated_in, score_columns
 from discreet.run_files.run_folder import ASKED, RunFolder
+from discreet.run_files.shapes import FILE as SHAPES
 from discreet.settings.privacy import GUARANTEES
 from discreet.settings.rules import ConfigError
 from discreet.settings.settings import Settings, described, flat
@@ -62,6 +63,7 @@ class RunRecord:
       selection: selection.json if discreet tune chose the run, otherwise None.
       constant, test_set: the results of a constant guess, and of the last model, on the public test
         set (constant_guess.json, test_set.json); None if not known.
+      shapes: shapes.json of a linear model of a table, otherwise None.
     """
 
     name: str
@@ -73,6 +75,7 @@ class RunRecord:
     selection: Mapping[str, Any] | None
     constant: Mapping[str, Any] | None = None
     test_set: Mapping[str, Any] | None = None
+    shapes: Mapping[str, Any] | None = None
 
     @cached_property
     def plan(self) -> Plan:
@@ -120,6 +123,11 @@ class RunRecord:
     def model_round(self) -> int:
         """The round of the run's model."""
         return int((self.privacy or {}).get("model_round", self.rounds[-1]["round"]))
+
+    @property
+    def is_best_round(self) -> bool:
+        """True if the model is that of the best round on the public test set."""
+        return self.config.evaluation.keep == "best" and self.privacy is not None
 
     @property
     def no_better(self) -> str | None:
@@ -195,7 +203,7 @@ def _read(folder: Path, name: str) -> RunRecord | None:
         asked = config
     privacy = _json(folder / "privacy.json")
     selection = _json(folder / "selection.json")
-    public = [_json(folder / file) for file in (CONSTANT, TEST_SET)]
+    public = [_json(folder / file) for file in (CONSTANT, TEST_SET, SHAPES)]
     return RunRecord(
         name, folder, config, flat(described(asked)), rounds, privacy, selection, *public
     )

@@ -55,7 +55,7 @@ def input_names(described: DataDescription | None) -> list[str] | None:
     if described is None:
         return None
     if described.columns:
-        return column_names(described.columns)
+        return column_names(described.columns, described.pairs)
     if isinstance(described.inputs, tuple):
         return list(described.inputs)
     return None

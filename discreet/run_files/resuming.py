@@ -154,9 +154,9 @@ def _given(words: Sequence[str], known: Sequence[str], conf: Path) -> Iterator[t
         key = word.key_or_group
         names = known
         if key == "experiment":
-            names = list(
-                flat(cast(Flat, OmegaConf.load(conf / "experiment" / f"{word.value()}.yaml")))
-            )
+            # Unresolved: an experiment may refer to a setting of the whole configuration.
+            asked = OmegaConf.load(conf / "experiment" / f"{word.value()}.yaml")
+            names = list(flat(cast(Flat, OmegaConf.to_container(asked, resolve=False))))
             key = ""
         for name in dict.fromkeys(names):
             if not key or name == key or name.startswith(f"{key}."):

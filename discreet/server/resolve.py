@@ -22,12 +22,13 @@ from discreet.queries.query import EVALUATION, query_of, shape_of_data
 from discreet.server.model_check import check_fits
 from discreet.server.population_account import PopulationAccount
 from discreet.server.spread import spread_of
+from discreet.server.table_rule import linear_model, with_clip_norm, with_step
 from discreet.settings.data import DataConfig, NormaliserConfig, StatisticsConfig
 from discreet.settings.privacy import PLANNED, PrivacyConfig, Sizes
 from discreet.settings.rules import ConfigError, require
 from discreet.settings.settings import Settings, client_settings
 from discreet.settings.training import HF, TaskConfig
-from discreet.training.losses import loss_of, resolved_task
+from discreet.training.losses import rating_loss_of, resolved_task
 
 # partitions that the data allow only for certain numbers of clients
 COUNTED = ("natural", "owners", "shards")
@@ -61,6 +62,10 @@ def _decided(
 ) -> Plan:
     """The plan, with the noise that `privacy` has or that a target chooses."""
     num_params = check_fits(config.model, task)
+    linear = linear_model(config, task)
+    if privacy is not None:
+        config = replace(config, privacy=privacy)
+    config = with_clip_norm(config, linear)
     run = client_settings(config)
     query = None
     if run.evaluation.private:
@@ -70,21 +75,24 @@ def _decided(
         sizes = Sizes(num_params, query.length if query else 1)
     if privacy is None:
         config = resolve_noise(config, sizes)
-    else:
-        config = replace(config, privacy=privacy)
-    return Plan(
+    plan = Plan(
         config,
         asked,
         num_params=num_params,
         query=query,
         chance_loss=chance_loss(config.task, task),
         constant=constant_guess(task, config.task),
+        linear=None if linear is None or linear.products else linear,
     )
+    return with_step(plan)
 
 
 def _of_rounds(plan: Plan, asked: Settings, rounds: int) -> Plan:
     """The plan for a number of rounds, with the noise computed anew."""
-    return replace(plan, settings=resolve_noise(replace(asked, rounds=rounds)), asked=None)
+    settings = resolve_noise(replace(asked, rounds=rounds))
+    user = replace(settings.privacy.user, clip=plan.clip)
+    settings = replace(settings, privacy=replace(settings.privacy, user=user))
+    return replace(plan, settings=settings, asked=None)
 
 
 def _check_partition(data: DataConfig, task: Task) -> None:
@@ -209,7 +217,7 @@ def chance_loss(settings: TaskConfig, task: Task) -> float:
     weights, and infinity without a test set."""
     if not len(task.test):
         return math.inf
-    loss = loss_of(settings)
+    loss = rating_loss_of(settings)
     total = 0.0
     for targets in torch.split(task.test.targets, 1024):
         outputs = torch.zeros(len(targets), *task.shape.output_shape, dtype=torch.float64)

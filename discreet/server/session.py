@@ -35,7 +35,9 @@ from discreet.run_files.model_description import model_facts
 from discreet.run_files.predictions import named_parameters_of, write_predictions
 from discreet.run_files.run_folder import RunFolder
 from discreet.run_files.run_folder import write_json as write_facts
+from discreet.run_files.shapes import FILE as SHAPES
 from discreet.server.data_questions import found_normaliser
+from discreet.server.model_shapes import shapes_of_run
 from discreet.server.resolve import resolve
 from discreet.server.run_context import RunContext, announce, close_run, open_run, say_how_it_ended
 from discreet.server.training_run import OnRound, TrainingRun
@@ -44,7 +46,7 @@ from discreet.settings.call import Call
 from discreet.settings.privacy import PrivacyConfig
 from discreet.settings.rules import settings_json
 from discreet.settings.settings import Settings
-from discreet.training.losses import loss_of
+from discreet.training.losses import rating_loss_of
 from discreet.training.units import warning_of_rows
 
 logger = logging.getLogger("discreet")
@@ -75,7 +77,9 @@ class Session:
             nothing = unrated(query.names() if query else ())
             return lambda _, __: nothing
         model, test = behind_fixed(self.model, self.task.test)
-        return evaluation_on(model, test, loss=loss_of(run.task), target=self.task.shape.target)
+        return evaluation_on(
+            model, test, loss=rating_loss_of(run.task), target=self.task.shape.target
+        )
 
 
 def training_run(
@@ -113,6 +117,8 @@ def open_session(
     if simulated and (said := warning_of_rows(plan.run, task.train)):
         logger.warning("%s", said)
     params = flatten_parameters(model)
+    if plan.by_rule:  # the middle of a range, or equal chances
+        params = params.zero_()
     context = open_run(plan, call, params=params, simulated=simulated, held=held)
     if simulated:
         announce(context, average_units(plan.run, task.train))
@@ -159,6 +165,9 @@ def finish(session: Session, outcome: Outcome) -> None:
     if plan.settings.model.lora.kind != "none":
         save_adapter(session.model, folder)
     tensors = named_parameters_of(session.model, outcome.model.params)
+    shapes = shapes_of_run(session.task, plan, session.model, outcome.model.round)
+    if shapes is not None:
+        write_facts(folder / SHAPES, shapes)
     facts = model_facts(plan.settings, shape, tensors, session.task.description)
     write_facts(folder / MODEL_DESCRIPTION, facts)
     close_run(session.context, outcome, tensors, metadata)

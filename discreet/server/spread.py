@@ -9,7 +9,7 @@ from __future__ import annotations
 import numpy as np
 
 from discreet.data.description import DataDescription
-from discreet.data.encoding import DATE, NUMBER
+from discreet.data.encoding import DATE, NUMBER, column_names
 from discreet.settings.data import NormaliserConfig
 
 DEVIATION = 1 / 3  # of a number, in halves of its public range
@@ -41,10 +41,11 @@ def _of_columns(description: DataDescription) -> list[tuple[float, float]]:
         each = [AS_IT_IS] * len(column.outputs)
         if column.kind == DATE:
             each[0] = AS_NUMBER
-        elif column.kind == NUMBER:
+        elif column.kind == NUMBER and not column.bins:
             each[0] = _of_range(column.low, column.high)
         found += each
-    return found
+    pairs = len(column_names(description.columns, description.pairs)) - len(found)
+    return found + [AS_IT_IS] * pairs
 
 
 def _of_range(low: object, high: object) -> tuple[float, float]:

@@ -95,7 +95,8 @@ class TrainingRun:
         self.released = _released_before(context.state)
         self.abandoned = 0  # attempts in a row of the next round
         self.rows: list[Mapping[str, Any]] = [*self.folder.read_metrics()]
-        self.best = max(map(_rank, self.rows), default=UNRANKED)
+        self.keeps_best = self.plan.run.evaluation.keep == "best"
+        self.best = max(map(self._rank, self.rows), default=UNRANKED)
         rounds = self.plan.run.rounds
         before = read_status(self.folder) or RunStatus("running", rounds)
         self.status = replace(before, state="running", rounds=rounds, reason=None)
@@ -130,9 +131,30 @@ class TrainingRun:
                 state = self._keep(state, after, released)
                 if self.evaluation and self._ended(state) is None:
                     state = self._rate_if_due(state, is_last=False)
-        if note := last_warning(self.plan.constant, self.rows):
+        outcome = self._chosen(outcome)
+        rated = [row for row in self.rows if row["round"] <= outcome.model.round]
+        if note := last_warning(self.plan.constant, rated):
             logger.warning("%s", note)
         return replace(outcome, checkpoint=self._rate_if_due(outcome.checkpoint, is_last=True))
+
+    def _chosen(self, outcome: Outcome) -> Outcome:
+        """The outcome with the best round's model, if the run keeps that. The test set is public,
+        so the choice costs nothing."""
+        best = self.folder.load_checkpoint(best=True)
+        if not self.keeps_best or outcome.best is not None or best is None or not best.round:
+            return outcome
+        said = "the model is the one after round %d, with the least loss on the public test set"
+        logger.info(said, best.round)
+        return replace(outcome, best=best)
+
+    def _rank(self, row: Mapping[str, Any]) -> tuple[float, float]:
+        """The key that ranks models: accuracy or R2, then the lower loss; or the loss alone."""
+        loss = row["loss"]
+        if loss is None or not math.isfinite(loss):
+            return UNRANKED
+        if self.keeps_best:
+            return (-loss, 0.0)
+        return (row.get(main_score(row)) or 0.0, -loss)
 
     def _begin(self, state: State, progress: TextIO | None) -> None:
         """Writes the first files of the run, and logs what it is about to do."""
@@ -233,7 +255,7 @@ class TrainingRun:
         account = self.ledger.account
         paid = account.ledger.position() if account else None
         self.folder.save_checkpoint(after, charged=self.charges.position, account=paid)
-        if (rank := _rank(row)) > self.best:
+        if (rank := self._rank(row)) > self.best:
             self.best = rank
             self.folder.save_checkpoint(after, best=True, charged=self.charges.position)
         if self.on_round is not None:  # after the checkpoint: a hook that fails costs no round
@@ -368,14 +390,6 @@ def _released_before(state: State) -> Released | None:
     if not kept or int(kept["round"]) != state.round + 1:
         return None
     return Released(kept["total"], state.clip_norm, None, int(kept["replies"]))
-
-
-def _rank(row: Mapping[str, Any]) -> tuple[float, float]:
-    """The key that ranks models: accuracy or R2, then the lower loss."""
-    loss = row["loss"]
-    if loss is None or not math.isfinite(loss):
-        return UNRANKED
-    return (row.get(main_score(row)) or 0.0, -loss)
 
 
 def stopping_reason(losses: Sequence[float], *, chance_loss: float) -> str | None:

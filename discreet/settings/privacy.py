@@ -13,7 +13,7 @@ from discreet.accounting.correlation import BISR, BSR, CORRELATIONS, NONE, best_
 from discreet.accounting.events import ACCOUNTANTS, PLD
 from discreet.privacy.quantile import LARGEST_NUMBER, QuantileEstimator
 from discreet.settings import rules
-from discreet.settings.rules import check_value, require, require_one, section
+from discreet.settings.rules import ConfigError, check_value, require, require_one, section
 from discreet.settings.wording import Key, Wording
 
 USER = "user"
@@ -207,10 +207,10 @@ class LocalPrivacyConfig:
 @section("privacy.user.clip.")
 class ClipConfig:
     """The clip norm of client updates: adaptive, tracking a quantile (Andrew et al. 2021), or
-    fixed."""
+    fixed. None: the rule for tables chooses it when the data are known."""
 
     kind: Annotated[str, rules.one_of("adaptive", "fixed")] = "adaptive"
-    norm: rules.Positive = 1.0
+    norm: rules.Positive | None = 1.0
     max: float | None = None
     target_quantile: rules.OpenShare = 0.5
     learning_rate: rules.LearningRate = 0.2
@@ -218,20 +218,29 @@ class ClipConfig:
     count_stddev: rules.NotNegative | None = None
 
     def __post_init__(self) -> None:
-        check_value(self.ceiling, "privacy.user.clip.max", rules.within(self.norm, LARGEST_NUMBER))
+        if self.norm is not None:
+            known = rules.within(self.norm, LARGEST_NUMBER)
+            check_value(self.ceiling, "privacy.user.clip.max", known)
+
+    @property
+    def first(self) -> float:
+        """The first clip norm. ConfigError: no rule has chosen it."""
+        if self.norm is None:
+            raise ConfigError(Wording(Key("privacy.user.clip.norm"), " must be given"))
+        return self.norm
 
     @cached_property
     def ceiling(self) -> float:
         """The largest adaptive clip norm."""
         if self.max is None:
-            return min(CLIP_GROWTH * self.norm, LARGEST_NUMBER)
+            return min(CLIP_GROWTH * self.first, LARGEST_NUMBER)
         return self.max
 
     @cached_property
     def estimator(self) -> QuantileEstimator:
         """The rule by which an adaptive clip norm moves, at the first norm."""
         return QuantileEstimator(
-            self.norm, self.target_quantile, self.learning_rate, self.ceiling, self.search_rate
+            self.first, self.target_quantile, self.learning_rate, self.ceiling, self.search_rate
         )
 
 

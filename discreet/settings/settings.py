@@ -107,6 +107,7 @@ class Settings:
     def __post_init__(self) -> None:
         _check_cohort(self)
         _check_account(self)
+        _check_sums(self)
         if self.evaluation.private:
             rule = (
                 "another one with evaluation.kind=private: clients share examples, so "
@@ -156,6 +157,14 @@ def _check_account(config: Settings) -> None:
     name = config.sampling.population_name
     rule = Wording("given with ", account, ": the population that the account belongs to")
     require(name is not None, "sampling.population_name", rule, name)
+
+
+def _check_sums(config: Settings) -> None:
+    """Raises ConfigError unless least squares have both their model and their loss."""
+    sums = "least_squares"
+    rule = Wording(f"{sums} with ", Key(f"model.name={sums}"), ", and with it alone")
+    both = (config.model.name == sums) == (config.task.loss == sums)
+    require(both, "task.loss", rule, config.task.loss)
 
 
 def with_any_noise(config: Settings) -> Settings:

@@ -13,7 +13,8 @@ HF = "hf:"  # before the folder of a pretrained transformer, in model.name
 FLOWER_APP = (
     "flower_app"  # model.name and data.name of a run that drives the clients of another Flower app
 )
-LOSS = rules.one_of("cross_entropy", "binary_cross_entropy", "squared", "absolute", "huber")
+LOSSES = ("cross_entropy", "binary_cross_entropy", "squared", "absolute", "huber", "least_squares")
+LOSS = rules.one_of(*LOSSES)
 
 
 def _is_quick(pattern: str) -> bool:

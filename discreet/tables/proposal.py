@@ -10,6 +10,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from datetime import date, datetime
 from functools import partial
+from statistics import median
 
 from discreet.data.csv_table import CsvTable
 from discreet.data.encoding import THOUSANDS, is_empty
@@ -49,6 +50,16 @@ WARNING = """\
 # by column, by what is public: a questionnaire, a guideline, the range of an instrument. Take the
 # name of each column that you have replaced out of `unconfirmed`. Until it is empty, no run starts.
 """
+
+CURVES = 3  # of a number: enough for a U or an S
+FEW_NUMBERS = 3  # which a line or one bend describes
+SKEWED = 0.2  # the share of its range below which the median of a skewed number lies
+PAIRS_LINES = (
+    "# A linear model adds up what each column does alone. Where one column changes what another",
+    "# does, name the two:",
+    "# [[pairs]]",
+    '# columns = ["age", "diabetes"]',
+)
 
 
 @dataclass(frozen=True)
@@ -92,6 +103,8 @@ def propose(table: CsvTable, *, target: str | None, owner: str | None) -> str:
     except FolderError as error:
         raise FolderError(f"{table.path}: {error}") from None
     lines += ["", "[columns]", *_column_lines(guesses, table)]
+    if sum(bool(each.line) for each in guesses.values()) > 1:
+        lines += ["", *PAIRS_LINES]
     return "\n".join(lines) + "\n"
 
 
@@ -228,9 +241,16 @@ def _number_guess(numbers: Sequence[float], some_empty: bool) -> Guess:
         numbers = [number for number in numbers if number != code]
         why = f"is {code:g} a code for an empty cell? Then empty these cells in the table"
     low, high = (0.0, 1.0) if {*numbers} <= {0.0, 1.0} else _round_range(numbers)
-    if not some_empty:
+    more = ""
+    if len({*numbers}) > FEW_NUMBERS:
+        more += f", curves = {CURVES}"
+        if not SKEWED < (median(numbers) - low) / (high - low) < 1 - SKEWED:
+            why = why or "skewed: points = [...], public quantiles from low to high, spread it"
+    if some_empty:
+        more += ', missing = "middle"'
+    if not more:
         return Guess(f"[{low:g}, {high:g}]", why)
-    return Guess(f'{{ kind = "number", low = {low:g}, high = {high:g}, missing = "middle" }}', why)
+    return Guess(f'{{ kind = "number", low = {low:g}, high = {high:g}{more} }}', why)
 
 
 def _code_in(numbers: Sequence[float]) -> float | None:

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from discreet.data.examples import Task, TaskShape
 from discreet.data.targets import CLASSES, LABELS, NUMBERS, SEQUENCES
+from discreet.models.least_squares import NAME as LEAST_SQUARES
 from discreet.per_example.objective import Loss, cross_entropy, is_plain, made_of
 from discreet.settings.rules import ConfigError
 from discreet.settings.training import TaskConfig
@@ -113,8 +114,14 @@ def weighted_cross_entropy(
     return cross_entropy(outputs, targets, outputs.new_tensor(weights))
 
 
+def least_squares(outputs: Tensor, targets: Tensor) -> Tensor:
+    """The output of the target's class, negative: see `discreet.models.least_squares`."""
+    return -outputs.gather(1, targets[:, None])[:, 0]
+
+
 LOSSES: Mapping[str, Loss] = {
     "cross_entropy": cross_entropy,
+    LEAST_SQUARES: least_squares,
     "binary_cross_entropy": per_example_loss(nn.BCEWithLogitsLoss()),
     "squared": per_example_loss(nn.MSELoss()),
     "absolute": per_example_loss(nn.L1Loss()),
@@ -122,7 +129,7 @@ LOSSES: Mapping[str, Loss] = {
 }
 # The losses for each kind of targets, the usual one first.
 FITTING = {
-    CLASSES: ("cross_entropy",),
+    CLASSES: ("cross_entropy", LEAST_SQUARES),
     LABELS: ("binary_cross_entropy",),
     NUMBERS: ("squared", "absolute", "huber"),
     SEQUENCES: ("cross_entropy",),
@@ -137,6 +144,13 @@ def loss_of(task: TaskConfig) -> Loss:
     if name == "huber":
         return per_example_loss(nn.HuberLoss(delta=task.huber_delta))
     return LOSSES[name]
+
+
+def rating_loss_of(task: TaskConfig) -> Loss:
+    """The loss by which models are rated: that of training, unless it only adds up sums."""
+    if task.loss == LEAST_SQUARES:
+        return cross_entropy
+    return loss_of(task)
 
 
 def resolved_task(asked: TaskConfig, task: Task) -> TaskConfig:

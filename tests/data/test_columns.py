@@ -227,6 +227,68 @@ def test_cells_of_every_kind_are_encoded_alike_from_text_and_from_values() -> No
     assert columns_of({column.name: column.facts() for column in columns}) == columns
 
 
+def test_a_number_bends_by_curves_after_its_points_are_spread() -> None:
+    described = {"kind": "number", "low": 0, "high": 10, "curves": 2, "missing": "middle"}
+    plain, pointed = (
+        encoded_columns({"x": [1.0, 4.0, 99.0, None]}, columns_of({"x": described | more}))
+        for more in ({}, {"points": [0, 1, 4, 10]})
+    )
+    # cos(pi k share) / k by hand: shares 0.1, 0.4, 1, 0.5, and 1/3, 2/3, 1 between points
+    assert plain[:, 0].tolist() == pytest.approx([-0.8, -0.2, 1, 0])
+    assert plain[:, 1].tolist() == pytest.approx([0.95106, 0.30902, -1, 0], abs=1e-5)
+    assert plain[:, 2].tolist() == pytest.approx([0.40451, -0.40451, 0.5, -0.5], abs=1e-5)
+    assert pointed[:3, 0].tolist() == pytest.approx([-1 / 3, 1 / 3, 1])
+    assert pointed[:3, 1].tolist() == pytest.approx([0.5, -0.5, -1])
+    assert plain[:, 3].tolist() == pointed[:, 3].tolist() == [0, 0, 0, 1]
+
+
+def test_bins_are_groups_and_a_pair_is_the_products_of_its_columns() -> None:
+    columns = columns_of(
+        {
+            "age": {"kind": "number", "low": 0, "high": 100, "bins": [18, 65]},
+            "dose": {"kind": "number", "low": 0, "high": 8, "curves": 3},
+            "sex": ["F", "M"],
+        }
+    )
+    pairs = [("age", "sex"), ("dose", "sex")]
+    found = encoded_columns(
+        {"age": [17.9, 18, 65, 400], "dose": [0, 2, 4, 6], "sex": ["F", "M", "?", "F"]},
+        columns,
+        pairs,
+    )
+    names = column_names(columns, pairs)
+    assert found.shape == (4, len(names))
+    said = [[name for name, value in zip(names, row, strict=True) if value == 1] for row in found]
+    assert said[1][:3] == ["age 18 to 65", "sex is M", "age 18 to 65 and sex is M"]
+    assert [row[0] for row in said] == [
+        *("age below 18", "age 18 to 65"),
+        *("age from 65", "age from 65"),
+    ]
+    crossed = found[:, names.index("dose and sex is F") :]
+    assert crossed.tolist() == [[-1, 0, 0], [0, -0.5, 0], [0, 0, 0], [0.5, 0, 0]]
+    assert columns_of({column.name: column.facts() for column in columns}) == columns
+
+
+@pytest.mark.parametrize(
+    ("wrong", "said"),
+    [
+        ({"curves": 99}, "curves must be a number up to 20"),
+        ({"points": [0, 5, 5, 10]}, "points must rise"),
+        ({"points": [1, 10]}, "points must begin at low and end at high"),
+        ({"bins": [0, 4]}, "bins must lie between low and high"),
+        ({"bins": [4], "curves": 2}, "bins can't be combined"),
+    ],
+)
+def test_a_wrong_bend_is_told_with_its_column(wrong: dict[str, object], said: str) -> None:
+    with pytest.raises(ValueError, match=f"x: {said}"):
+        columns_of({"x": {"kind": "number", "low": 0, "high": 10} | wrong})
+
+
+@pytest.mark.parametrize("pair", ['["age", "age"]', '["age", "weight"]', '["age"]', '"age"'])
+def test_a_pair_must_be_two_columns(pair: str, tmp_path: Path) -> None:
+    assert "pairs" in refused(tmp_path, ROWS, toml=f"{TOML}\n[[pairs]]\ncolumns = {pair}\n")
+
+
 def test_an_array_of_owners_in_an_npz_file_says_whose_each_row_is(tmp_path: Path) -> None:
     (tmp_path / "data.toml").write_text(
         'format = "npz"\nfile = "train.npz"\ntarget = "y"\nnum_classes = 2\n'

@@ -59,6 +59,7 @@ ON_TWEETS = {
     "tweets_ten_silos_secure": (["training.batch_size=20", "data.num_clients=4"], {"example"}),
     "tweets_users": (["data.num_clients=30"], {"user"}),
 }
+TABLES = ("table", "table_once")
 ON_HEART = {"guarded": {"user"}, "heart": {"example"}, "heart_secure": {"example"}}
 # (what makes it small, the number of runs)
 SWEEPS = {
@@ -84,7 +85,7 @@ def check(folder: Path, guarantees: set[str]) -> None:
 
 def test_every_experiment_is_here() -> None:
     there = {path.stem for path in (conf_folder() / "experiment").glob("*.yaml")}
-    assert there == {*ALONE, *ON_MNIST, *ON_HEART, *ON_TWEETS, *SWEEPS, "hospitals", "table"}
+    assert there == {*ALONE, *ON_MNIST, *ON_HEART, *ON_TWEETS, *SWEEPS, "hospitals", *TABLES}
 
 
 @pytest.mark.parametrize("name", ALONE)
@@ -118,9 +119,10 @@ def test_an_experiment_on_the_hospitals_runs_by_one_command(
     check(tmp_path / "run", ON_HEART[name])
 
 
-def test_the_experiment_on_a_table_runs_by_one_command(tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", TABLES)
+def test_the_experiment_on_a_table_runs_by_one_command(name: str, tmp_path: Path) -> None:
     where = [f"data.path={make_project(tmp_path, people=30)}", f"output_dir={tmp_path / 'run'}"]
-    run("experiment=table", "rounds=1", "data.num_clients=30", *where)
+    run(f"experiment={name}", "rounds=1", "data.num_clients=30", *where)
     check(tmp_path / "run", {"user"})
 
 

@@ -176,6 +176,29 @@ def test_the_best_model_is_known_to_a_run_that_is_resumed(
     assert (outcome.checkpoint.round, outcome.model.round) == (7, 2)
 
 
+@pytest.mark.parametrize(("keep", "kept"), [("last", 4), ("best", 2)])
+def test_the_best_round_is_kept_where_that_is_asked(
+    keep: str, kept: int, tmp_path: Path, scripted: list[float], caplog: pytest.LogCaptureFixture
+) -> None:
+    # Losses 0.6, 0.2, 2.0 and 3.0; resumed in between.
+    words = [*PRIVATE, f"evaluation.keep={keep}"]
+    run(tmp_path / "run", *words, "rounds=3")
+    with caplog.at_level(logging.INFO, logger="discreet"):
+        outcome, folder = run(tmp_path / "run", *words, "rounds=4", "resume=true")
+    assert (outcome.checkpoint.round, outcome.model.round) == (4, kept)
+    assert json.loads((folder.path / "privacy.json").read_text())["model_round"] == kept
+    assert ("is the one after round 2, with the least loss" in caplog.text) == (keep == "best")
+    assert ("do not trust its probabilities" in caplog.text) == (keep == "last")
+    assert DurableLedger(folder.ledger_path).spent("user").num_releases == 4
+
+
+@pytest.mark.parametrize("kind", ["private", "none"])
+def test_the_best_round_is_never_chosen_by_a_private_rating(kind: str) -> None:
+    words = [f"evaluation.kind={kind}", "evaluation.keep=best"]
+    with pytest.raises(ConfigError, match=r"evaluation\.keep must be last with"):
+        load_config(words)
+
+
 def test_a_loss_that_is_no_number_ends_the_run_with_a_model_of_numbers(tmp_path: Path) -> None:
     outcome, folder = run(
         tmp_path / "run", *NOT_PRIVATE, "rounds=8", "model.name=mlp", "training.learning_rate=1e4"

@@ -5,11 +5,13 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import numpy as np
 import pytest
 from sklearn.linear_model import LogisticRegression
 from sklearn.metrics import roc_auc_score
 
 from discreet.data.datasets import load_task
+from discreet.run_files.resuming import asked_settings
 from discreet.run_files.run_folder import RunFolder
 from discreet.settings.compose import load_asked, load_config
 from discreet.simulation.in_process import simulate
@@ -36,7 +38,7 @@ def pooled_auc(table: Path) -> float:
     )
 
 
-@pytest.mark.parametrize(("epsilon", "lost"), [(8.0, 0.03), (2.0, 0.07)])
+@pytest.mark.parametrize(("epsilon", "lost"), [(8.0, 0.03), (2.0, 0.07), (0.5, 0.2)])
 def test_auc_is_near_that_of_pooled_regression_and_the_loss_below_a_constants(
     epsilon: float, lost: float, table: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -52,6 +54,50 @@ def test_auc_is_near_that_of_pooled_regression_and_the_loss_below_a_constants(
     assert last["auc"] is not None
     assert last["auc"] > pooled_auc(table) - lost
     assert not any("constant guess" in line for line in caplog.messages)
+
+
+def written(folder: Path, target: str) -> Path:
+    """A table of 900 people with a U-shape, and a target of another kind than two classes."""
+    for name, seed in (("train", 40127), ("test", 40128)):
+        draws = np.random.default_rng(seed)
+        sodium = draws.normal(140, 6, 900)
+        age = draws.uniform(20, 90, 900)
+        risk = ((sodium - 140) / 6) ** 2 + age / 30 + draws.normal(0, 1, 900)
+        days = [f"{max(value, 0) + 1:.1f}" for value in risk]
+        grades = np.array(["low", "some", "high"])[np.digitize(risk, (2, 3.5))]
+        columns = zip(sodium, age, days, grades, strict=True)
+        rows = [
+            f"p{row},{na:.0f},{old:.0f},{day},{grade}"
+            for row, (na, old, day, grade) in enumerate(columns)
+        ]
+        text = "\n".join(["who,na,age,days,grade", *(row.replace("p", f"{name}") for row in rows)])
+        (folder / f"{name}.csv").write_text(text + "\n")
+    (folder / "data.toml").write_text(
+        f'format = "csv"\nfile = "train.csv"\ntest = "test.csv"\nowner = "who"\n{target}\n[columns]\n'
+        'na = { kind = "number", low = 110, high = 170, curves = 3 }\nage = [18, 100]\n'
+    )
+    return folder
+
+
+KINDS = {
+    "days": ('target = "days"\ntarget_low = 0\ntarget_high = 40', "r2", 0.3),
+    "grade": ('target = "grade"\nclasses = ["low", "some", "high"]', "accuracy", 0.55),
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_number_and_three_classes_are_learned_with_the_same_words(
+    kind: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    target, score, least = KINDS[kind]
+    words = ["experiment=table", f"data.path={written(tmp_path, target)}", "data.num_clients=900"]
+    with caplog.at_level("WARNING", "discreet"):
+        simulate(*load_asked([*words, "seed=40127", f"output_dir={tmp_path / 'run'}"]))
+    first, *_, last = RunFolder(tmp_path / "run").read_metrics()
+    # From the middle of a range that lies far above most values, without a swing.
+    assert last[score] > least
+    assert last["loss"] < first["loss"]
+    assert not any("same answer" in line or "constant guess" in line for line in caplog.messages)
 
 
 def test_three_hospitals_protect_each_patient_and_learn_at_epsilon_2(
@@ -72,3 +118,17 @@ def test_delta_follows_from_the_number_of_people() -> None:
         for count in (300, 897, 20_000)
     }
     assert deltas == {300: 1e-4, 897: 1e-4, 20_000: 1e-6}
+
+
+def test_a_run_of_the_rule_is_resumed_with_the_step_that_it_had(
+    table: Path, tmp_path: Path
+) -> None:
+    words = ["experiment=table", f"data.path={table}", f"data.num_clients={PEOPLE}", "seed=40127"]
+    words += [f"output_dir={tmp_path / 'run'}", "privacy.user.max_epsilon=50"]
+    simulate(*load_asked([*words, "rounds=2"]))
+    before = RunFolder(tmp_path / "run").read_config()
+    simulate(*asked_settings([*words, "rounds=3", "resume=true"]))
+    after = RunFolder(tmp_path / "run").read_config()
+    assert (after.server, after.privacy.user.clip) == (before.server, before.privacy.user.clip)
+    assert before.server.learning_rate is not None
+    assert [row["round"] for row in RunFolder(tmp_path / "run").read_metrics()] == [1, 2, 3]

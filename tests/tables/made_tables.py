@@ -21,8 +21,10 @@ decimal = ","
 age = [0, 100]
 sex = ["F", "M"]
 ward = { kind = "category", levels = ["cardiology", "surgery", "emergency"], missing = "category" }
-hba1c = { kind = "number", low = 3, high = 14, missing = "middle" }
+hba1c = { kind = "number", low = 3, high = 14, missing = "middle", curves = 3 }
 visit_date = { kind = "date", low = 2022-01-01, high = 2024-12-31, format = "%d.%m.%Y" }
+[[pairs]]
+columns = ["age", "sex"]
 """
 
 

@@ -204,6 +204,19 @@ def test_a_table_without_owners_starts_with_each_row_as_a_client(
     assert f"data.partition=iid data.num_clients={rows}" in said
 
 
+def test_check_proposes_curves_for_numbers_and_points_for_skewed_ones(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rows = [f"{age};{3 ** (age % 7)};{age % 2};yes" for age in range(20, 80)]
+    written = "\n".join(["age;crp;flag;out", *rows, "20;1;0;no"])
+    assert checked(tmp_path, written, "--target", "out", "--write") == 0
+    said = capsys.readouterr().out
+    assert 'age = { kind = "number", low = 20, high = 80, curves = 3 }\n' in said
+    assert "curves = 3 }  # skewed: points = [...], public quantiles" in said
+    assert "flag = [0, 1]\n" in said
+    assert "# [[pairs]]" in said
+
+
 def test_a_file_that_data_toml_does_not_describe_is_not_said_to_fit(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

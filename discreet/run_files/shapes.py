@@ -1,0 +1,175 @@
+"""The shapes of a linear model of a table: what each column adds to the log odds, or to a number.
+
+The model's output is an intercept plus the sum of its shapes. Everything here follows from the
+released parameters and from public facts, so it costs no epsilon.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from datetime import date
+from itertools import product
+from typing import Any
+
+import numpy as np
+
+from discreet.data.description import DataDescription
+from discreet.data.encoding import CATEGORY, DATE, TEXT, Column, column_names, encoded_columns
+from discreet.data.targets import CLASSES, NUMBERS, Array, Target
+
+FILE = "shapes.json"
+PLACES = 41  # of a curve
+PLACES_OF_PAIRS = 9  # of each number in a pair
+NOISE = 1.96  # deviations: 95 % of runs that differ in their noise alone
+ANOTHER = "another"
+EMPTY = "empty"
+
+
+@dataclass(frozen=True, eq=False)
+class LinearWeights:
+    """A linear model.
+
+    Attributes:
+      weight, bias: (outputs, inputs) and (outputs,).
+      stddev: the standard deviation of each parameter by noise alone; None if it is not known.
+      target: what is predicted.
+      classes: the names of the classes.
+    """
+
+    weight: Array
+    bias: Array
+    stddev: float | None
+    target: Target
+    classes: tuple[str, ...] = ()
+
+    def effects(self) -> Iterator[tuple[str, Array, float, float | None]]:
+        """(name, weights, intercept, deviation of a weight) of each output that people read: the
+        log odds of the second of two classes, of each of several against their mean, or of a
+        label; or a number in its own units."""
+        if self.target.kind == CLASSES and len(self.weight) == 2:
+            one = self._combined(np.array([-1.0, 1.0]))
+            yield (f"log odds of {self._name(1)}", *one)
+            return
+        for place in range(len(self.weight)):
+            signs = np.eye(len(self.weight))[place]
+            name = self._name(place)
+            if self.target.kind == CLASSES:
+                yield (
+                    f"log odds of {name} against the mean",
+                    *self._combined(signs - signs.mean()),
+                )
+            elif self.target.kind == NUMBERS:
+                low = self.target.low[place]
+                high = self.target.high[place]
+                weights, intercept, stddev = self._combined(signs * (high - low) / 2)
+                yield name, weights, intercept + (low + high) / 2, stddev
+            else:
+                yield (f"log odds of {name}", *self._combined(signs))
+
+    def _name(self, place: int) -> str:
+        names = self.target.names or self.classes
+        return names[place] if names else f"class {place}"
+
+    def _combined(self, signs: Array) -> tuple[Array, float, float | None]:
+        spread = None if self.stddev is None else self.stddev * float(np.linalg.norm(signs))
+        return signs @ self.weight, float(signs @ self.bias), spread
+
+
+def shapes_of(model: LinearWeights, description: DataDescription) -> dict[str, Any]:
+    """The content of shapes.json. A text has no shape; its words are part of the intercept's
+    rest."""
+    known = {column.name: column for column in description.columns}
+    names = column_names(known.values(), description.pairs)
+    shapes = list[dict[str, Any]]()
+    intercepts = {}
+    for name, weights, intercept, stddev in model.effects():
+        start = 0
+        for columns in [*((each,) for each in known), *description.pairs]:
+            parts = _Parts(tuple(known[each] for each in columns))
+            own = weights[start : start + parts.width]
+            start += parts.width
+            if not parts.readable:
+                continue
+            effect = parts.encoded @ own
+            centre = parts.encoded[parts.ordinary].mean(axis=0)
+            intercept += float(centre @ own)
+            band = None
+            if stddev is not None:
+                band = NOISE * stddev * np.linalg.norm(parts.encoded - centre, axis=1)
+            shapes.append(parts.facts(name, effect - float(centre @ own), band))
+        assert start == len(names)
+        intercepts[name] = intercept
+    return {"intercepts": intercepts, "shapes": shapes}
+
+
+class _Parts:
+    """The places at which the shape of a column, or of a pair of columns, is read."""
+
+    def __init__(self, columns: tuple[Column, ...]) -> None:
+        self.columns = columns
+        pair = len(columns) == 2
+        self.readable = all(column.kind != TEXT for column in columns)
+        self.width = int(np.prod([len(each.crossed if pair else each.outputs) for each in columns]))
+        if not self.readable:
+            return
+        self.places = [_places(column, short=pair) for column in columns]
+        chosen = list(product(*(each.items() for each in self.places)))
+        self.labels = [[label for label, _ in place] for place in chosen]
+        cells = zip(*([cell for _, cell in place] for place in chosen), strict=True)
+        table = {column.name: list(each) for column, each in zip(columns, cells, strict=True)}
+        pairs = [(columns[0].name, columns[1].name)] if pair else []
+        self.encoded = encoded_columns(table, columns, pairs)[:, -self.width :]
+        self.ordinary = [EMPTY not in labels for labels in self.labels]
+
+    def facts(self, target: str, effect: Array, band: Array | None) -> dict[str, Any]:
+        """The shape as JSON has it."""
+        kinds = {True: "bars", False: "curve"}
+        bars = self.columns[0].kind == CATEGORY or bool(self.columns[0].bins)
+        return {
+            "target": target,
+            "columns": [column.name for column in self.columns],
+            "kind": "map" if len(self.columns) == 2 else kinds[bars],
+            "places": self.labels,
+            "effect": effect.round(6).tolist(),
+            "noise": None if band is None else band.round(6).tolist(),
+        }
+
+
+def _places(column: Column, *, short: bool) -> dict[Any, Any]:
+    """The cells at which a column is read, by their labels."""
+    found: dict[Any, Any]
+    empty = column.missing is not None and not short
+    count = PLACES_OF_PAIRS if short else PLACES
+    ends: list[float]
+    if column.kind == CATEGORY:
+        found = {level: level for level in column.levels} | {ANOTHER: "\0"}
+        empty = column.missing == CATEGORY
+    elif column.bins:
+        cuts = [column.low, *column.bins]
+        found = {
+            name.removeprefix(f"{column.name} "): cut
+            for name, cut in zip(column.outputs, cuts, strict=False)
+        }
+    elif column.kind == DATE:
+        ends = [date.fromisoformat(str(end)).toordinal() for end in (column.low, column.high)]
+        days = np.linspace(ends[0], ends[1], count).round().astype(int).tolist()
+        found = {str(date.fromordinal(day)): date.fromordinal(day) for day in days}
+    else:
+        ends = list(column.points) or [float(column.low or 0), float(column.high or 0)]
+        values = np.interp(np.linspace(0, 1, count), np.linspace(0, 1, len(ends)), ends)
+        found = {float(f"{value:.6g}"): value for value in values.tolist()}
+    return found | ({EMPTY: None} if empty else {})
+
+
+def shape_rows(found: Mapping[str, Any]) -> Iterator[list[object]]:
+    """The rows of shapes.csv, with a header; a pair has a second place."""
+    yield ["target", "column", "place", "second_column", "second_place", "effect", "noise"]
+    for name, value in found["intercepts"].items():
+        yield [name, "intercept", "", "", "", value, ""]
+    for shape in found["shapes"]:
+        bands = shape["noise"] or [""] * len(shape["effect"])
+        for labels, effect, noise in zip(shape["places"], shape["effect"], bands, strict=True):
+            names = [*shape["columns"], ""][:2]
+            first, second = [*labels, ""][:2]
+            yield [shape["target"], names[0], first, names[1], second, effect, noise]
