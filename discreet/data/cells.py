@@ -17,7 +17,7 @@ from discreet.per_example.objective import PADDING
 
 
 def encoded_cells(found: Mapping[str, Any], description: DataDescription) -> Array:
-    cells = {column.name: found[column.name].to_pylist() for column in description.columns}
+    cells = {column.in_file: found[column.in_file].to_pylist() for column in description.columns}
     decimal = description.decimal
     return encoded_columns(cells, description.columns, description.pairs, decimal=decimal)
 
@@ -69,6 +69,7 @@ def numbered(targets: Array, name: str, description: DataDescription) -> Array:
     if not description.classes:
         return _target_numbers(targets, name, description)
     places = {word.strip(): place for place, word in enumerate(description.classes)}
+    places |= {word: places[known] for word, known in description.class_words.items()}
     if description.padding is not None:
         places[str(description.padding)] = PADDING
     words = [str(value).strip() for value in targets.flat]

@@ -54,6 +54,7 @@ class DataDescription(BaseModel):
     low: Bound | None = None
     high: Bound | None = None
     classes: tuple[str, ...] = ()
+    class_words: dict[str, str] = {}
     task: str | None = None
     test: str | None = None
     test_target: str | None = None
@@ -108,6 +109,8 @@ class DataDescription(BaseModel):
             "classes and num_classes describe a single target, and can't be combined with targets"
         )
         yield single or not given & {"classes", "num_classes"}, rule
+        known = {*self.class_words.values()} <= {word.strip() for word in self.classes}
+        yield known, "class_words must map words to classes"
         kind, rule = (
             (str, "a text that is not in classes") if self.classes else (int, "a whole number")
         )

@@ -26,6 +26,8 @@ TEXT = "text"
 KINDS = (NUMBER, CATEGORY, DATE, TEXT)
 MIDDLE = "middle"
 MOST_CURVES = 20
+# The keys of a column that say how one site writes it. A model needs none of them.
+LOCAL = ("named", "words", "factor", "format")
 Pair = tuple[str, str]  # the names of two columns
 # The texts that count as an empty cell, unless a column lists them as levels.
 EMPTY = frozenset(("", "na", "n/a", "nan", "null", "#n/a"))
@@ -60,6 +62,9 @@ class Column:
       points: public values of a number, rising from low to high, that are mapped to equal steps
         from -1 to 1, such as quantiles from the literature.
       bins: public values within low..high that cut a number into groups; in place of its position.
+      named, words, factor: how this site writes it, of which the model knows nothing: the column's
+        name in the file; the level that a word of the file stands for; and the number by which a
+        cell is multiplied, for another unit.
     """
 
     name: str
@@ -73,18 +78,26 @@ class Column:
     curves: int = 0
     points: tuple[float, ...] = ()
     bins: tuple[float, ...] = ()
+    named: str | None = None
+    words: tuple[tuple[str, str], ...] = ()
+    factor: float = 1.0
 
     def __post_init__(self) -> None:
         if self.kind not in KINDS:
             raise ValueError(
                 f"{self.name}: kind must be one of {', '.join(KINDS)} (got {self.kind})"
             )
-        allowed = {"name", "kind", *_KEYS[self.kind]}
+        allowed = {"name", "kind", "named", *_KEYS[self.kind]}
         wrong = [each.name for each in fields(self) if getattr(self, each.name) != each.default]
         wrong = [key for key in wrong if key not in allowed]
         if wrong:
             raise ValueError(f"{self.name}: {wrong[0]} does not go with kind = {self.kind}")
         _CHECKS[self.kind](self)
+
+    @property
+    def in_file(self) -> str:
+        """The column's name in this site's files."""
+        return self.named or self.name
 
     @property
     def outputs(self) -> tuple[str, ...]:
@@ -121,15 +134,16 @@ class Column:
     def facts(self) -> dict[str, Any]:
         """The column in the form of JSON and of `columns_of`."""
         given = {each.name: getattr(self, each.name) for each in fields(self)}
+        given["words"] = dict(self.words) if self.words else ()
         unset = {each.name: each.default for each in fields(self)}
         return {key: value for key, value in given.items() if value != unset[key] and key != "name"}
 
 
 _RANGE = ("low", "high", "missing", "curves")
 _KEYS = {
-    NUMBER: (*_RANGE, "points", "bins"),
+    NUMBER: (*_RANGE, "points", "bins", "factor"),
     DATE: (*_RANGE, "format"),
-    CATEGORY: ("levels", "missing"),
+    CATEGORY: ("levels", "missing", "words"),
     TEXT: ("width",),
 }
 
@@ -151,6 +165,8 @@ def _check_number(column: Column) -> None:
     for key, values in (("points", column.points), ("bins", column.bins)):
         if any(before >= after for before, after in pairwise(values)):
             raise ValueError(f"{name}: {key} must rise")
+    if not (math.isfinite(column.factor) and column.factor > 0):
+        raise ValueError(f"{name}: factor must be a number above 0 (got {column.factor})")
     if column.bins and (column.points or column.curves):
         raise ValueError(f"{name}: bins can't be combined with points or curves")
     _check_curves(column)
@@ -190,6 +206,9 @@ def _iso_day(column: Column, day: object) -> float:
 def _check_category(column: Column) -> None:
     if not column.levels or len({*column.levels}) < len(column.levels):
         raise ValueError(f"{column.name}: levels must be given, each once: write the public levels")
+    for word, level in column.words:
+        if level not in column.levels or word in column.levels:
+            raise ValueError(f"{column.name}: words must map other words to levels (got {word})")
     if column.missing not in (None, CATEGORY, *column.levels):
         raise ValueError(
             f'{column.name}: missing must be "{CATEGORY}" or a level (got {column.missing!r})'
@@ -237,6 +256,10 @@ def _column_of(name: str, value: Any) -> Column:
         key: str(each) if isinstance(each, date) else each for key, each in value.items()
     }
     facts["levels"] = tuple(map(str, facts.get("levels", ())))
+    words = facts.get("words", {})
+    if not isinstance(words, Mapping):
+        raise ValueError(f'{name}: words must be a table, such as {{ ja = "yes" }}')
+    facts["words"] = tuple((str(word), str(level)) for word, level in words.items())
     for key in ("points", "bins"):
         facts[key] = tuple(map(float, facts.get(key, ())))
     return Column(name, **{key: each for key, each in facts.items() if key != "name"})
@@ -292,7 +315,7 @@ def encoded_columns(
     [[0.5, 0.0, 1.0, 0.0], [1.0, 0.0, 0.0, 1.0]]
     """
     parts = {
-        column.name: _ENCODERS[column.kind](column, list(table[column.name]), decimal)
+        column.name: _ENCODERS[column.kind](column, list(table[column.in_file]), decimal)
         for column in columns
     }
     widths = {column.name: len(column.crossed) for column in columns}
@@ -390,7 +413,7 @@ def _number(column: Column, row: int, cell: Any, decimal: str) -> float:
     except (TypeError, ValueError):
         value = math.nan
     if math.isfinite(value):
-        return value
+        return value * column.factor
     comma = isinstance(cell, str) and decimal == "." and re.fullmatch(r"[+-]?\d*,\d+", cell.strip())
     if comma:
         hint = ': write decimal = "," in data.toml'
@@ -425,8 +448,9 @@ def _day(column: Column, row: int, cell: Any) -> float:
 
 def _one_hot(column: Column, cells: list[Any], decimal: str) -> Array:
     places = {level: place for place, level in enumerate(column.levels)}
+    places |= {word: places[level] for word, level in column.words}
+    another = len(column.levels)
     flags = {level.lower(): level for level in column.levels}
-    another = len(places)
     found = np.zeros((len(cells), len(column.outputs)))
     for row, cell in enumerate(cells):
         word = _word(cell)

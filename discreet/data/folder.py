@@ -15,6 +15,7 @@ high are given):
 
     test = "test.csv"               # the public test set, of the same form; left out: there is none
     test_target = "test-labels"     # for idx: the file of its labels
+    class_words = { ja = "yes" }    # how this site writes classes
     num_classes = 3                 # if classes are numbers
     target_low = 0                  # regression, in place of classes: the target's public range
     target_high = 500
@@ -44,6 +45,8 @@ data check` proposes them):
     sex = ["F", "M"]                # short for { kind = "category", levels = ["F", "M"] }
     hba1c = { kind = "number", low = 3, high = 14, missing = "middle" }
     sodium = { kind = "number", low = 110, high = 170, curves = 3 }  # a linear model bends
+    dose = { kind = "number", low = 0, high = 10, named = "Dosis", factor = 0.001 }
+                                    # how this site writes it (docs/guide/sites.md)
     [[pairs]]                       # what one column does depends on the other
     columns = ["age", "sex"]
 
@@ -446,7 +449,7 @@ def _input_names(found: Iterable[str], description: DataDescription) -> tuple[st
     if description.text is not None:
         return (description.text,)
     if description.columns:
-        return tuple(column.name for column in description.columns)
+        return tuple(column.in_file for column in description.columns)
     if description.inputs is None:
         return tuple(
             name for name in found if name not in (*description.target_names, description.owner)

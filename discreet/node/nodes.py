@@ -12,10 +12,11 @@ from pathlib import Path
 import torch
 from torch import nn
 
+from discreet.data.agreement import agreed_of, difference
 from discreet.data.datasets import load_task
 from discreet.data.description import read_description
 from discreet.data.examples import SHAPES, Examples, TaskShape, normalised_examples
-from discreet.data.folder import FOLDER, node_table
+from discreet.data.folder import FOLDER, node_table, with_inputs
 from discreet.data.images import FROM_HUB
 from discreet.data.partition import client_examples_of, split_rows
 from discreet.data.targets import FolderError
@@ -120,6 +121,7 @@ def node_client(
     _say_once(warning_of_rows(run, held))
     examples, held_out = _split(request, held, number if isinstance(number, int) else 0)
     if folder is not None and run.data.name == FOLDER:
+        _check_agreed(run.data.agreed, folder)
         shape = node_table(folder, FOLDER)[1]
     else:
         shape = shape_of(run)
@@ -132,6 +134,19 @@ def node_client(
     return Client(
         model, examples, accounts, policy, secure_source(), held_out=held_out, shape=shape
     )
+
+
+def _check_agreed(asked: list[str] | None, folder: Path) -> None:
+    """Refuses a run whose table is described otherwise than this node's: the model would mean
+    something else here."""
+    if asked is None:
+        return
+    own = agreed_of(with_inputs(folder, read_description(folder)))
+    if said := difference(own, asked):
+        raise Refused(
+            f"this node describes its table otherwise than the run: {said}. discreet data adopt "
+            "takes over the run's description"
+        )
 
 
 def _is_charged(work: Work) -> bool:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import torch
 
+from discreet.data.agreement import agreed_of
 from discreet.data.datasets import load_task
 from discreet.data.description import read_description
 from discreet.data.examples import SHAPES, Task, normalised_task
@@ -170,7 +171,24 @@ def _with_facts(settings: Settings, task: Task, *, resumed: bool) -> Settings:
         )
     if data.normalise != "none" or statistics.only:
         normaliser = _normaliser(settings, statistics, task, resumed=resumed)
-    return replace(settings, task=of_task, statistics=statistics, normaliser=normaliser)
+    described = replace(data, agreed=_agreed(data, task))
+    return replace(
+        settings, task=of_task, data=described, statistics=statistics, normaliser=normaliser
+    )
+
+
+def _agreed(data: DataConfig, task: Task) -> list[str] | None:
+    """The description of the table, by digests: nodes with another one refuse. ConfigError: other
+    ones are given."""
+    if task.description is None:
+        found = None
+    else:
+        found = agreed_of(task.description)
+    if data.agreed not in (None, found):
+        raise ConfigError(
+            "data.agreed must be omitted: it follows from data.path, and differs from it"
+        )
+    return found
 
 
 def _normaliser(

@@ -20,7 +20,7 @@ def cells_outside(folder: Path, description: DataDescription) -> dict[str, int]:
     found = {}
     for column in description.columns:
         if column.kind in (NUMBER, DATE):
-            written = cells[column.name].to_pylist()
+            written = cells[column.in_file].to_pylist()
             shares, _ = shares_of_range(column, written, description.decimal)
             if count := int(((shares < 0) | (shares > 1)).sum()):
                 found[column.name] = count
