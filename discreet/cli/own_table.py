@@ -1,14 +1,21 @@
-"""A table of your own, before the first run: `discreet data split|check FILE`.
+"""A table of your own, before the first run: `discreet data split|check|share|adopt FILE`.
 
 split   splits FILE into train.csv and test.csv beside it, with all rows of an owner in one of the
         two. The test set is public: nobody in it is protected. Use people who have agreed to that
 check   without a data.toml beside FILE, proposes one; --write writes it. It reads the data for
         that, and lists the values that must be replaced by public ones before a run. With a
         data.toml beside FILE, checks that all rows fit it, and prints the settings to use
+share   FILE is a table with a data.toml beside it: prints the description that all sites of a run
+        use. A node whose table is described otherwise refuses the run
+adopt   FILE is such a description: proposes the data.toml of this site's --table, with its own
+        names, words and units; --write writes it. It lists all that does not fit
 
 examples:
   discreet data split data/hospital.csv --owner patient_id --test 0.2
   discreet data check data/train.csv --owner patient_id --target readmitted --write
+  discreet data share data/train.csv > shared.toml
+  discreet data adopt shared.toml --table data/train.csv --owner Patient --write \\
+      --named sex=Geschlecht --words readmitted:ja=yes --factor creatinine=0.0113
 """
 
 from __future__ import annotations
@@ -25,10 +32,11 @@ from discreet.data.targets import FolderError
 from discreet.tables.outside import cells_outside
 from discreet.tables.owner_split import split_by_owner
 from discreet.tables.proposal import propose
+from discreet.tables.shared_description import Writing, adopted_text, read_shared, shared_text
 
 
 def command(
-    action: Annotated[Literal["split", "check"], typer.Argument()],
+    action: Annotated[Literal["split", "check", "share", "adopt"], typer.Argument()],
     file: Annotated[Path, typer.Argument(metavar="FILE")],
     owner: Annotated[str | None, Option(metavar="COLUMN", help="whose each row is")] = None,
     target: Annotated[str | None, Option(metavar="COLUMN", help="check: what is predicted")] = None,
@@ -39,17 +47,41 @@ def command(
     separator: Annotated[
         str | None, Option(help="of FILE, if it is none of , ; | and a tab, such as ^")
     ] = None,
-    write: Annotated[bool, Option("--write", help="check: write data.toml beside FILE")] = False,
+    write: Annotated[
+        bool, Option("--write", help="check, adopt: write data.toml beside the table")
+    ] = False,
+    table: Annotated[Path | None, Option(help="adopt: this site's table")] = None,
+    named: Annotated[
+        list[str] | None, Option(metavar="NAME=COLUMN", help="adopt: this site's name of a column")
+    ] = None,
+    words: Annotated[
+        list[str] | None,
+        Option(metavar="NAME:WORD=LEVEL", help="adopt: this site's word for a level or class"),
+    ] = None,
+    factor: Annotated[
+        list[str] | None,
+        Option(metavar="NAME=NUMBER", help="adopt: to the shared unit, a cell times NUMBER"),
+    ] = None,
 ) -> None:
     """Does one action."""
     if not file.is_file():
         raise FolderError(f"{file} is no file")
     if separator is not None and len(separator) != 1:
         raise FolderError(f"--separator must be one character (got {separator!r})")
-    table = CsvTable(file, separator, encoding)
+    if action == "share":
+        print(shared_text(read_description(file.parent)), end="")
+        return
+    if action == "adopt":
+        if table is None or not table.is_file():
+            raise FolderError("--table must name this site's CSV file")
+        own = CsvTable(table, separator, encoding)
+        writing = Writing(_given(named), _words(words), _numbers(factor))
+        _tell(adopted_text(read_shared(file), own, owner=owner, writing=writing), own, write)
+        return
+    given_table = CsvTable(file, separator, encoding)
     description = file.parent / DESCRIPTION
     if action == "split":
-        _split(table, owner, test)
+        _split(given_table, owner, test)
     elif description.is_file():
         given = {
             "--owner": owner,
@@ -63,11 +95,47 @@ def command(
             print(f"{description} is there already and counts, not {', '.join(unread)}")
         _check(file)
     else:
-        proposal = propose(table, target=target, owner=owner)
+        proposal = propose(given_table, target=target, owner=owner)
         print(proposal, end="")
         if write:
             description.write_text(proposal)
             print(f"\nwritten to {description}. No run starts until `unconfirmed` in it is empty.")
+
+
+def _tell(text: str, table: CsvTable, write: bool) -> None:
+    print(text, end="")
+    if write:
+        path = table.path.with_name(DESCRIPTION)
+        path.write_text(text)
+        print(f"\nwritten to {path}. Check it: discreet data check {table.path}")
+
+
+def _given(pairs: list[str] | None) -> dict[str, str]:
+    """NAME=VALUE options."""
+    found = {}
+    for pair in pairs or ():
+        name, equals, value = pair.partition("=")
+        if not (name and equals and value):
+            raise FolderError(f"write NAME=VALUE, not {pair!r}")
+        found[name] = value
+    return found
+
+
+def _words(given: list[str] | None) -> dict[str, dict[str, str]]:
+    found: dict[str, dict[str, str]] = {}
+    for name, level in _given(given).items():
+        column, colon, word = name.partition(":")
+        if not (column and colon and word):
+            raise FolderError(f"--words takes NAME:WORD=LEVEL, not {name}={level}")
+        found.setdefault(column, {})[word] = level
+    return found
+
+
+def _numbers(given: list[str] | None) -> dict[str, float]:
+    try:
+        return {name: float(value) for name, value in _given(given).items()}
+    except ValueError as error:
+        raise FolderError("--factor takes NAME=NUMBER, such as dose=0.001") from error
 
 
 def _split(table: CsvTable, owner: str | None, share: float) -> None:

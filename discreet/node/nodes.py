@@ -12,13 +12,13 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from discreet.data.agreement import agreed_of, difference
 from discreet.data.datasets import load_task
 from discreet.data.description import read_description
 from discreet.data.examples import SHAPES, Examples, TaskShape, normalised_examples
 from discreet.data.folder import FOLDER, node_table, with_inputs
 from discreet.data.images import FROM_HUB
 from discreet.data.partition import client_examples_of, split_rows
+from discreet.data.site_agreement import agreed_of, difference
 from discreet.data.targets import FolderError
 from discreet.mechanisms.mechanism import CLIENTS
 from discreet.models.models import model_for
@@ -117,11 +117,12 @@ def node_client(
         accounts = accounts_of(run, None, node_config)
     # for a node with its own data any fixed number will do
     number = node_config.get("partition-id", 0)
+    if folder is not None and run.data.name == FOLDER:
+        _check_agreed(run.data.agreed, folder)
     held = node_examples(run.data, node_config)
     _say_once(warning_of_rows(run, held))
     examples, held_out = _split(request, held, number if isinstance(number, int) else 0)
     if folder is not None and run.data.name == FOLDER:
-        _check_agreed(run.data.agreed, folder)
         shape = node_table(folder, FOLDER)[1]
     else:
         shape = shape_of(run)
@@ -141,7 +142,13 @@ def _check_agreed(asked: list[str] | None, folder: Path) -> None:
     something else here."""
     if asked is None:
         return
-    own = agreed_of(with_inputs(folder, read_description(folder)))
+    try:
+        own = agreed_of(with_inputs(folder, read_description(folder)))
+    except FolderError as error:
+        logger.error("%s", error)
+        raise Refused(
+            f"this node's own data do not fit the task {FOLDER}; its log says why"
+        ) from error
     if said := difference(own, asked):
         raise Refused(
             f"this node describes its table otherwise than the run: {said}. discreet data adopt "

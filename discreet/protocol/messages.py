@@ -33,7 +33,7 @@ from discreet.settings.rules import (
     settings_json,
 )
 
-VERSION = 7  # of the train request
+VERSION = 8  # of the train request
 REQUEST = "request"
 PARAMETERS = "parameters"
 REPLY = "reply"

@@ -8,12 +8,12 @@ from pathlib import Path
 
 import torch
 
-from discreet.data.agreement import agreed_of
 from discreet.data.datasets import load_task
 from discreet.data.description import read_description
 from discreet.data.examples import SHAPES, Task, normalised_task
 from discreet.data.folder import FOLDER, SCALE
 from discreet.data.partition import BY_CLASS, SAMPLED, client_examples_of
+from discreet.data.site_agreement import agreed_of
 from discreet.data.targets import CLASSES, FolderError
 from discreet.data.text import pretrained_folder
 from discreet.planning.constant_guess import constant_guess

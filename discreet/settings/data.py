@@ -39,7 +39,7 @@ class DataConfig:
     examples_per_client: rules.Count | None = None
     public_num_examples: rules.Count | None = None
     normalise: Annotated[str, rules.one_of("none", "public", "spread", "private")] = "none"
-    agreed: list[str] | None = None
+    agreed: list[str] | None = field(default=None, hash=False)
 
     def __post_init__(self) -> None:
         sampled = self.partition == "sampled"

@@ -89,7 +89,7 @@ def propose(table: CsvTable, *, target: str | None, owner: str | None) -> str:
         raise FolderError(f"{table.path} has no rows below its header")
     owner = owner or _named(OWNERS, names) or None
     target = target or _named(TARGETS, [name for name in names if name != owner]) or names[-1]
-    if _has_decimal_commas(columns):
+    if has_decimal_commas(columns):
         decimal = ","
     else:
         decimal = "."
@@ -112,7 +112,7 @@ def _named(pattern: re.Pattern[str], names: Sequence[str]) -> str | None:
     return next((name for name in names if pattern.fullmatch(name.strip())), None)
 
 
-def _has_decimal_commas(columns: Mapping[str, Sequence[str]]) -> bool:
+def has_decimal_commas(columns: Mapping[str, Sequence[str]]) -> bool:
     cells = [
         cell.strip() for column in columns.values() for cell in column if isinstance(cell, str)
     ]

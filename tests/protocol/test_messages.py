@@ -123,13 +123,13 @@ def test_a_request_survives_the_wire(request_: TrainRequest) -> None:
 ASKED = {
     "": "rounds delta accountant noise",
     "model": "name freeze lora.kind lora.rank lora.alpha lora.targets",
-    "data": "name num_clients partition alpha partition_seed normalise examples_per_client "
+    "data": "agreed name num_clients partition alpha partition_seed normalise examples_per_client "
     "public_num_examples path",
     "task": "huber_delta loss class_weights",
     "training": "epochs batch_size learning_rate momentum optimizer weight_decay schedule",
     "user": "enabled sampling probability population_size aggregation adaptive "
     "noise_multiplier max_epsilon count_stddev groups correlation.kind correlation.bandwidth",
-    "evaluation": "kind every cohort share metrics noise_multiplier",
+    "evaluation": "keep kind every cohort share metrics noise_multiplier",
     "example": "enabled aggregation clip_norm noise_multiplier target_epsilon max_epsilon unit "
     "rows_per_owner",
     "local": "kind clip_norm schedule epsilon noise_multiplier max_epsilon",
@@ -185,8 +185,8 @@ def changed(change: dict[str, object]) -> RecordDict:
 
 
 UNREADABLE = {
-    "train request has version 5, this client reads version 7": {"version": 5},
-    "train request has version gone, this client reads version 7": {"version": "gone"},
+    "train request has version 5, this client reads version 8": {"version": 5},
+    "train request has version gone, this client reads version 8": {"version": "gone"},
     "unknown setting privacy.example.sampled_twice": {"run.example.sampled_twice": True},
     "unknown setting sampled": {"sampled": True},
     "task.class_weights must be a list of numbers within [1e-09, 1e+09]": {

@@ -1,0 +1,200 @@
+"""Sites that write one table in their own way share one description, and a node with another one
+refuses a run."""
+
+from __future__ import annotations
+
+import shutil
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from discreet.data.csv_table import CsvTable
+from discreet.data.description import read_description
+from discreet.data.folder import load_folder
+from discreet.data.site_agreement import agreed_of, difference
+from discreet.data.targets import FolderError
+from discreet.ledger.durable_ledger import DurableLedger
+from discreet.node.account import Refused
+from discreet.node.nodes import node_client
+from discreet.server.resolve import resolve
+from discreet.tables.shared_description import Writing, adopted_text, read_shared, shared_text
+from tests.command import data
+from tests.node.clients import config, received, request
+
+DESCRIPTION = """\
+format = "csv"
+file = "train.csv"
+target = "y"
+owner = "pid"
+classes = ["no", "yes"]
+[columns]
+age = [0, 110]
+sex = ["F", "M"]
+dose = { kind = "number", low = 0, high = 10, curves = 2 }
+[[pairs]]
+columns = ["age", "sex"]
+"""
+HERE = Writing(
+    {"dose": "Dosis", "sex": "Geschlecht", "y": "wieder da"},
+    {"sex": {"w": "F", "m": "M"}, "y": {"ja": "yes", "nein": "no"}},
+    {"dose": 0.001},
+)
+
+
+@pytest.fixture
+def sites(tmp_path: Path) -> tuple[Path, Path]:
+    """Two sites with the same patients: the second writes them in its own way."""
+    draw = np.random.default_rng(40627)
+    rows = [
+        (f"P{n}", draw.integers(20, 90), "FM"[n % 2], n % 10, ("no", "yes")[n % 3 == 0])
+        for n in range(40)
+    ]
+    one, two = (tmp_path / name for name in ("one", "two"))
+    for folder in (one, two):
+        folder.mkdir()
+    table = ["pid,age,sex,dose,y", *(",".join(map(str, row)) for row in rows)]
+    (one / "train.csv").write_text("\n".join(table) + "\n")
+    (one / "data.toml").write_text(DESCRIPTION)
+    words = {"F": "w", "M": "m", "yes": "ja", "no": "nein"}
+    other = ["wieder da;Dosis;pid;Geschlecht;age"]
+    other += [f"{words[y]};{dose}000,0;{who};{words[sex]};{age}" for who, age, sex, dose, y in rows]
+    (two / "train.csv").write_text("\n".join(other) + "\n")
+    return one, two
+
+
+def adopted(one: Path, two: Path, writing: Writing = HERE) -> Path:
+    shared = one.parent / "shared.toml"
+    shared.write_text(shared_text(read_description(one)))
+    table = CsvTable(two / "train.csv")
+    text = adopted_text(read_shared(shared), table, owner="pid", writing=writing)
+    (two / "data.toml").write_text(text)
+    return two
+
+
+def test_a_site_with_names_words_order_and_units_of_its_own_reads_the_same_numbers(
+    sites: tuple[Path, Path],
+) -> None:
+    one, two = sites
+    tasks = [load_folder(str(folder)) for folder in (one, adopted(one, two))]
+    assert tasks[0].train.inputs.numpy() == pytest.approx(tasks[1].train.inputs.numpy())
+    assert tasks[0].train.targets.equal(tasks[1].train.targets)
+    assert agreed_of(read_description(one)) == agreed_of(read_description(two))
+
+
+def test_what_is_shared_names_no_file_and_no_owner(sites: tuple[Path, Path]) -> None:
+    text = shared_text(read_description(sites[0]))
+    assert "train.csv" not in text
+    assert "pid" not in text
+
+
+def test_all_that_does_not_fit_is_said_at_once(sites: tuple[Path, Path]) -> None:
+    one, two = sites
+    with pytest.raises(FolderError) as wrong:
+        adopted(one, two, Writing({"dosse": "Dosis"}, {}, {"sex": 2.0}))
+    said = str(wrong.value).splitlines()[1:]
+    assert [line.split(":")[0].strip() for line in said] == [
+        "it has no column sex",
+        "it has no column dose",
+        "it has no column y",
+        "the shared description has no dosse; did you mean dose?",
+        "sex is no number, and has no factor",
+    ]
+    with pytest.raises(FolderError) as wrong:
+        adopted(one, two, Writing(HERE.named, {}, {}))
+    assert "sex has m, w, and its levels are F, M" in str(wrong.value)
+    assert "y has ja, nein, and its levels are no, yes" in str(wrong.value)
+
+
+OTHERS = {
+    "another order": (
+        'age = [0, 110]\nsex = ["F", "M"]\n',
+        'sex = ["F", "M"]\nage = [0, 110]\n',
+        "input 1 of the run is age, and here it is sex",
+    ),
+    "levels": ('["F", "M"]', '["M", "F"]', "sex is described otherwise"),
+    "range": ("[0, 110]", "[0, 1000]", "age is described otherwise"),
+    "classes": ('["no", "yes"]', '["yes", "no"]', "the target is described otherwise"),
+    "curves": ("curves = 2", "curves = 3", "dose is described otherwise"),
+    "a column less": (
+        'dose = { kind = "number", low = 0, high = 10, curves = 2 }\n',
+        "",
+        "dose is missing here",
+    ),
+    "a column more": (
+        "[[pairs]]",
+        'more = { kind = "number", low = 0, high = 9, named = "dose" }\n[[pairs]]',
+        "[[pairs]]",
+    ),
+    "no pair": ('[[pairs]]\ncolumns = ["age", "sex"]\n', "", "[[pairs]] is missing here"),
+}
+
+
+def asked_of(folder: Path, server: Path, ledger: Path) -> object:
+    """What a node with this folder does with the first request of a run of the server's."""
+    words = (
+        "data.name=folder",
+        f"data.path={server}",
+        "data.num_clients=40",
+        "data.partition=natural",
+        "model.name=linear",
+        "rounds=2",
+        "evaluation.kind=none",
+        "privacy.user.enabled=false",
+        "privacy.example.enabled=true",
+        "privacy.example.noise_multiplier=3",
+        "privacy.delta=1e-3",
+    )
+    plan, _ = resolve(config(*words))
+    asked = request(config(*words))
+
+    node = {"data": str(folder), "ledger": str(ledger)}
+    return node_client(received(replace(asked, run=plan.run), node), node)
+
+
+@pytest.mark.parametrize(("old", "new", "said"), OTHERS.values(), ids=OTHERS.keys())
+def test_a_node_that_describes_its_table_otherwise_refuses_before_a_charge(
+    old: str, new: str, said: str, sites: tuple[Path, Path], tmp_path: Path
+) -> None:
+    server = sites[0]
+    node = tmp_path / "node"
+    shutil.copytree(server, node)
+    assert old in DESCRIPTION
+    (node / "data.toml").write_text(DESCRIPTION.replace(old, new))
+    DurableLedger.create(tmp_path / "node.db")
+    with pytest.raises(Refused, match="describes its table otherwise than the run") as refused:
+        asked_of(node, server, tmp_path / "node.db")
+    assert said in str(refused.value)
+    assert DurableLedger(tmp_path / "node.db").spent("example").num_releases == 0
+
+
+def test_a_node_that_has_adopted_the_description_takes_part(
+    sites: tuple[Path, Path], tmp_path: Path
+) -> None:
+    DurableLedger.create(tmp_path / "node.db")
+    assert asked_of(adopted(*sites), sites[0], tmp_path / "node.db")
+
+
+def test_differences_are_named_at_the_first_of_the_runs_columns() -> None:
+    assert difference(["a 1", "b 2"], ["a 1", "b 2"]) == ""
+    assert difference(["a 1", "c 2", "b 2"], ["a 1", "b 2"]).startswith("input 2 of the run is b")
+
+
+def test_the_commands_share_and_adopt(
+    sites: tuple[Path, Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    one, two = sites
+    assert data(["share", str(one / "train.csv")]) == 0
+    shared = one / "shared.toml"
+    shared.write_text(capsys.readouterr().out)
+    words = ["--table", str(two / "train.csv"), "--owner", "pid", "--write"]
+    for name, column in HERE.named.items():
+        words += ["--named", f"{name}={column}"]
+    for name, levels in HERE.words.items():
+        for word, level in levels.items():
+            words += ["--words", f"{name}:{word}={level}"]
+    assert data(["adopt", str(shared), *words, "--factor", "dose=0.001"]) == 0
+    assert data(["check", str(two / "train.csv")]) == 0
+    assert data(["adopt", str(shared), *words, "--factor", "dose=a lot"]) == 2
+    assert "--factor takes NAME=NUMBER" in capsys.readouterr().err
