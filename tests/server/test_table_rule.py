@@ -118,6 +118,7 @@ def test_what_is_given_is_kept(folder: Path) -> None:
     assert (given.clip.norm, given.settings.server.learning_rate, given.reasons) == (0.3, None, ())
     half = plan_of(folder, "server.learning_rate=0.25")
     assert half.settings.server.learning_rate == 0.25
+    assert [line.split("=")[0] for line in half.reasons] == ["privacy.user.clip.norm"]
 
 
 def test_another_model_must_be_given_a_clip_norm(folder: Path) -> None:
