@@ -150,7 +150,8 @@ class Plan:
 
     @property
     def by_rule(self) -> bool:
-        """True if the rule for tables chooses the clip norm; the model then starts from zeros."""
+        """True if the rule for tables chooses the clip norm; a linear model then starts from
+        zeros."""
         return (self.asked or self.settings).privacy.user.clip.norm is None
 
     def budget(self, guarantee: str = USER) -> ServerBudget:

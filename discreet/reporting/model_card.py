@@ -128,7 +128,7 @@ def _score_lines(record: RunRecord, scores: Mapping[str, float]) -> Iterator[str
 def _shape_lines(found: Mapping[str, Any]) -> Iterator[str]:
     yield (
         "The model adds up an intercept and a shape for each column (`shapes.csv`). The table has "
-        "the range of each shape, and how far noise alone moves it in 95 % of runs.\n"
+        "the range of each shape, and how far noise alone moves it in 95 % of runs at most.\n"
     )
     yield "| predicts | column | from | to | noise |\n|---|---|---|---|---|"
     for name, value in found["intercepts"].items():

@@ -11,7 +11,7 @@ import numpy as np
 from discreet.reporting.svg_style import INK, MUTED, SERIES, Picture, picture
 from discreet.run_files.shapes import EMPTY
 
-_BAND = "Shaded or barred: 95 % of runs that differ in their noise alone lie within. "
+_BAND = "Shaded or barred: at least 95 % of runs that differ in their noise alone lie within. "
 _NO_BAND = "How far noise moves it is not known in advance for this mechanism. "
 _SUM = "The model is the intercept plus the sum of its shapes."
 

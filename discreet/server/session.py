@@ -117,7 +117,7 @@ def open_session(
     if simulated and (said := warning_of_rows(plan.run, task.train)):
         logger.warning("%s", said)
     params = flatten_parameters(model)
-    if plan.by_rule:  # the middle of a range, or equal chances
+    if plan.by_rule and plan.linear is not None:  # the middle of a range, or equal chances
         params = params.zero_()
     context = open_run(plan, call, params=params, simulated=simulated, held=held)
     if simulated:

@@ -96,30 +96,35 @@ def with_step(plan: Plan) -> Plan:
     server = plan.settings.server
     model = plan.linear
     optimizer = plan.optimizer
-    given = not plan.by_rule or server.learning_rate is not None
-    if given or model is None or not isinstance(optimizer, ServerSGD):
+    if not plan.by_rule or model is None:
         return plan
+    clients = USER in plan.mechanisms
+    reasons = [*_of_clip_norm(plan, model)] if clients else []
+    if server.learning_rate is not None or not isinstance(optimizer, ServerSGD):
+        return replace(plan, reasons=tuple(reasons))
     training = plan.run.training
     local = training.epochs * training.learning_rate
-    longest = min(1.0, STEADY / (local * model.curvature * model.row_norm**2))
-    rate = longest
+    rate = min(1.0, STEADY / (local * model.curvature * model.row_norm**2))
     why = "the longest step that does not swing"
-    if USER in plan.mechanisms:
-        bound = noise_bound(model, plan.run.user.population_size)
-        noise = output_noise(plan, model, replace(optimizer, learning_rate=longest))
-        if noise > bound:
-            rate = longest * bound / noise
-            why = (
-                f"shortened until noise moves {model.said(bound)}, for "
-                f"{plan.run.user.population_size} clients"
-            )
-    reasons = (
-        f"{NORM}={plan.clip.first:.3g}: the learning rate times the expected norm of an encoded "
-        f"row, {model.row_norm:.3g}, from what data.toml declares",
-        f"server.learning_rate={rate:.3g}: {why}",
-    )
+    bound = noise_bound(model, plan.run.user.population_size)
+    noise = output_noise(plan, model, replace(optimizer, learning_rate=rate)) if clients else 0.0
+    if noise > bound:
+        rate *= bound / noise
+        why = (
+            f"shortened until noise moves {model.said(bound)}, for "
+            f"{plan.run.user.population_size} clients"
+        )
+    reasons += [f"server.learning_rate={rate:.3g}: {why}", *_once(plan, model)]
     settings = replace(plan.settings, server=replace(server, learning_rate=rate))
-    return replace(plan, settings=settings, reasons=(*reasons, *_once(plan, model)))
+    return replace(plan, settings=settings, reasons=tuple(reasons))
+
+
+def _of_clip_norm(plan: Plan, model: LinearModel) -> Iterator[str]:
+    """The reason for the clip norm."""
+    yield (
+        f"{NORM}={plan.clip.first:.3g}: the learning rate times the expected norm of an encoded "
+        f"row, {model.row_norm:.3g}, from what data.toml declares"
+    )
 
 
 def _once(plan: Plan, model: LinearModel) -> Iterator[str]:

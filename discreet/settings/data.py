@@ -101,11 +101,11 @@ class EvaluationConfig:
         default_factory=lambda: ["accuracy"]
     )
     noise_multiplier: rules.Positive = 10.0
-    keep: Annotated[str, rules.one_of("last", "best")] = "last"
+    keep: Annotated[str, rules.one_of("last", "best")] | None = None  # the server's own
 
     def __post_init__(self) -> None:
         rule = f"last with evaluation.kind={self.kind}: only a public rating chooses at no cost"
-        require(self.keep == "last" or self.kind == "public", "evaluation.keep", rule, self.keep)
+        require(self.keep != "best" or self.kind == "public", "evaluation.keep", rule, self.keep)
 
     @cached_property
     def private(self) -> bool:

@@ -82,7 +82,7 @@ MAIN |= {
     "privacy.user.clip": "norm",
     "privacy.local": "kind",
 }
-ABSENT = ("mechanism", None)
+ABSENT = (("mechanism", None), ("keep", None))
 CALL_SETTINGS = ("output_dir", "resume", "device")  # of one call, beside the settings of a run
 # the largest numbers of characters of a value in a message, and of a message
 LONGEST_SHOWN = 200
@@ -242,10 +242,9 @@ def read_json(kind: type[T], text: str | bytes) -> T:
 
 
 def settings_json(value: Any) -> str:
-    """The JSON text of a section, equal for equal sections. A mechanism that is not given is
-    omitted."""
+    """The JSON text of a section, equal for equal sections. What is `ABSENT` is omitted."""
     return json.dumps(
-        asdict(value, dict_factory=lambda fields: {k: v for k, v in fields if (k, v) != ABSENT})
+        asdict(value, dict_factory=lambda fields: {k: v for k, v in fields if (k, v) not in ABSENT})
     )
 
 

@@ -199,10 +199,11 @@ def client_settings(config: Settings) -> ClientSettings:
         model = replace(config.model, name=HF)
     else:
         model = config.model
-    of_run = ("rounds", "task", "training", "evaluation", "normaliser", "statistics")
+    of_run = ("rounds", "task", "training", "normaliser", "statistics")
     of_privacy = ("delta", "accountant", "noise", "example", "local", "secure")
     asked: dict[str, Any] = {name: getattr(config, name) for name in of_run}
     asked |= {name: getattr(privacy, name) for name in of_privacy}
+    asked["evaluation"] = replace(config.evaluation, keep=None)
     return ClientSettings(model=model, data=replace(config.data, path=None), user=user, **asked)
 
 

@@ -180,8 +180,8 @@ UNFIT = [
     ),
     (
         ("task.loss=squared",),
-        "task.loss must be cross_entropy or least_squares for digits, whose targets are classes (got "
-        "squared)",
+        "task.loss must be cross_entropy or least_squares for digits, whose targets are classes "
+        "(got squared)",
     ),
     (
         ("task.class_weights=[1,2]",),

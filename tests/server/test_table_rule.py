@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from contextlib import ExitStack
 from pathlib import Path
 
 import numpy as np
@@ -17,7 +18,9 @@ from discreet.planning.noise_outlook import noise_outlook
 from discreet.planning.plan import Plan
 from discreet.planning.server_optimizer import ServerSGD
 from discreet.server.resolve import resolve
+from discreet.server.session import prepare
 from discreet.server.table_rule import linear_model, noise_bound
+from discreet.settings.call import Call
 from discreet.settings.compose import load_config
 from discreet.settings.rules import ConfigError
 from tests.tables.made_tables import make_project
@@ -118,6 +121,7 @@ def test_what_is_given_is_kept(folder: Path) -> None:
     assert (given.clip.norm, given.settings.server.learning_rate, given.reasons) == (0.3, None, ())
     half = plan_of(folder, "server.learning_rate=0.25")
     assert half.settings.server.learning_rate == 0.25
+    assert [line.split("=")[0] for line in half.reasons] == ["privacy.user.clip.norm"]
 
 
 def test_another_model_must_be_given_a_clip_norm(folder: Path) -> None:
@@ -139,3 +143,15 @@ def test_a_verdict_speaks_of_the_model(folder: Path) -> None:
     assert "it learns little" in noise_outlook(little).verdict
     said = str(noise_outlook(plan_of(folder)))
     assert "noise alone is expected to move a logit by 0.33 (a chance of 0.5 becomes 0.42" in said
+
+
+@pytest.mark.parametrize(("model", "zeros"), [("linear", True), ("mlp", False)])
+def test_a_linear_model_alone_starts_from_zeros(
+    model: str, zeros: bool, folder: Path, tmp_path: Path
+) -> None:
+    off = ["privacy.user.enabled=false", "privacy.user.target_epsilon=null"]
+    words = ["experiment=table", f"data.path={folder}", "data.num_clients=300", *off]
+    settings = load_config([*words, f"model.name={model}", "seed=40127"])
+    with ExitStack() as held:
+        session = prepare(settings, Call(str(tmp_path / "run")), simulated=True, held=held)
+        assert bool((session.context.state.params == 0).all()) == zeros

@@ -310,7 +310,8 @@ def test_no_more_than_a_few_chunks_are_trained_ahead(monkeypatch: pytest.MonkeyP
     assert 2 <= len(admitted) <= 10  # 5 chunks of 2
 
 
-@pytest.mark.parametrize("name", sorted({*MODELS} - {"lstm"}))
+# least_squares trains for one round, each client alone under vmap
+@pytest.mark.parametrize("name", sorted({*MODELS} - {"lstm", "least_squares"}))
 def test_every_model_of_images_has_its_passes_by_hand(name: str) -> None:
     images = Examples(torch.zeros(1, 1, 28, 28), torch.zeros(1, dtype=torch.int64))
     learned, features = behind_fixed(build_model(name, (1, 28, 28), 10, seed=5), images)
