@@ -129,7 +129,7 @@ ASKED = {
     "training": "epochs batch_size learning_rate momentum optimizer weight_decay schedule",
     "user": "enabled sampling probability population_size aggregation adaptive "
     "noise_multiplier max_epsilon count_stddev groups correlation.kind correlation.bandwidth",
-    "evaluation": "keep kind every cohort share metrics noise_multiplier",
+    "evaluation": "kind every cohort share metrics noise_multiplier",
     "example": "enabled aggregation clip_norm noise_multiplier target_epsilon max_epsilon unit "
     "rows_per_owner",
     "local": "kind clip_norm schedule epsilon noise_multiplier max_epsilon",
