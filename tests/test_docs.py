@@ -176,7 +176,10 @@ def test_both_first_pages_say_the_accuracy_of_the_default_run_that_was_measured(
 def test_the_pages_have_at_most_36_000_words() -> None:
     # Neither the history nor reports for another project.
     pages = [path for path in DOCS.rglob("*.md") if path.parent.name != "upstream"]
-    words = sum(len(path.read_text().split()) for path in pages if path.name != "history.md")
+    # The name of a test beside a claim is a link, and no word to read.
+    named = re.compile(r"`tests/[^`]*::[^`]*`,?")
+    texts = [named.sub("", path.read_text()) for path in pages if path.name != "history.md"]
+    words = sum(len(text.split()) for text in texts)
     assert words <= 36_000
 
 
