@@ -15,6 +15,7 @@ from discreet.mechanisms.mechanism import (
     IN_THE_CLEAR,
     ONE_OWNER,
     ONE_PERSON,
+    UNITS,
     ClientRound,
     ExpectedNoise,
     Participation,
@@ -29,7 +30,6 @@ from discreet.settings.privacy import (
     CLIP,
     EXAMPLE,
     OF_OWNERS,
-    OWNER,
     PLANNED,
     PRIVACY_DRAWS,
     ZERO_OUT,
@@ -42,8 +42,6 @@ if TYPE_CHECKING:
     from discreet.mechanisms.sums import AnswerRelease, CohortSum, Replies
     from discreet.privacy.randomness import RandomSource
     from discreet.training.local_training import LocalSettings
-
-_UNITS = {EXAMPLE: "one example of one client", OWNER: "one owner of one client, with all its rows"}
 
 
 @dataclass(frozen=True)
@@ -103,7 +101,7 @@ class LocalDpSgd:
             probability += f" of owners, each with at most {self.run.example.rows_per_owner} rows"
             clipping = "the gradient of the mean loss over an owner's rows clipped as one"
         return Statement(
-            unit=_UNITS[unit],
+            unit=UNITS[unit],
             adjacency=adjacency,
             trusted="only the client itself",
             observer="everybody else, including the server",

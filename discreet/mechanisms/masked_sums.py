@@ -24,8 +24,10 @@ from discreet.mechanisms.central_gaussian import (
 from discreet.mechanisms.local_dp_sgd import example_price_settings
 from discreet.mechanisms.mechanism import (
     CLIENTS,
+    ONE_OWNER,
     ONE_PERSON,
     SERVER,
+    UNITS,
     ClientRound,
     ExpectedNoise,
     Participation,
@@ -35,7 +37,16 @@ from discreet.mechanisms.mechanism import (
 from discreet.mechanisms.round_state import Released
 from discreet.settings.client_settings import UNBOUND, ClientSettings
 from discreet.settings.clip_choice import AdaptiveClipping, FixedClipping
-from discreet.settings.privacy import ADD_OR_REMOVE, CLIP, EXAMPLE, PLANNED, USER, ClipConfig, Sizes
+from discreet.settings.privacy import (
+    ADD_OR_REMOVE,
+    CLIP,
+    EXAMPLE,
+    OF_OWNERS,
+    PLANNED,
+    USER,
+    ClipConfig,
+    Sizes,
+)
 from discreet.settings.rules import ConfigError
 
 if TYPE_CHECKING:
@@ -279,19 +290,27 @@ class MaskedStep:
     charged_at: ClassVar[frozenset[str]] = frozenset((SERVER, CLIENTS))
 
     def statement(self) -> Statement:
+        each = "its examples"
+        person = ONE_PERSON
+        if self.run.example.by_owner:
+            each = "its owners, the mean over that owner's rows"
+            person = ONE_OWNER
         how = (
-            "one step a round over all examples of all clients, on integers: each "
-            "client sums a clipped gradient of each of its examples, and adds discrete "
-            "Gaussian noise and masks; the server reads only the sum"
+            "one step a round over all examples of all clients, on integers: each client sums a "
+            f"clipped gradient of each of {each}, and adds discrete Gaussian noise and masks; the "
+            "server reads only the sum"
         )
         said = masked_statement(self.run, how)
         earlier = (
             "earlier runs over the same examples, in the server's account: each client's own "
             "ledger adds them up"
         )
-        uncovered = (*said.not_covered, ONE_PERSON, earlier)
         return replace(
-            said, trusted=f"{said.trusted}; and the client itself", not_covered=uncovered
+            said,
+            unit=UNITS[self.run.example.unit_name],
+            adjacency=OF_OWNERS[ADD_OR_REMOVE] if self.run.example.by_owner else ADD_OR_REMOVE,
+            trusted=f"{said.trusted}; and the client itself",
+            not_covered=(*said.not_covered, person, earlier),
         )
 
     @property
@@ -336,9 +355,10 @@ class MaskedStep:
             )
 
         def step(*given: Any, settings: LocalSettings, source: RandomSource) -> Tensor:
-            from discreet.training.shared_step import shared_step
+            from discreet.training.shared_step import SharedClip, shared_step
 
-            return shared_step(*given, settings=settings, clip=(self.run.example.clip_norm, source))
+            clip = SharedClip(self.run.example.clip_norm, source, self.run.example.most_rows)
+            return shared_step(*given, settings=settings, clip=clip)
 
         # The client's own account is checked against its budgets when it adds its vector to the
         # sum.

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 from discreet.settings.client_settings import ClientSettings
-from discreet.settings.privacy import EXAMPLE, LOCAL, USER
+from discreet.settings.privacy import EXAMPLE, LOCAL, OWNER, USER
 
 if TYPE_CHECKING:
     from dp_accounting import DpEvent
@@ -43,6 +43,7 @@ IN_NO_ACCOUNT = "runs over the same clients that did not charge the population's
 EARLIER_RUNS = "earlier runs over the same clients: each run has its own ledger"
 SHARED = "the same example at other clients"
 ONE_OWNER = "rows of one owner at several clients, or under several names"
+UNITS = {EXAMPLE: "one example of one client", OWNER: "one owner of one client, with all its rows"}
 ONE_PERSON = "all examples of one person together, if a client holds several of one person"
 
 

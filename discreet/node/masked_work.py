@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from discreet.ledger.durable_ledger import Charge
+from discreet.ledger.owner_account import account_name
 from discreet.mechanisms.mechanism_table import mechanisms_of
 from discreet.node.account import Accounts, Refused, say_spent
 from discreet.node.admission import NO_LEDGER
@@ -22,7 +23,7 @@ from discreet.node.work import Work, check_names, work_of
 from discreet.privacy.secure_grid import SecureSum
 from discreet.protocol.messages import TrainRequest, decode_request
 from discreet.queries.query import EVALUATION, query_of
-from discreet.settings.privacy import Sizes
+from discreet.settings.privacy import EXAMPLE, Sizes
 
 
 @dataclass(eq=False)
@@ -106,9 +107,15 @@ class MaskedWork:
             trains=self.request.work.trains, rates=bool(self.request.work.query)
         )
         check_own_count(self.policy, event)
-        charge = Charge(self.request.round, self.guarantee, self.data_owner, event)
+        charge = Charge(self.request.round, self.guarantee, self.account, event)
         self.accounts.after([charge], budgets_of(self.policy, self.asked, [charge]))
         return charge
+
+    @property
+    def account(self) -> str:
+        """The account of the unit that the sum protects."""
+        by_owner = self.guarantee == EXAMPLE and self.request.run.example.by_owner
+        return account_name(self.data_owner, by_owner=by_owner)
 
     def report(self, size: int) -> None:
         """Logs the size of the masked vector that has left, and this client's spending by its own
@@ -116,9 +123,7 @@ class MaskedWork:
         if self.request.virtual is not None or self.accounts is None:
             return
         spent = {
-            self.guarantee: self.accounts.epsilon(
-                self.accounts.spent(self.guarantee, self.data_owner)
-            )
+            self.guarantee: self.accounts.epsilon(self.accounts.spent(self.guarantee, self.account))
         }
         what = f"a masked vector of {size} bytes ({self.sums.bits} bits a value)"
         say_spent("masked", what, self.request.round, **spent)

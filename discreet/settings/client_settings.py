@@ -24,7 +24,6 @@ from discreet.settings.privacy import (
     EXAMPLE,
     LOCAL,
     PLAIN,
-    ROW,
     SECURE,
     USER,
     Accountant,
@@ -69,7 +68,6 @@ SHARED_STEP: Needs = {
         None,
         "steps are over all examples, and training.batch_size is the public constant",
     ),
-    "privacy.example.unit": (ROW, "its sum contains the clipped gradients of single rows"),
 }
 OWNER_STEPS: Needs = {
     "data.partition": (

@@ -38,7 +38,7 @@ from discreet.training.local_training import (
     step_batch,
     step_noise,
 )
-from discreet.training.shared_step import shared_step
+from discreet.training.shared_step import SharedClip, shared_step
 
 WHITE = 255
 PIECE = 512
@@ -411,7 +411,7 @@ class Chunk:
             rows = range(count)
             held = ((self.examples(row).subset(slice(None)), self.draws.of(row)) for row in rows)
             return torch.stack(
-                [step(examples, clip=(clip_norm, source)) for examples, source in held]
+                [step(examples, clip=SharedClip(clip_norm, source)) for examples, source in held]
             )
         params = [values.double() for values in layout.copies(start.to(torch.float32), count)]
         if not self.table.sizes.any():

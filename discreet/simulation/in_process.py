@@ -205,12 +205,11 @@ def _check_engine(run: ClientSettings, engine: str, device: str) -> None:
 def _not_batched(run: ClientSettings, engine: str) -> str | None:
     """The setting because of which clients can't be trained in batches, or None. Raises ConfigError
     if `engine` requires batches."""
-    ways = (
-        ()
-        if run.masked
-        else (each.participation.one_by_one for each in mechanisms_of(run).values())
-    )
-    uncovered = next(filter(None, ways), None)
+    if run.masked:
+        uncovered = "privacy.example.unit=owner" if run.example.by_owner else None
+    else:
+        ways = (each.participation.one_by_one for each in mechanisms_of(run).values())
+        uncovered = next(filter(None, ways), None)
     if engine in ("batched", "ray") and uncovered:
         raise ConfigError(f"engine={engine} does not cover {uncovered}: take engine=auto")
     return uncovered

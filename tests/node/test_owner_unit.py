@@ -11,6 +11,7 @@ from dp_accounting import GaussianDpEvent, PoissonSampledDpEvent
 from discreet.data.examples import Examples
 from discreet.ledger.owner_account import BY_OWNER
 from discreet.node.account import Refused
+from discreet.node.masked_work import MaskedWork
 from discreet.node.policy import ClientPolicy, policy_from
 from discreet.node.work import work_of
 from discreet.privacy.randomness import seeded_source
@@ -123,15 +124,18 @@ def test_what_an_owner_can_not_have_is_refused_by_name(word: str, said: str) -> 
         made(*OWNER, word)
 
 
-def test_a_shared_step_is_of_rows_alone() -> None:
+def test_a_masked_sum_over_owners_has_an_account_that_says_so() -> None:
     words = (
         "privacy.example.aggregation=secure",
         "sampling.kind=everyone",
         "sampling.probability=1",
+        "privacy.accountant=rdp",
+        "data.num_clients=5",
+        "sampling.population_size=5",
     )
-    more = ("privacy.accountant=rdp", "data.num_clients=5", "sampling.population_size=5")
-    with pytest.raises(ConfigError, match=r"privacy\.example\.unit must be row with .*single rows"):
-        made(*OWNER, *words, *more)
+    asked_work = work_of(asked(config(*OWNER, *words)))
+    masked = MaskedWork(asked_work, None, ClientPolicy(), "", lambda _: torch.zeros(0))
+    assert masked.account == BY_OWNER
 
 
 def made(*words: str) -> ClientSettings:

@@ -18,7 +18,7 @@ from discreet.training.local_training import (
     OneClient,
     local_update,
 )
-from discreet.training.shared_step import shared_step
+from discreet.training.shared_step import SharedClip, shared_step
 from discreet.training.units import Drawn
 from tests.node.clients import examples
 
@@ -86,7 +86,9 @@ def test_a_row_that_fails_in_a_shared_step_counts_as_zero_too() -> None:
         data = with_outlier().subset(torch.tensor(rows))
         how = settings(COUNTS_AS_ZERO)
         params = flatten_parameters(made())
-        return shared_step(made(), params, data, settings=how, clip=(CLIP, seeded_source(1)))
+        return shared_step(
+            made(), params, data, settings=how, clip=SharedClip(CLIP, seeded_source(1))
+        )
 
     assert torch.allclose(step(ALL), step(OTHERS), atol=1e-9)
     assert float(step([2, 0]).norm()) <= CLIP * 0.1 / 4

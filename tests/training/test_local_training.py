@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 import torch
-from discreet.training.shared_step import shared_step
 from torch import Tensor, nn
 
 from discreet.data.examples import Examples
@@ -23,6 +22,7 @@ from discreet.training.local_training import (
     local_update,
     take_step,
 )
+from discreet.training.shared_step import SharedClip, shared_step
 from tests.models.test_frozen import MODELS, built
 from tests.node.clients import clipped, examples, gradients, linear, params_of, rejects_gaussian
 
@@ -275,7 +275,11 @@ def step_of(examples: Examples, *, task: TaskConfig | None = None) -> Tensor:
     model = some_model()
     settings = LocalSettings(1, 20, 0.5, 0.0, task=task or TaskConfig())
     return shared_step(
-        model, flatten_parameters(model), examples, settings=settings, clip=(SMALL_CLIP, SOURCE)
+        model,
+        flatten_parameters(model),
+        examples,
+        settings=settings,
+        clip=SharedClip(SMALL_CLIP, SOURCE),
     )
 
 

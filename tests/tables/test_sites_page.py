@@ -1,0 +1,80 @@
+"""The page "Three hospitals": its commands, in order, on tables that are written differently."""
+
+from __future__ import annotations
+
+from contextlib import chdir, redirect_stdout
+from io import StringIO
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from discreet.cli.main import main
+from discreet.data.description import read_description
+from discreet.data.site_agreement import agreed_of
+from tests.test_docs import commands
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+PAGE = ROOT / "docs" / "guide" / "sites.md"
+DESCRIPTION = """\
+format = "csv"
+file = "train.csv"
+test = "test.csv"
+target = "returned"
+owner = "pid"
+classes = ["no", "yes"]
+[columns]
+age = [0, 110]
+sex = ["F", "M"]
+dose = [0, 10]
+"""
+
+
+def rows(seed: int, people: int) -> list[tuple[str, int, str, int, str]]:
+    """Two visits of each person."""
+    draw = np.random.default_rng(seed)
+    found = []
+    for number in range(2 * people):
+        age = int(draw.integers(20, 90))
+        returned = "yes" if age + 10 * draw.standard_normal() > 55 else "no"
+        who = f"{seed}-{number // 2}"
+        found.append((who, age, "FM"[number % 2], int(draw.integers(10)), returned))
+    return found
+
+
+@pytest.fixture
+def hospitals(tmp_path: Path) -> Path:
+    north, south = tmp_path / "north", tmp_path / "south"
+    north.mkdir()
+    south.mkdir()
+    for name, seed in (("train", 40829), ("test", 40841)):
+        lines = ["pid,age,sex,dose,returned"]
+        lines += [",".join(map(str, row)) for row in rows(seed, 60)]
+        (north / f"{name}.csv").write_text("\n".join(lines) + "\n")
+    (north / "data.toml").write_text(DESCRIPTION)
+    words = {"F": "w", "M": "m"}
+    lines = ["returned;dose;Geschlecht;Patient;age"]
+    for who, age, sex, dose, returned in rows(40847, 40):
+        lines.append(f"{returned};{dose}000;{words[sex]};{who};{age}")
+    (south / "train.csv").write_text("\n".join(lines) + "\n")
+    return tmp_path
+
+
+def test_each_command_of_the_page_runs_in_order(hospitals: Path) -> None:
+    asked = commands(PAGE)
+    assert [words[1] for words in asked] == ["data", "data", "data", "simulate"]
+    with chdir(hospitals):
+        for words in asked:
+            printed = StringIO()
+            if ">" in words:
+                target = words[words.index(">") + 1]
+                words = words[: words.index(">")]
+            else:
+                target = ""
+            more = ["rounds=2"] if words[1] == "simulate" else []
+            with redirect_stdout(printed):
+                assert main([*words[1:], *more]) == 0, printed.getvalue()
+            if target:
+                Path(target).write_text(printed.getvalue())
+    one, two = (agreed_of(read_description(hospitals / name)) for name in ("north", "south"))
+    assert one == two
