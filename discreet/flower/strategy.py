@@ -112,13 +112,15 @@ class DPFedAvg(Strategy):
       fraction_train: the probability with which each node is in a round's cohort; a cohort may be
         empty.
       min_available_nodes: how many nodes must be connected before a round begins.
-      arrayrecord_key, configrecord_key: the keys of the records with the arrays and the config, in
-        a message to a client.
+      arrayrecord_key: the key of the record with the arrays, in a message to a client.
+      configrecord_key: that of the record with the config.
       population_size: the largest number of nodes, a public constant. The sum is divided by
         fraction_train * population_size, whoever replies, and no more nodes may be connected.
-      target_epsilon, delta, clip_norm: short for mechanism=CentralGaussian(target_epsilon=...,
-        delta=..., clipping=AdaptiveClipping(norm=clip_norm)). The default delta is 1e-5; without a
-        clip norm the first rounds search for one.
+      target_epsilon: with `delta` and `clip_norm` short for
+        mechanism=CentralGaussian(target_epsilon=..., delta=...,
+        clipping=AdaptiveClipping(norm=clip_norm)).
+      delta: by default 1e-5.
+      clip_norm: without one the first rounds search for it.
       mechanism: `discreet.CentralGaussian`, `MaskedGaussian`, `CorrelatedNoise` or your own: noise,
         budget, clipping and accountant, instead of the three arguments above.
       population_name: the name of the population whose account the run charges; needs `account`.

@@ -68,9 +68,9 @@ class CorrelatedNoise:
 
     `DPFedAvg` needs sampling="cyclic" for it, or "everyone", with which it gains nothing.
 
+    Further attributes are as `CentralGaussian` has them.
+
     Attributes:
-      run, clip, sizes, noise_multiplier, target_epsilon, max_epsilon, delta, accountant, noise,
-        too_noisy: as `CentralGaussian` has them.
       clipping: `FixedClipping`.
       groups: the number of groups that take turns. A node's number decides its group, and it is
         asked at most once in this many rounds.

@@ -137,9 +137,9 @@ class MaskedGaussian:
     The clients' app has `ClientApp(mods=[discreet.secure_sum_mod])`; `DPFedAvg` needs
     sampling="everyone".
 
+    Further attributes are as `CentralGaussian` has them.
+
     Attributes:
-      run, clip, sizes, noise_multiplier, target_epsilon, max_epsilon, delta, clipping, noise,
-        too_noisy: as `CentralGaussian` has them.
       accountant: "rdp".
       dropouts: the number of nodes that may be lost in a round before it is abandoned unread.
       colluding: the number of nodes that may collude with the server.
