@@ -24,7 +24,6 @@ from torch.overrides import TorchFunctionMode
 from discreet.layers.recurrent import LSTMLayer
 from discreet.models.models import dropout_layers, to_train, trainable
 from discreet.per_example.objective import LOSS_SCALE, Loss
-from discreet.per_example.passes import FEWEST
 from discreet.privacy.randomness import RandomSource
 from discreet.simulation.layer_sequence import Batch, ParameterLayout, Params, clip_scale
 
@@ -103,7 +102,7 @@ class MappedModel:
     ) -> None:
         """See `LayerSequence.accumulate`."""
         leaves = [values.detach().requires_grad_() for values in params]
-        with torch.enable_grad(), self._drawing(batch, fewest=0) as rows:
+        with torch.enable_grad(), self._drawing(batch) as rows:
             outputs = vmap(self._outputs, randomness="same")(leaves, batch.inputs, rows)
             losses = self.loss(outputs.flatten(0, 1), batch.targets.flatten(0, 1))
         weights = batch.weights.flatten()
@@ -114,15 +113,15 @@ class MappedModel:
             values.mul_(keep).add_(gradient, alpha=rate)
 
     def clipped_sums(self, params: Params, batch: Batch, clip_norm: float) -> Tensor:
-        """See `LayerSequence.clipped_sums`. Every gradient is built."""
+        """See `LayerSequence.clipped_sums`. Every gradient is built, of a model without dropout."""
 
-        def loss(values: Params, example: Tensor, target: Tensor, row: Tensor) -> Tensor:
-            outputs = self._outputs(values, example.unsqueeze(0), row.unsqueeze(0))
+        def loss(values: Params, example: Tensor, target: Tensor) -> Tensor:
+            outputs = self._outputs(values, example.unsqueeze(0), target)
             return LOSS_SCALE * self.loss(outputs, target.unsqueeze(0)).sum()
 
-        of_examples = vmap(grad(loss), (None, 0, 0, 0), randomness="same")
-        with torch.enable_grad(), self._drawing(batch, fewest=FEWEST) as rows:
-            found = vmap(of_examples, randomness="same")(params, batch.inputs, batch.targets, rows)
+        of_examples = vmap(grad(loss), (None, 0, 0), randomness="same")
+        with torch.enable_grad(), self._drawing(batch):
+            found = vmap(of_examples, randomness="same")(params, batch.inputs, batch.targets)
         gradients = [values.detach().flatten(2) for values in found]
         norms = torch.stack([torch.linalg.vector_norm(values, dim=2) for values in gradients]).norm(
             dim=0
@@ -149,23 +148,23 @@ class MappedModel:
         return [name for name, value in self.model.named_parameters() if value.requires_grad]
 
     @contextmanager
-    def _drawing(self, batch: Batch, *, fewest: int) -> Iterator[Tensor]:
+    def _drawing(self, batch: Batch) -> Iterator[Tensor]:
         """A context that yields the numbers of the batch's rows, (k, width), by which masks are
-        drawn. A client with any example draws for at least `fewest` examples."""
+        drawn."""
         clients, width = batch.weights.shape
         with warnings.catch_warnings(), self.masks or nullcontext():
             # PyTorch warns that an operation without a batching rule is slower.
             warnings.filterwarnings("ignore", "There is a performance drop", UserWarning)
             if self.masks is not None:
-                counts = (batch.weights > 0).sum(1).tolist()
-                self.masks.counts = [max(count, fewest) if count else 0 for count in counts]
-                width = self.masks.width = max(width, *self.masks.counts)
-            rows = torch.arange(clients * width, device=batch.weights.device).view(clients, width)
-            yield rows[:, : batch.weights.shape[1]]
+                self.masks.counts = (batch.weights > 0).sum(1).tolist()
+                self.masks.width = width
+            yield torch.arange(clients * width, device=batch.weights.device).view(clients, width)
 
 
 def mapped_model(model: nn.Module, loss: Loss, *, by_example: bool = False) -> MappedModel:
-    """A model for many clients, in training mode; `by_example`: for gradients of each example."""
+    """A model for many clients, in training mode; `by_example`: for gradients of each example. One
+    with dropout is then trained by one client after the other, as each example's masks follow from
+    a key of its client."""
     to_train(model)
     shapes = [tuple(value.shape) for value in trainable(model)]
     layout = ParameterLayout(tuple((shape, tuple(range(len(shape)))) for shape in shapes))
@@ -175,6 +174,7 @@ def mapped_model(model: nn.Module, loss: Loss, *, by_example: bool = False) -> M
     draws_otherwise = any(
         type(layer) not in (*_BY_NUMBER, *_BY_CHANNEL) for layer in dropout_layers(model)
     )
+    draws_otherwise |= by_example and bool(dropout_layers(model))
     # PyTorch has one call for all steps of RNNBase; for LSTMLayer a gradient would be built for
     # each step.
     slower = (nn.RNNBase, LSTMLayer) if by_example else nn.RNNBase

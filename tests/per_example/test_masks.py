@@ -14,6 +14,7 @@ from torch.nn import functional
 from torch.nn.utils.rnn import pad_sequence
 
 from discreet.per_example.per_example import clipped_gradient_sum
+from tests.per_example.notes import Notes
 from tests.per_example.test_per_example_choice import seeded
 from tests.per_example.test_per_example_oracle import assert_matches, single_gradients
 
@@ -237,7 +238,7 @@ class Skips(nn.Module):
         self.odd = odd
 
     def forward(self, tokens: Tensor, mask: Tensor) -> Tensor:
-        PASSES.append(len(tokens))
+        PASSES.note(len(tokens))
         values = self.tokens(tokens).tanh()
         if mask.sum() == mask.numel():
             twice = 1 + (tokens > 1).unsqueeze(2) * int(self.odd)
@@ -245,7 +246,7 @@ class Skips(nn.Module):
         return self.head((values * mask.unsqueeze(2)).sum(1))  # type: ignore[no-any-return]
 
 
-PASSES: list[int] = []
+PASSES = Notes()
 
 
 @pytest.mark.parametrize(("odd", "passes"), [(False, 1), (True, 3)])
@@ -259,10 +260,10 @@ def test_a_branch_is_settled_for_every_batch_only_if_it_changes_nothing(
     gradients = single_gradients(model, (tokens, mask), CLASSES)
     wanted = (0.3 / gradients.norm(dim=1, keepdim=True)).clamp(max=1).mul(gradients).sum(0)
     for _ in range(2):
-        PASSES.clear()
+        PASSES.seen.clear()
         total, _ = clipped_gradient_sum(model, (tokens, mask), targets=CLASSES, clip_norm=0.3)
         torch.testing.assert_close(total, wanted, rtol=1e-4, atol=1e-5)
-    assert len(PASSES) == passes
+    assert len(PASSES.seen) == passes
 
 
 class Odd(nn.Module):

@@ -21,6 +21,7 @@ from torch.utils.checkpoint import checkpoint
 from discreet.layers.alone import Alone
 from discreet.layers.layer_rules import RULES
 from discreet.per_example.per_example import clipped_gradient_sum, sequential_sum
+from tests.per_example.notes import Notes
 from tests.per_example.test_per_example_choice import seeded
 from tests.per_example.test_per_example_oracle import assert_matches
 
@@ -553,7 +554,7 @@ def test_examples_that_answer_differently_are_run_apart() -> None:
     assert_matches(seeded(lambda: Forward(between)), 2 * rows(), TARGETS, clip=0.2)
 
 
-ANSWERS: list[bool] = []
+ANSWERS = Notes()
 
 
 class Masked(nn.Module):
@@ -568,8 +569,8 @@ class Masked(nn.Module):
 
     def forward(self, x: Tensor, mask: Tensor) -> Tensor:
         values = self.layer(x)
-        ANSWERS.append(bool(mask.all()))
-        summed = (self.factor * values if ANSWERS[-1] else values * mask.unsqueeze(-1)).sum(1)
+        whole = ANSWERS.note(bool(mask.all()))
+        summed = (self.factor * values if whole else values * mask.unsqueeze(-1)).sum(1)
         return 2 * summed if (mask > 0).any() and (x.detach() > 2).any() else summed
 
 
@@ -583,9 +584,9 @@ def test_a_question_whose_answer_changes_no_gradient_has_one_answer_for_every_ba
     values = rows().view(5, 2, 2).clamp(max=2)
     clipped_gradient_sum(model, (values, mask), targets=TARGETS, clip_norm=0.2)
     for given, seen in ((mask, answers), (torch.ones_like(mask), answers[-1:])):
-        ANSWERS.clear()
+        ANSWERS.seen.clear()
         clipped_gradient_sum(model, (values, given), targets=TARGETS, clip_norm=0.2)
-        assert seen == ANSWERS
+        assert seen == ANSWERS.seen
     values[::2] += 3
     found, _ = clipped_gradient_sum(model, (values, mask), targets=TARGETS, clip_norm=0.2)
     torch.testing.assert_close(

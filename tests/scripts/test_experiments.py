@@ -85,7 +85,16 @@ def check(folder: Path, guarantees: set[str]) -> None:
 
 def test_every_experiment_is_here() -> None:
     there = {path.stem for path in (conf_folder() / "experiment").glob("*.yaml")}
-    assert there == {*ALONE, *ON_MNIST, *ON_HEART, *ON_TWEETS, *SWEEPS, "hospitals", *TABLES}
+    assert there == {
+        *ALONE,
+        *ON_MNIST,
+        *ON_HEART,
+        *ON_TWEETS,
+        *SWEEPS,
+        "hospitals",
+        "hospitals_secure",
+        *TABLES,
+    }
 
 
 @pytest.mark.parametrize("name", ALONE)

@@ -65,8 +65,12 @@ class Clients:
 
     @property
     def layers(self) -> LayerSequence | MappedModel:
+        return self.layers_for(by_example=False)
+
+    def layers_for(self, *, by_example: bool) -> LayerSequence | MappedModel:
         model = build_model(self.model, self.shape, CLASSES, seed=self.seed)
-        return sequence_of(model, self.shape) or mapped_model(model, cross_entropy)
+        by_hand = sequence_of(model, self.shape)
+        return by_hand or mapped_model(model, cross_entropy, by_example=by_example)
 
     def sources(self) -> list[RandomSource]:
         return [
@@ -74,7 +78,8 @@ class Clients:
         ]
 
     def chunk(self, how: Sequence[LocalSettings], draws: Draws) -> Chunk:
-        return Chunk(self.layers, self.shared, table_of(self.held), how, draws)
+        layers = self.layers_for(by_example=how[0].example is not None)
+        return Chunk(layers, self.shared, table_of(self.held), how, draws)
 
     def engine(self, plan: Plan, held: ClientExamples, chunk: int, workers: int) -> Engine:
         return Engine(
