@@ -201,7 +201,7 @@ def test_status_says_the_guarantee_and_what_is_left_and_privacy_json_has_the_sam
     assert "unit: all records of one patient id at this site" in told
     assert "once for each of 2 blocks" in told
     assert "which one unit moves by 2C, has noise of at least 4 times 2C" in told
-    assert "trusted: this site's operator and kernel; not the app, not the server" in told
+    assert "trusted: this site's operator and kernel, and that the app's blocks don't talk" in told
     assert "in 1 releases" in told
     assert main(["site", "status", str(tmp_path / "guard.toml"), "--json"]) == 0
     facts = json.loads(capsys.readouterr().out)
