@@ -12,6 +12,7 @@ import yaml  # type: ignore[import-untyped]
 from discreet.mechanisms.mechanism import Statement
 from discreet.reporting.records import RunRecord
 from discreet.run_files.metrics_table import score_columns
+from discreet.run_files.shapes import moved_words
 
 SHAPES_FOLDER = "shapes"
 TASKS = {
@@ -137,6 +138,8 @@ def _shape_lines(found: Mapping[str, Any]) -> Iterator[str]:
         noise = f"{max(shape['noise']):.2g}" if shape["noise"] else "not known"
         ends = f"{min(shape['effect']):.3g} | {max(shape['effect']):.3g}"
         yield f"| {shape['target']} | {' and '.join(shape['columns'])} | {ends} | {noise} |"
+    for said in filter(None, map(moved_words, found["shapes"])):
+        yield f"\n{said}The noise is that of the shape before."
     yield ""
     for number, shape in enumerate(found["shapes"], start=1):
         yield f"![{' and '.join(shape['columns'])}]({SHAPES_FOLDER}/{number}.svg)"

@@ -31,6 +31,7 @@ from discreet.reporting.spending import (
 )
 from discreet.reporting.svg_style import DARK, Picture, on_page
 from discreet.run_files.run_folder import replace_file
+from discreet.run_files.shapes import moved_words
 from discreet.settings.privacy import USER
 from discreet.settings.training import FLOWER_APP
 
@@ -133,6 +134,9 @@ def _about_the_model(record: RunRecord) -> Iterator[str]:
             f"The model is that of round {record.model_round}, the best of {len(record.rounds)} on "
             "the public test set, which flatters its scores there; the choice costs no epsilon."
         )
+    moved = "".join(map(moved_words, (record.shapes or {"shapes": []})["shapes"]))
+    if moved:
+        yield f"{moved}The scores of rounds are those of the models before that."
     if stopped := (record.privacy or {}).get("stopped"):
         yield f"The run was stopped: {stopped}."
 
