@@ -35,6 +35,8 @@ from discreet.run_files.model_description import model_facts
 from discreet.run_files.predictions import named_parameters_of, write_predictions
 from discreet.run_files.run_folder import RunFolder
 from discreet.run_files.run_folder import write_json as write_facts
+from discreet.run_files.score_intervals import FILE as INTERVALS
+from discreet.run_files.score_intervals import final_intervals
 from discreet.run_files.shapes import FILE as SHAPES
 from discreet.server.data_questions import found_normaliser
 from discreet.server.resolve import resolve
@@ -164,6 +166,8 @@ def finish(session: Session, outcome: Outcome) -> None:
     shapes = rising_shapes(session.task, plan, session.model, outcome.model.round)
     if (results := final_results(session.model, session.task)) is not None:
         write_facts(folder / TEST_SET, results)
+    if intervals := final_intervals(session.model, session.task):
+        write_facts(folder / INTERVALS, intervals)
     if plan.settings.model.lora.kind != "none":
         save_adapter(session.model, folder)
     tensors = named_parameters_of(session.model, flatten_parameters(session.model).cpu())
