@@ -17,6 +17,7 @@ from torch import nn
 from discreet.data.encoding import Column, encoded_columns
 from discreet.data.examples import Task
 from discreet.data.targets import CLASSES, Array
+from discreet.models.models import flatten_parameters
 from discreet.planning.plan import Plan
 from discreet.run_files.shapes import cells_of, moved_words, site_free
 from discreet.server.model_shapes import shapes_of_run
@@ -46,7 +47,8 @@ def rising_shapes(task: Task, plan: Plan, model: nn.Module, rounds: int) -> dict
     rise or fall says so, and how far it was moved at most."""
     before = shapes_of_run(task, plan, model, rounds)
     columns = {column.name: column for column, _ in _wanted(task)}
-    if before is None or not columns:
+    finite = flatten_parameters(model).isfinite().all()
+    if before is None or not columns or not finite:  # a model that diverged has no nearest shape
         return before
     project(model, task, plan.run.normaliser)
     after = shapes_of_run(task, plan, model, rounds)

@@ -18,9 +18,11 @@ from discreet.data.description import description_of
 from discreet.data.encoding import encoded_columns
 from discreet.data.examples import Examples, Task, TaskShape
 from discreet.data.targets import CLASS, NUMBERS, Target
+from discreet.models.models import flatten_parameters, load_parameters
 from discreet.run_files.predictions import load_model, predict
 from discreet.run_files.shapes import LinearWeights, shapes_of
-from discreet.server.rising import project, projected
+from discreet.server.resolve import resolve
+from discreet.server.rising import project, projected, rising_shapes
 from discreet.settings.compose import load_asked
 from discreet.settings.data import NormaliserConfig
 from discreet.settings.rules import ConfigError
@@ -198,3 +200,15 @@ def test_another_model_than_a_linear_one_is_refused(
         simulate(
             *load_asked([*given, "privacy.user.clip.norm=1", f"output_dir={tmp_path / 'run'}"])
         )
+
+
+def test_a_model_that_diverged_is_left_as_it_is(tmp_path: Path) -> None:
+    folder = make_project(tmp_path, people=20)
+    (folder / "data.toml").write_text(TOML.replace("curves = 3", "curves = 3, falls = true"))
+    words = ["experiment=table", f"data.path={folder}", "data.num_clients=20", "rounds=1"]
+    plan, task = resolve(load_asked([*words, "seed=40127", f"output_dir={tmp_path / 'run'}"])[0])
+    model = model_of(task.shape.input_shape[0], 2)
+    load_parameters(model, flatten_parameters(model) * float("nan"))
+    found = rising_shapes(task, plan, model, 1)
+    assert found is not None
+    assert not any("way" in each for each in found["shapes"])
