@@ -72,7 +72,7 @@ def test_an_interval_holds_the_truth_about_95_times_in_100_also_of_owners() -> N
                 "accuracy"
             ]
             held[known] += low <= 0.7 <= high
-    # 95 of 100 have a deviation of 2.2; rows taken for people hold it in some 62
+    # 95 of 100 have a deviation of 2.2; rows taken for people hold it in 50 to 65
     assert held[True] >= 88
     assert held[False] < 80
 
