@@ -2,9 +2,9 @@
 
 RUN is a run folder. --data is a .csv, .parquet, .jsonl or .npz file; without it the test set of the
 run's own data is predicted. `read_inputs` in discreet/run_files/predictions.py says which columns a
-file needs. Without --out the predictions go to predictions.csv in the run folder. The description
-that was saved with the model (model.json) holds, not what data.toml says today; where they differ,
-the keys are named.
+file needs. Scores of the test set have 95 % intervals by bootstrap. Without --out the predictions
+go to predictions.csv in the run folder. The description that was saved with the model (model.json)
+holds, not what data.toml says today; where they differ, the keys are named.
 
 examples:
   discreet predict outputs/first
@@ -25,6 +25,7 @@ from discreet.data.targets import FolderError
 from discreet.run_files import predictions
 from discreet.run_files.model_description import differences
 from discreet.run_files.run_folder import replace_file
+from discreet.run_files.score_intervals import Interval, interval_words, intervals_of
 
 
 def command(
@@ -40,6 +41,7 @@ def command(
 ) -> None:
     """Predicts and writes."""
     saved = predictions.load_model(run)
+    test = None
     _say_differences(run, saved.description)
     if data is not None:
         inputs, targets, cells = predictions.read_inputs(data, saved, id_column=id_column)
@@ -57,12 +59,18 @@ def command(
     replace_file(out, predictions.predictions_csv(saved, said, targets, ids=ids).encode())
     print(f"{len(said)} predictions: {out.resolve()}")
     if targets is not None and len(targets):
-        found = predictions.indicators_of(said, targets, saved.shape.target).items()
-        print(
-            "  ".join(
-                f"{name} {'-' if value is None else format(value, '.4f')}" for name, value in found
-            )
-        )
+        target = saved.shape.target
+        found = predictions.indicators_of(said, targets, target)
+        known = {}
+        if test is not None:  # rows of a file may be of one person, which is not known there
+            known = intervals_of(said, targets, target, owners=test.owners)
+        print("  ".join(_rating(name, value, known.get(name)) for name, value in found.items()))
+
+
+def _rating(name: str, value: float | None, interval: Interval | None) -> str:
+    if value is None:
+        return f"{name} -"
+    return f"{name} {value:.4f}" + (f" ({interval_words(interval)})" if interval else "")
 
 
 def _say_differences(run: Path, then: DataDescription | None) -> None:

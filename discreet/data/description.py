@@ -127,6 +127,11 @@ class DataDescription(BaseModel):
         yield not both, f"columns: {', '.join(both)} is the target or the owner, not an input"
         for pair in self.pairs:
             yield self._crosses(pair), f"pairs: {' and '.join(pair)} must be two of [columns]"
+        two = max(len(self.classes), self.num_classes or 2) <= 2
+        crossed = {name for pair in self.pairs for name in pair}
+        for name in (column.name for column in self.columns if column.rises or column.falls):
+            yield two, f"columns: {name} can't rise or fall with more than two classes"
+            yield name not in crossed, f"columns: {name} can't rise or fall: it is in a pair"
         told = ", ".join(self.unconfirmed)
         yield (
             not self.unconfirmed,

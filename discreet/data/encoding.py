@@ -62,6 +62,7 @@ class Column:
       points: public values of a number, rising from low to high, that are mapped to equal steps
         from -1 to 1, such as quantiles from the literature.
       bins: public values within low..high that cut a number into groups; in place of its position.
+      rises, falls: what a linear model predicts never falls, or never rises, along the column.
       named, words, factor: how this site writes it, of which the model knows nothing: the column's
         name in the file; the level that a word of the file stands for; and the number by which a
         cell is multiplied, for another unit.
@@ -78,6 +79,8 @@ class Column:
     curves: int = 0
     points: tuple[float, ...] = ()
     bins: tuple[float, ...] = ()
+    rises: bool = False
+    falls: bool = False
     named: str | None = None
     words: tuple[tuple[str, str], ...] = ()
     factor: float = 1.0
@@ -139,7 +142,7 @@ class Column:
         return {key: value for key, value in given.items() if value != unset[key] and key != "name"}
 
 
-_RANGE = ("low", "high", "missing", "curves")
+_RANGE = ("low", "high", "missing", "curves", "rises", "falls")
 _KEYS = {
     NUMBER: (*_RANGE, "points", "bins", "factor"),
     DATE: (*_RANGE, "format"),
@@ -177,6 +180,8 @@ def _check_number(column: Column) -> None:
 def _check_curves(column: Column) -> None:
     if not (isinstance(column.curves, int) and 0 <= column.curves <= MOST_CURVES):
         raise ValueError(f"{column.name}: curves must be a number up to {MOST_CURVES}, such as 3")
+    if (column.rises, column.falls) not in ((False, False), (True, False), (False, True)):
+        raise ValueError(f"{column.name}: rises or falls must be true or false, and not both true")
 
 
 def _check_date(column: Column) -> None:

@@ -12,6 +12,8 @@ import yaml  # type: ignore[import-untyped]
 from discreet.mechanisms.mechanism import Statement
 from discreet.reporting.records import RunRecord
 from discreet.run_files.metrics_table import score_columns
+from discreet.run_files.score_intervals import interval_words
+from discreet.run_files.shapes import moved_words
 
 SHAPES_FOLDER = "shapes"
 TASKS = {
@@ -45,6 +47,7 @@ def model_card(record: RunRecord, facts: Mapping[str, Any], *, example: str, sai
 def _scores(record: RunRecord) -> dict[str, float]:
     names = [*score_columns(record.rounds), "loss"]
     found = {name: record.of_model(name) for name in names}
+    found |= {name: value for name, (value, *_) in record.intervals.items()}
     return {
         name: value for name, value in found.items() if value is not None and math.isfinite(value)
     }
@@ -114,13 +117,15 @@ def _score_lines(record: RunRecord, scores: Mapping[str, float]) -> Iterator[str
         return
     chosen = ", the best there, which flatters these scores" if record.is_best_round else ""
     yield f"On the public test set, after round {record.model_round}{chosen}:\n"
-    yield "| score | value |\n|---|---|"
+    known = record.intervals
+    yield "| score | value | 95 % by bootstrap |\n|---|---|---|"
     for name, value in scores.items():
-        yield f"| {name.replace('_', ' ')} | {value:.4f} |"
+        within = interval_words(known[name]) if name in known else ""
+        yield f"| {name.replace('_', ' ')} | {value:.4f} | {within} |"
     if constant := record.constant:
-        yield f"| accuracy of always the most frequent class | {constant['share']:.4f} |"
+        yield f"| accuracy of always the most frequent class | {constant['share']:.4f} | |"
         if constant["loss"] is not None:
-            yield f"| loss of the best constant guess | {constant['loss']:.4f} |"
+            yield f"| loss of the best constant guess | {constant['loss']:.4f} | |"
     if record.no_better:
         yield f"\n**Limits:** {record.no_better}."
 
@@ -137,6 +142,8 @@ def _shape_lines(found: Mapping[str, Any]) -> Iterator[str]:
         noise = f"{max(shape['noise']):.2g}" if shape["noise"] else "not known"
         ends = f"{min(shape['effect']):.3g} | {max(shape['effect']):.3g}"
         yield f"| {shape['target']} | {' and '.join(shape['columns'])} | {ends} | {noise} |"
+    for said in filter(None, map(moved_words, found["shapes"])):
+        yield f"\n{said}The noise is that of the shape before."
     yield ""
     for number, shape in enumerate(found["shapes"], start=1):
         yield f"![{' and '.join(shape['columns'])}]({SHAPES_FOLDER}/{number}.svg)"

@@ -17,6 +17,7 @@ from discreet.reporting.records import (
     Row,
     RunRecord,
     find_runs,
+    intervals_table,
     ratings_table,
     read_runs,
     repetitions_table,
@@ -31,6 +32,7 @@ from discreet.reporting.spending import (
 )
 from discreet.reporting.svg_style import DARK, Picture, on_page
 from discreet.run_files.run_folder import replace_file
+from discreet.run_files.shapes import moved_words
 from discreet.settings.privacy import USER
 from discreet.settings.training import FLOWER_APP
 
@@ -66,6 +68,7 @@ class Report:
             same=same,
             rows=rows,
             repetitions=repetitions_table(self.records),
+            scores=intervals_table(single) if single else [],
             ratings=ratings_table(single) if single else [],
             ratings_cost=list(ratings_cost(single)) if single and single.ratings else [],
             cards=list(_cards(self.records)),
@@ -133,6 +136,9 @@ def _about_the_model(record: RunRecord) -> Iterator[str]:
             f"The model is that of round {record.model_round}, the best of {len(record.rounds)} on "
             "the public test set, which flatters its scores there; the choice costs no epsilon."
         )
+    moved = "".join(map(moved_words, (record.shapes or {"shapes": []})["shapes"]))
+    if moved:
+        yield f"{moved}The scores of rounds are those of the models before that."
     if stopped := (record.privacy or {}).get("stopped"):
         yield f"The run was stopped: {stopped}."
 

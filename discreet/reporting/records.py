@@ -21,6 +21,8 @@ from discreet.reporting.epsilons import spent_epsilons
 from discreet.run_files.final_results import FILE as TEST_SET
 from discreet.run_files.metrics_table import ERROR, Rated, main_score, rated_in, score_columns
 from discreet.run_files.run_folder import ASKED, RunFolder
+from discreet.run_files.score_intervals import FILE as INTERVALS
+from discreet.run_files.score_intervals import Interval, interval_words
 from discreet.run_files.shapes import FILE as SHAPES
 from discreet.settings.privacy import GUARANTEES
 from discreet.settings.rules import ConfigError
@@ -64,6 +66,7 @@ class RunRecord:
       constant, test_set: the results of a constant guess, and of the last model, on the public test
         set (constant_guess.json, test_set.json); None if not known.
       shapes: shapes.json of a linear model of a table, otherwise None.
+      scores: score_intervals.json, otherwise None.
     """
 
     name: str
@@ -76,6 +79,7 @@ class RunRecord:
     constant: Mapping[str, Any] | None = None
     test_set: Mapping[str, Any] | None = None
     shapes: Mapping[str, Any] | None = None
+    scores: Mapping[str, Interval] | None = None
 
     @cached_property
     def plan(self) -> Plan:
@@ -134,6 +138,17 @@ class RunRecord:
         """The warning about a model that does not beat a constant guess; None if it does."""
         guess = None if self.constant is None else ConstantGuess(**self.constant)
         return last_warning(guess, [model_row(self.privacy, self.rounds)])
+
+    @property
+    def intervals(self) -> dict[str, Interval]:
+        """The scores of the model that left on the public test set, with 95 % intervals: those that
+        its rounds have, too."""
+        if self.scores is None or self.config.evaluation.private:
+            return {}
+        named = [*score_columns(self.rounds)]
+        if self.config.task.class_weights is None:
+            named.append("loss")
+        return {name: self.scores[name] for name in named if name in self.scores}
 
     def epsilon(self, guarantee: str) -> float:
         """Epsilon after the last round, by the run's own accountant (`spent_epsilons`); infinity if
@@ -203,7 +218,7 @@ def _read(folder: Path, name: str) -> RunRecord | None:
         asked = config
     privacy = _json(folder / "privacy.json")
     selection = _json(folder / "selection.json")
-    public = [_json(folder / file) for file in (CONSTANT, TEST_SET, SHAPES)]
+    public = [_json(folder / file) for file in (CONSTANT, TEST_SET, SHAPES, INTERVALS)]
     return RunRecord(
         name, folder, config, flat(described(asked)), rounds, privacy, selection, *public
     )
@@ -372,6 +387,14 @@ def repetitions_table(records: Sequence[RunRecord]) -> list[Row]:
             written = {name: f"{value:.4f}" for name, value in numbers.items()}
             rows.append({"setting": group.label, "runs": str(len(scores)), **written})
     return rows
+
+
+def intervals_table(record: RunRecord) -> list[Row]:
+    """A row for each score of a run's model on the public test set."""
+    return [
+        {"score": name.replace("_", " "), "value": f"{each[0]:.4f}", "95 %": interval_words(each)}
+        for name, each in record.intervals.items()
+    ]
 
 
 def ratings_table(record: RunRecord) -> list[Row]:

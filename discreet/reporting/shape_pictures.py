@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from discreet.reporting.svg_style import INK, MUTED, SERIES, Picture, picture
-from discreet.run_files.shapes import EMPTY
+from discreet.run_files.shapes import EMPTY, moved_words
 
 _BAND = "Shaded or barred: at least 95 % of runs that differ in their noise alone lie within. "
 _NO_BAND = "How far noise moves it is not known in advance for this mechanism. "
@@ -28,7 +28,7 @@ def shape_pictures(found: Mapping[str, Any]) -> Iterator[Picture]:
 
 
 def _note(shape: Mapping[str, Any]) -> str:
-    return (_BAND if shape["noise"] else _NO_BAND) + _SUM
+    return moved_words(shape) + (_BAND if shape["noise"] else _NO_BAND) + _SUM
 
 
 def _curve(title: str, shape: Mapping[str, Any]) -> Picture:

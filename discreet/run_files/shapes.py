@@ -7,7 +7,7 @@ released parameters and from public facts, so it costs no epsilon.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import date
 from itertools import product
 from typing import Any
@@ -113,13 +113,15 @@ class _Parts:
         self.width = int(np.prod([len(each.crossed if pair else each.outputs) for each in columns]))
         if not self.readable:
             return
-        self.places = [_places(column, short=pair) for column in columns]
+        count = PLACES_OF_PAIRS if pair else PLACES
+        self.places = [cells_of(column, count, empty=not pair) for column in columns]
         chosen = list(product(*(each.items() for each in self.places)))
         self.labels = [[label for label, _ in place] for place in chosen]
         cells = zip(*([cell for _, cell in place] for place in chosen), strict=True)
         table = {column.name: list(each) for column, each in zip(columns, cells, strict=True)}
         pairs = [(columns[0].name, columns[1].name)] if pair else []
-        self.encoded = encoded_columns(table, columns, pairs)[:, -self.width :]
+        plain = [site_free(column) for column in columns]
+        self.encoded = encoded_columns(table, plain, pairs)[:, -self.width :]
         self.ordinary = [EMPTY not in labels for labels in self.labels]
 
     def facts(self, target: str, effect: Array, band: Array | None) -> dict[str, Any]:
@@ -136,11 +138,16 @@ class _Parts:
         }
 
 
-def _places(column: Column, *, short: bool) -> dict[Any, Any]:
-    """The cells at which a column is read, by their labels."""
+def site_free(column: Column) -> Column:
+    """A column without what one site writes otherwise: its cells are in the run's own words."""
+    return replace(column, named=None, words=(), factor=1.0)
+
+
+def cells_of(column: Column, count: int, *, empty: bool) -> dict[Any, Any]:
+    """The cells at which a column is read, in order, by their labels: so many of a range, and an
+    empty one, if it is wanted and there may be one."""
     found: dict[Any, Any]
-    empty = column.missing is not None and not short
-    count = PLACES_OF_PAIRS if short else PLACES
+    empty = empty and column.missing is not None
     ends: list[float]
     if column.kind == CATEGORY:
         found = {level: level for level in column.levels} | {ANOTHER: "\0"}
@@ -160,6 +167,16 @@ def _places(column: Column, *, short: bool) -> dict[Any, Any]:
         values = np.interp(np.linspace(0, 1, count), np.linspace(0, 1, len(ends)), ends)
         found = {float(f"{value:.6g}"): value for value in values.tolist()}
     return found | ({EMPTY: None} if empty else {})
+
+
+def moved_words(shape: Mapping[str, Any]) -> str:
+    """A sentence on a shape that was projected after training; empty for others."""
+    if "way" not in shape:
+        return ""
+    return (
+        f"{shape['columns'][0]} was made to {shape['way']} after training ({shape['target']}), "
+        f"which moved it by at most {shape['moved']:.2g}. "
+    )
 
 
 def shape_rows(found: Mapping[str, Any]) -> Iterator[list[object]]:

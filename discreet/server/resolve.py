@@ -22,6 +22,7 @@ from discreet.planning.plan import Plan, check_cost, resolve_noise
 from discreet.queries.query import EVALUATION, query_of, shape_of_data
 from discreet.server.model_check import check_fits
 from discreet.server.population_account import PopulationAccount
+from discreet.server.rising import check_rising
 from discreet.server.spread import spread_of
 from discreet.server.table_rule import linear_model, with_clip_norm, with_step
 from discreet.settings.data import DataConfig, NormaliserConfig, StatisticsConfig
@@ -63,6 +64,7 @@ def _decided(
 ) -> Plan:
     """The plan, with the noise that `privacy` has or that a target chooses."""
     num_params = check_fits(config.model, task)
+    check_rising(config.model.name, task)
     linear = linear_model(config, task)
     if privacy is not None:
         config = replace(config, privacy=privacy)

@@ -35,10 +35,12 @@ from discreet.run_files.model_description import model_facts
 from discreet.run_files.predictions import named_parameters_of, write_predictions
 from discreet.run_files.run_folder import RunFolder
 from discreet.run_files.run_folder import write_json as write_facts
+from discreet.run_files.score_intervals import FILE as INTERVALS
+from discreet.run_files.score_intervals import final_intervals
 from discreet.run_files.shapes import FILE as SHAPES
 from discreet.server.data_questions import found_normaliser
-from discreet.server.model_shapes import shapes_of_run
 from discreet.server.resolve import resolve
+from discreet.server.rising import rising_shapes
 from discreet.server.run_context import RunContext, announce, close_run, open_run, say_how_it_ended
 from discreet.server.training_run import OnRound, TrainingRun
 from discreet.server.transport import Transport
@@ -160,12 +162,15 @@ def finish(session: Session, outcome: Outcome) -> None:
         "normaliser": json.dumps(asdict(plan.run.normaliser)),
     }
     load_parameters(session.model, outcome.model.params)
+    # Before anything is read off the model that leaves.
+    shapes = rising_shapes(session.task, plan, session.model, outcome.model.round)
     if (results := final_results(session.model, session.task)) is not None:
         write_facts(folder / TEST_SET, results)
+    if intervals := final_intervals(session.model, session.task):
+        write_facts(folder / INTERVALS, intervals)
     if plan.settings.model.lora.kind != "none":
         save_adapter(session.model, folder)
-    tensors = named_parameters_of(session.model, outcome.model.params)
-    shapes = shapes_of_run(session.task, plan, session.model, outcome.model.round)
+    tensors = named_parameters_of(session.model, flatten_parameters(session.model).cpu())
     if shapes is not None:
         write_facts(folder / SHAPES, shapes)
     facts = model_facts(plan.settings, shape, tensors, session.task.description)

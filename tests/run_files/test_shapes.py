@@ -79,6 +79,16 @@ def test_a_numbers_shapes_are_in_its_own_units() -> None:
     assert ours == pytest.approx(20 * theirs, abs=1e-4)
 
 
+def test_a_sites_own_names_and_units_do_not_move_a_shape() -> None:
+    columns = DESCRIBED["columns"]
+    assert isinstance(columns, dict)
+    own = {"dose": {"named": "Dosis", "factor": 0.1}, "sex": {"named": "G", "words": {"W": "F"}}}
+    there = {name: facts | own.get(name, {}) for name, facts in columns.items()}
+    model = made(2)
+    found = shapes_of(model, description_of(DESCRIBED | {"columns": there}))
+    assert found == shapes_of(model, described())
+
+
 def test_the_band_holds_95_of_100_draws_of_noise() -> None:
     description, model = described(), made(2)
     assert model.stddev is not None
