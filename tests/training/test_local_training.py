@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 import torch
-from discreet.training.shared_step import shared_step
 from torch import Tensor, nn
 
 from discreet.data.examples import Examples
@@ -23,6 +22,7 @@ from discreet.training.local_training import (
     local_update,
     take_step,
 )
+from discreet.training.shared_step import shared_step
 from tests.models.test_frozen import MODELS, built
 from tests.node.clients import clipped, examples, gradients, linear, params_of, rejects_gaussian
 
