@@ -37,6 +37,10 @@ WRONG = {
     "rounds=true": "rounds must be a whole number, within [1, 100000] (got True)",
     "rounds=many": "rounds must be a whole number, within [1, 100000] (got many)",
     "data=3": "data must be a group of settings (got 3); did you mean data.name?",
+    "device=tpu": "device must be cpu, cuda or cuda:NUMBER (got tpu)",
+    "output_dir=": "output_dir must be a folder (got '')",
+    "privacy.secure.dropouts=2": "privacy.secure.dropouts must be omitted without "
+    "privacy.user.aggregation=secure or privacy.example.aggregation=secure (got 2)",
     "privacy.local.schedule=[1,-1]": "privacy.local.schedule must be uniform, geometric, or a "
     "list of numbers within",
     "normaliser.means=[one]": "normaliser.means must be a list of numbers within",
@@ -412,7 +416,7 @@ def test_a_node_is_told_all_that_its_share_of_the_noise_follows_from() -> None:
 
 
 def test_a_resumed_run_keeps_what_decides_who_can_read_what() -> None:
-    facts, plain = (planned(load_config(words)).deciding for words in (SECURE, SECURE[1:]))
+    facts, plain = (planned(load_config(words)).deciding for words in (SECURE, SECURE[1:-1]))
     added = {
         "privacy.user.aggregation": "secure",
         "privacy.secure.dropouts": 2,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import cached_property
 from typing import Annotated
 
@@ -302,3 +302,13 @@ class PrivacyConfig:
     example: ExamplePrivacyConfig = ExamplePrivacyConfig()
     local: LocalPrivacyConfig = LocalPrivacyConfig()
     secure: SecureConfig = SecureConfig()
+
+    def __post_init__(self) -> None:
+        if self.example.secure or (self.user.enabled and self.user.aggregation == SECURE):
+            return
+        rule = (
+            "omitted without privacy.user.aggregation=secure or privacy.example.aggregation=secure"
+        )
+        for each in fields(SecureConfig):
+            value = getattr(self.secure, each.name)
+            require(value == each.default, f"privacy.secure.{each.name}", rule, value)

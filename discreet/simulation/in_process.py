@@ -36,7 +36,7 @@ from discreet.settings.privacy import PrivacyConfig
 from discreet.settings.rules import ConfigError, Rule, check_value, require_extra
 from discreet.settings.settings import Settings, client_settings
 from discreet.simulation.chunk import trained_on
-from discreet.simulation.cohort import CHUNK_BYTES, BatchedTransport, engine_of, masked_vector
+from discreet.simulation.cohort import BatchedTransport, engine_of, masked_vector
 from discreet.simulation.mapped_model import MappedModel
 
 logger = logging.getLogger("discreet")
@@ -196,10 +196,19 @@ def _check_engine(run: ClientSettings, engine: str, device: str) -> None:
         check_value(
             device, "device", Rule("cpu with engine=ray: tasks ask for ray.num_gpus", "cpu".__eq__)
         )
-    if device.split(":")[0] not in CHUNK_BYTES:
-        raise ConfigError(f"device must be {' or '.join(CHUNK_BYTES)} (got {device})")
-    if device != "cpu" and not torch.cuda.is_available():
+    check_device(device)
+
+
+def check_device(device: str) -> None:
+    """Raises ConfigError unless PyTorch can use a device of `Call`."""
+    kind, _, number = device.partition(":")
+    if kind == "cpu":
+        return
+    if not torch.cuda.is_available():
         raise ConfigError(f"device={device} needs a GPU that PyTorch can use, and there is none")
+    most = torch.cuda.device_count() - 1
+    if int(number or 0) > most:
+        raise ConfigError(f"device must be cpu, cuda or up to cuda:{most} (got {device})")
 
 
 def _not_batched(run: ClientSettings, engine: str) -> str | None:

@@ -40,6 +40,7 @@ from discreet.simulation.cohort import BatchedTransport, engine_of, trains_toget
 from discreet.simulation.in_process import simulate
 from discreet.simulation.layer_sequence import sequence_of
 from discreet.simulation.mapped_model import MappedModel, mapped_model
+from tests.command import plan as plan_command
 from tests.sequences import LAYERS
 from tests.sequences import folder as sequence_folder
 from tests.simulation.chunks import Clients
@@ -375,10 +376,23 @@ def test_a_device_that_is_not_there_is_said_before_anything_starts(
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     for device, said in (
         ("cuda", "device=cuda needs a GPU"),
-        ("tpu", r"device must be cpu or cuda \(got tpu\)"),
+        ("tpu", r"device must be cpu, cuda or cuda:NUMBER \(got tpu\)"),
     ):
         with pytest.raises(ConfigError, match=said):
             simulate(*load_asked([f"device={device}"]))
+
+
+def test_a_plan_names_a_device_that_is_not_there_in_one_line(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    assert plan_command(["device=cuda:1"]) == 2
+    said = "discreet: device must be cpu, cuda or up to cuda:0 (got cuda:1)\n"
+    assert capfd.readouterr() == ("", said)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert plan_command(["device=cuda"]) == 2
+    assert capfd.readouterr().err.startswith("discreet: device=cuda needs a GPU")
 
 
 @pytest.mark.slow

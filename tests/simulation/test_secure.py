@@ -46,9 +46,12 @@ BASE = (
     "privacy.user.too_noisy=warn",
     "engine=sequential",
     "privacy.user.noise_multiplier=1",
+)
+SECURE = (
+    *BASE,
+    "privacy.user.aggregation=secure",
     f"privacy.secure.dropouts={DROPOUTS}",
 )
-SECURE = (*BASE, "privacy.user.aggregation=secure")
 RATED = ("evaluation.kind=private", "evaluation.every=2", "evaluation.noise_multiplier=2")
 
 
