@@ -47,6 +47,10 @@ def command(
     separator: Annotated[
         str | None, Option(help="of FILE, if it is none of , ; | and a tab, such as ^")
     ] = None,
+    ids: Annotated[
+        Literal["exact", "folded"] | None,
+        Option(help="split: whether spellings that differ by case or zeros are one person"),
+    ] = None,
     write: Annotated[
         bool, Option("--write", help="check, adopt: write data.toml beside the table")
     ] = False,
@@ -81,7 +85,7 @@ def command(
     given_table = CsvTable(file, separator, encoding)
     description = file.parent / DESCRIPTION
     if action == "split":
-        _split(given_table, owner, test)
+        _split(given_table, owner, test, ids)
     elif description.is_file():
         given = {
             "--owner": owner,
@@ -138,8 +142,8 @@ def _numbers(given: list[str] | None) -> dict[str, float]:
         raise FolderError("--factor takes NAME=NUMBER, such as dose=0.001") from error
 
 
-def _split(table: CsvTable, owner: str | None, share: float) -> None:
-    parts = split_by_owner(table, owner=owner, share=share)
+def _split(table: CsvTable, owner: str | None, share: float, ids: str | None) -> None:
+    parts = split_by_owner(table, owner=owner, share=share, ids=ids)
     for part in parts:
         print(f"{part.path}: {part.rows} rows" + (f" of {part.owners} owners" if owner else ""))
     print(f"{parts[1].path} is public from now on: nobody in it is protected")

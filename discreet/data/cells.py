@@ -14,6 +14,9 @@ from discreet.data.description import DataDescription
 from discreet.data.encoding import CellError, encoded_columns, is_empty
 from discreet.data.targets import Array, FolderError
 from discreet.per_example.objective import PADDING
+from discreet.privacy.person import OtherSpelling, folded_key, person_key, person_keys
+
+LARGEST_EXACT = 2.0**53  # beyond, float64 has no room for every whole number
 
 
 def encoded_cells(found: Mapping[str, Any], description: DataDescription) -> Array:
@@ -22,28 +25,32 @@ def encoded_cells(found: Mapping[str, Any], description: DataDescription) -> Arr
     return encoded_columns(cells, description.columns, description.pairs, decimal=decimal)
 
 
-def owner_cells(column: Any, name: str) -> Array:
-    """The owner in each row's cell, without spaces around it: "P1 " and "P1" are one person. A row
+def owner_cells(column: Any, name: str, ids: str | None = None) -> Array:
+    """The owner in each row's cell, as `person_keys` has it; whole numbers stay numbers. A row
     without an owner would count as one more person."""
     owners = np.asarray(column)
     cells = owners.tolist()
     for row, cell in enumerate(cells):
         if is_empty(cell):
             raise CellError(row, f"{name} is empty: it must name the owner of the row")
-    if not any(isinstance(cell, str) for cell in cells):
+        if isinstance(cell, float) and abs(cell) >= LARGEST_EXACT:
+            raise CellError(row, f"{name} has too many digits for a number: describe [columns]")
+    if owners.dtype.kind in "iu":
         return owners
-    return np.asarray([str(cell).strip() for cell in cells])
+    try:
+        return np.asarray(person_keys(cells, ids))
+    except OtherSpelling as error:
+        raise CellError(error.row, f"{name}: {error}") from error
 
 
 def same_names(owners: Array) -> Array:
-    """Owners as text, equal for the same person in tables that were read with other types: 007 in a
-    column of numbers is 7.
+    """Owners as text, equal for spellings that may be the same person's in tables that were read
+    with other types: 007 in a column of numbers is 7.
 
     >>> same_names(np.array(["007", "A7"])).tolist(), same_names(np.array([7, 12])).tolist()
-    (['7', 'A7'], ['7', '12'])
+    (['7', 'a7'], ['7', '12'])
     """
-    names = [str(owner) for owner in owners.tolist()]
-    return np.asarray([str(int(name)) if name.isdecimal() else name for name in names])
+    return np.asarray([folded_key(person_key(owner)) for owner in owners.tolist()])
 
 
 def numbers_in(column: Any, name: str) -> Array:

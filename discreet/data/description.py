@@ -61,6 +61,7 @@ class DataDescription(BaseModel):
     num_classes: AtLeastTwo | None = None
     shape: tuple[Annotated[int, Field(ge=1)], ...] | None = None
     owner: str | None = None
+    ids: Literal["exact", "folded"] | None = None
     model: str | None = None
     mechanism: str | None = None
     tokens: AtLeastTwo | None = None

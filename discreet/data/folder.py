@@ -27,6 +27,8 @@ high are given):
                                     # data.partition=natural or owners, and
                                     # privacy.example.unit=owner; left out, of npz: "owners" if
                                     # there is such an array
+    ids = "folded"                  # spellings of an owner that differ by case, leading zeros or a
+                                    # trailing .0 are one person; "exact": two. Left out: refused
     model = "mine.model:build"      # at a node: the one model.name outside Discreet that may be
                                     # trained on these data
     public = true                   # nobody's data: discreet simulate --baseline may train on them
@@ -386,7 +388,9 @@ def _read(folder: Path, description: DataDescription, *, may_lack_targets: bool 
             following = np.where(counted, inputs, PADDING)
         inputs = inputs[:, :-1]
         targets = np.asarray(following[:, 1:])
-    return inputs, targets, None if owner is None else owner_cells(found[owner], owner)
+    if owner is None:
+        return inputs, targets, None
+    return inputs, targets, owner_cells(found[owner], owner, description.ids)
 
 
 def _weights_of(description: DataDescription) -> Path:

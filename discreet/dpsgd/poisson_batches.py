@@ -35,6 +35,7 @@ from discreet.per_example.graphs import Graphs
 from discreet.per_example.objective import Tree, as_tree, batches_in, count_of, rows_of
 from discreet.per_example.trial import differ, is_same
 from discreet.privacy.owner_rows import OwnerRows, owner_rows
+from discreet.privacy.person import OtherSpelling, person_keys
 from discreet.privacy.randomness import RandomSource
 from discreet.training.local_training import step_batch
 
@@ -221,13 +222,12 @@ def rows_by_owner(
             f"max_physical_batch must be at least rows_per_owner, {privacy.rows_per_owner}, not "
             f"{most}"
         )
-    check_named(owners)
-    return owner_rows(owners, len(examples.dataset), privacy.rows_per_owner)
+    return owner_rows(named_owners(owners), len(examples.dataset), privacy.rows_per_owner)
 
 
-def check_named(owners: Sequence[object] | Tensor) -> None:
-    """Raises ValueError if a row has no owner: its person may own other rows too, and would then be
-    protected as two."""
+def named_owners(owners: Sequence[object] | Tensor) -> Sequence[object]:
+    """The owners of rows, texts as `person_keys` has them. Raises ValueError if a row has no owner,
+    or an owner may be written in two ways: one person would then be protected as two."""
     listed = owners.tolist() if isinstance(owners, Tensor) else list(owners)
     missing = [row for row, owner in enumerate(listed) if is_empty(owner)]
     if missing:
@@ -235,6 +235,19 @@ def check_named(owners: Sequence[object] | Tensor) -> None:
             f"owners: {len(missing)} rows have no owner, the first of them row {missing[0]}: leave "
             "such rows out, or name their owners"
         )
+    kinds = {isinstance(owner, str) for owner in listed}
+    if len(kinds) > 1:
+        raise ValueError("owners must be all texts or all numbers: 7 and '7' may be one person")
+    try:
+        keys = person_keys(listed)
+    except OtherSpelling as error:
+        raise ValueError(
+            f"owners: in row {error.row} an owner is written almost as another one: they differ "
+            "only by case, leading zeros or a trailing .0. Write each person in one way"
+        ) from error
+    if kinds == {True}:
+        return keys
+    return listed
 
 
 def loaded(

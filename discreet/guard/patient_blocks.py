@@ -29,6 +29,7 @@ from discreet.data.description import DESCRIPTION, read_description
 from discreet.data.encoding import is_empty
 from discreet.data.folder import open_table
 from discreet.data.targets import FolderError
+from discreet.privacy.person import OtherSpelling, person_key, person_keys
 from discreet.settings.rules import ConfigError
 from discreet.tables.header import column_place
 
@@ -145,6 +146,10 @@ def _write(path: Path, content: bytes) -> None:
         file.write(content)
 
 
+SPELLED = (
+    "a patient's id is written almost as another one: they differ only by case, leading zeros or a "
+    "trailing .0. Write one person's id in one way, and make those of two differ by more"
+)
 _Blocks = tuple[list[str], Callable[[Sequence[int]], Files]]
 
 
@@ -210,6 +215,10 @@ def _table(
     else:
         raise FolderError(f"{path}: a table of patients must end in .csv, .jsonl, .parquet or .npz")
     patients = [_patient(cell, path, row) for row, cell in enumerate(cells)]
+    try:
+        person_keys(patients)
+    except OtherSpelling as error:
+        raise FolderError(f"{path}, row {error.row + 1}: {SPELLED}") from error
     return patients, lambda places: {path.name: content_of(places)}
 
 
@@ -219,7 +228,7 @@ def _patient(cell: object, path: Path, row: int) -> str:
             f"{path}, row {row + 1}: the patient's id must be a text or a whole number, and not "
             "empty (n/a is empty)"
         )
-    return str(cell).strip()
+    return person_key(cell)
 
 
 _Rows = tuple[Sequence[object], Callable[[Sequence[int]], bytes]]

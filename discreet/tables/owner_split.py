@@ -6,8 +6,8 @@ import hashlib
 from dataclasses import dataclass
 from pathlib import Path
 
-from discreet.data.csv_table import CsvTable
-from discreet.data.encoding import is_empty
+from discreet.data.cells import owner_cells
+from discreet.data.csv_table import CsvTable, lines_of
 from discreet.data.targets import FolderError
 from discreet.run_files.run_folder import replace_file
 from discreet.tables.header import column_place, names_in
@@ -32,7 +32,9 @@ def is_tested(owner: str, share: float) -> bool:
     return int.from_bytes(digest, "big") < share * 2**64
 
 
-def split_by_owner(table: CsvTable, *, owner: str | None, share: float) -> list[Part]:
+def split_by_owner(
+    table: CsvTable, *, owner: str | None, share: float, ids: str | None = None
+) -> list[Part]:
     """Writes train.csv and test.csv beside a CSV file, in this order, with unchanged rows. All rows
     of an owner are in the same part; without `owner` each row is its own owner.
 
@@ -51,15 +53,13 @@ def split_by_owner(table: CsvTable, *, owner: str | None, share: float) -> list[
         place = column_place(owner, table)
     parts: tuple[list[list[str]], list[list[str]]] = ([], [])
     owners: tuple[set[str], set[str]] = (set(), set())
-    for number, (line, row) in enumerate(table.rows()):
-        if place is None:
-            name = str(number)
-        else:
-            name = row[place].strip()
-        if place is not None and is_empty(name):
-            raise FolderError(
-                f"{table.path}, line {line}: {owner} is empty: it must name the owner of the row"
-            )
+    rows = [row for _, row in table.rows()]
+    if place is None:
+        names = [str(number) for number in range(len(rows))]
+    else:
+        with lines_of(table.path, table):
+            names = owner_cells([row[place] for row in rows], str(owner), ids).tolist()
+    for name, row in zip(names, rows, strict=True):
         tested = is_tested(name, share)
         parts[tested].append(row)
         owners[tested].add(name)
@@ -67,9 +67,9 @@ def split_by_owner(table: CsvTable, *, owner: str | None, share: float) -> list[
         raise FolderError(f"{table.path} has no rows below its header")
     if not all(parts):
         raise FolderError(f"{table.path}: one part is empty: use another share than {share:g}")
-    for path, rows in zip(paths, parts, strict=True):
-        replace_file(path, table.with_rows(rows).encode())
+    for path, some in zip(paths, parts, strict=True):
+        replace_file(path, table.with_rows(some).encode())
     return [
-        Part(path, len(rows), len(whose))
-        for path, rows, whose in zip(paths, parts, owners, strict=True)
+        Part(path, len(some), len(whose))
+        for path, some, whose in zip(paths, parts, owners, strict=True)
     ]
