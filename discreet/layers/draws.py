@@ -148,6 +148,21 @@ def drawn_from(key: bytes, identities: Tensor | None = None) -> Iterator[None]:
 
 
 @contextmanager
+def identified(rows: Tensor) -> Iterator[None]:
+    """A context within `drawn_from` in which the rows of a batch have these identities, (n,)."""
+    given = _given.get()
+    if given is None:
+        yield
+        return
+    before = given.identities
+    given.identities = rows
+    try:
+        yield
+    finally:
+        given.identities = before
+
+
+@contextmanager
 def own_draws(count: int, device: torch.device, units: Tensor | None = None) -> Iterator[Draws]:
     """The draws for a sum over `count` examples, or over `units` with identities, (n,).
 

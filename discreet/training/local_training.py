@@ -19,6 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from discreet.accounting.events import poisson_round_event
+from discreet.layers.draws import identified
 from discreet.models.models import (
     flatten_parameters,
     load_parameters,
@@ -426,7 +427,8 @@ class OneClient:
         units = self.units
 
         def together() -> Tensor:
-            total, norms = units.clipped_sum(self.model, batch, clip_norm=clip_norm, loss=loss)
+            with identified(batch.rows):  # an absent example leaves the masks of the others
+                total, norms = units.clipped_sum(self.model, batch, clip_norm=clip_norm, loss=loss)
             try:
                 check_finite(len(norms), int(norms.isfinite().sum()))
             except ValueError as error:

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from discreet.data.examples import Examples
 from discreet.mechanisms.client_noise import LocalPrivacy
 from discreet.mechanisms.local_noise import release_step
-from discreet.models.models import flatten_parameters
+from discreet.models.models import flatten_parameters, masks_from
 from discreet.privacy.randomness import seeded_source
 from discreet.training.failing_units import COUNTS_AS_ZERO, NOISE_ALONE, RAISES
 from discreet.training.local_training import (
@@ -144,3 +144,19 @@ def test_noise_alone_reads_no_example_and_is_that_of_every_step() -> None:
     assert float(moved.norm()) > 0
     plain = LocalSettings(1, 4, 0.1, 0.0, failing=NOISE_ALONE)
     assert not local_update(made(), start, Unread(), settings=plain, source=seeded_source(1)).any()
+
+
+def test_an_absent_example_leaves_the_dropout_masks_of_the_others() -> None:
+    with torch.random.fork_rng(devices=[]):
+        torch.default_generator.manual_seed(40787)
+        model = nn.Sequential(nn.Linear(5, 64), nn.Dropout(0.5), nn.Linear(64, 3))
+
+    def of(rows: list[int]) -> Tensor:
+        client = OneClient(model, examples(7), settings(COUNTS_AS_ZERO), seeded_source(5011))
+        drawn = torch.tensor(rows)
+        with masks_from(client.source, model):
+            return client.clipped_sums([], Drawn(drawn, drawn), CLIP)[0]
+
+    moved = of([0, 1, 2, 3, 4, 5, 6]) - of([1, 2, 3, 4, 5, 6])
+    assert float(moved.norm()) <= CLIP * (1 + 1e-5)
+    assert torch.allclose(of([5, 1, 3]), of([1, 3, 5]), atol=1e-7)
