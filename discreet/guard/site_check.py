@@ -17,6 +17,7 @@ from discreet.guard.site_guard import guard_ledger, open_site
 from discreet.settings.rules import ConfigError
 
 MEMORY = 1 << 20
+FIRST_PYTHON = (3, 11, 4)  # whose tarfile knows `filter`
 
 
 def check_site(path: Path) -> GuardPolicy:
@@ -50,6 +51,8 @@ def faults_of(policy: GuardPolicy) -> Iterator[str]:
             "filter supports"
         )
         return
+    if sys.version_info < FIRST_PYTHON:
+        yield f"a guard needs Python {'.'.join(map(str, FIRST_PYTHON))}, which unpacks by a filter"
     if os.geteuid() == 0:
         yield NO_ROOT
     if policy.enclosure == BUBBLEWRAP and shutil.which("bwrap") is None:

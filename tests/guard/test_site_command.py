@@ -101,6 +101,14 @@ def test_check_finds_walls_that_hold(folder: Path, monkeypatch: pytest.MonkeyPat
     assert "one unit move the sum by up to 2Ck" in found
 
 
+def test_a_python_that_unpacks_without_a_filter_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(site_check, "FIRST_PYTHON", (99, 1))
+    found = [*site_check.faults_of(site(tmp_path, PATIENTS))]
+    assert any("needs Python 99.1" in fault for fault in found)
+
+
 def test_root_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "geteuid", lambda: 0)
     assert any(
