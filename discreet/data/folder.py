@@ -102,6 +102,7 @@ from discreet.data.images import read_idx
 from discreet.data.targets import CLASSES, SEQUENCES, Array, FolderError, targets_of
 from discreet.data.text import num_tokens_in, pretrained_folder, tokens_of
 from discreet.per_example.objective import PADDING
+from discreet.privacy.person import EXACT
 from discreet.settings.rules import require_extra
 
 logger = logging.getLogger("discreet")
@@ -216,7 +217,7 @@ def read_file(
     if kind not in ("csv", "parquet", "jsonl", "npz"):
         raise FolderError(f"{path}: a file of inputs must end in .csv, .parquet, .jsonl or .npz")
     description = description.model_copy(
-        update={"format": kind, "file": path.name, "owner": id_column}
+        update={"format": kind, "file": path.name, "owner": id_column, "ids": EXACT}
     )
     with _lines_of(path, description):
         inputs, targets, ids = _read(path.parent, description, may_lack_targets=True)

@@ -12,7 +12,8 @@ from torch.utils.data import TensorDataset
 
 from discreet import DPSGD, LoopPrivacy
 from discreet.data.csv_table import CsvTable
-from discreet.data.folder import load_folder
+from discreet.data.description import read_description
+from discreet.data.folder import load_folder, read_file
 from discreet.data.targets import FolderError
 from discreet.guard.patient_blocks import split_site
 from discreet.privacy.person import EXACT, FOLDED, OtherSpelling, person_keys
@@ -79,6 +80,15 @@ def test_ids_of_twenty_digits_are_not_rounded_to_one(tmp_path: Path) -> None:
     (path / "data.toml").write_text(TOML + 'low = 0\nhigh = 110\ninputs = ["age"]\n')
     with pytest.raises(FolderError, match="too many digits"):
         load_folder(str(path))
+
+
+def test_predictions_take_ids_that_are_written_in_two_ways(tmp_path: Path) -> None:
+    path = Path(folder(tmp_path / "ids", ["A1", "B", "a1", "C"], more='ids = "exact"\n'))
+    shape = load_folder(str(path)).shape
+    description = read_description(path).model_copy(update={"ids": None})
+    _, _, ids = read_file(path / "train.csv", description, shape, id_column="pid")
+    assert ids is not None
+    assert ids.tolist() == ["A1", "B", "a1", "C"]
 
 
 def test_a_split_asks_too(tmp_path: Path) -> None:
