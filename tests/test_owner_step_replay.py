@@ -21,25 +21,7 @@ OWNERS = (
     "privacy.example.rows_per_owner=4",
     "data.partition=owners",
 )
-RUN = config(
-    "privacy.user.enabled=false",
-    "privacy.user.target_epsilon=null",
-    "privacy.accountant=rdp",
-    f"rounds={shared.ROUNDS}",
-    "privacy.example.enabled=true",
-    "privacy.example.aggregation=secure",
-    "privacy.example.noise_multiplier=1.5",
-    "privacy.example.clip_norm=0.5",
-    "sampling.kind=everyone",
-    "data.num_clients=3",
-    "privacy.secure.dropouts=0",
-    "training.epochs=1",
-    f"training.batch_size={shared.PUBLIC}",
-    "training.learning_rate=0.7",
-    "server.momentum=0.9",
-    "seed=7919",
-    *OWNERS,
-)
+RUN = config(*shared.WORDS, *OWNERS)
 
 
 def owned(data: Examples, rows_each: int = 2) -> Examples:

@@ -36,7 +36,7 @@ from tests.replay import Replay, replay
 from tests.rounds import round_of
 
 ROUNDS, PUBLIC = 3, 8  # training.batch_size: what stands for a client's number of examples
-RUN = config(
+WORDS = (
     "privacy.user.enabled=false",
     "privacy.user.target_epsilon=null",
     "privacy.accountant=rdp",
@@ -54,6 +54,7 @@ RUN = config(
     "server.momentum=0.9",
     "seed=7919",
 )
+RUN = config(*WORDS)
 Shares = Sequence[Examples]
 
 
