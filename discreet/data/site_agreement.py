@@ -18,6 +18,7 @@ from discreet.data.encoding import LOCAL, Column
 DIGITS = 16
 TARGET = "the target"
 RANGE = "the range of the inputs"
+NUMBERS = "numbers"  # the kind of an input that no column describes
 
 
 def agreed_of(description: DataDescription) -> list[str]:
@@ -33,9 +34,6 @@ def agreed_of(description: DataDescription) -> list[str]:
         of_tokens = description.tokens, description.max_tokens, description.next_token
         lines.append(_line(RANGE, (*facts, *of_tokens)))
     return [*lines, _line(TARGET, _target(description))]
-
-
-NUMBERS = "numbers"
 
 
 def _facts(column: Column) -> dict[str, object]:

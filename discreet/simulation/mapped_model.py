@@ -116,7 +116,7 @@ class MappedModel:
         """See `LayerSequence.clipped_sums`. Every gradient is built, of a model without dropout."""
 
         def loss(values: Params, example: Tensor, target: Tensor) -> Tensor:
-            outputs = self._outputs(values, example.unsqueeze(0), target)
+            outputs = self._outputs(values, example.unsqueeze(0))
             return LOSS_SCALE * self.loss(outputs, target.unsqueeze(0)).sum()
 
         of_examples = vmap(grad(loss), (None, 0, 0), randomness="same")
@@ -134,8 +134,8 @@ class MappedModel:
         scale = scale.to(gradients[0].dtype).unsqueeze(1)
         return torch.cat([torch.bmm(scale, values).squeeze(1) for values in gradients], 1)
 
-    def _outputs(self, values: Params, inputs: Tensor, rows: Tensor) -> Tensor:
-        if self.masks is not None:
+    def _outputs(self, values: Params, inputs: Tensor, rows: Tensor | None = None) -> Tensor:
+        if self.masks is not None and rows is not None:
             self.masks.rows = rows
         outputs: Tensor = functional_call(
             self.model, dict(zip(self.names, values, strict=True)), (inputs,)
