@@ -17,6 +17,7 @@ from flwr.common.config import parse_config_args
 from flwr.common.constant import ErrorCode, Status, SubStatus
 from flwr.proto.message_pb2 import ObjectTree
 from flwr.supercore.constant import TaskType
+from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects, get_object_tree
 from flwr.supercore.object_store.in_memory_object_store import InMemoryObjectStore
 from flwr.supercore.run import Run
 from flwr.supernode import start_client_internal
@@ -184,8 +185,15 @@ class Node:
         assert self.state.finish_task(task, SubStatus.FAILED if failed else SubStatus.COMPLETED, "")
 
     def replies(self, message: Message, name: str) -> None:
+        """As a ClientApp's reply arrives: its objects are known as soon as it is there."""
         reply = Message(RecordDict({name: ArrayRecord({})}), reply_to=message)
-        start_client_internal._insert_message(reply, self.state, self.store)
+        reply.metadata.__dict__["_message_id"] = reply.object_id
+        session = self.state.start_session(RUN)
+        tree = get_object_tree(reply)
+        stored, _ = self.state.store_message_and_object_tree(reply, tree, session)
+        assert stored
+        for object_id, content in get_all_nested_objects(reply).items():
+            self.store.put(object_id, content.deflate())
 
     def pushes(self) -> None:
         """Sends in a thread, as long as it takes."""
