@@ -23,7 +23,7 @@ from discreet.settings.call import Call
 from discreet.settings.compose import load_asked, load_config, parse_asked
 from discreet.settings.places import app_folder, conf_folder, own_files
 from discreet.settings.privacy import SecureConfig
-from discreet.settings.rules import ALIASES, ConfigError, rules
+from discreet.settings.rules import ALIASES, MOST_LISTED, ConfigError, rules
 from discreet.settings.settings import Settings, client_settings
 from tests.command import simulate as simulate_command
 from tests.conftest import Compose
@@ -157,6 +157,35 @@ def test_a_wrong_setting_is_named_in_one_line(override: str, message: str) -> No
     assert "\n" not in str(error.value)
 
 
+MISTAKES = {
+    "rounds=0 seed=-1 data.alpha=x privacy.delta=2": [
+        "rounds must be within [1, 100000]",
+        "seed must be at least 0",
+        "data.alpha must be a number",
+        "privacy.delta must be within (0, 1)",
+    ],
+    "experiment=hospitals_secure sampling.kind=poisson training.epochs=3 data.num_clients=2": [
+        "sampling.kind must be everyone",
+        "training.epochs must be 1",
+        "sampling.population_size must be within [3, 100]",
+    ],
+    "privacy.secure.dropouts=2 privacy.secure.colluding=2": [
+        "privacy.secure.dropouts must be omitted",
+        "privacy.secure.colluding must be omitted",
+    ],
+}
+
+
+@pytest.mark.parametrize(("overrides", "mistakes"), MISTAKES.items())
+def test_all_mistakes_are_told_at_once_a_line_each(overrides: str, mistakes: list[str]) -> None:
+    with pytest.raises(ConfigError) as error:
+        load_config(overrides.split())
+    lines = str(error.value).split("\n")
+    assert [line.strip()[: len(said)] for line, said in zip(lines, mistakes, strict=True)] == (
+        mistakes
+    )
+
+
 @pytest.mark.parametrize("path", ["~/größe", "~/runs", "~/日本"])
 def test_a_path_beyond_ascii_or_under_home_is_read_as_it_is_typed(
     path: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -278,7 +307,10 @@ def test_whatever_is_parsed_either_is_a_configuration_or_a_config_error(
         outcome = repr(parse_asked(tree))
     except ConfigError as error:
         outcome = str(error)
-    assert "\n" not in outcome
+    first, *others = outcome.split("\n")
+    assert not first.startswith(" ")
+    assert all(line.startswith("  ") for line in others)
+    assert len(others) < MOST_LISTED
 
 
 @pytest.mark.parametrize("entry", ["simulate", "run"])

@@ -6,7 +6,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 from discreet.accounting.correlation import NONE
@@ -34,7 +34,7 @@ from discreet.settings.privacy import (
     Noise,
     SecureConfig,
 )
-from discreet.settings.rules import ConfigError, require, require_each, section
+from discreet.settings.rules import ConfigError, check_all, require, require_each, section
 from discreet.settings.training import ModelConfig, TaskConfig, TrainingConfig
 from discreet.settings.wording import Key, Phrase, Wording
 
@@ -184,32 +184,41 @@ class ClientSettings:
     statistics: StatisticsConfig = StatisticsConfig()
 
     def __post_init__(self) -> None:
-        require(
-            self.data.path is None,
-            "data.path",
-            "omitted: the server does not decide where data are",
-            "a path",
+        check_all(
+            self._check_path,
+            self._check_delta,
+            self._check_declared,
+            *(partial(require_each, self, by, needs) for by, needs in self._needs()),
+            self._check_correlated,
+            self._check_masked,
+            self._check_statistics,
+            self._check_schedule,
+            self._check_metrics,
         )
-        self._check_delta()
-        for by, needs in self._needs():
-            require_each(self, by, needs)
+
+    def _check_path(self) -> None:
+        rule = "omitted: the server does not decide where data are"
+        require(self.data.path is None, "data.path", rule, "a path")
+
+    def _check_masked(self) -> None:
         if self.masked:
             self.secure.check_fits(self.user.population_size)
-        if self.asks_of_data:
-            self.check_server_noise(
-                "statistics.only=true" if self.statistics.only else "data.normalise=private"
-            )
-        kind = self.local.kind
+
+    def _check_statistics(self) -> None:
+        if self.statistics.only:
+            self.check_server_noise("statistics.only=true")
+        elif self.asks_of_data:
+            self.check_server_noise("data.normalise=private")
+
+    def _check_schedule(self) -> None:
         schedule = self.local.schedule
-        if kind != "none" and isinstance(schedule, list):
+        if self.local.kind != "none" and isinstance(schedule, list):
             rule = f"a list of {self.rounds} numbers, one per round"
-            require(
-                len(schedule) == self.rounds,
-                "privacy.local.schedule",
-                rule,
-                f"{len(schedule)} numbers",
-            )
-        if self.evaluation.private and kind == "none" and self.example.enabled:
+            fits = len(schedule) == self.rounds
+            require(fits, "privacy.local.schedule", rule, f"{len(schedule)} numbers")
+
+    def _check_metrics(self) -> None:
+        if self.evaluation.private and self.local.kind == "none" and self.example.enabled:
             wrong = [name for name in self.evaluation.metrics if name not in MEANS]
             rule = (
                 f"one of {', '.join(MEANS)} with privacy.example.enabled: in these, "
@@ -217,9 +226,22 @@ class ClientSettings:
             )
             require(not wrong, "evaluation.metrics", rule, ", ".join(wrong))
 
-    def _check_correlated(self, by: Key) -> None:
-        """Raises ConfigError unless noise that depends on rounds before can be added and priced.
-        `by`: the setting that asks for it."""
+    @property
+    def _turns_by(self) -> Key | None:
+        """The setting that asks for noise that depends on rounds before, if one does."""
+        user = self.user
+        own = user.enabled and user.mechanism is None and user.mechanism_kind == CORRELATED
+        if not own or user.sampling in ("poisson", "fixed"):
+            return None
+        if user.sampling == "everyone":
+            return Key(f"privacy.user.correlation.kind={user.correlation.kind}")
+        return Key("sampling.kind=cyclic")
+
+    def _check_correlated(self) -> None:
+        """Raises ConfigError unless noise that depends on rounds before can be added and priced."""
+        by = self._turns_by
+        if by is None:
+            return
         why = "later noise cancels earlier noise, which was made for one clip norm"
         rule = Wording(f"fixed: {why}, with ", by)
         require(not self.user.adaptive, "privacy.user.clip.kind", rule, "adaptive")
@@ -259,12 +281,8 @@ class ClientSettings:
             yield Key("privacy.user.mechanism"), OWN
         elif user.enabled and user.sampling in ("poisson", "fixed"):
             yield f"{user.sampling} cohorts", POISSON
-        elif user.enabled and user.mechanism_kind == CORRELATED:
-            by = Key("sampling.kind=cyclic")
-            if user.sampling == "everyone":
-                by = Key(f"privacy.user.correlation.kind={user.correlation.kind}")
-            self._check_correlated(by)
-            yield by, TURNS
+        elif self._turns_by is not None:
+            yield self._turns_by, TURNS
         if user.enabled and user.sampling == "fixed":
             yield Key("sampling.kind=fixed"), FIXED
 
@@ -359,6 +377,8 @@ class ClientSettings:
             proposed = 10.0 ** (math.ceil(math.log10(bound) - 1e-9) - 1)
             rule = f"below 1 / population_size = {bound:g}, for instance {proposed:g}"
             require(self.delta < bound, "privacy.delta", rule, self.delta)
+
+    def _check_declared(self) -> None:
         least = self.training.batch_size
         declared = self.data.public_num_examples
         if self.example.enabled and declared is not None:

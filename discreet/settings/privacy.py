@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass, fields
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Annotated
 
 from pydantic import AfterValidator
@@ -13,7 +13,14 @@ from discreet.accounting.correlation import BISR, BSR, CORRELATIONS, NONE, best_
 from discreet.accounting.events import ACCOUNTANTS, PLD
 from discreet.privacy.quantile import LARGEST_NUMBER, QuantileEstimator
 from discreet.settings import rules
-from discreet.settings.rules import ConfigError, check_value, require, require_one, section
+from discreet.settings.rules import (
+    ConfigError,
+    check_all,
+    check_value,
+    require,
+    require_one,
+    section,
+)
 from discreet.settings.wording import Key, Wording
 
 USER = "user"
@@ -309,6 +316,10 @@ class PrivacyConfig:
         rule = (
             "omitted without privacy.user.aggregation=secure or privacy.example.aggregation=secure"
         )
+        checks = []
         for each in fields(SecureConfig):
             value = getattr(self.secure, each.name)
-            require(value == each.default, f"privacy.secure.{each.name}", rule, value)
+            given = value != each.default
+            key = f"privacy.secure.{each.name}"
+            checks.append(partial(require, not given, key, rule, value))
+        check_all(*checks)

@@ -87,6 +87,7 @@ CALL_SETTINGS = ("output_dir", "resume", "device")  # of one call, beside the se
 # the largest numbers of characters of a value in a message, and of a message
 LONGEST_SHOWN = 200
 LONGEST_MESSAGE = 2000
+MOST_LISTED = 10  # mistakes in one refusal: a stranger's message may have any number
 NUMBER = re.compile(r"[-+]?[\d.]+(e[-+]?\d+)?")
 
 
@@ -170,8 +171,9 @@ Sampling = Annotated[str, one_of("poisson", "fixed", "everyone", "cyclic")]
 
 
 class ConfigError(ValueError):
-    """A setting is unknown, of the wrong type, or out of its range. The message is one line with
-    the setting's name; `in_words` replaces it by the name that an interface uses."""
+    """A setting is unknown, of the wrong type, or out of its range. The message is one line for
+    each mistake, with the setting's name; `in_words` replaces it by the name that an interface
+    uses."""
 
     def __init__(self, message: Phrase) -> None:
         # The message of a library, of a user's model, or about a value may have many lines or be
@@ -258,9 +260,34 @@ def rules(kind: Any) -> Iterator[tuple[str, Rule | None]]:
 
 
 def config_error(error: ValidationError, kind: Any) -> ConfigError:
-    """The first mistake in a section, in one line with the setting's full key, its rule and the
-    value."""
-    first = error.errors(include_url=False)[0]
+    """The mistakes in a section, each in one line with the setting's full key, its rule and the
+    value; of very many, the first."""
+    found = error.errors(include_url=False)[:MOST_LISTED]
+    return all_of([_mistake(each, kind) for each in found])
+
+
+def all_of(errors: Sequence[ConfigError]) -> ConfigError:
+    """One error with the messages of several, a line for each."""
+    messages = list(dict.fromkeys(error.args[0] for error in errors))
+    if len(messages) == 1:
+        return errors[0]
+    return ConfigError(joined("\n  ", messages))
+
+
+def check_all(*checks: Callable[[], object]) -> None:
+    """Makes all the checks, so that one mistake does not hide the next. ConfigError: a line for
+    each that fails."""
+    found = []
+    for check in checks:
+        try:
+            check()
+        except ConfigError as error:
+            found.append(error)
+    if found:
+        raise all_of(found)
+
+
+def _mistake(first: Any, kind: Any) -> ConfigError:
     if isinstance(cause := first.get("ctx", {}).get("error"), ConfigError):  # of a `__post_init__`
         return cause
     if not first["loc"]:
@@ -385,18 +412,22 @@ def values_by_key(settings: Any) -> dict[str, object]:
 
 
 def require_each(settings: Any, by: Phrase, wanted: Mapping[str, tuple[object, str]]) -> None:
-    """Raises ConfigError unless the settings with these keys have the value, or one of the values,
-    that `by` requires, for the given reasons."""
+    """Raises ConfigError, with a line for each that differs, unless the settings with these keys
+    have the value, or one of the values, that `by` requires, for the given reasons."""
     values = values_by_key(settings)
-    for key, (allowed, why) in wanted.items():
-        if isinstance(allowed, tuple):
-            several = allowed
-        else:
-            several = (allowed,)
-        names = ["omitted" if value is None else str(value).lower() for value in several]
-        words = " or ".join(filter(None, [", ".join(names[:-1]), names[-1]]))
-        rule = Wording(f"{words} with ", by, f": {why}")
-        require(values[key] in several, key, rule, values[key])
+    check_all(
+        *(partial(_require_value, key, values[key], by, *needed) for key, needed in wanted.items())
+    )
+
+
+def _require_value(key: str, value: object, by: Phrase, allowed: object, why: str) -> None:
+    if isinstance(allowed, tuple):
+        several = allowed
+    else:
+        several = (allowed,)
+    names = ["omitted" if value is None else str(value).lower() for value in several]
+    words = " or ".join(filter(None, [", ".join(names[:-1]), names[-1]]))
+    require(value in several, key, Wording(f"{words} with ", by, f": {why}"), value)
 
 
 def require_one(

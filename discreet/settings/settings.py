@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict, replace
+from functools import partial
 from typing import Annotated, Any
 
 from discreet.logs import LOG_FORMATS
@@ -11,7 +12,7 @@ from discreet.settings import rules
 from discreet.settings.client_settings import ClientSettings, UserTerms
 from discreet.settings.data import DataConfig, EvaluationConfig, NormaliserConfig, StatisticsConfig
 from discreet.settings.privacy import PLAIN, PrivacyConfig
-from discreet.settings.rules import check_value, require, require_each, section
+from discreet.settings.rules import check_all, check_value, require, require_each, section
 from discreet.settings.training import FLOWER_APP, HF, ModelConfig, TaskConfig, TrainingConfig
 from discreet.settings.wording import Key, Wording
 
@@ -105,16 +106,8 @@ class Settings:
     ray: RayConfig = RayConfig()
 
     def __post_init__(self) -> None:
-        _check_cohort(self)
-        _check_account(self)
-        _check_sums(self)
-        if self.evaluation.private:
-            rule = (
-                "another one with evaluation.kind=private: clients share examples, so "
-                "other clients train on those that one holds out"
-            )
-            require(self.data.partition != "sampled", "data.partition", rule, self.data.partition)
-        client_settings(self)
+        checks = (_check_cohort, _check_account, _check_sums, _check_ratings, client_settings)
+        check_all(*(partial(check, self) for check in checks))
 
     @property
     def population_size(self) -> int:
@@ -165,6 +158,17 @@ def _check_sums(config: Settings) -> None:
     rule = Wording(f"{sums} with ", Key(f"model.name={sums}"), ", and with it alone")
     both = (config.model.name == sums) == (config.task.loss == sums)
     require(both, "task.loss", rule, config.task.loss)
+
+
+def _check_ratings(config: Settings) -> None:
+    """Raises ConfigError if clients would rate models on examples that others train on."""
+    if config.evaluation.private:
+        rule = (
+            "another one with evaluation.kind=private: clients share examples, so "
+            "other clients train on those that one holds out"
+        )
+        partition = config.data.partition
+        require(partition != "sampled", "data.partition", rule, partition)
 
 
 def with_any_noise(config: Settings) -> Settings:
