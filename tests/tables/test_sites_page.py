@@ -12,6 +12,8 @@ import pytest
 from discreet.cli.main import main
 from discreet.data.description import read_description
 from discreet.data.site_agreement import agreed_of
+from discreet.deployment.local_federation import main as federation
+from discreet.run_files.run_folder import RunFolder
 from tests.test_docs import commands
 
 ROOT = Path(__file__).resolve().parent.parent.parent
@@ -78,3 +80,60 @@ def test_each_command_of_the_page_runs_in_order(hospitals: Path) -> None:
                 Path(target).write_text(printed.getvalue())
     one, two = (agreed_of(read_description(hospitals / name)) for name in ("north", "south"))
     assert one == two
+
+
+def east_table(folder: Path) -> None:
+    """A third hospital's table: other names, other words for classes too, and another order."""
+    words = {"F": "f", "M": "h"}
+    answers = {"yes": "oui", "no": "non"}
+    lines = ["jours,dose,revenu,personne,sexe"]
+    for who, age, sex, dose, returned in rows(40849, 50):
+        lines.append(f"{age},{dose},{answers[returned]},{who},{words[sex]}")
+    (folder / "train.csv").write_text("\n".join(lines) + "\n")
+
+
+ADOPTED = {
+    "south": "--owner Patient --named sex=Geschlecht --words sex:w=F --words sex:m=M "
+    "--factor dose=0.001",
+    "east": "--owner personne --named age=jours --named sex=sexe --named returned=revenu "
+    "--words sex:f=F --words sex:h=M --words returned:oui=yes --words returned:non=no",
+}
+
+
+def adopt(folder: Path, shared: Path) -> None:
+    table = str(folder / "train.csv")
+    asked = ["data", "adopt", str(shared), "--table", table, "--write"]
+    assert main([*asked, *ADOPTED[folder.name].split()]) == 0
+
+
+@pytest.mark.processes
+def test_three_hospitals_as_processes_train_on_tables_that_are_written_differently(
+    hospitals: Path,
+) -> None:
+    nodes = hospitals / "nodes"
+    nodes.mkdir()
+    shared = hospitals / "shared.toml"
+    with redirect_stdout(StringIO()) as printed:
+        assert main(["data", "share", str(hospitals / "north" / "train.csv")]) == 0
+    shared.write_text(printed.getvalue())
+    public = hospitals / "north"
+    for name in ("north", "south", "east"):
+        (nodes / name).mkdir()
+    (nodes / "north" / "train.csv").write_text((public / "train.csv").read_text())
+    own = (public / "data.toml").read_text().replace('test = "test.csv"\n', "")
+    (nodes / "north" / "data.toml").write_text(own)
+    (nodes / "south" / "train.csv").write_text((hospitals / "south" / "train.csv").read_text())
+    east_table(nodes / "east")
+    for name in ADOPTED:
+        adopt(nodes / name, shared)
+    # The server's own folder holds nobody's data: what is public of the table, and the test set.
+    (public / "train.csv").write_text((public / "test.csv").read_text().replace("40841-", "t-"))
+
+    run = RunFolder(hospitals / "run")
+    words = ["experiment=hospitals_secure", f"data.path={public}", f"output_dir={run.path}"]
+    asked = ["rounds=3", "training.batch_size=80", "privacy.delta=1e-3"]
+    epsilon = "privacy.example.target_epsilon=200"  # so little noise that no chance decides
+    assert federation(["--data", str(nodes), *words, *asked, epsilon]) == 0
+    rounds = run.read_metrics()
+    assert [row["replies"] for row in rounds] == [3] * 3
+    assert float(rounds[-1]["accuracy"] or 0) > 0.75
