@@ -27,10 +27,12 @@ _HOMES = {
     "ServerAdam": "discreet.planning.server_optimizer",
     "ServerSGD": "discreet.planning.server_optimizer",
     "ServerYogi": "discreet.planning.server_optimizer",
+    "check_table": "discreet.data.site_agreement",
     "local_dp_mod": "discreet.flower.local_dp_mod",
     "per_example_loss": "discreet.training.losses",
     "secure_sum_mod": "discreet.flower.secure_sum_mod",
     "simulate": "discreet.simulation",
+    "table_digests": "discreet.data.site_agreement",
     "to_group_norm": "discreet.dpsgd.group_norm",
 }
 __all__ = list(_HOMES)

@@ -11,14 +11,42 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Sequence
+from pathlib import Path
 
-from discreet.data.description import DataDescription
+from discreet.data.description import DataDescription, read_description
 from discreet.data.encoding import LOCAL, Column
+from discreet.data.folder import with_inputs
+from discreet.data.targets import FolderError
 
 DIGITS = 16
 TARGET = "the target"
 RANGE = "the range of the inputs"
 NUMBERS = "numbers"  # the kind of an input that no column describes
+
+
+def table_digests(folder: str | Path) -> list[str]:
+    """The digests of the table that the data.toml of a folder describes, for
+    `check_table` at other sites: of public facts alone. FolderError: it describes none."""
+    place = Path(folder)
+    return agreed_of(with_inputs(place, read_description(place)))
+
+
+def check_table(digests: Sequence[str], folder: str | Path) -> None:
+    """Raises FolderError, with the first column that differs, unless the folder's table is
+    described as the one with these `table_digests`: a model would mean something else here.
+
+    An app of one's own sends them in its train_config, and its clients check before they train."""
+    if said := otherwise(table_digests(folder), digests):
+        raise FolderError(said)
+
+
+def otherwise(own: Sequence[str], asked: Sequence[str]) -> str:
+    """The refusal of a run whose table is described otherwise than here; empty if it is not."""
+    said = difference(own, asked)
+    if not said:
+        return ""
+    adopt = "discreet data adopt takes over the run's description"
+    return f"this node describes its table otherwise than the run: {said}. {adopt}"
 
 
 def agreed_of(description: DataDescription) -> list[str]:

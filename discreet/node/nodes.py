@@ -15,10 +15,10 @@ from torch import nn
 from discreet.data.datasets import load_task
 from discreet.data.description import read_description
 from discreet.data.examples import SHAPES, Examples, TaskShape, normalised_examples
-from discreet.data.folder import FOLDER, node_table, with_inputs
+from discreet.data.folder import FOLDER, node_table
 from discreet.data.images import FROM_HUB
 from discreet.data.partition import client_examples_of, split_rows
-from discreet.data.site_agreement import agreed_of, difference
+from discreet.data.site_agreement import otherwise, table_digests
 from discreet.data.targets import FolderError
 from discreet.mechanisms.mechanism import CLIENTS
 from discreet.models.models import model_for
@@ -143,17 +143,14 @@ def _check_agreed(asked: list[str] | None, folder: Path) -> None:
     if asked is None:
         return
     try:
-        own = agreed_of(with_inputs(folder, read_description(folder)))
+        own = table_digests(folder)
     except FolderError as error:
         logger.error("%s", error)
         raise Refused(
             f"this node's own data do not fit the task {FOLDER}; its log says why"
         ) from error
-    if said := difference(own, asked):
-        raise Refused(
-            f"this node describes its table otherwise than the run: {said}. discreet data adopt "
-            "takes over the run's description"
-        )
+    if said := otherwise(own, asked):
+        raise Refused(said)
 
 
 def _is_charged(work: Work) -> bool:

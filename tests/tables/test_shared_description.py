@@ -9,7 +9,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from flwr.app import ConfigRecord, Error, Message, RecordDict
 
+from discreet import check_table, table_digests
 from discreet.data.csv_table import CsvTable
 from discreet.data.description import read_description
 from discreet.data.folder import load_folder
@@ -18,9 +20,11 @@ from discreet.data.targets import FolderError
 from discreet.ledger.durable_ledger import DurableLedger
 from discreet.node.account import Refused
 from discreet.node.nodes import node_client
+from discreet.run_files.run_folder import RunFolder
 from discreet.server.resolve import resolve
 from discreet.tables.shared_description import Writing, adopted_text, read_shared, shared_text
 from tests.command import data
+from tests.flower.flower_apps import Nodes, arrays, changed_by, strategy
 from tests.node.clients import config, received, request
 
 DESCRIPTION = """\
@@ -81,6 +85,40 @@ def test_a_site_with_names_words_order_and_units_of_its_own_reads_the_same_numbe
     assert tasks[0].train.inputs.numpy() == pytest.approx(tasks[1].train.inputs.numpy())
     assert tasks[0].train.targets.equal(tasks[1].train.targets)
     assert agreed_of(read_description(one)) == agreed_of(read_description(two))
+
+
+def test_an_app_of_ones_own_passes_the_digests_and_its_clients_check_them(
+    sites: tuple[Path, Path], tmp_path: Path
+) -> None:
+    one, two = sites
+    swapped = tmp_path / "swapped"
+    swapped.mkdir()
+    (swapped / "train.csv").write_text((one / "train.csv").read_text())
+    told = (one / "data.toml").read_text()
+    (swapped / "data.toml").write_text(told.replace('["no", "yes"]', '["yes", "no"]'))
+    assert (swapped / "data.toml").read_text() != told
+    folders = {1: one, 2: adopted(one, two), 3: swapped}
+    said: list[str] = []
+
+    def client(message: Message) -> RecordDict | Error:
+        asked = message.content["config"]
+        assert isinstance(asked, ConfigRecord)
+        try:
+            check_table(asked["table"], folders[message.metadata.dst_node_id])
+        except FolderError as error:
+            said.append(str(error))
+            return Error(1, str(error))
+        return changed_by(0.01)(message)  # type: ignore[return-value]
+
+    config = ConfigRecord({"table": table_digests(one)})
+    everybody = {"population_size": 3, "fraction_train": 1.0, "sampling": "everyone"}
+    strategy(tmp_path / "run", **everybody).start(
+        Nodes(dict.fromkeys(folders, client)), arrays(), num_rounds=1, train_config=config
+    )
+    (row,) = RunFolder(tmp_path / "run").read_metrics()
+    assert row["replies"] == 2
+    (refusal,) = said
+    assert "the target is described otherwise here" in refusal
 
 
 def test_what_is_shared_names_no_file_and_no_owner(sites: tuple[Path, Path]) -> None:
