@@ -72,8 +72,9 @@ def numbers_in(column: Any, name: str) -> Array:
 
 
 def numbered(targets: Array, name: str, description: DataDescription) -> Array:
-    """Classes as numbers; words by their positions in `classes`."""
-    if not description.classes:
+    """Classes as numbers; words by their positions in `classes`. A time is its number."""
+    is_time = bool(description.times) and name == description.target
+    if is_time or not description.classes:
         return _target_numbers(targets, name, description)
     places = {word.strip(): place for place, word in enumerate(description.classes)}
     places |= {word: places[known] for word, known in description.class_words.items()}

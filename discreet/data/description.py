@@ -3,8 +3,10 @@ lists its keys."""
 
 from __future__ import annotations
 
+import math
 import tomllib
 from collections.abc import Iterator, Mapping
+from itertools import pairwise
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
@@ -12,7 +14,16 @@ import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from discreet.data.encoding import TEXT, Column, Pair, columns_of
-from discreet.data.targets import CLASS, LABELS, NUMBERS, SEQUENCES, Array, FolderError, Target
+from discreet.data.targets import (
+    CLASS,
+    LABELS,
+    NUMBERS,
+    SEQUENCES,
+    SURVIVAL,
+    Array,
+    FolderError,
+    Target,
+)
 from discreet.per_example.objective import PADDING
 from discreet.settings.rules import did_you_mean
 from discreet.settings.training import HF
@@ -22,7 +33,12 @@ Bound = float | tuple[float, ...]
 AtLeastTwo = Annotated[int, Field(ge=2)]
 TABLES = ("csv", "parquet", "jsonl")
 # Keys that are given together or not at all.
-TOGETHER = (("low", "high"), ("target_low", "target_high"), ("text", "max_tokens"))
+TOGETHER = (
+    ("low", "high"),
+    ("target_low", "target_high"),
+    ("text", "max_tokens"),
+    ("event", "times"),
+)
 # By key, the keys that can't be given beside it.
 APART = {
     "tokens": ("low",),
@@ -30,6 +46,7 @@ APART = {
     "columns": ("inputs", "low", "tokens", "text", "shape", "next_token"),
     "num_classes": ("classes", "target_low"),
     "classes": ("target_low",),
+    "times": ("targets", "target_low", "num_classes", "padding", "next_token", "test_target"),
     "next_token": ("target", "targets", "classes", "num_classes", "target_low", "test_target"),
 }
 # The formats that know a key.
@@ -48,6 +65,8 @@ class DataDescription(BaseModel):
     file: str
     target: str | None = None
     targets: tuple[str, ...] = ()
+    event: str | None = None
+    times: tuple[float, ...] = ()
     target_low: Bound | None = None
     target_high: Bound | None = None
     inputs: str | tuple[str, ...] | None = None
@@ -112,6 +131,12 @@ class DataDescription(BaseModel):
         yield single or not given & {"classes", "num_classes"}, rule
         known = {*self.class_words.values()} <= {word.strip() for word in self.classes}
         yield known, "class_words must map words to classes"
+        ascending = all(low < high for low, high in pairwise((0.0, *self.times)))
+        rule = "times must be the ends of the intervals, finite, ascending and above 0"
+        yield ascending and all(map(math.isfinite, self.times)), rule
+        rule = "with times, classes must be two: the words for no event and for the event"
+        yield not self.times or len(self.classes) in (0, 2), rule
+        yield not self.times or self.format in TABLES, f"times is only for {', '.join(TABLES)}"
         kind, rule = (
             (str, "a text that is not in classes") if self.classes else (int, "a whole number")
         )
@@ -152,6 +177,8 @@ class DataDescription(BaseModel):
         # none with next_token
         if self.target is None:
             return self.targets
+        if self.event is not None:
+            return (self.target, self.event)
         return (self.target,)
 
     def facts(self) -> dict[str, Any]:
@@ -175,6 +202,9 @@ class DataDescription(BaseModel):
                     f"{self.file}: targets of sequences must be (n, length), not {targets.shape}"
                 )
             return Target(SEQUENCES, length=targets.shape[1])
+        if self.times:
+            names = tuple(f"{end:g}" for end in self.times)
+            return Target(SURVIVAL, names, (0.0, *self.times[:-1]), self.times)
         if self.target_low is None or self.target_high is None:
             if self.targets:
                 return Target(LABELS, self.targets)

@@ -19,6 +19,8 @@ high are given):
     num_classes = 3                 # if classes are numbers
     target_low = 0                  # regression, in place of classes: the target's public range
     target_high = 500
+    event = "died"                  # 1, or the second class, if an event ended the time in target
+    times = [90, 365, 730]          # the ends of the intervals of a public grid
     targets = ["mild", "severe"]    # in place of target: several columns or arrays. They are
                                     # labels, each 0 or 1, or with target_low and target_high
                                     # (one or several) numbers
@@ -56,17 +58,15 @@ and for sequences, a class for each position of an input:
 
     tokens = 30                     # inputs are whole numbers in 0..29, which a model reads as
                                     # int64, and no quantities
-    padding = -1                    # at a position with this target there is nothing to predict.
-                                    # `target` is an array (n, length), or `targets` are columns,
-                                    # one for each position
+    padding = -1                    # at a position with this target there is nothing to predict;
+                                    # `target` is an array (n, length), or `targets` a column each
     next_token = true               # in place of target: each position's target is the next token
                                     # of the inputs, which are one longer than the sequences; a
                                     # token equal to `padding` is no target
 
 and for text, read by the tokenizer of a pretrained transformer:
 
-    text = "message"                # the column of the texts, in place of inputs (csv, parquet,
-                                    # jsonl)
+    text = "message"                # the column of the texts, in place of inputs
     max_tokens = 64                 # of a row: longer texts are cut there, shorter ones padded
     model = "hf:../minilm"          # its folder, beside this one or absolute; at a node the one
                                     # whose weights it trains
@@ -236,7 +236,7 @@ def _shape_of(
     tokens = description.tokens or (
         num_tokens_in(_weights_of(description)) if description.text is not None else 0
     )
-    counted = description.num_classes or len(description.classes)
+    counted = description.num_classes or len(description.classes) * (not description.times)
     target = description.predicted(targets)
     num_classes = counted or tokens * description.next_token
     if target.kind in (CLASSES, SEQUENCES) and num_classes < 2:
@@ -332,7 +332,7 @@ def _targets_in(
     if not wanted or not all(name in found and name not in inputs for name in wanted):
         return None
     columns = [numbered(np.asarray(found[name]), name, description) for name in wanted]
-    if description.target is not None:
+    if description.target is not None and description.event is None:
         return columns[0]
     return np.stack(columns, axis=1)
 

@@ -71,7 +71,8 @@ def _facts(column: Column) -> dict[str, object]:
 def _target(description: DataDescription) -> tuple[object, ...]:
     classes = [word.strip() for word in description.classes]
     ranges = description.target_low, description.target_high
-    return classes, description.num_classes, description.targets, ranges
+    times = (description.times,) if description.times else ()
+    return classes, description.num_classes, description.targets, ranges, *times
 
 
 def _line(name: str, facts: object) -> str:

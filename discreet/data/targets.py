@@ -1,5 +1,5 @@
-"""The target of an example: its class, any number of labels, numbers in public ranges, or a class
-for each position of a sequence."""
+"""The target of an example: its class, any number of labels, numbers in public ranges, a class for
+each position of a sequence, or the time until an event."""
 
 from __future__ import annotations
 
@@ -22,7 +22,8 @@ CLASSES = "classes"
 LABELS = "labels"
 NUMBERS = "numbers"
 SEQUENCES = "sequences"
-KINDS = (CLASSES, LABELS, NUMBERS, SEQUENCES)
+SURVIVAL = "survival"
+KINDS = (CLASSES, LABELS, NUMBERS, SEQUENCES, SURVIVAL)
 
 
 class FolderError(ValueError):
@@ -35,11 +36,13 @@ class Target:
     """The kind of target of an example, and its public ranges.
 
     Attributes:
-      kind: classes (one of several), labels (each of several holds or does not), numbers, or
-        sequences (one of several classes at each position that is not padding).
-      names: the names of the labels or numbers, at least one; none for classes.
-      low, high: the public range of each number. A model learns low..high as -1..1. A value outside
-        is clamped, because its distance from the range must not be revealed.
+      kind: classes (one of several), labels (each of several holds or does not), numbers,
+        sequences (one of several classes at each position that is not padding), or survival (the
+        interval of an event, if it was seen: `discreet.queries.survival`).
+      names: the names of the labels, numbers or intervals, at least one; none for classes.
+      low, high: the public range of each number, or the start and end of each interval. A model
+        learns low..high as -1..1. A value outside is clamped, because its distance from the range
+        must not be revealed.
       length: the number of positions of a sequence, including padding; 0 for other kinds.
 
     >>> price = Target(NUMBERS, ("price",), (0.0,), (200.0,))
@@ -90,11 +93,12 @@ def targets_of(
         columns = values.reshape(len(values), -1)
     else:
         columns = np.zeros((0, 0))
-    if columns.shape[1] != len(target.names):
-        raise FolderError(
-            f"{what}: each row must have {len(target.names)} targets: {', '.join(target.names)}"
-        )
+    wanted = 2 if target.kind == SURVIVAL else len(target.names)
+    if columns.shape[1] != wanted:
+        raise FolderError(f"{what}: each row must have {wanted} targets: {', '.join(target.names)}")
     numbers = columns.astype(np.float64)
+    if target.kind == SURVIVAL:
+        return _intervals(numbers, target)
     _refuse_row(~np.isfinite(numbers), "is missing or not finite", target)
     if target.kind == LABELS:
         _refuse_row((numbers != 0) & (numbers != 1), "is not 0 or 1", target)
@@ -108,6 +112,23 @@ def targets_of(
             numbers.size,
         )
     return target.scaled(torch.from_numpy(numbers))
+
+
+def _intervals(values: Array, target: Target) -> Tensor:
+    """A time and 1 or 0 for an event, (n, 2), as survived intervals and that of the event."""
+    time, event = values.T
+    for wrong, how in (
+        (~np.isfinite(time) | (time < 0), "the time is missing, negative or not finite"),
+        ((event != 0) & (event != 1), "the event is not 0 or 1"),
+    ):
+        if wrong.any():
+            raise CellError(int(np.argmax(wrong)), how)
+    ends = np.asarray(target.high)
+    starts = np.asarray(target.low)
+    reached = np.where(time[:, None] >= ends, 0.0, float(PADDING))
+    # A time at the end of an interval is in it, and 0 is in the first.
+    inside = (time[:, None] <= ends) & ((time[:, None] > starts) | (starts == 0))
+    return torch.from_numpy(np.where(inside & (event[:, None] == 1), 1.0, reached)).float()
 
 
 def _refuse_row(wrong: Array, how: str, target: Target) -> None:

@@ -16,6 +16,7 @@ from discreet.settings.training import TaskConfig
 
 FILE = "constant_guess.json"
 REMEDY = "more clients, a larger epsilon, fewer columns or evaluation.keep=best may help"
+NOTHING_LEARNED = {"r2": 0.0, "concordance": 0.5}  # scores of the same answer for everybody
 ROUNDING = 1e-9  # metrics.csv has ten digits
 
 
@@ -90,14 +91,15 @@ def constant_guess(task: Task, settings: TaskConfig) -> ConstantGuess | None:
 
 def last_warning(guess: ConstantGuess | None, rows: Sequence[Mapping[str, Any]]) -> str | None:
     """The warning about a run's last model; None if it has no guess to beat, or beats it. For
-    numbers the guess is the test set's mean, whose R2 is 0."""
+    numbers the guess is the test set's mean, whose R2 is 0; for survival the same risk for all."""
     rated = [row for row in rows if row.get("loss") is not None and math.isfinite(row["loss"])]
     if not rated:
         return None
     if guess is not None:
         return guess.warning(rated[-1])
-    explained = rated[-1].get("r2")
-    if explained is not None and explained <= 0:
-        said = f"r2 {explained:.3f} is not above 0, which the same answer for everybody has"
-        return f"{said}: {REMEDY}"
+    for name, nothing in NOTHING_LEARNED.items():
+        score = rated[-1].get(name)
+        if score is not None and score <= nothing:
+            same = "which the same answer for everybody has"
+            return f"{name} {score:.3f} is not above {nothing:g}, {same}: {REMEDY}"
     return None

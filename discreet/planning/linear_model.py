@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from discreet.data.targets import CLASSES, NUMBERS
+from discreet.data.targets import CLASSES, NUMBERS, SURVIVAL
 
 
 @dataclass(frozen=True)
@@ -35,7 +35,7 @@ class LinearModel:
     def residual(self) -> float:
         """The expected norm of the loss's gradient by the outputs, for an example that the model
         has wrong."""
-        if self.kind == CLASSES:
+        if self.kind in (CLASSES, SURVIVAL):
             return 1.0
         return 0.5 / math.sqrt(self.outputs)
 

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from discreet.data.examples import Examples, TaskShape
-from discreet.data.targets import CLASS, CLASSES, KINDS, LABELS, NUMBERS, SEQUENCES, Target
+from discreet.data.targets import CLASS, CLASSES, LABELS, NUMBERS, SEQUENCES, SURVIVAL, Target
 from discreet.models.models import BATCH, outputs_of, trainable, write_parameters
 from discreet.per_example.objective import PADDING, Loss, cross_entropy
 from discreet.queries.answers import (
@@ -32,6 +32,7 @@ from discreet.queries.answers import (
     shares_of,
 )
 from discreet.queries.evaluation_result import EvaluationResult
+from discreet.queries.survival import concordance, hazard_loss, risk_of, survived
 
 # bins of scores, each half a logit wide
 SCORE_BINS = 32
@@ -93,6 +94,9 @@ def _rights(outputs: Tensor, targets: Tensor) -> Tensor:
 def _loss(shape: TaskShape) -> AnswerPart:
     """The loss, clamped at twice that of a model that gives all classes, or both values of a label,
     the same probability."""
+
+    if shape.target.kind == SURVIVAL:
+        return _scalar("loss", 2 * math.log(2) * shape.num_outputs, hazard_loss)
 
     def losses(outputs: Tensor, targets: Tensor) -> Tensor:
         if targets.dtype == torch.int64:
@@ -301,13 +305,13 @@ def both_kinds(part: NoisedBlock) -> Tensor:
 # For each metric the kinds of target that it is defined for, and its block.
 _METRICS: Mapping[str, tuple[Sequence[str], Callable[[TaskShape], AnswerPart]]] = {
     "accuracy": ((CLASSES, LABELS, SEQUENCES), lambda _: _scalar("accuracy", 1.0, _rights)),
-    "loss": ((CLASSES, LABELS, SEQUENCES), _loss),
+    "loss": ((CLASSES, LABELS, SEQUENCES, SURVIVAL), _loss),
     "auc": ((CLASSES, LABELS), _auc),
     "calibration": ((CLASSES,), _calibration),
     "mae": ((NUMBERS,), lambda shape: _powers("mae", 1, shape)),
     "rmse": ((NUMBERS,), lambda shape: _powers("rmse", 2, shape)),
     "r2": ((NUMBERS,), _r2),
-    "clients": (KINDS, _clients),
+    "clients": ((CLASSES, LABELS, NUMBERS, SEQUENCES), _clients),
 }
 
 
@@ -350,7 +354,8 @@ def evaluate(
     of correct positions that are not padding; imbalanced classes (`is_uneven`) also have
     balanced_accuracy and auc (`uneven_scores`). Labels have accuracy, the share of correct labels,
     and auc, the mean over the labels (NaN if every label is all 0 or all 1). Numbers have r2, and
-    mae, the mean absolute error in their own units; both are means over the numbers.
+    mae, the mean absolute error in their own units; both are means over the numbers. Survival has
+    concordance (`discreet.queries.survival`).
 
     It runs on the device of the model's parameters and restores the model's training mode. Outputs
     that are not finite make the loss NaN or infinite; an example with a NaN among its logits counts
@@ -371,13 +376,13 @@ def evaluate(
             .sum()
             .item()
         )
-        if target.kind in (LABELS, NUMBERS) or uneven:
+        if target.kind in (LABELS, NUMBERS, SURVIVAL) or uneven:
             kept.append(outputs)  # not of sequences, which might have too many
-        if target.kind != NUMBERS:
+        if target.kind not in (NUMBERS, SURVIVAL):
             right += int(right_of(outputs, targets).sum())
             counted += int((targets != PADDING).sum())
     scores = dict[str, float]()
-    if target.kind != NUMBERS:
+    if target.kind not in (NUMBERS, SURVIVAL):
         scores["accuracy"] = right / counted if counted else math.nan
     if kept:
         scores |= _other_scores(torch.cat(kept), examples.targets.cpu(), target)
@@ -391,6 +396,8 @@ def _other_scores(outputs: Tensor, targets: Tensor, target: Target) -> dict[str,
     if target.kind == NUMBERS:
         each = number_scores(target.in_units(outputs), target.in_units(targets))
         return {name: sum(one[name] for one in each) / len(each) for name in ("r2", "mae")}
+    if target.kind == SURVIVAL:
+        return {"concordance": concordance(risk_of(survived(outputs.double())), targets)}
     return uneven_scores(outputs, targets)
 
 

@@ -20,6 +20,7 @@ TASKS = {
     "classes": "tabular-classification",
     "labels": "tabular-classification",
     "numbers": "tabular-regression",
+    "survival": "tabular-regression",
 }
 
 
@@ -83,6 +84,9 @@ def _trained(record: RunRecord, facts: Mapping[str, Any]) -> Iterator[str]:
             classes = f": {', '.join(described['classes'])}"
         else:
             classes = ""
+        if "event" in described:
+            times = ", ".join(f"{end:g}" for end in described["times"])
+            classes = f", the time until `{described['event']}`, on the grid {times}"
         yield f"- predicts `{described['target']}`{classes}"
 
 

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 import discreet.data.encoding as encoding
 from discreet.data.encoding import CATEGORY, DATE, TEXT, Column
-from discreet.data.targets import CLASSES, LABELS, NUMBERS
+from discreet.data.targets import CLASSES, LABELS, NUMBERS, SURVIVAL
 from discreet.reporting.interpret_form import interpret_form
 from discreet.reporting.model_card import SHAPES_FOLDER, model_card
 from discreet.reporting.records import read_runs
@@ -42,6 +42,10 @@ LINES = {
     NUMBERS: (
         "print(model.predict(rows))",
         "print(network(inputs))  # in -1..1 of each number's public range",
+    ),
+    SURVIVAL: (
+        "print(model.predict_proba(rows))  # of no event until each time",
+        "print((1 - network(inputs).sigmoid()).cumprod(dim=1))",
     ),
 }
 EXAMPLES = 2  # rows of example.csv, made up from public facts

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import math
 
+import torch
 from torch import Tensor
 from torch.nn import functional
 
 from discreet.queries.metrics import mean_auc
+from discreet.queries.survival import concordance, hazard_loss, risk_of
 
 
 def label_indicators(probabilities: Tensor, targets: Tensor) -> dict[str, float]:
@@ -30,6 +32,20 @@ def label_indicators(probabilities: Tensor, targets: Tensor) -> dict[str, float]
         "recall": float(recall),
         "f1": float(f1),
         "loss": float(loss),
+    }
+
+
+def survival_indicators(probabilities: Tensor, targets: Tensor) -> dict[str, float]:
+    """Indicators of probabilities of no event, (n, intervals), for targets of `hazard_loss`:
+    concordance, and the loss, the mean negative log likelihood."""
+    before = functional.pad(probabilities[:, :-1], (1, 0), value=1.0)
+    tiny = torch.finfo(torch.float64).tiny
+    event = (before - probabilities).clamp_min(tiny).log()
+    alive = probabilities.clamp_min(tiny).log()
+    logits = event - alive  # of the hazard, since event + alive = before
+    return {
+        "concordance": concordance(risk_of(probabilities), targets),
+        "loss": float(hazard_loss(logits, targets.double()).mean()),
     }
 
 

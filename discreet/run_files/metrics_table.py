@@ -11,8 +11,8 @@ from discreet.queries.evaluation_result import EvaluationResult
 from discreet.run_files.csv_text import csv_text
 
 # A round's score columns beside the loss, and those by which models are compared: larger is better.
-SCORES = ("accuracy", "balanced_accuracy", "auc", "r2", "mae")
-MAIN = ("accuracy", "r2")
+SCORES = ("accuracy", "balanced_accuracy", "auc", "r2", "mae", "concordance")
+MAIN = ("accuracy", "r2", "concordance")
 # Suffixes of two more columns of a federated score: its standard error in all, and by noise alone.
 ERROR = "_error"
 BY_NOISE = "_error_by_noise"

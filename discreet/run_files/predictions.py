@@ -19,12 +19,22 @@ from discreet.data.datasets import BREAST_CANCER_RANGES, load_task
 from discreet.data.description import DESCRIPTION, DataDescription, description_of, read_description
 from discreet.data.examples import Task, TaskShape, normalised_inputs
 from discreet.data.folder import FOLDER, SCALE, read_file, with_inputs
-from discreet.data.targets import CLASSES, LABELS, NUMBERS, SEQUENCES, Array, FolderError, Target
+from discreet.data.targets import (
+    CLASSES,
+    LABELS,
+    NUMBERS,
+    SEQUENCES,
+    SURVIVAL,
+    Array,
+    FolderError,
+    Target,
+)
 from discreet.models.models import BATCH, model_for, parts_of, trainable
 from discreet.per_example.objective import PADDING, cross_entropy
 from discreet.queries.metrics import number_scores
+from discreet.queries.survival import survived
 from discreet.run_files.csv_text import csv_text
-from discreet.run_files.indicators import class_indicators, label_indicators
+from discreet.run_files.indicators import class_indicators, label_indicators, survival_indicators
 from discreet.run_files.model_description import read_facts
 from discreet.run_files.run_folder import RunFolder, replace_file, write_json
 from discreet.settings.data import NormaliserConfig
@@ -200,7 +210,10 @@ _SAY: dict[str, Callable[[Target, Tensor], Tensor]] = {
     LABELS: lambda _, outputs: outputs.sigmoid(),
     NUMBERS: Target.in_units,
     SEQUENCES: lambda _, outputs: outputs.softmax(dim=1),
+    SURVIVAL: lambda _, outputs: survived(outputs),
 }
+# The column of a prediction for each name of a target.
+_TITLES = {LABELS: "probability", NUMBERS: "prediction", SURVIVAL: "survival"}
 
 
 @torch.no_grad()
@@ -209,6 +222,7 @@ def predict(saved: SavedModel, inputs: Tensor) -> Tensor:
 
     The result is (n, k), float64: probabilities of classes or of labels, or numbers in their own
     units. For sequences it is (n, classes, length): the probabilities of classes at each position.
+    For survival: the probability of no event until the end of each interval.
 
     Raises:
       ValueError: inputs of another shape.
@@ -234,7 +248,8 @@ def predictions_csv(
     ids: tuple[str, Sequence[object]] | None = None,
 ) -> str:
     """A line for each input: its row from 0, its target if known, and the prediction: the most
-    likely class and the probability of each; the probability of each label; or each number.
+    likely class and the probability of each; the probability of each label; each number; or the
+    probability of no event until each time, where a target is 0, 1 or, if nothing is known, empty.
     Sequences have a line for each position from 0: the target, empty for padding, and the most
     likely class, also for padding.
 
@@ -262,14 +277,11 @@ def predictions_csv(
                 f"probability_{names[i]}": _written(said[:, i]) for i in range(said.shape[1])
             }
     else:
-        if targets is None or target.kind == LABELS:
+        if targets is None or target.kind != NUMBERS:
             known = targets
         else:
             known = target.in_units(targets)
-        for title, values in (
-            ("target", known),
-            ("probability" if target.kind == LABELS else "prediction", said),
-        ):
+        for title, values in (("target", known), (_TITLES[target.kind], said)):
             if values is not None:
                 columns |= {
                     f"{title}_{name}": _written(values[:, i]) for i, name in enumerate(target.names)
@@ -287,7 +299,7 @@ def _class_names(saved: SavedModel) -> tuple[str, ...]:
 
 
 def _written(values: Tensor) -> list[str]:
-    return [f"{float(value):.6g}" for value in values]
+    return ["" if value == PADDING else f"{float(value):.6g}" for value in values]
 
 
 def indicators_of(said: Tensor, targets: Tensor, target: Target) -> dict[str, float | None]:
@@ -295,9 +307,9 @@ def indicators_of(said: Tensor, targets: Tensor, target: Target) -> dict[str, fl
     None for no value.
 
     Classes: see `class_indicators`. Labels: see `label_indicators`. Numbers: r2 and mae of each,
-    and the mean r2 if there are several. Sequences: the indicators of classes over all positions
-    that are not padding, except that the loss is the mean over examples of each example's mean, as
-    in a run; no values if all is padding.
+    and the mean r2 if there are several. Survival: see `survival_indicators`. Sequences: the
+    indicators of classes over all positions that are not padding, except that the loss is the mean
+    over examples of each example's mean, as in a run; no values if all is padding.
     """
     if target.kind == LABELS:
         found = label_indicators(said, targets)
@@ -312,6 +324,8 @@ def indicators_of(said: Tensor, targets: Tensor, target: Target) -> dict[str, fl
             found = each[0]
         else:
             found = {"r2": sum(one["r2"] for one in each) / len(each), **named}
+    elif target.kind == SURVIVAL:
+        found = survival_indicators(said, targets)
     elif target.kind == CLASSES:
         found = class_indicators(said, targets)
     elif (counted := targets != PADDING).any():

@@ -11,9 +11,10 @@ import numpy as np
 from torch import Tensor, nn
 
 from discreet.data.examples import Task
-from discreet.data.targets import CLASSES, LABELS, NUMBERS, Array, Target
+from discreet.data.targets import CLASSES, LABELS, NUMBERS, SURVIVAL, Array, Target
 from discreet.models.models import outputs_of
 from discreet.queries.metrics import is_uneven
+from discreet.queries.survival import followed_up, risk_of, survived
 
 FILE = "score_intervals.json"
 RESAMPLES = 1000
@@ -38,6 +39,8 @@ def final_intervals(model: nn.Module, task: Task) -> dict[str, Interval]:
         said = outputs.sigmoid()
     elif target.kind == NUMBERS:
         said = target.in_units(outputs)
+    elif target.kind == SURVIVAL:
+        said = survived(outputs)
     else:
         return {}
     return intervals_of(said, task.test.targets.cpu(), target, owners=task.test.owners)
@@ -104,6 +107,8 @@ def _scores(said: Tensor, targets: Tensor, target: Target) -> dict[str, Weighted
             "r2": _average([_explained(one, true) for one, true in each]),
             "mae": _mean(np.abs(given - wanted).mean(axis=1)),
         }
+    if target.kind == SURVIVAL:
+        return {"concordance": _concordance(risk_of(said), *followed_up(targets))}
     return {}
 
 
@@ -141,20 +146,48 @@ def _average(scores: list[Weighted]) -> Weighted:
 
 def _auc(scores: Array, positive: Array) -> Weighted:
     """The probability that a positive has a higher score than a negative; ties count half."""
+    pairs = _pairs(scores, positive, ~positive)
+
+    def area(weights: Array) -> Array:
+        won, total = pairs(weights)
+        share: Array = won / total
+        return share
+
+    return area
+
+
+def _concordance(risk: Array, intervals: Array, has_event: Array) -> Weighted:
+    """`discreet.queries.survival.concordance` of the risks."""
+    steps = [
+        _pairs(risk, has_event & (intervals == each), intervals > each)
+        for each in np.unique(intervals[has_event])
+    ]
+
+    def share(weights: Array) -> Array:
+        won, pairs = np.sum([step(weights) for step in steps], axis=0)
+        found: Array = won / pairs
+        return found
+
+    return share
+
+
+def _pairs(scores: Array, high: Array, low: Array) -> Callable[[Array], tuple[Array, Array]]:
+    """The weight of the pairs of a `high` and a `low` example in which the first has the higher
+    score, ties half, and of all such pairs."""
     order = np.argsort(scores, kind="stable")
     ranked = scores[order]
     first, last = (np.searchsorted(ranked, ranked, side) for side in ("left", "right"))
-    is_positive = positive[order]
+    is_high = high[order]
+    is_low = low[order]
 
-    def area(weights: Array) -> Array:
+    def counted(weights: Array) -> tuple[Array, Array]:
         mine = weights[:, order]
-        positives = mine * is_positive
-        below = np.pad(np.cumsum(mine * ~is_positive, axis=1), ((0, 0), (1, 0)))
-        won = positives * (below[:, first] + below[:, last]) / 2
-        total: Array = won.sum(axis=1) / (positives.sum(axis=1) * below[:, -1])
-        return total
+        highs = mine * is_high
+        below = np.pad(np.cumsum(mine * is_low, axis=1), ((0, 0), (1, 0)))
+        won = highs * (below[:, first] + below[:, last]) / 2
+        return won.sum(axis=1), highs.sum(axis=1) * below[:, -1]
 
-    return area
+    return counted
 
 
 def _explained(given: Array, truth: Array) -> Weighted:

@@ -16,7 +16,7 @@ import numpy as np
 
 from discreet.data.description import DataDescription
 from discreet.data.encoding import CATEGORY, DATE, TEXT, Column, column_names, encoded_columns
-from discreet.data.targets import CLASSES, NUMBERS, Array, Target
+from discreet.data.targets import CLASSES, NUMBERS, SURVIVAL, Array, Target
 
 FILE = "shapes.json"
 PLACES = 41  # of a curve
@@ -64,6 +64,8 @@ class LinearWeights:
                 high = self.target.high[place]
                 weights, intercept, stddev = self._combined(signs * (high - low) / 2)
                 yield name, weights, intercept + (low + high) / 2, stddev
+            elif self.target.kind == SURVIVAL:
+                yield (f"log odds of the event by {name}, if not before", *self._combined(signs))
             else:
                 yield (f"log odds of {name}", *self._combined(signs))
 

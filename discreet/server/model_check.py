@@ -7,7 +7,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from discreet.data.examples import Task
-from discreet.data.targets import CLASSES, LABELS, NUMBERS, SEQUENCES
+from discreet.data.targets import CLASSES, LABELS, NUMBERS, SEQUENCES, SURVIVAL
 from discreet.layers.model_state import writes
 from discreet.models.models import (
     LSTM,
@@ -32,6 +32,7 @@ _OUTPUTS = {
     LABELS: "logits",
     NUMBERS: "numbers",
     SEQUENCES: "logits (inputs, classes, positions)",
+    SURVIVAL: "logits of hazards",
 }
 
 

@@ -13,7 +13,15 @@ HF = "hf:"  # before the folder of a pretrained transformer, in model.name
 FLOWER_APP = (
     "flower_app"  # model.name and data.name of a run that drives the clients of another Flower app
 )
-LOSSES = ("cross_entropy", "binary_cross_entropy", "squared", "absolute", "huber", "least_squares")
+LOSSES = (
+    "cross_entropy",
+    "binary_cross_entropy",
+    "squared",
+    "absolute",
+    "huber",
+    "hazards",
+    "least_squares",
+)
 LOSS = rules.one_of(*LOSSES)
 
 

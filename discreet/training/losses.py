@@ -16,9 +16,10 @@ from typing import cast
 from torch import Tensor, nn
 
 from discreet.data.examples import Task, TaskShape
-from discreet.data.targets import CLASSES, LABELS, NUMBERS, SEQUENCES
+from discreet.data.targets import CLASSES, LABELS, NUMBERS, SEQUENCES, SURVIVAL
 from discreet.models.least_squares import NAME as LEAST_SQUARES
 from discreet.per_example.objective import Loss, cross_entropy, is_plain, made_of
+from discreet.queries.survival import hazard_loss
 from discreet.settings.rules import ConfigError
 from discreet.settings.training import TaskConfig
 
@@ -119,6 +120,11 @@ def least_squares(outputs: Tensor, targets: Tensor) -> Tensor:
     return -outputs.gather(1, targets[:, None])[:, 0]
 
 
+def hazards(outputs: Tensor, targets: Tensor) -> Tensor:
+    """`hazard_loss`, after a check of the shapes."""
+    return hazard_loss(*_numbers_of(outputs, targets))
+
+
 LOSSES: Mapping[str, Loss] = {
     "cross_entropy": cross_entropy,
     LEAST_SQUARES: least_squares,
@@ -126,6 +132,7 @@ LOSSES: Mapping[str, Loss] = {
     "squared": per_example_loss(nn.MSELoss()),
     "absolute": per_example_loss(nn.L1Loss()),
     "huber": per_example_loss(nn.HuberLoss()),
+    "hazards": hazards,
 }
 # The losses for each kind of targets, the usual one first.
 FITTING = {
@@ -133,6 +140,7 @@ FITTING = {
     LABELS: ("binary_cross_entropy",),
     NUMBERS: ("squared", "absolute", "huber"),
     SEQUENCES: ("cross_entropy",),
+    SURVIVAL: ("hazards",),
 }
 
 

@@ -1,0 +1,178 @@
+"""Survival: a time and an event become intervals of a public grid, and a run learns hazards."""
+
+from __future__ import annotations
+
+import csv
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from discreet import ConfigError, simulate
+from discreet.cli.main import main
+from discreet.data.folder import load_folder
+from discreet.data.targets import SURVIVAL, FolderError
+from discreet.per_example.objective import PADDING
+from discreet.queries.survival import concordance, hazard_loss, risk_of, survived
+from discreet.run_files.run_folder import RunFolder
+
+TIMES = (180, 365, 730, 1460, 2190)
+TOML = f"""\
+format = "csv"
+file = "train.csv"
+test = "test.csv"
+owner = "pid"
+target = "days"
+event = "died"
+classes = ["no", "yes"]
+times = {list(TIMES)}
+[columns]
+age = [30, 90]
+lab = [0, 10]
+"""
+
+
+def table(patients: int, seed: int) -> str:
+    """Patients whose hazard grows with age and a laboratory value, many of them censored."""
+    draw = np.random.default_rng(seed)
+    lines = ["pid,age,lab,days,died"]
+    for number in range(patients):
+        age, lab = draw.uniform(30, 90), draw.uniform(0, 10)
+        event = draw.exponential(np.exp(7.4 - 0.06 * (age - 60) - 0.3 * (lab - 5)))
+        end = draw.uniform(200, 3000)
+        seen = "yes" if event <= end else "no"
+        lines.append(f"{seed}-{number},{age:.1f},{lab:.2f},{min(event, end):.1f},{seen}")
+    return "\n".join(lines) + "\n"
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    made = tmp_path / "data"
+    made.mkdir()
+    (made / "train.csv").write_text(table(400, 40897))
+    (made / "test.csv").write_text(table(300, 40903))
+    (made / "data.toml").write_text(TOML)
+    return made
+
+
+ROWS: dict[tuple[str, str], list[int | None]] = {
+    ("0", "yes"): [1, None, None, None, None],
+    ("180", "yes"): [1, None, None, None, None],
+    ("181", "yes"): [0, 1, None, None, None],
+    ("180", "no"): [0, None, None, None, None],
+    ("179", "no"): [None, None, None, None, None],
+    ("2000", "yes"): [0, 0, 0, 0, 1],
+    ("9000", "yes"): [0, 0, 0, 0, 0],
+    ("9000", "no"): [0, 0, 0, 0, 0],
+}
+
+
+def test_a_censored_row_gives_its_intervals_until_then(folder: Path) -> None:
+    lines = ["pid,age,lab,days,died"]
+    lines += [f"{number},50,5,{time},{seen}" for number, (time, seen) in enumerate(ROWS)]
+    (folder / "train.csv").write_text("\n".join(lines) + "\n")
+    task = load_folder(str(folder))
+    assert task.shape.target.kind == SURVIVAL
+    assert task.shape.output_shape == (len(TIMES),)
+    wanted = [[PADDING if part is None else part for part in row] for row in ROWS.values()]
+    assert task.train.targets.tolist() == wanted
+
+
+WRONG = {
+    "-1,yes": "the time is missing, negative or not finite",
+    "5,perhaps": "died is not one of classes",
+    ",yes": "days is empty",
+}
+
+
+@pytest.mark.parametrize(("cells", "message"), WRONG.items())
+def test_a_time_or_event_that_is_none_is_named_with_its_line(
+    folder: Path, cells: str, message: str
+) -> None:
+    (folder / "train.csv").write_text(f"pid,age,lab,days,died\na,50,5,9,no\nb,50,5,{cells}\n")
+    with pytest.raises(FolderError, match=message) as error:
+        load_folder(str(folder))
+    assert "line 3" in str(error.value)
+
+
+RULES = {
+    "times = [180, 90]": "times must be the ends of the intervals",
+    "times = [0, 90]": "times must be the ends of the intervals",
+    "": "event and times must be given together",
+    'times = [9]\ntest_target = "x"': "times can't be combined with test_target",
+}
+
+
+@pytest.mark.parametrize(("line", "message"), RULES.items())
+def test_a_grid_that_is_none_is_refused(folder: Path, line: str, message: str) -> None:
+    (folder / "data.toml").write_text(TOML.replace(f"times = {list(TIMES)}", line))
+    with pytest.raises(FolderError, match=message):
+        load_folder(str(folder))
+
+
+def test_the_loss_is_the_likelihood_of_what_was_seen() -> None:
+    outputs = torch.tensor([[-1.0, 0.5, 2.0], [0.3, -0.2, 1.0]], dtype=torch.float64)
+    targets = torch.tensor([[0.0, 1.0, PADDING], [0.0, 0.0, PADDING]])
+    chances = survived(outputs)
+    seen = torch.stack([chances[0, 0] - chances[0, 1], chances[1, 1]])
+    assert hazard_loss(outputs, targets).tolist() == pytest.approx((-seen.log()).tolist())
+
+
+def test_concordance_counts_every_pair_whose_order_is_known() -> None:
+    draw = torch.Generator().manual_seed(40927)
+    events = torch.randint(0, 4, (60,), generator=draw)
+    seen = torch.rand(60, generator=draw) < 0.6
+    targets = torch.full((60, 3), float(PADDING))
+    for row, (event, known) in enumerate(zip(events.tolist(), seen.tolist(), strict=True)):
+        targets[row, :event] = 0
+        if known and event < 3:
+            targets[row, event] = 1
+    risk = torch.randint(0, 9, (60,), generator=draw).numpy()
+    won = pairs = 0.0
+    for one in range(60):
+        for other in range(60):
+            if (targets[one] == 1).any() and events[one] < events[other]:
+                pairs += 1
+                won += (risk[one] > risk[other]) + 0.5 * (risk[one] == risk[other])
+    assert concordance(risk, targets) == pytest.approx(won / pairs)
+
+
+def test_a_run_learns_hazards_and_its_model_is_predicted_with_and_exported(
+    folder: Path, tmp_path: Path
+) -> None:
+    run = simulate(
+        "experiment=table",
+        f"data.path={folder}",
+        "data.num_clients=400",
+        "rounds=30",
+        "seed=40933",
+        "privacy.user.target_epsilon=20",
+        f"output_dir={tmp_path / 'run'}",
+    )
+    last = RunFolder(run).read_metrics()[-1]
+    assert float(last["concordance"] or 0) > 0.75
+    low, high = json.loads((run / "score_intervals.json").read_text())["concordance"][1:]
+    assert low < float(last["concordance"] or 0) < high
+
+    assert main(["predict", str(run)]) == 0
+    with (run / "predictions.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    chances = torch.tensor([[float(row[f"survival_{time}"]) for time in TIMES] for row in rows])
+    assert bool((chances.diff(dim=1) <= 0).all())
+    test = load_folder(str(folder)).test
+    assert concordance(risk_of(chances), test.targets) == pytest.approx(
+        float(last["concordance"] or 0), abs=1e-3
+    )
+
+    assert main(["export", str(run), str(tmp_path / "exported")]) == 0
+    card = (tmp_path / "exported" / "README.md").read_text()
+    assert "`days`, the time until `died`, on the grid 180, 365, 730, 1460, 2190" in card
+    assert "log odds of the event by 365, if not before" in card
+
+
+def test_clients_rate_hazards_by_their_loss_alone(folder: Path) -> None:
+    private = (f"data.path={folder}", "data.num_clients=400", "evaluation.kind=private")
+    with pytest.raises(ConfigError, match="different names of loss if survival are predicted"):
+        simulate("experiment=table", *private, "rounds=1")
