@@ -33,9 +33,9 @@ KINDS = {
     "non_private": (dp.NonPrivateDpEvent,),
     "no_op": (dp.NoOpDpEvent,),
 }
-CANT_KNOW = """What can't be seen here: that noise and cohorts were drawn, and for the clip norm that
-clipped; that nothing else left; that this is the ledger that was charged, unless its head equals a
-copy that was kept elsewhere; other runs on the same people."""
+CANT_KNOW = """What can't be seen here: that noise and cohorts were drawn, for the right clip norm;
+that nothing else left; that this is the ledger that was charged, unless its head equals a copy
+that was kept elsewhere; other runs on the same people."""
 
 
 def event_of(said):

@@ -134,13 +134,11 @@ def how_loss(criterion: nn.Module) -> str:
 
 def rows_of(group: str) -> list[tuple[str, str, str]]:
     """(layers, setting, how): a row for all layers of a group that are served alike, unless side by
-    side as built."""
+    side."""
     found = defaultdict[tuple[str, str], list[str]](list)
     for case in GROUPS[group]:
         found[case.setting, how(case).partition(":")[0]].append(type(case.layer()).__name__)
-    return [
-        (", ".join(names), *what) for what, names in found.items() if what != ("", "side by side")
-    ]
+    return [(", ".join(names), *what) for what, names in found.items() if what[1] != "side by side"]
 
 
 def section(group: str) -> str:

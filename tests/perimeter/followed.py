@@ -1,0 +1,166 @@
+"""Follows private values through a run: which functions of Discreet ever hold one, and where one
+leaves PyTorch.
+
+A dispatch mode marks the storage of each tensor that is computed from a marked one. What a noise
+mechanism returns is not marked: it may be released. Python numbers, numpy arrays and bytes bear no
+mark, so each way out of PyTorch is noted instead.
+"""
+
+from __future__ import annotations
+
+import sys
+import traceback
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import wraps
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import pytest
+from torch import Tensor
+from torch.multiprocessing.reductions import StorageWeakRef
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_flatten
+
+import discreet
+from discreet.node import client as node_client
+from discreet.privacy.correlated_gaussian import CorrelatedGaussian
+from discreet.privacy.mechanisms import Gaussian, Laplace
+
+PACKAGE = Path(discreet.__file__).parent
+NUMBER = "aten::_local_scalar_dense"
+# Results that have the shape of their argument alone.
+SHAPES = {f"aten::{name}_like" for name in ("empty", "zeros", "ones", "full", "rand", "randn")}
+SHAPES |= {f"aten::new_{name}" for name in ("empty", "zeros", "ones", "full", "empty_strided")}
+# What adds noise: its result is what a ledger pays for.
+NOISE: tuple[tuple[Any, str], ...] = (
+    (Gaussian, "add_noise"),
+    (Gaussian, "add_grid_noise"),
+    (Laplace, "add_noise"),
+    (Laplace, "add_grid_noise"),
+    (CorrelatedGaussian, "add_grid_noise"),
+    (node_client, "noised_vector"),
+)
+Place = tuple[str, str]  # a file of discreet/, and a function in it
+
+
+@dataclass
+class Followed:
+    """What was seen.
+
+    Attributes:
+      held: the functions that had a private value, each with the stack at the first time.
+      left: the functions in which one left PyTorch, by the way that it took.
+    """
+
+    marks: dict[int, StorageWeakRef] = field(default_factory=dict)
+    held: dict[Place, str] = field(default_factory=dict)
+    left: dict[tuple[str, Place], str] = field(default_factory=dict)
+
+    def mark(self, tensor: Tensor) -> None:
+        storage = tensor.untyped_storage()
+        self.marks[storage._cdata] = StorageWeakRef(storage)  # type: ignore[no-untyped-call]
+
+    def unmark(self, tensor: Tensor) -> None:
+        self.marks.pop(tensor.untyped_storage()._cdata, None)
+
+    def is_private(self, tensor: Tensor) -> bool:
+        try:
+            found = self.marks.get(tensor.untyped_storage()._cdata)
+        except (NotImplementedError, RuntimeError):  # a tensor without storage
+            return False
+        return found is not None and not found.expired()  # type: ignore[no-untyped-call]
+
+    def note_held(self) -> None:
+        if place := _place():
+            self.held.setdefault(place, _stack())
+
+    def note_left(self, way: str) -> None:
+        if place := _place():
+            self.left.setdefault((way, place), _stack())
+
+
+class Marks(TorchDispatchMode):
+    """Marks each result of an operation on a marked tensor."""
+
+    def __init__(self, followed: Followed) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.followed = followed
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        given, _ = tree_flatten((args, kwargs or {}))
+        is_private = any(self.followed.is_private(each) for each in given if _is_tensor(each))
+        result = func(*args, **(kwargs or {}))
+        if not is_private or func._schema.name in SHAPES:
+            return result
+        self.followed.note_held()
+        if func._schema.name == NUMBER:
+            self.followed.note_left("item")
+        written = [
+            value
+            for value, argument in zip(args, func._schema.arguments, strict=False)
+            if argument.alias_info is not None and argument.alias_info.is_write
+        ]
+        for each in tree_flatten((result, written))[0]:
+            if _is_tensor(each):
+                self.followed.mark(each)
+        return result
+
+
+def _is_tensor(value: object) -> bool:
+    return isinstance(value, Tensor)
+
+
+def _place() -> Place | None:
+    """The innermost function of discreet/ that runs now."""
+    frame: FrameType | None = sys._getframe(2)
+    while frame is not None:
+        path = Path(frame.f_code.co_filename)
+        if path.is_relative_to(PACKAGE):
+            name = frame.f_code.co_qualname
+            return str(path.relative_to(PACKAGE)), name.partition(".<locals>")[0]
+        frame = frame.f_back
+    return None
+
+
+def _stack() -> str:
+    return "".join(traceback.format_stack(limit=40)[:-3])
+
+
+@contextmanager
+def followed_from(*tensors: Tensor) -> Iterator[Followed]:
+    """A context in which everything that follows from `tensors` is private until it is noised."""
+    seen = Followed()
+    with pytest.MonkeyPatch.context() as patch:
+        for owner, name in NOISE:
+            patch.setattr(owner, name, _noising(getattr(owner, name), seen))
+        for way in ("numpy", "tolist", "__array__"):
+            patch.setattr(Tensor, way, _noted(getattr(Tensor, way), way, seen))
+        for each in tensors:
+            seen.mark(each)
+        with Marks(seen):
+            yield seen
+
+
+def _noising(add: Callable[..., Tensor], seen: Followed) -> Callable[..., Tensor]:
+    @wraps(add)
+    def noised(*args: Any, **kwargs: Any) -> Tensor:
+        result = add(*args, **kwargs)
+        seen.unmark(result)
+        return result
+
+    return noised
+
+
+def _noted(method: Callable[..., Any], way: str, seen: Followed) -> Callable[..., Any]:
+    @wraps(method)
+    def called(self: Tensor, *args: Any, **kwargs: Any) -> Any:
+        if seen.is_private(self):
+            seen.note_left(way)
+        return method(self, *args, **kwargs)
+
+    return called
