@@ -14,11 +14,12 @@ from discreet.mechanisms.central_gaussian import CentralGaussian
 from discreet.mechanisms.correlated_noise import CorrelatedNoise
 from discreet.mechanisms.masked_sums import MaskedGaussian
 from discreet.mechanisms.mechanism import Mechanism
+from discreet.mechanisms.mechanism_table import OF_A_RUN
 from discreet.planning.server_optimizer import ServerSGD, server_section
 from discreet.settings.clip_choice import CLIP_WORDS, AdaptiveClipping, FixedClipping
 from discreet.settings.compose import parse_asked
 from discreet.settings.privacy import PLAIN, SECURE
-from discreet.settings.rules import ConfigError, did_you_mean, require
+from discreet.settings.rules import ConfigError, did_you_mean, plain, require
 from discreet.settings.settings import Settings
 from discreet.settings.training import FLOWER_APP
 from discreet.settings.wording import in_words
@@ -47,7 +48,6 @@ class PrivateEvaluation:
 
 
 KINDS = (CentralGaussian, MaskedGaussian, CorrelatedNoise)
-OF_A_RUN = ("run", "clip", "sizes")  # fields of a mechanism that a run sets
 SHORT = ("target_epsilon", "delta", "clip_norm")
 HELD = tuple(each.name for each in fields(CentralGaussian) if each.name not in OF_A_RUN)
 VERBS = ("add_up", "event", "release")
@@ -93,6 +93,7 @@ GIVEN = {
     },
     "privacy.user.account": "account",
     "privacy.user.mechanism": "own",
+    "privacy.user.mechanism_numbers": "numbers",
     "privacy.user.correlation.kind": "correlation",
     "privacy.user.correlation.bandwidth": "bandwidth",
     **{f"privacy.secure.{name}": name for name in ("dropouts", "colluding", "threshold")},
@@ -181,24 +182,25 @@ def settings_of_mechanism(mechanism: Mechanism) -> dict[str, Any]:
     return {name: getattr(mechanism, name) for name in names}
 
 
-def _own_name(mechanism: Mechanism, asked: Mapping[str, Any]) -> str | None:
+def _own_name(mechanism: Mechanism) -> str | None:
     """The name `module:Class` of a mechanism from outside, which is stored in the run folder; None
-    for Discreet's own.
-
-    Raises:
-      ConfigError: a field that no setting can hold differs from its default.
-    """
+    for Discreet's own."""
     kind = type(mechanism)
     if kind in KINDS:
         return None
-    plain = settings_of_mechanism(kind())
-    for name, value in asked.items():
-        rule = (
-            f"its default, {plain[name]!r}: the run folder keeps {', '.join(HELD)} of a mechanism "
-            "of your own"
-        )
-        require(name in HELD or value == plain[name], f"mechanism.{name}", rule, value)
     return f"{kind.__module__}:{kind.__qualname__}"
+
+
+def _own_numbers(mechanism: Mechanism, asked: Mapping[str, Any]) -> dict[str, Any] | None:
+    """The values of a mechanism from outside that no setting has, which are stored in the run
+    folder; None for Discreet's own. ConfigError: one is no number, text or truth value."""
+    if type(mechanism) in KINDS:
+        return None
+    numbers = {name: plain(value) for name, value in asked.items() if name not in HELD}
+    for name, value in numbers.items():
+        rule = "a number, a text, or True or False: the run folder keeps it"
+        require(isinstance(value, int | float | str), f"mechanism.{name}", rule, value)
+    return numbers or None
 
 
 def _nested(settings: Mapping[str, Any]) -> dict[str, Any]:
@@ -232,7 +234,8 @@ def flower_settings(given: Mapping[str, Any]) -> Settings:
     rating = given["private_evaluation"]
     own = settings_of_mechanism(mechanism)
     masked = isinstance(mechanism, MaskedGaussian)
-    asked = {**given, **own, "own": _own_name(mechanism, own)}
+    numbers = _own_numbers(mechanism, own)
+    asked = {**given, **own, "own": _own_name(mechanism), "numbers": numbers}
     asked["delta"] = 1e-5 if asked["delta"] is None else asked["delta"]
     settings: dict[str, Any] = {key: asked[name] for key, name in GIVEN.items() if name in asked}
     if rating is not None:
@@ -253,7 +256,7 @@ def flower_settings(given: Mapping[str, Any]) -> Settings:
         ),
         "privacy.user.enabled": True,
         "privacy.user.aggregation": SECURE if masked else PLAIN,
-        "privacy.user.clip": _clip(asked.get("clipping", AdaptiveClipping(given["clip_norm"]))),
+        "privacy.user.clip": _clip(asked.get("clipping", _unused_clipping(given["clip_norm"]))),
     }
     require(
         given["on_round"] is None or callable(given["on_round"]),
@@ -266,6 +269,11 @@ def flower_settings(given: Mapping[str, Any]) -> Settings:
     rule = f"within [1, population_size={config.population_size}]"
     require(least <= config.population_size, "min_available_nodes", rule, least)
     return config
+
+
+def _unused_clipping(clip_norm: float | None) -> AdaptiveClipping | FixedClipping:
+    """The clipping of a mechanism without a field for it: adaptive if a clip norm is given."""
+    return FixedClipping(1.0) if clip_norm is None else AdaptiveClipping(clip_norm)
 
 
 def _clip(clipping: AdaptiveClipping | FixedClipping) -> dict[str, object]:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import cast
+from dataclasses import fields
+from functools import partial
+from typing import Any, cast
 
 from discreet.mechanisms import local_dp_sgd, local_noise
 from discreet.mechanisms.central_gaussian import CentralGaussian
@@ -28,6 +30,7 @@ from discreet.settings.privacy import (
 )
 from discreet.settings.rules import ConfigError, require
 
+OF_A_RUN = ("run", "clip", "sizes")  # fields of a mechanism that a run sets
 # A function of the settings that clients receive, the rule of the clip norm, and the sizes of the
 # release.
 Make = Callable[[ClientSettings, ClipConfig, Sizes], Mechanism]
@@ -47,12 +50,12 @@ def guarantees_of(
     if run.user.mechanism is None:
         of_users = OF_USERS[run.user.mechanism_kind]
     else:
-        of_users = _own(run.user.mechanism)
+        of_users = _own(run.user.mechanism, run.user.mechanism_numbers or {})
     makes: tuple[Make, ...] = (of_users, OF_EXAMPLES[run.example.aggregation], LocalNoise)
     return tuple(make(run, clip, sizes) for make in makes)
 
 
-def _own(name: str) -> Make:
+def _own(name: str, numbers: Mapping[str, object]) -> Make:
     from discreet.models.models import own_builder  # PyTorch is loaded for nobody else
 
     try:
@@ -62,7 +65,11 @@ def _own(name: str) -> Make:
     if getattr(make, "guarantee", None) != USER or SERVER not in getattr(make, "charged_at", ()):
         rule = "a mechanism of guarantee user that is charged at the server"
         require(False, "privacy.user.mechanism", rule, name)
-    return make
+    known = {each.name for each in fields(cast(Any, make)) if each.name not in OF_A_RUN}
+    unknown = sorted(numbers.keys() - known)
+    rule = f"by the names of its fields, {', '.join(sorted(known))}"
+    require(not unknown, "privacy.user.mechanism_numbers", rule, ", ".join(unknown))
+    return partial(make, **numbers)
 
 
 def mechanisms_of(

@@ -188,6 +188,8 @@ class Plan:
         if decided["privacy.user.account"] is not None:
             names += ("sampling.population_name",)
         facts = {name: decided[name] for name in names}
+        if run.user.mechanism_numbers is not None:
+            facts["privacy.user.mechanism_numbers"] = run.user.mechanism_numbers
         facts["sampling.probability"] = run.user.probability
         facts["sampling.population_size"] = run.user.population_size
         for each in mechanisms:

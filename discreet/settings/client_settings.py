@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import field, replace
 from functools import cached_property, partial
 from typing import Any
 
@@ -32,6 +32,7 @@ from discreet.settings.privacy import (
     ExamplePrivacyConfig,
     LocalPrivacyConfig,
     Noise,
+    OwnNumbers,
     SecureConfig,
 )
 from discreet.settings.rules import ConfigError, check_all, require, require_each, section
@@ -144,6 +145,7 @@ class UserTerms:
     adaptive: bool = True
     count_stddev: rules.NotNegative | None = None
     mechanism: rules.Text | None = None
+    mechanism_numbers: OwnNumbers | None = field(default=None, hash=False)
     correlation: CorrelationConfig = CorrelationConfig()
 
     @property

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from functools import cached_property, partial
 from typing import Annotated
 
@@ -48,6 +48,8 @@ SCHEDULE = rules.Rule(
     lambda value: value in SCHEDULES if isinstance(value, str) else _SHARES.holds(value),
     SCHEDULES,
 )
+# of a mechanism from outside: what a run folder and a message can hold
+OwnNumbers = dict[str, float | int | bool | str]
 Accountant = Annotated[str, rules.one_of(*ACCOUNTANTS)]
 Noise = Annotated[str, rules.one_of("float", "grid", "secure_sum")]
 Aggregation = Annotated[str, rules.one_of(PLAIN, SECURE)]
@@ -290,12 +292,17 @@ class UserPrivacyConfig:
     max_epsilon: rules.Positive | None = None
     account: File | None = None
     mechanism: rules.Text | None = None
+    mechanism_numbers: OwnNumbers | None = field(default=None, hash=False)
     too_noisy: Annotated[str, rules.one_of("refuse", "warn")] = "refuse"
     clip: ClipConfig = ClipConfig()
     correlation: CorrelationConfig = CorrelationConfig()
 
     def __post_init__(self) -> None:
         _check_level("user", self)
+        if self.mechanism is None:
+            rule = "omitted without privacy.user.mechanism"
+            name = "privacy.user.mechanism_numbers"
+            require(not self.mechanism_numbers, name, rule, self.mechanism_numbers)
 
 
 @section("privacy.")

@@ -82,7 +82,7 @@ MAIN |= {
     "privacy.user.clip": "norm",
     "privacy.local": "kind",
 }
-ABSENT = (("mechanism", None), ("keep", None))
+ABSENT = (("mechanism", None), ("mechanism_numbers", None), ("keep", None))
 CALL_SETTINGS = ("output_dir", "resume", "device")  # of one call, beside the settings of a run
 # the largest numbers of characters of a value in a message, and of a message
 LONGEST_SHOWN = 200

@@ -187,6 +187,7 @@ def client_settings(config: Settings) -> ClientSettings:
         "max_epsilon",
         "aggregation",
         "mechanism",
+        "mechanism_numbers",
         "correlation",
     )
     user = UserTerms(
