@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from functools import cached_property
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
@@ -77,6 +77,10 @@ BETA_2 = 0.999
 EPSILON = 1e-8
 
 
+READ_BY_PLAIN_SGD = {"epochs", "batch_size", "learning_rate", "momentum", "task", "failing"}
+READ_BY_PLAIN_SGD |= {"example"}  # by DP-SGD, which is asked first
+
+
 @dataclass(frozen=True)
 class LocalSettings:
     """The settings of a client's work on its examples in one round. If `example` is None, batches
@@ -101,8 +105,10 @@ class LocalSettings:
 
     @property
     def is_plain(self) -> bool:
-        """True for SGD, with or without momentum, at a constant learning rate."""
-        return (self.optimizer, self.weight_decay, self.schedule) == ("sgd", 0.0, "constant")
+        """True for SGD, with or without momentum, at a constant learning rate: everything that
+        `plain_sgd` does not read has its default."""
+        others = [each for each in fields(self) if each.name not in READ_BY_PLAIN_SGD]
+        return all(getattr(self, each.name) == each.default for each in others)
 
     @property
     def loss(self) -> Loss:
