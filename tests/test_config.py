@@ -390,6 +390,26 @@ def test_a_project_uses_discreets_experiments_unless_it_has_its_own(
     assert (own.rounds, own.data.num_clients) == (17, 11)
 
 
+def test_a_project_of_an_older_version_gets_the_defaults_of_settings_that_it_lacks(
+    project: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = project / "conf" / "config.yaml"
+    lines = path.read_text().splitlines(keepends=True)
+    old = [line for line in lines if not line.lstrip().startswith(("weight_decay:", "alpha:"))]
+    assert len(old) < len(lines)
+    path.write_text("".join(old))
+    (project / "conf" / "experiment" / "mine.yaml").write_text(
+        "# @package _global_\ntraining: {weight_decay: 0.2}\n"
+    )
+    monkeypatch.chdir(project)
+    assert load_config().rounds == 17
+    assert load_config(["training.weight_decay=0.1"]).training.weight_decay == 0.1
+    assert load_config(["experiment=mine"]).training.weight_decay == 0.2
+    assert load_config(["experiment=silos"]).rounds == 30
+    with pytest.raises(ConfigError, match=r"unknown setting training\.weight_deca; did you mean"):
+        load_config(["training.weight_deca=0.1"])
+
+
 SECURE = (
     "privacy.user.aggregation=secure",
     "sampling.kind=everyone",

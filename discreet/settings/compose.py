@@ -9,11 +9,13 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any, cast
 
+import yaml  # type: ignore[import-untyped]
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
@@ -29,6 +31,7 @@ from discreet.settings.rules import (
 )
 from discreet.settings.settings import Settings
 
+CONFIG = "config.yaml"
 # the start of a value that is quoted already, is a list, or has several values
 SYNTAX = re.compile(r"""['"\[\]{}$,]""")
 NOT_PART = ("resume=", "hydra.sweep.dir=", "hydra.mode=")  # of what each run of a sweep is given
@@ -209,13 +212,50 @@ def hydra_on_conf(overrides: Sequence[str], *, conf: Path | None = None) -> Iter
     folder = conf_for(overrides, conf or conf_folder())
     GlobalHydra.instance().clear()
     try:
-        with initialize_config_dir(config_dir=str(folder), version_base="1.3"):
+        with (
+            _with_all_settings(folder) as complete,
+            initialize_config_dir(config_dir=str(complete), version_base="1.3"),
+        ):
             yield
     except OverrideParseException as error:
         quote = "quote a value with special characters, such as output_dir='\"a=b\"'"
         raise ConfigError(f"{error.override} can't be read as NAME=VALUE: {quote}") from error
     except HydraException as error:
         raise ConfigError(_said_of(_one_line(error), overrides, folder)) from error
+
+
+@contextmanager
+def _with_all_settings(folder: Path) -> Iterator[Path]:
+    """The folder; or, if its config.yaml lacks settings, as that of a project does which an older
+    version made, a folder of the same files with Discreet's own defaults under it."""
+    own = yaml.safe_load((own_files() / "conf" / CONFIG).read_text())
+    own = {name: value for name, value in own.items() if name not in ("defaults", "hydra")}
+    try:
+        given = yaml.safe_load((folder / CONFIG).read_text())
+    except (OSError, yaml.YAMLError):
+        given = None  # Hydra says what is wrong with it
+    if not isinstance(given, dict) or not _lacks(given, own):
+        yield folder
+        return
+    with TemporaryDirectory() as scratch:
+        complete = Path(scratch)
+        for each in folder.iterdir():
+            (complete / each.name).symlink_to(each.resolve())
+        (complete / CONFIG).unlink()
+        merged = OmegaConf.merge(OmegaConf.create(own), OmegaConf.create(given))
+        OmegaConf.save(merged, complete / CONFIG)
+        yield complete
+
+
+def _lacks(given: Mapping[Any, Any], own: Mapping[Any, Any]) -> bool:
+    """True if a setting of `own` is not in `given`."""
+    for name, value in own.items():
+        if name not in given:
+            return True
+        both = isinstance(value, dict) and isinstance(given[name], dict)
+        if both and _lacks(given[name], value):
+            return True
+    return False
 
 
 def _said_of(message: str, overrides: Sequence[str], conf: Path) -> str:
