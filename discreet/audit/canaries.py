@@ -17,7 +17,7 @@ from torch import Tensor
 from discreet.accounting.privacy_ledger import PrivacyLedger
 from discreet.mechanisms.central_gaussian import noise_of, update_noise_multiplier
 from discreet.planning.plan import Plan
-from discreet.planning.server_optimizer import ServerSGD
+from discreet.planning.server_optimizer import ServerAdam, ServerSGD, ServerYogi
 from discreet.planning.state import State
 from discreet.privacy.quantile import BIT_SENSITIVITY
 from discreet.privacy.randomness import RandomSource
@@ -135,11 +135,12 @@ def noised_sum(plan: Plan, before: State, after: State) -> Tensor:
     """The release of a round's updates, (num_params,) float64, from the first moment of the
     server's optimizer."""
     optimizer = plan.optimizer
-    keep, share = (
-        (optimizer.momentum, 1.0)
-        if isinstance(optimizer, ServerSGD)
-        else (optimizer.beta_1, 1 - optimizer.beta_1)
-    )
+    if isinstance(optimizer, ServerSGD):
+        keep, share = optimizer.momentum, 1.0
+    elif isinstance(optimizer, ServerAdam | ServerYogi):
+        keep, share = optimizer.beta_1, 1 - optimizer.beta_1
+    else:
+        raise ConfigError("server.optimizer must be sgd, adam or yogi in an audit")
     return (after.velocity.double() - keep * before.velocity.double()) * (plan.denominator / share)
 
 

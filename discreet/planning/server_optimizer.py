@@ -8,10 +8,18 @@ Reddi et al. 2021 (arXiv 2003.00295), Algorithm 2.
 from __future__ import annotations
 
 import math
-from dataclasses import asdict, dataclass, replace
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields, is_dataclass, replace
+from typing import TYPE_CHECKING, Any, Protocol, cast
 
-from discreet.settings.rules import ConfigError, LearningRate, Momentum, Positive, section
+from discreet.settings.rules import (
+    ConfigError,
+    LearningRate,
+    Momentum,
+    Positive,
+    require,
+    section,
+)
 from discreet.settings.settings import ServerConfig
 
 if TYPE_CHECKING:
@@ -129,10 +137,21 @@ def adaptive_step(
     )
 
 
-ServerOptimizer = ServerSGD | ServerAdam | ServerYogi
+class ServerOptimizer(Protocol):
+    """A server optimizer: Discreet's, or one from outside, a frozen dataclass whose fields are its
+    settings: numbers, texts or truth values."""
+
+    def step(self, state: State, change: Change) -> State:
+        """The state after one step: its round and parameters, and in `vectors` whatever else the
+        optimizer carries, by name. Everything follows from `change`, which was noised, and from
+        earlier states: so it is post-processing."""
+        ...
+
+
+Known = ServerSGD | ServerAdam | ServerYogi
 # The defaults of optimizers in a configuration, by name. There SGD has momentum; in code it has
 # momentum only if it is given.
-MADE: dict[str, ServerOptimizer] = {
+MADE: dict[str, Known] = {
     "sgd": ServerSGD(momentum=0.8),
     "adam": ServerAdam(),
     "yogi": ServerYogi(),
@@ -166,6 +185,8 @@ def server_optimizer(config: ServerConfig) -> ServerOptimizer:
     >>> server_optimizer(ServerConfig(optimizer="yogi", tau=0.01))
     ServerYogi(eta=0.01, beta_1=0.9, beta_2=0.99, tau=0.01)
     """
+    if config.optimizer not in MADE:
+        return _from_outside(config.optimizer, config.numbers or {})
     default = MADE[config.optimizer]
     if isinstance(default, ServerSGD):
         default = replace(default, shrink_with_noise=config.shrink_with_noise)
@@ -181,9 +202,26 @@ def server_optimizer(config: ServerConfig) -> ServerOptimizer:
     return replace(default, **known)
 
 
+def _from_outside(name: str, numbers: Mapping[str, object]) -> ServerOptimizer:
+    from discreet.models.models import own_builder  # with PyTorch
+
+    try:
+        made: Any = own_builder(name, setting="server.optimizer")
+    except ValueError as error:
+        raise ConfigError(str(error)) from error
+    is_one = isinstance(made, type) and is_dataclass(made) and hasattr(made, "step")
+    require(is_one, "server.optimizer", "a dataclass with a method step(state, change)", name)
+    known = [each.name for each in fields(made)]
+    unknown = sorted(numbers.keys() - {*known})
+    rule = f"by the names of its fields, {', '.join(known)}"
+    require(not unknown, "server.numbers", rule, ", ".join(unknown))
+    optimizer: ServerOptimizer = made(**numbers)
+    return optimizer
+
+
 def server_section(optimizer: object) -> dict[str, object]:
     """The settings `server` of an optimizer, from which `server_optimizer` makes an equal one.
-    ConfigError: it is none of the three.
+    ConfigError: it is none of the three, and no dataclass with a method `step`.
 
     >>> server_section(ServerAdam(eta=0.3))
     {'optimizer': 'adam', 'learning_rate': 0.3, 'beta_1': 0.9, 'beta_2': 0.99, 'tau': 0.001}
@@ -193,7 +231,14 @@ def server_section(optimizer: object) -> dict[str, object]:
             values = asdict(optimizer)
             rate = values.pop("eta", None) or values.pop("learning_rate")
             return {"optimizer": kind, "learning_rate": rate, **values}
-    name = type(optimizer).__name__
-    raise ConfigError(
-        f"server_optimizer must be a ServerSGD, a ServerAdam or a ServerYogi (got {name})"
+    kind_of = type(optimizer)
+    rule = (
+        "a ServerSGD, a ServerAdam, a ServerYogi, or a dataclass with a method step(state, change)"
     )
+    is_one = is_dataclass(kind_of) and callable(getattr(optimizer, "step", None))
+    require(is_one, "server_optimizer", rule, kind_of.__name__)
+    numbers = {each.name: getattr(optimizer, each.name) for each in fields(cast(Any, optimizer))}
+    for name, value in numbers.items():
+        told = "a number, a text, or True or False: the run folder keeps it"
+        require(isinstance(value, int | float | str), f"server_optimizer.{name}", told, value)
+    return {"optimizer": f"{kind_of.__module__}:{kind_of.__qualname__}", "numbers": numbers or None}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib import import_module
 from typing import TYPE_CHECKING
@@ -29,6 +29,7 @@ class State:
         from their own accounts.
       unaccounted: the clients that reported an infinite epsilon although the run has a finite one;
         they are not included in these maxima.
+      vectors: what a server optimizer from outside carries, tensors by name.
       carried: the state that the run's mechanism carries from round to round; not part of a
         checkpoint.
     """
@@ -44,6 +45,7 @@ class State:
     epsilon_local: float = 0.0
     epsilon_local_pure: float = 0.0
     unaccounted: Sequence[int] = ()
+    vectors: Mapping[str, Tensor] = field(default_factory=dict)
     carried: CarriedState = field(default_factory=StateInMemory)
 
     def largest_reported(self, name: str) -> float:

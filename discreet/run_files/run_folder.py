@@ -74,6 +74,7 @@ GONE = (
 OVER = ("finished", "stopped")  # the files of the run folder are complete
 # of a checkpoint: the tensors of its state, and the texts beside them with their digest
 TENSORS = ("params", "velocity", "second_moment")
+OWN = "own."  # before the names of vectors of a server optimizer from outside
 TEXTS = ("state", "ledgers")
 DIGEST = "digest"
 SECRETS = "secrets.safetensors"
@@ -313,8 +314,10 @@ def write_tensors(
 def _read_checkpoint(path: Path) -> tuple[State, dict[str, LedgerPosition]]:
     tensors, metadata = read_tensors(path)
     numbers, positions = numbers_in(path, metadata)
+    own = [name for name in tensors if name.startswith(OWN)]
+    vectors = {name.removeprefix(OWN): tensors.pop(name) for name in own}
     try:
-        return State(**tensors, **numbers), positions
+        return State(**tensors, **numbers, vectors=vectors), positions
     except TypeError as error:
         raise LedgerError(f"{path} is damaged: {error}") from error
 
@@ -329,6 +332,8 @@ def parts_of_state(
     tensors: dict[str, Tensor] = {}
     for name in TENSORS:
         tensors[name] = numbers.pop(name)
+    for name, vector in numbers.pop("vectors").items():
+        tensors[f"{OWN}{name}"] = vector
     ledgers = json.dumps(dict(positions), default=dataclasses.astuple)
     metadata = {"state": json.dumps(numbers), "ledgers": ledgers}
     metadata[DIGEST] = _digest(metadata)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, replace
+from dataclasses import asdict, field, replace
 from functools import partial
 from typing import Annotated, Any
 
@@ -11,11 +11,23 @@ from discreet.logs import LOG_FORMATS
 from discreet.settings import rules
 from discreet.settings.client_settings import ClientSettings, UserTerms
 from discreet.settings.data import DataConfig, EvaluationConfig, NormaliserConfig, StatisticsConfig
-from discreet.settings.privacy import PLAIN, PrivacyConfig
+from discreet.settings.privacy import PLAIN, OwnNumbers, PrivacyConfig
 from discreet.settings.rules import check_all, check_value, require, require_each, section
 from discreet.settings.training import FLOWER_APP, HF, ModelConfig, TaskConfig, TrainingConfig
 from discreet.settings.wording import Key, Wording
 
+# The settings of each of the server's optimizers.
+_ADAPTIVE = ("learning_rate", "beta_1", "beta_2", "tau")
+OPTIMIZERS = {
+    "sgd": ("learning_rate", "momentum", "shrink_with_noise"),
+    "adam": _ADAPTIVE,
+    "yogi": _ADAPTIVE,
+}
+OPTIMIZER = rules.Rule(
+    f"one of {', '.join(OPTIMIZERS)}, or one of your own as package.module:Class",
+    lambda value: value in OPTIMIZERS or ":" in value,
+    tuple(OPTIMIZERS),
+)
 ACCOUNT = {
     "privacy.user.enabled": (True, "its account is for the user level"),
     "privacy.user.aggregation": (PLAIN, "its account is for adding or removing a client"),
@@ -37,10 +49,11 @@ class SamplingConfig:
 
 @section("server.")
 class ServerConfig:
-    """The server's optimizer (None: the optimizer's default for a number), and the seconds that the
-    server waits for a round's replies."""
+    """The server's optimizer (None: the optimizer's default for a number; `numbers`: the fields of
+    one from outside), and the seconds that the server waits for a round's replies."""
 
-    optimizer: Annotated[str, rules.one_of("sgd", "adam", "yogi")] = "sgd"
+    optimizer: Annotated[str, OPTIMIZER] = "sgd"
+    numbers: OwnNumbers | None = field(default=None, hash=False)
     learning_rate: rules.LearningRate | None = None
     momentum: rules.Momentum | None = None
     beta_1: rules.Momentum | None = None
@@ -50,12 +63,9 @@ class ServerConfig:
     round_timeout: rules.Positive = 600.0
 
     def __post_init__(self) -> None:
-        others = (
-            ("beta_1", "beta_2", "tau")
-            if self.optimizer == "sgd"
-            else ("momentum", "shrink_with_noise")
-        )
-        for name in others:
+        used = OPTIMIZERS.get(self.optimizer, ("numbers",))
+        known = {name for names in OPTIMIZERS.values() for name in names} | {"numbers"}
+        for name in sorted(known.difference(used)):
             value = getattr(self, name)
             given = value is not None and value is not False
             require(
