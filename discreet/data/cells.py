@@ -10,8 +10,9 @@ from typing import Any
 
 import numpy as np
 
+from discreet.data.cell_reading import CellError, is_empty
 from discreet.data.description import DataDescription
-from discreet.data.encoding import CellError, encoded_columns, is_empty
+from discreet.data.encoding import encoded_columns
 from discreet.data.targets import Array, FolderError
 from discreet.per_example.objective import PADDING
 from discreet.privacy.person import OtherSpelling, folded_key, person_key, person_keys

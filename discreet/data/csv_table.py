@@ -14,7 +14,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from discreet.data.encoding import CellError
+from discreet.data.cell_reading import CellError
 from discreet.data.targets import FolderError
 from discreet.settings.rules import require_extra
 

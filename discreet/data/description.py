@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal, Self
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from discreet.data.encoding import TEXT, Column, Pair, columns_of
+from discreet.data.columns import TEXT, Column, Pair, columns_of
 from discreet.data.targets import CLASS, LABELS, NUMBERS, SEQUENCES, Array, FolderError, Target
 from discreet.per_example.objective import PADDING
 from discreet.settings.rules import did_you_mean

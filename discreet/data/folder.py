@@ -42,7 +42,7 @@ data check` proposes them):
     encoding = "cp1252"             # left out: UTF-8, or what a byte order mark says
     unconfirmed = ["age"]           # columns whose range or levels were read from the data: no run
                                     # starts with any
-    [columns]                       # `Column` in encoding.py explains every key
+    [columns]                       # `Column` in columns.py explains every key
     age = [0, 110]                  # short for { kind = "number", low = 0, high = 110 }
     sex = ["F", "M"]                # short for { kind = "category", levels = ["F", "M"] }
     hba1c = { kind = "number", low = 3, high = 14, missing = "middle" }
@@ -93,10 +93,10 @@ from typing import Any
 import numpy as np
 import torch
 
+from discreet.data.cell_reading import CellError, is_empty
 from discreet.data.cells import encoded_cells, numbered, numbers_in, owner_cells, same_names
 from discreet.data.csv_table import CsvTable, lines_of
 from discreet.data.description import DESCRIPTION, DataDescription, read_description
-from discreet.data.encoding import CellError, is_empty
 from discreet.data.examples import SHAPES, Examples, Task, TaskShape
 from discreet.data.images import read_idx
 from discreet.data.targets import CLASSES, SEQUENCES, Array, FolderError, targets_of

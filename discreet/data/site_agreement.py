@@ -12,8 +12,8 @@ import hashlib
 import json
 from collections.abc import Sequence
 
+from discreet.data.columns import LOCAL, Column
 from discreet.data.description import DataDescription
-from discreet.data.encoding import LOCAL, Column
 
 DIGITS = 16
 TARGET = "the target"

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from discreet.data.encoding import CellError
+from discreet.data.cell_reading import CellError
 from discreet.per_example.objective import PADDING
 
 logger = logging.getLogger("discreet")

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from discreet.data.encoding import CellError
+from discreet.data.cell_reading import CellError
 from discreet.data.examples import SHAPES, Examples, Task, concatenated
 from discreet.data.targets import Array, FolderError
 from discreet.settings.rules import require_extra

@@ -24,9 +24,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from discreet.data.cell_reading import is_empty
 from discreet.data.csv_table import CsvTable
 from discreet.data.description import DESCRIPTION, read_description
-from discreet.data.encoding import is_empty
 from discreet.data.folder import open_table
 from discreet.data.targets import FolderError
 from discreet.privacy.person import OtherSpelling, person_key, person_keys

@@ -14,8 +14,9 @@ from typing import Any
 
 import numpy as np
 
+from discreet.data.columns import CATEGORY, DATE, TEXT, Column
 from discreet.data.description import DataDescription
-from discreet.data.encoding import CATEGORY, DATE, TEXT, Column, column_names, encoded_columns
+from discreet.data.encoding import column_names, encoded_columns
 from discreet.data.targets import CLASSES, NUMBERS, Array, Target
 
 FILE = "shapes.json"

@@ -14,7 +14,8 @@ import torch
 from scipy.optimize import nnls
 from torch import nn
 
-from discreet.data.encoding import Column, encoded_columns
+from discreet.data.columns import Column
+from discreet.data.encoding import encoded_columns
 from discreet.data.examples import Task
 from discreet.data.targets import CLASSES, Array
 from discreet.models.models import flatten_parameters

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from discreet.data.columns import DATE, NUMBER
 from discreet.data.csv_table import CsvTable
 from discreet.data.description import DataDescription
-from discreet.data.encoding import DATE, NUMBER, shares_of_range
+from discreet.data.encoding import shares_of_range
 
 
 def cells_outside(folder: Path, description: DataDescription) -> dict[str, int]:

@@ -12,8 +12,8 @@ from datetime import date, datetime
 from functools import partial
 from statistics import median
 
+from discreet.data.cell_reading import THOUSANDS, is_empty
 from discreet.data.csv_table import CsvTable
-from discreet.data.encoding import THOUSANDS, is_empty
 from discreet.data.targets import FolderError
 from discreet.tables.header import column_place, names_in
 

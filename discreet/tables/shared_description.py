@@ -10,9 +10,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from discreet.data.cell_reading import is_empty
+from discreet.data.columns import CATEGORY, LOCAL, NUMBER, Column
 from discreet.data.csv_table import CsvTable
 from discreet.data.description import DataDescription, description_of
-from discreet.data.encoding import CATEGORY, LOCAL, NUMBER, Column, is_empty
 from discreet.data.targets import FolderError
 from discreet.settings.rules import did_you_mean
 from discreet.tables.header import column_place, names_in
