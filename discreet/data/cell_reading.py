@@ -7,6 +7,9 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass
 from datetime import date, datetime
 from typing import Any
 
@@ -14,6 +17,10 @@ import numpy as np
 
 # The texts that count as an empty cell, unless a column lists them as levels.
 EMPTY = frozenset(("", "na", "n/a", "nan", "null", "#n/a"))
+# Python's float would also take 1_000, infinity, and digits of any script.
+PLAIN = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?", re.ASCII)
+GROUPS = re.compile(r"[+-]?\d{1,3}(\0\d{3})+", re.ASCII)
+ISO_DAY = re.compile(r"\d{4}-\d\d-\d\d", re.ASCII)
 THOUSANDS = re.compile(r"[+-]?\d{1,3}([.,' \u00a0]\d{3})+([.,]\d+)?")
 
 
@@ -40,48 +47,85 @@ def is_empty(cell: object) -> bool:
     return cell != cell
 
 
-def number_in(cell: Any, decimal: str) -> float:
-    """The number in a cell. ValueError: there is none; the message is what to do."""
+@dataclass(frozen=True)
+class Marks:
+    """The decimal mark and the thousands separator in numbers that are text; empty: none."""
+
+    decimal: str = "."
+    thousands: str = ""
+
+
+def number_in(cell: Any, marks: Marks, unit: str = "") -> float:
+    """The number in a cell, without its unit. ValueError: there is none; the message is what to
+    do."""
+    value = math.nan
+    written = ""
     if isinstance(cell, str):
-        text = cell.strip().replace(decimal, ".")
+        written = cell.strip().removesuffix(unit).rstrip()
+        text = _plain(written, marks)
+        if PLAIN.fullmatch(text):
+            value = float(text)
     else:
-        text = cell
-    try:
-        value = float(text)
-    except (TypeError, ValueError):
-        value = math.nan
+        with suppress(TypeError, ValueError, OverflowError):
+            value = float(cell)
     if math.isfinite(value):
         return value
-    comma = isinstance(cell, str) and decimal == "." and re.fullmatch(r"[+-]?\d*,\d+", cell.strip())
-    if comma:
-        hint = ': write decimal = "," in data.toml'
-    elif isinstance(cell, str) and THOUSANDS.fullmatch(cell.strip()):
-        hint = ": write it without thousands separators"
+    raise ValueError(f"is not a number{_hint(written, marks)}")
+
+
+def _plain(written: str, marks: Marks) -> str:
+    """A number with a point and no thousands separators, if it is written with the marks;
+    otherwise a text that is no number."""
+    if "." in written and "." not in (marks.decimal, marks.thousands):
+        return ""
+    whole, mark, rest = written.partition(marks.decimal)
+    if marks.thousands and marks.thousands in whole:
+        if not GROUPS.fullmatch(whole.replace(marks.thousands, "\0")):
+            return ""
+        whole = whole.replace(marks.thousands, "")
+    if not mark:
+        return whole
+    return f"{whole}.{rest}"
+
+
+def _hint(written: str, marks: Marks) -> str:
+    if marks.decimal == "." and re.fullmatch(r"[+-]?\d*,\d+", written):
+        return ': write decimal = "," in data.toml, or thousands = "," if 1,234 is 1234'
+    if THOUSANDS.fullmatch(written):
+        return ": write it without thousands separators, or thousands in data.toml"
+    if written and not written.isascii() and any(map(str.isdecimal, written)):
+        return ": write it with the digits 0 to 9"
+    return "; words need a column with kind = category"
+
+
+def day_in(cell: Any, formats: Sequence[str]) -> float:
+    """The ordinal of the day in a cell, in one of several formats of strptime or, with none, of
+    ISO. ValueError: there is none, or two; the message is what to do."""
+    if isinstance(cell, date):  # a datetime is one, and so is a Timestamp of pandas
+        return float(cell.toordinal())
+    text = str(cell).strip()
+    days = {day for form in formats or (None,) if (day := _day(text, form)) is not None}
+    if len(days) == 1:
+        return float(days.pop())
+    known = " or ".join(formats)
+    if days:
+        raise ValueError(f"is another day in each of the formats {known}: keep one of them")
+    if formats:
+        known = f"in the format {known}"
     else:
-        hint = "; words need a column with kind = category"
-    raise ValueError(f"is not a number{hint}")
+        known = "such as 2022-01-31"
+    raise ValueError(f'is not a date {known}: write its format, such as format = "%d.%m.%Y"')
 
 
-def day_in(cell: Any, form: str | None) -> float:
-    """The ordinal of the day in a cell, in a format of strptime or, with None, of ISO. ValueError:
-    there is none; the message is what to do."""
-    try:
-        if isinstance(cell, date):  # a datetime is one, and so is a Timestamp of pandas
-            return float(cell.toordinal())
-        text = str(cell).strip()
-        if form:
-            read = datetime.strptime(text, form)
-        else:
-            read = datetime.fromisoformat(text)
-        return float(read.toordinal())
-    except ValueError:
-        if form:
-            known = f"in the format {form}"
-        else:
-            known = "such as 2022-01-31"
-        raise ValueError(
-            f'is not a date {known}: write its format, such as format = "%d.%m.%Y"'
-        ) from None
+def _day(text: str, form: str | None) -> int | None:
+    if not text.isascii() and any(map(str.isdecimal, text)):
+        return None
+    with suppress(ValueError):
+        if form is not None:
+            return datetime.strptime(text, form).toordinal()
+        if ISO_DAY.match(text):
+            return datetime.fromisoformat(text).toordinal()
+    return None
 
 
 def word_in(cell: Any) -> str:

@@ -75,7 +75,7 @@ class CsvTable:
             written = "the encoding that it was written in"
         raise FolderError(
             f"{self.path} can't be read because it is not {encoding}: write {written} in "
-            "data.toml, or --encoding with `discreet data`"
+            "data.toml, or --encoding with `discreet data` and `discreet predict`"
         )
 
     @cached_property
@@ -163,6 +163,14 @@ class CsvTable:
             raise FolderError(self.unreadable(" ".join(str(error).split()))) from None
         return dict(zip(names, table.columns, strict=True))
 
+    def place_of(self, row: int) -> str:
+        """The words for a row, counted from 0: its line in the file."""
+        return f"line {self._lines[row + 1]}"
+
+    @cached_property
+    def _lines(self) -> list[int]:
+        return [line for line, _ in self.records()]
+
     def unreadable(self, said: str) -> str:
         """The reason why the file can't be read: the line of a row with too few or too many cells,
         without its content."""
@@ -184,5 +192,5 @@ def lines_of(path: Path, table: CsvTable | None = None) -> Iterator[None]:
         place = f"row {error.row}"
         if table is not None:
             with suppress(IndexError, FolderError):
-                place = f"line {table.records()[error.row + 1][0]}"
+                place = table.place_of(error.row)
         raise FolderError(f"{path}, {place}: {error.problem}") from None

@@ -3,7 +3,6 @@ lists its keys."""
 
 from __future__ import annotations
 
-import tomllib
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
@@ -11,9 +10,11 @@ from typing import Annotated, Any, Literal, Self
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
+from discreet.data.cell_reading import Marks
 from discreet.data.columns import TEXT, Column, Pair, columns_of
 from discreet.data.targets import CLASS, LABELS, NUMBERS, SEQUENCES, Array, FolderError, Target
 from discreet.per_example.objective import PADDING
+from discreet.settings.foreign_files import read_toml
 from discreet.settings.rules import did_you_mean
 from discreet.settings.training import HF
 
@@ -35,7 +36,7 @@ APART = {
 # The formats that know a key.
 FORMATS = {
     **dict.fromkeys(("columns", "text"), TABLES),
-    **dict.fromkeys(("separator", "decimal", "encoding"), ("csv",)),
+    **dict.fromkeys(("separator", "decimal", "thousands", "encoding"), ("csv",)),
 }
 
 
@@ -73,6 +74,7 @@ class DataDescription(BaseModel):
     pairs: tuple[Pair, ...] = ()
     separator: str | None = None
     decimal: Literal[".", ","] = "."
+    thousands: Literal[".", ",", "'", " ", "\u00a0", "\u202f"] | None = None
     encoding: str | None = None
     unconfirmed: tuple[str, ...] = ()
     public: bool = False
@@ -140,6 +142,7 @@ class DataDescription(BaseModel):
             "are not private. Replace them by public values, and remove the names "
             "from the list",
         )
+        yield self.thousands != self.decimal, "thousands must be another sign than decimal"
         yield self.separator is None or len(self.separator) == 1, "separator must be one character"
 
     def _crosses(self, pair: Pair) -> bool:
@@ -153,6 +156,11 @@ class DataDescription(BaseModel):
         if self.target is None:
             return self.targets
         return (self.target,)
+
+    @property
+    def marks(self) -> Marks:
+        """The marks in numbers that are text."""
+        return Marks(self.decimal, self.thousands or "")
 
     def facts(self) -> dict[str, Any]:
         """The given keys, in the form of JSON and of `description_of`."""
@@ -215,19 +223,16 @@ def _pair_of(value: Any) -> Pair:
     return str(names[0]), str(names[1])
 
 
-def read_description(folder: Path) -> DataDescription:
+def read_description(folder: Path, *, confirmed: bool = True) -> DataDescription:
     """`data.toml` of a folder; a transformer that it names beside the folder by its absolute path.
-    Raises FolderError: it is missing, is not TOML, or has a key that is unknown, missing, or of the
-    wrong kind."""
+    `confirmed`: nothing may be unconfirmed in it. Raises FolderError: it is missing, is not TOML,
+    or has a key that is unknown, missing, or of the wrong kind."""
     path = folder / DESCRIPTION
-    try:
-        settings = tomllib.loads(path.read_text())
-    except (FileNotFoundError, NotADirectoryError) as error:
-        raise FolderError(
-            f"{path} is missing: it describes the data file and its format"
-        ) from error
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise FolderError(f"{path} is not TOML: {error}") from error
+    if not path.exists():
+        raise FolderError(f"{path} is missing: it describes the data file and its format")
+    settings = read_toml(path, FolderError)
+    if not confirmed:
+        settings.pop("unconfirmed", None)
     if str(settings.get("model", "")).startswith(HF):
         settings["model"] = (
             f"{HF}{(folder / Path(settings['model'].removeprefix(HF)).expanduser()).resolve()}"

@@ -9,15 +9,28 @@ from __future__ import annotations
 import hashlib
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
 
-from discreet.data.cell_reading import CellError, day_in, is_empty, number_in, word_in
-from discreet.data.columns import CATEGORY, DATE, MIDDLE, NUMBER, TEXT, Column, Pair, iso_day
+from discreet.data.cell_reading import CellError, Marks, day_in, is_empty, number_in, word_in
+from discreet.data.columns import (
+    CATEGORY,
+    DATE,
+    MIDDLE,
+    NUMBER,
+    TEXT,
+    Column,
+    Pair,
+    chapter_of,
+    iso_day,
+)
 
 Array = np.ndarray[Any, Any]
 
+BELOW = ("<", "\u2264")
 _WORD = re.compile(r"\w+")
 
 
@@ -38,6 +51,7 @@ def encoded_columns(
     pairs: Iterable[Pair] = (),
     *,
     decimal: str = ".",
+    thousands: str = "",
 ) -> Array:
     """The rows of a table as float64 (n, len(column_names(columns, pairs))).
 
@@ -48,7 +62,7 @@ def encoded_columns(
     Args:
       table: the cells of each column by its name, as a pandas DataFrame or a dictionary of lists.
       pairs: the names of two columns each.
-      decimal: the decimal mark in numbers that are text.
+      decimal, thousands: the marks in numbers that are text.
 
     Raises:
       CellError: a cell must not be empty, or is not a number or a date.
@@ -58,9 +72,9 @@ def encoded_columns(
     >>> encoded_columns({"age": ["75", "200"], "sex": ["M", "?"]}, columns).tolist()
     [[0.5, 0.0, 1.0, 0.0], [1.0, 0.0, 0.0, 1.0]]
     """
+    marks = Marks(decimal, thousands)
     parts = {
-        column.name: _ENCODERS[column.kind](column, list(table[column.in_file]), decimal)
-        for column in columns
+        column.name: _encoded(column, list(table[column.in_file]), marks) for column in columns
     }
     widths = {column.name: len(column.crossed) for column in columns}
     crossed = []
@@ -71,13 +85,147 @@ def encoded_columns(
     return np.concatenate([*parts.values(), *crossed], axis=1)
 
 
-def _quantities(column: Column, cells: list[Any], decimal: str) -> Array:
-    """Numbers and dates: the position in the range and, if empty cells are allowed, a flag for
-    them."""
-    shares, empty = shares_of_range(column, cells, decimal)
-    found = _places(column, np.clip(shares, 0, 1))
+@dataclass(frozen=True, eq=False)
+class Reading:
+    """The cells of a column as they were read.
+
+    Attributes:
+      values: (n,) numbers in the model's unit, days, or places of levels; the number of levels for
+        a word of no level, and one more for an empty cell that counts as a category of its own.
+      empty, below: (n,) true for an empty cell, and for a number below a limit.
+      wrong: the cells that can't be read: the row, from 0, and the problem.
+    """
+
+    values: Array
+    empty: Array
+    below: Array
+    wrong: tuple[tuple[int, str], ...]
+
+
+_Cell = tuple[float, bool, bool]  # a value, and whether the cell is empty or below a limit
+
+
+def read_cells(column: Column, cells: Sequence[Any], marks: Marks) -> Reading:
+    """Reads the cells of a number, a date or a category. Equal texts are read once."""
+    read = partial(_READERS[column.kind], column, marks=marks)
+    known = dict[str, int]()
+    found = list[_Cell]()
+    places = list[int]()
+    wrong = list[tuple[int, str]]()
+    for row, cell in enumerate(cells):
+        place = known.get(cell) if isinstance(cell, str) else None
+        if place is None:
+            place = len(found)
+            try:
+                found.append(read(cell))
+            except ValueError as error:
+                found.append((0.0, False, False))
+                wrong.append((row, str(error)))
+            else:
+                if isinstance(cell, str):
+                    known[cell] = place
+        places.append(place)
+    table = np.array(found, np.float64).reshape(-1, 3)[np.array(places, np.int64)]
+    return Reading(table[:, 0], table[:, 1] > 0, table[:, 2] > 0, tuple(wrong))
+
+
+def _is_blank(column: Column, cell: Any) -> bool:
+    if column.empty and isinstance(cell, str):
+        text = cell.strip().casefold()
+        if any(text == word.strip().casefold() for word in column.empty):
+            return True
+    return is_empty(cell)
+
+
+def _check_missing(column: Column) -> None:
+    """Raises ValueError if an empty cell is refused."""
+    if column.missing is None:
+        if column.kind == CATEGORY:
+            choice = f'missing = "{CATEGORY}"'
+        else:
+            choice = f'missing = "{MIDDLE}", or a value'
+        raise ValueError(f"is empty: write {choice} for it in data.toml")
+
+
+def range_of(column: Column) -> tuple[float, float]:
+    """The public range of a number, or of a date in ordinals of days."""
+    if column.kind == DATE:
+        return iso_day(column, column.low), iso_day(column, column.high)
+    return float(column.low or 0), float(column.high or 0)
+
+
+def _filled(column: Column) -> float:
+    """The value of an empty cell. ValueError: it is refused."""
+    _check_missing(column)
+    low, high = range_of(column)
+    if column.missing == MIDDLE:
+        return (low + high) / 2
+    if column.kind == DATE:
+        return iso_day(column, column.missing)
+    return float(column.missing or 0)
+
+
+def _read_number(column: Column, cell: Any, *, marks: Marks) -> _Cell:
+    if _is_blank(column, cell):
+        return _filled(column), True, False
+    unit = column.unit or ""
+    if not (isinstance(cell, str) and cell.lstrip().startswith(BELOW)):
+        return number_in(cell, marks, unit) * column.factor, False, False
+    if column.below is None:
+        raise ValueError('is below a limit, as "<0.5" is: write below = "half" in data.toml')
+    limit = number_in(cell.lstrip()[1:], marks, unit)
+    return limit / 2 * column.factor, False, True
+
+
+def _read_date(column: Column, cell: Any, *, marks: Marks) -> _Cell:
+    if _is_blank(column, cell):
+        return _filled(column), True, False
+    return day_in(cell, column.format), False, False
+
+
+def _read_word(column: Column, cell: Any, *, marks: Marks) -> _Cell:
+    word = word_in(cell)
+    if isinstance(cell, bool | np.bool_):  # pandas reads TRUE as True
+        word = {level.lower(): level for level in column.levels}.get(word.lower(), word)
+    word = dict(column.words).get(word, word)
+    is_blank = word not in column.levels and _is_blank(column, cell)
+    if is_blank:
+        _check_missing(column)
+        word = str(column.missing)
+        if word == CATEGORY:
+            return len(column.levels) + 1.0, True, False
+    elif column.fold is not None:
+        word = chapter_of(word)
+    if word in column.levels:
+        return float(column.levels.index(word)), is_blank, False
+    return float(len(column.levels)), is_blank, False
+
+
+_READERS: dict[str, Callable[..., _Cell]] = {
+    NUMBER: _read_number,
+    DATE: _read_date,
+    CATEGORY: _read_word,
+}
+
+
+def _encoded(column: Column, cells: list[Any], marks: Marks) -> Array:
+    if column.kind == TEXT:
+        return _hashed(column, cells)
+    reading = read_cells(column, cells, marks)
+    if reading.wrong:
+        row, problem = reading.wrong[0]
+        raise CellError(row, f"{column.name} {problem}")
+    if column.kind == CATEGORY:
+        ones = np.zeros((len(cells), len(column.outputs)))
+        ones[np.arange(len(cells)), reading.values.astype(np.int64)] = 1
+        return ones
+    low, high = range_of(column)
+    shares = (np.clip(reading.values, low, high) - low) / (high - low)
+    found = _places(column, shares)
+    if column.below is not None:
+        found.append(reading.below.astype(float))
     if column.missing is not None:
-        found.append(empty)
+        found.append(reading.empty.astype(float))
     return np.stack(found, axis=1)
 
 
@@ -96,87 +244,17 @@ def _places(column: Column, shares: Array) -> list[Array]:
 
 
 def _shares(column: Column, values: tuple[float, ...]) -> Array:
-    low, high = (float(end or 0) for end in (column.low, column.high))
+    low, high = range_of(column)
     return (np.array(values) - low) / (high - low)
 
 
-def shares_of_range(column: Column, cells: list[Any], decimal: str) -> tuple[Array, Array]:
-    """Numbers and dates (n,): 0 at low, 1 at high, and beyond for cells outside the range; and 1.0
-    for each empty cell, else 0.0."""
-    dates = column.kind == DATE
-    low, high = (
-        iso_day(column, end) if dates else float(end or 0) for end in (column.low, column.high)
-    )
-    filled = (low + high) / 2
-    if column.missing not in (None, MIDDLE):
-        if dates:
-            filled = iso_day(column, column.missing)
-        else:
-            filled = float(column.missing or 0)
-    values = np.zeros(len(cells))
-    empty = np.zeros(len(cells))
-    for row, cell in enumerate(cells):
-        if is_empty(cell):
-            _refuse_empty(column, row)
-            values[row] = filled
-            empty[row] = 1.0
-        else:
-            values[row] = _quantity(column, row, cell, decimal)
-    return (values - low) / (high - low), empty
-
-
-def _quantity(column: Column, row: int, cell: Any, decimal: str) -> float:
-    """A cell as a number, or as the ordinal of its day."""
-    try:
-        if column.kind == DATE:
-            return day_in(cell, column.format)
-        return number_in(cell, decimal) * column.factor
-    except ValueError as error:
-        raise CellError(row, f"{column.name} {error}") from None
-
-
-def _refuse_empty(column: Column, row: int) -> None:
-    if column.missing is None:
-        if column.kind == CATEGORY:
-            choice = f'missing = "{CATEGORY}"'
-        else:
-            choice = f'missing = "{MIDDLE}", or a value'
-        raise CellError(row, f"{column.name} is empty: write {choice} for it in data.toml")
-
-
-def _one_hot(column: Column, cells: list[Any], decimal: str) -> Array:
-    places = {level: place for place, level in enumerate(column.levels)}
-    places |= {word: places[level] for word, level in column.words}
-    another = len(column.levels)
-    flags = {level.lower(): level for level in column.levels}
-    found = np.zeros((len(cells), len(column.outputs)))
-    for row, cell in enumerate(cells):
-        word = word_in(cell)
-        if isinstance(cell, bool | np.bool_):  # pandas reads TRUE as True
-            word = flags.get(word.lower(), word)
-        if word not in places and is_empty(cell):
-            _refuse_empty(column, row)
-            found[row, places.get(str(column.missing), len(column.outputs) - 1)] = 1
-        else:
-            found[row, places.get(word, another)] = 1
-    return found
-
-
-def _hashed(column: Column, cells: list[Any], decimal: str) -> Array:
+def _hashed(column: Column, cells: list[Any]) -> Array:
     """Counts of words by a public hash with signs, divided by their norm; all 0 for an empty
     text."""
     found = np.zeros((len(cells), column.width))
     for row, cell in enumerate(cells):
-        for word in [] if is_empty(cell) else _WORD.findall(str(cell).lower()):
+        for word in [] if _is_blank(column, cell) else _WORD.findall(str(cell).lower()):
             number = int.from_bytes(hashlib.blake2b(word.encode(), digest_size=8).digest(), "big")
             found[row, (number >> 1) % column.width] += 1 if number % 2 else -1
     lengths = np.linalg.norm(found, axis=1, keepdims=True)
     return found / np.where(lengths == 0, 1, lengths)
-
-
-_ENCODERS: dict[str, Callable[[Column, list[Any], str], Array]] = {
-    NUMBER: _quantities,
-    DATE: _quantities,
-    CATEGORY: _one_hot,
-    TEXT: _hashed,
-}

@@ -83,8 +83,7 @@ import argparse
 import logging
 import math
 import sys
-import zipfile
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from functools import lru_cache
 from pathlib import Path
@@ -94,16 +93,24 @@ import numpy as np
 import torch
 
 from discreet.data.cell_reading import CellError, is_empty
-from discreet.data.cells import encoded_cells, numbered, numbers_in, owner_cells, same_names
+from discreet.data.cells import (
+    INDEX,
+    encoded_cells,
+    numbered,
+    numbers_in,
+    numbers_rows,
+    owner_cells,
+    same_names,
+)
 from discreet.data.csv_table import CsvTable, lines_of
 from discreet.data.description import DESCRIPTION, DataDescription, read_description
 from discreet.data.examples import SHAPES, Examples, Task, TaskShape
 from discreet.data.images import read_idx
+from discreet.data.table_files import open_table
 from discreet.data.targets import CLASSES, SEQUENCES, Array, FolderError, targets_of
 from discreet.data.text import num_tokens_in, pretrained_folder, tokens_of
 from discreet.per_example.objective import PADDING
 from discreet.privacy.person import EXACT
-from discreet.settings.rules import require_extra
 
 logger = logging.getLogger("discreet")
 
@@ -141,7 +148,7 @@ def _test_of(
     changed: dict[str, Any] = {"file": description.test, "target": target, "owner": None}
     test = description.model_copy(update=changed)
     if description.owner is not None and description.format != "idx":
-        there = _opened(_file(folder, test.file), test)
+        there = opened(_file(folder, test.file), test)
         test = test.model_copy(
             update={"owner": description.owner if description.owner in there else None}
         )
@@ -207,18 +214,21 @@ def _labelled(
         return Examples(read, predicted, numbers), shape, owners
 
 
+def of_file(path: Path, description: DataDescription) -> DataDescription:
+    """The description for another file, whose format its ending tells."""
+    kind = path.suffix.lower().removeprefix(".")
+    if kind not in ("csv", "parquet", "jsonl", "npz"):
+        raise FolderError(f"{path}: a file of inputs must end in .csv, .parquet, .jsonl or .npz")
+    return description.model_copy(update={"format": kind, "file": path.name})
+
+
 def read_file(
     path: Path, description: DataDescription, shape: TaskShape, *, id_column: str | None = None
 ) -> tuple[torch.Tensor, torch.Tensor | None, Array | None]:
     """Inputs (n, *input_shape) of a file that ends in .csv, .parquet, .jsonl or .npz, its targets
     if every row has them, and the cells of a column that identifies the rows. The description names
     the columns or arrays, and gives their range."""
-    kind = path.suffix.lower().removeprefix(".")
-    if kind not in ("csv", "parquet", "jsonl", "npz"):
-        raise FolderError(f"{path}: a file of inputs must end in .csv, .parquet, .jsonl or .npz")
-    description = description.model_copy(
-        update={"format": kind, "file": path.name, "owner": id_column, "ids": EXACT}
-    )
+    description = of_file(path, description).model_copy(update={"owner": id_column, "ids": EXACT})
     with _lines_of(path, description):
         inputs, targets, ids = _read(path.parent, description, may_lack_targets=True)
         read = _inputs_of(inputs, description, shape, str(path))
@@ -355,27 +365,15 @@ def _read(folder: Path, description: DataDescription, *, may_lack_targets: bool 
     if description.format == "idx":
         return _read_images(folder, description)
     path = _file(folder, description.file)
+    found = opened(path, description)
     owner = description.owner
-    found = _opened(path, description)
-    arrays = description.format == "npz"
-    if arrays and owner is None and OWNERS in found:
+    if description.format == "npz" and owner is None and OWNERS in found:
         owner = OWNERS
     names = _input_names(found, description)
     for name in (*names, owner):
         if name is not None and name not in found:
             raise FolderError(f"{path.name} has no column or array {name}")
-    counted: Array | bool = True
-    if description.text is not None and description.max_tokens is not None:
-        inputs, counted = tokens_of(
-            found[description.text], _weights_of(description), length=description.max_tokens
-        )
-    elif arrays:
-        inputs = found[names[0]]
-    elif description.columns:
-        inputs = encoded_cells(found, description)
-    else:
-        nothing = np.zeros((len(next(iter(found.values()), ())), 0))
-        inputs = np.column_stack([nothing, *(numbers_in(found[name], name) for name in names)])
+    inputs, counted = _inputs_in(found, names, description)
     targets = None
     if may_lack_targets and (lacking := _rows_without_target(found, description)):
         said = "%s: %d of %d rows have no target, so nothing is rated"
@@ -383,15 +381,27 @@ def _read(folder: Path, description: DataDescription, *, may_lack_targets: bool 
     else:
         targets = _targets_in(found, names, description)
     if description.next_token:
-        if counted is True:
-            following = inputs
-        else:
-            following = np.where(counted, inputs, PADDING)
+        targets = np.asarray(np.where(counted, inputs, PADDING)[:, 1:])
         inputs = inputs[:, :-1]
-        targets = np.asarray(following[:, 1:])
     if owner is None:
         return inputs, targets, None
     return inputs, targets, owner_cells(found[owner], owner, description.ids)
+
+
+def _inputs_in(
+    found: Mapping[str, Any], names: Sequence[str], description: DataDescription
+) -> tuple[Array, Array | bool]:
+    """The inputs of a table, and a mask that is False for padding of texts."""
+    if description.text is not None and description.max_tokens is not None:
+        weights = _weights_of(description)
+        return tokens_of(found[description.text], weights, length=description.max_tokens)
+    if description.format == "npz":
+        return found[names[0]], True
+    if description.columns:
+        return encoded_cells(found, description), True
+    nothing = np.zeros((len(next(iter(found.values()), ())), 0))
+    numbers = (numbers_in(found[name], name, description.marks) for name in names)
+    return np.column_stack([nothing, *numbers]), True
 
 
 def _weights_of(description: DataDescription) -> Path:
@@ -407,32 +417,12 @@ def _file(folder: Path, name: str) -> Path:
     return path
 
 
-def _opened(path: Path, description: DataDescription) -> dict[str, Any]:
+def opened(path: Path, description: DataDescription) -> dict[str, Any]:
+    """The columns or arrays of a file by their names; the cells of a CSV file with [columns] as
+    they are written. FolderError: it can't be read."""
     if description.format == "csv":
         return csv_table(path, description).columns(as_text=bool(description.columns))
     return open_table(path, description.format)
-
-
-def open_table(path: Path, form: str) -> dict[str, Any]:
-    """The columns (parquet, jsonl; of pyarrow) or the arrays (npz; of numpy) of a file by
-    their names."""
-    require_extra("pyarrow", extra="simulation", why=path.name)
-    from pyarrow import json, parquet  # type: ignore[import-untyped]
-
-    readers = {"parquet": parquet.read_table, "jsonl": json.read_json}
-    try:
-        if form == "npz":
-            with path.open("rb") as file, np.lib.npyio.NpzFile(file, allow_pickle=False) as arrays:
-                return dict(arrays)
-        table = readers[form](path)
-    except (OSError, ValueError, EOFError, zipfile.BadZipFile) as error:
-        expected, _, _ = " ".join(str(error).split()).partition(", got ")
-        raise FolderError(f"{path} can't be read: {expected}") from None
-    names = list(table.column_names)
-    for name in names:
-        if names.count(name) > 1:
-            raise FolderError(f"{path}: the column {name!r} occurs twice")
-    return {name: table.column(name) for name in names}
 
 
 def csv_table(path: Path, description: DataDescription) -> CsvTable:
@@ -444,9 +434,9 @@ def _lines_of(path: Path, description: DataDescription) -> AbstractContextManage
     return lines_of(path, csv_table(path, description) if description.format == "csv" else None)
 
 
-def _input_names(found: Iterable[str], description: DataDescription) -> tuple[str, ...]:
-    """The inputs that the description names; by default all columns except target and owner, or the
-    array `inputs`."""
+def _input_names(found: Mapping[str, Any], description: DataDescription) -> tuple[str, ...]:
+    """The inputs that the description names; by default all columns except target, owner and an
+    index of pandas, or the array `inputs`."""
     if description.format == "npz":
         if isinstance(description.inputs, tuple):
             raise FolderError("inputs must be the name of one array in an npz file")
@@ -456,9 +446,9 @@ def _input_names(found: Iterable[str], description: DataDescription) -> tuple[st
     if description.columns:
         return tuple(column.in_file for column in description.columns)
     if description.inputs is None:
-        return tuple(
-            name for name in found if name not in (*description.target_names, description.owner)
-        )
+        taken = {*description.target_names, description.owner}
+        taken |= {name for name in INDEX if name in found and numbers_rows(found[name].to_pylist())}
+        return tuple(name for name in found if name not in taken)
     if isinstance(description.inputs, str):
         return (description.inputs,)
     return description.inputs
@@ -474,7 +464,7 @@ def with_inputs(folder: Path, description: DataDescription) -> DataDescription:
         or description.text is not None
     ):
         return description
-    found = _opened(_file(folder, description.file), description)
+    found = opened(_file(folder, description.file), description)
     return description.model_copy(update={"inputs": _input_names(found, description)})
 
 

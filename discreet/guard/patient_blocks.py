@@ -27,7 +27,7 @@ from numpy.typing import NDArray
 from discreet.data.cell_reading import is_empty
 from discreet.data.csv_table import CsvTable
 from discreet.data.description import DESCRIPTION, read_description
-from discreet.data.folder import open_table
+from discreet.data.table_files import open_table
 from discreet.data.targets import FolderError
 from discreet.privacy.person import OtherSpelling, person_key, person_keys
 from discreet.settings.rules import ConfigError

@@ -153,26 +153,26 @@ def _example_rows(description: DataDescription | None, facts: dict[str, Any]) ->
     """Rows made up from the public facts of the columns, or zeros."""
     if description is not None and description.columns:
         names = [column.name for column in description.columns]
-        cells = [_cell(column) for column in description.columns]
+        cells = [_cell(column, description.decimal) for column in description.columns]
         return csv_text([names, *(cells,) * EXAMPLES])
     names = facts["inputs"] or [f"x{place}" for place in range(int(np.prod(facts["input_shape"])))]
     return csv_text([names, *([0.0] * len(names),) * EXAMPLES])
 
 
-def _cell(column: Column) -> object:
+def _cell(column: Column, decimal: str) -> object:
     if column.kind == CATEGORY:
         return column.levels[0]
     if column.kind == TEXT:
         return "words"
     if column.kind == DATE:
         return _written_day(column)
-    return column.low
+    return str(column.low).replace(".", decimal)
 
 
 def _written_day(column: Column) -> str:
     day = date.fromisoformat(str(column.low))
     if column.format:
-        return day.strftime(column.format)
+        return day.strftime(column.format[0])
     return day.isoformat()
 
 

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from discreet.data.datasets import BREAST_CANCER_RANGES, load_task
 from discreet.data.description import DESCRIPTION, DataDescription, description_of, read_description
 from discreet.data.examples import Task, TaskShape, normalised_inputs
-from discreet.data.folder import FOLDER, SCALE, read_file, with_inputs
+from discreet.data.folder import FOLDER, SCALE, of_file, read_file, with_inputs
 from discreet.data.targets import CLASSES, LABELS, NUMBERS, SEQUENCES, Array, FolderError, Target
 from discreet.models.models import BATCH, model_for, parts_of, trainable
 from discreet.per_example.objective import PADDING, cross_entropy
@@ -138,10 +138,10 @@ def _shape_of(facts: Mapping[str, str]) -> TaskShape:
 
 
 def read_inputs(
-    path: Path, saved: SavedModel, *, id_column: str | None = None
+    path: Path, saved: SavedModel, *, id_column: str | None = None, encoding: str | None = None
 ) -> tuple[Tensor, Tensor | None, Array | None]:
     """The inputs in a file by its ending, as the model reads them; targets and the cells of
-    `id_column` if it has them.
+    `id_column` if it has them. `encoding`: of a CSV file that is not UTF-8.
 
     .csv, .parquet: one input per row. For breast_cancer the columns are the 30 raw features by
     their names in scikit-learn; for other data all columns but those of the targets and
@@ -155,9 +155,8 @@ def read_inputs(
         not a number, not finite or out of the model's range, or a shape does not fit.
     """
     try:
-        inputs, targets, ids = read_file(
-            path, _description_of(path, saved), saved.shape, id_column=id_column
-        )
+        description = description_for(path, saved, encoding)
+        inputs, targets, ids = read_file(path, description, saved.shape, id_column=id_column)
     except FolderError as error:
         if DESCRIPTION not in str(error) or saved.description is None:
             raise
@@ -171,6 +170,14 @@ def read_inputs(
             f"{path}: pixels must lie in [0, 1]: divide them by the largest possible value"
         )
     return inputs, targets, ids
+
+
+def description_for(path: Path, saved: SavedModel, encoding: str | None) -> DataDescription:
+    """The model's description, for a file in an encoding."""
+    found = of_file(path, _description_of(path, saved))
+    if encoding is not None:
+        found = found.model_copy(update={"encoding": encoding})
+    return found
 
 
 def _description_of(path: Path, saved: SavedModel) -> DataDescription:

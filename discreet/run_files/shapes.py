@@ -25,6 +25,7 @@ PLACES_OF_PAIRS = 9  # of each number in a pair
 NOISE = 1.96  # deviations: 95 % of runs that differ in their noise alone
 ANOTHER = "another"
 EMPTY = "empty"
+BELOW = "below"
 
 
 @dataclass(frozen=True, eq=False)
@@ -115,7 +116,7 @@ class _Parts:
         if not self.readable:
             return
         count = PLACES_OF_PAIRS if pair else PLACES
-        self.places = [cells_of(column, count, empty=not pair) for column in columns]
+        self.places = [cells_of(column, count, flags=not pair) for column in columns]
         chosen = list(product(*(each.items() for each in self.places)))
         self.labels = [[label for label, _ in place] for place in chosen]
         cells = zip(*([cell for _, cell in place] for place in chosen), strict=True)
@@ -123,7 +124,7 @@ class _Parts:
         pairs = [(columns[0].name, columns[1].name)] if pair else []
         plain = [site_free(column) for column in columns]
         self.encoded = encoded_columns(table, plain, pairs)[:, -self.width :]
-        self.ordinary = [EMPTY not in labels for labels in self.labels]
+        self.ordinary = [not {EMPTY, BELOW} & {*labels} for labels in self.labels]
 
     def facts(self, target: str, effect: Array, band: Array | None) -> dict[str, Any]:
         """The shape as JSON has it."""
@@ -141,14 +142,14 @@ class _Parts:
 
 def site_free(column: Column) -> Column:
     """A column without what one site writes otherwise: its cells are in the run's own words."""
-    return replace(column, named=None, words=(), factor=1.0)
+    return replace(column, named=None, words=(), factor=1.0, format=(), empty=(), unit=None)
 
 
-def cells_of(column: Column, count: int, *, empty: bool) -> dict[Any, Any]:
-    """The cells at which a column is read, in order, by their labels: so many of a range, and an
-    empty one, if it is wanted and there may be one."""
+def cells_of(column: Column, count: int, *, flags: bool) -> dict[Any, Any]:
+    """The cells at which a column is read, in order, by their labels: so many of a range, and with
+    `flags` one below a limit and an empty one, if there may be any."""
     found: dict[Any, Any]
-    empty = empty and column.missing is not None
+    empty = flags and column.missing is not None
     ends: list[float]
     if column.kind == CATEGORY:
         found = {level: level for level in column.levels} | {ANOTHER: "\0"}
@@ -167,6 +168,8 @@ def cells_of(column: Column, count: int, *, empty: bool) -> dict[Any, Any]:
         ends = list(column.points) or [float(column.low or 0), float(column.high or 0)]
         values = np.interp(np.linspace(0, 1, count), np.linspace(0, 1, len(ends)), ends)
         found = {float(f"{value:.6g}"): value for value in values.tolist()}
+    if column.below is not None and flags:
+        found |= {BELOW: f"<{2 * float(column.low or 0)}"}
     return found | ({EMPTY: None} if empty else {})
 
 

@@ -112,7 +112,7 @@ def projected(encoded: Array, weights: Array, way: int) -> Array:
 
 def _encoded(column: Column) -> Array:
     """A column's encoding at many places of its range, in order."""
-    cells = list(cells_of(column, PLACES, empty=False).values())
+    cells = list(cells_of(column, PLACES, flags=False).values())
     return encoded_columns({column.name: cells}, [site_free(column)])
 
 
