@@ -25,12 +25,13 @@ THOUSANDS = re.compile(r"[+-]?\d{1,3}([.,' \u00a0]\d{3})+([.,]\d+)?")
 
 
 class CellError(ValueError):
-    """A cell that is missing or does not fit: its row, counted from 0, and the problem. It does not
-    contain the value."""
+    """A cell that is missing or does not fit: its row, counted from 0, the problem, and the row of
+    another cell that it does not fit to. It does not contain the value."""
 
-    def __init__(self, row: int, problem: str) -> None:
+    def __init__(self, row: int, problem: str, other: int | None = None) -> None:
         super().__init__(f"row {row}: {problem}")
         self.row = row
+        self.other = other
         self.problem = problem
 
 

@@ -13,10 +13,7 @@ from discreet.data.description import DataDescription
 from discreet.data.encoding import encoded_columns
 from discreet.data.targets import Array, FolderError
 from discreet.per_example.objective import PADDING
-from discreet.privacy.person import OtherSpelling, folded_key, person_key, person_keys
-
-LARGEST_EXACT = 2.0**53  # beyond, float64 has no room for every whole number
-
+from discreet.privacy.person import FOLDED, LARGEST_EXACT, OtherSpelling, person_key, person_keys
 
 INDEX = ("", "Unnamed: 0", "__index_level_0__")  # the names of an index that pandas writes
 
@@ -54,17 +51,17 @@ def owner_cells(column: Any, name: str, ids: str | None = None) -> Array:
     try:
         return np.asarray(person_keys(cells, ids))
     except OtherSpelling as error:
-        raise CellError(error.row, f"{name}: {error}") from error
+        raise CellError(error.row, f"{name}: {error}", error.before) from error
 
 
-def same_names(owners: Array) -> Array:
+def same_names(owners: Array, ids: str | None = None) -> Array:
     """Owners as text, equal for spellings that may be the same person's in tables that were read
-    with other types: 007 in a column of numbers is 7.
+    with other types: 007 in a column of numbers is 7. With EXACT only equal texts are equal.
 
     >>> same_names(np.array(["007", "A7"])).tolist(), same_names(np.array([7, 12])).tolist()
     (['7', 'a7'], ['7', '12'])
     """
-    return np.asarray([folded_key(person_key(owner)) for owner in owners.tolist()])
+    return np.asarray([person_key(owner, ids or FOLDED) for owner in owners.tolist()])
 
 
 def numbers_in(column: Any, name: str, marks: Marks) -> Array:

@@ -7,7 +7,7 @@ import codecs
 import csv
 import io
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import cached_property
@@ -137,18 +137,17 @@ class CsvTable:
         writer.writerows([self.written_header, *rows])
         return text.getvalue()
 
-    def columns(self, *, as_text: bool = False) -> dict[str, Any]:
-        """Columns of pyarrow by name; `as_text`: each cell as written. FolderError: the file can't
-        be read."""
+    def columns(self, *, as_text: bool = False, texts: Collection[str] = ()) -> dict[str, Any]:
+        """Columns of pyarrow by name. `as_text`, `texts`: all or some with cells as they are
+        written. FolderError: the file can't be read."""
         require_extra("pyarrow", extra="simulation", why=self.path.name)
         import pyarrow  # type: ignore[import-untyped]
         from pyarrow import csv as reader
 
         names = self.header()
-        if as_text:
-            kinds = dict.fromkeys(self.written_header, pyarrow.string())
-        else:
-            kinds = None
+        written = zip(self.written_header, names, strict=True)
+        plain = [name for name, bare in written if as_text or bare in texts]
+        kinds = dict.fromkeys(plain, pyarrow.string())
         try:
             table = reader.read_csv(
                 io.BytesIO(self.text.encode()),
@@ -189,8 +188,9 @@ def lines_of(path: Path, table: CsvTable | None = None) -> Iterator[None]:
     try:
         yield
     except CellError as error:
-        place = f"row {error.row}"
+        rows = [row for row in (error.row, error.other) if row is not None]
+        places = [f"row {row}" for row in rows]
         if table is not None:
             with suppress(IndexError, FolderError):
-                place = table.place_of(error.row)
-        raise FolderError(f"{path}, {place}: {error.problem}") from None
+                places = [table.place_of(row) for row in rows]
+        raise FolderError(f"{path}, {' and '.join(places)}: {error.problem}") from None

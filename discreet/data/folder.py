@@ -27,8 +27,9 @@ high are given):
                                     # data.partition=natural or owners, and
                                     # privacy.example.unit=owner; left out, of npz: "owners" if
                                     # there is such an array
-    ids = "folded"                  # spellings of an owner that differ by case, leading zeros or a
-                                    # trailing .0 are one person; "exact": two. Left out: refused
+    ids = "folded"                  # spellings of an owner that differ by case, form, leading zeros
+                                    # or a trailing .0 are one person; "exact": two, and each text is
+                                    # as it stands. Left out: refused
     model = "mine.model:build"      # at a node: the one model.name outside Discreet that may be
                                     # trained on these data
     public = true                   # nobody's data: discreet simulate --baseline may train on them
@@ -39,6 +40,7 @@ data check` proposes them):
 
     separator = ";"                 # of CSV; left out: detected. A byte order mark is detected, too
     decimal = ","                   # left out: "."
+    thousands = "."                 # left out: numbers have no separators of thousands
     encoding = "cp1252"             # left out: UTF-8, or what a byte order mark says
     unconfirmed = ["age"]           # columns whose range or levels were read from the data: no run
                                     # starts with any
@@ -49,6 +51,8 @@ data check` proposes them):
     sodium = { kind = "number", low = 110, high = 170, curves = 3 }  # a linear model bends
     dose = { kind = "number", low = 0, high = 10, named = "Dosis", factor = 0.001 }
                                     # how this site writes it (docs/guide/sites.md)
+    crp = { kind = "number", low = 0, high = 500, empty = ["k.A."], below = "half", unit = "mg/l" }
+    icd = { kind = "category", fold = "icd10" }  # codes count as their chapters
     [[pairs]]                       # what one column does depends on the other
     columns = ["age", "sex"]
 
@@ -159,8 +163,8 @@ def _test_of(
 def _refuse_shared(description: DataDescription, owners: Array, tested: Array) -> None:
     """Raises CellError for an owner with rows in both tables: the test set is public, so it
     protects nobody in it."""
-    tested_names = same_names(tested)
-    shared = np.flatnonzero(np.isin(tested_names, same_names(owners)))
+    tested_names = same_names(tested, description.ids)
+    shared = np.flatnonzero(np.isin(tested_names, same_names(owners, description.ids)))
     if len(shared):
         people = len(np.unique(tested_names[shared]))
         who = description.owner or OWNERS
@@ -418,10 +422,12 @@ def _file(folder: Path, name: str) -> Path:
 
 
 def opened(path: Path, description: DataDescription) -> dict[str, Any]:
-    """The columns or arrays of a file by their names; the cells of a CSV file with [columns] as
-    they are written. FolderError: it can't be read."""
+    """The columns or arrays of a file by their names; owners in a CSV file, and with [columns] all
+    of its cells, as they are written. FolderError: it can't be read."""
     if description.format == "csv":
-        return csv_table(path, description).columns(as_text=bool(description.columns))
+        texts = [description.owner] if description.owner is not None else []
+        table = csv_table(path, description)
+        return table.columns(as_text=bool(description.columns), texts=texts)
     return open_table(path, description.format)
 
 
