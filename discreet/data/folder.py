@@ -28,8 +28,8 @@ high are given):
                                     # privacy.example.unit=owner; left out, of npz: "owners" if
                                     # there is such an array
     ids = "folded"                  # spellings of an owner that differ by case, form, leading zeros
-                                    # or a trailing .0 are one person; "exact": two, and each text is
-                                    # as it stands. Left out: refused
+                                    # or a trailing .0 are one person; "exact": each text is one of
+                                    # its own. Left out: refused
     model = "mine.model:build"      # at a node: the one model.name outside Discreet that may be
                                     # trained on these data
     public = true                   # nobody's data: discreet simulate --baseline may train on them
