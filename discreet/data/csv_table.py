@@ -7,6 +7,7 @@ import codecs
 import csv
 import io
 import re
+from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -19,6 +20,7 @@ from discreet.data.targets import FolderError
 from discreet.settings.rules import require_extra
 
 SEPARATORS = ",;\t|"
+MOST_COLUMNS = 100_000
 SEPARATOR_LINE = re.compile(r"\Asep=(.)\r?\n")  # Excel's first line, which is no part of the table
 EXCEL = (b"PK\x03\x04", b"\xd0\xcf\x11\xe0")
 # The longer marks come first: that of UTF-32 begins with that of UTF-16.
@@ -67,7 +69,7 @@ class CsvTable:
             if "\0" not in text:
                 return text
             other = "utf-16-le"
-        except (UnicodeDecodeError, LookupError):
+        except (ValueError, LookupError):
             pass
         if self.encoding is None:
             written = f'encoding = "{other}"'
@@ -86,7 +88,7 @@ class CsvTable:
         if named := SEPARATOR_LINE.match(self._written):
             return named[1]
         header = next((line for line in self.text.splitlines() if line.strip()), "")
-        return max(SEPARATORS, key=lambda mark: len(next(csv.reader([header], delimiter=mark), [])))
+        return max(SEPARATORS, key=lambda mark: _cells_in(header, mark))
 
     def _reader(self) -> Any:
         return csv.reader(io.StringIO(self.text, newline=""), delimiter=self.mark)
@@ -121,8 +123,10 @@ class CsvTable:
         names = [name.strip() for name in written]
         if not any(names):
             raise FolderError(f"{self.path} can't be read: the CSV file is empty")
-        for name in names:
-            if names.count(name) > 1:
+        if len(names) > MOST_COLUMNS:
+            raise FolderError(f"{self.path} has more than {MOST_COLUMNS} columns")
+        for name, count in Counter(names).items():
+            if count > 1:
                 raise FolderError(f"{self.path}: the column {name!r} occurs twice: rename one")
         return written
 
@@ -180,6 +184,14 @@ class CsvTable:
         except FolderError as error:
             return str(error)
         return f"{self.path} can't be read: {expected}"
+
+
+def _cells_in(header: str, mark: str) -> int:
+    """The number of cells of a header; 0 if they are too long."""
+    try:
+        return len(next(csv.reader([header], delimiter=mark), []))
+    except csv.Error:
+        return 0
 
 
 @contextmanager

@@ -3,6 +3,7 @@ lists its keys."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
@@ -14,12 +15,13 @@ from discreet.data.cell_reading import Marks
 from discreet.data.columns import TEXT, Column, Pair, columns_of
 from discreet.data.targets import CLASS, LABELS, NUMBERS, SEQUENCES, Array, FolderError, Target
 from discreet.per_example.objective import PADDING
-from discreet.settings.foreign_files import read_toml
+from discreet.settings.foreign_files import one_line, read_toml
 from discreet.settings.rules import did_you_mean
 from discreet.settings.training import HF
 
 DESCRIPTION = "data.toml"
 Bound = float | tuple[float, ...]
+SEPARATOR = re.compile(r"[\t !#-~]")  # no quote
 AtLeastTwo = Annotated[int, Field(ge=2)]
 TABLES = ("csv", "parquet", "jsonl")
 # Keys that are given together or not at all.
@@ -143,7 +145,8 @@ class DataDescription(BaseModel):
             "from the list",
         )
         yield self.thousands != self.decimal, "thousands must be another sign than decimal"
-        yield self.separator is None or len(self.separator) == 1, "separator must be one character"
+        fine = self.separator is None or bool(SEPARATOR.fullmatch(self.separator))
+        yield fine, "separator must be one sign of ASCII, and no quote or line break"
 
     def _crosses(self, pair: Pair) -> bool:
         known = {column.name for column in self.columns if column.kind != TEXT}
@@ -223,6 +226,12 @@ def _pair_of(value: Any) -> Pair:
     return str(names[0]), str(names[1])
 
 
+def _pairs_of(given: Any) -> tuple[Pair, ...]:
+    if not isinstance(given, list | tuple):
+        raise FolderError('pairs: write [[pairs]] columns = ["one", "other"] for each')
+    return tuple(map(_pair_of, given))
+
+
 def read_description(folder: Path, *, confirmed: bool = True) -> DataDescription:
     """`data.toml` of a folder; a transformer that it names beside the folder by its absolute path.
     `confirmed`: nothing may be unconfirmed in it. Raises FolderError: it is missing, is not TOML,
@@ -234,9 +243,9 @@ def read_description(folder: Path, *, confirmed: bool = True) -> DataDescription
     if not confirmed:
         settings.pop("unconfirmed", None)
     if str(settings.get("model", "")).startswith(HF):
-        settings["model"] = (
-            f"{HF}{(folder / Path(settings['model'].removeprefix(HF)).expanduser()).resolve()}"
-        )
+        with one_line(path, FolderError):
+            weights = Path(settings["model"].removeprefix(HF)).expanduser()
+            settings["model"] = f"{HF}{(folder / weights).resolve()}"
     try:
         return description_of(settings)
     except FolderError as error:
@@ -253,7 +262,7 @@ def description_of(settings: Mapping[str, Any]) -> DataDescription:
         if isinstance(columns := given.get("columns"), Mapping):
             given["columns"] = columns_of(columns)
         if "pairs" in given:
-            given["pairs"] = tuple(map(_pair_of, given["pairs"]))
+            given["pairs"] = _pairs_of(given["pairs"])
         return DataDescription.model_validate(given)
     except ValidationError as error:
         wrong = error.errors()[0]

@@ -277,6 +277,8 @@ def _targets_of(
 def _inputs_of(
     values: Array, description: DataDescription, shape: TaskShape, what: str
 ) -> torch.Tensor:
+    if values.ndim < 1 or values.dtype.kind not in "iufb":
+        raise FolderError(f"{what}: inputs must be numbers, a row for each example")
     size = math.prod(shape.input_shape)
     found = math.prod(values.shape[1:])
     if found == 0:
@@ -303,6 +305,9 @@ def _inputs_of(
     if description.low is not None:
         share = _within_range(numbers, description, what)
         numbers = shape.scale[0] + share * (shape.scale[1] - shape.scale[0])
+    large = np.flatnonzero(~(np.abs(numbers) <= np.finfo(np.float32).max).all(axis=1))
+    if len(large):
+        raise CellError(int(large[0]), "an input is too large for a model, which reads float32")
     return torch.from_numpy(numbers.astype(np.float32).reshape(-1, *shape.input_shape))
 
 
@@ -315,12 +320,8 @@ def _within_range(numbers: Array, description: DataDescription, what: str) -> Ar
     # Clamped: a value outside the public range must not reveal its distance from it.
     outside = np.count_nonzero((numbers < low) | (numbers > high))
     if outside:
-        logger.warning(
-            "%s: %d of %d values lie outside low..high, and are clamped",
-            what,
-            outside,
-            numbers.size,
-        )
+        said = "%s: %d of %d values lie outside low..high, and are clamped"
+        logger.warning(said, what, outside, numbers.size)
     return np.clip((numbers - low) / (high - low), 0.0, 1.0)
 
 
@@ -414,7 +415,7 @@ def _weights_of(description: DataDescription) -> Path:
 
 def _file(folder: Path, name: str) -> Path:
     path = folder / name
-    if path.resolve().parent != folder.resolve():
+    if "\0" in name or path.resolve().parent != folder.resolve():
         raise FolderError(f"{name} must be directly in {folder}")
     if not path.is_file():
         raise FolderError(f"{path} is missing")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,8 @@ import numpy as np
 from discreet.data.targets import Array, FolderError
 from discreet.settings.foreign_files import one_line
 from discreet.settings.rules import require_extra
+
+MOST_BRACKETS = 200  # of a line that is not looked at closely
 
 
 def open_table(path: Path, form: str) -> dict[str, Any]:
@@ -35,8 +38,22 @@ def _arrays_in(path: Path) -> dict[str, Array]:
 
 
 def _read_rows(path: Path, form: str) -> Any:
-    from pyarrow import json, parquet  # type: ignore[import-untyped]
+    from pyarrow import json as rows  # type: ignore[import-untyped]
+    from pyarrow import parquet
 
     if form == "parquet":
-        return parquet.read_table(path)
-    return json.read_json(path)
+        table = parquet.read_table(path)
+    else:
+        _check_depth(path)
+        table = rows.read_json(path)
+    table.validate(full=True)  # otherwise a text that is not UTF-8 fails where it is read
+    return table
+
+
+def _check_depth(path: Path) -> None:
+    """Raises RecursionError for a line that is nested so deeply that pyarrow would end the
+    process."""
+    with path.open("rb") as lines:
+        for line in lines:
+            if line.count(b"[") + line.count(b"{") > MOST_BRACKETS:
+                json.loads(line)
