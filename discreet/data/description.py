@@ -128,7 +128,7 @@ class DataDescription(BaseModel):
         of_text = self.text is None or (self.model or "").startswith(HF)
         yield of_text, f'text needs model = "{HF}FOLDER", whose tokenizer reads it'
         taken = {*self.target_names, self.owner}
-        both = [column.name for column in self.columns if column.name in taken]
+        both = [column.name for column in self.columns if column.in_file in taken]
         yield not both, f"columns: {', '.join(both)} is the target or the owner, not an input"
         for pair in self.pairs:
             yield self._crosses(pair), f"pairs: {' and '.join(pair)} must be two of [columns]"

@@ -129,7 +129,8 @@ def _class_numbers(
             f"{what}: targets must be {wanted}, not {values.dtype} of shape {values.shape}"
         )
     padded = (values == padding) & (length > 0)
-    whole = np.where(np.isfinite(values) & ~padded, values, -1).astype(np.int64)
+    small = np.abs(values) <= num_classes  # a cast of NaN or 1e300 would warn
+    whole = np.where(small & ~padded, values, -1).astype(np.int64)
     wrong = np.argwhere(~padded & ((whole != values) | (whole < 0) | (whole >= num_classes)))
     if len(wrong):
         known = f"one of 0 to {num_classes - 1}"

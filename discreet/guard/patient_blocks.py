@@ -30,6 +30,7 @@ from discreet.data.description import DESCRIPTION, read_description
 from discreet.data.table_files import open_table
 from discreet.data.targets import FolderError
 from discreet.privacy.person import OtherSpelling, folded_key, person_keys
+from discreet.settings.foreign_files import one_line, read_text
 from discreet.settings.rules import ConfigError
 from discreet.tables.header import column_place
 
@@ -97,10 +98,8 @@ def split_site(
 
 def read_split(folder: Path) -> BlockSplit:
     """The split of a site's folder. ConfigError: there is none."""
-    try:
+    with one_line(folder, ConfigError, "has no split: make one with `discreet site split`"):
         return BlockSplit(**json.loads((folder / SPLIT).read_bytes()))
-    except (OSError, ValueError, TypeError) as error:
-        raise ConfigError(f"{folder} has no split: make one with `discreet site split`") from error
 
 
 def read_blocks(folder: Path, *, id_column: str, count: int) -> tuple[Path, ...]:
@@ -254,11 +253,12 @@ def _csv(table: CsvTable, id_column: str) -> _Rows:
 
 
 def _jsonl(path: Path, id_column: str) -> _Rows:
-    lines = [line for line in path.read_text().splitlines() if line.strip()]
+    text = read_text(path, FolderError)
+    lines = [line for line in text.splitlines() if line.strip()]
     cells = []
     for row, line in enumerate(lines):
         found = None
-        with suppress(ValueError):
+        with suppress(ValueError, RecursionError):
             found = json.loads(line)
         if not isinstance(found, dict):
             raise FolderError(f"{path}, row {row + 1} is not a JSON object")

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError, safe_open
+from safetensors import safe_open
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
@@ -28,6 +28,7 @@ from discreet.run_files.indicators import class_indicators, label_indicators
 from discreet.run_files.model_description import read_facts
 from discreet.run_files.run_folder import RunFolder, replace_file, write_json
 from discreet.settings.data import NormaliserConfig
+from discreet.settings.foreign_files import one_line
 from discreet.settings.rules import ConfigError, read_json
 from discreet.settings.training import FLOWER_APP, ModelConfig
 
@@ -73,7 +74,7 @@ def load_model(run: Path) -> SavedModel:
     path = run / MODEL_FILE
     if not path.is_file():
         raise ConfigError(f"{path} is missing: a run writes it at the end")
-    try:
+    with one_line(path, ConfigError):
         tensors = load_file(path)
         with safe_open(path, framework="pt") as file:
             facts = file.metadata()
@@ -91,14 +92,9 @@ def load_model(run: Path) -> SavedModel:
         with torch.no_grad():
             for name, parameter in known.items():
                 parameter.copy_(tensors[name])
-    except (SafetensorError, KeyError, TypeError, ValueError, RuntimeError) as error:
-        raise ConfigError(f"{path} can't be read: {error}") from error
-    by = {
-        name: values or None for name, values in json.loads(facts.get("normaliser", "{}")).items()
-    }
-    return SavedModel(
-        model.eval(), facts["data"], shape, _described(run, facts["data"]), NormaliserConfig(**by)
-    )
+        listed = json.loads(facts.get("normaliser", "{}"))
+        by = NormaliserConfig(**{name: values or None for name, values in listed.items()})
+    return SavedModel(model.eval(), facts["data"], shape, _described(run, facts["data"]), by)
 
 
 def _described(run: Path, data: str) -> DataDescription | None:

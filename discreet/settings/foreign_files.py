@@ -14,16 +14,18 @@ LONGEST = 200  # characters of a library's own words
 
 
 @contextmanager
-def one_line(path: Path, kind: type[ValueError], what: str = "can't be read") -> Iterator[None]:
+def one_line(
+    path: Path | str, kind: type[ValueError], what: str = "can't be read"
+) -> Iterator[None]:
     """Turns every error about a file into a `kind` whose message is the file, `what`, and the
-    reason. Only calls of libraries belong into the block: on a damaged file numpy, zipfile, pyarrow
-    and others raise nearly every error there is."""
+    reason. Only what reads the file belongs into the block: on a damaged file numpy, zipfile,
+    pyarrow and others raise nearly every error there is."""
     try:
         yield
-    except kind:
-        raise
-    except Exception as error:  # noqa: BLE001 - any that a library may raise on a damaged file
-        raise kind(f"{path} {what}: {_reason(error)}") from None
+    except Exception as error:
+        if isinstance(error, kind) and str(error).startswith(str(path)):
+            raise
+        raise kind(f"{path} {what}: {_reason(error)}") from error
 
 
 def _reason(error: Exception) -> str:

@@ -15,7 +15,7 @@ from statistics import median
 
 from discreet.data.cell_reading import Marks, day_in, is_empty, number_in
 from discreet.data.cells import INDEX, numbers_rows
-from discreet.data.columns import ICD
+from discreet.data.columns import ICD, LARGEST
 from discreet.data.csv_table import CsvTable
 from discreet.data.targets import FolderError
 from discreet.tables.header import column_place, names_in
@@ -365,8 +365,8 @@ def _round_range(numbers: Sequence[float]) -> tuple[float, float]:
     >>> _round_range([19, 93])
     (10.0, 100.0)
     """
-    low = min(numbers)
-    high = max(numbers)
+    low = max(min(numbers), -LARGEST / 10)
+    high = min(max(numbers), LARGEST / 10)
     unit = 10 ** math.floor(math.log10(max(high - low, abs(high) / 10, 1e-9)))
     return math.floor(low / unit) * unit * 1.0, (math.floor(high / unit) + 1) * unit * 1.0
 
