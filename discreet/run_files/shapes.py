@@ -6,13 +6,15 @@ released parameters and from public facts, so it costs no epsilon.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from datetime import date
 from itertools import product
-from typing import Any
+from typing import Annotated, Any, Literal
 
 import numpy as np
+from pydantic import BaseModel, Field
 
 from discreet.data.columns import CATEGORY, DATE, TEXT, Column
 from discreet.data.description import DataDescription
@@ -26,6 +28,32 @@ NOISE = 1.96  # deviations: 95 % of runs that differ in their noise alone
 ANOTHER = "another"
 EMPTY = "empty"
 BELOW = "below"
+FLAGS = (BELOW, EMPTY)  # places of a number that are no values
+
+
+class _Shape(BaseModel):
+    target: str
+    columns: Annotated[list[str], Field(min_length=1, max_length=2)]
+    kind: Literal["curve", "bars", "map"]
+    places: list[list[str | float]]
+    effect: Annotated[list[float], Field(min_length=1)]
+    noise: list[float] | None
+
+
+class _Shapes(BaseModel):
+    intercepts: Annotated[dict[str, float], Field(min_length=1)]
+    shapes: list[_Shape]
+
+
+def check_shapes(found: object) -> None:
+    """Raises ValueError if this is not the content of shapes.json."""
+    for shape in _Shapes.model_validate(found).shapes:
+        rows = len(shape.effect)
+        counts = [len({*each}) for each in zip(*shape.places, strict=True)]
+        are_all = len(counts) == len(shape.columns) and math.prod(counts) == rows
+        lengths = {len(shape.places), len(shape.noise or shape.effect), rows}
+        if not are_all or len(lengths) > 1:
+            raise ValueError(f"the shape of {shape.columns[0]} is incomplete")
 
 
 @dataclass(frozen=True, eq=False)
@@ -124,7 +152,7 @@ class _Parts:
         pairs = [(columns[0].name, columns[1].name)] if pair else []
         plain = [site_free(column) for column in columns]
         self.encoded = encoded_columns(table, plain, pairs)[:, -self.width :]
-        self.ordinary = [not {EMPTY, BELOW} & {*labels} for labels in self.labels]
+        self.ordinary = [not {*FLAGS} & {*labels} for labels in self.labels]
 
     def facts(self, target: str, effect: Array, band: Array | None) -> dict[str, Any]:
         """The shape as JSON has it."""
