@@ -17,6 +17,7 @@ from typing import Any
 
 from discreet.data.cell_reading import CellError
 from discreet.data.targets import FolderError
+from discreet.settings.foreign_files import one_line
 from discreet.settings.rules import require_extra
 
 SEPARATORS = ",;\t|"
@@ -55,10 +56,8 @@ class CsvTable:
     @cached_property
     def _written(self) -> str:
         """The whole text of the file. FolderError: it has another encoding."""
-        try:
+        with one_line(self.path, FolderError):
             content = self.path.read_bytes()
-        except OSError as error:
-            raise FolderError(f"{self.path} can't be read: {error.strerror}") from error
         if content.startswith(EXCEL):
             raise FolderError(f"{self.path} is an Excel file: save it as CSV (UTF-8)")
         marked = next((name for mark, name in MARKS if content.startswith(mark)), None)
@@ -164,6 +163,8 @@ class CsvTable:
             )
         except (OSError, ValueError) as error:
             raise FolderError(self.unreadable(" ".join(str(error).split()))) from None
+        except MemoryError as error:
+            raise FolderError(f"{self.path} needs more memory than there is") from error
         return dict(zip(names, table.columns, strict=True))
 
     def place_of(self, row: int) -> str:

@@ -152,7 +152,7 @@ def _save_program(saved: SavedModel, path: Path) -> None:
 def _example_rows(description: DataDescription | None, facts: dict[str, Any]) -> str:
     """Rows made up from the public facts of the columns, or zeros."""
     if description is not None and description.columns:
-        names = [column.name for column in description.columns]
+        names = [column.in_file for column in description.columns]
         cells = [_cell(column, description.decimal) for column in description.columns]
         return csv_text([names, *(cells,) * EXAMPLES])
     names = facts["inputs"] or [f"x{place}" for place in range(int(np.prod(facts["input_shape"])))]

@@ -8,8 +8,10 @@ import pytest
 
 from discreet.data.cell_reading import CellError
 from discreet.data.columns import CHAPTERS, columns_of
+from discreet.data.description import description_of
 from discreet.data.encoding import column_names, encoded_columns
 from discreet.data.folder import load_folder
+from discreet.data.site_agreement import agreed_of
 from discreet.data.targets import FolderError
 
 NUMBER = {"kind": "number", "low": 0, "high": 2000}
@@ -177,3 +179,14 @@ def test_thousands_are_declared_for_the_whole_file(tmp_path: Path) -> None:
     assert task.train.targets.tolist() == [[0], [-1]]
     with pytest.raises(FolderError, match="thousands must be another sign than decimal"):
         load_folder(written(tmp_path, "x;y\n1;1\n", toml.replace('"."', '","')))
+
+
+def test_a_site_writes_as_it_likes_and_agrees_on_what_a_model_must_know() -> None:
+    def lines(more: dict[str, object]) -> list[str]:
+        columns = {"x": NUMBER | more}
+        given = {"format": "csv", "file": "a", "target": "y", "num_classes": 2}
+        return agreed_of(description_of(given | {"columns": columns}))
+
+    plain = lines({})
+    assert lines({"unit": "mg/l", "empty": ["-"], "named": "z", "factor": 2.0}) == plain
+    assert lines({"below": "half"}) != plain
