@@ -136,9 +136,11 @@ def noised_sum(plan: Plan, before: State, after: State) -> Tensor:
     server's optimizer."""
     optimizer = plan.optimizer
     if isinstance(optimizer, ServerSGD):
-        keep, share = optimizer.momentum, 1.0
+        keep = optimizer.momentum
+        share = 1.0
     elif isinstance(optimizer, ServerAdam | ServerYogi):
-        keep, share = optimizer.beta_1, 1 - optimizer.beta_1
+        keep = optimizer.beta_1
+        share = 1 - keep
     else:
         raise ConfigError("server.optimizer must be sgd, adam or yogi in an audit")
     return (after.velocity.double() - keep * before.velocity.double()) * (plan.denominator / share)

@@ -1,7 +1,7 @@
 """Writes a run's model as a folder that PyTorch and scikit-learn load without Discreet.
 
 RUN is a run folder. FOLDER must be new or empty. It gets the model (model.pt2, model.safetensors),
-its description (model.json), the encoding of a table's cells (encoding.py), a class with
+its description (model.json), the encoding of cells (encoding.py and two more), a class with
 predict_proba (classifier.py), an example that was run (example.py), and a model card (README.md).
 Only the model itself comes from the clients' data.
 

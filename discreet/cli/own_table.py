@@ -4,7 +4,9 @@ split   splits FILE into train.csv and test.csv beside it, with all rows of an o
         two. The test set is public: nobody in it is protected. Use people who have agreed to that
 check   without a data.toml beside FILE, proposes one; --write writes it. It reads the data for
         that, and lists the values that must be replaced by public ones before a run. With a
-        data.toml beside FILE, checks that all rows fit it, and prints the settings to use
+        data.toml beside FILE, checks that all rows fit it, counts what can't be read by column,
+        and prints hints and the settings to use; --write adds columns that were left out and can
+        be described now that their cells are corrected
 share   FILE is a table with a data.toml beside it: prints the description that all sites of a run
         use. A node whose table is described otherwise refuses the run
 adopt   FILE is such a description: proposes the data.toml of this site's --table, with its own
@@ -29,7 +31,6 @@ from typer import Option
 from discreet.data.csv_table import CsvTable
 from discreet.data.description import DESCRIPTION, read_description
 from discreet.data.targets import FolderError
-from discreet.tables.outside import cells_outside
 from discreet.tables.owner_split import split_by_owner
 from discreet.tables.proposal import propose
 from discreet.tables.shared_description import Writing, adopted_text, read_shared, shared_text
@@ -94,10 +95,9 @@ def command(
             "--separator": separator,
         }
         unread = [name for name, value in given.items() if value is not None]
-        unread += ["--write"] * write
         if unread:
             print(f"{description} is there already and counts, not {', '.join(unread)}")
-        _check(file)
+        _check(file, write)
     else:
         proposal = propose(given_table, target=target, owner=owner)
         print(proposal, end="")
@@ -149,30 +149,18 @@ def _split(table: CsvTable, owner: str | None, share: float, ids: str | None) ->
     print(f"{parts[1].path} is public from now on: nobody in it is protected")
 
 
-def _check(file: Path) -> None:
+def _check(file: Path, write: bool) -> None:
     from discreet.data.folder import load_folder  # it imports PyTorch
 
     folder = file.parent
+    _say_cells(file, write)
     description = read_description(folder)
-    described = {
-        Path(name).name for name in (description.file, description.test or "", DESCRIPTION)
-    }
-    if file.name not in described:
-        raise FolderError(
-            f"{folder / DESCRIPTION} describes {description.file}, not {file.name}: check that, or "
-            f"move {file.name} to a folder of its own"
-        )
     task = load_folder(str(folder))
     width = ", ".join(map(str, task.shape.input_shape))
     print(
         f"{folder / DESCRIPTION} fits: {len(task.train)} rows, inputs of shape ({width}), "
         f"{len(task.test)} to test"
     )
-    for name, count in cells_outside(folder, description).items():
-        print(
-            f"{name}: {count} cells are outside low..high, and count as the nearer end. "
-            "If they are codes for empty cells, such as -9, empty them in the table"
-        )
     start = f"discreet simulate experiment=table data.path={folder}"
     if task.owners is not None:
         owners = int(task.owners.max()) + 1
@@ -184,3 +172,41 @@ def _check(file: Path) -> None:
             "several rows, name the column of persons as owner. Start with:"
         )
         print(f"  {start} data.partition=iid data.num_clients={len(task.train)}")
+
+
+def _say_cells(file: Path, write: bool) -> None:
+    """Prints what can't be read, or is read as something else, of each column; hints; and columns
+    that can be described now, which are written on request."""
+    from discreet.data.folder import csv_table, opened
+    from discreet.tables.cell_counts import cell_counts
+    from discreet.tables.completion import completed
+    from discreet.tables.hints import hints
+
+    folder = file.parent
+    path = folder / DESCRIPTION
+    description = read_description(folder, confirmed=False)
+    described = {
+        Path(name).name for name in (description.file, description.test or "", DESCRIPTION)
+    }
+    if file.name not in described:
+        raise FolderError(
+            f"{path} describes {description.file}, not {file.name}: check that, or "
+            f"move {file.name} to a folder of its own"
+        )
+    if description.format != "csv" or not description.columns:
+        return
+    table = csv_table(folder / description.file, description)
+    cells = {name: column.to_pylist() for name, column in opened(table.path, description).items()}
+    text, names = completed(path.read_text(), table, cells, description.marks)
+    if names and write:
+        path.write_text(text)
+        print(f"{path} now describes {', '.join(names)}, which are unconfirmed")
+    elif names:
+        print(f"{', '.join(names)}: can be described now. --write adds them to {path}")
+    counts = cell_counts(cells, description)
+    for each in counts:
+        for line in each.lines(table.place_of):
+            print(line)
+    if not any(each.wrong for each in counts):
+        for hint in hints(description, cells):
+            print(hint)

@@ -3,7 +3,8 @@
 RUN is a run folder. --data is a .csv, .parquet, .jsonl or .npz file; without it the test set of the
 run's own data is predicted. `read_inputs` in discreet/run_files/predictions.py says which columns a
 file needs. Scores of the test set have 95 % intervals by bootstrap. Without --out the predictions
-go to predictions.csv in the run folder. The description that was saved with the model (model.json)
+go to predictions.csv in the run folder. Cells of no level and cells outside their range are
+counted. The description that was saved with the model (model.json)
 holds, not what data.toml says today; where they differ, the keys are named.
 
 examples:
@@ -21,11 +22,13 @@ import typer
 from typer import Option
 
 from discreet.data.description import DataDescription
+from discreet.data.folder import opened
 from discreet.data.targets import FolderError
 from discreet.run_files import predictions
 from discreet.run_files.model_description import differences
 from discreet.run_files.run_folder import replace_file
 from discreet.run_files.score_intervals import Interval, interval_words, intervals_of
+from discreet.tables.cell_counts import cell_counts
 
 
 def command(
@@ -34,6 +37,9 @@ def command(
     id_column: Annotated[
         str | None,
         Option("--id", metavar="COLUMN", help="tells the rows of FILE apart: it is copied"),
+    ] = None,
+    encoding: Annotated[
+        str | None, Option(help="of FILE, if it is not UTF-8, such as cp1252")
     ] = None,
     out: Annotated[
         Path | None, Option(metavar="FILE", help="where the predictions are written, as CSV")
@@ -44,7 +50,10 @@ def command(
     test = None
     _say_differences(run, saved.description)
     if data is not None:
-        inputs, targets, cells = predictions.read_inputs(data, saved, id_column=id_column)
+        inputs, targets, cells = predictions.read_inputs(
+            data, saved, id_column=id_column, encoding=encoding
+        )
+        _say_counts(data, predictions.description_for(data, saved, encoding))
     else:
         test = predictions.task_of(run).test
         inputs = test.inputs
@@ -65,6 +74,16 @@ def command(
         if test is not None:  # rows of a file may be of one person, which is not known there
             known = intervals_of(said, targets, target, owners=test.owners)
         print("  ".join(_rating(name, value, known.get(name)) for name, value in found.items()))
+
+
+def _say_counts(path: Path, description: DataDescription) -> None:
+    """Says which cells the model reads as something else."""
+    if description.columns:
+        found = opened(path, description)
+        cells = {name: column.to_pylist() for name, column in found.items()}
+        for each in cell_counts(cells, description):
+            for line in each.lines(str):
+                print(f"discreet: {line}", file=sys.stderr)
 
 
 def _rating(name: str, value: float | None, interval: Interval | None) -> str:

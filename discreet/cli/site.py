@@ -46,6 +46,10 @@ def command(
     unit: Annotated[
         Literal["patient", "site"], Option(help="split: whom the guard protects")
     ] = "patient",
+    ids: Annotated[
+        Literal["exact", "folded"] | None,
+        Option(help="split: whether spellings that differ by case or zeros are one patient"),
+    ] = None,
     mock: Annotated[
         Path | None, Option(help="try: a folder of public rows, as a block would hold them")
     ] = None,
@@ -56,7 +60,8 @@ def command(
 ) -> int:
     """Does one action; 1 if `check` finds a wall that does not hold."""
     if action == "split":
-        return _split(where, id_column, blocks=blocks, out=out, unit=unit)
+        _check_split(id_column, blocks, out, unit)
+        return _split(where, Path(out or ""), id_column or "", blocks=blocks or 1, ids=ids)
     if action == "try":
         return _try(where, mock, guard)
     if action == "check":
@@ -66,19 +71,21 @@ def command(
     return _log(where)
 
 
-def _split(
-    data: Path, id_column: str | None, *, blocks: int | None, out: Path | None, unit: str
-) -> int:
-    from discreet.guard.patient_blocks import split_site
-
+def _check_split(id_column: str | None, blocks: int | None, out: Path | None, unit: str) -> None:
+    """Raises ConfigError for options that do not go together."""
     if out is None:
         raise ConfigError("--out must be given: the folder of key and blocks")
     if unit == PATIENT and (id_column is None or blocks is None or blocks < 2):
         raise ConfigError("--id and --blocks must be given, and at least 2 blocks")
     if unit == SITE and (id_column is not None or blocks is not None):
         raise ConfigError("--id and --blocks go without --unit site: all data are in one block")
-    split = split_site(data, out, id_column=id_column or "", count=blocks or 1)
-    if unit == PATIENT:
+
+
+def _split(data: Path, out: Path, id_column: str, *, blocks: int, ids: str | None) -> int:
+    from discreet.guard.patient_blocks import split_site
+
+    split = split_site(data, out, id_column=id_column, count=blocks, ids=ids)
+    if id_column:
         whom = f"{split.patients} patients"
     else:
         whom = "all rows"

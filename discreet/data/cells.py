@@ -3,26 +3,37 @@ and never show its content."""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Mapping
-from contextlib import suppress
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
+from discreet.data.cell_reading import CellError, Marks, is_empty, number_in
 from discreet.data.description import DataDescription
-from discreet.data.encoding import CellError, encoded_columns, is_empty
+from discreet.data.encoding import encoded_columns
 from discreet.data.targets import Array, FolderError
 from discreet.per_example.objective import PADDING
-from discreet.privacy.person import OtherSpelling, folded_key, person_key, person_keys
+from discreet.privacy.person import FOLDED, LARGEST_EXACT, OtherSpelling, person_key, person_keys
 
-LARGEST_EXACT = 2.0**53  # beyond, float64 has no room for every whole number
+INDEX = ("", "Unnamed: 0", "__index_level_0__")  # the names of an index that pandas writes
+
+
+def numbers_rows(cells: Sequence[object]) -> bool:
+    """True for the numbers of the rows, from 0 or 1, as pandas and R write them."""
+    written = [str(cell).strip() for cell in cells]
+    return any(written == [str(at + first) for at in range(len(cells))] for first in (0, 1))
 
 
 def encoded_cells(found: Mapping[str, Any], description: DataDescription) -> Array:
     cells = {column.in_file: found[column.in_file].to_pylist() for column in description.columns}
-    decimal = description.decimal
-    return encoded_columns(cells, description.columns, description.pairs, decimal=decimal)
+    marks = description.marks
+    return encoded_columns(
+        cells,
+        description.columns,
+        description.pairs,
+        decimal=marks.decimal,
+        thousands=marks.thousands,
+    )
 
 
 def owner_cells(column: Any, name: str, ids: str | None = None) -> Array:
@@ -40,35 +51,41 @@ def owner_cells(column: Any, name: str, ids: str | None = None) -> Array:
     try:
         return np.asarray(person_keys(cells, ids))
     except OtherSpelling as error:
-        raise CellError(error.row, f"{name}: {error}") from error
+        raise CellError(error.row, f"{name}: {error}", error.before) from error
 
 
-def same_names(owners: Array) -> Array:
+def same_names(owners: Array, ids: str | None = None) -> Array:
     """Owners as text, equal for spellings that may be the same person's in tables that were read
-    with other types: 007 in a column of numbers is 7.
+    with other types: 007 in a column of numbers is 7. With EXACT only equal texts are equal.
 
     >>> same_names(np.array(["007", "A7"])).tolist(), same_names(np.array([7, 12])).tolist()
     (['7', 'a7'], ['7', '12'])
     """
-    return np.asarray([folded_key(person_key(owner)) for owner in owners.tolist()])
+    return np.asarray([person_key(owner, ids or FOLDED) for owner in owners.tolist()])
 
 
-def numbers_in(column: Any, name: str) -> Array:
+def numbers_in(column: Any, name: str, marks: Marks) -> Array:
     """The numbers of a column, none of them empty."""
-    with suppress(TypeError, ValueError):
-        quick = np.asarray(column.to_numpy(), np.float64)
-        if np.isfinite(quick).all():
-            return quick
-    for row, cell in enumerate(column.to_pylist()):
-        with suppress(TypeError, ValueError):
-            if math.isfinite(float(cell)):
-                continue
+    quick = np.asarray(column.to_numpy())
+    if quick.dtype.kind in "iuf" and np.isfinite(quick).all():
+        return quick.astype(np.float64)
+    described = "or describe it under [columns] in data.toml"
+    empty = f"is empty: fill it with a public constant, {described}"
+    wrong = f"is not a number: make it one, {described}"
+    return _numbers_of(column.to_pylist(), marks, f"{name} {empty}", f"{name} {wrong}")
+
+
+def _numbers_of(cells: list[Any], marks: Marks, empty: str, wrong: str) -> Array:
+    """Cells as numbers. `empty`, `wrong`: what is said of a cell that is empty, or no number."""
+    found = np.zeros(len(cells))
+    for row, cell in enumerate(cells):
         if is_empty(cell):
-            wrong = "is empty: fill it with a public constant"
-        else:
-            wrong = "is not a number: make it one"
-        raise CellError(row, f"{name} {wrong}, or describe it under [columns] in data.toml")
-    raise FolderError(f"the column {name} has no numbers")
+            raise CellError(row, empty)
+        try:
+            found[row] = number_in(cell, marks)
+        except ValueError:
+            raise CellError(row, wrong) from None
+    return found
 
 
 def numbered(targets: Array, name: str, description: DataDescription) -> Array:
@@ -92,14 +109,14 @@ def numbered(targets: Array, name: str, description: DataDescription) -> Array:
 
 
 def _target_numbers(targets: Array, name: str, description: DataDescription) -> Array:
-    if targets.dtype == object and description.columns:  # cells as they are written
-        for row, cell in enumerate(targets):
-            if is_empty(cell):
-                raise CellError(row, f"{name} is empty: leave the row out, or fill it")
-        targets = np.asarray([str(cell).replace(description.decimal, ".") for cell in targets])
+    if targets.dtype.kind in "OUS":  # cells as they are written
+        empty = f"{name} is empty: leave the row out, or fill it"
+        wrong = f"{name} is not a number: correct it, or list its words in classes"
+        numbers = _numbers_of(targets.ravel().tolist(), description.marks, empty, wrong)
+        return numbers.reshape(targets.shape)
     try:
         return np.asarray(targets, np.float64)
-    except ValueError as error:
+    except (ValueError, TypeError) as error:
         raise FolderError(
             f"{description.file}: targets must be numbers, or words listed in classes"
         ) from error

@@ -7,18 +7,21 @@ import codecs
 import csv
 import io
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from discreet.data.encoding import CellError
+from discreet.data.cell_reading import CellError
 from discreet.data.targets import FolderError
+from discreet.settings.foreign_files import one_line
 from discreet.settings.rules import require_extra
 
 SEPARATORS = ",;\t|"
+MOST_COLUMNS = 100_000
 SEPARATOR_LINE = re.compile(r"\Asep=(.)\r?\n")  # Excel's first line, which is no part of the table
 EXCEL = (b"PK\x03\x04", b"\xd0\xcf\x11\xe0")
 # The longer marks come first: that of UTF-32 begins with that of UTF-16.
@@ -53,10 +56,8 @@ class CsvTable:
     @cached_property
     def _written(self) -> str:
         """The whole text of the file. FolderError: it has another encoding."""
-        try:
+        with one_line(self.path, FolderError):
             content = self.path.read_bytes()
-        except OSError as error:
-            raise FolderError(f"{self.path} can't be read: {error.strerror}") from error
         if content.startswith(EXCEL):
             raise FolderError(f"{self.path} is an Excel file: save it as CSV (UTF-8)")
         marked = next((name for mark, name in MARKS if content.startswith(mark)), None)
@@ -67,7 +68,7 @@ class CsvTable:
             if "\0" not in text:
                 return text
             other = "utf-16-le"
-        except (UnicodeDecodeError, LookupError):
+        except (ValueError, LookupError):
             pass
         if self.encoding is None:
             written = f'encoding = "{other}"'
@@ -75,7 +76,7 @@ class CsvTable:
             written = "the encoding that it was written in"
         raise FolderError(
             f"{self.path} can't be read because it is not {encoding}: write {written} in "
-            "data.toml, or --encoding with `discreet data`"
+            "data.toml, or --encoding with `discreet data` and `discreet predict`"
         )
 
     @cached_property
@@ -86,7 +87,7 @@ class CsvTable:
         if named := SEPARATOR_LINE.match(self._written):
             return named[1]
         header = next((line for line in self.text.splitlines() if line.strip()), "")
-        return max(SEPARATORS, key=lambda mark: len(next(csv.reader([header], delimiter=mark), [])))
+        return max(SEPARATORS, key=lambda mark: _cells_in(header, mark))
 
     def _reader(self) -> Any:
         return csv.reader(io.StringIO(self.text, newline=""), delimiter=self.mark)
@@ -121,8 +122,10 @@ class CsvTable:
         names = [name.strip() for name in written]
         if not any(names):
             raise FolderError(f"{self.path} can't be read: the CSV file is empty")
-        for name in names:
-            if names.count(name) > 1:
+        if len(names) > MOST_COLUMNS:
+            raise FolderError(f"{self.path} has more than {MOST_COLUMNS} columns")
+        for name, count in Counter(names).items():
+            if count > 1:
                 raise FolderError(f"{self.path}: the column {name!r} occurs twice: rename one")
         return written
 
@@ -137,18 +140,17 @@ class CsvTable:
         writer.writerows([self.written_header, *rows])
         return text.getvalue()
 
-    def columns(self, *, as_text: bool = False) -> dict[str, Any]:
-        """Columns of pyarrow by name; `as_text`: each cell as written. FolderError: the file can't
-        be read."""
+    def columns(self, *, as_text: bool = False, texts: Collection[str] = ()) -> dict[str, Any]:
+        """Columns of pyarrow by name. `as_text`, `texts`: all or some with cells as they are
+        written. FolderError: the file can't be read."""
         require_extra("pyarrow", extra="simulation", why=self.path.name)
         import pyarrow  # type: ignore[import-untyped]
         from pyarrow import csv as reader
 
         names = self.header()
-        if as_text:
-            kinds = dict.fromkeys(self.written_header, pyarrow.string())
-        else:
-            kinds = None
+        written = zip(self.written_header, names, strict=True)
+        plain = [name for name, bare in written if as_text or bare in texts]
+        kinds = dict.fromkeys(plain, pyarrow.string())
         try:
             table = reader.read_csv(
                 io.BytesIO(self.text.encode()),
@@ -161,7 +163,17 @@ class CsvTable:
             )
         except (OSError, ValueError) as error:
             raise FolderError(self.unreadable(" ".join(str(error).split()))) from None
+        except MemoryError as error:
+            raise FolderError(f"{self.path} needs more memory than there is") from error
         return dict(zip(names, table.columns, strict=True))
+
+    def place_of(self, row: int) -> str:
+        """The words for a row, counted from 0: its line in the file."""
+        return f"line {self._lines[row + 1]}"
+
+    @cached_property
+    def _lines(self) -> list[int]:
+        return [line for line, _ in self.records()]
 
     def unreadable(self, said: str) -> str:
         """The reason why the file can't be read: the line of a row with too few or too many cells,
@@ -175,14 +187,23 @@ class CsvTable:
         return f"{self.path} can't be read: {expected}"
 
 
+def _cells_in(header: str, mark: str) -> int:
+    """The number of cells of a header; 0 if they are too long."""
+    try:
+        return len(next(csv.reader([header], delimiter=mark), []))
+    except csv.Error:
+        return 0
+
+
 @contextmanager
 def lines_of(path: Path, table: CsvTable | None = None) -> Iterator[None]:
     """Adds the file to an error about a row, and the line in it if it is CSV."""
     try:
         yield
     except CellError as error:
-        place = f"row {error.row}"
+        rows = [row for row in (error.row, error.other) if row is not None]
+        places = [f"row {row}" for row in rows]
         if table is not None:
             with suppress(IndexError, FolderError):
-                place = f"line {table.records()[error.row + 1][0]}"
-        raise FolderError(f"{path}, {place}: {error.problem}") from None
+                places = [table.place_of(row) for row in rows]
+        raise FolderError(f"{path}, {' and '.join(places)}: {error.problem}") from None

@@ -4,7 +4,7 @@ lists its keys."""
 from __future__ import annotations
 
 import math
-import tomllib
+import re
 from collections.abc import Iterator, Mapping
 from itertools import pairwise
 from pathlib import Path
@@ -13,7 +13,8 @@ from typing import Annotated, Any, Literal, Self
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from discreet.data.encoding import TEXT, Column, Pair, columns_of
+from discreet.data.cell_reading import Marks
+from discreet.data.columns import TEXT, Column, Pair, columns_of
 from discreet.data.targets import (
     CLASS,
     LABELS,
@@ -25,11 +26,13 @@ from discreet.data.targets import (
     Target,
 )
 from discreet.per_example.objective import PADDING
+from discreet.settings.foreign_files import one_line, read_toml
 from discreet.settings.rules import did_you_mean
 from discreet.settings.training import HF
 
 DESCRIPTION = "data.toml"
 Bound = float | tuple[float, ...]
+SEPARATOR = re.compile(r"[\t !#-~]")  # no quote
 AtLeastTwo = Annotated[int, Field(ge=2)]
 TABLES = ("csv", "parquet", "jsonl")
 # Keys that are given together or not at all.
@@ -52,7 +55,7 @@ APART = {
 # The formats that know a key.
 FORMATS = {
     **dict.fromkeys(("columns", "text"), TABLES),
-    **dict.fromkeys(("separator", "decimal", "encoding"), ("csv",)),
+    **dict.fromkeys(("separator", "decimal", "thousands", "encoding"), ("csv",)),
 }
 
 
@@ -92,6 +95,7 @@ class DataDescription(BaseModel):
     pairs: tuple[Pair, ...] = ()
     separator: str | None = None
     decimal: Literal[".", ","] = "."
+    thousands: Literal[".", ",", "'", " ", "\u00a0", "\u202f"] | None = None
     encoding: str | None = None
     unconfirmed: tuple[str, ...] = ()
     public: bool = False
@@ -149,7 +153,7 @@ class DataDescription(BaseModel):
         of_text = self.text is None or (self.model or "").startswith(HF)
         yield of_text, f'text needs model = "{HF}FOLDER", whose tokenizer reads it'
         taken = {*self.target_names, self.owner}
-        both = [column.name for column in self.columns if column.name in taken]
+        both = [column.name for column in self.columns if column.in_file in taken]
         yield not both, f"columns: {', '.join(both)} is the target or the owner, not an input"
         for pair in self.pairs:
             yield self._crosses(pair), f"pairs: {' and '.join(pair)} must be two of [columns]"
@@ -165,7 +169,9 @@ class DataDescription(BaseModel):
             "are not private. Replace them by public values, and remove the names "
             "from the list",
         )
-        yield self.separator is None or len(self.separator) == 1, "separator must be one character"
+        yield self.thousands != self.decimal, "thousands must be another sign than decimal"
+        fine = self.separator is None or bool(SEPARATOR.fullmatch(self.separator))
+        yield fine, "separator must be one sign of ASCII, and no quote or line break"
 
     def _crosses(self, pair: Pair) -> bool:
         known = {column.name for column in self.columns if column.kind != TEXT}
@@ -180,6 +186,11 @@ class DataDescription(BaseModel):
         if self.event is not None:
             return (self.target, self.event)
         return (self.target,)
+
+    @property
+    def marks(self) -> Marks:
+        """The marks in numbers that are text."""
+        return Marks(self.decimal, self.thousands or "")
 
     def facts(self) -> dict[str, Any]:
         """The given keys, in the form of JSON and of `description_of`."""
@@ -245,23 +256,26 @@ def _pair_of(value: Any) -> Pair:
     return str(names[0]), str(names[1])
 
 
-def read_description(folder: Path) -> DataDescription:
+def _pairs_of(given: Any) -> tuple[Pair, ...]:
+    if not isinstance(given, list | tuple):
+        raise FolderError('pairs: write [[pairs]] columns = ["one", "other"] for each')
+    return tuple(map(_pair_of, given))
+
+
+def read_description(folder: Path, *, confirmed: bool = True) -> DataDescription:
     """`data.toml` of a folder; a transformer that it names beside the folder by its absolute path.
-    Raises FolderError: it is missing, is not TOML, or has a key that is unknown, missing, or of the
-    wrong kind."""
+    `confirmed`: nothing may be unconfirmed in it. Raises FolderError: it is missing, is not TOML,
+    or has a key that is unknown, missing, or of the wrong kind."""
     path = folder / DESCRIPTION
-    try:
-        settings = tomllib.loads(path.read_text())
-    except (FileNotFoundError, NotADirectoryError) as error:
-        raise FolderError(
-            f"{path} is missing: it describes the data file and its format"
-        ) from error
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise FolderError(f"{path} is not TOML: {error}") from error
+    if not path.exists():
+        raise FolderError(f"{path} is missing: it describes the data file and its format")
+    settings = read_toml(path, FolderError)
+    if not confirmed:
+        settings.pop("unconfirmed", None)
     if str(settings.get("model", "")).startswith(HF):
-        settings["model"] = (
-            f"{HF}{(folder / Path(settings['model'].removeprefix(HF)).expanduser()).resolve()}"
-        )
+        with one_line(path, FolderError):
+            weights = Path(settings["model"].removeprefix(HF)).expanduser()
+            settings["model"] = f"{HF}{(folder / weights).resolve()}"
     try:
         return description_of(settings)
     except FolderError as error:
@@ -278,7 +292,7 @@ def description_of(settings: Mapping[str, Any]) -> DataDescription:
         if isinstance(columns := given.get("columns"), Mapping):
             given["columns"] = columns_of(columns)
         if "pairs" in given:
-            given["pairs"] = tuple(map(_pair_of, given["pairs"]))
+            given["pairs"] = _pairs_of(given["pairs"])
         return DataDescription.model_validate(given)
     except ValidationError as error:
         wrong = error.errors()[0]

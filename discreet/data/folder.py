@@ -29,8 +29,9 @@ high are given):
                                     # data.partition=natural or owners, and
                                     # privacy.example.unit=owner; left out, of npz: "owners" if
                                     # there is such an array
-    ids = "folded"                  # spellings of an owner that differ by case, leading zeros or a
-                                    # trailing .0 are one person; "exact": two. Left out: refused
+    ids = "folded"                  # spellings of an owner that differ by case, form, leading zeros
+                                    # or a trailing .0 are one person; "exact": each text is one of
+                                    # its own. Left out: refused
     model = "mine.model:build"      # at a node: the one model.name outside Discreet that may be
                                     # trained on these data
     public = true                   # nobody's data: discreet simulate --baseline may train on them
@@ -41,16 +42,19 @@ data check` proposes them):
 
     separator = ";"                 # of CSV; left out: detected. A byte order mark is detected, too
     decimal = ","                   # left out: "."
+    thousands = "."                 # left out: numbers have no separators of thousands
     encoding = "cp1252"             # left out: UTF-8, or what a byte order mark says
     unconfirmed = ["age"]           # columns whose range or levels were read from the data: no run
                                     # starts with any
-    [columns]                       # `Column` in encoding.py explains every key
+    [columns]                       # `Column` in columns.py explains every key
     age = [0, 110]                  # short for { kind = "number", low = 0, high = 110 }
     sex = ["F", "M"]                # short for { kind = "category", levels = ["F", "M"] }
     hba1c = { kind = "number", low = 3, high = 14, missing = "middle" }
     sodium = { kind = "number", low = 110, high = 170, curves = 3 }  # a linear model bends
     dose = { kind = "number", low = 0, high = 10, named = "Dosis", factor = 0.001 }
                                     # how this site writes it (docs/guide/sites.md)
+    crp = { kind = "number", low = 0, high = 500, empty = ["k.A."], below = "half", unit = "mg/l" }
+    icd = { kind = "category", fold = "icd10" }  # codes count as their chapters
     [[pairs]]                       # what one column does depends on the other
     columns = ["age", "sex"]
 
@@ -83,8 +87,7 @@ import argparse
 import logging
 import math
 import sys
-import zipfile
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from functools import lru_cache
 from pathlib import Path
@@ -93,17 +96,25 @@ from typing import Any
 import numpy as np
 import torch
 
-from discreet.data.cells import encoded_cells, numbered, numbers_in, owner_cells, same_names
+from discreet.data.cell_reading import CellError, is_empty
+from discreet.data.cells import (
+    INDEX,
+    encoded_cells,
+    numbered,
+    numbers_in,
+    numbers_rows,
+    owner_cells,
+    same_names,
+)
 from discreet.data.csv_table import CsvTable, lines_of
 from discreet.data.description import DESCRIPTION, DataDescription, read_description
-from discreet.data.encoding import CellError, is_empty
 from discreet.data.examples import SHAPES, Examples, Task, TaskShape
 from discreet.data.images import read_idx
+from discreet.data.table_files import open_table
 from discreet.data.targets import CLASSES, SEQUENCES, Array, FolderError, targets_of
 from discreet.data.text import num_tokens_in, pretrained_folder, tokens_of
 from discreet.per_example.objective import PADDING
 from discreet.privacy.person import EXACT
-from discreet.settings.rules import require_extra
 
 logger = logging.getLogger("discreet")
 
@@ -141,7 +152,7 @@ def _test_of(
     changed: dict[str, Any] = {"file": description.test, "target": target, "owner": None}
     test = description.model_copy(update=changed)
     if description.owner is not None and description.format != "idx":
-        there = _opened(_file(folder, test.file), test)
+        there = opened(_file(folder, test.file), test)
         test = test.model_copy(
             update={"owner": description.owner if description.owner in there else None}
         )
@@ -152,8 +163,8 @@ def _test_of(
 def _refuse_shared(description: DataDescription, owners: Array, tested: Array) -> None:
     """Raises CellError for an owner with rows in both tables: the test set is public, so it
     protects nobody in it."""
-    tested_names = same_names(tested)
-    shared = np.flatnonzero(np.isin(tested_names, same_names(owners)))
+    tested_names = same_names(tested, description.ids)
+    shared = np.flatnonzero(np.isin(tested_names, same_names(owners, description.ids)))
     if len(shared):
         people = len(np.unique(tested_names[shared]))
         who = description.owner or OWNERS
@@ -207,18 +218,21 @@ def _labelled(
         return Examples(read, predicted, numbers), shape, owners
 
 
+def of_file(path: Path, description: DataDescription) -> DataDescription:
+    """The description for another file, whose format its ending tells."""
+    kind = path.suffix.lower().removeprefix(".")
+    if kind not in ("csv", "parquet", "jsonl", "npz"):
+        raise FolderError(f"{path}: a file of inputs must end in .csv, .parquet, .jsonl or .npz")
+    return description.model_copy(update={"format": kind, "file": path.name})
+
+
 def read_file(
     path: Path, description: DataDescription, shape: TaskShape, *, id_column: str | None = None
 ) -> tuple[torch.Tensor, torch.Tensor | None, Array | None]:
     """Inputs (n, *input_shape) of a file that ends in .csv, .parquet, .jsonl or .npz, its targets
     if every row has them, and the cells of a column that identifies the rows. The description names
     the columns or arrays, and gives their range."""
-    kind = path.suffix.lower().removeprefix(".")
-    if kind not in ("csv", "parquet", "jsonl", "npz"):
-        raise FolderError(f"{path}: a file of inputs must end in .csv, .parquet, .jsonl or .npz")
-    description = description.model_copy(
-        update={"format": kind, "file": path.name, "owner": id_column, "ids": EXACT}
-    )
+    description = of_file(path, description).model_copy(update={"owner": id_column, "ids": EXACT})
     with _lines_of(path, description):
         inputs, targets, ids = _read(path.parent, description, may_lack_targets=True)
         read = _inputs_of(inputs, description, shape, str(path))
@@ -263,6 +277,8 @@ def _targets_of(
 def _inputs_of(
     values: Array, description: DataDescription, shape: TaskShape, what: str
 ) -> torch.Tensor:
+    if values.ndim < 1 or values.dtype.kind not in "iufb":
+        raise FolderError(f"{what}: inputs must be numbers, a row for each example")
     size = math.prod(shape.input_shape)
     found = math.prod(values.shape[1:])
     if found == 0:
@@ -289,6 +305,9 @@ def _inputs_of(
     if description.low is not None:
         share = _within_range(numbers, description, what)
         numbers = shape.scale[0] + share * (shape.scale[1] - shape.scale[0])
+    large = np.flatnonzero(~(np.abs(numbers) <= np.finfo(np.float32).max).all(axis=1))
+    if len(large):
+        raise CellError(int(large[0]), "an input is too large for a model, which reads float32")
     return torch.from_numpy(numbers.astype(np.float32).reshape(-1, *shape.input_shape))
 
 
@@ -301,12 +320,8 @@ def _within_range(numbers: Array, description: DataDescription, what: str) -> Ar
     # Clamped: a value outside the public range must not reveal its distance from it.
     outside = np.count_nonzero((numbers < low) | (numbers > high))
     if outside:
-        logger.warning(
-            "%s: %d of %d values lie outside low..high, and are clamped",
-            what,
-            outside,
-            numbers.size,
-        )
+        said = "%s: %d of %d values lie outside low..high, and are clamped"
+        logger.warning(said, what, outside, numbers.size)
     return np.clip((numbers - low) / (high - low), 0.0, 1.0)
 
 
@@ -355,27 +370,15 @@ def _read(folder: Path, description: DataDescription, *, may_lack_targets: bool 
     if description.format == "idx":
         return _read_images(folder, description)
     path = _file(folder, description.file)
+    found = opened(path, description)
     owner = description.owner
-    found = _opened(path, description)
-    arrays = description.format == "npz"
-    if arrays and owner is None and OWNERS in found:
+    if description.format == "npz" and owner is None and OWNERS in found:
         owner = OWNERS
     names = _input_names(found, description)
     for name in (*names, owner):
         if name is not None and name not in found:
             raise FolderError(f"{path.name} has no column or array {name}")
-    counted: Array | bool = True
-    if description.text is not None and description.max_tokens is not None:
-        inputs, counted = tokens_of(
-            found[description.text], _weights_of(description), length=description.max_tokens
-        )
-    elif arrays:
-        inputs = found[names[0]]
-    elif description.columns:
-        inputs = encoded_cells(found, description)
-    else:
-        nothing = np.zeros((len(next(iter(found.values()), ())), 0))
-        inputs = np.column_stack([nothing, *(numbers_in(found[name], name) for name in names)])
+    inputs, counted = _inputs_in(found, names, description)
     targets = None
     if may_lack_targets and (lacking := _rows_without_target(found, description)):
         said = "%s: %d of %d rows have no target, so nothing is rated"
@@ -383,15 +386,27 @@ def _read(folder: Path, description: DataDescription, *, may_lack_targets: bool 
     else:
         targets = _targets_in(found, names, description)
     if description.next_token:
-        if counted is True:
-            following = inputs
-        else:
-            following = np.where(counted, inputs, PADDING)
+        targets = np.asarray(np.where(counted, inputs, PADDING)[:, 1:])
         inputs = inputs[:, :-1]
-        targets = np.asarray(following[:, 1:])
     if owner is None:
         return inputs, targets, None
     return inputs, targets, owner_cells(found[owner], owner, description.ids)
+
+
+def _inputs_in(
+    found: Mapping[str, Any], names: Sequence[str], description: DataDescription
+) -> tuple[Array, Array | bool]:
+    """The inputs of a table, and a mask that is False for padding of texts."""
+    if description.text is not None and description.max_tokens is not None:
+        weights = _weights_of(description)
+        return tokens_of(found[description.text], weights, length=description.max_tokens)
+    if description.format == "npz":
+        return found[names[0]], True
+    if description.columns:
+        return encoded_cells(found, description), True
+    nothing = np.zeros((len(next(iter(found.values()), ())), 0))
+    numbers = (numbers_in(found[name], name, description.marks) for name in names)
+    return np.column_stack([nothing, *numbers]), True
 
 
 def _weights_of(description: DataDescription) -> Path:
@@ -400,39 +415,21 @@ def _weights_of(description: DataDescription) -> Path:
 
 def _file(folder: Path, name: str) -> Path:
     path = folder / name
-    if path.resolve().parent != folder.resolve():
+    if "\0" in name or path.resolve().parent != folder.resolve():
         raise FolderError(f"{name} must be directly in {folder}")
     if not path.is_file():
         raise FolderError(f"{path} is missing")
     return path
 
 
-def _opened(path: Path, description: DataDescription) -> dict[str, Any]:
+def opened(path: Path, description: DataDescription) -> dict[str, Any]:
+    """The columns or arrays of a file by their names; owners in a CSV file, and with [columns] all
+    of its cells, as they are written. FolderError: it can't be read."""
     if description.format == "csv":
-        return csv_table(path, description).columns(as_text=bool(description.columns))
+        texts = [description.owner] if description.owner is not None else []
+        table = csv_table(path, description)
+        return table.columns(as_text=bool(description.columns), texts=texts)
     return open_table(path, description.format)
-
-
-def open_table(path: Path, form: str) -> dict[str, Any]:
-    """The columns (parquet, jsonl; of pyarrow) or the arrays (npz; of numpy) of a file by
-    their names."""
-    require_extra("pyarrow", extra="simulation", why=path.name)
-    from pyarrow import json, parquet  # type: ignore[import-untyped]
-
-    readers = {"parquet": parquet.read_table, "jsonl": json.read_json}
-    try:
-        if form == "npz":
-            with path.open("rb") as file, np.lib.npyio.NpzFile(file, allow_pickle=False) as arrays:
-                return dict(arrays)
-        table = readers[form](path)
-    except (OSError, ValueError, EOFError, zipfile.BadZipFile) as error:
-        expected, _, _ = " ".join(str(error).split()).partition(", got ")
-        raise FolderError(f"{path} can't be read: {expected}") from None
-    names = list(table.column_names)
-    for name in names:
-        if names.count(name) > 1:
-            raise FolderError(f"{path}: the column {name!r} occurs twice")
-    return {name: table.column(name) for name in names}
 
 
 def csv_table(path: Path, description: DataDescription) -> CsvTable:
@@ -444,9 +441,9 @@ def _lines_of(path: Path, description: DataDescription) -> AbstractContextManage
     return lines_of(path, csv_table(path, description) if description.format == "csv" else None)
 
 
-def _input_names(found: Iterable[str], description: DataDescription) -> tuple[str, ...]:
-    """The inputs that the description names; by default all columns except target and owner, or the
-    array `inputs`."""
+def _input_names(found: Mapping[str, Any], description: DataDescription) -> tuple[str, ...]:
+    """The inputs that the description names; by default all columns except target, owner and an
+    index of pandas, or the array `inputs`."""
     if description.format == "npz":
         if isinstance(description.inputs, tuple):
             raise FolderError("inputs must be the name of one array in an npz file")
@@ -456,9 +453,9 @@ def _input_names(found: Iterable[str], description: DataDescription) -> tuple[st
     if description.columns:
         return tuple(column.in_file for column in description.columns)
     if description.inputs is None:
-        return tuple(
-            name for name in found if name not in (*description.target_names, description.owner)
-        )
+        taken = {*description.target_names, description.owner}
+        taken |= {name for name in INDEX if name in found and numbers_rows(found[name].to_pylist())}
+        return tuple(name for name in found if name not in taken)
     if isinstance(description.inputs, str):
         return (description.inputs,)
     return description.inputs
@@ -474,7 +471,7 @@ def with_inputs(folder: Path, description: DataDescription) -> DataDescription:
         or description.text is not None
     ):
         return description
-    found = _opened(_file(folder, description.file), description)
+    found = opened(_file(folder, description.file), description)
     return description.model_copy(update={"inputs": _input_names(found, description)})
 
 

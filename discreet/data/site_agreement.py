@@ -13,8 +13,8 @@ import json
 from collections.abc import Sequence
 from pathlib import Path
 
+from discreet.data.columns import LOCAL, Column
 from discreet.data.description import DataDescription, read_description
-from discreet.data.encoding import LOCAL, Column
 from discreet.data.folder import with_inputs
 from discreet.data.targets import FolderError
 

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from discreet.data.encoding import CellError
+from discreet.data.cell_reading import CellError
 from discreet.per_example.objective import PADDING
 
 logger = logging.getLogger("discreet")
@@ -150,7 +150,8 @@ def _class_numbers(
             f"{what}: targets must be {wanted}, not {values.dtype} of shape {values.shape}"
         )
     padded = (values == padding) & (length > 0)
-    whole = np.where(np.isfinite(values) & ~padded, values, -1).astype(np.int64)
+    small = np.abs(values) <= num_classes  # a cast of NaN or 1e300 would warn
+    whole = np.where(small & ~padded, values, -1).astype(np.int64)
     wrong = np.argwhere(~padded & ((whole != values) | (whole < 0) | (whole >= num_classes)))
     if len(wrong):
         known = f"one of 0 to {num_classes - 1}"

@@ -13,9 +13,10 @@ from typing import Any
 import numpy as np
 import torch
 
-from discreet.data.encoding import CellError
+from discreet.data.cell_reading import CellError
 from discreet.data.examples import SHAPES, Examples, Task, concatenated
 from discreet.data.targets import Array, FolderError
+from discreet.settings.foreign_files import one_line
 from discreet.settings.rules import require_extra
 from discreet.settings.training import HF
 
@@ -148,14 +149,11 @@ def transformers_library(*, why: str) -> Any:
 def tokenizer_in(folder: Path) -> Any:
     """The tokenizer in a folder. It pads at the end, with its own padding token or otherwise with
     its end-of-text token."""
-    try:
-        tokenizer = transformers_library(why="text").AutoTokenizer.from_pretrained(
+    library = transformers_library(why="text")
+    with one_line(folder, FolderError, "has no tokenizer that transformers can read"):
+        tokenizer = library.AutoTokenizer.from_pretrained(
             folder, padding_side="right", truncation_side="right", **LOCAL
         )
-    except (OSError, ValueError) as error:
-        raise FolderError(
-            f"{folder} has no tokenizer that transformers can read: {error}"
-        ) from error
     tokenizer.pad_token = tokenizer.pad_token or tokenizer.eos_token
     if tokenizer.pad_token is None:
         raise FolderError(
@@ -166,8 +164,9 @@ def tokenizer_in(folder: Path) -> Any:
 
 def num_tokens_in(folder: Path) -> int:
     """The number of tokens for which the model in a folder has embeddings."""
-    found = transformers_library(why="text").AutoConfig.from_pretrained(folder, **LOCAL)
-    return int(found.vocab_size)
+    library = transformers_library(why="text")
+    with one_line(folder, FolderError, "has no config.json that transformers can read"):
+        return int(library.AutoConfig.from_pretrained(folder, **LOCAL).vocab_size)
 
 
 def tokens_of(texts: Any, folder: Path, *, length: int) -> tuple[Array, Array]:

@@ -35,6 +35,7 @@ from discreet.dpsgd.poisson_batches import (
     Piece,
     PoissonBatches,
     loaded,
+    named_owners,
     processes_of,
     rows_by_owner,
 )
@@ -163,9 +164,11 @@ class DPSGD:
         if batch_size is not None:
             expected = batch_size
         self._owners = None
+        keys = None
         if owners is not None:
-            self._owners = rows_by_owner(owners, examples, privacy)
-        examples.check_items(owners)
+            keys = named_owners(owners)
+            self._owners = rows_by_owner(keys, examples, privacy)
+        examples.check_items(keys)
         n = len(examples.dataset if self._owners is None else self._owners)
         plan = planned_loop(
             privacy, n, batch_size=expected, clip_norm=clip_norm, epochs=epochs, steps=steps

@@ -25,7 +25,7 @@ from torch.utils.data import (
     default_collate,
 )
 
-from discreet.data.encoding import is_empty
+from discreet.data.cell_reading import is_empty
 from discreet.dpsgd.item_watch import ItemWatch
 from discreet.dpsgd.loop_plan import LoopPrivacy
 from discreet.dpsgd.one_index import check_one_index
@@ -35,7 +35,7 @@ from discreet.per_example.graphs import Graphs
 from discreet.per_example.objective import Tree, as_tree, batches_in, count_of, rows_of
 from discreet.per_example.trial import differ, is_same
 from discreet.privacy.owner_rows import OwnerRows, owner_rows
-from discreet.privacy.person import OtherSpelling, person_keys
+from discreet.privacy.person import LARGEST_EXACT, SPELLINGS, OtherSpelling, person_keys
 from discreet.privacy.randomness import RandomSource
 from discreet.training.local_training import step_batch
 
@@ -107,12 +107,11 @@ class ExampleReader:
             places = range(0, count, max(1, count // _TRIED))[:_TRIED]
             _check_collate(self.collate, [self._items[place] for place in places])
 
-    def check_items(self, owners: Sequence[object] | Tensor | None) -> None:
-        """Raises ValueError if an example stands at several indices, of different owners. From now
-        on items of one owner may share rows."""
-        listed = owners.tolist() if isinstance(owners, Tensor) else owners
-        check_one_index(self.dataset, listed)
-        self._items.owners = listed
+    def check_items(self, owners: Sequence[object] | None) -> None:
+        """Raises ValueError if an example stands at several indices, of different owners, given by
+        their keys. From now on items of one owner may share rows."""
+        check_one_index(self.dataset, owners)
+        self._items.owners = owners
 
     def __getitem__(self, positions: Sequence[int]) -> Batch:
         if isinstance(self.dataset, TensorDataset) and self.collate is None:
@@ -207,7 +206,7 @@ class PoissonBatches:
 
 
 def rows_by_owner(
-    owners: Sequence[object] | Tensor, examples: ExampleReader, privacy: LoopPrivacy
+    owners: Sequence[object], examples: ExampleReader, privacy: LoopPrivacy
 ) -> OwnerRows:
     """The rows of each owner of a data set. Raises ValueError: the numbers of owners and rows
     differ, or an option would separate rows from their owners."""
@@ -222,12 +221,13 @@ def rows_by_owner(
             f"max_physical_batch must be at least rows_per_owner, {privacy.rows_per_owner}, not "
             f"{most}"
         )
-    return owner_rows(named_owners(owners), len(examples.dataset), privacy.rows_per_owner)
+    return owner_rows(owners, len(examples.dataset), privacy.rows_per_owner)
 
 
 def named_owners(owners: Sequence[object] | Tensor) -> Sequence[object]:
-    """The owners of rows, texts as `person_keys` has them. Raises ValueError if a row has no owner,
-    or an owner may be written in two ways: one person would then be protected as two."""
+    """The owner of each row: a number, or the key of a text. Raises ValueError if a row has no
+    owner, owners are of several kinds, or one may be written in two ways: one person would then be
+    protected as two."""
     listed = owners.tolist() if isinstance(owners, Tensor) else list(owners)
     missing = [row for row, owner in enumerate(listed) if is_empty(owner)]
     if missing:
@@ -235,19 +235,31 @@ def named_owners(owners: Sequence[object] | Tensor) -> Sequence[object]:
             f"owners: {len(missing)} rows have no owner, the first of them row {missing[0]}: leave "
             "such rows out, or name their owners"
         )
-    kinds = {isinstance(owner, str) for owner in listed}
+    kinds = {_kind(owner) for owner in listed}
     if len(kinds) > 1:
-        raise ValueError("owners must be all texts or all numbers: 7 and '7' may be one person")
+        raise ValueError(
+            "owners must be all texts or all whole numbers, of one kind: 7, 7.0, True and '7' may "
+            "be one person"
+        )
+    if kinds != {str}:
+        return listed
     try:
-        keys = person_keys(listed)
+        return person_keys(listed)
     except OtherSpelling as error:
         raise ValueError(
-            f"owners: in row {error.row} an owner is written almost as another one: they differ "
-            "only by case, leading zeros or a trailing .0. Write each person in one way"
+            f"owners: rows {error.before} and {error.row} write an owner in two ways, which differ "
+            f"only by {SPELLINGS}. Write each person in one way"
         ) from error
-    if kinds == {True}:
-        return keys
-    return listed
+
+
+def _kind(owner: object) -> type:
+    """The kind of an owner. ValueError: it is none, or a number that has lost its last digits."""
+    if isinstance(owner, float | np.floating) and abs(float(owner)) >= LARGEST_EXACT:
+        raise ValueError("owners: a float has no room for so many digits: give texts")
+    for kind in (bool, np.bool_, str, int, np.integer, float, np.floating):
+        if isinstance(owner, kind):
+            return kind
+    raise ValueError(f"owners must be texts or whole numbers (got {type(owner).__name__})")
 
 
 def loaded(

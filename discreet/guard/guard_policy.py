@@ -39,7 +39,6 @@ Paths are relative to the folder of the file.
 
 from __future__ import annotations
 
-import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -48,6 +47,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from discreet.accounting.events import PLD, exceeds, poisson_round_event
 from discreet.accounting.privacy_ledger import PrivacyLedger, epsilon_of_blocks
 from discreet.node.account import Refused
+from discreet.settings.foreign_files import read_toml
 from discreet.settings.rules import (
     ConfigError,
     Count,
@@ -213,13 +213,7 @@ class GuardTerms:
 def read_guard(path: Path) -> GuardPolicy:
     """The policy in a `guard.toml`, with absolute paths. ConfigError: the file is wrong; the
     message says why in one line."""
-    try:
-        given = tomllib.loads(path.read_text())
-    except OSError as error:
-        raise ConfigError(f"{path} can't be read: {error.strerror}") from error
-    except ValueError as error:
-        raise ConfigError(f"{path} is not valid TOML: {error}") from error
-
+    given = read_toml(path, ConfigError, "is not valid TOML")
     settings = _underscored(given)
     sections = {"blocks": BlockSettings, "metric": MetricSettings, "limits": Limits}
     try:

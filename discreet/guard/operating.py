@@ -21,6 +21,7 @@ from discreet.guard.guard_policy import BlockSettings, GuardPolicy
 from discreet.guard.patient_blocks import archive_of, mock_archive
 from discreet.guard.sandbox import BlockInput, BlockResult, Sandbox, SandboxError
 from discreet.guard.site_guard import JOURNAL, block_limits, guard_ledger, open_site
+from discreet.settings.foreign_files import one_line, read_text
 from discreet.settings.rules import ConfigError
 
 TRIAL_SECONDS = 120.0
@@ -103,8 +104,10 @@ def journal_lines(policy: GuardPolicy) -> Iterator[str]:
     were charged and did not end. LedgerError, after the lines: the account can't be read."""
     path = open_site(policy) / JOURNAL
     ended = 0
-    for line in path.read_text().splitlines() if path.exists() else ():
-        row = {name: _plain(value) for name, value in json.loads(line).items()}
+    text = read_text(path, ConfigError) if path.exists() else ""
+    for line in text.splitlines():
+        with one_line(path, ConfigError, "is damaged"):
+            row = {name: _plain(value) for name, value in json.loads(line).items()}
         ended += "drawn" in row
         what = f"{row['time']}  run {row['run']}  {row['app']}  round {row['round']}  {row['kind']}"
         if "refused" in row:

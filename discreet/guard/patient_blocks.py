@@ -24,12 +24,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from discreet.data.cell_reading import is_empty
 from discreet.data.csv_table import CsvTable
 from discreet.data.description import DESCRIPTION, read_description
-from discreet.data.encoding import is_empty
-from discreet.data.folder import open_table
+from discreet.data.table_files import open_table
 from discreet.data.targets import FolderError
-from discreet.privacy.person import OtherSpelling, person_key, person_keys
+from discreet.privacy.person import OtherSpelling, folded_key, person_keys
+from discreet.settings.foreign_files import one_line, read_text
 from discreet.settings.rules import ConfigError
 from discreet.tables.header import column_place
 
@@ -52,18 +53,22 @@ class BlockSplit:
 
 
 def block_of(patient: str, *, key: bytes, count: int) -> int:
-    """The number of a patient's block: HMAC-SHA-256 of the id, modulo the number of blocks."""
-    digest = hmac.new(key, patient.encode(), hashlib.sha256).digest()
+    """The number of a patient's block: HMAC-SHA-256 of the id under any spelling, modulo the number
+    of blocks."""
+    digest = hmac.new(key, folded_key(patient).encode(), hashlib.sha256).digest()
     return int.from_bytes(digest, "big") % count
 
 
-def split_site(data: Path, folder: Path, *, id_column: str, count: int) -> BlockSplit:
+def split_site(
+    data: Path, folder: Path, *, id_column: str, count: int, ids: str | None = None
+) -> BlockSplit:
     """Splits a site's data into blocks, once, and writes key and blocks to `folder`, for its owner
     alone.
 
     `data` is a table (csv, jsonl, parquet or npz), a folder with a data.toml that names one, or
     with `folders` as the id a folder that holds a folder for each patient. Without an id, for one
-    block, any folder or file.
+    block, any folder or file. `ids`: EXACT or FOLDED, what two spellings of an id mean; by default
+    as data.toml says.
 
     Raises:
       ConfigError: the data can't be split, or `folder` exists already: a new key would make a
@@ -73,7 +78,7 @@ def split_site(data: Path, folder: Path, *, id_column: str, count: int) -> Block
         raise ConfigError(f"{folder} exists already: a site is split once and keeps its key")
     key = secrets.token_bytes(KEY_BYTES)
     try:
-        patients, files_of = _read(data, id_column)
+        patients, files_of = _read(data, id_column, ids)
     except FolderError as error:
         raise ConfigError(str(error)) from error
 
@@ -93,10 +98,8 @@ def split_site(data: Path, folder: Path, *, id_column: str, count: int) -> Block
 
 def read_split(folder: Path) -> BlockSplit:
     """The split of a site's folder. ConfigError: there is none."""
-    try:
+    with one_line(folder, ConfigError, "has no split: make one with `discreet site split`"):
         return BlockSplit(**json.loads((folder / SPLIT).read_bytes()))
-    except (OSError, ValueError, TypeError) as error:
-        raise ConfigError(f"{folder} has no split: make one with `discreet site split`") from error
 
 
 def read_blocks(folder: Path, *, id_column: str, count: int) -> tuple[Path, ...]:
@@ -146,30 +149,26 @@ def _write(path: Path, content: bytes) -> None:
         file.write(content)
 
 
-SPELLED = (
-    "a patient's id is written almost as another one: they differ only by case, leading zeros or a "
-    "trailing .0. Write one person's id in one way, and make those of two differ by more"
-)
 _Blocks = tuple[list[str], Callable[[Sequence[int]], Files]]
 
 
-def _read(data: Path, id_column: str) -> _Blocks:
+def _read(data: Path, id_column: str, ids: str | None) -> _Blocks:
     """The patient of each row or folder, and a function that writes the rows or folders of given
     positions to a block's files."""
     if not id_column:
         return _whole(data)
     if id_column == FOLDERS:
-        return _folders(data)
+        return _folders(data, ids)
     if data.is_file():
-        return _table(data, id_column)
+        return _table(data, id_column, CsvTable(data), ids)
     description = read_description(data)
     if description.test is not None:
         raise FolderError(
             f"{data / DESCRIPTION} names a test set, which every block would contain: remove it"
         )
-    patients, files_of = _table(
-        data / description.file, id_column, description.separator, description.encoding
-    )
+    path = data / description.file
+    table = CsvTable(path, description.separator, description.encoding)
+    patients, files_of = _table(path, id_column, table, ids or description.ids)
     beside = {DESCRIPTION: (data / DESCRIPTION).read_bytes()}
     return patients, lambda places: files_of(places) | beside
 
@@ -183,7 +182,7 @@ def _whole(data: Path) -> _Blocks:
     return ["site"], lambda places: files if places else {}
 
 
-def _folders(data: Path) -> _Blocks:
+def _folders(data: Path, ids: str | None) -> _Blocks:
     folders = sorted(data.iterdir())
     for path in folders:
         if path.is_symlink() or not path.is_dir():
@@ -192,7 +191,18 @@ def _folders(data: Path) -> _Blocks:
     def files_of(places: Sequence[int]) -> Files:
         return dict(each for place in places for each in _files_below(folders[place], data))
 
-    return [path.name for path in folders], files_of
+    names = [path.name for path in folders]
+    return _keys(names, ids, lambda row: f"{folders[row]}"), files_of
+
+
+def _keys(cells: Sequence[object], ids: str | None, place_of: Callable[[int], str]) -> list[str]:
+    """The patients' keys. FolderError: two spellings may be one patient's."""
+    try:
+        return person_keys(cells, ids)
+    except OtherSpelling as error:
+        places = f"{place_of(error.row)} and {place_of(error.before)}"
+        hint = "(site split --ids, or ids in data.toml)"
+        raise FolderError(f"{places}: {error} {hint}") from error
 
 
 def _files_below(folder: Path, root: Path) -> Iterator[tuple[str, bytes]]:
@@ -203,32 +213,28 @@ def _files_below(folder: Path, root: Path) -> Iterator[tuple[str, bytes]]:
             yield str(path.relative_to(root)), path.read_bytes()
 
 
-def _table(
-    path: Path, id_column: str, separator: str | None = None, encoding: str | None = None
-) -> _Blocks:
+def _table(path: Path, id_column: str, table: CsvTable, ids: str | None) -> _Blocks:
+    """The rows of a file. `table`: the same file, as CSV."""
     readers = {"jsonl": _jsonl, "parquet": _parquet, "npz": _npz}
     kind = path.suffix.lower().removeprefix(".")
     if kind == "csv":
-        cells, content_of = _csv(CsvTable(path, separator, encoding), id_column)
+        cells, content_of = _csv(table, id_column)
     elif kind in readers:
         cells, content_of = readers[kind](path, id_column)
     else:
         raise FolderError(f"{path}: a table of patients must end in .csv, .jsonl, .parquet or .npz")
-    patients = [_patient(cell, path, row) for row, cell in enumerate(cells)]
-    try:
-        person_keys(patients)
-    except OtherSpelling as error:
-        raise FolderError(f"{path}, row {error.row + 1}: {SPELLED}") from error
+
+    def place_of(row: int) -> str:
+        return f"{path}, {table.place_of(row) if kind == 'csv' else f'row {row + 1}'}"
+
+    for row, cell in enumerate(cells):
+        if isinstance(cell, bool | float) or is_empty(cell):
+            raise FolderError(
+                f"{place_of(row)}: the patient's id must be a text or a whole number, and not "
+                "empty (n/a is empty)"
+            )
+    patients = _keys(cells, ids, place_of)
     return patients, lambda places: {path.name: content_of(places)}
-
-
-def _patient(cell: object, path: Path, row: int) -> str:
-    if isinstance(cell, bool | float) or is_empty(cell):
-        raise FolderError(
-            f"{path}, row {row + 1}: the patient's id must be a text or a whole number, and not "
-            "empty (n/a is empty)"
-        )
-    return person_key(cell)
 
 
 _Rows = tuple[Sequence[object], Callable[[Sequence[int]], bytes]]
@@ -247,11 +253,12 @@ def _csv(table: CsvTable, id_column: str) -> _Rows:
 
 
 def _jsonl(path: Path, id_column: str) -> _Rows:
-    lines = [line for line in path.read_text().splitlines() if line.strip()]
+    text = read_text(path, FolderError)
+    lines = [line for line in text.splitlines() if line.strip()]
     cells = []
     for row, line in enumerate(lines):
         found = None
-        with suppress(ValueError):
+        with suppress(ValueError, RecursionError):
             found = json.loads(line)
         if not isinstance(found, dict):
             raise FolderError(f"{path}, row {row + 1} is not a JSON object")

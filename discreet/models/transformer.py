@@ -21,6 +21,8 @@ from torch import Tensor, nn
 from discreet.data.examples import TaskShape
 from discreet.data.targets import CLASSES, SEQUENCES
 from discreet.data.text import LOCAL, pretrained_folder, tokenizer_in, transformers_library
+from discreet.settings.foreign_files import one_line
+from discreet.settings.rules import ConfigError
 from discreet.settings.training import LoraConfig, ModelConfig
 
 ADAPTER = "adapter"  # folder in a run folder, which peft can load
@@ -205,26 +207,27 @@ def _built(folder: Path, shape: TaskShape, lora: LoraConfig) -> nn.Module:
 
 def _loaded(kind: Any, folder: Path, library: Any, **settings: Any) -> Any:
     """The model in evaluation mode, in float32, without dropout."""
-    config = library.AutoConfig.from_pretrained(folder, **LOCAL, **settings)
+    with one_line(folder, ConfigError, "has no config.json that transformers can read"):
+        config = library.AutoConfig.from_pretrained(folder, **LOCAL, **settings)
     for key, value in vars(config).items():
         if isinstance(value, float) and "drop" in key:
             setattr(config, key, 0.0)
-    try:
+    with one_line(folder, ConfigError, "holds no safetensors of such a model"):
         return kind.from_pretrained(
             folder, config=config, dtype=torch.float32, use_safetensors=True, **LOCAL
         )
-    except OSError as error:
-        raise ValueError(f"{folder} holds no safetensors of such a model: {error}") from error
 
 
 def _pooling_of(folder: Path) -> dict[str, bool] | None:
     """The pooling that a folder of sentence-transformers describes; None for another folder."""
     if not (folder / "modules.json").is_file():
         return None
-    described = json.loads((folder / "modules.json").read_text())
-    parts = {part["type"].rpartition(".")[2]: part["path"] for part in described}
-    pooling = json.loads((folder / parts["Pooling"] / "config.json").read_text())
-    kinds = [kind for kind in ("mean_tokens", "cls_token") if pooling.get(f"pooling_mode_{kind}")]
+    with one_line(folder, ConfigError, "is no folder of sentence-transformers"):
+        described = json.loads((folder / "modules.json").read_text())
+        parts = {part["type"].rpartition(".")[2]: part["path"] for part in described}
+        pooling = json.loads((folder / parts["Pooling"] / "config.json").read_text())
+        known = ("mean_tokens", "cls_token")
+        kinds = [kind for kind in known if pooling.get(f"pooling_mode_{kind}")]
     if len(kinds) != 1 or not parts.keys() <= {"Transformer", "Pooling", "Normalize"}:
         raise ValueError(
             f"{folder}: of sentence-transformers' parts mean or cls pooling is known, and Normalize"

@@ -19,8 +19,10 @@ from discreet.mechanisms.mechanism import PURE, Mechanism, charged, releases_of
 from discreet.node.account import Budget, Refused
 from discreet.privacy.sampling import in_turn
 from discreet.settings.client_settings import ClientSettings
+from discreet.settings.foreign_files import one_line
 from discreet.settings.privacy import CLIP, GUARANTEES, OWNER, PLANNED, SECURE, USER
 from discreet.settings.rules import (
+    ConfigError,
     Count,
     CountOrZero,
     Probability,
@@ -180,12 +182,11 @@ def _check_spelling(node_config: Mapping[str, object]) -> None:
 
 
 def _policy_file(path: Path) -> dict[str, object]:
-    try:
-        read = json.loads(path.read_text())
-    except OSError as error:
-        raise ValueError(f"the policy file can't be read: {error.strerror}") from error
-    except (ValueError, RecursionError) as error:
-        raise ValueError(f"the policy file is not JSON: {error}") from error
+    name = "the policy file"  # its path is the node's own
+    with one_line(name, ConfigError):
+        text = path.read_text(encoding="utf-8")
+    with one_line(name, ConfigError, "is not JSON"):
+        read = json.loads(text)
     if not isinstance(read, dict):
         raise ValueError("the policy file must hold one JSON object")
     return read

@@ -7,12 +7,18 @@ knows the table.
 
 from __future__ import annotations
 
+import re
 import unicodedata
 from collections.abc import Iterable
 
 EXACT = "exact"
 FOLDED = "folded"
-IDS = (EXACT, FOLDED)
+LARGEST_EXACT = 2.0**53  # beyond, float64 has no room for every whole number
+
+
+SPELLINGS = "case, form, leading zeros or a trailing .0"
+LEADING_ZEROS = re.compile(r"(?<![\d.,])0+(?=\d)")
+TRAILING_ZERO = re.compile(r"(?<=\d)[.,]0+$")
 
 
 class OtherSpelling(ValueError):
@@ -20,36 +26,42 @@ class OtherSpelling(ValueError):
 
     def __init__(self, row: int, before: int) -> None:
         super().__init__(
-            f"the owner is written almost as in row {before + 1}: they differ only by case, "
-            "leading zeros or a trailing .0. If that is one person write "
-            'ids = "folded", if they are two ids = "exact"'
+            f"the owner is written in two ways, which differ only by {SPELLINGS}. If that is one "
+            'person write ids = "folded", if they are two ids = "exact"'
         )
         self.row = row
+        self.before = before
 
 
-def person_key(cell: object) -> str:
-    """A cell as a key: in Unicode's form NFKC, with single spaces and none around; a whole number
-    as its digits.
+def person_key(cell: object, ids: str | None = None) -> str:
+    """A cell as a key: in Unicode's form NFC, with single spaces and none around; a whole number as
+    its digits. With EXACT a text is its own key, and with FOLDED `folded_key` of it.
 
     >>> person_key(" Ann\u00a0 Lee "), person_key(12.0), person_key("012")
     ('Ann Lee', '12', '012')
+    >>> person_key("P7 ", EXACT), person_key("P7 ", FOLDED)
+    ('P7 ', 'p7')
     """
     if isinstance(cell, float) and cell.is_integer():
         return str(int(cell))
-    return " ".join(unicodedata.normalize("NFKC", str(cell)).split())
+    if ids == EXACT:
+        return str(cell)
+    key = " ".join(unicodedata.normalize("NFC", str(cell)).split())
+    if ids == FOLDED:
+        return folded_key(key)
+    return key
 
 
 def folded_key(key: str) -> str:
-    """A key without case, leading zeros and a trailing .0.
+    """A key in the form NFKC, without case, zeros before a number, a trailing .0 or ,0, and spaces
+    around.
 
-    >>> [folded_key(key) for key in ("P-7a", "007", "7.0", "0", "A07")]
-    ['p-7a', '7', '7', '0', 'a07']
+    >>> [folded_key(key) for key in ("P-07a", "007", "7,0", "0", "P\u00b2", "1.05")]
+    ['p-7a', '7', '7', '0', 'p2', '1.05']
     """
-    folded = key.casefold()
-    whole, point, rest = folded.partition(".")
-    if whole.isdecimal() and (not point or not rest.strip("0")):
-        return whole.lstrip("0") or "0"
-    return folded
+    folded = unicodedata.normalize("NFKC", key).casefold()
+    folded = TRAILING_ZERO.sub("", " ".join(folded.split()))
+    return LEADING_ZEROS.sub("", folded)
 
 
 def person_keys(cells: Iterable[object], ids: str | None = None) -> list[str]:
@@ -59,11 +71,9 @@ def person_keys(cells: Iterable[object], ids: str | None = None) -> list[str]:
     Raises:
       OtherSpelling: such keys.
     """
-    keys = [person_key(cell) for cell in cells]
-    if ids == EXACT:
+    keys = [person_key(cell, ids) for cell in cells]
+    if ids is not None:
         return keys
-    if ids == FOLDED:
-        return [folded_key(key) for key in keys]
     first: dict[str, int] = {}
     for row, key in enumerate(keys):
         before = first.setdefault(folded_key(key), row)

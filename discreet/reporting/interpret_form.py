@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from itertools import pairwise
 from typing import Any
 
-from discreet.run_files.shapes import EMPTY
+from discreet.run_files.shapes import FLAGS
 
 
 def interpret_form(found: Mapping[str, Any]) -> dict[str, Any]:
@@ -37,7 +37,7 @@ def _steps(shape: Mapping[str, Any]) -> bool:
 
 
 def _specific(shape: Mapping[str, Any]) -> dict[str, Any]:
-    kept = [row for row, labels in enumerate(shape["places"]) if labels[0] != EMPTY]
+    kept = [row for row, labels in enumerate(shape["places"]) if labels[0] not in FLAGS]
     places = [shape["places"][row][0] for row in kept]
     effects = [shape["effect"][row] for row in kept]
     noise = [(shape["noise"] or [0.0] * len(shape["effect"]))[row] for row in kept]

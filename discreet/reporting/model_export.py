@@ -6,7 +6,7 @@ import json
 import shutil
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from datetime import date
 from pathlib import Path
 from typing import Any
@@ -15,8 +15,9 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-import discreet.data.encoding as encoding
-from discreet.data.encoding import CATEGORY, DATE, TEXT, Column
+from discreet.data import cell_reading, columns, encoding
+from discreet.data.columns import CATEGORY, DATE, TEXT, Column
+from discreet.data.description import DataDescription
 from discreet.data.targets import CLASSES, LABELS, NUMBERS, SURVIVAL
 from discreet.reporting.interpret_form import interpret_form
 from discreet.reporting.model_card import SHAPES_FOLDER, model_card
@@ -82,16 +83,13 @@ def export_model(run: Path, folder: Path) -> str:
     folder.mkdir(parents=True, exist_ok=True)
     for name in ("model.safetensors", FILE):
         shutil.copy(run / name, folder)
-    shutil.copy(encoding.__file__, folder / "encoding.py")
+    for module in (cell_reading, columns, encoding):
+        _copy_code(Path(str(module.__file__)), folder)
     shutil.copy(TEMPLATES / "classifier.txt", folder / "classifier.py")
     example = _example_for(saved.shape.target.kind)
     (folder / "example.py").write_text(example)
     _save_program(saved, folder / PT2)
-    if saved.description is not None:
-        columns = saved.description.columns
-    else:
-        columns = ()
-    (folder / "example.csv").write_text(_example_rows(columns, facts))
+    (folder / "example.csv").write_text(_example_rows(saved.description, facts))
     said = _run_example(folder)
     (record,) = read_runs([run.resolve()])
     if record.shapes is not None:
@@ -99,6 +97,12 @@ def export_model(run: Path, folder: Path) -> str:
     card = model_card(record, facts, example=example, said=said)
     (folder / "README.md").write_text(card)
     return said
+
+
+def _copy_code(path: Path, folder: Path) -> None:
+    """Copies a file that imports only files that are copied, too."""
+    alone = path.read_text().replace("from discreet.data.", "from ")
+    (folder / path.name).write_text(alone)
 
 
 def _write_shapes(found: Mapping[str, Any], folder: Path) -> None:
@@ -149,33 +153,30 @@ def _save_program(saved: SavedModel, path: Path) -> None:
         raise ConfigError("the exported model gives other numbers than the model of the run")
 
 
-def _example_rows(columns: Sequence[Column], facts: dict[str, Any]) -> str:
+def _example_rows(description: DataDescription | None, facts: dict[str, Any]) -> str:
     """Rows made up from the public facts of the columns, or zeros."""
-    if columns:
-        return csv_text(
-            [
-                [column.name for column in columns],
-                *([_cell(column) for column in columns],) * EXAMPLES,
-            ]
-        )
+    if description is not None and description.columns:
+        names = [column.in_file for column in description.columns]
+        cells = [_cell(column, description.decimal) for column in description.columns]
+        return csv_text([names, *(cells,) * EXAMPLES])
     names = facts["inputs"] or [f"x{place}" for place in range(int(np.prod(facts["input_shape"])))]
     return csv_text([names, *([0.0] * len(names),) * EXAMPLES])
 
 
-def _cell(column: Column) -> object:
+def _cell(column: Column, decimal: str) -> object:
     if column.kind == CATEGORY:
         return column.levels[0]
     if column.kind == TEXT:
         return "words"
     if column.kind == DATE:
         return _written_day(column)
-    return column.low
+    return str(column.low).replace(".", decimal)
 
 
 def _written_day(column: Column) -> str:
     day = date.fromisoformat(str(column.low))
     if column.format:
-        return day.strftime(column.format)
+        return day.strftime(column.format[0])
     return day.isoformat()
 
 

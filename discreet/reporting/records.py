@@ -3,7 +3,6 @@ CSV file or the page. Every row of a table has the same columns."""
 
 from __future__ import annotations
 
-import json
 import math
 import os
 import statistics
@@ -24,6 +23,8 @@ from discreet.run_files.run_folder import ASKED, RunFolder
 from discreet.run_files.score_intervals import FILE as INTERVALS
 from discreet.run_files.score_intervals import Interval, interval_words
 from discreet.run_files.shapes import FILE as SHAPES
+from discreet.run_files.shapes import check_shapes
+from discreet.settings.foreign_files import one_line, read_json_file
 from discreet.settings.privacy import GUARANTEES
 from discreet.settings.rules import ConfigError
 from discreet.settings.settings import Settings, described, flat
@@ -219,18 +220,18 @@ def _read(folder: Path, name: str) -> RunRecord | None:
     privacy = _json(folder / "privacy.json")
     selection = _json(folder / "selection.json")
     public = [_json(folder / file) for file in (CONSTANT, TEST_SET, SHAPES, INTERVALS)]
+    if public[2] is not None:
+        with one_line(folder / SHAPES, ConfigError, "is damaged"):
+            check_shapes(public[2])
     return RunRecord(
         name, folder, config, flat(described(asked)), rounds, privacy, selection, *public
     )
 
 
 def _json(path: Path) -> dict[str, Any] | None:
-    try:
-        value = json.loads(path.read_text())
-    except FileNotFoundError:
+    if not path.exists():
         return None
-    except (ValueError, RecursionError) as error:
-        raise ConfigError(f"{path} is damaged: {error}") from error
+    value = read_json_file(path, ConfigError, "is damaged")
     if isinstance(value, dict):
         return value
     return None

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from discreet.reporting.svg_style import INK, MUTED, SERIES, Picture, picture
-from discreet.run_files.shapes import EMPTY, moved_words
+from discreet.run_files.shapes import BELOW, EMPTY, FLAGS, moved_words
 
 _BAND = "Shaded or barred: at least 95 % of runs that differ in their noise alone lie within. "
 _NO_BAND = "How far noise moves it is not known in advance for this mechanism. "
@@ -32,8 +32,8 @@ def _note(shape: Mapping[str, Any]) -> str:
 
 
 def _curve(title: str, shape: Mapping[str, Any]) -> Picture:
-    rows = [row for row in _rows(shape) if row[0][0] != EMPTY]
-    empty = [row for row in _rows(shape) if row[0][0] == EMPTY]
+    rows = [row for row in _rows(shape) if row[0][0] not in FLAGS]
+    flags = {row[0][0]: row[1] for row in _rows(shape) if row[0][0] in FLAGS}
 
     def draw(axes: Any) -> str:
         places = [_place(labels[0]) for labels, _, _ in rows]
@@ -45,7 +45,11 @@ def _curve(title: str, shape: Mapping[str, Any]) -> Picture:
         axes.plot(places, effects, color=SERIES[0])
         axes.set_xlabel(shape["columns"][0])
         axes.set_ylabel(shape["target"])
-        said = f"An empty cell adds {empty[0][1]:.2g}. " if empty else ""
+        said = ""
+        if BELOW in flags:
+            said += f"A cell below a limit adds {flags[BELOW]:.2g} at the low end. "
+        if EMPTY in flags:
+            said += f"An empty cell adds {flags[EMPTY]:.2g}. "
         return said + _note(shape)
 
     return picture(title, draw)

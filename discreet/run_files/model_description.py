@@ -15,6 +15,7 @@ import discreet
 from discreet.data.description import DataDescription, description_of
 from discreet.data.encoding import column_names
 from discreet.data.examples import TaskShape
+from discreet.settings.foreign_files import one_line
 from discreet.settings.rules import ConfigError
 from discreet.settings.settings import Settings
 
@@ -67,12 +68,10 @@ def read_facts(run: Path) -> dict[str, Any] | None:
     path = run / FILE
     if not path.is_file():
         return None
-    try:
-        facts: dict[str, Any] = json.loads(path.read_text())
+    with one_line(path, ConfigError, "is damaged"):
+        facts: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
         if facts["description"] is not None:
             description_of(facts["description"])
-    except (ValueError, KeyError, TypeError, RecursionError) as error:
-        raise ConfigError(f"{path} is damaged: {error}") from error
     return facts
 
 

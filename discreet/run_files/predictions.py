@@ -11,14 +11,14 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError, safe_open
+from safetensors import safe_open
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from discreet.data.datasets import BREAST_CANCER_RANGES, load_task
 from discreet.data.description import DESCRIPTION, DataDescription, description_of, read_description
 from discreet.data.examples import Task, TaskShape, normalised_inputs
-from discreet.data.folder import FOLDER, SCALE, read_file, with_inputs
+from discreet.data.folder import FOLDER, SCALE, of_file, read_file, with_inputs
 from discreet.data.targets import (
     CLASSES,
     LABELS,
@@ -38,6 +38,7 @@ from discreet.run_files.indicators import class_indicators, label_indicators, su
 from discreet.run_files.model_description import read_facts
 from discreet.run_files.run_folder import RunFolder, replace_file, write_json
 from discreet.settings.data import NormaliserConfig
+from discreet.settings.foreign_files import one_line
 from discreet.settings.rules import ConfigError, read_json
 from discreet.settings.training import FLOWER_APP, ModelConfig
 
@@ -83,7 +84,7 @@ def load_model(run: Path) -> SavedModel:
     path = run / MODEL_FILE
     if not path.is_file():
         raise ConfigError(f"{path} is missing: a run writes it at the end")
-    try:
+    with one_line(path, ConfigError):
         tensors = load_file(path)
         with safe_open(path, framework="pt") as file:
             facts = file.metadata()
@@ -101,14 +102,9 @@ def load_model(run: Path) -> SavedModel:
         with torch.no_grad():
             for name, parameter in known.items():
                 parameter.copy_(tensors[name])
-    except (SafetensorError, KeyError, TypeError, ValueError, RuntimeError) as error:
-        raise ConfigError(f"{path} can't be read: {error}") from error
-    by = {
-        name: values or None for name, values in json.loads(facts.get("normaliser", "{}")).items()
-    }
-    return SavedModel(
-        model.eval(), facts["data"], shape, _described(run, facts["data"]), NormaliserConfig(**by)
-    )
+        listed = json.loads(facts.get("normaliser", "{}"))
+        by = NormaliserConfig(**{name: values or None for name, values in listed.items()})
+    return SavedModel(model.eval(), facts["data"], shape, _described(run, facts["data"]), by)
 
 
 def _described(run: Path, data: str) -> DataDescription | None:
@@ -148,10 +144,10 @@ def _shape_of(facts: Mapping[str, str]) -> TaskShape:
 
 
 def read_inputs(
-    path: Path, saved: SavedModel, *, id_column: str | None = None
+    path: Path, saved: SavedModel, *, id_column: str | None = None, encoding: str | None = None
 ) -> tuple[Tensor, Tensor | None, Array | None]:
     """The inputs in a file by its ending, as the model reads them; targets and the cells of
-    `id_column` if it has them.
+    `id_column` if it has them. `encoding`: of a CSV file that is not UTF-8.
 
     .csv, .parquet: one input per row. For breast_cancer the columns are the 30 raw features by
     their names in scikit-learn; for other data all columns but those of the targets and
@@ -165,9 +161,8 @@ def read_inputs(
         not a number, not finite or out of the model's range, or a shape does not fit.
     """
     try:
-        inputs, targets, ids = read_file(
-            path, _description_of(path, saved), saved.shape, id_column=id_column
-        )
+        description = description_for(path, saved, encoding)
+        inputs, targets, ids = read_file(path, description, saved.shape, id_column=id_column)
     except FolderError as error:
         if DESCRIPTION not in str(error) or saved.description is None:
             raise
@@ -181,6 +176,14 @@ def read_inputs(
             f"{path}: pixels must lie in [0, 1]: divide them by the largest possible value"
         )
     return inputs, targets, ids
+
+
+def description_for(path: Path, saved: SavedModel, encoding: str | None) -> DataDescription:
+    """The model's description, for a file in an encoding."""
+    found = of_file(path, _description_of(path, saved))
+    if encoding is not None:
+        found = found.model_copy(update={"encoding": encoding})
+    return found
 
 
 def _description_of(path: Path, saved: SavedModel) -> DataDescription:

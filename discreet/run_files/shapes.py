@@ -6,16 +6,19 @@ released parameters and from public facts, so it costs no epsilon.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from datetime import date
 from itertools import product
-from typing import Any
+from typing import Annotated, Any, Literal
 
 import numpy as np
+from pydantic import BaseModel, Field
 
+from discreet.data.columns import CATEGORY, DATE, TEXT, Column
 from discreet.data.description import DataDescription
-from discreet.data.encoding import CATEGORY, DATE, TEXT, Column, column_names, encoded_columns
+from discreet.data.encoding import column_names, encoded_columns
 from discreet.data.targets import CLASSES, NUMBERS, SURVIVAL, Array, Target
 
 FILE = "shapes.json"
@@ -24,6 +27,33 @@ PLACES_OF_PAIRS = 9  # of each number in a pair
 NOISE = 1.96  # deviations: 95 % of runs that differ in their noise alone
 ANOTHER = "another"
 EMPTY = "empty"
+BELOW = "below"
+FLAGS = (BELOW, EMPTY)  # places of a number that are no values
+
+
+class _Shape(BaseModel):
+    target: str
+    columns: Annotated[list[str], Field(min_length=1, max_length=2)]
+    kind: Literal["curve", "bars", "map"]
+    places: list[list[str | float]]
+    effect: Annotated[list[float], Field(min_length=1)]
+    noise: list[float] | None
+
+
+class _Shapes(BaseModel):
+    intercepts: Annotated[dict[str, float], Field(min_length=1)]
+    shapes: list[_Shape]
+
+
+def check_shapes(found: object) -> None:
+    """Raises ValueError if this is not the content of shapes.json."""
+    for shape in _Shapes.model_validate(found).shapes:
+        rows = len(shape.effect)
+        counts = [len({*each}) for each in zip(*shape.places, strict=True)]
+        are_all = len(counts) == len(shape.columns) and math.prod(counts) == rows
+        lengths = {len(shape.places), len(shape.noise or shape.effect), rows}
+        if not are_all or len(lengths) > 1:
+            raise ValueError(f"the shape of {shape.columns[0]} is incomplete")
 
 
 @dataclass(frozen=True, eq=False)
@@ -116,7 +146,7 @@ class _Parts:
         if not self.readable:
             return
         count = PLACES_OF_PAIRS if pair else PLACES
-        self.places = [cells_of(column, count, empty=not pair) for column in columns]
+        self.places = [cells_of(column, count, flags=not pair) for column in columns]
         chosen = list(product(*(each.items() for each in self.places)))
         self.labels = [[label for label, _ in place] for place in chosen]
         cells = zip(*([cell for _, cell in place] for place in chosen), strict=True)
@@ -124,7 +154,7 @@ class _Parts:
         pairs = [(columns[0].name, columns[1].name)] if pair else []
         plain = [site_free(column) for column in columns]
         self.encoded = encoded_columns(table, plain, pairs)[:, -self.width :]
-        self.ordinary = [EMPTY not in labels for labels in self.labels]
+        self.ordinary = [not {*FLAGS} & {*labels} for labels in self.labels]
 
     def facts(self, target: str, effect: Array, band: Array | None) -> dict[str, Any]:
         """The shape as JSON has it."""
@@ -142,14 +172,14 @@ class _Parts:
 
 def site_free(column: Column) -> Column:
     """A column without what one site writes otherwise: its cells are in the run's own words."""
-    return replace(column, named=None, words=(), factor=1.0)
+    return replace(column, named=None, words=(), factor=1.0, format=(), empty=(), unit=None)
 
 
-def cells_of(column: Column, count: int, *, empty: bool) -> dict[Any, Any]:
-    """The cells at which a column is read, in order, by their labels: so many of a range, and an
-    empty one, if it is wanted and there may be one."""
+def cells_of(column: Column, count: int, *, flags: bool) -> dict[Any, Any]:
+    """The cells at which a column is read, in order, by their labels: so many of a range, and with
+    `flags` one below a limit and an empty one, if there may be any."""
     found: dict[Any, Any]
-    empty = empty and column.missing is not None
+    empty = flags and column.missing is not None
     ends: list[float]
     if column.kind == CATEGORY:
         found = {level: level for level in column.levels} | {ANOTHER: "\0"}
@@ -168,6 +198,8 @@ def cells_of(column: Column, count: int, *, empty: bool) -> dict[Any, Any]:
         ends = list(column.points) or [float(column.low or 0), float(column.high or 0)]
         values = np.interp(np.linspace(0, 1, count), np.linspace(0, 1, len(ends)), ends)
         found = {float(f"{value:.6g}"): value for value in values.tolist()}
+    if column.below is not None and flags:
+        found |= {BELOW: f"<{2 * float(column.low or 0)}"}
     return found | ({EMPTY: None} if empty else {})
 
 

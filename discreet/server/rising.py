@@ -14,7 +14,8 @@ import torch
 from scipy.optimize import nnls
 from torch import nn
 
-from discreet.data.encoding import Column, encoded_columns
+from discreet.data.columns import Column
+from discreet.data.encoding import encoded_columns
 from discreet.data.examples import Task
 from discreet.data.targets import CLASSES, Array
 from discreet.models.models import flatten_parameters
@@ -111,7 +112,7 @@ def projected(encoded: Array, weights: Array, way: int) -> Array:
 
 def _encoded(column: Column) -> Array:
     """A column's encoding at many places of its range, in order."""
-    cells = list(cells_of(column, PLACES, empty=False).values())
+    cells = list(cells_of(column, PLACES, flags=False).values())
     return encoded_columns({column.name: cells}, [site_free(column)])
 
 

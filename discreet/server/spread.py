@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import numpy as np
 
+from discreet.data.columns import DATE, NUMBER
 from discreet.data.description import DataDescription
-from discreet.data.encoding import DATE, NUMBER, column_names
+from discreet.data.encoding import column_names
 from discreet.settings.data import NormaliserConfig
 
 DEVIATION = 1 / 3  # of a number, in halves of its public range

@@ -6,8 +6,8 @@ import math
 from collections.abc import Iterator
 from dataclasses import replace
 
+from discreet.data.columns import CATEGORY, TEXT, Column
 from discreet.data.description import DataDescription
-from discreet.data.encoding import CATEGORY, TEXT, Column
 from discreet.data.examples import Task
 from discreet.data.targets import CLASSES
 from discreet.models.least_squares import NAME as LEAST_SQUARES

@@ -9,6 +9,7 @@ from pathlib import Path
 from discreet.data.cells import owner_cells
 from discreet.data.csv_table import CsvTable, lines_of
 from discreet.data.targets import FolderError
+from discreet.privacy.person import folded_key
 from discreet.run_files.run_folder import replace_file
 from discreet.tables.header import column_place, names_in
 
@@ -26,9 +27,9 @@ class Part:
 
 
 def is_tested(owner: str, share: float) -> bool:
-    """True for a share of all owners, by a public hash: the same owner is always in the same
-    part."""
-    digest = hashlib.blake2b(SALT + owner.encode(), digest_size=8).digest()
+    """True for a share of all owners, by a public hash: the same owner is always in the same part,
+    under any spelling."""
+    digest = hashlib.blake2b(SALT + folded_key(owner).encode(), digest_size=8).digest()
     return int.from_bytes(digest, "big") < share * 2**64
 
 

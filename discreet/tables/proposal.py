@@ -8,14 +8,24 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from datetime import date, datetime
+from datetime import date
 from functools import partial
+from itertools import combinations
 from statistics import median
 
+from discreet.data.cell_reading import Marks, day_in, is_empty, number_in
+from discreet.data.cells import INDEX, numbers_rows
+from discreet.data.columns import ICD, LARGEST
 from discreet.data.csv_table import CsvTable
-from discreet.data.encoding import THOUSANDS, is_empty
 from discreet.data.targets import FolderError
 from discreet.tables.header import column_place, names_in
+from discreet.tables.written_numbers import (
+    COMMA_GROUPS,
+    WORDS,
+    is_doubtful,
+    marks_in,
+    written_numbers,
+)
 
 MOST_LEVELS = 20
 MOST_CLASSES = 10  # of numbers: a target with more is a quantity
@@ -29,9 +39,16 @@ DATE_FORMATS = (
     "%m/%d/%Y",
     "%Y/%m/%d",
     "%d-%m-%Y",
+    "%m-%d-%Y",
     "%d.%m.%Y %H:%M",
     "%d.%m.%Y %H:%M:%S",
 )
+# Formats that differ in the place of day and month alone.
+TWINS = (("%d/%m/%Y", "%m/%d/%Y"), ("%d-%m-%Y", "%m-%d-%Y"))
+CODE = re.compile(r"\d+", re.ASCII)
+LEADING_ZERO = re.compile(r"0\d+", re.ASCII)
+ICD_CODE = re.compile(r"[A-Z]\d\d(\.?[\dA-Z]{1,4})?[+*!-]?", re.ASCII | re.I)
+POST_CODES = re.compile(r"plz|postleitzahl|zip|(zip|post|postal)[_ ]?code", re.I)
 # Numbers that stand for an empty cell in many tables, if they lie far from all others.
 CODES = (-9, -99, -999, -9999, 99, 999, 9999, 99999)
 OWNERS = re.compile(
@@ -41,8 +58,8 @@ OWNERS = re.compile(
 TARGETS = re.compile(
     r"(target|label|class|outcome|y|readmitted|churn|default|diagnosis|response)", re.I
 )
-# a column without a name is the index that pandas writes
 IDENTIFIERS = re.compile(r"(^|id|no|nr|number|key|index)$", re.I)
+CODES_WIDTH = 16  # of columns into which many codes are hashed
 
 WARNING = """\
 # Proposed by `discreet data check` from {file}, which it has READ: the ranges, levels and classes
@@ -51,6 +68,7 @@ WARNING = """\
 # name of each column that you have replaced out of `unconfirmed`. Until it is empty, no run starts.
 """
 
+DIFFERENT = "every row has a different number, like an identifier"
 CURVES = 3  # of a number: enough for a U or an S
 FEW_NUMBERS = 3  # which a line or one bend describes
 SKEWED = 0.2  # the share of its range below which the median of a skewed number lies
@@ -89,20 +107,17 @@ def propose(table: CsvTable, *, target: str | None, owner: str | None) -> str:
         raise FolderError(f"{table.path} has no rows below its header")
     owner = owner or _named(OWNERS, names) or None
     target = target or _named(TARGETS, [name for name in names if name != owner]) or names[-1]
-    if has_decimal_commas(columns):
-        decimal = ","
-    else:
-        decimal = "."
+    marks = marks_in(columns)
     inputs = {name: cells for name, cells in columns.items() if name not in (target, owner)}
-    guesses = {name: guessed_column(name, cells, decimal) for name, cells in inputs.items()}
+    guesses = {name: guessed_column(name, cells, marks) for name, cells in inputs.items()}
     unconfirmed = [*(name for name, each in guesses.items() if each.line), target]
     lines = [WARNING.format(file=table.path.name), f"unconfirmed = {_listed(unconfirmed)}", ""]
-    lines += _head_lines(table, decimal, target, owner)
+    lines += _head_lines(table, marks, target, owner)
     try:
-        lines.append(_target_line(columns[target], target, decimal))
+        lines.append(_target_line(columns[target], target, marks))
     except FolderError as error:
         raise FolderError(f"{table.path}: {error}") from None
-    lines += ["", "[columns]", *_column_lines(guesses, table)]
+    lines += ["", "[columns]", *column_lines(guesses, table)]
     if sum(bool(each.line) for each in guesses.values()) > 1:
         lines += ["", *PAIRS_LINES]
     return "\n".join(lines) + "\n"
@@ -112,15 +127,7 @@ def _named(pattern: re.Pattern[str], names: Sequence[str]) -> str | None:
     return next((name for name in names if pattern.fullmatch(name.strip())), None)
 
 
-def has_decimal_commas(columns: Mapping[str, Sequence[str]]) -> bool:
-    cells = [
-        cell.strip() for column in columns.values() for cell in column if isinstance(cell, str)
-    ]
-    commas = any(re.fullmatch(r"[+-]?\d+,\d+", cell) for cell in cells)
-    return commas and not any(re.fullmatch(r"[+-]?\d+\.\d+", cell) for cell in cells)
-
-
-def _head_lines(table: CsvTable, decimal: str, target: str, owner: str | None) -> Iterator[str]:
+def _head_lines(table: CsvTable, marks: Marks, target: str, owner: str | None) -> Iterator[str]:
     """The first lines of a description: the file and its format, the target and the owner."""
     yield 'format = "csv"'
     yield f"file = {_quoted(table.path.name)}"
@@ -130,8 +137,11 @@ def _head_lines(table: CsvTable, decimal: str, target: str, owner: str | None) -
         yield f"separator = {json.dumps(table.separator)}"
     if table.encoding is not None:
         yield f"encoding = {json.dumps(table.encoding)}"
-    if decimal != ".":
-        yield f"decimal = {json.dumps(decimal)}"
+    if marks.decimal != ".":
+        yield f"decimal = {json.dumps(marks.decimal)}"
+    if marks.thousands:
+        mark = marks.thousands
+        yield f"thousands = {json.dumps(mark)}           # 1{mark}234 is read as 1234"
     yield f"target = {_quoted(target)}"
     if owner is not None:
         yield f"owner = {_quoted(owner)}       # each of them becomes a client"
@@ -139,10 +149,10 @@ def _head_lines(table: CsvTable, decimal: str, target: str, owner: str | None) -
         yield '# owner = "..."           # the column of whose each row is, if there is one'
 
 
-def _target_line(cells: Sequence[str], name: str, decimal: str) -> str:
+def _target_line(cells: Sequence[str], name: str, marks: Marks) -> str:
     """The range or the classes of the target."""
     known = sorted({cell.strip() for cell in cells if not is_empty(cell)})
-    numbers = _numbers(known, decimal)
+    numbers = _numbers(known, marks)
     if numbers is not None and len(known) > MOST_CLASSES:
         low, high = _round_range(numbers)
         return f"target_low = {low:g}\ntarget_high = {high:g}"
@@ -168,7 +178,8 @@ def _case_note(words: Sequence[str]) -> str:
     return "some differ only in capitals: if they are the same, make them one in the table"
 
 
-def _column_lines(guesses: Mapping[str, Guess], table: CsvTable) -> Iterator[str]:
+def column_lines(guesses: Mapping[str, Guess], table: CsvTable) -> Iterator[str]:
+    """The line of each column in data.toml."""
     records: list[tuple[int, list[str]]] = []
     if any(each.wrong_row is not None for each in guesses.values()):
         records = table.records()
@@ -189,57 +200,107 @@ def _column_lines(guesses: Mapping[str, Guess], table: CsvTable) -> Iterator[str
             yield f"{key} = {each.line}"
 
 
-def guessed_column(name: str, cells: Sequence[str], decimal: str) -> Guess:
+def guessed_column(name: str, cells: Sequence[str], marks: Marks) -> Guess:
     """The most likely kind of a column, from its cells as text."""
     full = [cell.strip() for cell in cells if not is_empty(cell)]
-    known = set(full)
-    some_empty = len(full) < len(cells)
     if not full:
         return Guess("", "it is empty")
-    numbers = _numbers(full, decimal)
-    if numbers is not None:
-        if len(known) == len(cells) > MOST_LEVELS and IDENTIFIERS.search(name):
-            return Guess("", "every row has a different number, like an identifier")
-        return _number_guess(numbers, some_empty)
-    for form in DATE_FORMATS:
-        if days := _days(form, full):
-            return _date_guess(form, days, some_empty)
+    some_empty = len(full) < len(cells)
+    if name in INDEX and numbers_rows(full):
+        return Guess("", "it numbers the rows, as the index that pandas writes")
+    found = _code_guess(name, full, some_empty) or _quantity_guess(name, cells, marks)
+    return found or _word_guess(cells, full, marks)
+
+
+def _code_guess(name: str, full: Sequence[str], some_empty: bool) -> Guess | None:
+    """The guess for codes, which are no quantities though they may be digits."""
+    digits = all(map(CODE.fullmatch, full))
+    zeros = digits and any(map(LEADING_ZERO.fullmatch, full))
+    more = ', missing = "category"' * some_empty
+    if all(map(ICD_CODE.fullmatch, full)) and len({*full}) > 2:
+        line = f'{{ kind = "category", fold = "{ICD}"{more} }}'
+        return Guess(line, "codes of ICD-10, each of which counts as its chapter")
+    if not (zeros or (digits and POST_CODES.fullmatch(name))):
+        return None
+    known = sorted({*full})
+    if len(known) == len(full) > MOST_LEVELS and IDENTIFIERS.search(name):
+        return Guess("", DIFFERENT)
+    if len(known) <= MOST_LEVELS:
+        line = f'{{ kind = "category", levels = {_listed(known)}{more} }}'
+        return Guess(line, "codes, and no quantities")
+    return Guess(f'{{ kind = "text", width = {CODES_WIDTH} }}', "codes, which are hashed")
+
+
+def _quantity_guess(name: str, cells: Sequence[str], marks: Marks) -> Guess | None:
+    """The guess for a number or a date."""
+    full = [cell.strip() for cell in cells if not is_empty(cell)]
+    some_empty = len(full) < len(cells)
+    if is_doubtful(full, marks):
+        row = next(at for at, cell in enumerate(cells) if COMMA_GROUPS.fullmatch(cell.strip()))
+        choice = 'write decimal = "," or thousands = ","'
+        return Guess("", f"has a comma before three digits: {choice}, and check again", row)
+    found = written_numbers(full, marks)
+    if found is not None:
+        if len({*full}) == len(cells) > MOST_LEVELS and IDENTIFIERS.search(name):
+            return Guess("", DIFFERENT)
+        return _number_guess(found.numbers, some_empty or found.some_empty, found.keys)
+    fitting = [form for form in DATE_FORMATS if _days(form, full)]
+    for twins in TWINS:
+        if {*twins} <= {*fitting} and _days(twins[0], full) != _days(twins[1], full):
+            choice = " or ".join(map(_quoted, twins))
+            return Guess("", f"no day is above 12: write format = {choice} for it")
+    if fitting:
+        return _date_guess(fitting[:1], _days(fitting[0], full) or [], some_empty)
+    return _two_formats(full, some_empty)
+
+
+def _two_formats(full: Sequence[str], some_empty: bool) -> Guess | None:
+    """The guess for dates in two formats, if each cell fits one of them alone."""
+    for pair in combinations(filter(None, DATE_FORMATS), 2):
+        with suppress(ValueError):
+            days = [date.fromordinal(int(day_in(cell, pair))) for cell in full]
+            return _date_guess(pair, days, some_empty, "dates in two formats")
+    return None
+
+
+def _word_guess(cells: Sequence[str], full: Sequence[str], marks: Marks) -> Guess:
+    known = sorted({*full})
     if len(known) <= MOST_LEVELS and len(known) < max(len(full) / 2, 3):
-        listed = _listed(sorted(known))
-        note = _case_note(sorted(known))
-        if not some_empty:
+        listed = _listed(known)
+        note = _case_note(known)
+        if len(full) == len(cells):
             return Guess(listed, note)
         return Guess(f'{{ kind = "category", levels = {listed}, missing = "category" }}', note)
-    return _nearly(cells, decimal) or Guess(
+    return _nearly(cells, marks) or Guess(
         "", f'text of {len(known)} kinds: {{ kind = "text", width = 64 }} would hash its words'
     )
 
 
-def _nearly(cells: Sequence[str], decimal: str) -> Guess | None:
+def _nearly(cells: Sequence[str], marks: Marks) -> Guess | None:
     """The guess for a column if most cells are numbers or dates: the first row that is not."""
-    full = [(row, cell.strip()) for row, cell in enumerate(cells) if not is_empty(cell)]
+    full = [
+        (row, cell.strip())
+        for row, cell in enumerate(cells)
+        if not is_empty(cell) and cell.strip().casefold() not in WORDS
+    ]
     kinds: dict[str, Callable[[list[str]], object]] = {
-        "is not a number, as most are": partial(_numbers, decimal=decimal)
+        "is not a number, as most are": partial(_numbers, marks=marks)
     }
     for form in filter(None, DATE_FORMATS):
         kinds[f"is not a date in the format {form}, as most are"] = partial(_days, form)
     for why, read in kinds.items():
-        wrong = [(row, cell) for row, cell in full if read([cell]) is None]
-        if len(wrong) < len(full) / 2 and not THOUSANDS.fullmatch(wrong[0][1]):
-            return Guess("", f"{why}: correct it, and check again", wrong[0][0])
-    numbers = [bool(THOUSANDS.fullmatch(cell) or _numbers([cell], decimal)) for _, cell in full]
-    if all(numbers):
-        row = next(row for row, cell in full if THOUSANDS.fullmatch(cell))
-        return Guess("", "has a thousands separator: write numbers without any", row)
+        wrong = [row for row, cell in full if read([cell]) is None]
+        if 0 < len(wrong) < len(full) / 2:
+            return Guess("", f"{why}: correct it, and check again", wrong[0])
     return None
 
 
-def _number_guess(numbers: Sequence[float], some_empty: bool) -> Guess:
+def _number_guess(numbers: Sequence[float], some_empty: bool, keys: str) -> Guess:
     code = _code_in(numbers)
     why = ""
     if code is not None:
         numbers = [number for number in numbers if number != code]
-        why = f"is {code:g} a code for an empty cell? Then empty these cells in the table"
+        why = f"is {code:g} a code for an empty cell? Then write empty for it"
     low, high = (0.0, 1.0) if {*numbers} <= {0.0, 1.0} else _round_range(numbers)
     more = ""
     if len({*numbers}) > FEW_NUMBERS:
@@ -248,6 +309,7 @@ def _number_guess(numbers: Sequence[float], some_empty: bool) -> Guess:
             why = why or "skewed: points = [...], public quantiles from low to high, spread it"
     if some_empty:
         more += ', missing = "middle"'
+    more += keys
     if not more:
         return Guess(f"[{low:g}, {high:g}]", why)
     return Guess(f'{{ kind = "number", low = {low:g}, high = {high:g}{more} }}', why)
@@ -269,28 +331,30 @@ def _code_in(numbers: Sequence[float]) -> float | None:
     return None
 
 
-def _date_guess(form: str | None, days: Sequence[date], some_empty: bool) -> Guess:
+def _date_guess(
+    forms: Sequence[str | None], days: Sequence[date], some_empty: bool, why: str = ""
+) -> Guess:
     line = f'kind = "date", low = {min(days).year}-01-01, high = {max(days).year}-12-31'
-    if form is not None:
-        line += f', format = "{form}"'
+    written = [form for form in forms if form is not None]
+    if len(written) > 1:
+        line += f", format = {_listed(written)}"
+    elif written:
+        line += f", format = {_quoted(written[0])}"
     if some_empty:
         line += ', missing = "middle"'
-    return Guess(f"{{ {line} }}")
+    return Guess(f"{{ {line} }}", why)
 
 
-def _numbers(cells: Sequence[str], decimal: str) -> list[float] | None:
+def _numbers(cells: Sequence[str], marks: Marks) -> list[float] | None:
     with suppress(ValueError):
-        found = [float(cell.replace(decimal, ".")) for cell in cells]
-        if all(map(math.isfinite, found)):
-            return found
+        return [number_in(cell, marks) for cell in cells]
     return None
 
 
 def _days(form: str | None, cells: Sequence[str]) -> list[date] | None:
+    forms = () if form is None else (form,)
     with suppress(ValueError):
-        if form is None:
-            return [datetime.fromisoformat(cell).date() for cell in cells]
-        return [datetime.strptime(cell, form).date() for cell in cells]
+        return [date.fromordinal(int(day_in(cell, forms))) for cell in cells]
     return None
 
 
@@ -301,8 +365,8 @@ def _round_range(numbers: Sequence[float]) -> tuple[float, float]:
     >>> _round_range([19, 93])
     (10.0, 100.0)
     """
-    low = min(numbers)
-    high = max(numbers)
+    low = max(min(numbers), -LARGEST / 10)
+    high = min(max(numbers), LARGEST / 10)
     unit = 10 ** math.floor(math.log10(max(high - low, abs(high) / 10, 1e-9)))
     return math.floor(low / unit) * unit * 1.0, (math.floor(high / unit) + 1) * unit * 1.0
 

@@ -4,19 +4,20 @@
 from __future__ import annotations
 
 import json
-import tomllib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from discreet.data.cell_reading import is_empty
+from discreet.data.columns import CATEGORY, LOCAL, NUMBER, Column
 from discreet.data.csv_table import CsvTable
 from discreet.data.description import DataDescription, description_of
-from discreet.data.encoding import CATEGORY, LOCAL, NUMBER, Column, is_empty
 from discreet.data.targets import FolderError
+from discreet.settings.foreign_files import read_toml
 from discreet.settings.rules import did_you_mean
 from discreet.tables.header import column_place, names_in
-from discreet.tables.proposal import has_decimal_commas
+from discreet.tables.written_numbers import marks_in
 
 # The keys that all sites share beside the columns. The others name files, or this site's writing.
 SHARED = ("target", "targets", "classes", "num_classes", "target_low", "target_high", "task")
@@ -55,10 +56,7 @@ def shared_text(description: DataDescription) -> str:
 
 def read_shared(path: Path) -> DataDescription:
     """The description in a shared file. FolderError: it is none."""
-    try:
-        given = tomllib.loads(path.read_text())
-    except (OSError, tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise FolderError(f"{path} is no shared description: {error}") from error
+    given = read_toml(path, FolderError, "is no shared description")
     found = description_of({"format": "csv", "file": "train.csv", **given})
     if not found.columns:
         raise FolderError(f"{path} is no shared description: it has no [columns]")
@@ -88,8 +86,11 @@ def adopted_text(
     lines += [f"separator = {json.dumps(table.mark)}"]
     if owner is not None:
         lines.append(f"owner = {json.dumps(owner)}")
-    if has_decimal_commas(cells):
-        lines.append('decimal = ","')
+    marks = marks_in(cells)
+    if marks.decimal != ".":
+        lines.append(f"decimal = {json.dumps(marks.decimal)}")
+    if marks.thousands:
+        lines.append(f"thousands = {json.dumps(marks.thousands)}")
     if table.encoding is not None:
         lines.append(f"encoding = {json.dumps(table.encoding)}")
     lines += _head(shared.model_copy(update={"target": target}))

@@ -10,8 +10,9 @@ import numpy as np
 import pytest
 import torch
 
+from discreet.data.columns import columns_of
 from discreet.data.description import description_of
-from discreet.data.encoding import column_names, columns_of, encoded_columns
+from discreet.data.encoding import column_names, encoded_columns
 from discreet.data.examples import normalised_inputs
 from discreet.data.folder import load_folder, node_table
 from discreet.data.targets import FolderError

@@ -3,6 +3,7 @@ no text."""
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import pytest
@@ -13,7 +14,7 @@ from discreet.data.datasets import load_task
 from discreet.data.examples import Task
 from discreet.data.folder import load_folder
 from discreet.data.targets import FolderError
-from discreet.data.text import ALPHABET, STRIDE, WINDOW, character_numbers
+from discreet.data.text import ALPHABET, STRIDE, WINDOW, character_numbers, tokenizer_in
 from tests.tiny_transformers import write_bert, write_gpt2, write_texts
 
 
@@ -136,3 +137,18 @@ def test_the_last_fifth_of_a_roles_speeches_is_the_test_set(tmp_path: Path) -> N
     ben = task.train.subset(torch.nonzero(task.owners == 1)[:, 0])
     assert set(decode(ben.inputs.flatten())) | set(decode(ben.targets)) == {"x", "_", "\n"}
     assert decode(character_numbers("caf\u00e9 \U0001f600\tz")) == "caf? ??z"
+
+
+@pytest.mark.parametrize("name", ["tokenizer.json", "config.json"])
+@pytest.mark.parametrize("content", [b"", b"[" * 100_000, b"[5]", b"\xff\xfe{"])
+def test_a_damaged_file_of_a_tokenizer_is_told_in_one_line(
+    name: str, content: bytes, bert: Path, tmp_path: Path
+) -> None:
+    weights = tmp_path / "weights"
+    shutil.copytree(bert, weights)
+    (weights / name).write_bytes(content)
+    tokenizer_in.cache_clear()
+    with pytest.raises(FolderError) as error:
+        load_folder(str(write_texts(tmp_path, weights)))
+    assert str(weights) in str(error.value)
+    assert "\n" not in str(error.value)

@@ -135,8 +135,8 @@ def test_a_described_folder_keeps_its_description_in_every_block(tmp_path: Path)
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("patient,value\n,1\n", "row 1: the patient's id must be"),
-        ("patient,value\na,1\nn/a,2\n", "row 2: the patient's id must be"),
+        ("patient,value\n,1\n", "line 2: the patient's id must be"),
+        ("patient,value\na,1\nn/a,2\n", "line 3: the patient's id must be"),
         ("other,value\na,1\n", "no column patient; there are other, value"),
         ("patient,value\na\n", "line 2: 1 columns, but the header has 2"),
         ("patient,patient\na,b\n", "the column 'patient' occurs twice"),

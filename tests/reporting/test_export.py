@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import csv
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -175,3 +176,39 @@ def test_a_folder_that_holds_something_and_a_run_without_description_are_refused
         (old / name).write_bytes((project / "run" / name).read_bytes())
     assert export([str(old), str(tmp_path / "out")]) == 2
     assert "has no model.json" in capsys.readouterr().err
+
+
+def test_an_exported_model_reads_cells_as_its_site_writes_them(tmp_path: Path) -> None:
+    folder = make_project(tmp_path, people=30)
+    toml = (folder / "data.toml").read_text()
+    written = 'named = "hba1c", empty = ["k.A."], below = "half", unit = "%", missing = "middle"'
+    toml = re.sub(
+        "hba1c = .*", f'sugar = {{ kind = "number", low = 3, high = 14, {written} }}', toml
+    )
+    (folder / "data.toml").write_text(
+        toml.replace('decimal = ","', 'decimal = ","\nthousands = "."')
+    )
+    words = ["experiment=table", f"data.path={folder}", "data.num_clients=30", "rounds=1", "seed=5"]
+    simulate(*load_asked([*words, f"output_dir={folder / 'run'}"]))
+    assert export([str(folder / "run"), str(folder / "out")]) == 0
+    rows = [line.split(";") for line in (folder / "test.csv").read_text("utf-8-sig").splitlines()]
+    for row, cell in zip(rows[1:5], ("k.A.", "<6,5 %", "1.000,0", "6,5"), strict=True):
+        row[5] = cell
+    (folder / "new.csv").write_text("\n".join(";".join(row) for row in rows))
+    assert predict([str(folder / "run"), "--data", str(folder / "new.csv")]) == 0
+    with (folder / "run" / "predictions.csv").open() as file:
+        wanted = [float(row["probability_yes"]) for row in csv.DictReader(file)]
+    code = (
+        "import json, pandas\nfrom classifier import Classifier\n"
+        "rows = pandas.read_csv('../new.csv', sep=';', dtype=str, keep_default_na=False)\n"
+        "print(json.dumps(Classifier().predict_proba(rows)[:, 1].tolist()))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", code],
+        cwd=folder / "out",
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout) == pytest.approx(wanted, abs=1e-5)

@@ -10,8 +10,9 @@ import numpy as np
 import pytest
 import torch
 
+from discreet.data.columns import columns_of
 from discreet.data.description import DataDescription, description_of
-from discreet.data.encoding import columns_of, encoded_columns
+from discreet.data.encoding import encoded_columns
 from discreet.data.examples import Examples, Task, TaskShape
 from discreet.planning.linear_outlook import output_noise
 from discreet.planning.noise_outlook import noise_outlook

@@ -1,0 +1,59 @@
+"""Tables in other formats than CSV: parquet, jsonl and npz."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from discreet.data.targets import Array, FolderError
+from discreet.settings.foreign_files import one_line
+from discreet.settings.rules import require_extra
+
+MOST_BRACKETS = 200  # of a line that is not looked at closely
+
+
+def open_table(path: Path, form: str) -> dict[str, Any]:
+    """The columns (parquet, jsonl; of pyarrow) or the arrays (npz; of numpy) of a file by
+    their names. FolderError: it can't be read, or two columns have one name."""
+    if form == "npz":
+        with one_line(path, FolderError):
+            return _arrays_in(path)
+    require_extra("pyarrow", extra="simulation", why=path.name)
+    with one_line(path, FolderError):
+        table = _read_rows(path, form)
+    names = list(table.column_names)
+    for name, count in Counter(names).items():
+        if count > 1:
+            raise FolderError(f"{path}: the column {name!r} occurs twice")
+    return dict(zip(names, table.columns, strict=True))
+
+
+def _arrays_in(path: Path) -> dict[str, Array]:
+    with path.open("rb") as file, np.lib.npyio.NpzFile(file, allow_pickle=False) as arrays:
+        return dict(arrays)
+
+
+def _read_rows(path: Path, form: str) -> Any:
+    from pyarrow import json as rows  # type: ignore[import-untyped]
+    from pyarrow import parquet
+
+    if form == "parquet":
+        table = parquet.read_table(path)
+    else:
+        _check_depth(path)
+        table = rows.read_json(path)
+    table.validate(full=True)  # otherwise a text that is not UTF-8 fails where it is read
+    return table
+
+
+def _check_depth(path: Path) -> None:
+    """Raises RecursionError for a line that is nested so deeply that pyarrow would end the
+    process."""
+    with path.open("rb") as lines:
+        for line in lines:
+            if line.count(b"[") + line.count(b"{") > MOST_BRACKETS:
+                json.loads(line)

@@ -1,0 +1,69 @@
+"""Hints about columns that may not be worth an input: constant, different in every row, or too good
+to be true. They are read from the data, and are not private."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from discreet.data.cell_reading import is_empty
+from discreet.data.columns import CATEGORY, TEXT
+from discreet.data.description import DataDescription
+from discreet.data.encoding import read_cells
+
+MANY_ROWS = 20  # with fewer a hint is likely chance
+SEPARATED = 0.995  # the share of rows whose class one column alone tells
+
+
+def hints(description: DataDescription, table: Mapping[str, Sequence[Any]]) -> Iterator[str]:
+    """A sentence on each column of which there is one. `table`: the cells by column."""
+    classes = _classes(description, table)
+    for column in description.columns:
+        cells = table[column.in_file]
+        known = {str(cell).strip() for cell in cells if not is_empty(cell)}
+        if len(known) < 2:
+            yield f"{column.name} says the same in every row: it tells a model nothing"
+        elif column.kind in (CATEGORY, TEXT) and len(known) == len(cells) >= MANY_ROWS:
+            yield f"{column.name} is different in every row, like an identifier"
+        elif classes is not None and column.kind != TEXT:
+            values = read_cells(column, cells, description.marks).values
+            if _separates(values, classes):
+                yield (
+                    f"{column.name} alone separates {description.target}, which is too good to be "
+                    "true: is it written after the outcome is known?"
+                )
+
+
+def _classes(
+    description: DataDescription, table: Mapping[str, Sequence[Any]]
+) -> np.ndarray[Any, Any] | None:
+    """The class of each row as a number; None without classes, or with few rows."""
+    cells = table.get(str(description.target), ())
+    if len(cells) < MANY_ROWS or description.target_low is not None:
+        return None
+    return np.unique([str(cell).strip() for cell in cells], return_inverse=True)[1]
+
+
+def _separates(values: np.ndarray[Any, Any], classes: np.ndarray[Any, Any]) -> bool:
+    """True if equal values, or for two classes one cut, tell nearly every row's class, and no class
+    is so frequent that it needs no column."""
+    rows = len(classes)
+    if Counter(classes.tolist()).most_common(1)[0][1] >= SEPARATED * rows:
+        return False
+    by_value = Counter(zip(values.tolist(), classes.tolist(), strict=True))
+    most = Counter[float]()
+    for (value, _), count in by_value.items():
+        most[value] = max(most[value], count)
+    if len(most) <= rows / 10 and sum(most.values()) >= SEPARATED * rows:
+        return True
+    if classes.max() != 1:
+        return False
+    order = np.argsort(values, kind="stable")
+    last = np.append(np.diff(values[order]) > 0, True)
+    of_one = np.cumsum(classes[order])[last]
+    others = np.cumsum(1 - classes[order])[last]
+    right = np.maximum(others + of_one[-1] - of_one, of_one + others[-1] - others)
+    return bool(right.max() >= SEPARATED * rows)

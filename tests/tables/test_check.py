@@ -1,0 +1,175 @@
+"""`discreet data check`: proposals that decide nothing in silence, counts of what can't be read,
+and a table that is corrected step by step."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from discreet.data.cell_reading import Marks
+from discreet.settings.compose import load_asked
+from discreet.simulation.in_process import simulate
+from discreet.tables.proposal import guessed_column
+from discreet.tables.written_numbers import marks_in
+from tests.command import data, predict
+from tests.tables.made_tables import make_project
+
+Capture = pytest.CaptureFixture[str]
+
+
+@pytest.mark.parametrize(
+    ("name", "cells", "said"),
+    [
+        ("seen", ["01/02/2022", "03/12/2022"], 'write format = "%d/%m/%Y" or "%m/%d/%Y"'),
+        ("seen", ["01-02-2022", "03-12-2022"], 'write format = "%d-%m-%Y" or "%m-%d-%Y"'),
+        ("dose", ["1,234", "5,678"], 'write decimal = "," or thousands = ","'),
+        ("", ["0", "1", "2"], "it numbers the rows"),
+        ("Unnamed: 0", ["1", "2", "3"], "it numbers the rows"),
+        ("nr", [f"{row:03d}" for row in range(40)], "like an identifier"),
+    ],
+)
+def test_what_may_mean_two_things_is_left_out_with_the_choice(
+    name: str, cells: list[str], said: str
+) -> None:
+    found = guessed_column(name, cells, Marks())
+    assert found.line == ""
+    assert said in found.why
+
+
+@pytest.mark.parametrize(
+    ("name", "cells", "line"),
+    [
+        ("seen", ["01/02/2022", "03/31/2022"], 'format = "%m/%d/%Y" }'),
+        ("seen", ["01.02.2022", "2022-03-31"], 'format = ["%Y-%m-%d", "%d.%m.%Y"] }'),
+        ("plz", ["80331", "10115"] * 9, 'levels = ["10115", "80331"] }'),
+        ("ward", ["01", "02", "10"] * 9, 'levels = ["01", "02", "10"] }'),
+        ("zip", [f"8{row:04d}" for row in range(90)], '{ kind = "text", width = 16 }'),
+        ("diagnosis", ["I21.4", "E11.9", "Z00"] * 9, 'fold = "icd10" }'),
+        ("crp", ["5", "k.A.", "7"] * 9, 'missing = "middle", empty = ["k.A."] }'),
+        ("crp", ["5", "<1", "7"] * 9, 'below = "half" }'),
+        ("crp", ["5 mg/l", "12 mg/l", "7"] * 9, 'unit = "mg/l" }'),
+    ],
+)
+def test_what_hospitals_write_is_proposed_with_its_keys(
+    name: str, cells: list[str], line: str
+) -> None:
+    assert guessed_column(name, cells, Marks()).line.endswith(line)
+
+
+@pytest.mark.parametrize(
+    ("cells", "marks"),
+    [
+        (["1,5", "1.234"], Marks(",", ".")),
+        (["1.234,5"], Marks(",", ".")),
+        (["1.5", "1,234"], Marks(".", ",")),
+        (["1,234"], Marks()),
+        (["1.234"], Marks()),
+        (["0,123"], Marks(",")),
+    ],
+)
+def test_marks_follow_from_all_cells_of_a_table(cells: list[str], marks: Marks) -> None:
+    assert marks_in({"x": cells}) == marks
+
+
+HEAD = 'format = "csv"\nfile = "a.csv"\ntarget = "y"\nclasses = ["0", "1"]\n'
+
+
+def checked(folder: Path, rows: list[str], *words: str, toml: str = "") -> int:
+    (folder / "a.csv").write_text("\n".join(rows) + "\n")
+    if toml:
+        (folder / "data.toml").write_text(HEAD + toml)
+    return data(["check", str(folder / "a.csv"), *words])
+
+
+def test_check_counts_what_it_can_not_read_by_column_and_shows_no_cell(
+    tmp_path: Path, capsys: Capture
+) -> None:
+    rows = ["age,sex,seen,y"]
+    rows += [f"{('HIV', 40, 400)[at % 3]},{'FMX'[at % 3]},2022-0{at},{at % 2}" for at in range(9)]
+    toml = '[columns]\nage = [0, 110]\nsex = ["F", "M"]\nseen = [2020-01-01, 2022-12-31]\n'
+    assert checked(tmp_path, rows, toml=toml) == 2
+    said = capsys.readouterr()
+    assert "age: 3 cells can't be read. line 2: it is not a number" in said.out
+    assert "age: 3 cells are outside low..high" in said.out
+    assert "sex: 3 cells are no level, and count as another" in said.out
+    assert "seen: 9 cells can't be read. line 2: it is not a date" in said.out
+    assert "HIV" not in said.out + said.err
+
+
+def test_a_corrected_column_is_described_without_beginning_anew(
+    tmp_path: Path, capsys: Capture
+) -> None:
+    rows = ["age,dose,y", *(f"{20 + at},{at % 4},{at % 2}" for at in range(30))]
+    wrong = [*rows[:4], "2o,3,1", *rows[4:]]
+    assert checked(tmp_path, wrong, "--target", "y", "--write") == 0
+    path = tmp_path / "data.toml"
+    assert "# age is left out: line 5 of a.csv is not a number" in path.read_text()
+    path.write_text(re.sub("dose = .*", "dose = [0, 9]  # by hand", path.read_text()))
+    capsys.readouterr()
+    assert checked(tmp_path, rows) == 2  # unconfirmed
+    assert "age: can be described now. --write adds them" in capsys.readouterr().out
+    assert checked(tmp_path, rows, "--write") == 2
+    text = path.read_text()
+    assert "\nage = { kind = " in text
+    assert "dose = [0, 9]  # by hand" in text
+    assert 'unconfirmed = ["dose", "y", "age"]' in text
+    path.write_text(re.sub("unconfirmed = .*", "", text))
+    assert checked(tmp_path, rows) == 0
+
+
+def constant(at: int) -> str:
+    return "7"
+
+
+def different(at: int) -> str:
+    return f"P{at * 7 % 60}"
+
+
+def outcome(at: int) -> str:
+    return str(50 + at % 2 * 40 + at % 30)
+
+
+def plain(at: int) -> str:
+    return str(at * 7 % 30)
+
+
+@pytest.mark.parametrize(
+    ("cell", "column", "said"),
+    [
+        (constant, "[0, 9]", "x says the same in every row"),
+        (different, '["P1"]', "x is different in every row, like an identifier"),
+        (outcome, "[0, 200]", "x alone separates y, which is too good to be true"),
+        (plain, "[0, 200]", ""),
+    ],
+)
+def test_hints_name_columns_that_are_not_worth_an_input(
+    cell: Callable[[int], str], column: str, said: str, tmp_path: Path, capsys: Capture
+) -> None:
+    rows = ["x,y", *(f"{cell(at)},{at % 2}" for at in range(60))]
+    assert checked(tmp_path, rows, toml=f"[columns]\nx = {column}\n") == 0
+    out = capsys.readouterr().out
+    assert said in out
+    assert ("x " in out) == bool(said)
+
+
+def test_predict_reads_an_encoding_and_counts_what_the_model_reads_as_something_else(
+    tmp_path: Path, capsys: Capture
+) -> None:
+    folder = make_project(tmp_path, people=30)
+    words = ["experiment=table", f"data.path={folder}", "data.num_clients=30", "rounds=1"]
+    simulate(*load_asked([*words, "seed=40127", f"output_dir={folder / 'run'}"]))
+    table = folder / "new.csv"
+    row = "Pä;14.02.2023;{};F;{};6,4;seen;no"
+    rows = [row.format(40, "surgery"), row.format(400, "surgery"), row.format(40, "dentist")]
+    head = (folder / "test.csv").read_text("utf-8-sig").splitlines()[0]
+    table.write_bytes("\n".join([head, *rows]).encode("cp1252"))
+    given = [str(folder / "run"), "--data", str(table), "--out", str(folder / "out.csv")]
+    assert predict(given) == 2
+    assert "--encoding" in capsys.readouterr().err
+    assert predict([*given, "--encoding", "cp1252"]) == 0
+    said = capsys.readouterr().err
+    assert "age: 1 cells are outside low..high" in said
+    assert "ward: 1 cells are no level, and count as another" in said
