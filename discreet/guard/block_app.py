@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from flwr.app import Context
 
 HEAD_BYTES = 8
+MOST_STATE = 1 << 24  # bytes of a block's state
 TRIAL = "trial"
 SELF_TEST = "self-test"
 
@@ -64,6 +65,11 @@ class BlockTask:
         if self.metric:
             return 1
         return sum(self.sizes)
+
+    @property
+    def most_bytes(self) -> int:
+        """The bytes that a block may return: the vector and the largest state."""
+        return 4 * self.size + MOST_STATE
 
     def packed(self) -> bytes:
         """The task as the bytes that `unpacked` reads."""

@@ -16,7 +16,7 @@ import resource
 import struct
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 NEWNS = 0x20000
@@ -30,6 +30,7 @@ NOSUID = 2
 NODEV = 4
 NOEXEC = 8
 READ_ONLY = 1
+REMOUNT = 32
 RECURSIVE = 0x4000
 PRIVATE = 0x40000
 NO_NEW_PRIVILEGES = 38
@@ -41,6 +42,10 @@ CAPABILITIES = 64
 MEMORY = 1 << 20
 FILES_OF_A_MEGABYTE = 64  # as `scratch.LEAST_BYTES` has it
 BIND = 0x1000
+FIXED_ADDRESSES = 0x40000
+OTHER_MB = 512  # beside the memory of a kernel: its own code, in the same file
+OTHER_PROCESSES = 512  # beside those of a block: a kernel has many for a moment as it starts
+FILES_OF_A_KERNEL = 1 << 14  # it keeps what a block has opened
 WRITABLE = "/tmp"
 SHARED_MEMORY = "/dev/shm"
 LANDLOCK_NEEDS = 6  # the version of Landlock that keeps signals and abstract sockets in
@@ -92,14 +97,44 @@ def enclose_in_spaces(limits: BlockLimits) -> None:
     """Runs in the first process of new namespaces: leaves it writable files in memory only, its own
     processes only, and no capabilities."""
     mount("none", "/", "none", RECURSIVE | PRIVATE)
-    size = f"size={limits.disk_mb}m,nr_inodes={limits.disk_mb * FILES_OF_A_MEGABYTE},mode=0700"
-    mount("tmpfs", WRITABLE, "tmpfs", NOSUID | NODEV, size)
-    memory = Path(WRITABLE, "shm")
-    memory.mkdir()
-    mount(str(memory), SHARED_MEMORY, "none", BIND)
+    mount_writable(limits, os.getuid())
     mount("tmpfs", "/dev/pts", "tmpfs", NOSUID | NODEV | READ_ONLY)
     mount("proc", "/proc", "proc", NOSUID | NODEV | NOEXEC, "subset=pid")  # and no counters
     call("sethostname", b"block", 5)
+    _give_up_capabilities()
+    _limit(limits, limits.processes)
+    filter_calls(DENIED, sockets=(AF_UNIX,))
+
+
+def mount_writable(limits: BlockLimits, user: int) -> None:
+    """Mounts the folders in memory that a block of that user may write."""
+    files = limits.disk_mb * FILES_OF_A_MEGABYTE
+    options = f"size={limits.disk_mb}m,nr_inodes={files},mode=0700,uid={user},gid={user}"
+    mount("tmpfs", WRITABLE, "tmpfs", NOSUID | NODEV, options)
+    memory = Path(WRITABLE, "shm")
+    memory.mkdir()
+    memory.chmod(0o1777)
+    mount(str(memory), SHARED_MEMORY, "none", BIND)
+
+
+def enclose_a_kernel(limits: BlockLimits, image: str) -> None:
+    """Runs in the first process of new namespaces, before it starts a kernel for one block: leaves
+    it its memory, a file in memory, and the folder `image` read-only."""
+    mount("none", "/", "none", RECURSIVE | PRIVATE)
+    megabytes = limits.memory_mb + limits.disk_mb + OTHER_MB
+    mount("tmpfs", WRITABLE, "tmpfs", NOSUID | NODEV, f"size={megabytes}m,mode=0700")
+    mount("none", image, "none", BIND | REMOUNT | READ_ONLY | NOSUID | NODEV)
+    mount("proc", "/proc", "proc", NOSUID | NODEV | NOEXEC, "subset=pid")
+    call("sethostname", b"block", 5)
+    _give_up_capabilities()
+    whole = replace(limits, disk_mb=megabytes)
+    _limit(whole, limits.processes + OTHER_PROCESSES, files=FILES_OF_A_KERNEL)
+    call("personality", ctypes.c_ulong(FIXED_ADDRESSES))  # the memory's size depends on them
+
+
+def enclose_in_kernel(limits: BlockLimits) -> None:
+    """Encloses the app's process in a kernel of its own: without rights, as elsewhere, so that it
+    stays in that kernel."""
     _give_up_capabilities()
     _limit(limits, limits.processes)
     filter_calls(DENIED, sockets=(AF_UNIX,))
@@ -123,14 +158,14 @@ def _give_up_capabilities() -> None:
     call("prctl", DUMPABLE, 0, 0, 0, 0)
 
 
-def _limit(limits: BlockLimits, processes: int) -> None:
+def _limit(limits: BlockLimits, processes: int, *, files: int = 256) -> None:
     seconds = int(limits.seconds * limits.processes) + 1
     bounds = {
         resource.RLIMIT_NPROC: processes,
         resource.RLIMIT_FSIZE: limits.disk_mb * MEMORY,
         resource.RLIMIT_CORE: 0,
         resource.RLIMIT_CPU: seconds,
-        resource.RLIMIT_NOFILE: 256,
+        resource.RLIMIT_NOFILE: files,
         resource.RLIMIT_MEMLOCK: MEMORY,
         resource.RLIMIT_MSGQUEUE: 0,
     }

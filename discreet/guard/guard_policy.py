@@ -67,6 +67,7 @@ if TYPE_CHECKING:
 
 PATIENT = "patient"
 SITE = "site"
+KERNEL = "kernel"
 BUBBLEWRAP = "bubblewrap"
 LANDLOCK = "landlock"
 REFUSE = "refuse"
@@ -146,7 +147,7 @@ class GuardPolicy:
     q: Probability = 1.0
     at_once: Count = 1
     reply_seconds: Seconds = 0.0
-    enclosure: Annotated[str, one_of(BUBBLEWRAP, LANDLOCK)] = BUBBLEWRAP
+    enclosure: Annotated[str, one_of(KERNEL, BUBBLEWRAP, LANDLOCK)] = BUBBLEWRAP
     evaluate: Annotated[str, one_of(REFUSE, METRIC)] = REFUSE
     min_colluding: CountOrZero = 1
     min_summands: CountOrZero = 2

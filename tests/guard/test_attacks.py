@@ -1,4 +1,4 @@
-"""A hostile app in its block, in both enclosures: what it reaches, and what leaves the block."""
+"""A hostile app in its block, in each enclosure: what it reaches, and what leaves the block."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 
 from discreet.guard.enclosure import LANDLOCK_NEEDS, landlock_version
+from discreet.guard.own_kernel import kernel_is_there
 from discreet.ledger.rollback_guard import STATE_VARIABLE
 from tests.guard.made import SIZE
 from tests.guard.unprivileged import NOBODY, ROOT, as_nobody, why_not
@@ -26,8 +27,10 @@ SLOT = 8.0  # seconds: on a machine with other work a block needs two
 
 def can_not(enclosure: str) -> str:
     """The reason why an enclosure can't be had here."""
-    if enclosure == "bubblewrap" and shutil.which("bwrap") is None:
+    if enclosure != "landlock" and shutil.which("bwrap") is None:
         return "needs bubblewrap: apt-get install bubblewrap"
+    if enclosure == "kernel" and not kernel_is_there():
+        return "needs user-mode Linux: apt-get install user-mode-linux"
     if enclosure == "landlock" and landlock_version() < LANDLOCK_NEEDS:
         return f"needs Landlock {LANDLOCK_NEEDS} (Linux 6.12)"
     if enclosure == "landlock" and os.geteuid() != 0:
@@ -77,7 +80,7 @@ class Enclosed:
         self.process.stdout.close()
 
 
-@pytest.fixture(scope="module", params=["bubblewrap", "landlock"])
+@pytest.fixture(scope="module", params=["kernel", "bubblewrap", "landlock"])
 def enclosed(request: pytest.FixtureRequest) -> Iterator[Enclosed]:
     if reason := can_not(request.param):
         pytest.skip(reason)

@@ -179,7 +179,7 @@ def rights(context: Context) -> dict[str, object]:
 def writable(context: Context) -> dict[str, object]:
     """Files of blocks before, and the folders in which one could be left."""
     own = {context.node_config["data"], os.environ["HOME"], os.getcwd()}
-    own |= {"/dev/shm"} if context.run_config["enclosure"] == "bubblewrap" else set()
+    own |= {"/dev/shm"} if context.run_config["enclosure"] != "landlock" else set()
     places = [
         "/",
         "/dev",
