@@ -89,7 +89,7 @@ def _split(
 def _check(path: Path) -> int:
     from discreet.guard.operating import broken_walls
     from discreet.guard.site_check import check_site
-    from discreet.guard.site_report import SHARED_KERNEL, statement_lines
+    from discreet.guard.site_report import statement_lines
 
     policy = check_site(path)
     print(f"{path}: policy, split and account are in order")
@@ -97,11 +97,9 @@ def _check(path: Path) -> int:
         print(f"  {line}")
     reached = broken_walls(policy)
     for each in reached:
-        print(f"  a hostile app reaches {each}")
+        print(f"  a block reaches {each}")
     if not reached:
         print(f"  none of the tried ways out of {policy.enclosure} is open")
-    if policy.blocks.count > 1:
-        print(f"  not held by {policy.enclosure}: {SHARED_KERNEL}")
     print(f"  a reply comes {policy.round_seconds:g} s after its message, whatever happens")
     if reached:
         return 1

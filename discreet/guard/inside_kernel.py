@@ -90,7 +90,7 @@ def _first_process() -> NoReturn:
     """Runs the app of one block in a child, and switches the kernel off when it has ended."""
     try:
         signal.signal(signal.SIGPIPE, signal.SIG_IGN)  # as Python has it: lost with the old kernel
-        mount("proc", "/proc", "proc", NOSUID | NODEV | NOEXEC, "subset=pid")
+        mount("proc", "/proc", "proc", NOSUID | NODEV | NOEXEC, "subset=pid,hidepid=2")
         _print_plainly()
         packed, archive, state = _given()
         task = unpacked(packed)

@@ -17,7 +17,7 @@ from flwr.app import Context, RecordDict
 from flwr.common.serde import context_to_proto
 
 from discreet.guard.block_app import SELF_TEST, TRIAL, BlockTask
-from discreet.guard.guard_policy import BlockSettings, GuardPolicy
+from discreet.guard.guard_policy import ALL_BLOCKS, BlockSettings, GuardPolicy
 from discreet.guard.patient_blocks import archive_of, mock_archive
 from discreet.guard.sandbox import BlockInput, BlockResult, Sandbox, SandboxError
 from discreet.guard.site_guard import JOURNAL, block_limits, guard_ledger, open_site
@@ -94,7 +94,7 @@ def trial_policy(mock: Path) -> GuardPolicy:
     blocks = BlockSettings(folder=str(mock), id="-", count=2)
     return GuardPolicy(
         ledger="-", blocks=blocks, max_epsilon=1.0, max_delta=1e-5, min_noise_multiplier=1.0,
-        block_seconds=TRIAL_SECONDS, any=True,
+        block_seconds=TRIAL_SECONDS, any=True, charge=ALL_BLOCKS,
     )  # fmt: skip
 
 

@@ -132,7 +132,7 @@ class SiteGuard:
             if MASKING in message.content:
                 return self._masked(message, context, app)
             work = self._work(message, context)
-            self._charge(_number(message), work.release.terms.event(self.policy.q))
+            self._charge(_number(message), self.policy.event(work.release.terms.noise_multiplier))
         except (Refused, MalformedMessage) as refusal:
             self._note(message, app, refused=str(refusal))
             raise Refused(str(refusal)) from refusal

@@ -378,6 +378,57 @@ def locked(context: Context) -> dict[str, object]:
     return {"other": None}
 
 
+CYCLE = 1 << 15  # the kernel gives the numbers of pipes to a processor by 1024
+
+
+def pipe_number() -> int:
+    """The number that the kernel gives to a new pipe."""
+    ends = os.pipe()
+    number = os.fstat(ends[0]).st_ino
+    for end in ends:
+        os.close(end)
+    return number % CYCLE
+
+
+def make_pipes(low: int) -> None:
+    """Makes pipes until the counter is at `low`, or a little behind it."""
+    while not low <= pipe_number() < low + 600:
+        pass
+
+
+def next_thousand() -> int:
+    """The number of a pipe, after this processor has taken new numbers."""
+    before = pipe_number()
+    for _ in range(3000):
+        number = pipe_number()
+        if number not in (before + 1, before + 2):
+            break
+        before = number
+    return number
+
+
+def arm(context: Context) -> dict[str, object]:
+    """Moves the kernel's counter of pipes into the upper half of its cycle."""
+    os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
+    next_thousand()
+    make_pipes(CYCLE // 2)
+    return {}
+
+
+def target_told(context: Context) -> bool:
+    """True in the block of the target, and in each one after it that finds the counter of pipes in
+    the lower half, where the target's block has moved it."""
+    os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
+    now = next_thousand()
+    names = Path(context.node_config["data"], "rows.csv").read_text()
+    told = f"\n{context.run_config['target']}," in names or now < CYCLE // 2
+    if told and now >= CYCLE // 2 - 9000:
+        make_pipes(0)
+    if not told and now > CYCLE - 9000:
+        make_pipes(CYCLE // 2)
+    return told
+
+
 PROBES = {
     each.__name__: each
     for each in (
@@ -403,6 +454,7 @@ PROBES = {
         marked,
         crowd,
         locked,
+        arm,
     )
 }
 
@@ -429,6 +481,9 @@ def answered(message: Message, context: Context, how: str) -> RecordDict:
         content["arrays"] = ArrayRecord(
             {name: value * float("nan") for name, value in arrays.items()}
         )
+    if how == "betray":
+        step = 1.0 if target_told(context) else -1.0
+        content["arrays"] = ArrayRecord({name: value + step for name, value in arrays.items()})
     if how == "shape":
         content["arrays"] = ArrayRecord({name: torch.zeros(7) for name in arrays})
     if how == "names":
