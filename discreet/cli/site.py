@@ -4,7 +4,7 @@ split   deals the patients of the data WHERE to blocks, once, into the folder --
         table (csv, jsonl, parquet, npz), a folder with data.toml, or with --id folders a folder
         with a subfolder for each patient. With --unit site there is one block, and no --id
 check   WHERE is a guard.toml: checks policy, split, account, and which ways out are open from
-        inside the sandbox
+        inside the sandbox and which channels between blocks. Takes up to two minutes
 try     runs the app WHERE, a folder or a .fab, as a whole in the sandbox on the public rows in
         --mock; all errors are shown, and nothing is charged
 log     WHERE is a guard.toml: lists what has run, with app and cost, and what was refused
@@ -87,7 +87,9 @@ def _split(
 
 
 def _check(path: Path) -> int:
-    from discreet.guard.operating import broken_walls
+    from discreet.guard.channels import all_channels
+    from discreet.guard.guard_policy import ONE_BLOCK, UNREAD
+    from discreet.guard.operating import broken_walls, told_channels
     from discreet.guard.site_check import check_site
     from discreet.guard.site_report import statement_lines
 
@@ -100,8 +102,15 @@ def _check(path: Path) -> int:
         print(f"  a block reaches {each}")
     if not reached:
         print(f"  none of the tried ways out of {policy.enclosure} is open")
+    told = told_channels(policy)
+    for name, share in told.items():
+        print(f"  a block reads what the one before it wrote to {name}: {share:.0%} of the bits")
+    print(f"  {len(told)} of {len(all_channels())} tried channels between blocks are open")
+    refused = bool(told) and policy.any and policy.charge == ONE_BLOCK
+    if refused:
+        print(f"  any = true is refused: {UNREAD}")
     print(f"  a reply comes {policy.round_seconds:g} s after its message, whatever happens")
-    if reached:
+    if reached or refused:
         return 1
     return 0
 

@@ -6,6 +6,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import random
 import socket
 import tempfile
 from collections.abc import Iterator
@@ -16,7 +17,8 @@ from typing import Any
 from flwr.app import Context, RecordDict
 from flwr.common.serde import context_to_proto
 
-from discreet.guard.block_app import SELF_TEST, TRIAL, BlockTask
+from discreet.guard.block_app import CHANNELS, SELF_TEST, TRIAL, BlockTask
+from discreet.guard.channels import drawn_bits, open_channels
 from discreet.guard.guard_policy import ALL_BLOCKS, BlockSettings, GuardPolicy
 from discreet.guard.patient_blocks import archive_of, mock_archive
 from discreet.guard.sandbox import BlockInput, BlockResult, Sandbox, SandboxError
@@ -43,6 +45,28 @@ def broken_walls(policy: GuardPolicy) -> list[str]:
         return [str(each) for each in json.loads(lines[-1])]
     except (IndexError, ValueError) as error:
         raise SandboxError(f"the self-test did not run: {' '.join(lines[-1:])}") from error
+
+
+def told_channels(policy: GuardPolicy) -> dict[str, float]:
+    """The channels through which one block of this site's sandbox tells the next one a bit, and the
+    share of bits that were read. Blocks take turns in the sandbox as they do in a round, each as
+    soon as the one before has ended. SandboxError: a block did not take its turn."""
+    bits = drawn_bits(random.SystemRandom())
+    sandbox = Sandbox(policy)
+    try:
+        values = [_turn(sandbox, policy, row) for row in bits]
+    finally:
+        sandbox.close()
+    return open_channels(bits, values)
+
+
+def _turn(sandbox: Sandbox, policy: GuardPolicy, bits: str) -> dict[str, float]:
+    task = _task(policy, CHANNELS, facts={"bits": bits})
+    lines = _run_in(sandbox, task, archive_of({})).log.decode(errors="replace").splitlines()
+    try:
+        return {str(name): float(value) for name, value in json.loads(lines[-1]).items()}
+    except (IndexError, ValueError, AttributeError) as error:
+        raise SandboxError(f"a block took no turn: {' '.join(lines[-1:])}") from error
 
 
 @contextmanager
@@ -140,10 +164,14 @@ def _run_once(policy: GuardPolicy, task: BlockTask, archive: bytes) -> BlockResu
     """The result of one block."""
     sandbox = Sandbox(policy)
     try:
-        with tempfile.TemporaryFile() as file:
-            file.write(archive)
-            file.flush()
-            (result,) = sandbox.run(task, [BlockInput(0, file.fileno(), b"")])
+        return _run_in(sandbox, task, archive)
     finally:
         sandbox.close()
+
+
+def _run_in(sandbox: Sandbox, task: BlockTask, archive: bytes) -> BlockResult:
+    with tempfile.TemporaryFile() as file:
+        file.write(archive)
+        file.flush()
+        (result,) = sandbox.run(task, [BlockInput(0, file.fileno(), b"")])
     return result
