@@ -87,9 +87,9 @@ def _split(
 
 
 def _check(path: Path) -> int:
-    from discreet.guard.channels import all_channels
     from discreet.guard.guard_policy import ONE_BLOCK, UNREAD
-    from discreet.guard.operating import broken_walls, told_channels
+    from discreet.guard.kernel_channels import all_channels
+    from discreet.guard.operating import broken_walls, started, told_channels
     from discreet.guard.site_check import check_site
     from discreet.guard.site_report import statement_lines
 
@@ -97,12 +97,13 @@ def _check(path: Path) -> int:
     print(f"{path}: policy, split and account are in order")
     for line in statement_lines(policy):
         print(f"  {line}")
-    reached = broken_walls(policy)
+    with started(policy) as sandbox:
+        reached = broken_walls(sandbox)
+        told = told_channels(sandbox)
     for each in reached:
         print(f"  a block reaches {each}")
     if not reached:
         print(f"  none of the tried ways out of {policy.enclosure} is open")
-    told = told_channels(policy)
     for name, share in told.items():
         print(f"  a block reads what the one before it wrote to {name}: {share:.0%} of the bits")
     print(f"  {len(told)} of {len(all_channels())} tried channels between blocks are open")

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from discreet.guard.channels import take_turn
+from discreet.guard.kernel_channels import all_channels
 from discreet.guard.self_test import reached
 from discreet.guard.whole_app import run_whole
 
@@ -129,7 +130,7 @@ def run_app(task: BlockTask, *, archive: bytes, state: bytes, data: Path, out: i
         print(json.dumps(reached(task.facts)), flush=True)
         return
     if task.instead == CHANNELS:
-        print(json.dumps(take_turn(task.facts["bits"])), flush=True)
+        print(json.dumps(take_turn(all_channels(), task.facts["bits"])), flush=True)
         return
     context = _context_of(task, state, data)
     install_from_fab(task.bundle, skip_prompt=True)

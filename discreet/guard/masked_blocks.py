@@ -89,9 +89,9 @@ def site_vector(work: MaskedBlocks, summed: BlockSum, source: RandomSource) -> T
 def block_event(sums: SecureSum, blocks: int, moved: int = 1) -> DpEvent:
     """The event of a masked sum for one patient, who moves `moved` of a site's blocks.
 
-    Each moves the mean by at most 2C / k, which is 2R / k steps. Truncation moves each coordinate of the
-    difference by less than 1, which is sqrt(length) in L2; float64 rounding is far below the whole
-    step that is added to cover it.
+    Each moves the mean by at most 2C / k, which is 2R / k steps. Truncation moves each coordinate
+    of the difference by less than 1, which is sqrt(length) in L2; float64 rounding is far below the
+    whole step that is added to cover it.
     """
     most = MOVES * moved * sums.clip_steps / blocks + math.isqrt(sums.length - 1) + 2
     sensitivity_squared = math.ceil(most) ** 2

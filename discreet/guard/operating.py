@@ -20,6 +20,7 @@ from flwr.common.serde import context_to_proto
 from discreet.guard.block_app import CHANNELS, SELF_TEST, TRIAL, BlockTask
 from discreet.guard.channels import drawn_bits, open_channels
 from discreet.guard.guard_policy import ALL_BLOCKS, BlockSettings, GuardPolicy
+from discreet.guard.kernel_channels import all_channels
 from discreet.guard.patient_blocks import archive_of, mock_archive
 from discreet.guard.sandbox import BlockInput, BlockResult, Sandbox, SandboxError
 from discreet.guard.site_guard import JOURNAL, block_limits, guard_ledger, open_site
@@ -28,9 +29,20 @@ from discreet.settings.rules import ConfigError
 TRIAL_SECONDS = 120.0
 
 
-def broken_walls(policy: GuardPolicy) -> list[str]:
-    """The resources that a hostile app can reach from a block of this site's sandbox; empty if the
-    walls hold. SandboxError: the sandbox, or a block in it, can't be started."""
+@contextmanager
+def started(policy: GuardPolicy) -> Iterator[Sandbox]:
+    """The sandbox of a site, until the end of a with block."""
+    sandbox = Sandbox(policy)
+    try:
+        yield sandbox
+    finally:
+        sandbox.close()
+
+
+def broken_walls(sandbox: Sandbox) -> list[str]:
+    """The resources that can be reached from a block of a site's sandbox and must not be; empty if
+    the walls hold. SandboxError: a block in it can't be started."""
+    policy = sandbox.policy
     with tempfile.TemporaryDirectory() as folder, listening(Path(folder)) as (port, path):
         facts = {
             "site": policy.blocks.folder,
@@ -39,7 +51,7 @@ def broken_walls(policy: GuardPolicy) -> list[str]:
             "socket": str(path),
             "guard": str(os.getpid()),
         }
-        result = _run_once(policy, _task(policy, SELF_TEST, facts=facts), archive_of({}))
+        result = _run_in(sandbox, _task(policy, SELF_TEST, facts=facts), archive_of({}))
     lines = result.log.decode(errors="replace").strip().splitlines()
     try:
         return [str(each) for each in json.loads(lines[-1])]
@@ -47,21 +59,17 @@ def broken_walls(policy: GuardPolicy) -> list[str]:
         raise SandboxError(f"the self-test did not run: {' '.join(lines[-1:])}") from error
 
 
-def told_channels(policy: GuardPolicy) -> dict[str, float]:
-    """The channels through which one block of this site's sandbox tells the next one a bit, and the
+def told_channels(sandbox: Sandbox) -> dict[str, float]:
+    """The channels through which one block of a site's sandbox tells the next one a bit, and the
     share of bits that were read. Blocks take turns in the sandbox as they do in a round, each as
     soon as the one before has ended. SandboxError: a block did not take its turn."""
-    bits = drawn_bits(random.SystemRandom())
-    sandbox = Sandbox(policy)
-    try:
-        values = [_turn(sandbox, policy, row) for row in bits]
-    finally:
-        sandbox.close()
-    return open_channels(bits, values)
+    channels = all_channels()
+    bits = drawn_bits(channels, random.SystemRandom())
+    return open_channels(channels, bits, [_turn(sandbox, row) for row in bits])
 
 
-def _turn(sandbox: Sandbox, policy: GuardPolicy, bits: str) -> dict[str, float]:
-    task = _task(policy, CHANNELS, facts={"bits": bits})
+def _turn(sandbox: Sandbox, bits: str) -> dict[str, float]:
+    task = _task(sandbox.policy, CHANNELS, facts={"bits": bits})
     lines = _run_in(sandbox, task, archive_of({})).log.decode(errors="replace").splitlines()
     try:
         return {str(name): float(value) for name, value in json.loads(lines[-1]).items()}
@@ -88,7 +96,8 @@ def try_app(app: Path, mock: Path, policy: GuardPolicy) -> tuple[str, bool]:
     config, name, version = described_bundle(bundle)
     digest = hashlib.sha256(bundle).hexdigest()
     task = _task(policy, TRIAL, bundle=bundle, app=(name, version, digest), config=config)
-    result = _run_once(policy, task, mock_archive(mock))
+    with started(policy) as sandbox:
+        result = _run_in(sandbox, task, mock_archive(mock))
     return result.log.decode(errors="replace"), bool(result.state)
 
 
@@ -160,16 +169,8 @@ def _task(policy: GuardPolicy, instead: str, **more: Any) -> BlockTask:
     )
 
 
-def _run_once(policy: GuardPolicy, task: BlockTask, archive: bytes) -> BlockResult:
-    """The result of one block."""
-    sandbox = Sandbox(policy)
-    try:
-        return _run_in(sandbox, task, archive)
-    finally:
-        sandbox.close()
-
-
 def _run_in(sandbox: Sandbox, task: BlockTask, archive: bytes) -> BlockResult:
+    """The result of one block."""
     with tempfile.TemporaryFile() as file:
         file.write(archive)
         file.flush()

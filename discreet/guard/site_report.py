@@ -19,8 +19,8 @@ from discreet.mechanisms.mechanism import Statement
 PRIVACY = "privacy.json"
 OWN_KERNELS = f"{MOVES}C: each block has a kernel of its own, and no app needs to be read"
 APPROVED_APPS = (
-    f"{MOVES}C: somebody at this site has read and approved each app. Blocks share a kernel, and an "
-    f"app that talks through it moves the sum by up to {MOVES}Ck (k blocks)"
+    f"{MOVES}C: somebody at this site has read and approved each app. Blocks share a kernel, and "
+    f"an app that talks through it moves the sum by up to {MOVES}Ck (k blocks)"
 )
 ALL_TALK = f"{MOVES}Ck: blocks share a kernel, and all k of them may follow one unit"
 ONE_UNIT = f"{MOVES}C: all data of the site are one block"

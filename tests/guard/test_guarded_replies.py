@@ -158,9 +158,13 @@ def test_a_node_whose_walls_do_not_hold_does_not_start(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setattr(supernode_guard, "check_site", lambda path: path)
-    monkeypatch.setattr(supernode_guard, "broken_walls", lambda policy: ["a TCP port"])
-    with pytest.raises(SandboxError, match="a hostile app would reach a TCP port"):
+    closed = []
+    sandbox = SimpleNamespace(close=lambda: closed.append(True))
+    monkeypatch.setattr(supernode_guard, "Sandbox", lambda policy: sandbox)
+    monkeypatch.setattr(supernode_guard, "broken_walls", lambda given: ["a TCP port"])
+    with pytest.raises(SandboxError, match="a block would reach a TCP port"):
         supernode_guard.install(tmp_path / "guard.toml")
+    assert closed == [True]
 
 
 def test_with_another_flower_no_guarded_node_starts(

@@ -37,7 +37,7 @@ from discreet.deployment.flower_fixes.supernode_fixes import (
     push_what_lies_there,
 )
 from discreet.guard.operating import broken_walls
-from discreet.guard.sandbox import SandboxError
+from discreet.guard.sandbox import Sandbox, SandboxError
 from discreet.guard.site_check import check_site
 from discreet.guard.site_guard import App, SiteGuard, sleep_until
 from discreet.ledger.durable_ledger import LedgerError
@@ -153,9 +153,11 @@ def install(path: Path) -> None:
             f"the guard knows how Flower {' and '.join(VERSIONS)} send replies, not {version}"
         )
     policy = check_site(path)
-    if reached := broken_walls(policy):
-        raise SandboxError(f"a hostile app would reach {', '.join(reached)}")
-    guard = SiteGuard(policy)
+    sandbox = Sandbox(policy)
+    if reached := broken_walls(sandbox):
+        sandbox.close()
+        raise SandboxError(f"a block would reach {', '.join(reached)}")
+    guard = SiteGuard(policy, sandbox=sandbox)
     start_client_internal._push_messages = GuardedReplies(guard)  # type: ignore[assignment]
     importlib.import_module(SUPERNODE)._start_supernode_http_api = no_runtime_api  # type: ignore[attr-defined]
     logger.info("the guard stands: %d blocks, %s", len(guard.blocks), guard.policy.enclosure)
