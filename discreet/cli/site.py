@@ -87,7 +87,7 @@ def _split(
 
 
 def _check(path: Path) -> int:
-    from discreet.guard.guard_policy import ONE_BLOCK, UNREAD
+    from discreet.guard.guard_policy import ONE_BLOCK
     from discreet.guard.kernel_channels import all_channels
     from discreet.guard.operating import broken_walls, started, told_channels
     from discreet.guard.site_check import check_site
@@ -109,7 +109,7 @@ def _check(path: Path) -> int:
     print(f"  {len(told)} of {len(all_channels())} tried channels between blocks are open")
     refused = bool(told) and policy.any and policy.charge == ONE_BLOCK
     if refused:
-        print(f"  any = true is refused: {UNREAD}")
+        print('  any = true is refused: set charge = "all-blocks", or apps that somebody has read')
     print(f"  a reply comes {policy.round_seconds:g} s after its message, whatever happens")
     if reached or refused:
         return 1

@@ -132,7 +132,7 @@ def test_any_is_refused_where_a_channel_between_blocks_reads_back(
     assert main(["site", "check", str(tmp_path / "guard.toml")]) == 1
     said = capsys.readouterr().out
     assert "1 of" in said
-    assert 'any = true is refused: false, or charge = "all-blocks"' in said
+    assert 'any = true is refused: set charge = "all-blocks"' in said
 
 
 def test_a_kernel_that_is_not_installed_is_said_with_the_package(
