@@ -23,7 +23,7 @@ from discreet.guard.channels import Channel
 
 MANY = 1200  # steps of a counter, beyond what a machine at rest makes in a turn
 FEW = 3  # where a step is a process
-SOME = 40  # where a step is dear, or a counter is of the whole kernel and not of a processor
+SOME = 20  # where a step is dear, or a counter is of the whole kernel and not of a processor
 NAME = "left-by-a-block"
 KEY = 0x64697363
 
@@ -333,7 +333,7 @@ def spin(bit: bool) -> None:
 def take(bit: bool) -> None:
     """Takes memory and gives it back: the cache of a file that is left in the temporary folder."""
     with open(os.path.join(temporary(), NAME + "-large"), "wb") as file:
-        file.write(bytes((1 << 21) * bit))
+        file.write(bytes((1 << 20) * bit))
 
 
 def touch(bit: bool) -> None:

@@ -224,6 +224,10 @@ def test_no_block_ends_or_signals_another_beside_it(enclosed: Enclosed) -> None:
     assert beside["reached"] == {"other": None}
 
 
+def test_what_the_whole_machine_counts_or_caches_can_not_be_asked_for(enclosed: Enclosed) -> None:
+    assert reached(enclosed, "named_calls") == {}
+
+
 def moved_by_the_target(enclosed: Enclosed) -> float:
     """The clip norms by which a patient moves the sum of two blocks, the second of which looks for
     what the first one told it through the kernel's count of pipes."""

@@ -378,6 +378,46 @@ def locked(context: Context) -> dict[str, object]:
     return {"other": None}
 
 
+def named_calls(context: Context) -> dict[str, object]:
+    """System calls that ask for a store or a counter of the whole machine, or that nobody has
+    heard of; each is answered as one that the kernel does not have."""
+    file = os.open(os.__file__, os.O_RDONLY)
+    space = ctypes.create_string_buffer(256)
+    path = ctypes.c_char_p(os.__file__.encode())
+    calls = {
+        "pidfd_open": (434, os.getpid(), 0),
+        "fadvise64": (221, file, 0, 0, 4),
+        "readahead": (187, file, 0, 4096),
+        "mincore": (27, 4096, 4096, space),
+        "cachestat": (451, file, space, space, 0),
+        "inotify_init1": (294, 0),
+        "fanotify_init": (300, 0, 0),
+        "file_getattr": (468, -100, path, space, 24, 0),
+        "file_setattr": (469, -100, path, space, 24, 0),
+        "socket": (41, 1, 1, 0),
+        "sysinfo": (99, space),
+        "statfs": (137, path, space),
+        "ptrace": (101, 0, 0, 0, 0),
+        "shmget": (29, 0, 4096, 0o1600),
+        "unheard of": (499, 0),
+    }
+    answers: dict[str, object] = {}
+    for name, (number, *given) in calls.items():
+        plain = [ctypes.c_long(each) if isinstance(each, int) else each for each in given]
+        result = libc.syscall(ctypes.c_long(number), *plain)
+        answers[name] = None if result < 0 and ctypes.get_errno() == 38 else ctypes.get_errno()
+    one, _ = socket.socketpair()
+    looks = {
+        "a read that asks for the cache": lambda: os.preadv(file, [bytearray(8)], 0, 8) >= 0,
+        "a cookie": lambda: one.getsockopt(socket.SOL_SOCKET, 57, 8),
+        "a lease": lambda: fcntl.fcntl(file, 1026, 0) or True,
+        "a file's flags": lambda: fcntl.ioctl(file, 0x80086601, bytes(8)),
+        "a datagram": lambda: socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM),
+        "a new space": lambda: os.unshare(0x10000000) or True if hasattr(os, "unshare") else None,
+    }
+    return answers | {name: tried(look) for name, look in looks.items()}
+
+
 CYCLE = 1 << 15  # the kernel gives the numbers of pipes to a processor by 1024
 
 
@@ -454,6 +494,7 @@ PROBES = {
         marked,
         crowd,
         locked,
+        named_calls,
         arm,
     )
 }
