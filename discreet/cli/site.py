@@ -9,7 +9,7 @@ try     runs the app WHERE, a folder or a .fab, as a whole in the sandbox on the
         --mock; all errors are shown, and nothing is charged
 log     WHERE is a guard.toml: lists what has run, with app and cost, and what was refused
 status  WHERE is a guard.toml: shows the guarantee and the spent part of the budget; --json: in the
-        format of privacy.json in the site's folder after each round
+        format of privacy.json in the records of the site after each round
 
 examples:
   discreet site split patients.csv --id patient --blocks 100 --out site
@@ -87,6 +87,13 @@ def _split(
 
 
 def _check(path: Path) -> int:
+    from discreet.guard.site_records import site_lock
+
+    with site_lock(read_guard(path)):
+        return _checked(path)
+
+
+def _checked(path: Path) -> int:
     from discreet.guard.guard_policy import ONE_BLOCK
     from discreet.guard.kernel_channels import all_channels
     from discreet.guard.operating import broken_walls, started, told_channels

@@ -87,7 +87,9 @@ def open_channels(
 def chance(sent: Sequence[bool], guessed: Sequence[bool]) -> float:
     """The probability that guesses made without the bits agree with them, or with their opposite,
     as often as these: the tails of a hypergeometric distribution."""
-    count, ones, taken = len(sent), sum(sent), sum(guessed)
+    count = len(sent)
+    ones = sum(sent)
+    taken = sum(guessed)
     both = sum(one and other for one, other in zip(sent, guessed, strict=True))
     expected = ones * taken / count
     ways = [

@@ -21,7 +21,8 @@ from pathlib import Path
 
 from discreet.guard.channels import Channel
 
-MANY = 1200  # steps of a counter, beyond what a machine at rest makes in a turn
+MANY = 100  # times AT_ONCE pipes: more than others make in a turn, whom a processor serves too
+AT_ONCE = 64
 FEW = 3  # where a step is a process
 SOME = 20  # where a step is dear, or a counter is of the whole kernel and not of a processor
 NAME = "left-by-a-block"
@@ -62,6 +63,16 @@ def inode_of(descriptors: Sequence[int]) -> int:
 def pipe_inode() -> int:
     """The number of a new pipe."""
     return inode_of(os.pipe())
+
+
+def make_pipes() -> None:
+    """Makes some pipes and closes them."""
+    ends = [end for _ in range(AT_ONCE) for end in os.pipe()]
+    if max(ends) - min(ends) + 1 == len(ends):
+        os.closerange(min(ends), max(ends) + 1)
+    else:
+        for end in ends:
+            os.close(end)
 
 
 def socket_option(option: int) -> int:
@@ -356,7 +367,7 @@ def counters() -> list[Channel]:
     )
     scratch = temporary()
     made = [
-        counter("a pipe's inode", pipe_inode, pipe_inode, MANY),
+        counter("a pipe's inode", pipe_inode, make_pipes, MANY),
         Channel("a socket's inode", socket_inode, none),
         counter("a pidfd's inode", pidfd, pidfd, SOME),
         counter("a socket's cookie", lambda: socket_option(57), lambda: socket_option(57), SOME),

@@ -23,7 +23,8 @@ from discreet.guard.guard_policy import ALL_BLOCKS, BlockSettings, GuardPolicy
 from discreet.guard.kernel_channels import all_channels
 from discreet.guard.patient_blocks import archive_of, mock_archive
 from discreet.guard.sandbox import BlockInput, BlockResult, Sandbox, SandboxError
-from discreet.guard.site_guard import JOURNAL, block_limits, guard_ledger, open_site
+from discreet.guard.site_guard import block_limits, guard_ledger
+from discreet.guard.site_records import rows
 from discreet.settings.rules import ConfigError
 
 TRIAL_SECONDS = 120.0
@@ -134,10 +135,12 @@ def trial_policy(mock: Path) -> GuardPolicy:
 def journal_lines(policy: GuardPolicy) -> Iterator[str]:
     """The guard's answers and refusals, one line each, oldest first; and the number of rounds that
     were charged and did not end. LedgerError, after the lines: the account can't be read."""
-    path = open_site(policy) / JOURNAL
     ended = 0
-    for line in path.read_text().splitlines() if path.exists() else ():
-        row = {name: _plain(value) for name, value in json.loads(line).items()}
+    for written in rows(policy):
+        if written is None:
+            yield "a line that a crash has cut short"
+            continue
+        row = {name: _plain(value) for name, value in written.items()}
         ended += "drawn" in row
         what = f"{row['time']}  run {row['run']}  {row['app']}  round {row['round']}  {row['kind']}"
         if "refused" in row:

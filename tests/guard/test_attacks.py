@@ -248,7 +248,7 @@ def patient_of_the_first_block(enclosed: Enclosed) -> str:
         return rows.read().decode().splitlines()[1].split(",")[0]
 
 
-def test_one_patient_moves_the_sum_by_2c_in_kernels_and_by_all_blocks_in_a_shared_one(
+def test_one_patient_moves_2c_in_kernels_and_all_blocks_in_a_shared_one(
     enclosed: Enclosed,
 ) -> None:
     if enclosed.enclosure == "kernel":

@@ -98,11 +98,15 @@ def test_check_finds_walls_that_hold(folder: Path, monkeypatch: pytest.MonkeyPat
     monkeypatch.setenv(STATE_VARIABLE, str(folder / "state"))
     approved = {"enclosure": "bubblewrap", "any": False, "apps": ["ab" * 32]}
     site(folder / "guard", PATIENTS, **approved)
-    found = said(folder, "check", str(folder / "guard" / "guard.toml"))
+    pipes = "a block reads what the one before it wrote to a pipe's inode"
+    for _ in range(3):  # a machine on which others make thousands of pipes may hide the number
+        found = said(folder, "check", str(folder / "guard" / "guard.toml"))
+        if pipes in found:
+            break
     assert "policy, split and account are in order" in found
     assert "none of the tried ways out of bubblewrap is open" in found
+    assert pipes in found
     assert "charged for 2C: somebody at this site has read and approved each app" in found
-    assert "a block reads what the one before it wrote to a pipe's inode" in found
     for closed in ("page cache", "cookie", "pidfd", "automatic group", "sysinfo", "free room"):
         assert closed not in found
 
@@ -250,7 +254,7 @@ def test_status_says_the_guarantee_and_what_is_left_and_privacy_json_has_the_sam
     assert "in 1 releases" in told
     assert main(["site", "status", str(tmp_path / "guard.toml"), "--json"]) == 0
     facts = json.loads(capsys.readouterr().out)
-    assert facts == json.loads((guard.site / "privacy.json").read_text())
+    assert facts == json.loads((guard.records / "privacy.json").read_text())
     (guarantee,) = facts["guarantees"]
     assert (guarantee["blocks"], guarantee["clip_norms_moved"]) == (2, 2)
     assert guarantee["charged_for"].startswith("2C: each block has a kernel of its own")
