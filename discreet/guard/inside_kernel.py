@@ -7,6 +7,7 @@ in a child without rights, writes the length of the result, and switches its ker
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 import sys
@@ -80,6 +81,8 @@ def _stop_here(libraries: list[str], tell: int) -> None:
 
     torch.set_num_threads(1)
     torch.nn.functional.linear(torch.ones(2, 2), torch.ones(2, 2)).sum()
+    gc.collect()
+    gc.freeze()  # a collection in a block would touch, and so copy, all of this memory
     room = room_for_calls()
     os.write(tell, str(room).encode())
     os.close(tell)

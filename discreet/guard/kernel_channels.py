@@ -87,15 +87,16 @@ def socket_inode() -> int:
     return inode_of([each.detach() for each in socket.socketpair()])
 
 
-def new_process(then: Callable[[], object] = int) -> int:
-    """Starts a process that ends at once, and returns its number."""
-    pid = os.fork()
-    if pid == 0:
-        with suppress(OSError):
-            then()
-        os._exit(0)
+def new_process() -> float:
+    """The number of a process that ends at once."""
+    pid = os.posix_spawn("/usr/bin/true", ["true"], {})
     os.waitpid(pid, 0)
-    return pid
+    return float(pid)
+
+
+def new_session() -> None:
+    """Starts a program in a session of its own, and waits for its end."""
+    os.waitpid(os.posix_spawn("/usr/bin/true", ["true"], {}, setsid=True), 0)
 
 
 def numbers_in(path: str, name: str = "", place: int = 0) -> float:
@@ -362,7 +363,7 @@ def counters() -> list[Channel]:
     group = counter(
         "an automatic group",
         lambda: numbers_in("/proc/self/autogroup", "/autogroup-"),
-        lambda: new_process(os.setsid),
+        new_session,
         FEW,
     )
     scratch = temporary()
@@ -377,7 +378,7 @@ def counters() -> list[Channel]:
         counter("a shared file's inode", shared, shared, SOME),
         counter("a terminal's number", terminal, terminal, 1),
         Channel("a mount's number", mount_number, none),
-        Channel("a process number", lambda: float(new_process()), none),
+        Channel("a process number", new_process, none),
         group,
     ]
     for space in ("pid", "mnt", "user", "ipc", "net"):
