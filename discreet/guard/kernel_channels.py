@@ -367,6 +367,7 @@ def counters() -> list[Channel]:
         FEW,
     )
     scratch = temporary()
+    shared = partial(file_inode, "/dev/shm")
     made = [
         counter("a pipe's inode", pipe_inode, make_pipes, MANY),
         Channel("a socket's inode", socket_inode, none),
@@ -394,11 +395,6 @@ def pidfd() -> int:
 def memory() -> int:
     """The number of a new file in memory."""
     return inode_of([os.memfd_create(NAME)])
-
-
-def shared() -> int:
-    """The number of a new file in shared memory."""
-    return file_inode("/dev/shm")
 
 
 def partial_inode(space: str) -> Callable[[], float]:
