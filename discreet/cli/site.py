@@ -4,12 +4,12 @@ split   deals the patients of the data WHERE to blocks, once, into the folder --
         table (csv, jsonl, parquet, npz), a folder with data.toml, or with --id folders a folder
         with a subfolder for each patient. With --unit site there is one block, and no --id
 check   WHERE is a guard.toml: checks policy, split, account, and which ways out are open from
-        inside the sandbox
+        inside the sandbox and which channels between blocks. Takes up to two minutes
 try     runs the app WHERE, a folder or a .fab, as a whole in the sandbox on the public rows in
         --mock; all errors are shown, and nothing is charged
 log     WHERE is a guard.toml: lists what has run, with app and cost, and what was refused
 status  WHERE is a guard.toml: shows the guarantee and the spent part of the budget; --json: in the
-        format of privacy.json in the site's folder after each round
+        format of privacy.json in the records of the site after each round
 
 examples:
   discreet site split patients.csv --id patient --blocks 100 --out site
@@ -94,23 +94,38 @@ def _split(data: Path, out: Path, id_column: str, *, blocks: int, ids: str | Non
 
 
 def _check(path: Path) -> int:
-    from discreet.guard.operating import broken_walls
+    from discreet.guard.site_records import site_lock
+
+    with site_lock(read_guard(path)):
+        return _checked(path)
+
+
+def _checked(path: Path) -> int:
+    from discreet.guard.guard_policy import ONE_BLOCK
+    from discreet.guard.kernel_channels import all_channels
+    from discreet.guard.operating import broken_walls, started, told_channels
     from discreet.guard.site_check import check_site
-    from discreet.guard.site_report import SHARED_KERNEL, statement_lines
+    from discreet.guard.site_report import statement_lines
 
     policy = check_site(path)
     print(f"{path}: policy, split and account are in order")
     for line in statement_lines(policy):
         print(f"  {line}")
-    reached = broken_walls(policy)
+    with started(policy) as sandbox:
+        reached = broken_walls(sandbox)
+        told = told_channels(sandbox)
     for each in reached:
-        print(f"  a hostile app reaches {each}")
+        print(f"  a block reaches {each}")
     if not reached:
         print(f"  none of the tried ways out of {policy.enclosure} is open")
-    if policy.blocks.count > 1:
-        print(f"  not held by {policy.enclosure}: {SHARED_KERNEL}")
+    for name, share in told.items():
+        print(f"  a block reads what the one before it wrote to {name}: {share:.0%} of the bits")
+    print(f"  {len(told)} of {len(all_channels())} tried channels between blocks are open")
+    refused = bool(told) and policy.any and policy.charge == ONE_BLOCK
+    if refused:
+        print('  any = true is refused: set charge = "all-blocks", or apps that somebody has read')
     print(f"  a reply comes {policy.round_seconds:g} s after its message, whatever happens")
-    if reached:
+    if reached or refused:
         return 1
     return 0
 

@@ -150,11 +150,11 @@ class Federation:
         }
         return self.start(name, [*_module("supernode", **options), *words])
 
-    def wait_for_nodes(self, names: Sequence[str]) -> None:
-        """Waits until each of these SuperNodes is connected. Raises RunLostError if one has
-        ended."""
+    def wait_for_nodes(self, names: Sequence[str], *, prepare_seconds: float = 0.0) -> None:
+        """Waits until each of these SuperNodes is connected. `prepare_seconds`: the time that one
+        needs before it starts. Raises RunLostError if one has ended."""
         # They start at the same time.
-        seconds = START_SECONDS * max(1.0, len(names) / DEMONSTRATION_NODES)
+        seconds = START_SECONDS * max(1.0, len(names) / DEMONSTRATION_NODES) + prepare_seconds
 
         def is_let_in(name: str) -> bool:
             code = self.processes[name].poll()

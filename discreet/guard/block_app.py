@@ -16,6 +16,8 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from discreet.guard.channels import take_turn
+from discreet.guard.kernel_channels import all_channels
 from discreet.guard.self_test import reached
 from discreet.guard.whole_app import run_whole
 
@@ -23,8 +25,10 @@ if TYPE_CHECKING:
     from flwr.app import Context
 
 HEAD_BYTES = 8
+MOST_STATE = 1 << 24  # bytes of a block's state
 TRIAL = "trial"
 SELF_TEST = "self-test"
+CHANNELS = "channels"
 
 
 @dataclass(frozen=True)
@@ -40,9 +44,9 @@ class BlockTask:
       sizes: the number of values in each array.
       metric: the name of the number that leaves; empty if arrays leave.
       limits: the fields of `enclosure.BlockLimits`.
-      instead: a replacement for the ClientApp on one message: `TRIAL` (the whole app) or
-        `SELF_TEST`.
-      facts: the facts about the site that a self-test needs.
+      instead: a replacement for the ClientApp on one message: `TRIAL` (the whole app),
+        `SELF_TEST` or `CHANNELS` (a turn of the conformance test).
+      facts: what those two need to know.
     """
 
     app: tuple[str, str, str]
@@ -64,6 +68,11 @@ class BlockTask:
         if self.metric:
             return 1
         return sum(self.sizes)
+
+    @property
+    def most_bytes(self) -> int:
+        """The bytes that a block may return: the vector and the largest state."""
+        return 4 * self.size + MOST_STATE
 
     def packed(self) -> bytes:
         """The task as the bytes that `unpacked` reads."""
@@ -119,6 +128,9 @@ def run_app(task: BlockTask, *, archive: bytes, state: bytes, data: Path, out: i
     seed_anew()
     if task.instead == SELF_TEST:
         print(json.dumps(reached(task.facts)), flush=True)
+        return
+    if task.instead == CHANNELS:
+        print(json.dumps(take_turn(all_channels(), task.facts["bits"])), flush=True)
         return
     context = _context_of(task, state, data)
     install_from_fab(task.bundle, skip_prompt=True)

@@ -52,7 +52,7 @@ class BlockRelease:
     """The mechanism of one round: clip each block's vector (size,), add them up, noise, divide by q
     times the blocks.
 
-    Guarantee: add, remove or change one unit of one block; the event is `GuardTerms.event(q)`.
+    Guarantee: add, remove or change one unit of one block; the event is `GuardPolicy.event`.
 
     Attributes:
       size: the length of a block's vector.

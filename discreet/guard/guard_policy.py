@@ -1,7 +1,7 @@
 """`guard.toml`: the operator's limits on what a guard releases, and how it confines the app.
 
     ledger = "ledger.db"            # this guard's own account, made by `discreet ledger create`
-    apps = ["SHA-256 of a bundle"]  # or any = true: apps are not reviewed
+    apps = ["SHA-256 of a bundle"]  # that somebody here has read; or any = true, see below
     unit = "patient"                # or "site": all data of the site, with one block
     max-epsilon = 4.0               # of all runs together
     max-delta = 1e-5                # below 1 / the number of patients
@@ -13,7 +13,8 @@
     reply-seconds = 0               # the least time until a reply; blocks need more often
     min-colluding = 1               # secure aggregation: how many sites may collude with the server
     min-summands = 2                # and of how many honest sites' vectors a sum must be
-    enclosure = "bubblewrap"        # or "landlock", where a container forbids namespaces
+    enclosure = "bubblewrap"        # or "kernel", one for each block; or "landlock", in a container
+    charge = "one-block"            # or "all-blocks": a round costs what blocks that talk can move
     evaluate = "refuse"             # or the table [metric]
     mock = "mock"                   # public rows, for `discreet site try`
 
@@ -34,7 +35,9 @@
     processes = 64
     model-values = 20_000_000       # of the arrays that a server may send
 
-Paths are relative to the folder of the file.
+Blocks that share a kernel can talk through it, and move the sum by 2C for each of them. So any =
+true needs enclosure = "kernel", or charge = "all-blocks", or unit = "site". With bubblewrap and
+Landlock at-once is 1. Paths are relative to the folder of the file.
 """
 
 from __future__ import annotations
@@ -67,8 +70,11 @@ if TYPE_CHECKING:
 
 PATIENT = "patient"
 SITE = "site"
+KERNEL = "kernel"
 BUBBLEWRAP = "bubblewrap"
 LANDLOCK = "landlock"
+ONE_BLOCK = "one-block"
+ALL_BLOCKS = "all-blocks"
 REFUSE = "refuse"
 METRIC = "metric"
 CLIP_NORM = "guard-clip-norm"
@@ -84,6 +90,7 @@ Digests = Annotated[
 ]
 Seconds = Annotated[float, Rule("at least 0", lambda value: value >= 0)]
 PublicConfig = Mapping[str, object]
+UNREAD = 'false, or charge = "all-blocks", unless enclosure = "kernel": blocks share the kernel'
 ENDING_SECONDS = 0.25  # of a slot, after the block's own time
 REPLY_SECONDS = 2.0  # for all that is done before the first slot and after the last one
 
@@ -146,7 +153,8 @@ class GuardPolicy:
     q: Probability = 1.0
     at_once: Count = 1
     reply_seconds: Seconds = 0.0
-    enclosure: Annotated[str, one_of(BUBBLEWRAP, LANDLOCK)] = BUBBLEWRAP
+    enclosure: Annotated[str, one_of(KERNEL, BUBBLEWRAP, LANDLOCK)] = BUBBLEWRAP
+    charge: Annotated[str, one_of(ONE_BLOCK, ALL_BLOCKS)] = ONE_BLOCK
     evaluate: Annotated[str, one_of(REFUSE, METRIC)] = REFUSE
     min_colluding: CountOrZero = 1
     min_summands: CountOrZero = 2
@@ -164,6 +172,8 @@ class GuardPolicy:
             with_table,
             self.metric,
         )
+        alone = self.at_once == 1 or self.enclosure == KERNEL
+        require(alone, "at-once", f'1 with enclosure = "{self.enclosure}"', self.at_once)
         if self.unit == SITE:
             require(
                 self.blocks.count == 1, "blocks.count", '1 with unit = "site"', self.blocks.count
@@ -176,6 +186,22 @@ class GuardPolicy:
             self.blocks.count,
         )
         require(bool(self.blocks.id), "blocks.id", "the name of the column with patient ids", "''")
+        held = self.enclosure == KERNEL or self.charge == ALL_BLOCKS
+        require(held or not self.any, "any", UNREAD, "true")
+
+    @property
+    def moved_blocks(self) -> int:
+        """The number of blocks that one unit is charged for moving."""
+        if self.charge == ALL_BLOCKS:
+            return self.blocks.count
+        return 1
+
+    def event(self, noise_multiplier: float) -> DpEvent:
+        """The privacy event of one round, whose noise is `noise_multiplier` times 2C. If all blocks
+        are charged, a draw of blocks hides nothing: what one block told another lasts."""
+        if self.moved_blocks == 1:
+            return poisson_round_event(self.q, noise_multiplier=noise_multiplier)
+        return poisson_round_event(1.0, noise_multiplier=noise_multiplier / self.moved_blocks)
 
     @property
     def round_seconds(self) -> float:
@@ -204,10 +230,6 @@ class GuardTerms:
     clip_norm: float
     noise_multiplier: float
     frozen: tuple[str, ...] = ()
-
-    def event(self, q: float) -> DpEvent:
-        """The privacy event of one round."""
-        return poisson_round_event(q, noise_multiplier=self.noise_multiplier)
 
 
 def read_guard(path: Path) -> GuardPolicy:

@@ -52,6 +52,7 @@ class MaskedBlocks:
       blocks: the clipping and addition of the blocks' updates.
       charge: writes an event to the guard's ledger, or raises Refused.
       run: runs the blocks, and returns the sum of their clipped updates.
+      moved: the number of blocks that one unit is charged for.
     """
 
     request: TrainRequest
@@ -59,11 +60,12 @@ class MaskedBlocks:
     blocks: BlockRelease
     charge: Charge
     run: Callable[[], BlockSum]
+    moved: int = 1
 
     def vector(self) -> NDArray[np.int64]:
         """The site's vector (length,), with its share of noise. It is charged before a block
         starts."""
-        self.charge(block_event(self.sums, self.blocks.blocks))
+        self.charge(block_event(self.sums, self.blocks.blocks, self.moved))
         vector: NDArray[np.int64] = site_vector(self, self.run(), secure_source()).numpy()
         return vector
 
@@ -84,14 +86,14 @@ def site_vector(work: MaskedBlocks, summed: BlockSum, source: RandomSource) -> T
     return steps + sums.noise(source)
 
 
-def block_event(sums: SecureSum, blocks: int) -> DpEvent:
-    """The event of a masked sum for one patient of one of a site's blocks.
+def block_event(sums: SecureSum, blocks: int, moved: int = 1) -> DpEvent:
+    """The event of a masked sum for one patient, who moves `moved` of a site's blocks.
 
-    The mean moves by at most 2C / k, which is 2R / k steps. Truncation moves each coordinate of the
-    difference by less than 1, which is sqrt(length) in L2; float64 rounding is far below the whole
-    step that is added to cover it.
+    Each moves the mean by at most 2C / k, which is 2R / k steps. Truncation moves each coordinate
+    of the difference by less than 1, which is sqrt(length) in L2; float64 rounding is far below the
+    whole step that is added to cover it.
     """
-    most = MOVES * sums.clip_steps / blocks + math.isqrt(sums.length - 1) + 2
+    most = MOVES * moved * sums.clip_steps / blocks + math.isqrt(sums.length - 1) + 2
     sensitivity_squared = math.ceil(most) ** 2
     return DistributedDiscreteGaussianDpEvent(
         sums.variance, sums.summands, sensitivity_squared, sums.length
@@ -111,7 +113,14 @@ def read_masked(
     sums = _sum_of(request, layout, policy)
     blocks = BlockRelease(layout.num_params, terms, 1.0, policy.blocks.count)
     message.content = content
-    return MaskedBlocks(request, sums, blocks, charge, lambda: run(message, blocks, layout))
+    return MaskedBlocks(
+        request,
+        sums,
+        blocks,
+        charge,
+        lambda: run(message, blocks, layout),
+        moved=policy.moved_blocks,
+    )
 
 
 def _sum_of(request: TrainRequest, layout: ArrayLayout, policy: GuardPolicy) -> SecureSum:
@@ -137,7 +146,7 @@ def _sum_of(request: TrainRequest, layout: ArrayLayout, policy: GuardPolicy) -> 
         )
     if not sums.variance:
         raise Refused("the masked sum has no noise")
-    noise = block_event(sums, policy.blocks.count).renyi_noise_multiplier
+    noise = block_event(sums, policy.blocks.count).renyi_noise_multiplier  # over 2C, as the key
     if noise < policy.min_noise_multiplier * (1 - ROUNDING):
         wanted = f"a noise multiplier of {policy.min_noise_multiplier:g} for one {policy.unit}"
         raise Refused(

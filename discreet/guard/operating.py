@@ -6,6 +6,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import random
 import socket
 import tempfile
 from collections.abc import Iterator
@@ -16,20 +17,33 @@ from typing import Any
 from flwr.app import Context, RecordDict
 from flwr.common.serde import context_to_proto
 
-from discreet.guard.block_app import SELF_TEST, TRIAL, BlockTask
-from discreet.guard.guard_policy import BlockSettings, GuardPolicy
+from discreet.guard.block_app import CHANNELS, SELF_TEST, TRIAL, BlockTask
+from discreet.guard.channels import drawn_bits, open_channels
+from discreet.guard.guard_policy import ALL_BLOCKS, BlockSettings, GuardPolicy
+from discreet.guard.kernel_channels import all_channels
 from discreet.guard.patient_blocks import archive_of, mock_archive
 from discreet.guard.sandbox import BlockInput, BlockResult, Sandbox, SandboxError
-from discreet.guard.site_guard import JOURNAL, block_limits, guard_ledger, open_site
-from discreet.settings.foreign_files import one_line, read_text
+from discreet.guard.site_guard import block_limits, guard_ledger
+from discreet.guard.site_records import rows
 from discreet.settings.rules import ConfigError
 
 TRIAL_SECONDS = 120.0
 
 
-def broken_walls(policy: GuardPolicy) -> list[str]:
-    """The resources that a hostile app can reach from a block of this site's sandbox; empty if the
-    walls hold. SandboxError: the sandbox, or a block in it, can't be started."""
+@contextmanager
+def started(policy: GuardPolicy) -> Iterator[Sandbox]:
+    """The sandbox of a site, until the end of a with block."""
+    sandbox = Sandbox(policy)
+    try:
+        yield sandbox
+    finally:
+        sandbox.close()
+
+
+def broken_walls(sandbox: Sandbox) -> list[str]:
+    """The resources that can be reached from a block of a site's sandbox and must not be; empty if
+    the walls hold. SandboxError: a block in it can't be started."""
+    policy = sandbox.policy
     with tempfile.TemporaryDirectory() as folder, listening(Path(folder)) as (port, path):
         facts = {
             "site": policy.blocks.folder,
@@ -38,12 +52,30 @@ def broken_walls(policy: GuardPolicy) -> list[str]:
             "socket": str(path),
             "guard": str(os.getpid()),
         }
-        result = _run_once(policy, _task(policy, SELF_TEST, facts=facts), archive_of({}))
+        result = _run_in(sandbox, _task(policy, SELF_TEST, facts=facts), archive_of({}))
     lines = result.log.decode(errors="replace").strip().splitlines()
     try:
         return [str(each) for each in json.loads(lines[-1])]
     except (IndexError, ValueError) as error:
         raise SandboxError(f"the self-test did not run: {' '.join(lines[-1:])}") from error
+
+
+def told_channels(sandbox: Sandbox) -> dict[str, float]:
+    """The channels through which one block of a site's sandbox tells the next one a bit, and the
+    share of bits that were read. Blocks take turns in the sandbox as they do in a round, each as
+    soon as the one before has ended. SandboxError: a block did not take its turn."""
+    channels = all_channels()
+    bits = drawn_bits(channels, random.SystemRandom())
+    return open_channels(channels, bits, [_turn(sandbox, row) for row in bits])
+
+
+def _turn(sandbox: Sandbox, bits: str) -> dict[str, float]:
+    task = _task(sandbox.policy, CHANNELS, facts={"bits": bits})
+    lines = _run_in(sandbox, task, archive_of({})).log.decode(errors="replace").splitlines()
+    try:
+        return {str(name): float(value) for name, value in json.loads(lines[-1]).items()}
+    except (IndexError, ValueError, AttributeError) as error:
+        raise SandboxError(f"a block took no turn: {' '.join(lines[-1:])}") from error
 
 
 @contextmanager
@@ -65,7 +97,8 @@ def try_app(app: Path, mock: Path, policy: GuardPolicy) -> tuple[str, bool]:
     config, name, version = described_bundle(bundle)
     digest = hashlib.sha256(bundle).hexdigest()
     task = _task(policy, TRIAL, bundle=bundle, app=(name, version, digest), config=config)
-    result = _run_once(policy, task, mock_archive(mock))
+    with started(policy) as sandbox:
+        result = _run_in(sandbox, task, mock_archive(mock))
     return result.log.decode(errors="replace"), bool(result.state)
 
 
@@ -95,19 +128,19 @@ def trial_policy(mock: Path) -> GuardPolicy:
     blocks = BlockSettings(folder=str(mock), id="-", count=2)
     return GuardPolicy(
         ledger="-", blocks=blocks, max_epsilon=1.0, max_delta=1e-5, min_noise_multiplier=1.0,
-        block_seconds=TRIAL_SECONDS, any=True,
+        block_seconds=TRIAL_SECONDS, any=True, charge=ALL_BLOCKS,
     )  # fmt: skip
 
 
 def journal_lines(policy: GuardPolicy) -> Iterator[str]:
     """The guard's answers and refusals, one line each, oldest first; and the number of rounds that
     were charged and did not end. LedgerError, after the lines: the account can't be read."""
-    path = open_site(policy) / JOURNAL
     ended = 0
-    text = read_text(path, ConfigError) if path.exists() else ""
-    for line in text.splitlines():
-        with one_line(path, ConfigError, "is damaged"):
-            row = {name: _plain(value) for name, value in json.loads(line).items()}
+    for written in rows(policy):
+        if written is None:
+            yield "a line that a crash has cut short"
+            continue
+        row = {name: _plain(value) for name, value in written.items()}
         ended += "drawn" in row
         what = f"{row['time']}  run {row['run']}  {row['app']}  round {row['round']}  {row['kind']}"
         if "refused" in row:
@@ -139,14 +172,10 @@ def _task(policy: GuardPolicy, instead: str, **more: Any) -> BlockTask:
     )
 
 
-def _run_once(policy: GuardPolicy, task: BlockTask, archive: bytes) -> BlockResult:
+def _run_in(sandbox: Sandbox, task: BlockTask, archive: bytes) -> BlockResult:
     """The result of one block."""
-    sandbox = Sandbox(policy)
-    try:
-        with tempfile.TemporaryFile() as file:
-            file.write(archive)
-            file.flush()
-            (result,) = sandbox.run(task, [BlockInput(0, file.fileno(), b"")])
-    finally:
-        sandbox.close()
+    with tempfile.TemporaryFile() as file:
+        file.write(archive)
+        file.flush()
+        (result,) = sandbox.run(task, [BlockInput(0, file.fileno(), b"")])
     return result

@@ -13,8 +13,10 @@ import io
 import json
 import os
 import secrets
+import shutil
 import stat
 import tarfile
+import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
@@ -45,11 +47,13 @@ Cells = NDArray[Any]
 
 @dataclass(frozen=True)
 class BlockSplit:
-    """A split: the id column, the number of blocks, and the number of patients at the time."""
+    """A split: the id column, the number of blocks, the number of patients at the time, and the
+    SHA-256 digest of each block's archive."""
 
     id: str
     count: int
     patients: int
+    digests: Sequence[str]
 
 
 def block_of(patient: str, *, key: bytes, count: int) -> int:
@@ -86,13 +90,22 @@ def split_site(
     for place, patient in enumerate(patients):
         members[block_of(patient, key=key, count=count)].append(place)
 
-    split = BlockSplit(id_column, count, len(set(patients)))
-    folder.mkdir(mode=0o700, parents=True)
-    (folder / BLOCKS).mkdir(mode=0o700)
-    _write(folder / KEY, key)
-    for number, places in enumerate(members):
-        _write(folder / BLOCKS / f"{number:05d}.tar", archive_of(files_of(places)))
-    _write(folder / SPLIT, json.dumps(asdict(split)).encode())
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    made = Path(tempfile.mkdtemp(prefix=f".{folder.name}-", dir=folder.parent))
+    try:
+        (made / BLOCKS).mkdir(mode=0o700)
+        _write(made / KEY, key)
+        digests = []
+        for number, places in enumerate(members):
+            archive = archive_of(files_of(places))
+            digests.append(hashlib.sha256(archive).hexdigest())
+            _write(made / BLOCKS / f"{number:05d}.tar", archive)
+        split = BlockSplit(id_column, count, len(set(patients)), digests)
+        _write(made / SPLIT, json.dumps(asdict(split)).encode())
+        made.rename(folder)
+    except BaseException:
+        shutil.rmtree(made)
+        raise
     return split
 
 
@@ -104,7 +117,7 @@ def read_split(folder: Path) -> BlockSplit:
 
 def read_blocks(folder: Path, *, id_column: str, count: int) -> tuple[Path, ...]:
     """The archives of the blocks that `split_site` made, by number. ConfigError: the split has
-    other settings, blocks are missing, or other users can read them."""
+    other settings, blocks are missing or have changed, or other users can read them."""
     split = read_split(folder)
     if (split.id, split.count) != (id_column, count):
         made = f"id {split.id!r} into {split.count} blocks"
@@ -112,9 +125,11 @@ def read_blocks(folder: Path, *, id_column: str, count: int) -> tuple[Path, ...]
     for path in (folder, folder / KEY, folder / BLOCKS):
         check_private(path)
     archives = tuple(folder / BLOCKS / f"{number:05d}.tar" for number in range(count))
-    missing = [path.name for path in archives if not path.is_file()]
-    if missing:
-        raise ConfigError(f"{folder}: block {missing[0]} is missing")
+    for path, digest in zip(archives, split.digests, strict=True):
+        if not path.is_file():
+            raise ConfigError(f"{folder}: block {path.name} is missing")
+        if hashlib.sha256(path.read_bytes()).hexdigest() != digest:
+            raise ConfigError(f"{folder}: block {path.name} differs from the one that was split")
     return archives
 
 
@@ -253,8 +268,8 @@ def _csv(table: CsvTable, id_column: str) -> _Rows:
 
 
 def _jsonl(path: Path, id_column: str) -> _Rows:
-    text = read_text(path, FolderError)
-    lines = [line for line in text.splitlines() if line.strip()]
+    text = read_text(path, FolderError).removeprefix("\ufeff")
+    lines = [line for line in text.split("\n") if line.strip()]
     cells = []
     for row, line in enumerate(lines):
         found = None

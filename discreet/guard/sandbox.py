@@ -22,21 +22,23 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from discreet.guard.block_app import BlockTask
+from discreet.guard.block_app import MOST_STATE, BlockTask
 from discreet.guard.block_release import Vector
-from discreet.guard.guard_policy import LANDLOCK, GuardPolicy
+from discreet.guard.guard_policy import KERNEL, LANDLOCK, GuardPolicy
+from discreet.guard.inside_kernel import IMAGE
+from discreet.guard.own_kernel import ROOT
 from discreet.guard.zygote import SPACES
 from discreet.settings.places import PACKAGE
 from discreet.settings.rules import ConfigError
 
 NO_ROOT = "the guard must not run as root, whom limits do not bind: start it as another user"
-START_SECONDS = 120.0
+START_SECONDS = 300.0
 END_SECONDS = 30.0
-MOST_STATE = 1 << 24  # bytes of a block's state
 MOST_STATES = 1 << 29  # of all blocks' together
 MOST_LOG = 1 << 16  # bytes of what a block prints: the rest is read and dropped
 PIECE = 1 << 20
 SYSTEM = ("/usr", "/lib", "/lib64", "/bin", "/etc/ld.so.cache")
+EMPTY = [word for path in ("/dev", "/proc", "/tmp") for word in ("--dir", f"{ROOT}{path}")]
 ENVIRONMENT = {
     "PATH": "/usr/bin:/bin",
     "HOME": "/tmp",
@@ -201,7 +203,9 @@ def sandbox_command(policy: GuardPolicy, control: int) -> list[str]:
     readable = readable_places()
     if policy.enclosure == LANDLOCK:
         return [*python, *readable]
-    binds = [word for path in readable for word in ("--ro-bind", path, path)]
+    binds = _binds(readable)
+    if policy.enclosure == KERNEL:
+        binds += [*_binds(readable, ROOT), *EMPTY, "--tmpfs", ROOT + IMAGE]
     return [
         "bwrap",
         "--unshare-all",
@@ -228,8 +232,13 @@ def sandbox_command(policy: GuardPolicy, control: int) -> list[str]:
         "/",
         "--",
         *python,
-        SPACES,
+        KERNEL if policy.enclosure == KERNEL else SPACES,
     ]
+
+
+def _binds(paths: Sequence[str], below: str = "") -> list[str]:
+    """Words that let a sandbox read some paths, in its root or below a folder."""
+    return [word for path in paths for word in ("--ro-bind", path, below + path)]
 
 
 def readable_places() -> list[str]:

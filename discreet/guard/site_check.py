@@ -9,11 +9,13 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-from discreet.guard.enclosure import MACHINE, EnclosureError, check_landlock
-from discreet.guard.guard_policy import BUBBLEWRAP, LANDLOCK, PATIENT, GuardPolicy, read_guard
+from discreet.guard.enclosure import EnclosureError, check_landlock
+from discreet.guard.guard_policy import KERNEL, LANDLOCK, PATIENT, GuardPolicy, read_guard
+from discreet.guard.own_kernel import NEEDED, kernel_is_there
 from discreet.guard.patient_blocks import read_blocks, read_split
 from discreet.guard.sandbox import NO_ROOT, readable_places
 from discreet.guard.site_guard import guard_ledger, open_site
+from discreet.guard.system_calls import MACHINE
 from discreet.settings.rules import ConfigError
 
 MEMORY = 1 << 20
@@ -55,14 +57,11 @@ def faults_of(policy: GuardPolicy) -> Iterator[str]:
         yield f"a guard needs Python {'.'.join(map(str, FIRST_PYTHON))}, which unpacks by a filter"
     if os.geteuid() == 0:
         yield NO_ROOT
-    if policy.enclosure == BUBBLEWRAP and shutil.which("bwrap") is None:
-        yield 'enclosure = "bubblewrap" needs bwrap: apt-get install bubblewrap'
+    if policy.enclosure != LANDLOCK and shutil.which("bwrap") is None:
+        yield f'enclosure = "{policy.enclosure}" needs bwrap: apt-get install bubblewrap'
+    if policy.enclosure == KERNEL and not kernel_is_there():
+        yield NEEDED
     if policy.enclosure == LANDLOCK:
-        if policy.at_once > 1:
-            yield (
-                'at-once must be 1 with enclosure = "landlock": concurrent blocks '
-                "could see each other's processes"
-            )
         try:
             check_landlock(readable_places())
         except EnclosureError as error:

@@ -3,7 +3,6 @@ else."""
 
 from __future__ import annotations
 
-import json
 import logging
 import os
 import shutil
@@ -47,6 +46,7 @@ from discreet.guard.masked_blocks import read_masked
 from discreet.guard.patient_blocks import read_blocks
 from discreet.guard.sandbox import MOST_LOG, BlockInput, BlockResult, Sandbox, most_state
 from discreet.guard.scratch import MEGABYTE, free_mb
+from discreet.guard.site_records import note, opened_records
 from discreet.guard.site_report import PRIVACY, privacy_facts
 from discreet.ledger.durable_ledger import Charge, DurableLedger
 from discreet.node.account import Refused
@@ -66,7 +66,6 @@ MOST_RUNS = 2  # whose blocks' states are kept
 NUM_EXAMPLES = "num-examples"  # as FedAvg weighs replies: the number of blocks
 STATES = "states"
 LOGS = "logs"
-JOURNAL = "journal.jsonl"
 
 
 @dataclass(frozen=True)
@@ -112,6 +111,7 @@ class SiteGuard:
         a file can't be used; the message says why."""
         self.policy = policy
         self.site = open_site(policy)
+        self.records = opened_records(policy)
         self.blocks = read_blocks(self.site, id_column=policy.blocks.id, count=policy.blocks.count)
         self.ledger = guard_ledger(policy)
         shutil.rmtree(self.site / STATES, ignore_errors=True)  # of runs before: an app starts anew
@@ -132,7 +132,7 @@ class SiteGuard:
             if MASKING in message.content:
                 return self._masked(message, context, app)
             work = self._work(message, context)
-            self._charge(_number(message), work.release.terms.event(self.policy.q))
+            self._charge(_number(message), self.policy.event(work.release.terms.noise_multiplier))
         except (Refused, MalformedMessage) as refusal:
             self._note(message, app, refused=str(refusal))
             raise Refused(str(refusal)) from refusal
@@ -223,7 +223,7 @@ class SiteGuard:
             vectors = self._vectors(task, inputs, work=work, sent=sent, results=results)
             summed = work.release.add_up(vectors)
         _store(results, states, self.site / LOGS)
-        write_json(self.site / PRIVACY, privacy_facts(self.policy, self.ledger))
+        write_json(self.records / PRIVACY, privacy_facts(self.policy, self.ledger))
         self._note(message, app, drawn=summed.drawn, failed=summed.failed, epsilon=self.epsilon)
         return summed
 
@@ -278,8 +278,7 @@ class SiteGuard:
             "kind": message.metadata.message_type,
             **what,
         }
-        with (self.site / JOURNAL).open("a") as file:
-            file.write(json.dumps(row) + "\n")
+        note(self.records, row)
         told = ", ".join(f"{name} {cell_text(value, digits=4)}" for name, value in what.items())
         logger.info("run %d, round %d: %s", app.run_id, _number(message), told)
 
@@ -348,16 +347,18 @@ def opened_blocks(
 
 @contextmanager
 def closed(policy: GuardPolicy) -> Iterator[None]:
-    """Closes the site's folder to everybody while Landlock confines running blocks, because
-    Landlock does not hide the size and date of a file."""
+    """Closes the site's folder and its records to everybody while Landlock confines running blocks,
+    because Landlock does not hide the size and date of a file."""
     if policy.enclosure != LANDLOCK:
         yield
         return
     Path(policy.blocks.folder).chmod(0)
+    opened_records(policy).chmod(0)
     try:
         yield
     finally:
         open_site(policy)
+        opened_records(policy)
 
 
 def open_site(policy: GuardPolicy) -> Path:

@@ -11,16 +11,32 @@ from dataclasses import asdict
 
 from discreet.accounting.events import PLD, RDP
 from discreet.accounting.privacy_ledger import epsilon_of_blocks
-from discreet.guard.guard_policy import PATIENT, GuardPolicy
+from discreet.guard.guard_policy import ALL_BLOCKS, KERNEL, PATIENT, GuardPolicy
 from discreet.ledger.durable_ledger import DurableLedger
 from discreet.mechanisms.guarded_blocks import MOVES
 from discreet.mechanisms.mechanism import Statement
 
 PRIVACY = "privacy.json"
-SHARED_KERNEL = (
-    "blocks that talk to each other: they share a kernel, and an app that uses its counters lets "
-    "one unit move the sum by up to 2Ck (k blocks); approve apps that somebody at the site has read"
+OWN_KERNELS = f"{MOVES}C: each block has a kernel of its own, and no app needs to be read"
+APPROVED_APPS = (
+    f"{MOVES}C: somebody at this site has read and approved each app. Blocks share a kernel, and "
+    f"an app that talks through it moves the sum by up to {MOVES}Ck (k blocks)"
 )
+ALL_TALK = f"{MOVES}Ck: blocks share a kernel, and all k of them may follow one unit"
+ONE_UNIT = f"{MOVES}C: all data of the site are one block"
+SHARED_KERNEL = "blocks that talk through the kernel that they share: that no approved app does so"
+SHARED_PROCESSOR = "blocks that talk through caches of the processor, or clocks"
+
+
+def charged_for(policy: GuardPolicy) -> str:
+    """The most that one unit moves a sum of updates, by what a round is charged, and why."""
+    if policy.blocks.count == 1:
+        return ONE_UNIT
+    if policy.charge == ALL_BLOCKS:
+        return ALL_TALK
+    if policy.enclosure == KERNEL:
+        return OWN_KERNELS
+    return APPROVED_APPS
 
 
 def statement_of(policy: GuardPolicy) -> Statement:
@@ -32,20 +48,22 @@ def statement_of(policy: GuardPolicy) -> Statement:
     drawn = "each in every round"
     if policy.q < 1:
         drawn = f"each drawn with q = {policy.q:g}"
-    shared = [SHARED_KERNEL] if policy.blocks.count > 1 else []
+    talk = {OWN_KERNELS: (SHARED_PROCESSOR,), APPROVED_APPS: (SHARED_KERNEL,)}
+    charged = charged_for(policy)
+    moved = MOVES * policy.moved_blocks
     return Statement(
         unit=unit,
         adjacency="add, remove or change them; the number of blocks is public and stays",
-        trusted="this site's operator and kernel, and that the app's blocks don't talk through "
-        "that kernel; not the server, and not its choice of clip norm, model or number of rounds",
+        trusted="this site's operator and machine; not the server, and not its choice of clip "
+        "norm, model or number of rounds",
         observer="the server, the researcher and other sites, over all rounds and runs",
         mechanism=f"the app runs once for each of {policy.blocks.count} blocks, {drawn}, in "
         f"{policy.enclosure}; a block's update is clipped to C, and the sum, which one unit moves "
-        f"by {MOVES}C, has noise of at least {policy.min_noise_multiplier:g} times {MOVES}C",
-        accounting="a Poisson-sampled Gaussian a round, its noise over 2C, on this site's ledger "
-        "before a block starts; a masked sum by this site's own count of honest noise",
+        f"by {moved}C, has noise of at least {policy.min_noise_multiplier:g} times {MOVES}C",
+        accounting=f"charged for {charged}; a Poisson-sampled Gaussian a round, on this site's "
+        "ledger before a block starts; a masked sum by this site's own count of honest noise",
         not_covered=(
-            *shared,
+            *talk.get(charged, ()),
             "faults of the kernel",
             "a patient at two sites, or with two ids",
             "that the site takes part, refuses, or has spent its budget",
@@ -63,7 +81,8 @@ def privacy_facts(policy: GuardPolicy, ledger: DurableLedger) -> dict[str, objec
         **asdict(statement_of(policy)),
         "blocks": policy.blocks.count,
         "q": policy.q,
-        "clip_norms_moved": MOVES,
+        "charged_for": charged_for(policy),
+        "clip_norms_moved": MOVES * policy.moved_blocks,
         "epsilon": epsilons,
         "epsilon_is": "of this site's ledger, over all runs",
         "events": spent.facts(),

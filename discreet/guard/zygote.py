@@ -31,6 +31,8 @@ from discreet.guard.enclosure import (
     enclose_in_spaces,
     new_spaces,
 )
+from discreet.guard.inside_kernel import HEAD, joined
+from discreet.guard.own_kernel import memory_file, prepare_kernel, send_result, start_kernel
 from discreet.guard.scratch import WatchedFolder, remove
 from discreet.simulation.processes import child_processes, import_before_forking
 
@@ -46,7 +48,10 @@ LOADED = (
     "pyarrow",
 )
 SPACES = "spaces"  # in place of the folders that Landlock lets blocks read
+KERNEL = "kernel"
+PREPARED_WITH = {"JE_ARROW_MALLOC_CONF": "background_thread:false"}  # an image has one thread
 WATCH_SECONDS = 0.1
+TOO_LATE = "its {:g} seconds were over"
 DATA = "/tmp/data"
 FAILED = b"\0"
 ENDED = b"\1"
@@ -101,7 +106,9 @@ def _keep(pipes: Pipes, readable: Sequence[str]) -> NoReturn:
         task = unpacked(_contents(pipes.task))
         limits = BlockLimits(**task.limits)  # type: ignore[arg-type]
         ends = time.monotonic() + limits.seconds
-        if readable == [SPACES]:
+        if readable == [KERNEL]:
+            _keep_in_kernel(task, pipes, limits, ends)
+        elif readable == [SPACES]:
             _keep_in_spaces(task, pipes, limits, ends)
         else:
             _keep_by_landlock(task, pipes, limits, ends, readable=readable)
@@ -125,6 +132,27 @@ def _keep_in_spaces(task: BlockTask, pipes: Pipes, limits: BlockLimits, ends: fl
             os.kill(pid, signal.SIGKILL)  # the first process of its space: all others end with it
         os.waitpid(pid, 0)
     _log(pipes, reason)
+
+
+def _keep_in_kernel(task: BlockTask, pipes: Pipes, limits: BlockLimits, ends: float) -> None:
+    parts = [_contents(each) for each in (pipes.task, pipes.archive, pipes.state)]
+    given = memory_file(joined(parts))
+    made = memory_file(size=HEAD + task.most_bytes)
+    new_spaces()
+    pid = os.fork()
+    if pid == 0:
+        start_kernel(given, made, pipes.log, limits)
+    watched = os.pidfd_open(pid)
+    try:
+        ended = select.select([watched], [], [], max(0.0, ends - time.monotonic()))[0]
+    finally:
+        with suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)  # the first process of its space: its kernel ends with it
+        os.waitpid(pid, 0)
+    if ended:
+        send_result(made, pipes.out)
+    _close(pipes)
+    _log(pipes, "" if ended else TOO_LATE.format(limits.seconds))
 
 
 def _keep_by_landlock(
@@ -190,7 +218,7 @@ def _watch(pid: int, limits: BlockLimits, ends: float, *, scratch: Path | None =
                 return f"it used more than limits.memory-mb = {limits.memory_mb}"
             if disk is not None and (reason := disk.exceeded()):
                 return reason
-        return f"its {limits.seconds:g} seconds were over"
+        return TOO_LATE.format(limits.seconds)
     finally:
         os.close(watched)
 
@@ -280,12 +308,15 @@ def _close(pipes: Pipes) -> None:
 
 def main(words: Sequence[str]) -> int:
     """Serves the guard over the descriptor whose number is the first argument. The other arguments
-    are the paths that Landlock lets blocks read, or `spaces`."""
+    are the paths that Landlock lets blocks read, or `spaces`, or `kernel`."""
     control = socket.socket(fileno=int(words[0]))
     readable = list(words[1:])
-    if readable != [SPACES]:
-        check_landlock(readable)
-    import_libraries()
+    if readable == [KERNEL]:
+        prepare_kernel(LOADED, {**os.environ, **PREPARED_WITH})
+    else:
+        if readable != [SPACES]:
+            check_landlock(readable)
+        import_libraries()
     serve_keepers(control, readable)
     return 0
 

@@ -449,6 +449,7 @@ GUARDED_BLOCKS = 4
 TABLE = "/runs/test.csv"  # where the server has the researcher's public rows
 GUARD_TOML = f"""ledger = "/ledger/ledger.db"
 any = true
+charge = "all-blocks"
 max-epsilon = 20.0
 max-delta = 1e-5
 min-noise-multiplier = 4.0

@@ -19,6 +19,7 @@ from discreet.ledger.rollback_guard import STATE_VARIABLE
 from tests.guard.unprivileged import NOBODY, ROOT, as_nobody
 
 RUN_SECONDS = 240.0
+PREPARE_SECONDS = 240.0  # of kernels for all sites at once
 PATIENTS_APP = ROOT / "examples" / "patients"
 
 
@@ -36,7 +37,7 @@ def guarded_federation(
     with empty_federation(folder, names) as federation:
         for name, site in zip(names, sites, strict=True):
             start(federation, name, site, read_only=read_only)
-        federation.wait_for_nodes(names)
+        federation.wait_for_nodes(names, prepare_seconds=PREPARE_SECONDS)
         yield federation
 
 

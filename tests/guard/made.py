@@ -41,6 +41,7 @@ def guard_toml(folder: Path, *, blocks: int = 2, **settings: object) -> Path:
     given = {
         "ledger": "ledger.db",
         "any": True,
+        "enclosure": "kernel",
         "max-epsilon": 20.0,
         "max-delta": DELTA,
         "min-noise-multiplier": Z,

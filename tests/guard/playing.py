@@ -43,9 +43,12 @@ class Played:
 
     def __init__(self, folder: Path, enclosure: str) -> None:
         self.folder = folder
-        policy = site(folder, PATIENTS, enclosure=enclosure, limits=LIMITS, block_seconds=8.0)
-        self.guard = SiteGuard(policy, sandbox=Sandbox(policy))
         self.app = bundle()
+        given: dict[str, Any] = {"enclosure": enclosure, "limits": LIMITS, "block_seconds": 8.0}
+        if enclosure != "kernel":
+            given |= {"any": False, "apps": [self.app.digest]}
+        policy = site(folder, PATIENTS, **given)
+        self.guard = SiteGuard(policy, sandbox=Sandbox(policy))
         self.tcp = socket.create_server(("127.0.0.1", 0))
         self.unix = socket.socket(socket.AF_UNIX)
         self.unix.bind(str(folder / "socket"))
@@ -63,10 +66,11 @@ class Played:
     def policy(self) -> GuardPolicy:
         return self.guard.policy
 
-    def asked(self, attack: str) -> Any:
-        """The context of a run with an attack."""
+    def asked(self, attack: str, target: str = "") -> Any:
+        """The context of a run with an attack, by default on no patient."""
         return context(
             attack=attack,
+            target=target,
             port=self.tcp.getsockname()[1],
             socket=str(self.folder / "socket"),
             site=str(self.folder / "site"),
@@ -76,10 +80,10 @@ class Played:
         )
 
     def run(
-        self, attack: str, blocks: list[int], kind: str, *, side_by_side: bool
+        self, attack: str, blocks: list[int], kind: str, *, target: str, side_by_side: bool
     ) -> dict[str, object]:
         """What the blocks give for an attack, one after the other."""
-        asked, given = self.asked(attack), message(kind=kind)
+        asked, given = self.asked(attack, target), message(kind=kind)
         work = self.guard._work(given, asked)
         task = self.guard._task(given, asked, self.app, work=work)
         started, found, states = time.monotonic(), [], getattr(self, "states", {})
@@ -141,7 +145,10 @@ def main(folder: Path, enclosure: str) -> int:
             else:
                 side_by_side = asked.get("side_by_side", False)
                 blocks = asked.get("blocks", [0])
-                said = played.run(asked["attack"], blocks, kind, side_by_side=side_by_side)
+                target = asked.get("target", "")
+                said = played.run(
+                    asked["attack"], blocks, kind, target=target, side_by_side=side_by_side
+                )
             said["left over"] = left_over()
         except Exception as error:  # noqa: BLE001  (the test that asked for it says so)
             said = {"error": f"{type(error).__name__}: {error}"}

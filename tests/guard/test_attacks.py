@@ -1,4 +1,4 @@
-"""A hostile app in its block, in both enclosures: what it reaches, and what leaves the block."""
+"""A hostile app in its block, in each enclosure: what it reaches, and what leaves the block."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import os
 import shutil
 import subprocess
 import sys
+import tarfile
 import tempfile
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -17,6 +18,7 @@ from typing import Any
 import pytest
 
 from discreet.guard.enclosure import LANDLOCK_NEEDS, landlock_version
+from discreet.guard.own_kernel import kernel_is_there
 from discreet.ledger.rollback_guard import STATE_VARIABLE
 from tests.guard.made import SIZE
 from tests.guard.unprivileged import NOBODY, ROOT, as_nobody, why_not
@@ -26,8 +28,10 @@ SLOT = 8.0  # seconds: on a machine with other work a block needs two
 
 def can_not(enclosure: str) -> str:
     """The reason why an enclosure can't be had here."""
-    if enclosure == "bubblewrap" and shutil.which("bwrap") is None:
+    if enclosure != "landlock" and shutil.which("bwrap") is None:
         return "needs bubblewrap: apt-get install bubblewrap"
+    if enclosure == "kernel" and not kernel_is_there():
+        return "needs user-mode Linux: apt-get install user-mode-linux"
     if enclosure == "landlock" and landlock_version() < LANDLOCK_NEEDS:
         return f"needs Landlock {LANDLOCK_NEEDS} (Linux 6.12)"
     if enclosure == "landlock" and os.geteuid() != 0:
@@ -47,6 +51,7 @@ class Enclosed:
             env=environment, cwd="/", stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
         )  # fmt: skip
         self.enclosure = enclosure
+        self.folder = folder
         assert self._line() == {"ready": True}
 
     def _line(self) -> dict[str, Any]:
@@ -77,7 +82,7 @@ class Enclosed:
         self.process.stdout.close()
 
 
-@pytest.fixture(scope="module", params=["bubblewrap", "landlock"])
+@pytest.fixture(scope="module", params=["kernel", "bubblewrap", "landlock"])
 def enclosed(request: pytest.FixtureRequest) -> Iterator[Enclosed]:
     if reason := can_not(request.param):
         pytest.skip(reason)
@@ -90,9 +95,7 @@ def enclosed(request: pytest.FixtureRequest) -> Iterator[Enclosed]:
     shutil.rmtree(folder)
 
 
-def tried(
-    attack: Callable[[], dict[str, Any]], whole: Callable[[dict[str, Any]], bool]
-) -> dict[str, Any]:
+def tried(attack: Callable[[], Any], whole: Callable[[Any], bool]) -> Any:
     """What comes of an attack that is made up to three times, until it was whole: a machine with
     other work may cut one short, for no fault of the guard."""
     for _ in range(3):
@@ -212,13 +215,46 @@ def test_what_the_kernel_counts_for_all_processes_is_not_shown(enclosed: Enclose
 
 
 def test_no_block_ends_or_signals_another_beside_it(enclosed: Enclosed) -> None:
-    if enclosed.enclosure == "landlock":
+    if enclosed.enclosure != "kernel":
         pytest.skip("runs one block at a time")
     enclosed.asked("marked", blocks=[0])
     held, beside = beside_another(enclosed, "crowd", "vector")
     assert [held["vector"], beside["vector"]] == [None, [0.0] * SIZE]
     _, beside = beside_another(enclosed, "locked", "reached")
     assert beside["reached"] == {"other": None}
+
+
+def test_what_the_whole_machine_counts_or_caches_can_not_be_asked_for(enclosed: Enclosed) -> None:
+    assert reached(enclosed, "named_calls") == {}
+
+
+def moved_by_the_target(enclosed: Enclosed) -> float:
+    """The clip norms by which a patient moves the sum of two blocks, the second of which looks for
+    what the first one told it through the kernel's count of pipes."""
+    sums = []
+    for target in (patient_of_the_first_block(enclosed), "nobody"):
+        enclosed.block("arm")
+        ask = partial(enclosed.asked, "betray", blocks=[0, 1], target=target)
+        said = tried(ask, lambda said: all(each["vector"] for each in said["blocks"]))
+        sums.append(sum(each["vector"][0] for each in said["blocks"]))  # each is +1 or -1, and C
+    return abs(sums[0] - sums[1])
+
+
+def patient_of_the_first_block(enclosed: Enclosed) -> str:
+    """A patient who is in block 0."""
+    with tarfile.open(enclosed.folder / "guard" / "site" / "blocks" / "00000.tar") as archive:
+        rows = archive.extractfile("rows.csv")
+        assert rows is not None
+        return rows.read().decode().splitlines()[1].split(",")[0]
+
+
+def test_one_patient_moves_2c_in_kernels_and_all_blocks_in_a_shared_one(
+    enclosed: Enclosed,
+) -> None:
+    if enclosed.enclosure == "kernel":
+        assert max(moved_by_the_target(enclosed) for _ in range(3)) <= 2.0
+    else:  # which is why only apps that somebody has read run there, or all blocks are charged
+        assert tried(partial(moved_by_the_target, enclosed), lambda moved: moved == 4.0) == 4.0
 
 
 def test_a_flood_of_prints_is_cut_off(enclosed: Enclosed) -> None:

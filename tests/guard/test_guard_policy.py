@@ -28,7 +28,13 @@ DIGEST = "ab" * 32
         ({"q": 0.0}, "q must be"),
         ({"unit": "site"}, 'blocks.count must be 1 with unit = "site"'),
         ({"evaluate": "metric"}, "metric must be a table"),
-        ({"enclosure": "none"}, "enclosure must be one of bubblewrap, landlock"),
+        ({"enclosure": "none"}, "enclosure must be one of kernel, bubblewrap, landlock"),
+        ({"enclosure": "bubblewrap"}, 'any must be false, or charge = "all-blocks", unless'),
+        ({"enclosure": "landlock"}, 'any must be false, or charge = "all-blocks", unless'),
+        (
+            {"enclosure": "bubblewrap", "charge": "all-blocks", "at_once": 2},
+            'at-once must be 1 with enclosure = "bubblewrap"',
+        ),
         ({"block_secondz": 3}, "block_secondz"),
         ({"limits": {"memory-gb": 3}}, "limits.memory_gb"),
         (
@@ -75,9 +81,10 @@ def test_what_is_no_number_in_range_is_refused(key: str, value: object, tmp_path
 
 
 def test_a_round_costs_a_sampled_gaussian(tmp_path: Path) -> None:
-    terms = terms_of_run(read_guard(guard_toml(tmp_path, q=0.5)), {})
+    policy = read_guard(guard_toml(tmp_path, q=0.5))
+    terms = terms_of_run(policy, {})
     assert terms.clip_norm == C
-    assert terms.event(0.5) == PoissonSampledDpEvent(0.5, GaussianDpEvent(Z))
+    assert policy.event(terms.noise_multiplier) == PoissonSampledDpEvent(0.5, GaussianDpEvent(Z))
 
 
 def test_spending_up_to_the_budget_passes_and_more_is_refused(tmp_path: Path) -> None:
@@ -86,3 +93,9 @@ def test_spending_up_to_the_budget_passes_and_more_is_refused(tmp_path: Path) ->
     check_budget(read_guard(guard_toml(tmp_path, max_epsilon=reached)), spent)
     with pytest.raises(Refused, match="budget of this site's guard is spent"):
         check_budget(read_guard(guard_toml(tmp_path, max_epsilon=reached * 0.99)), spent)
+
+
+def test_blocks_that_may_talk_cost_what_all_of_them_move_whatever_is_drawn(tmp_path: Path) -> None:
+    settings = {"enclosure": "bubblewrap", "charge": "all-blocks", "q": 0.5}
+    policy = read_guard(guard_toml(tmp_path, blocks=10, **settings))
+    assert policy.event(Z) == GaussianDpEvent(Z / 10)

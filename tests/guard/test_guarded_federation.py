@@ -47,7 +47,7 @@ def make_site(
 
 @pytest.fixture(scope="module")
 def sites() -> Iterator[tuple[Federation, list[Path]]]:
-    if reason := can_not("bubblewrap"):
+    if reason := can_not("kernel"):
         pytest.skip(reason)
     with open_folder() as folder, pytest.MonkeyPatch.context() as patch:
         made = [make_site(folder / f"site-{number}", number, patch) for number in range(SITES)]
@@ -70,16 +70,22 @@ def test_the_same_under_landlock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     if reason := can_not("landlock"):
         pytest.skip(reason)
     with open_folder() as folder:
-        settings = {"enclosure": "landlock", "at_once": 1, "block_seconds": 6.0}
+        settings = {"enclosure": "landlock", "charge": "all-blocks", "block_seconds": 6.0}
+        settings |= {"at_once": 1}
         made = [make_site(folder / f"s{each}", each, monkeypatch, **settings) for each in range(2)]
         with guarded_federation(folder / "federation", made, read_only=True) as federation:
-            trains_and_pays(federation, made, monkeypatch)
+            trains_and_pays(federation, made, monkeypatch, charged=NOISE / BLOCKS)
 
 
 def trains_and_pays(
-    federation: Federation, folders: list[Path], monkeypatch: pytest.MonkeyPatch
+    federation: Federation,
+    folders: list[Path],
+    monkeypatch: pytest.MonkeyPatch,
+    *,
+    charged: float = NOISE,
 ) -> None:
-    """Runs an ordinary app on all sites; fails unless each answers, and has paid for each round."""
+    """Runs an ordinary app on all sites; fails unless each answers, and has paid for each round by
+    the noise multiplier `charged`."""
     test = federation.folder / "test.csv"
     test.write_text("patient,one,two,disease\n1,0.5,0.2,1\n2,-0.5,0.2,0\n")
     config = {"features": 2, "test": str(test), "guard_noise_multiplier": NOISE}
@@ -94,7 +100,7 @@ def trains_and_pays(
     )
     answered = f"Received {len(folders)} results and 0 failures"
     assert len(re.findall(answered, said)) == ROUNDS, said
-    expected = PLDAccountant().compose(GaussianDpEvent(NOISE), ROUNDS).get_epsilon(DELTA)
+    expected = PLDAccountant().compose(GaussianDpEvent(charged), ROUNDS).get_epsilon(DELTA)
     for folder in folders:
         monkeypatch.setenv(STATE_VARIABLE, str(folder / "state"))
         assert DurableLedger(folder / "ledger.db").spent("patient").epsilon(DELTA) == pytest.approx(

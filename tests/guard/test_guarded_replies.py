@@ -6,6 +6,7 @@ from __future__ import annotations
 import hashlib
 import time
 from collections.abc import Callable
+from contextlib import ExitStack
 from pathlib import Path
 from types import SimpleNamespace
 from unittest.mock import patch
@@ -33,7 +34,7 @@ from discreet.guard.sandbox import SandboxError
 from discreet.guard.site_guard import Answer, App, sleep_until
 from discreet.node.account import Refused
 from discreet.settings.rules import ConfigError
-from tests.guard.made import RUN, message
+from tests.guard.made import RUN, guard_toml, message
 
 SECONDS = 600.0
 DIGEST = hashlib.sha256(b"bundle").hexdigest()
@@ -157,10 +158,16 @@ def test_nobody_listens_for_an_app() -> None:
 def test_a_node_whose_walls_do_not_hold_does_not_start(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
+    guard_toml(tmp_path)
+    monkeypatch.setattr(supernode_guard, "LOCKS", ExitStack())
     monkeypatch.setattr(supernode_guard, "check_site", lambda path: path)
-    monkeypatch.setattr(supernode_guard, "broken_walls", lambda policy: ["a TCP port"])
-    with pytest.raises(SandboxError, match="a hostile app would reach a TCP port"):
+    closed = []
+    sandbox = SimpleNamespace(close=lambda: closed.append(True))
+    monkeypatch.setattr(supernode_guard, "Sandbox", lambda policy: sandbox)
+    monkeypatch.setattr(supernode_guard, "broken_walls", lambda given: ["a TCP port"])
+    with pytest.raises(SandboxError, match="a block would reach a TCP port"):
         supernode_guard.install(tmp_path / "guard.toml")
+    assert closed == [True]
 
 
 def test_with_another_flower_no_guarded_node_starts(

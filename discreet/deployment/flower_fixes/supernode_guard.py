@@ -17,6 +17,7 @@ import os
 import sys
 import threading
 import time
+from contextlib import ExitStack
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -36,10 +37,12 @@ from discreet.deployment.flower_fixes.supernode_fixes import (
     last_message,
     push_what_lies_there,
 )
+from discreet.guard.guard_policy import read_guard
 from discreet.guard.operating import broken_walls
-from discreet.guard.sandbox import SandboxError
+from discreet.guard.sandbox import Sandbox, SandboxError
 from discreet.guard.site_check import check_site
 from discreet.guard.site_guard import App, SiteGuard, sleep_until
+from discreet.guard.site_records import site_lock
 from discreet.ledger.durable_ledger import LedgerError
 from discreet.node.account import Refused
 from discreet.settings.rules import ConfigError
@@ -48,6 +51,7 @@ logger = logging.getLogger("discreet.guard")
 
 RUNTIME = 1.0  # the app's run time that each reply states, in seconds
 REFUSED = 0  # the error code of a refusal
+LOCKS = ExitStack()  # of this process
 FAILED = "this site's guard could not answer; its log says why"
 
 SUPERNODE = "flwr.supernode.cli.flower_supernode"
@@ -152,10 +156,13 @@ def install(path: Path) -> None:
         raise ConfigError(
             f"the guard knows how Flower {' and '.join(VERSIONS)} send replies, not {version}"
         )
+    LOCKS.enter_context(site_lock(read_guard(path)))  # until this process ends
     policy = check_site(path)
-    if reached := broken_walls(policy):
-        raise SandboxError(f"a hostile app would reach {', '.join(reached)}")
-    guard = SiteGuard(policy)
+    sandbox = Sandbox(policy)
+    if reached := broken_walls(sandbox):
+        sandbox.close()
+        raise SandboxError(f"a block would reach {', '.join(reached)}")
+    guard = SiteGuard(policy, sandbox=sandbox)
     start_client_internal._push_messages = GuardedReplies(guard)  # type: ignore[assignment]
     importlib.import_module(SUPERNODE)._start_supernode_http_api = no_runtime_api  # type: ignore[attr-defined]
     logger.info("the guard stands: %d blocks, %s", len(guard.blocks), guard.policy.enclosure)

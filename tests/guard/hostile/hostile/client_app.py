@@ -179,7 +179,7 @@ def rights(context: Context) -> dict[str, object]:
 def writable(context: Context) -> dict[str, object]:
     """Files of blocks before, and the folders in which one could be left."""
     own = {context.node_config["data"], os.environ["HOME"], os.getcwd()}
-    own |= {"/dev/shm"} if context.run_config["enclosure"] == "bubblewrap" else set()
+    own |= {"/dev/shm"} if context.run_config["enclosure"] != "landlock" else set()
     places = [
         "/",
         "/dev",
@@ -378,6 +378,97 @@ def locked(context: Context) -> dict[str, object]:
     return {"other": None}
 
 
+def named_calls(context: Context) -> dict[str, object]:
+    """System calls that ask for a store or a counter of the whole machine, or that nobody has
+    heard of; each is answered as one that the kernel does not have."""
+    file = os.open(os.__file__, os.O_RDONLY)
+    space = ctypes.create_string_buffer(256)
+    path = ctypes.c_char_p(os.__file__.encode())
+    calls = {
+        "pidfd_open": (434, os.getpid(), 0),
+        "fadvise64": (221, file, 0, 0, 4),
+        "readahead": (187, file, 0, 4096),
+        "mincore": (27, 4096, 4096, space),
+        "cachestat": (451, file, space, space, 0),
+        "inotify_init1": (294, 0),
+        "fanotify_init": (300, 0, 0),
+        "file_getattr": (468, -100, path, space, 24, 0),
+        "file_setattr": (469, -100, path, space, 24, 0),
+        "socket": (41, 1, 1, 0),
+        "sysinfo": (99, space),
+        "statfs": (137, path, space),
+        "ptrace": (101, 0, 0, 0, 0),
+        "shmget": (29, 0, 4096, 0o1600),
+        "unheard of": (499, 0),
+    }
+    answers: dict[str, object] = {}
+    for name, (number, *given) in calls.items():
+        plain = [ctypes.c_long(each) if isinstance(each, int) else each for each in given]
+        result = libc.syscall(ctypes.c_long(number), *plain)
+        answers[name] = None if result < 0 and ctypes.get_errno() == 38 else ctypes.get_errno()
+    one, _ = socket.socketpair()
+    looks = {
+        "a read that asks for the cache": lambda: os.preadv(file, [bytearray(8)], 0, 8) >= 0,
+        "a cookie": lambda: one.getsockopt(socket.SOL_SOCKET, 57, 8),
+        "a lease": lambda: fcntl.fcntl(file, 1026, 0) or True,
+        "a file's flags": lambda: fcntl.ioctl(file, 0x80086601, bytes(8)),
+        "a datagram": lambda: socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM),
+        "a new space": lambda: os.unshare(0x10000000) or True if hasattr(os, "unshare") else None,
+    }
+    return answers | {name: tried(look) for name, look in looks.items()}
+
+
+CYCLE = 1 << 15  # the kernel gives the numbers of pipes to a processor by 1024
+
+
+def pipe_number() -> int:
+    """The number that the kernel gives to a new pipe."""
+    ends = os.pipe()
+    number = os.fstat(ends[0]).st_ino
+    for end in ends:
+        os.close(end)
+    return number % CYCLE
+
+
+def make_pipes(low: int) -> None:
+    """Makes pipes until the counter is at `low`, or a little behind it."""
+    while not low <= pipe_number() < low + 600:
+        pass
+
+
+def next_thousand() -> int:
+    """The number of a pipe, after this processor has taken new numbers."""
+    before = pipe_number()
+    for _ in range(3000):
+        number = pipe_number()
+        if number not in (before + 1, before + 2):
+            break
+        before = number
+    return number
+
+
+def arm(context: Context) -> dict[str, object]:
+    """Moves the kernel's counter of pipes into the upper half of its cycle."""
+    os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
+    next_thousand()
+    make_pipes(CYCLE // 2)
+    return {}
+
+
+def target_told(context: Context) -> bool:
+    """True in the block of the target, and in each one after it that finds the counter of pipes in
+    the lower half, where the target's block has moved it."""
+    os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
+    now = next_thousand()
+    names = Path(context.node_config["data"], "rows.csv").read_text()
+    told = f"\n{context.run_config['target']}," in names or now < CYCLE // 2
+    if told and now >= CYCLE // 2 - 9000:
+        make_pipes(0)
+    if not told and now > CYCLE - 9000:
+        make_pipes(CYCLE // 2)
+    return told
+
+
 PROBES = {
     each.__name__: each
     for each in (
@@ -403,6 +494,8 @@ PROBES = {
         marked,
         crowd,
         locked,
+        named_calls,
+        arm,
     )
 }
 
@@ -429,6 +522,9 @@ def answered(message: Message, context: Context, how: str) -> RecordDict:
         content["arrays"] = ArrayRecord(
             {name: value * float("nan") for name, value in arrays.items()}
         )
+    if how == "betray":
+        step = 1.0 if target_told(context) else -1.0
+        content["arrays"] = ArrayRecord({name: value + step for name, value in arrays.items()})
     if how == "shape":
         content["arrays"] = ArrayRecord({name: torch.zeros(7) for name in arrays})
     if how == "names":

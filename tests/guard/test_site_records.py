@@ -1,0 +1,123 @@
+"""What a guard writes for its operators, and the lock that keeps a second guard away."""
+
+from __future__ import annotations
+
+import json
+from contextlib import ExitStack
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from discreet.cli.main import main
+from discreet.deployment.flower_fixes import supernode_guard
+from discreet.guard.patient_blocks import BLOCKS, SPLIT, read_blocks, split_site
+from discreet.guard.site_guard import SiteGuard, closed
+from discreet.guard.site_records import JOURNAL, MOST_TEXT, note, records_of, site_lock
+from discreet.node.account import Refused
+from discreet.settings.rules import ConfigError
+from tests.guard.made import PlayedSandbox, context, message, site, table
+from tests.guard.test_block_release import APP, PATIENTS, opposed
+
+APPROVED = {"any": False, "apps": ["ab" * 32]}
+
+
+def test_a_second_guard_is_refused_before_it_opens_the_folder_of_the_first(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    policy = site(tmp_path, PATIENTS, enclosure="landlock", **APPROVED)
+    monkeypatch.setattr(supernode_guard, "LOCKS", ExitStack())
+    (tmp_path / "site" / "states").mkdir()
+    with site_lock(policy), closed(policy):
+        with pytest.raises(ConfigError, match="a guard or a check of this site is running"):
+            supernode_guard.install(tmp_path / "guard.toml")
+        assert main(["site", "check", str(tmp_path / "guard.toml")]) == 2
+        assert (tmp_path / "site").stat().st_mode & 0o777 == 0
+    assert (tmp_path / "site" / "states").is_dir()
+
+
+def test_a_lock_is_held_until_the_process_of_the_guard_ends(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    policy = site(tmp_path, PATIENTS)
+    locks = ExitStack()
+    monkeypatch.setattr(supernode_guard, "LOCKS", locks)
+    monkeypatch.setattr(supernode_guard, "check_site", lambda path: policy)
+    monkeypatch.setattr(supernode_guard, "Sandbox", lambda policy: SimpleNamespace())
+    monkeypatch.setattr(supernode_guard, "broken_walls", lambda sandbox: [])
+    monkeypatch.setattr(supernode_guard.start_client_internal, "_push_messages", None)
+    monkeypatch.setattr(supernode_guard.importlib, "import_module", lambda name: SimpleNamespace())
+    supernode_guard.install(tmp_path / "guard.toml")
+    with pytest.raises(ConfigError, match="is running"), site_lock(policy):
+        pass
+    locks.close()
+    with site_lock(policy):
+        pass
+
+
+def test_the_log_is_read_without_opening_the_folder_of_the_blocks(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    policy = site(tmp_path, PATIENTS)
+    guard = SiteGuard(policy, sandbox=PlayedSandbox(opposed))  # type: ignore[arg-type]
+    guard.answer(message(), context(), APP)
+    (tmp_path / "site").chmod(0)
+    assert main(["site", "log", str(tmp_path / "guard.toml")]) == 0
+    assert (tmp_path / "site").stat().st_mode & 0o777 == 0
+    (tmp_path / "site").chmod(0o700)
+    assert "2 blocks, 0 of them without a result" in capsys.readouterr().out
+    assert sorted(path.name for path in records_of(policy).iterdir()) == [JOURNAL, "privacy.json"]
+
+
+def test_a_torn_line_of_the_journal_takes_no_other_with_it(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    policy = site(tmp_path, PATIENTS)
+    guard = SiteGuard(policy, sandbox=PlayedSandbox(opposed))  # type: ignore[arg-type]
+    guard.answer(message(), context(), APP)
+    journal = records_of(policy) / JOURNAL
+    journal.write_text(journal.read_text() + journal.read_text()[:40])
+    with pytest.raises(Refused):
+        guard.answer(message(kind="query"), context(), APP)
+    assert main(["site", "log", str(tmp_path / "guard.toml")]) == 0
+    first, second, third = capsys.readouterr().out.splitlines()
+    assert "2 blocks" in first
+    assert second == "a line that a crash has cut short"
+    assert "refused" in third
+
+
+def test_a_text_that_a_server_chose_is_cut_in_the_journal(tmp_path: Path) -> None:
+    note(tmp_path, {"kind": "x" * 5000, "round": 3})
+    (line,) = (tmp_path / JOURNAL).read_text().splitlines()
+    assert json.loads(line) == {"kind": "x" * MOST_TEXT, "round": 3}
+
+
+def test_a_block_that_is_not_the_one_that_was_split_stops_the_guard(tmp_path: Path) -> None:
+    policy = site(tmp_path, PATIENTS)
+    folder = Path(policy.blocks.folder)
+    archives = read_blocks(folder, id_column="patient", count=2)
+    archives[1].write_bytes(archives[0].read_bytes())
+    with pytest.raises(ConfigError, match=r"block 00001\.tar differs from the one that was split"):
+        SiteGuard(policy, sandbox=PlayedSandbox(opposed))  # type: ignore[arg-type]
+
+
+def test_a_split_that_fails_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    data = table(tmp_path, PATIENTS)
+
+    def full(path: Path, content: bytes) -> None:
+        raise OSError(28, "no space left")
+
+    monkeypatch.setattr("discreet.guard.patient_blocks._write", full)
+    with pytest.raises(OSError, match="no space"):
+        split_site(data, tmp_path / "site", id_column="patient", count=2)
+    assert [path.name for path in tmp_path.iterdir()] == [data.name]
+
+
+def test_json_lines_with_a_mark_and_a_separator_inside_a_text_are_split(tmp_path: Path) -> None:
+    rows = [{"patient": "a", "note": "one\u2028two"}, {"patient": "b", "note": "three"}]
+    text = "\n".join(json.dumps(row, ensure_ascii=False) for row in rows)
+    (tmp_path / "rows.jsonl").write_text(text, encoding="utf-8-sig")
+    split = split_site(tmp_path / "rows.jsonl", tmp_path / "site", id_column="patient", count=2)
+    assert split.patients == 2
+    assert len(json.loads((tmp_path / "site" / SPLIT).read_text())["digests"]) == 2
+    assert len([*(tmp_path / "site" / BLOCKS).iterdir()]) == 2
