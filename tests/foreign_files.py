@@ -46,6 +46,7 @@ columns = ["age", "dose"]
 POLICY = {"max-epsilon": 4.0, "max-delta": 1e-5, "min-noise-multiplier": 1, "require": ["user"]}
 GUARD = """ledger = "ledger.db"
 any = true
+charge = "all-blocks"
 max-epsilon = 4.0
 max-delta = 1e-5
 min-noise-multiplier = 1.0
@@ -199,7 +200,8 @@ def doors() -> dict[str, Door]:
             {"guard.toml": GUARD.encode()}, lambda at: read_guard(at / "guard.toml")
         ),
         "split.json": Door(
-            {"split.json": b'{"id": "patient", "count": 3, "patients": 9}'}, read_split
+            {"split.json": b'{"id": "patient", "count": 3, "patients": 9, "digests": []}'},
+            read_split,
         ),
         "policy": Door({"policy.json": json.dumps(POLICY).encode()}, _policy),
         "peers": Door({"peers.json": peers}, lambda at: Directory.read(at / "peers.json")),

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -144,8 +145,8 @@ class Task:
     """A data set that is ready for training: the clients' examples, and the server's public test
     set, which may be empty.
 
-    description: the data.toml of a folder. ValueError: the train set is empty, inputs have another
-    shape, a class is out of range, or the whole test set is padding.
+    description, folder: the data.toml of a folder, and the folder. ValueError: the train set is
+    empty, inputs have another shape, a class is out of range, or the whole test set is padding.
     """
 
     name: str
@@ -153,6 +154,7 @@ class Task:
     test: Examples
     shape: TaskShape
     description: DataDescription | None = None
+    folder: Path | None = None
 
     def __post_init__(self) -> None:
         if len(self.train) == 0:

@@ -139,9 +139,9 @@ def load_folder(path: str | None) -> Task:
         test, tested = _test_of(folder, description, shape)
         if owners is not None and tested is not None:
             test_path = folder / description.test
-            with _lines_of(test_path, description):
+            with lines_in(test_path, description):
                 _refuse_shared(description, owners, tested)
-    return Task(FOLDER, train, test, shape, description)
+    return Task(FOLDER, train, test, shape, description, folder)
 
 
 def _test_of(
@@ -152,7 +152,7 @@ def _test_of(
     changed: dict[str, Any] = {"file": description.test, "target": target, "owner": None}
     test = description.model_copy(update=changed)
     if description.owner is not None and description.format != "idx":
-        there = opened(_file(folder, test.file), test)
+        there = opened(file_in(folder, test.file), test)
         test = test.model_copy(
             update={"owner": description.owner if description.owner in there else None}
         )
@@ -201,7 +201,7 @@ def _labelled(
 ) -> tuple[Examples, TaskShape, Array | None]:
     """A table with targets, its shape (computed unless given), and its owners if it has any."""
     path = folder / description.file
-    with _lines_of(path, description):
+    with lines_in(path, description):
         inputs, targets, owners = _read(folder, description)
         if targets is None:
             raise FolderError(
@@ -233,7 +233,7 @@ def read_file(
     if every row has them, and the cells of a column that identifies the rows. The description names
     the columns or arrays, and gives their range."""
     description = of_file(path, description).model_copy(update={"owner": id_column, "ids": EXACT})
-    with _lines_of(path, description):
+    with lines_in(path, description):
         inputs, targets, ids = _read(path.parent, description, may_lack_targets=True)
         read = _inputs_of(inputs, description, shape, str(path))
         count = len(inputs)
@@ -331,7 +331,7 @@ def _read_images(folder: Path, description: DataDescription) -> _Table:
         raise FolderError(
             "an idx file has one array: target must be given, without targets and owner"
         )
-    files = _file(folder, description.file), _file(folder, description.target)
+    files = file_in(folder, description.file), file_in(folder, description.target)
     try:
         images, labels = (read_idx(file) for file in files)
     except (OSError, ValueError) as error:
@@ -369,7 +369,7 @@ def _read(folder: Path, description: DataDescription, *, may_lack_targets: bool 
     and the table then has no targets."""
     if description.format == "idx":
         return _read_images(folder, description)
-    path = _file(folder, description.file)
+    path = file_in(folder, description.file)
     found = opened(path, description)
     owner = description.owner
     if description.format == "npz" and owner is None and OWNERS in found:
@@ -413,7 +413,7 @@ def _weights_of(description: DataDescription) -> Path:
     return pretrained_folder(description.model or "", setting=f"model in {DESCRIPTION}")
 
 
-def _file(folder: Path, name: str) -> Path:
+def file_in(folder: Path, name: str) -> Path:
     path = folder / name
     if "\0" in name or path.resolve().parent != folder.resolve():
         raise FolderError(f"{name} must be directly in {folder}")
@@ -437,7 +437,7 @@ def csv_table(path: Path, description: DataDescription) -> CsvTable:
     return CsvTable(path, description.separator, description.encoding, description.decimal)
 
 
-def _lines_of(path: Path, description: DataDescription) -> AbstractContextManager[None]:
+def lines_in(path: Path, description: DataDescription) -> AbstractContextManager[None]:
     return lines_of(path, csv_table(path, description) if description.format == "csv" else None)
 
 
@@ -471,7 +471,7 @@ def with_inputs(folder: Path, description: DataDescription) -> DataDescription:
         or description.text is not None
     ):
         return description
-    found = opened(_file(folder, description.file), description)
+    found = opened(file_in(folder, description.file), description)
     return description.model_copy(update={"inputs": _input_names(found, description)})
 
 

@@ -14,8 +14,10 @@ import torch
 from numpy.typing import NDArray
 
 from discreet.data.examples import Task
+from discreet.data.site_column import sites_of
+from discreet.data.targets import Array
 from discreet.privacy.owner_rows import rows_by_owner
-from discreet.settings.data import DataConfig
+from discreet.settings.data import SITE, DataConfig
 from discreet.settings.rules import require_extra
 
 Numbers = NDArray[np.int64]
@@ -27,7 +29,11 @@ BY_CLASS = ("dirichlet", "shards")
 
 
 def partition_indices(
-    targets: torch.Tensor, data: DataConfig, *, owners: torch.Tensor | None = None
+    targets: torch.Tensor,
+    data: DataConfig,
+    *,
+    owners: torch.Tensor | None = None,
+    sites: Array | None = None,
 ) -> list[torch.Tensor]:
     """The example numbers of each client, as int64 vectors: disjoint, not empty, together all of
     [0, n).
@@ -47,6 +53,7 @@ def partition_indices(
     - "natural": by `owners`, (n,), in sorted order of the owner; num_clients must be the number of
       owners.
     - "owners": the owners are shuffled and dealt, each with all its rows.
+    - "site": by `sites`, (n,), in their sorted order; an owner with rows at two of them is refused.
 
     Raises:
       ValueError: more clients than examples (twice as many for "shards"), a partition by classes of
@@ -62,6 +69,8 @@ def partition_indices(
         parts = _natural(data, _rows_of_owners(data, owners))
     elif data.partition == "owners":
         parts = _dealt_owners(data, _rows_of_owners(data, owners))
+    elif data.partition == SITE:
+        parts = _by_site(data, sites, owners)
     elif data.partition == "iid":
         # The same split as flwr-datasets' IidPartitioner on shuffled data, without the seconds that
         # its import takes in every client process.
@@ -145,9 +154,9 @@ def client_examples_of(task: Task, data: DataConfig) -> ClientExamples:
     """The training examples of each client, partitioned once per process for the same task
     object."""
     if data.examples_per_client is None:
-        return PartitionedExamples.of(
-            partition_indices(task.train.targets, data, owners=task.owners)
-        )
+        sites = sites_of(task, data.site) if data.site is not None else None
+        parts = partition_indices(task.train.targets, data, owners=task.owners, sites=sites)
+        return PartitionedExamples.of(parts)
     return SampledExamples(
         data.num_clients, len(task.train), data.examples_per_client, data.partition_seed
     )
@@ -179,6 +188,25 @@ def _dealt_owners(data: DataConfig, rows: _Parts) -> _Parts:
     order = np.random.default_rng(data.partition_seed).permutation(len(rows))
     dealt = np.array_split(order, data.num_clients)
     return [np.sort(np.concatenate([rows[owner] for owner in part])) for part in dealt]
+
+
+def _by_site(data: DataConfig, sites: Array | None, owners: torch.Tensor | None) -> _Parts:
+    """The rows of each site, in sorted order of the site."""
+    if sites is None:
+        raise ValueError("data.site: the column must be in data.path, which is no folder here")
+    parts = [rows.numpy() for rows in rows_by_owner(sites)]
+    if len(parts) != data.num_clients:
+        rule = f"{len(parts)} with data.site={data.site}, the number of its values"
+        raise ValueError(f"data.num_clients must be {rule}, not {data.num_clients}")
+    if owners is not None:
+        pairs = {*zip(owners.tolist(), sites.tolist(), strict=True)}
+        several = len(pairs) - len({owner for owner, _ in pairs})
+        if several:
+            raise ValueError(
+                f"data.site: {several} owners have rows at two sites, where each would protect "
+                "only its own"
+            )
+    return parts
 
 
 def _drawn(data: DataConfig, targets: np.ndarray[Any, Any]) -> _Parts:

@@ -33,7 +33,7 @@ from discreet.settings.training import HF, TaskConfig
 from discreet.training.losses import rating_loss_of, resolved_task
 
 # partitions that the data allow only for certain numbers of clients
-COUNTED = ("natural", "owners", "shards")
+COUNTED = ("natural", "owners", "shards", "site")
 
 
 def resolve(

@@ -14,6 +14,7 @@ from discreet.accounting.events import PLD, RDP
 from discreet.settings import rules
 from discreet.settings.data import (
     MEANS,
+    SITE,
     DataConfig,
     EvaluationConfig,
     NormaliserConfig,
@@ -72,7 +73,7 @@ SHARED_STEP: Needs = {
 }
 OWNER_STEPS: Needs = {
     "data.partition": (
-        "owners",
+        ("owners", SITE),
         "when data are partitioned, all rows of an owner must go to one client",
     ),
     "evaluation.kind": (AT_SERVER, "the noise on a client's answer is calibrated to one row"),

@@ -16,7 +16,8 @@ if TYPE_CHECKING:
     from dp_accounting import DpEvent
 
 STATISTICS = ("moments", "quantiles", "targets", "examples")
-PARTITIONS = ("iid", "dirichlet", "shards", "natural", "owners", "sampled")
+SITE = "site"
+PARTITIONS = ("iid", "dirichlet", "shards", "natural", "owners", SITE, "sampled")
 # The queries about a model: `discreet.queries.answers` gives the kinds of target that each
 # supports.
 METRICS = ("accuracy", "loss", "auc", "calibration", "clients", "mae", "rmse", "r2")
@@ -35,6 +36,7 @@ class DataConfig:
     num_clients: rules.Count = 200
     partition: Annotated[str, rules.one_of(*PARTITIONS)] = "iid"
     alpha: rules.Positive = 0.5
+    site: rules.Text | None = None
     partition_seed: rules.CountOrZero = 20611
     examples_per_client: rules.Count | None = None
     public_num_examples: rules.Count | None = None
@@ -46,6 +48,11 @@ class DataConfig:
         count = self.examples_per_client
         rule = "given with data.partition=sampled"
         require(not sampled or count is not None, "data.examples_per_client", rule, None)
+        by_site = self.partition == SITE
+        rule = f"given with data.partition={SITE}: the column whose values are the clients"
+        require(not by_site or self.site is not None, "data.site", rule, None)
+        rule = f"{SITE} with data.site"
+        require(by_site or self.site is None, "data.partition", rule, self.partition)
         rule = "sampled with data.examples_per_client"
         require(sampled or count is None, "data.partition", rule, self.partition)
 

@@ -123,7 +123,7 @@ def test_a_request_survives_the_wire(request_: TrainRequest) -> None:
 ASKED = {
     "": "rounds delta accountant noise",
     "model": "name freeze lora.kind lora.rank lora.alpha lora.targets",
-    "data": "agreed name num_clients partition alpha partition_seed normalise examples_per_client "
+    "data": "agreed name site num_clients partition alpha partition_seed normalise examples_per_client "
     "public_num_examples path",
     "task": "huber_delta loss class_weights",
     "training": "epochs batch_size learning_rate momentum optimizer weight_decay schedule",
