@@ -110,6 +110,8 @@ def _tell(text: str, table: CsvTable, write: bool) -> None:
     print(text, end="")
     if write:
         path = table.path.with_name(DESCRIPTION)
+        if path.exists():
+            raise FolderError(f"{path} is there already: move it away, and adopt once more")
         path.write_text(text)
         print(f"\nwritten to {path}. Check it: discreet data check {table.path}")
 

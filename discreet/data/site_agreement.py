@@ -87,7 +87,7 @@ def difference(own: Sequence[str], asked: Sequence[str]) -> str:
     >>> difference(["age 1", "dose 2"], ["dose 2", "age 1"])
     'input 1 of the run is dose, and here it is age'
     >>> difference(["age 1", "dose 2"], ["age 1", "dose 3"])
-    'dose is described otherwise here (kind, range, levels, missing, curves or classes)'
+    'dose is described otherwise here (kind, range, levels, missing, curves, shape or classes)'
     """
     for place, line in enumerate(asked):
         name, _, _ = line.rpartition(" ")
@@ -98,7 +98,7 @@ def difference(own: Sequence[str], asked: Sequence[str]) -> str:
         here, _, _ = own[place].rpartition(" ")
         names = {each.rpartition(" ")[0] for each in own}
         if here == name:
-            kinds = "kind, range, levels, missing, curves or classes"
+            kinds = "kind, range, levels, missing, curves, shape or classes"
             return f"{name} is described otherwise here ({kinds})"
         if name not in names:
             return f"{name} is missing here"

@@ -82,6 +82,23 @@ def test_each_command_of_the_page_runs_in_order(hospitals: Path) -> None:
     assert one == two
 
 
+def test_a_description_that_is_there_is_not_overwritten(
+    hospitals: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shared = hospitals / "shared.toml"
+    with redirect_stdout(StringIO()) as printed:
+        assert main(["data", "share", str(hospitals / "north" / "train.csv")]) == 0
+    shared.write_text(printed.getvalue())
+    adopt(hospitals / "south", shared)
+    before = (hospitals / "south" / "data.toml").read_text()
+    (hospitals / "south" / "data.toml").write_text(before + "# by hand\n")
+    table = str(hospitals / "south" / "train.csv")
+    asked = ["data", "adopt", str(shared), "--table", table, "--write", *ADOPTED["south"].split()]
+    assert main(asked) == 2
+    assert "is there already: move it away" in capsys.readouterr().err
+    assert (hospitals / "south" / "data.toml").read_text().endswith("# by hand\n")
+
+
 def east_table(folder: Path) -> None:
     """A third hospital's table: other names, other words for classes too, and another order."""
     words = {"F": "f", "M": "h"}
