@@ -69,7 +69,7 @@ def noised_vector(
 
 @dataclass(frozen=True, eq=False)
 class Client:
-    """A node, or a virtual client of a simulation, as one message finds it.
+    """The state in which a node, or a simulated client, handles one message.
 
     Attributes:
       model: the architecture; trainable parameters are overwritten, frozen ones stay.

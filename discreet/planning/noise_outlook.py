@@ -118,27 +118,24 @@ class NoiseOutlook:
             else:
                 noise = "a round's noise"
             return (
-                f"{noise} is expected to be {self.ratio:.3g} times as large as "
+                f"{noise} is expected to be {self.ratio:.3g} times "
                 f"{self.clip_setting}, which is fixed, so noise can't feed back"
             )
-        said = f"a round's noise is expected to be {self.ratio:.3g} times as large as the clip norm"
+        said = f"a round's noise is expected to be {self.ratio:.3g} times the clip norm"
         if self.loud:
-            said += (
-                f", and swamps the updates: noise feedback {self.feedback:.3g}, above "
-                f"{self.limit:g} (docs/pitfalls.md)"
-            )
+            said += f" (noise feedback {self.feedback:.3g}, limit {self.limit:g}: docs/pitfalls.md)"
         if self.loud and self.early:
             said += (
-                f". A run of {EARLY_ROUNDS} rounds or fewer is not "
-                f"refused{self.advice(self.remedies)}"
+                f". It is not refused because it has at most {EARLY_ROUNDS} "
+                f"rounds{self.advice(self.remedies)}"
             )
         return said
 
     def advice(self, remedies: Sequence[Phrase]) -> Wording:
-        """The advice at the end of a message about noise that swamps the updates."""
+        """The advice at the end of a message about a run that will not learn."""
         parts: list[Phrase] = []
         if remedies:
-            parts += ("; take ", joined(", or ", remedies))
+            parts += ("; it could learn with ", joined(", or with ", remedies))
         if self.few:
             parts.append(f"; {EXAMPLES_INSTEAD}")
         return Wording(*parts)
@@ -178,9 +175,9 @@ def noise_outlook(plan: Plan) -> NoiseOutlook:
     params = math.floor(plan.num_params / excess**2)
     remedies = []
     if population * plan.run.delta < 1:
-        remedies.append(f"a population of {population} clients")
+        remedies.append(f"{population} clients")
     if params:
-        remedies.append(f"a model of {params} parameters")
+        remedies.append(f"{params} parameters")
     few = plan.run.user.population_size < FEW_CLIENTS
     early = plan.run.rounds <= EARLY_ROUNDS
     return NoiseOutlook(ratio, feedback, limit, early=early, remedies=tuple(remedies), few=few)
@@ -212,7 +209,7 @@ def check_noise(plan: Plan, of_rounds: Callable[[int], Plan]) -> None:
     if outlook.refused:
         advice = outlook.advice(list(_remedies(plan, outlook, of_rounds)))
         all_the_same = Key("privacy.user.too_noisy=warn")
-        said = f"these settings will not learn: {outlook}"
+        said = f"this run will not learn: {outlook}"
         raise ConfigError(Wording(said, advice, "; ", all_the_same, " runs it anyway"))
 
 

@@ -20,9 +20,31 @@ class RoundCost:
 
     def lines(self, rounds: int, measured: str) -> Iterator[str]:
         """The time of so many rounds, and the memory. `measured`: what was measured."""
-        minutes = self.seconds * rounds / 60
-        yield f"{self.seconds:.2g} s a round, {minutes:.2g} minutes in all ({measured})"
-        yield f"memory: {self.memory / 1e9:.2g} GB on this machine"
+        whole = duration(self.seconds * rounds)
+        yield f"{duration(self.seconds)} a round, {whole} in all ({measured})"
+        yield self.memory_line
+
+    @property
+    def memory_line(self) -> str:
+        """The memory, in words."""
+        return f"memory: {self.memory / 1e9:.2g} GB on this machine"
+
+
+def duration(seconds: float) -> str:
+    """A time as people write it.
+
+    >>> duration(0.0521), duration(38.2), duration(138), duration(7400)
+    ('0.052 s', '38 s', '2 min 18 s', '2 h 3 min')
+    """
+    if seconds < 10:
+        return f"{seconds:.2g} s"
+    whole = round(seconds)
+    if whole < 100:
+        return f"{whole} s"
+    minutes, rest = divmod(whole, 60)
+    if minutes < 100:
+        return f"{minutes} min {rest} s"
+    return f"{minutes // 60} h {minutes % 60} min"
 
 
 def peak_memory() -> int:

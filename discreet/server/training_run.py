@@ -19,7 +19,7 @@ from discreet.mechanisms.mechanism import REPORTED, SERVER, finite_epsilons
 from discreet.mechanisms.round_state import Released
 from discreet.planning.constant_guess import FILE as CONSTANT
 from discreet.planning.constant_guess import last_warning
-from discreet.planning.round_cost import RoundCost, peak_memory
+from discreet.planning.round_cost import RoundCost, duration, peak_memory
 from discreet.planning.state import Outcome, State
 from discreet.queries.evaluation_result import EvaluationResult
 from discreet.queries.query import RATE
@@ -340,7 +340,7 @@ class TrainingRun:
         write_status(self.folder, self.status)
         fields = {"event": "round", **row, "failures": dict(stats.failures)}
         if after.round == self.context.state.round + 1:
-            self._say_cost(seconds)
+            logger.info("%s", RoundCost(seconds, peak_memory()).memory_line)
         logger.info(round_line(row, rounds=self.plan.run.rounds), extra={"fields": fields})
         if len(self.rows) == TIMED:
             self._say_time_left(after.round)
@@ -353,22 +353,14 @@ class TrainingRun:
         self.warned |= notes.keys()
         return row
 
-    def _say_cost(self, seconds: float) -> None:
-        """Logs what `discreet plan` says of time and memory, measured in the first round of this
-        process, which also loads and compiles."""
-        cost = RoundCost(seconds, peak_memory())
-        for line in cost.lines(self.plan.run.rounds, "measured in the first round"):
-            logger.info("%s", line)
-
     def _say_time_left(self, done: int) -> None:
-        """Logs an estimate of the time left from the last round; the first rounds also load and
-        compile."""
+        """Logs an estimate of the time left from the last round: the first rounds of a process also
+        load and compile."""
         left = self.plan.run.rounds - done
         if left > 1:
-            seconds = left * self.rows[-1]["seconds"]
-            logger.info(
-                "%d rounds are left: about %.2g s, at the speed of the last one", left, seconds
-            )
+            seconds = self.rows[-1]["seconds"]
+            whole = duration(left * seconds)
+            logger.info("%d rounds are left: about %s, %s a round", left, whole, duration(seconds))
 
     def _epsilons(self, after: State) -> dict[str, float]:
         """The current epsilon of each guarantee; infinity for a disabled one."""

@@ -248,11 +248,9 @@ def _batched(session: Session, held: ExitStack) -> BatchedTransport:
             at_a_time = 1
         else:
             at_a_time = engine.chunk
-        logger.info(
-            "%d clients are trained at a time, %d such groups side by side",
-            at_a_time,
-            engine.workers,
-        )
+        processes = "1 process" if engine.workers == 1 else f"{engine.workers} processes"
+        each = f"up to {at_a_time} clients" if at_a_time > 1 else "1 client"
+        logger.info("training %s at a time, in %s", each, processes)
     return BatchedTransport(plan, engine, accounts=accounts, workers=workers)
 
 

@@ -153,7 +153,8 @@ def test_a_pattern_that_fits_no_array_is_an_error() -> None:
 
 def test_settings_that_will_not_learn_are_refused_before_anything_is_spent(tmp_path: Path) -> None:
     with pytest.raises(
-        ConfigError, match=r"these settings will not learn: .*take num_rounds=\d+, .*too_noisy=warn"
+        ConfigError,
+        match=r"this run will not learn: .*could learn with num_rounds=\d+, .*too_noisy=warn",
     ):
         run(tmp_path / "run", num_rounds=400, **noised(noise_multiplier=None, target_epsilon=1.5))
     assert not (tmp_path / "run").exists()
@@ -257,7 +258,7 @@ def test_a_clip_norm_that_too_few_nodes_would_have_to_find_must_be_given(tmp_pat
     grid = Nodes()
     with pytest.raises(
         ConfigError,
-        match=r"^clip_norm must be given, .*noise 0\.25 on the share .* the limit is 0\.2",
+        match=r"^clip_norm is required: .* too noisy \(0\.25; limit 0\.2\)\. Choose it from public data",
     ):
         run(tmp_path / "run", grid, num_rounds=5, **noised(clipping=AdaptiveClipping()))
     assert grid.sent == {}

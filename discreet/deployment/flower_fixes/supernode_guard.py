@@ -84,7 +84,7 @@ class GuardedReplies:
         push_what_lies_there(state, object_store, send, push_object)
         if self.broken:
             logger.error(
-                "the sandbox has ended, and this node with it: a restart policy brings both back"
+                "the sandbox process died, so this node exits: let your supervisor restart it"
             )
             sys.stdout.flush()
             os._exit(1)
@@ -165,4 +165,4 @@ def install(path: Path) -> None:
     guard = SiteGuard(policy, sandbox=sandbox)
     start_client_internal._push_messages = GuardedReplies(guard)  # type: ignore[assignment]
     importlib.import_module(SUPERNODE)._start_supernode_http_api = no_runtime_api  # type: ignore[attr-defined]
-    logger.info("the guard stands: %d blocks, %s", len(guard.blocks), guard.policy.enclosure)
+    logger.info("guard active: %d blocks, enclosure %s", len(guard.blocks), guard.policy.enclosure)
