@@ -68,6 +68,7 @@ def encoded_columns(
       CellError: a cell must not be empty, or is not a number or a date.
       KeyError: a column is missing.
 
+    >>> from discreet.data.columns import columns_of
     >>> columns = columns_of({"age": [0, 100], "sex": ["F", "M"]})
     >>> encoded_columns({"age": ["75", "200"], "sex": ["M", "?"]}, columns).tolist()
     [[0.5, 0.0, 1.0, 0.0], [1.0, 0.0, 0.0, 1.0]]

@@ -269,7 +269,7 @@ def _auc(shape: TaskShape) -> AnswerPart:
     bound, l1_bound = (
         (math.sqrt(2), 1 + math.sqrt(rest))
         if several
-        else (math.sqrt(count), math.sqrt(count) ** 2)
+        else (math.sqrt(count), float(count))
     )
     return AnswerPart(
         "auc", count * 2 * SCORE_BINS, bound, l1_bound, answer, _read_auc, shares=True, of=names
