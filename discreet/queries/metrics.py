@@ -267,9 +267,7 @@ def _auc(shape: TaskShape) -> AnswerPart:
         return found
 
     bound, l1_bound = (
-        (math.sqrt(2), 1 + math.sqrt(rest))
-        if several
-        else (math.sqrt(count), float(count))
+        (math.sqrt(2), 1 + math.sqrt(rest)) if several else (math.sqrt(count), float(count))
     )
     return AnswerPart(
         "auc", count * 2 * SCORE_BINS, bound, l1_bound, answer, _read_auc, shares=True, of=names

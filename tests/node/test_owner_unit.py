@@ -115,7 +115,10 @@ def test_an_owners_budget_holds_for_all_rounds(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("word", "said"),
     [
-        ("data.partition=iid", "data.partition must be owners or site with privacy.example.unit=owner"),
+        (
+            "data.partition=iid",
+            "data.partition must be owners or site with privacy.example.unit=owner",
+        ),
         ("evaluation.kind=private", "evaluation.kind must be public or none with"),
     ],
 )
