@@ -234,7 +234,8 @@ def _range_rules(name: str, low: Bound | None, high: Bound | None) -> Iterator[t
         highs = np.asarray(high, float)
         as_many = len({lows.size, highs.size} - {1}) < 2
         yield as_many, f"{name} and {above} must be one number each, or lists of equal length"
-        fine = bool(np.all((highs > lows) & np.isfinite(highs - lows)))
+        with np.errstate(over="ignore", invalid="ignore"):
+            fine = bool(np.all((highs > lows) & np.isfinite(highs - lows)))
         yield fine, f"{above} must be above {name}, and both finite (got {high} and {low})"
 
 
