@@ -92,7 +92,7 @@ Seconds = Annotated[float, Rule("at least 0", lambda value: value >= 0)]
 PublicConfig = Mapping[str, object]
 UNREAD = 'false, or charge = "all-blocks", unless enclosure = "kernel": blocks share the kernel'
 ENDING_SECONDS = 0.25  # of a slot, after the block's own time
-REPLY_SECONDS = 2.0  # for all that is done before the first slot and after the last one
+REPLY_SECONDS = 4.0  # for all that is done before the first slot and after the last one
 
 
 def _hyphened(prefix: str, *names: str) -> dict[str, str]:
@@ -205,14 +205,14 @@ class GuardPolicy:
 
     @property
     def round_seconds(self) -> float:
-        """The seconds from a message to its reply, whatever happens in between."""
+        """The seconds from a message to its reply, or a whole multiple if blocks can't be ended."""
         slots = -(-self.blocks.count // self.at_once)
         return max(self.reply_seconds, slots * self.slot_seconds + REPLY_SECONDS)
 
     @property
     def slot_seconds(self) -> float:
-        """The seconds from the start of one block to the start of the next in its slot: the first
-        has ended before then."""
+        """The seconds from the start of one block to the start of the next. If the first is still
+        there, the next starts a whole multiple later."""
         return self.block_seconds + ENDING_SECONDS
 
 

@@ -147,7 +147,8 @@ def journal_lines(policy: GuardPolicy) -> Iterator[str]:
             yield f"{what}: refused: {row['refused']}"
         else:
             drawn = f"{row['drawn']} blocks, {row['failed']} of them without a result"
-            yield f"{what}: {drawn}; epsilon {row['epsilon']:.4g} so far"
+            late = "noise alone left, too late; " if row.get("late") else ""
+            yield f"{what}: {drawn}; {late}epsilon {row['epsilon']:.4g} so far"
     lost = guard_ledger(policy).spent(policy.unit).num_releases - ended
     if lost > 0:
         yield f"charged without an end, as after a crash, and part of what is spent: {lost}"

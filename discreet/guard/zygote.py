@@ -11,6 +11,7 @@ import os
 import select
 import signal
 import socket
+import struct
 import sys
 import tempfile
 import time
@@ -55,6 +56,7 @@ TOO_LATE = "its {:g} seconds were over"
 DATA = "/tmp/data"
 FAILED = b"\0"
 ENDED = b"\1"
+DEADLINE = struct.Struct("d")  # what asks for a block: the moment of the clock at which it ends
 KILOBYTES = 1 << 10  # of a megabyte
 
 
@@ -87,25 +89,27 @@ def serve_keepers(control: socket.socket, readable: Sequence[str]) -> None:
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)
     control.sendall(ENDED)
     while True:
-        asked, descriptors, _, _ = socket.recv_fds(control, 1, len(Pipes.__annotations__))
+        asked, descriptors, _, _ = socket.recv_fds(
+            control, DEADLINE.size, len(Pipes.__annotations__)
+        )
         if not asked:
             return
         pipes = Pipes(*descriptors)
         if os.fork() == 0:
             control.close()
-            _keep(pipes, readable)
+            _keep(pipes, readable, *DEADLINE.unpack(asked))
         for descriptor in descriptors:
             os.close(descriptor)
 
 
-def _keep(pipes: Pipes, readable: Sequence[str]) -> NoReturn:
-    """The keeper of one block: starts, watches and ends it."""
+def _keep(pipes: Pipes, readable: Sequence[str], ends: float) -> NoReturn:
+    """The keeper of one block: starts, watches and ends it, at a moment of the monotonic clock that
+    does not depend on when it started."""
     code = 1
     try:
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         task = unpacked(_contents(pipes.task))
         limits = BlockLimits(**task.limits)  # type: ignore[arg-type]
-        ends = time.monotonic() + limits.seconds
         if readable == [KERNEL]:
             _keep_in_kernel(task, pipes, limits, ends)
         elif readable == [SPACES]:

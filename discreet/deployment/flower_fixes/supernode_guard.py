@@ -39,9 +39,10 @@ from discreet.deployment.flower_fixes.supernode_fixes import (
 )
 from discreet.guard.guard_policy import read_guard
 from discreet.guard.operating import broken_walls
+from discreet.guard.reply_slots import ReplySlots
 from discreet.guard.sandbox import Sandbox, SandboxError
 from discreet.guard.site_check import check_site
-from discreet.guard.site_guard import App, SiteGuard, sleep_until
+from discreet.guard.site_guard import App, SiteGuard
 from discreet.guard.site_records import site_lock
 from discreet.ledger.durable_ledger import LedgerError
 from discreet.node.account import Refused
@@ -71,13 +72,12 @@ class GuardedReplies:
         send: Send,
         push_object: PushObject,
     ) -> None:
-        """Answers, and sends. A charged reply is sent at a time that does not depend on any
-        patient."""
-        started = time.monotonic()
+        """Answers, and sends. A charged reply is sent at the end of a slot."""
+        slots = ReplySlots(time.monotonic(), self.guard.policy.round_seconds)
         for task in state.get_tasks():
             state.finish_task(task.task_id, sub_status=SubStatus.STOPPED, details="")
         message = last_message(state)
-        reply = self._reply(message, state, object_store, started=started)
+        reply = self._reply(message, state, object_store, slots=slots)
         object_store.delete(message.metadata.message_id)
         state.get_message_processing_duration = lambda message_id: RUNTIME  # type: ignore[method-assign]
         start_client_internal._insert_message(reply, state, object_store)
@@ -90,7 +90,7 @@ class GuardedReplies:
             os._exit(1)
 
     def _reply(
-        self, message: Message, state: InMemoryNodeState, store: ObjectStore, *, started: float
+        self, message: Message, state: InMemoryNodeState, store: ObjectStore, *, slots: ReplySlots
     ) -> Message:
         run = state.get_run(message.metadata.run_id)
         fab = None
@@ -105,7 +105,7 @@ class GuardedReplies:
         digest = hashlib.sha256(fab.content).hexdigest()
         app = App(run.run_id, run.fab_id, run.fab_version, digest, fab.content)
         try:
-            answer = self.guard.answer(_whole(message, store), context, app)
+            answer = self.guard.answer(_whole(message, store), context, app, slots)
         except Refused as refusal:
             logger.warning("refused: %s", refusal)
             return Message(Error(REFUSED, str(refusal)), reply_to=message)
@@ -119,10 +119,10 @@ class GuardedReplies:
         ) as error:
             logger.exception("nothing was released")
             self.broken = isinstance(error, SandboxError)
-            sleep_until(started + self.guard.policy.round_seconds)
+            slots.wait()
             return Message(Error(REFUSED, FAILED), reply_to=message)
         if answer.charged:
-            sleep_until(started + self.guard.policy.round_seconds)
+            slots.wait()
         return Message(answer.content, reply_to=message)
 
 
