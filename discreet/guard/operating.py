@@ -17,12 +17,10 @@ from typing import Any
 from flwr.app import Context, RecordDict
 from flwr.common.serde import context_to_proto
 
-from discreet.guard.block_app import CHANNELS, SELF_TEST, TRIAL, BlockTask
-from discreet.guard.channels import drawn_bits, open_channels
+from discreet.guard.block_task import CHANNELS, SELF_TEST, TRIAL, BlockTask
 from discreet.guard.guard_policy import ALL_BLOCKS, BlockSettings, GuardPolicy
-from discreet.guard.kernel_channels import all_channels
-from discreet.guard.patient_blocks import archive_of, mock_archive
 from discreet.guard.sandbox import BlockInput, BlockResult, Sandbox, SandboxError
+from discreet.guard.site_blocks import archive_of
 from discreet.guard.site_guard import block_limits, guard_ledger
 from discreet.guard.site_records import rows
 from discreet.settings.rules import ConfigError
@@ -64,6 +62,9 @@ def told_channels(sandbox: Sandbox) -> dict[str, float]:
     """The channels through which one block of a site's sandbox tells the next one a bit, and the
     share of bits that were read. Blocks take turns in the sandbox as they do in a round, each as
     soon as the one before has ended. SandboxError: a block did not take its turn."""
+    from discreet.guard.channels import drawn_bits, open_channels
+    from discreet.guard.kernel_channels import all_channels
+
     channels = all_channels()
     bits = drawn_bits(channels, random.SystemRandom())
     return open_channels(channels, bits, [_turn(sandbox, row) for row in bits])
@@ -91,6 +92,8 @@ def listening(folder: Path) -> Iterator[tuple[int, Path]]:
 def try_app(app: Path, mock: Path, policy: GuardPolicy) -> tuple[str, bool]:
     """The output of an app that runs as a whole in a block, on the public rows in `mock`; and
     whether it ended without an error."""
+    from discreet.guard.patient_blocks import mock_archive
+
     bundle = bundle_of(app)
     if not mock.is_dir():
         raise ConfigError(f"--mock: {mock} is not a folder")

@@ -24,12 +24,9 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from discreet.guard.block_app import MOST_STATE, BlockTask
 from discreet.guard.block_release import Vector
+from discreet.guard.block_task import DEADLINE, IMAGE, MOST_STATE, ROOT, SPACES, BlockTask
 from discreet.guard.guard_policy import KERNEL, LANDLOCK, GuardPolicy
-from discreet.guard.inside_kernel import IMAGE
-from discreet.guard.own_kernel import ROOT
-from discreet.guard.zygote import DEADLINE, SPACES
 from discreet.settings.places import PACKAGE
 from discreet.settings.rules import ConfigError
 

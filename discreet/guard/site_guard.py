@@ -22,7 +22,6 @@ from flwr.common.serde import context_to_proto, message_to_proto
 from discreet.accounting.events import PLD
 from discreet.accounting.privacy_ledger import PrivacyLedger, epsilon_of_blocks
 from discreet.flower.array_layout import ROUND, ArrayLayout, only_arrays
-from discreet.guard.block_app import BlockTask
 from discreet.guard.block_release import (
     BlockRelease,
     BlockSum,
@@ -32,6 +31,7 @@ from discreet.guard.block_release import (
     of_metric,
     read_layout,
 )
+from discreet.guard.block_task import BlockTask
 from discreet.guard.guard_policy import (
     LANDLOCK,
     GuardPolicy,
@@ -42,10 +42,10 @@ from discreet.guard.guard_policy import (
     terms_of_run,
 )
 from discreet.guard.masked_blocks import read_masked
-from discreet.guard.patient_blocks import read_blocks
 from discreet.guard.reply_slots import ReplySlots
 from discreet.guard.sandbox import MOST_LOG, BlockInput, BlockResult, Sandbox
 from discreet.guard.scratch import MEGABYTE, free_mb
+from discreet.guard.site_blocks import read_blocks
 from discreet.guard.site_records import note, opened_records
 from discreet.guard.site_report import PRIVACY, privacy_facts
 from discreet.ledger.durable_ledger import Charge, DurableLedger
@@ -54,8 +54,8 @@ from discreet.node.secure_aggregation import answer_masking
 from discreet.privacy.randomness import secure_source
 from discreet.protocol.masked_messages import MASKING
 from discreet.protocol.messages import MalformedMessage
-from discreet.run_files.metrics_table import cell_text
-from discreet.run_files.run_folder import write_json
+from discreet.run_files.csv_text import cell_text
+from discreet.run_files.whole_files import write_json
 from discreet.settings.rules import ConfigError
 
 logger = logging.getLogger("discreet.guard")

@@ -11,7 +11,6 @@ import os
 import select
 import signal
 import socket
-import struct
 import sys
 import tempfile
 import time
@@ -22,7 +21,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NoReturn
 
-from discreet.guard.block_app import BlockTask, run_app, unpacked
+from discreet.guard.block_app import run_app
+from discreet.guard.block_task import DEADLINE, SPACES, BlockTask, unpacked
 from discreet.guard.enclosure import (
     SUBREAPER,
     BlockLimits,
@@ -48,7 +48,6 @@ LOADED = (
     "numpy.random",
     "pyarrow",
 )
-SPACES = "spaces"  # in place of the folders that Landlock lets blocks read
 KERNEL = "kernel"
 PREPARED_WITH = {"JE_ARROW_MALLOC_CONF": "background_thread:false"}  # an image has one thread
 WATCH_SECONDS = 0.1
@@ -56,7 +55,6 @@ TOO_LATE = "its {:g} seconds were over"
 DATA = "/tmp/data"
 FAILED = b"\0"
 ENDED = b"\1"
-DEADLINE = struct.Struct("d")  # what asks for a block: the moment of the clock at which it ends
 KILOBYTES = 1 << 10  # of a megabyte
 
 

@@ -20,14 +20,13 @@ import torch
 from flwr.app import RecordDict
 
 from discreet.deployment.flower_fixes.supernode_guard import FAILED
-from discreet.guard.block_app import BlockTask
 from discreet.guard.block_release import BlockRelease
+from discreet.guard.block_task import DEADLINE, BlockTask
 from discreet.guard.guard_policy import ENDING_SECONDS, read_guard
 from discreet.guard.reply_slots import ReplySlots
 from discreet.guard.sandbox import BlockInput, BlockResult, Sandbox, most_state
 from discreet.guard.site_guard import MISSED, SiteGuard, opened_blocks
 from discreet.guard.site_records import JOURNAL
-from discreet.guard.zygote import DEADLINE
 from discreet.privacy.randomness import seeded_source
 from discreet.privacy.secure_grid import SecureSum
 from tests.guard.made import PlayedSandbox, context, message, site

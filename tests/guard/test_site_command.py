@@ -16,8 +16,8 @@ import pytest
 from discreet.cli.main import main
 from discreet.guard import operating, site_check
 from discreet.guard.kernel_channels import all_channels
-from discreet.guard.patient_blocks import read_split
 from discreet.guard.sandbox import BlockResult
+from discreet.guard.site_blocks import read_split
 from discreet.guard.site_guard import SiteGuard
 from discreet.ledger.rollback_guard import STATE_VARIABLE
 from discreet.node.account import Refused

@@ -11,7 +11,8 @@ import pytest
 
 from discreet.cli.main import main
 from discreet.deployment.flower_fixes import supernode_guard
-from discreet.guard.patient_blocks import BLOCKS, SPLIT, read_blocks, split_site
+from discreet.guard.patient_blocks import split_site
+from discreet.guard.site_blocks import BLOCKS, SPLIT, read_blocks
 from discreet.guard.site_guard import SiteGuard, closed
 from discreet.guard.site_records import JOURNAL, MOST_TEXT, note, records_of, site_lock
 from discreet.node.account import Refused
