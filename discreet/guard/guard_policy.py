@@ -42,7 +42,7 @@ Landlock at-once is 1. Paths are relative to the folder of the file.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -80,6 +80,8 @@ METRIC = "metric"
 CLIP_NORM = "guard-clip-norm"
 NOISE = "guard-noise-multiplier"
 FROZEN = "guard-frozen"
+MOST_PATTERNS = 100
+MOST_PATTERN_TEXT = 10_000
 HEX = frozenset("0123456789abcdef")
 Digests = Annotated[
     tuple[str, ...],
@@ -286,7 +288,17 @@ def terms_of_run(policy: GuardPolicy, config: PublicConfig) -> GuardTerms:
             f"the run has {noise:g}"
         )
     patterns = tuple(str(config.get(FROZEN, "")).split())
+    check_frozen(patterns)
     return GuardTerms(clip_norm, noise, patterns)
+
+
+def check_frozen(patterns: Sequence[str]) -> None:
+    """Refuses patterns that would take long to compare with the names of arrays."""
+    if len(patterns) > MOST_PATTERNS or sum(map(len, patterns)) > MOST_PATTERN_TEXT:
+        raise Refused(
+            f"{FROZEN} must be at most {MOST_PATTERNS} patterns of {MOST_PATTERN_TEXT} characters "
+            "together"
+        )
 
 
 def _number(config: PublicConfig, key: str, default: float) -> float:

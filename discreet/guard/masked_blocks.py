@@ -25,7 +25,7 @@ from torch import Tensor
 from discreet.accounting.distributed_gaussian import DistributedDiscreteGaussianDpEvent
 from discreet.flower.array_layout import ArrayLayout, only_arrays
 from discreet.guard.block_release import BlockRelease, BlockSum, read_layout
-from discreet.guard.guard_policy import GuardPolicy, GuardTerms
+from discreet.guard.guard_policy import GuardPolicy, GuardTerms, check_frozen
 from discreet.mechanisms.guarded_blocks import MOVES
 from discreet.mechanisms.masked_sums import MaskedGaussian
 from discreet.node.account import Refused
@@ -107,6 +107,7 @@ def read_masked(
     the message can't be read."""
     content = RecordDict(dict(message.content))
     items, frozen = split_content(content)
+    check_frozen(frozen)
     request = request_of(items)
     terms = GuardTerms(request.clip_norm, policy.min_noise_multiplier, frozen)
     layout = read_layout(only_arrays(content, "the message"), policy, terms)

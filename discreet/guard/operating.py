@@ -22,7 +22,7 @@ from discreet.guard.guard_policy import ALL_BLOCKS, BlockSettings, GuardPolicy
 from discreet.guard.sandbox import BlockInput, BlockResult, Sandbox, SandboxError
 from discreet.guard.site_blocks import archive_of
 from discreet.guard.site_guard import block_limits, guard_ledger
-from discreet.guard.site_records import rows
+from discreet.guard.site_records import printable, rows
 from discreet.settings.rules import ConfigError
 
 TRIAL_SECONDS = 120.0
@@ -143,7 +143,10 @@ def journal_lines(policy: GuardPolicy) -> Iterator[str]:
         if written is None:
             yield "a line that a crash has cut short"
             continue
-        row = {name: _plain(value) for name, value in written.items()}
+        row = {
+            name: printable(value) if isinstance(value, str) else value
+            for name, value in written.items()
+        }
         ended += "drawn" in row
         what = f"{row['time']}  run {row['run']}  {row['app']}  round {row['round']}  {row['kind']}"
         if "refused" in row:
@@ -155,13 +158,6 @@ def journal_lines(policy: GuardPolicy) -> Iterator[str]:
     lost = guard_ledger(policy).spent(policy.unit).num_releases - ended
     if lost > 0:
         yield f"charged without an end, as after a crash, and part of what is spent: {lost}"
-
-
-def _plain(value: object) -> object:
-    """A text without terminal control sequences: a server chose it."""
-    if not isinstance(value, str):
-        return value
-    return "".join(each if each.isprintable() else ascii(each)[1:-1] for each in value)
 
 
 def _task(policy: GuardPolicy, instead: str, **more: Any) -> BlockTask:

@@ -46,7 +46,7 @@ from discreet.guard.reply_slots import ReplySlots
 from discreet.guard.sandbox import MOST_LOG, BlockInput, BlockResult, Sandbox
 from discreet.guard.scratch import MEGABYTE, free_mb
 from discreet.guard.site_blocks import read_blocks
-from discreet.guard.site_records import note, opened_records
+from discreet.guard.site_records import note, opened_records, printable
 from discreet.guard.site_report import PRIVACY, privacy_facts
 from discreet.ledger.durable_ledger import Charge, DurableLedger
 from discreet.node.account import Refused
@@ -65,6 +65,8 @@ EVALUATE = "evaluate"
 MOST_RUNS = 2  # whose blocks' states are kept
 NUM_EXAMPLES = "num-examples"  # as FedAvg weighs replies: the number of blocks
 LOGS = "logs"
+MOST_ROUND = (1 << 31) - 1
+MOST_DIGITS = 20  # of a round number: more of them are too many, however they go on
 MISSED = "the reply was not ready at its time, and nothing was released"
 
 
@@ -140,6 +142,7 @@ class SiteGuard:
     def _answer(self, message: Message, context: Context, app: App, slots: ReplySlots) -> Answer:
         try:
             check_app(self.policy, app.digest)
+            check_round(_number(message))
             check_room(self.site, self.policy.blocks.count)
             if MASKING in message.content:
                 return self._masked(message, context, app, slots)
@@ -305,18 +308,24 @@ class SiteGuard:
         }
         note(self.records, row)
         told = ", ".join(f"{name} {cell_text(value, digits=4)}" for name, value in what.items())
-        logger.info("run %d, round %d: %s", app.run_id, _number(message), told)
+        logger.info("run %d, round %d: %s", app.run_id, _number(message), printable(told))
 
 
 def _number(message: Message) -> int:
     """The round number of a message, as Flower's strategies give it; 0 if it has none."""
     group = message.metadata.group_id
     if group.isdecimal():
-        return int(group)
+        return int(group[:MOST_DIGITS])
     given = [
         record.get(ROUND) for record in message.content.values() if isinstance(record, ConfigRecord)
     ]
     return next((each for each in given if isinstance(each, int)), 0)
+
+
+def check_round(number: int) -> None:
+    """Refuses a round number that a ledger can't hold."""
+    if not 0 <= number <= MOST_ROUND:
+        raise Refused(f"the round must be within [0, {MOST_ROUND}] (got {number})")
 
 
 def block_limits(policy: GuardPolicy) -> dict[str, float]:

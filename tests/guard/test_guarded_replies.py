@@ -109,6 +109,24 @@ def test_what_is_refused_before_anything_ran_says_why() -> None:
     assert reply.error.reason == "the budget is spent"
 
 
+def test_a_server_that_is_refused_again_and_again_is_slowed_until_it_is_answered(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    pauses: list[float] = []
+    monkeypatch.setattr(supernode_guard.time, "sleep", pauses.append)
+    node = Node(failing(Refused("no")))
+    for _ in range(18):
+        node.answers()
+    assert pauses == [0.0] * 10 + [1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 60.0, 60.0]
+    node.replies.guard.answer = lambda *_: Answer(CONTENT, charged=True)  # type: ignore[method-assign]
+    node.sent.clear()
+    node.answers()
+    node.waits.clear()
+    node.replies.guard.answer = failing(Refused("no"))  # type: ignore[method-assign]
+    node.answers()
+    assert pauses[-1] == 0.0
+
+
 def test_a_node_whose_sandbox_has_ended_answers_and_ends(monkeypatch: pytest.MonkeyPatch) -> None:
     codes: list[int] = []
     monkeypatch.setattr("os._exit", codes.append)

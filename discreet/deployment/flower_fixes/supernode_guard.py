@@ -43,7 +43,7 @@ from discreet.guard.reply_slots import ReplySlots
 from discreet.guard.sandbox import Sandbox, SandboxError
 from discreet.guard.site_check import check_site
 from discreet.guard.site_guard import App, SiteGuard
-from discreet.guard.site_records import site_lock
+from discreet.guard.site_records import printable, site_lock
 from discreet.ledger.durable_ledger import LedgerError
 from discreet.node.account import Refused
 from discreet.settings.rules import ConfigError
@@ -51,6 +51,8 @@ from discreet.settings.rules import ConfigError
 logger = logging.getLogger("discreet.guard")
 
 RUNTIME = 1.0  # the app's run time that each reply states, in seconds
+PROMPT_REFUSALS = 10
+LONGEST_PAUSE = 60.0
 REFUSED = 0  # the error code of a refusal
 LOCKS = ExitStack()  # of this process
 FAILED = "this site's guard could not answer; its log says why"
@@ -64,6 +66,7 @@ class GuardedReplies:
     def __init__(self, guard: SiteGuard) -> None:
         self.guard = guard
         self.broken = False
+        self.refused = 0  # messages since the last answer
 
     def __call__(
         self,
@@ -107,7 +110,9 @@ class GuardedReplies:
         try:
             answer = self.guard.answer(_whole(message, store), context, app, slots)
         except Refused as refusal:
-            logger.warning("refused: %s", refusal)
+            logger.warning("refused: %s", printable(str(refusal)))
+            self.refused += 1
+            time.sleep(pause_after(self.refused))
             return Message(Error(REFUSED, str(refusal)), reply_to=message)
         except (
             SandboxError,
@@ -122,8 +127,17 @@ class GuardedReplies:
             slots.wait()
             return Message(Error(REFUSED, FAILED), reply_to=message)
         if answer.charged:
+            self.refused = 0
             slots.wait()
         return Message(answer.content, reply_to=message)
+
+
+def pause_after(refused: int) -> float:
+    """The seconds before a refusal is sent: more after each of many in a row, so that a server that
+    tries on neither fills the journal nor keeps the machine busy."""
+    if refused <= PROMPT_REFUSALS:
+        return 0.0
+    return min(LONGEST_PAUSE, 2.0 ** (refused - PROMPT_REFUSALS - 1))
 
 
 def _whole(message: Message, store: ObjectStore) -> Message:
