@@ -20,7 +20,7 @@ from pyarrow import parquet
 
 from discreet.cli.main import main
 from discreet.guard.guard_policy import read_guard
-from discreet.guard.patient_blocks import read_split
+from discreet.guard.site_blocks import read_split
 from discreet.masking.identity import Directory, Identity, IdentityError
 from discreet.node.account import Refused
 from discreet.node.policy import policy_from

@@ -30,7 +30,7 @@ from discreet.audit.estimates import (
     shift_of_epsilon,
 )
 from discreet.reporting.svg_style import INK, SERIES, Picture, picture
-from discreet.run_files.run_folder import replace_file, write_json
+from discreet.run_files.whole_files import replace_file, write_json
 
 SIGNIFICANCE = 0.05  # of the bounds and the interval that are shown
 FALSE_ALARM = 0.01  # of "refuted", over all observations and bounds of an experiment together

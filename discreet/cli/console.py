@@ -13,7 +13,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from discreet.run_files.metrics_table import cell_text
+from discreet.run_files.csv_text import cell_text
 
 WIDE = 240  # width of a table that goes to a file or a pipe, in characters
 Words = Annotated[list[str] | None, typer.Argument(metavar="SETTING=VALUE ...")]

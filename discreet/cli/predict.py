@@ -26,8 +26,8 @@ from discreet.data.folder import opened
 from discreet.data.targets import FolderError
 from discreet.run_files import predictions
 from discreet.run_files.model_description import differences
-from discreet.run_files.run_folder import replace_file
 from discreet.run_files.score_intervals import Interval, interval_words, intervals_of
+from discreet.run_files.whole_files import replace_file
 from discreet.tables.cell_counts import cell_counts
 
 

@@ -22,7 +22,7 @@ from discreet.cli.console import print_table
 from discreet.reporting.page import REPORT_FILE, report_of
 from discreet.reporting.records import find_runs, repetitions_table, split_same
 from discreet.run_files.csv_text import csv_text
-from discreet.run_files.run_folder import replace_file
+from discreet.run_files.whole_files import replace_file
 
 
 def command(

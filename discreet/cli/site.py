@@ -132,6 +132,7 @@ def _checked(path: Path) -> int:
 
 def _try(app: Path, mock: Path | None, guard: Path | None) -> int:
     from discreet.guard.operating import bundle_of, trial_policy, try_app
+    from discreet.guard.site_records import printable
     from discreet.guard.zygote import DATA
 
     if guard is None:
@@ -142,7 +143,8 @@ def _try(app: Path, mock: Path | None, guard: Path | None) -> int:
     if folder is None:
         raise ConfigError("--mock must be given, or a guard.toml that names one")
     said, ended_well = try_app(app, folder, policy or trial_policy(folder))
-    print(said)
+    for line in said.splitlines():
+        print(f"app: {printable(line)}")  # so that no line of an app is like one of this command
     if not ended_well:
         print(f"the app has failed, or took too long. It sees the files of {folder} in {DATA}")
         return 1

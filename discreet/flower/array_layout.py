@@ -17,7 +17,7 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, MessageType, MetricRecord
 from numpy.typing import NDArray
 from torch import Tensor
 
-from discreet.flower.grid_transport import RoundMessages
+from discreet.flower.round_messages import RoundMessages
 from discreet.privacy.clipping import row_norms
 from discreet.protocol import messages
 from discreet.protocol.masked_messages import ASKED, FROZEN

@@ -43,6 +43,7 @@ from flwr.superlink.grid import InMemoryGrid
 from flwr.superlink.grid.http_grid import HttpGrid
 from torch import Tensor
 
+from discreet.flower.round_messages import Messages, RoundMessages
 from discreet.masking.wire import MalformedBytes
 from discreet.protocol.messages import (
     REFUSED_CODE,
@@ -74,22 +75,6 @@ MORE_BYTES = 2**20
 PUSH_AT_ONCE = 4
 # pause between polls, as a share of the time waited so far: polls take CPU, late polls delay rounds
 POLL_SHARE = 0.05
-
-
-@dataclass(frozen=True)
-class RoundMessages:
-    """The messages of a round, of Flower's type `kind`, and the decoder of their replies, which
-    hold `reply_size` values, at least 1. `request` makes a message, in a simulation for a virtual
-    client; `reply` decodes one or raises MalformedMessage."""
-
-    kind: str
-    reply_size: int
-    request: Callable[[VirtualClient | None], RecordDict]
-    reply: Callable[[RecordDict], Any]
-
-
-# Makes the messages of a round with parameters: Discreet's own, or those of another Flower app.
-Messages = Callable[[TrainRequest, Tensor], RoundMessages]
 
 
 @dataclass

@@ -20,7 +20,8 @@ import torch
 from flwr.app import ConfigRecord, MessageType, RecordDict
 from torch import Tensor
 
-from discreet.flower.grid_transport import GridTransport, RoundMessages, strange
+from discreet.flower.grid_transport import GridTransport, strange
+from discreet.flower.round_messages import RoundMessages
 from discreet.masking.wire import Abandoned, Stage, read_request
 from discreet.mechanisms.sums import UnopenedSum
 from discreet.planning.plan import Plan

@@ -21,8 +21,9 @@ from flwr.serverapp import Grid, ServerApp
 from flwr.superlink.grid import InMemoryGrid
 from torch import Tensor
 
-from discreet.flower.grid_transport import GridTransport, Messages, RoundMessages
+from discreet.flower.grid_transport import GridTransport
 from discreet.flower.masked_transport import members_of, transport_of
+from discreet.flower.round_messages import Messages, RoundMessages
 from discreet.ledger.durable_ledger import LedgerError
 from discreet.logs import log_to
 from discreet.models.models import frozen_digest

@@ -49,7 +49,8 @@ from discreet.queries.query import Query
 from discreet.run_files.metrics_table import unrated
 from discreet.run_files.opening import check_output, output_folder
 from discreet.run_files.resuming import same_settings
-from discreet.run_files.run_folder import RunFolder, replace_file
+from discreet.run_files.run_folder import RunFolder
+from discreet.run_files.whole_files import replace_file
 from discreet.server.resolve import forbid_seed
 from discreet.server.run_context import (
     RunContext,

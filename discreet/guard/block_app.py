@@ -11,11 +11,10 @@ import json
 import os
 import random
 import tarfile
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from discreet.guard.block_task import CHANNELS, SELF_TEST, TRIAL, BlockTask
 from discreet.guard.channels import take_turn
 from discreet.guard.kernel_channels import all_channels
 from discreet.guard.self_test import reached
@@ -23,78 +22,6 @@ from discreet.guard.whole_app import run_whole
 
 if TYPE_CHECKING:
     from flwr.app import Context
-
-HEAD_BYTES = 8
-MOST_STATE = 1 << 24  # bytes of a block's state
-TRIAL = "trial"
-SELF_TEST = "self-test"
-CHANNELS = "channels"
-
-
-@dataclass(frozen=True)
-class BlockTask:
-    """The task that every block of a round receives: bundle, message and context, as Flower's
-    bytes.
-
-    Attributes:
-      app: id, version and digest of the bundle.
-      bundle, message, context: serialised; the context has no state.
-      run_id, node_id: as Flower knows them.
-      names: the names of the arrays that leave, in order; empty if a metric leaves.
-      sizes: the number of values in each array.
-      metric: the name of the number that leaves; empty if arrays leave.
-      limits: the fields of `enclosure.BlockLimits`.
-      instead: a replacement for the ClientApp on one message: `TRIAL` (the whole app),
-        `SELF_TEST` or `CHANNELS` (a turn of the conformance test).
-      facts: what those two need to know.
-    """
-
-    app: tuple[str, str, str]
-    bundle: bytes
-    message: bytes
-    context: bytes
-    run_id: int
-    node_id: int
-    names: tuple[str, ...]
-    sizes: tuple[int, ...]
-    metric: str
-    limits: Mapping[str, float]
-    instead: str = ""
-    facts: Mapping[str, str] = field(default_factory=dict)
-
-    @property
-    def size(self) -> int:
-        """The number of values that leave."""
-        if self.metric:
-            return 1
-        return sum(self.sizes)
-
-    @property
-    def most_bytes(self) -> int:
-        """The bytes that a block may return: the vector and the largest state."""
-        return 4 * self.size + MOST_STATE
-
-    def packed(self) -> bytes:
-        """The task as the bytes that `unpacked` reads."""
-        items = asdict(self)
-        contents = [items.pop(name) for name in PARTS]
-        head = json.dumps({**items, "lengths": [len(each) for each in contents]}).encode()
-        return b"".join([len(head).to_bytes(HEAD_BYTES, "little"), head, *contents])
-
-
-PARTS = ("bundle", "message", "context")
-
-
-def unpacked(packed: bytes) -> BlockTask:
-    """The task in bytes that `BlockTask.packed` made."""
-    start = HEAD_BYTES + int.from_bytes(packed[:HEAD_BYTES], "little")
-    items: dict[str, Any] = json.loads(packed[HEAD_BYTES:start])
-    for name, length in zip(PARTS, items.pop("lengths"), strict=True):
-        items[name] = packed[start : start + length]
-        start += length
-    for name in ("app", "names", "sizes"):
-        items[name] = tuple(items[name])
-    return BlockTask(**items)
 
 
 def _context_of(task: BlockTask, state: bytes, data: Path) -> Context:

@@ -35,6 +35,7 @@ from discreet.protocol.messages import MalformedMessage
 from discreet.settings.rules import ConfigError
 
 Vector = NDArray[np.float32]
+MOST_ARRAYS = 10_000
 
 
 @dataclass(frozen=True)
@@ -104,16 +105,22 @@ def drawn_blocks(policy: GuardPolicy, source: RandomSource) -> list[int]:
 
 
 def read_layout(arrays: ArrayRecord, policy: GuardPolicy, terms: GuardTerms) -> ArrayLayout:
-    """The layout of the arrays that a server sent. Refused: they are too large, can't be read, or
-    contain values that are not finite or BatchNorm statistics that are not frozen."""
+    """The layout of the arrays that a server sent. Refused: they are too many or too large, can't
+    be read, have other bytes behind them, or contain values that are not finite or BatchNorm
+    statistics that are not frozen."""
     most = policy.limits.model_values
+    if len(arrays) > MOST_ARRAYS:
+        raise Refused(f"this site's guard accepts at most {MOST_ARRAYS} arrays")
     try:
         values = 0
         for name, array in arrays.items():
-            shape, *_ = messages.header_of(array, name)
-            values += int(np.prod(shape, dtype=object))
+            shape, _, dtype, start = messages.header_of(array, name)
+            size = int(np.prod(shape, dtype=object))
+            values += size
             if values > most:
                 raise Refused(f"this site's guard accepts arrays of at most {most} values")
+            if len(array.data) != start + size * dtype.itemsize:
+                raise Refused(f"the array {name} must have as many bytes as its header says")
         return layout_of(arrays, frozen=terms.frozen)
     except (MalformedMessage, ConfigError) as error:
         raise Refused(f"this site's guard can't train these arrays: {error}") from error

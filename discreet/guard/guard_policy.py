@@ -42,7 +42,7 @@ Landlock at-once is 1. Paths are relative to the folder of the file.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -80,6 +80,8 @@ METRIC = "metric"
 CLIP_NORM = "guard-clip-norm"
 NOISE = "guard-noise-multiplier"
 FROZEN = "guard-frozen"
+MOST_PATTERNS = 100
+MOST_PATTERN_TEXT = 10_000
 HEX = frozenset("0123456789abcdef")
 Digests = Annotated[
     tuple[str, ...],
@@ -92,7 +94,7 @@ Seconds = Annotated[float, Rule("at least 0", lambda value: value >= 0)]
 PublicConfig = Mapping[str, object]
 UNREAD = 'false, or charge = "all-blocks", unless enclosure = "kernel": blocks share the kernel'
 ENDING_SECONDS = 0.25  # of a slot, after the block's own time
-REPLY_SECONDS = 2.0  # for all that is done before the first slot and after the last one
+REPLY_SECONDS = 4.0  # for all that is done before the first slot and after the last one
 
 
 def _hyphened(prefix: str, *names: str) -> dict[str, str]:
@@ -205,14 +207,14 @@ class GuardPolicy:
 
     @property
     def round_seconds(self) -> float:
-        """The seconds from a message to its reply, whatever happens in between."""
+        """The seconds from a message to its reply, or a whole multiple if blocks can't be ended."""
         slots = -(-self.blocks.count // self.at_once)
         return max(self.reply_seconds, slots * self.slot_seconds + REPLY_SECONDS)
 
     @property
     def slot_seconds(self) -> float:
-        """The seconds from the start of one block to the start of the next in its slot: the first
-        has ended before then."""
+        """The seconds from the start of one block to the start of the next. If the first is still
+        there, the next starts a whole multiple later."""
         return self.block_seconds + ENDING_SECONDS
 
 
@@ -286,7 +288,17 @@ def terms_of_run(policy: GuardPolicy, config: PublicConfig) -> GuardTerms:
             f"the run has {noise:g}"
         )
     patterns = tuple(str(config.get(FROZEN, "")).split())
+    check_frozen(patterns)
     return GuardTerms(clip_norm, noise, patterns)
+
+
+def check_frozen(patterns: Sequence[str]) -> None:
+    """Refuses patterns that would take long to compare with the names of arrays."""
+    if len(patterns) > MOST_PATTERNS or sum(map(len, patterns)) > MOST_PATTERN_TEXT:
+        raise Refused(
+            f"{FROZEN} must be at most {MOST_PATTERNS} patterns of {MOST_PATTERN_TEXT} characters "
+            "together"
+        )
 
 
 def _number(config: PublicConfig, key: str, default: float) -> float:

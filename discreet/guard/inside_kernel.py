@@ -17,7 +17,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import NoReturn
 
-from discreet.guard.block_app import BlockTask, run_app, unpacked
+from discreet.guard.block_app import run_app
+from discreet.guard.block_task import IMAGE, BlockTask, unpacked
 from discreet.guard.enclosure import (
     NODEV,
     NOEXEC,
@@ -33,7 +34,6 @@ from discreet.guard.enclosure import (
 from discreet.guard.process_image import room_for_calls, write_image
 from discreet.simulation.processes import import_before_forking
 
-IMAGE = "/image"
 PROGRAM = f"{IMAGE}/block"
 INPUT = "/dev/ubda"
 OUTPUT = "/dev/ubdb"

@@ -25,16 +25,16 @@ from torch import Tensor
 from discreet.accounting.distributed_gaussian import DistributedDiscreteGaussianDpEvent
 from discreet.flower.array_layout import ArrayLayout, only_arrays
 from discreet.guard.block_release import BlockRelease, BlockSum, read_layout
-from discreet.guard.guard_policy import GuardPolicy, GuardTerms
+from discreet.guard.guard_policy import GuardPolicy, GuardTerms, check_frozen
 from discreet.mechanisms.guarded_blocks import MOVES
-from discreet.mechanisms.mechanism_table import masked_mechanism
+from discreet.mechanisms.masked_sums import MaskedGaussian
 from discreet.node.account import Refused
 from discreet.node.policy import ROUNDING
 from discreet.privacy.randomness import RandomSource, secure_source
 from discreet.privacy.secure_grid import SecureSum
 from discreet.protocol.masked_messages import split_content
 from discreet.protocol.messages import TrainRequest, request_of
-from discreet.settings.privacy import USER, Sizes
+from discreet.settings.privacy import CLIP, Sizes
 
 logger = logging.getLogger("discreet.guard")
 
@@ -107,6 +107,7 @@ def read_masked(
     the message can't be read."""
     content = RecordDict(dict(message.content))
     items, frozen = split_content(content)
+    check_frozen(frozen)
     request = request_of(items)
     terms = GuardTerms(request.clip_norm, policy.min_noise_multiplier, frozen)
     layout = read_layout(only_arrays(content, "the message"), policy, terms)
@@ -126,9 +127,10 @@ def read_masked(
 def _sum_of(request: TrainRequest, layout: ArrayLayout, policy: GuardPolicy) -> SecureSum:
     """The sum that a request asks for. Refused: it is of another kind, or has too little noise for
     one patient."""
-    mechanism = masked_mechanism(request.run, Sizes(layout.num_params))
+    user = request.run.user
     sums = None
-    if mechanism is not None and mechanism.guarantee == USER and request.work.trains:
+    if user.secure and user.mechanism is None and request.work.trains:  # no class of a server's
+        mechanism = MaskedGaussian(request.run, CLIP, Sizes(layout.num_params))
         sums = mechanism.participation.vector
     if sums is None:
         raise Refused(

@@ -17,14 +17,12 @@ from typing import Any
 from flwr.app import Context, RecordDict
 from flwr.common.serde import context_to_proto
 
-from discreet.guard.block_app import CHANNELS, SELF_TEST, TRIAL, BlockTask
-from discreet.guard.channels import drawn_bits, open_channels
+from discreet.guard.block_task import CHANNELS, SELF_TEST, TRIAL, BlockTask
 from discreet.guard.guard_policy import ALL_BLOCKS, BlockSettings, GuardPolicy
-from discreet.guard.kernel_channels import all_channels
-from discreet.guard.patient_blocks import archive_of, mock_archive
 from discreet.guard.sandbox import BlockInput, BlockResult, Sandbox, SandboxError
+from discreet.guard.site_blocks import archive_of
 from discreet.guard.site_guard import block_limits, guard_ledger
-from discreet.guard.site_records import rows
+from discreet.guard.site_records import printable, rows
 from discreet.settings.rules import ConfigError
 
 TRIAL_SECONDS = 120.0
@@ -64,6 +62,9 @@ def told_channels(sandbox: Sandbox) -> dict[str, float]:
     """The channels through which one block of a site's sandbox tells the next one a bit, and the
     share of bits that were read. Blocks take turns in the sandbox as they do in a round, each as
     soon as the one before has ended. SandboxError: a block did not take its turn."""
+    from discreet.guard.channels import drawn_bits, open_channels
+    from discreet.guard.kernel_channels import all_channels
+
     channels = all_channels()
     bits = drawn_bits(channels, random.SystemRandom())
     return open_channels(channels, bits, [_turn(sandbox, row) for row in bits])
@@ -91,6 +92,8 @@ def listening(folder: Path) -> Iterator[tuple[int, Path]]:
 def try_app(app: Path, mock: Path, policy: GuardPolicy) -> tuple[str, bool]:
     """The output of an app that runs as a whole in a block, on the public rows in `mock`; and
     whether it ended without an error."""
+    from discreet.guard.patient_blocks import mock_archive
+
     bundle = bundle_of(app)
     if not mock.is_dir():
         raise ConfigError(f"--mock: {mock} is not a folder")
@@ -140,24 +143,21 @@ def journal_lines(policy: GuardPolicy) -> Iterator[str]:
         if written is None:
             yield "a line that a crash has cut short"
             continue
-        row = {name: _plain(value) for name, value in written.items()}
+        row = {
+            name: printable(value) if isinstance(value, str) else value
+            for name, value in written.items()
+        }
         ended += "drawn" in row
         what = f"{row['time']}  run {row['run']}  {row['app']}  round {row['round']}  {row['kind']}"
         if "refused" in row:
             yield f"{what}: refused: {row['refused']}"
         else:
             drawn = f"{row['drawn']} blocks, {row['failed']} of them without a result"
-            yield f"{what}: {drawn}; epsilon {row['epsilon']:.4g} so far"
+            late = "noise alone left, too late; " if row.get("late") else ""
+            yield f"{what}: {drawn}; {late}epsilon {row['epsilon']:.4g} so far"
     lost = guard_ledger(policy).spent(policy.unit).num_releases - ended
     if lost > 0:
         yield f"charged without an end, as after a crash, and part of what is spent: {lost}"
-
-
-def _plain(value: object) -> object:
-    """A text without terminal control sequences: a server chose it."""
-    if not isinstance(value, str):
-        return value
-    return "".join(each if each.isprintable() else ascii(each)[1:-1] for each in value)
 
 
 def _task(policy: GuardPolicy, instead: str, **more: Any) -> BlockTask:

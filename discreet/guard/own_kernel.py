@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import fcntl
 import os
-import shutil
 import subprocess
 import sys
 import traceback
@@ -18,12 +17,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NoReturn
 
+from discreet.guard.block_task import IMAGE, KERNEL_PROGRAM, ROOT
 from discreet.guard.enclosure import BlockLimits, enclose_a_kernel
-from discreet.guard.inside_kernel import HEAD, IMAGE, PROGRAM, WORD
+from discreet.guard.inside_kernel import HEAD, PROGRAM, WORD
 
-PROGRAM_NAME = "linux.uml"
-NEEDED = f'enclosure = "kernel" needs {PROGRAM_NAME}: apt-get install user-mode-linux'
-ROOT = "/guest"  # in the sandbox: all that a kernel sees of its files
 # Of the kernel's process: its memory is a file in TMPDIR.
 ENVIRONMENT = {
     "PATH": "/usr/bin",
@@ -41,11 +38,6 @@ HIGH = 100  # above all that a keeper has open
 
 class KernelError(OSError):
     """A kernel for blocks can't be prepared."""
-
-
-def kernel_is_there() -> bool:
-    """True if user-mode Linux is installed."""
-    return shutil.which(PROGRAM_NAME) is not None
 
 
 def prepare_kernel(libraries: Sequence[str], environment: Mapping[str, str]) -> None:
@@ -115,7 +107,7 @@ def _command(megabytes: int, first: str, *, log: int) -> list[str]:
     """The command line of a kernel whose first process is `first`. Addresses are not random, as a
     process image needs; the kernel prints nothing of its own."""
     return [
-        PROGRAM_NAME,
+        KERNEL_PROGRAM,
         f"mem={megabytes}M",
         f"hostfs={ROOT}",
         "root=/dev/root",

@@ -14,12 +14,10 @@ import json
 import os
 import secrets
 import shutil
-import stat
-import tarfile
 import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -31,29 +29,16 @@ from discreet.data.csv_table import CsvTable
 from discreet.data.description import DESCRIPTION, read_description
 from discreet.data.table_files import open_table
 from discreet.data.targets import FolderError
+from discreet.guard.site_blocks import BLOCKS, KEY, SPLIT, BlockSplit, archive_of
 from discreet.privacy.person import OtherSpelling, folded_key, person_keys
-from discreet.settings.foreign_files import one_line, read_text
+from discreet.settings.foreign_files import read_text
 from discreet.settings.rules import ConfigError
 from discreet.tables.header import column_place
 
-KEY = "key"
-SPLIT = "split.json"
-BLOCKS = "blocks"
 FOLDERS = "folders"  # the id of data in which each patient is a folder
 KEY_BYTES = 32
 Files = dict[str, bytes]  # the files of a block by their names
 Cells = NDArray[Any]
-
-
-@dataclass(frozen=True)
-class BlockSplit:
-    """A split: the id column, the number of blocks, the number of patients at the time, and the
-    SHA-256 digest of each block's archive."""
-
-    id: str
-    count: int
-    patients: int
-    digests: Sequence[str]
 
 
 def block_of(patient: str, *, key: bytes, count: int) -> int:
@@ -107,50 +92,6 @@ def split_site(
         shutil.rmtree(made)
         raise
     return split
-
-
-def read_split(folder: Path) -> BlockSplit:
-    """The split of a site's folder. ConfigError: there is none."""
-    with one_line(folder, ConfigError, "has no split: make one with `discreet site split`"):
-        return BlockSplit(**json.loads((folder / SPLIT).read_bytes()))
-
-
-def read_blocks(folder: Path, *, id_column: str, count: int) -> tuple[Path, ...]:
-    """The archives of the blocks that `split_site` made, by number. ConfigError: the split has
-    other settings, blocks are missing or have changed, or other users can read them."""
-    split = read_split(folder)
-    if (split.id, split.count) != (id_column, count):
-        made = f"id {split.id!r} into {split.count} blocks"
-        raise ConfigError(f"{folder} was split by {made}, not by {id_column!r} into {count}")
-    for path in (folder, folder / KEY, folder / BLOCKS):
-        check_private(path)
-    archives = tuple(folder / BLOCKS / f"{number:05d}.tar" for number in range(count))
-    for path, digest in zip(archives, split.digests, strict=True):
-        if not path.is_file():
-            raise ConfigError(f"{folder}: block {path.name} is missing")
-        if hashlib.sha256(path.read_bytes()).hexdigest() != digest:
-            raise ConfigError(f"{folder}: block {path.name} differs from the one that was split")
-    return archives
-
-
-def check_private(path: Path) -> None:
-    """Raises ConfigError unless a path belongs to this user and no other user can read it."""
-    status = path.stat()
-    if status.st_uid != os.geteuid() or stat.S_IMODE(status.st_mode) & 0o077:
-        raise ConfigError(
-            f"{path} must belong to this user and be closed to all others (chmod go= {path})"
-        )
-
-
-def archive_of(files: Mapping[str, bytes]) -> bytes:
-    """A tar archive of files. Equal files give an equal archive."""
-    buffer = io.BytesIO()
-    with tarfile.open(fileobj=buffer, mode="w") as archive:
-        for name in sorted(files):
-            entry = tarfile.TarInfo(name)
-            entry.size = len(files[name])
-            archive.addfile(entry, io.BytesIO(files[name]))
-    return buffer.getvalue()
 
 
 def mock_archive(folder: Path) -> bytes:

@@ -1,14 +1,16 @@
 """The guard's side of the sandbox: it runs an app once for each block, and returns one vector or
 nothing.
 
-No block can affect another block or the time of the reply. Each block starts at a moment that was
-fixed beforehand and has ended before the next one takes its slot. Its output and state are stored
-after the last block has ended.
+Each block starts at a moment that was fixed beforehand, and is ended at another. If it is still
+there when the next one would start, its slot takes a whole multiple of the time. Its output and
+state are kept after the last block has ended.
 """
 
 from __future__ import annotations
 
 import fcntl
+import logging
+import math
 import os
 import select
 import socket
@@ -22,14 +24,13 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from discreet.guard.block_app import MOST_STATE, BlockTask
 from discreet.guard.block_release import Vector
+from discreet.guard.block_task import DEADLINE, IMAGE, MOST_STATE, ROOT, SPACES, BlockTask
 from discreet.guard.guard_policy import KERNEL, LANDLOCK, GuardPolicy
-from discreet.guard.inside_kernel import IMAGE
-from discreet.guard.own_kernel import ROOT
-from discreet.guard.zygote import SPACES
 from discreet.settings.places import PACKAGE
 from discreet.settings.rules import ConfigError
+
+logger = logging.getLogger("discreet.guard")
 
 NO_ROOT = "the guard must not run as root, whom limits do not bind: start it as another user"
 START_SECONDS = 300.0
@@ -127,37 +128,55 @@ class Sandbox:
         self.process.wait()
 
     def run(self, task: BlockTask, blocks: Sequence[BlockInput]) -> Iterator[BlockResult]:
-        """Runs a task on blocks, in order, and yields the result of each. A slot takes the same
-        time whatever a block does. SandboxError: the sandbox has ended, or a block could not be
-        ended."""
+        """Runs a task on blocks, in order, and yields the result of each, while the next ones start
+        in time. SandboxError: the sandbox has ended, or a block could not be ended."""
         shared = _sealed(task.packed())
         side_by_side = self.policy.at_once
-        seconds = self.policy.slot_seconds
-        started = time.monotonic()
-        ending = []
+        starts = time.monotonic()
+        running: list[_Running] = []
+        ending: list[int] = []
         try:
-            for slot, first in enumerate(range(0, len(blocks), side_by_side)):
-                time.sleep(max(0.0, started + slot * seconds - time.monotonic()))
-                running = [
-                    self._start(shared, block) for block in blocks[first : first + side_by_side]
-                ]
-                ending += [each.done for each in running]
-                self._read(running, task, until=started + (slot + 1) * seconds)
-                for each in running:
+            for first in range(0, len(blocks), side_by_side):
+                starts = self._free_slot(ending, starts)
+                before = running
+                running = []
+                for block in blocks[first : first + side_by_side]:
+                    running.append(self._start(shared, block, starts + self.policy.block_seconds))
+                    ending.append(running[-1].done)
+                for each in before:
                     yield self._result(each, task)
+                starts += self.policy.slot_seconds
+                self._read(running, task, until=starts)
+            for each in running:
+                yield self._result(each, task)
             _wait_for(ending)
         finally:
             for descriptor in (shared, *ending):
                 os.close(descriptor)
 
-    def _start(self, task: int, block: BlockInput) -> _Running:
+    def _free_slot(self, ending: list[int], starts: float) -> float:
+        """Sleeps until the next blocks may start: at `starts`, or at the first of the slots that
+        follow before which all earlier blocks have ended."""
+        time.sleep(max(0.0, starts - time.monotonic()))
+        if _still_there(ending, 0.0):
+            _wait_for(ending)
+            seconds = self.policy.slot_seconds
+            longer = math.ceil((time.monotonic() - starts) / seconds)
+            logger.warning("a block has ended late: its slot takes %d times as long", 1 + longer)
+            starts += longer * seconds
+            time.sleep(max(0.0, starts - time.monotonic()))
+        while ending:
+            os.close(ending.pop())
+        return starts
+
+    def _start(self, task: int, block: BlockInput, ends: float) -> _Running:
         state = _sealed(block.state)
         out, out_end = os.pipe()
         log, log_end = os.pipe()
         done, done_end = os.pipe()
         given = [task, block.archive, state, out_end, log_end, done_end]
         try:
-            socket.send_fds(self.control, [b"b"], given)
+            socket.send_fds(self.control, [DEADLINE.pack(ends)], given)
         except OSError as error:
             raise SandboxError("the sandbox has ended") from error
         finally:
@@ -261,11 +280,18 @@ def _sealed(content: bytes) -> int:
 
 def _wait_for(ending: Sequence[int]) -> None:
     """Waits until the keepers of all blocks have ended. SandboxError: one has not."""
-    until = time.monotonic() + END_SECONDS
+    if _still_there(ending, END_SECONDS):
+        raise SandboxError("a block could not be ended")
+
+
+def _still_there(ending: Sequence[int], seconds: float) -> bool:
+    """True if the keeper of a block has not ended within some seconds."""
+    until = time.monotonic() + seconds
     waiting = set(ending)
     while waiting:
         ready, _, _ = select.select(list(waiting), [], [], max(0.0, until - time.monotonic()))
         if not ready:
-            raise SandboxError("a block could not be ended")
+            return True
         with suppress(BlockingIOError):
             waiting -= {each for each in ready if not os.read(each, 1)}
+    return False

@@ -9,16 +9,15 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-from discreet.guard.enclosure import EnclosureError, check_landlock
+from discreet.guard.block_task import KERNEL_PROGRAM, MACHINE
 from discreet.guard.guard_policy import KERNEL, LANDLOCK, PATIENT, GuardPolicy, read_guard
-from discreet.guard.own_kernel import NEEDED, kernel_is_there
-from discreet.guard.patient_blocks import read_blocks, read_split
 from discreet.guard.sandbox import NO_ROOT, readable_places
+from discreet.guard.site_blocks import read_blocks, read_split
 from discreet.guard.site_guard import guard_ledger, open_site
-from discreet.guard.system_calls import MACHINE
 from discreet.settings.rules import ConfigError
 
 MEMORY = 1 << 20
+NEEDED = f'enclosure = "kernel" needs {KERNEL_PROGRAM}: apt-get install user-mode-linux'
 FIRST_PYTHON = (3, 11, 4)  # whose tarfile knows `filter`
 
 
@@ -62,10 +61,7 @@ def faults_of(policy: GuardPolicy) -> Iterator[str]:
     if policy.enclosure == KERNEL and not kernel_is_there():
         yield NEEDED
     if policy.enclosure == LANDLOCK:
-        try:
-            check_landlock(readable_places())
-        except EnclosureError as error:
-            yield str(error)
+        yield from _faults_of_landlock()
     limits = policy.limits
     wanted = policy.at_once * (limits.memory_mb + limits.disk_mb)
     there = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // MEMORY
@@ -74,3 +70,17 @@ def faults_of(policy: GuardPolicy) -> Iterator[str]:
             f"at-once * (limits.memory-mb + limits.disk-mb) is {wanted} MB, but the "
             f"machine has {there}"
         )
+
+
+def kernel_is_there() -> bool:
+    """True if user-mode Linux is installed."""
+    return shutil.which(KERNEL_PROGRAM) is not None
+
+
+def _faults_of_landlock() -> Iterator[str]:
+    from discreet.guard.enclosure import EnclosureError, check_landlock
+
+    try:
+        check_landlock(readable_places())
+    except EnclosureError as error:
+        yield str(error)

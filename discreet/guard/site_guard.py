@@ -5,11 +5,10 @@ from __future__ import annotations
 
 import logging
 import os
-import shutil
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
@@ -23,7 +22,6 @@ from flwr.common.serde import context_to_proto, message_to_proto
 from discreet.accounting.events import PLD
 from discreet.accounting.privacy_ledger import PrivacyLedger, epsilon_of_blocks
 from discreet.flower.array_layout import ROUND, ArrayLayout, only_arrays
-from discreet.guard.block_app import BlockTask
 from discreet.guard.block_release import (
     BlockRelease,
     BlockSum,
@@ -33,6 +31,7 @@ from discreet.guard.block_release import (
     of_metric,
     read_layout,
 )
+from discreet.guard.block_task import BlockTask
 from discreet.guard.guard_policy import (
     LANDLOCK,
     GuardPolicy,
@@ -43,10 +42,11 @@ from discreet.guard.guard_policy import (
     terms_of_run,
 )
 from discreet.guard.masked_blocks import read_masked
-from discreet.guard.patient_blocks import read_blocks
-from discreet.guard.sandbox import MOST_LOG, BlockInput, BlockResult, Sandbox, most_state
+from discreet.guard.reply_slots import ReplySlots
+from discreet.guard.sandbox import MOST_LOG, BlockInput, BlockResult, Sandbox
 from discreet.guard.scratch import MEGABYTE, free_mb
-from discreet.guard.site_records import note, opened_records
+from discreet.guard.site_blocks import read_blocks
+from discreet.guard.site_records import note, opened_records, printable
 from discreet.guard.site_report import PRIVACY, privacy_facts
 from discreet.ledger.durable_ledger import Charge, DurableLedger
 from discreet.node.account import Refused
@@ -54,8 +54,8 @@ from discreet.node.secure_aggregation import answer_masking
 from discreet.privacy.randomness import secure_source
 from discreet.protocol.masked_messages import MASKING
 from discreet.protocol.messages import MalformedMessage
-from discreet.run_files.metrics_table import cell_text
-from discreet.run_files.run_folder import write_json
+from discreet.run_files.csv_text import cell_text
+from discreet.run_files.whole_files import write_json
 from discreet.settings.rules import ConfigError
 
 logger = logging.getLogger("discreet.guard")
@@ -64,8 +64,10 @@ TRAIN = "train"
 EVALUATE = "evaluate"
 MOST_RUNS = 2  # whose blocks' states are kept
 NUM_EXAMPLES = "num-examples"  # as FedAvg weighs replies: the number of blocks
-STATES = "states"
 LOGS = "logs"
+MOST_ROUND = (1 << 31) - 1
+MOST_DIGITS = 20  # of a round number: more of them are too many, however they go on
+MISSED = "the reply was not ready at its time, and nothing was released"
 
 
 @dataclass(frozen=True)
@@ -97,7 +99,7 @@ class BlockWork:
 
 @dataclass(frozen=True, eq=False)
 class Answer:
-    """The content of a reply. `charged`: blocks ran for it, and it leaves at a fixed time."""
+    """The content of a reply. `charged`: blocks ran for it, and it leaves at the end of a slot."""
 
     content: RecordDict
     charged: bool
@@ -114,29 +116,43 @@ class SiteGuard:
         self.records = opened_records(policy)
         self.blocks = read_blocks(self.site, id_column=policy.blocks.id, count=policy.blocks.count)
         self.ledger = guard_ledger(policy)
-        shutil.rmtree(self.site / STATES, ignore_errors=True)  # of runs before: an app starts anew
+        self.states: dict[int, dict[int, bytes]] = {}  # that blocks keep, of each run
         self.sandbox = sandbox or Sandbox(policy)
 
-    def answer(self, message: Message, context: Context, app: App) -> Answer:
-        """The content of the reply. The round is on the ledger before any block starts. A round
-        that is requested again, also after a crash, is charged again.
+    def answer(
+        self, message: Message, context: Context, app: App, slots: ReplySlots | None = None
+    ) -> Answer:
+        """The content of the reply, which leaves at the end of a slot. The round is on the ledger
+        before any block starts. A round that is requested again, also after a crash, is charged
+        again. `slots`: of a message that came before now.
 
         Raises:
           Refused: the bundle, the message or the run is not allowed, or the budget is spent. The
             message says why, and does not depend on any patient's data. Nothing was charged.
-          LedgerError, SandboxError: something is wrong at the site.
+          LedgerError, SandboxError, TimeoutError: something is wrong at the site.
         """
+        if slots is None:
+            slots = ReplySlots(time.monotonic(), self.policy.round_seconds)
+        answer = self._answer(message, context, app, slots)
+        if answer.charged and slots.missed():
+            self._note(message, app, refused=MISSED)
+            raise TimeoutError(MISSED)
+        return answer
+
+    def _answer(self, message: Message, context: Context, app: App, slots: ReplySlots) -> Answer:
         try:
             check_app(self.policy, app.digest)
+            check_round(_number(message))
             check_room(self.site, self.policy.blocks.count)
             if MASKING in message.content:
-                return self._masked(message, context, app)
+                return self._masked(message, context, app, slots)
             work = self._work(message, context)
             self._charge(_number(message), self.policy.event(work.release.terms.noise_multiplier))
         except (Refused, MalformedMessage) as refusal:
             self._note(message, app, refused=str(refusal))
             raise Refused(str(refusal)) from refusal
         summed = self._run(message, context, app, work=work)
+        summed = self._settled(summed, message, app, slots)
         mean = work.release.mean(summed, secure_source())
         metrics: dict[str, int | float] = {NUM_EXAMPLES: self.policy.blocks.count}
         if work.metric is not None:
@@ -149,7 +165,7 @@ class SiteGuard:
             RecordDict({work.key: arrays, "metrics": MetricRecord(dict(metrics))}), charged=True
         )
 
-    def _masked(self, message: Message, context: Context, app: App) -> Answer:
+    def _masked(self, message: Message, context: Context, app: App, slots: ReplySlots) -> Answer:
         """The answer to one stage of a masked sum. If the stage asks for the vector, the answer is
         the blocks' vector."""
         asked = []
@@ -159,7 +175,8 @@ class SiteGuard:
             asked.append(event)
 
         def run(plain: Message, release: BlockRelease, layout: ArrayLayout) -> BlockSum:
-            return self._run(plain, context, app, work=BlockWork(release, layout, "", None))
+            summed = self._run(plain, context, app, work=BlockWork(release, layout, "", None))
+            return self._settled(summed, message, app, slots)
 
         work = partial(read_masked, message, self.policy, charge, run=run)
         least = {
@@ -212,19 +229,30 @@ class SiteGuard:
         self.ledger.charge([Charge(number, self.policy.unit, "", event)], allowed=allowed)
 
     def _run(self, message: Message, context: Context, app: App, *, work: BlockWork) -> BlockSum:
-        """The sum over the drawn blocks. Their states and logs are stored when the last one has
-        ended."""
+        """The sum over the drawn blocks. Their states and logs are kept when the last one has
+        ended: states in memory, because a disk takes longer, the more there is."""
         task = self._task(message, context, app, work=work)
         drawn = drawn_blocks(self.policy, secure_source())
-        states = self.site / STATES / str(app.run_id)
+        states = self.states.pop(app.run_id, {})
+        self.states = dict([*self.states.items(), (app.run_id, states)][-MOST_RUNS:])
         results: list[BlockResult] = []
         sent = _sent(work, message)
         with opened_blocks(self.blocks, drawn, states) as inputs, closed(self.policy):
             vectors = self._vectors(task, inputs, work=work, sent=sent, results=results)
             summed = work.release.add_up(vectors)
-        _store(results, states, self.site / LOGS)
+        states |= {each.number: each.state for each in results if each.state}
+        _store_logs(results, self.site / LOGS)
+        return summed
+
+    def _settled(self, summed: BlockSum, message: Message, app: App, slots: ReplySlots) -> BlockSum:
+        """The sum, or zero if the blocks ended too late: then noise alone leaves. Notes which."""
+        slots.settle()
         write_json(self.records / PRIVACY, privacy_facts(self.policy, self.ledger))
-        self._note(message, app, drawn=summed.drawn, failed=summed.failed, epsilon=self.epsilon)
+        told = {"drawn": summed.drawn, "failed": summed.failed, "late": slots.noise_alone}
+        self._note(message, app, epsilon=self.epsilon, **told)
+        if slots.noise_alone:
+            logger.error("noise alone leaves: set reply-seconds to more than this round took")
+            return replace(summed, total=torch.zeros_like(summed.total))
         return summed
 
     def _vectors(
@@ -280,18 +308,24 @@ class SiteGuard:
         }
         note(self.records, row)
         told = ", ".join(f"{name} {cell_text(value, digits=4)}" for name, value in what.items())
-        logger.info("run %d, round %d: %s", app.run_id, _number(message), told)
+        logger.info("run %d, round %d: %s", app.run_id, _number(message), printable(told))
 
 
 def _number(message: Message) -> int:
     """The round number of a message, as Flower's strategies give it; 0 if it has none."""
     group = message.metadata.group_id
     if group.isdecimal():
-        return int(group)
+        return int(group[:MOST_DIGITS])
     given = [
         record.get(ROUND) for record in message.content.values() if isinstance(record, ConfigRecord)
     ]
     return next((each for each in given if isinstance(each, int)), 0)
+
+
+def check_round(number: int) -> None:
+    """Refuses a round number that a ledger can't hold."""
+    if not 0 <= number <= MOST_ROUND:
+        raise Refused(f"the round must be within [0, {MOST_ROUND}] (got {number})")
 
 
 def block_limits(policy: GuardPolicy) -> dict[str, float]:
@@ -327,18 +361,14 @@ def _sent(work: BlockWork, message: Message) -> Vector:
 
 @contextmanager
 def opened_blocks(
-    archives: Sequence[Path], numbers: Sequence[int], states: Path
+    archives: Sequence[Path], numbers: Sequence[int], states: Mapping[int, bytes]
 ) -> Iterator[list[BlockInput]]:
     """The open archives of some blocks, with the states that they have kept in this run."""
     inputs = []
     try:
         for number in numbers:
-            kept = states / str(number)
-            if kept.exists():
-                state = kept.read_bytes()
-            else:
-                state = b""
-            inputs.append(BlockInput(number, os.open(archives[number], os.O_RDONLY), state))
+            archive = os.open(archives[number], os.O_RDONLY)
+            inputs.append(BlockInput(number, archive, states.get(number, b"")))
         yield inputs
     finally:
         for each in inputs:
@@ -370,39 +400,16 @@ def open_site(policy: GuardPolicy) -> Path:
 
 
 def check_room(site: Path, blocks: int) -> None:
-    """Raises Refused unless the largest possible states and logs of blocks fit on the site's disk,
-    whatever blocks have left there. So the state that one block keeps decides neither how much
-    another may keep, nor whether the site releases anything."""
-    wanted = MOST_RUNS * blocks * most_state(blocks) + blocks * MOST_LOG
-    left = [path for name in (STATES, LOGS) for path in (site / name).rglob("*")]
-    taken = sum(path.stat().st_size for path in left if path.is_file())
+    """Raises Refused unless the longest possible logs of blocks fit on the site's disk, whatever
+    blocks have left there. So what one block prints does not decide whether the site releases
+    anything."""
+    wanted = blocks * MOST_LOG
+    taken = sum(path.stat().st_size for path in (site / LOGS).glob("*"))
     if free_mb(site) * MEGABYTE + taken < wanted:
-        raise Refused(f"this site's guard needs {wanted / MEGABYTE:.0f} MB of free disk space")
+        raise Refused(f"this site's guard needs {wanted / MEGABYTE:.1f} MB of free disk space")
 
 
-def _forget_runs(states: Path, but: Path) -> None:
-    """Removes the states of all runs except the latest ones."""
-    others = sorted(set(states.iterdir()) - {but}, key=lambda path: path.stat().st_mtime)
-    for old in others[: max(0, len(others) + 1 - MOST_RUNS)]:
-        shutil.rmtree(old)
-
-
-def _store(results: Sequence[BlockResult], states: Path, logs: Path) -> None:
-    for folder in (states.parent, states, logs):
-        folder.mkdir(mode=0o700, exist_ok=True)
-    _forget_runs(states.parent, but=states)
+def _store_logs(results: Sequence[BlockResult], logs: Path) -> None:
+    logs.mkdir(mode=0o700, exist_ok=True)
     for each in results:
-        if each.state:
-            (states / str(each.number)).write_bytes(each.state)
         (logs / f"{each.number:05d}.log").write_bytes(each.log)
-
-
-def sleep_until(moment: float) -> None:
-    """Sleeps until a moment of the monotonic clock. Warns if it has passed: the time of a reply
-    must not depend on what blocks did."""
-    left = moment - time.monotonic()
-    if left < 0:
-        logger.warning(
-            "the reply is %.1f s late: set reply-seconds to more than this round took", -left
-        )
-    time.sleep(max(0.0, left))

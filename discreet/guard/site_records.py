@@ -47,6 +47,11 @@ def note(folder: Path, row: Row) -> None:
         file.write("\n" * torn + json.dumps(cut) + "\n")
 
 
+def printable(text: str) -> str:
+    """A text that a server or an app chose, without control sequences of a terminal."""
+    return "".join(each if each.isprintable() else ascii(each)[1:-1] for each in text)
+
+
 def _ends_a_line(path: Path) -> bool:
     with path.open("rb") as file:
         file.seek(-1, os.SEEK_END)

@@ -14,7 +14,8 @@ import platform
 import struct
 from collections.abc import Mapping, Sequence
 
-MACHINE = "x86_64"
+from discreet.guard.block_task import MACHINE
+
 NEW_SPACES = 0x7C020000  # flags of clone: user, mount, process, IPC, network, host and cgroup
 NO_NEW_PRIVILEGES = 38
 SECCOMP = 22

@@ -21,7 +21,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NoReturn
 
-from discreet.guard.block_app import BlockTask, run_app, unpacked
+from discreet.guard.block_app import run_app
+from discreet.guard.block_task import DEADLINE, SPACES, BlockTask, unpacked
 from discreet.guard.enclosure import (
     SUBREAPER,
     BlockLimits,
@@ -47,7 +48,6 @@ LOADED = (
     "numpy.random",
     "pyarrow",
 )
-SPACES = "spaces"  # in place of the folders that Landlock lets blocks read
 KERNEL = "kernel"
 PREPARED_WITH = {"JE_ARROW_MALLOC_CONF": "background_thread:false"}  # an image has one thread
 WATCH_SECONDS = 0.1
@@ -87,25 +87,27 @@ def serve_keepers(control: socket.socket, readable: Sequence[str]) -> None:
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)
     control.sendall(ENDED)
     while True:
-        asked, descriptors, _, _ = socket.recv_fds(control, 1, len(Pipes.__annotations__))
+        asked, descriptors, _, _ = socket.recv_fds(
+            control, DEADLINE.size, len(Pipes.__annotations__)
+        )
         if not asked:
             return
         pipes = Pipes(*descriptors)
         if os.fork() == 0:
             control.close()
-            _keep(pipes, readable)
+            _keep(pipes, readable, *DEADLINE.unpack(asked))
         for descriptor in descriptors:
             os.close(descriptor)
 
 
-def _keep(pipes: Pipes, readable: Sequence[str]) -> NoReturn:
-    """The keeper of one block: starts, watches and ends it."""
+def _keep(pipes: Pipes, readable: Sequence[str], ends: float) -> NoReturn:
+    """The keeper of one block: starts, watches and ends it, at a moment of the monotonic clock that
+    does not depend on when it started."""
     code = 1
     try:
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         task = unpacked(_contents(pipes.task))
         limits = BlockLimits(**task.limits)  # type: ignore[arg-type]
-        ends = time.monotonic() + limits.seconds
         if readable == [KERNEL]:
             _keep_in_kernel(task, pipes, limits, ends)
         elif readable == [SPACES]:

@@ -31,8 +31,8 @@ from discreet.reporting.spending import (
     worst_epsilons,
 )
 from discreet.reporting.svg_style import DARK, Picture, on_page
-from discreet.run_files.run_folder import replace_file
 from discreet.run_files.shapes import moved_words
+from discreet.run_files.whole_files import replace_file
 from discreet.settings.privacy import USER
 from discreet.settings.training import FLOWER_APP
 

@@ -27,3 +27,12 @@ def csv_text(rows: Iterable[Iterable[object]], *, end: str = "\n") -> str:
                 cells[place] = f"'{cell}"
         writer.writerow(cells)
     return text.getvalue()
+
+
+def cell_text(value: object, *, digits: int) -> str:
+    """A value as the text of a table's cell: a float with that many digits, None empty."""
+    if value is None:
+        return ""
+    if isinstance(value, float):
+        return f"{value:.{digits}g}"
+    return str(value)

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from discreet.queries.evaluation_result import EvaluationResult
-from discreet.run_files.csv_text import csv_text
+from discreet.run_files.csv_text import cell_text, csv_text
 
 # A round's score columns beside the loss, and those by which models are compared: larger is better.
 SCORES = ("accuracy", "balanced_accuracy", "auc", "r2", "mae", "concordance")
@@ -117,12 +117,3 @@ def table_of(rows: Sequence[Mapping[str, object]]) -> str:
 def line_of(row: Mapping[str, object], columns: Sequence[str]) -> str:
     """A row as a line of CSV, one cell per column. Its values are numbers."""
     return ",".join(cell_text(row.get(name), digits=10) for name in columns) + END
-
-
-def cell_text(value: object, *, digits: int) -> str:
-    """A value as the text of a table's cell: a float with that many digits, None empty."""
-    if value is None:
-        return ""
-    if isinstance(value, float):
-        return f"{value:.{digits}g}"
-    return str(value)

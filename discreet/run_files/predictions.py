@@ -36,7 +36,8 @@ from discreet.queries.survival import survived
 from discreet.run_files.csv_text import csv_text
 from discreet.run_files.indicators import class_indicators, label_indicators, survival_indicators
 from discreet.run_files.model_description import read_facts
-from discreet.run_files.run_folder import RunFolder, replace_file, write_json
+from discreet.run_files.run_folder import RunFolder
+from discreet.run_files.whole_files import replace_file, write_json
 from discreet.settings.data import NormaliserConfig
 from discreet.settings.foreign_files import one_line
 from discreet.settings.rules import ConfigError, read_json

@@ -27,7 +27,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
-from functools import cached_property, partial
+from functools import cached_property
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -45,11 +45,10 @@ from discreet.ledger.durable_ledger import (
     LedgerPosition,
     position_in,
 )
-from discreet.ledger.rollback_guard import flush_folder
-from discreet.logs import json_ready
 from discreet.planning.plan import Plan
 from discreet.planning.state import State
 from discreet.run_files.metrics_table import line_of, table_of
+from discreet.run_files.whole_files import replace_file
 from discreet.settings.call import Call
 from discreet.settings.compose import parse_asked
 from discreet.settings.privacy import EXAMPLE, LOCAL
@@ -440,28 +439,3 @@ def note_interruption(folder: RunFolder, reason: str) -> int:
     if done:
         return done.round
     return 0
-
-
-def replace_file(path: Path, content: bytes, *, flush: bool = True, mode: int = 0o666) -> None:
-    """Replaces a file as a whole. After a crash the old or the new content is there, provided that
-    the new one was flushed."""
-    beside = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        with open(beside, "wb", opener=partial(os.open, mode=mode)) as file:
-            file.write(content)
-            file.flush()
-            if flush:
-                os.fsync(file.fileno())
-        os.replace(beside, path)
-    finally:
-        beside.unlink(missing_ok=True)  # a part of it, on a full disk
-    if flush:
-        flush_folder(path.parent)
-
-
-def write_json(path: Path, facts: Mapping[str, Any]) -> str:
-    """Replaces a file by facts and returns its text. Infinity is written as the string "inf", which
-    every JSON reader accepts."""
-    text = json.dumps(json_ready(facts), indent=2) + "\n"
-    replace_file(path, text.encode())
-    return text

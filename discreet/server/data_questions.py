@@ -20,7 +20,7 @@ from discreet.protocol.messages import Assignment, TrainRequest
 from discreet.queries.answers import Estimate
 from discreet.queries.query import NORMALISE, STATISTICS, Query, Sums, query_of, shape_of_data
 from discreet.queries.statistic_answers import normaliser_from
-from discreet.run_files.run_folder import write_json
+from discreet.run_files.whole_files import write_json
 from discreet.server.round import RunLedger, one_query
 from discreet.server.run_context import RunContext
 from discreet.server.transport import NobodyAnswers, ReplyStats, Transport

@@ -17,7 +17,8 @@ from discreet.planning.plan import Plan
 from discreet.queries.query import Query, Sums
 from discreet.run_files.csv_text import csv_text
 from discreet.run_files.metrics_table import BY_NOISE, ERROR, Rated
-from discreet.run_files.run_folder import RunFolder, replace_file
+from discreet.run_files.run_folder import RunFolder
+from discreet.run_files.whole_files import replace_file
 from discreet.server.roc import RocPoint, roc_points
 from discreet.settings.data import EvaluationConfig
 

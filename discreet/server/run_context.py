@@ -30,10 +30,10 @@ from discreet.run_files.run_folder import (
     RunSecrets,
     change_state,
     note_interruption,
-    write_json,
     write_tensors,
 )
 from discreet.run_files.run_ledgers import check_ledgers, create_ledgers, whole
+from discreet.run_files.whole_files import write_json
 from discreet.server.population_account import PopulationAccount
 from discreet.settings.call import Call
 from discreet.settings.client_settings import ClientSettings

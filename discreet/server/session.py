@@ -34,10 +34,10 @@ from discreet.run_files.model_description import FILE as MODEL_DESCRIPTION
 from discreet.run_files.model_description import model_facts
 from discreet.run_files.predictions import named_parameters_of, write_predictions
 from discreet.run_files.run_folder import RunFolder
-from discreet.run_files.run_folder import write_json as write_facts
 from discreet.run_files.score_intervals import FILE as INTERVALS
 from discreet.run_files.score_intervals import final_intervals
 from discreet.run_files.shapes import FILE as SHAPES
+from discreet.run_files.whole_files import write_json as write_facts
 from discreet.server.data_questions import found_normaliser
 from discreet.server.resolve import resolve
 from discreet.server.rising import rising_shapes

@@ -24,7 +24,8 @@ from discreet.planning.state import Outcome, State
 from discreet.queries.evaluation_result import EvaluationResult
 from discreet.queries.query import RATE
 from discreet.run_files.metrics_table import SCORES, main_score
-from discreet.run_files.run_folder import RunStatus, read_status, write_json, write_status
+from discreet.run_files.run_folder import RunStatus, read_status, write_status
+from discreet.run_files.whole_files import write_json
 from discreet.server.model_ratings import rating_plan
 from discreet.server.progress import Progress
 from discreet.server.round import RunLedger, one_query, one_round, request_after, stepped

@@ -25,13 +25,8 @@ from discreet.privacy.randomness import source_of
 from discreet.privacy.selection import TrialCount, selection_event
 from discreet.reporting.records import model_row
 from discreet.run_files.metrics_table import main_score
-from discreet.run_files.run_folder import (
-    RunFolder,
-    read_tensors,
-    replace_file,
-    write_json,
-    write_tensors,
-)
+from discreet.run_files.run_folder import RunFolder, read_tensors, write_tensors
+from discreet.run_files.whole_files import replace_file, write_json
 from discreet.server.population_account import PopulationAccount
 from discreet.server.run_context import privacy_facts
 from discreet.settings.privacy import USER

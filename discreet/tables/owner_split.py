@@ -10,7 +10,7 @@ from discreet.data.cells import owner_cells
 from discreet.data.csv_table import CsvTable, lines_of
 from discreet.data.targets import FolderError
 from discreet.privacy.person import folded_key
-from discreet.run_files.run_folder import replace_file
+from discreet.run_files.whole_files import replace_file
 from discreet.tables.header import column_place, names_in
 
 # public: an owner's name alone decides if it is in the test set

@@ -14,7 +14,7 @@ from flwr.cli.build import build_fab_from_files
 from flwr.common.config import get_metadata_from_config
 from flwr.supercore.task_identity import TaskIdentity
 
-from discreet.guard.block_app import BlockTask
+from discreet.guard.block_task import BlockTask
 from discreet.guard.guard_policy import GuardPolicy, read_guard
 from discreet.guard.patient_blocks import split_site
 from discreet.guard.sandbox import BlockInput, BlockResult

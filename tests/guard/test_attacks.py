@@ -19,7 +19,7 @@ from typing import Any
 import pytest
 
 from discreet.guard.enclosure import LANDLOCK_NEEDS, landlock_version
-from discreet.guard.own_kernel import kernel_is_there
+from discreet.guard.site_check import kernel_is_there
 from discreet.ledger.rollback_guard import STATE_VARIABLE
 from tests.guard.made import SIZE
 from tests.guard.unprivileged import NOBODY, ROOT, as_nobody, why_not

@@ -21,6 +21,7 @@ from discreet.audit.estimates import fit_gaussians
 from discreet.guard import block_release
 from discreet.guard.guard_policy import GuardTerms
 from discreet.guard.site_guard import App, SiteGuard
+from discreet.guard.site_records import JOURNAL
 from discreet.ledger.durable_ledger import DurableLedger, LedgerError
 from discreet.node.account import Refused
 from discreet.privacy.mechanisms import Gaussian
@@ -172,7 +173,8 @@ def test_the_states_of_the_last_runs_alone_are_kept(tmp_path: Path) -> None:
     guard = guard_at(tmp_path / "site")
     for number in range(4):
         guard.answer(message(), context(), replace(APP, run_id=number))
-    assert {path.name for path in (guard.site / "states").iterdir()} == {"2", "3"}
+    kept = {0: b"of 0", 1: b"of 1"}
+    assert guard.states == {2: kept, 3: kept}
 
 
 def test_an_account_that_was_put_back_is_not_charged(tmp_path: Path) -> None:
@@ -251,6 +253,13 @@ def bad_messages() -> dict[str, Message]:
     made["a thousand million"] = message(
         RecordDict({"arrays": ArrayRecord({"weight": claimed((10**9,))})})
     )
+    longer = arrays()
+    longer["bias"] = Array("float32", (2,), "numpy.ndarray", longer["bias"].data + b"more")
+    made["bytes behind an array"] = message(RecordDict({"arrays": longer}))
+    made["a round of 2^63"] = message(number=1 << 63)
+    made["a round of 4000 digits"] = message(number=int("9" * 4000))
+    many = {f"a{number}": np.zeros(0, np.float32) for number in range(10_001)}
+    made["many arrays"] = message(RecordDict({"arrays": arrays(**many)}))
     made["none"] = message(RecordDict({"config": ConfigRecord({"lr": 0.1})}))
     made["integers alone"] = message(RecordDict({"arrays": ArrayRecord([np.zeros(3, np.int64)])}))
     made["evaluate"] = message(kind="evaluate")
@@ -265,7 +274,19 @@ def test_a_message_that_a_guard_does_not_answer_costs_nothing(name: str, tmp_pat
     with pytest.raises(Refused):
         answered(guard, bad_messages()[name])
     assert guard.ledger.spent("patient").num_releases == 0
+    assert "refused" in (guard.records / JOURNAL).read_text()
     assert guard.sandbox.tasks == []  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("frozen", ["x" * 5_000_000, "x " * 2_500_000])
+def test_five_megabytes_of_patterns_are_refused_before_a_charge(
+    frozen: str, tmp_path: Path
+) -> None:
+    guard = guard_at(tmp_path / "site")
+    with pytest.raises(Refused, match="guard-frozen must be at most 100 patterns"):
+        answered(guard, guard_frozen=frozen)
+    assert guard.ledger.spent("patient").num_releases == 0
+    assert "guard-frozen" in (guard.records / JOURNAL).read_text()
 
 
 def test_whole_numbers_and_frozen_arrays_keep_the_values_that_were_sent(tmp_path: Path) -> None:

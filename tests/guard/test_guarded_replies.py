@@ -30,8 +30,9 @@ from discreet.deployment.flower_fixes.supernode_guard import (
     no_runtime_api,
 )
 from discreet.deployment.supernode import main
+from discreet.guard.reply_slots import ReplySlots
 from discreet.guard.sandbox import SandboxError
-from discreet.guard.site_guard import Answer, App, sleep_until
+from discreet.guard.site_guard import Answer, App
 from discreet.node.account import Refused
 from discreet.settings.rules import ConfigError
 from tests.guard.made import RUN, guard_toml, message
@@ -45,7 +46,7 @@ class Node:
     """A node's state, what it has sent, how long each app is said to have taken, and the moments
     that it has waited for."""
 
-    def __init__(self, answer: Callable[[Message, Context, App], Answer]) -> None:
+    def __init__(self, answer: Callable[[Message, Context, App, ReplySlots], Answer]) -> None:
         self.store = InMemoryObjectStore()
         self.state = InMemoryNodeState(self.store)
         run = Run.create_empty(RUN)
@@ -56,7 +57,7 @@ class Node:
             run.series_id, Context(RUN, 11, {}, RecordDict(), {}, run.series_id)
         )
         self.sent: list[tuple[Message, float]] = []
-        self.waits: list[float] = []
+        self.waits: list[ReplySlots] = []
         guard = SimpleNamespace(answer=answer, policy=SimpleNamespace(round_seconds=SECONDS))
         self.replies = GuardedReplies(guard)  # type: ignore[arg-type]
 
@@ -65,27 +66,27 @@ class Node:
         self.state.create_task(task_type=TaskType.CLIENT_APP, run_id=RUN, fab_hash=DIGEST)
         start_client_internal._insert_message(message(), self.state, self.store)
         started = time.monotonic()
-        with patch.object(supernode_guard, "sleep_until", self._waits):
+        with patch.object(ReplySlots, "wait", lambda slots: self._waits(slots)):
             self.replies(
                 state=self.state,
                 object_store=self.store,
                 send=self._send,
                 push_object=lambda *_: None,
             )
-        for moment in self.waits:
-            assert started <= moment - SECONDS <= time.monotonic()
+        for slots in self.waits:
+            assert started <= slots.started <= time.monotonic()
         return bool(self.waits)
 
-    def _waits(self, moment: float) -> None:
+    def _waits(self, slots: ReplySlots) -> None:
         assert not self.sent
-        self.waits.append(moment)
+        self.waits.append(slots)
 
     def _send(self, reply: Message, tree: ObjectTree, runtime: float) -> tuple[set[str], str]:
         self.sent.append((reply, runtime))
         return {tree.object_id}, "session"
 
 
-def failing(error: Exception) -> Callable[[Message, Context, App], Answer]:
+def failing(error: Exception) -> Callable[[Message, Context, App, ReplySlots], Answer]:
     def answer(*_: object) -> Answer:
         raise error
 
@@ -101,22 +102,29 @@ def test_a_charged_reply_leaves_at_its_time_with_a_constant_run_time() -> None:
     assert not node.state.get_tasks(statuses=[Status.PENDING])
 
 
-def test_a_reply_waits_for_its_moment_and_a_late_one_is_warned_of(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    moment = time.monotonic() + 0.05
-    sleep_until(moment)
-    assert time.monotonic() >= moment
-    assert caplog.text.count("s late: set reply-seconds") <= 1
-    sleep_until(moment - 60)
-    assert "the reply is 60." in caplog.text
-
-
 def test_what_is_refused_before_anything_ran_says_why() -> None:
     node = Node(failing(Refused("the budget is spent")))
     node.answers()
     ((reply, _),) = node.sent
     assert reply.error.reason == "the budget is spent"
+
+
+def test_a_server_that_is_refused_again_and_again_is_slowed_until_it_is_answered(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    pauses: list[float] = []
+    monkeypatch.setattr(supernode_guard.time, "sleep", pauses.append)
+    node = Node(failing(Refused("no")))
+    for _ in range(18):
+        node.answers()
+    assert pauses == [0.0] * 10 + [1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 60.0, 60.0]
+    node.replies.guard.answer = lambda *_: Answer(CONTENT, charged=True)  # type: ignore[method-assign]
+    node.sent.clear()
+    node.answers()
+    node.waits.clear()
+    node.replies.guard.answer = failing(Refused("no"))  # type: ignore[method-assign]
+    node.answers()
+    assert pauses[-1] == 0.0
 
 
 def test_a_node_whose_sandbox_has_ended_answers_and_ends(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -140,7 +148,8 @@ def test_a_failure_says_nothing_and_leaves_at_the_same_time(error: Exception) ->
 def test_a_bundle_and_a_message_reach_the_guard_whole() -> None:
     seen = []
 
-    def answer(given: Message, _: Context, app: App) -> Answer:
+    def answer(given: Message, _: Context, app: App, slots: ReplySlots) -> Answer:
+        assert slots.seconds == SECONDS
         seen.append((given.content["config"]["lr"], app.bundle, app.digest))
         return Answer(CONTENT, charged=False)
 

@@ -14,7 +14,8 @@ import pyarrow as pa
 import pytest
 from pyarrow import parquet
 
-from discreet.guard.patient_blocks import KEY, block_of, read_blocks, split_site
+from discreet.guard.patient_blocks import block_of, split_site
+from discreet.guard.site_blocks import KEY, read_blocks
 from discreet.settings.rules import ConfigError
 
 BLOCKS = 4

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import subprocess
@@ -16,8 +17,8 @@ import pytest
 from discreet.cli.main import main
 from discreet.guard import operating, site_check
 from discreet.guard.kernel_channels import all_channels
-from discreet.guard.patient_blocks import read_split
 from discreet.guard.sandbox import BlockResult
+from discreet.guard.site_blocks import read_split
 from discreet.guard.site_guard import SiteGuard
 from discreet.ledger.rollback_guard import STATE_VARIABLE
 from discreet.node.account import Refused
@@ -183,6 +184,20 @@ def test_try_runs_all_of_an_app_on_public_rows(folder: Path) -> None:
     assert "guard: 6 values, an update of norm" in found
     assert "round 30: accuracy 1.0000" in found
     assert "the digest of this bundle" in found
+
+
+def test_no_print_of_an_app_looks_like_the_line_with_its_digest(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    line = "the digest of this bundle, for apps in guard.toml: "
+    forged = f"round 1\n\x1b[2J\x1b[8m{line}{'00' * 32}\r{line}{'11' * 32}\x85{line}\u202e"
+    monkeypatch.setattr(operating, "try_app", lambda *_: (forged, True))
+    monkeypatch.setattr(operating, "bundle_of", lambda app: b"bundle")
+    assert main(["site", "try", str(tmp_path), "--mock", str(tmp_path)]) == 0
+    lines = capsys.readouterr().out.removesuffix("\n").split("\n")
+    assert all(each.isprintable() for each in lines)
+    (told,) = [each for each in lines if not each.startswith("app: ")]
+    assert told == line + hashlib.sha256(b"bundle").hexdigest()
 
 
 def test_try_shows_an_error_with_its_line(folder: Path) -> None:

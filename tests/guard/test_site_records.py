@@ -11,7 +11,8 @@ import pytest
 
 from discreet.cli.main import main
 from discreet.deployment.flower_fixes import supernode_guard
-from discreet.guard.patient_blocks import BLOCKS, SPLIT, read_blocks, split_site
+from discreet.guard.patient_blocks import split_site
+from discreet.guard.site_blocks import BLOCKS, SPLIT, read_blocks
 from discreet.guard.site_guard import SiteGuard, closed
 from discreet.guard.site_records import JOURNAL, MOST_TEXT, note, records_of, site_lock
 from discreet.node.account import Refused
@@ -27,13 +28,11 @@ def test_a_second_guard_is_refused_before_it_opens_the_folder_of_the_first(
 ) -> None:
     policy = site(tmp_path, PATIENTS, enclosure="landlock", **APPROVED)
     monkeypatch.setattr(supernode_guard, "LOCKS", ExitStack())
-    (tmp_path / "site" / "states").mkdir()
     with site_lock(policy), closed(policy):
         with pytest.raises(ConfigError, match="a guard or a check of this site is running"):
             supernode_guard.install(tmp_path / "guard.toml")
         assert main(["site", "check", str(tmp_path / "guard.toml")]) == 2
         assert (tmp_path / "site").stat().st_mode & 0o777 == 0
-    assert (tmp_path / "site" / "states").is_dir()
 
 
 def test_a_lock_is_held_until_the_process_of_the_guard_ends(

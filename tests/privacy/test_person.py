@@ -16,7 +16,8 @@ from discreet.data.csv_table import CsvTable
 from discreet.data.description import read_description
 from discreet.data.folder import load_folder, read_file
 from discreet.data.targets import FolderError
-from discreet.guard.patient_blocks import block_of, read_split, split_site
+from discreet.guard.patient_blocks import block_of, split_site
+from discreet.guard.site_blocks import read_split
 from discreet.privacy.person import EXACT, FOLDED, OtherSpelling, person_keys
 from discreet.settings.rules import ConfigError
 from discreet.tables.owner_split import is_tested, split_by_owner

@@ -12,7 +12,7 @@ import pytest
 from discreet.planning.constant_guess import FILE as CONSTANT
 from discreet.reporting.page import report_of
 from discreet.run_files.final_results import FILE as TEST_SET
-from discreet.run_files.run_folder import write_json
+from discreet.run_files.whole_files import write_json
 from tests.made_runs import make_run
 from tests.reporting.browser import looked_at, needs_browser
 

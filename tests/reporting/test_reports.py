@@ -27,7 +27,8 @@ from discreet.reporting.spending import (
     spent_by_data_owner,
     worst_epsilons,
 )
-from discreet.run_files.run_folder import RunFolder, write_json
+from discreet.run_files.run_folder import RunFolder
+from discreet.run_files.whole_files import write_json
 from discreet.simulation.tuning import score
 from tests.made_runs import ENDED, make_run
 

@@ -11,7 +11,7 @@ import warnings
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import discreet.run_files.run_folder
+import discreet.run_files.whole_files
 from discreet.ledger.durable_ledger import DurableLedger
 from discreet.run_files.run_folder import RunFolder, RunSecrets
 from discreet.server.population_account import PopulationAccount
@@ -83,7 +83,7 @@ def plant_at_checkpoint(point: str, number: int) -> None:
             save(self, checkpoint, best=best, **positions)
         elif point == "in_checkpoint":
             # The new file is half written beside the old one, and never renamed.
-            discreet.run_files.run_folder.os.replace = lambda *_: die()  # type: ignore[assignment]
+            discreet.run_files.whole_files.os.replace = lambda *_: die()  # type: ignore[assignment]
             save(self, checkpoint, **positions)
         else:
             dying(self, checkpoint, **positions)

@@ -39,10 +39,11 @@ from discreet.deployment.flower_fixes.supernode_fixes import (
 )
 from discreet.guard.guard_policy import read_guard
 from discreet.guard.operating import broken_walls
+from discreet.guard.reply_slots import ReplySlots
 from discreet.guard.sandbox import Sandbox, SandboxError
 from discreet.guard.site_check import check_site
-from discreet.guard.site_guard import App, SiteGuard, sleep_until
-from discreet.guard.site_records import site_lock
+from discreet.guard.site_guard import App, SiteGuard
+from discreet.guard.site_records import printable, site_lock
 from discreet.ledger.durable_ledger import LedgerError
 from discreet.node.account import Refused
 from discreet.settings.rules import ConfigError
@@ -50,6 +51,8 @@ from discreet.settings.rules import ConfigError
 logger = logging.getLogger("discreet.guard")
 
 RUNTIME = 1.0  # the app's run time that each reply states, in seconds
+PROMPT_REFUSALS = 10
+LONGEST_PAUSE = 60.0
 REFUSED = 0  # the error code of a refusal
 LOCKS = ExitStack()  # of this process
 FAILED = "this site's guard could not answer; its log says why"
@@ -63,6 +66,7 @@ class GuardedReplies:
     def __init__(self, guard: SiteGuard) -> None:
         self.guard = guard
         self.broken = False
+        self.refused = 0  # messages since the last answer
 
     def __call__(
         self,
@@ -71,13 +75,12 @@ class GuardedReplies:
         send: Send,
         push_object: PushObject,
     ) -> None:
-        """Answers, and sends. A charged reply is sent at a time that does not depend on any
-        patient."""
-        started = time.monotonic()
+        """Answers, and sends. A charged reply is sent at the end of a slot."""
+        slots = ReplySlots(time.monotonic(), self.guard.policy.round_seconds)
         for task in state.get_tasks():
             state.finish_task(task.task_id, sub_status=SubStatus.STOPPED, details="")
         message = last_message(state)
-        reply = self._reply(message, state, object_store, started=started)
+        reply = self._reply(message, state, object_store, slots=slots)
         object_store.delete(message.metadata.message_id)
         state.get_message_processing_duration = lambda message_id: RUNTIME  # type: ignore[method-assign]
         start_client_internal._insert_message(reply, state, object_store)
@@ -90,7 +93,7 @@ class GuardedReplies:
             os._exit(1)
 
     def _reply(
-        self, message: Message, state: InMemoryNodeState, store: ObjectStore, *, started: float
+        self, message: Message, state: InMemoryNodeState, store: ObjectStore, *, slots: ReplySlots
     ) -> Message:
         run = state.get_run(message.metadata.run_id)
         fab = None
@@ -105,9 +108,11 @@ class GuardedReplies:
         digest = hashlib.sha256(fab.content).hexdigest()
         app = App(run.run_id, run.fab_id, run.fab_version, digest, fab.content)
         try:
-            answer = self.guard.answer(_whole(message, store), context, app)
+            answer = self.guard.answer(_whole(message, store), context, app, slots)
         except Refused as refusal:
-            logger.warning("refused: %s", refusal)
+            logger.warning("refused: %s", printable(str(refusal)))
+            self.refused += 1
+            time.sleep(pause_after(self.refused))
             return Message(Error(REFUSED, str(refusal)), reply_to=message)
         except (
             SandboxError,
@@ -119,11 +124,20 @@ class GuardedReplies:
         ) as error:
             logger.exception("nothing was released")
             self.broken = isinstance(error, SandboxError)
-            sleep_until(started + self.guard.policy.round_seconds)
+            slots.wait()
             return Message(Error(REFUSED, FAILED), reply_to=message)
         if answer.charged:
-            sleep_until(started + self.guard.policy.round_seconds)
+            self.refused = 0
+            slots.wait()
         return Message(answer.content, reply_to=message)
+
+
+def pause_after(refused: int) -> float:
+    """The seconds before a refusal is sent: more after each of many in a row, so that a server that
+    tries on neither fills the journal nor keeps the machine busy."""
+    if refused <= PROMPT_REFUSALS:
+        return 0.0
+    return min(LONGEST_PAUSE, 2.0 ** (refused - PROMPT_REFUSALS - 1))
 
 
 def _whole(message: Message, store: ObjectStore) -> Message:

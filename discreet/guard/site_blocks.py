@@ -1,0 +1,75 @@
+"""The folder of a site that was split: its key, its blocks, and what it says of them."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import json
+import os
+import stat
+import tarfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from discreet.settings.foreign_files import one_line
+from discreet.settings.rules import ConfigError
+
+KEY = "key"
+SPLIT = "split.json"
+BLOCKS = "blocks"
+
+
+@dataclass(frozen=True)
+class BlockSplit:
+    """A split: the id column, the number of blocks, the number of patients at the time, and the
+    SHA-256 digest of each block's archive."""
+
+    id: str
+    count: int
+    patients: int
+    digests: Sequence[str]
+
+
+def read_split(folder: Path) -> BlockSplit:
+    """The split of a site's folder. ConfigError: there is none."""
+    with one_line(folder, ConfigError, "has no split: make one with `discreet site split`"):
+        return BlockSplit(**json.loads((folder / SPLIT).read_bytes()))
+
+
+def read_blocks(folder: Path, *, id_column: str, count: int) -> tuple[Path, ...]:
+    """The archives of the blocks that `split_site` made, by number. ConfigError: the split has
+    other settings, blocks are missing or have changed, or other users can read them."""
+    split = read_split(folder)
+    if (split.id, split.count) != (id_column, count):
+        made = f"id {split.id!r} into {split.count} blocks"
+        raise ConfigError(f"{folder} was split by {made}, not by {id_column!r} into {count}")
+    for path in (folder, folder / KEY, folder / BLOCKS):
+        check_private(path)
+    archives = tuple(folder / BLOCKS / f"{number:05d}.tar" for number in range(count))
+    for path, digest in zip(archives, split.digests, strict=True):
+        if not path.is_file():
+            raise ConfigError(f"{folder}: block {path.name} is missing")
+        if hashlib.sha256(path.read_bytes()).hexdigest() != digest:
+            raise ConfigError(f"{folder}: block {path.name} differs from the one that was split")
+    return archives
+
+
+def check_private(path: Path) -> None:
+    """Raises ConfigError unless a path belongs to this user and no other user can read it."""
+    status = path.stat()
+    if status.st_uid != os.geteuid() or stat.S_IMODE(status.st_mode) & 0o077:
+        raise ConfigError(
+            f"{path} must belong to this user and be closed to all others (chmod go= {path})"
+        )
+
+
+def archive_of(files: Mapping[str, bytes]) -> bytes:
+    """A tar archive of files. Equal files give an equal archive."""
+    buffer = io.BytesIO()
+    with tarfile.open(fileobj=buffer, mode="w") as archive:
+        for name in sorted(files):
+            entry = tarfile.TarInfo(name)
+            entry.size = len(files[name])
+            archive.addfile(entry, io.BytesIO(files[name]))
+    return buffer.getvalue()

@@ -1,0 +1,223 @@
+"""When a guard's replies leave: at whole multiples of a public time, whatever blocks did or kept."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import socket
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+import numpy as np
+import pytest
+import torch
+from flwr.app import RecordDict
+
+from discreet.deployment.flower_fixes.supernode_guard import FAILED
+from discreet.guard.block_release import BlockRelease
+from discreet.guard.block_task import DEADLINE, BlockTask
+from discreet.guard.guard_policy import ENDING_SECONDS, read_guard
+from discreet.guard.reply_slots import ReplySlots
+from discreet.guard.sandbox import BlockInput, BlockResult, Sandbox, most_state
+from discreet.guard.site_guard import MISSED, SiteGuard, opened_blocks
+from discreet.guard.site_records import JOURNAL
+from discreet.privacy.randomness import seeded_source
+from discreet.privacy.secure_grid import SecureSum
+from tests.guard.made import PlayedSandbox, context, message, site
+from tests.guard.test_block_release import APP, PATIENTS, answered, guard_at, opposed
+from tests.guard.test_guarded_replies import Node
+from tests.guard.test_masked_blocks import asked
+
+DISK = 1 << 20  # bytes a second
+wait = ReplySlots.wait
+
+
+class Clock:
+    """A clock that goes on only while somebody sleeps or works."""
+
+    def __init__(self) -> None:
+        self.now = 1000.0
+
+    def sleep(self, seconds: float) -> None:
+        self.now += seconds
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    made = Clock()
+    monkeypatch.setattr(time, "monotonic", lambda: made.now)
+    monkeypatch.setattr(time, "sleep", made.sleep)
+    return made
+
+
+class KeepingSandbox(PlayedSandbox):
+    """Blocks that keep the largest state, and end after some seconds."""
+
+    def __init__(self, clock: Clock, seconds: float) -> None:
+        super().__init__(opposed)
+        self.clock = clock
+        self.seconds = seconds
+
+    def run(self, task: BlockTask, blocks: Sequence[BlockInput]) -> Iterator[BlockResult]:
+        for each in super().run(task, blocks):
+            yield BlockResult(each.number, each.vector, bytes(most_state(2)), b"")
+        self.clock.sleep(self.seconds)
+
+
+class WaitingNode(Node):
+    """A node whose replies wait for the end of their slot."""
+
+    def _waits(self, slots: ReplySlots) -> None:
+        super()._waits(slots)
+        wait(slots)
+
+
+@dataclass(frozen=True)
+class Sent:
+    """A reply's values, or its error; the number of slots after which it left; and its journal."""
+
+    values: list[float]
+    error: str
+    slots: float
+    rows: list[dict[str, object]]
+
+
+def played(folder: Path, clock: Clock, seconds: float = 0.0) -> Sent:
+    """What a guarded node sends if blocks end after some seconds. The noise has a seed."""
+    policy = site(folder, PATIENTS)
+    guard = SiteGuard(policy, sandbox=KeepingSandbox(clock, seconds))  # type: ignore[arg-type]
+    node = WaitingNode(guard.answer)
+    node.replies.guard = guard
+    write_bytes = Path.write_bytes
+
+    def written(path: Path, content: bytes) -> int:
+        clock.sleep(len(content) / DISK)
+        return write_bytes(path, content)
+
+    started = clock.now
+    seeded = patch("discreet.guard.site_guard.secure_source", lambda: seeded_source(61003))
+    with patch.object(Path, "write_bytes", written), seeded:
+        node.answers()
+    ((reply, _),) = node.sent
+    slots = (clock.now - started) / policy.round_seconds
+    rows = [json.loads(line) for line in (guard.records / JOURNAL).read_text().splitlines()]
+    if reply.has_error():
+        return Sent([], reply.error.reason, slots, rows)
+    arrays = [each.numpy().ravel() for each in reply.content["arrays"].values()]
+    return Sent(np.concatenate(arrays).tolist(), "", slots, rows)
+
+
+def noise_alone(folder: Path) -> list[float]:
+    """What leaves if no block gives anything."""
+    guard = guard_at(folder, lambda values: None)
+    with patch("discreet.guard.site_guard.secure_source", lambda: seeded_source(61003)):
+        content = answered(guard)
+    return np.concatenate([each.numpy().ravel() for each in content["arrays"].values()]).tolist()
+
+
+def test_no_state_that_blocks_keep_delays_a_reply(tmp_path: Path, clock: Clock) -> None:
+    sent = played(tmp_path / "kept", clock)
+    assert sent.slots == pytest.approx(1)
+    assert sent.values != noise_alone(tmp_path / "none")
+    assert sent.rows[-1]["late"] is False
+
+
+@pytest.mark.parametrize(("late", "slots"), [(-0.5, 1), (0.5, 2), (25.0, 3)])
+def test_what_is_settled_too_late_for_its_slot_is_noise_alone(
+    late: float, slots: int, tmp_path: Path, clock: Clock
+) -> None:
+    round_seconds = site(tmp_path / "any", PATIENTS).round_seconds
+    sent = played(tmp_path / "late", clock, round_seconds + late)
+    assert sent.slots == pytest.approx(slots)
+    assert sent.values == noise_alone(tmp_path / "none")
+    assert (sent.rows[-1]["late"], sent.rows[-1]["failed"]) == (True, 0)
+
+
+def test_a_reply_that_takes_too_long_to_build_is_none(tmp_path: Path, clock: Clock) -> None:
+    mean = BlockRelease.mean
+
+    def slow(release: BlockRelease, *given: Any) -> torch.Tensor:
+        clock.sleep(60)
+        return mean(release, *given)
+
+    with patch.object(BlockRelease, "mean", slow):
+        sent = played(tmp_path / "site", clock)
+    assert (sent.error, sent.values) == (FAILED, [])
+    seconds = read_guard(tmp_path / "site" / "guard.toml").round_seconds
+    assert sent.slots == pytest.approx(math.ceil(60 / seconds))
+    assert sent.rows[-1]["refused"] == MISSED
+
+
+@pytest.mark.parametrize("late", [False, True])
+def test_a_masked_vector_that_is_settled_too_late_is_noise_alone(
+    late: bool, tmp_path: Path, clock: Clock
+) -> None:
+    policy = site(tmp_path, PATIENTS, min_noise_multiplier=1.0, max_epsilon=50.0)
+    sandbox = KeepingSandbox(clock, policy.round_seconds * late)
+    guard = SiteGuard(policy, sandbox=sandbox)  # type: ignore[arg-type]
+    vectors = []
+
+    def masking(content: RecordDict, config: object, **how: Any) -> RecordDict:
+        vectors.append(how["work"]().vector())
+        return RecordDict()
+
+    silent = patch.object(SecureSum, "noise", lambda self, source: torch.zeros(self.length).long())
+    with patch("discreet.guard.site_guard.answer_masking", masking), silent:
+        assert guard.answer(asked(), context(), APP).charged
+    (vector,) = vectors
+    assert bool(np.any(vector)) is not late
+
+
+class FakeZygote:
+    """What the guard starts blocks from. Each has ended at once but the first, which stays on."""
+
+    def __init__(self, first_stays: float) -> None:
+        self.first_stays = first_stays
+        self.control, self.theirs = socket.socketpair()
+        self.started: list[float] = []
+        self.ends: list[float] = []
+        self.thread = threading.Thread(target=self._serve)
+        self.thread.start()
+
+    def _serve(self) -> None:
+        while True:
+            said, given, _, _ = socket.recv_fds(self.theirs, DEADLINE.size, 6)
+            if not said:
+                self.theirs.close()
+                return
+            self.started.append(time.monotonic())
+            self.ends += DEADLINE.unpack(said)
+            *others, done = given
+            for each in others:
+                os.close(each)
+            if len(self.started) == 1:
+                threading.Timer(self.first_stays, os.close, [done]).start()
+            else:
+                os.close(done)
+
+
+@pytest.mark.parametrize(("stays", "slots"), [(0.0, 1), (1.3, 2)])
+def test_a_block_that_is_still_there_lengthens_its_slot(
+    stays: float, slots: int, tmp_path: Path
+) -> None:
+    policy = site(tmp_path, PATIENTS, block_seconds=1.0 - ENDING_SECONDS)
+    zygote = FakeZygote(stays)
+    sandbox = object.__new__(Sandbox)
+    sandbox.policy = policy
+    sandbox.control = zygote.control
+    guard = SiteGuard(policy, sandbox=sandbox)
+    task = guard._task(message(), context(), APP, work=guard._work(message(), context()))
+    with opened_blocks(guard.blocks, [0, 1], {}) as inputs:
+        results = list(sandbox.run(task, inputs))
+    zygote.control.close()
+    zygote.thread.join()
+    assert [each.vector for each in results] == [None, None]
+    first, second = zygote.ends  # deadlines are absolute: no delay of this machine moves them
+    assert second - first == pytest.approx(slots, abs=1e-6)
+    assert zygote.started[1] >= second - policy.block_seconds
