@@ -489,7 +489,7 @@ def test_a_guarded_site_in_a_container_holds_a_hostile_app_and_answers_a_server(
         assert ran.returncode == 0, ran.stdout + ran.stderr
         assert ran.stdout.count("Received 1 results and 0 failures") == 2
         told = guarded.asked("site", "status", "/site/guard.toml")
-        assert "which one unit moves by 2C" in told
+        assert "which one unit moves by 8C" in told
         assert "in 2 releases" in told
     finally:
         print(guarded.compose("logs", "--tail", "40"))
