@@ -228,7 +228,11 @@ def hydra_on_conf(overrides: Sequence[str], *, conf: Path | None = None) -> Iter
 def _with_all_settings(folder: Path) -> Iterator[Path]:
     """The folder; or, if its config.yaml lacks settings, as that of a project does which an older
     version made, a folder of the same files with Discreet's own defaults under it."""
-    own = yaml.safe_load((own_files() / "conf" / CONFIG).read_text())
+    conf = own_files() / "conf"
+    if folder.resolve() == conf.resolve():
+        yield folder
+        return
+    own = yaml.safe_load((conf / CONFIG).read_text())
     own = {name: value for name, value in own.items() if name not in ("defaults", "hydra")}
     try:
         given = yaml.safe_load((folder / CONFIG).read_text())
