@@ -18,6 +18,7 @@ from discreet.mechanisms.mechanism_table import OF_A_RUN
 from discreet.planning.server_optimizer import ServerSGD, server_section
 from discreet.settings.clip_choice import CLIP_WORDS, AdaptiveClipping, FixedClipping
 from discreet.settings.compose import parse_asked
+from discreet.settings.own_numbers import kept_numbers, own_name
 from discreet.settings.privacy import PLAIN, SECURE
 from discreet.settings.rules import ConfigError, did_you_mean, plain, require
 from discreet.settings.settings import Settings
@@ -182,25 +183,13 @@ def settings_of_mechanism(mechanism: Mechanism) -> dict[str, Any]:
     return {name: getattr(mechanism, name) for name in names}
 
 
-def _own_name(mechanism: Mechanism) -> str | None:
-    """The name `module:Class` of a mechanism from outside, which is stored in the run folder; None
-    for Discreet's own."""
-    kind = type(mechanism)
-    if kind in KINDS:
-        return None
-    return f"{kind.__module__}:{kind.__qualname__}"
-
-
-def _own_numbers(mechanism: Mechanism, asked: Mapping[str, Any]) -> dict[str, Any] | None:
-    """The values of a mechanism from outside that no setting has, which are stored in the run
-    folder; None for Discreet's own. ConfigError: one is no number, text or truth value."""
+def _from_outside(mechanism: Mechanism, own: Mapping[str, Any]) -> dict[str, Any]:
+    """What a run folder keeps of a mechanism from outside: its name, and the values that no other
+    setting has."""
     if type(mechanism) in KINDS:
-        return None
-    numbers = {name: plain(value) for name, value in asked.items() if name not in HELD}
-    for name, value in numbers.items():
-        rule = "a number, a text, or True or False: the run folder keeps it"
-        require(isinstance(value, int | float | str), f"mechanism.{name}", rule, value)
-    return numbers or None
+        return {"own": None, "numbers": None}
+    more = {name: plain(value) for name, value in own.items() if name not in HELD}
+    return {"own": own_name(mechanism), "numbers": kept_numbers(more, "mechanism")}
 
 
 def _nested(settings: Mapping[str, Any]) -> dict[str, Any]:
@@ -234,8 +223,7 @@ def flower_settings(given: Mapping[str, Any]) -> Settings:
     rating = given["private_evaluation"]
     own = settings_of_mechanism(mechanism)
     masked = isinstance(mechanism, MaskedGaussian)
-    numbers = _own_numbers(mechanism, own)
-    asked = {**given, **own, "own": _own_name(mechanism), "numbers": numbers}
+    asked = {**given, **own, **_from_outside(mechanism, own)}
     asked["delta"] = 1e-5 if asked["delta"] is None else asked["delta"]
     settings: dict[str, Any] = {key: asked[name] for key, name in GIVEN.items() if name in asked}
     if rating is not None:

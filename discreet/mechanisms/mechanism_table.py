@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import fields
 from functools import partial
-from typing import Any, cast
+from typing import cast
 
 from discreet.mechanisms import local_dp_sgd, local_noise
 from discreet.mechanisms.central_gaussian import CentralGaussian
@@ -17,6 +16,7 @@ from discreet.mechanisms.masked_sums import MaskedGaussian, MaskedStep
 from discreet.mechanisms.mechanism import CLIENTS, SERVER, Mechanism
 from discreet.mechanisms.unprotected import Unprotected
 from discreet.settings.client_settings import ClientSettings
+from discreet.settings.own_numbers import check_fields
 from discreet.settings.privacy import (
     CLIP,
     CORRELATED,
@@ -65,10 +65,7 @@ def _own(name: str, numbers: Mapping[str, object]) -> Make:
     if getattr(make, "guarantee", None) != USER or SERVER not in getattr(make, "charged_at", ()):
         rule = "a mechanism of guarantee user that is charged at the server"
         require(False, "privacy.user.mechanism", rule, name)
-    known = {each.name for each in fields(cast(Any, make)) if each.name not in OF_A_RUN}
-    unknown = sorted(numbers.keys() - known)
-    rule = f"by the names of its fields, {', '.join(sorted(known))}"
-    require(not unknown, "privacy.user.mechanism_numbers", rule, ", ".join(unknown))
+    check_fields(numbers, make, "privacy.user.mechanism_numbers", apart=OF_A_RUN)
     return partial(make, **numbers)
 
 

@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields, is_dataclass, replace
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
+from discreet.settings.own_numbers import check_fields, kept_numbers, own_name
 from discreet.settings.rules import (
     ConfigError,
     LearningRate,
@@ -211,10 +212,7 @@ def _from_outside(name: str, numbers: Mapping[str, object]) -> ServerOptimizer:
         raise ConfigError(str(error)) from error
     is_one = isinstance(made, type) and is_dataclass(made) and hasattr(made, "step")
     require(is_one, "server.optimizer", "a dataclass with a method step(state, change)", name)
-    known = [each.name for each in fields(made)]
-    unknown = sorted(numbers.keys() - {*known})
-    rule = f"by the names of its fields, {', '.join(known)}"
-    require(not unknown, "server.numbers", rule, ", ".join(unknown))
+    check_fields(numbers, made, "server.numbers")
     optimizer: ServerOptimizer = made(**numbers)
     return optimizer
 
@@ -238,7 +236,5 @@ def server_section(optimizer: object) -> dict[str, object]:
     is_one = is_dataclass(kind_of) and callable(getattr(optimizer, "step", None))
     require(is_one, "server_optimizer", rule, kind_of.__name__)
     numbers = {each.name: getattr(optimizer, each.name) for each in fields(cast(Any, optimizer))}
-    for name, value in numbers.items():
-        told = "a number, a text, or True or False: the run folder keeps it"
-        require(isinstance(value, int | float | str), f"server_optimizer.{name}", told, value)
-    return {"optimizer": f"{kind_of.__module__}:{kind_of.__qualname__}", "numbers": numbers or None}
+    kept = kept_numbers(numbers, "server_optimizer")
+    return {"optimizer": own_name(optimizer), "numbers": kept}

@@ -20,6 +20,7 @@ from discreet.settings.data import (
     NormaliserConfig,
     StatisticsConfig,
 )
+from discreet.settings.own_numbers import OwnNumbers
 from discreet.settings.privacy import (
     CORRELATED,
     EXAMPLE,
@@ -33,7 +34,6 @@ from discreet.settings.privacy import (
     ExamplePrivacyConfig,
     LocalPrivacyConfig,
     Noise,
-    OwnNumbers,
     SecureConfig,
 )
 from discreet.settings.rules import ConfigError, check_all, require, require_each, section

@@ -13,6 +13,7 @@ from discreet.accounting.correlation import BISR, BSR, CORRELATIONS, NONE, best_
 from discreet.accounting.events import ACCOUNTANTS, PLD
 from discreet.privacy.quantile import LARGEST_NUMBER, QuantileEstimator
 from discreet.settings import rules
+from discreet.settings.own_numbers import OwnNumbers
 from discreet.settings.rules import (
     ConfigError,
     check_all,
@@ -48,8 +49,6 @@ SCHEDULE = rules.Rule(
     lambda value: value in SCHEDULES if isinstance(value, str) else _SHARES.holds(value),
     SCHEDULES,
 )
-# of a mechanism from outside: what a run folder and a message can hold
-OwnNumbers = dict[str, float | int | bool | str]
 Accountant = Annotated[str, rules.one_of(*ACCOUNTANTS)]
 Noise = Annotated[str, rules.one_of("float", "grid", "secure_sum")]
 Aggregation = Annotated[str, rules.one_of(PLAIN, SECURE)]

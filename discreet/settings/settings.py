@@ -11,7 +11,8 @@ from discreet.logs import LOG_FORMATS
 from discreet.settings import rules
 from discreet.settings.client_settings import ClientSettings, UserTerms
 from discreet.settings.data import DataConfig, EvaluationConfig, NormaliserConfig, StatisticsConfig
-from discreet.settings.privacy import PLAIN, OwnNumbers, PrivacyConfig
+from discreet.settings.own_numbers import OwnNumbers
+from discreet.settings.privacy import PLAIN, PrivacyConfig
 from discreet.settings.rules import check_all, check_value, require, require_each, section
 from discreet.settings.training import FLOWER_APP, HF, ModelConfig, TaskConfig, TrainingConfig
 from discreet.settings.wording import Key, Wording
