@@ -64,7 +64,7 @@ def test_it_agrees_with_a_run_of_each_kind(
     said = capsys.readouterr().out
     privacy = json.loads((run / "privacy.json").read_text())
     for each in privacy["guarantees"]:
-        assert (f"{each['name']} is " in said) == each["enabled"]
+        assert (f"{each['name']} is inf by {privacy['accountant']}" in said) != each["enabled"]
     assert "recomputed" in said
     assert "verify those" not in said
 
@@ -181,14 +181,53 @@ def new_chain(run: Path) -> None:
     in_json(run, lambda found: found.update(ledger_head=head))
 
 
+def nothing_promised(run: Path) -> None:
+    in_json(run, lambda found: found.update(guarantees=[]))
+
+
+def no_epsilon(run: Path) -> None:
+    in_json(run, lambda found: found["guarantees"][0].update(epsilon={}))
+
+
+def unknown_guarantee(run: Path) -> None:
+    in_json(
+        run,
+        lambda found: found["guarantees"].append(
+            {**found["guarantees"][0], "name": "household", "events": []}
+        ),
+    )
+
+
+def no_rounds(run: Path) -> None:
+    in_json(run, lambda found: found.update(rounds=0))
+
+
+def lower_first_round(run: Path) -> None:
+    path = run / "metrics.csv"
+    head, first, *rows = path.read_text().splitlines()
+    cells = first.split(",")
+    cells[head.split(",").index("epsilon_user")] = "0.5"
+    path.write_text("\n".join([head, ",".join(cells), *rows]) + "\n")
+
+
+def number_for_what_is_off(run: Path) -> None:
+    in_json(run, lambda found: found["guarantees"][2]["epsilon"].update(pld=1.0))
+
+
 LIES = {
+    nothing_promised: "nothing was charged that is off ['example', 'user']",
+    no_epsilon: "privacy.json: user is nan",
+    unknown_guarantee: "all 2 rounds were charged for household",
+    no_rounds: "0 rounds of 2",
+    lower_first_round: "metrics.csv, round 1: user is 0.5",
+    number_for_what_is_off: "privacy.json: local is 1.0 by pld",
     lower_epsilon: "privacy.json: user is 2",
     lower_example: "privacy.json: example is 0.5",
-    lower_metrics: "metrics.csv: user is 3",
+    lower_metrics: "metrics.csv, round 2: user is 3",
     larger_delta: "privacy.json: delta",
     switched_off: "nothing was charged that is off",
     other_head: "ledger_head",
-    more_rounds: "all 3 rounds were charged for user",
+    more_rounds: "3 rounds of 2",
     more_noise: "ledger.db: 2 rows do not fit the chain at row 1",
     row_removed: "ledger.db: 1 rows do not fit the chain at row 1",
     end_removed: "ledger.db: 1 rows lack the last ones",
@@ -214,12 +253,35 @@ def test_it_finds_a_planted_lie(
     assert any(message in line for line in wrong)
 
 
-def test_it_reads_the_model_card(honest: Path, tmp_path: Path) -> None:
-    card = tmp_path / "README.md"
-    card.write_text("| user | 9 | 0.001 | all data of one client |\n")
-    assert main(str(honest), str(card)) == 0
-    card.write_text("| user | 1.5 | 0.001 | all data of one client |\n")
-    assert main(str(honest), str(card)) == 1
+ROW = "| {name} | {epsilon} | {delta} | all data of one client |\n"
+OTHERS = ROW.format(name="local", epsilon="none (infinite)", delta="")
+OTHERS += ROW.format(name="example", epsilon="40", delta="0.001")
+
+
+@pytest.mark.parametrize(
+    ("card", "code"),
+    [
+        (ROW.format(name="user", epsilon="9", delta="0.001") + OTHERS, 0),
+        (ROW.format(name="**user**", epsilon="**9**", delta="`0.001`") + OTHERS, 0),
+        (ROW.format(name="user", epsilon="1.5", delta="0.001") + OTHERS, 1),
+        (ROW.format(name="user", epsilon="**1.5**", delta="0.001") + OTHERS, 1),
+        (ROW.format(name="user", epsilon="9", delta="1e-12") + OTHERS, 1),
+        (ROW.format(name="user", epsilon="about 9", delta="0.001") + OTHERS, 1),
+        (ROW.format(name="user", epsilon="9", delta="0.001"), 1),
+        (OTHERS, 1),
+        ("Epsilon is small.\n", 1),
+        (
+            ROW.format(name="user", epsilon="9", delta="0.001")
+            + OTHERS
+            + ROW.format(name="local", epsilon="1", delta="0.001"),
+            1,
+        ),
+    ],
+)
+def test_it_reads_the_model_card(card: str, code: int, honest: Path, tmp_path: Path) -> None:
+    path = tmp_path / "README.md"
+    path.write_text(card)
+    assert main(str(honest), str(path)) == code
 
 
 def test_it_is_short_and_imports_nothing_of_discreet() -> None:
