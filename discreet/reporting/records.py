@@ -120,9 +120,15 @@ class RunRecord:
         ]
 
     def of_model(self, name: str) -> float | None:
-        """The value of a column after the round of the run's model; None for the untrained
-        model."""
-        return model_row(self.privacy, self.rounds).get(self.score_name if name == SCORE else name)
+        """The value of a column for the run's model; None for the untrained model."""
+        return self._model_row.get(self.score_name if name == SCORE else name)
+
+    @cached_property
+    def _model_row(self) -> dict[str, float | None]:
+        """The row of metrics.csv of the run's model. A model whose shapes were made to rise or fall
+        when it left has other scores than after its round: those that left are meant."""
+        left = {name: value for name, (value, _, _) in self.intervals.items()}
+        return {**model_row(self.privacy, self.rounds), **left}
 
     @property
     def model_round(self) -> int:
@@ -138,7 +144,7 @@ class RunRecord:
     def no_better(self) -> str | None:
         """The warning about a model that does not beat a constant guess; None if it does."""
         guess = None if self.constant is None else ConstantGuess(**self.constant)
-        return last_warning(guess, [model_row(self.privacy, self.rounds)])
+        return last_warning(guess, [self._model_row])
 
     @property
     def intervals(self) -> dict[str, Interval]:

@@ -19,6 +19,7 @@ from discreet.data.encoding import encoded_columns
 from discreet.data.examples import Examples, Task, TaskShape
 from discreet.data.targets import CLASS, NUMBERS, Target
 from discreet.models.models import flatten_parameters, load_parameters
+from discreet.reporting.records import read_runs
 from discreet.run_files.predictions import load_model, predict
 from discreet.run_files.shapes import LinearWeights, shapes_of
 from discreet.server.resolve import resolve
@@ -167,6 +168,9 @@ def test_the_model_that_leaves_falls_and_report_and_card_say_so(project_of_table
     run, out = folder / "run", folder / "out"
     words = ["experiment=table", f"data.path={folder}", "data.num_clients=60", "rounds=3"]
     simulate(*load_asked([*words, "seed=40127", "privacy.user.enabled=false", f"output_dir={run}"]))
+    (record,) = read_runs([run])
+    left = json.loads((run / "score_intervals.json").read_text())
+    assert record.of_model("loss") == left["loss"][0] != record.rounds[-1]["loss"]
     assert report([str(run)]) == 0
     assert "hba1c was made to fall after training" in (run / "report.html").read_text()
     assert export([str(run), str(out)]) == 0
