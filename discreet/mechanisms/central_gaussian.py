@@ -27,7 +27,7 @@ from discreet.mechanisms.round_state import Released
 from discreet.privacy.quantile import BIT_SENSITIVITY, default_count_stddev, split_noise_multiplier
 from discreet.settings.client_settings import UNBOUND, ClientSettings
 from discreet.settings.clip_choice import AdaptiveClipping, FixedClipping
-from discreet.settings.privacy import CLIP, PLANNED, PRIVACY_DRAWS, USER, ClipConfig, Sizes
+from discreet.settings.privacy import CLIP, PLANNED, USER, ClipConfig, Sizes
 from discreet.settings.rules import ConfigError, require
 from discreet.settings.training import FLOWER_APP
 from discreet.settings.wording import Key, Wording
@@ -279,7 +279,7 @@ class CentralGaussian:
     def _gaussian(self, noise_multiplier: float) -> Gaussian:
         from discreet.privacy.mechanisms import Gaussian
 
-        return Gaussian(noise_multiplier, draws=PRIVACY_DRAWS.get(self.run.noise, 1))
+        return Gaussian(noise_multiplier, self.run.noise)
 
     @cached_property
     def _count_grid(self) -> Grid:

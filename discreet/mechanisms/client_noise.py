@@ -6,8 +6,6 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from discreet.settings.privacy import PRIVACY_DRAWS
-
 if TYPE_CHECKING:
     from dp_accounting import DpEvent
     from torch import Tensor
@@ -32,7 +30,7 @@ class LocalPrivacy:
         from discreet.privacy.mechanisms import Gaussian, Laplace
 
         if self.kind == "gaussian":
-            return Gaussian(self.noise_multiplier, draws=PRIVACY_DRAWS.get(self.noise, 1))
+            return Gaussian(self.noise_multiplier, self.noise)
         return Laplace(self.noise_multiplier)
 
     @property

@@ -31,7 +31,6 @@ from discreet.settings.privacy import (
     EXAMPLE,
     OF_OWNERS,
     PLANNED,
-    PRIVACY_DRAWS,
     ZERO_OUT,
     ClipConfig,
     Sizes,
@@ -42,6 +41,8 @@ if TYPE_CHECKING:
     from discreet.mechanisms.sums import AnswerRelease, CohortSum, Replies
     from discreet.privacy.randomness import RandomSource
     from discreet.training.local_training import LocalSettings
+
+MOST_STEPS = 10**6  # of a client in a round, for the bound on what noise may err
 
 
 @dataclass(frozen=True)
@@ -131,7 +132,11 @@ class LocalDpSgd:
         return IN_THE_CLEAR
 
     def expected_noise(self, clip_norm: float) -> ExpectedNoise:
-        return unnoised_at_server(self.run)
+        if self.run.noise == "grid":
+            slack = _steps_slack
+        else:
+            slack = None
+        return replace(unnoised_at_server(self.run), slack=slack, sums="rounded")
 
     def event(self, number: int, *, again: bool = False) -> None:
         """None: clients pay for each of their steps."""
@@ -183,6 +188,13 @@ def answer_noise(run: ClientSettings) -> OwnNoise:
     return OwnNoise(noise, of_examples=True)
 
 
+def _steps_slack(values: int, _: float) -> float:
+    """The slack of a round's steps, which are far fewer than MOST_STEPS."""
+    from discreet.privacy.rounded_sums import gaussian_slack
+
+    return MOST_STEPS * gaussian_slack(values)
+
+
 def local_settings(run: ClientSettings, num_examples: int) -> LocalSettings:
     """The local work of a client with `num_examples` examples, or owners if these are the unit.
 
@@ -202,10 +214,9 @@ def local_settings(run: ClientSettings, num_examples: int) -> LocalSettings:
 
     example = run.example
     settings = settings_without_noise(run.training, run.task)
-    draws = PRIVACY_DRAWS.get(run.noise, 1)
     declared = run.data.public_num_examples
     private = ExamplePrivacy(
-        example.clip_norm, example.noise_multiplier or 0.0, draws, declared, example.most_rows
+        example.clip_norm, example.noise_multiplier or 0.0, run.noise, declared, example.most_rows
     )
     settings = replace(settings, example=private)
     if example.noise_multiplier is not None:

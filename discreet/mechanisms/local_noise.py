@@ -112,7 +112,11 @@ class LocalNoise:
 
     def expected_noise(self, clip_norm: float) -> ExpectedNoise:
         from discreet.privacy.grid import grid_slack, laplace_grid_slack
+        from discreet.privacy.rounded_sums import laplace_slack
 
+        if self.run.local.kind == "laplace_step":
+            in_steps = unnoised_at_server(self.run)
+            return replace(in_steps, slack=lambda values, _: laplace_slack(values), sums="rounded")
         slacks = {"gaussian": grid_slack, "laplace": laplace_grid_slack}
         if self.run.noise == "grid":
             slack = slacks.get(self.run.local.kind)

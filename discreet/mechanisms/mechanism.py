@@ -114,6 +114,7 @@ class ExpectedNoise:
         None without such a count.
       slack: a function that bounds the distance of so many noise values, of a scale in grid steps,
         to exact noise; None if it is not bounded.
+      sums: "grid" if what is noised is exact, or "rounded" for a sum in floating point.
     """
 
     multiplier: float
@@ -122,6 +123,7 @@ class ExpectedNoise:
     clip_setting: str | None = None
     count_stddev: float | None = None
     slack: Callable[[int, float], float] | None = None
+    sums: str = "grid"
 
 
 @dataclass(frozen=True)

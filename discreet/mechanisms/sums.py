@@ -18,7 +18,7 @@ from discreet.privacy.mechanisms import Gaussian
 from discreet.privacy.randomness import RandomSource
 from discreet.queries.query import Sums
 from discreet.settings.client_settings import ClientSettings
-from discreet.settings.privacy import PRIVACY_DRAWS, Sizes
+from discreet.settings.privacy import Sizes
 
 if TYPE_CHECKING:
     from dp_accounting import DpEvent
@@ -286,7 +286,7 @@ class AnswerSum:
             return self.opened(self.rows.values)
         return self.opened(
             self.rows.noised(
-                Gaussian(self.how.noise_multiplier, draws=PRIVACY_DRAWS.get(self.how.noise, 1)),
+                Gaussian(self.how.noise_multiplier, self.how.noise),
                 source,
             )
         )

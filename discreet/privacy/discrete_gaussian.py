@@ -84,7 +84,7 @@ def _trials(count: int, variance: int, source: RandomSource) -> Tensor:
 def _sizes(words: Tensor, scale: int, key: bytes) -> Tensor:
     """floor(-scale * ln u), int64 (n,).
 
-    A first look at -ln u is off by at most ERROR = 2^-43 for u >= 2^-20 (`grid._first_laplace`),
+    A first look at -ln u is off by at most ERROR = 2^-43 for u >= 2^-20 (`grid.first_laplace`),
     and the product with a scale of at most 2^32 + 1 rounds by at most 14 * 2^-53 of the scale more.
     """
     values = open_uniform(words).log_().mul_(-float(scale))

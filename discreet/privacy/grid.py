@@ -48,9 +48,10 @@ LARGEST_TOTAL = 2.0**62  # in steps: half of what int64 holds
 BITS = 127  # of each uniform behind a draw
 ERROR = 2.0**-43  # bound on the error of the float64 value, for scale 1
 # Maps words to values with an error of at most ERROR, and a mask of those whose error may be more.
-_FirstLook = Callable[[Tensor], tuple[Tensor, Tensor]]
+FirstLook = Callable[[Tensor], tuple[Tensor, Tensor]]
 # Maps words, an index and a key for more bits to the value at that index.
-_SecondLook = Callable[[Tensor, int, bytes], Decimal]
+SecondLook = Callable[[Tensor, int, bytes], Decimal]
+Law = tuple[FirstLook, SecondLook]
 _PI = Decimal(
     "3.14159265358979323846264338327950288419716939937510582097494459230781640628620899862803482534211706798"
 )
@@ -74,13 +75,11 @@ class Grid:
         Each is the correct rounding of a Gaussian made from two 127-bit uniforms. A stddev of 0
         gives zeros.
         """
-        return _rounded(count, stddev / self.step, source, first=first_normal, second=second_normal)
+        return _rounded(count, stddev / self.step, source, law=NORMAL)
 
     def laplace(self, count: int, scale: float, source: RandomSource) -> Tensor:
         """`count` Laplace values of `scale` (in the units of the data): otherwise as `gaussian`."""
-        return _rounded(
-            count, scale / self.step, source, first=_first_laplace, second=_second_laplace
-        )
+        return _rounded(count, scale / self.step, source, law=LAPLACE)
 
     def to_float(self, steps: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
         """Whole steps in the units of the data: exact up to 2^53 steps, then rounded once to
@@ -162,9 +161,7 @@ def _slack(num_params: int, scale_in_steps: float, *, cuts: float, bits: int) ->
     return min(1.0, num_params * 2 * cuts * 2.0**-bits)
 
 
-def _rounded(
-    count: int, scale: float, source: RandomSource, *, first: _FirstLook, second: _SecondLook
-) -> Tensor:
+def _rounded(count: int, scale: float, source: RandomSource, *, law: Law) -> Tensor:
     if not 0 <= scale <= LARGEST_SCALE:
         raise ValueError(f"noise must be in [0, 2^32] steps, not {scale}")
     noise = torch.zeros(count, dtype=torch.int64)
@@ -174,16 +171,40 @@ def _rounded(
     for start in range(0, count, CHUNK):
         part = noise[start : start + CHUNK]
         words = signed(source.words(len(part) + len(part) % 2))
-        values, near_end = first(words)
-        nearest = values.mul_(scale).round()
-        unsure = (values.sub_(nearest).abs_() >= 0.5 - scale * ERROR).logical_or_(near_end)
-        rounded = nearest.long()
-        for index in unsure.nonzero().flatten().tolist():
-            with localcontext(prec=140):
-                value = second(words, index, key + start.to_bytes(8, "big"))
-                rounded[index] = math.floor(Decimal(scale) * value + Decimal("0.5"))
-        part.copy_(rounded[: len(part)])
+        nearest = nearest_steps(words, scale, key + start.to_bytes(8, "big"), law=law)
+        part.copy_(nearest[: len(part)])
     return noise
+
+
+def nearest_steps(
+    words: Tensor,
+    scale: float,
+    key: bytes,
+    *,
+    law: Law,
+    offset: Tensor | None = None,
+) -> Tensor:
+    """The values of words, int64 (n,), times `scale`, plus an `offset` (n,), float64 in [-1/2, 1/2]
+    and in steps, correctly rounded to whole steps: float64, (n,).
+
+    A float64 value with an offset has twice the error of one without.
+    """
+    first, second = law
+    values, near_end = first(words)
+    values.mul_(scale)
+    error = scale * ERROR
+    if offset is not None:
+        values.add_(offset)
+        error = 2 * error + 2.0**-52
+    nearest = values.round()
+    unsure = (values.sub_(nearest).abs_() >= 0.5 - error).logical_or_(near_end)
+    for index in unsure.nonzero().flatten().tolist():
+        with localcontext(prec=140):
+            value = Decimal(scale) * second(words, index, key)
+            if offset is not None:
+                value += Decimal(float(offset[index]))
+            nearest[index] = math.floor(value + Decimal("0.5"))
+    return nearest
 
 
 def first_normal(words: Tensor) -> tuple[Tensor, Tensor]:
@@ -217,7 +238,7 @@ def second_normal(words: Tensor, index: int, key: bytes) -> Decimal:
     return radius * _cosine(angle - _PI / 2 if index >= half else angle)
 
 
-def _first_laplace(words: Tensor) -> tuple[Tensor, Tensor]:
+def first_laplace(words: Tensor) -> tuple[Tensor, Tensor]:
     """-ln u or ln u by the sign bit, each with an error of at most 2^-43.7, and a mask of those
     with u < 2^-20, too near 0 for that bound.
 
@@ -227,9 +248,13 @@ def _first_laplace(words: Tensor) -> tuple[Tensor, Tensor]:
     return laplace_values(words), (words & LOW_63_BITS) < FEW_BITS
 
 
-def _second_laplace(words: Tensor, index: int, key: bytes) -> Decimal:
+def second_laplace(words: Tensor, index: int, key: bytes) -> Decimal:
     word = int(words[index])
     return _exponential(word, _more_bits(key, index)[0]).copy_sign(word)
+
+
+NORMAL: Law = (first_normal, second_normal)
+LAPLACE: Law = (first_laplace, second_laplace)
 
 
 def _more_bits(key: bytes, index: int) -> tuple[int, int]:

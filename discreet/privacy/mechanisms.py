@@ -6,7 +6,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
 from typing import TYPE_CHECKING
 
 import torch
@@ -15,11 +14,16 @@ from torch import Tensor
 from discreet.accounting.events import check_noise_multiplier, check_positive, poisson_round_event
 from discreet.privacy.grid import Grid
 from discreet.privacy.randomness import RandomSource
+from discreet.privacy.rounded_sums import check_finite, rounded_gaussian, rounded_laplace
 
 if TYPE_CHECKING:
     from dp_accounting import DpEvent
 
-Draw = Callable[[int, float], Tensor]  # draws a number of values of a stddev or scale
+GRID = "grid"
+# Draws behind a value of the other kinds of noise; 4 is the secure mode of `RandomSource.normal`.
+DRAWS = {"float": 1, "secure_sum": 4}
+# Adds noise of a stddev or scale to a total.
+Draw = Callable[[Tensor, float, RandomSource], Tensor]
 
 
 @dataclass(frozen=True)
@@ -27,12 +31,13 @@ class Gaussian:
     """The Gaussian mechanism: noise of stddev noise_multiplier * (L2 sensitivity) on each
     coordinate.
 
-    A noise multiplier of 0 protects nobody: its event has infinite epsilon. Each noise value is the
-    sum of `draws` draws; 4 is the secure mode (see `RandomSource.normal`).
+    A noise multiplier of 0 protects nobody: its event has infinite epsilon. `noise` is "grid", or
+    how noise is added to a sum in floating point without rounding: "float", or "secure_sum", the
+    sum of four draws.
     """
 
     noise_multiplier: float
-    draws: int = 1
+    noise: str = GRID
 
     def __post_init__(self) -> None:
         check_noise_multiplier(self.noise_multiplier)
@@ -47,15 +52,16 @@ class Gaussian:
         and type.
 
         Between neighbouring datasets `total` must change by at most `sensitivity` in L2: C for a
-        sum of vectors clipped to C if one is added or removed, 2C if one is replaced. The low bits
-        of floating-point noise can still tell something about `total` (Mironov 2012);
-        `add_grid_noise` has none. Raises ValueError: `total` is not finite, or the noise is out of
-        range for its type; TypeError: another type.
+        sum of vectors clipped to C if one is added or removed, 2C if one is replaced. With "grid"
+        the noised sum is rounded (`rounded_gaussian`); without, its low bits can still tell
+        something about `total` (Mironov 2012). Raises ValueError: `total` is not finite, or the
+        noise is out of range for its type; TypeError: another type.
         """
-        normal = partial(source.normal, draws=self.draws, dtype=total.dtype, device=total.device)
-        return _noised(
-            total, self.stddev(sensitivity), lambda count, stddev: normal(count, stddev=stddev)
-        )
+        if self.noise == GRID:
+            draw = rounded_gaussian
+        else:
+            draw = self._unrounded
+        return _noised(total, self.stddev(sensitivity), draw, source)
 
     def add_grid_noise(
         self, total: Tensor, sensitivity: float, *, grid: Grid, source: RandomSource
@@ -63,12 +69,22 @@ class Gaussian:
         """`total`, int64 steps of `grid`, plus noise rounded to steps. `sensitivity` is in the
         units of the data; the standard deviation is rounded up.
 
-        It has the guarantee of `add_noise`, with a slack in delta given by `grid_slack`. `draws` is
-        ignored, as the grid leaves no low bits to search.
+        It has the guarantee of `add_noise`, with a slack in delta given by `grid_slack`.
         """
         stddev = _rounded_up(total, self.stddev(sensitivity))
         noise = grid.gaussian(total.numel(), stddev, source)
         return noise.reshape(total.shape).to(total.device).add_(total)
+
+    def _unrounded(self, total: Tensor, stddev: float, source: RandomSource) -> Tensor:
+        check_finite(total)
+        noise = source.normal(
+            total.numel(),
+            stddev=stddev,
+            draws=DRAWS[self.noise],
+            dtype=total.dtype,
+            device=total.device,
+        )
+        return noise.reshape(total.shape).add_(total)
 
     def event(self) -> DpEvent:
         """The event of one release."""
@@ -93,12 +109,9 @@ class Laplace:
         return _noise_for(sensitivity, self.noise_multiplier)
 
     def add_noise(self, total: Tensor, sensitivity: float, source: RandomSource) -> Tensor:
-        """`total` plus noise for an L1 `sensitivity`; otherwise as `Gaussian.add_noise`."""
-        return _noised(
-            total,
-            self.scale(sensitivity),
-            lambda count, scale: source.laplace(count).mul_(scale).to(total.dtype),
-        )
+        """`total` plus noise for an L1 `sensitivity`, rounded as by `rounded_laplace`; otherwise as
+        `Gaussian.add_noise`."""
+        return _noised(total, self.scale(sensitivity), rounded_laplace, source)
 
     def add_grid_noise(
         self, total: Tensor, sensitivity: float, *, grid: Grid, source: RandomSource
@@ -147,21 +160,18 @@ def _noise_for(sensitivity: float, noise_multiplier: float) -> float:
     return noise_multiplier * sensitivity
 
 
-def _noised(total: Tensor, scale: float, draw: Draw) -> Tensor:
+def _noised(total: Tensor, scale: float, draw: Draw, source: RandomSource) -> Tensor:
     if total.dtype not in (torch.float32, torch.float64):
         raise TypeError(f"total must be float32 or float64, not {total.dtype}")
     span = torch.finfo(total.dtype)
-    if scale != 0 and not span.tiny < scale < span.max / 64:
+    if scale == 0:
+        check_finite(total)
+        return total.clone()
+    if not span.tiny * 64 < scale < span.max / 64:
         raise ValueError(
             f"noise of size {scale} is out of range for {total.dtype}: it would vanish or overflow"
         )
-    # A value that is not finite makes the sum so, and the sum is fifty times faster than a look at
-    # each value. As a sum may also overflow, each value is looked at then.
-    if not math.isfinite(total.sum()) and not torch.isfinite(total).all():
-        raise ValueError("total must be finite")
-    if scale == 0:
-        return total.clone()
-    return draw(total.numel(), scale).reshape(total.shape).to(total.device).add_(total)
+    return draw(total, scale, source)
 
 
 def _rounded_up(total: Tensor, scale: float) -> float:

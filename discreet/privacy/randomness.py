@@ -30,7 +30,7 @@ _HALF = torch.tensor(2.0**-64, dtype=torch.float64)  # half a step of a radius u
 _ZEROS = bytes(1 << 16)
 
 
-class _Scratch(threading.local):
+class Scratch(threading.local):
     """A thread's buffers for `pairs` pairs of normal draws. They are kept, as new memory would take
     as long as the draws."""
 
@@ -42,9 +42,12 @@ class _Scratch(threading.local):
             self.words = torch.empty(2 * pairs, dtype=torch.int64)
             self.cosine = torch.empty(pairs, dtype=torch.float64)
             self.radius, self.angle = torch.empty(2, pairs)
+            self.used = torch.empty(2 * pairs, dtype=torch.int64)
+            self.values = torch.empty(2 * pairs)
+            self.nearest = torch.empty(2 * pairs)
 
 
-_scratch = _Scratch()
+scratch = Scratch()
 
 
 class RandomSource:
@@ -163,40 +166,14 @@ class RandomSource:
             at_once = GPU_PAIRS
         for part in torch.split(values, 2 * at_once):
             pairs = (len(part) + 1) // 2
-            _scratch.reserve(pairs)
-            words = _scratch.words[: pairs + (pairs + 1) // 2]
+            scratch.reserve(pairs)
+            words = scratch.words[: pairs + (pairs + 1) // 2]
             self.fill(words.numpy())
             if device.type == "cpu":
-                fast_pairs(words, part, stddev, _scratch.radius[:pairs], _scratch.angle[:pairs])
+                fast_pairs(words, part, stddev, scratch.radius[:pairs], scratch.angle[:pairs])
             else:
                 fast_pairs(words.to(device), part, stddev, *torch.empty(2, pairs, device=device))
         return values
-
-    def laplace(self, count: int) -> Tensor:
-        """`count` independent standard Laplace values (density exp(-|x|) / 2, scale 1), shape
-        (count,), float64.
-
-        By inversion in float64, from a sign and a uniform of 63 bits, or more if those begin with
-        20 zeros: the tails follow the distribution and are not cut off.
-        """
-        values = torch.empty(count, dtype=torch.float64)
-        for part in torch.split(values, CHUNK):
-            words = signed(self.words(len(part)))
-            drawn = laplace_values(words)
-            for index in ((words & LOW_63_BITS) < FEW_BITS).nonzero().flatten().tolist():
-                word = int(words[index])
-                drawn[index] = math.copysign(self._tail(word & LOW_63_BITS), word)
-            part.copy_(drawn)
-        return values
-
-    def _tail(self, bits: int) -> float:
-        """-ln u for a uniform u whose first 63 bits are `bits`. More bits are drawn until 43 follow
-        the leading zeros."""
-        length = 63
-        while bits < FEW_BITS:
-            bits = bits << 64 | int(self.words(1)[0])
-            length = length + 64
-        return length * math.log(2) - math.log(bits + 0.5)
 
     def permutation(self, count: int) -> Tensor:
         """A uniformly random order of 0 .. count - 1, int64, shape (count,).
@@ -214,9 +191,9 @@ class RandomSource:
     def _normal_pairs(self, pairs: int, stddev: float) -> tuple[Tensor, Tensor]:
         """`box_muller` of the next 2 * pairs words: two float64 tensors (pairs,), which the next
         call overwrites."""
-        _scratch.reserve(pairs)
-        words = _scratch.words[: 2 * pairs]
-        cosine = _scratch.cosine[:pairs]
+        scratch.reserve(pairs)
+        words = scratch.words[: 2 * pairs]
+        cosine = scratch.cosine[:pairs]
         self.fill(words.numpy())
         words[:pairs].bitwise_and_(LOW_63_BITS)
         # The floats take the place of the words, so that less memory is touched.
@@ -306,7 +283,7 @@ def laplace_values(words: Tensor) -> Tensor:
     """Standard Laplace values from as many int64 words, float64: -ln u of 63 bits, with the word's
     sign.
 
-    They end at 44.4; `RandomSource.laplace` and `Grid.laplace` take more bits in the tail.
+    They end at 44.4; `discreet.privacy.grid.second_laplace` takes more bits in the tail.
     """
     return open_uniform(words).log_().copysign_(words)
 

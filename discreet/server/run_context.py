@@ -304,8 +304,8 @@ def _floating_point(
     if rated:  # a model with k outputs has at least k parameters
         values += ANSWER_NUMBERS * (checkpoint.params.numel() + 1)
     # The largest noise on a grid: the bound holds for every clip norm of the run.
-    slack_of = mechanism.expected_noise(math.inf).slack
-    if slack_of is None:
+    expected = mechanism.expected_noise(math.inf)
+    if expected.slack is None:
         if plan.run.noise == "secure_sum":
             noise = "secure_sum"
         else:
@@ -316,7 +316,7 @@ def _floating_point(
         releases = ledger.spent(mechanism.guarantee).num_releases
     else:
         releases = checkpoint.round + rated
-    slack = releases * slack_of(values, LARGEST_SCALE)
+    slack = releases * expected.slack(values, LARGEST_SCALE)
     stated = _epsilons(mechanism, plan, ledger, checkpoint).values()
     # The slack grows with epsilon: this one is enough for every stated epsilon, including the pure
     # one of Laplace noise.
@@ -324,4 +324,5 @@ def _floating_point(
     # For neighbours P and P', with drawn noise within r of exact noise: P(drawn in A) <= P(exact in
     # A) + r
     # <= exp(epsilon) * P'(exact in A) + delta + r, and P'(exact in A) <= P'(drawn in A) + r.
-    return {"noise": "grid", "delta_slack": (1 + math.exp(min(epsilon, 700.0))) * slack}
+    slack *= 1 + math.exp(min(epsilon, 700.0))
+    return {"noise": expected.sums, "delta_slack": slack}

@@ -31,7 +31,6 @@ GUARANTEES = (USER, EXAMPLE, LOCAL)
 # The neighbouring data sets at example level.
 ZERO_OUT = "zero-out: one example contributes nothing, n stays"
 ADD_OR_REMOVE = "add or remove one example"
-PRIVACY_DRAWS = {"float": 1, "secure_sum": 4}
 # The same if the unit is an owner with all its rows.
 OF_OWNERS = {
     ZERO_OUT: "zero-out: one owner, with all its rows, contributes nothing, n stays",

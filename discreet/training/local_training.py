@@ -60,14 +60,14 @@ class ExamplePrivacy:
 
     clip_norm: float
     noise_multiplier: float
-    draws: int = 1
+    noise: str = "grid"
     public_num_examples: int | None = None
     rows_per_owner: int | None = None
 
     @property
     def mechanism(self) -> Gaussian:
         """The noise of a step."""
-        return Gaussian(self.noise_multiplier, draws=self.draws)
+        return Gaussian(self.noise_multiplier, self.noise)
 
 
 PLAIN = TaskConfig()

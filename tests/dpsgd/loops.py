@@ -14,6 +14,7 @@ from torch.utils.data import TensorDataset
 from discreet.dpsgd.dpsgd import DPSGD
 from discreet.dpsgd.loop_plan import LoopPrivacy
 from discreet.privacy.randomness import seeded_source
+from discreet.privacy.rounded_sums import rounded_gaussian
 from discreet.training.local_training import step_batch, step_noise
 from tests.node.clients import clipped, examples, gradients, linear, params_of
 
@@ -62,7 +63,7 @@ def by_hand(made: Made, *, noise: float = NOISE) -> Tensor:
     for step in range(8):
         drawn = step_batch(source, step, SIZE, probability=BATCH / SIZE)
         total = clipped(gradients(model, COUNTED.subset(drawn)), CLIP)
-        mean = (total + step_noise(source, step).normal(len(total), stddev=noise * CLIP)) / BATCH
+        mean = rounded_gaussian(total, noise * CLIP, step_noise(source, step)) / BATCH
         for value, part in zip(
             model.parameters(),
             torch.split(mean, [v.numel() for v in model.parameters()]),

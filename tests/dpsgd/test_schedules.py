@@ -105,8 +105,9 @@ def adaptive_by_hand(steps: int, settings: AdaptiveClipping, noise: float) -> tu
             below += 0.5 if gradient.norm() <= clip else -0.5
             total += gradient * min(1.0, clip / float(gradient.norm()))
         drawn = source.child("step", step)
-        mean = (total + drawn.child("noise").normal(18, stddev=of_sum * clip)) / SIZE
-        below += float(drawn.child("count").normal(1, stddev=stddev))
+        mean = Gaussian(of_sum).add_noise(total, clip, drawn.child("noise")) / SIZE
+        counted = torch.tensor(below, dtype=torch.float64)
+        below = float(Gaussian(2 * stddev).add_noise(counted, 0.5, drawn.child("count")))
         for value, part in zip(model.parameters(), torch.split(mean, [15, 3]), strict=True):
             value.grad = part.view_as(value)
         optimizer.step()

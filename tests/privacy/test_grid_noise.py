@@ -104,7 +104,7 @@ def test_radius_words_near_an_end_are_never_decided_by_one_look() -> None:
     unsure = [True, True, False, False, True, True]
     assert grid.first_normal(radii.repeat(2))[1].tolist() == unsure + unsure
     signed_words = torch.cat((radii, radii - 2**63))
-    assert grid._first_laplace(signed_words)[1].tolist() == ([True] * 2 + [False] * 4) * 2
+    assert grid.first_laplace(signed_words)[1].tolist() == ([True] * 2 + [False] * 4) * 2
 
 
 def further_bits(index: int) -> tuple[int, int]:

@@ -272,7 +272,10 @@ def test_privacy_json_says_of_every_guarantee_what_the_page_says(tmp_path: Path)
     assert said["user"]["adjacency"] == "add or remove one client"
     assert said["example"]["adjacency"] == "zero-out: one example contributes nothing, n stays"
     assert said["user"]["floating_point"]["delta_slack"] < 1e-12
-    assert said["example"]["floating_point"] == {"noise": "float", "delta_slack": "not bounded"}
+    assert said["example"]["floating_point"]["noise"] == "rounded"
+    assert 0 < said["example"]["floating_point"]["delta_slack"] < 1e-12
+    unrounded = statement(tmp_path / "float", *words, "privacy.noise=float")["example"]
+    assert unrounded["floating_point"] == {"noise": "float", "delta_slack": "not bounded"}
 
 
 def test_example_level_is_zero_out_unless_the_number_of_examples_is_declared() -> None:

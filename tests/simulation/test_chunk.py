@@ -42,7 +42,7 @@ WAYS = {
     "momentum": replace(SGD, momentum=0.6),
     "dp-sgd": replace(SGD, example=EXAMPLE),
     "dp-sgd with momentum": replace(SGD, momentum=0.6, example=EXAMPLE),
-    "dp-sgd in secure mode": replace(SGD, epochs=1, example=replace(EXAMPLE, draws=4)),
+    "dp-sgd in secure mode": replace(SGD, epochs=1, example=replace(EXAMPLE, noise="secure_sum")),
     "dp-sgd by a declared number": replace(SGD, example=replace(EXAMPLE, public_num_examples=11)),
     "whole batches": replace(SGD, batch_size=64, example=EXAMPLE),
     "batches of one": replace(SGD, batch_size=1, epochs=1),

@@ -36,7 +36,9 @@ def close(one: Tensor, other: Tensor, *, rtol: float = 1e-4, atol: float = 1e-6)
 def dp(
     noise_multiplier: float, *, epochs: int = 1, batch_size: int = 8, momentum: float = 0.0
 ) -> LocalSettings:
-    return LocalSettings(epochs, batch_size, RATE, momentum, ExamplePrivacy(CLIP, noise_multiplier))
+    return LocalSettings(
+        epochs, batch_size, RATE, momentum, ExamplePrivacy(CLIP, noise_multiplier, "float")
+    )
 
 
 def work(

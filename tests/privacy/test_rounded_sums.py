@@ -1,0 +1,195 @@
+"""Sums in floating point and their noise, rounded together."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from decimal import Decimal
+from fractions import Fraction
+from hashlib import shake_256
+
+import numpy as np
+import pytest
+import torch
+from scipy import stats
+from torch import Tensor, nn
+from torch.utils.data import TensorDataset
+
+from discreet import DPSGD, LoopPrivacy
+from discreet.data.examples import Examples
+from discreet.privacy import rounded_sums
+from discreet.privacy.grid import first_normal, second_laplace, second_normal
+from discreet.privacy.mechanisms import Gaussian
+from discreet.privacy.randomness import fast_pairs, secure_source, seeded_source, signed
+from discreet.privacy.rounded_sums import (
+    FAST_ERROR,
+    FINE,
+    LARGEST_RADIUS,
+    rounded_gaussian,
+    rounded_laplace,
+    step_for,
+)
+from discreet.training.local_training import ExamplePrivacy, LocalSettings, local_update
+
+SEED = 40617
+HALF = Decimal("0.5")
+
+
+def test_a_normal_value_in_float32_is_right_to_its_bound() -> None:
+    pairs = 400_000
+    words = signed(seeded_source(SEED).words(pairs + pairs // 2))
+    full = torch.cat([words[:pairs], words[pairs:].view(torch.int32).long() << 32])
+    exact, _ = first_normal(full)
+    values, radius, angle = torch.empty(2 * pairs), torch.empty(pairs), torch.empty(pairs)
+    fast_pairs(words, values, 1.0, radius, angle)
+    known = (radius < LARGEST_RADIUS).repeat(2)
+    share = ((values - exact).abs() / (radius.repeat(2) * FAST_ERROR))[known]
+    assert float(share.max()) < 1  # 0.37 was measured
+    assert float(share.max()) > 0.2  # the bound is no larger than needed by much
+
+
+def exact_gaussians(count: int, source_seed: int) -> list[Decimal]:
+    """Standard normal values of a call of which every value is looked at again."""
+    source = seeded_source(source_seed)
+    key = source.words(4).tobytes()
+    pairs = (count + 1) // 2
+    words = signed(source.words(pairs + (pairs + 1) // 2))
+    more = np.frombuffer(shake_256(key + b"angles").digest(4 * pairs), np.uint32)
+    angles = words[pairs:].view(torch.int32)[:pairs].long() << 32
+    full = torch.cat([words[:pairs], angles | torch.from_numpy(more.astype(np.int64))])
+    return [second_normal(full, index, key) for index in range(2 * pairs)][:count]
+
+
+@pytest.mark.parametrize("side", [-1e-12, 1e-12])
+def test_a_sum_near_a_boundary_is_rounded_to_the_right_side(side: float) -> None:
+    count, stddev = 401, 1.3
+    step = step_for(stddev)
+    scale = Decimal(stddev / step)
+    values = exact_gaussians(count, SEED)
+    # Each rest puts the noised sum beside a boundary, nearer than a float32 can tell.
+    rests = [float(math.floor(scale * each) + HALF - scale * each) for each in values]
+    rests = [rest - round(rest) + side for rest in rests]
+    expected = [
+        math.floor(scale * value + Decimal(rest) + HALF)
+        for value, rest in zip(values, rests, strict=True)
+    ]
+    found = rounded_gaussian(
+        torch.tensor(rests, dtype=torch.float64) * step, stddev, seeded_source(SEED)
+    )
+    assert (found / step).tolist() == expected
+
+
+def test_laplace_near_a_boundary_is_rounded_to_the_right_side() -> None:
+    count, size = 100, 0.7
+    step = step_for(size, FINE)
+    scale = Decimal(size / step)
+    source = seeded_source(SEED)
+    words, key = signed(source.words(count)), source.words(4).tobytes()
+    values = [second_laplace(words, index, key) for index in range(count)]
+    rests = [float(math.floor(scale * each) + HALF - scale * each) for each in values]
+    rests = [rest - round(rest) + 1e-12 * (-1) ** index for index, rest in enumerate(rests)]
+    expected = [
+        math.floor(scale * value + Decimal(rest) + HALF)
+        for value, rest in zip(values, rests, strict=True)
+    ]
+    found = rounded_laplace(
+        torch.tensor(rests, dtype=torch.float64) * step, size, seeded_source(SEED)
+    )
+    assert (found / step).tolist() == expected
+
+
+def test_far_radii_are_looked_at_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    total = torch.linspace(-3, 3, 999)
+    before = rounded_gaussian(total, 0.9, seeded_source(SEED))
+    monkeypatch.setattr(rounded_sums, "LARGEST_RADIUS", 0.5)
+    assert torch.equal(rounded_gaussian(total, 0.9, seeded_source(SEED)), before)
+
+
+@pytest.mark.parametrize("start", [0.0, 0.31, 1000.77])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_steps_have_the_probabilities_of_a_rounded_gaussian(
+    start: float, dtype: torch.dtype
+) -> None:
+    stddev, count = 1.0, 400_001
+    step = step_for(stddev)
+    total = torch.full((count,), start, dtype=dtype)
+    found = (rounded_gaussian(total, stddev, seeded_source(SEED)) / step).double().numpy()
+    assert (found == np.round(found)).all()
+    centre = float(total[0]) / step
+    ends = np.arange(math.floor(centre) - 50, math.floor(centre) + 51) + 0.5
+    below = stats.norm.cdf((ends - centre) * step)
+    share = np.diff(np.concatenate([[0.0], below, [1.0]]))
+    counts = np.histogram(found, [-np.inf, *ends, np.inf])[0]
+    assert stats.chisquare(counts, share * count).pvalue > 1e-6  # seeded
+    assert stats.chisquare(counts[::-1], share * count).pvalue < 1e-9 or centre == round(centre)
+
+
+@pytest.mark.parametrize("shape", [(), (1,), (2,), (3,), (5, 7), (0,)])
+def test_shapes_and_types_stay(shape: tuple[int, ...]) -> None:
+    for dtype in (torch.float32, torch.float64):
+        total = torch.ones(shape, dtype=dtype)
+        for rounded in (rounded_gaussian, rounded_laplace):
+            found = rounded(total, 2.0, secure_source())
+            assert found.shape == total.shape
+            assert found.dtype == dtype
+
+
+@pytest.mark.parametrize("value", [math.inf, -math.inf, math.nan])
+def test_a_total_that_is_not_finite_is_refused(value: float) -> None:
+    with pytest.raises(ValueError, match="must be finite"):
+        Gaussian(1.0).add_noise(torch.tensor([0.0, value]), 1.0, secure_source())
+
+
+def released_by_a_loop(_: str) -> Tensor:
+    """What the first step of DP-SGD in a loop makes of a model of zeros."""
+    model = nn.Linear(60, 10)
+    for each in model.parameters():
+        nn.init.zeros_(each)
+    data = TensorDataset(torch.randn(8, 60), torch.randint(10, (8,)))
+    private = DPSGD(
+        model,
+        torch.optim.SGD(model.parameters(), lr=1.0),
+        data,
+        loss=nn.CrossEntropyLoss(reduction="none"),
+        batch_size=4,
+        epochs=1,
+        delta=1e-3,
+        clip_norm=1.0,
+        privacy=LoopPrivacy(noise_multiplier=1.0),
+    )
+    inputs, targets = next(iter(private))
+    private.step(inputs, targets)
+    return torch.cat([each.detach().flatten() for each in model.parameters()])
+
+
+def released_by_a_client(noise: str) -> Tensor:
+    """A client's update after two steps of DP-SGD from zeros."""
+    model = nn.Linear(60, 10)
+    data = Examples(torch.randn(8, 60), torch.randint(10, (8,)))
+    private = ExamplePrivacy(1.0, 1.0, noise)
+    return local_update(
+        model,
+        torch.zeros(610),
+        data,
+        settings=LocalSettings(1, 4, 1.0, 0.0, private),
+        source=secure_source(),
+    )
+
+
+@pytest.mark.parametrize("released", [released_by_a_loop, released_by_a_client])
+def test_what_a_step_releases_lies_on_a_public_grid(released: Callable[[str], Tensor]) -> None:
+    steps = released("grid") * 4 / step_for(1.0)
+    assert torch.equal(steps, steps.round())
+    assert float(steps.abs().max()) > 1
+
+
+def test_low_bits_show_where_noise_was_not_rounded() -> None:
+    steps = released_by_a_client("float") * 4 / step_for(1.0)
+    assert not torch.equal(steps, steps.round())
+
+
+def test_the_step_is_a_power_of_two_below_the_noise() -> None:
+    for scale in (1e-9, 0.3, 1.0, 7.0, 1e12):
+        step = Fraction(step_for(scale))
+        assert 16 <= Fraction(scale) / step < 32
+        assert math.log2(step).is_integer()
