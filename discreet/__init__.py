@@ -29,7 +29,7 @@ _HOMES = {
     "ServerYogi": "discreet.planning.server_optimizer",
     "check_table": "discreet.data.site_agreement",
     "local_dp_mod": "discreet.flower.local_dp_mod",
-    "per_example_loss": "discreet.training.losses",
+    "per_example_loss": "discreet.per_example.criteria",
     "secure_sum_mod": "discreet.flower.secure_sum_mod",
     "simulate": "discreet.simulation",
     "table_digests": "discreet.data.site_agreement",

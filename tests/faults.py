@@ -661,7 +661,7 @@ OF_EXAMPLES = (
     ),
     Fault(
         "masks of a loop follow the place in the batch",
-        "models.models:torch_draws_from",
+        "layers.draws:torch_draws_from",
         lambda real: lambda source, model, rows=None: real(source, model),
         "dpsgd/test_one_index.py::test_an_absent_example_leaves_the_masks_of_the_others_in_a_loop",
     ),

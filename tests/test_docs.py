@@ -17,7 +17,7 @@ from types import ModuleType
 import pytest
 
 import discreet
-from discreet.cli.verbs import ANYWHERE, IN_A_PROJECT
+from discreet.cli.verbs import VERBS
 from discreet.planning.prices import sampled_prices
 from discreet.server.round import one_round
 from discreet.settings.compose import load_asked, load_config
@@ -79,7 +79,6 @@ def commands(page: Path) -> list[list[str]]:
     return [words for line in lines if (words := shlex.split(line, comments=True))]
 
 
-VERBS = ANYWHERE | IN_A_PROJECT
 LINES = [words for page in PAGES for words in commands(page)]
 
 

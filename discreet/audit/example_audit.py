@@ -30,7 +30,8 @@ from discreet.data.examples import Examples, Task
 from discreet.data.partition import client_examples_of
 from discreet.mechanisms.local_dp_sgd import local_settings
 from discreet.models.fixed_part import behind_fixed
-from discreet.models.models import masks_from, model_for, to_train, trainable
+from discreet.models.models import masks_from, model_for, to_train
+from discreet.per_example.objective import trainable
 from discreet.planning.plan import Plan
 from discreet.privacy.clipping import clip_by_norm
 from discreet.privacy.randomness import source_of

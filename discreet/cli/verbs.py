@@ -7,6 +7,7 @@ import select
 import signal
 import sys
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from importlib import import_module
 from typing import Annotated, TextIO
 
@@ -16,63 +17,91 @@ import typer
 from discreet import __version__
 from discreet.cli.ctrl_c import ends_at_once
 
-ANYWHERE = {
-    "advise": "five questions: which guarantee fits, and what to expect",
-    "calibrate": "epsilon, noise or rounds: give two, the third is computed",
-    "report": "a table of runs, and a page with pictures of them",
-    "ledger": "what a run or a node has spent, and whether its ledger is intact",
-    "predict": "predictions with the model of a run",
-    "export": "a run's model as a folder that PyTorch and scikit-learn load alone",
-    "status": "the state of a run, during it or afterwards",
-    "data": "a table of your own: proposes its description, checks it, splits it by owner",
-    "site": "a guarded site: splits its patients, checks its walls, tries an app",
-    "new": "makes a project to start from: model, data, settings, tests",
+
+@dataclass(frozen=True)
+class Verb:
+    """One verb of the command.
+
+    Attributes:
+      line: its line in the help.
+      file: its module in discreet.cli, which has `command`; the verb's name unless given.
+      in_a_project: it needs a project that `discreet new` made, or a checkout.
+      settings: it takes settings, NAME=VALUE, which are checked before PyTorch is imported.
+      loads: it loads PyTorch, which takes some seconds.
+      says_values: a ValueError in it is about a given value, so that its message is all that is
+        shown.
+    """
+
+    line: str
+    file: str | None = None
+    in_a_project: bool = False
+    settings: bool = False
+    loads: bool = False
+    says_values: bool = False
+
+
+VERBS = {
+    "advise": Verb("five questions: which guarantee fits, and what to expect"),
+    "calibrate": Verb(
+        "epsilon, noise or rounds: give two, the third is computed", says_values=True
+    ),
+    "report": Verb("a table of runs, and a page with pictures of them", loads=True),
+    "ledger": Verb(
+        "what a run or a node has spent, and whether its ledger is intact", says_values=True
+    ),
+    "predict": Verb("predictions with the model of a run", loads=True, says_values=True),
+    "export": Verb(
+        "a run's model as a folder that PyTorch and scikit-learn load alone", loads=True
+    ),
+    "status": Verb("the state of a run, during it or afterwards"),
+    "data": Verb(
+        "a table of your own: proposes its description, checks it, splits it by owner",
+        file="own_table",  # no two files share a name
+        says_values=True,
+    ),
+    "site": Verb("a guarded site: splits its patients, checks its walls, tries an app", loads=True),
+    "new": Verb("makes a project to start from: model, data, settings, tests"),
+    "run": Verb(
+        "an experiment on Flower's simulation runtime, as `flwr run` *",
+        in_a_project=True,
+        settings=True,
+    ),
+    "simulate": Verb(
+        "an experiment in one process, and sweeps with --multirun *",
+        in_a_project=True,
+        settings=True,
+        loads=True,
+    ),
+    "plan": Verb(
+        "what a run will cost: epsilon, noise, minutes, memory, bytes *",
+        file="price",
+        in_a_project=True,
+        settings=True,
+        loads=True,
+    ),
+    "tune": Verb(
+        "tries settings, keeps the best run, and accounts for the choice *",
+        in_a_project=True,
+        settings=True,
+        loads=True,
+        says_values=True,
+    ),
+    "audit": Verb(
+        "tries to break the privacy claim of a run, with canaries *",
+        in_a_project=True,
+        settings=True,
+        loads=True,
+    ),
+    "statistics": Verb(
+        "statistics of clients' data, noised and accounted for *",
+        in_a_project=True,
+        settings=True,
+        loads=True,
+    ),
+    "benchmark": Verb(
+        "measures Discreet side by side with others *", in_a_project=True, loads=True
+    ),
 }
-IN_A_PROJECT = {
-    "run": "an experiment on Flower's simulation runtime, as `flwr run` *",
-    "simulate": "an experiment in one process, and sweeps with --multirun *",
-    "plan": "what a run will cost: epsilon, noise, minutes, memory, bytes *",
-    "tune": "tries settings, keeps the best run, and accounts for the choice *",
-    "audit": "tries to break the privacy claim of a run, with canaries *",
-    "statistics": "statistics of clients' data, noised and accounted for *",
-    "benchmark": "measures Discreet side by side with others *",
-}
-VERBS = ANYWHERE | IN_A_PROJECT
-# The files of verbs that have another name, as no two files share one.
-FILES = {
-    "data": "own_table",
-    "plan": "price",
-}
-# The verbs whose settings are checked before PyTorch is imported.
-OF_SETTINGS = (
-    "run",
-    "simulate",
-    "plan",
-    "statistics",
-    "audit",
-    "tune",
-)
-# The verbs that load PyTorch, which takes some seconds.
-LOADS = (
-    "export",
-    "plan",
-    "site",
-    "simulate",
-    "tune",
-    "audit",
-    "statistics",
-    "predict",
-    "report",
-    "benchmark",
-)
-# The verbs in which a ValueError is about a given value.
-SAY_VALUES = (
-    "calibrate",
-    "data",
-    "ledger",
-    "predict",
-    "tune",
-)
 HELP = ("-h", "--help")
 EPILOG = """* in a project that `discreet new` made, or in a checkout of Discreet
 
@@ -137,7 +166,7 @@ def _said(error: Exception, verb: str) -> str:
         return str(error)
     said = " ".join(error.format_message().split())
     is_unknown = isinstance(error, click.NoSuchOption) and not error.possibilities
-    if is_unknown and verb in IN_A_PROJECT:
+    if is_unknown and verb in VERBS and VERBS[verb].in_a_project:
         said += " A setting has no dashes: write NAME=VALUE"
     return said
 
@@ -165,24 +194,25 @@ def _app(given: Sequence[str]) -> typer.Typer:
         context_settings=settings,
     )
     app.callback(epilog=_as_written(EPILOG))(_root)
-    if given[0] in IN_A_PROJECT and not {*HELP} & {*given}:
+    asked = VERBS.get(given[0])
+    if asked is not None and asked.in_a_project and not {*HELP} & {*given}:
         import_module("discreet.settings.places").app_folder()
-        if given[0] in OF_SETTINGS:
+        if asked.settings:
             if given[0] == "tune":
                 listed = ["--multirun"]
             else:
                 listed = []
             import_module("discreet.settings.compose").check_words([*listed, *given[1:]])
-    if given[0] in LOADS and sys.stderr.isatty():
+    if asked is not None and asked.loads and sys.stderr.isatty():
         print(f"discreet {given[0]}: loading PyTorch", file=sys.stderr)
-    for verb, line in VERBS.items():
+    for name, verb in VERBS.items():
         command: Callable[..., object] = lambda: None  # noqa: E731
         text = None
-        if verb == given[0]:
-            module = import_module(f"discreet.cli.{FILES.get(verb, verb)}")
+        if verb is asked:
+            module = import_module(f"discreet.cli.{verb.file or name}")
             command = module.command
             text = _as_written(module.__doc__ or "")
-        app.command(verb, help=text, short_help=line)(command)
+        app.command(name, help=text, short_help=verb.line)(command)
     return app
 
 
@@ -208,8 +238,6 @@ def _told(verb: str) -> tuple[type[Exception], ...]:
     from discreet.ledger.rollback_guard import LedgerError
     from discreet.settings.rules import ConfigError
 
-    return (
-        click.ClickException,
-        OSError,
-        *((ValueError,) if verb in SAY_VALUES else (ConfigError, LedgerError)),
-    )
+    if verb in VERBS and VERBS[verb].says_values:
+        return click.ClickException, OSError, ValueError
+    return click.ClickException, OSError, ConfigError, LedgerError

@@ -40,8 +40,8 @@ from discreet.dpsgd.poisson_batches import (
     rows_by_owner,
 )
 from discreet.dpsgd.step_account import account_of
+from discreet.layers.draws import torch_draws_from
 from discreet.ledger.owner_account import account_name
-from discreet.models.models import torch_draws_from
 from discreet.per_example.objective import (
     Loss,
     Tree,

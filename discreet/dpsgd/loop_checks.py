@@ -11,9 +11,8 @@ from torch.nn.parameter import UninitializedParameter
 from torch.optim import LBFGS, Optimizer, SparseAdam
 
 from discreet.dpsgd.loop_plan import LoopPlan, LoopPrivacy, check_number
-from discreet.models.models import trainable
-from discreet.per_example.objective import PADDING, Loss
-from discreet.training.losses import per_example_loss
+from discreet.per_example.criteria import per_example_loss
+from discreet.per_example.objective import PADDING, Loss, trainable
 
 
 def one_value_an_example(loss: Loss) -> tuple[Loss, bool]:

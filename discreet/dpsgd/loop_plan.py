@@ -18,11 +18,11 @@ from discreet.privacy.clipping import check_clip
 from discreet.privacy.mechanisms import Gaussian
 from discreet.privacy.quantile import BIT_SENSITIVITY, default_count_stddev, split_noise_multiplier
 from discreet.privacy.randomness import RandomSource
+from discreet.privacy.step_draws import step_noise
 from discreet.settings.clip_choice import CLIP_WORDS, AdaptiveClipping
 from discreet.settings.privacy import ClipConfig
 from discreet.settings.rules import ConfigError
 from discreet.settings.wording import in_words
-from discreet.training.local_training import step_noise
 
 if TYPE_CHECKING:
     from dp_accounting import DpEvent

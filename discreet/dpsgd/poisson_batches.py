@@ -37,7 +37,7 @@ from discreet.per_example.trial import differ, is_same
 from discreet.privacy.owner_rows import OwnerRows, owner_rows
 from discreet.privacy.person import LARGEST_EXACT, SPELLINGS, OtherSpelling, person_keys
 from discreet.privacy.randomness import RandomSource
-from discreet.training.local_training import step_batch
+from discreet.privacy.step_draws import step_batch
 
 # examples and draws by which a collate_fn is tried
 _TRIED = 5

@@ -15,8 +15,9 @@ from dataclasses import dataclass, replace
 from hashlib import sha256
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
+from discreet.privacy.randomness import RandomSource
 from discreet.privacy.row_words import KEY_BYTES, RowWords, spread
 
 _SEEDS = 2**22  # no pass draws so often
@@ -220,3 +221,27 @@ def seed_draws(seed: int, device: torch.device) -> None:
         torch.cuda.default_generators[device.index or 0].manual_seed(seed)
     elif device.type != "cpu":
         torch.manual_seed(seed)
+
+
+@contextmanager
+def torch_draws_from(
+    source: RandomSource, model: nn.Module, identities: Tensor | None = None
+) -> Iterator[None]:
+    """A context in which PyTorch's generators are seeded by `source`, and clipped sums draw by a
+    key of it: the same masks each time for a seeded source, different ones for a secure source.
+    Afterwards the generators of the CPU and of the model's device are restored.
+
+    Masks are not protecting noise. An example's follow from the key and its identity alone: for
+    each key the contribution of one example to a clipped sum is at most the clip norm, and the
+    others' do not change if it is absent. `identities`, (n,), of the rows of a batch; without them
+    a row's place stands for it, places shift if an example is absent, and the key must be secret.
+    That of a secure source never leaves this function."""
+    key = source.child("masks").words(4).tobytes()
+    seed = int(source.child("dropout").words(1)[0])
+    devices = [value.device.index for value in [next(model.parameters())] if value.is_cuda]
+    with torch.random.fork_rng(devices=devices):
+        torch.default_generator.manual_seed(seed)
+        for device in devices:
+            torch.cuda.default_generators[device].manual_seed(seed)
+        with drawn_from(key, identities):
+            yield

@@ -29,17 +29,11 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_flatten
 
 from discreet.data.examples import Examples
-from discreet.models.models import (
-    MISTAKES,
-    bytes_of,
-    dropout_layers,
-    frozen_digest,
-    to_train,
-    trainable,
-)
+from discreet.models.models import MISTAKES, bytes_of, dropout_layers, frozen_digest, to_train
 from discreet.models.scattering import Scattering
 from discreet.per_example.any_model import rows_apart
 from discreet.per_example.attributes import put_back
+from discreet.per_example.objective import trainable
 from discreet.per_example.perceptron import unchanged
 from discreet.per_example.trial import differ, made_up, same_chance
 from discreet.settings.places import FEATURES

@@ -11,8 +11,8 @@ import importlib
 import math
 import sys
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
@@ -22,13 +22,13 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
 
 from discreet.data.examples import TaskShape
-from discreet.layers.draws import drawn_from
+from discreet.layers.draws import drawn_from, torch_draws_from
 from discreet.layers.recurrent import ClassesSecond, LastStep, LSTMLayer
 from discreet.models.least_squares import NAME as LEAST_SQUARES
 from discreet.models.least_squares import least_squares_model
 from discreet.models.scattering import Scattering
 from discreet.models.transformer import transformer
-from discreet.per_example.objective import modules_of, parameters_of
+from discreet.per_example.objective import trainable
 from discreet.privacy.randomness import RandomSource
 from discreet.settings.training import HF, ModelConfig
 
@@ -243,13 +243,6 @@ def own_builder(name: str, *, setting: str = "model.name") -> Builder:
     return builder
 
 
-def trainable(model: nn.Module) -> list[nn.Parameter]:
-    """The parameters that are trained, clipped, noised and sent: those with a gradient, tied ones
-    once, in the order of model.parameters(). Frozen ones (requires_grad is False) keep their
-    initial values."""
-    return [value for value in parameters_of(*modules_of(model)) if value.requires_grad]
-
-
 def frozen(model: nn.Module) -> dict[str, Tensor]:
     """The values that do not change in training, by name: the other parameters, and statistics of
     frozen layers."""
@@ -398,27 +391,3 @@ def masks_from(source: RandomSource, model: nn.Module) -> AbstractContextManager
     if dropout_layers(model):
         return torch_draws_from(source, model)
     return drawn_from(source.child("masks").words(4).tobytes())
-
-
-@contextmanager
-def torch_draws_from(
-    source: RandomSource, model: nn.Module, identities: Tensor | None = None
-) -> Iterator[None]:
-    """A context in which PyTorch's generators are seeded by `source`, and clipped sums draw by a
-    key of it: the same masks each time for a seeded source, different ones for a secure source.
-    Afterwards the generators of the CPU and of the model's device are restored.
-
-    Masks are not protecting noise. An example's follow from the key and its identity alone: for
-    each key the contribution of one example to a clipped sum is at most the clip norm, and the
-    others' do not change if it is absent. `identities`, (n,), of the rows of a batch; without them
-    a row's place stands for it, places shift if an example is absent, and the key must be secret.
-    That of a secure source never leaves this function."""
-    key = source.child("masks").words(4).tobytes()
-    seed = int(source.child("dropout").words(1)[0])
-    devices = [value.device.index for value in [next(model.parameters())] if value.is_cuda]
-    with torch.random.fork_rng(devices=devices):
-        torch.default_generator.manual_seed(seed)
-        for device in devices:
-            torch.cuda.default_generators[device].manual_seed(seed)
-        with drawn_from(key, identities):
-            yield

@@ -16,12 +16,13 @@ from discreet.mechanisms.client_noise import release_update
 from discreet.mechanisms.masked_sums import step_norm
 from discreet.mechanisms.mechanism_table import own_noise
 from discreet.models.fixed_part import behind_fixed
-from discreet.models.models import frozen_digest, load_parameters, outputs_of, trainable
+from discreet.models.models import frozen_digest, load_parameters, outputs_of
 from discreet.node.account import Accounts, Refused
 from discreet.node.admission import Admitted, admit_one
 from discreet.node.policy import ClientPolicy
 from discreet.node.time_limit import FAILURES, NO_CHANGE
 from discreet.node.work import Work
+from discreet.per_example.objective import trainable
 from discreet.privacy.clipping import clip_updates
 from discreet.privacy.randomness import RandomSource
 from discreet.privacy.secure_grid import SecureSum

@@ -361,6 +361,13 @@ def parameters_of(*modules: nn.Module) -> tuple[nn.Parameter, ...]:
     return tuple({id(value): value for value in owned}.values())
 
 
+def trainable(model: nn.Module) -> list[nn.Parameter]:
+    """The parameters that are trained, clipped, noised and sent: those with a gradient, tied ones
+    once, in the order of model.parameters(). Frozen ones (requires_grad is False) keep their
+    initial values."""
+    return [value for value in parameters_of(*modules_of(model)) if value.requires_grad]
+
+
 def logit_gradients(logits: Tensor, targets: Tensor) -> Tensor:
     """The gradient of LOSS_SCALE times the cross-entropy at logits (n, classes)."""
     if logits.shape[0] != targets.shape[0]:

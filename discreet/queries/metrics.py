@@ -17,8 +17,8 @@ from torch.nn import functional
 
 from discreet.data.examples import Examples, TaskShape
 from discreet.data.targets import CLASS, CLASSES, LABELS, NUMBERS, SEQUENCES, SURVIVAL, Target
-from discreet.models.models import BATCH, outputs_of, trainable, write_parameters
-from discreet.per_example.objective import PADDING, Loss, cross_entropy
+from discreet.models.models import BATCH, outputs_of, write_parameters
+from discreet.per_example.objective import PADDING, Loss, cross_entropy, trainable
 from discreet.queries.answers import (
     UNKNOWN,
     Answer,

@@ -29,8 +29,8 @@ from discreet.data.targets import (
     FolderError,
     Target,
 )
-from discreet.models.models import BATCH, model_for, parts_of, trainable
-from discreet.per_example.objective import PADDING, cross_entropy
+from discreet.models.models import BATCH, model_for, parts_of
+from discreet.per_example.objective import PADDING, cross_entropy, trainable
 from discreet.queries.metrics import number_scores
 from discreet.queries.survival import survived
 from discreet.run_files.csv_text import csv_text

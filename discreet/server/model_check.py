@@ -18,9 +18,8 @@ from discreet.models.models import (
     frozen_norms,
     model_for,
     to_train,
-    trainable,
 )
-from discreet.per_example.objective import cross_entropy, objective_of
+from discreet.per_example.objective import cross_entropy, objective_of, trainable
 from discreet.per_example.trial import two_passes
 from discreet.settings.training import ModelConfig
 

@@ -26,18 +26,11 @@ from discreet.data.partition import ClientExamples, Numbers, held_out_rows, spli
 from discreet.privacy.mechanisms import Gaussian
 from discreet.privacy.randomness import RandomSource
 from discreet.privacy.sampling import poisson_sample
+from discreet.privacy.step_draws import step_batch, step_noise
 from discreet.settings.data import EvaluationConfig
 from discreet.simulation.layer_sequence import Batch, LayerSequence, Params
 from discreet.simulation.mapped_model import MappedModel
-from discreet.training.local_training import (
-    LocalSettings,
-    dp_sgd,
-    epoch_order,
-    local_update,
-    sgd,
-    step_batch,
-    step_noise,
-)
+from discreet.training.local_training import LocalSettings, dp_sgd, epoch_order, local_update, sgd
 from discreet.training.shared_step import SharedClip, shared_step
 
 WHITE = 255

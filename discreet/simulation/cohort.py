@@ -29,12 +29,12 @@ from discreet.models.models import (
     model_for,
     outputs_of,
     to_train,
-    trainable,
 )
 from discreet.node.account import Accounts, Refused
 from discreet.node.admission import admit
 from discreet.node.client import ExactReply, noised_vector
 from discreet.node.work import Work
+from discreet.per_example.objective import trainable
 from discreet.planning.plan import Plan
 from discreet.privacy.clipping import clip_by_norm, row_norms
 from discreet.privacy.randomness import RandomSource, secure_source, seeded_source

@@ -22,8 +22,8 @@ from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
 from discreet.layers.recurrent import LSTMLayer
-from discreet.models.models import dropout_layers, to_train, trainable
-from discreet.per_example.objective import LOSS_SCALE, Loss
+from discreet.models.models import dropout_layers, to_train
+from discreet.per_example.objective import LOSS_SCALE, Loss, trainable
 from discreet.privacy.randomness import RandomSource
 from discreet.simulation.layer_sequence import Batch, ParameterLayout, Params, clip_scale
 

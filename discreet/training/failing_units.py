@@ -17,8 +17,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from discreet.models.models import trainable
-from discreet.per_example.objective import Loss
+from discreet.per_example.objective import Loss, trainable
 from discreet.privacy.clipping import clip_by_norm
 
 logger = logging.getLogger("discreet.client")

@@ -20,18 +20,12 @@ from torch import Tensor, nn
 
 from discreet.accounting.events import poisson_round_event
 from discreet.layers.draws import identified
-from discreet.models.models import (
-    flatten_parameters,
-    load_parameters,
-    masks_from,
-    to_train,
-    trainable,
-)
-from discreet.per_example.objective import Loss
+from discreet.models.models import flatten_parameters, load_parameters, masks_from, to_train
+from discreet.per_example.objective import Loss, trainable
 from discreet.per_example.per_example import check_finite
 from discreet.privacy.mechanisms import Gaussian
 from discreet.privacy.randomness import RandomSource
-from discreet.privacy.sampling import poisson_sample
+from discreet.privacy.step_draws import step_batch, step_noise
 from discreet.settings.training import TaskConfig, TrainingConfig
 from discreet.training.failing_units import (
     COUNTS_AS_ZERO,
@@ -462,14 +456,3 @@ class OneClient:
 def epoch_order(source: RandomSource, epoch: int, size: int) -> Tensor:
     """The order of a client's examples in an epoch."""
     return source.child("epoch", epoch).permutation(size)
-
-
-def step_batch(source: RandomSource, step: int, size: int, *, probability: float) -> Tensor:
-    """The Poisson batch of a client in a step of DP-SGD: positions, ascending."""
-    return poisson_sample(
-        size, probability=probability, source=source.child("step", step).child("batch")
-    )
-
-
-def step_noise(source: RandomSource, step: int) -> RandomSource:
-    return source.child("step", step).child("noise")

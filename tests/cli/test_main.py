@@ -17,7 +17,7 @@ from dp_accounting import GaussianDpEvent
 
 from benchmarks import per_example_speed as per_example
 from discreet.cli.main import main
-from discreet.cli.verbs import ANYWHERE, IN_A_PROJECT
+from discreet.cli.verbs import VERBS
 from discreet.ledger.durable_ledger import DurableLedger
 from discreet.planning.plan import Plan
 from discreet.privacy.sampling import CohortSampling
@@ -26,14 +26,13 @@ from discreet.settings.compose import load_asked
 from discreet.simulation.in_process import simulate
 from tests.command import simulate as simulate_command
 
-VERBS = ANYWHERE | IN_A_PROJECT
 LOADED = "import sys; from discreet.cli.main import main; main(sys.argv[1:]); print(*sys.modules)"
 
 
 def test_every_verb_has_a_line_in_the_help(capsys: pytest.CaptureFixture[str]) -> None:
     assert main([]) == 0
     shown = " ".join(capsys.readouterr().out.split())
-    assert all(f"{verb} {line}" in shown for verb, line in VERBS.items())
+    assert all(f"{name} {verb.line}" in shown for name, verb in VERBS.items())
 
 
 WRONG = {

@@ -15,7 +15,7 @@ from discreet.dpsgd.dpsgd import DPSGD
 from discreet.dpsgd.loop_plan import LoopPrivacy
 from discreet.privacy.randomness import seeded_source
 from discreet.privacy.rounded_sums import rounded_gaussian
-from discreet.training.local_training import step_batch, step_noise
+from discreet.privacy.step_draws import step_batch, step_noise
 from tests.node.clients import clipped, examples, gradients, linear, params_of
 
 SEED, CLIP, NOISE, BATCH, SIZE = 71993, 0.4, 0.8, 8, 30

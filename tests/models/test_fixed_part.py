@@ -22,10 +22,10 @@ from discreet.data.datasets import load_task
 from discreet.data.examples import Examples
 from discreet.models import fixed_part
 from discreet.models.fixed_part import behind_fixed, features_of, split_fixed
-from discreet.models.models import build_model, frozen, to_train, trainable
+from discreet.models.models import build_model, frozen, to_train
 from discreet.models.scattering import Scattering
 from discreet.models.transformer import Reader
-from discreet.per_example.objective import cross_entropy
+from discreet.per_example.objective import cross_entropy, trainable
 from discreet.per_example.per_example import clipped_gradient_sum
 from discreet.per_example.trial import same_chance
 from discreet.run_files.run_folder import RunFolder

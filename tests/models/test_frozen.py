@@ -17,9 +17,10 @@ from torch import Tensor, nn
 from discreet.data.examples import Examples
 from discreet.mechanisms.client_noise import LocalPrivacy
 from discreet.mechanisms.local_noise import release_step
-from discreet.models.models import flatten_parameters, frozen, frozen_digest, trainable
+from discreet.models.models import flatten_parameters, frozen, frozen_digest
 from discreet.node import nodes
 from discreet.node.work import work_of
+from discreet.per_example.objective import trainable
 from discreet.privacy.randomness import RandomSource, seeded_source
 from discreet.protocol.messages import MalformedMessage, request_items, request_of
 from discreet.run_files.predictions import named_parameters_of

@@ -17,12 +17,13 @@ from transformers import AutoModelForSequenceClassification, DistilBertConfig, D
 
 from discreet.data.datasets import load_task
 from discreet.data.examples import Task
-from discreet.models.models import frozen, frozen_digest, model_for, trainable
+from discreet.models.models import frozen, frozen_digest, model_for
 from discreet.models.transformer import transformer
 from discreet.node import nodes
 from discreet.node.account import Refused
 from discreet.node.nodes import node_client, virtual_client
 from discreet.node.work import work_of
+from discreet.per_example.objective import trainable
 from discreet.per_example.per_example import clipped_gradient_sum
 from discreet.protocol.messages import MalformedMessage, TrainRequest, VirtualClient
 from discreet.run_files.run_folder import RunFolder

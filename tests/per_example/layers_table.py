@@ -19,9 +19,9 @@ import torch
 from torch import Tensor, nn
 
 from discreet.layers.draws import drawn_from, own_draws
+from discreet.per_example.criteria import per_example_loss
 from discreet.per_example.objective import Loss, cross_entropy
 from discreet.per_example.per_example import clipped_gradient_sum, l1_clipped_gradient_sum
-from discreet.training.losses import per_example_loss
 from tests.per_example.key_masks import CPU, KEY, Masked
 from tests.per_example.layers_cases import GROUPS, LOSSES, Case, Run
 from tests.per_example.test_per_example_oracle import clipped_sum

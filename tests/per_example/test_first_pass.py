@@ -11,9 +11,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from discreet.per_example.criteria import per_example_loss
 from discreet.per_example.objective import cross_entropy
 from discreet.per_example.per_example import clipped_gradient_sum
-from discreet.training.losses import per_example_loss
 
 DRAWS = torch.Generator().manual_seed(9203)
 INPUTS = torch.randn(16, 6, generator=DRAWS)

@@ -14,9 +14,9 @@ from torch.nn import functional
 
 from discreet.layers.branches import Questions
 from discreet.per_example import agreement
+from discreet.per_example.criteria import per_example_loss
 from discreet.per_example.objective import Loss, Objective
 from discreet.per_example.per_example import clipped_gradient_sum, l1_clipped_gradient_sum
-from discreet.training.losses import per_example_loss
 from tests.per_example.test_per_example_choice import batch, seeded
 from tests.per_example.test_per_example_oracle import assert_matches
 from tests.per_example.test_watch import Forward

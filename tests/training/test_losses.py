@@ -10,12 +10,13 @@ from torch import Tensor, nn
 from discreet.data.examples import Examples
 from discreet.dpsgd.group_norm import to_group_norm
 from discreet.models.models import flatten_parameters
+from discreet.per_example.criteria import per_example_loss
 from discreet.per_example.objective import PADDING, Loss, cross_entropy
 from discreet.per_example.per_example import clipped_gradient_sum, l1_clipped_gradient_sum
 from discreet.privacy.randomness import seeded_source
 from discreet.settings.training import TaskConfig
 from discreet.training.local_training import ExamplePrivacy, LocalSettings, local_update
-from discreet.training.losses import LOSSES, loss_of, per_example_loss
+from discreet.training.losses import LOSSES, loss_of
 from tests.node.clients import clipped, gradients
 from tests.per_example.test_per_example_oracle import clipped_sum, single_gradients
 from tests.sequences import BUILDERS, TAGS, built, sequences
