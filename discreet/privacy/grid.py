@@ -117,6 +117,14 @@ def grid_for(
     return grid
 
 
+def check_finite(total: Tensor) -> None:
+    """Raises ValueError: a value is not finite."""
+    # A value that is not finite makes the sum so, and the sum is fifty times faster than a look at
+    # each value. As a sum may also overflow, each value is looked at then.
+    if not math.isfinite(total.sum()) and not torch.isfinite(total).all():
+        raise ValueError("total must be finite")
+
+
 def grid_slack(num_params: int, stddev_in_steps: float, *, bits: int = BITS) -> float:
     """Bound on the total variation distance between `Grid.gaussian` and exact Gaussians, rounded: 0
     without noise.

@@ -12,9 +12,8 @@ import torch
 from torch import Tensor
 
 from discreet.accounting.events import check_noise_multiplier, check_positive, poisson_round_event
-from discreet.privacy.grid import Grid
+from discreet.privacy.grid import Grid, check_finite
 from discreet.privacy.randomness import RandomSource
-from discreet.privacy.rounded_sums import check_finite, rounded_gaussian, rounded_laplace
 
 if TYPE_CHECKING:
     from dp_accounting import DpEvent
@@ -58,6 +57,8 @@ class Gaussian:
         noise is out of range for its type; TypeError: another type.
         """
         if self.noise == GRID:
+            from discreet.privacy.rounded_sums import rounded_gaussian  # not in a guard's process
+
             draw = rounded_gaussian
         else:
             draw = self._unrounded
@@ -111,6 +112,8 @@ class Laplace:
     def add_noise(self, total: Tensor, sensitivity: float, source: RandomSource) -> Tensor:
         """`total` plus noise for an L1 `sensitivity`, rounded as by `rounded_laplace`; otherwise as
         `Gaussian.add_noise`."""
+        from discreet.privacy.rounded_sums import rounded_laplace
+
         return _noised(total, self.scale(sensitivity), rounded_laplace, source)
 
     def add_grid_noise(

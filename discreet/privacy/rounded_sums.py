@@ -21,7 +21,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from discreet.privacy.grid import LAPLACE, NORMAL, grid_slack, laplace_grid_slack, nearest_steps
+from discreet.privacy.grid import (
+    LAPLACE,
+    NORMAL,
+    check_finite,
+    grid_slack,
+    laplace_grid_slack,
+    nearest_steps,
+)
 from discreet.privacy.randomness import (
     CHUNK,
     GPU_PAIRS,
@@ -100,14 +107,6 @@ def gaussian_slack(count: int) -> float:
 def laplace_slack(count: int) -> float:
     """The same for `rounded_laplace`."""
     return laplace_grid_slack(count, 2.0 * FINE)
-
-
-def check_finite(total: Tensor) -> None:
-    """Raises ValueError: a value is not finite."""
-    # A value that is not finite makes the sum so, and the sum is fifty times faster than a look at
-    # each value. As a sum may also overflow, each value is looked at then.
-    if not math.isfinite(total.sum()) and not torch.isfinite(total).all():
-        raise ValueError("total must be finite")
 
 
 def _in_steps(total: Tensor, step: float) -> Tensor:

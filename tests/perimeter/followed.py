@@ -26,7 +26,9 @@ from torch.utils._pytree import tree_flatten
 
 import discreet
 from discreet.node import client as node_client
+from discreet.privacy import grid, rounded_sums
 from discreet.privacy.correlated_gaussian import CorrelatedGaussian
+from discreet.privacy.grid import nearest_steps
 from discreet.privacy.mechanisms import Gaussian, Laplace
 
 PACKAGE = Path(discreet.__file__).parent
@@ -133,9 +135,12 @@ def _stack() -> str:
 
 @contextmanager
 def followed_from(*tensors: Tensor) -> Iterator[Followed]:
-    """A context in which everything that follows from `tensors` is private until it is noised."""
+    """A context in which everything that follows from `tensors` is private until it is noised.
+    One rounded value in ten is looked at again, down to decimals, in place of one in thousands."""
     seen = Followed()
     with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(rounded_sums, "FAST_ERROR", 0.002)
+        patch.setattr(rounded_sums, "nearest_steps", _in_decimals)
         for owner, name in NOISE:
             patch.setattr(owner, name, _noising(getattr(owner, name), seen))
         for way in ("numpy", "tolist", "__array__"):
@@ -144,6 +149,12 @@ def followed_from(*tensors: Tensor) -> Iterator[Followed]:
             seen.mark(each)
         with Marks(seen):
             yield seen
+
+
+def _in_decimals(*args: Any, **kwargs: Any) -> Tensor:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(grid, "ERROR", 1.0)
+        return nearest_steps(*args, **kwargs)
 
 
 def _noising(add: Callable[..., Tensor], seen: Followed) -> Callable[..., Tensor]:
