@@ -15,6 +15,7 @@ if that can't tell either. `grid_slack` for LARGEST_SCALE bounds the remaining e
 from __future__ import annotations
 
 import math
+from decimal import Decimal, localcontext
 from hashlib import shake_256
 
 import numpy as np
@@ -22,18 +23,22 @@ import torch
 from torch import Tensor
 
 from discreet.privacy.grid import (
+    ERROR,
     LAPLACE,
-    NORMAL,
     check_finite,
     grid_slack,
     laplace_grid_slack,
     nearest_steps,
+    second_normal,
 )
 from discreet.privacy.randomness import (
     CHUNK,
+    FEW_BITS,
     GPU_PAIRS,
+    LOW_63_BITS,
     PAIRS,
     RandomSource,
+    Words,
     fast_pairs,
     scratch,
     signed,
@@ -76,7 +81,7 @@ def rounded_gaussian(total: Tensor, stddev: float, source: RandomSource) -> Tens
     for part in torch.split(steps, 2 * at_once):
         whole = part.round()
         rest = part.sub_(whole)
-        part.copy_(_gaussian_steps(rest, stddev / step, source)).add_(whole)
+        torch.add(whole, _gaussian_steps(rest, stddev / step, source), out=part)
     return steps.mul_(step).reshape(total.shape)
 
 
@@ -143,11 +148,9 @@ def _gaussian_steps(rest: Tensor, scale: float, source: RandomSource) -> Tensor:
     if radius.amax() >= LARGEST_RADIUS * scale:
         far = _places(radius, LARGEST_RADIUS * scale)
         unsure = torch.cat([unsure, far, far + pairs])
-    unsure = unsure[unsure < count]
-    if len(unsure):
+    for index in unsure[unsure < count].tolist():
         key = drawn[:KEY_WORDS].numpy().tobytes()
-        found = _looked_at_again(words, unsure.cpu(), rest[unsure].double().cpu(), scale, key)
-        nearest[unsure] = found.to(nearest)
+        nearest[index] = _looked_at_again(words.numpy(), index, float(rest[index]), scale, key)
     return nearest[:count]
 
 
@@ -158,19 +161,22 @@ def _places(values: Tensor, least: float) -> Tensor:
     return (values >= least).nonzero().flatten()
 
 
-def _looked_at_again(
-    words: Tensor, unsure: Tensor, rest: Tensor, scale: float, key: bytes
-) -> Tensor:
-    """The rounded values at the indices `unsure`, from more bits of their uniforms: float64. `rest`
-    has one number for each."""
+def _looked_at_again(words: Words, index: int, rest: float, scale: float, key: bytes) -> int:
+    """The rounded value at an index, from more bits of its uniforms: as `grid.first_normal` in
+    float64 and, where that can't tell, as `grid.second_normal`."""
     pairs = 2 * len(words) // 3  # a word for each radius, and half of one for each angle
-    chosen, place = torch.unique(unsure % pairs, return_inverse=True)
-    more = np.frombuffer(shake_256(key + b"angles").digest(4 * len(chosen)), np.uint32)
-    angles = words[pairs:].view(torch.int32)[chosen].long() << 32
-    angles |= torch.from_numpy(more.astype(np.int64))
-    place += len(chosen) * (unsure >= pairs)
-    offset = torch.zeros(2 * len(chosen), dtype=torch.float64)
-    offset[place] = rest
-    full = torch.cat([words[chosen], angles])
-    found: Tensor = nearest_steps(full, scale, key, law=NORMAL, offset=offset)[place]
-    return found
+    half, pair = divmod(index, pairs)
+    own = key + pair.to_bytes(8, "big")
+    word = int(words[pair])
+    more = int.from_bytes(shake_256(own + b"angle").digest(4), "big")
+    turn = (int(words[pairs:].view(np.int32)[pair]) << 32) + more
+    bits = word & LOW_63_BITS
+    angle = turn * (math.pi * 2.0**-63)
+    radius = math.sqrt(-2 * math.log((bits + 0.5) * 2.0**-63))
+    value = scale * radius * (math.sin(angle) if half else math.cos(angle)) + rest
+    near_end = abs(bits - 2**62) > 2**62 - FEW_BITS
+    if not near_end and abs(value - round(value)) < 0.5 - (2 * scale * ERROR + 2.0**-52):
+        return round(value)
+    with localcontext(prec=140):
+        exact = Decimal(scale) * second_normal(torch.tensor([word, turn]), half, own)
+        return math.floor(exact + Decimal(rest) + Decimal("0.5"))

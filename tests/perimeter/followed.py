@@ -140,6 +140,7 @@ def followed_from(*tensors: Tensor) -> Iterator[Followed]:
     seen = Followed()
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(rounded_sums, "FAST_ERROR", 0.002)
+        patch.setattr(rounded_sums, "ERROR", 1.0)
         patch.setattr(rounded_sums, "nearest_steps", _in_decimals)
         for owner, name in NOISE:
             patch.setattr(owner, name, _noising(getattr(owner, name), seen))

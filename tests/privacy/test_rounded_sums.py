@@ -48,16 +48,20 @@ def test_a_normal_value_in_float32_is_right_to_its_bound() -> None:
     assert float(share.max()) > 0.2  # the bound is no larger than needed by much
 
 
-def exact_gaussians(count: int, source_seed: int) -> list[Decimal]:
+def exact_gaussians(count: int, seed: int) -> list[Decimal]:
     """Standard normal values of a call of which every value is looked at again."""
-    source = seeded_source(source_seed)
+    source = seeded_source(seed)
     key = source.words(4).tobytes()
     pairs = (count + 1) // 2
     words = signed(source.words(pairs + (pairs + 1) // 2))
-    more = np.frombuffer(shake_256(key + b"angles").digest(4 * pairs), np.uint32)
-    angles = words[pairs:].view(torch.int32)[:pairs].long() << 32
-    full = torch.cat([words[:pairs], angles | torch.from_numpy(more.astype(np.int64))])
-    return [second_normal(full, index, key) for index in range(2 * pairs)][:count]
+    found = []
+    for index in range(count):
+        half, pair = divmod(index, pairs)
+        own = key + pair.to_bytes(8, "big")
+        more = int.from_bytes(shake_256(own + b"angle").digest(4), "big")
+        turn = (int(words[pairs:].view(torch.int32)[pair]) << 32) + more
+        found.append(second_normal(torch.tensor([int(words[pair]), turn]), half, own))
+    return found
 
 
 @pytest.mark.parametrize("side", [-1e-12, 1e-12])
