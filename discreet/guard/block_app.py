@@ -10,9 +10,13 @@ import io
 import json
 import os
 import random
+import sys
 import tarfile
+import traceback
+from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from discreet.guard.block_task import CHANNELS, SELF_TEST, TRIAL, BlockTask
 from discreet.guard.channels import take_turn
@@ -112,3 +116,24 @@ def seed_anew() -> None:
     random.seed()
     np.random.seed()
     torch.seed()
+
+
+def run_and_end(app: Callable[[], None]) -> NoReturn:
+    """The life of a process that was forked for an app: it ends with 0, or with 1 and its error in
+    the log, and does nothing of what its parent would do at its end."""
+    code = 1
+    try:
+        app()
+        code = 0
+    except BaseException:  # noqa: BLE001  (of the app: its log is the site's alone)
+        traceback.print_exc()
+    finally:
+        flush_output()
+        os._exit(code)
+
+
+def flush_output() -> None:
+    """Writes what the process has printed, if anybody still reads it."""
+    with suppress(OSError, ValueError):
+        sys.stdout.flush()
+        sys.stderr.flush()

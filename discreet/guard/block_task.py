@@ -14,7 +14,9 @@ TRIAL = "trial"
 SELF_TEST = "self-test"
 CHANNELS = "channels"
 DEADLINE = struct.Struct("d")  # what asks for a block: the moment of the clock at which it ends
-SPACES = "spaces"  # the enclosure, in place of the folders that Landlock lets blocks read
+# The enclosure, in place of the folders that Landlock lets blocks read: namespaces, or a kernel.
+SPACES = "spaces"
+ALONE = "kernel"
 ROOT = "/guest"  # in the sandbox: all that a block's own kernel sees of its files
 MACHINE = "x86_64"  # whose system calls are filtered
 KERNEL_PROGRAM = "linux.uml"

@@ -13,11 +13,10 @@ import signal
 import sys
 import termios
 import traceback
-from contextlib import suppress
 from pathlib import Path
 from typing import NoReturn
 
-from discreet.guard.block_app import run_app
+from discreet.guard.block_app import flush_output, run_and_end, run_app
 from discreet.guard.block_task import IMAGE, BlockTask, unpacked
 from discreet.guard.enclosure import (
     NODEV,
@@ -138,8 +137,8 @@ def _run(
 ) -> NoReturn:
     """The process of the app, without rights. It has one descriptor beside the three of a
     process."""
-    code = 1
-    try:
+
+    def app() -> None:
         os.setsid()
         os.dup2(out, 3)
         os.closerange(4, 64)
@@ -150,20 +149,12 @@ def _run(
         data = Path(DATA)
         data.mkdir()
         run_app(task, archive=archive, state=state, data=data, out=3)
-        code = 0
-    except BaseException:  # noqa: BLE001  (of the app: its log is the site's alone)
-        traceback.print_exc()
-    finally:
-        with suppress(OSError, ValueError):
-            sys.stdout.flush()
-            sys.stderr.flush()
-        os._exit(code)
+
+    run_and_end(app)
 
 
 def _power_off() -> NoReturn:
-    with suppress(OSError, ValueError):
-        sys.stdout.flush()
-        sys.stderr.flush()
+    flush_output()
     call("reboot", POWER_OFF)
     os._exit(1)
 

@@ -25,7 +25,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from discreet.guard.block_release import Vector
-from discreet.guard.block_task import DEADLINE, IMAGE, MOST_STATE, ROOT, SPACES, BlockTask
+from discreet.guard.block_task import ALONE, DEADLINE, IMAGE, MOST_STATE, ROOT, SPACES, BlockTask
 from discreet.guard.guard_policy import KERNEL, LANDLOCK, GuardPolicy
 from discreet.settings.places import PACKAGE
 from discreet.settings.rules import ConfigError
@@ -251,7 +251,7 @@ def sandbox_command(policy: GuardPolicy, control: int) -> list[str]:
         "/",
         "--",
         *python,
-        KERNEL if policy.enclosure == KERNEL else SPACES,
+        ALONE if policy.enclosure == KERNEL else SPACES,
     ]
 
 

@@ -21,8 +21,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NoReturn
 
-from discreet.guard.block_app import run_app
-from discreet.guard.block_task import DEADLINE, SPACES, BlockTask, unpacked
+from discreet.guard.block_app import run_and_end, run_app
+from discreet.guard.block_task import ALONE, DEADLINE, SPACES, BlockTask, unpacked
 from discreet.guard.enclosure import (
     SUBREAPER,
     BlockLimits,
@@ -48,7 +48,6 @@ LOADED = (
     "numpy.random",
     "pyarrow",
 )
-KERNEL = "kernel"
 PREPARED_WITH = {"JE_ARROW_MALLOC_CONF": "background_thread:false"}  # an image has one thread
 WATCH_SECONDS = 0.1
 TOO_LATE = "its {:g} seconds were over"
@@ -108,7 +107,7 @@ def _keep(pipes: Pipes, readable: Sequence[str], ends: float) -> NoReturn:
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         task = unpacked(_contents(pipes.task))
         limits = BlockLimits(**task.limits)  # type: ignore[arg-type]
-        if readable == [KERNEL]:
+        if readable == [ALONE]:
             _keep_in_kernel(task, pipes, limits, ends)
         elif readable == [SPACES]:
             _keep_in_spaces(task, pipes, limits, ends)
@@ -253,8 +252,8 @@ def _memory_mb(scratch: Path | None) -> float:
 
 def _block(task: BlockTask, pipes: Pipes, data: Path, enclose: object) -> NoReturn:
     """The first process of a block. Inside the walls it keeps only the two pipes open."""
-    code = 1
-    try:
+
+    def app() -> None:
         os.close(pipes.done)
         os.setsid()
         Path("/proc/self/oom_score_adj").write_text("1000")  # before the sandbox and the guard
@@ -264,14 +263,8 @@ def _block(task: BlockTask, pipes: Pipes, data: Path, enclose: object) -> NoRetu
         enclose()  # type: ignore[operator]
         data.mkdir(exist_ok=True)
         run_app(task, archive=archive, state=state, data=data, out=out)
-        code = 0
-    except BaseException:  # noqa: BLE001  (of the app: its log is the site's alone)
-        traceback.print_exc()
-    finally:
-        with suppress(OSError, ValueError):
-            sys.stdout.flush()
-            sys.stderr.flush()
-        os._exit(code)
+
+    run_and_end(app)
 
 
 def _only_these_open(pipes: Pipes) -> int:
@@ -313,7 +306,7 @@ def main(words: Sequence[str]) -> int:
     are the paths that Landlock lets blocks read, or `spaces`, or `kernel`."""
     control = socket.socket(fileno=int(words[0]))
     readable = list(words[1:])
-    if readable == [KERNEL]:
+    if readable == [ALONE]:
         prepare_kernel(LOADED, {**os.environ, **PREPARED_WITH})
     else:
         if readable != [SPACES]:
