@@ -172,6 +172,17 @@ def test_both_first_pages_say_the_accuracy_of_the_default_run_that_was_measured(
     )
 
 
+@pytest.mark.processes
+def test_the_loop_of_the_readme_runs_as_it_stands() -> None:
+    (loop,) = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
+    done = subprocess.run([sys.executable, "-c", loop], capture_output=True, text=True, check=True)
+    found = re.fullmatch(r"accuracy (0\.\d+) at epsilon (\d\.\d+)\n", done.stdout)
+    assert found is not None
+    assert float(found[1]) > 0.8
+    assert 2.9 < float(found[2]) <= 3.0
+    assert not done.stderr
+
+
 def test_the_pages_have_at_most_36_000_words() -> None:
     # Neither the history nor reports for another project.
     pages = [path for path in DOCS.rglob("*.md") if path.parent.name != "upstream"]
