@@ -86,7 +86,7 @@ def adopted_text(
     lines += [f"separator = {json.dumps(table.mark)}"]
     if owner is not None:
         lines.append(f"owner = {json.dumps(owner)}")
-    marks = marks_in(cells)
+    marks = marks_in(cells).chosen()
     if marks.decimal != ".":
         lines.append(f"decimal = {json.dumps(marks.decimal)}")
     if marks.thousands:
