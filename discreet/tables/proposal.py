@@ -18,6 +18,7 @@ from discreet.data.cells import INDEX, numbers_rows
 from discreet.data.columns import ICD, LARGEST
 from discreet.data.csv_table import CsvTable
 from discreet.data.targets import FolderError
+from discreet.privacy.person import KEY, OtherSpelling, person_keys
 from discreet.tables.doubts import TWINS, doubt_in, point_doubt
 from discreet.tables.header import column_place, names_in
 from discreet.tables.written_numbers import WORDS, marks_in, written_numbers
@@ -90,9 +91,12 @@ class Guess:
     wrong_row: int | None = None
 
 
-def propose(table: CsvTable, *, target: str | None, owner: str | None) -> str:
-    """A proposed description of a CSV file, as text. Raises FolderError: it can't be read, or
-    `target` or `owner` is not one of its columns."""
+def propose(
+    table: CsvTable, *, target: str | None, owner: str | None, ids: str | None = None
+) -> str:
+    """A proposed description of a CSV file, as text. `ids`: what two spellings of an owner mean,
+    `exact` or `folded`; None: a comment asks if there are any. Raises FolderError: it can't be
+    read, or `target` or `owner` is not one of its columns."""
     names = names_in(table)
     columns = {name: column.to_pylist() for name, column in table.columns(as_text=True).items()}
     for name in (target, owner):
@@ -112,6 +116,7 @@ def propose(table: CsvTable, *, target: str | None, owner: str | None) -> str:
     unconfirmed = [*(name for name, each in guesses.items() if each.line), target]
     lines = [WARNING.format(file=table.path.name), f"unconfirmed = {_listed(unconfirmed)}", ""]
     lines += _head_lines(table, marks, target, owner)
+    lines += _ids_lines(table, columns[owner] if owner else [], ids)
     try:
         lines.append(_target_line(columns[target], target, marks, written.both))
     except FolderError as error:
@@ -146,6 +151,18 @@ def _head_lines(table: CsvTable, marks: Marks, target: str, owner: str | None) -
         yield f"owner = {_quoted(owner)}       # each of them becomes a client"
     else:
         yield '# owner = "..."           # the column of whose each row is, if there is one'
+
+
+def _ids_lines(table: CsvTable, owners: Sequence[str], ids: str | None) -> Iterator[str]:
+    """The key that says what two spellings of an owner mean; a comment if nobody has said it."""
+    if owners and ids is not None:
+        yield KEY.format(ids)
+        return
+    try:
+        person_keys(owners)
+    except OtherSpelling as error:
+        lines = f"{table.place_of(error.before)} and {table.place_of(error.row)}"
+        yield f"# {lines}: {error}"
 
 
 def _target_line(cells: Sequence[str], name: str, marks: Marks, both_marks: bool) -> str:

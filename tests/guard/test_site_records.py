@@ -14,11 +14,11 @@ from discreet.deployment.flower_fixes import supernode_guard
 from discreet.guard.patient_blocks import split_site
 from discreet.guard.site_blocks import BLOCKS, SPLIT, read_blocks
 from discreet.guard.site_guard import SiteGuard, closed
-from discreet.guard.site_records import JOURNAL, MOST_TEXT, note, records_of, site_lock
+from discreet.guard.site_records import JOURNAL, MOST_TEXT, note, site_lock
 from discreet.node.account import Refused
 from discreet.settings.rules import ConfigError
 from tests.guard.made import PlayedSandbox, context, message, site, table
-from tests.guard.test_block_release import APP, PATIENTS, opposed
+from tests.guard.test_block_release import APP, PATIENTS, guard_at, opposed
 
 APPROVED = {"any": False, "apps": ["ab" * 32]}
 
@@ -57,24 +57,22 @@ def test_a_lock_is_held_until_the_process_of_the_guard_ends(
 def test_the_log_is_read_without_opening_the_folder_of_the_blocks(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    policy = site(tmp_path, PATIENTS)
-    guard = SiteGuard(policy, sandbox=PlayedSandbox(opposed))  # type: ignore[arg-type]
+    guard = guard_at(tmp_path)
     guard.answer(message(), context(), APP)
     (tmp_path / "site").chmod(0)
     assert main(["site", "log", str(tmp_path / "guard.toml")]) == 0
     assert (tmp_path / "site").stat().st_mode & 0o777 == 0
     (tmp_path / "site").chmod(0o700)
     assert "2 blocks, 0 of them without a result" in capsys.readouterr().out
-    assert sorted(path.name for path in records_of(policy).iterdir()) == [JOURNAL, "privacy.json"]
+    assert sorted(path.name for path in guard.records.iterdir()) == [JOURNAL, "privacy.json"]
 
 
 def test_a_torn_line_of_the_journal_takes_no_other_with_it(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    policy = site(tmp_path, PATIENTS)
-    guard = SiteGuard(policy, sandbox=PlayedSandbox(opposed))  # type: ignore[arg-type]
+    guard = guard_at(tmp_path)
     guard.answer(message(), context(), APP)
-    journal = records_of(policy) / JOURNAL
+    journal = guard.records / JOURNAL
     journal.write_text(journal.read_text() + journal.read_text()[:40])
     with pytest.raises(Refused):
         guard.answer(message(kind="query"), context(), APP)

@@ -194,6 +194,20 @@ def test_a_corrected_column_is_described_without_beginning_anew(
     assert checked(tmp_path, rows) == 0
 
 
+def test_two_spellings_of_an_owner_are_asked_and_the_answer_is_written(
+    tmp_path: Path, capsys: Capture
+) -> None:
+    rows = ["pid,age,y", *(f"P{at // 2},{20 + at},{at % 2}" for at in range(30)), "p3,33,1"]
+    asked = ["--owner", "pid", "--target", "y"]
+    assert checked(tmp_path, rows, *asked) == 0
+    assert "# line 8 and line 32: the owner is written in two ways" in capsys.readouterr().out
+    assert checked(tmp_path, rows, *asked, "--ids", "folded", "--write") == 0
+    path = tmp_path / "data.toml"
+    path.write_text(re.sub("unconfirmed = .*", "", path.read_text()))
+    assert checked(tmp_path, rows) == 0
+    assert "15 owners (pid)" in capsys.readouterr().out
+
+
 def constant(at: int) -> str:
     return "7"
 
