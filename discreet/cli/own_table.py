@@ -119,11 +119,13 @@ def _tell(text: str, table: CsvTable, write: bool) -> None:
 
 def _given(pairs: list[str] | None) -> dict[str, str]:
     """NAME=VALUE options."""
-    found = {}
+    found: dict[str, str] = {}
     for pair in pairs or ():
         name, equals, value = pair.partition("=")
         if not (name and equals and value):
             raise FolderError(f"write NAME=VALUE, not {pair!r}")
+        if name in found:
+            raise FolderError(f"{name} is given twice, as {found[name]} and as {value}")
         found[name] = value
     return found
 

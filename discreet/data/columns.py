@@ -175,8 +175,8 @@ def _check_number(column: Column) -> None:
     for key, values in (("points", column.points), ("bins", column.bins)):
         if any(before >= after for before, after in pairwise(values)):
             raise ValueError(f"{name}: {key} must rise")
-    if not column.factor > 0:
-        raise ValueError(f"{name}: factor must be a number above 0 (got {column.factor})")
+    if not 0 < column.factor <= LARGEST:
+        raise ValueError(f"{name}: factor must be within (0, {LARGEST:g}] (got {column.factor})")
     if column.bins and (column.points or column.curves):
         raise ValueError(f"{name}: bins can't be combined with points or curves")
     if column.below not in (None, HALF):
