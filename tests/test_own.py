@@ -19,6 +19,7 @@ from discreet.node.account import Refused
 from discreet.node.nodes import node_client
 from discreet.node.work import work_of
 from discreet.run_files.run_folder import RunFolder
+from discreet.settings import places
 from discreet.settings.compose import load_asked, load_config
 from discreet.settings.rules import ConfigError
 from discreet.simulation.in_process import simulate
@@ -226,3 +227,14 @@ def test_a_node_without_data_of_its_own_imports_nothing_and_reads_no_folder() ->
     folder = load_config([*NODE_RUN, f"data.path={OWN}"])
     with pytest.raises(Refused, match="this node has no data"):
         node_client(work_of(request(folder)), node)
+
+
+def test_a_project_is_told_whose_data_an_experiment_of_discreets_own_uses(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    places._say_own.cache_clear()
+    conf = places.conf_for(["experiment=silos"], tmp_path)
+    assert conf == places.conf_for(["experiment=silos", "data.path=data"], tmp_path)
+    first, second = caplog.messages
+    assert "its data and settings are used" in first
+    assert "its settings are used" in second

@@ -50,7 +50,7 @@ def command(
     ] = None,
     ids: Annotated[
         Literal["exact", "folded"] | None,
-        Option(help="split: whether spellings that differ by case or zeros are one person"),
+        Option(help="split, check: whether spellings that differ by case or zeros are one person"),
     ] = None,
     write: Annotated[
         bool, Option("--write", help="check, adopt: write data.toml beside the table")
@@ -93,13 +93,14 @@ def command(
             "--target": target,
             "--encoding": encoding,
             "--separator": separator,
+            "--ids": ids,
         }
         unread = [name for name, value in given.items() if value is not None]
         if unread:
             print(f"{description} is there already and counts, not {', '.join(unread)}")
         _check(file, write)
     else:
-        proposal = propose(given_table, target=target, owner=owner)
+        proposal = propose(given_table, target=target, owner=owner, ids=ids)
         print(proposal, end="")
         if write:
             description.write_text(proposal)
@@ -118,11 +119,13 @@ def _tell(text: str, table: CsvTable, write: bool) -> None:
 
 def _given(pairs: list[str] | None) -> dict[str, str]:
     """NAME=VALUE options."""
-    found = {}
+    found: dict[str, str] = {}
     for pair in pairs or ():
         name, equals, value = pair.partition("=")
         if not (name and equals and value):
             raise FolderError(f"write NAME=VALUE, not {pair!r}")
+        if name in found:
+            raise FolderError(f"{name} is given twice, as {found[name]} and as {value}")
         found[name] = value
     return found
 
@@ -180,7 +183,7 @@ def _say_cells(file: Path, write: bool) -> None:
     """Prints what can't be read, or is read as something else, of each column; hints; and columns
     that can be described now, which are written on request."""
     from discreet.data.folder import csv_table, opened
-    from discreet.tables.cell_counts import cell_counts
+    from discreet.tables.cell_counts import cell_counts, readings_of
     from discreet.tables.completion import completed
     from discreet.tables.hints import hints
 
@@ -205,10 +208,11 @@ def _say_cells(file: Path, write: bool) -> None:
         print(f"{path} now describes {', '.join(names)}, which are unconfirmed")
     elif names:
         print(f"{', '.join(names)}: can be described now. --write adds them to {path}")
-    counts = cell_counts(cells, description)
+    readings = readings_of(cells, description)
+    counts = cell_counts(readings, description)
     for each in counts:
         for line in each.lines(table.place_of):
             print(line)
     if not any(each.wrong for each in counts):
-        for hint in hints(description, cells):
+        for hint in hints(description, cells, readings):
             print(hint)

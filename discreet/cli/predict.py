@@ -28,7 +28,7 @@ from discreet.run_files import predictions
 from discreet.run_files.model_description import differences
 from discreet.run_files.score_intervals import Interval, interval_words, intervals_of
 from discreet.run_files.whole_files import replace_file
-from discreet.tables.cell_counts import cell_counts
+from discreet.tables.cell_counts import cell_counts, readings_of
 
 
 def command(
@@ -81,7 +81,7 @@ def _say_counts(path: Path, description: DataDescription) -> None:
     if description.columns:
         found = opened(path, description)
         cells = {name: column.to_pylist() for name, column in found.items()}
-        for each in cell_counts(cells, description):
+        for each in cell_counts(readings_of(cells, description), description):
             for line in each.lines(str):
                 print(f"discreet: {line}", file=sys.stderr)
 

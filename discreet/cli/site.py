@@ -1,10 +1,13 @@
-"""A guarded site: `discreet site split|check|try|log|status WHERE`.
+"""A guarded site: `discreet site GUARD_TOML`, or `discreet site split|check|try|log|status WHERE`.
+
+With guard.toml alone: an overview of the budget, of what ran, and of what waits for approval.
 
 split   deals the patients of the data WHERE to blocks, once, into the folder --out. WHERE is a
         table (csv, jsonl, parquet, npz), a folder with data.toml, or with --id folders a folder
         with a subfolder for each patient. With --unit site there is one block, and no --id
 check   WHERE is a guard.toml: checks policy, split, account, and which ways out are open from
-        inside the sandbox and which channels between blocks. Takes up to two minutes
+        inside the sandbox and which channels between blocks. Takes up to two minutes. --packages:
+        lists the packages that an app finds here instead, for the researcher
 try     runs the app WHERE, a folder or a .fab, as a whole in the sandbox on the public rows in
         --mock; all errors are shown, and nothing is charged
 log     WHERE is a guard.toml: lists what has run, with app and cost, and what was refused
@@ -15,13 +18,15 @@ examples:
   discreet site split patients.csv --id patient --blocks 100 --out site
   discreet site check guard.toml
   discreet site try app --mock mock
-  discreet site log guard.toml
+  discreet site guard.toml
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
+import platform
+from importlib.metadata import distributions
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -32,10 +37,12 @@ from discreet.guard.guard_policy import PATIENT, SITE, read_guard
 from discreet.logs import json_ready
 from discreet.settings.rules import ConfigError
 
+ACTIONS = ("split", "check", "try", "log", "status")
+
 
 def command(
-    action: Annotated[Literal["split", "check", "try", "log", "status"], typer.Argument()],
-    where: Annotated[Path, typer.Argument(metavar="WHERE")],
+    action: Annotated[str, typer.Argument(metavar="[split|check|try|log|status]")],
+    where: Annotated[Path | None, typer.Argument(metavar="WHERE")] = None,
     id_column: Annotated[
         str | None, Option("--id", help="split: the column of the patients' ids, or folders")
     ] = None,
@@ -57,18 +64,44 @@ def command(
         Path | None, Option(help="try: a guard.toml, for its limits and its mock folder")
     ] = None,
     as_json: Annotated[bool, Option("--json", help="status: one JSON object")] = False,
+    packages: Annotated[
+        bool, Option("--packages", help="check: the installed packages, a line each")
+    ] = False,
 ) -> int:
     """Does one action; 1 if `check` finds a wall that does not hold."""
+    if where is None:
+        return _overview(action)
+    if action not in ACTIONS:
+        raise ConfigError(f"there is no site {action}; there are {', '.join(ACTIONS)}")
     if action == "split":
         _check_split(id_column, blocks, out, unit)
         return _split(where, Path(out or ""), id_column or "", blocks=blocks or 1, ids=ids)
     if action == "try":
         return _try(where, mock, guard)
     if action == "check":
-        return _check(where)
+        return _packages() if packages else _check(where)
     if action == "status":
         return _status(where, as_json=as_json)
     return _log(where)
+
+
+def _overview(guard: str) -> int:
+    from discreet.guard.site_journal import overview_lines
+
+    if guard in ACTIONS:
+        raise ConfigError(f"site {guard} needs WHERE: see discreet site --help")
+    for line in overview_lines(read_guard(Path(guard))):
+        print(line)
+    return 0
+
+
+def _packages() -> int:
+    """Prints what an app's blocks find, in the form of a constraints file."""
+    print(f"# Python {platform.python_version()}")
+    installed = {each.metadata["Name"]: each.version for each in distributions()}
+    for name in sorted(installed, key=str.casefold):
+        print(f"{name}=={installed[name]}")
+    return 0
 
 
 def _check_split(id_column: str | None, blocks: int | None, out: Path | None, unit: str) -> None:
@@ -154,7 +187,7 @@ def _try(app: Path, mock: Path | None, guard: Path | None) -> int:
 
 
 def _log(path: Path) -> int:
-    from discreet.guard.operating import journal_lines
+    from discreet.guard.site_journal import journal_lines
 
     for line in journal_lines(read_guard(path)):
         print(line)

@@ -19,9 +19,12 @@ import numpy as np
 EMPTY = frozenset(("", "na", "n/a", "nan", "null", "#n/a"))
 # Python's float would also take 1_000, infinity, and digits of any script.
 PLAIN = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?", re.ASCII)
+MINUS = "\u2212"  # as word processors write it
 GROUPS = re.compile(r"[+-]?\d{1,3}(\0\d{3})+", re.ASCII)
 ISO_DAY = re.compile(r"\d{4}-\d\d-\d\d", re.ASCII)
-THOUSANDS = re.compile(r"[+-]?\d{1,3}([.,' \u00a0]\d{3})+([.,]\d+)?")
+THOUSANDS = re.compile(r"[+-]?\d{1,3}([.,' \u00a0\u2009\u202f]\d{3})+([.,]\d+)?")
+ABOVE = re.compile(r"[>\u2265]\s*[\d.,]+")
+OTHER_UNIT = re.compile(r"[+-]?\d[\d.,]*\s*[^\W\d_][^\d]*|[+-]?\d[\d.,]*\s*%")
 
 
 class CellError(ValueError):
@@ -62,7 +65,7 @@ def number_in(cell: Any, marks: Marks, unit: str = "") -> float:
     value = math.nan
     written = ""
     if isinstance(cell, str):
-        written = cell.strip().removesuffix(unit).rstrip()
+        written = cell.strip().removesuffix(unit).rstrip().replace(MINUS, "-")
         text = _plain(written, marks)
         if PLAIN.fullmatch(text):
             value = float(text)
@@ -71,7 +74,7 @@ def number_in(cell: Any, marks: Marks, unit: str = "") -> float:
             value = float(cell)
     if math.isfinite(value):
         return value
-    raise ValueError(f"is not a number{_hint(written, marks)}")
+    raise ValueError(f"is not a number{_hint(written, marks, unit)}")
 
 
 def _plain(written: str, marks: Marks) -> str:
@@ -89,13 +92,19 @@ def _plain(written: str, marks: Marks) -> str:
     return f"{whole}.{rest}"
 
 
-def _hint(written: str, marks: Marks) -> str:
+def _hint(written: str, marks: Marks, unit: str) -> str:
     if marks.decimal == "." and re.fullmatch(r"[+-]?\d*,\d+", written):
         return ': write decimal = "," in data.toml, or thousands = "," if 1,234 is 1234'
     if THOUSANDS.fullmatch(written):
         return ": write it without thousands separators, or thousands in data.toml"
     if written and not written.isascii() and any(map(str.isdecimal, written)):
         return ": write it with the digits 0 to 9"
+    if ABOVE.fullmatch(written):
+        return ', but above a limit, as ">500" is: write the limit alone'
+    if unit and OTHER_UNIT.fullmatch(written):
+        return f": its unit is not {unit}: convert it"
+    if OTHER_UNIT.fullmatch(written):
+        return ": write it without a unit, or write unit for the column in data.toml"
     return "; words need a column with kind = category"
 
 

@@ -13,7 +13,14 @@ from discreet.data.description import DataDescription
 from discreet.data.encoding import encoded_columns
 from discreet.data.targets import Array, FolderError
 from discreet.per_example.objective import PADDING
-from discreet.privacy.person import FOLDED, LARGEST_EXACT, OtherSpelling, person_key, person_keys
+from discreet.privacy.person import (
+    FOLDED,
+    KEY,
+    LARGEST_EXACT,
+    OtherSpelling,
+    person_key,
+    person_keys,
+)
 
 INDEX = ("", "Unnamed: 0", "__index_level_0__")  # the names of an index that pandas writes
 
@@ -36,7 +43,7 @@ def encoded_cells(found: Mapping[str, Any], description: DataDescription) -> Arr
     )
 
 
-def owner_cells(column: Any, name: str, ids: str | None = None) -> Array:
+def owner_cells(column: Any, name: str, ids: str | None = None, *, choice: str = KEY) -> Array:
     """The owner in each row's cell, as `person_keys` has it; whole numbers stay numbers. A row
     without an owner would count as one more person."""
     owners = np.asarray(column)
@@ -49,7 +56,7 @@ def owner_cells(column: Any, name: str, ids: str | None = None) -> Array:
     if owners.dtype.kind in "iu":
         return owners
     try:
-        return np.asarray(person_keys(cells, ids))
+        return np.asarray(person_keys(cells, ids, choice=choice))
     except OtherSpelling as error:
         raise CellError(error.row, f"{name}: {error}", error.before) from error
 

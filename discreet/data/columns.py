@@ -175,8 +175,8 @@ def _check_number(column: Column) -> None:
     for key, values in (("points", column.points), ("bins", column.bins)):
         if any(before >= after for before, after in pairwise(values)):
             raise ValueError(f"{name}: {key} must rise")
-    if not column.factor > 0:
-        raise ValueError(f"{name}: factor must be a number above 0 (got {column.factor})")
+    if not 0 < column.factor <= LARGEST:
+        raise ValueError(f"{name}: factor must be within (0, {LARGEST:g}] (got {column.factor})")
     if column.bins and (column.points or column.curves):
         raise ValueError(f"{name}: bins can't be combined with points or curves")
     if column.below not in (None, HALF):
@@ -318,9 +318,12 @@ _Form = tuple[Callable[[Any], bool], str]
 _TEXT: _Form = (lambda value: isinstance(value, str), "a text")
 _COUNT: _Form = (lambda value: type(value) is int and abs(value) < 2**31, "a whole number")
 _FLAG: _Form = (lambda value: isinstance(value, bool), "true or false")
-_END: _Form = (lambda value: isinstance(value, str) or _is_number(value), "a number or a day")
+_END: _Form = (
+    lambda value: isinstance(value, str) or _is_number(value),
+    f"a number within [-{LARGEST:g}, {LARGEST:g}], or a day",
+)
 _WORDS: _Form = (_each(_is_word), 'a list of texts, such as ["F", "M"]')
-_NUMBERS: _Form = (_each(_is_number), "a list of numbers")
+_NUMBERS: _Form = (_each(_is_number), f"a list of numbers within [-{LARGEST:g}, {LARGEST:g}]")
 _FORMS: dict[str, _Form] = {
     **dict.fromkeys(("kind", "named", "below", "unit", "fold"), _TEXT),
     **dict.fromkeys(("width", "curves"), _COUNT),

@@ -151,7 +151,7 @@ class CsvTable:
         written = zip(self.written_header, names, strict=True)
         plain = [name for name, bare in written if as_text or bare in texts]
         kinds = dict.fromkeys(plain, pyarrow.string())
-        try:
+        with one_line(self.path, FolderError), self._naming_lines():
             table = reader.read_csv(
                 io.BytesIO(self.text.encode()),
                 # A thread of pyarrow that still runs when Python ends aborts it now and then.
@@ -161,10 +161,6 @@ class CsvTable:
                     column_types=kinds, decimal_point=self.decimal
                 ),
             )
-        except (OSError, ValueError) as error:
-            raise FolderError(self.unreadable(" ".join(str(error).split()))) from None
-        except MemoryError as error:
-            raise FolderError(f"{self.path} needs more memory than there is") from error
         return dict(zip(names, table.columns, strict=True))
 
     def place_of(self, row: int) -> str:
@@ -175,16 +171,16 @@ class CsvTable:
     def _lines(self) -> list[int]:
         return [line for line, _ in self.records()]
 
-    def unreadable(self, said: str) -> str:
-        """The reason why the file can't be read: the line of a row with too few or too many cells,
+    @contextmanager
+    def _naming_lines(self) -> Iterator[None]:
+        """Turns an error about a row with too few or too many cells into one that names its line,
         without its content."""
-        expected, _, _ = said.partition(", got ")
         try:
+            yield
+        except (OSError, ValueError):
             for _ in self.rows():
                 pass
-        except FolderError as error:
-            return str(error)
-        return f"{self.path} can't be read: {expected}"
+            raise
 
 
 def _cells_in(header: str, mark: str) -> int:

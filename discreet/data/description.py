@@ -95,7 +95,7 @@ class DataDescription(BaseModel):
     pairs: tuple[Pair, ...] = ()
     separator: str | None = None
     decimal: Literal[".", ","] = "."
-    thousands: Literal[".", ",", "'", " ", "\u00a0", "\u202f"] | None = None
+    thousands: Literal[".", ",", "'", " ", "\u00a0", "\u2009", "\u202f"] | None = None
     encoding: str | None = None
     unconfirmed: tuple[str, ...] = ()
     public: bool = False

@@ -17,6 +17,8 @@
     charge = "one-block"            # or "all-blocks": a round costs what blocks that talk can move
     evaluate = "refuse"             # or the table [metric]
     mock = "mock"                   # public rows, for `discreet site try`
+    alert = ["/usr/local/bin/tell"]  # called with one more word: budget (80 % are spent), refused
+                                    # or late, for the last two once an hour at most
 
     [blocks]
     folder = "site"                 # made by `discreet site split`
@@ -88,6 +90,13 @@ Digests = Annotated[
     Rule(
         "a list of SHA-256 digests of bundles",
         lambda given: all(len(each) == 64 and HEX.issuperset(each) for each in given),
+    ),
+]
+Command = Annotated[
+    tuple[str, ...],
+    Rule(
+        "a list of texts, the first of them the absolute path of a program",
+        lambda given: not given or given[0].startswith("/"),
     ),
 ]
 Seconds = Annotated[float, Rule("at least 0", lambda value: value >= 0)]
@@ -163,6 +172,7 @@ class GuardPolicy:
     metric: MetricSettings | None = None
     limits: Limits = Limits()
     mock: str | None = None
+    alert: Command = ()
 
     def __post_init__(self) -> None:
         both = "a list of digests, or any = true, but not both"

@@ -1,5 +1,4 @@
-"""Tools for a site's operators beside running the guard: check its walls, try an app, read its
-journal."""
+"""Tools for a site's operators beside running the guard: check its walls, try an app."""
 
 from __future__ import annotations
 
@@ -21,8 +20,7 @@ from discreet.guard.block_task import CHANNELS, SELF_TEST, TRIAL, BlockTask
 from discreet.guard.guard_policy import ALL_BLOCKS, BlockSettings, GuardPolicy
 from discreet.guard.sandbox import BlockInput, BlockResult, Sandbox, SandboxError
 from discreet.guard.site_blocks import archive_of
-from discreet.guard.site_guard import block_limits, guard_ledger
-from discreet.guard.site_records import printable, rows
+from discreet.guard.site_guard import block_limits
 from discreet.settings.rules import ConfigError
 
 TRIAL_SECONDS = 120.0
@@ -133,31 +131,6 @@ def trial_policy(mock: Path) -> GuardPolicy:
         ledger="-", blocks=blocks, max_epsilon=1.0, max_delta=1e-5, min_noise_multiplier=1.0,
         block_seconds=TRIAL_SECONDS, any=True, charge=ALL_BLOCKS,
     )  # fmt: skip
-
-
-def journal_lines(policy: GuardPolicy) -> Iterator[str]:
-    """The guard's answers and refusals, one line each, oldest first; and the number of rounds that
-    were charged and did not end. LedgerError, after the lines: the account can't be read."""
-    ended = 0
-    for written in rows(policy):
-        if written is None:
-            yield "a line that a crash has cut short"
-            continue
-        row = {
-            name: printable(value) if isinstance(value, str) else value
-            for name, value in written.items()
-        }
-        ended += "drawn" in row
-        what = f"{row['time']}  run {row['run']}  {row['app']}  round {row['round']}  {row['kind']}"
-        if "refused" in row:
-            yield f"{what}: refused: {row['refused']}"
-        else:
-            drawn = f"{row['drawn']} blocks, {row['failed']} of them without a result"
-            late = "noise alone left, too late; " if row.get("late") else ""
-            yield f"{what}: {drawn}; {late}epsilon {row['epsilon']:.4g} so far"
-    lost = guard_ledger(policy).spent(policy.unit).num_releases - ended
-    if lost > 0:
-        yield f"charged without an end, as after a crash, and part of what is spent: {lost}"
 
 
 def _task(policy: GuardPolicy, instead: str, **more: Any) -> BlockTask:

@@ -30,7 +30,7 @@ from discreet.data.description import DESCRIPTION, read_description
 from discreet.data.table_files import open_table
 from discreet.data.targets import FolderError
 from discreet.guard.site_blocks import BLOCKS, KEY, SPLIT, BlockSplit, archive_of
-from discreet.privacy.person import OtherSpelling, folded_key, person_keys
+from discreet.privacy.person import OPTION, OtherSpelling, folded_key, person_keys
 from discreet.settings.foreign_files import read_text
 from discreet.settings.rules import ConfigError
 from discreet.tables.header import column_place
@@ -154,11 +154,10 @@ def _folders(data: Path, ids: str | None) -> _Blocks:
 def _keys(cells: Sequence[object], ids: str | None, place_of: Callable[[int], str]) -> list[str]:
     """The patients' keys. FolderError: two spellings may be one patient's."""
     try:
-        return person_keys(cells, ids)
+        return person_keys(cells, ids, choice=OPTION)
     except OtherSpelling as error:
         places = f"{place_of(error.row)} and {place_of(error.before)}"
-        hint = "(site split --ids, or ids in data.toml)"
-        raise FolderError(f"{places}: {error} {hint}") from error
+        raise FolderError(f"{places}: {error}") from error
 
 
 def _files_below(folder: Path, root: Path) -> Iterator[tuple[str, bytes]]:

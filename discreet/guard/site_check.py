@@ -60,6 +60,8 @@ def faults_of(policy: GuardPolicy) -> Iterator[str]:
         yield f'enclosure = "{policy.enclosure}" needs bwrap: apt-get install bubblewrap'
     if policy.enclosure == KERNEL and not kernel_is_there():
         yield NEEDED
+    if policy.alert and not os.access(policy.alert[0], os.X_OK):
+        yield f"alert must begin with a program that this user can start (got {policy.alert[0]})"
     if policy.enclosure == LANDLOCK:
         yield from _faults_of_landlock()
     limits = policy.limits

@@ -22,6 +22,7 @@ from flwr.common.serde import context_to_proto, message_to_proto
 from discreet.accounting.events import PLD
 from discreet.accounting.privacy_ledger import PrivacyLedger, epsilon_of_blocks
 from discreet.flower.array_layout import ROUND, ArrayLayout, only_arrays
+from discreet.guard.alerts import BUDGET, BUDGET_SHARE, LATE, REFUSED, Alerts
 from discreet.guard.block_release import (
     BlockRelease,
     BlockSum,
@@ -118,6 +119,7 @@ class SiteGuard:
         self.ledger = guard_ledger(policy)
         self.states: dict[int, dict[int, bytes]] = {}  # that blocks keep, of each run
         self.sandbox = sandbox or Sandbox(policy)
+        self.alerts = Alerts(policy.alert)
 
     def answer(
         self, message: Message, context: Context, app: App, slots: ReplySlots | None = None
@@ -301,14 +303,27 @@ class SiteGuard:
         row = {
             "time": datetime.now(UTC).isoformat(timespec="seconds"),
             "run": app.run_id,
-            "app": f"{app.fab_id} {app.version} {app.digest}",
+            "app": f"{app.fab_id} {app.version}",
+            "digest": app.digest,
             "round": _number(message),
             "kind": message.metadata.message_type,
             **what,
         }
         note(self.records, row)
+        self._alert(what)
         told = ", ".join(f"{name} {cell_text(value, digits=4)}" for name, value in what.items())
         logger.info("run %d, round %d: %s", app.run_id, _number(message), printable(told))
+
+    def _alert(self, what: Mapping[str, object]) -> None:
+        """Tells the operators of an outcome that they should look at."""
+        refused = what.get("refused")
+        epsilon = what.get("epsilon")
+        if refused == MISSED or what.get("late"):
+            self.alerts.call(LATE)
+        elif refused is not None:
+            self.alerts.call(REFUSED)
+        if isinstance(epsilon, float) and epsilon >= BUDGET_SHARE * self.policy.max_epsilon:
+            self.alerts.call(BUDGET)
 
 
 def _number(message: Message) -> int:

@@ -58,23 +58,6 @@ def _ends_a_line(path: Path) -> bool:
         return file.read(1) == b"\n"
 
 
-def rows(policy: GuardPolicy) -> Iterator[dict[str, object] | None]:
-    """The rows of the journal, oldest first; None for one that a crash has torn. ConfigError: it
-    can't be read now."""
-    path = records_of(policy) / JOURNAL
-    try:
-        lines = path.read_text().splitlines()
-    except FileNotFoundError:
-        return
-    except PermissionError as error:
-        raise ConfigError(f"{path} is closed while blocks run: try again later") from error
-    for line in lines:
-        try:
-            yield dict(json.loads(line))
-        except ValueError:
-            yield None
-
-
 @contextmanager
 def site_lock(policy: GuardPolicy) -> Iterator[None]:
     """Keeps other guards and checks away from a site until the end of a with block, or of this

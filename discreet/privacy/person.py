@@ -13,6 +13,9 @@ from collections.abc import Iterable
 
 EXACT = "exact"
 FOLDED = "folded"
+# How a choice of the two is written in data.toml, and with a command.
+KEY = 'ids = "{}"'
+OPTION = "--ids {}"
 LARGEST_EXACT = 2.0**53  # beyond, float64 has no room for every whole number
 
 
@@ -22,12 +25,13 @@ TRAILING_ZERO = re.compile(r"(?<=\d)[.,]0+$")
 
 
 class OtherSpelling(ValueError):
-    """Two rows, counted from 0, whose owners may be one person. The message has no value."""
+    """Two rows, counted from 0, whose owners may be one person. The message has no value. `choice`:
+    KEY or OPTION."""
 
-    def __init__(self, row: int, before: int) -> None:
+    def __init__(self, row: int, before: int, choice: str) -> None:
         super().__init__(
             f"the owner is written in two ways, which differ only by {SPELLINGS}. If that is one "
-            'person write ids = "folded", if they are two ids = "exact"'
+            f"person write {choice.format(FOLDED)}, if they are two {choice.format(EXACT)}"
         )
         self.row = row
         self.before = before
@@ -64,9 +68,9 @@ def folded_key(key: str) -> str:
     return LEADING_ZEROS.sub("", folded)
 
 
-def person_keys(cells: Iterable[object], ids: str | None = None) -> list[str]:
+def person_keys(cells: Iterable[object], ids: str | None = None, *, choice: str = KEY) -> list[str]:
     """The key of each row's owner. `ids`: EXACT or FOLDED if somebody has decided what spellings
-    mean; None: two keys that fold to one are refused.
+    mean; None: two keys that fold to one are refused. `choice`: where it is decided, KEY or OPTION.
 
     Raises:
       OtherSpelling: such keys.
@@ -78,5 +82,5 @@ def person_keys(cells: Iterable[object], ids: str | None = None) -> list[str]:
     for row, key in enumerate(keys):
         before = first.setdefault(folded_key(key), row)
         if keys[before] != key:
-            raise OtherSpelling(row, before)
+            raise OtherSpelling(row, before, choice)
     return keys

@@ -148,7 +148,7 @@ def _shape_lines(found: Mapping[str, Any]) -> Iterator[str]:
         ends = f"{min(shape['effect']):.3g} | {max(shape['effect']):.3g}"
         yield f"| {shape['target']} | {' and '.join(shape['columns'])} | {ends} | {noise} |"
     for said in filter(None, map(moved_words, found["shapes"])):
-        yield f"\n{said}The noise is that of the shape before."
+        yield f"\n{said} The noise is that of the shape before."
     yield ""
     for number, shape in enumerate(found["shapes"], start=1):
         yield f"![{' and '.join(shape['columns'])}]({SHAPES_FOLDER}/{number}.svg)"

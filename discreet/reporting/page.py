@@ -136,9 +136,10 @@ def _about_the_model(record: RunRecord) -> Iterator[str]:
             f"The model is that of round {record.model_round}, the best of {len(record.rounds)} on "
             "the public test set, which flatters its scores there; the choice costs no epsilon."
         )
-    moved = "".join(map(moved_words, (record.shapes or {"shapes": []})["shapes"]))
+    shapes = (record.shapes or {"shapes": []})["shapes"]
+    moved = " ".join(filter(None, map(moved_words, shapes)))
     if moved:
-        yield f"{moved}The scores of rounds are those of the models before that."
+        yield f"{moved} The scores of rounds are those of the models before that."
     if stopped := (record.privacy or {}).get("stopped"):
         yield f"The run was stopped: {stopped}."
 

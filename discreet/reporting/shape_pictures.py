@@ -11,8 +11,8 @@ import numpy as np
 from discreet.reporting.svg_style import INK, MUTED, SERIES, Picture, picture
 from discreet.run_files.shapes import BELOW, EMPTY, FLAGS, moved_words
 
-_BAND = "Shaded or barred: at least 95 % of runs that differ in their noise alone lie within. "
-_NO_BAND = "How far noise moves it is not known in advance for this mechanism. "
+_BAND = "Shaded or barred: at least 95 % of runs that differ in their noise alone lie within."
+_NO_BAND = "How far noise moves it is not known in advance for this mechanism."
 _SUM = "The model is the intercept plus the sum of its shapes."
 
 
@@ -28,7 +28,8 @@ def shape_pictures(found: Mapping[str, Any]) -> Iterator[Picture]:
 
 
 def _note(shape: Mapping[str, Any]) -> str:
-    return moved_words(shape) + (_BAND if shape["noise"] else _NO_BAND) + _SUM
+    band = _BAND if shape["noise"] else _NO_BAND
+    return " ".join(filter(None, (moved_words(shape), band, _SUM)))
 
 
 def _curve(title: str, shape: Mapping[str, Any]) -> Picture:

@@ -209,7 +209,7 @@ def moved_words(shape: Mapping[str, Any]) -> str:
         return ""
     return (
         f"{shape['columns'][0]} was made to {shape['way']} after training ({shape['target']}), "
-        f"which moved it by at most {shape['moved']:.2g}. "
+        f"which moved it by at most {shape['moved']:.2g}."
     )
 
 

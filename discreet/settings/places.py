@@ -57,17 +57,18 @@ def conf_for(words: Sequence[str], conf: Path) -> Path:
         (own / file).is_file() for file in files
     ):
         return conf
-    _say_own(*given)
+    if any(word.startswith(("data.path=", "data.name=")) for word in words):
+        used = "settings"
+    else:
+        used = "data and settings"
+    _say_own(",".join(given), used)
     return own
 
 
 @cache
-def _say_own(*experiments: str) -> None:
-    told = (
-        "experiment=%s is one of Discreet's own: its data and settings are used, not those of "
-        "this project"
-    )
-    logger.warning(told, ",".join(experiments))
+def _say_own(experiments: str, used: str) -> None:
+    told = "experiment=%s is one of Discreet's own: its %s are used, not those of this project"
+    logger.warning(told, experiments, used)
 
 
 def app_folder(package: Path = PACKAGE) -> Path:

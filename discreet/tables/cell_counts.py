@@ -45,20 +45,25 @@ class CellCounts:
             yield f"{name}: {self.unlisted} cells are no level, and count as another"
 
 
-def cell_counts(
+def readings_of(
     table: Mapping[str, Sequence[Any]], description: DataDescription
-) -> list[CellCounts]:
-    """The counts of each column under [columns] but texts. `table`: the cells by column.
-    FolderError: one is missing."""
-    counts = []
+) -> dict[str, Reading]:
+    """The cells of each column under [columns] but texts, by its name, as they are read. `table`:
+    the cells by column of the file. FolderError: one is missing."""
+    readings = {}
     for column in description.columns:
         if column.in_file not in table:
             raise FolderError(f"{description.file} has no column or array {column.in_file}")
         if column.kind != TEXT:
-            counts.append(
-                _counted(column, read_cells(column, table[column.in_file], description.marks))
-            )
-    return counts
+            cells = table[column.in_file]
+            readings[column.name] = read_cells(column, cells, description.marks)
+    return readings
+
+
+def cell_counts(readings: Mapping[str, Reading], description: DataDescription) -> list[CellCounts]:
+    """The counts of each column that was read."""
+    read = (column for column in description.columns if column.name in readings)
+    return [_counted(column, readings[column.name]) for column in read]
 
 
 def _counted(column: Column, reading: Reading) -> CellCounts:

@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from discreet.data.cell_reading import Marks
 from discreet.data.csv_table import CsvTable
 from discreet.tables.proposal import column_lines, guessed_column
+from discreet.tables.written_numbers import marks_in
 
 LEFT_OUT = re.compile(r"# (.+?) is left out: ")
 UNCONFIRMED = re.compile(r"^unconfirmed = .*$", re.M)
@@ -20,13 +21,14 @@ def completed(
 ) -> tuple[str, list[str]]:
     """The text of data.toml, in which each column that it says is left out is proposed again, and
     the names of those that can be described now. They are unconfirmed."""
+    both_marks = marks_in(cells).both
     lines = text.splitlines()
     described = list[str]()
     for place, line in enumerate(lines):
         found = LEFT_OUT.match(line)
         name = found[1].strip('"') if found else ""
         if name in cells and found is not None:
-            guess = guessed_column(name, cells[name], marks)
+            guess = guessed_column(name, cells[name], marks, both_marks=both_marks)
             (lines[place],) = column_lines({name: guess}, table)
             described += [name] * bool(guess.line)
     return _with_unconfirmed("\n".join(lines) + "\n", described), described

@@ -12,14 +12,19 @@ import numpy as np
 from discreet.data.cell_reading import is_empty
 from discreet.data.columns import CATEGORY, TEXT
 from discreet.data.description import DataDescription
-from discreet.data.encoding import read_cells
+from discreet.data.encoding import Reading
 
 MANY_ROWS = 20  # with fewer a hint is likely chance
 SEPARATED = 0.995  # the share of rows whose class one column alone tells
 
 
-def hints(description: DataDescription, table: Mapping[str, Sequence[Any]]) -> Iterator[str]:
-    """A sentence on each column of which there is one. `table`: the cells by column."""
+def hints(
+    description: DataDescription,
+    table: Mapping[str, Sequence[Any]],
+    readings: Mapping[str, Reading],
+) -> Iterator[str]:
+    """A sentence on each column of which there is one. `table`: the cells by column of the file.
+    `readings`: as `readings_of` has them."""
     classes = _classes(description, table)
     for column in description.columns:
         cells = table[column.in_file]
@@ -28,13 +33,13 @@ def hints(description: DataDescription, table: Mapping[str, Sequence[Any]]) -> I
             yield f"{column.name} says the same in every row: it tells a model nothing"
         elif column.kind in (CATEGORY, TEXT) and len(known) == len(cells) >= MANY_ROWS:
             yield f"{column.name} is different in every row, like an identifier"
-        elif classes is not None and column.kind != TEXT:
-            values = read_cells(column, cells, description.marks).values
-            if _separates(values, classes):
-                yield (
-                    f"{column.name} alone separates {description.target}, which is too good to be "
-                    "true: is it written after the outcome is known?"
-                )
+        elif classes is None or column.name not in readings:
+            continue
+        elif _separates(readings[column.name].values, classes):
+            yield (
+                f"{column.name} alone separates {description.target}, which is too good to be "
+                "true: is it written after the outcome is known?"
+            )
 
 
 def _classes(

@@ -9,7 +9,7 @@ from pathlib import Path
 from discreet.data.cells import owner_cells
 from discreet.data.csv_table import CsvTable, lines_of
 from discreet.data.targets import FolderError
-from discreet.privacy.person import folded_key
+from discreet.privacy.person import OPTION, folded_key
 from discreet.run_files.whole_files import replace_file
 from discreet.tables.header import column_place, names_in
 
@@ -59,7 +59,8 @@ def split_by_owner(
         names = [str(number) for number in range(len(rows))]
     else:
         with lines_of(table.path, table):
-            names = owner_cells([row[place] for row in rows], str(owner), ids).tolist()
+            cells = [row[place] for row in rows]
+            names = owner_cells(cells, str(owner), ids, choice=OPTION).tolist()
     for name, row in zip(names, rows, strict=True):
         tested = is_tested(name, share)
         parts[tested].append(row)

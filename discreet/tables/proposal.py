@@ -7,7 +7,7 @@ import math
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import date
 from functools import partial
 from itertools import combinations
@@ -18,14 +18,10 @@ from discreet.data.cells import INDEX, numbers_rows
 from discreet.data.columns import ICD, LARGEST
 from discreet.data.csv_table import CsvTable
 from discreet.data.targets import FolderError
+from discreet.privacy.person import KEY, OtherSpelling, person_keys
+from discreet.tables.doubts import TWINS, doubt_in, point_doubt
 from discreet.tables.header import column_place, names_in
-from discreet.tables.written_numbers import (
-    COMMA_GROUPS,
-    WORDS,
-    is_doubtful,
-    marks_in,
-    written_numbers,
-)
+from discreet.tables.written_numbers import WORDS, marks_in, written_numbers
 
 MOST_LEVELS = 20
 MOST_CLASSES = 10  # of numbers: a target with more is a quantity
@@ -43,9 +39,8 @@ DATE_FORMATS = (
     "%d.%m.%Y %H:%M",
     "%d.%m.%Y %H:%M:%S",
 )
-# Formats that differ in the place of day and month alone.
-TWINS = (("%d/%m/%Y", "%m/%d/%Y"), ("%d-%m-%Y", "%m-%d-%Y"))
 CODE = re.compile(r"\d+", re.ASCII)
+POWER_CODE = re.compile(r"\d+E\d+", re.ASCII | re.I)
 LEADING_ZERO = re.compile(r"0\d+", re.ASCII)
 ICD_CODE = re.compile(r"[A-Z]\d\d(\.?[\dA-Z]{1,4})?[+*!-]?", re.ASCII | re.I)
 POST_CODES = re.compile(r"plz|postleitzahl|zip|(zip|post|postal)[_ ]?code", re.I)
@@ -68,6 +63,7 @@ WARNING = """\
 # name of each column that you have replaced out of `unconfirmed`. Until it is empty, no run starts.
 """
 
+CODES_AS_WORDS = 'if these are codes: { kind = "category", levels = [...] }'
 DIFFERENT = "every row has a different number, like an identifier"
 CURVES = 3  # of a number: enough for a U or an S
 FEW_NUMBERS = 3  # which a line or one bend describes
@@ -95,9 +91,12 @@ class Guess:
     wrong_row: int | None = None
 
 
-def propose(table: CsvTable, *, target: str | None, owner: str | None) -> str:
-    """A proposed description of a CSV file, as text. Raises FolderError: it can't be read, or
-    `target` or `owner` is not one of its columns."""
+def propose(
+    table: CsvTable, *, target: str | None, owner: str | None, ids: str | None = None
+) -> str:
+    """A proposed description of a CSV file, as text. `ids`: what two spellings of an owner mean,
+    `exact` or `folded`; None: a comment asks if there are any. Raises FolderError: it can't be
+    read, or `target` or `owner` is not one of its columns."""
     names = names_in(table)
     columns = {name: column.to_pylist() for name, column in table.columns(as_text=True).items()}
     for name in (target, owner):
@@ -107,14 +106,19 @@ def propose(table: CsvTable, *, target: str | None, owner: str | None) -> str:
         raise FolderError(f"{table.path} has no rows below its header")
     owner = owner or _named(OWNERS, names) or None
     target = target or _named(TARGETS, [name for name in names if name != owner]) or names[-1]
-    marks = marks_in(columns)
+    written = marks_in(columns)
+    marks = written.chosen()
     inputs = {name: cells for name, cells in columns.items() if name not in (target, owner)}
-    guesses = {name: guessed_column(name, cells, marks) for name, cells in inputs.items()}
+    guesses = {
+        name: guessed_column(name, cells, marks, both_marks=written.both)
+        for name, cells in inputs.items()
+    }
     unconfirmed = [*(name for name, each in guesses.items() if each.line), target]
     lines = [WARNING.format(file=table.path.name), f"unconfirmed = {_listed(unconfirmed)}", ""]
     lines += _head_lines(table, marks, target, owner)
+    lines += _ids_lines(table, columns[owner] if owner else [], ids)
     try:
-        lines.append(_target_line(columns[target], target, marks))
+        lines.append(_target_line(columns[target], target, marks, written.both))
     except FolderError as error:
         raise FolderError(f"{table.path}: {error}") from None
     lines += ["", "[columns]", *column_lines(guesses, table)]
@@ -149,10 +153,27 @@ def _head_lines(table: CsvTable, marks: Marks, target: str, owner: str | None) -
         yield '# owner = "..."           # the column of whose each row is, if there is one'
 
 
-def _target_line(cells: Sequence[str], name: str, marks: Marks) -> str:
+def _ids_lines(table: CsvTable, owners: Sequence[str], ids: str | None) -> Iterator[str]:
+    """The key that says what two spellings of an owner mean; a comment if nobody has said it."""
+    if owners and ids is not None:
+        yield KEY.format(ids)
+        return
+    try:
+        person_keys(owners)
+    except OtherSpelling as error:
+        lines = f"{table.place_of(error.before)} and {table.place_of(error.row)}"
+        yield f"# {lines}: {error}"
+
+
+def _target_line(cells: Sequence[str], name: str, marks: Marks, both_marks: bool) -> str:
     """The range or the classes of the target."""
     known = sorted({cell.strip() for cell in cells if not is_empty(cell)})
     numbers = _numbers(known, marks)
+    doubt = point_doubt(known) if numbers and both_marks else None
+    if numbers is None:
+        doubt = doubt_in(known, marks)
+    if doubt is not None:
+        raise FolderError(f"the column {name} {doubt.why}")
     if numbers is not None and len(known) > MOST_CLASSES:
         low, high = _round_range(numbers)
         return f"target_low = {low:g}\ntarget_high = {high:g}"
@@ -200,15 +221,18 @@ def column_lines(guesses: Mapping[str, Guess], table: CsvTable) -> Iterator[str]
             yield f"{key} = {each.line}"
 
 
-def guessed_column(name: str, cells: Sequence[str], marks: Marks) -> Guess:
-    """The most likely kind of a column, from its cells as text."""
+def guessed_column(
+    name: str, cells: Sequence[str], marks: Marks, *, both_marks: bool = False
+) -> Guess:
+    """The most likely kind of a column, from its cells as text. `both_marks`: the table has decimal
+    commas and decimal points."""
     full = [cell.strip() for cell in cells if not is_empty(cell)]
     if not full:
         return Guess("", "it is empty")
     some_empty = len(full) < len(cells)
     if name in INDEX and numbers_rows(full):
         return Guess("", "it numbers the rows, as the index that pandas writes")
-    found = _code_guess(name, full, some_empty) or _quantity_guess(name, cells, marks)
+    found = _code_guess(name, full, some_empty) or _quantity_guess(name, cells, marks, both_marks)
     return found or _word_guess(cells, full, marks)
 
 
@@ -231,19 +255,22 @@ def _code_guess(name: str, full: Sequence[str], some_empty: bool) -> Guess | Non
     return Guess(f'{{ kind = "text", width = {CODES_WIDTH} }}', "codes, which are hashed")
 
 
-def _quantity_guess(name: str, cells: Sequence[str], marks: Marks) -> Guess | None:
+def _quantity_guess(
+    name: str, cells: Sequence[str], marks: Marks, both_marks: bool
+) -> Guess | None:
     """The guess for a number or a date."""
     full = [cell.strip() for cell in cells if not is_empty(cell)]
     some_empty = len(full) < len(cells)
-    if is_doubtful(full, marks):
-        row = next(at for at, cell in enumerate(cells) if COMMA_GROUPS.fullmatch(cell.strip()))
-        choice = 'write decimal = "," or thousands = ","'
-        return Guess("", f"has a comma before three digits: {choice}, and check again", row)
     found = written_numbers(full, marks)
     if found is not None:
+        if both_marks and (doubt := point_doubt(cells)):
+            return Guess("", doubt.why, doubt.row)
         if len({*full}) == len(cells) > MOST_LEVELS and IDENTIFIERS.search(name):
             return Guess("", DIFFERENT)
-        return _number_guess(found.numbers, some_empty or found.some_empty, found.keys)
+        guess = _number_guess(found.numbers, some_empty or found.some_empty, found.keys)
+        if any(map(POWER_CODE.fullmatch, full)):
+            return replace(guess, why=f"1E10 is read as 1 and ten zeros; {CODES_AS_WORDS}")
+        return guess
     fitting = [form for form in DATE_FORMATS if _days(form, full)]
     for twins in TWINS:
         if {*twins} <= {*fitting} and _days(twins[0], full) != _days(twins[1], full):
@@ -251,6 +278,8 @@ def _quantity_guess(name: str, cells: Sequence[str], marks: Marks) -> Guess | No
             return Guess("", f"no day is above 12: write format = {choice} for it")
     if fitting:
         return _date_guess(fitting[:1], _days(fitting[0], full) or [], some_empty)
+    if doubt := doubt_in(cells, marks):
+        return Guess("", doubt.why, doubt.row)
     return _two_formats(full, some_empty)
 
 

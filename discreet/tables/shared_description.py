@@ -4,23 +4,25 @@
 from __future__ import annotations
 
 import json
+import tomllib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from discreet.data.cell_reading import is_empty
+from discreet.data.cell_reading import Marks, is_empty
 from discreet.data.columns import CATEGORY, LOCAL, NUMBER, Column
 from discreet.data.csv_table import CsvTable
 from discreet.data.description import DataDescription, description_of
 from discreet.data.targets import FolderError
-from discreet.settings.foreign_files import read_toml
+from discreet.settings.foreign_files import one_line, read_toml
 from discreet.settings.rules import did_you_mean
 from discreet.tables.header import column_place, names_in
 from discreet.tables.written_numbers import marks_in
 
 # The keys that all sites share beside the columns. The others name files, or this site's writing.
-SHARED = ("target", "targets", "classes", "num_classes", "target_low", "target_high", "task")
+TARGETS = ("target", "targets", "event")
+SHARED = (*TARGETS, "times", "classes", "num_classes", "target_low", "target_high", "task")
 HEAD = (
     "# The description of a table that all sites of a run share: public facts alone. At each site:",
     "# discreet data adopt THIS_FILE --table TABLE --owner COLUMN",
@@ -70,35 +72,49 @@ def adopted_text(
     each: columns that the file lacks, and words that no level has."""
     names = names_in(table)
     columns = [_here(column, writing) for column in shared.columns]
-    target = writing.named.get(str(shared.target), str(shared.target))
+    targets = {name: writing.named.get(name, name) for name in shared.target_names}
+    classed = str(shared.event or shared.target)
+    class_words = writing.words.get(classed, {})
     if owner is not None:
         column_place(owner, table)
-    wrong = [*_missing(columns, target, names), *_unknown_names(shared, writing)]
+    meant = {column.name: column.in_file for column in columns} | targets
+    wrong = [*_missing(meant, names, shared.targets), *_unknown_names(shared, writing)]
+    wrong += _named_twice(meant if owner is None else meant | {"the owner": owner})
     cells = {name: each.to_pylist() for name, each in table.columns(as_text=True).items()}
     if not wrong:
         wrong = [*_strange_words(columns, cells)]
-        wrong += _strange_classes(shared, cells[target], writing.words.get(str(shared.target), {}))
+        if shared.classes:
+            known = {*shared.classes, *class_words}
+            wrong += _strange(classed, cells[targets[classed]], known, shared.classes)
     if wrong:
         raise FolderError(
             "\n  ".join([f"{table.path} does not fit the shared description:", *wrong])
         )
-    lines = [f'format = "csv"\nfile = {json.dumps(table.path.name)}']
-    lines += [f"separator = {json.dumps(table.mark)}"]
-    if owner is not None:
-        lines.append(f"owner = {json.dumps(owner)}")
-    marks = marks_in(cells)
-    if marks.decimal != ".":
-        lines.append(f"decimal = {json.dumps(marks.decimal)}")
-    if marks.thousands:
-        lines.append(f"thousands = {json.dumps(marks.thousands)}")
-    if table.encoding is not None:
-        lines.append(f"encoding = {json.dumps(table.encoding)}")
-    lines += _head(shared.model_copy(update={"target": target}))
-    if words := writing.words.get(str(shared.target)):
-        lines.append(f"class_words = {_inline(words)}")
+    lines = [*_site_lines(table, marks_in(cells).chosen(), owner)]
+    lines += _head(_renamed(shared, targets))
+    if class_words:
+        lines.append(f"class_words = {_inline(class_words)}")
     lines += ["", "[columns]"]
     lines += [f"{_key(column.name)} = {_inline(_without(column, ()))}" for column in columns]
-    return "\n".join([*lines, *_pairs(shared)]) + "\n"
+    text = "\n".join([*lines, *_pairs(shared)]) + "\n"
+    with one_line(table.path, FolderError, "can't be described so"):
+        description_of(tomllib.loads(text))
+    return text
+
+
+def _site_lines(table: CsvTable, marks: Marks, owner: str | None) -> Iterator[str]:
+    """The keys that say where and how a site's table is written."""
+    yield 'format = "csv"'
+    yield f"file = {json.dumps(table.path.name)}"
+    yield f"separator = {json.dumps(table.mark)}"
+    if owner is not None:
+        yield f"owner = {json.dumps(owner)}"
+    if marks.decimal != ".":
+        yield f"decimal = {json.dumps(marks.decimal)}"
+    if marks.thousands:
+        yield f"thousands = {json.dumps(marks.thousands)}"
+    if table.encoding is not None:
+        yield f"encoding = {json.dumps(table.encoding)}"
 
 
 def _here(column: Column, writing: Writing) -> Column:
@@ -112,15 +128,35 @@ def _here(column: Column, writing: Writing) -> Column:
     )
 
 
-def _missing(columns: list[Column], target: str, names: list[str]) -> Iterator[str]:
-    for name in (*(column.in_file for column in columns), target):
-        if name not in names:
-            meant = did_you_mean(name, names)
-            yield f"it has no column {name}{meant}: write --named {name}=COLUMN"
+def _renamed(shared: DataDescription, targets: Mapping[str, str]) -> DataDescription:
+    """The description with the site's own names of its target and event."""
+    keys = ("target", "event")
+    here = {key: targets[name] for key in keys if (name := getattr(shared, key)) is not None}
+    return shared.model_copy(update=here)
+
+
+def _missing(meant: Mapping[str, str], names: list[str], targets: tuple[str, ...]) -> Iterator[str]:
+    """Columns that the file lacks. `targets`: several, which have the same names at all sites."""
+    for name, column in meant.items():
+        if name in targets and name not in names:
+            yield f"it has no column {name}: give the target this name in the table"
+        elif column not in names:
+            hint = did_you_mean(column, names)
+            yield f"it has no column {column}{hint}: write --named {name}=COLUMN"
+
+
+def _named_twice(meant: Mapping[str, str]) -> Iterator[str]:
+    """Columns of the file that would be read as several things."""
+    for column in sorted({*meant.values()}):
+        names = [name for name, given in meant.items() if given == column]
+        if len(names) > 1:
+            yield f"its column {column} can't be {' and '.join(names)}: write --named for each"
 
 
 def _unknown_names(shared: DataDescription, writing: Writing) -> Iterator[str]:
-    known = {column.name for column in shared.columns} | {str(shared.target)}
+    for name in {*writing.named} & {*shared.targets}:
+        yield f"{name} is one of several targets, which have the same names at all sites"
+    known = {column.name for column in shared.columns} | {*shared.target_names}
     for name in {*writing.named, *writing.words, *writing.factors} - known:
         yield f"the shared description has no {name}{did_you_mean(name, sorted(known))}"
     numbers = {column.name for column in shared.columns if column.kind == NUMBER}
@@ -133,14 +169,6 @@ def _strange_words(columns: list[Column], cells: Mapping[str, list[Any]]) -> Ite
         if column.kind == CATEGORY:
             known = {*column.levels, *dict(column.words)}
             yield from _strange(column.name, cells[column.in_file], known, column.levels)
-
-
-def _strange_classes(
-    shared: DataDescription, cells: list[Any], words: Mapping[str, str]
-) -> Iterator[str]:
-    if shared.classes:
-        known = {*shared.classes, *words}
-        yield from _strange(str(shared.target), cells, known, shared.classes)
 
 
 def _strange(

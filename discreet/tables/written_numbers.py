@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from discreet.data.cell_reading import Marks, number_in
+from discreet.data.cell_reading import MINUS, Marks, number_in
 from discreet.data.encoding import BELOW
 
 COMMA = re.compile(r"[+-]?\d+,\d+")
@@ -16,6 +16,7 @@ POINT = re.compile(r"[+-]?\d+\.\d+")
 # Numbers with a separator before each three digits, which a decimal mark may also stand before.
 COMMA_GROUPS = re.compile(r"[+-]?[1-9]\d{0,2}(,\d{3})+(\.\d+)?")
 POINT_GROUPS = re.compile(r"[+-]?[1-9]\d{0,2}(\.\d{3})+(,\d+)?")
+SPACE_GROUPS = re.compile(r"[+-]?[1-9]\d{0,2}([ \u00a0\u2009\u202f])\d{3}(\1\d{3})*([.,]\d+)?")
 UNIT = re.compile(r"[<\u2264]?[\s\d.,'+-]*\d\s*([^\s\d.,][^\d]*)")
 # Words that stand for an empty cell in many tables, beside those that always do.
 WORDS = frozenset(
@@ -35,23 +36,52 @@ class WrittenNumbers:
     some_empty: bool
 
 
-def marks_in(columns: Mapping[str, Sequence[Any]]) -> Marks:
-    """The decimal mark and thousands separator that explain the most cells. A point before three
-    digits separates thousands in a table with decimal commas, and the other way round."""
+@dataclass(frozen=True)
+class WrittenMarks:
+    """The signs in the numbers of a table: decimal commas, decimal points, and signs before each
+    three digits."""
+
+    commas: bool
+    points: bool
+    thousands: frozenset[str]
+
+    @property
+    def both(self) -> bool:
+        """True if some numbers have decimal commas, and others decimal points."""
+        return self.commas and self.points
+
+    def chosen(self) -> Marks:
+        """The decimal mark and thousands separator of the table. A point before three digits
+        separates thousands in a table with decimal commas, and the other way round."""
+        decimal = "," if self.commas and not self.points else "."
+        groups = self.thousands - {decimal}
+        if not self.commas and not self.points:
+            groups -= {","}
+        if self.both or len(groups) > 1:
+            groups -= {",", "."}
+        if len(groups) == 1:
+            return Marks(decimal, *groups)
+        return Marks(decimal)
+
+
+def marks_in(columns: Mapping[str, Sequence[Any]]) -> WrittenMarks:
+    """The marks in the cells of a table."""
     cells = {
-        cell.strip() for column in columns.values() for cell in column if isinstance(cell, str)
+        cell.strip().replace(MINUS, "-")
+        for column in columns.values()
+        for cell in column
+        if isinstance(cell, str)
     }
     comma_groups = {cell for cell in cells if COMMA_GROUPS.fullmatch(cell)}
     point_groups = {cell for cell in cells if POINT_GROUPS.fullmatch(cell)}
-    commas = any(COMMA.fullmatch(cell) for cell in cells - comma_groups)
-    points = any(POINT.fullmatch(cell) for cell in cells - point_groups)
-    commas = commas or any("," in cell for cell in point_groups)
-    points = points or any("." in cell for cell in comma_groups)
-    if commas and not points:
-        return Marks(",", "." if point_groups else "")
-    if points and not commas:
-        return Marks(".", "," if comma_groups else "")
-    return Marks()
+    spaced = {cell: found[1] for cell in cells if (found := SPACE_GROUPS.fullmatch(cell))}
+    commas = {cell for cell in cells - comma_groups if COMMA.fullmatch(cell)}
+    points = {cell for cell in cells - point_groups if POINT.fullmatch(cell)}
+    commas |= {cell for cell in (*point_groups, *spaced) if "," in cell}
+    points |= {cell for cell in (*comma_groups, *spaced) if "." in cell}
+    groups = {",": comma_groups, ".": point_groups}
+    signs = {sign for sign, some in groups.items() if some} | {*spaced.values()}
+    return WrittenMarks(bool(commas), bool(points), frozenset(signs))
 
 
 def written_numbers(cells: Sequence[str], marks: Marks) -> WrittenNumbers | None:
@@ -77,11 +107,3 @@ def written_numbers(cells: Sequence[str], marks: Marks) -> WrittenNumbers | None
     if unit:
         keys += f", unit = {json.dumps(unit, ensure_ascii=False)}"
     return WrittenNumbers(numbers, keys, bool(words))
-
-
-def is_doubtful(cells: Iterable[str], marks: Marks) -> bool:
-    """True if all cells with a comma have it before three digits, and nothing says whether it
-    separates thousands."""
-    if "," in (marks.decimal, marks.thousands):
-        return False
-    return any(COMMA_GROUPS.fullmatch(cell) for cell in cells)

@@ -176,6 +176,7 @@ def test_a_table_leads_to_an_exported_model_by_the_wheel_alone(
     folder = tmp_path / "my-ward"
     assert discreet("new", folder, "--table", table).returncode == 0
     make_project(folder / "data", people=40)
+    assert (folder / "conf" / "experiment" / "hospitals_secure.yaml").is_file()
     words = ("experiment=table", "data.num_clients=40", "rounds=2", "output_dir=outputs/first")
     exports = ("export", "outputs/first", "exported")
     done = in_turn(("simulate", *words), exports, folder=folder)

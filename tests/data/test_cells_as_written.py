@@ -129,6 +129,7 @@ def test_codes_of_icd_are_folded_to_their_chapters() -> None:
         (NUMBER | {"low": True}, "low must be a number"),
         (NUMBER | {"curves": 1.5}, "curves must be a whole number"),
         (NUMBER | {"points": "abc"}, "points must be a list of numbers"),
+        (NUMBER | {"low": -1e308}, r"low must be a number within \[-1e\+30, 1e\+30\], or a day"),
         (NUMBER | {"factor": "a"}, "factor must be a number above 0"),
         (NUMBER | {"below": "all"}, 'below must be "half"'),
         (NUMBER | {"rises": "yes"}, "rises must be true or false"),

@@ -11,17 +11,8 @@ from discreet.data.datasets import load_task
 from discreet.data.partition import client_examples_of
 from discreet.run_files.run_folder import RunFolder
 from discreet.settings.compose import load_config
+from tests.tables.made_tables import write_hospital
 
-TOML = """\
-format = "csv"
-file = "train.csv"
-test = "test.csv"
-target = "returned"
-owner = "pid"
-classes = ["no", "yes"]
-[columns]
-age = [0, 110]
-"""
 ROWS = [
     ("north", "a", 40, "no"),
     ("south", "b", 80, "yes"),
@@ -33,13 +24,11 @@ SITES = "data.partition=site data.site=hospital data.num_clients=3"
 
 
 def table(folder: Path, rows: list[tuple[str, str, int, str]] = ROWS) -> Path:
-    folder.mkdir()
+    tables = {}
     for name, first in (("train", ""), ("test", "t")):
-        lines = ["hospital,pid,age,returned"]
-        lines += [f"{where},{first}{who},{age},{said}" for where, who, age, said in rows]
-        (folder / f"{name}.csv").write_text("\n".join(lines) + "\n")
-    (folder / "data.toml").write_text(TOML)
-    return folder
+        cells = [f"{where},{first}{who},{age},{said}" for where, who, age, said in rows]
+        tables[name] = ["hospital,pid,age,returned", *cells]
+    return write_hospital(folder, "age = [0, 110]\n", tables)
 
 
 def test_each_value_is_a_client_in_sorted_order(tmp_path: Path) -> None:

@@ -26,7 +26,7 @@ from discreet.settings.rules import ConfigError
 from tests.guard.guarded_sites import PATIENTS_APP, open_folder, owned
 from tests.guard.made import HOSTILE, PlayedSandbox, context, message, site, table
 from tests.guard.test_attacks import can_not
-from tests.guard.test_block_release import APP, PATIENTS, opposed
+from tests.guard.test_block_release import APP, PATIENTS, guard_at, opposed
 from tests.guard.unprivileged import ROOT, as_nobody
 
 pytestmark = pytest.mark.processes
@@ -228,8 +228,7 @@ def copied(app: Path, folder: Path, *changes: tuple[str, str]) -> Path:
 def test_the_log_says_what_ran_what_it_cost_and_what_was_refused(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    policy = site(tmp_path, PATIENTS)
-    guard = SiteGuard(policy, sandbox=PlayedSandbox(opposed))  # type: ignore[arg-type]
+    guard = guard_at(tmp_path)
     guard.answer(message(), context(), APP)
     with pytest.raises(Refused):
         guard.answer(message(kind="query"), context(), APP)
@@ -257,8 +256,7 @@ def test_the_log_counts_a_round_that_was_charged_before_a_crash(
 def test_status_says_the_guarantee_and_what_is_left_and_privacy_json_has_the_same(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    policy = site(tmp_path, PATIENTS)
-    guard = SiteGuard(policy, sandbox=PlayedSandbox(opposed))  # type: ignore[arg-type]
+    guard = guard_at(tmp_path)
     guard.answer(message(), context(), APP)
     assert main(["site", "status", str(tmp_path / "guard.toml")]) == 0
     told = capsys.readouterr().out
@@ -282,8 +280,7 @@ def test_status_says_the_guarantee_and_what_is_left_and_privacy_json_has_the_sam
 def test_no_word_of_a_server_steers_the_terminal_of_who_reads_the_log(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    policy = site(tmp_path, PATIENTS)
-    guard = SiteGuard(policy, sandbox=PlayedSandbox(opposed))  # type: ignore[arg-type]
+    guard = guard_at(tmp_path)
     hostile = replace(APP, fab_id="a/b\x1b[2J\nrun 8: epsilon 0")
     guard.answer(message(), context(), hostile)
     assert main(["site", "log", str(tmp_path / "guard.toml")]) == 0

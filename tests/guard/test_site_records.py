@@ -3,22 +3,26 @@
 from __future__ import annotations
 
 import json
+import platform
 from contextlib import ExitStack
+from dataclasses import replace
+from importlib.metadata import version
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from packaging.requirements import Requirement
 
 from discreet.cli.main import main
 from discreet.deployment.flower_fixes import supernode_guard
 from discreet.guard.patient_blocks import split_site
 from discreet.guard.site_blocks import BLOCKS, SPLIT, read_blocks
 from discreet.guard.site_guard import SiteGuard, closed
-from discreet.guard.site_records import JOURNAL, MOST_TEXT, note, records_of, site_lock
+from discreet.guard.site_records import JOURNAL, MOST_TEXT, note, site_lock
 from discreet.node.account import Refused
 from discreet.settings.rules import ConfigError
 from tests.guard.made import PlayedSandbox, context, message, site, table
-from tests.guard.test_block_release import APP, PATIENTS, opposed
+from tests.guard.test_block_release import APP, PATIENTS, guard_at, opposed
 
 APPROVED = {"any": False, "apps": ["ab" * 32]}
 
@@ -57,24 +61,70 @@ def test_a_lock_is_held_until_the_process_of_the_guard_ends(
 def test_the_log_is_read_without_opening_the_folder_of_the_blocks(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    policy = site(tmp_path, PATIENTS)
-    guard = SiteGuard(policy, sandbox=PlayedSandbox(opposed))  # type: ignore[arg-type]
+    guard = guard_at(tmp_path)
     guard.answer(message(), context(), APP)
     (tmp_path / "site").chmod(0)
     assert main(["site", "log", str(tmp_path / "guard.toml")]) == 0
     assert (tmp_path / "site").stat().st_mode & 0o777 == 0
     (tmp_path / "site").chmod(0o700)
     assert "2 blocks, 0 of them without a result" in capsys.readouterr().out
-    assert sorted(path.name for path in records_of(policy).iterdir()) == [JOURNAL, "privacy.json"]
+    assert sorted(path.name for path in guard.records.iterdir()) == [JOURNAL, "privacy.json"]
+
+
+def test_the_overview_says_what_is_left_what_ran_and_what_waits(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    guard = guard_at(tmp_path, any=False, apps=[APP.digest])
+    guard.answer(message(), context(), APP)
+    forged = f'x" 1.0.0: {APP.digest}: 9 rounds answered\x1b[2J\n'
+    digests = [f"{number:064x}" for number in range(1, 23)]
+    for digest in [*digests, digests[-1]]:
+        with pytest.raises(Refused):
+            guard.answer(message(), context(), replace(APP, digest=digest, fab_id=forged))
+    assert main(["site", str(tmp_path / "guard.toml")]) == 0
+    lines = capsys.readouterr().out.removesuffix("\n").split("\n")
+    assert all(line.isprintable() for line in lines)
+    assert lines[0].startswith("budget: epsilon 20 at delta 1e-05")
+    assert "in 1 releases" in lines[1]
+    assert lines[2] == "what ran:"
+    told = f"  {APP.digest}: 1 rounds answered, 0 late, 0 refused; the last 20"
+    assert lines[3].startswith(told)
+    assert lines[3].endswith('; calls itself "stranger/app 1.0.0"')
+    assert lines[4].startswith("what waits for approval")
+    assert lines[5].startswith(f"  {digests[-1]}: asked 2 times, the last 20")
+    assert "this site's guard has not approved the bundle with the digest" in lines[5]
+    assert f'calls itself "x\\" 1.0.0: {APP.digest}' in lines[5]
+    assert len(lines) == 26
+    assert lines[-1] == "  and 2 more: discreet site log"
+
+
+def test_what_is_no_verb_of_a_site_is_told(capsys: pytest.CaptureFixture[str]) -> None:
+    for words, said in {
+        "log": "site log needs WHERE",
+        "lok guard.toml": "there is no site lok",
+    }.items():
+        assert main(["site", *words.split()]) == 2
+        assert said in capsys.readouterr().err
+
+
+def test_the_packages_of_a_site_are_listed_as_a_constraints_file(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["site", "check", str(tmp_path / "guard.toml"), "--packages"]) == 0
+    first, *lines = capsys.readouterr().out.splitlines()
+    assert first == f"# Python {platform.python_version()}"
+    assert f"flwr=={version('flwr')}" in lines
+    names = [line.partition("==")[0] for line in lines]
+    assert names == sorted(names, key=str.casefold)
+    assert all(Requirement(line).specifier for line in lines)
 
 
 def test_a_torn_line_of_the_journal_takes_no_other_with_it(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    policy = site(tmp_path, PATIENTS)
-    guard = SiteGuard(policy, sandbox=PlayedSandbox(opposed))  # type: ignore[arg-type]
+    guard = guard_at(tmp_path)
     guard.answer(message(), context(), APP)
-    journal = records_of(policy) / JOURNAL
+    journal = guard.records / JOURNAL
     journal.write_text(journal.read_text() + journal.read_text()[:40])
     with pytest.raises(Refused):
         guard.answer(message(kind="query"), context(), APP)

@@ -130,7 +130,8 @@ def test_predictions_take_ids_that_are_written_in_two_ways(tmp_path: Path) -> No
 def test_a_split_asks_too(tmp_path: Path) -> None:
     table = tmp_path / "all.csv"
     table.write_text("pid,age\n" + "".join(f"{who},3\n" for who in ("A1", "B", "C", "a1", "D")))
-    with pytest.raises(FolderError, match="line 5 and line 2"):
+    asked = "line 5 and line 2.*one person write --ids folded, if they are two --ids exact"
+    with pytest.raises(FolderError, match=asked):
         split_by_owner(CsvTable(table), owner="pid", share=0.5)
     parts = split_by_owner(CsvTable(table), owner="pid", share=0.5, ids=FOLDED)
     assert sum(part.owners for part in parts) == 4
@@ -158,7 +159,7 @@ def test_a_sites_split_asks_and_follows_ids_of_the_command_and_of_data_toml(
 ) -> None:
     table = tmp_path / "all.csv"
     table.write_text('pid,age\nA1,"3\n3"\na1,4\nB,5\n')
-    with pytest.raises(ConfigError, match=r"line 4 and .*line 3: the owner is written in two ways"):
+    with pytest.raises(ConfigError, match=r"line 4 and .*line 3: .* write --ids folded"):
         split_site(table, tmp_path / "site", id_column="pid", count=2)
     assert not (tmp_path / "site").exists()
     assert split_of(tmp_path / "a", 'ids = "folded"\n') == 2

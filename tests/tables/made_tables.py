@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import math
 import random
+from collections.abc import Mapping, Sequence
 from datetime import date, timedelta
 from pathlib import Path
 
@@ -26,6 +27,27 @@ visit_date = { kind = "date", low = 2022-01-01, high = 2024-12-31, format = "%d.
 [[pairs]]
 columns = ["age", "sex"]
 """
+
+# Of hospitals that agree, without columns.
+HOSPITALS_TOML = """\
+format = "csv"
+file = "train.csv"
+test = "test.csv"
+target = "returned"
+owner = "pid"
+classes = ["no", "yes"]
+[columns]
+"""
+
+
+def write_hospital(folder: Path, columns: str, tables: Mapping[str, Sequence[str]]) -> Path:
+    """A folder with data.toml, in which the lines under [columns] are given, and with CSV files by
+    name."""
+    folder.mkdir(exist_ok=True)
+    (folder / "data.toml").write_text(HOSPITALS_TOML + columns)
+    for name, lines in tables.items():
+        (folder / f"{name}.csv").write_text("\n".join(lines) + "\n")
+    return folder
 
 
 def rows_of(people: int, *, first: int = 0, seed: int = 40127) -> list[str]:

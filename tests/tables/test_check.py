@@ -10,6 +10,9 @@ from pathlib import Path
 import pytest
 
 from discreet.data.cell_reading import Marks
+from discreet.data.description import read_description
+from discreet.data.encoding import read_cells
+from discreet.data.folder import load_folder
 from discreet.settings.compose import load_asked
 from discreet.simulation.in_process import simulate
 from discreet.tables.proposal import guessed_column
@@ -29,6 +32,13 @@ Capture = pytest.CaptureFixture[str]
         ("", ["0", "1", "2"], "it numbers the rows"),
         ("Unnamed: 0", ["1", "2", "3"], "it numbers the rows"),
         ("nr", [f"{row:03d}" for row in range(40)], "like an identifier"),
+        ("dose", ["3,5", "4,5"] * 9, 'has decimal commas: write decimal = ","'),
+        ("seen", ["13/02/2023", "02/13/2023", "05/06/2023"] * 9, "write all in one order"),
+        ("seen", ["13.02.23", "14.02.24"] * 9, 'write four, or format = "%d.%m.%y"'),
+        ("weight", ["70 kg", "154 lb", "80 kg"] * 9, "has several units: write all in one"),
+        ("weight", ["70 kg", "80", "90"] * 9, "has a unit, and others none"),
+        ("dose", ["1\u00a0234,5", "2\u00a0345,5"] * 9, "write thousands for it"),
+        ("crp", ["3", "4", ">500"] * 9, "is above a limit: write the limit alone"),
     ],
 )
 def test_what_may_mean_two_things_is_left_out_with_the_choice(
@@ -60,6 +70,66 @@ def test_what_hospitals_write_is_proposed_with_its_keys(
 
 
 @pytest.mark.parametrize(
+    "cells",
+    [["1a", "2b"], ["18-25", "26-35"], ["1 child", "2 children", "none left"], ["1.2.3", "1.2.4"]],
+)
+def test_words_with_digits_stay_categories(cells: list[str]) -> None:
+    assert guessed_column("group", cells * 9, Marks()).line.startswith("[")
+
+
+def test_a_point_before_three_digits_beside_both_decimal_marks_is_left_out(
+    tmp_path: Path, capsys: Capture
+) -> None:
+    rows = ["a;b;c;y", *(f"{at % 4},5;{at % 4}.5;{at % 4 + 1}.234;{at % 2}" for at in range(30))]
+    for _ in range(2):  # nor is it described once data.toml is there
+        checked(tmp_path, rows, "--target", "y", "--write")
+        text = (tmp_path / "data.toml").read_text()
+        assert "# a is left out: line 2 of a.csv has decimal commas" in text
+        assert "\nb = {" in text
+        assert "# c is left out: line 2 of a.csv has a point before three digits" in text
+
+
+def test_numbers_as_word_processors_write_them_are_read_by_what_is_proposed(
+    tmp_path: Path, capsys: Capture
+) -> None:
+    cells = ["1\u202f234,5", "\u22122\u202f000,25", "3,5"]
+    rows = ["a;y", *(f"{cells[at % 3]};{at % 2}" for at in range(30))]
+    assert checked(tmp_path, rows, "--target", "y", "--write") == 0
+    path = tmp_path / "data.toml"
+    path.write_text(re.sub("unconfirmed = .*", "", path.read_text()))
+    assert checked(tmp_path, rows) == 0
+    task = load_folder(str(tmp_path))
+    (column,) = read_description(tmp_path).columns
+    values = read_cells(column, cells, read_description(tmp_path).marks).values
+    assert values.tolist() == [1234.5, -2000.25, 3.5]
+    assert len(task.train) == 30
+
+
+def test_a_code_that_looks_like_a_power_of_ten_is_commented() -> None:
+    assert "if these are codes" in guessed_column("lot", ["1E10", "2E11"] * 9, Marks()).why
+
+
+@pytest.mark.parametrize(
+    ("cell", "keys", "said"),
+    [
+        (">500", ', below = "half"', "but above a limit"),
+        ("154 lb", ', unit = "kg"', "its unit is not kg: convert it"),
+        ("154 lb", "", "write it without a unit, or write unit for the column"),
+    ],
+)
+def test_a_cell_above_a_limit_or_with_another_unit_gets_its_own_remedy(
+    cell: str, keys: str, said: str, tmp_path: Path, capsys: Capture
+) -> None:
+    toml = f'[columns]\nw = {{ kind = "number", low = 0, high = 9{keys} }}\n'
+    rows = ["w,y", *(f"{at},{at % 2}" for at in range(9)), f"{cell},1"]
+    assert checked(tmp_path, rows, toml=toml) == 2
+    found = capsys.readouterr()
+    assert said in found.out
+    assert said in found.err
+    assert "kind = category" not in found.out + found.err
+
+
+@pytest.mark.parametrize(
     ("cells", "marks"),
     [
         (["1,5", "1.234"], Marks(",", ".")),
@@ -68,10 +138,14 @@ def test_what_hospitals_write_is_proposed_with_its_keys(
         (["1,234"], Marks()),
         (["1.234"], Marks()),
         (["0,123"], Marks(",")),
+        (["1\u00a0234,5"], Marks(",", "\u00a0")),
+        (["1 234", "2.5"], Marks(".", " ")),
+        (["1 234", "1\u202f234", "2.5"], Marks()),
+        (["\u22121,5"], Marks(",")),
     ],
 )
 def test_marks_follow_from_all_cells_of_a_table(cells: list[str], marks: Marks) -> None:
-    assert marks_in({"x": cells}) == marks
+    assert marks_in({"x": cells}).chosen() == marks
 
 
 HEAD = 'format = "csv"\nfile = "a.csv"\ntarget = "y"\nclasses = ["0", "1"]\n'
@@ -118,6 +192,20 @@ def test_a_corrected_column_is_described_without_beginning_anew(
     assert 'unconfirmed = ["dose", "y", "age"]' in text
     path.write_text(re.sub("unconfirmed = .*", "", text))
     assert checked(tmp_path, rows) == 0
+
+
+def test_two_spellings_of_an_owner_are_asked_and_the_answer_is_written(
+    tmp_path: Path, capsys: Capture
+) -> None:
+    rows = ["pid,age,y", *(f"P{at // 2},{20 + at},{at % 2}" for at in range(30)), "p3,33,1"]
+    asked = ["--owner", "pid", "--target", "y"]
+    assert checked(tmp_path, rows, *asked) == 0
+    assert "# line 8 and line 32: the owner is written in two ways" in capsys.readouterr().out
+    assert checked(tmp_path, rows, *asked, "--ids", "folded", "--write") == 0
+    path = tmp_path / "data.toml"
+    path.write_text(re.sub("unconfirmed = .*", "", path.read_text()))
+    assert checked(tmp_path, rows) == 0
+    assert "15 owners (pid)" in capsys.readouterr().out
 
 
 def constant(at: int) -> str:

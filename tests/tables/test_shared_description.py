@@ -236,3 +236,71 @@ def test_the_commands_share_and_adopt(
     assert data(["check", str(two / "train.csv")]) == 0
     assert data(["adopt", str(shared), *words, "--factor", "dose=a lot"]) == 2
     assert "--factor takes NAME=NUMBER" in capsys.readouterr().err
+
+
+MISTAKES = {
+    "--named dose=age": "its column age can't be age and dose",
+    "--named dose=y": "its column y can't be dose and y",
+    "--owner dose": "its column dose can't be dose and the owner",
+    "--named dose=age --named dose=y": "dose is given twice, as age and as y",
+    "--factor dose=inf": "factor must be within (0, 1e+30] (got inf)",
+    "--words y:ja=maybe": "class_words must map words to classes",
+}
+
+
+@pytest.mark.parametrize(("words", "said"), MISTAKES.items())
+def test_a_mapping_that_no_run_could_read_is_not_written(
+    words: str, said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shared = tmp_path / "shared.toml"
+    shared.write_text(
+        'target = "y"\nclasses = ["no", "yes"]\n[columns]\nage = [0, 110]\ndose = [0, 10]\n'
+    )
+    table = tmp_path / "train.csv"
+    table.write_text("pid,age,dose,y\n" + "A,40,3,yes\n" * 4)
+    asked = ["adopt", str(shared), "--table", str(table), "--write", *words.split()]
+    assert data(asked) == 2
+    assert said in capsys.readouterr().err
+    assert not (tmp_path / "data.toml").exists()
+
+
+@pytest.mark.parametrize(
+    ("head", "said", "words"),
+    [
+        (
+            'target = "t"\nevent = "e"\ntimes = [2, 4, 8]\nclasses = ["no", "yes"]\n',
+            "write --named t=COLUMN",
+            ["--named", "t=days"],
+        ),
+        (
+            'targets = ["days", "more"]\ntarget_low = 0\ntarget_high = 9\n',
+            "days is one of several targets",
+            [],
+        ),
+    ],
+)
+def test_all_columns_of_a_target_are_shared_and_adopted(
+    head: str,
+    said: str,
+    words: list[str],
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    one = tmp_path / "one"
+    other = tmp_path / "other"
+    toml = f'format = "csv"\nfile = "train.csv"\n{head}[columns]\nage = [0, 110]\n'
+    for folder, names in ((one, "age,t,e,more"), (other, "age,days,e,more")):
+        folder.mkdir()
+        rows = [f"{20 + at},{1 + at % 9},{('no', 'yes')[at % 2]},{at % 9}" for at in range(9)]
+        (folder / "train.csv").write_text("\n".join([names, *rows]) + "\n")
+    (one / "data.toml").write_text(toml)
+    assert data(["share", str(one / "train.csv")]) == 0
+    (tmp_path / "shared.toml").write_text(capsys.readouterr().out)
+    table = str(other / "train.csv")
+    asked = ["adopt", str(tmp_path / "shared.toml"), "--table", table, "--write"]
+    assert data([*asked, *(() if words else ("--named", "days=more"))]) == 2
+    assert said in capsys.readouterr().err
+    assert data([*asked, *words]) == 0
+    assert data(["check", table]) == 0
+    here, there = (agreed_of(read_description(folder)) for folder in (one, other))
+    assert here == there

@@ -14,18 +14,12 @@ from discreet.data.description import read_description
 from discreet.data.site_agreement import agreed_of
 from discreet.deployment.local_federation import main as federation
 from discreet.run_files.run_folder import RunFolder
+from tests.tables.made_tables import write_hospital
 from tests.test_docs import commands
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 PAGE = ROOT / "docs" / "guide" / "sites.md"
-DESCRIPTION = """\
-format = "csv"
-file = "train.csv"
-test = "test.csv"
-target = "returned"
-owner = "pid"
-classes = ["no", "yes"]
-[columns]
+COLUMNS = """\
 age = [0, 110]
 sex = ["F", "M"]
 dose = [0, 10]
@@ -46,14 +40,13 @@ def rows(seed: int, people: int) -> list[tuple[str, int, str, int, str]]:
 
 @pytest.fixture
 def hospitals(tmp_path: Path) -> Path:
-    north, south = tmp_path / "north", tmp_path / "south"
-    north.mkdir()
-    south.mkdir()
+    tables = {}
     for name, seed in (("train", 40829), ("test", 40841)):
-        lines = ["pid,age,sex,dose,returned"]
-        lines += [",".join(map(str, row)) for row in rows(seed, 60)]
-        (north / f"{name}.csv").write_text("\n".join(lines) + "\n")
-    (north / "data.toml").write_text(DESCRIPTION)
+        cells = [",".join(map(str, row)) for row in rows(seed, 60)]
+        tables[name] = ["pid,age,sex,dose,returned", *cells]
+    write_hospital(tmp_path / "north", COLUMNS, tables)
+    south = tmp_path / "south"
+    south.mkdir()
     words = {"F": "w", "M": "m"}
     lines = ["returned;dose;Geschlecht;Patient;age"]
     for who, age, sex, dose, returned in rows(40847, 40):

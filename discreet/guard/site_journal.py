@@ -1,0 +1,125 @@
+"""The journal of a guard, for the site's operators: all its lines, and an overview."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+
+from discreet.guard.guard_policy import GuardPolicy
+from discreet.guard.site_guard import guard_ledger
+from discreet.guard.site_records import JOURNAL, printable, records_of
+from discreet.guard.site_report import spending_lines
+from discreet.settings.rules import ConfigError
+
+MOST_APPS = 20  # of an overview: a server may send any number of bundles
+Row = Mapping[str, object]
+
+
+def rows(policy: GuardPolicy) -> Iterator[dict[str, object] | None]:
+    """The rows of the journal, oldest first, without control sequences; None for one that a crash
+    has torn. ConfigError: it can't be read now."""
+    path = records_of(policy) / JOURNAL
+    try:
+        lines = path.read_text().splitlines()
+    except FileNotFoundError:
+        return
+    except PermissionError as error:
+        raise ConfigError(f"{path} is closed while blocks run: try again later") from error
+    for line in lines:
+        try:
+            row = dict(json.loads(line))
+        except ValueError:
+            yield None
+            continue
+        yield {
+            name: printable(value) if isinstance(value, str) else value
+            for name, value in row.items()
+        }
+
+
+def journal_lines(policy: GuardPolicy) -> Iterator[str]:
+    """The guard's answers and refusals, one line each, oldest first; and the number of rounds that
+    were charged and did not end. LedgerError, after the lines: the account can't be read."""
+    ended = 0
+    for row in rows(policy):
+        if row is None:
+            yield "a line that a crash has cut short"
+            continue
+        ended += "drawn" in row
+        app = f"{row.get('digest', '')} {row['app']}"  # a name could end like a digest
+        what = f"{row['time']}  run {row['run']}  {app}  round {row['round']}  {row['kind']}"
+        if "refused" in row:
+            yield f"{what}: refused: {row['refused']}"
+        else:
+            drawn = f"{row['drawn']} blocks, {row['failed']} of them without a result"
+            late = "noise alone left, too late; " if row.get("late") else ""
+            yield f"{what}: {drawn}; {late}epsilon {row['epsilon']:.4g} so far"
+    lost = guard_ledger(policy).spent(policy.unit).num_releases - ended
+    if lost > 0:
+        yield f"charged without an end, as after a crash, and part of what is spent: {lost}"
+
+
+@dataclass
+class AppRecord:
+    """The answers to one bundle: its last row, and how many rounds were answered, late and
+    refused."""
+
+    last: Row
+    answered: int = 0
+    late: int = 0
+    refused: int = 0
+
+    def add(self, row: Row) -> None:
+        self.last = row
+        self.answered += "drawn" in row
+        self.late += bool(row.get("late"))
+        self.refused += "refused" in row
+
+
+def app_records(policy: GuardPolicy) -> dict[str, AppRecord]:
+    """The record of each bundle by its digest, the last asked last."""
+    found: dict[str, AppRecord] = {}
+    for row in rows(policy):
+        if row is not None and isinstance(digest := row.get("digest"), str):
+            record = found.pop(digest, None) or AppRecord(row)
+            record.add(row)
+            found[digest] = record
+    return found
+
+
+def overview_lines(policy: GuardPolicy) -> Iterator[str]:
+    """The budget, what ran for whom, and what waits for an approval. A name is what a bundle says
+    of itself, so it stands in quotes behind what is certain."""
+    yield f"budget: epsilon {policy.max_epsilon:g} at delta {policy.max_delta:g}, over all runs"
+    yield from spending_lines(policy, guard_ledger(policy))
+    records = app_records(policy)
+    approved = {
+        digest: each for digest, each in records.items() if policy.any or digest in policy.apps
+    }
+    waiting = {digest: each for digest, each in records.items() if digest not in approved}
+    yield from _listed("what ran:", approved, _ran)
+    yield from _listed("what waits for approval (apps in guard.toml):", waiting, _waits)
+
+
+def _ran(each: AppRecord) -> str:
+    told = f"{each.answered} rounds answered, {each.late} late, {each.refused} refused"
+    return f"{told}; the last {each.last['time']}"
+
+
+def _waits(each: AppRecord) -> str:
+    return f"asked {each.refused} times, the last {each.last['time']}: {each.last.get('refused')}"
+
+
+def _listed(
+    title: str, records: Mapping[str, AppRecord], told: Callable[[AppRecord], str]
+) -> Iterator[str]:
+    if not records:
+        yield f"{title} nothing"
+        return
+    yield title
+    for digest, each in [*records.items()][: -MOST_APPS - 1 : -1]:
+        name = json.dumps(each.last["app"], ensure_ascii=False)
+        yield f"  {digest}: {told(each)}; calls itself {name}"
+    if len(records) > MOST_APPS:
+        yield f"  and {len(records) - MOST_APPS} more: discreet site log"
