@@ -94,7 +94,7 @@ def command(
         raise ConfigError("only backup takes a second file, the copy")
     if copy is not None:
         copied = backup(run, copy)
-        print(f"{copy}: {len(copied.releases())} rows, head {copied.position().head}")
+        print(f"{copy}: {copied.position().rows} rows, head {copied.position().head}")
         return 0
     ledgers = _ledgers_of(run)
     if action == "show":
@@ -168,7 +168,7 @@ def _verify(ledger: DurableLedger, run: Path) -> bool:
     if faults:
         said = "; ".join(faults)
     else:
-        said = f"{len(ledger.releases())} rows, the chain is intact"
+        said = f"{ledger.position().rows} rows, the chain is intact"
     print(f"{ledger.path.name}: {said}")
     print(f"  head {ledger.position().head}")
     return not faults

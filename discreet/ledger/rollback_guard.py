@@ -33,7 +33,7 @@ create index by_path on ledgers (path);
 RECALL = "select identity, rows, head from ledgers where identity = ?"
 OTHERS_AT = "select count(*) from ledgers where path = ? and identity != ?"
 COLUMNS: dict[str, type] = dict.fromkeys(
-    ("number", "round", "count", "sum(count)", "last", "rows"), int
+    ("number", "round", "count", "sum(count)", "first", "last", "rows"), int
 ) | (
     dict.fromkeys(
         (
