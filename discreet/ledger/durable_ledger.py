@@ -40,7 +40,7 @@ from discreet.ledger.rollback_guard import (
     RollbackGuard,
     connected,
     copied,
-    flush_folder,
+    flush_to_disk,
     make_database,
     remove_database,
 )
@@ -178,7 +178,7 @@ class DurableLedger:
                     raise LedgerError(f"{path} exists already, and is not overwritten")
                 # A ledger that can't be used, or that the guard does not know, is removed again.
                 undone.callback(remove_database, path)
-                flush_folder(path.parent)
+                flush_to_disk(path.parent)
             except (OSError, sqlite3.DatabaseError) as error:
                 raise LedgerError(f"{path} can't be made: {error}") from error
             made = cls(path)

@@ -266,10 +266,10 @@ def copied(path: Path, folder: Path) -> Path:
     )
 
 
-def flush_folder(path: Path) -> None:
-    """Flushes a folder's list of files to disk."""
-    folder = os.open(path, os.O_RDONLY)
+def flush_to_disk(path: Path) -> None:
+    """Flushes a file, or a folder's list of files, to disk."""
+    descriptor = os.open(path, os.O_RDONLY)
     try:
-        os.fsync(folder)
+        os.fsync(descriptor)
     finally:
-        os.close(folder)
+        os.close(descriptor)

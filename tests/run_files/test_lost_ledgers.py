@@ -371,7 +371,7 @@ def test_a_ledger_that_can_not_be_made_leaves_no_file(
         (tmp_path / "file").touch()
         monkeypatch.setenv(STATE_VARIABLE, str(tmp_path / "file"))
     elif place == "the folder":
-        monkeypatch.setattr(durable_ledger, "flush_folder", no_room)
+        monkeypatch.setattr(durable_ledger, "flush_to_disk", no_room)
     else:
         monkeypatch.setattr(DurableLedger, "facts", lambda _: no_room())
     with pytest.raises((LedgerError, OSError)):
