@@ -39,6 +39,7 @@ from discreet.accounting.privacy_ledger import PrivacyLedger
 from discreet.ledger.durable_ledger import DurableLedger, LedgerError
 from discreet.run_files.run_folder import ACCOUNT, CONFIG, RunFolder
 from discreet.run_files.run_ledgers import displaced
+from discreet.run_files.whole_files import new_file
 from discreet.server.population_account import (
     ADJACENCIES,
     LIMIT,
@@ -94,7 +95,7 @@ def command(
         raise ConfigError("only backup takes a second file, the copy")
     if copy is not None:
         copied = backup(run, copy)
-        print(f"{copy}: {len(copied.releases())} rows, head {copied.position().head}")
+        print(f"{copy}: {copied.position().rows} rows, head {copied.position().head}")
         return 0
     ledgers = _ledgers_of(run)
     if action == "show":
@@ -168,7 +169,7 @@ def _verify(ledger: DurableLedger, run: Path) -> bool:
     if faults:
         said = "; ".join(faults)
     else:
-        said = f"{len(ledger.releases())} rows, the chain is intact"
+        said = f"{ledger.position().rows} rows, the chain is intact"
     print(f"{ledger.path.name}: {said}")
     print(f"  head {ledger.position().head}")
     return not faults
@@ -205,17 +206,19 @@ def backup(ledger: Path, copy: Path) -> DurableLedger:
     """
     try:
         ledger.stat()  # raises if it is missing
-        copy.touch(mode=0o600, exist_ok=False)
-        with DurableLedger(ledger).reading() as source, closing(sqlite3.connect(copy)) as target:
-            source.backup(target)
+        with new_file(copy) as beside:
+            with (
+                DurableLedger(ledger).reading() as source,
+                closing(sqlite3.connect(beside)) as target,
+            ):
+                source.backup(target)
+            if faults := DurableLedger(beside).verify():
+                raise LedgerError(f"{ledger} is damaged: {faults[0]}")
     except (OSError, sqlite3.Error) as error:
         raise LedgerError(
             f"{ledger} can't be copied, and nothing is overwritten: {error}"
         ) from error
-    copied = DurableLedger(copy)
-    if faults := copied.verify():
-        raise LedgerError(f"{ledger} is damaged: {faults[0]}")
-    return copied
+    return DurableLedger(copy)
 
 
 def _delta_of(run: Path, ledger: DurableLedger) -> float:

@@ -21,6 +21,7 @@ from typing import Annotated
 import typer
 from typer import Option
 
+from discreet.run_files.whole_files import new_folder
 from discreet.settings.places import own_files
 from discreet.settings.rules import ConfigError
 
@@ -57,7 +58,8 @@ def command(
     try:
         if folder.exists() and any(folder.iterdir()):
             raise ConfigError(f"{folder} is not empty: name a folder that is not there yet")
-        _fill(folder, own_files(), table)
+        with new_folder(folder) as made:
+            _fill(made, folder.name, own_files(), table)
     except OSError as error:
         raise ConfigError(f"{folder} can't be made: {error}") from error
     start = "discreet simulate experiment=quick"
@@ -66,7 +68,7 @@ def command(
     print(f"made {folder}: cd there, then: {start}")
 
 
-def _fill(folder: Path, source: Path, table: Path | None) -> None:
+def _fill(folder: Path, name: str, source: Path, table: Path | None) -> None:
     ignore = shutil.ignore_patterns("__pycache__")
     example = source / "examples" / "own"
     shutil.copytree(source / "examples" / "project", folder, ignore=ignore, dirs_exist_ok=True)
@@ -77,22 +79,22 @@ def _fill(folder: Path, source: Path, table: Path | None) -> None:
     shutil.copy(example / "model.py", folder)
     if table is None:
         (folder / "table.md").unlink()
-        for name in ("train.csv", "test.csv", "data.toml"):
-            shutil.copy(example / name, folder / "data")
-        _replace(folder / "data" / "data.toml", folder.name)
+        for file in ("train.csv", "test.csv", "data.toml"):
+            shutil.copy(example / file, folder / "data")
+        _replace(folder / "data" / "data.toml", name)
         settings = SETTINGS
     else:
         shutil.copy(table, folder / "data")
         with (folder / ".gitignore").open("a") as ignored:
             ignored.write("data/*.csv\n")
-        for name in OF_TABLES:
-            shutil.copy(source / "conf" / "experiment" / name, folder / "conf" / "experiment")
+        for file in OF_TABLES:
+            shutil.copy(source / "conf" / "experiment" / file, folder / "conf" / "experiment")
         (folder / "table.md").replace(folder / "README.md")
-        _replace(folder / "README.md", folder.name, ("hospital.csv", table.name))
+        _replace(folder / "README.md", name, ("hospital.csv", table.name))
         shutil.rmtree(folder / "tests")  # they test the invented data
         settings = OF_A_TABLE
-    for name in ("pyproject.toml", "README.md", "model.py"):
-        _replace(folder / name, folder.name)
+    for file in ("pyproject.toml", "README.md", "model.py"):
+        _replace(folder / file, name)
     text = (source / "conf" / "config.yaml").read_text()
     (folder / "conf" / "config.yaml").write_text(_with_settings(text, settings))
 

@@ -31,6 +31,7 @@ from typer import Option
 from discreet.data.csv_table import CsvTable
 from discreet.data.description import DESCRIPTION, read_description
 from discreet.data.targets import FolderError
+from discreet.run_files.whole_files import replace_file
 from discreet.tables.owner_split import split_by_owner
 from discreet.tables.proposal import propose
 from discreet.tables.shared_description import Writing, adopted_text, read_shared, shared_text
@@ -103,7 +104,7 @@ def command(
         proposal = propose(given_table, target=target, owner=owner, ids=ids)
         print(proposal, end="")
         if write:
-            description.write_text(proposal)
+            replace_file(description, proposal.encode())
             print(f"\nwritten to {description}. No run starts until `unconfirmed` in it is empty.")
 
 
@@ -113,7 +114,7 @@ def _tell(text: str, table: CsvTable, write: bool) -> None:
         path = table.path.with_name(DESCRIPTION)
         if path.exists():
             raise FolderError(f"{path} is there already: move it away, and adopt once more")
-        path.write_text(text)
+        replace_file(path, text.encode())
         print(f"\nwritten to {path}. Check it: discreet data check {table.path}")
 
 
@@ -204,7 +205,7 @@ def _say_cells(file: Path, write: bool) -> None:
     cells = {name: column.to_pylist() for name, column in opened(table.path, description).items()}
     text, names = completed(path.read_text(), table, cells, description.marks)
     if names and write:
-        path.write_text(text)
+        replace_file(path, text.encode())
         print(f"{path} now describes {', '.join(names)}, which are unconfirmed")
     elif names:
         print(f"{', '.join(names)}: can be described now. --write adds them to {path}")

@@ -37,7 +37,16 @@ from discreet.planning.plan import planned
 from discreet.run_files.run_folder import RunFolder
 from discreet.settings.rules import ConfigError
 from discreet.simulation.many_runs import Job, check_parallel
-from discreet.simulation.tuning import Tune, drawn, price, publish_best, read_tune, trial_jobs
+from discreet.simulation.tuning import (
+    CHOSEN,
+    Tune,
+    drawn,
+    finished,
+    price,
+    publish_best,
+    read_tune,
+    trial_jobs,
+)
 
 
 def command(
@@ -68,6 +77,9 @@ def command(
             raise ConfigError(
                 "--resume needs --output, the folder of the tune to resume, and no settings"
             )
+        if resume and (folder / CHOSEN).exists():
+            print(finished(folder))
+            return 0
         if resume:
             tune = read_tune(folder)
         else:

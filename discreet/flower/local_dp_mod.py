@@ -141,7 +141,7 @@ class _LocalDp:
                 "this node has no ledger: give local_dp_mod one, or name it in --node-config"
             )
         ledger = DurableLedger(Path(str(path)))
-        ledger.check()
+        ledger.check(all_rows=False)
         check_promise(policy, Promise({LOCAL: privacy.noise_multiplier}, self.delta))
         budgets = [Budget(self.target_epsilon, self.delta, LOCAL)]
         if math.isfinite(policy.max_epsilon):

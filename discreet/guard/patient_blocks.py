@@ -13,8 +13,6 @@ import io
 import json
 import os
 import secrets
-import shutil
-import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import asdict
@@ -31,6 +29,7 @@ from discreet.data.table_files import open_table
 from discreet.data.targets import FolderError
 from discreet.guard.site_blocks import BLOCKS, KEY, SPLIT, BlockSplit, archive_of
 from discreet.privacy.person import OPTION, OtherSpelling, folded_key, person_keys
+from discreet.run_files.whole_files import new_folder
 from discreet.settings.foreign_files import read_text
 from discreet.settings.rules import ConfigError
 from discreet.tables.header import column_place
@@ -75,9 +74,7 @@ def split_site(
     for place, patient in enumerate(patients):
         members[block_of(patient, key=key, count=count)].append(place)
 
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    made = Path(tempfile.mkdtemp(prefix=f".{folder.name}-", dir=folder.parent))
-    try:
+    with new_folder(folder, mode=0o700) as made:
         (made / BLOCKS).mkdir(mode=0o700)
         _write(made / KEY, key)
         digests = []
@@ -87,10 +84,6 @@ def split_site(
             _write(made / BLOCKS / f"{number:05d}.tar", archive)
         split = BlockSplit(id_column, count, len(set(patients)), digests)
         _write(made / SPLIT, json.dumps(asdict(split)).encode())
-        made.rename(folder)
-    except BaseException:
-        shutil.rmtree(made)
-        raise
     return split
 
 

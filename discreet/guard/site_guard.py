@@ -359,9 +359,8 @@ def guard_ledger(policy: GuardPolicy) -> DurableLedger:
     of another unit."""
     ledger = DurableLedger(Path(policy.ledger))
     ledger.check()
-    units = {row.guarantee for row in ledger.releases()}
-    if units - {policy.unit}:
-        others = ", ".join(sorted(units - {policy.unit}))
+    others = ", ".join(sorted(ledger.guarantees() - {policy.unit}))
+    if others:
         raise ConfigError(
             f"{policy.ledger} has releases of {others}: a guard needs an account of its own"
         )

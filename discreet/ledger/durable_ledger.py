@@ -10,7 +10,6 @@ never a new one."""
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 import secrets
@@ -25,13 +24,23 @@ from typing import TYPE_CHECKING, Any, Self
 
 from discreet.accounting.events import event_from_json, event_to_json
 from discreet.accounting.privacy_ledger import PrivacyLedger
+from discreet.ledger import event_sums
+from discreet.ledger.chain import (
+    faults,
+    head_at,
+    lacking,
+    last_faults,
+    position_of,
+    row_digest,
+    settings_of,
+)
 from discreet.ledger.rollback_guard import (
     LedgerError,
     LedgerPosition,
     RollbackGuard,
     connected,
     copied,
-    flush_folder,
+    flush_to_disk,
     make_database,
     remove_database,
 )
@@ -75,8 +84,8 @@ class Charge:
 
 @dataclass(frozen=True)
 class Release:
-    """A row of the ledger. `nonce` is random, so that the same charge to two copies of a ledger
-    gives two different digests."""
+    """A row of the ledger. `nonce` begins at random, so that the same charge to two copies of a
+    ledger gives two different digests, and ends with the digest of the ledger's `event_sums`."""
 
     number: int
     round: int
@@ -91,17 +100,17 @@ class Release:
 def by_data_owner(releases: Iterable[Release]) -> dict[str, PrivacyLedger]:
     """The releases on each data owner's data; equal ones give equal ledgers, in whichever order
     they were charged."""
+    return _by_data_owner((each.data_owner, each.event, each.count) for each in releases)
+
+
+def _by_data_owner(charged: Iterable[tuple[str, str, int]]) -> dict[str, PrivacyLedger]:
     events: dict[str, Counter[str]] = defaultdict(Counter)
-    for release in releases:
-        events[release.data_owner][release.event] += release.count
+    for data_owner, event, count in charged:
+        events[data_owner][event] += count
     return {
         name: PrivacyLedger(tuple((event_from_json(text), counts[text]) for text in sorted(counts)))
         for name, counts in events.items()
     }
-
-
-def _digest(previous: str, content: Sequence[object]) -> str:
-    return hashlib.sha256(json.dumps([previous, *content]).encode()).hexdigest()
 
 
 class DurableLedger:
@@ -158,7 +167,7 @@ class DurableLedger:
             name: json.dumps(value)
             for name, value in {**(facts or {}), "identity": identity}.items()
         }
-        position = LedgerPosition(identity, 0, _digest("", sorted(settings.items())))
+        position = LedgerPosition(identity, 0, row_digest("", sorted(settings.items())))
         rows = [*settings.items(), ("head", position.head), ("rows", "0")]
         with ExitStack() as undone:
             try:
@@ -169,7 +178,7 @@ class DurableLedger:
                     raise LedgerError(f"{path} exists already, and is not overwritten")
                 # A ledger that can't be used, or that the guard does not know, is removed again.
                 undone.callback(remove_database, path)
-                flush_folder(path.parent)
+                flush_to_disk(path.parent)
             except (OSError, sqlite3.DatabaseError) as error:
                 raise LedgerError(f"{path} can't be made: {error}") from error
             made = cls(path)
@@ -225,12 +234,12 @@ class DurableLedger:
                     return None
                 if allowed is not None:
                     allowed(_total(connection))
-                before = _position(connection)
+                before = position_of(connection)
                 known = self._known(connection, guard, before)
                 position = _append(connection, charges, before)
             # If another process was faster, it has charged either this file or a copy of it.
             while known.rows < position.rows and not guard.note(position, self.path, since=known):
-                known = self._known(connection, guard, _position(connection))
+                known = self._known(connection, guard, position_of(connection))
         return position
 
     def total(self) -> PrivacyLedger:
@@ -259,24 +268,32 @@ class DurableLedger:
                 f"{self.path} was never charged on this machine: it may be a copy. If no other "
                 f"copy will be charged, accept it by `discreet ledger adopt {self.path}`"
             )
-        if _head_at(connection, position.rows) != position.head:
+        if head_at(connection, position.rows) != position.head:
             raise LedgerError(f"{self.path} is damaged: its last rows are missing")
         if known != position:
-            for fault in _lacking(connection, known):
+            for fault in lacking(connection, known):
                 raise LedgerError(f"{self.path} is {fault}")
         return known
 
-    def check(self) -> None:
+    def check(self, *, all_rows: bool = True) -> None:
         """Checks that the ledger may be charged further.
 
+        Args:
+          all_rows: False, for a check before each message, takes the same time after a million
+            rows: it reads the sums, and the rows from this machine's last charge on.
+
         Raises:
-          LedgerError: its chain is broken, this machine never charged it, or it lacks rows that
-            this machine has charged.
+          LedgerError: its chain is broken, its sums are not those of its rows, this machine never
+            charged it, or it lacks rows that this machine has charged.
         """
         with RollbackGuard.opened() as guard, connected(self.path) as connection:
-            for fault in _faults(connection):
+            if all_rows or not event_sums.are_kept(connection):
+                found = faults(connection)
+            else:
+                found = last_faults(connection, guard)
+            for fault in found:
                 raise LedgerError(f"{self.path} is damaged: {fault}")
-            known = self._known(connection, guard, _position(connection))
+            known = self._known(connection, guard, position_of(connection))
             if guard.another_at(self.path, known.identity):
                 raise LedgerError(f"{self.path} is {ANOTHER.format(self.path)}")
 
@@ -296,16 +313,16 @@ class DurableLedger:
     def contains(self, position: LedgerPosition) -> bool:
         """True if the position is one of this ledger, and the ledger holds all rows up to it."""
         with self.reading() as connection:
-            own = _position(connection)
+            own = position_of(connection)
             return (
                 own.identity == position.identity
-                and _head_at(connection, position.rows) == position.head
+                and head_at(connection, position.rows) == position.head
             )
 
     def facts(self) -> dict[str, Any]:
         """The settings with which the ledger was made."""
         with self.reading() as connection:
-            stored = _settings(connection)
+            stored = settings_of(connection)
         try:
             return {name: json.loads(value) for name, value in stored.items() if name != "identity"}
         except (ValueError, RecursionError) as error:
@@ -315,15 +332,15 @@ class DurableLedger:
         """The ledger's position. A copy of its head digest, kept elsewhere, can prove later that
         nothing was rewritten."""
         with self.reading() as connection:
-            return _position(connection)
+            return position_of(connection)
 
     def spent(self, guarantee: str, *, data_owner: str = "") -> PrivacyLedger:
         """Everything charged for a guarantee on the data of one data owner, equal events merged."""
-        query = (
-            "select event, sum(count) from releases where guarantee = ? and holder = ? group by "
-            "event order by min(number)"
-        )
         with self.reading() as connection:
+            query = (
+                f"select event, count from {event_sums.source(connection)} "
+                "where guarantee = ? and holder = ? order by first"
+            )
             rows = connection.execute(query, (guarantee, data_owner)).fetchall()
         try:
             return PrivacyLedger(tuple((event_from_json(text), count) for text, count in rows))
@@ -332,10 +349,36 @@ class DurableLedger:
                 f"{self.path} is damaged: an event can't be read ({error})"
             ) from error
 
+    def spent_by_each(self, guarantee: str) -> dict[str, PrivacyLedger]:
+        """Everything charged for a guarantee, by data owner. Equal spending gives equal ledgers, in
+        whichever order it was charged."""
+        with self.reading() as connection:
+            query = (
+                f"select holder, event, count from {event_sums.source(connection)} "
+                "where guarantee = ?"
+            )
+            return _by_data_owner(connection.execute(query, (guarantee,)))
+
+    def guarantees(self) -> set[str]:
+        """The guarantees that have a charge."""
+        with self.reading() as connection:
+            query = f"select distinct guarantee from {event_sums.source(connection)}"
+            return {name for (name,) in connection.execute(query)}
+
+    def last_round(self, guarantee: str) -> int:
+        """The largest round that was charged for a guarantee; 0 without one."""
+        with self.reading() as connection:
+            query = "select coalesce(max(round), 0) as last from releases where guarantee = ?"
+            ((last,),) = connection.execute(query, (guarantee,))
+            return int(last)
+
     def data_owners(self, guarantee: str) -> list[str]:
         """The data owners that have a charge for a guarantee."""
         with self.reading() as connection:
-            query = "select distinct holder from releases where guarantee = ? order by holder"
+            query = (
+                f"select distinct holder from {event_sums.source(connection)} "
+                "where guarantee = ? order by holder"
+            )
             return [row[0] for row in connection.execute(query, (guarantee,))]
 
     def releases(self) -> list[Release]:
@@ -354,7 +397,7 @@ class DurableLedger:
         elsewhere.
         """
         with self.reading() as connection:
-            return _faults(connection)
+            return faults(connection)
 
     def lacking(self) -> list[str]:
         """The fault of a ledger that lacks rows which this machine has charged, or at whose path it
@@ -367,42 +410,13 @@ class DurableLedger:
         if known is None:
             return []
         with self.reading() as connection:
-            return _lacking(connection, known)
+            return lacking(connection, known)
 
 
 def position_in(path: Path) -> LedgerPosition:
     """The current position of the ledger in a file that this process may write to."""
     with connected(path) as connection:
-        return _position(connection)
-
-
-def _position(connection: sqlite3.Connection) -> LedgerPosition:
-    """The current position of the ledger."""
-    query = "select name, value from facts where name in ('identity', 'rows', 'head')"
-    facts = dict(connection.execute(query))
-    try:
-        return LedgerPosition(json.loads(facts["identity"]), int(facts["rows"]), facts["head"])
-    except (KeyError, ValueError) as error:
-        raise sqlite3.DatabaseError("it has no identity") from error
-
-
-def _settings(connection: sqlite3.Connection) -> dict[str, str]:
-    """The facts with which the ledger was made, as JSON, its identity among them."""
-    query = "select name, value from facts where name not in ('rows', 'head')"
-    facts = dict(connection.execute(query))
-    if "identity" not in facts:
-        raise sqlite3.DatabaseError("it has no identity")
-    return facts
-
-
-def _head_at(connection: sqlite3.Connection, rows: int) -> str | None:
-    """The digest of row number `rows`; for 0 that of the settings."""
-    if rows == 0:
-        return _digest("", sorted(_settings(connection).items()))
-    row = connection.execute("select digest from releases where number = ?", (rows,)).fetchone()
-    if row is None:
-        return None
-    return str(row[0])
+        return position_of(connection)
 
 
 def _charged_since(connection: sqlite3.Connection, position: LedgerPosition) -> set[str]:
@@ -411,7 +425,12 @@ def _charged_since(connection: sqlite3.Connection, position: LedgerPosition) -> 
 
 
 def _total(connection: sqlite3.Connection) -> PrivacyLedger:
-    query = "select event, sum(count) from releases group by event order by max(number)"
+    for fault in event_sums.damage(connection):
+        raise sqlite3.DatabaseError(fault)
+    query = (
+        f"select event, sum(count) from {event_sums.source(connection)} "
+        "group by event order by max(last)"
+    )
     return PrivacyLedger(
         tuple((event_from_json(text), count) for text, count in connection.execute(query))
     )
@@ -420,13 +439,21 @@ def _total(connection: sqlite3.Connection) -> PrivacyLedger:
 def _append(
     connection: sqlite3.Connection, charges: Sequence[Charge], before: LedgerPosition
 ) -> LedgerPosition:
+    texts = [event_to_json(charge.event) for charge in charges]
+    sums = event_sums.added(
+        connection,
+        (
+            (charge.guarantee, charge.data_owner, text, charge.count)
+            for charge, text in zip(charges, texts, strict=True)
+        ),
+        after=before.rows,
+    )
+    nonce = secrets.token_hex(8) + sums
     head = before.head
     number = before.rows
-    nonce = secrets.token_hex(8)
     rows = []
-    for charge in charges:
+    for charge, text in zip(charges, texts, strict=True):
         number += 1
-        text = event_to_json(charge.event)
         content = (
             number,
             charge.round,
@@ -436,49 +463,9 @@ def _append(
             charge.count,
             nonce,
         )
-        head = _digest(head, content)
+        head = row_digest(head, content)
         rows.append((*content, head))
     connection.executemany("insert into releases values (?, ?, ?, ?, ?, ?, ?, ?)", rows)
     changed = [(head, "head"), (str(number), "rows")]
     connection.executemany("update facts set value = ? where name = ?", changed)
     return LedgerPosition(before.identity, number, head)
-
-
-def _lacking(connection: sqlite3.Connection, known: LedgerPosition) -> list[str]:
-    """The fault of a ledger that lacks rows which this machine has charged; else empty."""
-    if _head_at(connection, known.rows) == known.head:
-        return []
-    rows = _position(connection).rows
-    return [
-        f"an older copy, or another copy of it was charged: this machine knows {known.rows} rows "
-        f"of it, which are not all among the {rows} in the file. Put back the one that has them"
-    ]
-
-
-def _faults(connection: sqlite3.Connection) -> list[str]:
-    connection.execute("begin deferred")
-    with connection:  # one snapshot for all reads
-        settings = _settings(connection)
-        position = _position(connection)
-        rows = connection.execute("select * from releases order by number").fetchall()
-        # Without this check, a file that was cut short would look like one with fewer rows: SQLite
-        # adds up by its index.
-        ((fault,),) = connection.execute("pragma integrity_check(1)")
-    if fault != "ok":
-        return [" ".join(fault.split())]
-    digest = _digest("", sorted(settings.items()))
-    for number, (*content, found) in enumerate(rows, start=1):
-        digest = _digest(digest, content)
-        if content[0] != number:
-            return [f"row {number} is missing: the next one is numbered {content[0]}"]
-        if found != digest:
-            return [
-                f"row {number} does not fit the chain: it, a row before it, or the settings were "
-                "changed"
-            ]
-    if len(rows) != position.rows or digest != position.head:
-        return [
-            f"the last rows are missing: {len(rows)} of {position.rows} are there, and the head "
-            "digest differs"
-        ]
-    return []

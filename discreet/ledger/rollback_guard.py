@@ -33,7 +33,7 @@ create index by_path on ledgers (path);
 RECALL = "select identity, rows, head from ledgers where identity = ?"
 OTHERS_AT = "select count(*) from ledgers where path = ? and identity != ?"
 COLUMNS: dict[str, type] = dict.fromkeys(
-    ("number", "round", "count", "sum(count)", "last", "rows"), int
+    ("number", "round", "count", "sum(count)", "first", "last", "rows"), int
 ) | (
     dict.fromkeys(
         (
@@ -266,10 +266,10 @@ def copied(path: Path, folder: Path) -> Path:
     )
 
 
-def flush_folder(path: Path) -> None:
-    """Flushes a folder's list of files to disk."""
-    folder = os.open(path, os.O_RDONLY)
+def flush_to_disk(path: Path) -> None:
+    """Flushes a file, or a folder's list of files, to disk."""
+    descriptor = os.open(path, os.O_RDONLY)
     try:
-        os.fsync(folder)
+        os.fsync(descriptor)
     finally:
-        os.close(folder)
+        os.close(descriptor)

@@ -27,6 +27,7 @@ from discreet.run_files.csv_text import csv_text
 from discreet.run_files.model_description import FILE, read_facts
 from discreet.run_files.predictions import SavedModel, load_model
 from discreet.run_files.shapes import shape_rows
+from discreet.run_files.whole_files import new_folder
 from discreet.settings.data import NormaliserConfig
 from discreet.settings.rules import ConfigError, require_extra
 
@@ -80,7 +81,15 @@ def export_model(run: Path, folder: Path) -> str:
     facts = read_facts(run)
     _check(saved, facts, folder)
     assert facts is not None
-    folder.mkdir(parents=True, exist_ok=True)
+    try:
+        with new_folder(folder) as made:
+            return _fill(made, run, saved, facts)
+    except OSError as error:
+        raise ConfigError(f"{folder} can't be made: {error}") from error
+
+
+def _fill(folder: Path, run: Path, saved: SavedModel, facts: dict[str, Any]) -> str:
+    """Writes the files, and returns the example's output."""
     for name in ("model.safetensors", FILE):
         shutil.copy(run / name, folder)
     for module in (cell_reading, columns, encoding):

@@ -4,13 +4,12 @@ folder."""
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any
 
 from discreet.accounting.events import RDP
 from discreet.accounting.privacy_ledger import epsilon_of
-from discreet.ledger.durable_ledger import DurableLedger, Release, by_data_owner
+from discreet.ledger.durable_ledger import DurableLedger
 from discreet.mechanisms.mechanism import REPORTED
 from discreet.planning.plan import Plan
 from discreet.planning.state import State
@@ -23,9 +22,9 @@ def spent_by_clients(folder: RunFolder, plan: Plan) -> dict[str, float]:
     the last checkpoint, or from the ledger of a simulation's clients. LedgerError: the checkpoint
     or the ledger is damaged, or the ledger is older than before or of another run."""
     reported = folder.reported()
-    releases = _releases(folder)
+    ledger = _ledger(folder)
     return {
-        name: max(reported.get(name, 0.0), _largest_epsilon(releases, name, plan, plan.run.delta))
+        name: max(reported.get(name, 0.0), _largest_epsilon(ledger, name, plan, plan.run.delta))
         for name in plan.mechanisms
     }
 
@@ -35,22 +34,23 @@ def with_lost_rounds(state: State, plan: Plan, folder: RunFolder) -> State:
     have paid for those too, and may not be asked again. In a federation they are known from
     metrics.csv only."""
     rows = folder.read_metrics()
-    releases = _releases(folder)
+    ledger = _ledger(folder)
     found = dict[str, Any]()
     for name in plan.mechanisms:
         for column, delta in zip(REPORTED[name], (plan.run.delta, 0.0), strict=False):
             said = [row.get(column) or 0.0 for row in rows]
-            said += [getattr(state, column), _largest_epsilon(releases, name, plan, delta)]
+            said += [getattr(state, column), _largest_epsilon(ledger, name, plan, delta)]
             found[column] = max((value for value in said if math.isfinite(value)), default=0.0)
     return replace(state, **found)
 
 
 def _largest_epsilon(
-    releases: Iterable[Release], guarantee: str, plan: Plan, delta: float
+    ledger: DurableLedger | None, guarantee: str, plan: Plan, delta: float
 ) -> float:
     """The epsilon of the account that has spent most, by the run's accountant; 0 without any."""
-    paid = (row for row in releases if row.guarantee == guarantee)
-    spent = {*by_data_owner(paid).values()}
+    if ledger is None:
+        return 0.0
+    spent = {*ledger.spent_by_each(guarantee).values()}
     if not spent:
         return 0.0
     # The bound that is quick for each of many clients ranks them.
@@ -58,9 +58,9 @@ def _largest_epsilon(
     return epsilon_of(worst, delta, plan.run.accountant)
 
 
-def _releases(folder: RunFolder) -> list[Release]:
-    """The rows of the ledger of a simulation's clients; none in a federation, whose clients keep
-    their ledgers. LedgerError: the ledger is damaged, older than before, or of another run."""
+def _ledger(folder: RunFolder) -> DurableLedger | None:
+    """The ledger of a simulation's clients; None in a federation, whose clients keep their own.
+    LedgerError: the ledger is damaged, older than before, or of another run."""
     if not folder.clients_ledger_path.exists():
-        return []
-    return whole(folder, DurableLedger(folder.clients_ledger_path)).releases()
+        return None
+    return whole(folder, DurableLedger(folder.clients_ledger_path))

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from filelock import FileLock, Timeout
 
+from discreet.ledger.durable_ledger import DurableLedger
 from discreet.run_files.run_folder import CONFIG, RunFolder
 from discreet.settings.call import Call
 from discreet.settings.rules import ConfigError
@@ -30,7 +31,7 @@ def check_output(call: Call) -> RunFolder:
     """The run folder of a call, with an absolute path; it is not created. ConfigError: `output_dir`
     holds a run already and `resume` is off, or there is nothing to resume."""
     folder = RunFolder(output_folder(call.output_dir))
-    there = folder.ledger_path.exists() or (folder.path / CONFIG).exists()
+    there = (folder.path / CONFIG).exists() or _is_charged(folder)
     if call.resume and not there:
         nothing = f", but output_dir={folder.path} does not contain a run"
         raise ConfigError(Wording(Key("resume=true"), nothing))
@@ -38,6 +39,12 @@ def check_output(call: Call) -> RunFolder:
         taken = f"output_dir={folder.path} contains a run already: "
         raise ConfigError(Wording(taken, Key("resume=true"), " resumes it"))
     return folder
+
+
+def _is_charged(folder: RunFolder) -> bool:
+    """True if the ledger has a row. A run that was killed while it began left one without."""
+    path = folder.ledger_path
+    return path.exists() and DurableLedger(path).position().rows > 0
 
 
 @contextmanager

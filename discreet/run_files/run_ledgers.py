@@ -4,6 +4,7 @@ resumes and before an epsilon is reported."""
 from __future__ import annotations
 
 from discreet.ledger.durable_ledger import DurableLedger, LedgerError
+from discreet.ledger.rollback_guard import remove_database
 from discreet.mechanisms.mechanism import SERVER
 from discreet.planning.plan import Plan
 from discreet.run_files.run_folder import CONFIG, RunFolder
@@ -58,10 +59,14 @@ def _check_position(folder: RunFolder, ledger: DurableLedger) -> None:
 
 def create_ledgers(folder: RunFolder, plan: Plan, *, simulated: bool) -> None:
     """Makes the ledgers of a new run: the server's, and that of virtual clients if they account
-    for themselves. LedgerError: there are some already."""
-    DurableLedger.create(folder.ledger_path, facts=plan.deciding)
+    for themselves. A run that was killed while it began may have left some without a row.
+    LedgerError: there are some with rows already."""
+    for path in (folder.ledger_path, folder.clients_ledger_path):
+        if path.exists() and not DurableLedger(path).position().rows:
+            remove_database(path)
     if simulated and plan.accounts_itself:
         DurableLedger.create(folder.clients_ledger_path)
+    DurableLedger.create(folder.ledger_path, facts=plan.deciding)
 
 
 def check_ledgers(folder: RunFolder, plan: Plan, *, simulated: bool) -> None:

@@ -1,15 +1,20 @@
-"""Files that are replaced as a whole."""
+"""Files and folders that appear under their names as a whole: written beside, flushed, and then
+renamed or linked. After a kill there is the old content, the new content, or nothing."""
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
-from collections.abc import Mapping
+import secrets
+import shutil
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from discreet.ledger.rollback_guard import flush_folder
+from discreet.ledger.rollback_guard import flush_to_disk, remove_database
 from discreet.logs import json_ready
 
 
@@ -27,7 +32,7 @@ def replace_file(path: Path, content: bytes, *, flush: bool = True, mode: int = 
     finally:
         beside.unlink(missing_ok=True)  # a part of it, on a full disk
     if flush:
-        flush_folder(path.parent)
+        flush_to_disk(path.parent)
 
 
 def write_json(path: Path, facts: Mapping[str, Any]) -> str:
@@ -36,3 +41,59 @@ def write_json(path: Path, facts: Mapping[str, Any]) -> str:
     text = json.dumps(json_ready(facts), indent=2) + "\n"
     replace_file(path, text.encode())
     return text
+
+
+@contextmanager
+def new_file(path: Path) -> Iterator[Path]:
+    """The name of a file beside `path`; what the block has written there, for its owner alone,
+    becomes `path` at the block's end. FileExistsError: there is a file, which stays as it is."""
+    if path.exists():
+        raise FileExistsError(f"{path} exists already")
+    beside = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
+    try:
+        beside.touch(mode=0o600)
+        yield beside
+        flush_to_disk(beside)
+        os.link(beside, path)  # unlike a rename, a link replaces no file
+    finally:
+        remove_database(beside)  # and SQLite's side files, if it is a ledger
+    flush_to_disk(path.parent)
+
+
+@contextmanager
+def new_folder(path: Path, *, mode: int = 0o777) -> Iterator[Path]:
+    """An empty folder beside `path`, which becomes `path` at the block's end. What a killed process
+    has left of it is removed first. FileExistsError: another process is making `path`. OSError:
+    `path` is not empty, or can't be made."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    beside = path.with_name(f".{path.name}.unfinished")
+    beside.mkdir(mode=mode, exist_ok=True)
+    descriptor = os.open(beside, os.O_RDONLY)
+    try:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)  # a kill ends it
+            if not os.path.samestat(os.stat(beside), os.fstat(descriptor)):
+                raise FileNotFoundError(beside)
+            _empty(beside)
+        except (BlockingIOError, FileNotFoundError) as error:
+            raise FileExistsError(f"another process is making {path}, or has made it") from error
+        try:
+            yield beside
+            for file in beside.rglob("*"):
+                flush_to_disk(file)
+            flush_to_disk(beside)
+            os.rename(beside, path)
+        except BaseException:
+            shutil.rmtree(beside)
+            raise
+    finally:
+        os.close(descriptor)
+    flush_to_disk(path.parent)
+
+
+def _empty(folder: Path) -> None:
+    for each in folder.iterdir():
+        if each.is_dir() and not each.is_symlink():
+            shutil.rmtree(each)
+        else:
+            each.unlink()

@@ -157,8 +157,7 @@ class RunLedger:
         once. Uncharged: it has no cost for one of them."""
         mechanism = plan.mechanism
         # A round that is on the ledger already may have been released with other noise.
-        on_disk = (row.round for row in ledger.releases() if row.guarantee == USER)
-        before = max(on_disk, default=0)
+        before = ledger.last_round(USER)
         events = {
             number: charged(mechanism, number, again=number <= before)
             for number in range(state.round + 1, plan.run.rounds + 1)

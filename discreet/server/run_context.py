@@ -23,7 +23,7 @@ from discreet.planning.state import Outcome, State, initial_state
 from discreet.privacy.grid import LARGEST_SCALE
 from discreet.privacy.randomness import RandomSource, source_of
 from discreet.run_files.clients_account import with_lost_rounds
-from discreet.run_files.opening import check_output, only_writer
+from discreet.run_files.opening import LOCK_SECONDS, check_output, only_writer
 from discreet.run_files.run_folder import (
     ASKED,
     RunFolder,
@@ -79,7 +79,9 @@ def open_run(
     account = PopulationAccount.of(plan)
     if account is not None:
         account.ledger.check()
-    held.enter_context(only_writer(folder.path))
+    patience = LOCK_SECONDS if call.resume else 0.0
+    held.enter_context(only_writer(folder.path, patience=patience))
+    check_output(replace(call, output_dir=str(folder.path)))  # a run may have begun there since
     if call.resume:
         check_ledgers(folder, plan, simulated=simulated)
     else:
@@ -95,9 +97,9 @@ def open_run(
             [row for row in folder.read_metrics() if (row["round"] or 0) <= state.round]
         )
         logger.info("resumed after round %d", state.round)
-    folder.write_config(plan.settings, device=call.device)
     if not call.resume:
         folder.write_config(plan.asked or plan.settings, device=call.device, name=ASKED)
+    folder.write_config(plan.settings, device=call.device)  # from here on there is a run
     state = replace(state, carried=RunSecrets(folder.path))
     return RunContext(plan, folder, ledger, state, source_of(plan.settings.seed), call.device)
 

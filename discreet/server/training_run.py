@@ -111,6 +111,8 @@ class TrainingRun:
         self._begin(state, progress)
         shown = self.clients.progress
         with nullcontext() if shown is None else shown.shown(state.round):
+            if self.evaluation and self._ended(state) is None:
+                state = self._rate_if_due(state, is_last=False)  # a kill may have swallowed it
             while (outcome := self._ended(state)) is None:
                 number = state.round + 1
                 source = self.context.source.child("round", number)

@@ -26,7 +26,7 @@ from discreet.privacy.selection import TrialCount, selection_event
 from discreet.reporting.records import model_row
 from discreet.run_files.metrics_table import main_score
 from discreet.run_files.run_folder import RunFolder, read_tensors, write_tensors
-from discreet.run_files.whole_files import replace_file, write_json
+from discreet.run_files.whole_files import new_folder, replace_file, write_json
 from discreet.server.population_account import PopulationAccount
 from discreet.server.run_context import privacy_facts
 from discreet.settings.privacy import USER
@@ -37,6 +37,8 @@ if TYPE_CHECKING:
     from dp_accounting import DpEvent
 
 # It lists the drawn trials, whose number must not be published.
+CHOSEN = "chosen"  # the published run, in the output folder
+SELECTION = "selection.json"
 TUNE_FILE = "tune.json"
 ACCOUNTANT = RDP  # the only accountant that supports private selection
 
@@ -124,7 +126,8 @@ def price(tune: Tune, plans: Sequence[Plan]) -> str:
 def drawn(tune: Tune, plans: Sequence[Plan], output: Path) -> Tune:
     """The tune with its trials, each a uniformly drawn candidate; it is stored. Raises ConfigError:
     the folder is not empty."""
-    if output.exists() and any(output.iterdir()):
+    left = f".{TUNE_FILE}."  # by a tune that was killed before it began
+    if output.exists() and not all(each.name.startswith(left) for each in output.iterdir()):
         unfinished = (output / TUNE_FILE).exists()
         if unfinished:
             hint = ": it holds a tune that was not finished, --resume continues it"
@@ -183,19 +186,25 @@ def publish_best(
     )
     cost = cost_of(plans, tune.count, repeated=max(0, repeated))
     tune.check_budget(cost)
-    chosen = output / "chosen"
-    unfinished = output / "unfinished"
-    if not chosen.exists():
-        shutil.rmtree(unfinished, ignore_errors=True)
-        shutil.copytree(max((files.path for files in trials), key=score), unfinished)
-        _state_choice(RunFolder(unfinished), tune, cost)
-        unfinished.rename(chosen)
-    DurableLedger(RunFolder(chosen).ledger_path).adopt()  # it was moved
-    shutil.rmtree(output / "trials")
-    (output / TUNE_FILE).unlink()
+    with new_folder(output / CHOSEN) as made:
+        best = max((files.path for files in trials), key=score)
+        shutil.copytree(best, made, dirs_exist_ok=True)
+        _state_choice(RunFolder(made), tune, cost)
+    return finished(output)
+
+
+def finished(output: Path) -> str:
+    """Deletes the trials of a tune whose chosen run is published, and returns the two lines about
+    it. After a kill it is called again, and no trial is done anew."""
+    chosen = RunFolder(output / CHOSEN)
+    DurableLedger(chosen.ledger_path).adopt()  # it was moved
+    if (output / "trials").exists():
+        shutil.rmtree(output / "trials")
+    (output / TUNE_FILE).unlink(missing_ok=True)
+    facts = json.loads((chosen.path / SELECTION).read_text())
     return (
-        f"chosen run: {chosen}\nepsilon {cost.selection:.4g} with the choice ({ACCOUNTANT}, delta "
-        f"{cost.delta:g}), in every file of it"
+        f"chosen run: {chosen.path}\nepsilon {facts['epsilon']:.4g} with the choice "
+        f"({ACCOUNTANT}, delta {facts['delta']:g}), in every file of it"
     )
 
 
@@ -242,7 +251,7 @@ def _state_choice(files: RunFolder, tune: Tune, cost: SelectionCost) -> None:
     model = files.path / "model.safetensors"
     tensors, metadata = read_tensors(model)
     write_tensors(model, tensors, {**metadata, "selection": json.dumps(facts)})
-    write_json(files.path / "selection.json", facts)
+    write_json(files.path / SELECTION, facts)
 
 
 def cost_of(plans: Sequence[Plan], trials: TrialCount, *, repeated: int = 0) -> SelectionCost:

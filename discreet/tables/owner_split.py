@@ -39,15 +39,12 @@ def split_by_owner(
     """Writes train.csv and test.csv beside a CSV file, in this order, with unchanged rows. All rows
     of an owner are in the same part; without `owner` each row is its own owner.
 
-    Raises FolderError: the file can't be read, an owner is empty, an output file exists already, or
-    a part has no row.
+    Raises FolderError: the file can't be read, an owner is empty, an output file exists already
+    with other rows, or a part has no row.
     """
     if not 0 < share < 1:
         raise FolderError(f"--test must be a share within (0, 1) (got {share:g})")
     paths = [table.path.with_name(name) for name in ("train.csv", "test.csv")]
-    for path in paths:
-        if path.exists():
-            raise FolderError(f"{path} is there already")
     names_in(table)  # refuses a file of one column, which may have another separator
     place = None
     if owner is not None:
@@ -69,8 +66,13 @@ def split_by_owner(
         raise FolderError(f"{table.path} has no rows below its header")
     if not all(parts):
         raise FolderError(f"{table.path}: one part is empty: use another share than {share:g}")
-    for path, some in zip(paths, parts, strict=True):
-        replace_file(path, table.with_rows(some).encode())
+    texts = [table.with_rows(some).encode() for some in parts]
+    for path, text in zip(paths, texts, strict=True):
+        # A split that was killed after its first file has left that one.
+        if path.exists() and path.read_bytes() != text:
+            raise FolderError(f"{path} is there already")
+    for path, text in zip(paths, texts, strict=True):
+        replace_file(path, text)
     return [
         Part(path, len(some), len(whose))
         for path, some, whose in zip(paths, parts, owners, strict=True)
