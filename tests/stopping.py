@@ -10,6 +10,7 @@ import os
 import sys
 import warnings
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +30,7 @@ def every_stop(prepare: Work, work: Work, folder: Path) -> Iterator[tuple[int, P
         place = folder / f"stop{number}" / "place"
         place.mkdir(parents=True)
         prepare(place)
-        code = in_fork(lambda: _stopped(work, place, number))
+        code = in_fork(partial(_stopped, work, place, number))
         if code != STOPPED:
             assert code == 0
             return

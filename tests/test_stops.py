@@ -52,8 +52,8 @@ def split(place: Path) -> int:
 
 
 def split_site(place: Path) -> int:
-    words = ["site", "split", str(place / "table.csv"), str(place / "blocks")]
-    return main([*words, "--id", "id", "--blocks", "4"])
+    words = ["site", "split", str(place / "table.csv"), "--out", str(place / "blocks")]
+    return main([*words, "--id", "id", "--blocks", "2"])
 
 
 def described(place: Path) -> int:
