@@ -178,9 +178,18 @@ class CsvTable:
         try:
             yield
         except (OSError, ValueError):
+            wrong = self._wrong_row()
+            if wrong is None:
+                raise
+            raise wrong from None  # the reader's own message has cells
+
+    def _wrong_row(self) -> FolderError | None:
+        try:
             for _ in self.rows():
                 pass
-            raise
+        except FolderError as error:
+            return error
+        return None
 
 
 def _cells_in(header: str, mark: str) -> int:

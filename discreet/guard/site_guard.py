@@ -55,7 +55,6 @@ from discreet.node.secure_aggregation import answer_masking
 from discreet.privacy.randomness import secure_source
 from discreet.protocol.masked_messages import MASKING
 from discreet.protocol.messages import MalformedMessage
-from discreet.run_files.csv_text import cell_text
 from discreet.run_files.whole_files import write_json
 from discreet.settings.rules import ConfigError
 
@@ -311,7 +310,7 @@ class SiteGuard:
         }
         note(self.records, row)
         self._alert(what)
-        told = ", ".join(f"{name} {cell_text(value, digits=4)}" for name, value in what.items())
+        told = ", ".join(f"{name} {_short(value)}" for name, value in what.items())
         logger.info("run %d, round %d: %s", app.run_id, _number(message), printable(told))
 
     def _alert(self, what: Mapping[str, object]) -> None:
@@ -427,3 +426,7 @@ def _store_logs(results: Sequence[BlockResult], logs: Path) -> None:
     logs.mkdir(mode=0o700, exist_ok=True)
     for each in results:
         (logs / f"{each.number:05d}.log").write_bytes(each.log)
+
+
+def _short(value: object) -> object:
+    return round(value, 4) if isinstance(value, float) else value

@@ -7,7 +7,6 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import TYPE_CHECKING, ClassVar
 
-from discreet.accounting.calibration import noise_multiplier_for_epsilon
 from discreet.accounting.events import ACCOUNTANTS, poisson_round_event
 from discreet.mechanisms.client_noise import LocalPrivacy, OwnNoise
 from discreet.mechanisms.mechanism import (
@@ -253,6 +252,8 @@ def _calibrate(
 ) -> float:
     """The noise multiplier that meets the target. `stepped`: the sampling probability and number of
     steps; `rated`: the noise and number of answers."""
+    from discreet.accounting.calibration import noise_multiplier_for_epsilon  # not in a guard
+
     probability, count = stepped
     rating, times = rated
     answers = ((poisson_round_event(1.0, noise_multiplier=rating), times),) if times else ()

@@ -17,7 +17,6 @@ from discreet.accounting.events import noise_in
 from discreet.accounting.privacy_ledger import PrivacyLedger
 from discreet.mechanisms.mechanism import PURE, Mechanism, charged, releases_of
 from discreet.node.account import Budget, Refused
-from discreet.privacy.sampling import in_turn
 from discreet.settings.client_settings import ClientSettings
 from discreet.settings.foreign_files import one_line
 from discreet.settings.privacy import CLIP, GUARANTEES, OWNER, PLANNED, SECURE, USER
@@ -372,6 +371,8 @@ def check_turn(run: ClientSettings, number: int, node_id: int | None) -> None:
     """Refuses to train out of turn, for a policy with `min_groups`. The node's own number decides
     its turn, and the server finds the same turn. `node_id`: None if it is not known."""
     groups = run.user.groups
+    from discreet.privacy.sampling import in_turn  # not in a guard
+
     if node_id is None or not in_turn(node_id, number, groups=groups):
         raise Refused(
             f"round {number} is not this client's turn, and its policy only allows its "

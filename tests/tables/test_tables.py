@@ -102,8 +102,10 @@ def test_all_rows_of_an_owner_are_unchanged_in_one_part_and_the_same_each_time(
         table.read_text("utf-8-sig").splitlines()[1:]
     )
     assert [len(names) for names in owners] == [part.owners for part in found]
+    again = split_by_owner(CsvTable(table), owner="patient_id", share=0.3)
+    assert [part.path.read_text().splitlines() for part in again] == texts
     with pytest.raises(FolderError, match=r"train\.csv is there already"):
-        split_by_owner(CsvTable(table), owner="patient_id", share=0.3)
+        split_by_owner(CsvTable(table), owner="patient_id", share=0.6)
 
 
 @pytest.mark.parametrize(

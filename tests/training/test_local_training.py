@@ -133,7 +133,7 @@ def test_the_denominator_is_the_batch_size_whatever_the_client_has(count: int) -
 
 def test_a_poisson_batch_counts_whole_however_large_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
-        "discreet.training.local_training.poisson_sample", lambda count, **_: torch.arange(count)
+        "discreet.privacy.step_draws.poisson_sample", lambda count, **_: torch.arange(count)
     )
     data, how = examples(12), dp(0.0, batch_size=3)
     expected = dp_sgd_by_hand(data, [(torch.arange(12), torch.zeros(18))] * 4, how)
