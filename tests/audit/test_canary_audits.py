@@ -16,12 +16,12 @@ from discreet.audit.user_audit import AuditRequest, CanaryTransport, audit_users
 from discreet.audit.verdict import judge
 from discreet.data.examples import Task
 from discreet.planning.plan import Plan
+from discreet.privacy import step_draws
 from discreet.privacy.randomness import seeded_source
 from discreet.protocol.messages import TrainRequest
 from discreet.server.resolve import resolve
 from discreet.settings.compose import load_config
 from discreet.settings.settings import Settings, client_settings
-from discreet.training import local_training
 from tests.audit.made import halve_the_noise
 from tests.mechanisms.made import central
 from tests.node.clients import config
@@ -149,7 +149,7 @@ def test_batches_that_are_larger_than_what_is_accounted_are_found_from_outside(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(
-        local_training,
+        step_draws,
         "poisson_sample",
         lambda size, *, probability, source: source.permutation(size),
     )
