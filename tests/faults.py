@@ -596,6 +596,16 @@ BY_TEST |= {
         "privacy.randomness:fast_pairs",
         lambda real: lambda words, out, stddev, *memory: real(words, out, stddev / 2, *memory),
     ),
+    "privacy/test_rounded_sums.py::test_a_sum_near_a_boundary_is_rounded_to_the_right_side": Fault(
+        "a rounded sum beside a boundary is not looked at again",
+        "privacy.rounded_sums:_places",
+        lambda real: lambda values, least: real(values, math.inf),
+    ),
+    "privacy/test_rounded_sums.py::test_what_a_step_releases_lies_on_a_public_grid": Fault(
+        "a step's sum keeps its low bits beside rounded noise",
+        "privacy.rounded_sums:rounded_gaussian",
+        lambda real: lambda total, stddev, source: total + real(total * 0, stddev, source),
+    ),
     "guard/test_block_release.py::test_one_patient_moves_the_sum_by_2c_and_that_is_what_the_noise_is_for": Fault(
         "a guard noises for C where a patient moves 2C", "guard.block_release:MOVES", lambda _: 1.0
     ),
