@@ -48,10 +48,10 @@ LARGEST_TOTAL = 2.0**62  # in steps: half of what int64 holds
 BITS = 127  # of each uniform behind a draw
 ERROR = 2.0**-43  # bound on the error of the float64 value, for scale 1
 # Maps words to values with an error of at most ERROR, and a mask of those whose error may be more.
-FirstLook = Callable[[Tensor], tuple[Tensor, Tensor]]
+_FirstLook = Callable[[Tensor], tuple[Tensor, Tensor]]
 # Maps words, an index and a key for more bits to the value at that index.
-SecondLook = Callable[[Tensor, int, bytes], Decimal]
-Law = tuple[FirstLook, SecondLook]
+_SecondLook = Callable[[Tensor, int, bytes], Decimal]
+Law = tuple[_FirstLook, _SecondLook]
 _PI = Decimal(
     "3.14159265358979323846264338327950288419716939937510582097494459230781640628620899862803482534211706798"
 )

@@ -15,6 +15,7 @@ if that can't tell either. `grid_slack` for LARGEST_SCALE bounds the remaining e
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from decimal import Decimal, localcontext
 from hashlib import shake_256
 
@@ -71,35 +72,43 @@ def rounded_gaussian(total: Tensor, stddev: float, source: RandomSource) -> Tens
     Raises ValueError: `total` is not finite in steps.
     """
     step = step_for(stddev)
-    steps = _in_steps(total, step)
-    if not len(steps):
-        return total.clone()
-    if steps.device.type == "cpu":
-        at_once = PAIRS
+    if total.device.type == "cpu":
+        at_once = 2 * PAIRS
     else:
-        at_once = GPU_PAIRS
-    for part in torch.split(steps, 2 * at_once):
-        whole = part.round()
-        rest = part.sub_(whole)
-        torch.add(whole, _gaussian_steps(rest, stddev / step, source), out=part)
-    return steps.mul_(step).reshape(total.shape)
+        at_once = 2 * GPU_PAIRS
+
+    def noised(rest: Tensor) -> Tensor:
+        return _gaussian_steps(rest, stddev / step, source)
+
+    return _released(total, step, noised, at_once)
 
 
 def rounded_laplace(total: Tensor, scale: float, source: RandomSource) -> Tensor:
     """As `rounded_gaussian`, for Laplace noise of `scale` and `step_for(scale, FINE)`."""
     step = step_for(scale, FINE)
-    steps = _in_steps(total, step)
-    for part in torch.split(steps, CHUNK):
+
+    def noised(rest: Tensor) -> Tensor:
+        words = signed(source.words(len(rest)))
+        key = source.words(KEY_WORDS).tobytes()
+        offset = rest.double().cpu()
+        return nearest_steps(words, scale / step, key, law=LAPLACE, offset=offset).to(rest.device)
+
+    return _released(total, step, noised, CHUNK)
+
+
+def _released(
+    total: Tensor, step: float, noised: Callable[[Tensor], Tensor], at_once: int
+) -> Tensor:
+    """The total in multiples of `step`, of which `noised` rounds the rests with their noise."""
+    steps = total.reshape(-1) / step  # a power of two, so this is exact
+    check_finite(steps)
+    if not len(steps):
+        return total.clone()
+    for part in torch.split(steps, at_once):
         whole = part.round()
         rest = part.sub_(whole)
-        noise = nearest_steps(
-            signed(source.words(len(part))),
-            scale / step,
-            source.words(4).tobytes(),
-            law=LAPLACE,
-            offset=rest.double().cpu(),
-        )
-        part.copy_(noise).add_(whole)
+        # The exact sum is rounded to the type of the total once: what leaves follows from it alone.
+        torch.add(whole, noised(rest), out=part)
     return steps.mul_(step).reshape(total.shape)
 
 
@@ -112,12 +121,6 @@ def gaussian_slack(count: int) -> float:
 def laplace_slack(count: int) -> float:
     """The same for `rounded_laplace`."""
     return laplace_grid_slack(count, 2.0 * FINE)
-
-
-def _in_steps(total: Tensor, step: float) -> Tensor:
-    steps = total.reshape(-1) / step  # a power of two, so this is exact
-    check_finite(steps)
-    return steps
 
 
 def _gaussian_steps(rest: Tensor, scale: float, source: RandomSource) -> Tensor:
@@ -148,8 +151,8 @@ def _gaussian_steps(rest: Tensor, scale: float, source: RandomSource) -> Tensor:
     if radius.amax() >= LARGEST_RADIUS * scale:
         far = _places(radius, LARGEST_RADIUS * scale)
         unsure = torch.cat([unsure, far, far + pairs])
+    key = drawn[:KEY_WORDS].numpy().tobytes()
     for index in unsure[unsure < count].tolist():
-        key = drawn[:KEY_WORDS].numpy().tobytes()
         nearest[index] = _looked_at_again(words.numpy(), index, float(rest[index]), scale, key)
     return nearest[:count]
 

@@ -40,6 +40,7 @@ NOT_TRIED = (
 )
 SCORE = "score"
 NOT_PRIVATE = "not private"
+SELECTION = "selection.json"  # in a run that `discreet tune` chose
 
 
 def model_row(
@@ -224,7 +225,7 @@ def _read(folder: Path, name: str) -> RunRecord | None:
     else:
         asked = config
     privacy = _json(folder / "privacy.json")
-    selection = _json(folder / "selection.json")
+    selection = _json(folder / SELECTION)
     public = [_json(folder / file) for file in (CONSTANT, TEST_SET, SHAPES, INTERVALS)]
     if public[2] is not None:
         with one_line(folder / SHAPES, ConfigError, "is damaged"):

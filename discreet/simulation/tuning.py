@@ -23,7 +23,7 @@ from discreet.planning.plan import Plan
 from discreet.planning.state import Outcome
 from discreet.privacy.randomness import source_of
 from discreet.privacy.selection import TrialCount, selection_event
-from discreet.reporting.records import model_row
+from discreet.reporting.records import SELECTION, model_row
 from discreet.run_files.metrics_table import main_score
 from discreet.run_files.run_folder import RunFolder, read_tensors, write_tensors
 from discreet.run_files.whole_files import new_folder, replace_file, write_json
@@ -36,9 +36,8 @@ from discreet.simulation.many_runs import Job, go_on
 if TYPE_CHECKING:
     from dp_accounting import DpEvent
 
-# It lists the drawn trials, whose number must not be published.
 CHOSEN = "chosen"  # the published run, in the output folder
-SELECTION = "selection.json"
+# It lists the drawn trials, whose number must not be published.
 TUNE_FILE = "tune.json"
 ACCOUNTANT = RDP  # the only accountant that supports private selection
 

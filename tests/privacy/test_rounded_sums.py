@@ -64,19 +64,23 @@ def exact_gaussians(count: int, seed: int) -> list[Decimal]:
     return found
 
 
+def beside_boundaries(
+    values: list[Decimal], scale: Decimal, sides: list[float]
+) -> tuple[list[float], list[int]]:
+    """For each value a rest that puts its multiple beside a boundary, nearer than a float32 can
+    tell, and the sum correctly rounded."""
+    rests = [float(math.floor(scale * each) + HALF - scale * each) for each in values]
+    rests = [rest - round(rest) + side for rest, side in zip(rests, sides, strict=True)]
+    sums = [scale * value + Decimal(rest) for value, rest in zip(values, rests, strict=True)]
+    return rests, [math.floor(each + HALF) for each in sums]
+
+
 @pytest.mark.parametrize("side", [-1e-12, 1e-12])
 def test_a_sum_near_a_boundary_is_rounded_to_the_right_side(side: float) -> None:
     count, stddev = 401, 1.3
     step = step_for(stddev)
     scale = Decimal(stddev / step)
-    values = exact_gaussians(count, SEED)
-    # Each rest puts the noised sum beside a boundary, nearer than a float32 can tell.
-    rests = [float(math.floor(scale * each) + HALF - scale * each) for each in values]
-    rests = [rest - round(rest) + side for rest in rests]
-    expected = [
-        math.floor(scale * value + Decimal(rest) + HALF)
-        for value, rest in zip(values, rests, strict=True)
-    ]
+    rests, expected = beside_boundaries(exact_gaussians(count, SEED), scale, [side] * count)
     found = rounded_gaussian(
         torch.tensor(rests, dtype=torch.float64) * step, stddev, seeded_source(SEED)
     )
@@ -90,16 +94,17 @@ def test_laplace_near_a_boundary_is_rounded_to_the_right_side() -> None:
     source = seeded_source(SEED)
     words, key = signed(source.words(count)), source.words(4).tobytes()
     values = [second_laplace(words, index, key) for index in range(count)]
-    rests = [float(math.floor(scale * each) + HALF - scale * each) for each in values]
-    rests = [rest - round(rest) + 1e-12 * (-1) ** index for index, rest in enumerate(rests)]
-    expected = [
-        math.floor(scale * value + Decimal(rest) + HALF)
-        for value, rest in zip(values, rests, strict=True)
-    ]
+    rests, expected = beside_boundaries(values, scale, [1e-12, -1e-12] * (count // 2))
     found = rounded_laplace(
         torch.tensor(rests, dtype=torch.float64) * step, size, seeded_source(SEED)
     )
     assert (found / step).tolist() == expected
+
+
+def test_laplace_in_float32_is_the_exact_sum_rounded_once() -> None:
+    total = seeded_source(SEED).normal(200_000) * 50
+    exact = rounded_laplace(total.double(), 1.99, seeded_source(SEED + 1))
+    assert torch.equal(rounded_laplace(total, 1.99, seeded_source(SEED + 1)), exact.float())
 
 
 def test_far_radii_are_looked_at_again(monkeypatch: pytest.MonkeyPatch) -> None:
