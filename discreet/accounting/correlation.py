@@ -31,17 +31,14 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
+from discreet.accounting.events import BISR, CORRELATIONS, NONE, SQRT
+
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
     Series = NDArray[np.float64]
 
-NONE = "none"
-BSR = "bsr"
-BISR = "bisr"
-SQRT = "sqrt"
-CORRELATIONS = (NONE, BSR, BISR, SQRT)
 _ROUNDING = 1 + 2.0**-40  # factor by which sensitivities are rounded up, for float64 errors
 
 

@@ -1,5 +1,5 @@
 """The privacy events of Discreet, their JSON form for the durable ledger, and the names of the
-accountants.
+accountants and of noise that depends on rounds before.
 
 An event's ``noise_multiplier`` is the standard deviation (Gaussian) or the scale (Laplace) of the
 noise, over the sensitivity. The function that makes an event documents its meaning and its
@@ -20,6 +20,11 @@ if TYPE_CHECKING:
 PLD = "pld"
 RDP = "rdp"
 ACCOUNTANTS = (PLD, RDP)
+NONE = "none"
+BSR = "bsr"
+BISR = "bisr"
+SQRT = "sqrt"
+CORRELATIONS = (NONE, BSR, BISR, SQRT)
 _ROUNDING = 1e-9  # relative: an epsilon of 8.000000001 meets a target of 8
 
 

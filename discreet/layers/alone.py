@@ -28,6 +28,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from discreet.layers.branches import NOTHING_ASKED, AnswersDiffer, Questions, are_alike
+from discreet.layers.computed import ComputedWeights
 from discreet.layers.draws import generator_states, have_moved, no_draws
 from discreet.layers.functions import (
     COUNTING,
@@ -49,13 +50,16 @@ from discreet.layers.lanes import (
     as_one_example,
     bare,
     below_vmap,
+    fill,
     is_lane,
     is_lane_of,
     level,
+    squeezed,
+    viewing,
     within,
 )
 from discreet.layers.model_state import memory_of, state_of, tensors_of, writes
-from discreet.layers.refusals import DERIVING, FILLING, Needs, Unserved, place
+from discreet.layers.refusals import COPYING, DERIVING, FILLING, Needs, Unserved, place
 from discreet.layers.terms import Rows, Slot, Term
 
 TermsOf = Callable[[Tensor], list[Term]]
@@ -106,6 +110,8 @@ class Alone(TorchFunctionMode):
         self.settled = questions.settled
         self.fills = FILLING in questions.needs
         self.derives = DERIVING in questions.needs
+        self.copies_all = self.derives or COPYING in questions.needs
+        self.computed = ComputedWeights()
         self.size = 1
         self.questions = 0
         self.modules = modules
@@ -124,8 +130,9 @@ class Alone(TorchFunctionMode):
         return super().__enter__()  # type: ignore[no-untyped-call]
 
     def slot(self, value: Any) -> Slot | None:
-        """The slot of a trainable parameter, None for another value."""
-        return self.slots.get(id(value))
+        """The slot of a trainable parameter, or of a weight that is computed from some; None for
+        another value."""
+        return self.slots.get(id(value)) or self.computed.slot(value)
 
     def note(self, outputs: Tensor, terms: TermsOf) -> Tensor:
         """Notes a use of trainable parameters with these outputs. They must be new tensors, not
@@ -215,7 +222,7 @@ class Alone(TorchFunctionMode):
             return self._read(func, name, args[0])
         if name in INDEXING:
             if name == "setitem" and self._fills_by_mask(*args):
-                return _fill(*args)
+                return fill(*args)
             args = (args[0], self._known(args[1], name), *args[2:])
         elif name in COUNTING and len(args) == 1:
             args = (self._known(args[0] != 0, name),)
@@ -229,11 +236,14 @@ class Alone(TorchFunctionMode):
         elif name == "squeeze" and len(args) == 1 and not named and self._is_own(args[0]):
             return squeezed(args[0]) if self.size == 1 else func(*args)
         elif name == "view" and is_lane(args[0]) and not isinstance(args[1], torch.dtype):
-            func = _viewing(args[0])
+            func = viewing(args[0])
         elif name == "data" and is_lane(args[0]):
             return args[0].detach()
         elif name in READ_ALIKE and self.slot(args[0]) is not None:
             return func(*args)
+        given = _tensors((*args, *named.values()))
+        if self._are_parameters(given, function):
+            return self.computed.noted(func(*args, **named), given, self.slots)
         args = tuple(map(self.copied, args))
         named = {key: self.copied(value) for key, value in named.items()}
         if named.get("generator") is not None:  # all examples share it, and its numbers
@@ -245,6 +255,14 @@ class Alone(TorchFunctionMode):
         if self._is_new(name, result):
             return self._filled(result)
         return result
+
+    def _are_parameters(self, given: list[Tensor], function: Function) -> bool:
+        """True for what a function may compute once: of trainable parameters, and of no value of an
+        example."""
+        if self.copies_all or level() != self.level or any(map(is_lane, given)):
+            return False
+        varies = function.writes or function.full in DRAWING
+        return not varies and any(self.slot(value) is not None for value in given)
 
     def _drawn(
         self, func: Any, function: Function, args: tuple[Any, ...], named: dict[str, Any]
@@ -403,6 +421,8 @@ class Alone(TorchFunctionMode):
         """Raises ValueError for a write into a parameter or a buffer."""
         if not isinstance(target, Tensor) or is_lane(target):
             return
+        if self.computed.slot(target) is not None:
+            raise Needs(COPYING, f"{name} changes a computed weight{place()}")
         target = bare(target)
         if not self.memory:
             self.memory = {memory_of(value) for value, _ in self.held}
@@ -459,27 +479,6 @@ class Alone(TorchFunctionMode):
 
 # functions with rules that are written in Python
 PYTHON = {"embedding_bag", "lstm_layer", "applied"}
-
-
-def squeezed(value: Tensor) -> Tensor:
-    """`squeeze()` that keeps the first dimension, as it would for a batch of several examples."""
-    dims = tuple(dim for dim in range(1, value.dim()) if value.shape[dim] == 1)
-    if dims:
-        return value.squeeze(dims)
-    return value
-
-
-def _fill(target: Tensor, mask: Tensor, value: Any) -> None:
-    """Does `target[mask] = value` without counting the mask."""
-    wide = mask.reshape(*mask.shape, *[1] * (target.dim() - mask.dim()))
-    target.masked_fill_(wide, value)
-
-
-def _viewing(value: Tensor) -> Any:
-    """`view`, or `reshape` if a rule has changed the memory layout that the forward expects."""
-    if all_of(value).is_contiguous():
-        return Tensor.view
-    return Tensor.reshape
 
 
 def _listed(values: Any) -> list[Any]:

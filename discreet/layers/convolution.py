@@ -104,6 +104,10 @@ class Convolved:
         width = self.geometry.width(self.inputs[:, 0])
         if order == 2 and grams_are_cheaper(count, times * positions, width, out):
             return self
+        return self.built()
+
+    def built(self) -> Rows:
+        """The built gradients, (n, out, width)."""
         parts = zip(self.inputs.unbind(1), self.grads.unbind(1), strict=True)
         return Rows(self.slot, reduce(Tensor.add_, (built(self.geometry, *part) for part in parts)))
 

@@ -84,3 +84,24 @@ def below_vmap(of: int) -> Iterator[None]:
     finally:
         while around:
             _functorch.push_dynamic_layer_stack(around.pop())
+
+
+def squeezed(value: Tensor) -> Tensor:
+    """`squeeze()` that keeps the first dimension, as it would for a batch of several examples."""
+    dims = tuple(dim for dim in range(1, value.dim()) if value.shape[dim] == 1)
+    if dims:
+        return value.squeeze(dims)
+    return value
+
+
+def fill(target: Tensor, mask: Tensor, value: Any) -> None:
+    """Does `target[mask] = value` without counting the mask."""
+    wide = mask.reshape(*mask.shape, *[1] * (target.dim() - mask.dim()))
+    target.masked_fill_(wide, value)
+
+
+def viewing(value: Tensor) -> Any:
+    """`view`, or `reshape` if a rule has changed the memory layout that the forward expects."""
+    if all_of(value).is_contiguous():
+        return Tensor.view
+    return Tensor.reshape

@@ -12,6 +12,7 @@ import torch
 CONFUSED = (TypeError, ValueError, RuntimeError, AttributeError, LookupError, AssertionError)
 SCRIPTED = "a scripted module, which vmap can't see into: give it as it was before the script"
 FILLING = "filling"
+COPYING = "copying"
 DERIVING = "deriving"
 _HERE = Path(__file__).parent
 _HOMES = (str(Path(torch.__file__).parent), str(_HERE), str(_HERE.with_name("per_example")))
@@ -23,7 +24,8 @@ class Unserved(Exception):
 
 class Needs(Unserved):
     """A pass needs to be made again in another way, `need`: `FILLING` if the forward writes what
-    differs between examples into a new tensor that they share, `DERIVING` if it takes gradients."""
+    differs between examples into a new tensor that they share, `DERIVING` if it takes gradients,
+    `COPYING` if a weight that it computes from parameters must be computed for each example."""
 
     def __init__(self, need: str, reason: str) -> None:
         super().__init__(reason)

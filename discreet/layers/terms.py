@@ -175,7 +175,7 @@ def without(term: Any, lost: Tensor) -> Any:
     def kept(value: Any) -> Any:
         if isinstance(value, Tensor) and value.is_floating_point():
             return value.masked_fill(lost.view(-1, *[1] * (value.dim() - 1)), 0)
-        if isinstance(value, Lookup | Outer):
+        if hasattr(value, "add_to"):  # a term within a term
             return without(value, lost)
         return value
 
@@ -188,6 +188,9 @@ class Rows:
 
     slot: Slot
     values: Tensor
+
+    def built(self) -> Rows:
+        return self
 
     def mass(self, order: int) -> Tensor:
         return mass(self.values if self.values.dim() > 1 else self.values.unsqueeze(1), order)
@@ -334,6 +337,15 @@ class Tied:
 
     lookup: Lookup
     outer: Outer
+
+    @property
+    def slot(self) -> Slot:
+        """The table's."""
+        return self.outer.slot
+
+    def built(self) -> Rows:
+        """The built gradients, (n, entries, d)."""
+        return Rows(self.slot, self.lookup.built().values + self.outer.built().values)
 
     def mass(self, order: int) -> Tensor:
         apart = self.lookup.mass(order) + self.outer.mass(order)

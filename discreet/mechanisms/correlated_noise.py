@@ -14,8 +14,8 @@ from dataclasses import KW_ONLY, dataclass, field, replace
 from functools import lru_cache
 from typing import TYPE_CHECKING, ClassVar
 
-from discreet.accounting.correlation import BSR, NONE, SQRT, Turns
-from discreet.accounting.events import ACCOUNTANTS, PLD, poisson_round_event
+from discreet.accounting.correlation import Turns, best_bandwidth
+from discreet.accounting.events import ACCOUNTANTS, BSR, NONE, PLD, SQRT, poisson_round_event
 from discreet.ledger.rollback_guard import LedgerError
 from discreet.mechanisms.central_gaussian import (
     ASKED_BEFORE,
@@ -148,7 +148,9 @@ class CorrelatedNoise:
         """The turns of the clients."""
         user = self.run.user
         rounds = self.run.rounds
-        width = user.correlation.width(groups=user.groups, rounds=rounds)
+        width = user.correlation.bandwidth
+        if width is None:  # the one with the least error
+            width = best_bandwidth(user.correlation.kind, groups=user.groups, rounds=rounds)
         return Turns(user.correlation.kind, width, user.groups, rounds)
 
     def expected_noise(self, clip_norm: float) -> ExpectedNoise:

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from discreet.layers.alone import Alone, squeezed
+from discreet.layers.alone import Alone
 from discreet.layers.branches import AnswersDiffer
 from discreet.layers.draws import Draws, own_draws
 from discreet.layers.dropping import attended, dropped, rounded
@@ -30,7 +30,7 @@ from discreet.layers.functions import (
     function_of,
     with_rate,
 )
-from discreet.layers.lanes import level
+from discreet.layers.lanes import level, squeezed
 from discreet.layers.layer_rules import RULES
 from discreet.layers.refusals import Unserved
 from discreet.layers.terms import Rows, Term

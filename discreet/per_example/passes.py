@@ -24,11 +24,20 @@ from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from discreet.layers.alone import Alone
 from discreet.layers.branches import AnswersDiffer, Questions
+from discreet.layers.computed import Computed, TakenBack
 from discreet.layers.convolution import Convolved
 from discreet.layers.custom_functions import seen
 from discreet.layers.draws import Draws
 from discreet.layers.layer_rules import RULES
-from discreet.layers.refusals import CONFUSED, DERIVING, SCRIPTED, Needs, Unserved, place_of_error
+from discreet.layers.refusals import (
+    CONFUSED,
+    COPYING,
+    DERIVING,
+    SCRIPTED,
+    Needs,
+    Unserved,
+    place_of_error,
+)
 from discreet.layers.terms import Lookup, Outer, Pair, Rows, Slot, Term, Tied
 from discreet.per_example.attributes import put_back
 from discreet.per_example.objective import (
@@ -149,7 +158,36 @@ def one_pass(
         if grads is not None:
             held += of_use(grads.to(objective.dtype))
         del grads, of_use
-    return combined_terms(held, objective.order)
+    return _of_parameters(held, alone.computed.all, objective.order)
+
+
+def _of_parameters(held: list[Term], weights: list[Computed], order: int) -> list[Term]:
+    """The terms of a pass combined, those of computed weights as terms of parameters. Where a
+    parameter appears in others too, and where they are small, they are built."""
+    terms: list[Any] = combined_terms(held, order)
+    if not weights:
+        return terms
+    others = list[Term]()
+    found = list[TakenBack]()
+    for term in terms:
+        parts = _apart(term) if any(slot.index < 0 for slot in slots_of(term)) else [term]
+        for part in parts:
+            if slots_of(part)[0].index < 0:
+                found.append(TakenBack(weights[-1 - part.slot.index], part))
+            else:
+                others.append(part)
+    uses = Counter(slot.index for term in others for slot in slots_of(term))
+    uses.update(index for each in found for index in each.weight.of)
+    try:
+        for each in list(found):
+            if each.is_small or any(uses[index] > 1 for index in each.weight.of):
+                found.remove(each)
+                others += each.rows()
+            else:
+                each.check()
+    except RuntimeError as error:
+        raise Needs(COPYING, _reason(error)) from error
+    return [*combined_terms(others, order), *found]
 
 
 def _forward(

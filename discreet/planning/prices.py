@@ -12,8 +12,17 @@ from dp_accounting import DpEvent, GaussianDpEvent, LaplaceDpEvent
 
 from discreet.accounting.accounting import pure_epsilon
 from discreet.accounting.calibration import MAX_ROUNDS, noise_multiplier_for_epsilon, rounds_within
-from discreet.accounting.correlation import BISR, BSR, NONE, SQRT, Turns, best_bandwidth
-from discreet.accounting.events import PLD, RDP, fixed_size_round_event, poisson_round_event
+from discreet.accounting.correlation import Turns, best_bandwidth
+from discreet.accounting.events import (
+    BISR,
+    BSR,
+    NONE,
+    PLD,
+    RDP,
+    SQRT,
+    fixed_size_round_event,
+    poisson_round_event,
+)
 from discreet.accounting.privacy_ledger import PrivacyLedger
 from discreet.settings.privacy import USER, SecureConfig
 from discreet.settings.rules import ConfigError, Count, OpenShare, Positive, section

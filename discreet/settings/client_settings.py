@@ -9,8 +9,7 @@ from dataclasses import field, replace
 from functools import cached_property, partial
 from typing import Any
 
-from discreet.accounting.correlation import NONE
-from discreet.accounting.events import PLD, RDP
+from discreet.accounting.events import NONE, PLD, RDP
 from discreet.settings import rules
 from discreet.settings.data import (
     MEANS,

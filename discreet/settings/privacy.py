@@ -9,8 +9,7 @@ from typing import Annotated
 
 from pydantic import AfterValidator
 
-from discreet.accounting.correlation import BISR, BSR, CORRELATIONS, NONE, best_bandwidth
-from discreet.accounting.events import ACCOUNTANTS, PLD
+from discreet.accounting.events import ACCOUNTANTS, BISR, BSR, CORRELATIONS, NONE, PLD
 from discreet.privacy.quantile import LARGEST_NUMBER, QuantileEstimator
 from discreet.settings import rules
 from discreet.settings.own_numbers import OwnNumbers
@@ -270,12 +269,6 @@ class CorrelationConfig:
             rule,
             self.bandwidth,
         )
-
-    def width(self, *, groups: int, rounds: int) -> int:
-        """The given bandwidth, or the one with the least error."""
-        if self.bandwidth is None:
-            return best_bandwidth(self.kind, groups=groups, rounds=rounds)
-        return self.bandwidth
 
 
 @section("privacy.user.")
