@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import reduce
+from itertools import product
 from typing import Any
 
 import torch
@@ -142,6 +143,8 @@ def built(geometry: Geometry, inputs: Tensor, grads: Tensor) -> Tensor:
     groups = geometry.groups
     width = geometry.width(inputs)
     rows = grads.new_empty(count, out, width)
+    if inputs.shape[1] == groups:
+        return _built_by_channel(geometry, inputs, grads, rows)
     step = max(1, floats_at_once(_PATCH_FLOATS, inputs.device) // (positions * groups * width))
     for start in range(0, count, step):
         some = slice(start, start + step)
@@ -152,6 +155,24 @@ def built(geometry: Geometry, inputs: Tensor, grads: Tensor) -> Tensor:
             patches.flatten(0, 1),
             out=rows[some].view(-1, out // groups, width),
         )
+    return rows
+
+
+def _built_by_channel(geometry: Geometry, inputs: Tensor, grads: Tensor, rows: Tensor) -> Tensor:
+    """The same for a depthwise convolution, written into `rows`: each place of the kernel is a
+    product of shifted inputs and grads. Patches would be matrices of one row each."""
+    data = geometry.padded(inputs).movedim(1, -1)
+    ends = geometry.ends(data.shape[1:-1])
+    values = grads.view(len(grads), *ends, geometry.groups, -1)
+    space = tuple(range(1, 1 + len(ends)))
+    ways = list(zip(ends, geometry.stride, geometry.dilation, strict=True))
+    for number, places in enumerate(product(*map(range, geometry.kernel))):
+        window = [
+            slice(at * dil, at * dil + jump * (end - 1) + 1, jump)
+            for at, (end, jump, dil) in zip(places, ways, strict=True)
+        ]
+        shifted = data[(slice(None), *window)].unsqueeze(-1)
+        rows[:, :, number] = (shifted * values).sum(space).flatten(1)
     return rows
 
 
