@@ -35,7 +35,7 @@ SHORT: dict[str, Any] = {"mechanism": None, "target_epsilon": 8.0}
 ARGUMENTS: list[tuple[dict[str, Any], str]] = [
     (
         {"fraction_evaluate": 1.0},
-        "fraction_evaluate must be omitted, None or 0: .* by evaluate_fn",
+        r"fraction_evaluate must be omitted, None or 0: .* start\(evaluate_fn=.*private_evaluation=",
     ),
     ({"weighted_by_key": "num-examples"}, "weighted_by_key must be omitted, None or 0: weights"),
     ({"min_train_nodes": 2, "fraction_train": 0.5}, r"min_train_nodes must be 0: .* \(got 2\)"),
