@@ -13,8 +13,10 @@ from dp_accounting import GaussianDpEvent
 
 from discreet.cli.main import main
 from discreet.ledger.durable_ledger import Charge, DurableLedger
+from discreet.privacy.selection import TrialCount
 from discreet.reporting import model_export
 from discreet.run_files.run_folder import RunFolder
+from discreet.server.population_account import ADJACENCIES, Population, create_account
 from discreet.settings.compose import load_asked
 from discreet.simulation.in_process import simulate
 from tests.stopping import every_stop, in_fork, visible
@@ -172,6 +174,51 @@ def test_a_run_that_was_killed_anywhere_goes_on_and_has_forgotten_nothing(tmp_pa
     assert resumed > 5
 
 
-def rows_in(folder: Path) -> int:
-    path = folder / "ledger.db"
+def rows_in(folder: Path, name: str = "ledger.db") -> int:
+    path = folder / name
     return DurableLedger(path).position().rows if path.exists() else 0
+
+
+TRIED = (
+    "rounds=1",
+    "data.num_clients=20",
+    "model.name=logistic_regression",
+    "training.epochs=1",
+    "sampling.population_name=people",
+    "privacy.user.max_epsilon=50",
+    "privacy.user.noise_multiplier=2",
+    "training.learning_rate=0.1,0.2",
+)
+TRIALS = 2
+
+
+def with_people(place: Path) -> None:
+    create_account(place / "people.db", Population("people", 20, ADJACENCIES[0], 1e-3))
+
+
+def tuned(place: Path) -> int:
+    output = ["--output", str(place / "out")]
+    if (place / "out" / "chosen").exists() or (place / "out" / "tune.json").exists():
+        return main(["tune", "--resume", *output])
+    return main(["tune", *TRIED, f"privacy.user.account={place / 'people.db'}", *output])
+
+
+@pytest.mark.slow
+def test_a_tune_that_was_killed_anywhere_pays_for_no_trial_twice(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(TrialCount, "draw", lambda *_: TRIALS)
+    repeated = []
+    for number, place in every_stop(with_people, tuned, tmp_path):
+        paid = rows_in(place, "people.db")
+        had_chosen = (place / "out" / "chosen").exists()
+        assert in_fork(partial(tuned, place)) == 0, f"after stop {number}"
+        assert visible(place / "out") == ["chosen"]
+        after = rows_in(place, "people.db")
+        assert after in (TRIALS, TRIALS + 1)
+        assert not had_chosen or after == paid  # nothing is trained beside a chosen run
+        repeated.append(after - TRIALS)
+        assert DurableLedger(place / "people.db").verify() == []
+        assert rows_in(place / "out" / "chosen") == 1
+        shutil.rmtree(place)
+    assert sum(repeated) < len(repeated) / 2
