@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 from dp_accounting import GaussianDpEvent
 
+from discreet.cli import tune
 from discreet.cli.main import main
 from discreet.ledger.durable_ledger import Charge, DurableLedger
 from discreet.privacy.selection import TrialCount
@@ -203,22 +204,54 @@ def tuned(place: Path) -> int:
     return main(["tune", *TRIED, f"privacy.user.account={place / 'people.db'}", *output])
 
 
+def check_tune(place: Path, number: int) -> None:
+    """Gives the tune again; each trial is paid for once, and a round that was lost once more."""
+    paid = rows_in(place, "people.db")
+    had_chosen = (place / "out" / "chosen").exists()
+    assert in_fork(partial(tuned, place)) == 0, f"after stop {number}"
+    assert visible(place / "out") == ["chosen"]
+    after = rows_in(place, "people.db")
+    assert after in (TRIALS, TRIALS + 1)
+    assert not had_chosen or after == paid  # nothing is trained beside a chosen run
+    assert DurableLedger(place / "people.db").verify() == []
+    assert rows_in(place / "out" / "chosen") == 1
+
+
+@pytest.fixture
+def two_trials(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(TrialCount, "draw", lambda *_: TRIALS)
+
+
 @pytest.mark.slow
-def test_a_tune_that_was_killed_anywhere_pays_for_no_trial_twice(
+@pytest.mark.usefixtures("two_trials")
+def test_a_tune_that_was_killed_while_it_trains_pays_for_no_trial_twice(tmp_path: Path) -> None:
+    # Each stop takes two starts of training, so some of them are tried.
+    for number, place in every_stop(with_people, tuned, tmp_path, step=11):
+        check_tune(place, number)
+    assert number > 100
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("two_trials")
+def test_a_tune_that_was_killed_while_it_chooses_trains_nothing_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(TrialCount, "draw", lambda *_: TRIALS)
-    repeated = []
-    for number, place in every_stop(with_people, tuned, tmp_path):
-        paid = rows_in(place, "people.db")
-        had_chosen = (place / "out" / "chosen").exists()
-        assert in_fork(partial(tuned, place)) == 0, f"after stop {number}"
-        assert visible(place / "out") == ["chosen"]
-        after = rows_in(place, "people.db")
-        assert after in (TRIALS, TRIALS + 1)
-        assert not had_chosen or after == paid  # nothing is trained beside a chosen run
-        repeated.append(after - TRIALS)
-        assert DurableLedger(place / "people.db").verify() == []
-        assert rows_in(place / "out" / "chosen") == 1
-        shutil.rmtree(place)
-    assert sum(repeated) < len(repeated) / 2
+    done = tmp_path / "done"
+    done.mkdir()
+    with_people(done)
+
+    def interrupted(*_: object) -> str:
+        raise SystemExit(3)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(tune, "publish_best", interrupted)
+        assert in_fork(partial(tuned, done)) == 3
+    assert rows_in(done, "people.db") == TRIALS
+
+    def prepare(place: Path) -> None:
+        shutil.copytree(done, place, dirs_exist_ok=True)
+
+    for number, place in every_stop(prepare, tuned, tmp_path):
+        check_tune(place, number)
+        assert rows_in(place, "people.db") == TRIALS
+    assert number > 10
