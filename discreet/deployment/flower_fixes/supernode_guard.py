@@ -86,7 +86,7 @@ class GuardedReplies:
         push_what_lies_there(state, object_store, send, push_object)
         if self.broken:
             logger.error(
-                "the sandbox process died, so this node exits: let your supervisor restart it"
+                "the sandbox has ended, and so does this node: systemd or compose starts both again"
             )
             sys.stdout.flush()
             os._exit(1)
@@ -175,4 +175,5 @@ def install(path: Path) -> None:
     guard = SiteGuard(policy, sandbox=sandbox)
     start_client_internal._push_messages = GuardedReplies(guard)  # type: ignore[assignment]
     importlib.import_module(SUPERNODE)._start_supernode_http_api = no_runtime_api  # type: ignore[attr-defined]
-    logger.info("guard active: %d blocks, enclosure %s", len(guard.blocks), guard.policy.enclosure)
+    said = "this site's guard answers for %d blocks of patients, enclosed by %s"
+    logger.info(said, len(guard.blocks), guard.policy.enclosure)
