@@ -20,7 +20,7 @@ from discreet.run_files.run_folder import RunFolder
 from discreet.server.population_account import ADJACENCIES, Population, create_account
 from discreet.settings.compose import load_asked
 from discreet.simulation.in_process import simulate
-from tests.stopping import every_stop, in_fork, visible
+from tests.stopping import every_stop, in_fork, same_files, visible
 
 ROWS = "id,age\n" + "".join(f"p{number},{20 + number}\n" for number in range(12))
 SMALL = ("rounds=2", "data.num_clients=20", "model.name=linear", "privacy.user.too_noisy=warn")
@@ -130,6 +130,30 @@ def assert_whole(path: Path, whole: Path) -> None:
         assert (path / each.relative_to(whole)).exists()
     if path.is_file():
         assert path.stat().st_size == whole.stat().st_size
+
+
+def test_an_empty_folder_becomes_a_project_and_stays_the_folder_in_which_the_shell_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    here = tmp_path / "project"
+    here.mkdir()
+    number = here.stat().st_ino
+    monkeypatch.chdir(here)
+    assert main(["new", "."]) == 0
+    assert here.stat().st_ino == number
+    assert Path("pyproject.toml").is_file()
+    assert main(["new", "."]) == 2
+
+
+@pytest.mark.processes
+def test_an_empty_folder_that_was_half_filled_can_be_filled_again(tmp_path: Path) -> None:
+    whole = tmp_path / "whole"
+    whole.mkdir()
+    assert in_fork(partial(made, whole)) == 0
+    for number, place in every_stop(lambda place: (place / "project").mkdir(), made, tmp_path):
+        code = in_fork(partial(made, place))
+        assert code == 0 or same_files(place / "project", whole / "project"), f"after {number}"
+        assert same_files(place / "project", whole / "project")
 
 
 @pytest.mark.slow
