@@ -132,7 +132,7 @@ def assert_whole(path: Path, whole: Path) -> None:
         assert path.stat().st_size == whole.stat().st_size
 
 
-def test_an_empty_folder_becomes_a_project_and_stays_the_folder_in_which_the_shell_is(
+def test_an_empty_folder_becomes_a_project_and_stays_the_same_folder(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     here = tmp_path / "project"
