@@ -86,6 +86,7 @@ class DataDescription(BaseModel):
     ids: Literal["exact", "folded"] | None = None
     model: str | None = None
     mechanism: str | None = None
+    metrics: tuple[str, ...] = ()
     tokens: AtLeastTwo | None = None
     text: str | None = None
     max_tokens: AtLeastTwo | None = None

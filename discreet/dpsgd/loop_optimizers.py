@@ -10,14 +10,10 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 _TWICE = (
-    "optimizer.step: private.step has run the optimizer already, and a second step with the same "
-    "gradients is no step of DP-SGD. Take this call out of the loop. For a step on other data call "
-    "optimizer.zero_grad() first; a trainer that steps by itself gives DPSGD optimizer=[]"
+    "optimizer.step: private.step has run the optimizer already: take this call out of the loop. "
+    "Before a step on other data call optimizer.zero_grad()"
 )
-_NO_LOSS = (
-    "private.step returns no loss, but whether it took a step: a loss of private examples is "
-    "private. Measure it on other data (docs/guide/dpsgd.md)"
-)
+_NO_LOSS = "private.step returns no loss, which is private: measure it on other data"
 
 
 class LoopOptimizers:

@@ -22,6 +22,7 @@ from discreet.node.account import Refused
 from discreet.protocol.messages import TrainRequest, VirtualClient
 from discreet.protocol.simulated import is_simulations
 from discreet.settings.client_settings import ClientSettings
+from discreet.settings.data import EvaluationConfig, own_metrics
 from discreet.settings.rules import brief
 from discreet.settings.training import FLOWER_APP, HF
 
@@ -55,6 +56,7 @@ class Names:
 
     model: str | None = None
     mechanism: str | None = None
+    metrics: tuple[str, ...] = ()
 
 
 def check_names(request: TrainRequest, *, node_config: Mapping[str, object]) -> None:
@@ -72,6 +74,7 @@ def check_names(request: TrainRequest, *, node_config: Mapping[str, object]) -> 
     owner = allowed_names(node_config)
     _check_model(request.run.model.name, owner)
     _check_mechanism(request.run, owner)
+    _check_metrics(request.run.evaluation, owner)
 
 
 def allowed_names(node_config: Mapping[str, object]) -> Names:
@@ -88,7 +91,7 @@ def allowed_names(node_config: Mapping[str, object]) -> Names:
     except (FolderError, OSError) as error:
         logger.error("%s", error)
         raise Refused("this node's data.toml can't be read; its log says why") from error
-    return Names(description.model, description.mechanism)
+    return Names(description.model, description.mechanism, description.metrics)
 
 
 def _is_simulation(virtual: VirtualClient | None, node_config: Mapping[str, object]) -> bool:
@@ -105,6 +108,14 @@ def _check_model(name: str, owner: Names) -> None:
     raise Refused(f"model.name={brief(name)} is not the model that this node's data.toml allows")
 
 
+def _check_metrics(evaluation: EvaluationConfig, owner: Names) -> None:
+    for name in own_metrics(evaluation.metrics):
+        if name not in owner.metrics:
+            said = "is not one of the metrics that this node's data.toml allows"
+            raise Refused(f"evaluation.metrics: {brief(name)} {said}")
+        _imported(name, "evaluation.metrics", "metric")
+
+
 def _check_mechanism(run: ClientSettings, owner: Names) -> None:
     name = run.user.mechanism
     if name is None:
@@ -112,8 +123,12 @@ def _check_mechanism(run: ClientSettings, owner: Names) -> None:
     if name != owner.mechanism:
         said = "is not the mechanism that this node's data.toml allows"
         raise Refused(f"privacy.user.mechanism={brief(name)} {said}")
+    _imported(name, "privacy.user.mechanism", "mechanism")
+
+
+def _imported(name: str, setting: str, what: str) -> None:
     try:
-        own_builder(name, setting="privacy.user.mechanism")
+        own_builder(name, setting=setting)
     except ValueError as error:
         logger.error("%s", error)
-        raise Refused("this node's own mechanism can't be imported; its log says why") from error
+        raise Refused(f"this node's own {what} can't be imported; its log says why") from error

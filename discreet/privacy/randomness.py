@@ -42,9 +42,6 @@ class Scratch(threading.local):
             self.words = torch.empty(2 * pairs, dtype=torch.int64)
             self.cosine = torch.empty(pairs, dtype=torch.float64)
             self.radius, self.angle = torch.empty(2, pairs)
-            self.used = torch.empty(2 * pairs, dtype=torch.int64)
-            self.values = torch.empty(2 * pairs)
-            self.nearest = torch.empty(2 * pairs)
 
 
 scratch = Scratch()

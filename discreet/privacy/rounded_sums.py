@@ -7,24 +7,27 @@ holds unchanged. `discreet.privacy.grid` has the same for sums that are exact th
 said there of attacks, of time and of PyTorch's functions holds here.
 
 A Gaussian value comes from uniforms of 127 and 128 bits. It is first computed from 63 and 32 of
-them, mostly in float32 (`fast_pairs`). If the error of that could reach a rounding boundary, about
-once in 10,000 draws, more bits are made and the value is computed again in float64, and in decimals
-if that can't tell either. `grid_slack` for LARGEST_SCALE bounds the remaining error.
+them in float32. If the error of that could reach a rounding boundary, about once in 2,000 draws,
+the value is computed again in float64 and, where that can't tell either, from more bits as the
+grid's values are.
+`grid_slack` for LARGEST_SCALE bounds the remaining error.
 """
 
 from __future__ import annotations
 
 import math
+import threading
 from collections.abc import Callable
 from decimal import Decimal, localcontext
 from hashlib import shake_256
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
 from discreet.privacy.grid import (
-    ERROR,
     LAPLACE,
     check_finite,
     grid_slack,
@@ -34,26 +37,51 @@ from discreet.privacy.grid import (
 )
 from discreet.privacy.randomness import (
     CHUNK,
-    FEW_BITS,
     GPU_PAIRS,
     LOW_63_BITS,
     PAIRS,
     RandomSource,
-    Words,
     fast_pairs,
-    scratch,
     signed,
 )
 
+Floats = npt.NDArray[Any]
+Words = npt.NDArray[np.int64]
+Places = npt.NDArray[np.intp]
 FINENESS = 16  # least noise, in steps: rounding adds at most 0.04 % to its variance
 LARGEST_SCALE = 2.0 * FINENESS
 FINE = 2**20  # the same for Laplace noise, which is computed in float64 anyway
-# Bound on the error of a normal value of `fast_pairs`, over its radius, in units of 2^-24: 3.5 for
-# the radius, 9.5 for the angle, 4 for cosine or sine, and 1 each for their product and for a sum.
-FAST_ERROR = 20 * 2.0**-24
+# Bound on the error of a normal value in float32 of a radius between NEAR and FAR, in units of
+# 2^-24: for the radius r, 2 / r from rounding u and 5.5 r from logarithm and root, 9.5 r for the
+# angle, 4 r for cosine or sine, and r each for their product and for a sum: 128.4
+# at NEAR and 126.4 at FAR.
+FAST_ERROR = 130 * 2.0**-24
+NEAR = (
+    2.0**-6
+)  # a smaller radius (chance 2^-13) or one from FAR on (chance 2^-26) is computed again
+FAR = 6.0
 REST_ERROR = 2.0**-23  # what adding a rest to that may err, in steps
+# The same of a value in float64, whose angle has 32 bits: 0.8 of this for the angle, the rest for
+# all else. A radius near 0 follows from 1 - u, which is right to 2^-53.
+SECOND_ERROR = 2.0**-30
+FEW_BITS = 2**30  # a word below this (chance 2^-33) has too few bits for its logarithm
 KEY_WORDS = 4
-LARGEST_RADIUS = 7.4  # beyond (chance 2^-39), 63 bits are too few for FAST_ERROR
+
+
+class _Buffers(threading.local):
+    """A thread's arrays for `pairs` pairs of values, as new memory would take as long as they."""
+
+    pairs = -1
+
+    def reserve(self, pairs: int) -> None:
+        if pairs > self.pairs:
+            self.pairs = pairs
+            self.words = np.empty(KEY_WORDS + 2 * pairs, np.int64)
+            self.radius = np.empty(pairs, np.float32)
+            self.values, self.nearest = np.empty((2, 2 * pairs), np.float32)
+
+
+buffers = _Buffers()
 
 
 def step_for(scale: float, fineness: int = FINENESS) -> float:
@@ -72,43 +100,70 @@ def rounded_gaussian(total: Tensor, stddev: float, source: RandomSource) -> Tens
     Raises ValueError: `total` is not finite in steps.
     """
     step = step_for(stddev)
-    if total.device.type == "cpu":
-        at_once = 2 * PAIRS
-    else:
-        at_once = 2 * GPU_PAIRS
+    if total.device.type != "cpu":
+        return _released_on_device(total, step, stddev / step, source)
 
-    def noised(rest: Tensor) -> Tensor:
+    def noised(rest: Floats) -> Floats:
         return _gaussian_steps(rest, stddev / step, source)
 
-    return _released(total, step, noised, at_once)
+    return _released(total, step, noised, 2 * PAIRS)
 
 
 def rounded_laplace(total: Tensor, scale: float, source: RandomSource) -> Tensor:
-    """As `rounded_gaussian`, for Laplace noise of `scale` and `step_for(scale, FINE)`."""
+    """As `rounded_gaussian`, for Laplace noise of `scale` and `step_for(scale, FINE)`. It is made
+    on the CPU."""
     step = step_for(scale, FINE)
 
-    def noised(rest: Tensor) -> Tensor:
+    def noised(rest: Floats) -> Floats:
         words = signed(source.words(len(rest)))
         key = source.words(KEY_WORDS).tobytes()
-        offset = rest.double().cpu()
-        return nearest_steps(words, scale / step, key, law=LAPLACE, offset=offset).to(rest.device)
+        offset = torch.from_numpy(rest).double()
+        return nearest_steps(words, scale / step, key, law=LAPLACE, offset=offset).numpy()
 
-    return _released(total, step, noised, CHUNK)
+    return _released(total.cpu(), step, noised, CHUNK).to(total.device)
 
 
 def _released(
-    total: Tensor, step: float, noised: Callable[[Tensor], Tensor], at_once: int
+    total: Tensor, step: float, noised: Callable[[Floats], Floats], at_once: int
 ) -> Tensor:
-    """The total in multiples of `step`, of which `noised` rounds the rests with their noise."""
-    steps = total.reshape(-1) / step  # a power of two, so this is exact
+    """The total in multiples of `step`, of which `noised` rounds the rests with their noise. NumPy
+    does this, since its functions take half of PyTorch's time."""
+    steps = total.detach().numpy().reshape(-1) / step  # a power of two, so this is exact
+    if not math.isfinite(steps.sum()):
+        check_finite(torch.from_numpy(steps))
+    for start in range(0, len(steps), at_once):
+        part = steps[start : start + at_once]
+        whole = np.rint(part)
+        part -= whole
+        # The exact sum is rounded to the type of the total once: what leaves follows from it alone.
+        np.add(whole, noised(part), out=part)
+    steps *= step
+    return torch.from_numpy(steps).reshape(total.shape)
+
+
+def _released_on_device(total: Tensor, step: float, scale: float, source: RandomSource) -> Tensor:
+    """The same for Gaussians, computed on the device of the total: only the words, and what is
+    looked at again, are on the CPU."""
+    steps = total.reshape(-1) / step
     check_finite(steps)
-    if not len(steps):
-        return total.clone()
-    for part in torch.split(steps, at_once):
+    for part in torch.split(steps, 2 * GPU_PAIRS):
+        pairs = (len(part) + 1) // 2
+        key = source.words(KEY_WORDS).tobytes()
+        words = signed(source.words(pairs + (pairs + 1) // 2))
         whole = part.round()
         rest = part.sub_(whole)
-        # The exact sum is rounded to the type of the total once: what leaves follows from it alone.
-        torch.add(whole, noised(rest), out=part)
+        values = torch.empty(len(part), device=total.device)
+        radius, angle = torch.empty(2, pairs, device=total.device)
+        fast_pairs(words.to(total.device, copy=True), values, scale, radius, angle)
+        values.add_(rest)
+        nearest = values.round()
+        outside = (radius < NEAR * scale).logical_or_(radius >= FAR * scale).repeat(2)[: len(part)]
+        far = values.sub_(nearest).abs_() >= 0.5 - REST_ERROR - scale * FAST_ERROR
+        unsure = outside.logical_or_(far).nonzero().flatten()
+        offset = rest[unsure].double().cpu().numpy()
+        again = _looked_at_again(words.numpy(), unsure.cpu().numpy(), offset, scale, key)
+        nearest[unsure] = torch.from_numpy(again).to(nearest)
+        torch.add(whole, nearest, out=part)
     return steps.mul_(step).reshape(total.shape)
 
 
@@ -123,63 +178,79 @@ def laplace_slack(count: int) -> float:
     return laplace_grid_slack(count, 2.0 * FINE)
 
 
-def _gaussian_steps(rest: Tensor, scale: float, source: RandomSource) -> Tensor:
+def _gaussian_steps(rest: Floats, scale: float, source: RandomSource) -> Floats:
     """Gaussians of `scale` steps plus a rest (n,) in [-1/2, 1/2], rounded: float32, (n,), which the
     next call overwrites."""
     count = len(rest)
     pairs = (count + 1) // 2
-    scratch.reserve(pairs + KEY_WORDS)
-    drawn = scratch.words[: KEY_WORDS + pairs + (pairs + 1) // 2]
-    source.fill(drawn.numpy())
+    buffers.reserve(pairs)
+    drawn = buffers.words[: KEY_WORDS + pairs + (pairs + 1) // 2]
+    source.fill(drawn)
     words = drawn[KEY_WORDS:]
-    if rest.device.type == "cpu":
-        used = scratch.used[: len(words)].copy_(words)
-        values = scratch.values[: 2 * pairs]
-        nearest = scratch.nearest[: 2 * pairs]
-        radius = scratch.radius[:pairs]
-        angle = scratch.angle[:pairs]
-    else:
-        used = words.to(rest.device)
-        values, nearest = torch.empty(2, 2 * pairs, device=rest.device)
-        radius, angle = torch.empty(2, pairs, device=rest.device)
-    fast_pairs(used, values, scale, radius, angle)
-    values[:count].add_(rest)
-    torch.round(values, out=nearest)
-    distance = values.sub_(nearest).abs_()
-    distance.view(2, pairs).add_(radius, alpha=FAST_ERROR)
-    unsure = _places(distance, 0.5 - REST_ERROR)
-    if radius.amax() >= LARGEST_RADIUS * scale:
-        far = _places(radius, LARGEST_RADIUS * scale)
-        unsure = torch.cat([unsure, far, far + pairs])
-    key = drawn[:KEY_WORDS].numpy().tobytes()
-    for index in unsure[unsure < count].tolist():
-        nearest[index] = _looked_at_again(words.numpy(), index, float(rest[index]), scale, key)
-    return nearest[:count]
+    radius = buffers.radius[:pairs]
+    values = buffers.values[: 2 * pairs]
+    _fast_values(words, scale, radius, values)
+    distance = values[:count]
+    distance += rest
+    nearest = np.rint(distance, out=buffers.nearest[:count])
+    distance -= nearest
+    np.abs(distance, out=distance)
+    unsure = np.flatnonzero(distance >= np.float32(0.5 - REST_ERROR - scale * FAST_ERROR))
+    if radius.min() < NEAR * scale or radius.max() >= FAR * scale:
+        outside = np.flatnonzero((radius < NEAR * scale) | (radius >= FAR * scale))
+        both = np.concatenate([outside, outside + pairs])
+        unsure = np.union1d(unsure, both[both < count])
+    if len(unsure):
+        key = drawn[:KEY_WORDS].tobytes()
+        nearest[unsure] = _looked_at_again(words, unsure, rest[unsure], scale, key)
+    return nearest
 
 
-def _places(values: Tensor, least: float) -> Tensor:
-    """The indices of the values from `least` on. NumPy compares in a fifth of PyTorch's time."""
-    if values.device.type == "cpu":
-        return torch.from_numpy(np.flatnonzero(values.numpy() >= np.float32(least)))
-    return (values >= least).nonzero().flatten()
+def _fast_values(words: Words, scale: float, radius: Floats, values: Floats) -> None:
+    """Writes Gaussians of `scale` into `values`, (2m,), and their radii into `radius`, (m,): those
+    of `fast_pairs` for the same words, all in float32."""
+    pairs = len(radius)
+    bits = np.bitwise_and(words[:pairs], LOW_63_BITS, out=words[:pairs])
+    np.multiply(bits, 2.0**-63, out=radius, dtype=np.float32, casting="unsafe")
+    radius += np.float32(2.0**-64)
+    np.log(radius, out=radius)
+    radius *= np.float32(-2 * scale * scale)
+    np.sqrt(radius, out=radius)
+    angle = values[pairs:]
+    halves = words[pairs:].view(np.int32)[:pairs]
+    np.multiply(halves, math.pi * 2.0**-31, out=angle, dtype=np.float32, casting="unsafe")
+    np.cos(angle, out=values[:pairs])
+    np.sin(angle, out=angle)
+    values[:pairs] *= radius
+    values[pairs:] *= radius
 
 
-def _looked_at_again(words: Words, index: int, rest: float, scale: float, key: bytes) -> int:
-    """The rounded value at an index, from more bits of its uniforms: as `grid.first_normal` in
-    float64 and, where that can't tell, as `grid.second_normal`."""
+def _looked_at_again(
+    words: Words, unsure: Places, offset: Floats, scale: float, key: bytes
+) -> Floats:
+    """The rounded values at indices, in float64 and, where that can't tell, in decimals."""
     pairs = 2 * len(words) // 3  # a word for each radius, and half of one for each angle
+    pair = unsure % pairs
+    bits = words[pair] & LOW_63_BITS
+    radius = scale * np.sqrt(-2 * np.log((bits + 0.5) * 2.0**-63))
+    angle = (words[pairs:].view(np.int32)[pair] + 0.5) * (math.pi * 2.0**-31)
+    value = radius * np.where(unsure < pairs, np.cos(angle), np.sin(angle)) + offset
+    nearest: Floats = np.rint(value)
+    error = radius * SECOND_ERROR + scale * scale * 2.0**-53 / radius
+    still = (np.abs(value - nearest) >= 0.5 - error) | (bits < FEW_BITS)
+    for place in np.flatnonzero(still):
+        index = int(unsure[place])
+        nearest[place] = _exact_step(words, index, float(offset[place]), scale, key)
+    return nearest
+
+
+def _exact_step(words: Words, index: int, rest: float, scale: float, key: bytes) -> int:
+    """The rounded value at an index, from more bits of its uniforms, as `grid.second_normal`."""
+    pairs = 2 * len(words) // 3
     half, pair = divmod(index, pairs)
     own = key + pair.to_bytes(8, "big")
-    word = int(words[pair])
     more = int.from_bytes(shake_256(own + b"angle").digest(4), "big")
     turn = (int(words[pairs:].view(np.int32)[pair]) << 32) + more
-    bits = word & LOW_63_BITS
-    angle = turn * (math.pi * 2.0**-63)
-    radius = math.sqrt(-2 * math.log((bits + 0.5) * 2.0**-63))
-    value = scale * radius * (math.sin(angle) if half else math.cos(angle)) + rest
-    near_end = abs(bits - 2**62) > 2**62 - FEW_BITS
-    if not near_end and abs(value - round(value)) < 0.5 - (2 * scale * ERROR + 2.0**-52):
-        return round(value)
     with localcontext(prec=140):
-        exact = Decimal(scale) * second_normal(torch.tensor([word, turn]), half, own)
-        return math.floor(exact + Decimal(rest) + Decimal("0.5"))
+        normal = second_normal(torch.tensor([int(words[pair]), turn]), half, own)
+        return math.floor(Decimal(scale) * normal + Decimal(rest) + Decimal("0.5"))

@@ -32,7 +32,9 @@ from discreet.queries.answers import (
     shares_of,
 )
 from discreet.queries.evaluation_result import EvaluationResult
+from discreet.queries.own_metric import own_metric
 from discreet.queries.survival import concordance, hazard_loss, risk_of, survived
+from discreet.settings.data import own_metrics
 
 # bins of scores, each half a logit wide
 SCORE_BINS = 32
@@ -47,9 +49,11 @@ QUANTILES = {"clients_worst_tenth": 0.1, "clients_median": 0.5}
 
 def metric_blocks(names: Sequence[str], shape: TaskShape) -> tuple[AnswerPart, ...]:
     """The blocks of these metrics, in their order. Raises ValueError, which lists the choices: a
-    name is unknown for this kind of target, or appears twice."""
+    name is unknown for this kind of target, or appears twice; a function of one's own can't be
+    imported."""
+    own = {name: own_metric(name) for name in own_metrics([*names])}
     known = metrics_of(shape.target.kind)
-    unknown = [name for name in names if name not in known]
+    unknown = [name for name in names if name not in (*known, *own)]
     if unknown or not names or len({*names}) < len(names):
         if unknown:
             why = f" ({unknown[0]} is none of them)"
@@ -57,7 +61,9 @@ def metric_blocks(names: Sequence[str], shape: TaskShape) -> tuple[AnswerPart, .
             why = ""
         choices = f"{', '.join(known)} if {shape.target.kind} are predicted"
         raise ValueError(f"must be a list of different names of {choices}{why}")
-    return tuple(_METRICS[name][1](shape) for name in names)
+    return tuple(
+        _scalar(name, 1.0, own[name]) if name in own else _METRICS[name][1](shape) for name in names
+    )
 
 
 def metrics_of(kind: str) -> list[str]:
@@ -322,16 +328,31 @@ def right_of(outputs: Tensor, targets: Tensor) -> Tensor:
 
 
 def evaluation_on(
-    model: nn.Module, examples: Examples, *, loss: Loss, target: Target
+    model: nn.Module,
+    examples: Examples,
+    *,
+    loss: Loss,
+    target: Target,
+    own: Sequence[str] = (),
 ) -> Callable[[int, Tensor], EvaluationResult]:
-    """The evaluation of a model after a round with given parameters, (num_params,), by `evaluate`.
-    Each call overwrites the parameters of `model`."""
+    """The evaluation of a model after a round with given parameters, (num_params,), by `evaluate`,
+    and by metrics of one's `own`, `package.module:function`. Each call overwrites the parameters of
+    `model`."""
     parameters = trainable(model)
+    metrics = {name: own_metric(name) for name in own}
     uneven = target.kind == CLASSES and is_uneven(examples.targets)
 
     def evaluated(_: int, params: Tensor) -> EvaluationResult:
         write_parameters(parameters, params)
-        return evaluate(model, examples, loss=loss, target=target, uneven=uneven)
+        found = evaluate(model, examples, loss=loss, target=target, uneven=uneven)
+        if not metrics:
+            return found
+        outputs = outputs_of(model, examples.inputs)
+        scores: dict[str, float | None] = {
+            name: float(metric(outputs, examples.targets.cpu()).mean())
+            for name, metric in metrics.items()
+        }
+        return replace(found, scores={**found.scores, **scores})
 
     return evaluated
 

@@ -45,6 +45,7 @@ from discreet.server.run_context import RunContext, announce, close_run, open_ru
 from discreet.server.training_run import OnRound, TrainingRun
 from discreet.server.transport import Transport
 from discreet.settings.call import Call
+from discreet.settings.data import own_metrics
 from discreet.settings.privacy import PrivacyConfig
 from discreet.settings.rules import settings_json
 from discreet.settings.settings import Settings
@@ -80,7 +81,11 @@ class Session:
             return lambda _, __: nothing
         model, test = behind_fixed(self.model, self.task.test)
         return evaluation_on(
-            model, test, loss=rating_loss_of(run.task), target=self.task.shape.target
+            model,
+            test,
+            loss=rating_loss_of(run.task),
+            target=self.task.shape.target,
+            own=own_metrics(run.evaluation.metrics),
         )
 
 

@@ -23,7 +23,7 @@ from discreet.planning.round_cost import RoundCost, duration, peak_memory
 from discreet.planning.state import Outcome, State
 from discreet.queries.evaluation_result import EvaluationResult
 from discreet.queries.query import RATE
-from discreet.run_files.metrics_table import SCORES, main_score
+from discreet.run_files.metrics_table import BY_NOISE, ERROR, SCORES, main_score
 from discreet.run_files.run_folder import RunStatus, read_status, write_status
 from discreet.run_files.whole_files import write_json
 from discreet.server.model_ratings import rating_plan
@@ -61,6 +61,7 @@ UNRANKED = (-math.inf, -math.inf)
 OFF = {f"epsilon_{name}": math.inf for name in GUARANTEES}  # of disabled guarantees
 # the words, columns and formats of the numbers in the line about a round
 SHOWN = (*((name, name, ".4f") for name in (*SCORES, "loss")), ("clip", "clip_norm", ".3g"))
+ERRORS = (ERROR, BY_NOISE)
 
 logger = logging.getLogger("discreet")
 
@@ -476,7 +477,8 @@ def round_line(row: Mapping[str, Any], *, rounds: int) -> str:
     'round 2/30  loss 0.5000  replies 8/9  epsilon user 1.500  0.2 s'
     """
     said = [f"round {row['round']}/{rounds}"]
-    for name, column, form in SHOWN:
+    own = [(name, name, ".4f") for name in row if ":" in name and not name.endswith(ERRORS)]
+    for name, column, form in (*own, *SHOWN):
         value = row.get(column)
         unclipped = column == "clip_norm" and value == math.inf
         if value is not None and not unclipped:

@@ -19,6 +19,7 @@ from discreet.settings.data import (
     EvaluationConfig,
     NormaliserConfig,
     StatisticsConfig,
+    own_metrics,
 )
 from discreet.settings.own_numbers import OwnNumbers
 from discreet.settings.privacy import (
@@ -222,7 +223,8 @@ class ClientSettings:
 
     def _check_metrics(self) -> None:
         if self.evaluation.private and self.local.kind == "none" and self.example.enabled:
-            wrong = [name for name in self.evaluation.metrics if name not in MEANS]
+            metrics = self.evaluation.metrics
+            wrong = [name for name in metrics if name not in (*MEANS, *own_metrics(metrics))]
             rule = (
                 f"one of {', '.join(MEANS)} with privacy.example.enabled: in these, "
                 "one example changes only its own share of the mean"

@@ -26,6 +26,21 @@ METRICS = ("accuracy", "loss", "auc", "calibration", "clients", "mae", "rmse", "
 MEANS = ("accuracy", "loss", "auc", "calibration", "mae", "rmse")
 
 
+def own_metrics(names: list[str]) -> list[str]:
+    """Those of the names that are functions of one's own, `package.module:function`."""
+    return [name for name in names if ":" in name]
+
+
+METRICS_RULE = rules.Rule(
+    f"a list of different names out of {', '.join(METRICS)}, or of your own, as "
+    "package.module:function",
+    lambda given: (
+        bool(given) and len({*given}) == len(given) and {*given} <= {*METRICS, *own_metrics(given)}
+    ),
+    METRICS,
+)
+
+
 @section("data.")
 class DataConfig:
     """The data set, and its partition among the clients. Equal settings always give an equal
@@ -104,9 +119,7 @@ class EvaluationConfig:
     every: rules.Count = 10
     cohort: Annotated[str, rules.one_of("own", "same")] = "own"
     share: rules.OpenShare = 0.2
-    metrics: Annotated[list[str], rules.different(*METRICS)] = field(
-        default_factory=lambda: ["accuracy"]
-    )
+    metrics: Annotated[list[str], METRICS_RULE] = field(default_factory=lambda: ["accuracy"])
     noise_multiplier: rules.Positive = 10.0
     keep: Annotated[str, rules.one_of("last", "best")] | None = None  # the server's own
 

@@ -50,7 +50,7 @@ def test_a_step_on_other_data_is_taken_once_the_gradients_are_cleared() -> None:
 def test_other_data_are_not_added_to_the_noised_mean() -> None:
     model, optimizer, _ = stepped_once()
     nn.functional.cross_entropy(model(COUNTED.inputs), COUNTED.targets).backward()
-    with pytest.raises(RuntimeError, match=r"optimizer\.zero_grad\(\) first"):
+    with pytest.raises(RuntimeError, match=r"call optimizer\.zero_grad\(\)"):
         optimizer.step()
 
 

@@ -8,6 +8,7 @@ import sys
 import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -21,6 +22,7 @@ from discreet.node.app import train
 from discreet.protocol.masked_messages import ASKED, MASKING, masking_record
 from discreet.protocol.messages import PARAMETERS, REQUEST, TrainRequest, request_items
 from discreet.settings.client_settings import ClientSettings, UserTerms
+from discreet.settings.data import EvaluationConfig
 from discreet.settings.rules import ConfigError
 from discreet.settings.training import LoraConfig, ModelConfig
 from tests.flower.masked_grid import nodes
@@ -77,10 +79,14 @@ DOORS = {"in the clear": in_the_clear, "under masks": under_masks, "behind the m
 every_door = pytest.mark.parametrize("door", DOORS.values(), ids=DOORS.keys())
 
 
-def told(*, model: str = "mlp", mechanism: str | None = None) -> Mapping[str, object]:
+def told(
+    *, model: str = "mlp", mechanism: str | None = None, metrics: str = "accuracy"
+) -> Mapping[str, object]:
     """A request as it travels."""
     user = UserTerms(noise_multiplier=8.0, population_size=4, mechanism=mechanism)
     run = ClientSettings(2, 1e-4, "pld", "grid", model=ModelConfig(model), user=user)
+    if mechanism is None:  # whose kind accounts for no answers
+        run = replace(run, evaluation=EvaluationConfig(kind="private", metrics=[metrics]))
     return request_items(TrainRequest(1, 1.0, run))
 
 
@@ -99,7 +105,7 @@ def planted(folder: Path, monkeypatch: pytest.MonkeyPatch, text: str) -> Path:
 
 
 @every_door
-@pytest.mark.parametrize("setting", ["mechanism", "model"])
+@pytest.mark.parametrize("setting", ["mechanism", "model", "metrics"])
 @pytest.mark.parametrize("name", ["somebody:boom", "builtins:exit", "hf:/etc", "hf:"])
 @pytest.mark.parametrize("own", [False, True], ids=["a share", "own data"])
 def test_no_door_imports_what_a_server_names_and_the_owner_does_not(
@@ -110,7 +116,8 @@ def test_no_door_imports_what_a_server_names_and_the_owner_does_not(
     with suppress(SystemExit):
         said = door(told(**{setting: name}), set_up(tmp_path, OWN if own else None))
     assert not mark.exists()
-    assert said.endswith(f"={name} is not the {setting} that this node's data.toml allows")
+    which = f": {name} is not one of the" if setting == "metrics" else f"={name} is not the"
+    assert said.endswith(f"{which} {setting} that this node's data.toml allows")
 
 
 @every_door

@@ -13,6 +13,7 @@ import torch
 from dp_accounting import GaussianDpEvent, PoissonSampledDpEvent
 from dp_accounting.pld import PLDAccountant
 from scipy import stats
+from torch import Tensor
 
 from discreet.data.examples import Examples, TaskShape
 from discreet.data.targets import CLASSES, LABELS, NUMBERS, Target
@@ -100,7 +101,12 @@ def rating_client(held_out: Examples, ledger: Path, source: RandomSource | None 
     return replace(client(examples(6), ledger, source=source), held_out=held_out, shape=THREE)
 
 
-@pytest.mark.parametrize("name", MEANS)
+def mixing(outputs: Tensor, targets: Tensor) -> Tensor:
+    """A metric of one's own that is not bounded, and that would read all examples."""
+    return outputs.sum() * len(outputs) + targets.sum()
+
+
+@pytest.mark.parametrize("name", [*MEANS, f"{__name__}:mixing"])
 def test_an_answer_is_a_mean_over_examples_that_are_each_within_the_bound(name: str) -> None:
     # So one of m examples that contributes nothing moves it by at most 1 / m of the bound.
     numbers, draw = name in ("mae", "rmse"), torch.Generator().manual_seed(30671)

@@ -1,9 +1,10 @@
 """Follows private values through a run: which functions of Discreet ever hold one, and where one
 leaves PyTorch.
 
-A dispatch mode marks the storage of each tensor that is computed from a marked one. What a noise
-mechanism returns is not marked: it may be released. Python numbers, numpy arrays and bytes bear no
-mark, so each way out of PyTorch is noted instead.
+A dispatch mode marks the storage of each tensor that is computed from a marked one, and the NumPy
+array of a marked tensor is a `PrivateArray`, as is what NumPy's functions make of it. What a noise
+mechanism returns is not marked: it may be released. Python numbers and bytes bear no mark, so each
+way out of PyTorch is noted instead.
 """
 
 from __future__ import annotations
@@ -18,7 +19,9 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
+import numpy as np
 import pytest
+import torch
 from torch import Tensor
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -113,6 +116,34 @@ class Marks(TorchDispatchMode):
         return result
 
 
+class PrivateArray(np.ndarray[Any, Any]):
+    """An array that was a private tensor, or that was computed from one."""
+
+    followed: Followed
+
+    def __array_ufunc__(self, ufunc: Any, method: str, *inputs: Any, **options: Any) -> Any:
+        self.followed.note_held()
+        if "out" in options:
+            options["out"] = tuple(_plain(each) for each in options["out"])
+        given = [_plain(each) for each in inputs]
+        return self._private(getattr(ufunc, method)(*given, **options))
+
+    def __getitem__(self, key: Any) -> Any:
+        return self._private(super().__getitem__(key))
+
+    def _private(self, result: Any) -> Any:
+        if isinstance(result, tuple):
+            return tuple(self._private(each) for each in result)
+        if isinstance(result, np.ndarray):
+            return result.view(PrivateArray)
+        self.followed.note_left("item")
+        return result
+
+
+def _plain(value: Any) -> Any:
+    return value.view(np.ndarray) if isinstance(value, PrivateArray) else value
+
+
 def _is_tensor(value: object) -> bool:
     return isinstance(value, Tensor)
 
@@ -140,7 +171,9 @@ def followed_from(*tensors: Tensor) -> Iterator[Followed]:
     seen = Followed()
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(rounded_sums, "FAST_ERROR", 0.002)
-        patch.setattr(rounded_sums, "ERROR", 1.0)
+        patch.setattr(rounded_sums, "SECOND_ERROR", 1.0)
+        patch.setattr(PrivateArray, "followed", seen, raising=False)
+        patch.setattr(torch, "from_numpy", _marking(torch.from_numpy, seen))
         patch.setattr(rounded_sums, "nearest_steps", _in_decimals)
         for owner, name in NOISE:
             patch.setattr(owner, name, _noising(getattr(owner, name), seen))
@@ -171,8 +204,20 @@ def _noising(add: Callable[..., Tensor], seen: Followed) -> Callable[..., Tensor
 def _noted(method: Callable[..., Any], way: str, seen: Followed) -> Callable[..., Any]:
     @wraps(method)
     def called(self: Tensor, *args: Any, **kwargs: Any) -> Any:
-        if seen.is_private(self):
-            seen.note_left(way)
-        return method(self, *args, **kwargs)
+        result = method(self, *args, **kwargs)
+        if not seen.is_private(self):
+            return result
+        seen.note_left(way)
+        return result.view(PrivateArray) if isinstance(result, np.ndarray) else result
 
     return called
+
+
+def _marking(from_numpy: Callable[..., Tensor], seen: Followed) -> Callable[..., Tensor]:
+    def marked(array: Any) -> Tensor:
+        tensor = from_numpy(_plain(array))
+        if isinstance(array, PrivateArray):
+            seen.mark(tensor)
+        return tensor
+
+    return marked

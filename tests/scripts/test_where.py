@@ -25,6 +25,9 @@ simulate({words}, "rounds=1", "seed=31091", "data.num_clients=20", "output_dir=r
 """
 METRIC = """    "hello": ((CLASSES,), lambda _: _scalar("hello", 1.0, _rights)),
 """
+OWN_METRIC = """def right(outputs, targets):
+    return outputs.argmax(1) == targets
+"""
 VERB = '''"""Says hello."""
 
 def command() -> None:
@@ -80,6 +83,17 @@ def metric(folder: Path) -> str:
     )
 
 
+def own_metric(folder: Path) -> str:
+    put(folder, "hello.py", OWN_METRIC)
+    asked = "'evaluation.metrics=[hello:right]'"
+    private = f"'evaluation.kind=private', 'evaluation.every=1', {asked}"
+    return SIMULATED.format(words=private) + (
+        "from discreet.run_files.run_folder import RunFolder\n"
+        "from pathlib import Path\n"
+        "assert 'hello:right' in RunFolder(Path('run')).read_metrics()[-1]"
+    )
+
+
 def mechanism(folder: Path) -> str:
     signs = (REPOSITORY / "tests" / "mechanisms" / "signs.py").read_text()
     put(folder, "hello.py", signs.replace("class Signs", "class Hello"))
@@ -99,6 +113,7 @@ ADDITIONS = {
     "a setting": setting,
     "a verb": verb,
     "a metric": metric,
+    "a metric of your own": own_metric,
     "a mechanism of your own": mechanism,
     "a server optimizer of your own": optimizer,
 }
