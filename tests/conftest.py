@@ -29,6 +29,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from discreet.layers.draws import seed_draws
 from discreet.ledger.rollback_guard import STATE_VARIABLE
+from discreet.reporting import model_export
 from discreet.run_files import resuming
 from discreet.settings import compose
 from discreet.settings.rules import ConfigError
@@ -174,6 +175,14 @@ def fetched_texts() -> Path:
 def _the_same_first_weights() -> None:
     """Layers that a test makes start alike, whichever tests ran before it."""
     seed_draws(52813, torch.device("cuda" if torch.cuda.is_initialized() else "cpu"))
+
+
+@pytest.fixture
+def no_program(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Exports without the program of the model, which takes most of the time, for tests of what
+    stands beside it."""
+    monkeypatch.setattr(model_export, "_save_program", lambda _, path: path.write_bytes(b"net"))
+    monkeypatch.setattr(model_export, "_run_example", lambda _: "done\n")
 
 
 @pytest.fixture

@@ -19,7 +19,6 @@ from discreet.data.encoding import encoded_columns
 from discreet.data.examples import Examples, Task, TaskShape
 from discreet.data.targets import CLASS, NUMBERS, Target
 from discreet.models.models import flatten_parameters, load_parameters
-from discreet.reporting import model_export
 from discreet.reporting.records import read_runs
 from discreet.run_files.predictions import load_model, predict
 from discreet.run_files.shapes import LinearWeights, shapes_of
@@ -164,12 +163,8 @@ def project_of_table(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def test_the_model_that_leaves_falls_and_report_and_card_say_so(
-    project_of_table: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    # The exported program, which takes most of the time, is not looked at here.
-    monkeypatch.setattr(model_export, "_save_program", lambda _, path: path.write_bytes(b""))
-    monkeypatch.setattr(model_export, "_run_example", lambda _: "done\n")
+@pytest.mark.usefixtures("no_program")
+def test_the_model_that_leaves_falls_and_report_and_card_say_so(project_of_table: Path) -> None:
     folder = project_of_table
     run, out = folder / "run", folder / "out"
     words = ["experiment=table", f"data.path={folder}", "data.num_clients=60", "rounds=3"]
