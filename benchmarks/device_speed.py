@@ -56,6 +56,7 @@ from discreet.cli.console import print_table
 from discreet.per_example.trial import Undrawn, exact_products
 from discreet.privacy.mechanisms import Gaussian
 from discreet.privacy.randomness import secure_source
+from discreet.run_files.whole_files import replace_file
 
 # The share of the time at which each section must end.
 SHARES = {
@@ -135,7 +136,7 @@ def measure(device: str, *, small: bool, minutes: float, json_file: Path | None)
             results[name].append(row)
             print(json.dumps(row), flush=True)
             if json_file is not None:
-                json_file.write_text(json.dumps(results, indent=2) + "\n")
+                replace_file(json_file, (json.dumps(results, indent=2) + "\n").encode())
         print_table(results[name])
         print(f"{name}: {time.monotonic() - begin:.0f} s", flush=True)
     return results

@@ -12,6 +12,7 @@ import logging
 import os
 import re
 import sys
+from collections import Counter
 from collections.abc import Callable, Generator, Iterator, Sequence
 from pathlib import Path
 from types import SimpleNamespace
@@ -28,6 +29,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from discreet.layers.draws import seed_draws
 from discreet.ledger.rollback_guard import STATE_VARIABLE
+from discreet.reporting import model_export
 from discreet.run_files import resuming
 from discreet.settings import compose
 from discreet.settings.rules import ConfigError
@@ -56,6 +58,15 @@ def pytest_collection() -> Generator[None, object, object]:
         gc.freeze()
         gc.set_threshold(50_000, 20, 20)
         gc.enable()
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Says at the end what was skipped for want of something that can be installed."""
+    skipped = terminalreporter.stats.get("skipped", [])
+    reasons = Counter(str(report.longrepr[2]).removeprefix("Skipped: ") for report in skipped)
+    for reason, count in reasons.items():
+        if "apt-get install" in reason:
+            terminalreporter.write_line(f"{count} tests were skipped: {reason}")
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -164,6 +175,14 @@ def fetched_texts() -> Path:
 def _the_same_first_weights() -> None:
     """Layers that a test makes start alike, whichever tests ran before it."""
     seed_draws(52813, torch.device("cuda" if torch.cuda.is_initialized() else "cpu"))
+
+
+@pytest.fixture
+def no_program(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Exports without the program of the model, which takes most of the time, for tests of what
+    stands beside it."""
+    monkeypatch.setattr(model_export, "_save_program", lambda _, path: path.write_bytes(b"net"))
+    monkeypatch.setattr(model_export, "_run_example", lambda _: "done\n")
 
 
 @pytest.fixture

@@ -21,10 +21,12 @@ CHANGES = {"os.rename", "os.link", "os.remove", "os.rmdir", "os.mkdir", "os.trun
 Work = Callable[[Path], object]
 
 
-def every_stop(prepare: Work, work: Work, folder: Path) -> Iterator[tuple[int, Path]]:
-    """Every number of a change at which `work` is stopped, each with the folder that it left. The
-    changes are those of files below a folder that `prepare` has filled. Ends with the first number
-    that is more than `work` makes."""
+def every_stop(
+    prepare: Work, work: Work, folder: Path, *, step: int = 1
+) -> Iterator[tuple[int, Path]]:
+    """Every number of a change at which `work` is stopped, or one in `step`, each with the folder
+    that it left. The changes are those of files below a folder that `prepare` has filled. Ends with
+    the first number that is more than `work` makes."""
     number = 1
     while True:
         place = folder / f"stop{number}" / "place"
@@ -35,7 +37,7 @@ def every_stop(prepare: Work, work: Work, folder: Path) -> Iterator[tuple[int, P
             assert code == 0
             return
         yield number, place
-        number += 1
+        number += step
 
 
 def in_fork(work: Callable[[], object]) -> int | None:

@@ -11,13 +11,16 @@ from pathlib import Path
 import pytest
 from dp_accounting import GaussianDpEvent
 
+from discreet.cli import tune
 from discreet.cli.main import main
 from discreet.ledger.durable_ledger import Charge, DurableLedger
+from discreet.privacy.selection import TrialCount
 from discreet.reporting import model_export
 from discreet.run_files.run_folder import RunFolder
+from discreet.server.population_account import ADJACENCIES, Population, create_account
 from discreet.settings.compose import load_asked
 from discreet.simulation.in_process import simulate
-from tests.stopping import every_stop, in_fork, visible
+from tests.stopping import every_stop, in_fork, same_files, visible
 
 ROWS = "id,age\n" + "".join(f"p{number},{20 + number}\n" for number in range(12))
 SMALL = ("rounds=2", "data.num_clients=20", "model.name=linear", "privacy.user.too_noisy=warn")
@@ -129,6 +132,30 @@ def assert_whole(path: Path, whole: Path) -> None:
         assert path.stat().st_size == whole.stat().st_size
 
 
+def test_an_empty_folder_becomes_a_project_and_stays_the_same_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    here = tmp_path / "project"
+    here.mkdir()
+    number = here.stat().st_ino
+    monkeypatch.chdir(here)
+    assert main(["new", "."]) == 0
+    assert here.stat().st_ino == number
+    assert Path("pyproject.toml").is_file()
+    assert main(["new", "."]) == 2
+
+
+@pytest.mark.processes
+def test_an_empty_folder_that_was_half_filled_can_be_filled_again(tmp_path: Path) -> None:
+    whole = tmp_path / "whole"
+    whole.mkdir()
+    assert in_fork(partial(made, whole)) == 0
+    for number, place in every_stop(lambda place: (place / "project").mkdir(), made, tmp_path):
+        code = in_fork(partial(made, place))
+        assert code == 0 or same_files(place / "project", whole / "project"), f"after {number}"
+        assert same_files(place / "project", whole / "project")
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(("work", "name"), [(exported, "model"), (reported, "run")])
 def test_what_is_made_of_a_run_is_whole_too(
@@ -172,6 +199,83 @@ def test_a_run_that_was_killed_anywhere_goes_on_and_has_forgotten_nothing(tmp_pa
     assert resumed > 5
 
 
-def rows_in(folder: Path) -> int:
-    path = folder / "ledger.db"
+def rows_in(folder: Path, name: str = "ledger.db") -> int:
+    path = folder / name
     return DurableLedger(path).position().rows if path.exists() else 0
+
+
+TRIED = (
+    "rounds=1",
+    "data.num_clients=20",
+    "model.name=logistic_regression",
+    "training.epochs=1",
+    "sampling.population_name=people",
+    "privacy.user.max_epsilon=50",
+    "privacy.user.noise_multiplier=2",
+    "training.learning_rate=0.1,0.2",
+)
+TRIALS = 2
+
+
+def with_people(place: Path) -> None:
+    create_account(place / "people.db", Population("people", 20, ADJACENCIES[0], 1e-3))
+
+
+def tuned(place: Path) -> int:
+    output = ["--output", str(place / "out")]
+    if (place / "out" / "chosen").exists() or (place / "out" / "tune.json").exists():
+        return main(["tune", "--resume", *output])
+    return main(["tune", *TRIED, f"privacy.user.account={place / 'people.db'}", *output])
+
+
+def check_tune(place: Path, number: int) -> None:
+    """Gives the tune again; each trial is paid for once, and a round that was lost once more."""
+    paid = rows_in(place, "people.db")
+    had_chosen = (place / "out" / "chosen").exists()
+    assert in_fork(partial(tuned, place)) == 0, f"after stop {number}"
+    assert visible(place / "out") == ["chosen"]
+    after = rows_in(place, "people.db")
+    assert after in (TRIALS, TRIALS + 1)
+    assert not had_chosen or after == paid  # nothing is trained beside a chosen run
+    assert DurableLedger(place / "people.db").verify() == []
+    assert rows_in(place / "out" / "chosen") == 1
+
+
+@pytest.fixture
+def two_trials(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(TrialCount, "draw", lambda *_: TRIALS)
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("two_trials")
+def test_a_tune_that_was_killed_while_it_trains_pays_for_no_trial_twice(tmp_path: Path) -> None:
+    # Each stop takes two starts of training, so some of them are tried.
+    for number, place in every_stop(with_people, tuned, tmp_path, step=11):
+        check_tune(place, number)
+    assert number > 100
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("two_trials")
+def test_a_tune_that_was_killed_while_it_chooses_trains_nothing_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    done = tmp_path / "done"
+    done.mkdir()
+    with_people(done)
+
+    def interrupted(*_: object) -> str:
+        raise SystemExit(3)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(tune, "publish_best", interrupted)
+        assert in_fork(partial(tuned, done)) == 3
+    assert rows_in(done, "people.db") == TRIALS
+
+    def prepare(place: Path) -> None:
+        shutil.copytree(done, place, dirs_exist_ok=True)
+
+    for number, place in every_stop(prepare, tuned, tmp_path):
+        check_tune(place, number)
+        assert rows_in(place, "people.db") == TRIALS
+    assert number > 10

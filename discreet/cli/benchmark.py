@@ -35,6 +35,7 @@ import torch
 import typer
 
 from discreet.cli.console import print_table
+from discreet.run_files.whole_files import replace_file
 from discreet.settings.places import own_files
 from discreet.settings.rules import ConfigError
 
@@ -80,7 +81,7 @@ def command(
         results[name] = import_module(f"benchmarks.{name}_speed").rows()
         print_table(results[name])
     if json_file:
-        json_file.write_text(json.dumps(results, indent=2) + "\n")
+        replace_file(json_file, (json.dumps(results, indent=2) + "\n").encode())
 
 
 def _measure_device(device: str, *, small: bool, minutes: float, json_file: Path | None) -> None:

@@ -21,7 +21,7 @@ from typing import Annotated
 import typer
 from typer import Option
 
-from discreet.run_files.whole_files import new_folder
+from discreet.run_files.whole_files import fill_folder, new_folder
 from discreet.settings.places import own_files
 from discreet.settings.rules import ConfigError
 
@@ -56,10 +56,13 @@ def command(
     if table is not None and not table.is_file():
         raise ConfigError(f"--table: {table} is no file")
     try:
-        if folder.exists() and any(folder.iterdir()):
-            raise ConfigError(f"{folder} is not empty: name a folder that is not there yet")
-        with new_folder(folder) as made:
-            _fill(made, folder.name, own_files(), table)
+        if folder.exists():
+            fill_folder(folder, lambda made: _fill(made, folder.name, own_files(), table))
+        else:
+            with new_folder(folder) as made:
+                _fill(made, folder.name, own_files(), table)
+    except FileExistsError as error:
+        raise ConfigError(f"{error}: name a folder that is not there yet") from error
     except OSError as error:
         raise ConfigError(f"{folder} can't be made: {error}") from error
     start = "discreet simulate experiment=quick"

@@ -40,6 +40,7 @@ from cryptography.hazmat.primitives.serialization import (
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from discreet.masking.identity import Identity
+from discreet.run_files.whole_files import new_file, replace_file
 from discreet.settings.rules import ConfigError
 
 CA_DAYS = 1826
@@ -117,7 +118,7 @@ def make_peers(folder: Path) -> Path:
     if not keys:
         raise ConfigError(f"{folder / 'public'} is missing: scripts/certs node makes keys of nodes")
     path = folder / "public" / PEERS_FILE
-    path.write_text(json.dumps(keys, indent=1) + "\n")
+    replace_file(path, (json.dumps(keys, indent=1) + "\n").encode())
     return path
 
 
@@ -216,10 +217,10 @@ def _write(contents: Mapping[Path, bytes]) -> None:
             mode = 0o600
         else:
             mode = 0o644
-        # With O_EXCL and the mode no existing file is replaced, and no key is ever readable by
-        # others.
-        with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode), "wb") as file:
-            file.write(content)
+        # No existing file is replaced, and no key is ever readable by others.
+        with new_file(path) as made:
+            made.write_bytes(content)
+            made.chmod(mode)
 
 
 def _parsed(words: Sequence[str]) -> argparse.Namespace:

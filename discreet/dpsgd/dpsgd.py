@@ -27,6 +27,7 @@ from discreet.dpsgd.loop_checks import (
     one_value_an_example,
     optimizers_of,
 )
+from discreet.dpsgd.loop_optimizers import LoopOptimizers, Stepped
 from discreet.dpsgd.loop_plan import LoopPrivacy, Schedule, planned_loop
 from discreet.dpsgd.poisson_batches import (
     Batch,
@@ -156,8 +157,8 @@ class DPSGD:
         self._model = model
         self._privacy = privacy
         self._target = target_epsilon
-        self._optimizers = optimizers_of(optimizer)
-        check_optimizers(self._optimizers, parameters_of(*modules_of(model)))
+        self._optimizers = LoopOptimizers(optimizers_of(optimizer))
+        check_optimizers(self._optimizers.all, parameters_of(*modules_of(model)))
         self._loss, self._is_plain = one_value_an_example(loss)
         examples, how = loaded(dataset, collate_fn)
         expected = how.pop("batch_size", None)
@@ -290,7 +291,7 @@ class DPSGD:
         self._reading = reading
         return piece
 
-    def step(self, inputs: Tree, targets: Tree = None) -> bool:
+    def step(self, inputs: Tree, targets: Tree = None) -> Stepped:
         """Takes one step: sums the batch's clipped gradients, charges the account, adds noise,
         divides by batch_size, and runs the optimizer.
 
@@ -300,9 +301,9 @@ class DPSGD:
         private. Measure on other data, or pay for it (docs/guide/dpsgd.md).
 
         Returns:
-          True if it took a step, False for a piece that is not the last one. The number of pieces
-          depends on the size of the batch, which is not covered: do not reveal how often the result
-          was False.
+          Something true if it took a step, and false for a piece that is not the last one; no
+          number. The number of pieces depends on the size of the batch, which is not covered: do
+          not reveal how often the result was false.
 
         Raises:
           BatchError: the batch is not the one that was drawn last, or was stepped already.
@@ -315,9 +316,9 @@ class DPSGD:
         piece = self._drawn((inputs, targets))
         parameters = parameters_of(*modules_of(self._model))
         # Since the last check, parameter groups may have been added and parameters frozen.
-        check_optimizers(self._optimizers, parameters)
+        check_optimizers(self._optimizers.all, parameters)
         if not self.steps_taken and self._privacy.ledger is None:
-            check_fresh(self._optimizers)
+            check_fresh(self._optimizers.all)
         labels = ("step", piece.step, "piece", piece.number, "process", self._processes.rank)
         with torch_draws_from(self._source.child(*labels), self._model, piece.rows):
             sums = self._clipped_sums(*piece.batch, piece.owners)
@@ -326,7 +327,7 @@ class DPSGD:
         if not piece.is_last:
             self._sums = sums
             self._waiting = None
-            return False
+            return Stepped(False)
         if self._processes.count == 1:
             check_finite(*map(int, sums[2]))
         self._processes.first(self._account.charge)
@@ -335,7 +336,7 @@ class DPSGD:
         self._waiting = self._sums = None
         del self._batches.drawn[piece.step]
         self._take(sums, piece.step, parameters)
-        return True
+        return Stepped(True)
 
     def _take(self, sums: list[Tensor], step: int, parameters: Sequence[nn.Parameter]) -> None:
         total, count, gradients = self._processes.added(sums)
@@ -344,15 +345,7 @@ class DPSGD:
             self._plan.released, total, count, self._clip_norm, step=step, source=self._source
         )
         mean, self._clip_norm = self._processes.first(release)
-        trained = [value for value in parameters if value.requires_grad]
-        for value in parameters:
-            value.grad = None  # of frozen parameters too
-        for value, part in zip(
-            trained, torch.split(mean, [value.numel() for value in trained]), strict=True
-        ):
-            value.grad = part.view_as(value).to(value.dtype)
-        for optimizer in self._optimizers:
-            optimizer.step()
+        self._optimizers.step(parameters, mean)
         if self.steps_taken == len(self):
             self._reading = iter(())  # ends its workers
 

@@ -98,7 +98,16 @@ def optimizers_of(optimizer: Optimizer | Sequence[Optimizer]) -> list[Optimizer]
                 "optimizer must be an optimizer of the model, such as "
                 f"torch.optim.SGD(model.parameters(), lr=0.1), not {name}"
             )
-    return listed
+    return [_without_accelerate(each) for each in listed]
+
+
+def _without_accelerate(optimizer: Optimizer) -> Optimizer:
+    """The optimizer in the wrapper of accelerate's `prepare`, which would divide the noised mean by
+    the scale of a loss, and leave out the steps between which it accumulates gradients."""
+    if type(optimizer).__name__ != "AcceleratedOptimizer":
+        return optimizer
+    inner: Optimizer = vars(optimizer)["optimizer"]
+    return inner
 
 
 def check_fresh(optimizers: Sequence[Optimizer]) -> None:

@@ -38,8 +38,8 @@ def check_search(clip: ClipConfig, count_stddev: float, cohort: float, *, advice
     """Raises ConfigError if a clip norm is to be searched for, but the noise on the bits is too
     large for that."""
     if clip.search_rate and count_stddev >= LARGEST_DOUBT * cohort:
-        noise = f"{count_stddev / cohort:.2g}; limit {LARGEST_DOUBT:g}"
-        found = f"with so few at a time the automatic search is too noisy ({noise})"
+        noise = f"noise {count_stddev / cohort:.2g} of their number, limit {LARGEST_DOUBT:g}"
+        found = f"too few are drawn at a time to search for it ({noise})"
         raise ConfigError(f"clip_norm is required: {found}. Choose it from public data{advice}")
 
 

@@ -293,9 +293,11 @@ def loaded(
         replaced = batches
     said = "DPSGD replaces %s by Poisson batches of all %d examples of the DataLoader"
     _log.warning(said, type(replaced).__name__, len(inner))
-    return reader, {
-        name: getattr(dataset, name) for name in ("batch_size", "pin_memory", *_WORKERS)
-    }
+    size = dataset.batch_size
+    if size is None and type(batches) is BatchSampler:  # as a loader of accelerate's prepare
+        size = batches.batch_size
+    how = {name: getattr(dataset, name) for name in ("pin_memory", *_WORKERS)}
+    return reader, {"batch_size": size, **how}
 
 
 def _as_it_is(batch: Batch) -> Batch:

@@ -1,50 +1,30 @@
 """Asks clients through Flower's grid: nodes, messages, polling, deadlines, and replies read as they
-arrive.
-
-Flower stores equal pieces of an array once and joins them when it unpacks a message, so a node can
-turn ten megabytes into gigabytes. Here a reply's size is known before anything is unpacked, and
-pulling stops at the limit. The SuperLink, which knows the node, states which message a reply
-belongs to; the reply's own statement is not trusted.
-"""
+arrive."""
 
 from __future__ import annotations
 
-import json
 import logging
 import math
 import os
 import re
-import threading
 import time
 from collections import deque
-from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Collection, Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cache
 from itertools import islice
 from typing import Any
 
-from flwr.app import Array, Message, MessageType, RecordDict
+from flwr.app import Message, MessageType, RecordDict
 from flwr.common.constant import ErrorCode
-from flwr.proto.message_pb2 import ConfirmMessageReceivedRequest, ObjectTree
-from flwr.proto.runtime_pb2 import PullAppMessagesRequest
 from flwr.serverapp import Grid
-from flwr.supercore.inflatable.inflatable_object import (
-    get_object_body,
-    get_object_head_values_from_object_content,
-    iterate_object_tree,
-)
-from flwr.supercore.inflatable.inflatable_protobuf_utils import make_pull_object_fn_protobuf
-from flwr.supercore.inflatable.inflatable_utils import (
-    ObjectPullError,
-    inflate_object_from_contents,
-    pull_objects,
-)
 from flwr.superlink.grid import InMemoryGrid
 from flwr.superlink.grid.http_grid import HttpGrid
 from torch import Tensor
 
 from discreet.flower.round_messages import Messages, RoundMessages
-from discreet.masking.wire import MalformedBytes
+from discreet.flower.tested_flower import PULL_PLACES, refusal
+from discreet.flower.untrusted_replies import strange
 from discreet.protocol.messages import (
     REFUSED_CODE,
     MalformedMessage,
@@ -261,7 +241,10 @@ class GridTransport:
         at_once = max(1, PULL_FLOATS // reply_size)
         for start in range(0, len(numbers), at_once):
             some = numbers[start : start + at_once]
-            if isinstance(self.grid, HttpGrid):
+            if isinstance(self.grid, HttpGrid) and not _unlimited():
+                # Imported here: another version of Flower may lack what it imports.
+                from discreet.flower.limited_pull import pull_replies
+
                 yield from pull_replies(
                     self.grid, some, most=MOST_BYTES_EACH * reply_size + MORE_BYTES
                 )
@@ -272,77 +255,14 @@ class GridTransport:
                 yield message.metadata.reply_to_message_id, message
 
 
-def pull_replies(
-    grid: HttpGrid, numbers: Sequence[str], *, most: int
-) -> Iterator[tuple[str, Message | Failure]]:
-    """The available replies to these messages, each with the number of its message, as
-    `HttpGrid.pull_messages` gives them. A reply of more than `most` bytes, packed or unpacked, is a
-    failure, with the client number 0."""
-    client = grid._runtime_client
-    run_id = grid.run.run_id
-    answer = client.PullMessages(PullAppMessagesRequest(message_ids=numbers))
-    pull = make_pull_object_fn_protobuf(client.PullObject, grid.node, run_id)
-    for head, tree in zip(answer.messages_list, answer.message_object_trees, strict=True):
-        number = head.metadata.reply_to_message_id
-        name = head.metadata.message_id
-        try:
-            reply: Message | Failure = _unpacked(name, _pulled(tree, pull, most), most)
-        except ObjectPullError as error:
-            yield number, Failure(0, "late", f"its content never came: {error}")
-            continue
-        except MalformedMessage as error:
-            reply = Failure(0, "malformed", str(error))
-        received = ConfirmMessageReceivedRequest(
-            node=grid.node, run_id=run_id, message_object_id=name
-        )
-        client.ConfirmMessageReceived(received)
-        yield number, reply
-
-
-def _pulled(tree: ObjectTree, pull: Callable[[str], bytes], most: int) -> dict[str, bytes]:
-    """The contents of a message's objects by their numbers. Raises MalformedMessage as soon as they
-    exceed `most` bytes."""
-    # `counted` runs in several threads of Flower.
-    size = 0
-    lock = threading.Lock()
-
-    def counted(name: str) -> bytes:
-        nonlocal size
-        content = pull(name)
-        with lock:
-            size += len(content)
-        if size > most:
-            raise MalformedMessage(
-                f"the reply has more than {most} bytes, the most that what was asked can take"
-            )
-        return content
-
-    with strange():
-        names = [*{part.object_id: None for part in iterate_object_tree(tree)}]
-    return pull_objects(names, counted)
-
-
-def _unpacked(name: str, contents: dict[str, bytes], most: int) -> Message:
-    with strange():
-        size = sum(_unpacked_size(content, contents) for content in contents.values())
-        if size > most:
-            raise MalformedMessage(
-                f"the reply unpacks to {size} bytes, of {most} that what was asked can take"
-            )
-        message = inflate_object_from_contents(name, contents)
-        if not isinstance(message, Message):
-            raise MalformedMessage(f"the reply is a {type(message).__name__}, no message")
-        message.metadata.__dict__["_message_id"] = name
-        return message
-
-
-def _unpacked_size(content: bytes, contents: Mapping[str, bytes]) -> int:
-    """The unpacked size of an object in bytes. An array names a piece once for each occurrence."""
-    kind, children, _ = get_object_head_values_from_object_content(content)
-    if kind != Array.__qualname__:
-        return len(content)
-    places = json.loads(get_object_body(content, Array))["arraychunk_ids"]
-    return len(content) + sum(len(contents[children[place]]) for place in places)
+@cache
+def _unlimited() -> str:
+    """The reason why replies are read by Flower's own grid, which has no limit of their size; empty
+    if they are read here."""
+    reason = refusal(PULL_PLACES, "a limit of a reply's size")
+    if reason:
+        logger.warning("%s: nodes can fill this machine's memory", reason)
+    return reason
 
 
 def looks(timeout: float) -> Iterator[float]:
@@ -355,17 +275,6 @@ def looks(timeout: float) -> Iterator[float]:
         yield waited
         pause = min(max(POLL_SECONDS, POLL_SHARE * waited), LONGEST_POLL_SECONDS)
         time.sleep(min(pause, max(0.0, timeout - waited)))
-
-
-@contextmanager
-def strange() -> Iterator[None]:
-    """A context for reading untrusted contents: any exception in it becomes MalformedMessage."""
-    try:
-        yield
-    except (MalformedMessage, MalformedBytes) as error:
-        raise MalformedMessage(readable(str(error))) from error
-    except Exception as error:  # Flower, protobuf and NumPy raise errors of many classes
-        raise MalformedMessage(f"the reply can't be decoded: {type(error).__name__}") from error
 
 
 def read(reply: Message | Failure, client: int, asked: RoundMessages) -> Any:

@@ -20,8 +20,9 @@ import torch
 from flwr.app import ConfigRecord, MessageType, RecordDict
 from torch import Tensor
 
-from discreet.flower.grid_transport import GridTransport, strange
+from discreet.flower.grid_transport import GridTransport
 from discreet.flower.round_messages import RoundMessages
+from discreet.flower.untrusted_replies import strange
 from discreet.masking.wire import Abandoned, Stage, read_request
 from discreet.mechanisms.sums import UnopenedSum
 from discreet.planning.plan import Plan
@@ -39,7 +40,7 @@ from discreet.protocol.masked_messages import (
 )
 from discreet.protocol.messages import MalformedMessage, TrainRequest, VirtualClient
 from discreet.server.masking_server import Exchange, MaskingServer
-from discreet.server.transport import Failure, RoundAbandoned
+from discreet.server.transport import Failure, NobodyAnswers, RoundAbandoned
 from discreet.settings.client_settings import ClientSettings
 
 logger = logging.getLogger("discreet")
@@ -47,6 +48,10 @@ logger = logging.getLogger("discreet")
 SMALL = 2**14  # most values in a reply that is not a masked vector
 FLOAT_BITS = 32
 SAME_LIST = "give all of them the same"
+NO_MOD = (
+    "none of {count} clients takes part in secure aggregation: their app must be Discreet's, or a "
+    "ClientApp(mods=[discreet.secure_sum_mod]). One of them: {reason}"
+)
 OTHER_LIST = f"it has another list of peers than the other nodes: {SAME_LIST}"
 NAMED = "other nodes refuse what it sent"
 
@@ -83,8 +88,8 @@ class MaskedTransport:
         self, asked: TrainRequest, params: Tensor, cohort: Sequence[int]
     ) -> Iterator[Failure | UnopenedSum]:
         """The missing clients, and the sum of the others: of at least n - d clients, or of none.
-        Raises RoundAbandoned: fewer are left, or their lists of peers differ; MessagesTooLarge: see
-        `GridTransport.exchange`.
+        Raises RoundAbandoned: fewer are left, or their lists of peers differ; NobodyAnswers: no
+        client's app knows secure aggregation; MessagesTooLarge: see `GridTransport.exchange`.
         """
         messages = self.asking.messages(asked, params)
         missing = {client: Failure(client, "malformed", NAMED) for client in self.left_out}
@@ -150,9 +155,7 @@ class MaskedTransport:
             lists = Counter(member.peers for member in self.members_of.values())
             peers, holders = max(lists.items(), key=lambda each: each[1], default=((), 0))
             if holders < terms.survivors:
-                raise RoundAbandoned(
-                    f"the nodes have {len(lists)} different lists of peers: {SAME_LIST}"
-                )
+                raise self._too_few(len(lists), terms.survivors, missing)
             for client in [
                 client for client, member in self.members_of.items() if member.peers != peers
             ]:
@@ -163,6 +166,18 @@ class MaskedTransport:
             )
             self._server = MaskingServer(terms, peers)
         return self._server
+
+    def _too_few(self, lists: int, needed: int, missing: Missing) -> Exception:
+        """The error for fewer nodes with one list of peers than a sum needs."""
+        if lists > 1:
+            return RoundAbandoned(f"the nodes have {lists} different lists of peers: {SAME_LIST}")
+        wrong = [failure for failure in missing.values() if failure.kind in ("error", "malformed")]
+        if wrong and not self.members_of:
+            return NobodyAnswers(NO_MOD.format(count=len(wrong), reason=wrong[0].reason))
+        return RoundAbandoned(
+            f"{len(self.members_of)} nodes take part, of at least {needed}",
+            tuple(missing.values()),
+        )
 
     def _meet(self, cohort: Sequence[int], group: str, missing: Missing) -> None:
         """Asks clients whose names are not known yet for their names."""

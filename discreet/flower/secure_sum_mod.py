@@ -13,6 +13,7 @@ from flwr.app import Context, Message, RecordDict
 from torch import Tensor
 
 from discreet.flower.array_layout import layout_of, only_arrays
+from discreet.flower.tested_flower import MOD_PLACES, refusal
 from discreet.mechanisms.mechanism_table import mechanisms_of
 from discreet.node.account import Refused, accounts_of
 from discreet.node.admission import admit_one
@@ -63,6 +64,8 @@ def _answer(
     message: Message, context: Context, call_next: ClientAppCallable, policy: ClientPolicy
 ) -> RecordDict:
     """A stage of a masked sum."""
+    if reason := refusal(MOD_PLACES, "that no answer leaves in the clear"):
+        raise Refused(reason)
     work = partial(_read_work, message, context, call_next, policy)
     return answer_masking(message.content, context.node_config, work=work)
 

@@ -141,7 +141,7 @@ class DPFedAvg(Strategy):
       on_round: a function that gets each round's row of metrics.csv, a dict, once the round is
         stored; a result of `private_evaluation` comes as a row of its own.
       output_dir: the run folder, which must not hold a run; by default one under outputs/, named by
-        the time.
+        the time. A relative path is in the folder of the SuperLink; the log has the whole path.
       resume: resume the run in `output_dir` from its last checkpoint. The settings that decide
         privacy must not change.
       flower: the other arguments of `FedAvg`. They must be left out, None or 0: clients' reports

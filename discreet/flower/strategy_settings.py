@@ -54,7 +54,8 @@ HELD = tuple(each.name for each in fields(CentralGaussian) if each.name not in O
 VERBS = ("add_up", "event", "release")
 EVALUATED = (
     "clients' reports about their own data are not private. Evaluate on data of the server's own "
-    "by evaluate_fn"
+    "by start(evaluate_fn=...), or let clients rate the model with noise by "
+    "DPFedAvg(private_evaluation=discreet.PrivateEvaluation())"
 )
 # Arguments of Flower's FedAvg that privacy rules out, with the reason.
 REFUSED = {

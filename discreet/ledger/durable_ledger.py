@@ -139,9 +139,10 @@ class DurableLedger:
         self.path = path
         self.account: Any = None
         if not path.is_file():
+            whole = path.absolute()  # the folder of a Flower process is not always the reader's
             raise LedgerError(
-                f"{path} is missing: put the ledger back, because what was spent still counts. A "
-                f"node's first ledger is made by `discreet ledger create {path}`"
+                f"{whole} is missing: put the ledger back, because what was spent still counts. A "
+                f"node's first ledger is made by `discreet ledger create {whole}`"
             )
         was = self.facts()
         if facts is None:

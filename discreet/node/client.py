@@ -70,7 +70,7 @@ def noised_vector(
 
 @dataclass(frozen=True, eq=False)
 class Client:
-    """The state in which a node, or a simulated client, handles one message.
+    """A node, or a simulated client, while it handles one message.
 
     Attributes:
       model: the architecture; trainable parameters are overwritten, frozen ones stay.

@@ -124,11 +124,15 @@ class NoiseOutlook:
         said = f"a round's noise is expected to be {self.ratio:.3g} times the clip norm"
         if self.loud:
             said += f" (noise feedback {self.feedback:.3g}, limit {self.limit:g}: docs/pitfalls.md)"
-        if self.loud and self.early:
-            said += (
-                f". It is not refused because it has at most {EARLY_ROUNDS} "
-                f"rounds{self.advice(self.remedies)}"
-            )
+        return said
+
+    @property
+    def line(self) -> str:
+        """The noise and the verdict; for a short run also what could learn."""
+        said = f"{self}: {self.verdict}"
+        if self.loud and self.early and self.linear is None:
+            advice = self.advice(self.remedies)
+            said += f". Runs of at most {EARLY_ROUNDS} rounds are not refused{advice}"
         return said
 
     def advice(self, remedies: Sequence[Phrase]) -> Wording:

@@ -26,7 +26,7 @@ def price_lines(plan: Plan, units: int | None = None) -> Iterator[str]:
     yield from plan.reasons
     if plan.charges_server:
         outlook = noise_outlook(plan)
-        yield f"{outlook}: {outlook.verdict}"
+        yield outlook.line
     yield (
         f"a node receives and sends {_size(BYTES * plan.num_params)} a round ({plan.num_params} "
         "parameters)"
@@ -65,7 +65,7 @@ def _client_lines(plan: Plan, name: str, units: int | None) -> Iterator[str]:
             who = ""
         else:
             who = f"with {units} {run.example.unit_name}s a client, "
-        yield f"{who}{outlook}: {outlook.verdict}"
+        yield f"{who}{outlook.line}"
 
 
 def _epsilons(plan: Plan) -> Iterator[str]:

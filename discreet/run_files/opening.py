@@ -16,7 +16,12 @@ from discreet.settings.call import Call
 from discreet.settings.rules import ConfigError
 from discreet.settings.wording import Key, Wording
 
+LOCK = "lock"  # in a run folder
 LOCK_SECONDS = 30.0
+IN_USE = (
+    "output_dir={path} is in use: another process is writing this run. A SuperLink that was killed "
+    "starts its accepted runs again with it: `flwr list` shows its runs, `flwr stop` ends one"
+)
 
 logger = logging.getLogger("discreet")
 
@@ -27,24 +32,40 @@ def output_folder(output_dir: str | None) -> Path:
     return Path(output_dir or f"outputs/{stamp}").expanduser().resolve()
 
 
-def check_output(call: Call) -> RunFolder:
-    """The run folder of a call, with an absolute path; it is not created. ConfigError: `output_dir`
-    holds a run already and `resume` is off, or there is nothing to resume."""
+def check_output(call: Call, *, locked: bool = False) -> RunFolder:
+    """The run folder of a call, with an absolute path; it is not created. `locked`: this process
+    has its lock. ConfigError: `output_dir` holds a run already and `resume` is off, another process
+    writes it, or there is nothing to resume."""
     folder = RunFolder(output_folder(call.output_dir))
-    there = (folder.path / CONFIG).exists() or _is_charged(folder)
+    there = holds_run(folder)
     if call.resume and not there:
         nothing = f", but output_dir={folder.path} does not contain a run"
         raise ConfigError(Wording(Key("resume=true"), nothing))
     if there and not call.resume:
+        if not locked and _has_writer(folder.path):
+            raise ConfigError(IN_USE.format(path=folder.path))
         taken = f"output_dir={folder.path} contains a run already: "
         raise ConfigError(Wording(taken, Key("resume=true"), " resumes it"))
     return folder
 
 
-def _is_charged(folder: RunFolder) -> bool:
-    """True if the ledger has a row. A run that was killed while it began left one without."""
+def holds_run(folder: RunFolder) -> bool:
+    """True if a folder has a run to resume: its settings, or a ledger with a row. A run that was
+    killed while it began left a ledger without one."""
     path = folder.ledger_path
+    if (folder.path / CONFIG).exists():
+        return True
     return path.exists() and DurableLedger(path).position().rows > 0
+
+
+def _has_writer(path: Path) -> bool:
+    if not (path / LOCK).exists():
+        return False
+    try:
+        with FileLock(path / LOCK, timeout=0):
+            return False
+    except Timeout:
+        return True
 
 
 @contextmanager
@@ -53,7 +74,7 @@ def only_writer(path: Path, *, patience: float = LOCK_SECONDS) -> Iterator[None]
     process. A SuperLink that is killed leaves its ServerApp running for a moment, so a resumed run
     waits `patience` seconds. ConfigError: another process still holds the folder, or it can't be
     created."""
-    lock = FileLock(path / "lock", thread_local=False)
+    lock = FileLock(path / LOCK, thread_local=False)
     try:
         path.mkdir(mode=0o700, parents=True, exist_ok=True)
         try:
@@ -62,11 +83,7 @@ def only_writer(path: Path, *, patience: float = LOCK_SECONDS) -> Iterator[None]
             logger.info("waiting for the process that still writes %s", path)
             lock.acquire(timeout=patience)
     except Timeout as error:
-        raise ConfigError(
-            f"output_dir={path} is in use: another process is writing this run. A "
-            "SuperLink that was killed starts its accepted runs when it is restarted: "
-            "`flwr list` shows its runs, `flwr stop` ends one"
-        ) from error
+        raise ConfigError(IN_USE.format(path=path)) from error
     except OSError as error:
         raise ConfigError(f"output_dir={path} can't be used: {error.strerror}") from error
     try:

@@ -8,7 +8,7 @@ import json
 import os
 import secrets
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -16,6 +16,10 @@ from typing import Any
 
 from discreet.ledger.rollback_guard import flush_to_disk, remove_database
 from discreet.logs import json_ready
+
+# In a folder that is being filled: what is not complete yet, and what moves up.
+UNFINISHED = ".unfinished"
+FINISHED = ".finished"
 
 
 def replace_file(path: Path, content: bytes, *, flush: bool = True, mode: int = 0o666) -> None:
@@ -89,6 +93,29 @@ def new_folder(path: Path, *, mode: int = 0o777) -> Iterator[Path]:
     finally:
         os.close(descriptor)
     flush_to_disk(path.parent)
+
+
+def fill_folder(path: Path, fill: Callable[[Path], None]) -> None:
+    """Fills an empty folder, which stays the same one: a shell may be in it, or it may be a mount
+    point. `fill` writes into a folder within it, whose files then move up. After a kill the call is
+    given again. FileExistsError: the folder is not empty."""
+    begun = path / UNFINISHED
+    done = path / FINISHED
+    if not done.exists():
+        if any(each.name != UNFINISHED for each in path.iterdir()):
+            raise FileExistsError(f"{path} is not empty")
+        begun.mkdir(exist_ok=True)
+        _empty(begun)
+        fill(begun)
+        for file in begun.rglob("*"):
+            flush_to_disk(file)
+        os.rename(begun, done)
+        flush_to_disk(path)
+
+    for each in sorted(done.iterdir()):
+        os.rename(each, path / each.name)
+    flush_to_disk(path)
+    done.rmdir()
 
 
 def _empty(folder: Path) -> None:

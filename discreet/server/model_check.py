@@ -58,7 +58,7 @@ def check_model(model: nn.Module) -> None:
     if saved:
         raise ValueError(
             f"the model saves the buffer {saved[0]}, which would leave a client without being "
-            "clipped"
+            "clipped: register_buffer(..., persistent=False) keeps fixed numbers out of it"
         )
     if not any(parameter.numel() for parameter in trainable(model)):
         raise ValueError("the model has no trainable parameters")

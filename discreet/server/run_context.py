@@ -81,7 +81,8 @@ def open_run(
         account.ledger.check()
     patience = LOCK_SECONDS if call.resume else 0.0
     held.enter_context(only_writer(folder.path, patience=patience))
-    check_output(replace(call, output_dir=str(folder.path)))  # a run may have begun there since
+    # A run may have begun there since.
+    check_output(replace(call, output_dir=str(folder.path)), locked=True)
     if call.resume:
         check_ledgers(folder, plan, simulated=simulated)
     else:

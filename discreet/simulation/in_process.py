@@ -248,9 +248,9 @@ def _batched(session: Session, held: ExitStack) -> BatchedTransport:
             at_a_time = 1
         else:
             at_a_time = engine.chunk
-        processes = "1 process" if engine.workers == 1 else f"{engine.workers} processes"
+        who = "1 process trains" if engine.workers == 1 else f"{engine.workers} processes train"
         each = f"up to {at_a_time} clients" if at_a_time > 1 else "1 client"
-        logger.info("training %s at a time, in %s", each, processes)
+        logger.info("%s %s at a time", who, each)
     return BatchedTransport(plan, engine, accounts=accounts, workers=workers)
 
 

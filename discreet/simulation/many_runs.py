@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 from discreet.ledger.durable_ledger import DurableLedger, LedgerError
 from discreet.logs import log_to
 from discreet.planning.plan import Plan
-from discreet.run_files.opening import only_writer
+from discreet.run_files.opening import holds_run, only_writer
 from discreet.run_files.run_folder import CONFIG, OVER, RunFolder, note_interruption, state_of
 from discreet.settings.call import Call
 from discreet.settings.privacy import PrivacyConfig
@@ -128,8 +128,7 @@ def go_on(
         logger.info("%s has ended already, and is kept", name)
         return
     logger.info("%s", name)
-    begun = files.ledger_path.exists() or (files.path / CONFIG).exists()
-    call = Call(str(files.path), begun, device)
+    call = Call(str(files.path), holds_run(files), device)
     simulate(asked, call, decided=decided, progress=sys.stdout)
 
 

@@ -58,14 +58,6 @@ def test_any_other_app_is_refused_where_flower_loads_it(
         load("id", "1.0", "hash")
 
 
-def test_a_flower_that_loads_apps_in_another_way_can_not_have_a_policy(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.delattr(run_clientapp, FUNCTION)
-    with pytest.raises(RuntimeError, match="can't be enforced"):
-        owner_door.install()
-
-
 @pytest.mark.processes
 @pytest.mark.parametrize("fixes", ["", "-warm_clients"], ids=["preforked", "Flower's own command"])
 def test_a_foreign_app_gets_nothing_from_supernodes_with_a_policy(

@@ -393,7 +393,10 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
         {"clip_norm": AdaptiveClipping(1.0, count_stddev=0.3)},
         "count_stddev must be > noise_multiplier / 2",
     ),
-    ({"clip_norm": AdaptiveClipping()}, "with so few at a time the automatic search is too noisy"),
+    (
+        {"clip_norm": AdaptiveClipping()},
+        "clip_norm is required: too few are drawn at a time to search",
+    ),
     ({"delta": 1 / 30}, "delta must be above 0 and below 1 / 30"),
     (
         {"noise_multiplier": lambda step: step - 7.0},

@@ -354,7 +354,7 @@ def test_values_that_are_not_finite_are_no_change_of_a_batch() -> None:
 
 def test_a_parameter_group_added_after_the_start_is_refused_and_costs_nothing() -> None:
     loop = private(linear())
-    loop._optimizers[0].add_param_group({"params": [nn.Parameter(torch.zeros(2))]})
+    loop._optimizers.all[0].add_param_group({"params": [nn.Parameter(torch.zeros(2))]})
     assert_refused_at_no_cost(loop, "optimizer: it holds parameters that are not the model's")
 
 
@@ -366,5 +366,5 @@ def test_a_parameter_unfrozen_later_is_refused_unless_the_optimizer_holds_it() -
     model[0].requires_grad_(True)
     with pytest.raises(ValueError, match="optimizer: it does not hold all trainable parameters"):
         loop.step(*next(iter(loop)))
-    loop._optimizers[0].add_param_group({"params": list(model[0].parameters())})
+    loop._optimizers.all[0].add_param_group({"params": list(model[0].parameters())})
     loop.step(*next(iter(loop)))

@@ -104,7 +104,7 @@ def test_a_loop_that_resumes_without_its_state_is_refused(
 
     model = linear()
     first = stepped(private(model, momentum, seed=None), 3)
-    optimizer, state = first._optimizers[0], first.state_dict()
+    optimizer, state = first._optimizers.all[0], first.state_dict()
     with pytest.raises(
         ValueError, match="optimizer: it has taken steps that this DPSGD does not know"
     ):

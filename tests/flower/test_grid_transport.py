@@ -30,6 +30,7 @@ from numpy.typing import NDArray
 
 import discreet.flower.grid_transport
 from discreet.flower.grid_transport import GridTransport
+from discreet.flower.limited_pull import FIELDS
 from discreet.flower.serving import own_messages
 from discreet.mechanisms.unprotected import Unprotected
 from discreet.planning.state import initial_state
@@ -148,6 +149,13 @@ def test_messages_that_are_too_large_are_one_clear_error() -> None:
         ask(FullGrid({1: good, 2: good}), [1, 2])
 
 
+def asked_for(request: PullAppMessagesRequest) -> Iterable[str]:
+    """The messages whose replies are wanted, by the name that this Flower has for them."""
+    before, now = FIELDS
+    wanted: Iterable[str] = getattr(request, before, None) or getattr(request, now).vals
+    return wanted
+
+
 class LinkGrid(HttpGrid):
     """Flower's own grid, and the calls of a SuperLink that it pulls replies by.
 
@@ -176,7 +184,7 @@ class LinkGrid(HttpGrid):
 
     def PullMessages(self, request: PullAppMessagesRequest) -> PullAppMessagesResponse:  # noqa: N802
         response = PullAppMessagesResponse()
-        for number in request.message_ids:
+        for number in asked_for(request):
             client = int(number)
             answered = self.sent[str(self.claims.get(client, client))]
             reply = Message(self.answers[client](self.sent[number]), reply_to=answered)

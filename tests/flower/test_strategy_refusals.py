@@ -35,7 +35,7 @@ SHORT: dict[str, Any] = {"mechanism": None, "target_epsilon": 8.0}
 ARGUMENTS: list[tuple[dict[str, Any], str]] = [
     (
         {"fraction_evaluate": 1.0},
-        "fraction_evaluate must be omitted, None or 0: .* by evaluate_fn",
+        r"fraction_evaluate must be omitted, None or 0: .* start\(evaluate_fn=.*private_evaluation=",
     ),
     ({"weighted_by_key": "num-examples"}, "weighted_by_key must be omitted, None or 0: weights"),
     ({"min_train_nodes": 2, "fraction_train": 0.5}, r"min_train_nodes must be 0: .* \(got 2\)"),
@@ -258,7 +258,7 @@ def test_a_clip_norm_that_too_few_nodes_would_have_to_find_must_be_given(tmp_pat
     grid = Nodes()
     with pytest.raises(
         ConfigError,
-        match=r"^clip_norm is required: .* too noisy \(0\.25; limit 0\.2\)\. Choose it from public data",
+        match=r"^clip_norm is required: .* \(noise 0\.25 of their number, limit 0\.2\)\. Choose it from public data",
     ):
         run(tmp_path / "run", grid, num_rounds=5, **noised(clipping=AdaptiveClipping()))
     assert grid.sent == {}

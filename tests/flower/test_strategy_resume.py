@@ -22,6 +22,7 @@ from discreet.privacy.mechanisms import analytic_gaussian_noise_multiplier
 from discreet.privacy.randomness import RandomSource
 from discreet.protocol.masked_messages import MASKING
 from discreet.run_files.run_folder import RunFolder
+from discreet.server.transport import NobodyAnswers
 from discreet.settings.rules import ConfigError
 from tests.flower.flower_apps import (
     NODES,
@@ -257,6 +258,24 @@ def test_a_client_with_the_mod_refuses_to_train_in_the_clear(tmp_path: Path) -> 
     run(tmp_path / "run", grid_of(seen), num_rounds=1, population_size=NODES)
     assert seen == []
     assert [row["replies"] for row in RunFolder(tmp_path / "run").read_metrics()] == [0]
+
+
+IN_THE_CLEAR: list[Answer] = [
+    lambda _: RecordDict({"metrics": MetricRecord({"loss": 1.0})}),
+    lambda _: Error(500, "KeyError: 'arrays'"),
+]
+
+
+@pytest.mark.parametrize("answer", IN_THE_CLEAR)
+def test_clients_without_the_mod_are_told_so_before_anything_is_charged(
+    answer: Answer, tmp_path: Path
+) -> None:
+    grid = Nodes(answers=dict.fromkeys(range(1, NODES + 1), answer))
+    needed = rf"none of {NODES} clients .* ClientApp\(mods=\[discreet\.secure_sum_mod\]\)"
+    with pytest.raises(NobodyAnswers, match=needed):
+        run(tmp_path / "run", grid, num_rounds=2, **MASKED)
+    assert len(grid.sent) == NODES
+    assert DurableLedger(tmp_path / "run" / "ledger.db").spent("user").num_releases == 0
 
 
 WRONG: dict[str, dict[str, Any]] = {

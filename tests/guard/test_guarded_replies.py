@@ -34,7 +34,6 @@ from discreet.guard.reply_slots import ReplySlots
 from discreet.guard.sandbox import SandboxError
 from discreet.guard.site_guard import Answer, App
 from discreet.node.account import Refused
-from discreet.settings.rules import ConfigError
 from tests.guard.made import RUN, guard_toml, message
 
 SECONDS = 600.0
@@ -177,14 +176,6 @@ def test_a_node_whose_walls_do_not_hold_does_not_start(
     with pytest.raises(SandboxError, match="a block would reach a TCP port"):
         supernode_guard.install(tmp_path / "guard.toml")
     assert closed == [True]
-
-
-def test_with_another_flower_no_guarded_node_starts(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    monkeypatch.setattr(supernode_guard, "VERSIONS", ("9.0",))
-    with pytest.raises(ConfigError, match="the guard knows how Flower"):
-        supernode_guard.install(tmp_path / "guard.toml")
 
 
 @pytest.mark.parametrize(

@@ -79,7 +79,10 @@ def with_whole_numbers() -> nn.Module:
             r"0\.0 is a .*BatchNorm.* mixes the examples .*GroupNorm",
         ),
         (nn.SyncBatchNorm(4), "mixes the examples .*GroupNorm"),
-        (Counting(persistent=True), "the buffer seen, which would leave a client"),
+        (
+            Counting(persistent=True),
+            r"the buffer seen, which would leave a client.*persistent=False",
+        ),
         (nn.ReLU(), "no trainable parameters"),
         (nn.Linear(2, 2).requires_grad_(False), "no trainable parameters"),
         (not_numbers(), "the parameter bias holds NaN or infinity before any training"),

@@ -91,6 +91,7 @@ def test_sequences_and_a_score_that_resamples_lack_have_none() -> None:
     assert "auc" not in single
 
 
+@pytest.mark.usefixtures("no_program")
 def test_report_card_and_predict_show_the_same_intervals(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -115,6 +115,7 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.mark.usefixtures("no_program")
 @pytest.mark.parametrize("name", ["table", "hospitals"])
 def test_report_card_and_csv_have_the_shapes_and_the_band_where_it_is_known(
     name: str, project: Path

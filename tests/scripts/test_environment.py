@@ -4,6 +4,7 @@ and how it fails."""
 from __future__ import annotations
 
 import os
+import pty
 import shutil
 import subprocess
 from pathlib import Path
@@ -20,6 +21,7 @@ case "$*" in
 "-m pip "*) echo "$*" >> "$(dirname "$0")/asked" && exit ${FAIL:-0} ;;
 esac
 """
+UNSET = ("VIRTUAL_ENV", "DISCREET_VENV", "CI")
 AFTER = 'echo "status=$? folder=$PWD venv=${VIRTUAL_ENV:-none} mode=$-"'
 
 
@@ -45,11 +47,7 @@ def sourced(
     shell: str, checkout: Path, folder: Path, **variables: str
 ) -> subprocess.CompletedProcess[str]:
     """The file sourced from a folder, and what the shell says after it."""
-    own = {
-        name: value
-        for name, value in os.environ.items()
-        if name not in ("VIRTUAL_ENV", "DISCREET_VENV")
-    }
+    own = {name: value for name, value in os.environ.items() if name not in UNSET}
     environment = own | {"PYTHON": str(checkout.parent / "python"), **variables}
     line = f". {os.path.relpath(checkout, folder)}/scripts/environment; {AFTER}"
     return subprocess.run(
@@ -74,3 +72,30 @@ def test_it_makes_the_environment_once_and_leaves_the_shell_where_it_was(
     assert [line.split()[-1] for line in asked] == ["torch", f"{checkout}[dev]"]
     assert all(f"--constraint {checkout}/constraints.txt" in line for line in asked)
     assert ["file:///index/cpu" in line for line in asked] == [True, False]
+
+
+@pytest.mark.parametrize(("answer", "status"), [("n", 1), ("", 0), ("y", 0)])
+def test_at_a_terminal_it_asks_before_it_installs(
+    answer: str, status: int, shell: str, checkout: Path
+) -> None:
+    own, other = pty.openpty()
+    os.write(own, f"{answer}\n".encode())
+    environment = {name: value for name, value in os.environ.items() if name not in UNSET}
+    environment |= {"PYTHON": str(checkout.parent / "python")}
+    done = subprocess.run(
+        [shell, "-c", f". scripts/environment; {AFTER}"],
+        cwd=checkout,
+        env=environment,
+        stdin=other,
+        stdout=subprocess.PIPE,
+        stderr=other,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    os.close(other)
+    said = os.read(own, 10_000).decode()
+    os.close(own)
+    assert f"status={status} " in done.stdout, said
+    assert "Install? [Y/n]" in said
+    assert (checkout / ".venv" / "bin" / "asked").exists() == (status == 0)

@@ -37,18 +37,32 @@ def test_each_version_of_flower_runs_the_same_tests_and_one_that_fails_is_told(
 ) -> None:
     environment_with(tmp_path, "1.41.0", code=code)
     environment_with(tmp_path, "1.42.0", code=0)
+    environment_with(tmp_path, "nightly", code=0)
     variables = {
         **os.environ,
         "PYTHON": sys.executable,
         "VERSIONS_FOLDER": str(tmp_path),
-        "FLOWERS": "1.41.0 1.42.0",
+        "FLOWERS": "1.41.0 1.42.0 nightly",
     }
     variables.pop("TORCH", None)
     command = [str(ROOT / "scripts" / "versions"), "-k", "masked"]
     done = subprocess.run(command, env=variables, capture_output=True, text=True, check=False)
     assert done.returncode == code, done.stderr
-    assert done.stdout.splitlines()[-2:] == ["flwr 1.41.0: 6 passed", "flwr 1.42.0: 6 passed"]
-    first, second = (tmp_path / "calls").read_text().splitlines()
+    assert done.stdout.splitlines()[-3:] == [
+        "flwr 1.41.0: 6 passed",
+        "flwr 1.42.0: 6 passed",
+        "flwr nightly: 7 passed",
+    ]
+    lines = (tmp_path / "calls").read_text().splitlines()
+    first, second, nightly = (line for line in lines if "pytest" in line)
     assert first.removeprefix("1.41.0") == second.removeprefix("1.42.0")
     assert "tests/flower tests/node" in first
-    assert first.endswith("-k masked")
+    assert "tests/guard" in first
+    assert "tests/flower tests/node" in nightly
+    assert "tests/guard" not in nightly
+    assert all(line.endswith("-k masked") for line in (first, second, nightly))
+    assert [line.split()[3] for line in lines if " -m pip " in line] == [
+        "install",
+        "uninstall",
+        "install",
+    ]

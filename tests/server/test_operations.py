@@ -113,6 +113,26 @@ def test_a_run_folder_has_one_writer(tmp_path: Path) -> None:
             pass
 
 
+@pytest.mark.processes
+def test_of_two_runs_into_one_new_folder_the_later_is_told_that_another_holds_it(
+    tmp_path: Path,
+) -> None:
+    words = ["rounds=2000", "data.num_clients=20", "model.name=linear", "training.epochs=1"]
+    words += ["privacy.user.noise_multiplier=0.01", "privacy.user.target_epsilon=null"]
+    words.append(f"output_dir={tmp_path / 'run'}")
+    command = [sys.executable, "-m", "discreet", "simulate", *words]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT) as first:
+        assert first.stdout is not None
+        assert any(b"round 1/2000" in line for line in first.stdout)
+        later = subprocess.run(command, capture_output=True, text=True, check=False)
+        first.kill()
+        first.stdout.read()
+    assert later.returncode == 2
+    assert "is in use: another process is writing this run" in later.stderr + later.stdout
+    afterwards = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert "resume=true resumes it" in afterwards.stderr + afterwards.stdout
+
+
 def test_what_the_machine_sets_holds_unless_the_run_says_otherwise(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

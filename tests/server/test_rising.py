@@ -163,6 +163,7 @@ def project_of_table(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.mark.usefixtures("no_program")
 def test_the_model_that_leaves_falls_and_report_and_card_say_so(project_of_table: Path) -> None:
     folder = project_of_table
     run, out = folder / "run", folder / "out"

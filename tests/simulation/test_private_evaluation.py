@@ -25,12 +25,13 @@ from discreet.mechanisms.mechanism import releases_of
 from discreet.mechanisms.sums import AnswerRelease, AnswerSum
 from discreet.models.models import build_model, load_parameters
 from discreet.planning.plan import Plan
-from discreet.planning.state import Outcome
+from discreet.planning.state import Outcome, State
 from discreet.privacy.randomness import seeded_source
 from discreet.queries.metrics import metric_blocks
 from discreet.queries.query import Query
 from discreet.run_files.run_folder import RunFolder
 from discreet.server.model_ratings import RatingPlan
+from discreet.server.training_run import TrainingRun
 from discreet.settings.compose import load_asked, load_config
 from discreet.settings.privacy import EXAMPLE, LOCAL, USER
 from discreet.settings.settings import Settings
@@ -268,6 +269,32 @@ def test_a_crash_before_a_rating_is_written_does_not_forget_what_it_cost(
     most = max(spent.spent(EXAMPLE, data_owner=str(client)).epsilon(1e-3) for client in range(8))
     assert folder.load_checkpoint().epsilon_example == pytest.approx(most, rel=1e-9)
     assert run_own(tmp_path / "run", "resume=true").read_metrics()[-1]["accuracy"] is not None
+
+
+def test_a_rating_that_a_kill_swallowed_is_made_at_resume(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def rated(folder: RunFolder) -> list[object]:
+        rows = folder.read_metrics()
+        return [row["round"] for row in rows if row["accuracy_error"] is not None]
+
+    real = TrainingRun._rate_if_due
+
+    def killed(self: TrainingRun, last: State, *, is_last: bool) -> State:
+        if last.round == 2:
+            raise KeyboardInterrupt
+        return real(self, last, is_last=is_last)
+
+    whole = run_own(tmp_path / "whole")
+    with monkeypatch.context() as patched:
+        patched.setattr(TrainingRun, "_rate_if_due", killed)
+        with pytest.raises(KeyboardInterrupt):
+            run_own(tmp_path / "run")
+    assert 2 not in rated(RunFolder(tmp_path / "run"))
+    resumed = run_own(tmp_path / "run", "resume=true")
+    assert rated(resumed) == rated(whole) == [2, 3]
+    ledgers = [DurableLedger(each.clients_ledger_path).total() for each in (whole, resumed)]
+    assert ledgers[0].num_releases == ledgers[1].num_releases
 
 
 def test_an_answer_that_can_not_be_one_adds_zero() -> None:

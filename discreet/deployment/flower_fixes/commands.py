@@ -8,13 +8,13 @@ a node with a policy.
 from __future__ import annotations
 
 import gc
-import importlib.metadata
 import logging
 import os
 import sys
 from importlib import import_module
 from pathlib import Path
 
+from discreet.flower.tested_flower import VERSIONS, flower_version
 from discreet.logs import log_to
 
 SWITCH = "DISCREET_FLOWER_FIXES"
@@ -29,7 +29,6 @@ NAMES = (
     "refused_nodes",
     "warm_clients",
 )
-VERSIONS = ("1.41.0", "1.42.0")  # of Flower, with the same code in the patched places
 # the variable with the ids of further users who may call a SuperLink
 OPERATORS = "DISCREET_OPERATORS"
 LONGEST_PAUSE = "DISCREET_LONGEST_PAUSE"  # the variable with a node's longest pause
@@ -47,7 +46,7 @@ def wanted() -> set[str]:
         raise ValueError(
             f"{SWITCH} takes -all, or some of -{' -'.join(NAMES)} (got {' '.join(off)})"
         )
-    version = importlib.metadata.version("flwr")
+    version = flower_version()
     if version not in VERSIONS:
         told = "discreet: flwr %s is not %s: Flower's own behaviour stays, see docs/flower_fixes.md"
         logger.warning(told, version, " or ".join(VERSIONS))

@@ -15,6 +15,8 @@ from typing import Any
 from flwr.clientapp import ClientApp
 from flwr.supernode.runtime import run_clientapp
 
+from discreet.flower.tested_flower import LOADING_PLACES, refusal
+
 FUNCTION = "get_load_client_app_fn"
 # Discreet's app, as it came with the run, and the mods by the modules that define them.
 APP = "discreet.node.app"
@@ -42,9 +44,9 @@ def asks_its_owner(app: object) -> bool:
 def install() -> None:
     """Makes Flower's process of a ClientApp refuse an app that does not ask. Raises RuntimeError:
     this version of Flower loads apps in another way."""
-    real: Callable[..., Any] | None = getattr(run_clientapp, FUNCTION, None)
-    if real is None:
-        raise RuntimeError("a policy can't be enforced with this version of Flower")
+    if reason := refusal(LOADING_PLACES, "a node's policy"):
+        raise RuntimeError(reason)
+    real: Callable[..., Any] = getattr(run_clientapp, FUNCTION)
 
     def loading(*given: Any, **more: Any) -> Callable[..., ClientApp]:
         load = real(*given, **more)

@@ -41,7 +41,6 @@ from discreet.deployment.flower_fixes.commands import (
     LONGEST_PAUSE,
     SHORTEST_SECONDS,
 )
-from discreet.simulation.processes import STARTER, child_processes
 
 logger = logging.getLogger("discreet.node")
 
@@ -87,6 +86,9 @@ def push_messages(
 ) -> None:
     """Sends replies until the last message is answered. Raises RuntimeError: no ClientApp would
     start any more."""
+    # Imported here: a guarded SuperNode starts no ClientApp.
+    from discreet.simulation.processes import STARTER, child_processes
+
     message = last_message(state)
     started_again = False
     watch = time.monotonic() + WATCH_SECONDS

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import hashlib
 import importlib
-import importlib.metadata
 import logging
 import os
 import sys
@@ -30,13 +29,13 @@ from flwr.supercore.object_store import ObjectStore
 from flwr.supernode import start_client_internal
 from flwr.supernode.nodestate.in_memory_nodestate import InMemoryNodeState
 
-from discreet.deployment.flower_fixes.commands import VERSIONS
 from discreet.deployment.flower_fixes.supernode_fixes import (
     PushObject,
     Send,
     last_message,
     push_what_lies_there,
 )
+from discreet.flower.tested_flower import GUARD_PLACES, refusal
 from discreet.guard.guard_policy import read_guard
 from discreet.guard.operating import broken_walls
 from discreet.guard.reply_slots import ReplySlots
@@ -87,7 +86,7 @@ class GuardedReplies:
         push_what_lies_there(state, object_store, send, push_object)
         if self.broken:
             logger.error(
-                "the sandbox process died, so this node exits: let your supervisor restart it"
+                "the sandbox has ended, and so does this node: systemd or compose starts both again"
             )
             sys.stdout.flush()
             os._exit(1)
@@ -165,11 +164,8 @@ def install(path: Path) -> None:
     """Makes this process's SuperNode answer by the guard of `path`, after the sandbox was tested.
     Raises ConfigError, LedgerError, SandboxError: the sandbox does not hold, or something is
     missing; no SuperNode starts."""
-    version = importlib.metadata.version("flwr")
-    if version not in VERSIONS:
-        raise ConfigError(
-            f"the guard knows how Flower {' and '.join(VERSIONS)} send replies, not {version}"
-        )
+    if reason := refusal(GUARD_PLACES, "that the guard's replies alone leave"):
+        raise ConfigError(reason)
     LOCKS.enter_context(site_lock(read_guard(path)))  # until this process ends
     policy = check_site(path)
     sandbox = Sandbox(policy)
@@ -179,4 +175,5 @@ def install(path: Path) -> None:
     guard = SiteGuard(policy, sandbox=sandbox)
     start_client_internal._push_messages = GuardedReplies(guard)  # type: ignore[assignment]
     importlib.import_module(SUPERNODE)._start_supernode_http_api = no_runtime_api  # type: ignore[attr-defined]
-    logger.info("guard active: %d blocks, enclosure %s", len(guard.blocks), guard.policy.enclosure)
+    said = "this site's guard answers for %d blocks of patients, enclosed by %s"
+    logger.info(said, len(guard.blocks), guard.policy.enclosure)
