@@ -21,9 +21,10 @@ from discreet.run_files.run_folder import RunFolder
 from discreet.settings import compose
 from discreet.settings.call import Call
 from discreet.settings.compose import load_asked, load_config, parse_asked
+from discreet.settings.other_names import ALIASES
 from discreet.settings.places import app_folder, conf_folder, own_files
 from discreet.settings.privacy import SecureConfig
-from discreet.settings.rules import ALIASES, MOST_LISTED, ConfigError, rules
+from discreet.settings.rules import MOST_LISTED, ConfigError, rules
 from discreet.settings.settings import Settings, client_settings
 from tests.command import simulate as simulate_command
 from tests.conftest import Compose

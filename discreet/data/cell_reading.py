@@ -15,8 +15,6 @@ from typing import Any
 
 import numpy as np
 
-# The texts that count as an empty cell, unless a column lists them as levels.
-EMPTY = frozenset(("", "na", "n/a", "nan", "null", "#n/a"))
 # Python's float would also take 1_000, infinity, and digits of any script.
 PLAIN = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?", re.ASCII)
 MINUS = "\u2212"  # as word processors write it
@@ -36,19 +34,6 @@ class CellError(ValueError):
         self.row = row
         self.other = other
         self.problem = problem
-
-
-def is_empty(cell: object) -> bool:
-    """True for an empty cell.
-
-    >>> [is_empty(cell) for cell in (None, float("nan"), " NA ", "none", 0)]
-    [True, True, True, False, False]
-    """
-    if isinstance(cell, str):
-        return cell.strip().lower() in EMPTY
-    if cell is None or type(cell).__name__ == "NAType":  # pandas' NA, which has no truth value
-        return True
-    return cell != cell
 
 
 @dataclass(frozen=True)

@@ -8,8 +8,9 @@ from typing import Any
 
 import numpy as np
 
-from discreet.data.cell_reading import CellError, Marks, is_empty, number_in
+from discreet.data.cell_reading import CellError, Marks, number_in
 from discreet.data.description import DataDescription
+from discreet.data.empty_cells import is_empty
 from discreet.data.encoding import encoded_columns
 from discreet.data.targets import Array, FolderError
 from discreet.per_example.objective import PADDING

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from discreet.data.cell_reading import CellError, Marks, day_in, is_empty, number_in, word_in
+from discreet.data.cell_reading import CellError, Marks, day_in, number_in, word_in
 from discreet.data.columns import (
     CATEGORY,
     DATE,
@@ -27,6 +27,7 @@ from discreet.data.columns import (
     chapter_of,
     iso_day,
 )
+from discreet.data.empty_cells import is_empty
 
 Array = np.ndarray[Any, Any]
 

@@ -96,7 +96,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from discreet.data.cell_reading import CellError, is_empty
+from discreet.data.cell_reading import CellError
 from discreet.data.cells import (
     INDEX,
     encoded_cells,
@@ -108,6 +108,7 @@ from discreet.data.cells import (
 )
 from discreet.data.csv_table import CsvTable, lines_of
 from discreet.data.description import DESCRIPTION, DataDescription, read_description
+from discreet.data.empty_cells import is_empty
 from discreet.data.examples import SHAPES, Examples, Task, TaskShape
 from discreet.data.images import read_idx
 from discreet.data.table_files import open_table

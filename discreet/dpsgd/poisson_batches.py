@@ -25,7 +25,7 @@ from torch.utils.data import (
     default_collate,
 )
 
-from discreet.data.cell_reading import is_empty
+from discreet.data.empty_cells import is_empty
 from discreet.dpsgd.item_watch import ItemWatch
 from discreet.dpsgd.loop_plan import LoopPrivacy
 from discreet.dpsgd.one_index import check_one_index

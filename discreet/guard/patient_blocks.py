@@ -22,9 +22,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from discreet.data.cell_reading import is_empty
 from discreet.data.csv_table import CsvTable
 from discreet.data.description import DESCRIPTION, read_description
+from discreet.data.empty_cells import is_empty
 from discreet.data.table_files import open_table
 from discreet.data.targets import FolderError
 from discreet.guard.site_blocks import BLOCKS, KEY, SPLIT, BlockSplit, archive_of

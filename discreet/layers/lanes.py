@@ -72,6 +72,13 @@ def parted(values: Tensor, count: int) -> Tensor:
     return values.reshape(count, -1, *values.shape[1:])
 
 
+def summed(values: Tensor, count: int) -> Tensor:
+    """Sums over the k rows of each example, (n * k, ...) -> (n, ...)."""
+    if len(values) == count:
+        return values
+    return parted(values, count).sum(1)
+
+
 @contextmanager
 def below_vmap(of: int) -> Iterator[None]:
     """A context in which functions work on tensors of all examples, as outside the vmap of this

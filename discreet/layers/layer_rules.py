@@ -21,7 +21,8 @@ from discreet.layers.convolution import CONVOLUTION_RULES
 from discreet.layers.custom_functions import CUSTOM_RULES
 from discreet.layers.dropping import attended, dropped
 from discreet.layers.functions import OF_ATTENTION, by_name
-from discreet.layers.lanes import is_lane, parted
+from discreet.layers.group_normalisation import group_norm
+from discreet.layers.lanes import is_lane, parted, summed
 from discreet.layers.recurrent import RECURRENT_RULES
 from discreet.layers.terms import Lookup, Rows, Slot, Term, product_terms
 
@@ -223,54 +224,6 @@ def _channels(values: Tensor) -> Tensor:
     return values
 
 
-def _summed(values: Tensor, count: int) -> Tensor:
-    """Sums over the k rows of each example, (n * k, ...) -> (n, ...)."""
-    if len(values) == count:
-        return values
-    return parted(values, count).sum(1)
-
-
-def _group_norm(alone: Alone, input: Tensor, groups: int, *args: Any, **named: Any) -> Any:
-    """The gradient of the weight follows from sums over space, as in PyTorch's own backward pass,
-    without normalising a second time."""
-    weight, bias, eps = _affine(args, named)
-    if not _fits(weight, bias):
-        return NotImplemented
-    rows = alone.rows(input)
-    inputs = rows.flatten(0, 1)
-    last = (
-        inputs.dim() == 4
-        and not inputs.is_cuda
-        and inputs.is_contiguous(memory_format=torch.channels_last)
-    )
-    if not last:
-        inputs = inputs.contiguous()
-    count, channels = inputs.shape[:2]
-    size = inputs[0, 0].numel()
-    outputs, mean, scale = torch.native_group_norm(
-        inputs, weight, bias, count, channels, size, groups, eps
-    )
-    held = alone.slot(weight)
-    added = alone.slot(bias)
-
-    def terms(grads: Tensor) -> list[Term]:
-        sums = _channels(grads)
-        found: list[Term] = [] if added is None else [Rows(added, _summed(sums, alone.count))]
-        if held is None:
-            return found
-        products, shifts = (
-            value.view(count, groups, -1) for value in (_channels(grads * inputs), sums)
-        )
-        values = ((products - shifts * mean.unsqueeze(2)) * scale.unsqueeze(2)).view(
-            count, channels
-        )
-        return [Rows(held, _summed(values, alone.count)), *found]
-
-    if held is not None or added is not None:
-        alone.note(outputs, terms)
-    return parted(outputs, len(rows))
-
-
 def _channel_norm(alone: Alone, name: str, input: Tensor, *args: Any) -> Any:
     """InstanceNorm, and BatchNorm in evaluation mode, which scales each channel by fixed
     numbers."""
@@ -292,7 +245,7 @@ def _channel_norm(alone: Alone, name: str, input: Tensor, *args: Any) -> Any:
         outputs,
         (weight, bias),
         normal,
-        lambda values: _summed(_channels(values), alone.count),
+        lambda values: summed(_channels(values), alone.count),
     )
     return parted(outputs, len(rows))
 
@@ -412,7 +365,7 @@ RULES: dict[str, Rule] = {
     "embedding_bag": _embedding_bag,
     "layer_norm": _layer_norm,
     "rms_norm": _rms_norm,
-    "group_norm": _group_norm,
+    "group_norm": group_norm,
     "batch_norm": lambda alone, *args: _channel_norm(alone, "batch_norm", *args),
     "instance_norm": lambda alone, *args: _channel_norm(alone, "instance_norm", *args),
     "scaled_dot_product_attention": _attention,

@@ -39,7 +39,7 @@ def model_card(record: RunRecord, facts: Mapping[str, Any], *, example: str, sai
         "## Use\n\nIn this folder, with torch, numpy, pandas and "
         f"scikit-learn:\n\n```python\n{example}```",
         f"It was run when the folder was written, and printed:\n\n```\n{said.rstrip()}\n```",
-        "`encoding.py`, with `columns.py` and `cell_reading.py`, turns the cells of a table into "
+        "`encoding.py`, with the files that it imports, turns the cells of a table into "
         "the numbers that the model reads, by what `model.json` says of each column. "
         "`model.safetensors` holds the parameters alone.",
     ]

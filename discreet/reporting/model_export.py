@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from discreet.data import cell_reading, columns, encoding
+from discreet.data import cell_reading, columns, empty_cells, encoding
 from discreet.data.columns import CATEGORY, DATE, TEXT, Column
 from discreet.data.description import DataDescription
 from discreet.data.targets import CLASSES, LABELS, NUMBERS, SURVIVAL
@@ -92,7 +92,7 @@ def _fill(folder: Path, run: Path, saved: SavedModel, facts: dict[str, Any]) -> 
     """Writes the files, and returns the example's output."""
     for name in ("model.safetensors", FILE):
         shutil.copy(run / name, folder)
-    for module in (cell_reading, columns, encoding):
+    for module in (cell_reading, columns, empty_cells, encoding):
         _copy_code(Path(str(module.__file__)), folder)
     shutil.copy(TEMPLATES / "classifier.txt", folder / "classifier.py")
     example = _example_for(saved.shape.target.kind)

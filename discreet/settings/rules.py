@@ -28,60 +28,6 @@ from discreet.privacy.quantile import LARGEST_NUMBER, LEAST_NUMBER
 from discreet.settings.wording import Key, Phrase, Wording, joined
 
 T = TypeVar("T")
-# Names that users type from habit, and the setting of a user-level run that each stands for.
-MEANT = {
-    "privacy.user.target_epsilon": ("epsilon", "eps", "target_epsilon"),
-    "privacy.user.max_epsilon": ("max_epsilon", "budget", "epsilon_budget"),
-    "privacy.user.noise_multiplier": ("noise", "noise_multiplier", "sigma", "noise_scale", "z"),
-    "privacy.user.clip.norm": (
-        "clip",
-        "clip_norm",
-        "clipping",
-        "clipping_norm",
-        "max_grad_norm",
-        "l2_norm_clip",
-    ),
-    "privacy.delta": ("delta", "target_delta"),
-    "privacy.accountant": ("accountant",),
-    "data.name": ("dataset", "data_name"),
-    "data.num_clients": (
-        "clients",
-        "num_clients",
-        "n_clients",
-        "nodes",
-        "num_nodes",
-        "num_supernodes",
-    ),
-    "data.partition": ("partition", "partitioner"),
-    "data.alpha": ("alpha",),
-    "model.name": ("architecture", "net", "network"),
-    "sampling.probability": (
-        "q",
-        "probability",
-        "fraction",
-        "fraction_fit",
-        "fraction_train",
-        "sample_rate",
-        "sampling_rate",
-    ),
-    "sampling.population_size": ("population", "population_size"),
-    "training.batch_size": ("batch", "batch_size", "bs"),
-    "training.epochs": ("epochs", "local_epochs", "num_epochs"),
-    "training.learning_rate": ("lr", "learning_rate", "client_lr", "local_lr"),
-    "training.optimizer": ("optimizer", "optim"),
-    "training.weight_decay": ("weight_decay",),
-    "server.learning_rate": ("server_lr", "server_learning_rate"),
-    "server.momentum": ("momentum",),
-    "rounds": ("num_rounds", "n_rounds", "num_server_rounds", "server_rounds"),
-    "output_dir": ("output", "out", "outdir", "output_folder", "run_dir"),
-}
-ALIASES = {name: key for key, names in MEANT.items() for name in names}
-MAIN = {"data": "name", "model": "name", "sampling": "kind", "task": "loss", "server": "optimizer"}
-# the setting that is meant if a group is given a value
-MAIN |= {
-    "privacy.user.clip": "norm",
-    "privacy.local": "kind",
-}
 ABSENT = (("mechanism", None), ("mechanism_numbers", None), ("keep", None))
 CALL_SETTINGS = ("output_dir", "resume", "device")  # of one call, beside the settings of a run
 # the largest numbers of characters of a value in a message, and of a message
@@ -309,6 +255,8 @@ def _mistake(first: Any, kind: Any) -> ConfigError:
     known = _rule_of(annotation)
     words = TYPES.get(first["type"], "")
     if known is None:
+        from discreet.settings.other_names import MAIN
+
         if key in MAIN:
             meant = f"; did you mean {key}.{MAIN[key]}?"
         else:
@@ -363,6 +311,8 @@ def unknown(key: str, kind: type) -> str:
 def _alias_of(key: str, names: Sequence[str]) -> str:
     """The end of a message about a key whose last word is an alias; settings in the same group come
     first."""
+    from discreet.settings.other_names import ALIASES
+
     group, _, word = key.rpartition(".")
     meant = ALIASES.get(word, "")
     near = f"{group}.{meant.rpartition('.')[2]}"

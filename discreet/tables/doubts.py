@@ -9,7 +9,8 @@ from contextlib import suppress
 from dataclasses import dataclass
 from itertools import chain
 
-from discreet.data.cell_reading import ABOVE, Marks, day_in, is_empty
+from discreet.data.cell_reading import ABOVE, Marks, day_in
+from discreet.data.empty_cells import is_empty
 from discreet.tables.written_numbers import (
     COMMA_GROUPS,
     POINT,

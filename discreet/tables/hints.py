@@ -9,9 +9,9 @@ from typing import Any
 
 import numpy as np
 
-from discreet.data.cell_reading import is_empty
 from discreet.data.columns import CATEGORY, TEXT
 from discreet.data.description import DataDescription
+from discreet.data.empty_cells import is_empty
 from discreet.data.encoding import Reading
 
 MANY_ROWS = 20  # with fewer a hint is likely chance

@@ -13,10 +13,11 @@ from functools import partial
 from itertools import combinations
 from statistics import median
 
-from discreet.data.cell_reading import Marks, day_in, is_empty, number_in
+from discreet.data.cell_reading import Marks, day_in, number_in
 from discreet.data.cells import INDEX, numbers_rows
 from discreet.data.columns import ICD, LARGEST
 from discreet.data.csv_table import CsvTable
+from discreet.data.empty_cells import is_empty
 from discreet.data.targets import FolderError
 from discreet.privacy.person import KEY, OtherSpelling, person_keys
 from discreet.tables.doubts import TWINS, doubt_in, point_doubt

@@ -10,10 +10,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from discreet.data.cell_reading import Marks, is_empty
+from discreet.data.cell_reading import Marks
 from discreet.data.columns import CATEGORY, LOCAL, NUMBER, Column
 from discreet.data.csv_table import CsvTable
 from discreet.data.description import DataDescription, description_of
+from discreet.data.empty_cells import is_empty
 from discreet.data.targets import FolderError
 from discreet.settings.foreign_files import one_line, read_toml
 from discreet.settings.rules import did_you_mean
