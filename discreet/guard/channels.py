@@ -19,6 +19,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import pairwise
+from operator import sub
 from typing import Any
 
 LEVELS = 4
@@ -28,7 +29,8 @@ TURN = "turn"  # the roles of a block
 SETS = "sets"
 READS = "reads"
 Values = list[float | None]  # of each channel, or none
-HOLD_SECONDS = 0.25  # for which a level stays, so that it can be read
+Pair = tuple[Values, Values]
+HOLD_SECONDS = 0.2  # for which a level stays, so that it can be read
 BUSY_SECONDS = 0.001  # that a level uses the processor for, of each three
 
 
@@ -119,19 +121,21 @@ def _read_until(until: float, channels: Sequence[Channel]) -> list[Any]:
 
 
 def side_by_side(
-    rows: Sequence[str], moments: Sequence[Sequence[float]], readings: Sequence[Sequence[Any]]
-) -> tuple[list[str], list[Values]] | None:
-    """Each row as often as it was set in one go, and what another block read before the first one
-    and after each one, before the next; as `read_back` takes them. Which ones these are depends on
-    nothing but the `moments` at which rows were set. None if the blocks were too slow for that."""
-    values: list[Values] = []
+    rows: int, moments: Sequence[Sequence[float]], readings: Sequence[Sequence[Any]]
+) -> list[Pair] | None:
+    """What another block read before and after each row was set, and before the next one was. Which
+    readings are taken depends on nothing but moments. None if the blocks were too slow for that."""
+    found: dict[int, Pair] = {}
+    before: Values | None = None
     for number, ((_, set_at), (next_at, _)) in enumerate(pairwise(moments)):
-        inside = [found for begins, ends, found in readings if begins > set_at and ends < next_at]
-        values = [*values, inside[0]] if inside else []
-        if len(values) > len(rows):
-            first = number + 1 - len(rows)
-            return [rows[each % len(rows)] for each in range(first, number + 1)], values
-    return None
+        inside = [each for begins, ends, each in readings if begins > set_at and ends < next_at]
+        after = inside[0] if inside else None
+        if before is not None and after is not None:
+            found.setdefault(number % rows, (before, after))
+        before = after
+    if len(found) < rows:
+        return None
+    return [found[row] for row in range(rows)]
 
 
 def _hold(level: int, until: float) -> None:
@@ -165,18 +169,19 @@ def drawn_levels(channels: Sequence[Channel], source: random.Random) -> list[str
 
 
 def read_back(
-    channels: Sequence[Channel], rows: Sequence[str], values: Sequence[Values]
+    channels: Sequence[Channel], rows: Sequence[str], pairs: Sequence[Pair]
 ) -> dict[str, Told]:
-    """What each channel told. `values`: what was read before the first row and after each one. A
-    level is guessed by the rank of the number read, or of its change, or by the opposite rank: the
+    """What each channel told. `pairs`: what was read before and after each row was set. A level is
+    guessed by the rank of the number read, or of its change, or by the opposite rank: the
     best of these four counts."""
     tries = 4 * 2 * len(channels)
     found = {}
     for place, channel in enumerate(channels):
         sent = [int(row[place]) for row in rows]
-        read = [each[place] or 0.0 for each in values]
-        changes = [after - before for before, after in pairwise(read)]
-        right = max(agreement(sent, numbers) for numbers in (read[1:], changes))
+        before = [each[place] or 0.0 for each, _ in pairs]
+        after = [each[place] or 0.0 for _, each in pairs]
+        changes = list(map(sub, after, before))
+        right = max(agreement(sent, numbers) for numbers in (after, changes))
         told = chance(right, len(sent)) * tries < FALSE_ALARMS
         found[channel.name] = Told(right / len(sent), told and channel.covered, channel.covered)
     return found

@@ -7,6 +7,7 @@ import random
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from itertools import pairwise
 from typing import Any
 
 from discreet.guard.block_task import CHANNELS, PART
@@ -35,7 +36,7 @@ def told_channels(sandbox: Sandbox) -> dict[str, Told]:
     channels = all_channels()
     rows = drawn_levels(channels, random.SystemRandom())
     values = [_parts(sandbox, [{"role": TURN, "rows": [row]}])[0] for row in [*rows, ""]]
-    return read_back(channels, rows, values)
+    return read_back(channels, rows, [*pairwise(values)])
 
 
 def told_side_by_side(sandbox: Sandbox) -> dict[str, Told]:
@@ -46,9 +47,9 @@ def told_side_by_side(sandbox: Sandbox) -> dict[str, Told]:
     for seconds in SIDE_SECONDS:
         until = time.time() + seconds
         parts = [{"role": role, "rows": rows, "until": until} for role in (SETS, READS)]
-        found = side_by_side(rows, *_parts(sandbox, parts))
+        found = side_by_side(len(rows), *_parts(sandbox, parts))
         if found is not None:
-            return read_back(channels, *found)
+            return read_back(channels, rows, found)
     raise SandboxError("blocks that run side by side were too slow for the test of their channels")
 
 

@@ -29,6 +29,7 @@ KEY = 0x64697363
 PORT = 47_119
 PLACES = 2
 MANY = 1000
+START_SECONDS = 0.1
 WALKS = 20
 
 
@@ -385,6 +386,9 @@ class Sleepers:
         for _ in range(level):
             given = (self._mapped(), self.turn)
             threading.Thread(target=self._wait, args=given, daemon=True).start()
+        until = time.time() + START_SECONDS
+        while self.read() < level and time.time() < until:
+            time.sleep(0.001)
 
     def read(self) -> float:
         """The number that wait: moves them from the word to the word itself, and wakes none."""
