@@ -30,7 +30,7 @@ SETS = "sets"
 READS = "reads"
 Values = list[float | None]  # of each channel, or none
 Pair = tuple[Values, Values]
-HOLD_SECONDS = 0.2  # for which a level stays, so that it can be read
+HOLD_SECONDS = 0.25  # for which a level stays, so that it can be read
 BUSY_SECONDS = 0.001  # that a level uses the processor for, of each three
 
 

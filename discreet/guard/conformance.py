@@ -18,8 +18,8 @@ from discreet.guard.operating import run_in, task_of
 from discreet.guard.sandbox import Sandbox, SandboxError
 from discreet.guard.site_blocks import archive_of
 
-CHECK_SECONDS = 60.0  # of a block that takes part in a test
-SIDE_SECONDS = (22.0, 44.0)  # of two blocks at once: more where the machine was too slow
+CHECK_SECONDS = 110.0  # of a block that takes part in a test
+SIDE_SECONDS = (25.0, 50.0, 100.0)  # of two blocks at once: more where the machine was too slow
 
 
 def checking(policy: GuardPolicy) -> GuardPolicy:

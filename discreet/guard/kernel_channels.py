@@ -19,7 +19,7 @@ from discreet.guard.channels import Channel
 
 MANY = 20  # times AT_ONCE pipes: more than others make in a turn, whom a processor serves too
 AT_ONCE = 64
-FEW = 2  # where a step is a process
+FEW = 1  # where a step is a process
 SOME = 20  # where a step is dear, or a counter is of the whole kernel and not of a processor
 
 libc = ctypes.CDLL(None, use_errno=True)

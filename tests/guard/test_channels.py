@@ -16,6 +16,7 @@ from pathlib import Path
 
 import pytest
 
+from discreet.guard import kernel_stores
 from discreet.guard.channels import (
     READS,
     SETS,
@@ -138,7 +139,16 @@ def part_in(pipe: Connection, role: str, rows: Sequence[str], until: float) -> N
     pipe.send(take_part(held(), {"role": role, "rows": rows, "until": until}))
 
 
-def test_what_a_block_holds_is_read_by_one_beside_it_that_shares_its_kernel() -> None:
+def test_what_a_block_holds_is_read_by_one_beside_it_that_shares_its_kernel(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def of_this_test(name: str = "this.py") -> str:  # others may try the channels just now, too
+        path = tmp_path / name
+        if not path.exists():
+            path.write_text("# a file")
+        return str(path)
+
+    monkeypatch.setattr(kernel_stores, "beside_python", of_this_test)
     channels = [*held(), drawn_by(random.Random(2))]
     rows = drawn_levels(channels, random.Random(12))
     for seconds in (15.0, 60.0):  # a machine with other work needs longer
