@@ -1,4 +1,4 @@
-"""A guarded site: `discreet site GUARD_TOML`, or `discreet site split|check|try|log|status WHERE`.
+"""A guarded site: `discreet site GUARD_TOML`, or `discreet site VERB WHERE`.
 
 With guard.toml alone: an overview of the budget, of what ran, and of what waits for approval.
 
@@ -11,6 +11,8 @@ check   WHERE is a guard.toml: checks policy, split, account, and which ways out
 try     runs the app WHERE, a folder or a .fab, as a whole in the sandbox on the public rows in
         --mock; all errors are shown, and nothing is charged
 log     WHERE is a guard.toml: lists what has run, with app and cost, and what was refused
+backup  WHERE is a guard.toml: copies the split with its key, the account and the records to the new
+        folder --out, also while the guard runs
 status  WHERE is a guard.toml: shows the guarantee and the spent part of the budget; --json: in the
         format of privacy.json in the records of the site after each round
 
@@ -40,18 +42,18 @@ from discreet.settings.rules import ConfigError
 if TYPE_CHECKING:
     from discreet.guard.sandbox import Sandbox
 
-ACTIONS = ("split", "check", "try", "log", "status")
+ACTIONS = ("split", "check", "try", "log", "status", "backup")
 
 
 def command(
-    action: Annotated[str, typer.Argument(metavar="[split|check|try|log|status]")],
+    action: Annotated[str, typer.Argument(metavar="[split|check|try|log|status|backup]")],
     where: Annotated[Path | None, typer.Argument(metavar="WHERE")] = None,
     id_column: Annotated[
         str | None, Option("--id", help="split: the column of the patients' ids, or folders")
     ] = None,
     blocks: Annotated[int | None, Option(help="split: how many blocks, a public number")] = None,
     out: Annotated[
-        Path | None, Option(help="split: the folder to be made, for this user alone")
+        Path | None, Option(help="split, backup: the folder to be made, for this user alone")
     ] = None,
     unit: Annotated[
         Literal["patient", "site"], Option(help="split: whom the guard protects")
@@ -83,6 +85,8 @@ def command(
         return _try(where, mock, guard)
     if action == "check":
         return _packages() if packages else _check(where)
+    if action == "backup":
+        return _backup(where, out)
     if action == "status":
         return _status(where, as_json=as_json)
     return _log(where)
@@ -201,6 +205,18 @@ def _try(app: Path, mock: Path | None, guard: Path | None) -> int:
         return 1
     digest = hashlib.sha256(bundle_of(app)).hexdigest()
     print(f"the digest of this bundle, for apps in guard.toml: {digest}")
+    return 0
+
+
+def _backup(path: Path, out: Path | None) -> int:
+    from discreet.guard.site_backup import back_up
+
+    if out is None:
+        raise ConfigError("--out must be given: the folder of the backup")
+    position = back_up(path, out).position()
+    print(
+        f"{out}: {position.rows} rows, head {position.head}. It holds the key: keep it as the site"
+    )
     return 0
 
 

@@ -10,14 +10,18 @@ from __future__ import annotations
 import fcntl
 import json
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
 from discreet.guard.guard_policy import GuardPolicy
+from discreet.run_files.whole_files import replace_file
 from discreet.settings.rules import ConfigError
 
 JOURNAL = "journal.jsonl"
+OLDER = "journal.older.jsonl"  # what was the journal until it had MOST_JOURNAL bytes
+MOST_JOURNAL = 10_000_000
+ENDED = "ended_before"  # in the first row of a journal: the rounds in those that are gone
 MOST_TEXT = 200  # characters of a text that a server chose
 Row = Mapping[str, object]
 
@@ -39,12 +43,45 @@ def opened_records(policy: GuardPolicy) -> Path:
 
 def note(folder: Path, row: Row) -> None:
     """Adds a row to the journal, with its texts cut short. A line that a crash has torn stays a
-    line of its own."""
+    line of its own. A journal that is long enough becomes the older one, whose rounds that ended
+    are counted on."""
     cut = {name: each[:MOST_TEXT] if isinstance(each, str) else each for name, each in row.items()}
     path = folder / JOURNAL
+    if path.exists() and path.stat().st_size >= MOST_JOURNAL:
+        begin = {ENDED: rounds_ended(read_rows(path))}
+        replace_file(folder / f"new.{JOURNAL}", _line(begin).encode(), mode=0o600)
+        os.replace(path, folder / OLDER)
+        os.replace(folder / f"new.{JOURNAL}", path)
     torn = path.exists() and path.stat().st_size > 0 and not _ends_a_line(path)
     with path.open("a") as file:
-        file.write("\n" * torn + json.dumps(cut) + "\n")
+        file.write("\n" * torn + _line(cut))
+
+
+def read_rows(path: Path) -> list[dict[str, object] | None]:
+    """The rows of a journal, oldest first; None for one that a crash has torn."""
+    found: list[dict[str, object] | None] = []
+    with path.open() as file:
+        for line in file:
+            try:
+                found.append(dict(json.loads(line)))
+            except (ValueError, TypeError):
+                found.append(None)
+    return found
+
+
+def rounds_ended(rows: Iterable[Row | None]) -> int:
+    """The rounds that ended up to the last of a journal's rows, also of journals before it."""
+    ended = 0
+    for row in rows:
+        if row is not None:
+            before = row.get(ENDED, 0)
+            ended += before if isinstance(before, int) else 0
+            ended += "drawn" in row
+    return ended
+
+
+def _line(row: Row) -> str:
+    return json.dumps(row) + "\n"
 
 
 def printable(text: str) -> str:
