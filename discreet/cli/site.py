@@ -169,8 +169,7 @@ def _checked(path: Path) -> int:
 
 def _channels(sandbox: Sandbox) -> bool:
     """Tries and prints the channels between blocks; true if one is open."""
-    from discreet.guard.conformance import told_channels, told_side_by_side
-    from discreet.guard.site_report import channel_lines
+    from discreet.guard.conformance import channel_lines, told_channels, told_side_by_side
 
     turns = told_channels(sandbox)
     found = [*channel_lines("one after the other", turns)]
@@ -186,8 +185,8 @@ def _channels(sandbox: Sandbox) -> bool:
 
 
 def _try(app: Path, mock: Path | None, guard: Path | None) -> int:
-    from discreet.guard.operating import bundle_of, trial_policy, try_app
     from discreet.guard.site_records import printable
+    from discreet.guard.trials import bundle_of, trial_policy, try_app
     from discreet.guard.zygote import DATA
 
     if guard is None:

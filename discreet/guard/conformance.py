@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import random
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import pairwise
 from typing import Any
@@ -64,3 +64,16 @@ def _parts(sandbox: Sandbox, parts: Sequence[Mapping[str, object]]) -> list[Any]
             raise SandboxError(f"a block took no part: {' '.join(last)}")
         found.append(json.loads(result.state))
     return found
+
+
+def channel_lines(how: str, told: Mapping[str, Told]) -> Iterator[str]:
+    """The open channels between blocks that run as `how` says, how many were tried, and what no
+    kernel hides."""
+    for name, each in told.items():
+        if each.open:
+            yield f"a block reads {each.share:.0%} of what another one sets by {name}, {how}"
+    covered = [each for each in told.values() if each.covered]
+    opened = sum(each.open for each in covered)
+    yield f"{opened} of {len(covered)} tried channels between blocks are open, {how}"
+    others = ", ".join(f"{name} {e.share:.0%}" for name, e in told.items() if not e.covered)
+    yield f"not covered, and read of what was set (by chance 25%): {others}"

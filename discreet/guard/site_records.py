@@ -15,6 +15,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from discreet.guard.guard_policy import GuardPolicy
+from discreet.guard.running import ACTIVE
 from discreet.run_files.whole_files import replace_file
 from discreet.settings.rules import ConfigError
 
@@ -95,18 +96,30 @@ def _ends_a_line(path: Path) -> bool:
         return file.read(1) == b"\n"
 
 
+def lock_of(policy: GuardPolicy) -> Path:
+    """The file that a running guard has locked."""
+    folder = Path(policy.blocks.folder)
+    return folder.with_name(f"{folder.name}.lock")
+
+
+def mark_active(policy: GuardPolicy) -> None:
+    """Notes in the locked file that the guard has started, for `running`."""
+    lock_of(policy).write_text(ACTIVE)
+
+
 @contextmanager
 def site_lock(policy: GuardPolicy) -> Iterator[None]:
     """Keeps other guards and checks away from a site until the end of a with block, or of this
     process. It is taken before anything of the site is opened. ConfigError: another one has it."""
     folder = Path(policy.blocks.folder)
-    path = folder.with_name(f"{folder.name}.lock")
+    path = lock_of(policy)
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError as error:
         os.close(descriptor)
         raise ConfigError(f"{folder}: a guard or a check of this site is running") from error
+    os.truncate(descriptor, 0)
     try:
         yield
     finally:

@@ -6,9 +6,8 @@ site can state it.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import asdict
-from typing import TYPE_CHECKING
 
 from discreet.accounting.events import PLD, RDP
 from discreet.accounting.privacy_ledger import epsilon_of_blocks
@@ -16,9 +15,6 @@ from discreet.guard.guard_policy import ALL_BLOCKS, KERNEL, PATIENT, GuardPolicy
 from discreet.ledger.durable_ledger import DurableLedger
 from discreet.mechanisms.guarded_blocks import MOVES
 from discreet.mechanisms.mechanism import Statement
-
-if TYPE_CHECKING:
-    from discreet.guard.channels import Told
 
 PRIVACY = "privacy.json"
 OWN_KERNELS = f"{MOVES}C: each block has a kernel of its own, and no app needs to be read"
@@ -117,16 +113,3 @@ def spending_lines(policy: GuardPolicy, ledger: DurableLedger) -> Iterator[str]:
     epsilon = epsilon_of_blocks(spent, policy.max_delta, PLD)
     left = max(0.0, policy.max_epsilon - epsilon)
     yield f"spent: epsilon {epsilon:.4g} in {spent.num_releases} releases; {left:.4g} left"
-
-
-def channel_lines(how: str, told: Mapping[str, Told]) -> Iterator[str]:
-    """The open channels between blocks that run as `how` says, how many were tried, and what no
-    kernel hides."""
-    for name, each in told.items():
-        if each.open:
-            yield f"a block reads {each.share:.0%} of what another one sets by {name}, {how}"
-    covered = [each for each in told.values() if each.covered]
-    opened = sum(each.open for each in covered)
-    yield f"{opened} of {len(covered)} tried channels between blocks are open, {how}"
-    others = ", ".join(f"{name} {e.share:.0%}" for name, e in told.items() if not e.covered)
-    yield f"not covered, and read of what was set (by chance 25%): {others}"

@@ -418,7 +418,7 @@ def fails(values: Sequence[float]) -> None:
     """A block of an app that fails on any data."""
 
 
-def test_an_app_that_fails_in_every_block_has_one_round_and_pays_no_more_for_the_count(
+def test_an_app_that_fails_in_every_block_has_one_round_and_pays_for_no_count(
     tmp_path: Path,
 ) -> None:
     # The count is 7 standard deviations from its limit: red by chance once in 10^12.

@@ -16,7 +16,7 @@ from types import SimpleNamespace
 import pytest
 
 from discreet.cli.main import main
-from discreet.guard import conformance, operating, site_check
+from discreet.guard import conformance, operating, site_check, trials
 from discreet.guard.channels import Told
 from discreet.guard.kernel_stores import all_channels
 from discreet.guard.sandbox import BlockResult
@@ -201,8 +201,8 @@ def test_no_print_of_an_app_looks_like_the_line_with_its_digest(
 ) -> None:
     line = "the digest of this bundle, for apps in guard.toml: "
     forged = f"round 1\n\x1b[2J\x1b[8m{line}{'00' * 32}\r{line}{'11' * 32}\x85{line}\u202e"
-    monkeypatch.setattr(operating, "try_app", lambda *_: (forged, True))
-    monkeypatch.setattr(operating, "bundle_of", lambda app: b"bundle")
+    monkeypatch.setattr(trials, "try_app", lambda *_: (forged, True))
+    monkeypatch.setattr(trials, "bundle_of", lambda app: b"bundle")
     assert main(["site", "try", str(tmp_path), "--mock", str(tmp_path)]) == 0
     lines = capsys.readouterr().out.removesuffix("\n").split("\n")
     assert all(each.isprintable() for each in lines)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import platform
+import subprocess
+import sys
 from contextlib import ExitStack
 from dataclasses import replace
 from importlib.metadata import version
@@ -15,7 +17,7 @@ from packaging.requirements import Requirement
 
 from discreet.cli.main import main
 from discreet.deployment.flower_fixes import supernode_guard
-from discreet.guard import site_records
+from discreet.guard import running, site_records
 from discreet.guard.patient_blocks import split_site
 from discreet.guard.site_blocks import BLOCKS, SPLIT, read_blocks
 from discreet.guard.site_guard import SiteGuard, closed
@@ -51,12 +53,22 @@ def test_a_lock_is_held_until_the_process_of_the_guard_ends(
     monkeypatch.setattr(supernode_guard, "broken_walls", lambda sandbox: [])
     monkeypatch.setattr(supernode_guard.start_client_internal, "_push_messages", None)
     monkeypatch.setattr(supernode_guard.importlib, "import_module", lambda name: SimpleNamespace())
+    assert not healthy(tmp_path)
     supernode_guard.install(tmp_path / "guard.toml")
+    assert healthy(tmp_path)
     with pytest.raises(ConfigError, match="is running"), site_lock(policy):
         pass
+    assert healthy(tmp_path)
     locks.close()
+    assert not healthy(tmp_path)
     with site_lock(policy):
-        pass
+        assert not healthy(tmp_path)  # a check holds the lock, or a guard that is still starting
+
+
+def healthy(folder: Path) -> bool:
+    """What the healthcheck of docker-compose.guard.yml says."""
+    words = [sys.executable, "-S", running.__file__, str(folder / "guard.toml")]
+    return subprocess.run(words, check=False).returncode == 0
 
 
 def test_the_log_is_read_without_opening_the_folder_of_the_blocks(
