@@ -114,7 +114,7 @@ def test_the_walls_hold_where_the_unit_lets_a_guard_run(
     assert done.stdout.strip() == "reached: []", done.stdout + done.stderr
 
 
-@pytest.mark.parametrize("name", ["", ".node", ".guard", ".server"])
+@pytest.mark.parametrize("name", ["", ".node", ".guard"])
 def test_services_have_no_swap_and_a_healthcheck_and_nodes_a_share_of_the_processors(
     name: str,
 ) -> None:
