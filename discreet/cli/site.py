@@ -142,7 +142,7 @@ def _check(path: Path) -> int:
 
 def _checked(path: Path) -> int:
     from discreet.guard.conformance import checking
-    from discreet.guard.guard_policy import ONE_BLOCK
+    from discreet.guard.guard_policy import KERNEL, ONE_BLOCK
     from discreet.guard.operating import broken_walls, started
     from discreet.guard.site_check import check_site
     from discreet.guard.site_report import statement_lines
@@ -158,6 +158,8 @@ def _checked(path: Path) -> int:
         if not reached:
             print(f"  none of the tried ways out of {policy.enclosure} is open")
         told = _channels(sandbox)
+    if policy.enclosure != KERNEL:
+        print("  a block's memory is counted without page tables, socket buffers and swap")
     refused = told and policy.any and policy.charge == ONE_BLOCK
     if refused:
         print('  any = true is refused: set charge = "all-blocks", or apps that somebody has read')

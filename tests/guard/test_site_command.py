@@ -109,6 +109,7 @@ def test_check_finds_walls_that_hold(folder: Path, monkeypatch: pytest.MonkeyPat
     assert "policy, split and account are in order" in found
     assert "none of the tried ways out of bubblewrap is open" in found
     assert pipes in found
+    assert "a block's memory is counted without page tables, socket buffers and swap" in found
     assert "blocks never run side by side here, so no channel between such was tried" in found
     assert "charged for 2C: somebody at this site has read and approved each app" in found
     for closed in ("page cache", "cookie", "pidfd", "automatic group", "sysinfo", "free room"):
