@@ -20,6 +20,7 @@ from discreet.run_files.run_folder import RunFolder
 from discreet.server.population_account import ADJACENCIES, Population, create_account
 from discreet.settings.compose import load_asked
 from discreet.simulation.in_process import simulate
+from tests.guard.made import site
 from tests.stopping import every_stop, in_fork, same_files, visible
 
 ROWS = "id,age\n" + "".join(f"p{number},{20 + number}\n" for number in range(12))
@@ -61,6 +62,14 @@ def split_site(place: Path) -> int:
     return main([*words, "--id", "id", "--blocks", "2"])
 
 
+def with_site(place: Path) -> None:
+    site(place, {f"p{number}": 1.0 for number in range(4)})
+
+
+def site_backed_up(place: Path) -> int:
+    return main(["site", "backup", str(place / "guard.toml"), "--out", str(place / "backup")])
+
+
 def described(place: Path) -> int:
     return main(["data", "check", str(place / "table.csv"), "--write"])
 
@@ -81,6 +90,7 @@ def reported(place: Path) -> int:
 VERBS: dict[str, tuple[Callable[[Path], object], Callable[[Path], int], tuple[str, ...]]] = {
     "ledger backup": (with_ledger, backed_up, ("copy.db",)),
     "data split": (with_table, split, ("test.csv", "train.csv")),
+    "site backup": (with_site, site_backed_up, ("backup",)),
     "site split": (with_table, split_site, ("blocks",)),
     "data check": (with_table, described, ("data.toml",)),
     "new": (lambda _: None, made, ("project",)),

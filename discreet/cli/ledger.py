@@ -23,9 +23,8 @@ from __future__ import annotations
 
 import json
 import math
-import sqlite3
 from collections.abc import Iterator
-from contextlib import closing, suppress
+from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Literal
@@ -37,9 +36,9 @@ from discreet.accounting.accounting import pure_epsilon
 from discreet.accounting.events import ACCOUNTANTS
 from discreet.accounting.privacy_ledger import PrivacyLedger
 from discreet.ledger.durable_ledger import DurableLedger, LedgerError
+from discreet.run_files.ledger_copy import copy_ledger
 from discreet.run_files.run_folder import ACCOUNT, CONFIG, RunFolder
 from discreet.run_files.run_ledgers import displaced
-from discreet.run_files.whole_files import new_file
 from discreet.server.population_account import (
     ADJACENCIES,
     LIMIT,
@@ -94,7 +93,7 @@ def command(
     if action != "backup" and copy is not None:
         raise ConfigError("only backup takes a second file, the copy")
     if copy is not None:
-        copied = backup(run, copy)
+        copied = copy_ledger(run, copy)
         print(f"{copy}: {copied.position().rows} rows, head {copied.position().head}")
         return 0
     ledgers = _ledgers_of(run)
@@ -195,30 +194,6 @@ def _displaced(run: Path, ledger: DurableLedger) -> list[str]:
     with suppress(LedgerError):
         return displaced(RunFolder(run), ledger)
     return []
-
-
-def backup(ledger: Path, copy: Path) -> DurableLedger:
-    """Makes a complete and verified copy of a ledger. A plain copy of the file may miss rows in
-    SQLite's side files.
-
-    Raises:
-      LedgerError: there is no ledger, the copy would overwrite a file, or the chain is broken.
-    """
-    try:
-        ledger.stat()  # raises if it is missing
-        with new_file(copy) as beside:
-            with (
-                DurableLedger(ledger).reading() as source,
-                closing(sqlite3.connect(beside)) as target,
-            ):
-                source.backup(target)
-            if faults := DurableLedger(beside).verify():
-                raise LedgerError(f"{ledger} is damaged: {faults[0]}")
-    except (OSError, sqlite3.Error) as error:
-        raise LedgerError(
-            f"{ledger} can't be copied, and nothing is overwritten: {error}"
-        ) from error
-    return DurableLedger(copy)
 
 
 def _delta_of(run: Path, ledger: DurableLedger) -> float:

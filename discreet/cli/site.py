@@ -1,4 +1,4 @@
-"""A guarded site: `discreet site GUARD_TOML`, or `discreet site split|check|try|log|status WHERE`.
+"""A guarded site: `discreet site GUARD_TOML`, or `discreet site VERB WHERE`.
 
 With guard.toml alone: an overview of the budget, of what ran, and of what waits for approval.
 
@@ -11,6 +11,8 @@ check   WHERE is a guard.toml: checks policy, split, account, and which ways out
 try     runs the app WHERE, a folder or a .fab, as a whole in the sandbox on the public rows in
         --mock; all errors are shown, and nothing is charged
 log     WHERE is a guard.toml: lists what has run, with app and cost, and what was refused
+backup  WHERE is a guard.toml: copies the split with its key, the account and the records to the new
+        folder --out, also while the guard runs
 status  WHERE is a guard.toml: shows the guarantee and the spent part of the budget; --json: in the
         format of privacy.json in the records of the site after each round
 
@@ -28,7 +30,7 @@ import json
 import platform
 from importlib.metadata import distributions
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 from typer import Option
@@ -37,18 +39,21 @@ from discreet.guard.guard_policy import PATIENT, SITE, read_guard
 from discreet.logs import json_ready
 from discreet.settings.rules import ConfigError
 
-ACTIONS = ("split", "check", "try", "log", "status")
+if TYPE_CHECKING:
+    from discreet.guard.sandbox import Sandbox
+
+ACTIONS = ("split", "check", "try", "log", "status", "backup")
 
 
 def command(
-    action: Annotated[str, typer.Argument(metavar="[split|check|try|log|status]")],
+    action: Annotated[str, typer.Argument(metavar="[split|check|try|log|status|backup]")],
     where: Annotated[Path | None, typer.Argument(metavar="WHERE")] = None,
     id_column: Annotated[
         str | None, Option("--id", help="split: the column of the patients' ids, or folders")
     ] = None,
     blocks: Annotated[int | None, Option(help="split: how many blocks, a public number")] = None,
     out: Annotated[
-        Path | None, Option(help="split: the folder to be made, for this user alone")
+        Path | None, Option(help="split, backup: the folder to be made, for this user alone")
     ] = None,
     unit: Annotated[
         Literal["patient", "site"], Option(help="split: whom the guard protects")
@@ -80,6 +85,8 @@ def command(
         return _try(where, mock, guard)
     if action == "check":
         return _packages() if packages else _check(where)
+    if action == "backup":
+        return _backup(where, out)
     if action == "status":
         return _status(where, as_json=as_json)
     return _log(where)
@@ -134,9 +141,9 @@ def _check(path: Path) -> int:
 
 
 def _checked(path: Path) -> int:
-    from discreet.guard.guard_policy import ONE_BLOCK
-    from discreet.guard.kernel_channels import all_channels
-    from discreet.guard.operating import broken_walls, started, told_channels
+    from discreet.guard.conformance import checking
+    from discreet.guard.guard_policy import KERNEL, ONE_BLOCK
+    from discreet.guard.operating import broken_walls, started
     from discreet.guard.site_check import check_site
     from discreet.guard.site_report import statement_lines
 
@@ -144,17 +151,16 @@ def _checked(path: Path) -> int:
     print(f"{path}: policy, split and account are in order")
     for line in statement_lines(policy):
         print(f"  {line}")
-    with started(policy) as sandbox:
+    with started(checking(policy)) as sandbox:
         reached = broken_walls(sandbox)
-        told = told_channels(sandbox)
-    for each in reached:
-        print(f"  a block reaches {each}")
-    if not reached:
-        print(f"  none of the tried ways out of {policy.enclosure} is open")
-    for name, share in told.items():
-        print(f"  a block reads what the one before it wrote to {name}: {share:.0%} of the bits")
-    print(f"  {len(told)} of {len(all_channels())} tried channels between blocks are open")
-    refused = bool(told) and policy.any and policy.charge == ONE_BLOCK
+        for each in reached:
+            print(f"  a block reaches {each}")
+        if not reached:
+            print(f"  none of the tried ways out of {policy.enclosure} is open")
+        told = _channels(sandbox)
+    if policy.enclosure != KERNEL:
+        print("  a block's memory is counted without page tables, socket buffers and swap")
+    refused = told and policy.any and policy.charge == ONE_BLOCK
     if refused:
         print('  any = true is refused: set charge = "all-blocks", or apps that somebody has read')
     print(f"  a reply comes {policy.round_seconds:g} s after its message, whatever happens")
@@ -163,9 +169,26 @@ def _checked(path: Path) -> int:
     return 0
 
 
+def _channels(sandbox: Sandbox) -> bool:
+    """Tries and prints the channels between blocks; true if one is open."""
+    from discreet.guard.conformance import channel_lines, told_channels, told_side_by_side
+
+    turns = told_channels(sandbox)
+    found = [*channel_lines("one after the other", turns)]
+    if sandbox.policy.at_once > 1:
+        beside = told_side_by_side(sandbox)
+        found += channel_lines("side by side", beside)
+    else:
+        beside = {}
+        found.append("blocks never run side by side here, so no channel between such was tried")
+    for line in found:
+        print(f"  {line}")
+    return any(each.open for each in (*turns.values(), *beside.values()))
+
+
 def _try(app: Path, mock: Path | None, guard: Path | None) -> int:
-    from discreet.guard.operating import bundle_of, trial_policy, try_app
     from discreet.guard.site_records import printable
+    from discreet.guard.trials import bundle_of, trial_policy, try_app
     from discreet.guard.zygote import DATA
 
     if guard is None:
@@ -183,6 +206,18 @@ def _try(app: Path, mock: Path | None, guard: Path | None) -> int:
         return 1
     digest = hashlib.sha256(bundle_of(app)).hexdigest()
     print(f"the digest of this bundle, for apps in guard.toml: {digest}")
+    return 0
+
+
+def _backup(path: Path, out: Path | None) -> int:
+    from discreet.guard.site_backup import back_up
+
+    if out is None:
+        raise ConfigError("--out must be given: the folder of the backup")
+    position = back_up(path, out).position()
+    print(
+        f"{out}: {position.rows} rows, head {position.head}. It holds the key: keep it as the site"
+    )
     return 0
 
 

@@ -12,15 +12,19 @@ import os
 import subprocess
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 
 logger = logging.getLogger("discreet.guard")
 
 BUDGET = "budget"  # 80 % of it are spent
 REFUSED = "refused"
 LATE = "late"  # noise alone has left, or nothing
+FAILED = "failed"  # the guard did not start, or its sandbox has ended
 BUDGET_SHARE = 0.8
 HOUR = 3600.0
-PAUSES = {BUDGET: math.inf, REFUSED: HOUR, LATE: HOUR}  # seconds until the next call for a reason
+# Seconds until the next call for a reason, in one process.
+PAUSES = {BUDGET: math.inf, REFUSED: HOUR, LATE: HOUR, FAILED: HOUR}
+LAST_SECONDS = 10.0  # for commands that run when the guard ends
 
 
 class Alerts:
@@ -53,3 +57,10 @@ class Alerts:
             )
         except OSError as error:
             logger.error("the alert can't be sent: %s", error.strerror)
+
+    def finish(self) -> None:
+        """Waits a while for commands that are running, before the guard's process ends."""
+        until = time.monotonic() + LAST_SECONDS
+        for process in self.running.values():
+            with suppress(subprocess.TimeoutExpired):
+                process.wait(max(0.0, until - time.monotonic()))

@@ -18,9 +18,9 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from discreet.guard.block_task import CHANNELS, SELF_TEST, TRIAL, BlockTask
-from discreet.guard.channels import take_turn
-from discreet.guard.kernel_channels import all_channels
+from discreet.guard.block_task import CHANNELS, PART, SELF_TEST, TRIAL, BlockTask
+from discreet.guard.channels import TURN, take_part
+from discreet.guard.kernel_stores import all_channels
 from discreet.guard.self_test import reached
 from discreet.guard.whole_app import run_whole
 
@@ -61,7 +61,10 @@ def run_app(task: BlockTask, *, archive: bytes, state: bytes, data: Path, out: i
         print(json.dumps(reached(task.facts)), flush=True)
         return
     if task.instead == CHANNELS:
-        print(json.dumps(take_turn(all_channels(), task.facts["bits"])), flush=True)
+        part = json.loads((data / PART).read_bytes())
+        channels = all_channels(side_by_side=part["role"] != TURN)
+        with os.fdopen(out, "wb") as pipe:  # as a state, which may be longer than a log
+            pipe.write(json.dumps(take_part(channels, part)).encode())
         return
     context = _context_of(task, state, data)
     install_from_fab(task.bundle, skip_prompt=True)

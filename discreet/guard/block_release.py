@@ -9,10 +9,18 @@ PoissonSampled(q, Gaussian(z)), also where the app keeps a state in each block. 
 released before and the coins of the other blocks, a round is the mixture (1 - q) N(0) + q N(u)
 against (1 - q) N(0) + q N(u') with |u| <= C and |u'| <= C. docs/accounting.md proves which of these
 pairs dominates; the guard composes it beside the charge, and goes by the larger epsilon.
+
+In the first round of a run the guard also looks at a noised count of failures, and refuses to go on
+with an app all of whose blocks have failed. A block counts +1/2 if it fails, -1/2 if not, and 0 if
+it was not drawn, and the count has Gaussian noise of its own, s. The updates get noise of z_u =
+(z^-2 - s^-2)^(-1/2) in place of z. The vector (u / (2 C z_u), count / s) of a block then has a norm
+of at most sqrt(1 / z_u^2 + 1 / s^2) / 2 = 1 / (2 z), as u / (2 C z) has without a count. So both
+together cost what the round was charged, and the proof is that of this vector.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 
@@ -36,16 +44,25 @@ from discreet.settings.rules import ConfigError
 
 Vector = NDArray[np.float32]
 MOST_ARRAYS = 10_000
+HALVES = Grid(0.5)  # of a count of blocks
+SURE = 7.0  # standard deviations between the middle and either end of a count, where it is free
+LEAST_SURE = 3.0
+LEAST_COUNT_NOISE = 1.5
 
 
 @dataclass(frozen=True)
 class BlockSum:
     """The sum of one vector per block, on the grid; the number of blocks that ran, and of those
-    that returned no vector."""
+    that returned no finite vector."""
 
     total: Tensor
     drawn: int
     failed: int
+
+    @property
+    def without_results(self) -> BlockSum:
+        """The sum of blocks that ended too late: nothing of them leaves."""
+        return BlockSum(torch.zeros_like(self.total), 0, 0)
 
 
 @dataclass(frozen=True)
@@ -60,12 +77,14 @@ class BlockRelease:
       terms: clip norm and noise multiplier.
       q: the probability with which a block is drawn.
       blocks: how many there are, a public number.
+      counts: this round releases a noised count of failures too.
     """
 
     size: int
     terms: GuardTerms
     q: float
     blocks: int
+    counts: bool = False
 
     def add_up(self, vectors: Iterable[Vector | None]) -> BlockSum:
         """The sum without noise. A block that failed (None) or returned a vector that is not finite
@@ -75,7 +94,7 @@ class BlockRelease:
         drawn = failed = 0
         for vector in vectors:
             drawn += 1
-            if vector is None:
+            if vector is None or not np.isfinite(vector).all():
                 failed += 1
                 continue
             summed.add(torch.from_numpy(vector).unsqueeze(0))
@@ -84,15 +103,45 @@ class BlockRelease:
     def mean(self, summed: BlockSum, source: RandomSource) -> Tensor:
         """The noised mean (size,), float64. The noise is calibrated to 2C, whichever blocks ran,
         failed or were empty."""
-        gaussian = Gaussian(self.terms.noise_multiplier)
+        gaussian = Gaussian(self.noise_multiplier)
         sensitivity = MOVES * self.terms.clip_norm
         noised = gaussian.add_grid_noise(summed.total, sensitivity, grid=self.grid, source=source)
         return self.grid.to_float(noised, torch.float64) / (self.q * self.blocks)
 
+    def all_failed(self, summed: BlockSum, source: RandomSource) -> bool:
+        """True if the noised count says that every block failed: it is above three quarters of the
+        expected number of blocks. A step of the count is half a block."""
+        centred = torch.tensor([2 * summed.failed - summed.drawn])
+        gaussian = Gaussian(self.count_noise)
+        counted = gaussian.add_grid_noise(centred, 1.0, grid=HALVES, source=source)
+        return 2 * int(counted[0]) > self.q * self.blocks
+
+    @property
+    def count_noise(self) -> float:
+        """The standard deviation of the count's noise, in blocks: as much as lets it tell an app
+        that always fails, and at least 1.5 z, so that the updates' noise grows by a third at
+        most."""
+        most = self.q * self.blocks / (4 * SURE)
+        return max(most, LEAST_COUNT_NOISE * self.terms.noise_multiplier)
+
+    @property
+    def can_count(self) -> bool:
+        """True if a count of so many blocks tells failure from success by 3 standard deviations."""
+        return self.q * self.blocks >= 4 * LEAST_SURE * self.count_noise
+
+    @property
+    def noise_multiplier(self) -> float:
+        """The noise of the updates, over 2C: with that of the count it costs as much as the
+        terms' alone."""
+        charged = self.terms.noise_multiplier
+        if not self.counts:
+            return charged
+        return 1 / math.sqrt(charged**-2 - self.count_noise**-2)
+
     @property
     def grid(self) -> Grid:
         """The grid for exact addition of updates, determined by public values alone."""
-        stddev = self.terms.noise_multiplier * MOVES * self.terms.clip_norm
+        stddev = self.noise_multiplier * MOVES * self.terms.clip_norm
         return grid_for(
             self.terms.clip_norm, self.size, largest_cohort=self.blocks, noise_scale=stddev
         )

@@ -13,6 +13,7 @@ MOST_STATE = 1 << 24  # bytes of a block's state
 TRIAL = "trial"
 SELF_TEST = "self-test"
 CHANNELS = "channels"
+PART = "part.json"  # in the archive of a block that takes part in that test
 DEADLINE = struct.Struct("d")  # what asks for a block: the moment of the clock at which it ends
 # The enclosure, in place of the folders that Landlock lets blocks read: namespaces, or a kernel.
 SPACES = "spaces"
@@ -37,8 +38,8 @@ class BlockTask:
       metric: the name of the number that leaves; empty if arrays leave.
       limits: the fields of `enclosure.BlockLimits`.
       instead: a replacement for the ClientApp on one message: `TRIAL` (the whole app),
-        `SELF_TEST` or `CHANNELS` (a turn of the conformance test).
-      facts: what those two need to know.
+        `SELF_TEST` or `CHANNELS` (a part in the conformance test).
+      facts: what the self-test needs to know.
     """
 
     app: tuple[str, str, str]

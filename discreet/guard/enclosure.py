@@ -131,6 +131,7 @@ def enclose_a_kernel(limits: BlockLimits, image: str) -> None:
     whole = replace(limits, disk_mb=megabytes)
     _limit(whole, limits.processes + OTHER_PROCESSES, files=FILES_OF_A_KERNEL)
     call("personality", ctypes.c_ulong(FIXED_ADDRESSES))  # the memory's size depends on them
+    allow_calls(a_kernel=True)  # for an app that has broken out of its kernel
 
 
 def enclose_in_kernel(limits: BlockLimits) -> None:

@@ -17,8 +17,8 @@
     charge = "one-block"            # or "all-blocks": a round costs what blocks that talk can move
     evaluate = "refuse"             # or the table [metric]
     mock = "mock"                   # public rows, for `discreet site try`
-    alert = ["/usr/local/bin/tell"]  # called with one more word: budget (80 % are spent), refused
-                                    # or late, for the last two once an hour at most
+    alert = ["/usr/local/bin/tell"]  # called with one more word: budget (80 % are spent), refused,
+                                    # late or failed; a guard calls once an hour for each of these
 
     [blocks]
     folder = "site"                 # made by `discreet site split`

@@ -1,5 +1,5 @@
-"""The channels that `channels` tries: counters that a kernel keeps for all its processes, numbers
-of the whole machine, and stores that outlive a block.
+"""The channels that `channels` tries: counters that a kernel keeps for all its processes, and
+numbers of the whole machine. `kernel_stores` has the others.
 
 System calls are named by their numbers on x86-64, as Python has no names for them.
 """
@@ -7,26 +7,20 @@ System calls are named by their numbers on x86-64, as Python has no names for th
 from __future__ import annotations
 
 import ctypes
-import mmap
 import os
-import resource
-import signal
 import socket
 import struct
 from collections.abc import Callable, Sequence
-from contextlib import closing, suppress
-from dataclasses import replace
+from contextlib import closing
 from functools import partial
 from pathlib import Path
 
 from discreet.guard.channels import Channel
 
-MANY = 100  # times AT_ONCE pipes: more than others make in a turn, whom a processor serves too
+MANY = 20  # times AT_ONCE pipes: more than others make in a turn, whom a processor serves too
 AT_ONCE = 64
-FEW = 3  # where a step is a process
+FEW = 1  # where a step is a process
 SOME = 20  # where a step is dear, or a counter is of the whole kernel and not of a processor
-NAME = "left-by-a-block"
-KEY = 0x64697363
 
 libc = ctypes.CDLL(None, use_errno=True)
 
@@ -43,10 +37,10 @@ def called(number: int, *arguments: object) -> int:
 def counter(
     name: str, read: Callable[[], float], step: Callable[[], object], steps: int
 ) -> Channel:
-    """A counter that a bit moves on by so many steps."""
+    """A counter that a level moves on by so many steps, times the level."""
 
-    def write(bit: bool) -> None:
-        for _ in range(steps * bit):
+    def write(level: int) -> None:
+        for _ in range(steps * level):
             step()
 
     return Channel(name, read, write)
@@ -123,7 +117,7 @@ def temporary() -> str:
 
 def file_inode(folder: str) -> int:
     """The number of a new file."""
-    path = os.path.join(folder, f"{NAME}-{os.getpid()}")
+    path = os.path.join(folder, f"made-by-{os.getpid()}")
     descriptor = os.open(path, os.O_CREAT | os.O_RDWR, 0o600)
     os.unlink(path)
     return inode_of([descriptor])
@@ -145,216 +139,19 @@ def terminal() -> float:
     return number
 
 
-def beside_python(name: str = "this.py") -> str:
-    """A file of Python that every block may read, none should change, and nothing else reads."""
-    return os.path.join(os.path.dirname(os.__file__), name)
-
-
-def cached_by_read(name: str) -> float:
-    """1 if the first bytes of the file are in memory, by a read that may not wait."""
-    descriptor = os.open(beside_python(name), os.O_RDONLY)
-    try:
-        return float(os.preadv(descriptor, [bytearray(16)], 0, os.RWF_NOWAIT) > 0)
-    except BlockingIOError:
-        return 0.0
-    finally:
-        os.close(descriptor)
-
-
-def cached_by_map(name: str) -> float:
-    """The same by mincore, of a file that is mapped."""
-    told = ctypes.create_string_buffer(1)
-    one = ctypes.c_size_t(1)
-    libc.mmap.restype = ctypes.c_void_p
-    with open(beside_python(name), "rb") as file:
-        place = libc.mmap(None, one, mmap.PROT_READ, mmap.MAP_SHARED, file.fileno(), 0)
-    try:
-        called(27, ctypes.c_void_p(place), 1, told)
-    finally:
-        libc.munmap(ctypes.c_void_p(place), one)
-    return float(told.raw[0] & 1)
-
-
-def cached_by_count(name: str) -> float:
-    """The same by cachestat."""
-    descriptor = os.open(beside_python(name), os.O_RDONLY)
-    found = (ctypes.c_uint64 * 5)()
-    try:
-        called(451, descriptor, (ctypes.c_uint64 * 2)(0, 0), found, 0)
-    finally:
-        os.close(descriptor)
-    return float(found[0])
-
-
-def set_cache(name: str, bit: bool) -> None:
-    """Reads a file into memory, or has it forgotten."""
-    descriptor = os.open(beside_python(name), os.O_RDONLY)
-    if bit:
-        os.read(descriptor, 4096)
-    else:
-        os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
-    os.close(descriptor)
-
-
-def cached(how: str, read: Callable[[str], float], name: str) -> Channel:
-    """A file of its own in the page cache, or not."""
-    return Channel(f"the page cache, {how}", partial(read, name), partial(set_cache, name))
-
-
-def file_flags(flags: int | None = None) -> float:
-    """The attributes of the watched file, by file_getattr or file_setattr of Linux 6.17."""
-    found = (ctypes.c_uint64 * 3)(flags or 0)
-    number = 468 if flags is None else 469
-    called(number, -100, ctypes.c_char_p(beside_python().encode()), found, 24, 0)
-    return float(found[0])
-
-
-def left_in(folder: str) -> Channel:
-    """A file that is left in a folder."""
-    path = Path(folder, NAME)
-
-    def write(bit: bool) -> None:
-        if bit:
-            path.write_text("1")
-        else:
-            path.unlink(missing_ok=True)
-
-    return Channel(f"a file left in {folder}", lambda: float(path.exists()), write)
-
-
-def left_object(name: str, key: int, make: Sequence[int], find: Sequence[int], end: int) -> Channel:
-    """An object of System V: made by the call `make`, found by `find`, ended by the call `end`."""
-
-    def found() -> int:
-        return called(find[0], KEY + key, *find[1:])
-
-    def exists() -> float:
-        try:
-            return float(found() >= 0)
-        except OSError:
-            return 0.0
-
-    def write(bit: bool) -> None:
-        if bit:
-            called(make[0], KEY + key, *make[1:])
-        else:
-            calls = {31: (0, None), 66: (0, 0), 71: (0, None)}[end]
-            called(end, found(), *calls)
-
-    return Channel(name, exists, write)
-
-
-def listener(bit: bool) -> None:
-    """Leaves a process that listens at a port and an abstract address, or ends it by a call."""
-    with suppress(OSError), socket.create_connection(("127.0.0.1", PORT), timeout=1):
-        pass  # one that listens ends with its first call
-    if not bit:
-        return
-    ready, tell = os.pipe()
-    if os.fork() == 0:
-        os.close(ready)
-        with suppress(OSError):
-            os.setsid()
-            server = socket.create_server(("127.0.0.1", PORT))
-            os.write(tell, b"1")
-            for number in (0, 1, 2, tell):
-                os.close(number)
-            signal.alarm(60)
-            server.accept()
-        os._exit(0)
-    os.close(tell)
-    os.read(ready, 1)
-    os.close(ready)
-
-
-PORT = 47_119
-
-
-def hears() -> float:
-    """1 if something listens at the port. It is not called: that would end it."""
-    with socket.socket() as tried:
-        tried.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            tried.bind(("127.0.0.1", PORT))
-        except OSError as error:
-            if error.errno == 98:  # the address is in use
-                return 1.0
-            raise
-    return 0.0
-
-
-def queue(bit: bool) -> None:
-    """Makes a POSIX queue, or removes it."""
-    name = ctypes.c_char_p(NAME.encode())
-    if bit:
-        os.close(called(240, name, os.O_CREAT | os.O_RDWR, 0o600, None))
-    else:
-        called(241, name)
-
-
-def queue_is_there() -> float:
-    """1 if the POSIX queue is there."""
-    try:
-        os.close(called(240, ctypes.c_char_p(NAME.encode()), os.O_RDWR, 0, None))
-    except OSError as error:
-        if error.errno == 2:
-            return 0.0
-        raise
-    return 1.0
-
-
-def key(bit: bool) -> None:
-    """Adds a key to the key ring of the user, or removes it."""
-    user = -4
-    given = (ctypes.c_char_p(b"user"), ctypes.c_char_p(NAME.encode()))
-    if bit:
-        called(248, *given, ctypes.c_char_p(b"1"), 1, user)
-    else:
-        called(250, 9, called(250, 10, user, *given, 0), user)
-
-
-def key_is_there() -> float:
-    """1 if the key is there."""
-    given = (ctypes.c_char_p(b"user"), ctypes.c_char_p(NAME.encode()))
-    try:
-        return float(called(250, 10, -4, *given, 0) > 0)
-    except OSError as error:
-        if error.errno == 126:
-            return 0.0
-        raise
-
-
-def set_parent(bit: bool) -> None:
-    """Changes a limit of the process that starts the blocks."""
-    soft, hard = resource.prlimit(os.getppid(), resource.RLIMIT_STACK)
-    del soft
-    resource.prlimit(os.getppid(), resource.RLIMIT_STACK, ((8 + bit) << 20, hard))
-
-
-def own_stack() -> float:
-    """A limit that a block has from the process that started it."""
-    return float(resource.getrlimit(resource.RLIMIT_STACK)[0])
-
-
-def spin(bit: bool) -> None:
+def spin(level: int) -> None:
     """Uses the processor for a moment."""
-    for _ in range(200_000 * bit):
+    for _ in range(50_000 * level):
         pass
 
 
-def take(bit: bool) -> None:
+def take(level: int) -> None:
     """Takes memory and gives it back: the cache of a file that is left in the temporary folder."""
-    with open(os.path.join(temporary(), NAME + "-large"), "wb") as file:
-        file.write(bytes((1 << 20) * bit))
+    with open(os.path.join(temporary(), "left-by-a-block-large"), "wb") as file:
+        file.write(bytes((1 << 18) * level))
 
 
-def touch(bit: bool) -> None:
-    """Reads the watched file, whose time of access may tell."""
-    if bit:
-        Path(beside_python()).read_bytes()
-
-
-def none(bit: bool) -> None:
+def none(level: int) -> None:
     """Writes nothing: others' writing shows."""
 
 
@@ -394,7 +191,7 @@ def pidfd() -> int:
 
 def memory() -> int:
     """The number of a new file in memory."""
-    return inode_of([os.memfd_create(NAME)])
+    return inode_of([os.memfd_create("made")])
 
 
 def partial_inode(space: str) -> Callable[[], float]:
@@ -422,8 +219,7 @@ def of_the_machine() -> list[Channel]:
         "/proc/locks": ("", 0, none),
     }
     made = [
-        Channel(path, lambda path=path, at=at: numbers_in(path, at[0], at[1]), at[2])  # type: ignore[misc]
-        for path, at in files.items()
+        Channel(path, partial(numbers_in, path, at[0], at[1]), at[2]) for path, at in files.items()
     ]
     return [
         *made,
@@ -434,65 +230,3 @@ def of_the_machine() -> list[Channel]:
         Channel("free room of the system", lambda: float(os.statvfs("/usr").f_bfree), take),
         Channel("free inodes", lambda: float(os.statvfs("/usr").f_ffree), none),
     ]
-
-
-def stores() -> list[Channel]:
-    """Places that keep a bit when a block has ended."""
-    return [
-        cached("by a read", cached_by_read, "antigravity.py"),
-        cached("by mincore", cached_by_map, "nturl2path.py"),
-        cached("by cachestat", cached_by_count, "tabnanny.py"),
-        *of_a_file(beside_python()),
-        *map(left_in, ("/tmp", "/var/tmp", "/dev/shm", "/run", "/", os.path.dirname(os.__file__))),
-        left_object("shared memory", 1, (29, 4096, 0o1600), (29, 0, 0), 31),
-        left_object("a semaphore", 2, (64, 1, 0o1600), (64, 0, 0), 66),
-        left_object("a message queue", 3, (68, 0o1600), (68, 0), 71),
-        Channel("a POSIX queue", queue_is_there, queue),
-        Channel("a key ring", key_is_there, key),
-        Channel("a port", hears, listener),
-        Channel("the starter's limits", own_stack, set_parent),
-        Channel("the starter's memory", lambda: float(NAME in os.environ), remember),
-        Channel("the host's name", lambda: float(len(os.uname().nodename)), call_host),
-    ]
-
-
-def of_a_file(path: str) -> list[Channel]:
-    """What a file has beside its content."""
-    attribute = "user.bit"
-    return [
-        Channel(
-            "a file's mode",
-            lambda: float(os.stat(path).st_mode),
-            lambda bit: os.chmod(path, 0o644 + bit),
-        ),
-        Channel(
-            "a file's time",
-            lambda: os.stat(path).st_mtime,
-            lambda bit: os.utime(path, (1, 1 + bit)),
-        ),
-        Channel("a file's time of access", lambda: os.stat(path).st_atime, touch),
-        Channel("a file's attributes", file_flags, lambda bit: file_flags(0x80 * bit)),
-        Channel(
-            "a file's extended attribute",
-            lambda: float(os.getxattr(path, attribute)),
-            lambda bit: os.setxattr(path, attribute, b"%d" % bit),
-        ),
-    ]
-
-
-def remember(bit: bool) -> None:
-    """Changes the memory of this process, which the next one may have from its starter."""
-    os.environ.pop(NAME, None)
-    if bit:
-        os.environ[NAME] = "1"
-
-
-def call_host(bit: bool) -> None:
-    """Changes the name of the host."""
-    socket.sethostname("block" + "s" * bit)
-
-
-def all_channels() -> list[Channel]:
-    """The channels, in the order of a turn's bits."""
-    kept = [replace(store, alone=True) for store in stores()]
-    return [*kept, *of_the_machine(), *counters()]

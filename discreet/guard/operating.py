@@ -1,29 +1,24 @@
-"""Tools for a site's operators beside running the guard: check its walls, try an app."""
+"""Blocks that a site's operators run beside a guard's own: to check its walls, or to try an app."""
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
-import random
 import socket
 import tempfile
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
 from flwr.app import Context, RecordDict
 from flwr.common.serde import context_to_proto
 
-from discreet.guard.block_task import CHANNELS, SELF_TEST, TRIAL, BlockTask
-from discreet.guard.guard_policy import ALL_BLOCKS, BlockSettings, GuardPolicy
+from discreet.guard.block_task import SELF_TEST, BlockTask
+from discreet.guard.guard_policy import GuardPolicy
 from discreet.guard.sandbox import BlockInput, BlockResult, Sandbox, SandboxError
 from discreet.guard.site_blocks import archive_of
 from discreet.guard.site_guard import block_limits
-from discreet.settings.rules import ConfigError
-
-TRIAL_SECONDS = 120.0
 
 
 @contextmanager
@@ -48,33 +43,12 @@ def broken_walls(sandbox: Sandbox) -> list[str]:
             "socket": str(path),
             "guard": str(os.getpid()),
         }
-        result = _run_in(sandbox, _task(policy, SELF_TEST, facts=facts), archive_of({}))
+        (result,) = run_in(sandbox, task_of(policy, SELF_TEST, facts=facts), [archive_of({})])
     lines = result.log.decode(errors="replace").strip().splitlines()
     try:
         return [str(each) for each in json.loads(lines[-1])]
     except (IndexError, ValueError) as error:
         raise SandboxError(f"the self-test did not run: {' '.join(lines[-1:])}") from error
-
-
-def told_channels(sandbox: Sandbox) -> dict[str, float]:
-    """The channels through which one block of a site's sandbox tells the next one a bit, and the
-    share of bits that were read. Blocks take turns in the sandbox as they do in a round, each as
-    soon as the one before has ended. SandboxError: a block did not take its turn."""
-    from discreet.guard.channels import drawn_bits, open_channels
-    from discreet.guard.kernel_channels import all_channels
-
-    channels = all_channels()
-    bits = drawn_bits(channels, random.SystemRandom())
-    return open_channels(channels, bits, [_turn(sandbox, row) for row in bits])
-
-
-def _turn(sandbox: Sandbox, bits: str) -> dict[str, float]:
-    task = _task(sandbox.policy, CHANNELS, facts={"bits": bits})
-    lines = _run_in(sandbox, task, archive_of({})).log.decode(errors="replace").splitlines()
-    try:
-        return {str(name): float(value) for name, value in json.loads(lines[-1]).items()}
-    except (IndexError, ValueError, AttributeError) as error:
-        raise SandboxError(f"a block took no turn: {' '.join(lines[-1:])}") from error
 
 
 @contextmanager
@@ -87,53 +61,7 @@ def listening(folder: Path) -> Iterator[tuple[int, Path]]:
         yield int(tcp.getsockname()[1]), path
 
 
-def try_app(app: Path, mock: Path, policy: GuardPolicy) -> tuple[str, bool]:
-    """The output of an app that runs as a whole in a block, on the public rows in `mock`; and
-    whether it ended without an error."""
-    from discreet.guard.patient_blocks import mock_archive
-
-    bundle = bundle_of(app)
-    if not mock.is_dir():
-        raise ConfigError(f"--mock: {mock} is not a folder")
-    config, name, version = described_bundle(bundle)
-    digest = hashlib.sha256(bundle).hexdigest()
-    task = _task(policy, TRIAL, bundle=bundle, app=(name, version, digest), config=config)
-    with started(policy) as sandbox:
-        result = _run_in(sandbox, task, mock_archive(mock))
-    return result.log.decode(errors="replace"), bool(result.state)
-
-
-def bundle_of(app: Path) -> bytes:
-    """The bundle of an app: a .fab file, or a folder that is packed as `flwr build` does."""
-    from flwr.cli.build import build_fab_from_disk
-
-    if app.is_dir():
-        return build_fab_from_disk(app)
-    try:
-        return app.read_bytes()
-    except OSError as error:
-        raise ConfigError(f"{app} can't be read: {error.strerror}") from error
-
-
-def described_bundle(bundle: bytes) -> tuple[dict[str, Any], str, str]:
-    """The run configuration of a bundle, its id and its version."""
-    from flwr.common.config import flatten_dict, get_fab_config, get_metadata_from_config
-
-    config = get_fab_config(bundle)
-    name, version = get_metadata_from_config(config)
-    return dict(flatten_dict(config["tool"]["flwr"]["app"].get("config", {}))), name, version
-
-
-def trial_policy(mock: Path) -> GuardPolicy:
-    """A policy for trials without a guard.toml."""
-    blocks = BlockSettings(folder=str(mock), id="-", count=2)
-    return GuardPolicy(
-        ledger="-", blocks=blocks, max_epsilon=1.0, max_delta=1e-5, min_noise_multiplier=1.0,
-        block_seconds=TRIAL_SECONDS, any=True, charge=ALL_BLOCKS,
-    )  # fmt: skip
-
-
-def _task(policy: GuardPolicy, instead: str, **more: Any) -> BlockTask:
+def task_of(policy: GuardPolicy, instead: str, **more: Any) -> BlockTask:
     """A task of the site's own operators. `more`: fields of `BlockTask`, and the run's `config`."""
     context = Context(1, 1, {}, RecordDict(), more.pop("config", {}))
     empty: dict[str, Any] = {"app": ("", "", ""), "bundle": b"", "message": b"", "metric": ""}
@@ -145,10 +73,13 @@ def _task(policy: GuardPolicy, instead: str, **more: Any) -> BlockTask:
     )
 
 
-def _run_in(sandbox: Sandbox, task: BlockTask, archive: bytes) -> BlockResult:
-    """The result of one block."""
-    with tempfile.TemporaryFile() as file:
-        file.write(archive)
-        file.flush()
-        (result,) = sandbox.run(task, [BlockInput(0, file.fileno(), b"")])
-    return result
+def run_in(sandbox: Sandbox, task: BlockTask, archives: Sequence[bytes]) -> list[BlockResult]:
+    """The results of some blocks."""
+    with ExitStack() as files:
+        blocks = []
+        for number, archive in enumerate(archives):
+            file = files.enter_context(tempfile.TemporaryFile())
+            file.write(archive)
+            file.flush()
+            blocks.append(BlockInput(number, file.fileno(), b""))
+        return list(sandbox.run(task, blocks))

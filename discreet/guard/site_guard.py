@@ -67,6 +67,10 @@ NUM_EXAMPLES = "num-examples"  # as FedAvg weighs replies: the number of blocks
 LOGS = "logs"
 MOST_ROUND = (1 << 31) - 1
 MOST_DIGITS = 20  # of a round number: more of them are too many, however they go on
+ALL_FAILED = (
+    "by a noised count no block of this site gave a result in the first round of this run, so this "
+    "site's guard runs no other: discreet site try shows an app's errors"
+)
 MISSED = "the reply was not ready at its time, and nothing was released"
 
 
@@ -117,6 +121,7 @@ class SiteGuard:
         self.blocks = read_blocks(self.site, id_column=policy.blocks.id, count=policy.blocks.count)
         self.ledger = guard_ledger(policy)
         self.states: dict[int, dict[int, bytes]] = {}  # that blocks keep, of each run
+        self.failed: dict[int, bool] = {}  # by a run's noised count, of its first round
         self.sandbox = sandbox or Sandbox(policy)
         self.alerts = Alerts(policy.alert)
 
@@ -145,6 +150,8 @@ class SiteGuard:
             check_app(self.policy, app.digest)
             check_round(_number(message))
             check_room(self.site, self.policy.blocks.count)
+            if self.failed.get(app.run_id):
+                raise Refused(ALL_FAILED)
             if MASKING in message.content:
                 return self._masked(message, context, app, slots)
             work = self._work(message, context)
@@ -154,6 +161,8 @@ class SiteGuard:
             raise Refused(str(refusal)) from refusal
         summed = self._run(message, context, app, work=work)
         summed = self._settled(summed, message, app, slots)
+        if work.release.counts:
+            self.failed[app.run_id] = work.release.all_failed(summed, secure_source())
         mean = work.release.mean(summed, secure_source())
         metrics: dict[str, int | float] = {NUM_EXAMPLES: self.policy.blocks.count}
         if work.metric is not None:
@@ -218,7 +227,9 @@ class SiteGuard:
             raise Refused(
                 "this site's guard answers apps with Flower's Message API, not NumPyClient"
             )
-        return BlockWork(self._release(layout.num_params, terms), layout, key, None)
+        release = self._release(layout.num_params, terms)
+        counts = release.can_count and context.run_id not in self.failed
+        return BlockWork(replace(release, counts=counts), layout, key, None)
 
     def _release(self, size: int, terms: GuardTerms) -> BlockRelease:
         return BlockRelease(size, terms, self.policy.q, self.policy.blocks.count)
@@ -253,7 +264,7 @@ class SiteGuard:
         self._note(message, app, epsilon=self.epsilon, **told)
         if slots.noise_alone:
             logger.error("noise alone leaves: set reply-seconds to more than this round took")
-            return replace(summed, total=torch.zeros_like(summed.total))
+            return summed.without_results
         return summed
 
     def _vectors(

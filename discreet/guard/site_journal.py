@@ -3,51 +3,61 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from discreet.guard.guard_policy import GuardPolicy
 from discreet.guard.site_guard import guard_ledger
-from discreet.guard.site_records import JOURNAL, printable, records_of
+from discreet.guard.site_records import (
+    ENDED,
+    JOURNAL,
+    OLDER,
+    printable,
+    read_rows,
+    records_of,
+    rounds_ended,
+)
 from discreet.guard.site_report import spending_lines
 from discreet.settings.rules import ConfigError
 
+NO_DIGEST = "-"  # in rows of a guard before 0.2.0, which had no field for it
 MOST_APPS = 20  # of an overview: a server may send any number of bundles
 Row = Mapping[str, object]
 
 
-def rows(policy: GuardPolicy) -> Iterator[dict[str, object] | None]:
-    """The rows of the journal, oldest first, without control sequences; None for one that a crash
-    has torn. ConfigError: it can't be read now."""
-    path = records_of(policy) / JOURNAL
-    try:
-        lines = path.read_text().splitlines()
-    except FileNotFoundError:
-        return
-    except PermissionError as error:
-        raise ConfigError(f"{path} is closed while blocks run: try again later") from error
-    for line in lines:
+def rows(policy: GuardPolicy) -> list[dict[str, object] | None]:
+    """The rows of the older journal and of the present one, oldest first, without control
+    sequences; None for one that a crash has torn. ConfigError: they can't be read now."""
+    found: list[dict[str, object] | None] = []
+    for path in (records_of(policy) / OLDER, records_of(policy) / JOURNAL):
         try:
-            row = dict(json.loads(line))
-        except ValueError:
-            yield None
+            found += map(_printable, read_rows(path))
+        except FileNotFoundError:
             continue
-        yield {
-            name: printable(value) if isinstance(value, str) else value
-            for name, value in row.items()
-        }
+        except PermissionError as error:
+            raise ConfigError(f"{path} is closed while blocks run: try again later") from error
+    return found
+
+
+def _printable(row: dict[str, object] | None) -> dict[str, object] | None:
+    if row is None:
+        return None
+    return {
+        name: printable(value) if isinstance(value, str) else value for name, value in row.items()
+    }
 
 
 def journal_lines(policy: GuardPolicy) -> Iterator[str]:
     """The guard's answers and refusals, one line each, oldest first; and the number of rounds that
     were charged and did not end. LedgerError, after the lines: the account can't be read."""
-    ended = 0
-    for row in rows(policy):
+    found = rows(policy)
+    for row in found:
         if row is None:
             yield "a line that a crash has cut short"
             continue
-        ended += "drawn" in row
-        app = f"{row.get('digest', '')} {row['app']}"  # a name could end like a digest
+        if ENDED in row:
+            continue
+        app = f"{row.get('digest', NO_DIGEST)} {row['app']}"  # a name could end like a digest
         what = f"{row['time']}  run {row['run']}  {app}  round {row['round']}  {row['kind']}"
         if "refused" in row:
             yield f"{what}: refused: {row['refused']}"
@@ -55,9 +65,16 @@ def journal_lines(policy: GuardPolicy) -> Iterator[str]:
             drawn = f"{row['drawn']} blocks, {row['failed']} of them without a result"
             late = "noise alone left, too late; " if row.get("late") else ""
             yield f"{what}: {drawn}; {late}epsilon {row['epsilon']:.4g} so far"
-    lost = guard_ledger(policy).spent(policy.unit).num_releases - ended
+    lost = guard_ledger(policy).spent(policy.unit).num_releases - _ended(found)
     if lost > 0:
         yield f"charged without an end, as after a crash, and part of what is spent: {lost}"
+
+
+def _ended(found: Sequence[Row | None]) -> int:
+    """The rounds that ended: a journal's first row counts those before it, and so also those of the
+    older one."""
+    last = max((place for place, row in enumerate(found) if row and ENDED in row), default=0)
+    return rounds_ended(found[last:])
 
 
 @dataclass
@@ -81,7 +98,8 @@ def app_records(policy: GuardPolicy) -> dict[str, AppRecord]:
     """The record of each bundle by its digest, the last asked last."""
     found: dict[str, AppRecord] = {}
     for row in rows(policy):
-        if row is not None and isinstance(digest := row.get("digest"), str):
+        if row is not None and "app" in row:
+            digest = str(row.get("digest", NO_DIGEST))
             record = found.pop(digest, None) or AppRecord(row)
             record.add(row)
             found[digest] = record

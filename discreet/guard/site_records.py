@@ -10,14 +10,19 @@ from __future__ import annotations
 import fcntl
 import json
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
 from discreet.guard.guard_policy import GuardPolicy
+from discreet.guard.running import ACTIVE
+from discreet.run_files.whole_files import replace_file
 from discreet.settings.rules import ConfigError
 
 JOURNAL = "journal.jsonl"
+OLDER = "journal.older.jsonl"  # what was the journal until it had MOST_JOURNAL bytes
+MOST_JOURNAL = 10_000_000
+ENDED = "ended_before"  # in the first row of a journal: the rounds in those that are gone
 MOST_TEXT = 200  # characters of a text that a server chose
 Row = Mapping[str, object]
 
@@ -39,12 +44,45 @@ def opened_records(policy: GuardPolicy) -> Path:
 
 def note(folder: Path, row: Row) -> None:
     """Adds a row to the journal, with its texts cut short. A line that a crash has torn stays a
-    line of its own."""
+    line of its own. A journal that is long enough becomes the older one, whose rounds that ended
+    are counted on."""
     cut = {name: each[:MOST_TEXT] if isinstance(each, str) else each for name, each in row.items()}
     path = folder / JOURNAL
+    if path.exists() and path.stat().st_size >= MOST_JOURNAL:
+        begin = {ENDED: rounds_ended(read_rows(path))}
+        replace_file(folder / f"new.{JOURNAL}", _line(begin).encode(), mode=0o600)
+        os.replace(path, folder / OLDER)
+        os.replace(folder / f"new.{JOURNAL}", path)
     torn = path.exists() and path.stat().st_size > 0 and not _ends_a_line(path)
     with path.open("a") as file:
-        file.write("\n" * torn + json.dumps(cut) + "\n")
+        file.write("\n" * torn + _line(cut))
+
+
+def read_rows(path: Path) -> list[dict[str, object] | None]:
+    """The rows of a journal, oldest first; None for one that a crash has torn."""
+    found: list[dict[str, object] | None] = []
+    with path.open() as file:
+        for line in file:
+            try:
+                found.append(dict(json.loads(line)))
+            except (ValueError, TypeError):
+                found.append(None)
+    return found
+
+
+def rounds_ended(rows: Iterable[Row | None]) -> int:
+    """The rounds that ended up to the last of a journal's rows, also of journals before it."""
+    ended = 0
+    for row in rows:
+        if row is not None:
+            before = row.get(ENDED, 0)
+            ended += before if isinstance(before, int) else 0
+            ended += "drawn" in row
+    return ended
+
+
+def _line(row: Row) -> str:
+    return json.dumps(row) + "\n"
 
 
 def printable(text: str) -> str:
@@ -58,18 +96,30 @@ def _ends_a_line(path: Path) -> bool:
         return file.read(1) == b"\n"
 
 
+def lock_of(policy: GuardPolicy) -> Path:
+    """The file that a running guard has locked."""
+    folder = Path(policy.blocks.folder)
+    return folder.with_name(f"{folder.name}.lock")
+
+
+def mark_active(policy: GuardPolicy) -> None:
+    """Notes in the locked file that the guard has started, for `running`."""
+    lock_of(policy).write_text(ACTIVE)
+
+
 @contextmanager
 def site_lock(policy: GuardPolicy) -> Iterator[None]:
     """Keeps other guards and checks away from a site until the end of a with block, or of this
     process. It is taken before anything of the site is opened. ConfigError: another one has it."""
     folder = Path(policy.blocks.folder)
-    path = folder.with_name(f"{folder.name}.lock")
+    path = lock_of(policy)
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError as error:
         os.close(descriptor)
         raise ConfigError(f"{folder}: a guard or a check of this site is running") from error
+    os.truncate(descriptor, 0)
     try:
         yield
     finally:

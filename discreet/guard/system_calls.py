@@ -63,8 +63,12 @@ FEIGNED = _numbers("73 112 141 142 144 251 314")
 OF_SHARED_FILES = _numbers("90 91 92 93 94 132 203 235 260 261 268 280 452")
 ATTRIBUTES = _numbers("188 189 190 191 192 193 194 195 196 197 198 199 463 464 465 466")
 
+# What user-mode Linux needs beside the above, for its own processes: ptrace, modify_ldt, statfs.
+OF_A_KERNEL = _numbers("101 137 154")
+
 # Calls of which the second argument decides.
 FCNTL = 72
+FCNTL_OF_A_KERNEL = (8, 10)  # F_SETOWN and F_SETSIG: who gets the signals of a pipe
 IOCTL = 16
 FCNTL_ALLOWED = (0, 1, 2, 3, 4, 1030, 1032)  # F_DUPFD, flags, F_DUPFD_CLOEXEC, F_GETPIPE_SZ
 FCNTL_FEIGNED = (6, 7, 37, 38, 1024)  # F_SETLK, F_SETLKW, those of open files, F_SETLEASE
@@ -104,13 +108,17 @@ _ARGUMENT = 8  # bytes of each: the lower half comes first
 _Instruction = tuple[int, int, int, int]
 
 
-def allow_calls(*, feigned: Sequence[int] = ()) -> None:
+def allow_calls(*, feigned: Sequence[int] = (), a_kernel: bool = False) -> None:
     """Makes the kernel answer all but the listed system calls of this process and its children as
     ones that it does not have, for good. The calls in `feigned` do nothing and report success.
-    OSError: the machine is not x86-64, or the kernel accepts no filter."""
+    `a_kernel`: this process becomes user-mode Linux, which needs some more.
+
+    Raises:
+      OSError: the machine is not x86-64, or the kernel accepts no filter.
+    """
     if platform.machine() != MACHINE:
         raise OSError(f"the system call filter supports only {MACHINE}, not {platform.machine()}")
-    program = _program(feigned)
+    program = _program(feigned, a_kernel=a_kernel)
     code = b"".join(struct.pack("HBBI", *each) for each in program)
     buffer = ctypes.create_string_buffer(code)
     header = struct.pack("HxxxxxxQ", len(program), ctypes.addressof(buffer))
@@ -118,7 +126,7 @@ def allow_calls(*, feigned: Sequence[int] = ()) -> None:
         raise OSError(ctypes.get_errno(), "the kernel accepts no system call filter")
 
 
-def _program(feigned: Sequence[int]) -> list[_Instruction]:
+def _program(feigned: Sequence[int], *, a_kernel: bool) -> list[_Instruction]:
     start: list[_Instruction] = [
         (_LOAD, 0, 0, _ARCHITECTURE_AT),
         (_EQUAL, 1, 0, _ARCHITECTURE),
@@ -128,9 +136,14 @@ def _program(feigned: Sequence[int]) -> list[_Instruction]:
         (_RETURN, 0, 0, _KILL),
     ]
     parts = [_answer(number, _ANSWER) for number in (*feigned, *FEIGNED)]
-    parts += [_answer(number, _ALLOW) for number in ALLOWED]
+    allowed = [*ALLOWED]
+    pipes = [*FCNTL_ALLOWED]
+    if a_kernel:
+        allowed = [*OF_A_KERNEL, *allowed]  # ptrace first: most of its calls
+        pipes += FCNTL_OF_A_KERNEL
+    parts += [_answer(number, _ALLOW) for number in allowed]
     parts += [_answer(number, _NOT_SUPPORTED) for number in ATTRIBUTES]
-    commands = {**dict.fromkeys(FCNTL_ALLOWED, _ALLOW), **dict.fromkeys(FCNTL_FEIGNED, _ANSWER)}
+    commands = {**dict.fromkeys(pipes, _ALLOW), **dict.fromkeys(FCNTL_FEIGNED, _ANSWER)}
     parts.append(_by_argument(FCNTL, 1, commands, otherwise=_WRONG))
     parts.append(_by_argument(IOCTL, 1, _all(IOCTL_ALLOWED), otherwise=_NO_TERMINAL))
     parts.append(_by_argument(PRCTL, 0, _all(PRCTL_ALLOWED), otherwise=_WRONG))

@@ -21,7 +21,6 @@ from discreet.mechanisms.central_gaussian import (
     update_noise_multiplier,
     user_price_settings,
 )
-from discreet.mechanisms.local_dp_sgd import example_price_settings
 from discreet.mechanisms.mechanism import (
     CLIENTS,
     ONE_OWNER,
@@ -315,6 +314,10 @@ class MaskedStep:
 
     @property
     def price_settings(self) -> Mapping[str, object]:
+        from discreet.mechanisms.local_dp_sgd import (
+            example_price_settings,  # not in a guard's process
+        )
+
         batch = {"training.batch_size": self.run.training.batch_size}
         return secure_price_settings(self.run) | batch | example_price_settings(self.run)
 

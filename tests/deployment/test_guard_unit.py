@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import yaml  # type: ignore[import-untyped]
 
 from discreet.deployment.supernode import _parsed
 from discreet.ledger.rollback_guard import STATE_VARIABLE
@@ -111,3 +112,15 @@ def test_the_walls_hold_where_the_unit_lets_a_guard_run(
         check=False,
     )
     assert done.stdout.strip() == "reached: []", done.stdout + done.stderr
+
+
+@pytest.mark.parametrize("name", ["", ".node", ".guard"])
+def test_services_have_no_swap_and_a_healthcheck_and_nodes_a_share_of_the_processors(
+    name: str,
+) -> None:
+    services = yaml.safe_load((ROOT / f"docker-compose{name}.yml").read_text())["services"]
+    for service, settings in services.items():
+        assert settings["memswap_limit"] == settings["mem_limit"], service
+        assert "test" in settings["healthcheck"], service
+        if service.partition("-")[0] in ("node", "guard"):
+            assert settings["cpus"], service

@@ -12,6 +12,8 @@ import tarfile
 import tempfile
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -227,6 +229,29 @@ def test_no_block_ends_or_signals_another_beside_it(enclosed: Enclosed) -> None:
     assert [held["vector"], beside["vector"]] == [None, [0.0] * SIZE]
     _, beside = beside_another(enclosed, "locked", "reached")
     assert beside["reached"] == {"other": None}
+
+
+def test_the_process_of_a_blocks_kernel_has_a_filter_of_system_calls(enclosed: Enclosed) -> None:
+    if enclosed.enclosure != "kernel":
+        pytest.skip("has no such process")
+    with ThreadPoolExecutor() as pool:
+        block = pool.submit(enclosed.asked, "sleep")
+        seen: set[str] = set()
+        while not block.done():
+            for status in Path("/proc").glob("[0-9]*/status"):
+                with suppress(OSError):
+                    seen |= of_kernels(status)
+            time.sleep(0.05)
+    assert {line for line in seen if line.startswith("Seccomp:")} == {"Seccomp:\t2"}
+
+
+def of_kernels(status: Path) -> set[str]:
+    """The lines of the status of user-mode Linux, once it runs as a block's kernel."""
+    lines = status.read_text().splitlines()
+    command = status.with_name("cmdline").read_bytes()
+    if b"ubd1=" not in command:
+        return set()
+    return {*lines}
 
 
 def test_what_the_whole_machine_counts_or_caches_can_not_be_asked_for(enclosed: Enclosed) -> None:

@@ -3,6 +3,7 @@ nothing else."""
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -20,6 +21,7 @@ from discreet.audit.canaries import Scores
 from discreet.audit.estimates import fit_gaussians
 from discreet.guard import block_release
 from discreet.guard.guard_policy import GuardTerms
+from discreet.guard.reply_slots import ReplySlots
 from discreet.guard.site_guard import App, SiteGuard
 from discreet.guard.site_records import JOURNAL
 from discreet.ledger.durable_ledger import DurableLedger, LedgerError
@@ -406,3 +408,80 @@ def test_an_audit_of_the_release_shows_what_is_claimed_and_no_more() -> None:
     # What would be claimed if the patient moved C alone is refuted.
     half = PLDAccountant().compose(GaussianDpEvent(2.0)).get_epsilon(delta)
     assert fitted.lower_bound(delta=delta, significance=1e-9) > half
+
+
+MANY = {f"p{number}": 1.0 for number in range(400)}
+COUNTED = {"blocks": 48, "min_noise_multiplier": 1.0, "max_epsilon": 90.0}
+
+
+def fails(values: Sequence[float]) -> None:
+    """A block of an app that fails on any data."""
+
+
+def test_an_app_that_fails_in_every_block_has_one_round_and_pays_for_no_count(
+    tmp_path: Path,
+) -> None:
+    # The count is 7 standard deviations from its limit: red by chance once in 10^12.
+    guard = guard_at(tmp_path, fails, MANY, **COUNTED)
+    answered(guard)
+    with pytest.raises(Refused, match="by a noised count no block of this site gave a result"):
+        answered(guard)
+    assert guard.ledger.spent("patient").entries == ((GaussianDpEvent(1.0), 1),)
+    answered_run = replace(APP, run_id=RUN + 1)
+    with patch.object(guard, "failed", {RUN: True}):  # another run is not refused for it
+        guard.answer(message(), context(), answered_run)
+
+
+@pytest.mark.parametrize("every", [1, 2])
+def test_an_app_that_fails_in_half_of_the_blocks_goes_on(tmp_path: Path, every: int) -> None:
+    turns = itertools.count()
+    guard = guard_at(tmp_path, lambda _: None if next(turns) % every else UNIT, MANY, **COUNTED)
+    for _ in range(3):
+        answered(guard)
+    assert guard.failed == {RUN: False}
+
+
+@pytest.mark.parametrize(("noise", "blocks", "q"), [(1.0, 48, 1.0), (2.5, 400, 0.2), (4.0, 72, 1)])
+def test_noise_of_a_counted_round_costs_what_one_without_a_count_costs(
+    noise: float, blocks: int, q: float
+) -> None:
+    release = block_release.BlockRelease(8, GuardTerms(C, noise), q, blocks, counts=True)
+    assert release.can_count
+    # A block moves the sum by 2C and the count by 1 at most: together by 1 / z of the noise.
+    together = math.hypot(1 / release.noise_multiplier, 1 / release.count_noise)
+    assert together == pytest.approx(1 / noise, rel=1e-12)
+    assert release.noise_multiplier < 1.35 * noise
+
+
+def test_too_few_blocks_for_the_noise_are_not_counted() -> None:
+    release = block_release.BlockRelease(8, GuardTerms(C, 4.0), 1.0, 71)
+    assert not release.can_count
+
+
+def test_one_patient_moves_the_count_by_no_more_than_its_noise_is_for(tmp_path: Path) -> None:
+    seen = []
+
+    def draw(self: object, total: torch.Tensor, sensitivity: float, **how: object) -> torch.Tensor:
+        if len(total) == 1:
+            seen.append((int(total[0]), sensitivity, self.noise_multiplier))  # type: ignore[attr-defined]
+        return total
+
+    for number, play in enumerate((opposed, lambda values: None if -1.0 in values else UNIT)):
+        with patch.object(Gaussian, "add_grid_noise", draw):
+            guard = guard_at(tmp_path / str(number), play, {**MANY, "another": -1.0}, **COUNTED)
+            answered(guard)
+    (all_well, one, noise), (one_failed, *_) = seen
+    assert (one_failed - all_well) * block_release.HALVES.step == 1.0 == one
+    assert noise == pytest.approx(48 / 28)
+
+
+def test_blocks_that_were_too_late_say_nothing_by_the_count(tmp_path: Path) -> None:
+    guard = guard_at(tmp_path, fails, MANY, **COUNTED)
+    with patch("discreet.guard.reply_slots.ReplySlots.settle", late):
+        answered(guard)
+    assert guard.failed == {RUN: False}
+
+
+def late(slots: ReplySlots) -> None:
+    """Blocks have ended too late."""
+    slots.noise_alone = True

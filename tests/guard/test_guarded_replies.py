@@ -30,6 +30,7 @@ from discreet.deployment.flower_fixes.supernode_guard import (
     no_runtime_api,
 )
 from discreet.deployment.supernode import main
+from discreet.guard.alerts import Alerts
 from discreet.guard.reply_slots import ReplySlots
 from discreet.guard.sandbox import SandboxError
 from discreet.guard.site_guard import Answer, App
@@ -126,12 +127,31 @@ def test_a_server_that_is_refused_again_and_again_is_slowed_until_it_is_answered
     assert pauses[-1] == 0.0
 
 
-def test_a_node_whose_sandbox_has_ended_answers_and_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_node_whose_sandbox_has_ended_answers_calls_its_operators_and_ends(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     codes: list[int] = []
     monkeypatch.setattr("os._exit", codes.append)
     node = Node(failing(SandboxError("the sandbox has ended")))
+    node.replies.guard.alerts = teller(tmp_path)
     node.answers()
     assert (len(node.sent), codes) == (1, [1])
+    assert (tmp_path / "failed").exists()
+
+
+def teller(folder: Path) -> Alerts:
+    """The calls of a command that leaves a file with the name of the reason."""
+    return Alerts(["/bin/sh", "-c", f"touch '{folder}'/$1", "tell"])
+
+
+def test_operators_are_called_where_a_guard_does_not_start(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    guard_toml(tmp_path, alert=list(teller(tmp_path).command))
+    monkeypatch.setattr(supernode_guard, "LOCKS", ExitStack())
+    with pytest.raises(ConfigError):
+        supernode_guard.install(tmp_path / "guard.toml")  # there is no split
+    assert (tmp_path / "failed").exists()
 
 
 @pytest.mark.parametrize(

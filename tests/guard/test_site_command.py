@@ -11,12 +11,14 @@ from collections.abc import Iterator
 from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from discreet.cli.main import main
-from discreet.guard import operating, site_check
-from discreet.guard.kernel_channels import all_channels
+from discreet.guard import conformance, operating, site_check, trials
+from discreet.guard.channels import Told
+from discreet.guard.kernel_stores import all_channels
 from discreet.guard.sandbox import BlockResult
 from discreet.guard.site_blocks import read_split
 from discreet.guard.site_guard import SiteGuard
@@ -99,7 +101,7 @@ def test_check_finds_walls_that_hold(folder: Path, monkeypatch: pytest.MonkeyPat
     monkeypatch.setenv(STATE_VARIABLE, str(folder / "state"))
     approved = {"enclosure": "bubblewrap", "any": False, "apps": ["ab" * 32]}
     site(folder / "guard", PATIENTS, **approved)
-    pipes = "a block reads what the one before it wrote to a pipe's inode"
+    pipes = "of what another one sets by a pipe's inode, one after the other"
     for _ in range(3):  # a machine on which others make thousands of pipes may hide the number
         found = said(folder, "check", str(folder / "guard" / "guard.toml"))
         if pipes in found:
@@ -107,6 +109,8 @@ def test_check_finds_walls_that_hold(folder: Path, monkeypatch: pytest.MonkeyPat
     assert "policy, split and account are in order" in found
     assert "none of the tried ways out of bubblewrap is open" in found
     assert pipes in found
+    assert "a block's memory is counted without page tables, socket buffers and swap" in found
+    assert "blocks never run side by side here, so no channel between such was tried" in found
     assert "charged for 2C: somebody at this site has read and approved each app" in found
     for closed in ("page cache", "cookie", "pidfd", "automatic group", "sysinfo", "free room"):
         assert closed not in found
@@ -122,21 +126,28 @@ def test_check_finds_no_channel_between_kernels(
     site(folder / "guard", PATIENTS)
     found = said(folder, "check", str(folder / "guard" / "guard.toml"))
     assert "none of the tried ways out of kernel is open" in found
-    assert f"0 of {len(all_channels())} tried channels between blocks are open" in found
+    for side_by_side, how in ((False, "one after the other"), (True, "side by side")):
+        tried = sum(each.covered for each in all_channels(side_by_side=side_by_side))
+        assert f"0 of {tried} tried channels between blocks are open, {how}" in found
+    assert found.count("not covered, and read of what was set (by chance 25%): the time of") == 2
     assert "charged for 2C: each block has a kernel of its own" in found
 
 
+@pytest.mark.parametrize("how", ["told_channels", "told_side_by_side"])
 def test_any_is_refused_where_a_channel_between_blocks_reads_back(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    how: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     policy = site(tmp_path, PATIENTS)
+    sandbox = SimpleNamespace(policy=conformance.checking(policy))
     monkeypatch.setattr(site_check, "check_site", lambda path: policy)
-    monkeypatch.setattr(operating, "started", lambda policy: nullcontext())
+    monkeypatch.setattr(operating, "started", lambda policy: nullcontext(sandbox))
     monkeypatch.setattr(operating, "broken_walls", lambda sandbox: [])
-    monkeypatch.setattr(operating, "told_channels", lambda sandbox: {"a pipe's inode": 1.0})
+    for name in ("told_channels", "told_side_by_side"):
+        told = {"a pipe": Told(1.0, open=name == how, covered=True)}
+        monkeypatch.setattr(conformance, name, lambda sandbox, told=told: told)
     assert main(["site", "check", str(tmp_path / "guard.toml")]) == 1
     said = capsys.readouterr().out
-    assert "1 of" in said
+    assert said.count("1 of 1 tried channels") == said.count("0 of 1 tried channels") == 1
     assert 'any = true is refused: set charge = "all-blocks"' in said
 
 
@@ -191,8 +202,8 @@ def test_no_print_of_an_app_looks_like_the_line_with_its_digest(
 ) -> None:
     line = "the digest of this bundle, for apps in guard.toml: "
     forged = f"round 1\n\x1b[2J\x1b[8m{line}{'00' * 32}\r{line}{'11' * 32}\x85{line}\u202e"
-    monkeypatch.setattr(operating, "try_app", lambda *_: (forged, True))
-    monkeypatch.setattr(operating, "bundle_of", lambda app: b"bundle")
+    monkeypatch.setattr(trials, "try_app", lambda *_: (forged, True))
+    monkeypatch.setattr(trials, "bundle_of", lambda app: b"bundle")
     assert main(["site", "try", str(tmp_path), "--mock", str(tmp_path)]) == 0
     lines = capsys.readouterr().out.removesuffix("\n").split("\n")
     assert all(each.isprintable() for each in lines)

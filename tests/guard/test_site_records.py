@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import platform
+import subprocess
+import sys
 from contextlib import ExitStack
 from dataclasses import replace
 from importlib.metadata import version
@@ -15,13 +17,14 @@ from packaging.requirements import Requirement
 
 from discreet.cli.main import main
 from discreet.deployment.flower_fixes import supernode_guard
+from discreet.guard import running, site_records
 from discreet.guard.patient_blocks import split_site
 from discreet.guard.site_blocks import BLOCKS, SPLIT, read_blocks
 from discreet.guard.site_guard import SiteGuard, closed
-from discreet.guard.site_records import JOURNAL, MOST_TEXT, note, site_lock
+from discreet.guard.site_records import JOURNAL, MOST_TEXT, OLDER, note, site_lock
 from discreet.node.account import Refused
 from discreet.settings.rules import ConfigError
-from tests.guard.made import PlayedSandbox, context, message, site, table
+from tests.guard.made import RUN, PlayedSandbox, context, message, site, table
 from tests.guard.test_block_release import APP, PATIENTS, guard_at, opposed
 
 APPROVED = {"any": False, "apps": ["ab" * 32]}
@@ -50,12 +53,22 @@ def test_a_lock_is_held_until_the_process_of_the_guard_ends(
     monkeypatch.setattr(supernode_guard, "broken_walls", lambda sandbox: [])
     monkeypatch.setattr(supernode_guard.start_client_internal, "_push_messages", None)
     monkeypatch.setattr(supernode_guard.importlib, "import_module", lambda name: SimpleNamespace())
+    assert not healthy(tmp_path)
     supernode_guard.install(tmp_path / "guard.toml")
+    assert healthy(tmp_path)
     with pytest.raises(ConfigError, match="is running"), site_lock(policy):
         pass
+    assert healthy(tmp_path)
     locks.close()
+    assert not healthy(tmp_path)
     with site_lock(policy):
-        pass
+        assert not healthy(tmp_path)  # a check holds the lock, or a guard that is still starting
+
+
+def healthy(folder: Path) -> bool:
+    """What the healthcheck of docker-compose.guard.yml says."""
+    words = [sys.executable, "-S", running.__file__, str(folder / "guard.toml")]
+    return subprocess.run(words, check=False).returncode == 0
 
 
 def test_the_log_is_read_without_opening_the_folder_of_the_blocks(
@@ -170,3 +183,34 @@ def test_json_lines_with_a_mark_and_a_separator_inside_a_text_are_split(tmp_path
     assert split.patients == 2
     assert len(json.loads((tmp_path / "site" / SPLIT).read_text())["digests"]) == 2
     assert len([*(tmp_path / "site" / BLOCKS).iterdir()]) == 2
+
+
+def test_a_long_journal_becomes_the_older_one_and_no_round_is_lost_from_the_count(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(site_records, "MOST_JOURNAL", 700)
+    guard = guard_at(tmp_path, max_epsilon=90.0)
+    for number in range(1, 8):
+        guard.answer(message(number=number), context(), APP)
+    assert sorted(each.name for each in guard.records.iterdir()) == [JOURNAL, OLDER, "privacy.json"]
+    assert main(["site", "log", str(tmp_path / "guard.toml")]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert "round 7 " in lines[-1]
+    assert 2 < len(lines) < 7  # and none that says that a charged round has not ended
+    assert all(f"round {8 - place} " in line for place, line in enumerate(reversed(lines), 1))
+
+
+def test_rows_from_before_the_field_of_a_digest_are_shown_without_one(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    guard = guard_at(tmp_path)
+    guard.answer(message(), context(), APP)
+    journal = guard.records / JOURNAL
+    row = json.loads(journal.read_text())
+    del row["digest"]
+    journal.write_text(json.dumps(row) + "\n")
+    assert main(["site", str(tmp_path / "guard.toml")]) == 0
+    told = capsys.readouterr().out
+    assert "  -: 1 rounds answered, 0 late, 0 refused; the last 20" in told
+    assert main(["site", "log", str(tmp_path / "guard.toml")]) == 0
+    assert f"run {RUN}  - stranger/app" in capsys.readouterr().out

@@ -16,9 +16,9 @@ from pathlib import Path
 import pytest
 from dp_accounting import GaussianDpEvent, LaplaceDpEvent, PoissonSampledDpEvent
 
-from discreet.cli.ledger import backup
 from discreet.ledger.durable_ledger import Charge, DurableLedger, LedgerError
 from discreet.ledger.rollback_guard import STATE_VARIABLE, connected
+from discreet.run_files.ledger_copy import copy_ledger
 from discreet.run_files.opening import only_writer
 from discreet.settings.compose import load_asked
 from discreet.simulation.in_process import simulate
@@ -201,7 +201,7 @@ def test_a_ledger_its_copy_and_the_folders_that_are_made_for_it_are_its_owners_a
     before = os.umask(0)
     try:
         ledger = DurableLedger.create(tmp_path / "node" / "ledger.db")
-        backup(ledger.path, tmp_path / "node" / "copy.db")
+        copy_ledger(ledger.path, tmp_path / "node" / "copy.db")
         with only_writer(tmp_path / "run"), connected(ledger.path) as connection:
             connection.execute("begin immediate")
             rights = {

@@ -36,13 +36,14 @@ from discreet.deployment.flower_fixes.supernode_fixes import (
     push_what_lies_there,
 )
 from discreet.flower.tested_flower import GUARD_PLACES, refusal
+from discreet.guard import alerts
 from discreet.guard.guard_policy import read_guard
 from discreet.guard.operating import broken_walls
 from discreet.guard.reply_slots import ReplySlots
 from discreet.guard.sandbox import Sandbox, SandboxError
 from discreet.guard.site_check import check_site
 from discreet.guard.site_guard import App, SiteGuard
-from discreet.guard.site_records import printable, site_lock
+from discreet.guard.site_records import mark_active, printable, site_lock
 from discreet.ledger.durable_ledger import LedgerError
 from discreet.node.account import Refused
 from discreet.settings.rules import ConfigError
@@ -88,6 +89,8 @@ class GuardedReplies:
             logger.error(
                 "the sandbox has ended, and so does this node: systemd or compose starts both again"
             )
+            self.guard.alerts.call(alerts.FAILED)
+            self.guard.alerts.finish()
             sys.stdout.flush()
             os._exit(1)
 
@@ -166,14 +169,27 @@ def install(path: Path) -> None:
     missing; no SuperNode starts."""
     if reason := refusal(GUARD_PLACES, "that the guard's replies alone leave"):
         raise ConfigError(reason)
-    LOCKS.enter_context(site_lock(read_guard(path)))  # until this process ends
+    written = read_guard(path)
+    LOCKS.enter_context(site_lock(written))  # until this process ends
+    try:
+        guard = _tested_guard(path)
+    except (ConfigError, LedgerError, SandboxError, OSError):
+        called = alerts.Alerts(written.alert)
+        called.call(alerts.FAILED)
+        called.finish()
+        raise
+    start_client_internal._push_messages = GuardedReplies(guard)  # type: ignore[assignment]
+    importlib.import_module(SUPERNODE)._start_supernode_http_api = no_runtime_api  # type: ignore[attr-defined]
+    mark_active(written)
+    said = "this site's guard answers for %d blocks of patients, enclosed by %s"
+    logger.info(said, len(guard.blocks), guard.policy.enclosure)
+
+
+def _tested_guard(path: Path) -> SiteGuard:
+    """The guard of a site, whose sandbox has been tested."""
     policy = check_site(path)
     sandbox = Sandbox(policy)
     if reached := broken_walls(sandbox):
         sandbox.close()
         raise SandboxError(f"a block would reach {', '.join(reached)}")
-    guard = SiteGuard(policy, sandbox=sandbox)
-    start_client_internal._push_messages = GuardedReplies(guard)  # type: ignore[assignment]
-    importlib.import_module(SUPERNODE)._start_supernode_http_api = no_runtime_api  # type: ignore[attr-defined]
-    said = "this site's guard answers for %d blocks of patients, enclosed by %s"
-    logger.info(said, len(guard.blocks), guard.policy.enclosure)
+    return SiteGuard(policy, sandbox=sandbox)
