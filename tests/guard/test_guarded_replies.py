@@ -35,6 +35,7 @@ from discreet.guard.reply_slots import ReplySlots
 from discreet.guard.sandbox import SandboxError
 from discreet.guard.site_guard import Answer, App
 from discreet.node.account import Refused
+from discreet.settings.rules import ConfigError
 from tests.guard.made import RUN, guard_toml, message
 
 SECONDS = 600.0
