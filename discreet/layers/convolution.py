@@ -143,7 +143,7 @@ def built(geometry: Geometry, inputs: Tensor, grads: Tensor) -> Tensor:
     groups = geometry.groups
     width = geometry.width(inputs)
     rows = grads.new_empty(count, out, width)
-    if inputs.shape[1] == groups:
+    if inputs.shape[1] == groups > 1:
         return _built_by_channel(geometry, inputs, grads, rows)
     step = max(1, floats_at_once(_PATCH_FLOATS, inputs.device) // (positions * groups * width))
     for start in range(0, count, step):
