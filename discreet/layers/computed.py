@@ -29,6 +29,7 @@ from discreet.layers.terms import (
     Tied,
     floats_at_once,
     mass,
+    without,
 )
 
 _FLOATS = 2**22  # built at once: 16 MB
@@ -82,8 +83,8 @@ class ComputedWeights:
         if not all(isinstance(each, Tensor | int | float | str | None) for each in leaves):
             raise Needs(COPYING, f"a {type(result).__name__} of parameters{place()}")
         for each in leaves:
-            is_new = isinstance(each, Tensor) and id(each) not in (*slots, *self._of)
-            if is_new and each.requires_grad:
+            is_known = id(each) in slots or id(each) in self._of
+            if isinstance(each, Tensor) and each.requires_grad and not is_known:
                 weight = Computed(each, Slot(-1 - len(self.all), each.shape), of)
                 self.all.append(weight)
                 self._of[id(each)] = weight
@@ -92,10 +93,12 @@ class ComputedWeights:
 
 @dataclass(frozen=True, slots=True)
 class TakenBack:
-    """The gradients of the parameters of a computed weight, from the term of the weight."""
+    """The gradients of the parameters of a computed weight, from the term of the weight: zeros for
+    the examples where `lost`, (n,) bool, is true."""
 
     weight: Computed
     term: Term
+    lost: Tensor | None = None
 
     @property
     def is_small(self) -> bool:
@@ -134,7 +137,10 @@ class TakenBack:
             some = slice(start, start + step)
             rows = some_of(self.term, some).built()
             grads = self.weight.taken_back(rows.slot.plain(rows.values))
-            yield some, [values.to(rows.values.dtype) for values in grads]
+            built = [values.to(rows.values.dtype) for values in grads]
+            if self.lost is not None:  # an infinite slope would make NaN of zeros before it
+                built = [without(Rows(rows.slot, each), self.lost[some]).values for each in built]
+            yield some, built
 
 
 def some_of(term: Any, some: slice) -> Any:

@@ -172,6 +172,9 @@ def without(term: Any, lost: Tensor) -> Any:
     """The same term with zeros for the examples where `lost`, (n,) bool, is true: their gradients
     are then zero."""
 
+    if hasattr(term, "lost"):  # it builds its gradients when they are needed
+        return replace(term, lost=lost)
+
     def kept(value: Any) -> Any:
         if isinstance(value, Tensor) and value.is_floating_point():
             return value.masked_fill(lost.view(-1, *[1] * (value.dim() - 1)), 0)

@@ -178,16 +178,17 @@ def _of_parameters(held: list[Term], weights: list[Computed], order: int) -> lis
                 others.append(part)
     uses = Counter(slot.index for term in others for slot in slots_of(term))
     uses.update(index for each in found for index in each.weight.of)
+    large = list[TakenBack]()
     try:
-        for each in list(found):
+        for each in found:
             if each.is_small or any(uses[index] > 1 for index in each.weight.of):
-                found.remove(each)
                 others += each.rows()
             else:
                 each.check()
+                large.append(each)
     except RuntimeError as error:
         raise Needs(COPYING, _reason(error)) from error
-    return [*combined_terms(others, order), *found]
+    return [*combined_terms(others, order), *large]
 
 
 def _forward(
@@ -319,7 +320,9 @@ def slots_of(term: Any) -> list[Slot]:
 
 
 def _apart(term: Any) -> list[Any]:
-    """A term, split into terms of one parameter each."""
+    """A term, split into terms of one parameter each, and of one kind."""
+    if isinstance(term, Tied):
+        return [term.lookup, term.outer]
     if not isinstance(term, Pair):
         return [term]
     found = list[Any]()

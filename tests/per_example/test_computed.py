@@ -25,6 +25,8 @@ from tests.per_example.test_watch import TARGETS, Forward, built_is_an_error, ro
 
 __all__ = ["built_is_an_error"]
 
+pytestmark = pytest.mark.usefixtures("built_is_an_error")
+
 
 class Standardised(nn.Module):
     """A convolution whose weight is standardised, as in NFNets."""
@@ -56,6 +58,30 @@ class Twice(Standardised):
         second = functional.conv2d(images, weight, self.conv.bias, padding=1, dilation=1)
         third = functional.conv2d(images, self.conv.weight, padding=1)
         return self.last((first * second + third).mean((2, 3)))  # type: ignore[no-any-return]
+
+
+class Language(nn.Module):
+    """A table of words and outputs, which is read in a third way too."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = nn.Embedding(7, 4)
+
+    def forward(self, ids: Tensor) -> Tensor:
+        words = self.table(ids) * self.table.weight.square().mean(0)
+        return functional.linear(words, self.table.weight).mean(1)
+
+
+class Roots(nn.Module):
+    """The root of 0 has an infinite slope."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Linear(4, 4)
+        self.squares = nn.Parameter(torch.zeros(3, 4))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return functional.linear(self.first(x), self.squares.sqrt())
 
 
 def images() -> Tensor:
@@ -121,6 +147,26 @@ def test_functions_of_parameters_have_the_gradients_of_plain_autograd(
 ) -> None:
     monkeypatch.setattr(computed, "_FLOATS", floats)
     assert_matches(seeded(lambda: Forward(between)), rows(), TARGETS, clip=0.2)
+
+
+@pytest.mark.parametrize("floats", [1, 2**22])
+def test_a_tied_table_that_is_computed_with_too_has_all_of_its_gradients(
+    floats: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(computed, "_FLOATS", floats)
+    ids = torch.randint(7, (5, 6), generator=torch.Generator().manual_seed(6151))
+    for clip in (0.01, 100.0):
+        assert_matches(seeded(Language), ids, TARGETS, clip=clip)
+
+
+@pytest.mark.parametrize("floats", [1, 2**22])
+def test_gradients_that_are_not_finite_count_as_zero(
+    floats: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(computed, "_FLOATS", floats)
+    total, norms = clipped_gradient_sum(Roots(), rows(), targets=TARGETS, clip_norm=1.0)
+    assert not total.any()
+    assert norms.isinf().all()
 
 
 @pytest.mark.parametrize("kind", [parametrizations.weight_norm, parametrizations.orthogonal])
