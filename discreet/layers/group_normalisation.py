@@ -6,6 +6,7 @@ PyTorch's backward pass is 3 to 10 times slower in channels last, in which image
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
@@ -19,9 +20,7 @@ from discreet.layers.terms import Rows, Term
 
 def group_norm(alone: Alone, input: Tensor, groups: int, *args: Any, **named: Any) -> Any:
     """The rule of `torch.group_norm`."""
-    given = by_name(("weight", "bias", "eps"), args, named)
-    weight = given.get("weight")
-    bias = given.get("bias")
+    weight, bias, eps = affine(args, named)
     if is_lane(weight) or is_lane(bias):
         return NotImplemented
     rows = alone.rows(input)
@@ -29,7 +28,7 @@ def group_norm(alone: Alone, input: Tensor, groups: int, *args: Any, **named: An
     last = inputs.dim() == 4 and inputs.is_contiguous(memory_format=torch.channels_last)
     if inputs.is_cuda or not last:
         inputs = inputs.contiguous()
-    normal = Normal(groups, given.get("eps", 1e-5))
+    normal = Normal(groups, eps)
     if last and not inputs.is_cuda and inputs.dtype in (torch.float32, torch.float64):
         outputs = _ChannelsLast.apply(inputs, weight, bias, normal)  # type: ignore[no-untyped-call]
     else:
@@ -47,6 +46,19 @@ def group_norm(alone: Alone, input: Tensor, groups: int, *args: Any, **named: An
     if held is not None or added is not None:
         alone.note(outputs, terms)
     return parted(outputs, len(rows))
+
+
+def affine(args: Sequence[Any], named: dict[str, Any]) -> Iterable[Any]:
+    """The weight, bias and eps of a norm."""
+    default = {"weight": None, "bias": None, "eps": 1e-5}
+    return (default | by_name(default, args, named)).values()
+
+
+def over_space(values: Tensor) -> Tensor:
+    """Sums over space, (N, channels, space...) -> (N, channels)."""
+    if values.dim() > 2:
+        return values.sum(tuple(range(2, values.dim())))
+    return values
 
 
 class Normal:
@@ -71,11 +83,7 @@ class Normal:
     def sums(self, inputs: Tensor, grads: Tensor) -> tuple[Tensor, Tensor]:
         """The sums over space of grads * inputs and of grads, (N, channels)."""
         if self.found is None:
-            space = tuple(range(2, inputs.dim()))
-            if space:
-                self.found = (grads * inputs).sum(space), grads.sum(space)
-            else:
-                self.found = grads * inputs, grads
+            self.found = over_space(grads * inputs), over_space(grads)
         return self.found
 
     def by_scale(self, products: Tensor, sums: Tensor) -> Tensor:

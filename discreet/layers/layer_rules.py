@@ -8,7 +8,7 @@ gradients, without building them (`terms.py`).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -21,7 +21,7 @@ from discreet.layers.convolution import CONVOLUTION_RULES
 from discreet.layers.custom_functions import CUSTOM_RULES
 from discreet.layers.dropping import attended, dropped
 from discreet.layers.functions import OF_ATTENTION, by_name
-from discreet.layers.group_normalisation import group_norm
+from discreet.layers.group_normalisation import affine, group_norm, over_space
 from discreet.layers.lanes import is_lane, parted, summed
 from discreet.layers.recurrent import RECURRENT_RULES
 from discreet.layers.terms import Lookup, Rows, Slot, Term, product_terms
@@ -174,18 +174,12 @@ def _scaled(
 
 
 def _layer_norm(alone: Alone, input: Tensor, shape: Sequence[int], *args: Any, **named: Any) -> Any:
-    weight, bias, eps = _affine(args, named)
+    weight, bias, eps = affine(args, named)
     if not _fits(weight, bias):
         return NotImplemented
     rows = alone.rows(input)
     shape = list(shape)
     return _normed(alone, functional.layer_norm(rows, shape, eps=eps), len(shape), weight, bias)
-
-
-def _affine(args: Sequence[Any], named: dict[str, Any]) -> Iterable[Any]:
-    """The weight, bias and eps of a norm."""
-    default = {"weight": None, "bias": None, "eps": 1e-5}
-    return (default | by_name(default, args, named)).values()
 
 
 def _rms_norm(
@@ -217,13 +211,6 @@ def _normed(alone: Alone, normal: Tensor, dims: int, weight: Any, bias: Any) -> 
     return outputs
 
 
-def _channels(values: Tensor) -> Tensor:
-    """(N, channels, space...) -> (N, channels)."""
-    if values.dim() > 2:
-        return values.sum(tuple(range(2, values.dim())))
-    return values
-
-
 def _channel_norm(alone: Alone, name: str, input: Tensor, *args: Any) -> Any:
     """InstanceNorm, and BatchNorm in evaluation mode, which scales each channel by fixed
     numbers."""
@@ -245,7 +232,7 @@ def _channel_norm(alone: Alone, name: str, input: Tensor, *args: Any) -> Any:
         outputs,
         (weight, bias),
         normal,
-        lambda values: summed(_channels(values), alone.count),
+        lambda values: summed(over_space(values), alone.count),
     )
     return parted(outputs, len(rows))
 

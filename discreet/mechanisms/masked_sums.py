@@ -314,9 +314,8 @@ class MaskedStep:
 
     @property
     def price_settings(self) -> Mapping[str, object]:
-        from discreet.mechanisms.local_dp_sgd import (
-            example_price_settings,  # not in a guard's process
-        )
+        # not in a guard's process
+        from discreet.mechanisms.local_dp_sgd import example_price_settings
 
         batch = {"training.batch_size": self.run.training.batch_size}
         return secure_price_settings(self.run) | batch | example_price_settings(self.run)

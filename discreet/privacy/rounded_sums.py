@@ -56,9 +56,8 @@ FINE = 2**20  # the same for Laplace noise, which is computed in float64 anyway
 # angle, 4 r for cosine or sine, and r each for their product and for a sum: 128.4
 # at NEAR and 126.4 at FAR.
 FAST_ERROR = 130 * 2.0**-24
-NEAR = (
-    2.0**-6
-)  # a smaller radius (chance 2^-13) or one from FAR on (chance 2^-26) is computed again
+# A smaller radius than NEAR (chance 2^-13) or one from FAR on (chance 2^-26) is computed again.
+NEAR = 2.0**-6
 FAR = 6.0
 REST_ERROR = 2.0**-23  # what adding a rest to that may err, in steps
 # The same of a value in float64, whose angle has 32 bits: 0.8 of this for the angle, the rest for

@@ -51,7 +51,7 @@ def metric_blocks(names: Sequence[str], shape: TaskShape) -> tuple[AnswerPart, .
     """The blocks of these metrics, in their order. Raises ValueError, which lists the choices: a
     name is unknown for this kind of target, or appears twice; a function of one's own can't be
     imported."""
-    own = {name: own_metric(name) for name in own_metrics([*names])}
+    own = {name: own_metric(name) for name in own_metrics(names)}
     known = metrics_of(shape.target.kind)
     unknown = [name for name in names if name not in (*known, *own)]
     if unknown or not names or len({*names}) < len(names):

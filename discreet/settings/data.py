@@ -4,6 +4,7 @@ ratings of the model."""
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterable
 from dataclasses import field
 from functools import cached_property
 from typing import TYPE_CHECKING, Annotated
@@ -26,19 +27,12 @@ METRICS = ("accuracy", "loss", "auc", "calibration", "clients", "mae", "rmse", "
 MEANS = ("accuracy", "loss", "auc", "calibration", "mae", "rmse")
 
 
-def own_metrics(names: list[str]) -> list[str]:
+def own_metrics(names: Iterable[str]) -> list[str]:
     """Those of the names that are functions of one's own, `package.module:function`."""
     return [name for name in names if ":" in name]
 
 
-METRICS_RULE = rules.Rule(
-    f"a list of different names out of {', '.join(METRICS)}, or of your own, as "
-    "package.module:function",
-    lambda given: (
-        bool(given) and len({*given}) == len(given) and {*given} <= {*METRICS, *own_metrics(given)}
-    ),
-    METRICS,
-)
+METRICS_RULE = rules.different(*METRICS, own="package.module:function")
 
 
 @section("data.")

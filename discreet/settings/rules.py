@@ -78,13 +78,18 @@ def list_of(each: Rule, one: str) -> Rule:
     return Rule(words, lambda values: bool(values) and all(map(each.holds, values)))
 
 
-def different(*names: str) -> Rule:
-    """The rule that a list has at least one of the names, and no name twice."""
+def different(*names: str, own: str = "") -> Rule:
+    """The rule that a list has at least one of the names, and no name twice. `own`: how names from
+    outside are written, which have a colon."""
     words = f"a list of different names out of {', '.join(names)}"
-    return Rule(
-        words,
-        lambda given: bool(given) and set(given) <= set(names) and len(set(given)) == len(given),
-    )
+    if own:
+        words += f", or of your own, as {own}"
+
+    def holds(given: list[str]) -> bool:
+        unknown = [name for name in given if name not in names and not (own and ":" in name)]
+        return bool(given) and not unknown and len({*given}) == len(given)
+
+    return Rule(words, holds, names if own else ())
 
 
 # Numbers within the range of float32: a server can't hide a gradient below the smallest float, or
