@@ -330,7 +330,7 @@ class Locks:
             os.close(self.held.pop(place))
         if bit:
             self.held[place] = self._opened(place)
-            fcntl.flock(self.held[place], fcntl.LOCK_EX | fcntl.LOCK_NB)
+            self._take(self.held[place])
 
     def found(self, place: int) -> float:
         """1 if somebody else has the lock."""
@@ -342,6 +342,15 @@ class Locks:
         finally:
             os.close(descriptor)
         return 0.0
+
+    def _take(self, descriptor: int) -> None:
+        """Takes a lock, which somebody who reads may have for a moment."""
+        until = time.time() + 0.2
+        while time.time() < until:
+            with suppress(BlockingIOError):
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                return
+            time.sleep(0.001)
 
     def _opened(self, place: int) -> int:
         return os.open(beside_python(("this.py", "wave.py")[place]), os.O_RDONLY)
