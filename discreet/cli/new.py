@@ -35,7 +35,13 @@ SETTINGS = {
 }
 # Settings of a project that starts from a table, with one client for each person in it.
 OF_A_TABLE = SETTINGS | {("model", "name"): "linear", ("data", "num_clients"): "200"}
-OF_TABLES = ("table.yaml", "table_once.yaml", "hospitals.yaml", "hospitals_secure.yaml")
+OF_TABLES = (
+    "table.yaml",
+    "table_once.yaml",
+    "hospitals.yaml",
+    "hospitals_secure.yaml",
+    "hospitals_once.yaml",
+)
 NAME = re.compile("[A-Za-z][A-Za-z0-9-]{0,31}")
 
 

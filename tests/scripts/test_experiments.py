@@ -93,6 +93,7 @@ def test_every_experiment_is_here() -> None:
         *SWEEPS,
         "hospitals",
         "hospitals_secure",
+        "hospitals_once",
         *TABLES,
     }
 

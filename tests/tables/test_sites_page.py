@@ -116,6 +116,16 @@ def adopt(folder: Path, shared: Path) -> None:
     assert main([*asked, *ADOPTED[folder.name].split()]) == 0
 
 
+def federated(nodes: Path, experiment: str, *asked: str) -> list[dict[str, float | None]]:
+    """The rounds of a federation of these nodes, beside whose folder the public one is."""
+    run = RunFolder(nodes.parent / experiment)
+    words = [f"experiment={experiment}", f"data.path={nodes.parent / 'north'}", *asked]
+    epsilon = "privacy.example.target_epsilon=200"  # so little noise that no chance decides
+    common = ["privacy.delta=1e-3", epsilon, f"output_dir={run.path}"]
+    assert federation(["--data", str(nodes), *words, *common]) == 0
+    return run.read_metrics()
+
+
 @pytest.mark.processes
 def test_three_hospitals_as_processes_train_on_tables_that_are_written_differently(
     hospitals: Path,
@@ -139,11 +149,9 @@ def test_three_hospitals_as_processes_train_on_tables_that_are_written_different
     # The server's own folder holds nobody's data: what is public of the table, and the test set.
     (public / "train.csv").write_text((public / "test.csv").read_text().replace("40841-", "t-"))
 
-    run = RunFolder(hospitals / "run")
-    words = ["experiment=hospitals_secure", f"data.path={public}", f"output_dir={run.path}"]
-    asked = ["rounds=3", "training.batch_size=80", "privacy.delta=1e-3"]
-    epsilon = "privacy.example.target_epsilon=200"  # so little noise that no chance decides
-    assert federation(["--data", str(nodes), *words, *asked, epsilon]) == 0
-    rounds = run.read_metrics()
+    rounds = federated(nodes, "hospitals_secure", "rounds=3", "training.batch_size=80")
     assert [row["replies"] for row in rounds] == [3] * 3
     assert float(rounds[-1]["accuracy"] or 0) > 0.75
+    (once,) = federated(nodes, "hospitals_once")
+    assert once["replies"] == 3
+    assert float(once["accuracy"] or 0) > 0.75
