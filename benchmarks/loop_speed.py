@@ -56,7 +56,11 @@ class Step(NamedTuple):
 
 def rows(names: Sequence[str] = tuple(CASES), *, seconds: float = SECONDS) -> list[Row]:
     """A row for each model, and the medians of all; `seconds` for each measurement."""
-    found = compared({name: CASES[name] for name in names}, seconds)
+    return with_medians(compared({name: CASES[name] for name in names}, seconds))
+
+
+def with_medians(found: list[Row]) -> list[Row]:
+    """The rows, and one with the medians of all that have a number."""
     columns = ("sum", "step", "Opacus/step", "memory", "Opacus/memory")
     held = {column: [row[column] for row in found if column in row] for column in columns}
     medians = {column: median(values) for column, values in held.items() if values}

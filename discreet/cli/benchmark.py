@@ -4,6 +4,7 @@ all of them.
 sections:
   per_example   clipped per-example gradients against plain ones, and whole steps against Opacus
   loop          a step of DPSGD against the plain step and Opacus, for models as people write them
+  zoo           the same for image models of timm: some that were once slow, others drawn at random
   cohort        virtual clients per second, batched and sequential, beside pfl-research
   cohort_scale  time and memory against cohort and population, up to a million virtual clients
   ray           chunks as tasks of a Ray cluster against forked workers: rounds and whole runs
@@ -39,7 +40,16 @@ from discreet.run_files.whole_files import replace_file
 from discreet.settings.places import own_files
 from discreet.settings.rules import ConfigError
 
-SECTIONS = ("per_example", "loop", "cohort", "cohort_scale", "ray", "load", "secure_round")
+SECTIONS = (
+    "per_example",
+    "loop",
+    "zoo",
+    "cohort",
+    "cohort_scale",
+    "ray",
+    "load",
+    "secure_round",
+)
 
 
 def command(

@@ -10,9 +10,11 @@ example by itself.
 from __future__ import annotations
 
 import copy
+import itertools
 import math
 
-from torch import nn
+import torch
+from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm, _LazyNormBase
 from torch.nn.modules.instancenorm import _InstanceNorm
 
@@ -22,7 +24,8 @@ def to_group_norm(model: nn.Module, groups: int = 32) -> nn.Module:
     changed.
 
     Each BatchNorm2d, 3d and SyncBatchNorm becomes a GroupNorm with the same number of channels,
-    epsilon, weight and bias. If `groups` does not divide the channels, the number of groups is the
+    epsilon, weight and bias, and the layers that a class of one's own applies after it (timm's
+    activation). If `groups` does not divide the channels, the number of groups is the
     largest divisor of both. A BatchNorm1d becomes a GroupNorm with a single group of all its
     channels, as in LayerNorm: it may normalise plain vectors, and a group of one number would
     always be normalised to 0. An InstanceNorm no longer keeps running statistics.
@@ -70,7 +73,54 @@ def _by_example(layer: nn.Module, name: str, groups: int) -> nn.Module:
                 "take it out"
             )
         groups = 1
-    norm = nn.GroupNorm(math.gcd(groups, channels), channels, eps=layer.eps, affine=layer.affine)
+    norm = _norm_of(layer, name)(
+        math.gcd(groups, channels), channels, eps=layer.eps, affine=layer.affine
+    )
     norm.weight = layer.weight
     norm.bias = layer.bias
+    for child, module in layer.named_children():
+        norm.add_module(child, module)
     return norm.train(layer.training)
+
+
+class GroupNormThen(nn.GroupNorm):
+    """A GroupNorm, and then its own layers in their order, such as an activation."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        """(n, channels, ...) to the same shape, unless a layer changes it."""
+        found = super().forward(input)
+        for layer in self.children():
+            found = layer(found)
+        return found
+
+
+def _norm_of(layer: _BatchNorm, name: str) -> type[nn.GroupNorm]:
+    """The class for a BatchNorm: another than GroupNorm if it applies layers of its own, as that of
+    timm does with an activation. ValueError: it does something else."""
+    kind = type(layer)
+    if kind.forward in (_BatchNorm.forward, nn.SyncBatchNorm.forward):
+        return nn.GroupNorm
+    if not _applies_its_layers(copy.deepcopy(layer).eval()):
+        raise ValueError(
+            f"{name} ({kind.__name__}) does more than BatchNorm and then its own layers: replace "
+            "it by hand"
+        )
+    return GroupNormThen
+
+
+@torch.no_grad()
+def _applies_its_layers(layer: _BatchNorm) -> bool:
+    """True if its forward is that of BatchNorm, and then of its layers in their order."""
+    dimensions = {nn.BatchNorm1d: 0, nn.BatchNorm3d: 3}
+    space = [2] * next((dimensions[kind] for kind in dimensions if isinstance(layer, kind)), 2)
+    draws = torch.Generator().manual_seed(0)
+    like = next(itertools.chain(layer.parameters(), layer.buffers(), [torch.zeros(())]))
+    inputs = torch.randn(5, layer.num_features, *space, generator=draws).to(like)
+    expected = _BatchNorm.forward(layer, inputs)
+    for child in layer.children():
+        expected = child(expected)
+    try:
+        found = layer(inputs)
+    except (TypeError, RuntimeError):
+        return False
+    return isinstance(found, Tensor) and torch.allclose(found, expected)

@@ -1,5 +1,6 @@
-"""Disables gradient checkpointing, whose recomputation in the backward pass vmap can't follow, and
-torch.compile, which would compile anew for each pass."""
+"""Disables what vmap can't follow or what would cost too much: gradient checkpointing, which
+computes again in the backward pass; torch.compile, which would compile anew for each pass; and the
+hooks by which a FLOP counter follows modules."""
 
 from __future__ import annotations
 
@@ -9,7 +10,9 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import torch
+from torch.nn.modules import module
 from torch.utils import checkpoint
+from torch.utils.module_tracker import ModuleTracker
 
 
 class _Plain:
@@ -31,14 +34,17 @@ _REPLACED: dict[str, Any] = {
 }
 
 
+_HOOKS_OF_ALL: list[Any] = [module._global_forward_hooks, module._global_forward_pre_hooks]
+
+
 @contextmanager
 def undone() -> Iterator[None]:
-    """A context in which `torch.utils.checkpoint.checkpoint` only calls its function, and what is
-    compiled runs as it was written."""
+    """A context in which `torch.utils.checkpoint.checkpoint` only calls its function, what is
+    compiled runs as it was written, and no `ModuleTracker` notes where it is."""
     before = {name: vars(checkpoint)[name] for name in _REPLACED if name in vars(checkpoint)}
     vars(checkpoint).update((name, _REPLACED[name]) for name in before)
     try:
-        with _eager():
+        with _eager(), _untracked():
             yield
     finally:
         vars(checkpoint).update(before)
@@ -49,3 +55,18 @@ def _eager() -> AbstractContextManager[Any]:
         found: AbstractContextManager[Any] = torch.compiler.set_stance("force_eager")
         return found
     return nullcontext()
+
+
+@contextmanager
+def _untracked() -> Iterator[None]:
+    kept = [(hooks, dict(hooks)) for hooks in _HOOKS_OF_ALL]
+    for hooks, before in kept:
+        for number, hook in before.items():
+            if isinstance(getattr(hook, "__self__", None), ModuleTracker):
+                del hooks[number]
+    try:
+        yield
+    finally:
+        for hooks, before in kept:
+            hooks.clear()
+            hooks.update(before)

@@ -10,7 +10,10 @@ from typing import Any, TypeVar
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.nn.modules import module
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.flop_counter import FlopCounterMode
 
 from discreet.layers import convolution
 from discreet.per_example.objective import cross_entropy
@@ -102,6 +105,27 @@ class ReadByNumpy(nn.Module):
     def forward(self, inputs: Tensor) -> Tensor:
         means = torch.from_numpy(inputs.numpy().mean(1, keepdims=True))
         return self.layer(inputs - means)  # type: ignore[no-any-return]
+
+
+class Followed(TorchDispatchMode):
+    """A mode that changes nothing."""
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("mode", [FlopCounterMode, Followed, torch.profiler.profile])
+def test_a_counter_or_profiler_does_not_change_the_way(
+    mode: Callable[..., Any], caplog: pytest.LogCaptureFixture
+) -> None:
+    model, (inputs, targets) = seeded(normed), batch()
+    settings = {"display": False} if mode is FlopCounterMode else {}
+    with caplog.at_level(logging.INFO, logger="discreet"), mode(**settings):
+        assert_matches(model, inputs, targets, clip=0.6, order=2)
+    assert not caplog.records
+    assert not module._global_forward_hooks
 
 
 @pytest.mark.parametrize("build", [ReadByNumpy])

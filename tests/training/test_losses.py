@@ -230,3 +230,34 @@ def test_a_converted_resnet_trains_per_example() -> None:
     each = gradients(model, Examples(inputs, targets))
     assert float(norms.min()) > 0.5
     torch.testing.assert_close(total, clipped(each, 0.5), rtol=1e-4, atol=1e-5)
+
+
+class Activated(nn.BatchNorm2d):
+    """As timm's: it applies its own layers after the norm."""
+
+    def __init__(self, channels: int) -> None:
+        super().__init__(channels)
+        self.drop, self.act = nn.Dropout2d(0.1), nn.ReLU()
+
+    def forward(self, input: Tensor) -> Tensor:
+        return self.act(self.drop(super().forward(input)))  # type: ignore[no-any-return]
+
+
+class Doubled(nn.BatchNorm2d):
+    """What it does stands in no layer."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        return 2 * super().forward(input)
+
+
+def test_the_activation_of_a_batchnorm_of_its_own_stays() -> None:
+    made = to_group_norm(nn.Sequential(nn.Conv2d(3, 4, 3), Activated(4))).eval()
+    assert isinstance(made[1].act, nn.ReLU)
+    inner = made[0](images())
+    expected = torch.relu(nn.functional.group_norm(inner, 4))
+    assert torch.allclose(made(images()), expected)
+
+
+def test_a_batchnorm_that_does_something_else_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"0 \(Doubled\) does more than BatchNorm"):
+        to_group_norm(nn.Sequential(Doubled(3)))
