@@ -73,6 +73,7 @@ def of_timm(name: str) -> Case:
     return Case(model, torch.randn(IMAGES, 3, size, size), torch.randint(10, (IMAGES,)))
 
 
+@torch.no_grad()
 def _sized(name: str) -> tuple[nn.Module, int]:
     """The model, and the size of its images."""
     create = partial(import_module("timm").create_model, name, num_classes=10)

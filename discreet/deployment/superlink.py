@@ -23,7 +23,7 @@ from pwd import getpwnam
 
 from discreet.deployment.certificates import register_node
 from discreet.deployment.flower_fixes import commands
-from discreet.deployment.flower_fixes.commands import OPERATORS
+from discreet.deployment.flower_fixes.told_processes import OPERATORS
 from discreet.deployment.flower_home import CONNECTION, start, wait_until, write_connection
 from discreet.deployment.healthy import healthy
 from discreet.logs import log_to

@@ -20,12 +20,12 @@ from pathlib import Path
 
 from discreet.data.folder import node_table
 from discreet.deployment.flower_fixes import commands, hand_over
-from discreet.deployment.flower_fixes.commands import (
+from discreet.deployment.flower_fixes.hand_over import POLICY_VARIABLE, SOCKET_VARIABLE
+from discreet.deployment.flower_fixes.told_processes import (
     FLOWERS_SECONDS,
     LONGEST_PAUSE,
     SHORTEST_SECONDS,
 )
-from discreet.deployment.flower_fixes.hand_over import POLICY_VARIABLE, SOCKET_VARIABLE
 from discreet.guard.site_check import check_site
 from discreet.ledger.durable_ledger import DurableLedger
 from discreet.logs import log_to

@@ -25,9 +25,9 @@ from flwr.supernode.nodestate.in_memory_nodestate import InMemoryNodeState
 
 from discreet.deployment.certificates import make_authority
 from discreet.deployment.flower_fixes import supernode_fixes
-from discreet.deployment.flower_fixes.commands import LONGEST_PAUSE
 from discreet.deployment.flower_fixes.hand_over import SOCKET_VARIABLE
 from discreet.deployment.flower_fixes.supernode_fixes import push_messages
+from discreet.deployment.flower_fixes.told_processes import LONGEST_PAUSE
 from discreet.deployment.flower_home import wait_until
 from discreet.deployment.supernode import main
 from tests.node.clients import ledger_at

@@ -29,11 +29,6 @@ NAMES = (
     "refused_nodes",
     "warm_clients",
 )
-# the variable with the ids of further users who may call a SuperLink
-OPERATORS = "DISCREET_OPERATORS"
-LONGEST_PAUSE = "DISCREET_LONGEST_PAUSE"  # the variable with a node's longest pause
-SHORTEST_SECONDS = 0.5  # shortest pause of a node between polls for messages
-FLOWERS_SECONDS = 3.0  # Flower's own fixed pause
 
 logger = logging.getLogger("discreet.flower_fixes")
 

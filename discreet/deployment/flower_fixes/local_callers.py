@@ -17,7 +17,7 @@ import uvicorn
 from starlette.middleware import Middleware
 from starlette.responses import JSONResponse
 
-from discreet.deployment.flower_fixes.commands import OPERATORS
+from discreet.deployment.flower_fixes.told_processes import OPERATORS
 
 HEALTH = "/health"
 OF_NODES = "/v1/fleet/"

@@ -36,7 +36,7 @@ from flwr.supernode.nodestate.in_memory_nodestate import (
     MessageEntry,
 )
 
-from discreet.deployment.flower_fixes.commands import (
+from discreet.deployment.flower_fixes.told_processes import (
     FLOWERS_SECONDS,
     LONGEST_PAUSE,
     SHORTEST_SECONDS,
