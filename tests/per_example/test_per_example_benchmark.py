@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from torch import nn
 
 from benchmarks import per_example_speed as per_example
 from benchmarks.loop_speed import error_of
@@ -20,6 +21,12 @@ def test_every_model_and_batch_has_a_row() -> None:
 def test_the_sum_is_that_of_single_examples() -> None:
     inputs, targets = torch.randn(5, 1, 28, 28), torch.tensor([0, 1, 2, 3, 4])
     assert error_of(Case(per_example.perceptron(), inputs, targets)) < 1e-4
+
+
+def test_dropout_keeps_everything_where_the_sums_are_compared() -> None:
+    model = nn.Sequential(nn.Linear(6, 8), nn.Dropout(0.3), nn.Linear(8, 3))
+    case = Case(model, torch.randn(5, 6), torch.tensor([0, 1, 2, 2, 1]))
+    assert error_of(case) < 1e-4
 
 
 def test_a_step_moves_the_parameters() -> None:
