@@ -1,7 +1,8 @@
 """A table of your own, before the first run: `discreet data split|check|share|adopt FILE`.
 
-split   splits FILE into train.csv and test.csv beside it, with all rows of an owner in one of the
-        two. The test set is public: nobody in it is protected. Use people who have agreed to that
+split   splits FILE into train.csv and test.csv beside it (or .jsonl, .parquet, .npz, as FILE is),
+        with all rows of an owner in one of the two. The test set is public: nobody in it is
+        protected. Use people who have agreed to that
 check   without a data.toml beside FILE, proposes one; --write writes it. It reads the data for
         that, and lists the values that must be replaced by public ones before a run. With a
         data.toml beside FILE, checks that all rows fit it, counts what can't be read by column,

@@ -6,8 +6,9 @@ split   deals the patients of the data WHERE to blocks, once, into the folder --
         table (csv, jsonl, parquet, npz), a folder with data.toml, or with --id folders a folder
         with a subfolder for each patient. With --unit site there is one block, and no --id
 check   WHERE is a guard.toml: checks policy, split, account, and which ways out are open from
-        inside the sandbox and which channels between blocks. Takes up to three minutes. --packages:
-        lists the packages that an app finds here instead, for the researcher
+        inside the sandbox and which channels between blocks. Takes up to two minutes, and longer
+        beside other work. --packages: lists the packages that an app finds here instead, for the
+        researcher
 try     runs the app WHERE, a folder or a .fab, as a whole in the sandbox on the public rows in
         --mock; all errors are shown, and nothing is charged
 log     WHERE is a guard.toml: lists what has run, with app and cost, and what was refused

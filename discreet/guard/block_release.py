@@ -32,10 +32,10 @@ from torch import Tensor
 
 from discreet.flower.array_layout import ArrayLayout, layout_of
 from discreet.guard.guard_policy import GuardPolicy, GuardTerms, MetricSettings
-from discreet.mechanisms.guarded_blocks import MOVES
+from discreet.mechanisms.guarded_blocks import MOVES, blocks_grid
 from discreet.node.account import Refused
 from discreet.privacy.clipping import ClippedSum
-from discreet.privacy.grid import Grid, grid_for
+from discreet.privacy.grid import Grid
 from discreet.privacy.mechanisms import Gaussian
 from discreet.privacy.randomness import RandomSource
 from discreet.protocol import messages
@@ -141,9 +141,9 @@ class BlockRelease:
     @property
     def grid(self) -> Grid:
         """The grid for exact addition of updates, determined by public values alone."""
-        stddev = self.noise_multiplier * MOVES * self.terms.clip_norm
-        return grid_for(
-            self.terms.clip_norm, self.size, largest_cohort=self.blocks, noise_scale=stddev
+        noise = self.noise_multiplier
+        return blocks_grid(
+            self.size, self.terms.clip_norm, blocks=self.blocks, noise_multiplier=noise
         )
 
 

@@ -122,9 +122,10 @@ def _read_until(until: float, channels: Sequence[Channel]) -> list[Any]:
 
 def side_by_side(
     rows: int, moments: Sequence[Sequence[float]], readings: Sequence[Sequence[Any]]
-) -> list[Pair] | None:
+) -> list[Pair | None]:
     """What another block read before and after each row was set, and before the next one was. Which
-    readings are taken depends on nothing but moments. None if the blocks were too slow for that."""
+    readings are taken depends on nothing but moments. None where the blocks were too slow for
+    that."""
     found: dict[int, Pair] = {}
     before: Values | None = None
     for number, ((_, set_at), (next_at, _)) in enumerate(pairwise(moments)):
@@ -133,9 +134,7 @@ def side_by_side(
         if before is not None and after is not None:
             found.setdefault(number % rows, (before, after))
         before = after
-    if len(found) < rows:
-        return None
-    return [found[row] for row in range(rows)]
+    return [found.get(row) for row in range(rows)]
 
 
 def _hold(level: int, until: float) -> None:

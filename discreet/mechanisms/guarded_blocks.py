@@ -32,9 +32,19 @@ if TYPE_CHECKING:
 
     from discreet.mechanisms.round_state import RoundState
     from discreet.mechanisms.sums import CohortSum, Replies
+    from discreet.privacy.grid import Grid
     from discreet.privacy.randomness import RandomSource
 
 MOVES = 2  # clip norms by which one patient moves the sum: its block changes, and stays
+
+
+def blocks_grid(size: int, clip_norm: float, *, blocks: int, noise_multiplier: float) -> Grid:
+    """The grid on which blocks' updates (size,) add up exactly, by public values alone. The noise
+    multiplier is over 2C."""
+    from discreet.privacy.grid import grid_for
+
+    stddev = noise_multiplier * MOVES * clip_norm
+    return grid_for(clip_norm, size, largest_cohort=blocks, noise_scale=stddev)
 
 
 @dataclass(frozen=True)
@@ -111,15 +121,14 @@ class GuardedBlocks:
     def add_up(self, replies: Replies, state: RoundState) -> CohortSum:
         from discreet.mechanisms.sums import CohortSum
         from discreet.privacy.clipping import ClippedSum
-        from discreet.privacy.grid import grid_for
 
         size = state.params.numel()
         clip_norm = state.clip_norm
         grid = None
         if self._exact:
-            scale = self.sum_noise * clip_norm
             most = self.run.user.population_size
-            grid = grid_for(clip_norm, size, largest_cohort=most, noise_scale=scale)
+            noise = noise_of(self.run)
+            grid = blocks_grid(size, clip_norm, blocks=most, noise_multiplier=noise)
         total = CohortSum(ClippedSum(size, clip_norm, grid=grid))
         for reply in replies:
             total.take(reply)

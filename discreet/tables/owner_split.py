@@ -1,4 +1,5 @@
-"""Splits a table by owner into a training set and a public test set."""
+"""Splits a table by owner into a training set and a public test set: a public hash of the owner
+alone chooses the part, as a secret one chooses the block at a site (`guard/patient_blocks.py`)."""
 
 from __future__ import annotations
 
@@ -6,12 +7,11 @@ import hashlib
 from dataclasses import dataclass
 from pathlib import Path
 
-from discreet.data.cells import owner_cells
-from discreet.data.csv_table import CsvTable, lines_of
+from discreet.data.csv_table import CsvTable
 from discreet.data.targets import FolderError
-from discreet.privacy.person import OPTION, folded_key
+from discreet.privacy.person import folded_key
 from discreet.run_files.whole_files import replace_file
-from discreet.tables.header import column_place, names_in
+from discreet.tables.rows_by_person import FORMS, rows_by_person
 
 # public: an owner's name alone decides if it is in the test set
 SALT = b"discreet data split 20753:"
@@ -36,44 +36,35 @@ def is_tested(owner: str, share: float) -> bool:
 def split_by_owner(
     table: CsvTable, *, owner: str | None, share: float, ids: str | None = None
 ) -> list[Part]:
-    """Writes train.csv and test.csv beside a CSV file, in this order, with unchanged rows. All rows
-    of an owner are in the same part; without `owner` each row is its own owner.
+    """Writes train and test beside a file, in this order and in its form (csv, jsonl, parquet or
+    npz), with unchanged rows. All rows of an owner are in the same part; without `owner` each row
+    is its own owner.
 
     Raises FolderError: the file can't be read, an owner is empty, an output file exists already
     with other rows, or a part has no row.
     """
     if not 0 < share < 1:
         raise FolderError(f"--test must be a share within (0, 1) (got {share:g})")
-    paths = [table.path.with_name(name) for name in ("train.csv", "test.csv")]
-    names_in(table)  # refuses a file of one column, which may have another separator
-    place = None
-    if owner is not None:
-        place = column_place(owner, table)
-    parts: tuple[list[list[str]], list[list[str]]] = ([], [])
-    owners: tuple[set[str], set[str]] = (set(), set())
-    rows = [row for _, row in table.rows()]
-    if place is None:
-        names = [str(number) for number in range(len(rows))]
-    else:
-        with lines_of(table.path, table):
-            cells = [row[place] for row in rows]
-            names = owner_cells(cells, str(owner), ids, choice=OPTION).tolist()
-    for name, row in zip(names, rows, strict=True):
-        tested = is_tested(name, share)
-        parts[tested].append(row)
-        owners[tested].add(name)
-    if not any(parts):
+    names, content_of = rows_by_person(table, owner, ids=ids)
+    parts: tuple[list[int], list[int]] = ([], [])
+    for row, name in enumerate(names):
+        parts[is_tested(name, share)].append(row)
+    if not names:
         raise FolderError(f"{table.path} has no rows below its header")
     if not all(parts):
         raise FolderError(f"{table.path}: one part is empty: use another share than {share:g}")
-    texts = [table.with_rows(some).encode() for some in parts]
-    for path, text in zip(paths, texts, strict=True):
+    form = table.path.suffix.lower()
+    if form.removeprefix(".") not in FORMS:
+        form = ".csv"
+    paths = [table.path.with_name(f"{name}{form}") for name in ("train", "test")]
+    contents = [content_of(part) for part in parts]
+    for path, content in zip(paths, contents, strict=True):
         # A split that was killed after its first file has left that one.
-        if path.exists() and path.read_bytes() != text:
+        if path.exists() and path.read_bytes() != content:
             raise FolderError(f"{path} is there already")
-    for path, text in zip(paths, texts, strict=True):
-        replace_file(path, text)
+    for path, content in zip(paths, contents, strict=True):
+        replace_file(path, content)
     return [
-        Part(path, len(some), len(whose))
-        for path, some, whose in zip(paths, parts, owners, strict=True)
+        Part(path, len(part), len({names[row] for row in part}))
+        for path, part in zip(paths, parts, strict=True)
     ]

@@ -13,10 +13,11 @@ from multiprocessing import Pipe, Process
 from multiprocessing.connection import Connection
 from operator import eq
 from pathlib import Path
+from typing import Any, cast
 
 import pytest
 
-from discreet.guard import kernel_stores
+from discreet.guard import conformance, kernel_stores
 from discreet.guard.channels import (
     READS,
     SETS,
@@ -33,6 +34,7 @@ from discreet.guard.channels import (
 )
 from discreet.guard.kernel_channels import MANY, counter, make_pipes, pipe_inode
 from discreet.guard.kernel_stores import all_channels, held
+from discreet.guard.sandbox import Sandbox
 
 
 def played(channels: Sequence[Channel], seed: int) -> dict[str, float]:
@@ -158,7 +160,8 @@ def test_what_a_block_holds_is_read_by_one_beside_it_that_shares_its_kernel(
         for (_, theirs), role in zip(pipes, (SETS, READS), strict=True):
             Process(target=part_in, args=(theirs, role, rows, until), daemon=True).start()
         pairs = side_by_side(len(rows), *[ours.recv() for ours, _ in pipes])
-        found = opened(read_back(held(), rows, pairs)).keys() if pairs else set()
+        whole = [pair for pair in pairs if pair is not None]
+        found = set(opened(read_back(held(), rows, whole))) if len(whole) == len(rows) else set()
         if found == names:
             break
     assert found == names
@@ -169,4 +172,30 @@ def test_rows_are_paired_with_what_was_read_before_and_after_them() -> None:
     readings = [(number + 0.2, number + 0.3, [float(number)]) for number in range(6)]
     assert side_by_side(3, moments, readings) == [([2.0], [3.0]), ([0.0], [1.0]), ([1.0], [2.0])]
     readings[1] = (1.05, 1.2, [1.0])  # while the row was being set
-    assert side_by_side(3, moments, readings) is None
+    assert side_by_side(3, moments, readings) == [
+        ([2.0], [3.0]),
+        ([3.0], [4.0]),
+        None,
+    ]
+
+
+def test_rows_that_were_not_read_in_time_are_tried_again_with_what_was_read_kept(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    channels = all_channels(side_by_side=True)
+    asked = []
+
+    def slow(sandbox: Sandbox, parts: Sequence[Mapping[str, Any]]) -> list[Any]:
+        """Blocks of which one sets ten rows a try, which show in the first channel alone."""
+        rows = parts[0]["rows"][:10]
+        asked.append(rows)
+        moments = [(number, number + 0.1) for number in range(11)]
+        silent: Values = [None] * (len(channels) - 1)
+        told = [[float(row[0]), *silent] for row in rows]
+        return [moments, [(place + 0.2, place + 0.3, told[place]) for place in range(10)]]
+
+    monkeypatch.setattr(conformance, "_parts", slow)
+    told = conformance.told_side_by_side(cast(Sandbox, None))
+    assert opened(told) == {channels[0].name: 1.0}
+    assert len(asked) == 4
+    assert not {*asked[1][1:]} & {*asked[0][1:]}  # a row that is set first has nothing before it

@@ -1,8 +1,8 @@
 """Four hospitals as guarded sites, each a process, with a kernel for each block: an ordinary app
 trains on their own patients, with Flower's own averaging and under secure aggregation.
 
-It takes a quarter of an hour. docs/results/guarded_heart.csv has what one run printed under secure
-aggregation; its epsilon is that of the ledger, with the rounds of the run before.
+It takes a quarter of an hour. docs/results/guarded_heart.csv has what one run of each printed. The
+epsilon is that of the ledger; under secure aggregation it has the rounds of the run before, too.
 """
 
 from __future__ import annotations

@@ -136,8 +136,8 @@ def test_a_described_folder_keeps_its_description_in_every_block(tmp_path: Path)
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("patient,value\n,1\n", "line 2: the patient's id must be"),
-        ("patient,value\na,1\nn/a,2\n", "line 3: the patient's id must be"),
+        ("patient,value\n,1\n", "line 2: the id in patient must be"),
+        ("patient,value\na,1\nn/a,2\n", "line 3: the id in patient must be"),
         ("other,value\na,1\n", "no column patient; there are other, value"),
         ("patient,value\na\n", "line 2: 1 columns, but the header has 2"),
         ("patient,patient\na,b\n", "the column 'patient' occurs twice"),
@@ -169,7 +169,7 @@ def test_a_table_in_another_encoding_is_told_and_not_split(tmp_path: Path) -> No
 
 def test_what_would_be_in_every_block_is_refused(tmp_path: Path) -> None:
     np.savez(tmp_path / "rows.npz", patient=np.array(["a", "b"]), mean=np.zeros(3))
-    with pytest.raises(ConfigError, match="otherwise every block would contain all of it"):
+    with pytest.raises(ConfigError, match="otherwise every part would contain all of it"):
         split_site(tmp_path / "rows.npz", tmp_path / "site", id_column="patient", count=BLOCKS)
     (tmp_path / "data").mkdir()
     csv_of(tmp_path / "data", PATIENTS)

@@ -4,13 +4,17 @@ starts there."""
 from __future__ import annotations
 
 import csv
+import json
 import re
 import subprocess
 import sys
 import tomllib
 from pathlib import Path
 
+import numpy as np
+import pyarrow as pa
 import pytest
+from pyarrow import parquet
 
 from discreet.data.cell_reading import Marks
 from discreet.data.csv_table import CsvTable
@@ -108,11 +112,39 @@ def test_all_rows_of_an_owner_are_unchanged_in_one_part_and_the_same_each_time(
         split_by_owner(CsvTable(table), owner="patient_id", share=0.6)
 
 
+@pytest.mark.parametrize("form", ["jsonl", "parquet", "npz"])
+@pytest.mark.parametrize("owner", ["id", None])
+def test_a_table_of_another_form_is_split_like_the_csv_file(
+    owner: str | None, form: str, tmp_path: Path
+) -> None:
+    ids = [f"P{row % 40}" for row in range(80)]
+    (tmp_path / "a.csv").write_text("id,age\n" + "".join(f"{name},3\n" for name in ids))
+    columns = {"id": ids, "age": [3] * len(ids)}
+    if form == "jsonl":
+        lines = [json.dumps({"id": name, "age": 3}) for name in ids]
+        (tmp_path / "a.jsonl").write_text("\n".join(lines))
+    elif form == "parquet":
+        parquet.write_table(pa.table(columns), tmp_path / "a.parquet")
+    else:
+        np.savez(tmp_path / "a.npz", **{name: np.array(each) for name, each in columns.items()})
+    made = [
+        split_by_owner(CsvTable(tmp_path / name), owner=owner, share=0.4)
+        for name in ("a.csv", f"a.{form}")
+    ]
+    counted = [[(part.rows, part.owners) for part in parts] for parts in made]
+    assert counted[0] == counted[1]
+    assert [part.path.name for part in made[1]] == [f"train.{form}", f"test.{form}"]
+
+
 @pytest.mark.parametrize(
     ("words", "rows", "said"),
     [
         (["--owner", "person"], [], "has no column person; there are patient_id"),
-        (["--owner", "patient_id"], [";1;2;3;4;5;6;no"], "line 2: patient_id is empty"),
+        (
+            ["--owner", "patient_id"],
+            [";1;2;3;4;5;6;no"],
+            "line 2: the id in patient_id must be a text or a whole number",
+        ),
         (["--owner", "patient_id"], ["P1;1"], "line 2: 2 columns, but the header has 8"),
         (["--test", "1.5"], [], "--test must be a share within"),
     ],
