@@ -77,7 +77,7 @@ ARGUMENTS: list[tuple[dict[str, Any], str]] = [
 ]
 
 
-def test_a_templates_share_of_evaluation_ends_its_server_app_before_a_client_is_asked(
+def test_a_templates_share_of_evaluation_ends_its_app_before_a_client_is_asked(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
