@@ -60,6 +60,12 @@ def pytest_collection() -> Generator[None, object, object]:
         gc.enable()
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """The tests that take longest come first: they wait for sandboxes, and one worker has the whole
+    file, while others compute."""
+    items.sort(key=lambda item: not item.nodeid.startswith("tests/guard/test_attacks.py"))
+
+
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     """Says at the end what was skipped for want of something that can be installed."""
     skipped = terminalreporter.stats.get("skipped", [])

@@ -15,6 +15,7 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
+import yaml
 
 import discreet
 from discreet.cli.verbs import VERBS
@@ -69,6 +70,7 @@ def test_every_page_is_in_the_nav_of_the_site() -> None:
     assert named - pages == set(), "the nav in mkdocs.yml names pages that are not there"
 
 
+SERVICES = yaml.safe_load((ROOT / "docker-compose.yml").read_text())["services"]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 
 
@@ -76,7 +78,16 @@ def commands(page: Path) -> list[list[str]]:
     """Each line of a page's bash blocks, as words; a line that ends in a backslash goes on."""
     blocks = re.findall(r"```bash\n(.*?)```", page.read_text(), flags=re.DOTALL)
     lines = "\n".join(blocks).replace("\\\n", " ").splitlines()
-    return [words for line in lines if (words := shlex.split(line, comments=True))]
+    found = [shlex.split(line, comments=True) for line in lines]
+    return [in_container(words) for words in found if words]
+
+
+def in_container(words: list[str]) -> list[str]:
+    """The words that a service of the compose file is told to run, if there are any."""
+    if words[:3] == ["docker", "compose", "exec"]:
+        assert words[3] in SERVICES, words
+        return words[4:]
+    return words
 
 
 LINES = [words for page in PAGES for words in commands(page)]

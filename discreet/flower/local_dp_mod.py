@@ -7,7 +7,7 @@ import logging
 import math
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 
 import torch
@@ -31,6 +31,13 @@ Next = Callable[[Message, Context], Message]
 # Always 1: the true number is private, and Flower's FedAvg weights by it.
 EXAMPLES = "num-examples"
 METRICS = "metrics"
+# The key of Flower's templates in the run config, from which their ServerApp sets its strategy.
+SHARE = "fraction-evaluate"
+INSTEAD = (
+    "set fraction_evaluate=0, and rate the model on data of the server's own by "
+    "start(evaluate_fn=...), or let nodes send noised numbers with their updates by "
+    'local_dp_mod(metrics={"loss": (0.0, 4.0)})'
+)
 
 logger = logging.getLogger("discreet.client")
 
@@ -72,6 +79,18 @@ def local_dp_mod(
     )
 
 
+@cache
+def _warn_of_evaluation(share: object) -> None:
+    """Warns before the first charge that the run config asks nodes to evaluate; once a process."""
+    if share:
+        logger.warning(
+            "%s=%s in the run config asks nodes to evaluate, and every such message is refused: %s",
+            SHARE,
+            share,
+            INSTEAD,
+        )
+
+
 def _ranges(metrics: Ranges) -> dict[str, tuple[float, float]]:
     """The ranges of metrics. Raises ValueError: they are not finite, or no ranges."""
     with suppress(TypeError, ValueError, AttributeError):
@@ -96,8 +115,10 @@ class _LocalDp:
     ) -> RecordDict:
         if message.metadata.message_type.partition(".")[0] != MessageType.TRAIN:
             raise Refused(
-                "this node answers only train messages: other answers would leave in the clear"
+                "this node answers only train messages, as other answers would leave in the clear: "
+                f"{INSTEAD}"
             )
+        _warn_of_evaluation(context.run_config.get(SHARE))
         sent = only_arrays(message.content, "the message")
         # The server's name: those of the app's records may be chosen by its data.
         key = next(name for name, record in message.content.items() if record is sent)

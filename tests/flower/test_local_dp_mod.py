@@ -27,6 +27,7 @@ from scipy.optimize import brentq
 from scipy.stats import norm
 
 from discreet import ConfigError, DPFedAvg, local_dp_mod
+from discreet.flower.local_dp_mod import _warn_of_evaluation
 from discreet.ledger.durable_ledger import DurableLedger
 from tests.flower.flower_apps import START, arrays, changed_by
 
@@ -222,8 +223,31 @@ def test_other_messages_are_refused_and_the_app_is_not_called(kind: str, ledger:
         local_dp_mod(**GIVEN, rounds=2, ledger=ledger), message(arrays(), kind), called.append
     )
     assert "only train messages" in reply.error.reason
+    assert "set fraction_evaluate=0," in reply.error.reason
     assert called == []
     assert DurableLedger(ledger).spent("local").num_releases == 0
+
+
+@pytest.mark.parametrize(("share", "count"), [(0.5, 1), (0.0, 0), (None, 0)])
+def test_a_templates_share_of_evaluation_is_told_once_and_before_anything_is_spent(
+    share: float | None, count: int, ledger: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    _warn_of_evaluation.cache_clear()
+    config = {} if share is None else {"fraction-evaluate": share}
+    mod = local_dp_mod(**GIVEN, rounds=2, ledger=ledger)
+    spent = []
+
+    def told_so_far(given: Message, _: Context) -> Message:
+        spent.append([each.getMessage() for each in caplog.records])
+        return Message(changed_by(0.1)(given), reply_to=given)
+
+    for _ in range(2):
+        mod(message(arrays()), Context(1, 1, {}, RecordDict(), config), told_so_far)
+    assert [len(told) for told in spent] == [count, count]
+    for said in spent[0]:
+        assert "fraction-evaluate=0.5" in said
+        assert "start(evaluate_fn=...)" in said
+        assert "local_dp_mod(metrics=" in said
 
 
 def test_without_a_ledger_nothing_leaves(tmp_path: Path) -> None:

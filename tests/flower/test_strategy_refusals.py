@@ -9,7 +9,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from flwr.app import Array, ArrayRecord, ConfigRecord
+from flwr.app import Array, ArrayRecord, ConfigRecord, Context, RecordDict
+from flwr.serverapp import Grid, ServerApp
 
 from discreet import AdaptiveClipping, FixedClipping, PrivateEvaluation
 from discreet.flower.array_layout import layout_of
@@ -74,6 +75,26 @@ ARGUMENTS: list[tuple[dict[str, Any], str]] = [
     ),
     ({"resume": True, "output_dir": None}, "output_dir must be given with resume=True"),
 ]
+
+
+def test_a_templates_share_of_evaluation_ends_its_app_before_a_client_is_asked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    nodes = Nodes()
+    server = ServerApp()
+
+    @server.main()
+    def main(grid: Grid, context: Context) -> None:
+        share = context.run_config["fraction-evaluate"]
+        private = DPFedAvg(fraction_evaluate=share, population_size=NODES, target_epsilon=8.0)
+        private.start(grid, arrays(), num_rounds=2)
+
+    said = r"fraction_evaluate must be .* start\(evaluate_fn=.*private_evaluation=.* \(got 0\.5\)"
+    with pytest.raises(ConfigError, match=said):
+        server(nodes, Context(1, 0, {}, RecordDict(), {"fraction-evaluate": 0.5}))
+    assert nodes.sent == {}
+    assert [*tmp_path.iterdir()] == []
 
 
 def test_an_argument_that_can_not_be_honoured_is_an_error_that_names_it(tmp_path: Path) -> None:

@@ -9,7 +9,8 @@ import json
 import re
 import shutil
 import sqlite3
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -17,6 +18,7 @@ import torch
 
 from discreet import DPSGD, LoopPrivacy, simulate
 from discreet.ledger.durable_ledger import DurableLedger
+from examples.verify import verify
 from examples.verify.verify import main
 from tests.conftest import REPOSITORY
 
@@ -41,6 +43,14 @@ MORE_KINDS = {
     "regression": "experiment=regression",
     "adaptive clipping": "experiment=adaptive_clipping",
 }
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _an_epsilon_of_the_same_events_is_computed_once() -> Iterator[None]:
+    """Lies are planted in copies of one run, whose other events are the same."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(verify, "epsilon_of", cache(verify.epsilon_of))
+        yield
 
 
 def made(folder: Path, words: str) -> Path:

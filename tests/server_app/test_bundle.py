@@ -71,11 +71,33 @@ print([m.__file__ for m in ours if not str(m.__file__).startswith(sys.argv[1])],
 
 
 @pytest.fixture(scope="module")
-def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def built() -> bytes:
+    return build_fab_from_disk(REPOSITORY)
+
+
+@pytest.fixture(scope="module")
+def bundle(built: bytes, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("bundle").resolve()
-    with zipfile.ZipFile(io.BytesIO(build_fab_from_disk(REPOSITORY))) as app:
+    with zipfile.ZipFile(io.BytesIO(built)) as app:
         app.extractall(folder / "app")
     return folder / "app"
+
+
+def test_a_run_started_in_the_image_sends_the_bundle_of_the_checkout(
+    built: bytes, tmp_path: Path
+) -> None:
+    """docs/deployment.md starts runs by `docker compose exec`, and nodes compare digests."""
+    lines = (REPOSITORY / "Dockerfile").read_text().splitlines()
+    copied = [line.split()[1:] for line in lines if line.startswith("COPY ")]
+    app = Path("/opt/discreet")
+    for *sources, target in copied:
+        place = tmp_path / Path(target).relative_to(app) if target.startswith(str(app)) else None
+        for source in sources if place else []:
+            if (REPOSITORY / source).is_dir():
+                shutil.copytree(REPOSITORY / source, place)
+            else:
+                shutil.copy(REPOSITORY / source, place)
+    assert build_fab_from_disk(tmp_path) == built
 
 
 def python_files(bundle: Path) -> set[str]:
