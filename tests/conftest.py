@@ -26,6 +26,7 @@ from hydra.errors import HydraException
 from hypothesis import settings
 from omegaconf import DictConfig, ListConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
+from xdist.scheduler import LoadFileScheduling
 
 from discreet.layers.draws import seed_draws
 from discreet.ledger.rollback_guard import STATE_VARIABLE
@@ -43,6 +44,22 @@ PLAIN = re.compile(r"(?!hydra\b)\w+(\.\w+)*=.*")  # the word of a value, and of 
 Compose = Callable[..., tuple[DictConfig, bool]]
 
 REPOSITORY = Path(__file__).resolve().parent.parent
+
+
+class ByFileAndEnclosure(LoadFileScheduling):
+    """A worker takes a file, or of the attacks on blocks, which wait, those on one enclosure."""
+
+    def _split_scope(self, nodeid: str) -> str:
+        file = nodeid.split("::")[0]
+        enclosure = re.search("kernel(?=[-\\]])|bubblewrap|landlock", nodeid)
+        if file.endswith("test_attacks.py") and enclosure and os.geteuid() == 0:
+            return file + enclosure.group()
+        return file
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> object:
+    return ByFileAndEnclosure(config, log)
 
 
 @pytest.hookimpl(wrapper=True)

@@ -124,11 +124,13 @@ class Played:
 
 
 def left_over() -> list[int]:
-    """The processes with the name that the daemon of the hostile app has, on the whole machine."""
+    """The processes of this user, on the whole machine, with the name that the daemon of the
+    hostile app has."""
     found = []
     for entry in Path("/proc").glob("[0-9]*"):
         with suppress(OSError):
-            if (entry / "comm").read_text().strip() == "leftover":
+            status = (entry / "status").read_text()
+            if status.startswith("Name:\tleftover\n") and f"\nUid:\t{os.getuid()}\t" in status:
                 found.append(int(entry.name))
     return found
 

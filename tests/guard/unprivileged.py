@@ -28,9 +28,9 @@ def closed_above(path: Path) -> Path | None:
     return above[0] if above else None
 
 
-def as_nobody(command: Sequence[str], *, read_only: bool = False) -> list[str]:
+def as_nobody(command: Sequence[str], *, read_only: bool = False, user: int = NOBODY) -> list[str]:
     """The command line that runs a command without rights. `read_only`: what `needed` names is
-    mounted so."""
+    mounted so. `user`: of a number that nobody else has."""
     if os.geteuid() != 0:
         return [*command]
     script = ["set -e", "mount --make-rprivate /"]
@@ -50,7 +50,7 @@ def as_nobody(command: Sequence[str], *, read_only: bool = False) -> list[str]:
             script.append(
                 "for p in /usr /etc; do mount --bind $p $p; mount -o remount,bind,ro $p; done"
             )
-    drop = f"setpriv --reuid {NOBODY} --regid {NOBODY} --clear-groups"
+    drop = f"setpriv --reuid {user} --regid {user} --clear-groups"
     script.append(f'exec {drop} -- "$@"')
     return ["unshare", "--mount", "sh", "-c", "\n".join(script), "sh", *command]
 
