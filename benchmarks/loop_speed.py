@@ -168,7 +168,7 @@ def _opacus(build: Callable[[], Case]) -> tuple[Call | None, int, str]:
             step = opacus_step(mode, seeded(build))
             peak, begin = _peak(step), time.process_time()
         except UNSERVED as error:
-            reason = reason or f"none: {error}"
+            reason = reason or f"none: {error}"[:100]
         else:
             step.take()
             found.append((time.process_time() - begin, mode, step.take, peak))

@@ -5,49 +5,54 @@ hooks by which a FLOP counter follows modules."""
 from __future__ import annotations
 
 import sys
+from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from types import SimpleNamespace
 from typing import Any
 
 import torch
-from torch.nn.modules import module
-from torch.utils import checkpoint
-from torch.utils.module_tracker import ModuleTracker
+from torch.utils import checkpoint, module_tracker
+from torch.utils.hooks import RemovableHandle
 
 
-class _Plain:
-    """A replacement for the autograd function that recomputes."""
-
-    @staticmethod
-    def apply(function: Callable[..., Any], _preserve: bool, *args: Any) -> Any:
-        return function(*args)
+def _call(function: Callable[..., Any], _preserve: bool, *args: Any) -> Any:
+    return function(*args)
 
 
 def _nothing(*_: Any, **__: Any) -> Iterator[None]:
     yield
 
 
-_REPLACED: dict[str, Any] = {
-    "CheckpointFunction": _Plain,
-    "_checkpoint_without_reentrant_generator": _nothing,
-    "_checkpoint_without_reentrant_generator_impl": _nothing,  # from PyTorch 2.14 on
-}
+def _no_hook(*_: Any) -> RemovableHandle:
+    return RemovableHandle(OrderedDict())
 
 
-_HOOKS_OF_ALL: list[Any] = [module._global_forward_hooks, module._global_forward_pre_hooks]
+_REPLACED: list[tuple[Any, str, Any]] = [
+    (checkpoint, "CheckpointFunction", SimpleNamespace(apply=_call)),
+    (checkpoint, "_checkpoint_without_reentrant_generator", _nothing),
+    (checkpoint, "_checkpoint_without_reentrant_generator_impl", _nothing),  # from 2.14 on
+    (module_tracker, "register_multi_grad_hook", _no_hook),
+]
 
 
 @contextmanager
 def undone() -> Iterator[None]:
     """A context in which `torch.utils.checkpoint.checkpoint` only calls its function, what is
-    compiled runs as it was written, and no `ModuleTracker` notes where it is."""
-    before = {name: vars(checkpoint)[name] for name in _REPLACED if name in vars(checkpoint)}
-    vars(checkpoint).update((name, _REPLACED[name]) for name in before)
+    compiled runs as it was written, and no `ModuleTracker` follows gradients."""
+    here = [each for each in _REPLACED if each[1] in vars(each[0])]
+    before = [(where, name, vars(where)[name]) for where, name, _ in here]
+    _put(here)
     try:
-        with _eager(), _untracked():
+        with _eager():
             yield
     finally:
-        vars(checkpoint).update(before)
+        _put(before)
+
+
+def _put(values: list[tuple[Any, str, Any]]) -> None:
+    for where, name, value in values:
+        setattr(where, name, value)
 
 
 def _eager() -> AbstractContextManager[Any]:
@@ -55,18 +60,3 @@ def _eager() -> AbstractContextManager[Any]:
         found: AbstractContextManager[Any] = torch.compiler.set_stance("force_eager")
         return found
     return nullcontext()
-
-
-@contextmanager
-def _untracked() -> Iterator[None]:
-    kept = [(hooks, dict(hooks)) for hooks in _HOOKS_OF_ALL]
-    for hooks, before in kept:
-        for number, hook in before.items():
-            if isinstance(getattr(hook, "__self__", None), ModuleTracker):
-                del hooks[number]
-    try:
-        yield
-    finally:
-        for hooks, before in kept:
-            hooks.clear()
-            hooks.update(before)
