@@ -198,6 +198,9 @@ class Alone(TorchFunctionMode):
         return self._lifted(result)
 
     def _dropped_in_place(self, rule: Any, args: tuple[Any, ...], named: dict[str, Any]) -> Any:
+        given = by_name(("input", "p", "train"), args, named)
+        if not given["p"] or not given["train"]:  # nothing is written, so its gradient may need it
+            return args[0]
         self._check_writes(args[0], "dropout")
         result = self._ruled(rule, args, named)
         if result is NotImplemented:

@@ -88,10 +88,9 @@ def _own_draw(draws: Draws, func: Any, args: tuple[Any, ...], named: dict[str, A
             return attended(parts, given.pop("attn_mask", None), draws, given)
     elif function.name in DROPPING:
         given = by_name(("input", "p", "train"), args, named)
-        values = given["input"]
-        rate = given["p"]
-        if given["train"] and 0 <= rate <= 1:
-            found = dropped(function.name, values.unsqueeze(0), rate, draws)[0]
+        if given["train"] and 0 < given["p"] <= 1:
+            values = given["input"]
+            found = dropped(function.name, values.unsqueeze(0), given["p"], draws)[0]
             return values.copy_(found) if function.writes else found
     elif named.get("generator") is None and named.get("out") is None:
         found = draws.sampled(function.name, lambda _: func(*args, **named))[0]

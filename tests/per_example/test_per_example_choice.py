@@ -84,7 +84,14 @@ class LargestOfABag(nn.Module):
         return self.layer(self.bag(inputs.clamp(0, 3).long()))
 
 
-@pytest.mark.parametrize("build", [Scaled, hooked, tied, normed, Branching, LargestOfABag])
+def weighed() -> nn.Module:
+    """A softmax needs its outputs for its gradient: a dropout of nothing may not write into them,
+    as PyTorch's does not."""
+    layers = [nn.Linear(5, 4), nn.Softmax(1), nn.Dropout(0.0, inplace=True)]
+    return nn.Sequential(*layers, nn.Linear(4, 3))
+
+
+@pytest.mark.parametrize("build", [Scaled, hooked, tied, normed, weighed, Branching, LargestOfABag])
 @pytest.mark.parametrize("order", [1, 2])
 def test_parameters_without_a_layer_used_twice_or_computed_and_hooks_are_right(
     build: Callable[[], nn.Module], order: int, caplog: pytest.LogCaptureFixture
