@@ -37,6 +37,8 @@ def can_not(enclosure: str) -> str:
         return "needs bubblewrap: apt-get install bubblewrap"
     if enclosure == "kernel" and not kernel_is_there():
         return "needs user-mode Linux: apt-get install user-mode-linux"
+    if enclosure == "kernel" and Path(sys.prefix).is_relative_to("/tmp"):
+        return "Python lies in /tmp, where a block's kernel has a folder of its own"
     if enclosure == "landlock" and landlock_version() < LANDLOCK_NEEDS:
         return f"needs Landlock {LANDLOCK_NEEDS} (Linux 6.12)"
     if enclosure == "landlock" and os.geteuid() != 0:
@@ -57,7 +59,11 @@ class Enclosed:
         )  # fmt: skip
         self.enclosure = enclosure
         self.folder = folder
-        assert self._line() == {"ready": True}
+        try:
+            assert self._line() == {"ready": True}
+        except AssertionError:
+            self.close()
+            raise
 
     def _line(self) -> dict[str, Any]:
         assert self.process.stdout is not None
