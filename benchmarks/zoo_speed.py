@@ -11,6 +11,7 @@ million parameters is passed over. T5, a U-Net and a segmentation model are of o
 
 from __future__ import annotations
 
+import itertools
 import random
 import sys
 from collections.abc import Callable, Iterator
@@ -23,10 +24,11 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from benchmarks.loop_speed import SECONDS, compared, with_medians
-from benchmarks.people_models import Case, of_logits
+from benchmarks.people_models import Case
 from benchmarks.side_by_side import Row
 from discreet import to_group_norm
 from discreet.cli.console import print_table
+from discreet.per_example.objective import cross_entropy
 
 DRAWN, SEED = 20, 1
 LARGEST = 30_000_000
@@ -109,13 +111,11 @@ def _t5() -> Case:
     answers = torch.randint(1, 1000, (8, 16))
     inputs = {"input_ids": torch.randint(1, 1000, (8, 32)), "labels": answers}
     model = found.T5ForConditionalGeneration(config).train()
-    return Case(model, inputs, answers, lambda outputs, ids: of_logits(_turned(outputs), ids))
+    return Case(model, inputs, answers, _of_answers)
 
 
-def _turned(outputs: Any) -> Any:
-    """With the logits of a class in the second dimension."""
-    outputs.logits = outputs.logits.transpose(1, 2)
-    return outputs
+def _of_answers(outputs: Any, answers: Tensor) -> Tensor:
+    return cross_entropy(outputs.logits.transpose(1, 2), answers)
 
 
 ONCE_SLOW: dict[str, Callable[[], Case]] = {
@@ -155,7 +155,7 @@ def small(name: str) -> bool:
 def rows(seed: int = SEED, *, seconds: float = SECONDS) -> list[Row]:
     """A row for each model that was once slow; and, with the medians below, for the drawn ones."""
     try:
-        names = [name for name in drawn(seed) if small(name)][:DRAWN]
+        names = [*itertools.islice(filter(small, drawn(seed)), DRAWN)]
     except ImportError as error:
         return [{"model": "timm", "way": str(error)}]
     slow = compared(ONCE_SLOW, seconds)

@@ -44,6 +44,7 @@ PLAIN = re.compile(r"(?!hydra\b)\w+(\.\w+)*=.*")  # the word of a value, and of 
 Compose = Callable[..., tuple[DictConfig, bool]]
 
 REPOSITORY = Path(__file__).resolve().parent.parent
+ATTACKS = "tests/guard/test_attacks.py"
 
 
 class ByFileAndEnclosure(LoadFileScheduling):
@@ -52,7 +53,7 @@ class ByFileAndEnclosure(LoadFileScheduling):
     def _split_scope(self, nodeid: str) -> str:
         file = nodeid.split("::")[0]
         enclosure = re.search("kernel(?=[-\\]])|bubblewrap|landlock", nodeid)
-        if file.endswith("test_attacks.py") and enclosure and os.geteuid() == 0:
+        if file == ATTACKS and enclosure and os.geteuid() == 0:
             return file + enclosure.group()
         return file
 
@@ -78,9 +79,8 @@ def pytest_collection() -> Generator[None, object, object]:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """The tests that take longest come first: they wait for sandboxes, and one worker has the whole
-    file, while others compute."""
-    items.sort(key=lambda item: not item.nodeid.startswith("tests/guard/test_attacks.py"))
+    """The tests that take longest come first: they wait for sandboxes, while others compute."""
+    items.sort(key=lambda item: not item.nodeid.startswith(ATTACKS))
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:

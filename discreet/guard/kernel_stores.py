@@ -30,6 +30,7 @@ PORT = 47_119
 PLACES = 2
 MANY = 1000
 START_SECONDS = 0.1
+TAKE_SECONDS = 0.2
 WALKS = 20
 
 
@@ -318,6 +319,22 @@ def stores() -> list[Channel]:
     ]
 
 
+def wait_until(done: Callable[[], bool], seconds: float) -> None:
+    """Waits until something is done, at most so long."""
+    until = time.time() + seconds
+    while not done() and time.time() < until:
+        time.sleep(0.001)
+
+
+def locked(descriptor: int) -> bool:
+    """Takes the lock of a file, if nobody else has it."""
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
 class Locks:
     """Locks of two files that every block may read."""
 
@@ -330,27 +347,16 @@ class Locks:
             os.close(self.held.pop(place))
         if bit:
             self.held[place] = self._opened(place)
-            self._take(self.held[place])
+            # somebody who reads may have it for a moment
+            wait_until(lambda: locked(self.held[place]), TAKE_SECONDS)
 
     def found(self, place: int) -> float:
         """1 if somebody else has the lock."""
         descriptor = self._opened(place)
         try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            return 1.0
+            return float(not locked(descriptor))
         finally:
             os.close(descriptor)
-        return 0.0
-
-    def _take(self, descriptor: int) -> None:
-        """Takes a lock, which somebody who reads may have for a moment."""
-        until = time.time() + 0.2
-        while time.time() < until:
-            with suppress(BlockingIOError):
-                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                return
-            time.sleep(0.001)
 
     def _opened(self, place: int) -> int:
         return os.open(beside_python(("this.py", "wave.py")[place]), os.O_RDONLY)
@@ -395,9 +401,7 @@ class Sleepers:
         for _ in range(level):
             given = (self._mapped(), self.turn)
             threading.Thread(target=self._wait, args=given, daemon=True).start()
-        until = time.time() + START_SECONDS
-        while self.read() < level and time.time() < until:
-            time.sleep(0.001)
+        wait_until(lambda: self.read() >= level, START_SECONDS)
 
     def read(self) -> float:
         """The number that wait: moves them from the word to the word itself, and wakes none."""

@@ -11,7 +11,7 @@ from discreet.data.csv_table import CsvTable
 from discreet.data.targets import FolderError
 from discreet.privacy.person import folded_key
 from discreet.run_files.whole_files import replace_file
-from discreet.tables.rows_by_person import FORMS, rows_by_person
+from discreet.tables.rows_by_person import form_of, rows_by_person
 
 # public: an owner's name alone decides if it is in the test set
 SALT = b"discreet data split 20753:"
@@ -53,10 +53,8 @@ def split_by_owner(
         raise FolderError(f"{table.path} has no rows below its header")
     if not all(parts):
         raise FolderError(f"{table.path}: one part is empty: use another share than {share:g}")
-    form = table.path.suffix.lower()
-    if form.removeprefix(".") not in FORMS:
-        form = ".csv"
-    paths = [table.path.with_name(f"{name}{form}") for name in ("train", "test")]
+    form = form_of(table.path)
+    paths = [table.path.with_name(f"{name}.{form}") for name in ("train", "test")]
     contents = [content_of(part) for part in parts]
     for path, content in zip(paths, contents, strict=True):
         # A split that was killed after its first file has left that one.

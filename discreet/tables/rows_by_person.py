@@ -45,7 +45,7 @@ def rows_by_person(
     """
     path = table.path
     readers = {"jsonl": _jsonl, "parquet": _parquet, "npz": _npz}
-    kind = path.suffix.lower().removeprefix(".")
+    kind = form_of(path)
     if kind in readers:
         cells, content_of = readers[kind](path, id_column)
     else:
@@ -61,6 +61,12 @@ def rows_by_person(
                 "and not empty (n/a is empty)"
             )
     return keys_of(cells, ids, place_of, f"{path}, "), content_of
+
+
+def form_of(path: Path) -> str:
+    """The form of a file by its ending: CSV if that tells none."""
+    kind = path.suffix.lower().removeprefix(".")
+    return kind if kind in FORMS else "csv"
 
 
 def keys_of(

@@ -239,10 +239,10 @@ def test_the_example_of_the_guide_is_as_the_page_shows_it_and_learns(tmp_path: P
         word.replace("examples/tags", str(tags), 1) if word.startswith("data.path") else word
         for word in shlex.split(line.replace("\\\n", " "))
     ]
-    simulate(*load_asked([*asked, "rounds=3", "seed=7743", f"output_dir={tmp_path / 'run'}"]))
-    last = RunFolder(tmp_path / "run").read_metrics()[-1]
-    # 0.32 is that of the most frequent tag, and a deviation of the 691 tags 0.018.
-    assert (last["accuracy"] or 0) > 0.43
+    simulate(*load_asked([*asked, "rounds=8", "seed=7741", f"output_dir={tmp_path / 'run'}"]))
+    assert (
+        RunFolder(tmp_path / "run").read_metrics()[-1]["accuracy"] or 0
+    ) > 0.5  # of the most frequent tag: 0.32
 
 
 def test_columns_of_words_are_sequences_too(tmp_path: Path) -> None:
