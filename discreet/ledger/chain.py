@@ -58,31 +58,25 @@ def lacking(connection: sqlite3.Connection, known: LedgerPosition) -> list[str]:
 
 def faults(connection: sqlite3.Connection) -> list[str]:
     """The fault of a ledger, by all of its rows; else empty."""
-    connection.execute("begin deferred")
-    with connection:  # one snapshot for all reads
-        # Without this check, a file that was cut short would look like one with fewer rows: SQLite
-        # adds up by its index.
-        ((fault,),) = connection.execute("pragma integrity_check(1)")
-        if fault != "ok":
-            return [" ".join(fault.split())]
-        rows = connection.execute("select * from releases order by number")
-        return _chain_faults(connection, rows, after=0) or event_sums.forged(connection)
+    # Without this check, a file that was cut short would look like one with fewer rows: SQLite adds
+    # up by its index.
+    ((fault,),) = connection.execute("pragma integrity_check(1)")
+    if fault != "ok":
+        return [" ".join(fault.split())]
+    rows = connection.execute("select * from releases order by number")
+    return _chain_faults(connection, rows, after=0) or event_sums.forged(connection)
 
 
 def last_faults(connection: sqlite3.Connection, guard: RollbackGuard) -> list[str]:
     """The fault of a ledger, by its sums and its rows from this machine's last charge on; else
     empty."""
-    connection.execute("begin deferred")
-    with connection:
-        position = position_of(connection)
-        known = guard.recall(position.identity)
-        after = 0
-        if known is not None:
-            after = max(0, min(known.rows, position.rows) - 1)
-        rows = connection.execute(
-            "select * from releases where number > ? order by number", (after,)
-        )
-        return _chain_faults(connection, rows, after=after) or event_sums.damage(connection)
+    position = position_of(connection)
+    known = guard.recall(position.identity)
+    after = 0
+    if known is not None:
+        after = max(0, min(known.rows, position.rows) - 1)
+    rows = connection.execute("select * from releases where number > ? order by number", (after,))
+    return _chain_faults(connection, rows, after=after) or event_sums.damage(connection)
 
 
 def _chain_faults(

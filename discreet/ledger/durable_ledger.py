@@ -42,6 +42,7 @@ from discreet.ledger.rollback_guard import (
     copied,
     flush_to_disk,
     make_database,
+    one_snapshot,
     remove_database,
 )
 
@@ -190,16 +191,14 @@ class DurableLedger:
 
     @contextmanager
     def reading(self) -> Iterator[sqlite3.Connection]:
-        """A connection that writes nothing. As SQLite writes beside a file that it reads, a copy is
-        read on a read-only disk."""
-        if os.access(self.path.resolve().parent, os.W_OK):
-            with connected(self.path) as connection:
-                yield connection
-            return
-        with (
-            tempfile.TemporaryDirectory() as folder,
-            connected(copied(self.path, Path(folder))) as connection,
-        ):
+        """A connection that writes nothing, and sees no charge that others make meanwhile. As
+        SQLite writes beside a file that it reads, a copy is read on a read-only disk."""
+        with ExitStack() as stack:
+            path = self.path
+            if not os.access(path.resolve().parent, os.W_OK):
+                path = copied(path, Path(stack.enter_context(tempfile.TemporaryDirectory())))
+            connection = stack.enter_context(connected(path))
+            stack.enter_context(one_snapshot(connection))
             yield connection
 
     def charge(
@@ -288,12 +287,14 @@ class DurableLedger:
             charged it, or it lacks rows that this machine has charged.
         """
         with RollbackGuard.opened() as guard, connected(self.path) as connection:
-            if all_rows or not event_sums.are_kept(connection):
-                found = faults(connection)
-            else:
-                found = last_faults(connection, guard)
+            with one_snapshot(connection):
+                if all_rows or not event_sums.are_kept(connection):
+                    found = faults(connection)
+                else:
+                    found = last_faults(connection, guard)
             for fault in found:
                 raise LedgerError(f"{self.path} is damaged: {fault}")
+            # Outside of the snapshot: the guard may know rows that were charged since.
             known = self._known(connection, guard, position_of(connection))
             if guard.another_at(self.path, known.identity):
                 raise LedgerError(f"{self.path} is {ANOTHER.format(self.path)}")

@@ -244,6 +244,14 @@ def connected(path: Path) -> Iterator[sqlite3.Connection]:
         raise unusable(f"{path} can't be used as a ledger", error) from error
 
 
+@contextmanager
+def one_snapshot(connection: sqlite3.Connection) -> Iterator[None]:
+    """All reads in it see the rows that there were at the first of them."""
+    connection.execute("begin deferred")
+    with connection:
+        yield
+
+
 def copied(path: Path, folder: Path) -> Path:
     """A copy of an SQLite file in a folder, with SQLite's side files. Raises LedgerError: it can't
     be read, or was written to during each of the attempts."""

@@ -16,6 +16,7 @@ from discreet.accounting.events import event_to_json
 from discreet.ledger import event_sums
 from discreet.ledger.chain import row_digest
 from discreet.ledger.durable_ledger import Charge, DurableLedger, LedgerError
+from discreet.run_files.ledger_copy import copy_ledger
 
 EVENTS = GaussianDpEvent(2.0), GaussianDpEvent(4.0), LaplaceDpEvent(0.5)
 STEPS = 100  # of SQLite's virtual machine, between two calls of its progress handler
@@ -168,3 +169,41 @@ def test_a_ledger_without_sums_is_read_and_gets_them_at_its_next_charge(
     with ledger.reading() as connection:
         assert event_sums.are_kept(connection)
     assert ledger.total().num_releases == before[0].num_releases + 3
+
+
+READERS: dict[str, Callable[[DurableLedger], object]] = {
+    "total": DurableLedger.total,
+    "check": lambda ledger: ledger.check(all_rows=False),
+    "check of all rows": DurableLedger.check,
+    "verify": lambda ledger: ledger.whole(),
+    "contains": lambda ledger: ledger.contains(ledger.position()),
+    "spent": lambda ledger: ledger.spent("example"),
+    "copy": lambda ledger: copy_ledger(ledger.path, ledger.path.with_name("copy.db")),
+}
+
+
+@pytest.mark.parametrize("reader", READERS)
+def test_a_charge_between_two_reads_of_a_reader_is_no_fault(
+    reader: str, ledger: DurableLedger, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another process charges after each statement of the reader."""
+    statements, by_others = 0, 0
+
+    class Beside(sqlite3.Connection):
+        def execute(self, statement: str, *values: object) -> sqlite3.Cursor:
+            nonlocal statements, by_others
+            done = super().execute(statement, *values)
+            if statement.lstrip().startswith("select"):
+                statements += 1
+                with monkeypatch.context() as plain:
+                    plain.setattr(sqlite3, "connect", connect)
+                    by_others += len(charges(2))
+                    ledger.charge(charges(2))
+            return done
+
+    connect = sqlite3.connect
+    monkeypatch.setattr(sqlite3, "connect", partial(connect, factory=Beside))
+    READERS[reader](ledger)
+    monkeypatch.undo()
+    assert statements > 0
+    assert ledger.total().num_releases == 11 + by_others
