@@ -159,8 +159,8 @@ def _checked(path: Path) -> int:
         if not reached:
             print(f"  none of the tried ways out of {policy.enclosure} is open")
         told = _channels(sandbox)
-    if policy.enclosure != KERNEL:
-        print("  a block's memory is counted without page tables, socket buffers and swap")
+        if policy.enclosure != KERNEL:
+            print(f"  {sandbox.counting()}")
     refused = told and policy.any and policy.charge == ONE_BLOCK
     if refused:
         print('  any = true is refused: set charge = "all-blocks", or apps that somebody has read')

@@ -26,7 +26,9 @@ import numpy as np
 
 from discreet.guard.block_release import Vector
 from discreet.guard.block_task import ALONE, DEADLINE, IMAGE, MOST_STATE, ROOT, SPACES, BlockTask
+from discreet.guard.enclosure import OTHER_MB
 from discreet.guard.guard_policy import KERNEL, LANDLOCK, GuardPolicy
+from discreet.guard.memory_groups import ADDED_UP, COUNTED, MemoryGroup, MemoryGroups
 from discreet.settings.places import PACKAGE
 from discreet.settings.rules import ConfigError
 
@@ -38,6 +40,7 @@ END_SECONDS = 30.0
 MOST_STATES = 1 << 29  # of all blocks' together
 MOST_LOG = 1 << 16  # bytes of what a block prints: the rest is read and dropped
 PIECE = 1 << 20
+EXCEEDED = b"\nThe guard has ended this block: it used more than limits.memory-mb and disk-mb.\n"
 SYSTEM = ("/usr", "/lib", "/lib64", "/bin", "/etc/ld.so.cache")
 EMPTY = [word for path in ("/dev", "/proc", "/tmp") for word in ("--dir", f"{ROOT}{path}")]
 ENVIRONMENT = {
@@ -82,14 +85,25 @@ class BlockResult:
 
 @dataclass
 class _Running:
-    """A running block: the guard's ends of its pipes, and the bytes received so far."""
+    """A running block: the guard's ends of its pipes, the group that counts its memory, and the
+    bytes received so far."""
 
     number: int
     out: int
     log: int
     done: int
+    group: MemoryGroup | None
     said: bytearray = field(default_factory=bytearray)
     logged: bytearray = field(default_factory=bytearray)
+
+    def end(self) -> None:
+        """Takes away what a block that has ended leaves with the guard."""
+        os.close(self.done)
+        if self.group is None:
+            return
+        if self.group.was_exceeded():
+            self.logged += EXCEEDED
+        self.group.remove()
 
 
 class Sandbox:
@@ -102,6 +116,7 @@ class Sandbox:
         if os.geteuid() == 0:
             raise ConfigError(NO_ROOT)
         self.policy = policy
+        self.groups = MemoryGroups.delegated()  # before a process is started that would be in it
         self.control, theirs = socket.socketpair()
         command = sandbox_command(policy, theirs.fileno())
         # All that blocks get of the environment: bubblewrap hands it on.
@@ -121,6 +136,12 @@ class Sandbox:
                 last = said.read().decode(errors="replace").strip().splitlines()[-1:]
                 raise SandboxError(f"the sandbox did not start: {' '.join(last)}")
 
+    def counting(self) -> str:
+        """How the memory of a block is counted, in words."""
+        if self.groups is None:
+            return ADDED_UP
+        return COUNTED
+
     def close(self) -> None:
         """Ends the sandbox and all processes in it."""
         self.control.close()
@@ -134,27 +155,29 @@ class Sandbox:
         side_by_side = self.policy.at_once
         starts = time.monotonic()
         running: list[_Running] = []
-        ending: list[int] = []
+        ending: list[_Running] = []
         try:
             for first in range(0, len(blocks), side_by_side):
                 starts = self._free_slot(ending, starts)
                 before = running
                 running = []
                 for block in blocks[first : first + side_by_side]:
-                    running.append(self._start(shared, block, starts + self.policy.block_seconds))
-                    ending.append(running[-1].done)
+                    ends = starts + self.policy.block_seconds
+                    running.append(self._start(shared, block, ends, place=len(running)))
+                    ending.append(running[-1])
                 for each in before:
                     yield self._result(each, task)
                 starts += self.policy.slot_seconds
                 self._read(running, task, until=starts)
+            _wait_for(ending)
+            _end_all(ending)
             for each in running:
                 yield self._result(each, task)
-            _wait_for(ending)
         finally:
-            for descriptor in (shared, *ending):
-                os.close(descriptor)
+            os.close(shared)
+            _end_all(ending)
 
-    def _free_slot(self, ending: list[int], starts: float) -> float:
+    def _free_slot(self, ending: list[_Running], starts: float) -> float:
         """Sleeps until the next blocks may start: at `starts`, or at the first of the slots that
         follow before which all earlier blocks have ended."""
         time.sleep(max(0.0, starts - time.monotonic()))
@@ -165,16 +188,16 @@ class Sandbox:
             logger.warning("a block has ended late: its slot takes %d times as long", 1 + longer)
             starts += longer * seconds
             time.sleep(max(0.0, starts - time.monotonic()))
-        while ending:
-            os.close(ending.pop())
+        _end_all(ending)
         return starts
 
-    def _start(self, task: int, block: BlockInput, ends: float) -> _Running:
+    def _start(self, task: int, block: BlockInput, ends: float, *, place: int) -> _Running:
         state = _sealed(block.state)
         out, out_end = os.pipe()
         log, log_end = os.pipe()
         done, done_end = os.pipe()
-        given = [task, block.archive, state, out_end, log_end, done_end]
+        group, entry = self._group(place)
+        given = [task, block.archive, state, out_end, log_end, done_end, entry]
         try:
             socket.send_fds(self.control, [DEADLINE.pack(ends)], given)
         except OSError as error:
@@ -182,7 +205,17 @@ class Sandbox:
         finally:
             for descriptor in given[2:]:
                 os.close(descriptor)
-        return _Running(block.number, out, log, done)
+        return _Running(block.number, out, log, done, group)
+
+    def _group(self, place: int) -> tuple[MemoryGroup | None, int]:
+        """The group of a block, if groups can be had here, and the open file that leads into it."""
+        if self.groups is None:
+            return None, os.open(os.devnull, os.O_WRONLY)
+        limits = self.policy.limits
+        megabytes = limits.memory_mb + limits.disk_mb
+        if self.policy.enclosure == KERNEL:
+            megabytes += OTHER_MB
+        return self.groups.new(place, megabytes)
 
     def _read(self, running: Sequence[_Running], task: BlockTask, *, until: float) -> None:
         """Reads the pipes of blocks until all have ended or the slot is over."""
@@ -278,16 +311,21 @@ def _sealed(content: bytes) -> int:
     return descriptor
 
 
-def _wait_for(ending: Sequence[int]) -> None:
+def _end_all(ending: list[_Running]) -> None:
+    while ending:
+        ending.pop().end()
+
+
+def _wait_for(ending: Sequence[_Running]) -> None:
     """Waits until the keepers of all blocks have ended. SandboxError: one has not."""
     if _still_there(ending, END_SECONDS):
         raise SandboxError("a block could not be ended")
 
 
-def _still_there(ending: Sequence[int], seconds: float) -> bool:
+def _still_there(ending: Sequence[_Running], seconds: float) -> bool:
     """True if the keeper of a block has not ended within some seconds."""
     until = time.monotonic() + seconds
-    waiting = set(ending)
+    waiting = {each.done for each in ending}
     while waiting:
         ready, _, _ = select.select(list(waiting), [], [], max(0.0, until - time.monotonic()))
         if not ready:

@@ -11,6 +11,7 @@ import os
 import select
 import signal
 import socket
+import stat
 import sys
 import tempfile
 import time
@@ -52,6 +53,7 @@ PREPARED_WITH = {"JE_ARROW_MALLOC_CONF": "background_thread:false"}  # an image 
 WATCH_SECONDS = 0.1
 TOO_LATE = "its {:g} seconds were over"
 DATA = "/tmp/data"
+COUNTED = ("RssAnon:", "RssShmem:", "VmPTE:", "VmSwap:")  # of a process, in /proc
 FAILED = b"\0"
 ENDED = b"\1"
 KILOBYTES = 1 << 10  # of a megabyte
@@ -59,8 +61,8 @@ KILOBYTES = 1 << 10  # of a megabyte
 
 @dataclass(frozen=True)
 class Pipes:
-    """The descriptors of a block: files to read, and pipes to write. `done` belongs to the keeper
-    alone."""
+    """The descriptors of a block: files to read, pipes to write, and the entry to its group, which
+    counts its memory. `done` belongs to the keeper alone."""
 
     task: int
     archive: int
@@ -68,6 +70,7 @@ class Pipes:
     out: int
     log: int
     done: int
+    group: int
 
 
 def import_libraries() -> None:
@@ -125,9 +128,10 @@ def _keep_in_spaces(task: BlockTask, pipes: Pipes, limits: BlockLimits, ends: fl
     pid = os.fork()
     if pid == 0:
         _block(task, pipes, Path(DATA), lambda: enclose_in_spaces(limits))
+    by_processes = not _has_group(pipes)
     _close(pipes)
     try:
-        reason = _watch(pid, limits, ends)
+        reason = _watch(pid, limits, ends, by_processes=by_processes)
     finally:
         with suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)  # the first process of its space: all others end with it
@@ -142,6 +146,7 @@ def _keep_in_kernel(task: BlockTask, pipes: Pipes, limits: BlockLimits, ends: fl
     new_spaces()
     pid = os.fork()
     if pid == 0:
+        _enter_group(pipes)
         start_kernel(given, made, pipes.log, limits)
     watched = os.pidfd_open(pid)
     try:
@@ -171,8 +176,9 @@ def _keep_by_landlock(
                 scratch / "data",
                 lambda: enclose_by_landlock(limits, readable, str(scratch)),
             )
+        by_processes = not _has_group(pipes)
         _close(pipes)
-        reason = _watch(pid, limits, ends, scratch=scratch)
+        reason = _watch(pid, limits, ends, by_processes=by_processes, scratch=scratch)
     finally:
         _end_all_below()
         remove(scratch)
@@ -203,10 +209,17 @@ def _end_all_below() -> None:
         time.sleep(0.002)
 
 
-def _watch(pid: int, limits: BlockLimits, ends: float, *, scratch: Path | None = None) -> str:
+def _watch(
+    pid: int,
+    limits: BlockLimits,
+    ends: float,
+    *,
+    by_processes: bool,
+    scratch: Path | None = None,
+) -> str:
     """Returns when the block's first process has ended, its time is over, or it exceeds a limit: of
-    memory, or of the folder `scratch` if no namespace limits that. What is returned is the reason,
-    or nothing if it has ended by itself."""
+    memory, if that is added up `by_processes`, or of the folder `scratch` if no namespace limits
+    that. What is returned is the reason, or nothing if it has ended by itself."""
     watched = os.pidfd_open(pid)
     disk = None
     if scratch is not None:
@@ -215,7 +228,7 @@ def _watch(pid: int, limits: BlockLimits, ends: float, *, scratch: Path | None =
         while (left := ends - time.monotonic()) > 0:
             if select.select([watched], [], [], min(left, WATCH_SECONDS))[0]:
                 return ""
-            if _memory_mb(scratch) > limits.memory_mb:
+            if by_processes and _memory_mb(scratch) > limits.memory_mb:
                 return f"it used more than limits.memory-mb = {limits.memory_mb}"
             if disk is not None and (reason := disk.exceeded()):
                 return reason
@@ -233,8 +246,8 @@ def _log(pipes: Pipes, reason: str) -> None:
 
 def _memory_mb(scratch: Path | None) -> float:
     """The memory in megabytes of the block's processes that is not backed by a file on disk:
-    private memory, and shared memory, which counts for each process. In namespaces /proc shows only
-    these processes, since the block has mounted it."""
+    private memory, page tables, what was swapped, and shared memory, which counts for each process.
+    In namespaces /proc shows only these processes, since the block has mounted it."""
     if scratch is None and Path("/proc/self").exists():
         return 0.0  # it has not mounted its own yet, and these are all blocks' processes
     if scratch is None:
@@ -245,7 +258,7 @@ def _memory_mb(scratch: Path | None) -> float:
     for pid in processes:
         with suppress(OSError):
             lines = Path(f"/proc/{pid}/status").read_text().splitlines()
-            told = [line.split() for line in lines if line.startswith(("RssAnon:", "RssShmem:"))]
+            told = [line.split() for line in lines if line.startswith(COUNTED)]
             kilobytes += sum(int(words[1]) for words in told)
     return kilobytes / KILOBYTES
 
@@ -254,6 +267,7 @@ def _block(task: BlockTask, pipes: Pipes, data: Path, enclose: object) -> NoRetu
     """The first process of a block. Inside the walls it keeps only the two pipes open."""
 
     def app() -> None:
+        _enter_group(pipes)
         os.close(pipes.done)
         os.setsid()
         Path("/proc/self/oom_score_adj").write_text("1000")  # before the sandbox and the guard
@@ -265,6 +279,16 @@ def _block(task: BlockTask, pipes: Pipes, data: Path, enclose: object) -> NoRetu
         run_app(task, archive=archive, state=state, data=data, out=out)
 
     run_and_end(app)
+
+
+def _has_group(pipes: Pipes) -> bool:
+    """True if the kernel counts the block's memory; else its entry is a device without effect."""
+    return stat.S_ISREG(os.fstat(pipes.group).st_mode)
+
+
+def _enter_group(pipes: Pipes) -> None:
+    """From now on the memory of this process counts in the group of its block."""
+    os.write(pipes.group, b"0")
 
 
 def _only_these_open(pipes: Pipes) -> int:
@@ -297,7 +321,7 @@ def _contents(descriptor: int) -> bytes:
 
 def _close(pipes: Pipes) -> None:
     """Closes what the keeper does not need itself: it adds to the log, and `done` ends with it."""
-    for descriptor in (pipes.task, pipes.archive, pipes.state, pipes.out):
+    for descriptor in (pipes.task, pipes.archive, pipes.state, pipes.out, pipes.group):
         os.close(descriptor)
 
 

@@ -26,6 +26,7 @@ from tests.guard.made import bundle, context, message, site
 
 # By a key drawn at random: that one of two blocks has none of so many is a chance of 7e-15.
 PATIENTS = {f"p{number}": float(number % 5 + 1) for number in range(48)}
+SECONDS = 8.0
 LIMITS = {"memory-mb": 700, "disk-mb": 64, "processes": 40}
 
 
@@ -44,7 +45,7 @@ class Played:
     def __init__(self, folder: Path, enclosure: str) -> None:
         self.folder = folder
         self.app = bundle()
-        given: dict[str, Any] = {"enclosure": enclosure, "limits": LIMITS, "block_seconds": 8.0}
+        given: dict[str, Any] = {"enclosure": enclosure, "limits": LIMITS, "block_seconds": SECONDS}
         if enclosure != "kernel":
             given |= {"any": False, "apps": [self.app.digest]}
         policy = site(folder, PATIENTS, **given)

@@ -189,7 +189,7 @@ def test_a_daemon_ends_with_its_block(enclosed: Enclosed) -> None:
     assert enclosed.asked("")["left over"] == []
 
 
-@pytest.mark.parametrize("attack", ["fork_bomb", "memory", "disk", "shared_memory"])
+@pytest.mark.parametrize("attack", ["fork_bomb", "memory", "disk", "shared_memory", "page_tables"])
 def test_a_block_that_uses_too_much_is_held_and_the_next_one_runs(
     enclosed: Enclosed, attack: str
 ) -> None:

@@ -86,6 +86,18 @@ def test_a_level_that_is_told_upside_down_or_as_a_change_is_found() -> None:
     assert played([Channel("falls", lambda: count[0], lower)], 17) == {"falls": 1.0}
 
 
+def test_a_channel_that_is_open_is_named_with_what_was_read(tmp_path: Path) -> None:
+    channels = [replace(kept_in(tmp_path / "bit"), alone=True), drawn_by(random.Random(71))]
+    rows = drawn_levels(channels, random.Random(4021))
+    parts = [{"role": TURN, "rows": [row]} for row in [*rows, ""]]
+    values = [take_part(channels, part) for part in parts]
+    lines = [*conformance.channel_lines("in turns", read_back(channels, rows, [*pairwise(values)]))]
+    assert lines[:2] == [
+        "a block reads 100% of what another one sets by a file, in turns",
+        "1 of 2 tried channels between blocks are open, in turns",
+    ]
+
+
 def test_what_is_not_covered_is_measured_and_decides_nothing(tmp_path: Path) -> None:
     channels = [replace(kept_in(tmp_path / "bit"), covered=False)]
     rows = drawn_levels(channels, random.Random(8))

@@ -101,15 +101,11 @@ def test_check_finds_walls_that_hold(folder: Path, monkeypatch: pytest.MonkeyPat
     monkeypatch.setenv(STATE_VARIABLE, str(folder / "state"))
     approved = {"enclosure": "bubblewrap", "any": False, "apps": ["ab" * 32]}
     site(folder / "guard", PATIENTS, **approved)
-    pipes = "of what another one sets by a pipe's inode, one after the other"
-    for _ in range(3):  # a machine on which others make thousands of pipes may hide the number
-        found = said(folder, "check", str(folder / "guard" / "guard.toml"))
-        if pipes in found:
-            break
+    found = said(folder, "check", str(folder / "guard" / "guard.toml"))
     assert "policy, split and account are in order" in found
     assert "none of the tried ways out of bubblewrap is open" in found
-    assert pipes in found
-    assert "a block's memory is counted without page tables, socket buffers and swap" in found
+    assert "tried channels between blocks are open, one after the other" in found
+    assert "a block's memory is added up by process, without buffers of sockets" in found
     assert "blocks never run side by side here, so no channel between such was tried" in found
     assert "charged for 2C: somebody at this site has read and approved each app" in found
     for closed in ("page cache", "cookie", "pidfd", "automatic group", "sysinfo", "free room"):

@@ -37,7 +37,7 @@ from discreet.deployment.flower_fixes.supernode_fixes import (
 )
 from discreet.flower.tested_flower import GUARD_PLACES, refusal
 from discreet.guard import alerts
-from discreet.guard.guard_policy import read_guard
+from discreet.guard.guard_policy import KERNEL, read_guard
 from discreet.guard.operating import broken_walls
 from discreet.guard.reply_slots import ReplySlots
 from discreet.guard.sandbox import Sandbox, SandboxError
@@ -183,6 +183,8 @@ def install(path: Path) -> None:
     mark_active(written)
     said = "this site's guard answers for %d blocks of patients, enclosed by %s"
     logger.info(said, len(guard.blocks), guard.policy.enclosure)
+    if guard.policy.enclosure != KERNEL:
+        logger.info("%s", guard.sandbox.counting())
 
 
 def _tested_guard(path: Path) -> SiteGuard:

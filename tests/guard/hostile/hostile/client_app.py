@@ -336,6 +336,42 @@ def shared_memory(context: Context) -> dict[str, object]:
     return {"megabytes": 1500}
 
 
+def page_tables(context: Context) -> dict[str, object]:
+    """Reads one page in each 2 MB, all of them the same page of zeros: nothing but page tables."""
+    each, count = 1 << 21, 300_000
+    area = mmap.mmap(-1, each * count, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS, mmap.PROT_READ)
+    area.madvise(mmap.MADV_NOHUGEPAGE)
+    for number in range(count):
+        area[number * each]
+    time.sleep(0.5)
+    return {"megabytes": 1200}
+
+
+FILL = """
+import socket, time
+ends = [end for _ in range(120) for end in socket.socketpair()]
+for end in ends:
+    end.setblocking(False)
+    try:
+        while True:
+            end.send(bytes(1 << 12))
+    except BlockingIOError:
+        pass
+print(flush=True)
+time.sleep(5)
+"""
+
+
+def socket_buffers(context: Context) -> dict[str, object]:
+    """Fills the buffers of sockets in small processes, whose own memory that is not."""
+    others = [
+        subprocess.Popen([sys.executable, "-S", "-c", FILL], stdout=subprocess.PIPE)
+        for _ in range(8)
+    ]
+    full = sum(other.stdout.readline() == b"\n" for other in others)
+    return {"megabytes": full * 50}
+
+
 def nameless_files(context: Context) -> dict[str, object]:
     made = tried(lambda: os.memfd_create("row"))
     segment = called("shmget", 0, ctypes.c_size_t(1 << 26), ctypes.c_int(0o1666))
@@ -489,6 +525,8 @@ PROBES = {
         empty_files,
         chain,
         shared_memory,
+        page_tables,
+        socket_buffers,
         nameless_files,
         counters,
         marked,
