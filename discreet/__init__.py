@@ -43,4 +43,12 @@ def __getattr__(name: str) -> Any:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     from importlib import import_module
 
-    return getattr(import_module(_HOMES[name]), name)
+    try:
+        return getattr(import_module(_HOMES[name]), name)
+    except ModuleNotFoundError as error:
+        from discreet.settings.extras import lacking
+
+        line = lacking(error, f"discreet.{name}")
+        if line is None:
+            raise
+        raise ModuleNotFoundError(line, name=error.name) from error

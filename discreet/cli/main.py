@@ -20,6 +20,14 @@ def main(words: Sequence[str] | None = None) -> int:
         with ends_at_once():
             from discreet.cli.verbs import run
         return run(given)
+    except ModuleNotFoundError as error:
+        from discreet.settings.extras import lacking
+
+        line = lacking(error, f"discreet {given[0]}")
+        if line is None:
+            raise
+        print(f"discreet: {line}", file=sys.stderr)
+        return 2
     except KeyboardInterrupt:
         from discreet.cli.ctrl_c import say_ended  # its import above may have been interrupted
 

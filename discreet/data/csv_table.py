@@ -143,7 +143,7 @@ class CsvTable:
     def columns(self, *, as_text: bool = False, texts: Collection[str] = ()) -> dict[str, Any]:
         """Columns of pyarrow by name. `as_text`, `texts`: all or some with cells as they are
         written. FolderError: the file can't be read."""
-        require_extra("pyarrow", extra="simulation", why=self.path.name)
+        require_extra("pyarrow", why=self.path.name)
         import pyarrow  # type: ignore[import-untyped]
         from pyarrow import csv as reader
 

@@ -156,7 +156,7 @@ def _from_hub(name: str) -> Task:
 def _load_split(name: str, split: str) -> Any:
     """A split in the order of the hub. ConnectionError: its message says how to proceed without a
     network."""
-    require_extra("flwr_datasets", extra="simulation", why=f"data.name={name} without data.path")
+    require_extra("flwr_datasets", why=f"data.name={name} without data.path")
     from flwr_datasets import FederatedDataset
 
     try:

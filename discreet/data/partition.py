@@ -211,9 +211,7 @@ def _by_site(data: DataConfig, sites: Array | None, owners: torch.Tensor | None)
 
 def _drawn(data: DataConfig, targets: np.ndarray[Any, Any]) -> _Parts:
     """The partitions that flwr-datasets draws."""
-    require_extra(
-        "datasets", "flwr_datasets", extra="simulation", why=f"data.partition={data.partition}"
-    )
+    require_extra("datasets", "flwr_datasets", why=f"data.partition={data.partition}")
     from datasets import Dataset
     from flwr_datasets.partitioner import DirichletPartitioner, ShardPartitioner
 

@@ -22,7 +22,7 @@ def open_table(path: Path, form: str) -> dict[str, Any]:
     if form == "npz":
         with one_line(path, FolderError):
             return _arrays_in(path)
-    require_extra("pyarrow", extra="simulation", why=path.name)
+    require_extra("pyarrow", why=path.name)
     with one_line(path, FolderError):
         table = _read_rows(path, form)
     names = list(table.column_names)

@@ -136,7 +136,7 @@ def pretrained_folder(name: str, *, setting: str = "model.name") -> Path:
 
 def transformers_library(*, why: str) -> Any:
     """The transformers library, with its messages off. ConfigError: it is not installed."""
-    require_extra("transformers", "peft", extra="text", why=why)
+    require_extra("transformers", "peft", why=why)
     import transformers
 
     library: Any = transformers

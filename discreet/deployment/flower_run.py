@@ -86,7 +86,7 @@ def run_app(words: Sequence[str], *, program: str) -> int:
       ConfigError, LedgerError: a setting is wrong, or a ledger of the resumed run.
     """
     log_to(sys.stderr)
-    require_extra("ray", extra="simulation", why="Flower's simulation")
+    require_extra("ray", why="Flower's simulation")
     config, call = asked_settings(words)
     run = check_output(call)
     plan, _ = resolve(config, resumed=call.resume)

@@ -42,9 +42,9 @@ try:
     from starlette.routing import Route
     from uvicorn.protocols.http.auto import AutoHTTPProtocol
 except ModuleNotFoundError as error:
-    raise SystemExit(
-        f'discreet: the node proxy needs {error.name}: pip install "discreet[deployment]"'
-    ) from None
+    from discreet.settings.extras import not_installed
+
+    raise SystemExit(f"discreet: {not_installed(str(error.name), 'the node proxy')}") from None
 
 from discreet.logs import log_to
 

@@ -334,7 +334,7 @@ def _checked(arguments: argparse.Namespace) -> _Asked:
     ]
     config, call = asked_settings(arguments.overrides, defaults=defaults)
     app_folder()
-    require_extra(*SERVERS, extra="deployment", why="the node proxy of a federation")
+    require_extra(*SERVERS, why="the node proxy of a federation")
     run = check_output(call)
     forbid_seed(config.seed)
     resolve(config, resumed=call.resume)

@@ -132,9 +132,7 @@ def _check(saved: SavedModel, facts: dict[str, Any] | None, folder: Path) -> Non
         raise ConfigError(
             "texts and sequences are not exported: their model folder is Hugging Face's own"
         )
-    require_extra(
-        "pandas", extra="simulation", why="discreet export, which runs the example that it writes,"
-    )
+    require_extra("pandas", why="discreet export, which runs the example that it writes,")
 
 
 def _example_for(kind: str) -> str:

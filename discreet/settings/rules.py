@@ -25,6 +25,7 @@ from pydantic import (
 from pydantic.dataclasses import dataclass
 
 from discreet.privacy.quantile import LARGEST_NUMBER, LEAST_NUMBER
+from discreet.settings.extras import not_installed
 from discreet.settings.wording import Key, Phrase, Wording, joined
 
 T = TypeVar("T")
@@ -134,17 +135,15 @@ class ConfigError(ValueError):
         super().__init__(message)
 
 
-def require_extra(*modules: str, extra: str, why: str) -> None:
+def require_extra(*modules: str, why: str) -> None:
     """Raises ConfigError, with the extra of pyproject.toml that installs it, if a module is not
     installed. Imports nothing.
 
-    >>> require_extra("tomllib", extra="simulation", why="reading a table")
+    >>> require_extra("tomllib", why="reading a table")
     """
     for module in modules:
         if find_spec(module) is None:
-            raise ConfigError(
-                f'{why} needs {module}, which is not installed: pip install "discreet[{extra}]"'
-            )
+            raise ConfigError(not_installed(module, why))
 
 
 # Of sections and messages: unknown keys and values of another type are mistakes.

@@ -192,7 +192,7 @@ def _check_engine(run: ClientSettings, engine: str, device: str) -> None:
         )
     _not_batched(run, engine)
     if engine == "ray":
-        require_extra("ray", extra="simulation", why="engine=ray")
+        require_extra("ray", why="engine=ray")
         check_value(
             device, "device", Rule("cpu with engine=ray: tasks ask for ray.num_gpus", "cpu".__eq__)
         )

@@ -180,7 +180,7 @@ def run_all(jobs: Sequence[Job], *, at_a_time: int, shared: Path) -> dict[str, s
 
 def check_parallel(plans: Sequence[Plan], devices: Sequence[str]) -> None:
     """Raises ConfigError if these runs, on their devices, can't be tasks of one Ray cluster."""
-    require_extra("ray", extra="simulation", why="--jobs")
+    require_extra("ray", why="--jobs")
     if len({plan.settings.ray.address for plan in plans}) > 1:
         raise ConfigError("ray.address must be the same for all runs with --jobs")
     on = zip(plans, devices, strict=True)
