@@ -7,12 +7,12 @@ ARG TORCH_INDEX=
 
 WORKDIR /src
 COPY constraints.txt pyproject.toml wheel[s] /src/
-# What pyproject.toml asks for, with its extras deployment and simulation, without Ray, which only simulations need; then
+# What pyproject.toml asks for, with the extras that deployment and simulation name, without Ray, which only simulations need; then
 # without what nothing uses at run time: headers, tests, compilers' tools, uv (nothing is installed later), Arrow's servers.
 RUN python -m venv --without-pip /opt/venv \
  && python -c "import tomllib; p = tomllib.load(open('pyproject.toml', 'rb'))['project']; e = p['optional-dependencies']; \
-print(*p['dependencies'], *e['deployment'], *e['simulation'], sep='\n')" \
-    | sed '/^ray/d; s/^flwr\[simulation\]/flwr/; s/^flwr-datasets\[vision\]/flwr-datasets/' > requirements.txt \
+print(*p['dependencies'], *(n for x in ('federation', 'tables', 'report', 'deployment', 'simulation') for n in e[x]), sep='\n')" \
+    | sed '/^discreet\[/d; /^ray/d; s/^flwr\[simulation\]/flwr/; s/^flwr-datasets\[vision\]/flwr-datasets/' > requirements.txt \
  && if ls torch-*.whl >/dev/null 2>&1; then torch=$(ls torch-*.whl); else torch="torch ${TORCH_INDEX:+--extra-index-url $TORCH_INDEX}"; fi \
  && python -m pip --python /opt/venv/bin/python install --no-cache-dir --constraint constraints.txt $torch \
  && python -m pip --python /opt/venv/bin/python install --no-cache-dir --constraint constraints.txt -r requirements.txt \

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from discreet.guard.block_task import KERNEL_PROGRAM, MACHINE
+from discreet.guard.enclosure import WRITABLE, EnclosureError, check_landlock
 from discreet.guard.guard_policy import KERNEL, LANDLOCK, PATIENT, GuardPolicy, read_guard
 from discreet.guard.sandbox import NO_ROOT, readable_places
 from discreet.guard.site_blocks import read_blocks, read_split
@@ -18,6 +19,7 @@ from discreet.settings.rules import ConfigError
 
 MEMORY = 1 << 20
 NEEDED = f'enclosure = "kernel" needs {KERNEL_PROGRAM}: apt-get install user-mode-linux'
+IN_A_BLOCKS_OWN = "{} lies in /tmp, of which each block's kernel has its own: install it elsewhere"
 FIRST_PYTHON = (3, 11, 4)  # whose tarfile knows `filter`
 
 
@@ -60,6 +62,8 @@ def faults_of(policy: GuardPolicy) -> Iterator[str]:
         yield f'enclosure = "{policy.enclosure}" needs bwrap: apt-get install bubblewrap'
     if policy.enclosure == KERNEL and not kernel_is_there():
         yield NEEDED
+    if policy.enclosure == KERNEL:
+        yield from (IN_A_BLOCKS_OWN.format(path) for path in readable_places() if _hidden(path))
     if policy.alert and not os.access(policy.alert[0], os.X_OK):
         yield f"alert must begin with a program that this user can start (got {policy.alert[0]})"
     if policy.enclosure == LANDLOCK:
@@ -74,14 +78,17 @@ def faults_of(policy: GuardPolicy) -> Iterator[str]:
         )
 
 
+def _hidden(path: str) -> bool:
+    """True for a place in a folder of which each kernel of a block has its own."""
+    return Path(path).resolve().is_relative_to(WRITABLE)
+
+
 def kernel_is_there() -> bool:
     """True if user-mode Linux is installed."""
     return shutil.which(KERNEL_PROGRAM) is not None
 
 
 def _faults_of_landlock() -> Iterator[str]:
-    from discreet.guard.enclosure import EnclosureError, check_landlock
-
     try:
         check_landlock(readable_places())
     except EnclosureError as error:

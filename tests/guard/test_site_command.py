@@ -147,6 +147,15 @@ def test_any_is_refused_where_a_channel_between_blocks_reads_back(
     assert 'any = true is refused: set charge = "all-blocks"' in said
 
 
+def test_a_python_that_a_kernel_does_not_see_is_said_with_its_place(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    policy = site(tmp_path, PATIENTS)
+    monkeypatch.setattr(site_check, "readable_places", lambda: ["/usr", "/tmp/venv"])
+    said = "/tmp/venv lies in /tmp, of which each block's kernel has its own: install it elsewhere"
+    assert [each for each in site_check.faults_of(policy) if "lies in" in each] == [said]
+
+
 def test_a_kernel_that_is_not_installed_is_said_with_the_package(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
