@@ -62,6 +62,7 @@ from discreet.settings.rules import (
     Positive,
     Probability,
     Rule,
+    hyphened,
     one_of,
     require,
     section,
@@ -106,11 +107,6 @@ ENDING_SECONDS = 0.25  # of a slot, after the block's own time
 REPLY_SECONDS = 4.0  # for all that is done before the first slot and after the last one
 
 
-def _hyphened(prefix: str, *names: str) -> dict[str, str]:
-    """The keys of fields whose names have several words."""
-    return {name: prefix + name.replace("_", "-") for name in names}
-
-
 @section("blocks.")
 class BlockSettings:
     """The folder that `discreet site split` made, and the settings of that split."""
@@ -120,7 +116,7 @@ class BlockSettings:
     count: Count = 1
 
 
-@section("metric.", **_hyphened("metric.", "noise_multiplier"))
+@section("metric.", **hyphened("metric.", "noise_multiplier"))
 class MetricSettings:
     """The one number of an app's evaluation that leaves, as its noised mean over the blocks."""
 
@@ -133,7 +129,7 @@ class MetricSettings:
         require(self.low < self.high, "metric.high", f"above metric.low = {self.low:g}", self.high)
 
 
-@section("limits.", **_hyphened("limits.", "memory_mb", "disk_mb", "model_values"))
+@section("limits.", **hyphened("limits.", "memory_mb", "disk_mb", "model_values"))
 class Limits:
     """The resource limits of a block."""
 
@@ -145,8 +141,8 @@ class Limits:
 
 @section(
     "",
-    **_hyphened("", "max_epsilon", "max_delta", "min_noise_multiplier", "clip_norm"),
-    **_hyphened("", "block_seconds", "at_once", "reply_seconds", "min_colluding", "min_summands"),
+    **hyphened("", "max_epsilon", "max_delta", "min_noise_multiplier", "clip_norm"),
+    **hyphened("", "block_seconds", "at_once", "reply_seconds", "min_colluding", "min_summands"),
 )
 class GuardPolicy:
     """The settings of `guard.toml`, explained in this module's docstring."""

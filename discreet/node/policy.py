@@ -5,7 +5,8 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping, Sequence
+import tomllib
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,6 +29,7 @@ from discreet.settings.rules import (
     Rule,
     brief,
     did_you_mean,
+    hyphened,
     require,
     rules,
     section,
@@ -49,15 +51,8 @@ REQUIRABLE = (*GUARANTEES, OWNER, SECURE)
 
 @section(
     "",
-    **{
-        name.replace("-", "_"): name
-        for name in ("min-noise-multiplier", "max-epsilon", "max-delta")
-    },
-    **{
-        name.replace("-", "_"): name
-        for name in ("public-num-examples", "min-colluding", "min-summands", "min-groups")
-    },
-    **{name.replace("-", "_"): name for name in ("max-steps", "max-seconds")},
+    **hyphened("", "min_noise_multiplier", "max_epsilon", "max_delta", "max_steps", "max_seconds"),
+    **hyphened("", "public_num_examples", "min_colluding", "min_summands", "min_groups"),
 )
 class ClientPolicy:
     """The least privacy that a client's owner accepts.
@@ -133,7 +128,7 @@ ALIKE = 0.7  # a key of which so large a share is like one of a policy is a miss
 
 
 def policy_from(node_config: Mapping[str, object]) -> ClientPolicy:
-    """The policy of a node: from the JSON file that `policy` names, and from the node's own keys,
+    """The policy of a node: from the file that `policy` names, and from the node's own keys,
     which take precedence.
 
     Raises:
@@ -181,11 +176,18 @@ def _check_spelling(node_config: Mapping[str, object]) -> None:
 
 
 def _policy_file(path: Path) -> dict[str, object]:
+    """The content of a policy file: TOML, as a guard's, or JSON."""
+    if path.suffix == ".toml":
+        parse: Callable[[str], Any] = tomllib.loads
+        form = "TOML"
+    else:
+        parse = json.loads
+        form = "JSON"
     name = "the policy file"  # its path is the node's own
     with one_line(name, ConfigError):
         text = path.read_text(encoding="utf-8")
-    with one_line(name, ConfigError, "is not JSON"):
-        read = json.loads(text)
+    with one_line(name, ConfigError, f"is not {form}"):
+        read = parse(text)
     if not isinstance(read, dict):
         raise ValueError("the policy file must hold one JSON object")
     return read

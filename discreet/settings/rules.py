@@ -150,6 +150,15 @@ def require_extra(*modules: str, why: str) -> None:
 CONFIG = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False, coerce_numbers_to_str=True)
 
 
+def hyphened(prefix: str, *names: str) -> dict[str, str]:
+    """The keys of fields whose names have several words, as files of owners write them.
+
+    >>> hyphened("limits.", "disk_mb")
+    {'disk_mb': 'limits.disk-mb'}
+    """
+    return {name: prefix + name.replace("_", "-") for name in names}
+
+
 @dataclass_transform(frozen_default=True, field_specifiers=(field,))
 def section(prefix: str, **elsewhere: str) -> Callable[[type[T]], type[T]]:
     """A decorator that makes a class a frozen pydantic dataclass whose mistakes are a ConfigError.

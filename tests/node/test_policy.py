@@ -57,6 +57,21 @@ def refusal(policy: ClientPolicy, run: Settings, **noises: float) -> str:
     return ""
 
 
+def test_a_policy_is_written_in_toml_as_a_guards_or_in_json(tmp_path: Path) -> None:
+    written = {
+        "a.toml": 'max-epsilon = 2.0\nmax-delta = 1e-5\nrequire = ["example"]\n',
+        "b.json": '{"max-epsilon": 2.0, "max-delta": 1e-5, "require": ["example"]}',
+    }
+    found = []
+    for name, text in written.items():
+        (tmp_path / name).write_text(text)
+        found.append(policy_from({"policy": str(tmp_path / name)}))
+    assert found == [ClientPolicy(max_epsilon=2.0, max_delta=1e-5, require=("example",))] * 2
+    (tmp_path / "a.toml").write_text("max-epsilon = ")
+    with pytest.raises(Refused, match="the policy file is not TOML"):
+        policy_from({"policy": str(tmp_path / "a.toml")})
+
+
 def test_every_key_is_read_from_the_node_and_wins_over_the_policy_file(tmp_path: Path) -> None:
     assert policy_from({"partition-id": 3}) == ClientPolicy()
     node: dict[str, object] = {"min-noise-multiplier": 1.0, "max-epsilon": "4.0", "max-delta": 1e-5}
