@@ -11,7 +11,7 @@ import torch
 from dp_accounting import DpEvent
 from torch import Tensor
 
-from discreet.ledger.rollback_guard import LedgerPosition
+from discreet.ledger.charges import LedgerPosition
 from discreet.mechanisms.mechanism import Mechanism, charged
 from discreet.mechanisms.round_state import Released, RoundStart
 from discreet.mechanisms.sums import AnswerMechanism, UsableReply

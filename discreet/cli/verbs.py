@@ -235,7 +235,7 @@ def _as_written(text: str) -> str:
 
 def _told(verb: str) -> tuple[type[Exception], ...]:
     """The errors whose message alone is shown. They are imported only if something was raised."""
-    from discreet.ledger.rollback_guard import LedgerError
+    from discreet.ledger.charges import LedgerError
     from discreet.settings.rules import ConfigError
 
     if verb in VERBS and VERBS[verb].says_values:

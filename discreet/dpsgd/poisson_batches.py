@@ -30,7 +30,7 @@ from discreet.dpsgd.item_watch import ItemWatch
 from discreet.dpsgd.loop_plan import LoopPrivacy
 from discreet.dpsgd.one_index import check_one_index
 from discreet.ledger.budget import BudgetSpent
-from discreet.ledger.rollback_guard import LedgerError
+from discreet.ledger.charges import LedgerError
 from discreet.per_example.graphs import Graphs
 from discreet.per_example.objective import Tree, as_tree, batches_in, count_of, rows_of
 from discreet.per_example.trial import differ, is_same

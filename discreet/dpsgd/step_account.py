@@ -12,12 +12,14 @@ from discreet.accounting.privacy_ledger import PrivacyLedger, exceeds_budget
 from discreet.dpsgd.loop_plan import LoopPlan, LoopPrivacy
 from discreet.dpsgd.poisson_batches import Processes
 from discreet.ledger.budget import ServerBudget
-from discreet.ledger.durable_ledger import Charge, DurableLedger, LedgerError, LedgerPosition
+from discreet.ledger.charges import Charge, LedgerError, LedgerPosition
 from discreet.ledger.owner_account import check_unit
 from discreet.settings.privacy import EXAMPLE
 
 if TYPE_CHECKING:
     from dp_accounting import DpEvent
+
+    from discreet.ledger.durable_ledger import DurableLedger
 
 
 def spent_in(ledger: DurableLedger | None, account: str) -> PrivacyLedger:
@@ -175,6 +177,8 @@ def account_of(
     is_first = processes.rank == 0
     n = plan.num_examples
     if is_first and privacy.ledger is not None:
+        from discreet.ledger.durable_ledger import DurableLedger  # a loop without one loads less
+
         ledger = DurableLedger(Path(privacy.ledger))
     else:
         ledger = None

@@ -9,7 +9,8 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from discreet.ledger import event_sums
-from discreet.ledger.rollback_guard import LedgerPosition, RollbackGuard
+from discreet.ledger.charges import LedgerPosition
+from discreet.ledger.rollback_guard import RollbackGuard
 
 
 def row_digest(previous: str, content: Sequence[object]) -> str:

@@ -34,9 +34,8 @@ from discreet.ledger.chain import (
     row_digest,
     settings_of,
 )
+from discreet.ledger.charges import Charge, LedgerError, LedgerPosition
 from discreet.ledger.rollback_guard import (
-    LedgerError,
-    LedgerPosition,
     RollbackGuard,
     connected,
     copied,
@@ -47,7 +46,7 @@ from discreet.ledger.rollback_guard import (
 )
 
 if TYPE_CHECKING:
-    from dp_accounting import DpEvent
+    pass
 
 __all__ = ["CLIENTS_LEDGER", "Charge", "DurableLedger", "LedgerError", "LedgerPosition", "Release"]
 
@@ -70,17 +69,6 @@ create table releases (
 );
 create index by_holder on releases (guarantee, holder);
 """
-
-
-@dataclass(frozen=True)
-class Charge:
-    """A release to be charged: `count` times `event` on the data of `data_owner`, in `round`."""
-
-    round: int
-    guarantee: str
-    data_owner: str
-    event: DpEvent
-    count: int = 1
 
 
 @dataclass(frozen=True)

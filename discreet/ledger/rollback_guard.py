@@ -19,6 +19,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
 
+from discreet.ledger.charges import LedgerDiskError, LedgerError, LedgerPosition
+
 STATE_VARIABLE = "DISCREET_STATE"
 LOCK_SECONDS = 60.0  # the time that a process waits for others that use the same file
 COPIES = 10  # attempts to copy a ledger that is being written to
@@ -53,15 +55,6 @@ COLUMNS: dict[str, type] = dict.fromkeys(
 )
 
 
-class LedgerError(ValueError):
-    """A ledger file is missing, damaged, older than it was, or belongs to another run."""
-
-
-class LedgerDiskError(LedgerError, OSError):
-    """The disk under a ledger is full or fails. The ledger itself is intact, and usable again when
-    the disk is."""
-
-
 def unusable(what: str, error: Exception) -> LedgerError:
     """The LedgerError for an error of SQLite; `what` is the subject of its message."""
     # The low byte is the code without the details of SQLite's extended codes.
@@ -77,15 +70,6 @@ def typed(cursor: sqlite3.Cursor, row: tuple[Any, ...]) -> tuple[Any, ...]:
         if name in COLUMNS and type(value) is not COLUMNS[name]:
             raise sqlite3.DatabaseError(f"it is damaged, {name} is of type {type(value).__name__}")
     return row
-
-
-@dataclass(frozen=True)
-class LedgerPosition:
-    """A position in a ledger: its identity, its number of rows, and the digest of the last one."""
-
-    identity: str
-    rows: int
-    head: str
 
 
 def state_folder() -> Path:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from discreet.accounting.correlation import Turns, best_bandwidth
 from discreet.accounting.events import ACCOUNTANTS, BSR, NONE, PLD, SQRT, poisson_round_event
-from discreet.ledger.rollback_guard import LedgerError
+from discreet.ledger.charges import LedgerError
 from discreet.mechanisms.central_gaussian import (
     ASKED_BEFORE,
     OF_ANOTHER_APP,

@@ -19,7 +19,7 @@ from flwr.app import Context, Error, Message, RecordDict
 from flwr.client import NumPyClient
 from flwr.clientapp import ClientApp
 
-from discreet.ledger.rollback_guard import LedgerError
+from discreet.ledger.charges import LedgerError
 from discreet.logs import log_to
 from discreet.node.account import Refused, say_spent
 from discreet.node.policy import ClientPolicy, policy_from

@@ -25,7 +25,6 @@ from pydantic import (
 from pydantic.dataclasses import dataclass
 
 from discreet.privacy.quantile import LARGEST_NUMBER, LEAST_NUMBER
-from discreet.settings.extras import not_installed
 from discreet.settings.wording import Key, Phrase, Wording, joined
 
 T = TypeVar("T")
@@ -143,6 +142,8 @@ def require_extra(*modules: str, why: str) -> None:
     """
     for module in modules:
         if find_spec(module) is None:
+            from discreet.settings.extras import not_installed
+
             raise ConfigError(not_installed(module, why))
 
 

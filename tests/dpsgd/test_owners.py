@@ -14,8 +14,8 @@ from torch.nn import functional
 
 from discreet.dpsgd.dpsgd import DPSGD
 from discreet.dpsgd.loop_plan import LoopPrivacy
+from discreet.ledger.charges import LedgerError
 from discreet.ledger.durable_ledger import DurableLedger
-from discreet.ledger.rollback_guard import LedgerError
 from discreet.per_example.objective import cross_entropy
 from discreet.per_example.per_example import clipped_gradient_sum, clipped_sum_by_owner
 from discreet.privacy.owner_rows import owner_rows

@@ -21,8 +21,8 @@ from discreet.accounting.privacy_ledger import PrivacyLedger
 from discreet.audit.experiments import experiment_of
 from discreet.audit.user_audit import AuditRequest
 from discreet.audit.verdict import judge
+from discreet.ledger.charges import LedgerError
 from discreet.ledger.durable_ledger import DurableLedger
-from discreet.ledger.rollback_guard import LedgerError
 from discreet.mechanisms import correlated_noise
 from discreet.mechanisms.correlated_noise import CorrelatedNoise
 from discreet.mechanisms.round_state import CarriedState, StateInMemory

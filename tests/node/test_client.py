@@ -20,8 +20,8 @@ from client_app.client_app import app
 from discreet.accounting.accounting import epsilon_spent
 from discreet.accounting.events import poisson_round_event
 from discreet.flower.serving import decode_reply, encode_request, parameters_record
+from discreet.ledger.charges import LedgerError
 from discreet.ledger.durable_ledger import DurableLedger
-from discreet.ledger.rollback_guard import LedgerError
 from discreet.models.models import build_model
 from discreet.node.account import Refused
 from discreet.node.app import DPClient

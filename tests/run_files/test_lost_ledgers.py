@@ -22,9 +22,10 @@ from flwr.app import Context, RecordDict
 
 from discreet.flower import serving
 from discreet.ledger import durable_ledger, rollback_guard
+from discreet.ledger.charges import LedgerPosition
 from discreet.ledger.durable_ledger import Charge, DurableLedger, LedgerError
 from discreet.ledger.event_sums import ROWS_ADDED_UP
-from discreet.ledger.rollback_guard import STATE_VARIABLE, LedgerPosition, RollbackGuard
+from discreet.ledger.rollback_guard import STATE_VARIABLE, RollbackGuard
 from discreet.node.nodes import node_client
 from discreet.node.work import work_of
 from discreet.planning.plan import planned

@@ -14,8 +14,8 @@ from discreet.audit.verdict import judge
 from discreet.cli.status import status_lines
 from discreet.data.datasets import load_task
 from discreet.data.partition import client_examples_of, partition_indices
+from discreet.ledger.charges import LedgerError
 from discreet.ledger.durable_ledger import DurableLedger
-from discreet.ledger.rollback_guard import LedgerError
 from discreet.reporting.records import read_runs
 from discreet.reporting.spending import choice_costs
 from discreet.run_files.run_folder import RunFolder
