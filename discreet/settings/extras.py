@@ -3,7 +3,7 @@ installed; the rest of Discreet says which extra it lacks."""
 
 from __future__ import annotations
 
-FEDERATION = ("flwr", "hydra", "omegaconf", "yaml", "typer", "click", "rich", "Crypto", "google")
+FEDERATION = ("hydra", "omegaconf", "yaml", "typer", "click", "rich", "Crypto", "google")
 EXTRAS = {
     **dict.fromkeys(FEDERATION, "federation"),
     "sklearn": "tables",
