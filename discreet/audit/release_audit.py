@@ -52,8 +52,8 @@ from discreet.planning.plan import Plan
 from discreet.privacy.randomness import RandomSource, secure_source, source_of
 from discreet.privacy.sampling import CohortSampling
 from discreet.privacy.secure_grid import SecureSum
-from discreet.protocol.messages import Assignment, TrainReply, TrainRequest
-from discreet.queries.query import EVALUATION, STATISTICS, query_of
+from discreet.protocol.messages import EVALUATION, STATISTICS, Assignment, TrainReply, TrainRequest
+from discreet.queries.query import query_of
 from discreet.server.data_questions import statistics_noise
 from discreet.server.model_ratings import RatingPlan, rating_plan
 from discreet.settings.client_settings import ClientSettings

@@ -17,7 +17,7 @@ from contextlib import ExitStack
 
 from discreet.cli.console import Words
 from discreet.data.datasets import load_task
-from discreet.queries.query import STATISTICS
+from discreet.protocol.messages import STATISTICS
 from discreet.run_files.resuming import asked_settings
 from discreet.server.data_questions import written_statistics
 from discreet.server.session import prepare

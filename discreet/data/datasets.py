@@ -7,17 +7,15 @@ Small data sets come with scikit-learn, so a first run needs no download.
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import lru_cache, partial
+from functools import lru_cache
+from importlib import import_module
 
 import numpy as np
 import torch
 
 from discreet.data.examples import SHAPES, Examples, Task, to_unit_box
-from discreet.data.folder import FOLDER, load_folder
-from discreet.data.heart import load_heart
-from discreet.data.images import load_cifar10, load_femnist, load_mnist
 from discreet.data.targets import Array
-from discreet.data.text import load_shakespeare
+from discreet.settings.data import FOLDER
 
 # The split is part of the data set: fixed, public and stratified by class if there are classes, the
 # same in every run.
@@ -132,18 +130,28 @@ def _split(name: str, path: str | None, inputs: Array, targets: Array) -> Task:
     )
 
 
+def _loader(module: str, function: str, **settings: str) -> Callable[[str | None], Task]:
+    """A function of another module, which is imported when it is called."""
+
+    def load(path: str | None) -> Task:
+        task: Task = getattr(import_module(module), function)(path, **settings)
+        return task
+
+    return load
+
+
 DATASETS: dict[str, Callable[[str | None], Task]] = {
     "digits": load_digits,
     "breast_cancer": load_breast_cancer,
-    "mnist": load_mnist,
-    "fashion_mnist": partial(load_mnist, name="fashion_mnist"),
-    "cifar10": load_cifar10,
-    "femnist": load_femnist,
-    "shakespeare": load_shakespeare,
+    "mnist": _loader("discreet.data.images", "load_mnist"),
+    "fashion_mnist": _loader("discreet.data.images", "load_mnist", name="fashion_mnist"),
+    "cifar10": _loader("discreet.data.images", "load_cifar10"),
+    "femnist": _loader("discreet.data.images", "load_femnist"),
+    "shakespeare": _loader("discreet.data.text", "load_shakespeare"),
     "diabetes": load_diabetes,
     "multilabel": load_multilabel,
-    "heart": load_heart,
-    FOLDER: load_folder,
+    "heart": _loader("discreet.data.heart", "load_heart"),
+    FOLDER: _loader("discreet.data.folder", "load_folder"),
 }
 
 

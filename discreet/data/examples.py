@@ -6,15 +6,18 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from discreet.data.description import DataDescription
 from discreet.data.targets import CLASS, LABELS, NUMBERS, SEQUENCES, Array, Target
 from discreet.per_example.objective import PADDING
 from discreet.settings.data import NormaliserConfig
+
+if TYPE_CHECKING:
+    from discreet.data.description import DataDescription
 
 # types of targets, and their numbers of dimensions
 _TARGETS = (

@@ -110,16 +110,14 @@ from discreet.data.csv_table import CsvTable, lines_of
 from discreet.data.description import DESCRIPTION, DataDescription, read_description
 from discreet.data.empty_cells import is_empty
 from discreet.data.examples import SHAPES, Examples, Task, TaskShape
-from discreet.data.images import read_idx
-from discreet.data.table_files import open_table
+from discreet.data.table_files import file_in, open_table
 from discreet.data.targets import CLASSES, SEQUENCES, Array, FolderError, targets_of
-from discreet.data.text import num_tokens_in, pretrained_folder, tokens_of
 from discreet.per_example.objective import PADDING
 from discreet.privacy.person import EXACT
+from discreet.settings.data import FOLDER
 
 logger = logging.getLogger("discreet")
 
-FOLDER = "folder"  # the data.name of a task that a folder describes
 SCALE = (-1.0, 1.0)
 OWNERS = "owners"  # the array of an npz file that says whose each row is, unless `owner` does
 # The contents of a file: inputs (n, ...), numbered targets (n,) or (n, targets), owners (n,); None
@@ -248,9 +246,11 @@ def read_file(
 def _shape_of(
     folder: Path, description: DataDescription, inputs: Array, targets: Array
 ) -> TaskShape:
-    tokens = description.tokens or (
-        num_tokens_in(_weights_of(description)) if description.text is not None else 0
-    )
+    tokens = description.tokens or 0
+    if not tokens and description.text is not None:
+        from discreet.data.text import num_tokens_in
+
+        tokens = num_tokens_in(_weights_of(description))
     counted = description.num_classes or len(description.classes) * (not description.times)
     target = description.predicted(targets)
     num_classes = counted or tokens * description.next_token
@@ -332,6 +332,8 @@ def _read_images(folder: Path, description: DataDescription) -> _Table:
         raise FolderError(
             "an idx file has one array: target must be given, without targets and owner"
         )
+    from discreet.data.images import read_idx
+
     files = file_in(folder, description.file), file_in(folder, description.target)
     try:
         images, labels = (read_idx(file) for file in files)
@@ -399,6 +401,8 @@ def _inputs_in(
 ) -> tuple[Array, Array | bool]:
     """The inputs of a table, and a mask that is False for padding of texts."""
     if description.text is not None and description.max_tokens is not None:
+        from discreet.data.text import tokens_of
+
         weights = _weights_of(description)
         return tokens_of(found[description.text], weights, length=description.max_tokens)
     if description.format == "npz":
@@ -411,16 +415,9 @@ def _inputs_in(
 
 
 def _weights_of(description: DataDescription) -> Path:
+    from discreet.data.text import pretrained_folder
+
     return pretrained_folder(description.model or "", setting=f"model in {DESCRIPTION}")
-
-
-def file_in(folder: Path, name: str) -> Path:
-    path = folder / name
-    if "\0" in name or path.resolve().parent != folder.resolve():
-        raise FolderError(f"{name} must be directly in {folder}")
-    if not path.is_file():
-        raise FolderError(f"{path} is missing")
-    return path
 
 
 def opened(path: Path, description: DataDescription) -> dict[str, Any]:

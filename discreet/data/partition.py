@@ -14,7 +14,6 @@ import torch
 from numpy.typing import NDArray
 
 from discreet.data.examples import Task
-from discreet.data.site_column import sites_of
 from discreet.data.targets import Array
 from discreet.privacy.owner_rows import rows_by_owner
 from discreet.settings.data import SITE, DataConfig
@@ -154,7 +153,11 @@ def client_examples_of(task: Task, data: DataConfig) -> ClientExamples:
     """The training examples of each client, partitioned once per process for the same task
     object."""
     if data.examples_per_client is None:
-        sites = sites_of(task, data.site) if data.site is not None else None
+        sites = None
+        if data.site is not None:
+            from discreet.data.site_column import sites_of
+
+            sites = sites_of(task, data.site)
         parts = partition_indices(task.train.targets, data, owners=task.owners, sites=sites)
         return PartitionedExamples.of(parts)
     return SampledExamples(

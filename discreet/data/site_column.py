@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from discreet.data.cells import owner_cells
 from discreet.data.examples import Task
-from discreet.data.folder import file_in, lines_in, opened
+from discreet.data.folder import lines_in, opened
+from discreet.data.table_files import file_in
 from discreet.data.targets import Array, FolderError
 from discreet.privacy.person import EXACT
 

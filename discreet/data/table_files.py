@@ -16,6 +16,16 @@ from discreet.settings.rules import require_extra
 MOST_BRACKETS = 200  # of a line that is not looked at closely
 
 
+def file_in(folder: Path, name: str) -> Path:
+    """The file of that name in a folder. FolderError: there is none, or it lies elsewhere."""
+    path = folder / name
+    if "\0" in name or path.resolve().parent != folder.resolve():
+        raise FolderError(f"{name} must be directly in {folder}")
+    if not path.is_file():
+        raise FolderError(f"{path} is missing")
+    return path
+
+
 def open_table(path: Path, form: str) -> dict[str, Any]:
     """The columns (parquet, jsonl; of pyarrow) or the arrays (npz; of numpy) of a file by
     their names. FolderError: it can't be read, or two columns have one name."""

@@ -28,7 +28,6 @@ from discreet.mechanisms.sums import UnopenedSum
 from discreet.planning.plan import Plan
 from discreet.privacy.secure_grid import SecureSum
 from discreet.protocol.masked_messages import (
-    MASKING,
     MASKING_REPLY,
     NAME,
     PEERS,
@@ -38,7 +37,7 @@ from discreet.protocol.masked_messages import (
     masking_record,
     terms_of,
 )
-from discreet.protocol.messages import MalformedMessage, TrainRequest, VirtualClient
+from discreet.protocol.messages import MASKING, MalformedMessage, TrainRequest, VirtualClient
 from discreet.server.masking_server import Exchange, MaskingServer
 from discreet.server.transport import Failure, NobodyAnswers, RoundAbandoned
 from discreet.settings.client_settings import ClientSettings

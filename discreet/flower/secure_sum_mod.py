@@ -27,8 +27,8 @@ from discreet.node.work import Work, check_names
 from discreet.privacy.clipping import clip_updates
 from discreet.privacy.randomness import secure_source
 from discreet.privacy.secure_grid import SecureSum
-from discreet.protocol.masked_messages import MASKING, read_masking, split_content
-from discreet.protocol.messages import request_of
+from discreet.protocol.masked_messages import read_masking, split_content
+from discreet.protocol.messages import MASKING, request_of
 from discreet.settings.privacy import USER, Sizes
 
 logger = logging.getLogger("discreet.client")

@@ -30,9 +30,13 @@ from discreet.models.models import frozen_digest
 from discreet.protocol.messages import (
     ANSWER,
     EPSILONS,
+    EVALUATION,
+    NORMALISE,
+    OF_DATA,
     PARAMETERS,
     REPLY,
     REQUEST,
+    STATISTICS,
     UPDATE,
     MalformedMessage,
     TrainReply,
@@ -45,7 +49,7 @@ from discreet.protocol.messages import (
 )
 from discreet.protocol.run_end import end_run
 from discreet.protocol.simulated import set_up_simulation
-from discreet.queries.query import EVALUATION, NORMALISE, OF_DATA, STATISTICS, query_of
+from discreet.queries.query import query_of
 from discreet.run_files.resuming import asked_settings
 from discreet.run_files.run_folder import change_state, state_of
 from discreet.server.data_questions import answers_by, written_statistics

@@ -53,8 +53,7 @@ from discreet.ledger.durable_ledger import Charge, DurableLedger
 from discreet.node.account import Refused
 from discreet.node.secure_aggregation import answer_masking
 from discreet.privacy.randomness import secure_source
-from discreet.protocol.masked_messages import MASKING
-from discreet.protocol.messages import MalformedMessage
+from discreet.protocol.messages import MASKING, MalformedMessage
 from discreet.run_files.whole_files import write_json
 from discreet.settings.rules import ConfigError
 

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from functools import partial
+from importlib import import_module
 from typing import cast
 
 from discreet.mechanisms import local_dp_sgd, local_noise
 from discreet.mechanisms.central_gaussian import CentralGaussian
 from discreet.mechanisms.client_noise import OwnNoise
-from discreet.mechanisms.correlated_noise import CorrelatedNoise
 from discreet.mechanisms.local_dp_sgd import LocalDpSgd
 from discreet.mechanisms.local_noise import LocalNoise
-from discreet.mechanisms.masked_sums import MaskedGaussian, MaskedStep
 from discreet.mechanisms.mechanism import CLIENTS, SERVER, Mechanism
 from discreet.mechanisms.unprotected import Unprotected
 from discreet.settings.client_settings import ClientSettings
@@ -35,12 +34,24 @@ OF_A_RUN = ("run", "clip", "sizes")  # fields of a mechanism that a run sets
 # release.
 Make = Callable[[ClientSettings, ClipConfig, Sizes], Mechanism]
 
+
+def _from(module: str, name: str) -> Make:
+    """A mechanism of a module that is imported for runs that have it."""
+
+    def make(run: ClientSettings, clip: ClipConfig, sizes: Sizes) -> Mechanism:
+        made: Mechanism = getattr(import_module(module), name)(run, clip, sizes)
+        return made
+
+    return make
+
+
+MASKED = "discreet.mechanisms.masked_sums"
 OF_USERS: Mapping[str, Make] = {
     PLAIN: CentralGaussian,
-    SECURE: MaskedGaussian,
-    CORRELATED: CorrelatedNoise,
+    SECURE: _from(MASKED, "MaskedGaussian"),
+    CORRELATED: _from("discreet.mechanisms.correlated_noise", "CorrelatedNoise"),
 }
-OF_EXAMPLES: Mapping[str, Make] = {PLAIN: LocalDpSgd, SECURE: MaskedStep}
+OF_EXAMPLES: Mapping[str, Make] = {PLAIN: LocalDpSgd, SECURE: _from(MASKED, "MaskedStep")}
 
 
 def guarantees_of(

@@ -16,7 +16,6 @@ from discreet.privacy.clipping import ClippedSum
 from discreet.privacy.grid import Grid, grid_for
 from discreet.privacy.mechanisms import Gaussian
 from discreet.privacy.randomness import RandomSource
-from discreet.queries.query import Sums
 from discreet.settings.client_settings import ClientSettings
 from discreet.settings.privacy import Sizes
 
@@ -26,6 +25,7 @@ if TYPE_CHECKING:
     from discreet.mechanisms.client_noise import OwnNoise
     from discreet.mechanisms.round_state import RoundState
     from discreet.protocol.messages import TrainReply
+    from discreet.queries.query import Sums
 
 SENSITIVITY = 1.0  # the L2 norm that an answer is clipped to
 NOT_OPENED = "a mechanism that reads replies was given a sum that is not opened"
@@ -237,6 +237,8 @@ class AnswerRelease:
                 stddev = math.sqrt(variance)
             else:
                 stddev = math.inf
+        from discreet.queries.query import Sums
+
         return Sums(tuple(numbers), self.expected_cohort, stddev, self.probability)
 
 

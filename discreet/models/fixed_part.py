@@ -30,13 +30,11 @@ from torch.utils._pytree import tree_flatten
 
 from discreet.data.examples import Examples
 from discreet.models.models import MISTAKES, bytes_of, dropout_layers, frozen_digest, to_train
-from discreet.models.scattering import Scattering
 from discreet.per_example.any_model import rows_apart
 from discreet.per_example.attributes import put_back
 from discreet.per_example.objective import trainable
 from discreet.per_example.perceptron import unchanged
 from discreet.per_example.trial import differ, made_up, same_chance
-from discreet.settings.places import FEATURES
 
 logger = logging.getLogger("discreet.client")
 
@@ -72,7 +70,7 @@ def split_fixed(model: nn.Module, inputs: Tensor) -> tuple[nn.Module | None, nn.
     """The frozen first part of a model, and the rest. The first part is None if there is none, or
     if it must be computed at each step; the log then has the reason. Only the shape and type of the
     inputs are used."""
-    fixed = any(isinstance(part, Scattering) for part in model.modules())
+    fixed = any(getattr(part, "is_fixed", False) for part in model.modules())
     if not fixed and all(value.requires_grad for value in model.parameters()):
         return None, model
     if model not in _parts:
@@ -198,6 +196,8 @@ def _device_of(fixed: nn.Module) -> torch.device:
 
 
 def _computed(fixed: nn.Module, inputs: Tensor, key: str, batch_size: int) -> Tensor:
+    from discreet.settings.places import FEATURES
+
     folder = os.environ.get(FEATURES)
     if folder:
         kept = Path(folder, f"{key}.npy")

@@ -8,7 +8,6 @@ import math
 import torch
 from torch import Tensor, nn
 
-NAME = "least_squares"  # of the model, and of its loss
 LOGITS = 2.5  # per unit of a class's share, as a logistic curve rises
 # The ridge, over the size of the most negative eigenvalue: X'X has none, so that is noise.
 RIDGE = 2.0

@@ -24,13 +24,9 @@ from torch.nn.modules.batchnorm import _NormBase
 from discreet.data.examples import TaskShape
 from discreet.layers.draws import drawn_from, torch_draws_from
 from discreet.layers.recurrent import ClassesSecond, LastStep, LSTMLayer
-from discreet.models.least_squares import NAME as LEAST_SQUARES
-from discreet.models.least_squares import least_squares_model
-from discreet.models.scattering import Scattering
-from discreet.models.transformer import transformer
 from discreet.per_example.objective import trainable
 from discreet.privacy.randomness import RandomSource
-from discreet.settings.training import HF, ModelConfig
+from discreet.settings.training import HF, LEAST_SQUARES, ModelConfig
 
 Builder = Callable[[tuple[int, ...], int], nn.Module]
 
@@ -115,8 +111,16 @@ def _lstm(
 
 def _scattering(input_shape: tuple[int, ...], num_classes: int) -> nn.Module:
     """A linear model on scattering features, as in Tramer and Boneh 2021."""
+    from discreet.models.scattering import Scattering
+
     fixed = Scattering(input_shape)
     return nn.Sequential(fixed, nn.Linear(fixed.out_features, num_classes))
+
+
+def _least_squares(input_shape: tuple[int, ...], num_classes: int) -> nn.Module:
+    from discreet.models.least_squares import least_squares_model
+
+    return least_squares_model(input_shape, num_classes)
 
 
 MODELS: dict[str, Builder] = {
@@ -128,7 +132,7 @@ MODELS: dict[str, Builder] = {
     "scattering": _scattering,
     "lstm": _lstm,
     "linear": _perceptron(),  # logistic_regression by its usual name in regression
-    LEAST_SQUARES: least_squares_model,
+    LEAST_SQUARES: _least_squares,
 }
 
 
@@ -172,6 +176,8 @@ def model_for(settings: ModelConfig, shape: TaskShape, *, seed: int) -> nn.Modul
     arguments = (shape.input_shape, shape.num_outputs)
     build: Callable[[], nn.Module]
     if name.startswith(HF):
+        from discreet.models.transformer import transformer
+
         build = partial(transformer, settings, shape)
     elif name == LSTM:
         build = partial(

@@ -41,6 +41,8 @@ class Scattering(nn.Module):
         ValueError: for another shape.
     """
 
+    is_fixed = True  # it has no parameters, and is computed once an example
+
     fine: Tensor
     coarse: Tensor
     blur: Tensor

@@ -23,10 +23,9 @@ from discreet.ledger.charges import LedgerError
 from discreet.logs import log_to
 from discreet.node.account import Refused, say_spent
 from discreet.node.policy import ClientPolicy, policy_from
-from discreet.node.secure_aggregation import answer_masking
 from discreet.node.time_limit import done_within, seconds_for
-from discreet.protocol.masked_messages import MASKING
 from discreet.protocol.messages import (
+    MASKING,
     REFUSED_CODE,
     Floats,
     MalformedMessage,
@@ -128,6 +127,8 @@ def evaluate(message: Message, context: Context) -> Message:
 
 def _work(message: Message, context: Context, policy: ClientPolicy) -> RecordDict:
     if MASKING in message.content:
+        from discreet.node.secure_aggregation import answer_masking
+
         if not context.node_config.keys() <= SIMULATION_KEYS and not logger.hasHandlers():
             log_to(sys.stdout, name=LOG)
 

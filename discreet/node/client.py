@@ -7,13 +7,13 @@ import logging
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
 
 from discreet.data.examples import Examples, TaskShape
 from discreet.mechanisms.client_noise import release_update
-from discreet.mechanisms.masked_sums import step_norm
 from discreet.mechanisms.mechanism_table import own_noise
 from discreet.models.fixed_part import behind_fixed
 from discreet.models.models import frozen_digest, load_parameters, outputs_of
@@ -25,12 +25,20 @@ from discreet.node.work import Work
 from discreet.per_example.objective import trainable
 from discreet.privacy.clipping import clip_updates
 from discreet.privacy.randomness import RandomSource
-from discreet.privacy.secure_grid import SecureSum
-from discreet.protocol.messages import MalformedMessage, TrainReply, TrainRequest
-from discreet.queries.query import OF_DATA, STATISTICS, Query, query_of
+from discreet.protocol.messages import (
+    OF_DATA,
+    STATISTICS,
+    MalformedMessage,
+    TrainReply,
+    TrainRequest,
+)
 from discreet.training.failing_units import COUNTS_AS_ZERO, NOISE_ALONE, RAISES, rows_of, say_once
 from discreet.training.local_training import local_update
 from discreet.training.units import units_of
+
+if TYPE_CHECKING:
+    from discreet.privacy.secure_grid import SecureSum
+    from discreet.queries.query import Query
 
 logger = logging.getLogger("discreet.client")
 
@@ -55,6 +63,8 @@ def noised_vector(
     this round.
     """
     if vector.largest_sum:
+        from discreet.mechanisms.masked_sums import step_norm
+
         encoded = vector.encode_gradients(values.update, step_norm(request.run))
         return encoded + vector.noise(source.child("secure", "step"))
     trains = request.work.trains
@@ -205,6 +215,8 @@ class Client:
             )
 
     def _answer(self, work: Work, params: Tensor) -> Tensor:
+        from discreet.queries.query import query_of  # most messages ask none
+
         run = work.request.run
         name = work.request.work.query
         if name in OF_DATA:

@@ -21,8 +21,8 @@ from discreet.node.nodes import client_of
 from discreet.node.policy import ClientPolicy, budgets_of, check_own_count
 from discreet.node.work import Work, check_names, work_of
 from discreet.privacy.secure_grid import SecureSum
-from discreet.protocol.messages import TrainRequest, decode_request
-from discreet.queries.query import EVALUATION, query_of
+from discreet.protocol.messages import EVALUATION, TrainRequest, decode_request
+from discreet.queries.query import query_of
 from discreet.settings.privacy import EXAMPLE, Sizes
 
 

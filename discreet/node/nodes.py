@@ -12,13 +12,7 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from discreet.data.datasets import load_task
-from discreet.data.description import read_description
 from discreet.data.examples import SHAPES, Examples, TaskShape, normalised_examples
-from discreet.data.folder import FOLDER, node_table
-from discreet.data.images import FROM_HUB
-from discreet.data.partition import client_examples_of, split_rows
-from discreet.data.site_agreement import otherwise, table_digests
 from discreet.data.targets import FolderError
 from discreet.mechanisms.mechanism import CLIENTS
 from discreet.models.models import model_for
@@ -27,11 +21,10 @@ from discreet.node.client import Client
 from discreet.node.policy import TASK, ClientPolicy, check_turn, policy_from
 from discreet.node.work import Work
 from discreet.privacy.randomness import secure_source, seeded_source
-from discreet.protocol.messages import TrainRequest
+from discreet.protocol.messages import OF_DATA, TrainRequest
 from discreet.protocol.simulated import is_simulations
-from discreet.queries.query import OF_DATA
 from discreet.settings.client_settings import ClientSettings
-from discreet.settings.data import DataConfig, NormaliserConfig
+from discreet.settings.data import FOLDER, DataConfig, NormaliserConfig
 from discreet.settings.rules import brief
 from discreet.settings.training import HF, ModelConfig
 from discreet.training.losses import check_task
@@ -123,6 +116,8 @@ def node_client(
     _say_once(warning_of_rows(run, held))
     examples, held_out = _split(request, held, number if isinstance(number, int) else 0)
     if folder is not None and run.data.name == FOLDER:
+        from discreet.data.folder import node_table
+
         shape = node_table(folder, FOLDER)[1]
     else:
         shape = shape_of(run)
@@ -142,6 +137,8 @@ def _check_agreed(asked: list[str] | None, folder: Path) -> None:
     something else here."""
     if asked is None:
         return
+    from discreet.data.site_agreement import otherwise, table_digests
+
     try:
         own = table_digests(folder)
     except FolderError as error:
@@ -169,6 +166,8 @@ def _beside_data(model: ModelConfig, folder: Path | None) -> ModelConfig:
     folder is not sent."""
     if folder is None or model.name != HF:
         return model
+    from discreet.data.description import read_description
+
     return replace(model, name=read_description(folder).model or HF)
 
 
@@ -182,6 +181,8 @@ def _split(
         examples = _normalised(examples, run.normaliser)
     if not run.evaluation.private:
         return examples, None
+    from discreet.data.partition import split_rows
+
     trained, held = split_rows(len(examples), client_id, share=run.evaluation.share)
     return examples.subset(trained), examples.subset(held)
 
@@ -206,6 +207,8 @@ def node_examples(data: DataConfig, node_config: Mapping[str, object]) -> Exampl
         the reason of a refusal.
     """
     if "data" in node_config:
+        from discreet.data.folder import node_table
+
         try:
             return node_table(Path(str(node_config["data"])), data.name)[0]
         except FolderError as error:
@@ -221,6 +224,8 @@ def node_examples(data: DataConfig, node_config: Mapping[str, object]) -> Exampl
         raise Refused(
             f"this node is one of {count} clients, the run has data.num_clients={data.num_clients}"
         )
+    from discreet.data.images import FROM_HUB
+
     if data.name in FROM_HUB and data.name != node_config.get(TASK):
         raise Refused(
             "this node does not download data sets that a server names: start it with "
@@ -237,6 +242,9 @@ def node_examples(data: DataConfig, node_config: Mapping[str, object]) -> Exampl
 
 def share_of(data: DataConfig, client_id: int, *, path: str | None = None) -> Examples:
     """One client's examples of the demonstration data, loaded and partitioned once per process."""
+    from discreet.data.datasets import load_task
+    from discreet.data.partition import client_examples_of
+
     if not 0 <= client_id < data.num_clients:
         raise ValueError(f"client_id must lie in [0, {data.num_clients}), not {client_id}")
     task = load_task(data.name, path=path)
@@ -245,7 +253,11 @@ def share_of(data: DataConfig, client_id: int, *, path: str | None = None) -> Ex
 
 def shape_of(run: ClientSettings, *, path: str | None = None) -> TaskShape:
     """The shape of the demonstration data."""
-    return SHAPES.get(run.data.name) or load_task(run.data.name, path=path).shape
+    if run.data.name in SHAPES:
+        return SHAPES[run.data.name]
+    from discreet.data.datasets import load_task
+
+    return load_task(run.data.name, path=path).shape
 
 
 @lru_cache(maxsize=4)

@@ -13,7 +13,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from discreet.data.description import read_description
 from discreet.data.targets import FolderError
 from discreet.mechanisms.mechanism import Mechanism
 from discreet.mechanisms.mechanism_table import mechanisms_of
@@ -86,6 +85,8 @@ def allowed_names(node_config: Mapping[str, object]) -> Names:
     """
     if "data" not in node_config:
         return Names()
+    from discreet.data.description import read_description
+
     try:
         description = read_description(Path(str(node_config["data"])))
     except (FolderError, OSError) as error:

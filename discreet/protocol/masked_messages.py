@@ -14,14 +14,19 @@ from typing import TYPE_CHECKING
 from flwr.app import ConfigRecord, RecordDict
 
 from discreet.masking.wire import Terms
-from discreet.protocol.messages import MalformedMessage, TrainRequest, VirtualClient, read_canonical
+from discreet.protocol.messages import (
+    MASKING,
+    MalformedMessage,
+    TrainRequest,
+    VirtualClient,
+    read_canonical,
+)
 from discreet.settings.client_settings import ClientSettings
 from discreet.settings.rules import settings_json
 
 if TYPE_CHECKING:
     from discreet.privacy.secure_grid import SecureSum
 
-MASKING = "masking"  # the record's name
 WHO = b""
 # The record of a train request beside another app's records, and its keys.
 ASKED = "masking-train-request"

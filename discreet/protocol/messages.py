@@ -82,13 +82,21 @@ class VirtualClient:
     data_path: str | None = None
 
 
+# Names of queries, which `discreet.queries.query` answers.
+EVALUATION = "evaluation"  # of a model, on examples that clients hold out
+NORMALISE = "normalise"
+STATISTICS = "statistics"
+OF_DATA = (NORMALISE, STATISTICS)  # queries before the first round
+MASKING = "masking"  # the record of a stage of a masked sum: `discreet.protocol.masked_messages`
+
+
 @section("work.")
 class Assignment:
     """The work that a cohort is asked to do with the parameters.
 
     Attributes:
       trains: True if the clients train, and send an update with its bit.
-      query: the name of a query that they answer too (`discreet.queries.query`); empty for none.
+      query: the name of a query that they answer too; empty for none.
     """
 
     trains: bool = True
@@ -96,6 +104,8 @@ class Assignment:
 
 
 TRAIN = Assignment()
+TRAIN_AND_RATE = Assignment(trains=True, query=EVALUATION)
+RATE = Assignment(trains=False, query=EVALUATION)
 
 
 @message

@@ -20,8 +20,6 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
-from discreet.masking.identity import Identity
-
 TICKET = ".simulation_ticket"
 FOLDER = "masking"
 PEERS = "peers.json"
@@ -76,6 +74,8 @@ def set_up_simulation(folder: Path, held: ExitStack, *, members: int) -> str:
         shutil.rmtree(keys, ignore_errors=True)  # old keys, with their state
         held.callback(shutil.rmtree, keys, ignore_errors=True)
         keys.mkdir(mode=0o700)
+        from discreet.masking.identity import Identity
+
         people = [Identity.generate(str(client)) for client in range(members)]
         for person in people:
             _write(virtual_files(folder, person.name).key, person.private_text())

@@ -19,20 +19,13 @@ import torch
 from torch import Tensor
 
 from discreet.data.examples import TaskShape
-from discreet.protocol.messages import Assignment
+from discreet.protocol.messages import EVALUATION, NORMALISE, OF_DATA
 from discreet.queries.answers import AnswerPart, NoisedBlock
 from discreet.queries.metrics import metric_blocks
 from discreet.queries.statistic_answers import DataShape, statistic_blocks
 from discreet.settings.client_settings import ClientSettings
 from discreet.settings.data import StatisticsConfig
 from discreet.settings.rules import ConfigError
-
-EVALUATION = "evaluation"  # of a model, on examples that clients hold out
-TRAIN_AND_RATE = Assignment(trains=True, query=EVALUATION)
-RATE = Assignment(trains=False, query=EVALUATION)
-NORMALISE = "normalise"
-STATISTICS = "statistics"
-OF_DATA = (NORMALISE, STATISTICS)  # queries before the first round
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from discreet.data.datasets import BREAST_CANCER_RANGES, load_task
 from discreet.data.description import DESCRIPTION, DataDescription, description_of, read_description
 from discreet.data.examples import Task, TaskShape, normalised_inputs
-from discreet.data.folder import FOLDER, SCALE, of_file, read_file, with_inputs
+from discreet.data.folder import SCALE, of_file, read_file, with_inputs
 from discreet.data.targets import (
     CLASSES,
     LABELS,
@@ -38,7 +38,7 @@ from discreet.run_files.indicators import class_indicators, label_indicators, su
 from discreet.run_files.model_description import read_facts
 from discreet.run_files.run_folder import RunFolder
 from discreet.run_files.whole_files import replace_file, write_json
-from discreet.settings.data import NormaliserConfig
+from discreet.settings.data import FOLDER, NormaliserConfig
 from discreet.settings.foreign_files import one_line
 from discreet.settings.rules import ConfigError, read_json
 from discreet.settings.training import FLOWER_APP, ModelConfig

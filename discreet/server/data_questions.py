@@ -16,9 +16,9 @@ from discreet.ledger.budget import BudgetSpent
 from discreet.mechanisms.round_state import RoundStart
 from discreet.mechanisms.sums import AnswerRelease, Replies
 from discreet.planning.plan import Plan
-from discreet.protocol.messages import Assignment, TrainRequest
+from discreet.protocol.messages import NORMALISE, STATISTICS, Assignment, TrainRequest
 from discreet.queries.answers import Estimate
-from discreet.queries.query import NORMALISE, STATISTICS, Query, Sums, query_of, shape_of_data
+from discreet.queries.query import Query, Sums, query_of, shape_of_data
 from discreet.queries.statistic_answers import normaliser_from
 from discreet.run_files.whole_files import write_json
 from discreet.server.round import RunLedger, one_query

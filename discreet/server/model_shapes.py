@@ -9,7 +9,6 @@ import torch
 from torch import nn
 
 from discreet.data.examples import Task
-from discreet.models.least_squares import NAME as LEAST_SQUARES
 from discreet.models.models import outputs_of
 from discreet.planning.linear_outlook import parameter_noise
 from discreet.planning.plan import Plan
@@ -17,6 +16,7 @@ from discreet.planning.server_optimizer import ServerSGD
 from discreet.run_files.shapes import LinearWeights, shapes_of
 from discreet.server.table_rule import LINEAR
 from discreet.settings.privacy import CORRELATED, USER
+from discreet.settings.training import LEAST_SQUARES
 
 
 def shapes_of_run(task: Task, plan: Plan, model: nn.Module, rounds: int) -> dict[str, Any] | None:

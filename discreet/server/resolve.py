@@ -11,7 +11,7 @@ import torch
 from discreet.data.datasets import load_task
 from discreet.data.description import read_description
 from discreet.data.examples import SHAPES, Task, normalised_task
-from discreet.data.folder import FOLDER, SCALE
+from discreet.data.folder import SCALE
 from discreet.data.partition import BY_CLASS, SAMPLED, client_examples_of
 from discreet.data.site_agreement import agreed_of
 from discreet.data.targets import CLASSES, FolderError
@@ -19,13 +19,14 @@ from discreet.data.text import pretrained_folder
 from discreet.planning.constant_guess import constant_guess
 from discreet.planning.noise_outlook import check_noise
 from discreet.planning.plan import Plan, check_cost, resolve_noise
-from discreet.queries.query import EVALUATION, query_of, shape_of_data
+from discreet.protocol.messages import EVALUATION
+from discreet.queries.query import query_of, shape_of_data
 from discreet.server.model_check import check_fits
 from discreet.server.population_account import PopulationAccount
 from discreet.server.rising import check_rising
 from discreet.server.spread import spread_of
 from discreet.server.table_rule import linear_model, with_clip_norm, with_step
-from discreet.settings.data import DataConfig, NormaliserConfig, StatisticsConfig
+from discreet.settings.data import FOLDER, DataConfig, NormaliserConfig, StatisticsConfig
 from discreet.settings.privacy import PLANNED, PrivacyConfig, Sizes
 from discreet.settings.rules import ConfigError, require
 from discreet.settings.settings import Settings, client_settings

@@ -22,8 +22,8 @@ from discreet.planning.server_optimizer import Change
 from discreet.planning.state import State
 from discreet.privacy.quantile import LARGEST_NUMBER, LEAST_NUMBER
 from discreet.privacy.randomness import RandomSource
-from discreet.protocol.messages import TRAIN, TrainRequest
-from discreet.queries.query import TRAIN_AND_RATE, Sums
+from discreet.protocol.messages import TRAIN, TRAIN_AND_RATE, TrainRequest
+from discreet.queries.query import Sums
 from discreet.settings.privacy import EXAMPLE, USER
 from discreet.settings.rules import ConfigError
 

@@ -10,7 +10,6 @@ from discreet.data.columns import CATEGORY, TEXT, Column
 from discreet.data.description import DataDescription
 from discreet.data.examples import Task
 from discreet.data.targets import CLASSES
-from discreet.models.least_squares import NAME as LEAST_SQUARES
 from discreet.models.least_squares import weight_of_products
 from discreet.planning.linear_model import LinearModel
 from discreet.planning.linear_outlook import output_noise
@@ -20,6 +19,7 @@ from discreet.server.spread import FLAG, spread_of
 from discreet.settings.privacy import USER
 from discreet.settings.rules import ConfigError
 from discreet.settings.settings import Settings
+from discreet.settings.training import LEAST_SQUARES
 
 LINEAR = ("linear", "logistic_regression")
 NORM = "privacy.user.clip.norm"

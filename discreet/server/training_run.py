@@ -21,8 +21,8 @@ from discreet.planning.constant_guess import FILE as CONSTANT
 from discreet.planning.constant_guess import last_warning
 from discreet.planning.round_cost import RoundCost, duration, peak_memory
 from discreet.planning.state import Outcome, State
+from discreet.protocol.messages import RATE
 from discreet.queries.evaluation_result import EvaluationResult
-from discreet.queries.query import RATE
 from discreet.run_files.metrics_table import BY_NOISE, ERROR, SCORES, main_score
 from discreet.run_files.run_folder import RunStatus, read_status, write_status
 from discreet.run_files.whole_files import write_json

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from dp_accounting import DpEvent
 
 STATISTICS = ("moments", "quantiles", "targets", "examples")
+FOLDER = "folder"  # the name of data that a folder describes
 SITE = "site"
 PARTITIONS = ("iid", "dirichlet", "shards", "natural", "owners", SITE, "sampled")
 # The queries about a model: `discreet.queries.answers` gives the kinds of target that each

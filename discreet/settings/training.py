@@ -9,6 +9,7 @@ from typing import Annotated
 from discreet.settings import rules
 from discreet.settings.rules import require, section, settings_json
 
+LEAST_SQUARES = "least_squares"  # a model, and its loss
 HF = "hf:"  # before the folder of a pretrained transformer, in model.name
 FLOWER_APP = (
     "flower_app"  # model.name and data.name of a run that drives the clients of another Flower app

@@ -6,7 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from discreet.data.description import read_description
-from discreet.data.folder import FOLDER
+from discreet.settings.data import FOLDER
 from discreet.settings.privacy import (
     ExamplePrivacyConfig,
     LocalPrivacyConfig,

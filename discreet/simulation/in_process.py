@@ -24,8 +24,8 @@ from discreet.node.work import Work
 from discreet.planning.plan import Plan
 from discreet.planning.state import Outcome
 from discreet.privacy.secure_grid import SecureSum
-from discreet.protocol.messages import TrainReply, TrainRequest, VirtualClient
-from discreet.queries.query import NORMALISE, query_of
+from discreet.protocol.messages import NORMALISE, TrainReply, TrainRequest, VirtualClient
+from discreet.queries.query import query_of
 from discreet.server.resolve import resolve
 from discreet.server.session import Session, finish, normalised, prepare, training_run
 from discreet.server.training_run import OnRound

@@ -15,12 +15,10 @@ from torch import Tensor, nn
 
 from discreet.data.examples import Task, TaskShape
 from discreet.data.targets import CLASSES, LABELS, NUMBERS, SEQUENCES, SURVIVAL
-from discreet.models.least_squares import NAME as LEAST_SQUARES
 from discreet.per_example.criteria import numbers_of, per_example_loss
 from discreet.per_example.objective import Loss, cross_entropy
-from discreet.queries.survival import hazard_loss
 from discreet.settings.rules import ConfigError
-from discreet.settings.training import TaskConfig
+from discreet.settings.training import LEAST_SQUARES, TaskConfig
 
 
 def weighted_cross_entropy(
@@ -38,6 +36,8 @@ def least_squares(outputs: Tensor, targets: Tensor) -> Tensor:
 
 def hazards(outputs: Tensor, targets: Tensor) -> Tensor:
     """`hazard_loss`, after a check of the shapes."""
+    from discreet.queries.survival import hazard_loss
+
     return hazard_loss(*numbers_of(outputs, targets))
 
 

@@ -20,7 +20,8 @@ from discreet.ledger.durable_ledger import DurableLedger
 from discreet.masking.wire import Stage, read_request
 from discreet.node.app import train
 from discreet.planning.state import State
-from discreet.protocol.masked_messages import MASKING, WHO, read_masking
+from discreet.protocol.masked_messages import WHO, read_masking
+from discreet.protocol.messages import MASKING
 from discreet.run_files.resuming import asked_settings
 from discreet.run_files.run_folder import RunFolder
 from strategies.dp_fedavg import dp_fedavg

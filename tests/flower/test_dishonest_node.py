@@ -20,7 +20,8 @@ from discreet.masking.wire import (
     split_named,
     write_reply,
 )
-from discreet.protocol.masked_messages import MASKING, MASKING_REPLY, NAME, WHO, read_masking
+from discreet.protocol.masked_messages import MASKING_REPLY, NAME, WHO, read_masking
+from discreet.protocol.messages import MASKING
 from discreet.run_files.run_folder import RunFolder
 from tests.flower.masked_grid import Nodes, federated, nodes, words_of
 

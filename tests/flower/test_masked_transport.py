@@ -13,7 +13,8 @@ from flwr.app import Message
 from discreet.deployment.certificates import make_node, make_peers
 from discreet.ledger.durable_ledger import DurableLedger
 from discreet.masking.wire import Part, Stage, Terms, read_request
-from discreet.protocol.masked_messages import MASKING, read_masking
+from discreet.protocol.masked_messages import read_masking
+from discreet.protocol.messages import MASKING
 from discreet.protocol.simulated import FOLDER
 from discreet.run_files.run_folder import RunFolder, read_status
 from discreet.server.transport import NobodyAnswers

@@ -20,7 +20,7 @@ from discreet.ledger.durable_ledger import DurableLedger, LedgerError
 from discreet.planning.server_optimizer import ServerSGD
 from discreet.privacy.mechanisms import analytic_gaussian_noise_multiplier
 from discreet.privacy.randomness import RandomSource
-from discreet.protocol.masked_messages import MASKING
+from discreet.protocol.messages import MASKING
 from discreet.run_files.run_folder import RunFolder
 from discreet.server.transport import NobodyAnswers
 from discreet.settings.rules import ConfigError

@@ -20,8 +20,8 @@ from discreet.guard.masked_blocks import MaskedBlocks, block_event, read_masked,
 from discreet.node.account import Refused
 from discreet.privacy.randomness import seeded_source
 from discreet.privacy.secure_grid import SecureCohort, SecureSum, secure_sum
-from discreet.protocol.masked_messages import ASKED, FROZEN, MASKING
-from discreet.protocol.messages import TRAIN, TrainRequest, request_items
+from discreet.protocol.masked_messages import ASKED, FROZEN
+from discreet.protocol.messages import MASKING, TRAIN, TrainRequest, request_items
 from discreet.settings.settings import client_settings
 from tests.guard.made import SIZE, arrays, message, site
 from tests.node.clients import config

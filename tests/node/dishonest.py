@@ -18,15 +18,8 @@ from discreet.mechanisms.mechanism_table import masked_mechanism
 from discreet.models.models import flatten_parameters
 from discreet.node.app import train
 from discreet.node.nodes import model_of, shape_of
-from discreet.protocol.masked_messages import (
-    ASKED,
-    FROZEN,
-    MASKING,
-    asked_bytes,
-    masking_record,
-    terms_of,
-)
-from discreet.protocol.messages import TrainRequest, request_items
+from discreet.protocol.masked_messages import ASKED, FROZEN, asked_bytes, masking_record, terms_of
+from discreet.protocol.messages import MASKING, TrainRequest, request_items
 from discreet.server.masking_server import Exchange, MaskingServer, Opened
 from discreet.settings.client_settings import ClientSettings
 from discreet.settings.privacy import Sizes

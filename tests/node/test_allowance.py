@@ -19,8 +19,8 @@ from discreet.flower.secure_sum_mod import secure_sum_mod
 from discreet.masking.wire import Part, Stage, Terms, write_request
 from discreet.node import nodes as nodes_room
 from discreet.node.app import train
-from discreet.protocol.masked_messages import ASKED, MASKING, masking_record
-from discreet.protocol.messages import PARAMETERS, REQUEST, TrainRequest, request_items
+from discreet.protocol.masked_messages import ASKED, masking_record
+from discreet.protocol.messages import MASKING, PARAMETERS, REQUEST, TrainRequest, request_items
 from discreet.settings.client_settings import ClientSettings, UserTerms
 from discreet.settings.data import EvaluationConfig
 from discreet.settings.rules import ConfigError

@@ -30,8 +30,9 @@ from discreet.node.nodes import share_of
 from discreet.node.policy import ClientPolicy
 from discreet.node.work import work_of
 from discreet.privacy.randomness import secure_source
-from discreet.protocol.masked_messages import MASKING, WHO, masking_record
+from discreet.protocol.masked_messages import WHO, masking_record
 from discreet.protocol.messages import (
+    MASKING,
     REFUSED_CODE,
     MalformedMessage,
     TrainReply,

@@ -12,7 +12,7 @@ import torch
 
 from discreet.flower.serving import ask_and_end
 from discreet.ledger.durable_ledger import DurableLedger
-from discreet.queries.query import NORMALISE
+from discreet.protocol.messages import NORMALISE
 from discreet.run_files.predictions import load_model, predict
 from discreet.run_files.resuming import asked_settings
 from discreet.run_files.run_folder import RunFolder
