@@ -14,7 +14,7 @@ from torch.nn import functional
 
 from discreet.layers.alone import Alone, Rule
 from discreet.layers.functions import by_name
-from discreet.layers.lanes import is_lane, parted
+from discreet.layers.lanes import is_lane, new_parted, parted
 from discreet.layers.terms import (
     Outer,
     Parts,
@@ -210,7 +210,7 @@ def _convolution(dims: int, *, turned: bool = False) -> Rule:
             alone.note(outputs, lambda grads: use.terms(inputs, grads))
         if inputs is rows or input.dim() == dims + 1:
             return outputs
-        return parted(outputs, len(rows))
+        return new_parted(outputs, len(rows))
 
     return rule
 

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from discreet.layers.alone import Alone
 from discreet.layers.functions import by_name
-from discreet.layers.lanes import is_lane, parted, summed
+from discreet.layers.lanes import is_lane, new_parted, summed
 from discreet.layers.terms import Rows, Term
 
 
@@ -45,7 +45,7 @@ def group_norm(alone: Alone, input: Tensor, groups: int, *args: Any, **named: An
 
     if held is not None or added is not None:
         alone.note(outputs, terms)
-    return parted(outputs, len(rows))
+    return new_parted(outputs, len(rows))
 
 
 def affine(args: Sequence[Any], named: dict[str, Any]) -> Iterable[Any]:

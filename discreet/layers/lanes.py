@@ -7,7 +7,7 @@ functions of functorch take 5 us.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -70,6 +70,18 @@ def as_one_example(values: Tensor, of: int) -> Tensor:
 def parted(values: Tensor, count: int) -> Tensor:
     """Rows of all examples (n * k, ...) grouped by example, (n, k, ...)."""
     return values.reshape(count, -1, *values.shape[1:])
+
+
+def shaped(outputs: Tensor, shape: Sequence[int]) -> Tensor:
+    """New outputs of another shape, not as a view: autograd would copy the gradients of a view that
+    an activation changes in place. Their own backward pass must not read them."""
+    found: Tensor = torch.ops.aten._unsafe_view(outputs, shape)
+    return found
+
+
+def new_parted(outputs: Tensor, count: int) -> Tensor:
+    """As `parted`, for such outputs."""
+    return shaped(outputs, (count, -1, *outputs.shape[1:]))
 
 
 def summed(values: Tensor, count: int) -> Tensor:

@@ -22,7 +22,7 @@ from discreet.layers.custom_functions import CUSTOM_RULES
 from discreet.layers.dropping import attended, dropped
 from discreet.layers.functions import OF_ATTENTION, by_name
 from discreet.layers.group_normalisation import affine, group_norm, over_space
-from discreet.layers.lanes import is_lane, parted, summed
+from discreet.layers.lanes import is_lane, new_parted, parted, shaped, summed
 from discreet.layers.recurrent import RECURRENT_RULES
 from discreet.layers.terms import Lookup, Rows, Slot, Term, product_terms
 
@@ -53,7 +53,7 @@ def _product(
     held = alone.slot(weight)
     added = alone.slot(bias)
     rows = alone.rows(inputs)
-    # The product is taken on rows. With more dimensions the outputs would be a view, whose edge an
+    # The product is taken on rows. With more dimensions its outputs would be a view, whose edge an
     # in-place activation would move.
     flat = rows.flatten(0, -2)
     outputs = functional.linear(flat, weight.t() if turned else weight, bias)
@@ -66,7 +66,7 @@ def _product(
             )
 
         alone.note(outputs, terms)
-    return outputs.view(shape)
+    return shaped(outputs, shape)
 
 
 def _linear(alone: Alone, input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Any:
@@ -234,7 +234,7 @@ def _channel_norm(alone: Alone, name: str, input: Tensor, *args: Any) -> Any:
         normal,
         lambda values: summed(over_space(values), alone.count),
     )
-    return parted(outputs, len(rows))
+    return new_parted(outputs, len(rows))
 
 
 def _attention(alone: Alone, *args: Any, **named: Any) -> Any:
