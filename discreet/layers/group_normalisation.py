@@ -14,8 +14,10 @@ from torch import Tensor
 
 from discreet.layers.alone import Alone
 from discreet.layers.functions import by_name
-from discreet.layers.lanes import is_lane, new_parted, summed
-from discreet.layers.terms import Rows, Term
+from discreet.layers.lanes import is_lane, new_parted, shaped, summed
+from discreet.layers.terms import Rows, Term, is_processor
+
+_MOST_GROUPS = 2**16 - 1  # of all images, as one dimension of a GPU's grid
 
 
 def group_norm(alone: Alone, input: Tensor, groups: int, *args: Any, **named: Any) -> Any:
@@ -26,13 +28,18 @@ def group_norm(alone: Alone, input: Tensor, groups: int, *args: Any, **named: An
     rows = alone.rows(input)
     inputs = rows.flatten(0, 1)
     last = inputs.dim() == 4 and inputs.is_contiguous(memory_format=torch.channels_last)
-    if inputs.is_cuda or not last:
-        inputs = inputs.contiguous()
+    last &= is_processor(inputs.device) and inputs.dtype in (torch.float32, torch.float64)
+    if not last and len(inputs) * groups <= _MOST_GROUPS:
+        scales = [_by_example(alone, value, len(inputs)) for value in (weight, bias)]
+        # The channels of all examples as those of one: so one backward pass gives all gradients.
+        images = inputs.reshape(1, -1, *inputs.shape[2:])
+        outputs = Normal(groups * len(inputs), eps).of(images, *scales)
+        return shaped(outputs, rows.shape)
     normal = Normal(groups, eps)
-    if last and not inputs.is_cuda and inputs.dtype in (torch.float32, torch.float64):
+    if last:
         outputs = _ChannelsLast.apply(inputs, weight, bias, normal)  # type: ignore[no-untyped-call]
     else:
-        outputs = normal.of(inputs, weight, bias)
+        outputs = normal.of(inputs.contiguous(), weight, bias)
     held = alone.slot(weight)
     added = alone.slot(bias)
 
@@ -46,6 +53,14 @@ def group_norm(alone: Alone, input: Tensor, groups: int, *args: Any, **named: An
     if held is not None or added is not None:
         alone.note(outputs, terms)
     return new_parted(outputs, len(rows))
+
+
+def _by_example(alone: Alone, value: Tensor | None, count: int) -> Tensor | None:
+    """A copy of a channels' parameter for each of `count` images, (count * channels,)."""
+    if value is None:
+        return None
+    copies = alone.rows(value)
+    return copies.unsqueeze(1).expand(-1, count // len(copies), -1).reshape(-1)
 
 
 def affine(args: Sequence[Any], named: dict[str, Any]) -> Iterable[Any]:

@@ -179,7 +179,14 @@ def _layer_norm(alone: Alone, input: Tensor, shape: Sequence[int], *args: Any, *
         return NotImplemented
     rows = alone.rows(input)
     shape = list(shape)
-    return _normed(alone, functional.layer_norm(rows, shape, eps=eps), len(shape), weight, bias)
+    outputs = functional.layer_norm(rows, shape, weight, bias, eps)
+
+    def normal() -> Tensor:
+        wide = rows.to(torch.promote_types(rows.dtype, torch.float32))
+        return functional.layer_norm(wide, shape, eps=eps)
+
+    _scaled(alone, outputs, (weight, bias), normal, _over_positions(len(shape)))
+    return outputs
 
 
 def _rms_norm(
@@ -189,16 +196,17 @@ def _rms_norm(
         return NotImplemented
     rows = alone.rows(input)
     shape = list(shape)
-    return _normed(alone, functional.rms_norm(rows, shape, eps=eps), len(shape), weight, None)
+    normal = functional.rms_norm(rows, shape, eps=eps)
+    if weight is None:
+        return normal
+    # Applied separately: its gradient needs the values before it.
+    outputs = normal * weight
+    _scaled(alone, outputs, (weight, None), lambda: normal, _over_positions(len(shape)))
+    return outputs
 
 
-def _normed(alone: Alone, normal: Tensor, dims: int, weight: Any, bias: Any) -> Tensor:
-    outputs = normal
-    if weight is not None:  # applied separately: its gradient needs the values before it
-        if bias is None:
-            outputs = normal * weight
-        else:
-            outputs = torch.addcmul(bias, normal, weight)
+def _over_positions(dims: int) -> Gather:
+    """Sums over the dimensions between the first and the last `dims`."""
 
     def gather(values: Tensor) -> Tensor:
         between = tuple(range(1, values.dim() - dims))
@@ -206,9 +214,7 @@ def _normed(alone: Alone, normal: Tensor, dims: int, weight: Any, bias: Any) -> 
             return values.sum(between)
         return values
 
-    if weight is not None:
-        _scaled(alone, outputs, (weight, bias), lambda: normal, gather)
-    return outputs
+    return gather
 
 
 def _channel_norm(alone: Alone, name: str, input: Tensor, *args: Any) -> Any:
