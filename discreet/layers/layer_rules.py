@@ -21,7 +21,7 @@ from discreet.layers.convolution import CONVOLUTION_RULES
 from discreet.layers.custom_functions import CUSTOM_RULES
 from discreet.layers.dropping import attended, dropped
 from discreet.layers.functions import OF_ATTENTION, by_name
-from discreet.layers.group_normalisation import affine, group_norm, over_space
+from discreet.layers.group_normalisation import affine, group_norm
 from discreet.layers.lanes import is_lane, new_parted, parted, shaped, summed
 from discreet.layers.recurrent import RECURRENT_RULES
 from discreet.layers.terms import Lookup, Rows, Slot, Term, product_terms
@@ -182,7 +182,7 @@ def _layer_norm(alone: Alone, input: Tensor, shape: Sequence[int], *args: Any, *
     outputs = functional.layer_norm(rows, shape, weight, bias, eps)
 
     def normal() -> Tensor:
-        wide = rows.to(torch.promote_types(rows.dtype, torch.float32))
+        wide = rows.float() if rows.dtype == torch.bfloat16 else rows
         return functional.layer_norm(wide, shape, eps=eps)
 
     _scaled(alone, outputs, (weight, bias), normal, _over_positions(len(shape)))
@@ -217,6 +217,13 @@ def _over_positions(dims: int) -> Gather:
     return gather
 
 
+def _over_space(values: Tensor) -> Tensor:
+    """Sums over space, (N, channels, space...) -> (N, channels)."""
+    if values.dim() > 2:
+        return values.sum(tuple(range(2, values.dim())))
+    return values
+
+
 def _channel_norm(alone: Alone, name: str, input: Tensor, *args: Any) -> Any:
     """InstanceNorm, and BatchNorm in evaluation mode, which scales each channel by fixed
     numbers."""
@@ -238,7 +245,7 @@ def _channel_norm(alone: Alone, name: str, input: Tensor, *args: Any) -> Any:
         outputs,
         (weight, bias),
         normal,
-        lambda values: summed(over_space(values), alone.count),
+        lambda values: summed(_over_space(values), alone.count),
     )
     return new_parted(outputs, len(rows))
 
