@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import reduce
 from itertools import product
@@ -14,7 +14,7 @@ from torch.nn import functional
 
 from discreet.layers.alone import Alone, Rule
 from discreet.layers.functions import by_name
-from discreet.layers.lanes import is_lane, new_parted, parted
+from discreet.layers.lanes import is_lane, parted, shaped
 from discreet.layers.terms import (
     Grams,
     Outer,
@@ -49,14 +49,10 @@ class Geometry:
         """The length of a patch of one group."""
         return torch.Size(self.kernel).numel() * inputs.shape[1] // self.groups
 
-    def ends(self, padded: Sequence[int]) -> list[int]:
-        """The spatial size of the outputs for padded inputs of a size."""
-        ways = zip(padded, self.kernel, self.stride, self.dilation, strict=True)
-        return [(size - dil * (k - 1) - 1) // jump + 1 for size, k, jump, dil in ways]
-
-    def padded_space(self, space: Sequence[int]) -> list[int]:
-        """The spatial size of inputs of a size with their padding."""
-        return [size + sum(sides) for size, sides in zip(space, self.padding, strict=True)]
+    def ends(self, space: Sequence[int]) -> list[int]:
+        """The spatial size of the outputs for inputs of a size."""
+        ways = zip(space, self.padding, self.kernel, self.stride, self.dilation, strict=True)
+        return [(size + sum(ps) - dil * (k - 1) - 1) // jump + 1 for size, ps, k, jump, dil in ways]
 
     def padded(self, inputs: Tensor) -> Tensor:
         """Inputs (n, channels, *space) with their padding."""
@@ -70,7 +66,7 @@ class Geometry:
         first, *steps = data.stride()
         step = steps.pop(-1 if self.channels_last else 0)
         width = inputs.shape[1] // self.groups
-        ends = self.ends(self.padded_space(inputs.shape[2:]))
+        ends = self.ends(inputs.shape[2:])
         positions = [
             (end, each * jump) for end, each, jump in zip(ends, steps, self.stride, strict=True)
         ]
@@ -122,25 +118,20 @@ class Convolved:
         return Rows(self.slot, reduce(Tensor.add_, (built(self.geometry, *part) for part in parts)))
 
     def mass(self, order: int) -> Tensor:
-        if order == 2:
-            return gram_mass([self.grams()])
-        return torch.cat([each.mass(order) for each in self._outers()])
+        return gram_mass([self.grams()])
 
     def grams(self) -> Grams:
         """What L2 norms need of the Gram matrices."""
-        found = [each.grams() for each in self._outers()]
-        if len(found) == 1:
-            return found[0]
-        inner, squares, widths = zip(*found, strict=True)
-        return Grams(torch.cat(inner), torch.cat(squares, 1), widths[0])
-
-    def _outers(self) -> Iterator[Outer]:
         held = floats_at_once(_PATCH_FLOATS, self.inputs.device)
         step = max(
             1, held // (self.grads[0, ..., 0].numel() * self.geometry.width(self.inputs[:, 0]))
         )
-        for start in range(0, len(self.inputs), step):
-            yield self.outer(slice(start, start + step))
+        starts = range(0, len(self.inputs), step)
+        found = [self.outer(slice(start, start + step)).grams() for start in starts]
+        if len(found) == 1:
+            return found[0]
+        inner, squares, widths = zip(*found, strict=True)
+        return Grams(torch.cat(inner), torch.cat(squares, 1), widths[0])
 
     def add_to(self, parts: Parts, weights: Tensor) -> None:
         are_few = self.grads[..., 0].numel() <= _FEW_PATCHES * self.slot.shape[0]
@@ -153,7 +144,7 @@ class Convolved:
         if any(before != after for before, after in way.padding):
             inputs = way.padded(inputs)
             padding = [0] * len(padding)
-        ends = way.ends(way.padded_space(self.inputs.shape[3:]))
+        ends = way.ends(self.inputs.shape[3:])
         rows = (self.grads * weights.view(-1, 1, 1, 1)).flatten(0, 1).movedim(-1, 1)
         grads = rows.reshape(len(inputs), -1, *ends)
         like = inputs.new_empty(self.slot.shape)
@@ -190,7 +181,7 @@ def _built_by_channel(geometry: Geometry, inputs: Tensor, grads: Tensor, rows: T
     """The same for a depthwise convolution, written into `rows`: each place of the kernel is a
     product of shifted inputs and grads. Patches would be matrices of one row each."""
     data = geometry.padded(inputs).movedim(1, -1)
-    ends = geometry.ends(data.shape[1:-1])
+    ends = geometry.ends(inputs.shape[2:])
     values = grads.view(len(grads), *ends, geometry.groups, -1)
     space = tuple(range(1, 1 + len(ends)))
     ways = list(zip(ends, geometry.stride, geometry.dilation, strict=True))
@@ -238,7 +229,7 @@ def _convolution(dims: int, *, turned: bool = False) -> Rule:
             alone.note(outputs, lambda grads: use.terms(inputs, grads))
         if inputs is rows or input.dim() == dims + 1:
             return outputs
-        return new_parted(outputs, len(rows))
+        return shaped(outputs, (*rows.shape[:2], *outputs.shape[1:]))
 
     return rule
 

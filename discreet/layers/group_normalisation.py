@@ -56,7 +56,7 @@ def affine(args: Sequence[Any], named: dict[str, Any]) -> Iterable[Any]:
 
 
 def _normed(images: Tensor, weight: Any, bias: Any, groups: int, eps: float) -> Any:
-    """The outputs for images (N, channels, space...), and means and scales (N, groups)."""
+    """Outputs for images (N, channels, space...), and means and scales (N, groups)."""
     count, channels = images.shape[:2]
     size = images[0, 0].numel()
     return torch.native_group_norm(images, weight, bias, count, channels, size, groups, eps)
@@ -70,15 +70,10 @@ class _ChannelsLast(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any,
-        inputs: Tensor,
-        weights: Tensor | None,
-        biases: Tensor | None,
-        groups: int,
-        eps: float,
+        ctx: Any, inputs: Tensor, weights: Tensor | None, biases: Tensor | None, *how: Any
     ) -> Tensor:
         weight, bias = (None if rows is None else rows[0] for rows in (weights, biases))
-        outputs, mean, scale = _normed(inputs, weight, bias, groups, eps)
+        outputs, mean, scale = _normed(inputs, weight, bias, *how)
         ctx.save_for_backward(inputs, weights, mean.unsqueeze(2), scale.unsqueeze(2))
         return outputs  # type: ignore[no-any-return]
 

@@ -79,18 +79,6 @@ def shaped(outputs: Tensor, shape: Sequence[int]) -> Tensor:
     return found
 
 
-def new_parted(outputs: Tensor, count: int) -> Tensor:
-    """As `parted`, for such outputs."""
-    return shaped(outputs, (count, -1, *outputs.shape[1:]))
-
-
-def summed(values: Tensor, count: int) -> Tensor:
-    """Sums over the k rows of each example, (n * k, ...) -> (n, ...)."""
-    if len(values) == count:
-        return values
-    return parted(values, count).sum(1)
-
-
 @contextmanager
 def below_vmap(of: int) -> Iterator[None]:
     """A context in which functions work on tensors of all examples, as outside the vmap of this

@@ -22,7 +22,7 @@ from discreet.layers.custom_functions import CUSTOM_RULES
 from discreet.layers.dropping import attended, dropped
 from discreet.layers.functions import OF_ATTENTION, by_name
 from discreet.layers.group_normalisation import affine, group_norm
-from discreet.layers.lanes import is_lane, new_parted, parted, shaped, summed
+from discreet.layers.lanes import is_lane, parted, shaped
 from discreet.layers.recurrent import RECURRENT_RULES
 from discreet.layers.terms import Lookup, Rows, Slot, Term, product_terms
 
@@ -217,13 +217,6 @@ def _over_positions(dims: int) -> Gather:
     return gather
 
 
-def _over_space(values: Tensor) -> Tensor:
-    """Sums over space, (N, channels, space...) -> (N, channels)."""
-    if values.dim() > 2:
-        return values.sum(tuple(range(2, values.dim())))
-    return values
-
-
 def _channel_norm(alone: Alone, name: str, input: Tensor, *args: Any) -> Any:
     """InstanceNorm, and BatchNorm in evaluation mode, which scales each channel by fixed
     numbers."""
@@ -240,14 +233,11 @@ def _channel_norm(alone: Alone, name: str, input: Tensor, *args: Any) -> Any:
     def normal() -> Tensor:
         return run(inputs, mean, variance, eps=eps)  # type: ignore[no-any-return]
 
-    _scaled(
-        alone,
-        outputs,
-        (weight, bias),
-        normal,
-        lambda values: summed(_over_space(values), alone.count),
-    )
-    return new_parted(outputs, len(rows))
+    def gather(values: Tensor) -> Tensor:
+        return values.reshape(alone.count, -1, inputs.shape[1], inputs[0, 0].numel()).sum((1, 3))
+
+    _scaled(alone, outputs, (weight, bias), normal, gather)
+    return shaped(outputs, rows.shape)
 
 
 def _attention(alone: Alone, *args: Any, **named: Any) -> Any:

@@ -124,14 +124,11 @@ class Parts:
             self[index].add_(values)
 
     def add_product(self, index: int, left: Tensor, right: Tensor) -> None:
-        """Adds left @ right to a piece as a matrix, or if `right` is a vector, as a vector."""
+        """Adds left @ right to a piece as a matrix."""
         keep = int(index not in self._unwritten)
         piece = self[index] if keep else self._values[index]
         self._unwritten.discard(index)
-        if right.dim() == 1:
-            piece.view(-1).addmv_(left, right, beta=keep)
-        else:
-            piece.view(len(left), -1).addmm_(left, right, beta=keep)
+        piece.view(len(left), -1).addmm_(left, right, beta=keep)
 
     def total(self) -> Tensor:
         """The flat vector, (num_params,), zero if nothing was added."""
@@ -223,11 +220,7 @@ class Rows:
         return mass(self.values if self.values.dim() > 1 else self.values.unsqueeze(1), order)
 
     def add_to(self, parts: Parts, weights: Tensor) -> None:
-        rows = self.values.reshape(weights.shape[0], -1)
-        if self.slot.kernel_last:
-            self.slot.add(parts, weights @ rows)
-        else:
-            parts.add_product(self.slot.index, rows.t(), weights)
+        self.slot.add(parts, weights @ self.values.reshape(len(weights), -1))
 
 
 @dataclass(frozen=True, slots=True)
@@ -285,13 +278,13 @@ class Pair:
         if self.weight is not None:
             self.weight.add_product(parts, grads * weights, self.inputs)
         if self.bias is not None:
-            parts.add_product(self.bias.index, grads, weights)
+            parts.add_product(self.bias.index, grads, weights.unsqueeze(1))
 
 
 @dataclass(frozen=True, slots=True)
 class Outer:
-    """A matrix product over T positions: inputs (n, T, d), grads (n, T, p). L2 norms come from two
-    Gram matrices."""
+    """A matrix product over T positions, for L2 norms: inputs (n, T, d), grads (n, T, p). The norms
+    come from two Gram matrices."""
 
     slot: Slot
     inputs: Tensor
@@ -312,7 +305,7 @@ class Outer:
         return Rows(self.slot, torch.bmm(self.grads.transpose(1, 2), self.inputs))
 
     def mass(self, order: int) -> Tensor:
-        return gram_mass([self.grams()]) if order == 2 else self.built().mass(1)
+        return gram_mass([self.grams()])
 
     def grams(self) -> Grams:
         """What L2 norms need of the Gram matrices."""
@@ -356,11 +349,11 @@ def gram_mass(found: Sequence[Grams]) -> Tensor:
 
 def total_mass(terms: Sequence[Any], order: int) -> Tensor:
     """The masses of all terms of a pass, added up, (n,)."""
-    grams = [each for each in terms if order == 2 and hasattr(each, "grams")]
-    found = [each.mass(order) for each in terms if order == 1 or not hasattr(each, "grams")]
+    grams = [each.grams() for each in terms if hasattr(each, "grams")]
+    found = [each.mass(order) for each in terms if not hasattr(each, "grams")]
     if grams:
-        found.append(gram_mass([each.grams() for each in grams]))
-    return torch.stack(found).sum(0) if len(found) > 1 else found[0]
+        found.append(gram_mass(grams))
+    return torch.stack(found).sum(0)
 
 
 def grams_are_cheaper(count: int, positions: int, width: int, out: int) -> bool:
