@@ -12,8 +12,8 @@ from discreet.planning.plan import Plan, resolve_noise
 from discreet.run_files.run_folder import ASKED, RunFolder
 from discreet.run_files.run_ledgers import create_ledgers
 from discreet.run_files.whole_files import write_json
+from discreet.settings.adjacency import USER
 from discreet.settings.compose import load_config
-from discreet.settings.privacy import USER
 
 ENDED = {"rounds": 1, "stopped": None, "guarantees": []}
 

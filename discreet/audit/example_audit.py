@@ -35,7 +35,7 @@ from discreet.per_example.objective import trainable
 from discreet.planning.plan import Plan
 from discreet.privacy.clipping import clip_by_norm
 from discreet.privacy.randomness import source_of
-from discreet.settings.privacy import EXAMPLE
+from discreet.settings.adjacency import EXAMPLE
 from discreet.settings.rules import ConfigError
 from discreet.training.local_training import (
     OneClient,

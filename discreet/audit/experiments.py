@@ -16,8 +16,8 @@ from discreet.audit.user_audit import AuditRequest, audit_users
 from discreet.mechanisms.mechanism import Mechanism
 from discreet.mechanisms.mechanism_table import mechanisms_of, server_mechanism
 from discreet.server.resolve import resolve
+from discreet.settings.adjacency import EXAMPLE, LOCAL, USER
 from discreet.settings.client_settings import ClientSettings
-from discreet.settings.privacy import EXAMPLE, LOCAL, USER
 from discreet.settings.settings import Settings, client_settings
 
 MOST_CANARIES = 500  # by default

@@ -56,8 +56,8 @@ from discreet.protocol.messages import EVALUATION, STATISTICS, Assignment, Train
 from discreet.queries.query import query_of
 from discreet.server.data_questions import statistics_noise
 from discreet.server.model_ratings import RatingPlan, rating_plan
+from discreet.settings.adjacency import EXAMPLE, LOCAL, USER
 from discreet.settings.client_settings import ClientSettings
-from discreet.settings.privacy import EXAMPLE, LOCAL, USER
 from discreet.settings.rules import ConfigError
 from discreet.training.local_training import LocalSettings, settings_without_noise
 from discreet.training.losses import loss_of

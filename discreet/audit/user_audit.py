@@ -53,8 +53,8 @@ from discreet.run_files.run_folder import RunFolder
 from discreet.server.session import open_session
 from discreet.server.training_run import TrainingRun
 from discreet.server.transport import Reply, ReplyStats, Transport
+from discreet.settings.adjacency import USER
 from discreet.settings.call import Call
-from discreet.settings.privacy import USER
 from discreet.settings.rules import ConfigError
 from discreet.simulation.in_process import virtual_clients
 

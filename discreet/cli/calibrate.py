@@ -36,7 +36,8 @@ from typer import Option
 
 from discreet.cli.console import print_table
 from discreet.planning import prices as offers
-from discreet.settings.privacy import EXAMPLE, LOCAL, USER, ZERO_OUT, SecureConfig
+from discreet.settings.adjacency import EXAMPLE, LOCAL, USER, ZERO_OUT
+from discreet.settings.privacy import SecureConfig
 
 
 def command(

@@ -23,7 +23,7 @@ from discreet.reporting.epsilons import spent_epsilons
 from discreet.run_files.metrics_table import SCORES, Rated, rated_in, score_columns
 from discreet.run_files.run_folder import RunFolder, read_status
 from discreet.server.population_account import PopulationAccount
-from discreet.settings.privacy import GUARANTEES
+from discreet.settings.adjacency import GUARANTEES
 
 Facts = dict[str, Any]
 

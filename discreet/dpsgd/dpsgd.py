@@ -58,8 +58,8 @@ from discreet.per_example.per_example import (
 )
 from discreet.per_example.trial import is_same
 from discreet.privacy.randomness import RandomSource, source_of
+from discreet.settings.adjacency import ADD_OR_REMOVE, OF_OWNERS, ZERO_OUT
 from discreet.settings.clip_choice import AdaptiveClipping
-from discreet.settings.privacy import ADD_OR_REMOVE, OF_OWNERS, ZERO_OUT
 
 _log = logging.getLogger("discreet")
 DEFAULT = LoopPrivacy()

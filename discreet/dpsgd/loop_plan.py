@@ -19,8 +19,7 @@ from discreet.privacy.mechanisms import Gaussian
 from discreet.privacy.quantile import BIT_SENSITIVITY, default_count_stddev, split_noise_multiplier
 from discreet.privacy.randomness import RandomSource
 from discreet.privacy.step_draws import step_noise
-from discreet.settings.clip_choice import CLIP_WORDS, AdaptiveClipping
-from discreet.settings.privacy import ClipConfig
+from discreet.settings.clip_choice import CLIP_WORDS, AdaptiveClipping, ClipConfig
 from discreet.settings.rules import ConfigError
 from discreet.settings.wording import in_words
 

@@ -14,7 +14,7 @@ from discreet.dpsgd.poisson_batches import Processes
 from discreet.ledger.budget import ServerBudget
 from discreet.ledger.charges import Charge, LedgerError, LedgerPosition
 from discreet.ledger.owner_account import check_unit
-from discreet.settings.privacy import EXAMPLE
+from discreet.settings.adjacency import EXAMPLE
 
 if TYPE_CHECKING:
     from dp_accounting import DpEvent

@@ -23,7 +23,7 @@ from discreet.node.policy import ClientPolicy, Promise, check_promise
 from discreet.node.time_limit import FAILURES, NO_CHANGE
 from discreet.privacy.mechanisms import analytic_gaussian_noise_multiplier
 from discreet.privacy.randomness import secure_source
-from discreet.settings.privacy import LOCAL
+from discreet.settings.adjacency import LOCAL
 from discreet.settings.rules import OpenShare, Positive, Rounds, section
 
 Ranges = Mapping[str, tuple[float, float]]

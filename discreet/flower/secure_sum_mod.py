@@ -29,7 +29,8 @@ from discreet.privacy.randomness import secure_source
 from discreet.privacy.secure_grid import SecureSum
 from discreet.protocol.masked_messages import read_masking, split_content
 from discreet.protocol.messages import MASKING, request_of
-from discreet.settings.privacy import USER, Sizes
+from discreet.settings.adjacency import USER
+from discreet.settings.privacy import Sizes
 
 logger = logging.getLogger("discreet.client")
 

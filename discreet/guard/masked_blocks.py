@@ -34,7 +34,8 @@ from discreet.privacy.randomness import RandomSource, secure_source
 from discreet.privacy.secure_grid import SecureSum
 from discreet.protocol.masked_messages import split_content
 from discreet.protocol.messages import TrainRequest, request_of
-from discreet.settings.privacy import CLIP, Sizes
+from discreet.settings.clip_choice import CLIP
+from discreet.settings.privacy import Sizes
 
 logger = logging.getLogger("discreet.guard")
 

@@ -117,10 +117,10 @@ class TakenBack:
             ]
         )
 
-    def add_to(self, parts: Parts, weights: Tensor, factor: float) -> None:
+    def add_to(self, parts: Parts, weights: Tensor) -> None:
         for some, grads in self._built():
             for (slot, _), values in zip(self.weight.of.values(), grads, strict=True):
-                slot.add(parts, weights[some] @ values.flatten(1), factor)
+                slot.add(parts, weights[some] @ values.flatten(1))
 
     def rows(self) -> list[Rows]:
         """The built gradients of all examples."""

@@ -14,15 +14,18 @@ from torch.nn import functional
 
 from discreet.layers.alone import Alone, Rule
 from discreet.layers.functions import by_name
-from discreet.layers.lanes import is_lane, parted
+from discreet.layers.lanes import is_lane, parted, shaped
 from discreet.layers.terms import (
+    Grams,
     Outer,
     Parts,
     Rows,
     Slot,
     Term,
     floats_at_once,
+    gram_mass,
     grams_are_cheaper,
+    is_processor,
 )
 
 _PATCH_FLOATS = 2**19  # patches held at once: 2 MB, so that they stay in the processor's cache
@@ -33,22 +36,23 @@ _FEW_PATCHES = 4
 @dataclass(frozen=True, slots=True)
 class Geometry:
     """Kernel size, stride, dilation and (left, right) padding by spatial dimension, and the number
-    of groups."""
+    of groups. `channels_last`: they run fastest in a patch, else the kernel's places do."""
 
     kernel: tuple[int, ...]
     stride: tuple[int, ...]
     dilation: tuple[int, ...]
     padding: tuple[tuple[int, int], ...]
     groups: int
+    channels_last: bool = True
 
     def width(self, inputs: Tensor) -> int:
         """The length of a patch of one group."""
         return torch.Size(self.kernel).numel() * inputs.shape[1] // self.groups
 
-    def ends(self, padded: Sequence[int]) -> list[int]:
-        """The spatial size of the outputs for padded inputs of a size."""
-        ways = zip(padded, self.kernel, self.stride, self.dilation, strict=True)
-        return [(size - dil * (k - 1) - 1) // jump + 1 for size, k, jump, dil in ways]
+    def ends(self, space: Sequence[int]) -> list[int]:
+        """The spatial size of the outputs for inputs of a size."""
+        ways = zip(space, self.padding, self.kernel, self.stride, self.dilation, strict=True)
+        return [(size + sum(ps) - dil * (k - 1) - 1) // jump + 1 for size, ps, k, jump, dil in ways]
 
     def padded(self, inputs: Tensor) -> Tensor:
         """Inputs (n, channels, *space) with their padding."""
@@ -56,22 +60,23 @@ class Geometry:
         return functional.pad(inputs, sides) if any(sides) else inputs
 
     def patches(self, inputs: Tensor) -> Tensor:
-        """(n, channels, *space) -> (n, groups, positions, kernel * channels / groups), channels
-        running fastest."""
-        data = self.padded(inputs).movedim(1, -1).contiguous()
-        count, *space, channels = data.shape
-        first, *steps, _ = data.stride()
-        width = channels // self.groups
+        """(n, channels, *space) -> (n, groups, positions, kernel * channels / groups)."""
+        data = self.padded(inputs)
+        data = data.movedim(1, -1).contiguous() if self.channels_last else data.contiguous()
+        first, *steps = data.stride()
+        step = steps.pop(-1 if self.channels_last else 0)
+        width = inputs.shape[1] // self.groups
+        ends = self.ends(inputs.shape[2:])
         positions = [
-            (end, step * jump)
-            for end, step, jump in zip(self.ends(space), steps, self.stride, strict=True)
+            (end, each * jump) for end, each, jump in zip(ends, steps, self.stride, strict=True)
         ]
         window = [
-            (k, step * dil) for k, step, dil in zip(self.kernel, steps, self.dilation, strict=True)
+            (k, each * dil) for k, each, dil in zip(self.kernel, steps, self.dilation, strict=True)
         ]
-        dims = [(count, first), (self.groups, width), *positions, *window, (width, 1)]
+        window.insert(len(window) if self.channels_last else 0, (width, step))
+        dims = [(len(data), first), (self.groups, width * step), *positions, *window]
         windows = data.as_strided([size for size, _ in dims], [step for _, step in dims])
-        return windows.contiguous().view(count, self.groups, -1, self.width(inputs))
+        return windows.contiguous().view(len(data), self.groups, -1, self.width(inputs))
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,27 +118,41 @@ class Convolved:
         return Rows(self.slot, reduce(Tensor.add_, (built(self.geometry, *part) for part in parts)))
 
     def mass(self, order: int) -> Tensor:
+        return gram_mass([self.grams()])
+
+    def grams(self) -> Grams:
+        """What L2 norms need of the Gram matrices."""
         held = floats_at_once(_PATCH_FLOATS, self.inputs.device)
         step = max(
             1, held // (self.grads[0, ..., 0].numel() * self.geometry.width(self.inputs[:, 0]))
         )
         starts = range(0, len(self.inputs), step)
-        return torch.cat([self.outer(slice(start, start + step)).mass(order) for start in starts])
+        found = [self.outer(slice(start, start + step)).grams() for start in starts]
+        if len(found) == 1:
+            return found[0]
+        inner, squares, widths = zip(*found, strict=True)
+        return Grams(torch.cat(inner), torch.cat(squares, 1), widths[0])
 
-    def add_to(self, parts: Parts, weights: Tensor, factor: float) -> None:
-        if self.grads[..., 0].numel() <= _FEW_PATCHES * self.slot.shape[0]:
-            self.outer().add_to(parts, weights, factor)
+    def add_to(self, parts: Parts, weights: Tensor) -> None:
+        are_few = self.grads[..., 0].numel() <= _FEW_PATCHES * self.slot.shape[0]
+        if are_few and is_processor(weights.device):
+            self.outer().add_to(parts, weights)
             return
         way = self.geometry
-        inputs = way.padded(self.inputs.flatten(0, 1))
+        inputs = self.inputs.flatten(0, 1)
+        padding = [side for side, _ in way.padding]
+        if any(before != after for before, after in way.padding):
+            inputs = way.padded(inputs)
+            padding = [0] * len(padding)
+        ends = way.ends(self.inputs.shape[3:])
         rows = (self.grads * weights.view(-1, 1, 1, 1)).flatten(0, 1).movedim(-1, 1)
-        grads = rows.reshape(len(inputs), -1, *way.ends(inputs.shape[2:]))
+        grads = rows.reshape(len(inputs), -1, *ends)
         like = inputs.new_empty(self.slot.shape)
-        sizes = way.stride, [0] * len(way.kernel), way.dilation, False, [0] * len(way.kernel), 1
+        sizes = way.stride, padding, way.dilation, False, [0] * len(padding), 1
         (_, found, _) = torch.ops.aten.convolution_backward(
             grads, inputs, like, None, *sizes, [False, True, False]
         )
-        parts[self.slot.index].add_(found, alpha=factor)
+        parts.add(self.slot.index, found)
 
 
 def built(geometry: Geometry, inputs: Tensor, grads: Tensor) -> Tensor:
@@ -143,7 +162,7 @@ def built(geometry: Geometry, inputs: Tensor, grads: Tensor) -> Tensor:
     groups = geometry.groups
     width = geometry.width(inputs)
     rows = grads.new_empty(count, out, width)
-    if inputs.shape[1] == groups > 1:
+    if inputs.shape[1] == groups > 1 and is_processor(inputs.device):
         return _built_by_channel(geometry, inputs, grads, rows)
     step = max(1, floats_at_once(_PATCH_FLOATS, inputs.device) // (positions * groups * width))
     for start in range(0, count, step):
@@ -162,7 +181,7 @@ def _built_by_channel(geometry: Geometry, inputs: Tensor, grads: Tensor, rows: T
     """The same for a depthwise convolution, written into `rows`: each place of the kernel is a
     product of shifted inputs and grads. Patches would be matrices of one row each."""
     data = geometry.padded(inputs).movedim(1, -1)
-    ends = geometry.ends(data.shape[1:-1])
+    ends = geometry.ends(inputs.shape[2:])
     values = grads.view(len(grads), *ends, geometry.groups, -1)
     space = tuple(range(1, 1 + len(ends)))
     ways = list(zip(ends, geometry.stride, geometry.dilation, strict=True))
@@ -199,18 +218,18 @@ def _convolution(dims: int, *, turned: bool = False) -> Rule:
         else:
             inputs = rows.flatten(0, 1)
         # With channels last, patches are runs of memory and pooling is several times as fast.
-        if dims == 2 and not turned:
+        if dims == 2 and not turned and is_processor(inputs.device):
             inputs = _channels_last(inputs)
         outputs = run(inputs, weight, bias, **given)
         held = alone.slot(weight)
         added = alone.slot(bias)
         if held is not None or added is not None:
-            geometry = _geometry(given, weight.shape[2:], dims)
+            geometry = _geometry(given, weight)
             use = _Use(geometry, held, added, alone.count, turned)
             alone.note(outputs, lambda grads: use.terms(inputs, grads))
         if inputs is rows or input.dim() == dims + 1:
             return outputs
-        return parted(outputs, len(rows))
+        return shaped(outputs, (*rows.shape[:2], *outputs.shape[1:]))
 
     return rule
 
@@ -239,7 +258,7 @@ class _Use:
             found.append(Rows(self.bias, self._of_examples(sums).sum(1)))
         if self.weight is None:
             return found
-        slot = replace(self.weight, kernel_last=True)
+        slot = replace(self.weight, kernel_last=self.geometry.channels_last)
         if self.geometry.groups == 1:
             convolved = Convolved(
                 slot, self.geometry, self._of_examples(images), self._of_examples(rows)
@@ -278,7 +297,9 @@ def _channels_last(images: Tensor) -> Tensor:
     return images.contiguous(memory_format=torch.channels_last)
 
 
-def _geometry(given: dict[str, Any], kernel: Sequence[int], dims: int) -> Geometry:
+def _geometry(given: dict[str, Any], weight: Tensor) -> Geometry:
+    kernel = weight.shape[2:]
+    dims = len(kernel)
     stride = _each(given["stride"], dims)
     dilation = _each(given["dilation"], dims)
     padding = given["padding"]
@@ -290,7 +311,8 @@ def _geometry(given: dict[str, Any], kernel: Sequence[int], dims: int) -> Geomet
         sides = tuple((each // 2, each - each // 2) for each in total)
     else:
         sides = tuple((side, side) for side in _each(padding, dims))
-    return Geometry(tuple(kernel), stride, dilation, sides, given["groups"])
+    last = is_processor(weight.device)
+    return Geometry(tuple(kernel), stride, dilation, sides, given["groups"], last)
 
 
 CONVOLUTION_RULES: dict[str, Rule] = {

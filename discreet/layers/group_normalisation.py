@@ -1,7 +1,7 @@
-"""Group normalisation of all examples. Its backward pass shares sums with the gradients of its
-scales.
+"""Group normalisation of all examples. Each has a copy of the scales and shifts, so that one
+backward pass gives the gradients of all.
 
-PyTorch's backward pass is 3 to 10 times slower in channels last, in which images are here.
+PyTorch's backward pass is 3 to 10 times slower in channels last, in which images are on a CPU.
 """
 
 from __future__ import annotations
@@ -14,38 +14,39 @@ from torch import Tensor
 
 from discreet.layers.alone import Alone
 from discreet.layers.functions import by_name
-from discreet.layers.lanes import is_lane, parted, summed
-from discreet.layers.terms import Rows, Term
+from discreet.layers.lanes import is_lane, shaped
+from discreet.layers.terms import is_processor
+
+_MOST_GROUPS = 2**16 - 1  # of all images, as one dimension of a GPU's grid
 
 
 def group_norm(alone: Alone, input: Tensor, groups: int, *args: Any, **named: Any) -> Any:
     """The rule of `torch.group_norm`."""
     weight, bias, eps = affine(args, named)
-    if is_lane(weight) or is_lane(bias):
-        return NotImplemented
     rows = alone.rows(input)
     inputs = rows.flatten(0, 1)
+    on_processor = is_processor(inputs.device)
+    if is_lane(weight) or is_lane(bias):
+        return NotImplemented
+    if len(inputs) * groups > _MOST_GROUPS and not on_processor:
+        return NotImplemented
     last = inputs.dim() == 4 and inputs.is_contiguous(memory_format=torch.channels_last)
-    if inputs.is_cuda or not last:
-        inputs = inputs.contiguous()
-    normal = Normal(groups, eps)
-    if last and not inputs.is_cuda and inputs.dtype in (torch.float32, torch.float64):
-        outputs = _ChannelsLast.apply(inputs, weight, bias, normal)  # type: ignore[no-untyped-call]
-    else:
-        outputs = normal.of(inputs, weight, bias)
-    held = alone.slot(weight)
-    added = alone.slot(bias)
+    last &= on_processor and inputs.dtype in (torch.float32, torch.float64)
+    scales: list[Any] = [
+        None if value is None else _of_images(alone.rows(value), rows) for value in (weight, bias)
+    ]
+    if last:
+        outputs = _ChannelsLast.apply(inputs, *scales, groups, eps)  # type: ignore[no-untyped-call]
+    else:  # the channels of all images as those of one
+        images = inputs.reshape(1, -1, *inputs.shape[2:])
+        weight, bias = (None if value is None else value.reshape(-1) for value in scales)
+        outputs, *_ = _normed(images, weight, bias, groups * len(inputs), eps)
+    return shaped(outputs, rows.shape)
 
-    def terms(grads: Tensor) -> list[Term]:
-        products, sums = normal.sums(inputs, grads)
-        found: list[Term] = [] if added is None else [Rows(added, summed(sums, alone.count))]
-        if held is None:
-            return found
-        return [Rows(held, summed(normal.by_scale(products, sums), alone.count)), *found]
 
-    if held is not None or added is not None:
-        alone.note(outputs, terms)
-    return parted(outputs, len(rows))
+def _of_images(copies: Tensor, rows: Tensor) -> Tensor:
+    """Examples' copies, (n, channels), for each of their images, (n * k, channels)."""
+    return copies.unsqueeze(1).expand(-1, rows.shape[1], -1).flatten(0, 1)
 
 
 def affine(args: Sequence[Any], named: dict[str, Any]) -> Iterable[Any]:
@@ -54,78 +55,44 @@ def affine(args: Sequence[Any], named: dict[str, Any]) -> Iterable[Any]:
     return (default | by_name(default, args, named)).values()
 
 
-def over_space(values: Tensor) -> Tensor:
-    """Sums over space, (N, channels, space...) -> (N, channels)."""
-    if values.dim() > 2:
-        return values.sum(tuple(range(2, values.dim())))
-    return values
-
-
-class Normal:
-    """The means and scales (N, groups) of a normalisation of images (N, channels, space...), and
-    sums that its gradients need."""
-
-    def __init__(self, groups: int, eps: float) -> None:
-        self.groups = groups
-        self.eps = eps
-        self.mean = self.scale = torch.empty(0)
-        self.found: tuple[Tensor, Tensor] | None = None
-
-    def of(self, inputs: Tensor, weight: Tensor | None, bias: Tensor | None) -> Tensor:
-        """The outputs of inputs (N, channels, space...)."""
-        count, channels = inputs.shape[:2]
-        size = inputs[0, 0].numel()
-        outputs, self.mean, self.scale = torch.native_group_norm(
-            inputs, weight, bias, count, channels, size, self.groups, self.eps
-        )
-        return outputs
-
-    def sums(self, inputs: Tensor, grads: Tensor) -> tuple[Tensor, Tensor]:
-        """The sums over space of grads * inputs and of grads, (N, channels)."""
-        if self.found is None:
-            self.found = over_space(grads * inputs), over_space(grads)
-        return self.found
-
-    def by_scale(self, products: Tensor, sums: Tensor) -> Tensor:
-        """The gradients of the channels' scales, (N, channels), from sums over space, without
-        normalising a second time."""
-        shifted = self.by_group(products) - self.by_group(sums) * self.mean.unsqueeze(2)
-        return (shifted * self.scale.unsqueeze(2)).view(products.shape)
-
-    def by_group(self, values: Tensor) -> Tensor:
-        """(N, channels) as (N, groups, channels of a group)."""
-        return values.reshape(len(values), self.groups, -1)
+def _normed(images: Tensor, weight: Any, bias: Any, groups: int, eps: float) -> Any:
+    """Outputs for images (N, channels, space...), and means and scales (N, groups)."""
+    count, channels = images.shape[:2]
+    size = images[0, 0].numel()
+    return torch.native_group_norm(images, weight, bias, count, channels, size, groups, eps)
 
 
 class _ChannelsLast(torch.autograd.Function):
     """Group normalisation in channels last. With x the inputs, g the gradients of the outputs, w
     the channels' weights, m and r the mean and scale of a group of k numbers, the gradient of x is
     r w g + b x - b m - r sum(w g) / k, where b = r^3 (m sum(w g) - sum(w g x)) / k, as in PyTorch's
-    own backward pass."""
+    own backward pass. That of w is r (sum(g x) - m sum(g)), over space."""
 
     @staticmethod
     def forward(
-        ctx: Any, inputs: Tensor, weight: Tensor | None, bias: Tensor | None, normal: Normal
+        ctx: Any, inputs: Tensor, weights: Tensor | None, biases: Tensor | None, *how: Any
     ) -> Tensor:
-        ctx.normal = normal
-        ctx.save_for_backward(inputs, weight)
-        return normal.of(inputs, weight, bias)
+        weight, bias = (None if rows is None else rows[0] for rows in (weights, biases))
+        outputs, mean, scale = _normed(inputs, weight, bias, *how)
+        ctx.save_for_backward(inputs, weights, mean.unsqueeze(2), scale.unsqueeze(2))
+        return outputs  # type: ignore[no-any-return]
 
     @staticmethod
     def backward(ctx: Any, grads: Tensor) -> Any:
-        inputs, weight = ctx.saved_tensors
-        normal: Normal = ctx.normal
+        inputs, weights, mean, scale = ctx.saved_tensors
+        grouped = (*mean.shape[:2], -1)
+        products = (grads * inputs).sum((2, 3)).view(grouped)
+        sums = grads.sum((2, 3)).view(grouped)
+        factors = torch.ones_like(sums) if weights is None else weights.reshape(grouped)
+        inverse = mean.shape[1] / inputs[0].numel()
+        total = (sums * factors).sum(2, keepdim=True)
+        slope = total * mean - (products * factors).sum(2, keepdim=True)
+        slope *= scale**3 * inverse
+        shift = -slope * mean - total * scale * inverse
         shape = (*inputs.shape[:2], 1, 1)
-        factors = torch.ones_like(inputs[0, :, 0, 0]) if weight is None else weight
-        products, sums = (
-            normal.by_group(each * factors).sum(2) for each in normal.sums(inputs, grads)
-        )
-        inverse = normal.groups / inputs[0].numel()
-        slope = (sums * normal.mean - products) * normal.scale**3 * inverse
-        shift = -slope * normal.mean - sums * normal.scale * inverse
-        channels = inputs.shape[1] // normal.groups
-        slopes, shifts, scales = (
-            each.repeat_interleave(channels, 1).view(shape) for each in (slope, shift, normal.scale)
-        )
+        slopes, shifts = (each.expand_as(sums).reshape(shape) for each in (slope, shift))
         found = torch.addcmul(shifts, inputs, slopes)
-        return found.addcmul_(grads, scales * factors.view(1, -1, 1, 1)), None, None, None
+        found.addcmul_(grads, (scale * factors).view(shape))
+        of_weights = ((products - sums * mean) * scale).view(shape[:2])
+        parts = zip(ctx.needs_input_grad[1:3], (of_weights, sums.view(shape[:2])), strict=True)
+        return (found, *(part if needed else None for needed, part in parts), None, None)

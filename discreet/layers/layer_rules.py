@@ -21,8 +21,8 @@ from discreet.layers.convolution import CONVOLUTION_RULES
 from discreet.layers.custom_functions import CUSTOM_RULES
 from discreet.layers.dropping import attended, dropped
 from discreet.layers.functions import OF_ATTENTION, by_name
-from discreet.layers.group_normalisation import affine, group_norm, over_space
-from discreet.layers.lanes import is_lane, parted, summed
+from discreet.layers.group_normalisation import affine, group_norm
+from discreet.layers.lanes import is_lane, parted, shaped
 from discreet.layers.recurrent import RECURRENT_RULES
 from discreet.layers.terms import Lookup, Rows, Slot, Term, product_terms
 
@@ -53,7 +53,7 @@ def _product(
     held = alone.slot(weight)
     added = alone.slot(bias)
     rows = alone.rows(inputs)
-    # The product is taken on rows. With more dimensions the outputs would be a view, whose edge an
+    # The product is taken on rows. With more dimensions its outputs would be a view, whose edge an
     # in-place activation would move.
     flat = rows.flatten(0, -2)
     outputs = functional.linear(flat, weight.t() if turned else weight, bias)
@@ -66,7 +66,7 @@ def _product(
             )
 
         alone.note(outputs, terms)
-    return outputs.view(shape)
+    return shaped(outputs, shape)
 
 
 def _linear(alone: Alone, input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Any:
@@ -179,7 +179,14 @@ def _layer_norm(alone: Alone, input: Tensor, shape: Sequence[int], *args: Any, *
         return NotImplemented
     rows = alone.rows(input)
     shape = list(shape)
-    return _normed(alone, functional.layer_norm(rows, shape, eps=eps), len(shape), weight, bias)
+    outputs = functional.layer_norm(rows, shape, weight, bias, eps)
+
+    def normal() -> Tensor:
+        wide = rows.float() if rows.dtype == torch.bfloat16 else rows
+        return functional.layer_norm(wide, shape, eps=eps)
+
+    _scaled(alone, outputs, (weight, bias), normal, _over_positions(len(shape)))
+    return outputs
 
 
 def _rms_norm(
@@ -189,16 +196,17 @@ def _rms_norm(
         return NotImplemented
     rows = alone.rows(input)
     shape = list(shape)
-    return _normed(alone, functional.rms_norm(rows, shape, eps=eps), len(shape), weight, None)
+    normal = functional.rms_norm(rows, shape, eps=eps)
+    if weight is None:
+        return normal
+    # Applied separately: its gradient needs the values before it.
+    outputs = normal * weight
+    _scaled(alone, outputs, (weight, None), lambda: normal, _over_positions(len(shape)))
+    return outputs
 
 
-def _normed(alone: Alone, normal: Tensor, dims: int, weight: Any, bias: Any) -> Tensor:
-    outputs = normal
-    if weight is not None:  # applied separately: its gradient needs the values before it
-        if bias is None:
-            outputs = normal * weight
-        else:
-            outputs = torch.addcmul(bias, normal, weight)
+def _over_positions(dims: int) -> Gather:
+    """Sums over the dimensions between the first and the last `dims`."""
 
     def gather(values: Tensor) -> Tensor:
         between = tuple(range(1, values.dim() - dims))
@@ -206,9 +214,7 @@ def _normed(alone: Alone, normal: Tensor, dims: int, weight: Any, bias: Any) -> 
             return values.sum(between)
         return values
 
-    if weight is not None:
-        _scaled(alone, outputs, (weight, bias), lambda: normal, gather)
-    return outputs
+    return gather
 
 
 def _channel_norm(alone: Alone, name: str, input: Tensor, *args: Any) -> Any:
@@ -227,14 +233,11 @@ def _channel_norm(alone: Alone, name: str, input: Tensor, *args: Any) -> Any:
     def normal() -> Tensor:
         return run(inputs, mean, variance, eps=eps)  # type: ignore[no-any-return]
 
-    _scaled(
-        alone,
-        outputs,
-        (weight, bias),
-        normal,
-        lambda values: summed(over_space(values), alone.count),
-    )
-    return parted(outputs, len(rows))
+    def gather(values: Tensor) -> Tensor:
+        return values.reshape(alone.count, -1, inputs.shape[1], inputs[0, 0].numel()).sum((1, 3))
+
+    _scaled(alone, outputs, (weight, bias), normal, gather)
+    return shaped(outputs, rows.shape)
 
 
 def _attention(alone: Alone, *args: Any, **named: Any) -> Any:

@@ -13,10 +13,11 @@ section 4). The sums then use A and B again (book-keeping: Bu et al. 2022, arXiv
 from __future__ import annotations
 
 import math
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 from functools import lru_cache
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -28,10 +29,12 @@ _LONGEST_FAST_ROW = 1024
 _FLOPS_PER_STORED_FLOAT = 8
 _FLOPS_PER_FAR_FLOAT = 160
 _NEAR_FLOATS = 2**19
+_PROCESSOR = "cpu"
 # A GPU has memory for this many, 1 GB, and is slow on small pieces.
 _GPU_FLOATS = 2**28
 # Entries of the table that maps an id to a place: 2 MB.
 _TABLE_ENTRIES = 2**18
+_SHORT = 2**12  # floats of a gradient that is put beside others, for fewer calls
 # Gram matrices lose small norms by cancellation. This share of the largest possible norm is added,
 # so that no norm is underestimated.
 _GRAM_MARGIN = 1e-6
@@ -40,10 +43,16 @@ _GRAM_MARGIN = 1e-6
 _LONGEST_FACTOR = 2.0**64
 
 
+def is_processor(device: torch.device) -> bool:
+    """True if small pieces that stay in a cache, and channels last, are faster. A GPU needs few
+    calls instead: it waits for each."""
+    return device.type == _PROCESSOR
+
+
 def floats_at_once(on_processor: int, device: torch.device) -> int:
     """The number of floats of an intermediate result that are held at once: as many as fit a
     processor's cache, or a GPU's memory."""
-    if device.type == "cpu":
+    if is_processor(device):
         return on_processor
     return max(on_processor, _GPU_FLOATS)
 
@@ -86,8 +95,8 @@ class Parts:
     """A flat vector in pieces of the parameters' shapes, of the type of `like`, in uninitialised
     memory.
 
-    A piece is zeroed at its first use, unless its first sum overwrites it: zeroing all of them at
-    once would take as long as one of a small model's products.
+    What comes first to a piece overwrites it, products at once and other values at the end, all in
+    one call. Zeroing all pieces would take as long as one of a small model's products.
     """
 
     def __init__(self, shapes: Sequence[torch.Size], like: Tensor) -> None:
@@ -96,25 +105,37 @@ class Parts:
         pairs = zip(torch.split_with_sizes(self._total, sizes), shapes, strict=True)
         self._values = [piece if len(shape) == 1 else piece.view(shape) for piece, shape in pairs]
         self._unwritten = set(range(len(sizes)))
+        self._waiting = dict[int, Tensor]()
 
     def __getitem__(self, index: int) -> Tensor:
-        if index in self._unwritten:
-            self._unwritten.discard(index)
+        if index in self._waiting:
+            self._values[index].copy_(self._waiting.pop(index))
+        elif index in self._unwritten:
             self._values[index].zero_()
+        self._unwritten.discard(index)
         return self._values[index]
 
-    def add_product(self, index: int, left: Tensor, right: Tensor, factor: float) -> None:
-        """Adds factor * left @ right to a piece: a matrix, or if `right` is a vector, a vector."""
-        keep = int(index not in self._unwritten)
-        self._unwritten.discard(index)
-        piece = self._values[index]
-        if right.dim() == 1:
-            piece.addmv_(left, right, beta=keep, alpha=factor)
+    def add(self, index: int, values: Tensor) -> None:
+        """Adds values, of the piece's shape, to a piece."""
+        if index in self._unwritten:
+            self._unwritten.discard(index)
+            self._waiting[index] = values
         else:
-            piece.addmm_(left, right, beta=keep, alpha=factor)
+            self[index].add_(values)
+
+    def add_product(self, index: int, left: Tensor, right: Tensor) -> None:
+        """Adds left @ right to a piece as a matrix."""
+        keep = int(index not in self._unwritten)
+        piece = self[index] if keep else self._values[index]
+        self._unwritten.discard(index)
+        piece.view(len(left), -1).addmm_(left, right, beta=keep)
 
     def total(self) -> Tensor:
         """The flat vector, (num_params,), zero if nothing was added."""
+        if self._waiting:
+            pieces = [self._values[index] for index in self._waiting]
+            torch._foreach_copy_(pieces, list(self._waiting.values()))
+            self._waiting.clear()
         while self._unwritten:
             self._values[self._unwritten.pop()].zero_()
         return self._total
@@ -138,17 +159,17 @@ class Slot:
         out, width, *kernel = self.shape
         return rows.reshape(-1, out, *kernel, width).movedim(-1, 2)
 
-    def add(self, parts: Parts, values: Tensor, factor: float) -> None:
-        """Adds factor * values, in this slot's layout, to the parameter's part."""
-        parts[self.index].add_(self.plain(values.unsqueeze(0))[0], alpha=factor)
+    def add(self, parts: Parts, values: Tensor) -> None:
+        """Adds values, in this slot's layout, to the parameter's part."""
+        parts.add(self.index, self.plain(values.unsqueeze(0))[0])
 
-    def add_product(self, parts: Parts, grads: Tensor, inputs: Tensor, factor: float) -> None:
-        """Adds factor * grads @ inputs, from (p, m) and (m, d), without a copy if the layout
+    def add_product(self, parts: Parts, grads: Tensor, inputs: Tensor) -> None:
+        """Adds grads @ inputs, from (p, m) and (m, d), without a copy if the layout
         allows."""
         if self.kernel_last:
-            self.add(parts, grads @ inputs, factor)
+            self.add(parts, grads @ inputs)
         else:
-            parts.add_product(self.index, grads, inputs, factor)
+            parts.add_product(self.index, grads, inputs)
 
 
 class Term(Protocol):
@@ -164,8 +185,8 @@ class Term(Protocol):
         """The parameter's part of each example's L1 norm (order 1) or squared L2 norm (order 2),
         (n,)."""
 
-    def add_to(self, parts: Parts, weights: Tensor, factor: float) -> None:
-        """Adds factor * sum_i weights_i g_i to the parameter's part; weights (n,)."""
+    def add_to(self, parts: Parts, weights: Tensor) -> None:
+        """Adds sum_i weights_i g_i to the parameter's part; weights (n,)."""
 
 
 def without(term: Any, lost: Tensor) -> Any:
@@ -198,8 +219,40 @@ class Rows:
     def mass(self, order: int) -> Tensor:
         return mass(self.values if self.values.dim() > 1 else self.values.unsqueeze(1), order)
 
-    def add_to(self, parts: Parts, weights: Tensor, factor: float) -> None:
-        self.slot.add(parts, weights @ self.values.reshape(weights.shape[0], -1), factor)
+    def add_to(self, parts: Parts, weights: Tensor) -> None:
+        self.slot.add(parts, weights @ self.values.reshape(len(weights), -1))
+
+
+@dataclass(frozen=True, slots=True)
+class Joined:
+    """Short built gradients of several parameters, side by side: values (n, d)."""
+
+    slots: tuple[Slot, ...]
+    values: Tensor
+
+    def mass(self, order: int) -> Tensor:
+        return mass(self.values, order)
+
+    def add_to(self, parts: Parts, weights: Tensor) -> None:
+        sizes = [slot.shape.numel() for slot in self.slots]
+        pieces = torch.split_with_sizes(weights @ self.values, sizes)
+        for slot, piece in zip(self.slots, pieces, strict=True):
+            slot.add(parts, piece)
+
+
+def joined(terms: list[Term]) -> list[Term]:
+    """The terms, the short built gradients among them as one."""
+    short = list[Rows]()
+    others = list[Term]()
+    for term in terms:
+        if isinstance(term, Rows) and term.slot.shape.numel() <= _SHORT:
+            short.append(term)
+        else:
+            others.append(term)
+    if len(short) < 2:
+        return terms
+    values = torch.cat([term.values.reshape(len(term.values), -1) for term in short], 1)
+    return [Joined(tuple(term.slot for term in short), values), *others]
 
 
 @dataclass(frozen=True, slots=True)
@@ -220,18 +273,18 @@ class Pair:
             return grads * inputs
         return torch.addcmul(grads, grads, inputs)
 
-    def add_to(self, parts: Parts, weights: Tensor, factor: float) -> None:
+    def add_to(self, parts: Parts, weights: Tensor) -> None:
         grads = self.grads.t()
         if self.weight is not None:
-            self.weight.add_product(parts, grads * weights, self.inputs, factor)
+            self.weight.add_product(parts, grads * weights, self.inputs)
         if self.bias is not None:
-            parts.add_product(self.bias.index, grads, weights, factor)
+            parts.add_product(self.bias.index, grads, weights.unsqueeze(1))
 
 
 @dataclass(frozen=True, slots=True)
 class Outer:
-    """A matrix product over T positions: inputs (n, T, d), grads (n, T, p). L2 norms come from two
-    Gram matrices."""
+    """A matrix product over T positions, for L2 norms: inputs (n, T, d), grads (n, T, p). The norms
+    come from two Gram matrices."""
 
     slot: Slot
     inputs: Tensor
@@ -252,24 +305,55 @@ class Outer:
         return Rows(self.slot, torch.bmm(self.grads.transpose(1, 2), self.inputs))
 
     def mass(self, order: int) -> Tensor:
-        if order == 1:
-            return self.built().mass(1)
+        return gram_mass([self.grams()])
+
+    def grams(self) -> Grams:
+        """What L2 norms need of the Gram matrices."""
         factors = (self.inputs, self.grads)
         inputs, grads = grams = [torch.bmm(each, each.transpose(1, 2)) for each in factors]
-        # The other Gram matrix may multiply the underflow of one, so the margin covers it too.
-        lost = (
-            _lost_squares(each.shape[2], each.dtype, each.device) / _GRAM_MARGIN for each in factors
-        )
-        lengths = [
-            (gram.diagonal(dim1=1, dim2=2) + each).sqrt()
-            for gram, each in zip(grams, lost, strict=True)
-        ]
-        largest = (lengths[0] * lengths[1]).sum(1).square()
-        return (inputs * grads).sum((1, 2)).clamp(min=0) + _GRAM_MARGIN * largest
+        squares = torch.stack([gram.diagonal(dim1=1, dim2=2) for gram in grams])
+        width = max(each.shape[2] for each in factors)
+        return Grams(inputs.mul_(grads).sum((1, 2)), squares, width)
 
-    def add_to(self, parts: Parts, weights: Tensor, factor: float) -> None:
+    def add_to(self, parts: Parts, weights: Tensor) -> None:
         grads = self.grads * weights.view(-1, 1, 1)
-        self.slot.add_product(parts, grads.flatten(0, 1).t(), self.inputs.flatten(0, 1), factor)
+        self.slot.add_product(parts, grads.flatten(0, 1).t(), self.inputs.flatten(0, 1))
+
+
+class Grams(NamedTuple):
+    """Of the Gram matrices of inputs and grads: the sum of products of their entries, (n,), their
+    diagonals, (2, n, T), and the length of the longer rows."""
+
+    inner: Tensor
+    squares: Tensor
+    width: int
+
+
+def gram_mass(found: Sequence[Grams]) -> Tensor:
+    """The squared L2 norms of matrix products, added up, (n,): no less than the true ones. Those of
+    equally many positions share the calls."""
+    sums = list[Tensor]()
+    largest = list[Tensor]()
+    by_length = defaultdict[int, list[Grams]](list)
+    for each in found:
+        by_length[each.squares.shape[2]].append(each)
+    for some in by_length.values():
+        inner, squares, widths = zip(*some, strict=True)
+        sums += inner
+        # The other Gram matrix may multiply the underflow of one, so the margin covers it too.
+        lost = max(widths) * torch.finfo(squares[0].dtype).tiny / _GRAM_MARGIN
+        largest.append(torch.stack(squares).add_(lost).prod(1).sqrt_().sum(2))
+    margins = torch.cat(largest).square_().mul_(_GRAM_MARGIN)
+    return torch.stack(sums).clamp_(min=0).add_(margins).sum(0)
+
+
+def total_mass(terms: Sequence[Any], order: int) -> Tensor:
+    """The masses of all terms of a pass, added up, (n,)."""
+    grams = [each.grams() for each in terms if hasattr(each, "grams")]
+    found = [each.mass(order) for each in terms if not hasattr(each, "grams")]
+    if grams:
+        found.append(gram_mass(grams))
+    return torch.stack(found).sum(0)
 
 
 def grams_are_cheaper(count: int, positions: int, width: int, out: int) -> bool:
@@ -327,9 +411,8 @@ class Lookup:
             rows = rows.index_add(0, first[again], rows[again]).index_fill_(0, again, 0)
         return mass(rows.view(self.grads.shape), order)
 
-    def add_to(self, parts: Parts, weights: Tensor, factor: float) -> None:
-        # index_add_ with a factor takes three times as long
-        rows = self.grads * (factor * weights).view(-1, 1, 1)
+    def add_to(self, parts: Parts, weights: Tensor) -> None:
+        rows = self.grads * weights.view(-1, 1, 1)
         parts[self.slot.index].index_add_(0, self.ids.flatten(), rows.flatten(0, 1))
 
 
@@ -360,9 +443,9 @@ class Tied:
         )
         return (apart + 2 * both).clamp(min=0) + _GRAM_MARGIN * apart
 
-    def add_to(self, parts: Parts, weights: Tensor, factor: float) -> None:
-        self.lookup.add_to(parts, weights, factor)
-        self.outer.add_to(parts, weights, factor)
+    def add_to(self, parts: Parts, weights: Tensor) -> None:
+        self.lookup.add_to(parts, weights)
+        self.outer.add_to(parts, weights)
 
 
 def product_terms(

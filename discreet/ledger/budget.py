@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from discreet.accounting.privacy_ledger import PrivacyLedger, epsilon_of, exceeds_budget
 from discreet.ledger.charges import Charge
-from discreet.settings.privacy import USER
+from discreet.settings.adjacency import USER
 from discreet.settings.wording import Key, Wording
 
 

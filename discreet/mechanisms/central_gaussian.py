@@ -25,9 +25,10 @@ from discreet.mechanisms.mechanism import (
 )
 from discreet.mechanisms.round_state import Released
 from discreet.privacy.quantile import BIT_SENSITIVITY, default_count_stddev, split_noise_multiplier
+from discreet.settings.adjacency import USER
 from discreet.settings.client_settings import UNBOUND, ClientSettings
-from discreet.settings.clip_choice import AdaptiveClipping, FixedClipping
-from discreet.settings.privacy import CLIP, PLANNED, USER, ClipConfig, Sizes
+from discreet.settings.clip_choice import CLIP, AdaptiveClipping, ClipConfig, FixedClipping
+from discreet.settings.privacy import PLANNED, Sizes
 from discreet.settings.rules import ConfigError, require
 from discreet.settings.training import FLOWER_APP
 from discreet.settings.wording import Key, Wording

@@ -33,9 +33,10 @@ from discreet.mechanisms.mechanism import (
     Statement,
 )
 from discreet.mechanisms.round_state import Released
+from discreet.settings.adjacency import USER
 from discreet.settings.client_settings import UNBOUND, ClientSettings
-from discreet.settings.clip_choice import AdaptiveClipping, FixedClipping
-from discreet.settings.privacy import CLIP, PLANNED, USER, ClipConfig, Sizes
+from discreet.settings.clip_choice import CLIP, AdaptiveClipping, ClipConfig, FixedClipping
+from discreet.settings.privacy import PLANNED, Sizes
 from discreet.settings.training import FLOWER_APP
 
 if TYPE_CHECKING:

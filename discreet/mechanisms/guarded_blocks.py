@@ -23,8 +23,10 @@ from discreet.mechanisms.mechanism import (
     Statement,
 )
 from discreet.mechanisms.round_state import Released
+from discreet.settings.adjacency import USER
 from discreet.settings.client_settings import UNBOUND, ClientSettings
-from discreet.settings.privacy import CLIP, PLANNED, USER, ClipConfig, Sizes
+from discreet.settings.clip_choice import CLIP, ClipConfig
+from discreet.settings.privacy import PLANNED, Sizes
 from discreet.settings.rules import ConfigError
 
 if TYPE_CHECKING:

@@ -23,17 +23,10 @@ from discreet.mechanisms.mechanism import (
     unnoised_at_server,
 )
 from discreet.mechanisms.round_state import Released
+from discreet.settings.adjacency import ADD_OR_REMOVE, EXAMPLE, OF_OWNERS, ZERO_OUT
 from discreet.settings.client_settings import ClientSettings
-from discreet.settings.privacy import (
-    ADD_OR_REMOVE,
-    CLIP,
-    EXAMPLE,
-    OF_OWNERS,
-    PLANNED,
-    ZERO_OUT,
-    ClipConfig,
-    Sizes,
-)
+from discreet.settings.clip_choice import CLIP, ClipConfig
+from discreet.settings.privacy import PLANNED, Sizes
 
 if TYPE_CHECKING:
     from discreet.mechanisms.round_state import RoundState

@@ -25,8 +25,10 @@ from discreet.mechanisms.mechanism import (
     unnoised_at_server,
 )
 from discreet.mechanisms.round_state import Released
+from discreet.settings.adjacency import LOCAL
 from discreet.settings.client_settings import ClientSettings
-from discreet.settings.privacy import CLIP, LOCAL, PLANNED, ClipConfig, Sizes
+from discreet.settings.clip_choice import CLIP, ClipConfig
+from discreet.settings.privacy import PLANNED, Sizes
 
 if TYPE_CHECKING:
     from torch import Tensor, nn

@@ -34,18 +34,10 @@ from discreet.mechanisms.mechanism import (
     Unreachable,
 )
 from discreet.mechanisms.round_state import Released
+from discreet.settings.adjacency import ADD_OR_REMOVE, EXAMPLE, OF_OWNERS, USER
 from discreet.settings.client_settings import UNBOUND, ClientSettings
-from discreet.settings.clip_choice import AdaptiveClipping, FixedClipping
-from discreet.settings.privacy import (
-    ADD_OR_REMOVE,
-    CLIP,
-    EXAMPLE,
-    OF_OWNERS,
-    PLANNED,
-    USER,
-    ClipConfig,
-    Sizes,
-)
+from discreet.settings.clip_choice import CLIP, AdaptiveClipping, ClipConfig, FixedClipping
+from discreet.settings.privacy import PLANNED, Sizes
 from discreet.settings.rules import ConfigError
 
 if TYPE_CHECKING:

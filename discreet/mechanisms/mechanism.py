@@ -9,8 +9,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
+from discreet.settings.adjacency import EXAMPLE, LOCAL, USER
 from discreet.settings.client_settings import ClientSettings
-from discreet.settings.privacy import EXAMPLE, LOCAL, OWNER, USER
+from discreet.settings.privacy import OWNER
 
 if TYPE_CHECKING:
     from dp_accounting import DpEvent

@@ -14,19 +14,11 @@ from discreet.mechanisms.local_dp_sgd import LocalDpSgd
 from discreet.mechanisms.local_noise import LocalNoise
 from discreet.mechanisms.mechanism import CLIENTS, SERVER, Mechanism
 from discreet.mechanisms.unprotected import Unprotected
+from discreet.settings.adjacency import EXAMPLE, USER
 from discreet.settings.client_settings import ClientSettings
+from discreet.settings.clip_choice import CLIP, ClipConfig
 from discreet.settings.own_numbers import check_fields
-from discreet.settings.privacy import (
-    CLIP,
-    CORRELATED,
-    EXAMPLE,
-    PLAIN,
-    PLANNED,
-    SECURE,
-    USER,
-    ClipConfig,
-    Sizes,
-)
+from discreet.settings.privacy import CORRELATED, PLAIN, PLANNED, SECURE, Sizes
 from discreet.settings.rules import ConfigError, require
 
 OF_A_RUN = ("run", "clip", "sizes")  # fields of a mechanism that a run sets

@@ -16,7 +16,8 @@ from discreet.mechanisms.mechanism import (
 )
 from discreet.mechanisms.round_state import Released
 from discreet.settings.client_settings import ClientSettings
-from discreet.settings.privacy import CLIP, PLANNED, ClipConfig, Sizes
+from discreet.settings.clip_choice import CLIP, ClipConfig
+from discreet.settings.privacy import PLANNED, Sizes
 
 if TYPE_CHECKING:
     from discreet.mechanisms.round_state import RoundState

@@ -22,8 +22,8 @@ from discreet.ledger.durable_ledger import (
 )
 from discreet.ledger.owner_account import check_unit, other_unit
 from discreet.protocol.messages import EPSILONS, VirtualClient
+from discreet.settings.adjacency import EXAMPLE, GUARANTEES, LOCAL
 from discreet.settings.client_settings import ClientSettings
-from discreet.settings.privacy import EXAMPLE, GUARANTEES, LOCAL
 
 if TYPE_CHECKING:
     from dp_accounting import DpEvent

@@ -19,7 +19,7 @@ from discreet.mechanisms.mechanism_table import own_noise
 from discreet.node.account import Accounts, Budget, Refused
 from discreet.node.policy import NOTHING, ClientPolicy, budgets_of, check_deltas, check_policy
 from discreet.node.work import Work, work_of
-from discreet.settings.privacy import EXAMPLE, USER
+from discreet.settings.adjacency import EXAMPLE, USER
 from discreet.training.local_training import (
     LocalSettings,
     settings_without_noise,

@@ -23,7 +23,8 @@ from discreet.node.work import Work, check_names, work_of
 from discreet.privacy.secure_grid import SecureSum
 from discreet.protocol.messages import EVALUATION, TrainRequest, decode_request
 from discreet.queries.query import query_of
-from discreet.settings.privacy import EXAMPLE, Sizes
+from discreet.settings.adjacency import EXAMPLE
+from discreet.settings.privacy import Sizes
 
 
 @dataclass(eq=False)

@@ -18,9 +18,11 @@ from discreet.accounting.events import noise_in
 from discreet.accounting.privacy_ledger import PrivacyLedger
 from discreet.mechanisms.mechanism import PURE, Mechanism, charged, releases_of
 from discreet.node.account import Budget, Refused
+from discreet.settings.adjacency import GUARANTEES, USER
 from discreet.settings.client_settings import ClientSettings
+from discreet.settings.clip_choice import CLIP
 from discreet.settings.foreign_files import one_line
-from discreet.settings.privacy import CLIP, GUARANTEES, OWNER, PLANNED, SECURE, USER
+from discreet.settings.privacy import OWNER, PLANNED, SECURE
 from discreet.settings.rules import (
     ConfigError,
     Count,

@@ -380,7 +380,7 @@ def _rows(objective: Objective, parts: Iterable[GradientsOfSome]) -> list[Parts]
             chosen = objective.zeros(part.rows)
             chosen[row] = 1
             for term in part.terms:
-                term.add_to(found[at], chosen, 1.0)
+                term.add_to(found[at], chosen)
     return found
 
 

@@ -38,7 +38,7 @@ from discreet.layers.refusals import (
     Unserved,
     place_of_error,
 )
-from discreet.layers.terms import Lookup, Outer, Pair, Rows, Slot, Term, Tied
+from discreet.layers.terms import Lookup, Outer, Pair, Rows, Slot, Term, Tied, joined
 from discreet.per_example.attributes import put_back
 from discreet.per_example.objective import (
     LOSS_SCALE,
@@ -166,7 +166,7 @@ def _of_parameters(held: list[Term], weights: list[Computed], order: int) -> lis
     parameter appears in others too, and where they are small, they are built."""
     terms: list[Any] = combined_terms(held, order)
     if not weights:
-        return terms
+        return joined(terms)
     others = list[Term]()
     found = list[TakenBack]()
     for term in terms:
@@ -188,7 +188,7 @@ def _of_parameters(held: list[Term], weights: list[Computed], order: int) -> lis
                 large.append(each)
     except RuntimeError as error:
         raise Needs(COPYING, _reason(error)) from error
-    return [*combined_terms(others, order), *large]
+    return [*joined(combined_terms(others, order)), *large]
 
 
 def _forward(
@@ -335,6 +335,8 @@ def _apart(term: Any) -> list[Any]:
 
 def _joined(parts: list[Any]) -> Any:
     """The sum of several terms of one kind and one parameter: their positions are concatenated."""
+    if len(parts) == 1:
+        return parts[0]
     places = ("ids" if type(parts[0]) is Lookup else "inputs", "grads")
     return replace(
         parts[0], **{name: torch.cat([getattr(part, name) for part in parts], 1) for name in places}

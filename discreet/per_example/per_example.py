@@ -16,8 +16,6 @@ import math
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, replace
-from functools import reduce
-from operator import add
 from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary, ref
 
@@ -27,7 +25,7 @@ from torch import Tensor, nn
 from discreet.layers.branches import Questions
 from discreet.layers.draws import Draws, own_draws
 from discreet.layers.refusals import Unserved
-from discreet.layers.terms import Term, floats_at_once, without
+from discreet.layers.terms import Term, floats_at_once, total_mass, without
 from discreet.per_example.agreement import tried
 from discreet.per_example.any_model import built_terms
 from discreet.per_example.attributes import numbers_of
@@ -390,14 +388,14 @@ def _summed(
             held = count
         else:
             held = len(part.places)
-        weights = clip_factors(found, clip * LOSS_SCALE)
+        weights = clip_factors(found, clip * LOSS_SCALE).mul_(_UNSCALE)
         if held < part.rows:
             weights[held:] = 0  # padding does not count
         total = total or objective.parts()  # can reuse the memory of the backward pass
         # The last layer comes first: each frees its activations before the next, larger ones are
         # scaled.
         while terms:
-            terms.pop().add_to(total, weights, 1 / LOSS_SCALE)
+            terms.pop().add_to(total, weights)
         found = found[:held] * _UNSCALE
         if part.places is None:
             norms = found
@@ -421,7 +419,7 @@ def _finite(objective: Objective, part: GradientsOfSome) -> tuple[list[Term], Te
     if not terms:
         return terms, objective.zeros(part.rows)
     # A product of two masses may underflow: such a norm is negligible beside the least clip norm.
-    total = reduce(add, (term.mass(objective.order) for term in terms))
+    total = total_mass(terms, objective.order)
     if objective.order == 1:
         norms = total
     else:

@@ -13,8 +13,10 @@ from discreet.ledger.budget import ServerBudget
 from discreet.mechanisms import mechanism_table as table
 from discreet.mechanisms.mechanism import SERVER, Mechanism, Statement, releases_of, stated
 from discreet.planning.server_optimizer import ServerOptimizer, server_optimizer
+from discreet.settings.adjacency import USER
 from discreet.settings.client_settings import ClientSettings
-from discreet.settings.privacy import PLANNED, USER, ClipConfig, Sizes
+from discreet.settings.clip_choice import ClipConfig
+from discreet.settings.privacy import PLANNED, Sizes
 from discreet.settings.rules import ConfigError
 from discreet.settings.settings import Settings, client_settings, flat
 from discreet.settings.wording import Key, Wording

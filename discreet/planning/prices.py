@@ -24,7 +24,8 @@ from discreet.accounting.events import (
     poisson_round_event,
 )
 from discreet.accounting.privacy_ledger import PrivacyLedger
-from discreet.settings.privacy import USER, SecureConfig
+from discreet.settings.adjacency import USER
+from discreet.settings.privacy import SecureConfig
 from discreet.settings.rules import ConfigError, Count, OpenShare, Positive, section
 
 if TYPE_CHECKING:

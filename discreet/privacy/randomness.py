@@ -31,17 +31,18 @@ _ZEROS = bytes(1 << 16)
 
 
 class Scratch(threading.local):
-    """A thread's buffers for `pairs` pairs of normal draws. They are kept, as new memory would take
-    as long as the draws."""
+    """A thread's buffers for `pairs` pairs of normal draws, and four words. They are kept, as new
+    memory would take as long as the draws."""
 
     pairs = -1
 
     def reserve(self, pairs: int) -> None:
         if pairs > self.pairs:
             self.pairs = pairs
-            self.words = torch.empty(2 * pairs, dtype=torch.int64)
+            self.words = torch.empty(2 * pairs + 4, dtype=torch.int64)
             self.cosine = torch.empty(pairs, dtype=torch.float64)
             self.radius, self.angle = torch.empty(2, pairs)
+            self.values, self.nearest = torch.empty(2, 2 * pairs)
 
 
 scratch = Scratch()

@@ -16,7 +16,6 @@ grid's values are.
 from __future__ import annotations
 
 import math
-import threading
 from collections.abc import Callable
 from decimal import Decimal, localcontext
 from hashlib import shake_256
@@ -41,6 +40,7 @@ from discreet.privacy.randomness import (
     LOW_63_BITS,
     PAIRS,
     RandomSource,
+    Scratch,
     fast_pairs,
     signed,
 )
@@ -67,20 +67,7 @@ FEW_BITS = 2**30  # a word below this (chance 2^-33) has too few bits for its lo
 KEY_WORDS = 4
 
 
-class _Buffers(threading.local):
-    """A thread's arrays for `pairs` pairs of values, as new memory would take as long as they."""
-
-    pairs = -1
-
-    def reserve(self, pairs: int) -> None:
-        if pairs > self.pairs:
-            self.pairs = pairs
-            self.words = np.empty(KEY_WORDS + 2 * pairs, np.int64)
-            self.radius = np.empty(pairs, np.float32)
-            self.values, self.nearest = np.empty((2, 2 * pairs), np.float32)
-
-
-buffers = _Buffers()
+buffers = Scratch()
 
 
 def step_for(scale: float, fineness: int = FINENESS) -> float:
@@ -183,15 +170,15 @@ def _gaussian_steps(rest: Floats, scale: float, source: RandomSource) -> Floats:
     count = len(rest)
     pairs = (count + 1) // 2
     buffers.reserve(pairs)
-    drawn = buffers.words[: KEY_WORDS + pairs + (pairs + 1) // 2]
+    drawn = buffers.words.numpy()[: KEY_WORDS + pairs + (pairs + 1) // 2]
     source.fill(drawn)
     words = drawn[KEY_WORDS:]
-    radius = buffers.radius[:pairs]
-    values = buffers.values[: 2 * pairs]
+    radius = buffers.radius.numpy()[:pairs]
+    values = buffers.values.numpy()[: 2 * pairs]
     _fast_values(words, scale, radius, values)
     distance = values[:count]
     distance += rest
-    nearest = np.rint(distance, out=buffers.nearest[:count])
+    nearest: Floats = np.rint(distance, out=buffers.nearest.numpy()[:count])
     distance -= nearest
     np.abs(distance, out=distance)
     unsure = np.flatnonzero(distance >= np.float32(0.5 - REST_ERROR - scale * FAST_ERROR))

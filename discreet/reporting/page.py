@@ -33,7 +33,7 @@ from discreet.reporting.spending import (
 from discreet.reporting.svg_style import DARK, Picture, on_page
 from discreet.run_files.shapes import moved_words
 from discreet.run_files.whole_files import replace_file
-from discreet.settings.privacy import USER
+from discreet.settings.adjacency import USER
 from discreet.settings.training import FLOWER_APP
 
 REPORT_FILE = "report.html"

@@ -13,7 +13,7 @@ from discreet.reporting.records import SCORE, Group, RunRecord, group_runs, scor
 from discreet.reporting.shape_pictures import shape_pictures
 from discreet.reporting.spending import epsilon_curves, guarantee_names
 from discreet.reporting.svg_style import INK, MARKERS, MUTED, SERIES, Picture, picture
-from discreet.settings.privacy import USER
+from discreet.settings.adjacency import USER
 
 BALANCED = "balanced_accuracy"
 AUC = "auc"

@@ -24,8 +24,8 @@ from discreet.run_files.score_intervals import FILE as INTERVALS
 from discreet.run_files.score_intervals import Interval, interval_words
 from discreet.run_files.shapes import FILE as SHAPES
 from discreet.run_files.shapes import check_shapes
+from discreet.settings.adjacency import GUARANTEES
 from discreet.settings.foreign_files import one_line, read_json_file
-from discreet.settings.privacy import GUARANTEES
 from discreet.settings.rules import ConfigError
 from discreet.settings.settings import Settings, described, flat
 

@@ -20,7 +20,7 @@ from discreet.ledger.durable_ledger import CLIENTS_LEDGER, DurableLedger, Releas
 from discreet.mechanisms.mechanism import SERVER, releases_of
 from discreet.mechanisms.mechanism_table import own_noise, server_mechanism
 from discreet.reporting.records import Pairs, RunRecord
-from discreet.settings.privacy import EXAMPLE, GUARANTEES
+from discreet.settings.adjacency import EXAMPLE, GUARANTEES
 
 MOST_POINTS = 16  # of a curve: computing each point takes time
 PURE = "pure (delta = 0)"

@@ -8,7 +8,7 @@ from discreet.ledger.rollback_guard import remove_database
 from discreet.mechanisms.mechanism import SERVER
 from discreet.planning.plan import Plan
 from discreet.run_files.run_folder import CONFIG, RunFolder
-from discreet.settings.privacy import EXAMPLE, GUARANTEES, USER
+from discreet.settings.adjacency import EXAMPLE, GUARANTEES, USER
 from discreet.settings.rules import ConfigError
 
 OF_GUARANTEES = tuple(f"privacy.{name}." for name in GUARANTEES)

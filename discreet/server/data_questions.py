@@ -24,8 +24,8 @@ from discreet.run_files.whole_files import write_json
 from discreet.server.round import RunLedger, one_query
 from discreet.server.run_context import RunContext
 from discreet.server.transport import NobodyAnswers, ReplyStats, Transport
+from discreet.settings.adjacency import USER
 from discreet.settings.data import NormaliserConfig
-from discreet.settings.privacy import USER
 from discreet.settings.rules import ConfigError
 
 BEFORE = 0  # the round that a ledger names for what is asked before the first one

@@ -15,7 +15,8 @@ from discreet.planning.plan import Plan
 from discreet.planning.server_optimizer import ServerSGD
 from discreet.run_files.shapes import LinearWeights, shapes_of
 from discreet.server.table_rule import LINEAR
-from discreet.settings.privacy import CORRELATED, USER
+from discreet.settings.adjacency import USER
+from discreet.settings.privacy import CORRELATED
 from discreet.settings.training import LEAST_SQUARES
 
 

@@ -21,7 +21,7 @@ from discreet.ledger.budget import BudgetSpent, ServerBudget
 from discreet.ledger.durable_ledger import Charge, DurableLedger, LedgerError
 from discreet.planning.plan import Plan
 from discreet.run_files.run_folder import ACCOUNT, RunFolder
-from discreet.settings.privacy import USER
+from discreet.settings.adjacency import USER
 from discreet.settings.rules import require
 from discreet.settings.wording import Key, Wording
 

@@ -24,7 +24,7 @@ from discreet.privacy.quantile import LARGEST_NUMBER, LEAST_NUMBER
 from discreet.privacy.randomness import RandomSource
 from discreet.protocol.messages import TRAIN, TRAIN_AND_RATE, TrainRequest
 from discreet.queries.query import Sums
-from discreet.settings.privacy import EXAMPLE, USER
+from discreet.settings.adjacency import EXAMPLE, USER
 from discreet.settings.rules import ConfigError
 
 if TYPE_CHECKING:

@@ -35,9 +35,9 @@ from discreet.run_files.run_folder import (
 from discreet.run_files.run_ledgers import check_ledgers, create_ledgers, whole
 from discreet.run_files.whole_files import write_json
 from discreet.server.population_account import PopulationAccount
+from discreet.settings.adjacency import EXAMPLE, LOCAL
 from discreet.settings.call import Call
 from discreet.settings.client_settings import ClientSettings
-from discreet.settings.privacy import EXAMPLE, LOCAL
 
 logger = logging.getLogger("discreet")
 

@@ -16,7 +16,7 @@ from discreet.planning.linear_outlook import output_noise
 from discreet.planning.plan import Plan
 from discreet.planning.server_optimizer import ServerSGD
 from discreet.server.spread import FLAG, spread_of
-from discreet.settings.privacy import USER
+from discreet.settings.adjacency import USER
 from discreet.settings.rules import ConfigError
 from discreet.settings.settings import Settings
 from discreet.settings.training import LEAST_SQUARES

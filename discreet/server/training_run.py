@@ -39,7 +39,8 @@ from discreet.server.transport import (
     Transport,
     check_exchange,
 )
-from discreet.settings.privacy import GUARANTEES, USER, ClipConfig
+from discreet.settings.adjacency import GUARANTEES, USER
+from discreet.settings.clip_choice import ClipConfig
 from discreet.settings.wording import Key, Wording, in_words
 
 if TYPE_CHECKING:

@@ -11,6 +11,7 @@ from typing import Any
 
 from discreet.accounting.events import NONE, PLD, RDP
 from discreet.settings import rules
+from discreet.settings.adjacency import EXAMPLE, LOCAL, USER
 from discreet.settings.data import (
     MEANS,
     SITE,
@@ -23,11 +24,8 @@ from discreet.settings.data import (
 from discreet.settings.own_numbers import OwnNumbers
 from discreet.settings.privacy import (
     CORRELATED,
-    EXAMPLE,
-    LOCAL,
     PLAIN,
     SECURE,
-    USER,
     Accountant,
     Aggregation,
     CorrelationConfig,

@@ -4,37 +4,24 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass, field, fields
-from functools import cached_property, partial
+from functools import partial
 from typing import Annotated
 
 from pydantic import AfterValidator
 
 from discreet.accounting.events import ACCOUNTANTS, BISR, BSR, CORRELATIONS, NONE, PLD
-from discreet.privacy.quantile import LARGEST_NUMBER, QuantileEstimator
 from discreet.settings import rules
+from discreet.settings.adjacency import EXAMPLE
+from discreet.settings.clip_choice import ClipConfig
 from discreet.settings.own_numbers import OwnNumbers
 from discreet.settings.rules import (
-    ConfigError,
     check_all,
-    check_value,
     require,
     require_one,
     section,
 )
 from discreet.settings.wording import Key, Wording
 
-USER = "user"
-EXAMPLE = "example"
-LOCAL = "local"
-GUARANTEES = (USER, EXAMPLE, LOCAL)
-# The neighbouring data sets at example level.
-ZERO_OUT = "zero-out: one example contributes nothing, n stays"
-ADD_OR_REMOVE = "add or remove one example"
-# The same if the unit is an owner with all its rows.
-OF_OWNERS = {
-    ZERO_OUT: "zero-out: one owner, with all its rows, contributes nothing, n stays",
-    ADD_OR_REMOVE: "add or remove one owner, with all its rows",
-}
 ROW = "row"
 OWNER = "owner"
 PLAIN = "plain"
@@ -56,8 +43,6 @@ File = Annotated[
     # A run that is resumed elsewhere charges the same file.
     AfterValidator(lambda path: os.path.abspath(os.path.expanduser(path))),
 ]
-# A tenfold growth of the norms does not come from learning, unless the first norm was a poor guess.
-CLIP_GROWTH = 10
 
 
 def _check_level(level: str, section: ExamplePrivacyConfig | UserPrivacyConfig) -> None:
@@ -208,49 +193,6 @@ class LocalPrivacyConfig:
                 "privacy.local.noise_multiplier": self.noise_multiplier,
             }
             require_one(given, advice)
-
-
-@section("privacy.user.clip.")
-class ClipConfig:
-    """The clip norm of client updates: adaptive, tracking a quantile (Andrew et al. 2021), or
-    fixed. None: the rule for tables chooses it when the data are known."""
-
-    kind: Annotated[str, rules.one_of("adaptive", "fixed")] = "adaptive"
-    norm: rules.Positive | None = 1.0
-    max: float | None = None
-    target_quantile: rules.OpenShare = 0.5
-    learning_rate: rules.LearningRate = 0.2
-    search_rate: Annotated[float, rules.within(0, 10_000)] = 0.0
-    count_stddev: rules.NotNegative | None = None
-
-    def __post_init__(self) -> None:
-        if self.norm is not None:
-            known = rules.within(self.norm, LARGEST_NUMBER)
-            check_value(self.ceiling, "privacy.user.clip.max", known)
-
-    @property
-    def first(self) -> float:
-        """The first clip norm. ConfigError: no rule has chosen it."""
-        if self.norm is None:
-            raise ConfigError(Wording(Key("privacy.user.clip.norm"), " must be given"))
-        return self.norm
-
-    @cached_property
-    def ceiling(self) -> float:
-        """The largest adaptive clip norm."""
-        if self.max is None:
-            return min(CLIP_GROWTH * self.first, LARGEST_NUMBER)
-        return self.max
-
-    @cached_property
-    def estimator(self) -> QuantileEstimator:
-        """The rule by which an adaptive clip norm moves, at the first norm."""
-        return QuantileEstimator(
-            self.first, self.target_quantile, self.learning_rate, self.ceiling, self.search_rate
-        )
-
-
-CLIP = ClipConfig()  # of a mechanism that is asked for its events alone
 
 
 @section("privacy.user.correlation.")

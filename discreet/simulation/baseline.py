@@ -7,11 +7,7 @@ from pathlib import Path
 
 from discreet.data.description import read_description
 from discreet.settings.data import FOLDER
-from discreet.settings.privacy import (
-    ExamplePrivacyConfig,
-    LocalPrivacyConfig,
-    UserPrivacyConfig,
-)
+from discreet.settings.privacy import ExamplePrivacyConfig, LocalPrivacyConfig, UserPrivacyConfig
 from discreet.settings.rules import ConfigError
 from discreet.settings.settings import Settings
 

@@ -43,7 +43,7 @@ from discreet.protocol.messages import EPSILONS, TrainRequest
 from discreet.queries.query import Query
 from discreet.server.model_ratings import answers_of
 from discreet.server.transport import Failure
-from discreet.settings.privacy import EXAMPLE
+from discreet.settings.adjacency import EXAMPLE
 from discreet.settings.training import TaskConfig
 from discreet.simulation.chunk import (
     Chunk,

@@ -217,10 +217,7 @@ class Patches:
 
     def positions(self, image: tuple[int, ...]) -> list[int]:
         """The rows and columns of patches in an image of this height and width."""
-        ways = zip(
-            image, self.geometry.padding, self.geometry.kernel, self.geometry.stride, strict=True
-        )
-        return [(length + sum(sides) - size) // step + 1 for length, sides, size, step in ways]
+        return self.geometry.ends(image)
 
 
 @dataclass(frozen=True)

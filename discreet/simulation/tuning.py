@@ -29,7 +29,7 @@ from discreet.run_files.run_folder import RunFolder, read_tensors, write_tensors
 from discreet.run_files.whole_files import new_folder, replace_file, write_json
 from discreet.server.population_account import PopulationAccount
 from discreet.server.run_context import privacy_facts
-from discreet.settings.privacy import USER
+from discreet.settings.adjacency import USER
 from discreet.settings.rules import ConfigError
 from discreet.simulation.many_runs import Job, go_on
 

@@ -15,8 +15,8 @@ from discreet.per_example.objective import Loss
 from discreet.per_example.per_example import clipped_gradient_sum, clipped_sum_by_owner
 from discreet.privacy.owner_rows import OwnerRows, owner_rows
 from discreet.privacy.randomness import RandomSource
+from discreet.settings.adjacency import EXAMPLE
 from discreet.settings.client_settings import ClientSettings
-from discreet.settings.privacy import EXAMPLE
 
 
 class Held(Protocol):

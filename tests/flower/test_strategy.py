@@ -25,7 +25,7 @@ from discreet.planning.plan import Plan
 from discreet.run_files.predictions import load_model
 from discreet.run_files.resuming import asked_settings
 from discreet.run_files.run_folder import RunFolder
-from discreet.settings.privacy import USER
+from discreet.settings.adjacency import USER
 from discreet.settings.rules import ConfigError
 from tests.command import ledger, report, status
 from tests.flower.flower_apps import (

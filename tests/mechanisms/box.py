@@ -26,8 +26,10 @@ from discreet.mechanisms.sums import CohortSum, PartialReply, Replies, UpdateRow
 from discreet.privacy.clipping import ClippedSum
 from discreet.privacy.mechanisms import Gaussian
 from discreet.privacy.randomness import RandomSource
+from discreet.settings.adjacency import USER
 from discreet.settings.client_settings import UNBOUND, ClientSettings
-from discreet.settings.privacy import CLIP, PLANNED, USER, ClipConfig, Sizes
+from discreet.settings.clip_choice import CLIP, ClipConfig
+from discreet.settings.privacy import PLANNED, Sizes
 
 if TYPE_CHECKING:
     from dp_accounting import DpEvent

@@ -8,8 +8,9 @@ from discreet.mechanisms.central_gaussian import CentralGaussian
 from discreet.mechanisms.correlated_noise import CorrelatedNoise
 from discreet.mechanisms.masked_sums import MaskedGaussian
 from discreet.settings.client_settings import ClientSettings, UserTerms
+from discreet.settings.clip_choice import CLIP
 from discreet.settings.data import EvaluationConfig
-from discreet.settings.privacy import CLIP, CorrelationConfig, SecureConfig, Sizes
+from discreet.settings.privacy import CorrelationConfig, SecureConfig, Sizes
 
 
 def run_of(

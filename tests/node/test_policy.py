@@ -34,7 +34,7 @@ from discreet.node.policy import (
     words_of,
 )
 from discreet.node.work import work_of
-from discreet.settings.privacy import EXAMPLE, LOCAL, USER
+from discreet.settings.adjacency import EXAMPLE, LOCAL, USER
 from discreet.settings.settings import Settings, client_settings
 from tests.node.clients import OFF, config, request, work_in
 

@@ -19,6 +19,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from discreet.layers import convolution
 from discreet.per_example.objective import cross_entropy
 from discreet.per_example.per_example import clipped_gradient_sum, sequential_sum
+from tests.per_example.call_counts import as_on
 from tests.per_example.test_per_example_oracle import assert_matches
 
 Model = TypeVar("Model", bound=nn.Module)
@@ -265,15 +266,17 @@ class Twice(nn.Module):
 
 
 @pytest.mark.filterwarnings("ignore:Using padding='same' with even kernel:UserWarning")
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
 @pytest.mark.parametrize("name", LAYERS)
 def test_sums_and_norms_without_held_patches_are_those_of_single_examples(
-    name: str, monkeypatch: pytest.MonkeyPatch
+    name: str, device: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    as_on(device, monkeypatch)
     monkeypatch.setattr(convolution, "_FEW_PATCHES", 0)
     monkeypatch.setattr(convolution, "_PATCH_FLOATS", 400)  # some examples at a time
     monkeypatch.setattr(convolution, "grams_are_cheaper", lambda *_: True)
     made = list[Any]()
-    monkeypatch.setattr(convolution.Convolved, "mass", _noting(convolution.Convolved.mass, made))
+    monkeypatch.setattr(convolution.Convolved, "grams", _noting(convolution.Convolved.grams, made))
     layer, shape = LAYERS[name]
     inputs = torch.randn(6, *shape, generator=torch.Generator().manual_seed(40961))
     inputs[4] = float("inf")  # counts as zero
@@ -288,9 +291,9 @@ def test_sums_and_norms_without_held_patches_are_those_of_single_examples(
     assert norms.isinf().tolist() == [False] * 4 + [True, False]
 
 
-def _noting(mass: Any, made: list[Any]) -> Any:
-    def noted(self: Any, order: int) -> Tensor:
+def _noting(grams: Any, made: list[Any]) -> Any:
+    def noted(self: Any) -> Any:
         made.append(self)
-        return mass(self, order)
+        return grams(self)
 
     return noted

@@ -32,8 +32,8 @@ from discreet.queries.query import Query
 from discreet.run_files.run_folder import RunFolder
 from discreet.server.model_ratings import RatingPlan
 from discreet.server.training_run import TrainingRun
+from discreet.settings.adjacency import EXAMPLE, LOCAL, USER
 from discreet.settings.compose import load_asked, load_config
-from discreet.settings.privacy import EXAMPLE, LOCAL, USER
 from discreet.settings.settings import Settings
 from discreet.simulation.in_process import simulate
 
