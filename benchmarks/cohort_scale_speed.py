@@ -23,9 +23,9 @@ from discreet.planning.plan import Plan, planned
 from discreet.planning.state import State, initial_state
 from discreet.privacy.randomness import secure_source
 from discreet.protocol.messages import TrainRequest
+from discreet.run_files.compose import load_config
 from discreet.server.round import stepped
 from discreet.server.transport import ReplyStats
-from discreet.settings.compose import load_config
 from discreet.simulation.cohort import BatchedTransport, engine_of
 
 # (population, expected cohort): growing populations, then growing cohorts of the largest one.

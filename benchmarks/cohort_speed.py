@@ -37,8 +37,8 @@ from discreet.planning.plan import planned
 from discreet.privacy.clipping import ClippedSum
 from discreet.privacy.randomness import secure_source
 from discreet.protocol.messages import TrainRequest
+from discreet.run_files.compose import load_config
 from discreet.server.transport import ReplyStats
-from discreet.settings.compose import load_config
 from discreet.settings.data import DataConfig
 from discreet.settings.settings import Settings, client_settings
 from discreet.simulation.cohort import BatchedTransport, engine_of

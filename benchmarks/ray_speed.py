@@ -26,8 +26,8 @@ from discreet.mechanisms.round_state import RoundStart
 from discreet.models.models import build_model, flatten_parameters
 from discreet.planning.plan import planned
 from discreet.protocol.messages import TrainRequest
+from discreet.run_files.compose import load_config
 from discreet.server.transport import ReplyStats
-from discreet.settings.compose import load_config
 from discreet.simulation.cohort import BatchedTransport, MakesWorkers, engine_of
 
 FORKED, ONE_NODE, TWO_NODES = (

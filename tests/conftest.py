@@ -31,8 +31,7 @@ from xdist.scheduler import LoadFileScheduling
 from discreet.layers.draws import seed_draws
 from discreet.ledger.rollback_guard import STATE_VARIABLE
 from discreet.reporting import model_export
-from discreet.run_files import resuming
-from discreet.settings import compose
+from discreet.run_files import compose, resuming
 from discreet.settings.rules import ConfigError
 from discreet.simulation import cohort
 

@@ -9,11 +9,11 @@ from pathlib import Path
 
 from discreet.ledger.durable_ledger import Charge, DurableLedger
 from discreet.planning.plan import Plan, resolve_noise
+from discreet.run_files.compose import load_config
 from discreet.run_files.run_folder import ASKED, RunFolder
 from discreet.run_files.run_ledgers import create_ledgers
 from discreet.run_files.whole_files import write_json
 from discreet.settings.adjacency import USER
-from discreet.settings.compose import load_config
 
 ENDED = {"rounds": 1, "stopped": None, "guarantees": []}
 

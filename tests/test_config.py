@@ -17,10 +17,10 @@ import discreet
 from discreet.planning.plan import planned
 from discreet.planning.server_optimizer import ServerSGD
 from discreet.protocol.messages import TrainRequest, request_items, request_of
+from discreet.run_files import compose
+from discreet.run_files.call import Call
+from discreet.run_files.compose import load_asked, load_config, parse_asked
 from discreet.run_files.run_folder import RunFolder
-from discreet.settings import compose
-from discreet.settings.call import Call
-from discreet.settings.compose import load_asked, load_config, parse_asked
 from discreet.settings.other_names import ALIASES
 from discreet.settings.places import app_folder, conf_folder, own_files
 from discreet.settings.privacy import SecureConfig

@@ -20,8 +20,8 @@ import yaml
 import discreet
 from discreet.cli.verbs import VERBS
 from discreet.planning.prices import sampled_prices
+from discreet.run_files.compose import load_asked, load_config
 from discreet.server.round import one_round
-from discreet.settings.compose import load_asked, load_config
 from tests.command import calibrate
 
 ROOT = Path(__file__).resolve().parent.parent

@@ -18,8 +18,8 @@ import discreet
 from discreet.flower.serving import encode_request, parameters_record
 from discreet.ledger.durable_ledger import DurableLedger
 from discreet.node.app import train
+from discreet.run_files.compose import load_asked
 from discreet.server import training_run
-from discreet.settings.compose import load_asked
 from discreet.simulation.in_process import simulate
 from tests.node.clients import config, request
 

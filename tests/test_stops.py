@@ -16,9 +16,9 @@ from discreet.cli.main import main
 from discreet.ledger.durable_ledger import Charge, DurableLedger
 from discreet.privacy.selection import TrialCount
 from discreet.reporting import model_export
+from discreet.run_files.compose import load_asked
 from discreet.run_files.run_folder import RunFolder
 from discreet.server.population_account import ADJACENCIES, Population, create_account
-from discreet.settings.compose import load_asked
 from discreet.simulation.in_process import simulate
 from tests.guard.made import site
 from tests.stopping import every_stop, in_fork, same_files, visible

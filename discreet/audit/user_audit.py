@@ -48,13 +48,13 @@ from discreet.planning.plan import Plan
 from discreet.planning.state import State
 from discreet.privacy.sampling import in_turn
 from discreet.protocol.messages import TrainReply, TrainRequest
+from discreet.run_files.call import Call
 from discreet.run_files.metrics_table import unrated
 from discreet.run_files.run_folder import RunFolder
 from discreet.server.session import open_session
 from discreet.server.training_run import TrainingRun
 from discreet.server.transport import Reply, ReplyStats, Transport
 from discreet.settings.adjacency import USER
-from discreet.settings.call import Call
 from discreet.settings.rules import ConfigError
 from discreet.simulation.in_process import virtual_clients
 

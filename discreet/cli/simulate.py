@@ -34,9 +34,9 @@ from discreet.cli.console import Words
 from discreet.cli.sweep import Sweep, all_succeed, sweep_of
 from discreet.deployment.interruption import ending, folder_in, not_begun, override, resumable
 from discreet.logs import log_to
+from discreet.run_files.call import Call
 from discreet.run_files.resuming import asked_settings
 from discreet.run_files.run_folder import RunFolder
-from discreet.settings.call import Call
 from discreet.settings.rules import ConfigError
 from discreet.settings.settings import Settings
 from discreet.simulation.baseline import ENDING, check_public, without_privacy

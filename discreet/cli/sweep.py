@@ -15,10 +15,10 @@ from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError  # type: ignore[import-untyped]
 
 from discreet.deployment.interruption import ending, interrupt_below
+from discreet.run_files.call import Call
+from discreet.run_files.compose import NOT_PART, listed_runs, load_asked
 from discreet.run_files.run_folder import RunFolder
 from discreet.run_files.whole_files import replace_file
-from discreet.settings.call import Call
-from discreet.settings.compose import NOT_PART, listed_runs, load_asked
 from discreet.settings.rules import ConfigError
 from discreet.settings.settings import Settings
 from discreet.simulation.in_process import check

@@ -202,7 +202,7 @@ def _app(given: Sequence[str]) -> typer.Typer:
                 listed = ["--multirun"]
             else:
                 listed = []
-            import_module("discreet.settings.compose").check_words([*listed, *given[1:]])
+            import_module("discreet.run_files.compose").check_words([*listed, *given[1:]])
     if asked is not None and asked.loads and sys.stderr.isatty():
         print(f"discreet {given[0]}: loading PyTorch", file=sys.stderr)
     for name, verb in VERBS.items():

@@ -50,6 +50,7 @@ from discreet.protocol.messages import (
 from discreet.protocol.run_end import end_run
 from discreet.protocol.simulated import set_up_simulation
 from discreet.queries.query import query_of
+from discreet.run_files.call import Call
 from discreet.run_files.resuming import asked_settings
 from discreet.run_files.run_folder import change_state, state_of
 from discreet.server.data_questions import answers_by, written_statistics
@@ -59,7 +60,6 @@ from discreet.server.run_context import interruptible
 from discreet.server.session import Session, finish, normalised, prepare
 from discreet.server.training_run import TrainingRun
 from discreet.server.transport import Transport
-from discreet.settings.call import Call
 from discreet.settings.rules import ConfigError
 from discreet.settings.settings import Settings
 

@@ -46,6 +46,7 @@ from discreet.protocol.simulated import set_up_simulation
 from discreet.queries.evaluation_result import EvaluationResult
 from discreet.queries.metrics import metric_blocks
 from discreet.queries.query import Query
+from discreet.run_files.call import Call
 from discreet.run_files.metrics_table import unrated
 from discreet.run_files.opening import check_output, output_folder
 from discreet.run_files.resuming import same_settings
@@ -61,7 +62,6 @@ from discreet.server.run_context import (
     say_how_it_ended,
 )
 from discreet.server.training_run import OnRound, TrainingRun
-from discreet.settings.call import Call
 from discreet.settings.privacy import Sizes
 from discreet.settings.rules import ConfigError, plain, require
 from discreet.settings.settings import Settings

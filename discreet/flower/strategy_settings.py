@@ -16,8 +16,8 @@ from discreet.mechanisms.masked_sums import MaskedGaussian
 from discreet.mechanisms.mechanism import Mechanism
 from discreet.mechanisms.mechanism_table import OF_A_RUN
 from discreet.planning.server_optimizer import ServerSGD, server_section
+from discreet.run_files.compose import parse_asked
 from discreet.settings.clip_choice import CLIP_WORDS, AdaptiveClipping, FixedClipping
-from discreet.settings.compose import parse_asked
 from discreet.settings.own_numbers import kept_numbers, own_name
 from discreet.settings.privacy import PLAIN, SECURE
 from discreet.settings.rules import ConfigError, did_you_mean, plain, require

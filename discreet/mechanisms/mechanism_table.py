@@ -13,7 +13,6 @@ from discreet.mechanisms.client_noise import OwnNoise
 from discreet.mechanisms.local_dp_sgd import LocalDpSgd
 from discreet.mechanisms.local_noise import LocalNoise
 from discreet.mechanisms.mechanism import CLIENTS, SERVER, Mechanism
-from discreet.mechanisms.unprotected import Unprotected
 from discreet.settings.adjacency import EXAMPLE, USER
 from discreet.settings.client_settings import ClientSettings
 from discreet.settings.clip_choice import CLIP, ClipConfig
@@ -111,10 +110,15 @@ def round_mechanism(
     run: ClientSettings, clip: ClipConfig = CLIP, sizes: Sizes = PLANNED
 ) -> Mechanism:
     """The mechanism of the server's rounds."""
-    of_clients = mechanisms_of(run, clip, sizes).values()
-    return server_mechanism(run, clip, sizes) or next(
-        iter(of_clients), Unprotected(run, clip, sizes)
-    )
+    found = server_mechanism(run, clip, sizes)
+    if found is not None:
+        return found
+    of_clients = mechanisms_of(run, clip, sizes)
+    if of_clients:
+        return next(iter(of_clients.values()))
+    from discreet.mechanisms.unprotected import Unprotected
+
+    return Unprotected(run, clip, sizes)
 
 
 def masked_mechanism(run: ClientSettings, sizes: Sizes = PLANNED) -> Mechanism | None:

@@ -11,8 +11,8 @@ from pathlib import Path
 from filelock import FileLock, Timeout
 
 from discreet.ledger.durable_ledger import DurableLedger
+from discreet.run_files.call import Call
 from discreet.run_files.run_folder import CONFIG, RunFolder
-from discreet.settings.call import Call
 from discreet.settings.rules import ConfigError
 from discreet.settings.wording import Key, Wording
 

@@ -47,11 +47,11 @@ from discreet.ledger.durable_ledger import (
 )
 from discreet.planning.plan import Plan
 from discreet.planning.state import State
+from discreet.run_files.call import Call
+from discreet.run_files.compose import parse_asked
 from discreet.run_files.metrics_table import line_of, table_of
 from discreet.run_files.whole_files import replace_file
 from discreet.settings.adjacency import EXAMPLE, LOCAL
-from discreet.settings.call import Call
-from discreet.settings.compose import parse_asked
 from discreet.settings.rules import ConfigError
 from discreet.settings.settings import Settings, described
 

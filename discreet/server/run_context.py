@@ -22,6 +22,7 @@ from discreet.planning.run_price import price_lines
 from discreet.planning.state import Outcome, State, initial_state
 from discreet.privacy.grid import LARGEST_SCALE
 from discreet.privacy.randomness import RandomSource, source_of
+from discreet.run_files.call import Call
 from discreet.run_files.clients_account import with_lost_rounds
 from discreet.run_files.opening import LOCK_SECONDS, check_output, only_writer
 from discreet.run_files.run_folder import (
@@ -36,7 +37,6 @@ from discreet.run_files.run_ledgers import check_ledgers, create_ledgers, whole
 from discreet.run_files.whole_files import write_json
 from discreet.server.population_account import PopulationAccount
 from discreet.settings.adjacency import EXAMPLE, LOCAL
-from discreet.settings.call import Call
 from discreet.settings.client_settings import ClientSettings
 
 logger = logging.getLogger("discreet")

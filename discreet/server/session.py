@@ -27,6 +27,7 @@ from discreet.planning.run_price import average_units
 from discreet.planning.state import Outcome
 from discreet.queries.evaluation_result import EvaluationResult
 from discreet.queries.metrics import evaluation_on
+from discreet.run_files.call import Call
 from discreet.run_files.final_results import FILE as TEST_SET
 from discreet.run_files.final_results import final_results
 from discreet.run_files.metrics_table import unrated
@@ -44,7 +45,6 @@ from discreet.server.rising import rising_shapes
 from discreet.server.run_context import RunContext, announce, close_run, open_run, say_how_it_ended
 from discreet.server.training_run import OnRound, TrainingRun
 from discreet.server.transport import Transport
-from discreet.settings.call import Call
 from discreet.settings.data import own_metrics
 from discreet.settings.privacy import PrivacyConfig
 from discreet.settings.rules import settings_json

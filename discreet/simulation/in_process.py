@@ -26,11 +26,11 @@ from discreet.planning.state import Outcome
 from discreet.privacy.secure_grid import SecureSum
 from discreet.protocol.messages import NORMALISE, TrainReply, TrainRequest, VirtualClient
 from discreet.queries.query import query_of
+from discreet.run_files.call import Call
 from discreet.server.resolve import resolve
 from discreet.server.session import Session, finish, normalised, prepare, training_run
 from discreet.server.training_run import OnRound
 from discreet.server.transport import Failure, Reply, RoundAbandoned, Transport
-from discreet.settings.call import Call
 from discreet.settings.client_settings import ClientSettings
 from discreet.settings.privacy import PrivacyConfig
 from discreet.settings.rules import ConfigError, Rule, check_value, require_extra

@@ -22,9 +22,9 @@ from typing import TYPE_CHECKING, Any
 from discreet.ledger.durable_ledger import DurableLedger, LedgerError
 from discreet.logs import log_to
 from discreet.planning.plan import Plan
+from discreet.run_files.call import Call
 from discreet.run_files.opening import holds_run, only_writer
 from discreet.run_files.run_folder import CONFIG, OVER, RunFolder, note_interruption, state_of
-from discreet.settings.call import Call
 from discreet.settings.privacy import PrivacyConfig
 from discreet.settings.rules import ConfigError, require_extra
 from discreet.settings.settings import Settings

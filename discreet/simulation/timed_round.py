@@ -14,8 +14,8 @@ from discreet.data.examples import Examples, Task
 from discreet.data.targets import CLASSES, LABELS, SEQUENCES
 from discreet.planning.plan import Plan
 from discreet.planning.round_cost import RoundCost, peak_memory
+from discreet.run_files.call import Call
 from discreet.server.session import open_session, training_run
-from discreet.settings.call import Call
 from discreet.simulation.in_process import virtual_clients
 
 ROUNDS = 2  # the first one warms up

@@ -19,8 +19,8 @@ from discreet.planning.plan import Plan
 from discreet.privacy import step_draws
 from discreet.privacy.randomness import seeded_source
 from discreet.protocol.messages import TrainRequest
+from discreet.run_files.compose import load_config
 from discreet.server.resolve import resolve
-from discreet.settings.compose import load_config
 from discreet.settings.settings import Settings, client_settings
 from tests.audit.made import halve_the_noise
 from tests.mechanisms.made import central

@@ -16,8 +16,8 @@ from discreet.audit.verdict import judge
 from discreet.planning.plan import Plan
 from discreet.planning.state import State
 from discreet.privacy.randomness import seeded_source
+from discreet.run_files.compose import load_config
 from discreet.server.resolve import resolve
-from discreet.settings.compose import load_config
 from discreet.settings.settings import Settings
 from tests.audit.federation_audit import audit_federation, words_of
 from tests.made_runs import make_run

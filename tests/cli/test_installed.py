@@ -16,7 +16,7 @@ import pytest
 
 from discreet.cli.new import SETTINGS
 from discreet.data.datasets import load_task
-from discreet.settings.compose import load_asked, load_config
+from discreet.run_files.compose import load_asked, load_config
 from discreet.simulation.in_process import simulate
 from tests.command import new
 from tests.tables.made_tables import make_project, write_table

@@ -21,8 +21,8 @@ from discreet.cli.verbs import VERBS
 from discreet.ledger.durable_ledger import DurableLedger
 from discreet.planning.plan import Plan
 from discreet.privacy.sampling import CohortSampling
+from discreet.run_files.compose import load_asked
 from discreet.run_files.run_folder import RunFolder
-from discreet.settings.compose import load_asked
 from discreet.simulation.in_process import simulate
 from tests.command import simulate as simulate_command
 

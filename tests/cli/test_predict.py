@@ -11,8 +11,8 @@ import pytest
 from sklearn.datasets import load_breast_cancer
 
 from discreet.data.datasets import load_task
+from discreet.run_files.compose import load_asked
 from discreet.run_files.predictions import load_model, predict, read_inputs, write_predictions
-from discreet.settings.compose import load_asked
 from discreet.simulation.in_process import simulate
 from tests.command import predict as main
 

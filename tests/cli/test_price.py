@@ -13,8 +13,8 @@ from dp_accounting.pld import PLDAccountant
 from discreet.planning.plan import planned
 from discreet.planning.run_price import price_lines
 from discreet.privacy.mechanisms import analytic_gaussian_noise_multiplier
+from discreet.run_files.compose import load_config
 from discreet.run_files.run_folder import RunFolder
-from discreet.settings.compose import load_config
 from tests.command import plan, report, simulate
 from tests.tables.made_tables import TOML, make_project
 

@@ -15,10 +15,10 @@ from discreet.accounting.privacy_ledger import PrivacyLedger
 from discreet.ledger.durable_ledger import DurableLedger, LedgerError
 from discreet.planning.plan import Plan, planned
 from discreet.privacy.selection import TrialCount
+from discreet.run_files.call import Call
+from discreet.run_files.compose import load_config
 from discreet.run_files.run_folder import RunFolder
 from discreet.server.population_account import ADJACENCIES, Population, create_account
-from discreet.settings.call import Call
-from discreet.settings.compose import load_config
 from discreet.settings.rules import ConfigError
 from discreet.settings.settings import Settings
 from discreet.simulation import many_runs, tuning

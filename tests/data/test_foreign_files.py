@@ -15,7 +15,7 @@ import pytest
 from discreet.data.csv_table import MOST_COLUMNS, CsvTable
 from discreet.data.folder import load_folder
 from discreet.data.targets import FolderError
-from discreet.settings.compose import load_asked
+from discreet.run_files.compose import load_asked
 from discreet.simulation.in_process import simulate
 from tests import foreign_files
 from tests.command import data

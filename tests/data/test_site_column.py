@@ -9,8 +9,8 @@ import pytest
 from discreet import ConfigError, simulate
 from discreet.data.datasets import load_task
 from discreet.data.partition import client_examples_of
+from discreet.run_files.compose import load_config
 from discreet.run_files.run_folder import RunFolder
-from discreet.settings.compose import load_config
 from tests.tables.made_tables import write_hospital
 
 ROWS = [

@@ -13,8 +13,8 @@ import torch
 
 from discreet.deployment.flower_home import flower_environment, free_port
 from discreet.ledger.durable_ledger import DurableLedger
+from discreet.run_files.compose import load_asked
 from discreet.run_files.run_folder import RunFolder, state_of
-from discreet.settings.compose import load_asked
 from discreet.simulation.in_process import simulate
 from discreet.simulation.processes import child_processes
 from tests.command import run as main

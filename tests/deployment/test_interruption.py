@@ -20,9 +20,9 @@ from discreet.deployment.flower_home import wait_until
 from discreet.deployment.interruption import folder_in, not_begun, resumable
 from discreet.deployment.local_federation import Federation
 from discreet.ledger.durable_ledger import DurableLedger
+from discreet.run_files.compose import load_asked, load_config
 from discreet.run_files.opening import only_writer
 from discreet.run_files.run_folder import CONFIG, RunFolder, RunStatus, state_of, write_status
-from discreet.settings.compose import load_asked, load_config
 from discreet.simulation.processes import RunLostError
 from tests.deployment.ends import RUN_SECONDS
 from tests.scripts.living import (

@@ -32,9 +32,9 @@ from discreet.planning.state import State
 from discreet.privacy.randomness import secure_source
 from discreet.privacy.sampling import in_turn
 from discreet.protocol.messages import TrainReply, TrainRequest
+from discreet.run_files.compose import load_asked
 from discreet.run_files.run_folder import RunFolder, RunSecrets, read_status, state_of
 from discreet.settings.client_settings import ClientSettings
-from discreet.settings.compose import load_asked
 from discreet.simulation.in_process import simulate
 from discreet.simulation.processes import child_processes
 from tests.deployment.ends import RUN_SECONDS, end, finish, kill

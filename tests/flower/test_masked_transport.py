@@ -16,9 +16,9 @@ from discreet.masking.wire import Part, Stage, Terms, read_request
 from discreet.protocol.masked_messages import read_masking
 from discreet.protocol.messages import MASKING
 from discreet.protocol.simulated import FOLDER
+from discreet.run_files.compose import load_asked
 from discreet.run_files.run_folder import RunFolder, read_status
 from discreet.server.transport import NobodyAnswers
-from discreet.settings.compose import load_asked
 from discreet.simulation.in_process import simulate
 from tests.flower.masked_grid import (
     PATIENT,

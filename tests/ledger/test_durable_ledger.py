@@ -18,9 +18,9 @@ from dp_accounting import GaussianDpEvent, LaplaceDpEvent, PoissonSampledDpEvent
 
 from discreet.ledger.durable_ledger import Charge, DurableLedger, LedgerError
 from discreet.ledger.rollback_guard import STATE_VARIABLE, connected
+from discreet.run_files.compose import load_asked
 from discreet.run_files.ledger_copy import copy_ledger
 from discreet.run_files.opening import only_writer
-from discreet.settings.compose import load_asked
 from discreet.simulation.in_process import simulate
 from tests.ledger.charging import charge
 

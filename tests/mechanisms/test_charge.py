@@ -16,8 +16,8 @@ from discreet.mechanisms.mechanism import Uncharged
 from discreet.mechanisms.sums import UnopenedSum
 from discreet.planning.state import initial_state
 from discreet.privacy.randomness import seeded_source
+from discreet.run_files.compose import load_asked
 from discreet.run_files.run_folder import RunFolder
-from discreet.settings.compose import load_asked
 from discreet.settings.rules import ConfigError
 from discreet.simulation.in_process import simulate
 from tests.mechanisms.made import masked

@@ -37,9 +37,9 @@ from discreet.privacy.mechanisms import analytic_gaussian_noise_multiplier
 from discreet.privacy.randomness import seeded_source
 from discreet.privacy.sampling import CohortSampling
 from discreet.protocol.messages import TrainReply, TrainRequest
+from discreet.run_files.compose import load_asked, load_config
 from discreet.run_files.resuming import asked_settings
 from discreet.run_files.run_folder import SECRETS, RunFolder, RunSecrets
-from discreet.settings.compose import load_asked, load_config
 from discreet.settings.rules import ConfigError
 from discreet.settings.settings import Settings, client_settings
 from discreet.simulation.in_process import simulate

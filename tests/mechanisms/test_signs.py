@@ -22,9 +22,9 @@ from discreet.planning.plan import Plan, planned
 from discreet.planning.state import State, initial_state
 from discreet.privacy.randomness import RandomSource
 from discreet.protocol.messages import TrainReply, TrainRequest
+from discreet.run_files.compose import load_asked, load_config
 from discreet.run_files.run_folder import RunFolder
 from discreet.settings.clip_choice import CLIP
-from discreet.settings.compose import load_asked, load_config
 from discreet.settings.privacy import Sizes
 from discreet.settings.rules import ConfigError, settings_json
 from discreet.settings.settings import Settings, client_settings

@@ -28,8 +28,8 @@ from discreet.models.transformer import Reader
 from discreet.per_example.objective import cross_entropy, trainable
 from discreet.per_example.per_example import clipped_gradient_sum
 from discreet.per_example.trial import same_chance
+from discreet.run_files.compose import load_asked
 from discreet.run_files.run_folder import RunFolder
-from discreet.settings.compose import load_asked
 from discreet.settings.rules import ConfigError
 from discreet.simulation.in_process import simulate
 from tests.tiny_transformers import write_bert, write_texts

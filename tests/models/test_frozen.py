@@ -23,10 +23,10 @@ from discreet.node.work import work_of
 from discreet.per_example.objective import trainable
 from discreet.privacy.randomness import RandomSource, seeded_source
 from discreet.protocol.messages import MalformedMessage, request_items, request_of
+from discreet.run_files.compose import load_asked
 from discreet.run_files.predictions import named_parameters_of
 from discreet.run_files.run_folder import RunFolder
 from discreet.server.model_check import check_model
-from discreet.settings.compose import load_asked
 from discreet.settings.rules import ConfigError
 from discreet.simulation.in_process import simulate
 from discreet.training.local_training import ExamplePrivacy, LocalSettings, local_update

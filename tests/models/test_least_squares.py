@@ -12,9 +12,9 @@ import torch
 from safetensors.torch import load_file
 
 from discreet.models.least_squares import LOGITS, LeastSquares
+from discreet.run_files.compose import load_asked, load_config
 from discreet.run_files.predictions import load_model
 from discreet.run_files.run_folder import RunFolder
-from discreet.settings.compose import load_asked, load_config
 from discreet.settings.rules import ConfigError
 from discreet.simulation.in_process import simulate
 from discreet.training.losses import least_squares

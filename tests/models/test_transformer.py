@@ -26,9 +26,9 @@ from discreet.node.work import work_of
 from discreet.per_example.objective import trainable
 from discreet.per_example.per_example import clipped_gradient_sum
 from discreet.protocol.messages import MalformedMessage, TrainRequest, VirtualClient
+from discreet.run_files.compose import load_asked, load_config
 from discreet.run_files.run_folder import RunFolder
 from discreet.server.model_check import check_fits
-from discreet.settings.compose import load_asked, load_config
 from discreet.settings.rules import ConfigError
 from discreet.settings.settings import client_settings
 from discreet.settings.training import LoraConfig, ModelConfig

@@ -30,8 +30,8 @@ from discreet.protocol.messages import (
     request_items,
     request_of,
 )
+from discreet.run_files.compose import parse_asked
 from discreet.settings.client_settings import ClientSettings
-from discreet.settings.compose import parse_asked
 from discreet.settings.settings import Settings, client_settings
 
 DIMS, CLASSES = 5, 3

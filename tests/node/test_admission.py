@@ -20,10 +20,10 @@ from discreet.node.admission import Admitted, admit
 from discreet.node.work import work_of
 from discreet.planning.state import Outcome
 from discreet.protocol.messages import TrainRequest
+from discreet.run_files.compose import load_asked, load_config
 from discreet.run_files.run_folder import RunFolder
 from discreet.settings.adjacency import EXAMPLE, LOCAL, USER
 from discreet.settings.client_settings import ClientSettings
-from discreet.settings.compose import load_asked, load_config
 from discreet.settings.settings import client_settings
 from discreet.simulation.in_process import simulate
 from tests.node.clients import ledger_at

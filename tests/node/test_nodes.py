@@ -21,7 +21,7 @@ from discreet.node.nodes import client_of, node_client, node_examples, share_of,
 from discreet.node.work import work_of
 from discreet.protocol.messages import Assignment, TrainRequest, VirtualClient
 from discreet.protocol.simulated import leave_ticket
-from discreet.settings.compose import load_config
+from discreet.run_files.compose import load_config
 from discreet.settings.settings import Settings
 from tests.node.clients import OFF, config, request
 

@@ -30,7 +30,7 @@ from discreet.data.datasets import load_task
 from discreet.flower.serving import encode_request, parameters_record
 from discreet.mechanisms.sums import CohortSum
 from discreet.node.app import train
-from discreet.settings.compose import load_config
+from discreet.run_files.compose import load_config
 from tests.conftest import REPOSITORY
 from tests.node.clients import EXAMPLE, config, ledger_at, request
 from tests.perimeter.followed import PACKAGE, Followed, Place, followed_from

@@ -14,7 +14,7 @@ from sklearn.metrics import balanced_accuracy_score, roc_auc_score
 from discreet.data.examples import Examples, Task, TaskShape
 from discreet.planning.constant_guess import ConstantGuess, constant_guess, last_warning
 from discreet.queries.metrics import evaluate, is_uneven, uneven_scores
-from discreet.settings.compose import load_asked
+from discreet.run_files.compose import load_asked
 from discreet.settings.training import TaskConfig
 from discreet.simulation.in_process import simulate
 

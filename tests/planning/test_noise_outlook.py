@@ -14,7 +14,7 @@ import pytest
 
 from discreet.planning.noise_outlook import NoiseOutlook, check_noise, noise_outlook, noise_ratio
 from discreet.planning.plan import Plan, planned, resolve_noise
-from discreet.settings.compose import load_asked, load_config
+from discreet.run_files.compose import load_asked, load_config
 from discreet.settings.rules import ConfigError
 from discreet.settings.settings import Settings
 from discreet.simulation.in_process import simulate

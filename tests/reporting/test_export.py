@@ -14,8 +14,8 @@ import numpy as np
 import pytest
 import yaml
 
+from discreet.run_files.compose import load_asked
 from discreet.run_files.predictions import load_model
-from discreet.settings.compose import load_asked
 from discreet.simulation.in_process import simulate
 from tests.command import export, predict
 from tests.tables.made_tables import make_project

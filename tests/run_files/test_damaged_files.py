@@ -18,6 +18,7 @@ from discreet.cli.main import main
 from discreet.ledger.durable_ledger import Charge, DurableLedger, LedgerError
 from discreet.ledger.rollback_guard import STATE_VARIABLE
 from discreet.masking.identity import Directory, IdentityError
+from discreet.run_files.compose import load_asked
 from discreet.run_files.run_folder import (
     ASKED,
     CONFIG,
@@ -27,7 +28,6 @@ from discreet.run_files.run_folder import (
     read_status,
     write_tensors,
 )
-from discreet.settings.compose import load_asked
 from discreet.simulation.in_process import simulate
 from tests.made_runs import copied
 

@@ -31,10 +31,10 @@ from discreet.node.work import work_of
 from discreet.planning.plan import planned
 from discreet.protocol import run_end
 from discreet.run_files import run_folder
+from discreet.run_files.call import Call
+from discreet.run_files.compose import load_asked, load_config
 from discreet.run_files.run_folder import RunFolder, state_of
 from discreet.run_files.run_ledgers import check_ledgers
-from discreet.settings.call import Call
-from discreet.settings.compose import load_asked, load_config
 from discreet.settings.settings import Settings
 from discreet.simulation.in_process import simulate
 from tests.command import ledger as ledger_command

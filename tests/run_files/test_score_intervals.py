@@ -12,10 +12,10 @@ from sklearn.metrics import roc_auc_score
 
 from discreet.data.targets import CLASS, LABELS, NUMBERS, SEQUENCES, Target
 from discreet.queries.metrics import number_scores, uneven_scores
+from discreet.run_files.compose import load_asked
 from discreet.run_files.predictions import indicators_of, load_model, task_of
 from discreet.run_files.predictions import predict as predicted
 from discreet.run_files.score_intervals import _auc, intervals_of
-from discreet.settings.compose import load_asked
 from discreet.simulation.in_process import simulate
 from tests.command import export, predict, report
 from tests.tables.made_tables import make_project

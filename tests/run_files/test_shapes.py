@@ -14,8 +14,8 @@ from discreet.data.description import DataDescription, description_of
 from discreet.data.encoding import column_names, encoded_columns
 from discreet.data.targets import CLASS, LABELS, NUMBERS, Target
 from discreet.reporting.interpret_form import interpret_form
+from discreet.run_files.compose import load_asked
 from discreet.run_files.shapes import LinearWeights, shape_rows, shapes_of
-from discreet.settings.compose import load_asked
 from discreet.simulation.in_process import simulate
 from tests.command import export, report
 from tests.tables.made_tables import make_project

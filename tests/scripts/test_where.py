@@ -48,7 +48,7 @@ def put(folder: Path, name: str, text: str, *, after: str = "") -> None:
 def experiment(folder: Path) -> str:
     put(folder, "conf/experiment/hello.yaml", "# @package _global_\n# Shows.\nrounds: 77\n")
     return (
-        "from discreet.settings.compose import load_config\n"
+        "from discreet.run_files.compose import load_config\n"
         "assert load_config(['experiment=hello']).rounds == 77"
     )
 
@@ -58,7 +58,7 @@ def setting(folder: Path) -> str:
     put(folder, "discreet/settings/training.py", "    hello: rules.Count = 3\n", after=epochs)
     put(folder, "conf/config.yaml", "  hello: 3  # a number\n", after="in each round\n")
     return (
-        "from discreet.settings.compose import load_config\n"
+        "from discreet.run_files.compose import load_config\n"
         "assert load_config(['training.hello=4']).training.hello == 4\n"
         "assert load_config([]).training.hello == 3"
     )

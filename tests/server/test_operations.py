@@ -24,11 +24,11 @@ from discreet.flower.serving import config_of
 from discreet.logs import FIELDS, log_to
 from discreet.mechanisms.sums import PartialReply
 from discreet.protocol.messages import TrainReply
+from discreet.run_files.compose import load_asked
 from discreet.run_files.opening import only_writer
 from discreet.run_files.run_folder import RunFolder
 from discreet.server.progress import Progress
 from discreet.server.transport import Failure
-from discreet.settings.compose import load_asked
 from discreet.settings.rules import ConfigError
 from discreet.simulation.in_process import simulate
 from examples.trackers import mlflow_rounds, prometheus_rounds, tensorboard_rounds

@@ -19,6 +19,8 @@ from dp_accounting.pld import PLDAccountant
 from discreet.accounting.privacy_ledger import PrivacyLedger
 from discreet.ledger.budget import BudgetSpent, ServerBudget
 from discreet.ledger.durable_ledger import Charge, DurableLedger, LedgerError
+from discreet.run_files.call import Call
+from discreet.run_files.compose import load_asked
 from discreet.run_files.run_folder import RunFolder
 from discreet.server.population_account import (
     ADJACENCIES,
@@ -26,8 +28,6 @@ from discreet.server.population_account import (
     PopulationAccount,
     create_account,
 )
-from discreet.settings.call import Call
-from discreet.settings.compose import load_asked
 from discreet.settings.rules import ConfigError
 from discreet.settings.settings import Settings
 from discreet.simulation.in_process import simulate

@@ -29,11 +29,11 @@ from discreet.queries.answers import AnswerPart
 from discreet.queries.metrics import LARGEST_LOGIT, SCORE_BINS, metric_blocks
 from discreet.queries.query import Query, Sums, shape_of_data
 from discreet.queries.statistic_answers import statistic_blocks
+from discreet.run_files.compose import load_config
 from discreet.server.data_questions import ask, statistics_noise
 from discreet.server.resolve import resolve, with_range
 from discreet.server.roc import RocPoint, roc_points
 from discreet.server.run_context import RunContext
-from discreet.settings.compose import load_config
 from discreet.settings.data import STATISTICS
 from discreet.settings.settings import Settings
 from tests.replay import replay

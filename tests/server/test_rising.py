@@ -20,11 +20,11 @@ from discreet.data.examples import Examples, Task, TaskShape
 from discreet.data.targets import CLASS, NUMBERS, Target
 from discreet.models.models import flatten_parameters, load_parameters
 from discreet.reporting.records import read_runs
+from discreet.run_files.compose import load_asked
 from discreet.run_files.predictions import load_model, predict
 from discreet.run_files.shapes import LinearWeights, shapes_of
 from discreet.server.resolve import resolve
 from discreet.server.rising import project, projected, rising_shapes
-from discreet.settings.compose import load_asked
 from discreet.settings.data import NormaliserConfig
 from discreet.settings.rules import ConfigError
 from discreet.simulation.in_process import simulate

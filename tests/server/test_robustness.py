@@ -18,10 +18,10 @@ from discreet.ledger.durable_ledger import DurableLedger
 from discreet.models import models
 from discreet.planning.state import State
 from discreet.protocol.messages import TrainReply, TrainRequest
+from discreet.run_files.compose import load_asked
 from discreet.run_files.run_folder import RunFolder, read_status
 from discreet.server.session import Session, finish, prepare, training_run
 from discreet.server.transport import Failure, NobodyAnswers
-from discreet.settings.compose import load_asked
 from discreet.settings.rules import ConfigError
 
 ROUNDS, CLIENTS, SIZE = 3, 10, 650

@@ -40,11 +40,11 @@ from discreet.planning.state import State, initial_state
 from discreet.privacy.randomness import RandomSource, seeded_source
 from discreet.privacy.sampling import CohortSampling
 from discreet.protocol.messages import TrainReply, request_items, request_of
+from discreet.run_files.compose import load_asked, load_config
 from discreet.run_files.resuming import asked_settings
 from discreet.run_files.run_folder import RunFolder
 from discreet.server.resolve import resolve
 from discreet.server.round import RunLedger, request_after, stepped
-from discreet.settings.compose import load_asked, load_config
 from discreet.settings.rules import ConfigError
 from discreet.simulation.in_process import simulate
 from tests.mechanisms.made import central, run_of

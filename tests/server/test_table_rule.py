@@ -18,11 +18,11 @@ from discreet.planning.linear_outlook import output_noise
 from discreet.planning.noise_outlook import noise_outlook
 from discreet.planning.plan import Plan
 from discreet.planning.server_optimizer import ServerSGD
+from discreet.run_files.call import Call
+from discreet.run_files.compose import load_config
 from discreet.server.resolve import resolve
 from discreet.server.session import prepare
 from discreet.server.table_rule import linear_model, noise_bound
-from discreet.settings.call import Call
-from discreet.settings.compose import load_config
 from discreet.settings.rules import ConfigError
 from tests.tables.made_tables import make_project
 

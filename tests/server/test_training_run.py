@@ -22,11 +22,11 @@ from discreet.planning.plan import planned, resolve_noise
 from discreet.planning.state import Outcome
 from discreet.privacy.grid import LARGEST_SCALE, laplace_grid_slack
 from discreet.queries.evaluation_result import EvaluationResult
+from discreet.run_files.call import Call
+from discreet.run_files.compose import load_asked, load_config
 from discreet.run_files.resuming import asked_settings
 from discreet.run_files.run_folder import ASKED, RunFolder
 from discreet.server.training_run import stopping_reason
-from discreet.settings.call import Call
-from discreet.settings.compose import load_asked, load_config
 from discreet.settings.rules import ConfigError
 from discreet.settings.settings import Settings
 from discreet.simulation.in_process import simulate

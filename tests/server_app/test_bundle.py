@@ -29,9 +29,9 @@ from flwr.superlink.grid.http_grid import HttpGrid
 import strategies.dp_fedavg
 from discreet.flower.serving import run
 from discreet.ledger.durable_ledger import DurableLedger
+from discreet.run_files.compose import load_asked, load_config
 from discreet.run_files.run_folder import RunFolder, read_status
 from discreet.server.transport import MessagesTooLarge
-from discreet.settings.compose import load_asked, load_config
 from server_app.bundle_entry import OtherCodeError, use_installed
 from strategies.dp_fedavg import dp_fedavg
 from tests.conftest import REPOSITORY

@@ -13,9 +13,9 @@ from typing import Any
 
 import discreet.run_files.whole_files
 from discreet.ledger.durable_ledger import DurableLedger
+from discreet.run_files.compose import load_asked
 from discreet.run_files.run_folder import RunFolder, RunSecrets
 from discreet.server.population_account import PopulationAccount
-from discreet.settings.compose import load_asked
 from discreet.simulation.in_process import simulate
 
 AFTER_ACCOUNT = (

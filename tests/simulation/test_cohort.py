@@ -30,9 +30,9 @@ from discreet.per_example.objective import cross_entropy
 from discreet.planning.plan import Plan, planned
 from discreet.privacy.clipping import ClippedSum
 from discreet.protocol.messages import TrainRequest
+from discreet.run_files.compose import load_asked, load_config
 from discreet.run_files.run_folder import RunFolder
 from discreet.server.transport import Failure
-from discreet.settings.compose import load_asked, load_config
 from discreet.settings.rules import ConfigError
 from discreet.settings.training import TaskConfig
 from discreet.simulation.chunk import shared_examples

@@ -13,9 +13,9 @@ from dp_accounting.pld import PLDAccountant
 from discreet.accounting.calibration import noise_multiplier_for_epsilon
 from discreet.accounting.events import poisson_round_event
 from discreet.ledger.durable_ledger import CLIENTS_LEDGER, DurableLedger
+from discreet.run_files.compose import load_asked
 from discreet.run_files.run_folder import RunFolder
 from discreet.settings.adjacency import EXAMPLE
-from discreet.settings.compose import load_asked
 from discreet.simulation.in_process import simulate
 
 PATIENTS = (199, 172, 30, 85)

@@ -20,9 +20,9 @@ from discreet.cli import sweep as cli
 from discreet.ledger.durable_ledger import DurableLedger
 from discreet.planning.plan import planned
 from discreet.protocol.messages import TrainRequest
+from discreet.run_files.call import Call
+from discreet.run_files.compose import load_asked, load_config
 from discreet.run_files.run_folder import RunFolder, state_of
-from discreet.settings.call import Call
-from discreet.settings.compose import load_asked, load_config
 from discreet.settings.rules import ConfigError
 from discreet.settings.settings import Settings
 from discreet.simulation import many_runs, ray_cluster

@@ -13,12 +13,12 @@ import torch
 from discreet.flower.serving import ask_and_end
 from discreet.ledger.durable_ledger import DurableLedger
 from discreet.protocol.messages import NORMALISE
+from discreet.run_files.compose import load_asked
 from discreet.run_files.predictions import load_model, predict
 from discreet.run_files.resuming import asked_settings
 from discreet.run_files.run_folder import RunFolder
 from discreet.server.data_questions import answers_by
 from discreet.server.session import normalised, prepare
-from discreet.settings.compose import load_asked
 from discreet.settings.rules import ConfigError
 from discreet.simulation.in_process import InProcessTransport, simulate
 

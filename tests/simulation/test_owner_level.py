@@ -18,10 +18,10 @@ from discreet.ledger.charges import LedgerError
 from discreet.ledger.durable_ledger import DurableLedger
 from discreet.reporting.records import read_runs
 from discreet.reporting.spending import choice_costs
+from discreet.run_files.call import Call
+from discreet.run_files.compose import load_asked
 from discreet.run_files.run_folder import RunFolder
 from discreet.server.resolve import resolve
-from discreet.settings.call import Call
-from discreet.settings.compose import load_asked
 from discreet.settings.data import DataConfig
 from discreet.settings.rules import ConfigError
 from discreet.settings.settings import Settings

@@ -29,11 +29,11 @@ from discreet.planning.state import Outcome, State
 from discreet.privacy.randomness import seeded_source
 from discreet.queries.metrics import metric_blocks
 from discreet.queries.query import Query
+from discreet.run_files.compose import load_asked, load_config
 from discreet.run_files.run_folder import RunFolder
 from discreet.server.model_ratings import RatingPlan
 from discreet.server.training_run import TrainingRun
 from discreet.settings.adjacency import EXAMPLE, LOCAL, USER
-from discreet.settings.compose import load_asked, load_config
 from discreet.settings.settings import Settings
 from discreet.simulation.in_process import simulate
 

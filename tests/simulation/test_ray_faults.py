@@ -19,8 +19,8 @@ from ray.cluster_utils import Cluster
 from torch import Tensor
 
 from discreet.mechanisms.sums import PartialReply
+from discreet.run_files.compose import load_asked
 from discreet.run_files.run_folder import RunFolder
-from discreet.settings.compose import load_asked
 from discreet.simulation import ray_cluster
 from discreet.simulation.in_process import simulate
 from discreet.simulation.processes import RunLostError

@@ -12,9 +12,9 @@ import torch
 
 from discreet.accounting.privacy_ledger import PrivacyLedger
 from discreet.ledger.durable_ledger import Charge, DurableLedger, LedgerError
+from discreet.run_files.compose import load_asked
 from discreet.run_files.run_folder import RunFolder
 from discreet.server.population_account import ADJACENCIES, Population, create_account
-from discreet.settings.compose import load_asked
 from discreet.simulation.in_process import simulate
 from tests.simulation.crash import AFTER_ACCOUNT, POINTS, crash, crash_all
 

@@ -24,10 +24,10 @@ from discreet.planning.plan import Plan
 from discreet.planning.state import Outcome, State
 from discreet.privacy.secure_grid import SecureCohort, SecureSum, example_secure_sum
 from discreet.protocol.messages import TrainRequest
+from discreet.run_files.compose import load_asked
 from discreet.run_files.run_folder import RunFolder
 from discreet.server.session import Session, prepare, training_run
 from discreet.server.transport import Failure, NobodyAnswers, RoundAbandoned, Transport
-from discreet.settings.compose import load_asked
 from discreet.settings.rules import ConfigError
 from discreet.simulation.cohort import masked_vector
 from discreet.simulation.in_process import InProcessTransport, UnmaskedSum, simulate

@@ -11,9 +11,9 @@ from sklearn.linear_model import LogisticRegression
 from sklearn.metrics import roc_auc_score
 
 from discreet.data.datasets import load_task
+from discreet.run_files.compose import load_asked, load_config
 from discreet.run_files.resuming import asked_settings
 from discreet.run_files.run_folder import RunFolder
-from discreet.settings.compose import load_asked, load_config
 from discreet.simulation.in_process import simulate
 from tests.tables.made_tables import make_project
 

@@ -20,8 +20,8 @@ from discreet.data.targets import SEQUENCES, FolderError, Target
 from discreet.node.nodes import node_client
 from discreet.node.work import work_of
 from discreet.per_example.objective import PADDING
+from discreet.run_files.compose import load_asked, load_config
 from discreet.run_files.run_folder import RunFolder
-from discreet.settings.compose import load_asked, load_config
 from discreet.settings.rules import ConfigError
 from discreet.simulation.in_process import simulate
 from tests.command import predict

@@ -13,7 +13,7 @@ from discreet.data.cell_reading import Marks
 from discreet.data.description import read_description
 from discreet.data.encoding import read_cells
 from discreet.data.folder import load_folder
-from discreet.settings.compose import load_asked
+from discreet.run_files.compose import load_asked
 from discreet.simulation.in_process import simulate
 from discreet.tables.proposal import guessed_column
 from discreet.tables.written_numbers import marks_in

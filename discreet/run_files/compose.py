@@ -19,7 +19,7 @@ import yaml  # type: ignore[import-untyped]
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from discreet.settings.call import Call
+from discreet.run_files.call import Call
 from discreet.settings.places import conf_folder, conf_for, own_files
 from discreet.settings.rules import (
     CALL_SETTINGS,
