@@ -26,13 +26,12 @@ def group_norm(alone: Alone, input: Tensor, groups: int, *args: Any, **named: An
     rows = alone.rows(input)
     inputs = rows.flatten(0, 1)
     on_processor = is_processor(inputs.device)
-    if is_lane(weight) or is_lane(bias):
-        return NotImplemented
-    if len(inputs) * groups > _MOST_GROUPS and not on_processor:
+    too_many = len(inputs) * groups > _MOST_GROUPS and not on_processor
+    if too_many or is_lane(weight) or is_lane(bias):
         return NotImplemented
     last = inputs.dim() == 4 and inputs.is_contiguous(memory_format=torch.channels_last)
     last &= on_processor and inputs.dtype in (torch.float32, torch.float64)
-    scales: list[Any] = [
+    scales = [
         None if value is None else _of_images(alone.rows(value), rows) for value in (weight, bias)
     ]
     if last:

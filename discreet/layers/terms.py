@@ -95,8 +95,8 @@ class Parts:
     """A flat vector in pieces of the parameters' shapes, of the type of `like`, in uninitialised
     memory.
 
-    What comes first to a piece overwrites it, products at once and other values at the end, all in
-    one call. Zeroing all pieces would take as long as one of a small model's products.
+    What comes first to a piece overwrites it: short values at the end, all in one call, others at
+    once. Zeroing all pieces would take as long as one of a small model's products.
     """
 
     def __init__(self, shapes: Sequence[torch.Size], like: Tensor) -> None:
@@ -117,11 +117,14 @@ class Parts:
 
     def add(self, index: int, values: Tensor) -> None:
         """Adds values, of the piece's shape, to a piece."""
-        if index in self._unwritten:
-            self._unwritten.discard(index)
-            self._waiting[index] = values
-        else:
+        if index not in self._unwritten:
             self[index].add_(values)
+            return
+        self._unwritten.discard(index)
+        if values.numel() > _SHORT:
+            self._values[index].copy_(values)
+        else:
+            self._waiting[index] = values
 
     def add_product(self, index: int, left: Tensor, right: Tensor) -> None:
         """Adds left @ right to a piece as a matrix."""
