@@ -16,7 +16,7 @@ import math
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
-from functools import lru_cache
+from functools import lru_cache, reduce
 from typing import Any, ClassVar, NamedTuple, Protocol
 
 import torch
@@ -314,7 +314,7 @@ class Outer:
         """What L2 norms need of the Gram matrices."""
         factors = (self.inputs, self.grads)
         inputs, grads = grams = [torch.bmm(each, each.transpose(1, 2)) for each in factors]
-        squares = torch.stack([gram.diagonal(dim1=1, dim2=2) for gram in grams])
+        squares = torch.stack([gram.diagonal(0, 1, 2) for gram in grams])
         width = max(each.shape[2] for each in factors)
         return Grams(inputs.mul_(grads).sum((1, 2)), squares, width)
 
@@ -356,7 +356,7 @@ def total_mass(terms: Sequence[Any], order: int) -> Tensor:
     found = [each.mass(order) for each in terms if not hasattr(each, "grams")]
     if grams:
         found.append(gram_mass(grams))
-    return torch.stack(found).sum(0)
+    return reduce(torch.add, found)
 
 
 def grams_are_cheaper(count: int, positions: int, width: int, out: int) -> bool:
