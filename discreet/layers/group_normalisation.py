@@ -26,13 +26,12 @@ def group_norm(alone: Alone, input: Tensor, groups: int, *args: Any, **named: An
     rows = alone.rows(input)
     inputs = rows.flatten(0, 1)
     on_processor = is_processor(inputs.device)
-    if is_lane(weight) or is_lane(bias):
-        return NotImplemented
-    if len(inputs) * groups > _MOST_GROUPS and not on_processor:
+    too_many = len(inputs) * groups > _MOST_GROUPS and not on_processor
+    if too_many or is_lane(weight) or is_lane(bias):
         return NotImplemented
     last = inputs.dim() == 4 and inputs.is_contiguous(memory_format=torch.channels_last)
     last &= on_processor and inputs.dtype in (torch.float32, torch.float64)
-    scales: list[Any] = [
+    scales = [
         None if value is None else _of_images(alone.rows(value), rows) for value in (weight, bias)
     ]
     if last:
@@ -58,8 +57,8 @@ def affine(args: Sequence[Any], named: dict[str, Any]) -> Iterable[Any]:
 def _normed(images: Tensor, weight: Any, bias: Any, groups: int, eps: float) -> Any:
     """Outputs for images (N, channels, space...), and means and scales (N, groups)."""
     count, channels = images.shape[:2]
-    size = images[0, 0].numel()
-    return torch.native_group_norm(images, weight, bias, count, channels, size, groups, eps)
+    sizes = count, channels, images[0, 0].numel(), groups
+    return torch.native_group_norm(images, weight, bias, *sizes, eps)
 
 
 class _ChannelsLast(torch.autograd.Function):
@@ -85,8 +84,8 @@ class _ChannelsLast(torch.autograd.Function):
         sums = grads.sum((2, 3)).view(grouped)
         factors = torch.ones_like(sums) if weights is None else weights.reshape(grouped)
         inverse = mean.shape[1] / inputs[0].numel()
-        total = (sums * factors).sum(2, keepdim=True)
-        slope = total * mean - (products * factors).sum(2, keepdim=True)
+        total = (sums * factors).sum(2, True)
+        slope = total * mean - (products * factors).sum(2, True)
         slope *= scale**3 * inverse
         shift = -slope * mean - total * scale * inverse
         shape = (*inputs.shape[:2], 1, 1)

@@ -16,7 +16,7 @@ import math
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
-from functools import lru_cache
+from functools import lru_cache, reduce
 from typing import Any, ClassVar, NamedTuple, Protocol
 
 import torch
@@ -95,8 +95,8 @@ class Parts:
     """A flat vector in pieces of the parameters' shapes, of the type of `like`, in uninitialised
     memory.
 
-    What comes first to a piece overwrites it, products at once and other values at the end, all in
-    one call. Zeroing all pieces would take as long as one of a small model's products.
+    What comes first to a piece overwrites it: short values at the end, all in one call, others at
+    once. Zeroing all pieces would take as long as one of a small model's products.
     """
 
     def __init__(self, shapes: Sequence[torch.Size], like: Tensor) -> None:
@@ -117,11 +117,14 @@ class Parts:
 
     def add(self, index: int, values: Tensor) -> None:
         """Adds values, of the piece's shape, to a piece."""
-        if index in self._unwritten:
-            self._unwritten.discard(index)
-            self._waiting[index] = values
-        else:
+        if index not in self._unwritten:
             self[index].add_(values)
+            return
+        self._unwritten.discard(index)
+        if values.numel() > _SHORT:
+            self._values[index].copy_(values)
+        else:
+            self._waiting[index] = values
 
     def add_product(self, index: int, left: Tensor, right: Tensor) -> None:
         """Adds left @ right to a piece as a matrix."""
@@ -311,7 +314,7 @@ class Outer:
         """What L2 norms need of the Gram matrices."""
         factors = (self.inputs, self.grads)
         inputs, grads = grams = [torch.bmm(each, each.transpose(1, 2)) for each in factors]
-        squares = torch.stack([gram.diagonal(dim1=1, dim2=2) for gram in grams])
+        squares = torch.stack([gram.diagonal(0, 1, 2) for gram in grams])
         width = max(each.shape[2] for each in factors)
         return Grams(inputs.mul_(grads).sum((1, 2)), squares, width)
 
@@ -353,7 +356,7 @@ def total_mass(terms: Sequence[Any], order: int) -> Tensor:
     found = [each.mass(order) for each in terms if not hasattr(each, "grams")]
     if grams:
         found.append(gram_mass(grams))
-    return torch.stack(found).sum(0)
+    return reduce(torch.add, found)
 
 
 def grams_are_cheaper(count: int, positions: int, width: int, out: int) -> bool:

@@ -59,16 +59,16 @@ def counted(build: Callable[[], Case]) -> tuple[int, int]:
     return plain.computing, ours.computing
 
 
-def test_a_clipped_sum_of_resnet_18_makes_at_most_430_calls_on_a_gpu(
+def test_a_clipped_sum_of_resnet_18_makes_at_most_450_calls_on_a_gpu(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     as_on("cuda", monkeypatch)
     _, ours = counted(resnet_18)
-    assert ours <= 430
+    assert ours <= 450
 
 
 # The calls of a clipped sum over those of a plain gradient.
-MOST = {"nanoGPT": 2.85, "BERT": 2.1, "BERT, LoRA": 1.3, "GPT-2, LoRA": 1.3}
+MOST = {"nanoGPT": 2.9, "BERT": 2.2, "BERT, LoRA": 1.3, "GPT-2, LoRA": 1.3}
 
 
 @pytest.mark.filterwarnings("ignore:.is_gradient_checkpointing. is deprecated:FutureWarning")
