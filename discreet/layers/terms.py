@@ -356,7 +356,8 @@ def total_mass(terms: Sequence[Any], order: int) -> Tensor:
     found = [each.mass(order) for each in terms if not hasattr(each, "grams")]
     if grams:
         found.append(gram_mass(grams))
-    return reduce(torch.add, found)
+    mass: Tensor = reduce(torch.add, found)
+    return mass
 
 
 def grams_are_cheaper(count: int, positions: int, width: int, out: int) -> bool:
