@@ -48,7 +48,7 @@ from discreet.per_example.objective import (
 from discreet.per_example.passes import FEWEST, GradientsOfSome, passes
 from discreet.per_example.perceptron import by_hand
 from discreet.per_example.seeding import check_seeds
-from discreet.per_example.trial import check_layers, try_out, unmoved
+from discreet.per_example.trial import check_layers, exact_products, try_out, unmoved
 from discreet.per_example.wrong_inputs import explained
 from discreet.privacy.clipping import check_clip, clip_factors
 
@@ -313,6 +313,7 @@ def _explained(objective: Objective, inputs: Tree, targets: Tree) -> Iterator[No
         with (
             explained(objective, inputs, targets),
             torch.set_grad_enabled(False),
+            exact_products(),
             objective.casting(on=False),
         ):
             yield

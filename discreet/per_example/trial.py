@@ -122,19 +122,37 @@ class Undrawn(TorchFunctionMode):
         return result
 
 
+def _float32() -> list[tuple[Any, str, object]]:
+    """The settings by which products of float32 may be rounded more, with the value by which they
+    are not. PyTorch before 2.9 has two of them."""
+    parts: list[Any] = [torch.backends.cuda.matmul]
+    for library in (torch.backends.cudnn, torch.backends.mkldnn):
+        parts += [getattr(library, name, None) for name in ("matmul", "conv", "rnn")]
+    newer: list[tuple[Any, str, object]] = [
+        (part, PRECISION, "ieee") for part in parts if hasattr(part, PRECISION)
+    ]
+    older: tuple[Any, ...] = (torch.backends.cudnn, torch.backends.cuda.matmul)
+    return newer or [(part, "allow_tf32", False) for part in older]
+
+
+PRECISION = "fp32_precision"
+FLOAT32 = _float32()
+
+
 @contextmanager
 def exact_products() -> Iterator[None]:
-    """A context in which a GPU multiplies in float32. With TF32, the default of convolutions, which
-    has 10 bits, rounding would hide a forward that mixes examples."""
-    backends: tuple[Any, ...] = (torch.backends.cudnn, torch.backends.cuda.matmul)
-    before = [backend.allow_tf32 for backend in backends]
-    for backend in backends:
-        backend.allow_tf32 = False
+    """A context in which float32 is multiplied in float32. TF32, on a GPU the default of
+    convolutions, has 10 bits, and bfloat16 (`torch.set_float32_matmul_precision("medium")`) has 7.
+    A norm would be too small by more than its margin, a sum off by more than its bound, and a
+    forward that mixes examples hidden."""
+    before = [(part, name, getattr(part, name)) for part, name, _ in FLOAT32]
+    for part, name, exact in FLOAT32:
+        setattr(part, name, exact)
     try:
         yield
     finally:
-        for backend, allowed in zip(backends, before, strict=True):
-            backend.allow_tf32 = allowed
+        for part, name, was in before:
+            setattr(part, name, was)
 
 
 def made_up(model: nn.Module, inputs: Tree, count: int, seed: int = 0, *, kind: int = 0) -> Tree:

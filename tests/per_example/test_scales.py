@@ -6,6 +6,7 @@ from __future__ import annotations
 import copy
 import math
 import warnings
+from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
@@ -14,7 +15,12 @@ from torch import Tensor, nn
 
 from discreet.layers.terms import Outer, Slot
 from discreet.per_example.objective import cross_entropy
-from discreet.per_example.per_example import clipped_gradient_sum, l1_clipped_gradient_sum
+from discreet.per_example.per_example import (
+    clipped_gradient_sum,
+    l1_clipped_gradient_sum,
+    sequential_sum,
+)
+from discreet.per_example.trial import FLOAT32
 from discreet.privacy.quantile import LARGEST_NUMBER, LEAST_NUMBER
 from discreet.simulation.chunk import SecureDraws
 from discreet.training.local_training import LocalSettings
@@ -185,3 +191,30 @@ def test_the_clipped_gradient_of_a_tied_table_is_no_longer_than_its_clip_norm() 
             total, _ = clipped_gradient_sum(model, ids[one], targets=targets[one], clip_norm=0.01)
             longest = max(longest, float(total.double().norm()) / 0.01)
     assert longest <= 1.0001
+
+
+class Exact(nn.Module):
+    """Is zero where products of float32 are not rounded further while a model is computed."""
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        rounded = sum(getattr(part, name) != exact for part, name, exact in FLOAT32)
+        return inputs * rounded
+
+
+@pytest.mark.parametrize("how", [clipped_gradient_sum, l1_clipped_gradient_sum, sequential_sum])
+def test_products_are_of_float32_though_the_caller_allows_fewer_bits(
+    how: Callable[..., object],
+) -> None:
+    model = nn.Sequential(nn.Conv2d(1, 2, 3), Exact(), nn.Flatten(), nn.Linear(8, 2))
+    inputs, targets = torch.randn(6, 1, 4, 4), torch.tensor([0, 1] * 3)
+    torch.set_float32_matmul_precision("medium")
+    before = [getattr(part, name) for part, name, _ in FLOAT32]
+    try:
+        found = how(model, inputs, targets=targets, clip_norm=1.0)
+        after = [getattr(part, name) for part, name, _ in FLOAT32]
+    finally:
+        torch.set_float32_matmul_precision("highest")
+    total = found[0] if isinstance(found, tuple) else found
+    weight, bias = total[20:36], total[36:]  # of the last layer: what it sees is zero
+    assert float(weight.abs().max()) == 0 < float(bias.abs().max())
+    assert after == before != [exact for _, _, exact in FLOAT32]
