@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import hmac
 import math
 import os
@@ -12,7 +11,7 @@ from typing import Any, NoReturn
 import numpy as np
 import numpy.typing as npt
 import torch
-from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
+from cryptography.hazmat.primitives.ciphers import Cipher, CipherContext, algorithms, modes
 from torch import Tensor
 
 CPU = torch.device("cpu")
@@ -63,9 +62,8 @@ class RandomSource:
         self.is_secure = is_secure
         self._key = key
         self._process = os.getpid()
-        self._cipher = Cipher(
-            algorithms.AES(_derive(key, "stream")), modes.CTR(bytes(16))
-        ).encryptor()
+        # made for the first draw: many sources have children alone
+        self._cipher: CipherContext | None = None
 
     def __repr__(self) -> str:
         if self.is_secure:
@@ -204,6 +202,9 @@ class RandomSource:
             raise RuntimeError(
                 "a RandomSource was carried into another process, where it would repeat its noise"
             )
+        if self._cipher is None:
+            key = _derive(self._key, "stream")
+            self._cipher = Cipher(algorithms.AES(key), modes.CTR(bytes(16))).encryptor()
         stream = words.view(np.uint8)
         for start in range(0, len(stream), len(_ZEROS)):
             part = stream[start : start + len(_ZEROS)]
@@ -294,4 +295,4 @@ def _derive(key: bytes, *labels: str | int) -> bytes:
             raise TypeError(f"a label must be a str or an int, not {type(label).__name__}")
         text = str(label).encode()
         message += (b"i" if isinstance(label, int) else b"s") + len(text).to_bytes(8, "big") + text
-    return hmac.new(key, message, hashlib.sha256).digest()
+    return hmac.digest(key, message, "sha256")
