@@ -5,13 +5,16 @@ Hypothesis tries the same examples each time; `--hypothesis-profile=search` look
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import gc
 import io
 import logging
 import os
 import re
+import runpy
 import sys
+import warnings
 from collections import Counter
 from collections.abc import Callable, Generator, Iterator, Sequence
 from pathlib import Path
@@ -206,6 +209,25 @@ def no_program(monkeypatch: pytest.MonkeyPatch) -> None:
     stands beside it."""
     monkeypatch.setattr(model_export, "_save_program", lambda _, path: path.write_bytes(b"net"))
     monkeypatch.setattr(model_export, "_run_example", lambda _: "done\n")
+
+
+@pytest.fixture
+def example_here(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Exports whose example runs in this process: another one would first load PyTorch, for some
+    seconds."""
+
+    def run_here(folder: Path) -> str:
+        before, said = {*sys.modules}, io.StringIO()
+        monkeypatch.syspath_prepend(folder)
+        quiet = warnings.catch_warnings(action="ignore")  # as in a process of its own
+        with quiet, contextlib.chdir(folder), contextlib.redirect_stdout(said):
+            runpy.run_path("example.py", run_name="__main__")
+        for path in folder.glob("*.py"):  # another export has files of the same names
+            if path.stem not in before:
+                sys.modules.pop(path.stem, None)
+        return said.getvalue()
+
+    monkeypatch.setattr(model_export, "_run_example", run_here)
 
 
 @pytest.fixture

@@ -66,10 +66,7 @@ class RandomSource:
         self._cipher: CipherContext | None = None
 
     def __repr__(self) -> str:
-        if self.is_secure:
-            kind = "secure"
-        else:
-            kind = "seeded: reproducible, protects nobody"
+        kind = "secure" if self.is_secure else "seeded: reproducible, protects nobody"
         return f"RandomSource({kind})"
 
     def __reduce__(self) -> NoReturn:
@@ -155,10 +152,7 @@ class RandomSource:
         """`fast_pairs` of the stream, computed on `device`. The words are always made on the
         CPU."""
         values = torch.empty(count, device=device)
-        if device.type == "cpu":
-            at_once = PAIRS
-        else:
-            at_once = GPU_PAIRS
+        at_once = PAIRS if device.type == "cpu" else GPU_PAIRS
         for part in torch.split(values, 2 * at_once):
             pairs = (len(part) + 1) // 2
             scratch.reserve(pairs)
