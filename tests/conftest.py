@@ -48,16 +48,18 @@ Compose = Callable[..., tuple[DictConfig, bool]]
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 ATTACKS = "tests/guard/test_attacks.py"
+# What waits longest for other processes, which comes first.
+WAITING = (ATTACKS, "tests/deployment/test_federation.py", "tests/deployment/test_flower_run.py")
 
 
 class ByFileAndEnclosure(LoadFileScheduling):
-    """A worker takes a file, or of the attacks on blocks, which wait, those on one enclosure."""
+    """A worker takes a file; of the attacks on blocks those on kernels, which compute, or those on
+    the other enclosures, which mostly wait."""
 
     def _split_scope(self, nodeid: str) -> str:
         file = nodeid.split("::")[0]
-        enclosure = re.search("kernel(?=[-\\]])|bubblewrap|landlock", nodeid)
-        if file == ATTACKS and enclosure and os.geteuid() == 0:
-            return file + enclosure.group()
+        if file == ATTACKS and re.search(r"\[kernel[-\]]", nodeid) and os.geteuid() == 0:
+            return f"{file} kernel"
         return file
 
 
@@ -82,8 +84,10 @@ def pytest_collection() -> Generator[None, object, object]:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """The tests that take longest come first: they wait for sandboxes, while others compute."""
-    items.sort(key=lambda item: not item.nodeid.startswith(ATTACKS))
+    """The tests that take longest come first: they wait for other processes, while others
+    compute."""
+    order = {file: place for place, file in enumerate(WAITING)}
+    items.sort(key=lambda item: order.get(item.nodeid.split("::")[0], len(order)))
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:

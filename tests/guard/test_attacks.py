@@ -273,16 +273,20 @@ def test_what_the_whole_machine_counts_or_caches_can_not_be_asked_for(enclosed: 
     assert reached(enclosed, "named_calls") == {}
 
 
-def moved_by_the_target(enclosed: Enclosed) -> float:
-    """The clip norms by which a patient moves the sum of two blocks, the second of which looks for
-    what the first one told it through the kernel's count of pipes."""
-    sums = []
-    for target in (patient_of_the_first_block(enclosed), "nobody"):
-        finished(enclosed, "arm")
-        ask = partial(enclosed.asked, "betray", blocks=[0, 1], target=target)
-        said = tried(ask, lambda said: all(each["vector"] for each in said["blocks"]))
-        sums.append(sum(each["vector"][0] for each in said["blocks"]))  # each is +1 or -1, and C
-    return abs(sums[0] - sums[1])
+def sum_of_two(enclosed: Enclosed, target: str) -> float:
+    """The sum of two blocks in clip norms, the second of which looks for what the first one told it
+    of a patient through the kernel's count of pipes."""
+    finished(enclosed, "arm")
+    ask = partial(enclosed.asked, "betray", blocks=[0, 1], target=target)
+    said = tried(ask, lambda said: all(each["vector"] for each in said["blocks"]))
+    return float(sum(each["vector"][0] for each in said["blocks"]))  # each is +1 or -1, and C
+
+
+def moved_by_the_target(enclosed: Enclosed) -> Iterator[float]:
+    """The clip norms by which a patient moves that sum, three times."""
+    target, alone = patient_of_the_first_block(enclosed), sum_of_two(enclosed, "nobody")
+    for _ in range(3):
+        yield abs(sum_of_two(enclosed, target) - alone)
 
 
 def patient_of_the_first_block(enclosed: Enclosed) -> str:
@@ -297,9 +301,9 @@ def test_one_patient_moves_2c_in_kernels_and_all_blocks_in_a_shared_one(
     enclosed: Enclosed,
 ) -> None:
     if enclosed.enclosure == "kernel":
-        assert max(moved_by_the_target(enclosed) for _ in range(3)) <= 2.0
+        assert max(moved_by_the_target(enclosed)) <= 2.0
     else:  # which is why only apps that somebody has read run there, or all blocks are charged
-        assert any(moved_by_the_target(enclosed) == 4.0 for _ in range(3))
+        assert 4.0 in moved_by_the_target(enclosed)
 
 
 def test_a_flood_of_prints_is_cut_off(enclosed: Enclosed) -> None:
@@ -322,9 +326,7 @@ def test_a_block_that_fails_in_any_way_gives_nothing(enclosed: Enclosed, attack:
 
 def test_what_is_not_the_arrays_that_were_sent_is_not_read(enclosed: Enclosed) -> None:
     for attack in ("records", "another"):
-        found = [enclosed.block(attack)["vector"] for _ in range(3)]
-        assert [0.0] * SIZE in found
-        assert all(each in (None, [0.0] * SIZE) for each in found)
+        assert finished(enclosed, attack)["vector"] == [0.0] * SIZE
 
 
 def test_bytes_in_every_descriptor_are_numbers_of_the_one_vector(enclosed: Enclosed) -> None:
