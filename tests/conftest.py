@@ -51,6 +51,14 @@ ATTACKS = "tests/guard/test_attacks.py"
 # What waits longest for other processes, which comes first.
 WAITING = (ATTACKS, "tests/deployment/test_federation.py", "tests/deployment/test_flower_run.py")
 
+# One worker takes these, for loading transformers takes three seconds.
+OF_TRANSFORMERS = {
+    "tests/data/test_tokens.py",
+    "tests/flower/test_app_kinds.py",
+    "tests/models/test_fixed_part.py",
+    "tests/models/test_transformer.py",
+}
+
 
 class ByFileAndEnclosure(LoadFileScheduling):
     """A worker takes a file; of the attacks on blocks those on kernels, which compute, or those on
@@ -60,7 +68,7 @@ class ByFileAndEnclosure(LoadFileScheduling):
         file = nodeid.split("::")[0]
         if file == ATTACKS and re.search(r"\[kernel[-\]]", nodeid) and os.geteuid() == 0:
             return f"{file} kernel"
-        return file
+        return "transformers" if file in OF_TRANSFORMERS else file
 
 
 @pytest.hookimpl(optionalhook=True)
