@@ -5,13 +5,16 @@ Hypothesis tries the same examples each time; `--hypothesis-profile=search` look
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import gc
 import io
 import logging
 import os
 import re
+import runpy
 import sys
+import warnings
 from collections import Counter
 from collections.abc import Callable, Generator, Iterator, Sequence
 from pathlib import Path
@@ -44,17 +47,27 @@ Compose = Callable[..., tuple[DictConfig, bool]]
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 ATTACKS = "tests/guard/test_attacks.py"
+# What waits longest for other processes, which comes first.
+WAITING = (ATTACKS, "tests/deployment/test_federation.py", "tests/deployment/test_flower_run.py")
+
+# One worker takes these, for loading transformers takes three seconds.
+OF_TRANSFORMERS = {
+    "tests/data/test_tokens.py",
+    "tests/flower/test_app_kinds.py",
+    "tests/models/test_fixed_part.py",
+    "tests/models/test_transformer.py",
+}
 
 
 class ByFileAndEnclosure(LoadFileScheduling):
-    """A worker takes a file, or of the attacks on blocks, which wait, those on one enclosure."""
+    """A worker takes a file; of the attacks on blocks those on kernels, which compute, or those on
+    the other enclosures, which mostly wait."""
 
     def _split_scope(self, nodeid: str) -> str:
         file = nodeid.split("::")[0]
-        enclosure = re.search("kernel(?=[-\\]])|bubblewrap|landlock", nodeid)
-        if file == ATTACKS and enclosure and os.geteuid() == 0:
-            return file + enclosure.group()
-        return file
+        if file == ATTACKS and re.search(r"\[kernel[-\]]", nodeid) and os.geteuid() == 0:
+            return f"{file} kernel"
+        return "transformers" if file in OF_TRANSFORMERS else file
 
 
 @pytest.hookimpl(optionalhook=True)
@@ -78,8 +91,10 @@ def pytest_collection() -> Generator[None, object, object]:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """The tests that take longest come first: they wait for sandboxes, while others compute."""
-    items.sort(key=lambda item: not item.nodeid.startswith(ATTACKS))
+    """The tests that take longest come first: they wait for other processes, while others
+    compute."""
+    order = {file: place for place, file in enumerate(WAITING)}
+    items.sort(key=lambda item: order.get(item.nodeid.split("::")[0], len(order)))
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
@@ -205,6 +220,25 @@ def no_program(monkeypatch: pytest.MonkeyPatch) -> None:
     stands beside it."""
     monkeypatch.setattr(model_export, "_save_program", lambda _, path: path.write_bytes(b"net"))
     monkeypatch.setattr(model_export, "_run_example", lambda _: "done\n")
+
+
+@pytest.fixture
+def example_here(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Exports whose example runs in this process: another one would first load PyTorch, for some
+    seconds."""
+
+    def run_here(folder: Path) -> str:
+        before, said = {*sys.modules}, io.StringIO()
+        monkeypatch.syspath_prepend(folder)
+        quiet = warnings.catch_warnings(action="ignore")  # as in a process of its own
+        with quiet, contextlib.chdir(folder), contextlib.redirect_stdout(said):
+            runpy.run_path("example.py", run_name="__main__")
+        for path in folder.glob("*.py"):  # another export has files of the same names
+            if path.stem not in before:
+                sys.modules.pop(path.stem, None)
+        return said.getvalue()
+
+    monkeypatch.setattr(model_export, "_run_example", run_here)
 
 
 @pytest.fixture

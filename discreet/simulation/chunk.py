@@ -23,6 +23,7 @@ from torch import Tensor
 
 from discreet.data.examples import Examples
 from discreet.data.partition import ClientExamples, Numbers, held_out_rows, split_rows
+from discreet.per_example.trial import exact_products
 from discreet.privacy.mechanisms import Gaussian
 from discreet.privacy.randomness import RandomSource
 from discreet.privacy.sampling import poisson_sample
@@ -370,6 +371,7 @@ class Chunk:
     def _mechanisms(self) -> list[Gaussian]:
         return [settings.example.mechanism for settings in self.settings if settings.example]
 
+    @exact_products()
     def updates(self, start: Tensor) -> Tensor:
         """`local_update` for many clients: the change of the parameters of each, (k, num_params),
         float32, not clipped. `start` (num_params,) is on the device of the data."""
@@ -392,6 +394,7 @@ class Chunk:
             sgd(clients, params, sizes, settings)
         return self.model.layout.change(params, start)
 
+    @exact_products()
     @torch.no_grad()
     def steps(self, start: Tensor, clip_norm: float) -> Tensor:
         """`shared_step` for many clients: each one's step over all its examples, (k, num_params),

@@ -34,7 +34,8 @@ PRIVATE = (
 
 @pytest.fixture(scope="module")
 def federation(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Federation]:
-    with empty_federation(tmp_path_factory.mktemp("federation"), NODES) as federation:
+    folder = tmp_path_factory.mktemp("federation")
+    with empty_federation(folder, NODES, pause=0.5) as federation:
         for number, name in enumerate(NODES):
             federation.start_node(name, "--partition", str(number), "--of", "2")
         federation.wait_for_nodes(NODES)

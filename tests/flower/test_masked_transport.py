@@ -4,6 +4,7 @@ server could read."""
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -170,10 +171,7 @@ def test_a_round_with_too_few_nodes_is_abandoned_unread_and_tried_again(
     grid, two = nodes(tmp_path), [first(Stage.MASKED, node) for node in (1, 2)]
     grid.lost = lambda client, message: sum(lost(client, message) for lost in two) > 0
     federated(words_of(tmp_path / "run", PATIENT, rounds=1), grid)
-    assert (
-        "round 1 is abandoned without opening its sum: 2 nodes answered the stage MASKED, but 3 are needed"
-        in caplog.text
-    )
+    assert re.search(r"round 1 is abandoned.*\b2 nodes.*MASKED.*\b3 are needed", caplog.text)
     assert charges(tmp_path / "run" / "ledger.db") == 1
     # Two had sent a vector before. It was paid for, and the attempt that takes its place is not
     # paid for again.

@@ -98,6 +98,4 @@ def test_replies_are_read_by_a_flower_that_pulls_in_another_way_and_one_line_say
     monkeypatch.setattr(grid_transport.HttpGrid, "pull_messages", changed)
     assert grid_transport._unlimited() == grid_transport._unlimited()
     (said,) = caplog.messages
-    assert said.endswith(
-        "a limit of a reply's size can't be kept with it: nodes can fill this machine's memory"
-    )
+    assert "limit of a reply's size can't be kept" in said

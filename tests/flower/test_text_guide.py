@@ -12,11 +12,9 @@ from types import ModuleType
 
 import pytest
 from flwr.app import Context, Message, RecordDict
-from peft import PeftModel
-from transformers import AutoModelForSequenceClassification
 
 from discreet.run_files.run_folder import RunFolder
-from examples.text import fetch, play
+from examples.text import fetch
 from tests.command import predict, simulate
 from tests.flower.flower_apps import Nodes
 from tests.test_docs import commands
@@ -58,6 +56,7 @@ def test_the_guide_shows_the_description_and_the_difference_as_they_are() -> Non
 def test_the_commands_of_the_guide_train_and_predict(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    play = importlib.import_module("examples.text.play")
     monkeypatch.chdir(ROOT)
     write_texts(tmp_path / "tweets", write_bert(tmp_path / "minilm", pooled=True))
     play.write_model(tmp_path / "gpt2")
@@ -93,6 +92,9 @@ def app(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
 def test_the_private_flower_app_learns_and_peft_loads_what_it_leaves(
     app: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    from peft import PeftModel
+    from transformers import AutoModelForSequenceClassification
+
     server = importlib.import_module("text_app.server_app_private")
     weights = write_bert(tmp_path / "weights")
     texts = write_texts(tmp_path / "texts", weights)

@@ -59,11 +59,11 @@ def play(attacks: Sequence[str]) -> None:
     from tests.guard import playing  # PyTorch, which wants the folders that `boot` has mounted
 
     playing.LIMITS = LIMITS
-    playing.SECONDS = SECONDS
     played = playing.Played(HOME / "guard", "bubblewrap")
+    played.give(SECONDS, at_once=1)
     groups = played.guard.sandbox.groups
     for attack in attacks:
-        said = played.run(attack, [0], "train", target="", side_by_side=False)
+        said = played.run(attack, [0], "train", target="")
         left = [] if groups is None else [path.name for path in groups.folder.glob("block-*")]
         print(json.dumps({"attack": attack, "groups": groups is not None, "left": left, **said}))
     sys.stdout.flush()

@@ -26,7 +26,7 @@ from tests.guard.made import bundle, context, message, site
 
 # By a key drawn at random: that one of two blocks has none of so many is a chance of 7e-15.
 PATIENTS = {f"p{number}": float(number % 5 + 1) for number in range(48)}
-SECONDS = 8.0
+SLOT = 8.0  # seconds that a block has, unless another slot is asked for
 LIMITS = {"memory-mb": 700, "disk-mb": 64, "processes": 40}
 
 
@@ -45,7 +45,7 @@ class Played:
     def __init__(self, folder: Path, enclosure: str) -> None:
         self.folder = folder
         self.app = bundle()
-        given: dict[str, Any] = {"enclosure": enclosure, "limits": LIMITS, "block_seconds": SECONDS}
+        given: dict[str, Any] = {"enclosure": enclosure, "limits": LIMITS, "block_seconds": SLOT}
         if enclosure != "kernel":
             given |= {"any": False, "apps": [self.app.digest]}
         policy = site(folder, PATIENTS, **given)
@@ -67,6 +67,11 @@ class Played:
     def policy(self) -> GuardPolicy:
         return self.guard.policy
 
+    def give(self, seconds: float, *, at_once: int) -> None:
+        """From now on a block has so many seconds, and so many blocks run at once."""
+        self.guard.policy = replace(self.policy, block_seconds=seconds)
+        self.guard.sandbox.policy = replace(self.policy, at_once=at_once)
+
     def asked(self, attack: str, target: str = "") -> Any:
         """The context of a run with an attack, by default on no patient."""
         return context(
@@ -80,9 +85,7 @@ class Played:
             enclosure=self.policy.enclosure,
         )
 
-    def run(
-        self, attack: str, blocks: list[int], kind: str, *, target: str, side_by_side: bool
-    ) -> dict[str, object]:
+    def run(self, attack: str, blocks: list[int], kind: str, *, target: str) -> dict[str, object]:
         """What the blocks give for an attack, one after the other."""
         asked, given = self.asked(attack, target), message(kind=kind)
         work = self.guard._work(given, asked)
@@ -93,8 +96,6 @@ class Played:
             BlockInput(number, archive, states.get(number, b""))
             for number, archive in zip(blocks, archives, strict=True)
         ]
-        at_once = len(blocks) if side_by_side else 1
-        self.guard.sandbox.policy = replace(self.policy, at_once=at_once)
         with closed(self.policy):
             for result in self.guard.sandbox.run(task, inputs):
                 vector = None if result.vector is None else [float(each) for each in result.vector]
@@ -142,16 +143,14 @@ def main(folder: Path, enclosure: str) -> int:
     for line in sys.stdin:
         asked = json.loads(line)
         kind = asked.get("kind", "train")
+        blocks = asked.get("blocks", [0])
+        at_once = len(blocks) if asked.get("side_by_side") else 1
+        played.give(asked.get("slot", SLOT), at_once=at_once)
         try:
             if asked.get("answer"):
                 said = played.answer(asked["attack"], kind)
             else:
-                side_by_side = asked.get("side_by_side", False)
-                blocks = asked.get("blocks", [0])
-                target = asked.get("target", "")
-                said = played.run(
-                    asked["attack"], blocks, kind, target=target, side_by_side=side_by_side
-                )
+                said = played.run(asked["attack"], blocks, kind, target=asked.get("target", ""))
             said["left over"] = left_over()
         except Exception as error:  # noqa: BLE001  (the test that asked for it says so)
             said = {"error": f"{type(error).__name__}: {error}"}

@@ -245,36 +245,44 @@ def claimed(shape: tuple[int, ...]) -> Array:
     return Array(dtype="float32", shape=shape, stype="numpy.ndarray", data=data + bytes(32))
 
 
-def bad_messages() -> dict[str, Message]:
-    nan = arrays(bias=np.array([np.nan, 0], np.float32))
-    statistics = arrays(**{"norm.running_mean": np.zeros(2, np.float32)})
-    large = arrays(weight=np.zeros((4000, 6000), np.float16))
-    given = {"nan": nan, "batch norm": statistics, "large": large}
-    made = {name: message(RecordDict({"arrays": record})) for name, record in given.items()}
-    made["two records"] = message(RecordDict({"a": arrays(), "b": arrays()}))
-    made["a thousand million"] = message(
+def sent(**changed: np.ndarray) -> Message:
+    """A message whose arrays are those that a server sends, but for some."""
+    return message(RecordDict({"arrays": arrays(**changed)}))
+
+
+def longer() -> Message:
+    """A message with bytes behind the values of an array."""
+    given = arrays()
+    given["bias"] = Array("float32", (2,), "numpy.ndarray", given["bias"].data + b"more")
+    return message(RecordDict({"arrays": given}))
+
+
+# Each is made for its own test: 10,001 arrays take half a second.
+BAD_MESSAGES: dict[str, Callable[[], Message]] = {
+    "nan": lambda: sent(bias=np.array([np.nan, 0], np.float32)),
+    "batch norm": lambda: sent(**{"norm.running_mean": np.zeros(2, np.float32)}),
+    "large": lambda: sent(weight=np.zeros((4000, 6000), np.float16)),
+    "two records": lambda: message(RecordDict({"a": arrays(), "b": arrays()})),
+    "a thousand million": lambda: message(
         RecordDict({"arrays": ArrayRecord({"weight": claimed((10**9,))})})
-    )
-    longer = arrays()
-    longer["bias"] = Array("float32", (2,), "numpy.ndarray", longer["bias"].data + b"more")
-    made["bytes behind an array"] = message(RecordDict({"arrays": longer}))
-    made["a round of 2^63"] = message(number=1 << 63)
-    made["a round of 4000 digits"] = message(number=int("9" * 4000))
-    many = {f"a{number}": np.zeros(0, np.float32) for number in range(10_001)}
-    made["many arrays"] = message(RecordDict({"arrays": arrays(**many)}))
-    made["none"] = message(RecordDict({"config": ConfigRecord({"lr": 0.1})}))
-    made["integers alone"] = message(RecordDict({"arrays": ArrayRecord([np.zeros(3, np.int64)])}))
-    made["evaluate"] = message(kind="evaluate")
-    made["query"] = message(kind="query")
-    made["NumPyClient"] = message(RecordDict({"fitins.parameters": arrays()}))
-    return made
+    ),
+    "bytes behind an array": longer,
+    "a round of 2^63": lambda: message(number=1 << 63),
+    "a round of 4000 digits": lambda: message(number=int("9" * 4000)),
+    "many arrays": lambda: sent(**{f"a{each}": np.zeros(0, np.float32) for each in range(10_001)}),
+    "none": lambda: message(RecordDict({"config": ConfigRecord({"lr": 0.1})})),
+    "integers alone": lambda: message(RecordDict({"arrays": ArrayRecord([np.zeros(3, np.int64)])})),
+    "evaluate": lambda: message(kind="evaluate"),
+    "query": lambda: message(kind="query"),
+    "NumPyClient": lambda: message(RecordDict({"fitins.parameters": arrays()})),
+}
 
 
-@pytest.mark.parametrize("name", sorted(bad_messages()))
+@pytest.mark.parametrize("name", sorted(BAD_MESSAGES))
 def test_a_message_that_a_guard_does_not_answer_costs_nothing(name: str, tmp_path: Path) -> None:
     guard = guard_at(tmp_path / "site")
     with pytest.raises(Refused):
-        answered(guard, bad_messages()[name])
+        answered(guard, BAD_MESSAGES[name]())
     assert guard.ledger.spent("patient").num_releases == 0
     assert "refused" in (guard.records / JOURNAL).read_text()
     assert guard.sandbox.tasks == []  # type: ignore[attr-defined]

@@ -17,6 +17,7 @@ from typing import Any, cast
 
 import pytest
 
+from discreet.guard import channels as guard_channels
 from discreet.guard import conformance, kernel_stores
 from discreet.guard.channels import (
     READS,
@@ -73,7 +74,7 @@ def test_an_open_channel_is_found_among_closed_ones(tmp_path: Path) -> None:
 
 
 def test_the_number_of_a_new_pipe_tells_between_processes_that_share_a_kernel() -> None:
-    channels = [counter("pipes", pipe_inode, make_pipes, 20 * MANY)]  # other tests make pipes too
+    channels = [counter("pipes", pipe_inode, make_pipes, 10 * MANY)]  # other tests make pipes too
     assert played(channels, 93)["pipes"] > 0.9
 
 
@@ -163,10 +164,11 @@ def test_what_a_block_holds_is_read_by_one_beside_it_that_shares_its_kernel(
         return str(path)
 
     monkeypatch.setattr(kernel_stores, "beside_python", of_this_test)
+    monkeypatch.setattr(guard_channels, "HOLD_SECONDS", 0.05)  # few channels are soon read
     channels = [*held(), drawn_by(random.Random(2))]
     rows = drawn_levels(channels, random.Random(12))
     names = {"a lock of a file", "a watch of a file", "a futex in a file"}
-    for seconds in (15.0, 60.0):  # a machine with other work needs longer
+    for seconds in (4.0, 15.0, 60.0):  # a machine with other work needs longer
         pipes = [Pipe() for _ in range(2)]
         until = time.time() + seconds
         for (_, theirs), role in zip(pipes, (SETS, READS), strict=True):

@@ -11,12 +11,6 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
-from transformers import (
-    BertConfig,
-    BertForSequenceClassification,
-    GPT2Config,
-    GPT2ForSequenceClassification,
-)
 
 from discreet.data.datasets import load_task
 from discreet.data.examples import Examples
@@ -377,6 +371,8 @@ def hooked() -> nn.Module:
 
 
 def bert() -> nn.Module:
+    from transformers import BertConfig, BertForSequenceClassification
+
     sizes: dict[str, Any] = {
         "num_hidden_layers": 3,
         "num_attention_heads": 2,
@@ -390,6 +386,8 @@ def bert() -> nn.Module:
 
 
 def gpt2() -> nn.Module:
+    from transformers import GPT2Config, GPT2ForSequenceClassification
+
     config = GPT2Config(
         vocab_size=20, n_positions=16, n_embd=16, n_layer=1, n_head=2, num_labels=3, pad_token_id=0
     )

@@ -70,6 +70,7 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_project(tmp_path_factory.mktemp("table"), people=400, tested=400)
 
 
+@pytest.mark.usefixtures("example_here")
 def test_one_round_is_charged_once_and_learns(project: Path, tmp_path: Path) -> None:
     words = ["experiment=table_once", f"data.path={project}", "data.num_clients=400"]
     run = tmp_path / "run"

@@ -9,11 +9,9 @@ import socket
 from dataclasses import replace
 from pathlib import Path
 
-import peft
 import pytest
 import torch
 from torch.nn.functional import cross_entropy
-from transformers import AutoModelForSequenceClassification, DistilBertConfig, DistilBertModel
 
 from discreet.data.datasets import load_task
 from discreet.data.examples import Task
@@ -123,6 +121,8 @@ def test_what_learns_is_small_and_all_else_is_the_same_wherever_it_is_built(
 def test_beside_low_rank_matrices_every_layer_learns_that_the_folder_does_not_have(
     weights: dict[str, Path], tasks: dict[str, Task], tmp_path: Path
 ) -> None:
+    from transformers import DistilBertConfig, DistilBertModel
+
     folder = tmp_path / "distilbert"
     shutil.copytree(weights["bert"], folder)
     DistilBertModel(
@@ -160,6 +160,9 @@ def test_peft_loads_the_adapter_of_a_run_and_rates_as_the_run_did(
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
+    import peft
+    from transformers import AutoModelForSequenceClassification
+
     run = tmp_path / "run"
     simulate(
         *load_asked(

@@ -237,6 +237,7 @@ def test_on_a_real_node_the_client_that_a_request_names_is_not_obeyed(tmp_path: 
     # apart.
     (tmp_path / "other").mkdir()
     left, other = leave_ticket(tmp_path), leave_ticket(tmp_path / "other")
+    reasons = set()
     for node, ticket in (
         (NODE, ""),
         ({}, "0" * 64),
@@ -251,10 +252,9 @@ def test_on_a_real_node_the_client_that_a_request_names_is_not_obeyed(tmp_path: 
             }
             for kind, content in requests.items():
                 reason = refused(send(RecordDict(dict(content)), node=node))
-                assert (
-                    reason == f"the {kind} request names a virtual client, but this node is not "
-                    f"part of a simulation"
-                )
+                assert f"the {kind} request names a virtual client" in reason
+                reasons.add(reason)
+    assert len(reasons) == 2  # one for each kind, whatever lies at the node
 
 
 def refused(reply: Message) -> str:
@@ -341,10 +341,7 @@ def test_what_an_owner_allows_is_not_spent_once_for_each_guarantee(
     )[::order]
     assert not send(asked(first), node=owner).has_error()
     reason = refused(send(asked(second), node=owner))
-    assert (
-        "the budget of max-epsilon, for all guarantees together, is spent: this round would reach"
-        in reason
-    )
+    assert "budget of max-epsilon, for all guarantees together, is spent" in reason
     assert len(ledger.releases()) == 1
 
 

@@ -157,9 +157,8 @@ def test_a_node_whose_owner_requires_secure_aggregation_refuses_a_run_in_the_cle
 ) -> None:
     grid = only(nodes(tmp_path), 1, require="secure")
     federated(words_of(tmp_path / "run", "privacy.user.aggregation=plain", rounds=1), grid)
-    assert grid.refusals() == [
-        "the policy of this client requires secure aggregation, but the run would read its update"
-    ]
+    (reason,) = grid.refusals()
+    assert "requires secure aggregation" in reason
     assert replies(tmp_path / "run") == [3]
 
 
@@ -195,9 +194,10 @@ def test_a_node_with_another_key_in_its_list_is_missing_and_the_server_sees_no_p
     other = tmp_path / "other.json"
     other.write_text(json.dumps({**keys, "node-3": keys["node-2"], "node-2": keys["node-3"]}))
     federated(words_of(tmp_path / "run", rounds=1), only(grid, 4, peers=str(other)))
-    assert set(grid.refusals()) == {
-        "this node's key or its list of peers can't be used; its log says why"
-    }
+    (reason,) = set(grid.refusals())
+    assert "key or its list of peers" in reason
+    assert "its log says why" in reason
+    assert str(tmp_path) not in reason
     assert replies(tmp_path / "run") == [3]
 
 

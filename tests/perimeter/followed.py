@@ -14,7 +14,7 @@ import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from functools import wraps
+from functools import cache, wraps
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -79,12 +79,14 @@ class Followed:
         return found is not None and not found.expired()  # type: ignore[no-untyped-call]
 
     def note_held(self) -> None:
-        if place := _place():
-            self.held.setdefault(place, _stack())
+        place = _place()
+        if place and place not in self.held:  # a stack takes longer than all else
+            self.held[place] = _stack()
 
     def note_left(self, way: str) -> None:
-        if place := _place():
-            self.left.setdefault((way, place), _stack())
+        place = _place()
+        if place and (way, place) not in self.left:
+            self.left[way, place] = _stack()
 
 
 class Marks(TorchDispatchMode):
@@ -152,12 +154,17 @@ def _place() -> Place | None:
     """The innermost function of discreet/ that runs now."""
     frame: FrameType | None = sys._getframe(2)
     while frame is not None:
-        path = Path(frame.f_code.co_filename)
-        if path.is_relative_to(PACKAGE):
-            name = frame.f_code.co_qualname
-            return str(path.relative_to(PACKAGE)), name.partition(".<locals>")[0]
+        if file := _of_discreet(frame.f_code.co_filename):
+            return file, frame.f_code.co_qualname.partition(".<locals>")[0]
         frame = frame.f_back
     return None
+
+
+@cache
+def _of_discreet(file: str) -> str:
+    """The path of a file below discreet/; empty if it is not there."""
+    path = Path(file)
+    return str(path.relative_to(PACKAGE)) if path.is_relative_to(PACKAGE) else ""
 
 
 def _stack() -> str:

@@ -70,10 +70,9 @@ def test_a_model_that_is_no_better_is_told_in_one_line(
 def test_a_model_of_even_classes_or_of_numbers_that_has_learned_nothing_is_told() -> None:
     even = constant_guess(task_of(torch.tensor([0, 1] * 10)), TaskConfig())
     said = last_warning(even, [{"accuracy": 0.5, "loss": 0.6}])
-    assert said == (
-        "accuracy 0.500 is not above the share of the largest class, 0.500, which the same answer "
-        "for everybody has"
-    )
+    assert said is not None
+    assert said.startswith("accuracy 0.500 is not above")
+    assert "largest class, 0.500" in said
     third = ConstantGuess(6 / 11, None, uneven=False)
     assert third.warning({"accuracy": 0.5454545455}) is not None  # as metrics.csv has it
     assert "r2 -0.100 is not above 0" in str(last_warning(None, [{"r2": -0.1, "loss": 0.3}]))

@@ -78,10 +78,10 @@ def test_choosing_among_ten_runs_costs_what_is_published(tmp_path: Path) -> None
         make_run(tmp_path / str(n), *overrides, accuracies=(0.5,), per_round=1000)
         for n in range(10)
     ]
-    assert choice_costs(read(*runs)) == [
-        "user-level, choosing the best: epsilon 7.414 for all 10 runs, 2.437 for one (rdp, delta "
-        "1e-06); the runs add up"
-    ]
+    (said,) = choice_costs(read(*runs))
+    assert re.findall(r"[\d.]+(?:e-\d+)?", said) == ["7.414", "10", "2.437", "1e-06"]
+    assert said.startswith("user-level")
+    assert said.endswith("add up")
     assert choice_costs(read(runs[0])) == []
 
 

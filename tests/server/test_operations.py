@@ -31,7 +31,7 @@ from discreet.server.progress import Progress
 from discreet.server.transport import Failure
 from discreet.settings.rules import ConfigError
 from discreet.simulation.in_process import simulate
-from examples.trackers import mlflow_rounds, prometheus_rounds, tensorboard_rounds
+from examples.trackers import prometheus_rounds, tensorboard_rounds
 
 RUN = (
     "rounds=2",
@@ -191,6 +191,8 @@ def test_a_round_bears_no_time_of_its_own(told: dict[str, list[tuple[int, float,
 )  # of SQLAlchemy, which MLflow uses
 def test_mlflow_has_the_same_rounds(tmp_path: Path) -> None:
     mlflow = pytest.importorskip("mlflow")
+    from examples.trackers import mlflow_rounds  # loads it, which takes a second
+
     uri = f"sqlite:///{tmp_path / 'mlflow.db'}"
     rows = RunFolder(
         mlflow_rounds.train(uri, *FEW, f"output_dir={tmp_path / 'run'}")

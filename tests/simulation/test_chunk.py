@@ -64,14 +64,26 @@ MODELS = {
     **dict.fromkeys(OWN, (1, 8, 8)),
 }
 
+# What a step makes of a gradient is the same code for each model: these ways are tried with the
+# five others, and those with these ways in the slow tier.
+OF_THE_STEP = ("momentum", "dp-sgd with momentum", "dp-sgd by a declared number", "adamw")
+OF_THE_STEP += ("weight decay and a schedule", "dp-sgd with adam", "dp-sgd with a schedule")
+DEAR = ("lstm", *(name for name in OWN if not name.endswith("partly_frozen")))
+BOTH = [
+    pytest.param(
+        model, way, marks=[pytest.mark.slow] if model in DEAR and way in OF_THE_STEP else []
+    )
+    for model in MODELS
+    for way in WAYS
+]
+
 
 def secure() -> RandomSource:
     """From a key of the test's own, so that its verdict is the same each time."""
     return RandomSource(bytes(range(32)), is_secure=True)
 
 
-@pytest.mark.parametrize("way", WAYS)
-@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize(("model", "way"), BOTH)
 def test_a_chunk_of_clients_is_each_of_them_alone(model: str, way: str) -> None:
     clients = Clients(model, MODELS[model], SIZES)
     assert apart(clients.together(WAYS[way]), clients.alone(WAYS[way])) < 2e-5

@@ -132,13 +132,16 @@ def test_all_that_does_not_fit_is_said_at_once(sites: tuple[Path, Path]) -> None
     with pytest.raises(FolderError) as wrong:
         adopted(one, two, Writing({"dosse": "Dosis"}, {}, {"sex": 2.0}))
     said = str(wrong.value).splitlines()[1:]
-    assert [line.split(":")[0].strip() for line in said] == [
-        "it has no column sex",
-        "it has no column dose",
-        "it has no column y",
-        "the shared description has no dosse; did you mean dose?",
-        "sex is no number, and has no factor",
-    ]
+    wanted = (
+        "no column sex",
+        "no column dose",
+        "no column y",
+        "did you mean dose",
+        "sex is no num",
+    )
+    assert len(said) == len(wanted)
+    for line, words in zip(said, wanted, strict=True):
+        assert words in line
     with pytest.raises(FolderError) as wrong:
         adopted(one, two, Writing(HERE.named, {}, {}))
     assert "sex has m, w, and its levels are F, M" in str(wrong.value)

@@ -139,6 +139,7 @@ def test_concordance_counts_every_pair_whose_order_is_known() -> None:
     assert concordance(risk, targets) == pytest.approx(won / pairs)
 
 
+@pytest.mark.usefixtures("example_here")
 def test_a_run_learns_hazards_and_its_model_is_predicted_with_and_exported(
     folder: Path, tmp_path: Path
 ) -> None:
