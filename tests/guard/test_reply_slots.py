@@ -9,7 +9,7 @@ import socket
 import threading
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -27,6 +27,7 @@ from discreet.guard.reply_slots import ReplySlots
 from discreet.guard.sandbox import BlockInput, BlockResult, Sandbox, most_state
 from discreet.guard.site_guard import MISSED, SiteGuard, opened_blocks
 from discreet.guard.site_records import JOURNAL
+from discreet.guard.zygote import Pipes
 from discreet.privacy.randomness import seeded_source
 from discreet.privacy.secure_grid import SecureSum
 from tests.guard.made import PlayedSandbox, context, message, site
@@ -174,6 +175,9 @@ def test_a_masked_vector_that_is_settled_too_late_is_noise_alone(
     assert bool(np.any(vector)) is not late
 
 
+PIPES = tuple(field.name for field in fields(Pipes))
+
+
 class FakeZygote:
     """What the guard starts blocks from. Each has ended at once but the first, which stays on."""
 
@@ -187,14 +191,15 @@ class FakeZygote:
 
     def _serve(self) -> None:
         while True:
-            said, given, _, _ = socket.recv_fds(self.theirs, DEADLINE.size, 6)
+            said, given, _, _ = socket.recv_fds(self.theirs, DEADLINE.size, len(PIPES))
             if not said:
                 self.theirs.close()
                 return
             self.started.append(time.monotonic())
             self.ends += DEADLINE.unpack(said)
-            *others, done = given
-            for each in others:
+            pipes = dict(zip(PIPES, given, strict=True))
+            done = pipes.pop("done")
+            for each in pipes.values():
                 os.close(each)
             if len(self.started) == 1:
                 threading.Timer(self.first_stays, os.close, [done]).start()
@@ -211,6 +216,7 @@ def test_a_block_that_is_still_there_lengthens_its_slot(
     sandbox = object.__new__(Sandbox)
     sandbox.policy = policy
     sandbox.control = zygote.control
+    sandbox.groups = None
     guard = SiteGuard(policy, sandbox=sandbox)
     task = guard._task(message(), context(), APP, work=guard._work(message(), context()))
     with opened_blocks(guard.blocks, [0, 1], {}) as inputs:
