@@ -156,6 +156,9 @@ def machine(device: torch.device) -> dict[str, Any]:
             "card": card.name,
             "memory_gb": round(card.total_memory / 1e9, 1),
             "cuda": torch.version.cuda,
+            # Of plain steps and Opacus' steps: products of a clipped sum have float32's bits.
+            "tf32_of_convolutions": torch.backends.cudnn.allow_tf32,
+            "tf32_of_matrices": torch.backends.cuda.matmul.allow_tf32,
         }
     return found
 
