@@ -313,7 +313,7 @@ def _explained(objective: Objective, inputs: Tree, targets: Tree) -> Iterator[No
         with (
             explained(objective, inputs, targets),
             torch.set_grad_enabled(False),
-            exact_products(),
+            exact_products(objective.parameters[0].device),
             objective.casting(on=False),
         ):
             yield

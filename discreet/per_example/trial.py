@@ -122,37 +122,47 @@ class Undrawn(TorchFunctionMode):
         return result
 
 
-def _float32() -> list[tuple[Any, str, object]]:
-    """The settings by which products of float32 may be rounded more, with the value by which they
-    are not. PyTorch before 2.9 has two of them."""
-    parts: list[Any] = [torch.backends.cuda.matmul]
-    for library in (torch.backends.cudnn, torch.backends.mkldnn):
-        parts += [getattr(library, name, None) for name in ("matmul", "conv", "rnn")]
-    newer: list[tuple[Any, str, object]] = [
-        (part, PRECISION, "ieee") for part in parts if hasattr(part, PRECISION)
-    ]
-    older: tuple[Any, ...] = (torch.backends.cudnn, torch.backends.cuda.matmul)
-    return newer or [(part, "allow_tf32", False) for part in older]
+def _parts(kind: str) -> list[Any]:
+    """What has a setting by which products of float32 may be rounded more, on a kind of device
+    (PyTorch 2.9 or newer)."""
+    backends = torch.backends
+    library: Any = backends.mkldnn if kind == "cpu" else backends.cudnn
+    found = [getattr(library, name, None) for name in ("matmul", "conv", "rnn")]
+    if kind != "cpu":
+        found.append(backends.cuda.matmul)
+    return [each for each in found if hasattr(each, PRECISION)]
 
 
 PRECISION = "fp32_precision"
-FLOAT32 = _float32()
+FLOAT32 = "ieee"  # its value for 24 bits
+PARTS = {kind: _parts(kind) for kind in ("cpu", "cuda")}
 
 
 @contextmanager
-def exact_products() -> Iterator[None]:
+def exact_products(device: torch.device) -> Iterator[None]:
     """A context in which float32 is multiplied in float32. TF32, on a GPU the default of
-    convolutions, has 10 bits, and bfloat16 (`torch.set_float32_matmul_precision("medium")`) has 7.
+    convolutions, has 11 bits, and bfloat16 (`torch.set_float32_matmul_precision("medium")`) has 8.
     A norm would be too small by more than its margin, a sum off by more than its bound, and a
     forward that mixes examples hidden."""
-    before = [(part, name, getattr(part, name)) for part, name, _ in FLOAT32]
-    for part, name, exact in FLOAT32:
-        setattr(part, name, exact)
+    parts = PARTS["cpu" if device.type == "cpu" else "cuda"]
+    before = [getattr(each, PRECISION) for each in parts]
+    if parts and {*before} <= {FLOAT32, "none"}:
+        yield
+        return
+    older = torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32
+    for each in parts:
+        setattr(each, PRECISION, FLOAT32)
+    if not parts:
+        torch.set_float32_matmul_precision("highest")
+        torch.backends.cudnn.allow_tf32 = False
     try:
         yield
     finally:
-        for part, name, was in before:
-            setattr(part, name, was)
+        for each, was in zip(parts, before, strict=True):
+            setattr(each, PRECISION, was)
+        if not parts:
+            torch.set_float32_matmul_precision(older[0])
+            torch.backends.cudnn.allow_tf32 = older[1]
 
 
 def made_up(model: nn.Module, inputs: Tree, count: int, seed: int = 0, *, kind: int = 0) -> Tree:

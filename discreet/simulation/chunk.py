@@ -371,7 +371,6 @@ class Chunk:
     def _mechanisms(self) -> list[Gaussian]:
         return [settings.example.mechanism for settings in self.settings if settings.example]
 
-    @exact_products()
     def updates(self, start: Tensor) -> Tensor:
         """`local_update` for many clients: the change of the parameters of each, (k, num_params),
         float32, not clipped. `start` (num_params,) is on the device of the data."""
@@ -389,12 +388,12 @@ class Chunk:
             clients = replace(self, model=self.model.drawing(map(self.draws.of, range(len(sizes)))))
         params = self.model.layout.copies(start, len(sizes))
         if settings.example:
-            dp_sgd(clients, params, sizes, settings)
+            with exact_products(start.device):
+                dp_sgd(clients, params, sizes, settings)
         else:
             sgd(clients, params, sizes, settings)
         return self.model.layout.change(params, start)
 
-    @exact_products()
     @torch.no_grad()
     def steps(self, start: Tensor, clip_norm: float) -> Tensor:
         """`shared_step` for many clients: each one's step over all its examples, (k, num_params),

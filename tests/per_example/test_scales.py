@@ -20,7 +20,7 @@ from discreet.per_example.per_example import (
     l1_clipped_gradient_sum,
     sequential_sum,
 )
-from discreet.per_example.trial import FLOAT32
+from discreet.per_example.trial import FLOAT32, PARTS, PRECISION, exact_products
 from discreet.privacy.quantile import LARGEST_NUMBER, LEAST_NUMBER
 from discreet.simulation.chunk import SecureDraws
 from discreet.training.local_training import LocalSettings
@@ -193,28 +193,51 @@ def test_the_clipped_gradient_of_a_tied_table_is_no_longer_than_its_clip_norm() 
     assert longest <= 1.0001
 
 
+def found_for(kind: str) -> list[str]:
+    """By how much products of float32 may be rounded on a kind of device."""
+    return [getattr(part, PRECISION) for part in PARTS[kind]]
+
+
 class Exact(nn.Module):
     """Is zero where products of float32 are not rounded further while a model is computed."""
 
     def forward(self, inputs: Tensor) -> Tensor:
-        rounded = sum(getattr(part, name) != exact for part, name, exact in FLOAT32)
-        return inputs * rounded
+        return inputs * sum(each != FLOAT32 for each in found_for("cpu"))
 
 
 @pytest.mark.parametrize("how", [clipped_gradient_sum, l1_clipped_gradient_sum, sequential_sum])
 def test_products_are_of_float32_though_the_caller_allows_fewer_bits(
     how: Callable[..., object],
 ) -> None:
+    if not PARTS["cpu"]:
+        pytest.skip("needs PyTorch 2.9, which tells by how much products are rounded")
     model = nn.Sequential(nn.Conv2d(1, 2, 3), Exact(), nn.Flatten(), nn.Linear(8, 2))
     inputs, targets = torch.randn(6, 1, 4, 4), torch.tensor([0, 1] * 3)
     torch.set_float32_matmul_precision("medium")
-    before = [getattr(part, name) for part, name, _ in FLOAT32]
+    before = found_for("cpu")
     try:
         found = how(model, inputs, targets=targets, clip_norm=1.0)
-        after = [getattr(part, name) for part, name, _ in FLOAT32]
+        after = found_for("cpu")
     finally:
         torch.set_float32_matmul_precision("highest")
     total = found[0] if isinstance(found, tuple) else found
     weight, bias = total[20:36], total[36:]  # of the last layer: what it sees is zero
     assert float(weight.abs().max()) == 0 < float(bias.abs().max())
-    assert after == before != [exact for _, _, exact in FLOAT32]
+    assert "bf16" in before
+    assert after == before
+
+
+def test_a_gpus_products_are_of_float32_and_left_as_they_were() -> None:
+    if not PARTS["cuda"]:
+        pytest.skip("needs PyTorch 2.9, which tells by how much products are rounded")
+    before = found_for("cuda")
+    with exact_products(torch.device("cuda")):
+        assert {*found_for("cuda")} == {FLOAT32}
+    assert found_for("cuda") == before
+    assert "tf32" in before  # PyTorch's default, of convolutions
+
+
+def test_a_processor_on_which_they_are_so_anyway_changes_nothing() -> None:
+    before = found_for("cpu")
+    with exact_products(torch.device("cpu")):
+        assert found_for("cpu") == before
