@@ -39,6 +39,8 @@ def booted(*attacks: str) -> list[dict[str, Any]]:
 def test_buffers_of_sockets_count_where_the_guard_has_a_group_of_its_own() -> None:
     if reason := can_not("kernel"):
         pytest.skip(reason)
+    if ROOT.is_relative_to("/tmp"):
+        pytest.skip("the checkout lies in /tmp, of which the machine that boots has its own")
     (honest, full, after) = booted("honest", "socket_buffers", "honest")
     assert [each["groups"] for each in (honest, full, after)] == [True] * 3
     assert [each["left"] for each in (honest, full, after)] == [[]] * 3
