@@ -5,7 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 
-MOST_LINES = 12_200
+MOST_LINES = 12_000
 PROGRAM = """
 import inspect, sys
 from discreet import DPSGD, LoopPrivacy
@@ -17,7 +17,7 @@ print(*{name.split(".")[0] for name in sys.modules})
 """
 
 
-def test_a_loop_loads_at_most_12_200_lines_and_neither_a_federation_nor_tables() -> None:
+def test_a_loop_loads_at_most_12_000_lines_and_neither_a_federation_nor_tables() -> None:
     lines, rooms, libraries = subprocess.run(
         [sys.executable, "-c", PROGRAM], capture_output=True, text=True, check=True
     ).stdout.splitlines()
