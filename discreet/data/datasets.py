@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import lru_cache
-from importlib import import_module
 
 import numpy as np
 import torch
@@ -16,6 +15,7 @@ import torch
 from discreet.data.examples import SHAPES, Examples, Task, to_unit_box
 from discreet.data.targets import Array
 from discreet.settings.data import FOLDER
+from discreet.settings.later import later
 
 # The split is part of the data set: fixed, public and stratified by class if there are classes, the
 # same in every run.
@@ -130,28 +130,18 @@ def _split(name: str, path: str | None, inputs: Array, targets: Array) -> Task:
     )
 
 
-def _loader(module: str, function: str, **settings: str) -> Callable[[str | None], Task]:
-    """A function of another module, which is imported when it is called."""
-
-    def load(path: str | None) -> Task:
-        task: Task = getattr(import_module(module), function)(path, **settings)
-        return task
-
-    return load
-
-
 DATASETS: dict[str, Callable[[str | None], Task]] = {
     "digits": load_digits,
     "breast_cancer": load_breast_cancer,
-    "mnist": _loader("discreet.data.images", "load_mnist"),
-    "fashion_mnist": _loader("discreet.data.images", "load_mnist", name="fashion_mnist"),
-    "cifar10": _loader("discreet.data.images", "load_cifar10"),
-    "femnist": _loader("discreet.data.images", "load_femnist"),
-    "shakespeare": _loader("discreet.data.text", "load_shakespeare"),
+    "mnist": later("discreet.data.images", "load_mnist"),
+    "fashion_mnist": later("discreet.data.images", "load_mnist", name="fashion_mnist"),
+    "cifar10": later("discreet.data.images", "load_cifar10"),
+    "femnist": later("discreet.data.images", "load_femnist"),
+    "shakespeare": later("discreet.data.text", "load_shakespeare"),
     "diabetes": load_diabetes,
     "multilabel": load_multilabel,
-    "heart": _loader("discreet.data.heart", "load_heart"),
-    FOLDER: _loader("discreet.data.folder", "load_folder"),
+    "heart": later("discreet.data.heart", "load_heart"),
+    FOLDER: later("discreet.data.folder", "load_folder"),
 }
 
 

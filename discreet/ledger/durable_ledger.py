@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self
+from typing import Any, Self
 
 from discreet.accounting.events import event_from_json, event_to_json
 from discreet.accounting.privacy_ledger import PrivacyLedger
@@ -44,9 +44,6 @@ from discreet.ledger.rollback_guard import (
     one_snapshot,
     remove_database,
 )
-
-if TYPE_CHECKING:
-    pass
 
 __all__ = ["CLIENTS_LEDGER", "Charge", "DurableLedger", "LedgerError", "LedgerPosition", "Release"]
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from functools import partial
-from importlib import import_module
 from typing import cast
 
 from discreet.mechanisms import local_dp_sgd, local_noise
@@ -16,6 +15,7 @@ from discreet.mechanisms.mechanism import CLIENTS, SERVER, Mechanism
 from discreet.settings.adjacency import EXAMPLE, USER
 from discreet.settings.client_settings import ClientSettings
 from discreet.settings.clip_choice import CLIP, ClipConfig
+from discreet.settings.later import later
 from discreet.settings.own_numbers import check_fields
 from discreet.settings.privacy import CORRELATED, PLAIN, PLANNED, SECURE, Sizes
 from discreet.settings.rules import ConfigError, require
@@ -26,23 +26,13 @@ OF_A_RUN = ("run", "clip", "sizes")  # fields of a mechanism that a run sets
 Make = Callable[[ClientSettings, ClipConfig, Sizes], Mechanism]
 
 
-def _from(module: str, name: str) -> Make:
-    """A mechanism of a module that is imported for runs that have it."""
-
-    def make(run: ClientSettings, clip: ClipConfig, sizes: Sizes) -> Mechanism:
-        made: Mechanism = getattr(import_module(module), name)(run, clip, sizes)
-        return made
-
-    return make
-
-
 MASKED = "discreet.mechanisms.masked_sums"
 OF_USERS: Mapping[str, Make] = {
     PLAIN: CentralGaussian,
-    SECURE: _from(MASKED, "MaskedGaussian"),
-    CORRELATED: _from("discreet.mechanisms.correlated_noise", "CorrelatedNoise"),
+    SECURE: later(MASKED, "MaskedGaussian"),
+    CORRELATED: later("discreet.mechanisms.correlated_noise", "CorrelatedNoise"),
 }
-OF_EXAMPLES: Mapping[str, Make] = {PLAIN: LocalDpSgd, SECURE: _from(MASKED, "MaskedStep")}
+OF_EXAMPLES: Mapping[str, Make] = {PLAIN: LocalDpSgd, SECURE: later(MASKED, "MaskedStep")}
 
 
 def guarantees_of(

@@ -26,6 +26,7 @@ from discreet.layers.draws import drawn_from, torch_draws_from
 from discreet.layers.recurrent import ClassesSecond, LastStep, LSTMLayer
 from discreet.per_example.objective import trainable
 from discreet.privacy.randomness import RandomSource
+from discreet.settings.later import later
 from discreet.settings.training import HF, LEAST_SQUARES, ModelConfig
 
 Builder = Callable[[tuple[int, ...], int], nn.Module]
@@ -117,12 +118,6 @@ def _scattering(input_shape: tuple[int, ...], num_classes: int) -> nn.Module:
     return nn.Sequential(fixed, nn.Linear(fixed.out_features, num_classes))
 
 
-def _least_squares(input_shape: tuple[int, ...], num_classes: int) -> nn.Module:
-    from discreet.models.least_squares import least_squares_model
-
-    return least_squares_model(input_shape, num_classes)
-
-
 MODELS: dict[str, Builder] = {
     "logistic_regression": _perceptron(),
     "mlp": _perceptron(128),
@@ -132,7 +127,7 @@ MODELS: dict[str, Builder] = {
     "scattering": _scattering,
     "lstm": _lstm,
     "linear": _perceptron(),  # logistic_regression by its usual name in regression
-    LEAST_SQUARES: _least_squares,
+    LEAST_SQUARES: later("discreet.models.least_squares", "least_squares_model"),
 }
 
 

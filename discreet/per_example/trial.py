@@ -145,24 +145,34 @@ def exact_products(device: torch.device) -> Iterator[None]:
     A norm would be too small by more than its margin, a sum off by more than its bound, and a
     forward that mixes examples hidden."""
     parts = PARTS["cpu" if device.type == "cpu" else "cuda"]
+    if not parts:
+        with _in_older_pytorch():
+            yield
+        return
     before = [getattr(each, PRECISION) for each in parts]
-    if parts and {*before} <= {FLOAT32, "none"}:
+    if {*before} <= {FLOAT32, "none"}:
         yield
         return
-    older = torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32
     for each in parts:
         setattr(each, PRECISION, FLOAT32)
-    if not parts:
-        torch.set_float32_matmul_precision("highest")
-        torch.backends.cudnn.allow_tf32 = False
     try:
         yield
     finally:
         for each, was in zip(parts, before, strict=True):
             setattr(each, PRECISION, was)
-        if not parts:
-            torch.set_float32_matmul_precision(older[0])
-            torch.backends.cudnn.allow_tf32 = older[1]
+
+
+@contextmanager
+def _in_older_pytorch() -> Iterator[None]:
+    matrices = torch.get_float32_matmul_precision()
+    convolutions = torch.backends.cudnn.allow_tf32
+    torch.set_float32_matmul_precision("highest")
+    torch.backends.cudnn.allow_tf32 = False
+    try:
+        yield
+    finally:
+        torch.set_float32_matmul_precision(matrices)
+        torch.backends.cudnn.allow_tf32 = convolutions
 
 
 def made_up(model: nn.Module, inputs: Tree, count: int, seed: int = 0, *, kind: int = 0) -> Tree:

@@ -40,8 +40,8 @@ from discreet.privacy.randomness import (
     LOW_63_BITS,
     PAIRS,
     RandomSource,
-    Scratch,
     fast_pairs,
+    scratch,
     signed,
 )
 
@@ -65,9 +65,6 @@ REST_ERROR = 2.0**-23  # what adding a rest to that may err, in steps
 SECOND_ERROR = 2.0**-30
 FEW_BITS = 2**30  # a word below this (chance 2^-33) has too few bits for its logarithm
 KEY_WORDS = 4
-
-
-buffers = Scratch()
 
 
 def step_for(scale: float, fineness: int = FINENESS) -> float:
@@ -169,16 +166,16 @@ def _gaussian_steps(rest: Floats, scale: float, source: RandomSource) -> Floats:
     next call overwrites."""
     count = len(rest)
     pairs = (count + 1) // 2
-    buffers.reserve(pairs)
-    drawn = buffers.words.numpy()[: KEY_WORDS + pairs + (pairs + 1) // 2]
+    scratch.reserve(pairs)
+    drawn = scratch.words.numpy()[: KEY_WORDS + pairs + (pairs + 1) // 2]
     source.fill(drawn)
     words = drawn[KEY_WORDS:]
-    radius = buffers.radius.numpy()[:pairs]
-    values = buffers.values.numpy()[: 2 * pairs]
+    radius = scratch.radius.numpy()[:pairs]
+    values = scratch.values.numpy()[: 2 * pairs]
     _fast_values(words, scale, radius, values)
     distance = values[:count]
     distance += rest
-    nearest: Floats = np.rint(distance, out=buffers.nearest.numpy()[:count])
+    nearest: Floats = np.rint(distance, out=scratch.nearest.numpy()[:count])
     distance -= nearest
     np.abs(distance, out=distance)
     unsure = np.flatnonzero(distance >= np.float32(0.5 - REST_ERROR - scale * FAST_ERROR))
