@@ -209,12 +209,13 @@ def test_what_is_imported_is_declared() -> None:
     wanted = [*project["dependencies"], *itertools.chain(*extras.values())]
     declared = {re.split(r"[\[<>=]", line)[0].lower().replace("_", "-") for line in wanted}
     homes = importlib.metadata.packages_distributions()
-    # pfl-research is compared only if somebody installed it
+    # pfl-research is compared only if somebody installed it; Triton comes with PyTorch for CUDA
     ours = {
         *FOLDERS,
         "tests",
         "examples",
         "pfl",
+        "triton",
     }
     foreign = (
         {name.split(".")[0] for path in FILES for name in imports(path)}

@@ -6,13 +6,16 @@ import hmac
 import math
 import os
 import threading
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import numpy as np
 import numpy.typing as npt
 import torch
 from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 from torch import Tensor
+
+if TYPE_CHECKING:
+    from discreet.privacy.chacha import ChaCha
 
 CPU = torch.device("cpu")
 Words = npt.NDArray[np.uint64]
@@ -49,7 +52,7 @@ scratch = Scratch()
 
 class RandomSource:
     """A stream of random 64-bit words: the AES-256-CTR keystream of one key, and the draws made
-    from it.
+    from it. Draws on an accelerator have a second stream (`words_on`).
 
     It is built by `secure_source` or `seeded_source`, and `is_secure` tells by which; a seeded
     stream protects nobody. Not thread-safe. Copying, pickling and use in a forked process are
@@ -63,6 +66,7 @@ class RandomSource:
         self.is_secure = is_secure
         self._key = key
         self._process = os.getpid()
+        self._on_devices: ChaCha | None = None
         self._cipher = Cipher(
             algorithms.AES(_derive(key, "stream")), modes.CTR(bytes(16))
         ).encryptor()
@@ -151,19 +155,20 @@ class RandomSource:
         return values.to(device)
 
     def _fast_normal(self, count: int, stddev: float, device: torch.device) -> Tensor:
-        """`fast_pairs` of the stream, computed on `device`. The words are always made on the
-        CPU."""
+        """`fast_pairs` of the stream, computed on `device`."""
         values = torch.empty(count, device=device)
         at_once = PAIRS if device.type == "cpu" else GPU_PAIRS
         for part in torch.split(values, 2 * at_once):
             pairs = (len(part) + 1) // 2
-            scratch.reserve(pairs)
-            words = scratch.words[: pairs + (pairs + 1) // 2]
-            self.fill(words.numpy())
+            needed = pairs + (pairs + 1) // 2
             if device.type == "cpu":
+                scratch.reserve(pairs)
+                words = scratch.words[:needed]
+                self.fill(words.numpy())
                 fast_pairs(words, part, stddev, scratch.radius[:pairs], scratch.angle[:pairs])
             else:
-                fast_pairs(words.to(device), part, stddev, *torch.empty(2, pairs, device=device))
+                buffers = torch.empty(2, pairs, device=device)
+                fast_pairs(self.words_on(device, needed), part, stddev, *buffers)
         return values
 
     def permutation(self, count: int) -> Tensor:
@@ -194,14 +199,28 @@ class RandomSource:
 
     def fill(self, words: npt.NDArray[Any]) -> None:
         """Overwrites an array (count,) of 64-bit words; otherwise as `words`."""
-        if os.getpid() != self._process:
-            raise RuntimeError(
-                "a RandomSource was carried into another process, where it would repeat its noise"
-            )
+        self._check_process()
         stream = words.view(np.uint8)
         for start in range(0, len(stream), len(_ZEROS)):
             part = stream[start : start + len(_ZEROS)]
             self._cipher.update_into(_ZEROS[: len(part)], part.data)
+
+    def words_on(self, device: torch.device, count: int) -> Tensor:
+        """`count` words as int64 (count,), made on `device`. They are of a second stream, ChaCha20
+        (`discreet.privacy.chacha`), which is the same on every device. Otherwise as `words`."""
+        from discreet.privacy.chacha import ChaCha  # not for who draws on the processor
+
+        self._check_process()
+        if self._on_devices is None:
+            nonce = _derive(self._key, "devices, nonce")[:8]
+            self._on_devices = ChaCha(_derive(self._key, "devices"), nonce)
+        return self._on_devices.words(count, device)
+
+    def _check_process(self) -> None:
+        if os.getpid() != self._process:
+            raise RuntimeError(
+                "a RandomSource was carried into another process, where it would repeat its noise"
+            )
 
 
 def secure_source() -> RandomSource:

@@ -19,7 +19,7 @@ import math
 from collections.abc import Callable
 from decimal import Decimal, localcontext
 from hashlib import shake_256
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -65,6 +65,23 @@ REST_ERROR = 2.0**-23  # what adding a rest to that may err, in steps
 SECOND_ERROR = 2.0**-30
 FEW_BITS = 2**30  # a word below this (chance 2^-33) has too few bits for its logarithm
 KEY_WORDS = 4
+
+
+class Unsure(NamedTuple):
+    """The k values of a piece that are computed again: arrays (k,).
+
+    Attributes:
+        pair: the index of each value's pair.
+        is_sine: False for the value of a pair that comes from the cosine.
+        words, halves: the words of their radii and the halves of words of their angles.
+        rest: what is added to each, in steps.
+    """
+
+    pair: Places
+    is_sine: npt.NDArray[np.bool_]
+    words: Words
+    halves: npt.NDArray[np.int32]
+    rest: Floats
 
 
 def step_for(scale: float, fineness: int = FINENESS) -> float:
@@ -125,27 +142,33 @@ def _released(
 
 
 def _released_on_device(total: Tensor, step: float, scale: float, source: RandomSource) -> Tensor:
-    """The same for Gaussians, computed on the device of the total: only the words, and what is
-    looked at again, are on the CPU."""
+    """The same for Gaussians, computed on the device of the total: only what is looked at again is
+    on the CPU."""
     steps = total.reshape(-1) / step
     check_finite(steps)
     for part in torch.split(steps, 2 * GPU_PAIRS):
         pairs = (len(part) + 1) // 2
         key = source.words(KEY_WORDS).tobytes()
-        words = signed(source.words(pairs + (pairs + 1) // 2))
+        words = source.words_on(total.device, pairs + (pairs + 1) // 2)
         whole = part.round()
         rest = part.sub_(whole)
         values = torch.empty(len(part), device=total.device)
         radius, angle = torch.empty(2, pairs, device=total.device)
-        fast_pairs(words.to(total.device, copy=True), values, scale, radius, angle)
+        fast_pairs(words.clone(), values, scale, radius, angle)
         values.add_(rest)
         nearest = values.round()
         outside = (radius < NEAR * scale).logical_or_(radius >= FAR * scale).repeat(2)[: len(part)]
         far = values.sub_(nearest).abs_() >= 0.5 - REST_ERROR - scale * FAST_ERROR
-        unsure = outside.logical_or_(far).nonzero().flatten()
-        offset = rest[unsure].double().cpu().numpy()
-        again = _looked_at_again(words.numpy(), unsure.cpu().numpy(), offset, scale, key)
-        nearest[unsure] = torch.from_numpy(again).to(nearest)
+        places = outside.logical_or_(far).nonzero().flatten()
+        pair = places % pairs
+        unsure = Unsure(
+            pair.cpu().numpy(),
+            (places >= pairs).cpu().numpy(),
+            words[pair].cpu().numpy(),
+            words[pairs:].view(torch.int32)[pair].cpu().numpy(),
+            rest[places].double().cpu().numpy(),
+        )
+        nearest[places] = torch.from_numpy(_looked_at_again(unsure, scale, key)).to(nearest)
         torch.add(whole, nearest, out=part)
     return steps.mul_(step).reshape(total.shape)
 
@@ -184,8 +207,10 @@ def _gaussian_steps(rest: Floats, scale: float, source: RandomSource) -> Floats:
         both = np.concatenate([outside, outside + pairs])
         unsure = np.union1d(unsure, both[both < count])
     if len(unsure):
-        key = drawn[:KEY_WORDS].tobytes()
-        nearest[unsure] = _looked_at_again(words, unsure, rest[unsure], scale, key)
+        pair = unsure % pairs
+        halves = words[pairs:].view(np.int32)
+        again = Unsure(pair, unsure >= pairs, words[pair], halves[pair], rest[unsure])
+        nearest[unsure] = _looked_at_again(again, scale, drawn[:KEY_WORDS].tobytes())
     return nearest
 
 
@@ -208,32 +233,26 @@ def _fast_values(words: Words, scale: float, radius: Floats, values: Floats) -> 
     values[pairs:] *= radius
 
 
-def _looked_at_again(
-    words: Words, unsure: Places, offset: Floats, scale: float, key: bytes
-) -> Floats:
-    """The rounded values at indices, in float64 and, where that can't tell, in decimals."""
-    pairs = 2 * len(words) // 3  # a word for each radius, and half of one for each angle
-    pair = unsure % pairs
-    bits = words[pair] & LOW_63_BITS
+def _looked_at_again(unsure: Unsure, scale: float, key: bytes) -> Floats:
+    """The rounded values, in float64 and, where that can't tell, in decimals."""
+    bits = unsure.words & LOW_63_BITS
     radius = scale * np.sqrt(-2 * np.log((bits + 0.5) * 2.0**-63))
-    angle = (words[pairs:].view(np.int32)[pair] + 0.5) * (math.pi * 2.0**-31)
-    value = radius * np.where(unsure < pairs, np.cos(angle), np.sin(angle)) + offset
+    angle = (unsure.halves + 0.5) * (math.pi * 2.0**-31)
+    value = radius * np.where(unsure.is_sine, np.sin(angle), np.cos(angle)) + unsure.rest
     nearest: Floats = np.rint(value)
     error = radius * SECOND_ERROR + scale * scale * 2.0**-53 / radius
     still = (np.abs(value - nearest) >= 0.5 - error) | (bits < FEW_BITS)
     for place in np.flatnonzero(still):
-        index = int(unsure[place])
-        nearest[place] = _exact_step(words, index, float(offset[place]), scale, key)
+        nearest[place] = _exact_step(unsure, place, scale, key)
     return nearest
 
 
-def _exact_step(words: Words, index: int, rest: float, scale: float, key: bytes) -> int:
-    """The rounded value at an index, from more bits of its uniforms, as `grid.second_normal`."""
-    pairs = 2 * len(words) // 3
-    half, pair = divmod(index, pairs)
-    own = key + pair.to_bytes(8, "big")
+def _exact_step(unsure: Unsure, place: np.intp, scale: float, key: bytes) -> int:
+    """The rounded value at a place, from more bits of its uniforms, as `grid.second_normal`."""
+    own = key + int(unsure.pair[place]).to_bytes(8, "big")
     more = int.from_bytes(shake_256(own + b"angle").digest(4), "big")
-    turn = (int(words[pairs:].view(np.int32)[pair]) << 32) + more
+    words = torch.tensor([int(unsure.words[place]), (int(unsure.halves[place]) << 32) + more])
     with localcontext(prec=140):
-        normal = second_normal(torch.tensor([int(words[pair]), turn]), half, own)
-        return math.floor(Decimal(scale) * normal + Decimal(rest) + Decimal("0.5"))
+        normal = second_normal(words, int(unsure.is_sine[place]), own)
+        rest = Decimal(float(unsure.rest[place]))
+        return math.floor(Decimal(scale) * normal + rest + Decimal("0.5"))

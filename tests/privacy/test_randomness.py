@@ -19,6 +19,7 @@ from scipy import stats
 from discreet.privacy.grid import first_normal
 from discreet.privacy.randomness import (
     CHUNK,
+    CPU,
     PAIRS,
     RandomSource,
     fast_pairs,
@@ -44,6 +45,21 @@ def follows(sample: torch.Tensor, law: stats.rv_continuous, *, farthest: float) 
     )
 
 
+@pytest.fixture(params=["processor", "accelerator"])
+def stream(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """The stream that sources draw from: of the second one the words are moved into the first."""
+
+    def fill(source: RandomSource, words: np.ndarray) -> None:
+        words[:] = source.words_on(CPU, len(words)).numpy().view(words.dtype)
+
+    if request.param == "accelerator":
+        monkeypatch.setattr(RandomSource, "fill", fill)
+    return str(request.param)
+
+
+of_both = pytest.mark.usefixtures("stream")
+
+
 def test_a_stream_depends_on_its_seed_alone_and_a_child_on_no_earlier_draw() -> None:
     cuts = [1, 7, 0, CHUNK, CHUNK + 4001, 3]
     fresh, used = seeded_source(90371), seeded_source(90371)
@@ -55,6 +71,7 @@ def test_a_stream_depends_on_its_seed_alone_and_a_child_on_no_earlier_draw() -> 
     ).all()
 
 
+@of_both
 def test_children_with_different_labels_are_different_streams() -> None:
     source = seeded_source(90371)
     labels = [
@@ -76,6 +93,7 @@ def test_children_with_different_labels_are_different_streams() -> None:
     )
 
 
+@of_both
 def test_secure_sources_and_their_children_never_repeat() -> None:
     parent = secure_source()
     sources = [parent, secure_source(), parent.child("round", 1), parent.child("round", 1)]
@@ -92,6 +110,7 @@ def test_a_source_cannot_be_duplicated(duplicate, make) -> None:  # type: ignore
         duplicate(make())
 
 
+@of_both
 def test_a_source_is_refused_in_a_forked_process(monkeypatch: pytest.MonkeyPatch) -> None:
     source = secure_source()
     monkeypatch.setattr("os.getpid", lambda: -1)
@@ -99,6 +118,7 @@ def test_a_source_is_refused_in_a_forked_process(monkeypatch: pytest.MonkeyPatch
         source.normal(3)
 
 
+@of_both
 def test_each_bit_of_a_word_is_fair_and_unrelated_to_the_next_word() -> None:
     """128 statistics, each normal: false alarm 128 * 4e-8 = 5e-6. A bit that is 1 in 51 of 100
     words is found."""
@@ -123,6 +143,7 @@ def largest_of_bits(words: np.ndarray) -> float:
     )
 
 
+@of_both
 @pytest.mark.parametrize(("draws", "seed"), [(1, 24109), (2, 83207), (4, 51613)])
 def test_normal_follows_the_normal_law_in_its_body_and_tails(draws: int, seed: int) -> None:
     sample = seeded_source(seed).normal(2_000_000, draws=draws, dtype=torch.float64)
@@ -131,6 +152,7 @@ def test_normal_follows_the_normal_law_in_its_body_and_tails(draws: int, seed: i
     assert not follows(sample * 1.01, stats.norm, farthest=4.2)
 
 
+@of_both
 def test_float32_values_follow_the_normal_law_in_body_tails_and_centre() -> None:
     sample = seeded_source(60917).normal(2_000_000)
     assert stats.kstest(sample[:300_000].numpy(), "norm").pvalue > ALARM
@@ -139,6 +161,7 @@ def test_float32_values_follow_the_normal_law_in_body_tails_and_centre() -> None
     assert follows(sample[sample.abs() < 1e-3] * 1e3, stats.uniform(-1, 2), farthest=0.99)
 
 
+@of_both
 def test_pairs_of_float32_values_are_independent() -> None:
     """Radius and angle of a pair: an exponential law and a uniform one, and their products are not
     correlated."""
@@ -180,6 +203,7 @@ def test_the_tail_is_right_beyond_eight_sigma(
     assert stats.kstest((beyond / 1.05).numpy(), "expon", args=(0, 2)).pvalue < ALARM
 
 
+@of_both
 def test_laplace_follows_its_law_and_not_another_scale() -> None:
     zeros = torch.zeros(1_000_000, dtype=torch.float64)
     sample = rounded_laplace(zeros, 1.0, seeded_source(18397))

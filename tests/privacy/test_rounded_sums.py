@@ -20,7 +20,13 @@ from discreet.data.examples import Examples
 from discreet.privacy import rounded_sums
 from discreet.privacy.grid import first_normal, second_laplace, second_normal
 from discreet.privacy.mechanisms import Gaussian
-from discreet.privacy.randomness import fast_pairs, secure_source, seeded_source, signed
+from discreet.privacy.randomness import (
+    RandomSource,
+    fast_pairs,
+    secure_source,
+    seeded_source,
+    signed,
+)
 from discreet.privacy.rounded_sums import (
     FAR,
     FAST_ERROR,
@@ -137,25 +143,36 @@ def test_what_is_looked_at_again_is_rounded_as_before(
     assert torch.equal(rounded_gaussian(total, 0.9, seeded_source(SEED)), before)
 
 
+def on_a_device(total: Tensor, stddev: float, source: RandomSource) -> Tensor:
+    """`rounded_gaussian` as for a total on an accelerator, with the words of its stream."""
+    step = step_for(stddev)
+    return rounded_sums._released_on_device(total, step, stddev / step, source)
+
+
 @pytest.mark.parametrize("count", [1, 2, 7, 100_000])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_a_device_rounds_as_the_processor_does(count: int, dtype: torch.dtype) -> None:
+def test_a_device_rounds_as_the_processor_does(
+    count: int, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """For the same words, of which a device has others."""
+    monkeypatch.setattr(
+        RandomSource, "words_on", lambda source, _, count: signed(source.words(count))
+    )
     total = seeded_source(SEED).normal(count, dtype=dtype) * 5
-    stddev = 1.7
-    step = step_for(stddev)
-    there = rounded_sums._released_on_device(total, step, stddev / step, seeded_source(SEED + 1))
-    assert torch.equal(there, rounded_gaussian(total, stddev, seeded_source(SEED + 1)))
+    there = on_a_device(total, 1.7, seeded_source(SEED + 1))
+    assert torch.equal(there, rounded_gaussian(total, 1.7, seeded_source(SEED + 1)))
 
 
 @pytest.mark.parametrize("start", [0.0, 0.31, 1000.77])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("rounded", [rounded_gaussian, on_a_device])
 def test_steps_have_the_probabilities_of_a_rounded_gaussian(
-    start: float, dtype: torch.dtype
+    rounded: Callable[[Tensor, float, RandomSource], Tensor], start: float, dtype: torch.dtype
 ) -> None:
     stddev, count = 1.0, 400_001
     step = step_for(stddev)
     total = torch.full((count,), start, dtype=dtype)
-    found = (rounded_gaussian(total, stddev, seeded_source(SEED)) / step).double().numpy()
+    found = (rounded(total, stddev, seeded_source(SEED)) / step).double().numpy()
     assert (found == np.round(found)).all()
     centre = float(total[0]) / step
     ends = np.arange(math.floor(centre) - 50, math.floor(centre) + 51) + 0.5
