@@ -29,7 +29,7 @@ from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from discreet.layers.branches import NOTHING_ASKED, AnswersDiffer, Questions, are_alike
 from discreet.layers.computed import ComputedWeights
-from discreet.layers.draws import generator_states, have_moved, no_draws
+from discreet.layers.draws import Draws, generator_states, have_moved
 from discreet.layers.functions import (
     COUNTING,
     DRAWING,
@@ -117,7 +117,7 @@ class Alone(TorchFunctionMode):
         self.modules = modules
         self.held = state_of(modules)
         self.device = next((value.device for value, _ in self.held), torch.device("cpu"))
-        self.draws = no_draws(count)
+        self.draws: Draws  # given by the pass
         self.drawn = generator_states(self.device)
         self.inner: Any = None
         self.level = -1

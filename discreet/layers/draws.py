@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from hashlib import sha256
 
 import torch
@@ -67,7 +68,9 @@ class Draws:
 
     def filled(self, rows: int) -> Draws:
         """The draws for a batch that is padded with copies of its last row, from the first one."""
-        places = torch.arange(max(rows, len(self.identities)))
+        if len(self.identities) >= rows:
+            return replace(self, calls=0)
+        places = torch.arange(rows)
         return self.of(places.clamp(max=len(self.identities) - 1))
 
     def words(self, count: int, device: torch.device) -> Tensor:
@@ -171,7 +174,7 @@ def own_draws(count: int, device: torch.device, units: Tensor | None = None) -> 
     is drawn. What a forward does to the generators does not outlast the sum.
     """
     given = _given.get()
-    identities = torch.arange(count) if units is None else units
+    identities = _numbered(count) if units is None else units
     if given is not None and given.identities is not None and units is None:
         identities = given.identities
     if len(identities) != count:
@@ -185,7 +188,12 @@ def own_draws(count: int, device: torch.device, units: Tensor | None = None) -> 
 
 def no_draws(count: int) -> Draws:
     """Draws for a trial, in which nothing is drawn at random."""
-    return Draws(None, torch.arange(count), torch.device("cpu"))
+    return Draws(None, _numbered(count), torch.device("cpu"))
+
+
+@lru_cache(maxsize=64)
+def _numbered(count: int) -> Tensor:
+    return torch.arange(count, device="cpu")
 
 
 def generator_states(device: torch.device) -> list[Tensor]:

@@ -346,6 +346,39 @@ def _ctc(alone: Alone, probabilities: Tensor, targets: Tensor, *args: Any, **nam
     return parted(found, alone.count)
 
 
+def _cross_entropy(
+    alone: Alone,
+    outputs: Tensor,
+    targets: Tensor,
+    weight: Tensor | None,
+    reduction: int,
+    *of: float,
+) -> Any:
+    """Cross-entropy of class numbers; vmap alone would decompose it. `of` is the class that is
+    ignored, and the label smoothing."""
+    ignored, smoothing = of
+    is_mean = reduction == 1
+    if (
+        not (is_lane(outputs) and is_lane(targets) and _fits(weight))
+        or outputs.dim() < 2
+        or targets.is_floating_point()
+        or smoothing
+        or (is_mean and weight is not None)
+    ):
+        return NotImplemented
+    classes = alone.rows(targets)
+    logits = alone.rows(outputs).flatten(0, 1)
+    run: Any = functional.cross_entropy
+    found = run(logits, classes.flatten(0, 1), weight, ignore_index=ignored, reduction="none")
+    found = parted(found, alone.count)
+    if reduction == 0:
+        return found
+    found = found.flatten(1).sum(1)
+    if is_mean:
+        return found / (classes != ignored).flatten(1).sum(1)
+    return found
+
+
 RULES: dict[str, Rule] = {
     "linear": _linear,
     "addmm": _addmm,
@@ -364,6 +397,7 @@ RULES: dict[str, Rule] = {
     "pad_packed_sequence": _pad,
     "pad_sequence": _pad_sequence,
     "ctc_loss": _ctc,
+    "cross_entropy_loss": _cross_entropy,
     **{
         name: partial(_dropout, name)
         for name in ("dropout", "alpha_dropout", "feature_dropout", "feature_alpha_dropout")

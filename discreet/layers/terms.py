@@ -16,7 +16,7 @@ import math
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
-from functools import lru_cache, reduce
+from functools import lru_cache
 from typing import Any, ClassVar, NamedTuple, Protocol
 
 import torch
@@ -223,7 +223,8 @@ class Rows:
         return mass(self.values if self.values.dim() > 1 else self.values.unsqueeze(1), order)
 
     def add_to(self, parts: Parts, weights: Tensor) -> None:
-        self.slot.add(parts, weights @ self.values.reshape(len(weights), -1))
+        values = self.values.reshape(len(weights), -1)
+        self.slot.add_product(parts, weights.unsqueeze(0), values)
 
 
 @dataclass(frozen=True, slots=True)
@@ -346,8 +347,8 @@ def gram_mass(found: Sequence[Grams]) -> Tensor:
         # The other Gram matrix may multiply the underflow of one, so the margin covers it too.
         lost = max(widths) * torch.finfo(squares[0].dtype).tiny / _GRAM_MARGIN
         largest.append(torch.stack(squares).add_(lost).prod(1).sqrt_().sum(2))
-    margins = torch.cat(largest).square_().mul_(_GRAM_MARGIN)
-    return torch.stack(sums).clamp_(min=0).add_(margins).sum(0)
+    bounds = _end_to_end(largest)
+    return torch.stack(sums).clamp_(min=0).addcmul_(bounds, bounds, value=_GRAM_MARGIN).sum(0)
 
 
 def total_mass(terms: Sequence[Any], order: int) -> Tensor:
@@ -356,7 +357,9 @@ def total_mass(terms: Sequence[Any], order: int) -> Tensor:
     found = [each.mass(order) for each in terms if not hasattr(each, "grams")]
     if grams:
         found.append(gram_mass(grams))
-    mass: Tensor = reduce(torch.add, found)
+    mass: Tensor = found[0]
+    if len(found) > 1:
+        mass = torch.stack(found).sum(0)
     return mass
 
 
@@ -370,24 +373,30 @@ def grams_are_cheaper(count: int, positions: int, width: int, out: int) -> bool:
     return 2 * positions**2 * (width + out) < stored * width * out
 
 
-def first_places(ids: Tensor, entries: int) -> Tensor:
+def _end_to_end(parts: list[Tensor]) -> Tensor:
+    if len(parts) == 1:
+        return parts[0]
+    return torch.cat(parts)
+
+
+def repeats(ids: Tensor, entries: int) -> tuple[Tensor, Tensor]:
     """For each place of ids (n, T), below `entries`, one place of the same example with the same
-    id: (n * T,).
+    id, (n * T,). Before it the places for which that is another one.
 
     It does not sort: each place is written into a table at its id, and the entry that remains is
     read. The table has rows for some examples at a time; older entries are never read.
     """
-    count, width = ids.shape
-    step = max(1, _TABLE_ENTRIES // max(entries, 1))
-    table = torch.empty(min(step, count) * entries, dtype=torch.int64, device=ids.device)
-    rows = torch.arange(count, device=ids.device) % step
-    keys = torch.split((ids + entries * rows.unsqueeze(1)).flatten(), step * width)
-    places = torch.split(torch.arange(count * width, device=ids.device), step * width)
-    found = [
-        table.scatter_(0, some, at).index_select(0, some)
-        for some, at in zip(keys, places, strict=True)
-    ]
-    return torch.cat(found)
+    entries = max(entries, 1)
+    step = max(1, min(len(ids), _TABLE_ENTRIES // entries))
+    table = torch.empty(step * entries, dtype=torch.int64, device=ids.device)
+    rows = torch.arange(0, step * entries, entries, device=ids.device).unsqueeze(1)
+    places = torch.arange(ids.numel(), device=ids.device).view(ids.shape)
+    found = list[Tensor]()
+    for some, at in zip(torch.split(ids, step), torch.split(places, step), strict=True):
+        keys = (some + rows[: len(some)]).flatten()
+        found.append(table.scatter_(0, keys, at.flatten()).index_select(0, keys))
+    first = _end_to_end(found)
+    return (first != places.flatten()).nonzero().squeeze(1), first
 
 
 @dataclass(frozen=True, slots=True)
@@ -408,9 +417,8 @@ class Lookup:
     def mass(self, order: int) -> Tensor:
         if self.ids.shape[1] == 1:
             return mass(self.grads, order)
-        first = first_places(self.ids, self.slot.shape[0])
+        again, first = repeats(self.ids, self.slot.shape[0])
         rows = self.grads.flatten(0, 1)
-        again = (first != torch.arange(len(first), device=first.device)).nonzero().squeeze(1)
         if len(again):
             rows = rows.index_add(0, first[again], rows[again]).index_fill_(0, again, 0)
         return mass(rows.view(self.grads.shape), order)
@@ -445,11 +453,11 @@ class Tied:
         both = (picked * torch.bmm(self.outer.inputs, self.lookup.grads.transpose(1, 2))).sum(
             (1, 2)
         )
-        return (apart + 2 * both).clamp(min=0) + _GRAM_MARGIN * apart
+        return apart.add(both, alpha=2).clamp_(min=0).add_(apart, alpha=_GRAM_MARGIN)
 
     def add_to(self, parts: Parts, weights: Tensor) -> None:
+        self.outer.add_to(parts, weights)  # it writes into the table without zeroing it first
         self.lookup.add_to(parts, weights)
-        self.outer.add_to(parts, weights)
 
 
 def product_terms(

@@ -11,7 +11,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from discreet.layers.terms import first_places
+from discreet.layers.terms import repeats
 from tests.per_example.test_per_example_oracle import assert_matches
 
 CONVOLUTIONS: dict[int, type[nn.Module]] = {1: nn.Conv1d, 2: nn.Conv2d, 3: nn.Conv3d}
@@ -178,10 +178,12 @@ def test_places_of_one_id_are_found_whatever_the_table_held_before(
 ) -> None:
     monkeypatch.setattr("discreet.layers.terms._TABLE_ENTRIES", entries)
     ids = torch.randint(0, 7, (9, 12), generator=torch.Generator().manual_seed(389))
-    found = first_places(ids, 7).view(9, 12)
+    again, first = repeats(ids, 7)
+    assert torch.equal(again, (first != torch.arange(9 * 12)).nonzero().squeeze(1))
+    found = first.view(9, 12)
     for example, (own, places) in enumerate(
         zip(ids, found - 12 * torch.arange(9).unsqueeze(1), strict=True)
     ):
         assert torch.equal(own[places], own), example  # each stands for its id
         assert len(places.unique()) == len(own.unique())
-    assert first_places(ids[:, :0], 7).shape == (0,)
+    assert repeats(ids[:, :0], 7)[1].shape == (0,)
