@@ -17,8 +17,9 @@ import pytest
 import torch
 from cryptography.hazmat.primitives.ciphers import Cipher, algorithms
 
-from discreet.privacy import chacha
-from discreet.privacy.chacha import ChaCha
+from discreet.devices import chacha
+from discreet.devices.chacha import ChaCha
+from discreet.privacy import randomness
 from discreet.privacy.randomness import CPU, seeded_source, signed
 
 # key, nonce, the number of the first block and how many there are
@@ -27,7 +28,7 @@ CASES = 100
 PROGRAM = """
 import json, sys
 import torch
-from discreet.privacy.chacha import ChaCha
+from discreet.devices.chacha import ChaCha
 for key, nonce, first, blocks in json.load(sys.stdin):
     words = ChaCha(bytes.fromhex(key), bytes.fromhex(nonce)).by_kernel(first, blocks, torch.device("cpu"))
     print(words.numpy().tobytes().hex())
@@ -104,7 +105,7 @@ def test_the_kernel_makes_rfc_8439s_block_and_100_streams_of_cryptography() -> N
 def test_the_kernel_compiles_for_a_card_and_keeps_its_state_in_registers() -> None:
     compiler = pytest.importorskip("triton.compiler")
     target = pytest.importorskip("triton.backends.compiler").GPUTarget("cuda", 90, 32)
-    from discreet.privacy import chacha_kernel
+    from discreet.devices import chacha_kernel
 
     types = {"words": "*i64", "state": "*i32", "first": "i64", "size": "constexpr"}
     source = compiler.ASTSource(chacha_kernel._blocks, types, {"size": chacha_kernel.SIZE})
@@ -119,6 +120,14 @@ def test_a_seeded_source_gives_the_same_words_again_and_not_those_of_words() -> 
     assert torch.equal(words, seeded_source(90371).words_on(CPU, 100))
     assert not set(words.tolist()) & set(signed(source.words(200)).tolist())
     assert not set(words.tolist()) & set(source.child("a").words_on(CPU, 100).tolist())
+
+
+def test_a_node_which_has_no_kernels_takes_the_words_of_the_first_stream(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(randomness, "_has_devices", lambda: False)
+    words = seeded_source(90371).words_on(CPU, 100)
+    assert torch.equal(words, signed(seeded_source(90371).words(100)))
 
 
 def test_no_word_is_given_twice_by_calls_of_any_size() -> None:
