@@ -26,7 +26,7 @@ from torch import Tensor
 # use a slower routine with pairwise summation.
 _LONGEST_FAST_ROW = 1024
 # The cost of a float of a built gradient, in flops; the second number if a batch has many (memory).
-_FLOPS_PER_STORED_FLOAT = 8
+_FLOPS_PER_STORED_FLOAT = 48
 _FLOPS_PER_FAR_FLOAT = 160
 _NEAR_FLOATS = 2**19
 _PROCESSOR = "cpu"
