@@ -5,7 +5,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from functools import partial
 from threading import Lock
 from typing import Any
 
@@ -49,7 +48,7 @@ def seen() -> Iterator[None]:
 
 
 def _apply(cls: Any, *args: Any, **named: Any) -> Any:
-    own = partial(_before[0].__func__, cls)
+    own = _before[0].__get__(None, cls)  # a descriptor in Python, or from PyTorch 2.15 on in C
     if named or cls.generate_vmap_rule or cls.vmap is not Function.vmap:
         return own(*args, **named)
     return applied(own, *args)

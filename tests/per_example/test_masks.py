@@ -194,7 +194,9 @@ def test_a_mask_that_goes_the_slow_way_is_right_and_is_told_with_its_line(
     assert " at test_masks.py:" in caplog.text
 
 
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+@pytest.mark.filterwarnings(
+    "ignore:.torch.jit:DeprecationWarning", "ignore:.torch.jit:FutureWarning"
+)
 def test_a_scripted_module_is_told_with_what_to_do(caplog: pytest.LogCaptureFixture) -> None:
     model = seeded(lambda: Masked(lambda model, inputs: model.layer(inputs).mean(1)))
     model.add_module("layer", torch.jit.script(nn.Sequential(nn.Linear(4, 4), nn.ReLU())))

@@ -106,7 +106,9 @@ UNSEEN: dict[str, Callable[[], Forward]] = {
 }
 
 
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+@pytest.mark.filterwarnings(
+    "ignore:.torch.jit:DeprecationWarning", "ignore:.torch.jit:FutureWarning"
+)
 @pytest.mark.parametrize("name", UNSEEN)
 def test_a_branch_that_no_made_up_example_takes_has_its_gradients(name: str) -> None:
     model = seeded(UNSEEN[name])
