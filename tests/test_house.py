@@ -20,7 +20,6 @@ FOLDERS = ("discreet", "strategies", "client_app", "server_app", "benchmarks")
 # "discreet" alone is its log.
 FLOORS = (
     "discreet",
-    "discreet.devices",
     "discreet.accounting",
     "discreet.privacy",
     "discreet.masking",

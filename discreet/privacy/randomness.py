@@ -6,16 +6,16 @@ import hmac
 import math
 import os
 import threading
-from functools import cache
-from importlib import import_module
-from importlib.util import find_spec
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import numpy as np
 import numpy.typing as npt
 import torch
 from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 from torch import Tensor
+
+if TYPE_CHECKING:
+    from discreet.privacy.chacha import ChaCha
 
 CPU = torch.device("cpu")
 Words = npt.NDArray[np.uint64]
@@ -66,7 +66,7 @@ class RandomSource:
         self.is_secure = is_secure
         self._key = key
         self._process = os.getpid()
-        self._on_devices: Any = None
+        self._on_devices: ChaCha | None = None
         self._cipher = Cipher(
             algorithms.AES(_derive(key, "stream")), modes.CTR(bytes(16))
         ).encryptor()
@@ -206,29 +206,21 @@ class RandomSource:
             self._cipher.update_into(_ZEROS[: len(part)], part.data)
 
     def words_on(self, device: torch.device, count: int) -> Tensor:
-        """`count` words as int64 (count,) on `device`. Where `discreet.devices` is installed they
-        are of a second stream, ChaCha20, which is the same on every device. Otherwise as
-        `words`."""
+        """`count` words as int64 (count,) on `device`, of a second stream, ChaCha20, which is the
+        same on every device."""
         self._check_process()
-        if not _has_devices():
-            return signed(self.words(count)).to(device)
         if self._on_devices is None:
+            from discreet.privacy.chacha import ChaCha
+
             nonce = _derive(self._key, "devices, nonce")[:8]
-            chacha: Any = import_module("discreet.devices.chacha")
-            self._on_devices = chacha.ChaCha(_derive(self._key, "devices"), nonce)
-        return self._on_devices.words(count, device)  # type: ignore[no-any-return]
+            self._on_devices = ChaCha(_derive(self._key, "devices"), nonce)
+        return self._on_devices.words(count, device)
 
     def _check_process(self) -> None:
         if os.getpid() != self._process:
             raise RuntimeError(
                 "a RandomSource was carried into another process, where it would repeat its noise"
             )
-
-
-@cache
-def _has_devices() -> bool:
-    """False at a node, which does not get that room."""
-    return find_spec("discreet.devices") is not None
 
 
 def secure_source() -> RandomSource:

@@ -1,6 +1,7 @@
 """The stream of words for an accelerator is ChaCha20, whichever way makes it.
 
-Triton's interpreter runs the kernel on the processor, in a process of its own.
+Triton's interpreter runs the kernel on the processor, in a process of its own. Triton is installed,
+or in the folder that DISCREET_TEST_TRITON names.
 """
 
 from __future__ import annotations
@@ -10,16 +11,15 @@ import logging
 import os
 import subprocess
 import sys
-from functools import cache
 from importlib.util import find_spec
+from pathlib import Path
 
 import pytest
 import torch
 from cryptography.hazmat.primitives.ciphers import Cipher, algorithms
 
-from discreet.devices import chacha
-from discreet.devices.chacha import ChaCha
-from discreet.privacy import randomness
+from discreet.privacy import chacha
+from discreet.privacy.chacha import ChaCha
 from discreet.privacy.randomness import CPU, seeded_source, signed
 
 # key, nonce, the number of the first block and how many there are
@@ -28,7 +28,7 @@ CASES = 100
 PROGRAM = """
 import json, sys
 import torch
-from discreet.devices.chacha import ChaCha
+from discreet.privacy.chacha import ChaCha
 for key, nonce, first, blocks in json.load(sys.stdin):
     words = ChaCha(bytes.fromhex(key), bytes.fromhex(nonce)).by_kernel(first, blocks, torch.device("cpu"))
     print(words.numpy().tobytes().hex())
@@ -39,7 +39,18 @@ RFC_BLOCK = (
     "10f1e7e4d13b5915500fdd1fa32071c4c7d1f4c733c068030422aa9ac3d46c4e"
     "d2826446079faa0914c2d705d98b02a2b5129cd1de164eb9cbd083e8a2503c4e"
 )
-needs_triton = pytest.mark.skipif(find_spec("triton") is None, reason="Triton is not installed")
+COMPILED = """
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource, compile
+from discreet.privacy import chacha_kernel
+types = {"words": "*i64", "state": "*i32", "first": "i64", "size": "constexpr"}
+source = ASTSource(chacha_kernel._blocks, types, {"size": chacha_kernel.SIZE})
+print(compile(source, target=GPUTarget("cuda", 90, 32)).asm["ptx"])
+"""
+FOLDER = os.environ.get("DISCREET_TEST_TRITON", "")
+needs_triton = pytest.mark.skipif(
+    not FOLDER and find_spec("triton") is None, reason="Triton is not installed"
+)
 
 
 def asked_at_random(case: int) -> Asked:
@@ -64,18 +75,17 @@ def by_cryptography(asked: Asked) -> str:
     return stream.hex()
 
 
-@cache
-def by_interpreter() -> list[str]:
-    asked = [RFC_ASKED, *(asked_at_random(case) for case in range(CASES))]
-    printed = subprocess.run(
-        [sys.executable, "-c", PROGRAM],
-        input=json.dumps(asked),
+def with_triton(program: str, given: object = None, **environment: str) -> str:
+    """What a program prints that finds Triton."""
+    path = os.pathsep.join(filter(None, [FOLDER, *sys.path]))
+    return subprocess.run(
+        [sys.executable, "-c", program],
+        input=json.dumps(given),
         capture_output=True,
         text=True,
         check=True,
-        env={**os.environ, "TRITON_INTERPRET": "1"},
-    )
-    return printed.stdout.split()
+        env={**os.environ, "PYTHONPATH": path, **environment},
+    ).stdout
 
 
 def by_processor(asked: Asked) -> str:
@@ -93,23 +103,15 @@ def test_the_processor_makes_rfc_8439s_block_and_100_streams_of_cryptography() -
 
 @needs_triton
 def test_the_kernel_makes_rfc_8439s_block_and_100_streams_of_cryptography() -> None:
-    rfc, *streams = by_interpreter()
+    cases = [asked_at_random(case) for case in range(CASES)]
+    rfc, *streams = with_triton(PROGRAM, [RFC_ASKED, *cases], TRITON_INTERPRET="1").split()
     assert rfc == RFC_BLOCK
-    assert len(streams) == CASES
-    for case, stream in enumerate(streams):
-        assert stream == by_cryptography(asked_at_random(case))
+    assert streams == [by_cryptography(asked) for asked in cases]
 
 
 @needs_triton
-@pytest.mark.filterwarnings("ignore:TRITON_DEFAULT_FP_FUSION:UserWarning")
-def test_the_kernel_compiles_for_a_card_and_keeps_its_state_in_registers() -> None:
-    compiler = pytest.importorskip("triton.compiler")
-    target = pytest.importorskip("triton.backends.compiler").GPUTarget("cuda", 90, 32)
-    from discreet.devices import chacha_kernel
-
-    types = {"words": "*i64", "state": "*i32", "first": "i64", "size": "constexpr"}
-    source = compiler.ASTSource(chacha_kernel._blocks, types, {"size": chacha_kernel.SIZE})
-    code = compiler.compile(source, target=target).asm["ptx"]
+def test_the_kernel_compiles_for_a_card_and_keeps_its_state_in_registers(tmp_path: Path) -> None:
+    code = with_triton(COMPILED, TRITON_CACHE_DIR=str(tmp_path))
     assert code.count(".entry") == 1
     assert ".local" not in code
 
@@ -120,14 +122,6 @@ def test_a_seeded_source_gives_the_same_words_again_and_not_those_of_words() -> 
     assert torch.equal(words, seeded_source(90371).words_on(CPU, 100))
     assert not set(words.tolist()) & set(signed(source.words(200)).tolist())
     assert not set(words.tolist()) & set(source.child("a").words_on(CPU, 100).tolist())
-
-
-def test_a_node_which_has_no_kernels_takes_the_words_of_the_first_stream(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(randomness, "_has_devices", lambda: False)
-    words = seeded_source(90371).words_on(CPU, 100)
-    assert torch.equal(words, signed(seeded_source(90371).words(100)))
 
 
 def test_no_word_is_given_twice_by_calls_of_any_size() -> None:

@@ -63,7 +63,7 @@ class ChaCha:
 
     def by_kernel(self, first: int, blocks: int, device: torch.device) -> Tensor:
         """The same words, made on a CUDA device."""
-        from discreet.devices.chacha_kernel import make_blocks
+        from discreet.privacy.chacha_kernel import make_blocks
 
         state = struct.unpack("<16i", b"expand 32-byte k" + self._key + bytes(8) + self._nonce)
         return make_blocks(torch.tensor(state, dtype=torch.int32, device=device), first, blocks)

@@ -1,1 +1,0 @@
-"""What is computed on an accelerator only. Nodes do not get it: there the processor does it."""
