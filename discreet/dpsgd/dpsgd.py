@@ -36,7 +36,6 @@ from discreet.dpsgd.poisson_batches import (
     Piece,
     PoissonBatches,
     loaded,
-    named_owners,
     processes_of,
     rows_by_owner,
 )
@@ -167,6 +166,8 @@ class DPSGD:
         self._owners = None
         keys = None
         if owners is not None:
+            from discreet.dpsgd.loop_owners import named_owners  # not for who has one row each
+
             keys = named_owners(owners)
             self._owners = rows_by_owner(keys, examples, privacy)
         examples.check_items(keys)

@@ -25,7 +25,6 @@ from torch.utils.data import (
     default_collate,
 )
 
-from discreet.data.empty_cells import is_empty
 from discreet.dpsgd.item_watch import ItemWatch
 from discreet.dpsgd.loop_plan import LoopPrivacy
 from discreet.dpsgd.one_index import check_one_index
@@ -35,7 +34,6 @@ from discreet.per_example.graphs import Graphs
 from discreet.per_example.objective import Tree, as_tree, batches_in, count_of, rows_of
 from discreet.per_example.trial import differ, is_same
 from discreet.privacy.owner_rows import OwnerRows, owner_rows
-from discreet.privacy.person import LARGEST_EXACT, SPELLINGS, OtherSpelling, person_keys
 from discreet.privacy.private import Private
 from discreet.privacy.randomness import RandomSource
 from discreet.privacy.step_draws import step_batch
@@ -223,44 +221,6 @@ def rows_by_owner(
             f"{most}"
         )
     return owner_rows(owners, len(examples.dataset), privacy.rows_per_owner)
-
-
-def named_owners(owners: Sequence[object] | Tensor) -> Sequence[object]:
-    """The owner of each row: a number, or the key of a text. Raises ValueError if a row has no
-    owner, owners are of several kinds, or one may be written in two ways: one person would then be
-    protected as two."""
-    listed = owners.tolist() if isinstance(owners, Tensor) else list(owners)
-    missing = [row for row, owner in enumerate(listed) if is_empty(owner)]
-    if missing:
-        raise ValueError(
-            f"owners: {len(missing)} rows have no owner, the first of them row {missing[0]}: leave "
-            "such rows out, or name their owners"
-        )
-    kinds = {_kind(owner) for owner in listed}
-    if len(kinds) > 1:
-        raise ValueError(
-            "owners must be all texts or all whole numbers, of one kind: 7, 7.0, True and '7' may "
-            "be one person"
-        )
-    if kinds != {str}:
-        return listed
-    try:
-        return person_keys(listed)
-    except OtherSpelling as error:
-        raise ValueError(
-            f"owners: rows {error.before} and {error.row} write an owner in two ways, which differ "
-            f"only by {SPELLINGS}. Write each person in one way"
-        ) from error
-
-
-def _kind(owner: object) -> type:
-    """The kind of an owner. ValueError: it is none, or a number that has lost its last digits."""
-    if isinstance(owner, float | np.floating) and abs(float(owner)) >= LARGEST_EXACT:
-        raise ValueError("owners: a float has no room for so many digits: give texts")
-    for kind in (bool, np.bool_, str, int, np.integer, float, np.floating):
-        if isinstance(owner, kind):
-            return kind
-    raise ValueError(f"owners must be texts or whole numbers (got {type(owner).__name__})")
 
 
 def loaded(
