@@ -27,7 +27,7 @@ from discreet.settings.privacy import SecureConfig
 from discreet.settings.rules import MOST_LISTED, ConfigError, rules
 from discreet.settings.settings import Settings, client_settings
 from tests.command import simulate as simulate_command
-from tests.conftest import Compose
+from tests.fixtures import Compose
 
 STEP = (
     "privacy.user.enabled=false training.epochs=1 privacy.local.kind=laplace_step "
@@ -491,7 +491,7 @@ def test_what_tests_put_into_an_experiment_is_what_hydra_composes_at_once(experi
         "evaluation.metrics=[accuracy,loss]",
         "output_dir=out/größe",
     ]
-    forced = [f"++{value}" for value in values]  # conftest.py leaves these to Hydra
+    forced = [f"++{value}" for value in values]  # fixtures.py leaves these to Hydra
     (parts, *sweep), (whole, *swept) = (
         compose.composed([*chosen, *words]) for words in (values, forced)
     )
