@@ -144,9 +144,7 @@ def test_delta_is_held_below_one_in_all_clients_that_there_are(guarantee: str) -
         ConfigError, match=r"privacy\.delta must be below 1 / population_size = 0\.005"
     ):
         load_config(words)
-    with pytest.raises(
-        ConfigError, match=r"population_size must be at least data\.num_clients = 200"
-    ):
+    with pytest.raises(ConfigError, match=r"population_size .*data\.num_clients = 200"):
         load_config([*words, "sampling.population_size=10"])
 
 
@@ -370,7 +368,7 @@ def test_elsewhere_conf_is_that_of_the_checkout_or_what_the_wheel_brought(
     assert own_files(installed) == installed / "app"
     with pytest.raises(
         ConfigError,
-        match=r"is not a project: change to a checkout of Discreet, or to a folder that",
+        match=r"is not a project: ",
     ):
         app_folder(installed)
 

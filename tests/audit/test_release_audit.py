@@ -276,7 +276,7 @@ def test_half_the_noise_of_statistics_is_found_from_outside(
 
 @pytest.mark.parametrize("cohort", ["own", "same"])
 def test_ratings_of_a_run_that_would_not_begin_are_not_audited(cohort: str, tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="this run will not learn"):
+    with pytest.raises(ConfigError, match="will not learn"):
         ratings(
             2,
             f"evaluation.cohort={cohort}",

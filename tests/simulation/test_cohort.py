@@ -248,9 +248,7 @@ def test_what_is_not_batched_is_trained_sequentially_or_refused_if_requested(
     with caplog.at_level("INFO", "discreet"):
         run(tmp_path, "auto", *LOCAL, "privacy.local.kind=laplace_step")
     assert sum("laplace_step is not batched" in record.message for record in caplog.records) == 1
-    with pytest.raises(
-        ConfigError, match=r"engine=batched does not cover privacy\.local\.kind=laplace_step"
-    ):
+    with pytest.raises(ConfigError, match=r"engine=batched .*privacy\.local\.kind=laplace_step"):
         run(tmp_path, "batched", *LOCAL, "privacy.local.kind=laplace_step")
 
 
