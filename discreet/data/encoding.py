@@ -28,6 +28,7 @@ from discreet.data.columns import (
     iso_day,
 )
 from discreet.data.empty_cells import is_empty
+from discreet.privacy.private import Private
 
 Array = np.ndarray[Any, Any]
 
@@ -87,8 +88,8 @@ def encoded_columns(
     return np.concatenate([*parts.values(), *crossed], axis=1)
 
 
-@dataclass(frozen=True, eq=False)
-class Reading:
+@dataclass(frozen=True, eq=False, repr=False)
+class Reading(Private):
     """The cells of a column as they were read.
 
     Attributes:

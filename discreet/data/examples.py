@@ -14,6 +14,7 @@ from torch import Tensor
 
 from discreet.data.targets import CLASS, LABELS, NUMBERS, SEQUENCES, Array, Target
 from discreet.per_example.objective import PADDING
+from discreet.privacy.private import Private
 from discreet.settings.data import NormaliserConfig
 
 if TYPE_CHECKING:
@@ -27,8 +28,8 @@ _TARGETS = (
 )
 
 
-@dataclass(frozen=True, eq=False)
-class Examples:
+@dataclass(frozen=True, eq=False, repr=False)
+class Examples(Private):
     """One table of examples; row i of `inputs` belongs to entry i of `targets`.
 
     inputs: (n, *input_shape), float32, or int64 token ids for text. targets: (n,), int64 class

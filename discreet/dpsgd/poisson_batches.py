@@ -36,6 +36,7 @@ from discreet.per_example.objective import Tree, as_tree, batches_in, count_of, 
 from discreet.per_example.trial import differ, is_same
 from discreet.privacy.owner_rows import OwnerRows, owner_rows
 from discreet.privacy.person import LARGEST_EXACT, SPELLINGS, OtherSpelling, person_keys
+from discreet.privacy.private import Private
 from discreet.privacy.randomness import RandomSource
 from discreet.privacy.step_draws import step_batch
 
@@ -63,8 +64,8 @@ class MapDataset(Protocol):
     def __getitem__(self, index: int, /) -> Any: ...
 
 
-@dataclass(frozen=True, eq=False)
-class Piece:
+@dataclass(frozen=True, eq=False, repr=False)
+class Piece(Private):
     """A part of a step's batch, or all of it. `as_drawn` is a copy, since some writes to a tensor
     can't be detected otherwise. `rows`: the positions of the examples in the data set. `owners`:
     the owner of each row, for a loop whose units are owners."""
@@ -128,8 +129,8 @@ class ExampleReader:
         return rows_of(inputs, slice(0, len(positions))), rows_of(targets, slice(0, len(positions)))
 
 
-@dataclass(frozen=True, eq=False)
-class PoissonBatches:
+@dataclass(frozen=True, eq=False, repr=False)
+class PoissonBatches(Private):
     """Poisson batches on the device of `model`. Each process reads its part in pieces of at most
     `most` examples.
 

@@ -37,6 +37,7 @@ from discreet.node.account import Refused
 from discreet.privacy.clipping import ClippedSum
 from discreet.privacy.grid import Grid
 from discreet.privacy.mechanisms import Gaussian
+from discreet.privacy.private import Private
 from discreet.privacy.randomness import RandomSource
 from discreet.protocol import messages
 from discreet.protocol.messages import MalformedMessage
@@ -50,8 +51,8 @@ LEAST_SURE = 3.0
 LEAST_COUNT_NOISE = 1.5
 
 
-@dataclass(frozen=True)
-class BlockSum:
+@dataclass(frozen=True, repr=False)
+class BlockSum(Private):
     """The sum of one vector per block, on the grid; the number of blocks that ran, and of those
     that returned no finite vector."""
 

@@ -11,7 +11,6 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from discreet.accounting.calibration import epsilon_schedule, noise_multiplier_for_epsilon
 from discreet.accounting.events import ACCOUNTANTS, PLD
 from discreet.mechanisms.client_noise import LocalPrivacy, OwnNoise
 from discreet.mechanisms.mechanism import (
@@ -200,6 +199,8 @@ def round_privacy(run: ClientSettings, *, round_number: int) -> LocalPrivacy:
     local = run.local
     if local.noise_multiplier is not None:
         return LocalPrivacy(local.kind, local.clip_norm, local.noise_multiplier, run.noise)
+    from discreet.accounting.calibration import epsilon_schedule  # not where nothing is local
+
     if not 1 <= round_number <= run.rounds:
         raise ValueError(
             f"privacy.local.epsilon is spread over {run.rounds} rounds, so none is "
@@ -237,6 +238,7 @@ def _gaussian_for(epsilon: float, delta: float, accountant: str) -> float:
     With the PLD accountant it is the analytic multiplier. RDP gives a larger epsilon for the same
     noise, and a run that uses RDP must meet that epsilon.
     """
+    from discreet.accounting.calibration import noise_multiplier_for_epsilon
     from discreet.privacy.mechanisms import Gaussian, analytic_gaussian_noise_multiplier
 
     if accountant == PLD:

@@ -15,6 +15,7 @@ from discreet.mechanisms.round_state import Released
 from discreet.privacy.clipping import ClippedSum
 from discreet.privacy.grid import Grid, grid_for
 from discreet.privacy.mechanisms import Gaussian
+from discreet.privacy.private import Private
 from discreet.privacy.randomness import RandomSource
 from discreet.settings.client_settings import ClientSettings
 from discreet.settings.privacy import Sizes
@@ -31,8 +32,8 @@ SENSITIVITY = 1.0  # the L2 norm that an answer is clipped to
 NOT_OPENED = "a mechanism that reads replies was given a sum that is not opened"
 
 
-@dataclass(frozen=True, eq=False)
-class PartialReply:
+@dataclass(frozen=True, eq=False, repr=False)
+class PartialReply(Private):
     """The contribution of some clients to a round's sums, made by this process or by one forked
     from it.
 
@@ -84,8 +85,8 @@ class UnopenedSum:
     replies: int
 
 
-@dataclass(frozen=True, eq=False)
-class UpdateRows:
+@dataclass(frozen=True, eq=False, repr=False)
+class UpdateRows(Private):
     """Updates of several clients, made by this process: (n, num_params), and their bits (n,)."""
 
     updates: Tensor
@@ -96,8 +97,8 @@ UsableReply = Union["TrainReply", PartialReply, UpdateRows, UnopenedSum]
 Replies = Iterable[UsableReply]
 
 
-@dataclass(eq=False)
-class CohortSum:
+@dataclass(eq=False, repr=False)
+class CohortSum(Private):
     """Clips updates and adds them up, beside their bits.
 
     Guarantee: adding or removing one client moves the sum by at most the clip norm in L2 and

@@ -24,6 +24,7 @@ from discreet.node.time_limit import FAILURES, NO_CHANGE
 from discreet.node.work import Work
 from discreet.per_example.objective import trainable
 from discreet.privacy.clipping import clip_updates
+from discreet.privacy.private import Private
 from discreet.privacy.randomness import RandomSource
 from discreet.protocol.messages import (
     OF_DATA,
@@ -43,8 +44,8 @@ if TYPE_CHECKING:
 logger = logging.getLogger("discreet.client")
 
 
-@dataclass(frozen=True, eq=False)
-class ExactReply:
+@dataclass(frozen=True, eq=False, repr=False)
+class ExactReply(Private):
     """The exact results of a client. They never travel in this form: `noised_vector` takes them
     under secure aggregation, and a `TrainReply`, which has the same fields, otherwise."""
 

@@ -11,11 +11,12 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from discreet.privacy.private import Private
 from discreet.privacy.randomness import RandomSource
 
 
-@dataclass(frozen=True, eq=False)
-class OwnerRows:
+@dataclass(frozen=True, eq=False, repr=False)
+class OwnerRows(Private):
     """The positions of each owner's rows. A step reads at most `most` of them, drawn at random."""
 
     rows: tuple[Tensor, ...]

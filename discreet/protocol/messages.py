@@ -21,6 +21,7 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, MetricRecord, RecordDict
 from numpy.typing import NDArray
 from torch import Tensor
 
+from discreet.privacy.private import Private
 from discreet.settings.client_settings import ClientSettings
 from discreet.settings.rules import (
     ClipNorm,
@@ -135,8 +136,8 @@ class TrainRequest:
     frozen: str | None = None
 
 
-@dataclass(frozen=True, eq=False)
-class TrainReply:
+@dataclass(frozen=True, eq=False, repr=False)
+class TrainReply(Private):
     """The answer of a client to a request.
 
     Attributes:

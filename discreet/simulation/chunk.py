@@ -25,6 +25,7 @@ from discreet.data.examples import Examples
 from discreet.data.partition import ClientExamples, Numbers, held_out_rows, split_rows
 from discreet.per_example.trial import exact_products
 from discreet.privacy.mechanisms import Gaussian
+from discreet.privacy.private import Private
 from discreet.privacy.randomness import RandomSource
 from discreet.privacy.sampling import poisson_sample
 from discreet.privacy.step_draws import step_batch, step_noise
@@ -38,8 +39,8 @@ WHITE = 255
 PIECE = 512
 
 
-@dataclass(frozen=True, eq=False)
-class SharedExamples:
+@dataclass(frozen=True, eq=False, repr=False)
+class SharedExamples(Private):
     """Examples. `inputs` (n, ...) that are whole 255ths, as in images, are stored as bytes: reading
     a fourth of the memory makes a round of logistic regression take a fifth less time."""
 
@@ -65,8 +66,8 @@ class SharedExamples:
         return found
 
 
-@dataclass(frozen=True, eq=False)
-class HeldExamples:
+@dataclass(frozen=True, eq=False, repr=False)
+class HeldExamples(Private):
     """The examples of one client, by their numbers (n,). They are read on demand, as features of
     texts can be larger than memory."""
 
@@ -287,8 +288,8 @@ class SecureDraws:
 Draws = SeededDraws | SecureDraws
 
 
-@dataclass(frozen=True, eq=False)
-class Chunk:
+@dataclass(frozen=True, eq=False, repr=False)
+class Chunk(Private):
     """`SgdClients` and `DpSgdClients` by the passes of a model's layers. Rows are clients, those
     with the most examples first. Their `settings` may differ only in the noise of DP-SGD."""
 

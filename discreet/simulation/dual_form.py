@@ -18,6 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from discreet.privacy.private import Private
 from discreet.simulation.chunk import Chunk, Table
 from discreet.simulation.layer_sequence import (
     Batch,
@@ -55,8 +56,8 @@ def _is_cheaper(examples: int, settings: LocalSettings, *, out: int, width: int)
     return dual < GAIN * direct
 
 
-@dataclass(frozen=True, eq=False)
-class DualForm:
+@dataclass(frozen=True, eq=False, repr=False)
+class DualForm(Private):
     """The clients of a chunk, as `SgdClients`. Their parameters are A (k, n, out), then all
     parameters of the model except the first weight.
 

@@ -25,6 +25,7 @@ from discreet.layers.terms import mass
 from discreet.per_example.objective import Loss, cross_entropy, softmax_minus_one_hot
 from discreet.per_example.perceptron import unchanged
 from discreet.privacy.clipping import clip_factors
+from discreet.privacy.private import Private
 
 _pool_backward = torch.ops.aten.max_pool2d_with_indices_backward.default
 
@@ -36,8 +37,8 @@ Params = list[Tensor]  # of many models: each parameter (k, ...)
 LARGEST_NORM = 2.0**44
 
 
-@dataclass(frozen=True, eq=False)
-class Batch:
+@dataclass(frozen=True, eq=False, repr=False)
+class Batch(Private):
     """A batch of k clients, read from the data set: tensors (k, width, ...). `weights` (k, width)
     are the weights of gradients, 0 for padding."""
 
@@ -104,8 +105,8 @@ class ParameterLayout:
         return rows
 
 
-@dataclass(frozen=True, slots=True)
-class Use:
+@dataclass(frozen=True, slots=True, repr=False)
+class Use(Private):
     """A layer's inputs (k, n, positions, width) and the gradients at its outputs (k, n, positions,
     out). The gradient of example i of client c is grads[c, i]^T inputs[c, i] for parameter number
     `weight`, and the sum of grads[c, i] over positions for the next one, the bias."""

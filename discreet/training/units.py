@@ -14,6 +14,7 @@ from discreet.data.examples import Examples
 from discreet.per_example.objective import Loss
 from discreet.per_example.per_example import clipped_gradient_sum, clipped_sum_by_owner
 from discreet.privacy.owner_rows import OwnerRows, owner_rows
+from discreet.privacy.private import Private
 from discreet.privacy.randomness import RandomSource
 from discreet.settings.adjacency import EXAMPLE
 from discreet.settings.client_settings import ClientSettings
@@ -28,8 +29,8 @@ class Held(Protocol):
     def subset(self, indices: Tensor) -> Examples: ...
 
 
-@dataclass(frozen=True, eq=False)
-class Drawn:
+@dataclass(frozen=True, eq=False, repr=False)
+class Drawn(Private):
     """The rows of a Poisson batch, and the index of each row's unit, both (m,) int64."""
 
     rows: Tensor

@@ -74,7 +74,7 @@ def audit_federation(plan: Plan, *, canaries: int = 40, runs: int = 1) -> Experi
       TimeoutError: a process or a node did not start.
     """
     check_federation(plan, canaries, runs)
-    require_extra(*SERVERS, extra="deployment", why="the node proxy of a federation")
+    require_extra(*SERVERS, why="the node proxy of a federation")
     releases = power_of(plan, canaries * runs)
     names = [str(number) for number in range(canaries)]
     with (

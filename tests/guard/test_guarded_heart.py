@@ -32,7 +32,7 @@ from tests.guard.test_guarded_federation import secure_copy
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(3600)]
 
-BLOCKS, BLOCK_SECONDS, DELTA = 12, 10.0, 1e-3
+BLOCKS, BLOCK_SECONDS, DELTA = 12, 8.0, 1e-3
 ROUNDS, NOISE = 4, 2.89  # epsilon 2
 MASKED_ROUNDS, MASKED_NOISE = 2, 0.45  # of a whole site: k / 2 times as much of a patient
 LEAST_NOISE = 2.5
