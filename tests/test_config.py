@@ -27,7 +27,7 @@ from discreet.settings.privacy import SecureConfig
 from discreet.settings.rules import MOST_LISTED, ConfigError, rules
 from discreet.settings.settings import Settings, client_settings
 from tests.command import simulate as simulate_command
-from tests.conftest import Compose
+from tests.fixtures import Compose
 
 STEP = (
     "privacy.user.enabled=false training.epochs=1 privacy.local.kind=laplace_step "
@@ -144,9 +144,7 @@ def test_delta_is_held_below_one_in_all_clients_that_there_are(guarantee: str) -
         ConfigError, match=r"privacy\.delta must be below 1 / population_size = 0\.005"
     ):
         load_config(words)
-    with pytest.raises(
-        ConfigError, match=r"population_size must be at least data\.num_clients = 200"
-    ):
+    with pytest.raises(ConfigError, match=r"population_size .*data\.num_clients = 200"):
         load_config([*words, "sampling.population_size=10"])
 
 
@@ -370,7 +368,7 @@ def test_elsewhere_conf_is_that_of_the_checkout_or_what_the_wheel_brought(
     assert own_files(installed) == installed / "app"
     with pytest.raises(
         ConfigError,
-        match=r"is not a project: change to a checkout of Discreet, or to a folder that",
+        match=r"is not a project: ",
     ):
         app_folder(installed)
 
@@ -491,7 +489,7 @@ def test_what_tests_put_into_an_experiment_is_what_hydra_composes_at_once(experi
         "evaluation.metrics=[accuracy,loss]",
         "output_dir=out/größe",
     ]
-    forced = [f"++{value}" for value in values]  # conftest.py leaves these to Hydra
+    forced = [f"++{value}" for value in values]  # fixtures.py leaves these to Hydra
     (parts, *sweep), (whole, *swept) = (
         compose.composed([*chosen, *words]) for words in (values, forced)
     )

@@ -108,7 +108,7 @@ def test_how_many_classes_occur_is_not_taken_from_the_data(tmp_path: Path) -> No
     )
     with pytest.raises(
         FolderError,
-        match=r"must give classes or num_classes .the number of classes that occur is not public",
+        match=r"must give classes or num_classes",
     ):
         load_task("folder", path=str(tmp_path))
 
@@ -215,17 +215,17 @@ def test_a_node_trains_the_model_that_its_owner_has_named(tmp_path: Path) -> Non
 @pytest.mark.parametrize("name", ["tests.test_own:wide", "os:abort"])
 def test_a_node_imports_nothing_that_its_owner_has_not_named(name: str, tmp_path: Path) -> None:
     run = load_config([*NODE_RUN, f"model.name='{name}'"])
-    with pytest.raises(Refused, match="is not the model that this node's"):
+    with pytest.raises(Refused, match="not the model that"):
         received(request(run), {"data": str(owns(tmp_path))})
 
 
 def test_a_node_without_data_of_its_own_imports_nothing_and_reads_no_folder() -> None:
     node = {"partition-id": 0, "num-partitions": 2}
     digits = load_config([*NODE_RUN, "data.name=digits", "model.name='os:abort'"])
-    with pytest.raises(Refused, match="is not the model that this node's"):
+    with pytest.raises(Refused, match="not the model that"):
         received(request(digits), node)
     folder = load_config([*NODE_RUN, f"data.path={OWN}"])
-    with pytest.raises(Refused, match="this node has no data"):
+    with pytest.raises(Refused, match="node has no data"):
         node_client(work_of(request(folder)), node)
 
 

@@ -203,6 +203,8 @@ def test_the_canary_moves_its_clients_sum_by_all_that_it_may() -> None:
 
 
 MANY = 1000
+# Enough for faults that show several times what is claimed: of three other seeds each finds them.
+SOME = 400
 
 
 def rated(*words: str) -> Settings:
@@ -253,7 +255,7 @@ def test_half_the_noise_of_ratings_is_found_from_outside(
     words: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     halve_the_noise(monkeypatch)
-    assert judge(ratings(400, *words)).refuted
+    assert judge(ratings(SOME, *words)).refuted
 
 
 @pytest.mark.parametrize(("noise", "of"), [("float", "moments"), ("grid", "quantiles,examples")])
@@ -269,12 +271,12 @@ def test_half_the_noise_of_statistics_is_found_from_outside(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     halve_the_noise(monkeypatch)
-    assert judge(statistics(MANY, "statistics.noise_multiplier=1")).refuted
+    assert judge(statistics(SOME, "statistics.noise_multiplier=1")).refuted
 
 
 @pytest.mark.parametrize("cohort", ["own", "same"])
 def test_ratings_of_a_run_that_would_not_begin_are_not_audited(cohort: str, tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="this run will not learn"):
+    with pytest.raises(ConfigError, match="will not learn"):
         ratings(
             2,
             f"evaluation.cohort={cohort}",
@@ -323,7 +325,8 @@ def test_half_the_noise_of_a_local_release_is_found_from_outside(
     monkeypatch: pytest.MonkeyPatch, kind: str
 ) -> None:
     halve_the_noise(monkeypatch)
-    assert judge(audit_local(local(kind), releases=MANY)).refuted
+    releases = SOME if kind == "gaussian" else MANY
+    assert judge(audit_local(local(kind), releases=releases)).refuted
 
 
 @pytest.mark.parametrize("kind", ["gaussian", "laplace"])
@@ -333,7 +336,7 @@ def test_an_update_that_is_not_clipped_is_found_from_outside(
     monkeypatch.setattr(
         clipping, "clip_by_norm", lambda rows, clip_norm, *, order: (rows / 100, None)
     )
-    assert judge(audit_local(local(kind), releases=MANY)).refuted
+    assert judge(audit_local(local(kind), releases=SOME)).refuted
 
 
 def test_rounds_are_claimed_with_the_noise_of_each_and_add_up() -> None:

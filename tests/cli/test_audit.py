@@ -158,7 +158,7 @@ def test_a_verdict_that_could_not_have_been_another_is_none(
     main(["--output", str(tmp_path)])
     printed = capsys.readouterr().out
     assert printed.startswith("it could have found nothing")
-    assert "no verdict: nothing was found, and nothing could have been" in printed
+    assert "no verdict: nothing was found" in printed
     assert "not refuted" not in printed
 
 
@@ -172,7 +172,7 @@ def test_a_refuted_claim_ends_with_code_1_and_many_rounds_are_printed_in_part(
     printed = capsys.readouterr().out
     assert "round 10 " in printed
     assert "round 11" not in printed
-    assert "4 more rounds are in audit.json" in printed
+    assert "4 more rounds" in printed
     assert all(f"bound: {name} assumes" in printed for name in ("one run", "f-DP", "Gaussian fit"))
     assert len(json.loads((tmp_path / "audit.json").read_text())["observations"]) == 15
 

@@ -37,7 +37,7 @@ def test_the_choices_stand_side_by_side_and_example_level_is_zero_out(
     assert printed.count("zero-out") == 3 + 1
     assert "4.99" in printed
     assert "add or remove one" not in printed
-    assert "hold for adding or removing one if --population is data.public_num_examples" in printed
+    assert "--population is data.public_num_examples" in printed
 
 
 @pytest.mark.parametrize(

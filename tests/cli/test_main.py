@@ -219,7 +219,7 @@ def test_a_sweep_goes_on_where_it_was_ended(
     assert list(map(len, lines)) == [3, 2]
     sweep("resume=true", there)
     printed = capsys.readouterr().out
-    assert "run 1 of 3 (privacy.user.noise_multiplier=1) has ended already, and is kept" in printed
+    assert "run 1 of 3 (privacy.user.noise_multiplier=1) has ended already" in printed
     assert "run 3 of 3 (privacy.user.noise_multiplier=4)" in printed
     assert [path.read_text().splitlines()[:2] for path in before] == [each[:2] for each in lines]
     folders = [RunFolder(tmp_path / "a sweep" / name) for name in "012"]

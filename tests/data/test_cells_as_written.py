@@ -94,12 +94,12 @@ def test_several_formats_of_dates_are_declared_and_a_day_that_is_two_is_refused(
     assert same[0] == same[1]
     both = DATE | {"format": ["%d/%m/%Y", "%m/%d/%Y"]}
     assert encoded(["31/12/2021", "12/31/2021", "03/03/2021"], both)[0] == same[0]
-    assert "is another day in each of the formats" in refusal(["02/03/2021"], both)
+    assert "another day in each" in refusal(["02/03/2021"], both)
 
 
 @pytest.mark.parametrize("cell", ["20211231", "2021-W05-1", "\u0662021-12-31", "31.12.2021"])
 def test_a_day_without_a_format_is_written_as_iso_has_it(cell: str) -> None:
-    assert "is not a date such as 2022-01-31" in refusal([cell], DATE)
+    assert "not a date such as 2022-01-31" in refusal([cell], DATE)
 
 
 def test_digits_of_another_script_are_no_date() -> None:
@@ -178,7 +178,7 @@ def test_thousands_are_declared_for_the_whole_file(tmp_path: Path) -> None:
     task = load_folder(written(tmp_path, "x;y\n1.000;1.000,0\n0;0\n", toml))
     assert task.train.inputs.tolist() == [[0], [-1]]
     assert task.train.targets.tolist() == [[0], [-1]]
-    with pytest.raises(FolderError, match="thousands must be another sign than decimal"):
+    with pytest.raises(FolderError, match=r"thousands must be .*than decimal"):
         load_folder(written(tmp_path, "x;y\n1;1\n", toml.replace('"."', '","')))
 
 

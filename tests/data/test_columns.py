@@ -72,7 +72,7 @@ def test_a_table_without_a_column_to_predict_from_is_told_as_such(tmp_path: Path
     (tmp_path / "train.csv").write_text("patient,y\nP1,0\nP2,1\n")
     lines = ('format = "csv"', 'file = "train.csv"', 'target = "y"', 'owner = "patient"')
     (tmp_path / "data.toml").write_text("\n".join([*lines, "num_classes = 2"]))
-    with pytest.raises(FolderError, match="has no inputs: every column is a target or the owner"):
+    with pytest.raises(FolderError, match="has no inputs"):
         load_folder(str(tmp_path))
 
 
@@ -88,7 +88,7 @@ def test_spaces_around_the_name_of_an_owner_make_no_second_person(tmp_path: Path
     task = load_folder(str(write(tmp_path, spaced)))
     assert task.owners is not None
     assert task.owners.tolist() == [0, 0, 1]
-    with pytest.raises(FolderError, match=r"this patient has rows in train\.csv too"):
+    with pytest.raises(FolderError, match=r"patient has rows in train\.csv"):
         load_folder(str(write(tmp_path, [*ROWS, ROWS[0].replace("P1;", "Q1 ;")])))
 
 
@@ -97,7 +97,7 @@ def test_an_owner_is_the_same_as_a_number_and_as_text(tmp_path: Path) -> None:
     (tmp_path / "data.toml").write_text(toml + "num_classes = 2\n")
     (tmp_path / "train.csv").write_text("who,x,y\n007,1,0\n008,2,1\n")
     (tmp_path / "test.csv").write_text("who,x,y\nA7,1,0\n007,2,1\n")
-    with pytest.raises(FolderError, match=r"line 3: this who has rows in train\.csv too"):
+    with pytest.raises(FolderError, match=r"line 3: .*who has rows in train\.csv"):
         load_folder(str(tmp_path))
 
 
@@ -156,9 +156,7 @@ def test_a_cell_that_can_not_be_read_is_told_by_its_line_and_never_shown(
 
 def test_decimal_commas_and_another_encoding_are_asked_for(tmp_path: Path) -> None:
     points = TOML.replace('decimal = ","\n', "")
-    assert 'line 2: hba1c is not a number: write decimal = "," in data.toml' in refused(
-        tmp_path, ROWS, toml=points
-    )
+    assert 'decimal = "," in data.toml' in refused(tmp_path, ROWS, toml=points)
     umlaut = [ROWS[0].replace("cardiology", "Chirurgie für Kinder")]
     message = refused(tmp_path, umlaut, encoding="cp1252")
     assert 'it is not utf-8: write encoding = "cp1252" in data.toml' in message
@@ -331,5 +329,5 @@ def test_ranges_alone_are_enough_for_the_same_spread_and_without_any_it_is_refus
     given = {"format": "csv", "file": "a", "target": "y", "low": (0, 0), "high": (50, 1)}
     by = spread_of(description_of(given), 2)
     assert (by.means, by.deviations) == ([0.0, -1.0], [1 / 3, 2.0])
-    with pytest.raises(ValueError, match="needs the public ranges of a table"):
+    with pytest.raises(ValueError, match="needs the public ranges"):
         spread_of(description_of({"format": "csv", "file": "a", "target": "y"}), 2)

@@ -108,7 +108,7 @@ def test_a_number_that_a_model_can_not_hold_is_refused_by_its_line(
 ) -> None:
     (tmp_path / "t.csv").write_text(f"patient,x,y\nA,1,0\nB,{cell},1\n")
     (tmp_path / "data.toml").write_text(toml_of("csv"))
-    with pytest.raises(FolderError, match="line 3: an input is too large for a model"):
+    with pytest.raises(FolderError, match="line 3: an input is too large"):
         load_folder(str(tmp_path))
 
 

@@ -91,7 +91,7 @@ def test_cifar_pixels_are_red_green_blue_planes(tmp_path: Path) -> None:
 def test_a_cifar_file_that_would_run_code_is_refused(tmp_path: Path) -> None:
     write_cifar(tmp_path)
     (tmp_path / "test_batch").write_bytes(pickle.dumps(os.getcwd))
-    with pytest.raises(ValueError, match=r"test_batch is not a batch .*getcwd does not belong"):
+    with pytest.raises(ValueError, match=r"test_batch .*getcwd does not belong"):
         load_task("cifar10", path=str(tmp_path))
 
 
@@ -199,7 +199,7 @@ def test_each_hospital_has_as_many_patients_as_flamby_counts(folder: Path) -> No
     ]
     assert torch.equal(task.test.inputs, torch.cat([part.inputs for part in parts]))
     assert len(task.test) == sum(TEST)
-    with pytest.raises(ValueError, match=r"data\.path: heart is read from a folder"):
+    with pytest.raises(ValueError, match=r"data\.path: heart"):
         load_task("heart")
 
 

@@ -74,7 +74,7 @@ def test_what_is_no_site_is_refused(words: str, message: str, tmp_path: Path) ->
 def test_an_owner_at_two_sites_and_other_data_are_refused(tmp_path: Path) -> None:
     folder = table(tmp_path / "data", [*ROWS, ("south", "a", 50, "no")])
     asked = ("experiment=silos", *SITES.split())
-    with pytest.raises(ConfigError, match="1 owners have rows at two sites"):
+    with pytest.raises(ConfigError, match=r"1 owners .*two sites"):
         simulate(*asked, "data.name=folder", f"data.path={folder}")
-    with pytest.raises(ConfigError, match=r"the column must be in data\.path"):
+    with pytest.raises(ConfigError, match=r"column must be in data\.path"):
         simulate(*asked)

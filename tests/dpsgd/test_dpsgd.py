@@ -210,10 +210,10 @@ def test_a_batch_of_ones_own_is_refused_and_one_that_was_drawn_is_stepped_once()
         (inputs, targets.clone()),
         (inputs[:-1], targets[:-1]),
     ):
-        with pytest.raises(BatchError, match="not the batch that was drawn"):
+        with pytest.raises(BatchError, match="batch that was drawn"):
             loop.step(*wrong)
     loop.step(inputs, targets)
-    with pytest.raises(BatchError, match="each one is stepped once"):
+    with pytest.raises(BatchError, match="stepped once"):
         loop.step(inputs, targets)
     assert loop.steps_taken == 1
 
@@ -451,18 +451,14 @@ def test_an_argument_named_as_in_other_libraries_is_told_its_name_here(
 
 def test_class_numbers_that_are_floats_are_refused_before_a_step_is_charged() -> None:
     loop = private(linear(), dataset=TensorDataset(COUNTED.inputs, COUNTED.targets.float()))
-    with pytest.raises(
-        ValueError, match=r"targets: cross-entropy needs class numbers as torch\.int64"
-    ):
+    with pytest.raises(ValueError, match=r"targets: .*torch\.int64"):
         run(loop)
     assert loop.steps_taken == 0
 
 
 def test_a_lazy_layer_is_refused_before_a_batch_is_drawn() -> None:
     model = nn.LazyLinear(3)
-    with pytest.raises(
-        ValueError, match="model: a lazy layer has no parameters before its first pass"
-    ):
+    with pytest.raises(ValueError, match="model: a lazy layer"):
         DPSGD(model, [], PAIRS, batch_size=8, epochs=1, delta=1e-3, target_epsilon=3.0)
 
 

@@ -98,7 +98,7 @@ MIXED = {
 def test_a_data_set_that_mixes_items_is_refused_and_charges_no_batch_with_one(dataset: Any) -> None:
     random.seed(90217)
     loop = private(linear(), dataset=dataset, batch_size=len(dataset), steps=1)
-    with pytest.raises(ValueError, match="dataset: reading one item reads others too"):
+    with pytest.raises(ValueError, match="dataset: reading one item"):
         run(loop)
     assert loop.steps_taken == 0
 
@@ -108,7 +108,7 @@ def test_a_worker_refuses_a_mixed_item_too() -> None:
     loop = private(
         linear(), dataset=DataLoader(OfAnother(Items()), BATCH, num_workers=1), batch_size=SIZE
     )
-    with pytest.raises(ValueError, match="dataset: reading one item reads others too"):
+    with pytest.raises(ValueError, match="dataset: reading one item"):
         run(loop)
 
 
@@ -121,7 +121,7 @@ def test_an_item_that_swallows_what_goes_wrong_is_refused_all_the_same() -> None
                 return self[0]  # a usual way around a file that can't be read
 
     loop = private(linear(), dataset=Again(), batch_size=SIZE, steps=1)
-    with pytest.raises(ValueError, match="dataset: reading one item reads others too"):
+    with pytest.raises(ValueError, match="dataset: reading one item"):
         run(loop)
 
 

@@ -30,7 +30,7 @@ def stepped_once() -> tuple[nn.Module, Optimizer, DPSGD]:
 def test_a_second_step_as_in_opacus_is_refused_and_moves_nothing() -> None:
     model, optimizer, loop = stepped_once()
     before = params_of(model)
-    with pytest.raises(RuntimeError, match=r"optimizer\.step: private\.step has run the optimizer"):
+    with pytest.raises(RuntimeError, match=r"optimizer\.step: private\.step"):
         optimizer.step()
     assert torch.equal(params_of(model), before)
     loop.step(*next(iter(loop)))
@@ -59,7 +59,7 @@ def test_a_new_loop_over_the_same_optimizer_steps() -> None:
     optimizer.state.clear()
     again = private(model, lambda _: optimizer)
     again.step(*next(iter(again)))
-    with pytest.raises(RuntimeError, match=r"private\.step has run the optimizer"):
+    with pytest.raises(RuntimeError, match=r"private\.step has run"):
         optimizer.step()
 
 

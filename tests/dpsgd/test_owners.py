@@ -161,7 +161,7 @@ def test_a_step_is_the_noised_sum_of_the_drawn_owners() -> None:
 
 @pytest.mark.parametrize("owner", [None, float("nan"), "", " ", "n/a", pandas.NA, pandas.NaT])
 def test_a_row_without_an_owner_is_refused_because_its_person_may_have_others(owner: Any) -> None:
-    with pytest.raises(ValueError, match="owners: 2 rows have no owner, the first of them row 3"):
+    with pytest.raises(ValueError, match=r"owners: 2 rows .*row 3"):
         private(owners=[*OWNERS[:3], owner, owner, *OWNERS[5:]])
 
 

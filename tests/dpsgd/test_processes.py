@@ -122,9 +122,7 @@ def test_a_process_with_only_a_part_of_the_data_set_is_refused(
             return replace(make(), num_examples=60)
 
     monkeypatch.setattr("discreet.dpsgd.dpsgd.processes_of", lambda _: Second(1, 2))
-    with pytest.raises(
-        ValueError, match="each process needs all 60 examples of the first one, not 30"
-    ):
+    with pytest.raises(ValueError, match=r"needs all 60 .*not 30"):
         private(linear(), distributed=True)
 
 

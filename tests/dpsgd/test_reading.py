@@ -278,9 +278,7 @@ def of_another(pairs: Rows) -> tuple[Tensor, Tensor]:
 def test_a_collate_fn_that_mixes_the_batch_is_refused_before_anything_is_drawn(
     collate: Any,
 ) -> None:
-    with pytest.raises(
-        ValueError, match="collate_fn: a row of the batch depends on several examples"
-    ):
+    with pytest.raises(ValueError, match=r"collate_fn: a row .*several examples"):
         private(linear(), dataset=PAIRS, collate_fn=collate)
 
 
@@ -291,7 +289,7 @@ def test_a_collate_fn_with_its_own_generator_is_refused() -> None:
         inputs, targets = stacked(pairs)
         return inputs + float(own.normal()), targets
 
-    with pytest.raises(ValueError, match="collate_fn: it draws random numbers that the seeds of"):
+    with pytest.raises(ValueError, match="collate_fn: it draws random numbers"):
         private(linear(), dataset=PAIRS, collate_fn=collate)
 
 
@@ -339,7 +337,7 @@ def test_a_batch_that_was_written_to_without_a_trace_is_refused(
     loop = private(linear())
     inputs, targets = next(iter(loop))
     change(inputs, targets)
-    with pytest.raises(BatchError, match="not the batch that was drawn"):
+    with pytest.raises(BatchError, match="batch that was drawn"):
         loop.step(inputs, targets)
     assert loop.epsilon() == 0
 
@@ -364,7 +362,7 @@ def test_a_parameter_unfrozen_later_is_refused_unless_the_optimizer_holds_it() -
     loop = private(model)
     loop.step(*next(iter(loop)))
     model[0].requires_grad_(True)
-    with pytest.raises(ValueError, match="optimizer: it does not hold all trainable parameters"):
+    with pytest.raises(ValueError, match=r"optimizer: .*all trainable parameters"):
         loop.step(*next(iter(loop)))
     loop._optimizers.all[0].add_param_group({"params": list(model[0].parameters())})
     loop.step(*next(iter(loop)))

@@ -171,7 +171,7 @@ def test_lightning_counts_the_steps_and_goes_on_from_a_checkpoint_amid_an_epoch(
     again, run = lightning_run(recipe, tmp_path, resume="step=3.ckpt")
     assert (again.steps_taken, run.global_step) == (6, 6)
     recipe.Digits.on_load_checkpoint = lambda *_: None
-    with pytest.raises(RuntimeError, match="steps were taken of which this DPSGD knows nothing"):
+    with pytest.raises(RuntimeError, match=r"steps .*DPSGD knows nothing"):
         lightning_run(recipe, tmp_path, resume="step=3.ckpt")
 
 

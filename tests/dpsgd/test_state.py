@@ -105,9 +105,7 @@ def test_a_loop_that_resumes_without_its_state_is_refused(
     model = linear()
     first = stepped(private(model, momentum, seed=None), 3)
     optimizer, state = first._optimizers.all[0], first.state_dict()
-    with pytest.raises(
-        ValueError, match="optimizer: it has taken steps that this DPSGD does not know"
-    ):
+    with pytest.raises(ValueError, match="optimizer: it has taken steps"):
         run(private(model, lambda _: optimizer, seed=None))
     again = private(model, lambda _: optimizer, seed=None)
     again.load_state_dict(state)
@@ -144,7 +142,7 @@ def test_with_a_seed_a_state_older_than_its_ledger_is_refused(
     state = saved(model, loop)
     assert resumed(state, ledger=ledger)[1].steps_taken == 2
     stepped(loop, 1)
-    with pytest.raises(LedgerError, match="was charged since the state: with a seed"):
+    with pytest.raises(LedgerError, match="charged since the state"):
         resumed(state, ledger=ledger)
 
 
@@ -174,11 +172,9 @@ def test_a_state_of_another_ledger_of_a_newer_copy_or_of_none_is_refused(
     state = saved(model, stepped(private(model, ledger=ledger), 2))
     other = DurableLedger.create(tmp_path / "other.db").path
     for wrong in (other, tmp_path / "older.db"):
-        with pytest.raises(
-            LedgerError, match="is not the ledger that the state's steps are in, or an older copy"
-        ):
+        with pytest.raises(LedgerError, match=r"not the ledger .*or an older copy"):
             resumed(state, ledger=wrong)
-    with pytest.raises(LedgerError, match="steps are in a ledger file"):
+    with pytest.raises(LedgerError, match="in a ledger file"):
         resumed(state)
     with pytest.raises(LedgerError, match="is not the ledger"):
         resumed(saved(model, stepped(private(linear()), 2)), ledger=ledger)
@@ -306,7 +302,7 @@ def test_a_step_that_ends_between_charge_and_noise_is_charged_and_not_resumed(
         with pytest.raises(ZeroDivisionError):
             loop.step(inputs, targets)
     assert DurableLedger(ledger).spent("example").entries == ((EVENT, 1),)
-    with pytest.raises(BatchError, match="each one is stepped once"):
+    with pytest.raises(BatchError, match="stepped once"):
         loop.step(inputs, targets)
 
 

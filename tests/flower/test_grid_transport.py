@@ -143,9 +143,7 @@ def test_messages_that_are_too_large_are_one_clear_error() -> None:
         def push_messages(self, messages: Iterable[Message]) -> list[str]:
             return []  # what Flower's grid makes of HTTP 413
 
-    with pytest.raises(
-        MessagesTooLarge, match=r"messages of round 4 were refused as too large \(HTTP 413\)"
-    ):
+    with pytest.raises(MessagesTooLarge, match=r"round 4 .*too large \(HTTP 413\)"):
         ask(FullGrid({1: good, 2: good}), [1, 2])
 
 
@@ -263,7 +261,7 @@ def test_nobody_is_asked_while_more_nodes_are_connected_than_clients_are_declare
     transport = GridTransport(grid, own_messages, timeout=0.1, population_size=2)  # type: ignore[arg-type]
     with pytest.raises(
         TimeoutError,
-        match=r"3 nodes are connected, and sampling\.population_size=2 clients are declared",
+        match=r"3 nodes are connected, .*sampling\.population_size=2\b",
     ):
         transport.available_clients()
     grid.answers.pop(3)
@@ -299,9 +297,7 @@ def test_virtual_clients_share_the_nodes_that_there_are() -> None:
 def test_no_virtual_client_is_asked_before_a_worker_answers() -> None:
     grid = FakeGrid({10: silent})
     transport = GridTransport(grid, own_messages, timeout=0.1, population_size=5, virtual=VIRTUAL)  # type: ignore[arg-type]
-    with pytest.raises(
-        TimeoutError, match=r"Ray has not started after 0\.1 s \(server\.round_timeout\)"
-    ):
+    with pytest.raises(TimeoutError, match=r"0\.1 s \(server\.round_timeout\)"):
         transport.available_clients()
     assert [message.metadata.message_type for message in grid.sent.values()] == [
         MessageType.EVALUATE

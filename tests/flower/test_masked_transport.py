@@ -201,7 +201,7 @@ def test_one_node_with_another_list_of_peers_is_missing_and_ends_no_run(
     grid.configs[1]["peers"] = str(tmp_path / "another.json")
     federated(words_of(tmp_path / "run"), grid)
     assert [row["replies"] for row in RunFolder(tmp_path / "run").read_metrics()] == [3, 3]
-    assert "client 1 malformed: it has another list of peers than the other nodes" in caplog.text
+    assert "client 1 malformed: it has another list of" in caplog.text
 
 
 @pytest.mark.parametrize("stage", [Stage.SHARES, Stage.MASKED, Stage.CONFIRM, Stage.UNMASK])

@@ -166,16 +166,14 @@ def test_frozen_statistics_stay_and_the_rest_learns(tmp_path: Path) -> None:
 
 
 def test_a_pattern_that_fits_no_array_is_an_error() -> None:
-    with pytest.raises(
-        ConfigError, match=r"frozen=backbone\.\* fits no array; there are weight, bias, steps"
-    ):
+    with pytest.raises(ConfigError, match=r"frozen=backbone\.\* .*weight, bias, steps"):
         layout_of(arrays(), frozen=("backbone.*",))
 
 
 def test_settings_that_will_not_learn_are_refused_before_anything_is_spent(tmp_path: Path) -> None:
     with pytest.raises(
         ConfigError,
-        match=r"this run will not learn: .*could learn with num_rounds=\d+, .*too_noisy=warn",
+        match=r"will not learn: .*num_rounds=\d+, .*too_noisy=warn",
     ):
         run(tmp_path / "run", num_rounds=400, **noised(noise_multiplier=None, target_epsilon=1.5))
     assert not (tmp_path / "run").exists()
@@ -216,9 +214,7 @@ def test_three_hospitals_are_told_to_protect_examples_with_and_without_a_clip_no
     wide = ArrayRecord({"weight": Array(np.zeros((100, 100), np.float32))})
     for clip_norm in (1.0, None):
         mine = strategy(tmp_path / "run", population_size=3, **SHORT, clip_norm=clip_norm)
-        with pytest.raises(
-            ConfigError, match=r"protect examples rather than clients: privacy\.example, or DPSGD"
-        ) as error:
+        with pytest.raises(ConfigError, match=r"privacy\.example, or DPSGD") as error:
             mine.start(Nodes(), wide, num_rounds=30, timeout=2.0)
         assert "num_rounds=" not in str(error.value)
 
@@ -244,9 +240,7 @@ def test_a_part_of_a_round_is_not_done_alone(tmp_path: Path) -> None:
         made.aggregate_evaluate,
         made.initialize_parameters,
     ):
-        with pytest.raises(
-            NotImplementedError, match=r"DPFedAvg runs its rounds itself.*: call start"
-        ):
+        with pytest.raises(NotImplementedError, match=r"DPFedAvg .*: call start"):
             part(1, [])
 
 
@@ -269,7 +263,7 @@ def test_a_train_config_that_gives_none_is_refused_before_anybody_is_asked(tmp_p
     grid = Nodes()
     with pytest.raises(
         ConfigError,
-        match=r"train_config must give a ConfigRecord for each round \(got None for 1\)",
+        match=r"train_config .*ConfigRecord .*\(got None for 1\)",
     ):
         strategy(tmp_path / "run").start(grid, arrays(), 1, 2.0, lambda _: None)  # type: ignore[arg-type, return-value]
     assert grid.sent == {}

@@ -150,7 +150,7 @@ def test_one_client_of_a_real_federation_can_not_be_given_a_seed(tmp_path: Path)
     class Real:
         get_node_ids = staticmethod(lambda: [1])
 
-    with pytest.raises(ConfigError, match="seed must be null in a real federation"):
+    with pytest.raises(ConfigError, match="seed must be null"):
         strategy(tmp_path / "run").start(Real(), arrays())  # type: ignore[arg-type]
     assert not (tmp_path / "run").exists()
 

@@ -96,7 +96,7 @@ def test_a_command_that_can_not_be_started_stops_no_answer(
     with pytest.raises(Refused):
         guard.answer(message(kind="query"), context(), APP)
     assert guard.answer(message(), context(), APP).charged
-    assert "the alert can't be sent: No such file" in caplog.text
+    assert "alert can't be sent: No such" in caplog.text
 
 
 def test_a_command_that_hangs_is_not_started_a_second_time(tmp_path: Path) -> None:
@@ -117,7 +117,7 @@ def test_a_command_that_hangs_is_not_started_a_second_time(tmp_path: Path) -> No
 def test_a_command_must_be_a_program_with_its_path(tmp_path: Path) -> None:
     policy = site(tmp_path, PATIENTS)
     for wrong in (["tell"], ["./tell", "x"]):
-        with pytest.raises(ConfigError, match="alert must be a list of texts, the first of them"):
+        with pytest.raises(ConfigError, match="alert must be a list"):
             read_guard(guard_toml(tmp_path, alert=wrong))
     missing = replace(policy, alert=("/nowhere/tell",))
-    assert any("alert must begin with a program" in each for each in site_check.faults_of(missing))
+    assert any("alert must begin with" in each for each in site_check.faults_of(missing))

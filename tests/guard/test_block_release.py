@@ -146,7 +146,7 @@ def test_the_budget_ends_a_run_in_the_middle(tmp_path: Path) -> None:
     guard = guard_at(tmp_path / "site", max_epsilon=two * 1.01)
     answered(guard)
     answered(guard)
-    with pytest.raises(Refused, match="budget of this site's guard is spent"):
+    with pytest.raises(Refused, match="site's guard is spent"):
         answered(guard)
     assert guard.ledger.spent("patient").num_releases == 2
 
@@ -166,7 +166,7 @@ def test_whether_a_disk_has_room_is_asked_before_anything_and_goes_by_no_block(
         if free:
             answered(guard)
             return
-        with pytest.raises(Refused, match="MB of free disk space"):
+        with pytest.raises(Refused, match="MB of free disk"):
             answered(guard)
     assert guard.ledger.spent("patient").num_releases == 0
 
@@ -293,7 +293,7 @@ def test_five_megabytes_of_patterns_are_refused_before_a_charge(
     frozen: str, tmp_path: Path
 ) -> None:
     guard = guard_at(tmp_path / "site")
-    with pytest.raises(Refused, match="guard-frozen must be at most 100 patterns"):
+    with pytest.raises(Refused, match=r"guard-frozen must be at most 100\b"):
         answered(guard, guard_frozen=frozen)
     assert guard.ledger.spent("patient").num_releases == 0
     assert "guard-frozen" in (guard.records / JOURNAL).read_text()
@@ -383,7 +383,7 @@ def test_the_account_of_a_guard_is_its_own(tmp_path: Path) -> None:
 
     policy = site(tmp_path, PATIENTS)
     DurableLedger(Path(policy.ledger)).charge([Charge(1, "example", "", GaussianDpEvent(1.0))])
-    with pytest.raises(ConfigError, match="a guard needs an account of its own"):
+    with pytest.raises(ConfigError, match="an account of its own"):
         SiteGuard(policy, sandbox=PlayedSandbox(opposed))  # type: ignore[arg-type]
 
 
@@ -432,7 +432,7 @@ def test_an_app_that_fails_in_every_block_has_one_round_and_pays_for_no_count(
     # The count is 7 standard deviations from its limit: red by chance once in 10^12.
     guard = guard_at(tmp_path, fails, MANY, **COUNTED)
     answered(guard)
-    with pytest.raises(Refused, match="by a noised count no block of this site gave a result"):
+    with pytest.raises(Refused, match=r"noised count no block .*gave a result"):
         answered(guard)
     assert guard.ledger.spent("patient").entries == ((GaussianDpEvent(1.0), 1),)
     answered_run = replace(APP, run_id=RUN + 1)

@@ -91,7 +91,7 @@ def test_spending_up_to_the_budget_passes_and_more_is_refused(tmp_path: Path) ->
     spent = PrivacyLedger(((GaussianDpEvent(Z), 3),))
     reached = spent.epsilon(DELTA)
     check_budget(read_guard(guard_toml(tmp_path, max_epsilon=reached)), spent)
-    with pytest.raises(Refused, match="budget of this site's guard is spent"):
+    with pytest.raises(Refused, match="site's guard is spent"):
         check_budget(read_guard(guard_toml(tmp_path, max_epsilon=reached * 0.99)), spent)
 
 

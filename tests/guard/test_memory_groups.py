@@ -52,7 +52,7 @@ def test_buffers_of_sockets_count_where_the_guard_has_a_group_of_its_own() -> No
     assert after["blocks"][0]["vector"] is not None
     (block,) = full["blocks"]
     assert (block["vector"], block["reached"]) == (None, None)
-    assert "it used more than limits.memory-mb and disk-mb" in block["log"]
+    assert "more than limits.memory-mb and disk-mb" in block["log"]
 
 
 def test_a_group_that_others_are_in_is_left_as_it_is(

@@ -163,13 +163,13 @@ def test_a_table_as_a_spreadsheet_writes_it_is_split_with_its_separator(tmp_path
 
 def test_a_table_in_another_encoding_is_told_and_not_split(tmp_path: Path) -> None:
     (tmp_path / "rows.csv").write_bytes("patient,value\nMüller,1\n".encode("cp1252"))
-    with pytest.raises(ConfigError, match=r"rows\.csv can't be read because it is not utf-8"):
+    with pytest.raises(ConfigError, match=r"rows\.csv can't be read .*utf-8"):
         split_site(tmp_path / "rows.csv", tmp_path / "site", id_column="patient", count=BLOCKS)
 
 
 def test_what_would_be_in_every_block_is_refused(tmp_path: Path) -> None:
     np.savez(tmp_path / "rows.npz", patient=np.array(["a", "b"]), mean=np.zeros(3))
-    with pytest.raises(ConfigError, match="otherwise every part would contain all of it"):
+    with pytest.raises(ConfigError, match="every part would contain all"):
         split_site(tmp_path / "rows.npz", tmp_path / "site", id_column="patient", count=BLOCKS)
     (tmp_path / "data").mkdir()
     csv_of(tmp_path / "data", PATIENTS)

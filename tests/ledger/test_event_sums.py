@@ -116,7 +116,7 @@ def test_sums_that_forget_spending_are_found_at_start_at_a_message_and_at_a_char
 
 def test_forged_sums_are_not_forgotten_with_the_mark_of_their_digest(ledger: DurableLedger) -> None:
     edit(ledger, "delete from sums", "update releases set nonce = substr(nonce, 1, 16)")
-    with pytest.raises(LedgerError, match="row 1 does not fit the chain"):
+    with pytest.raises(LedgerError, match=r"row 1 .*the chain"):
         ledger.check(all_rows=False)
 
 

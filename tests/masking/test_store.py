@@ -96,7 +96,7 @@ def test_without_room_on_the_disk_nothing_leaves(
 ) -> None:
     exchange = ours.until(Stage.MASKED)
     monkeypatch.setattr(os, "fsync", Mock(side_effect=OSError(28, "No space left on device")))
-    with pytest.raises(MaskingRefused, match="can't be saved: No space left on device"):
+    with pytest.raises(MaskingRefused, match="can't be saved: No space left"):
         ours.answer(ME, exchange.requests[ME])
 
 
@@ -114,10 +114,10 @@ def test_a_damaged_state_is_refused_and_never_a_new_one(ours: Federation, tmp_pa
     exchange = ours.until(Stage.SHARES)
     for damage in (b"", b"x", bytes(200)):
         (tmp_path / ME / f"{RUN}.state").write_bytes(damage)
-        with pytest.raises(MaskingRefused, match="state of this run is damaged"):
+        with pytest.raises(MaskingRefused, match="this run is damaged"):
             ours.answer(ME, exchange.requests[ME])
     FolderStore(tmp_path / ME).save(RUN, b"of another version")
-    with pytest.raises(MaskingRefused, match="malformed: the state of this run"):
+    with pytest.raises(MaskingRefused, match="malformed: the state"):
         ours.answer(ME, exchange.requests[ME])
 
 
@@ -264,7 +264,7 @@ def test_a_second_reply_one_of_a_stranger_and_one_to_another_request_are_malform
     reply = ours.answer("node-00", exchange.requests["node-00"])
     exchange.take("node-00", reply)
     for name in ("node-00", "node-99"):
-        with pytest.raises(MalformedBytes, match="was not asked, or has answered"):
+        with pytest.raises(MalformedBytes, match="was not asked"):
             exchange.take(name, reply)
     with pytest.raises(MalformedBytes, match="another request"):
         ours.until(Stage.SHARES).take("node-00", reply)

@@ -178,7 +178,7 @@ def test_the_charge_comes_before_the_noise_and_the_disk_before_the_release() -> 
 def test_noise_without_the_keys_of_all_rounds_before_is_refused(number: int, rounds: int) -> None:
     kept = StateInMemory()
     released(release(), [[]] * rounds, kept)
-    with pytest.raises(LedgerError, match="the noise keys are those after round"):
+    with pytest.raises(LedgerError, match=r"noise keys .*after round"):
         one(release(), number, iter([reply(1.0)]), kept)
 
 
@@ -266,7 +266,7 @@ def test_a_run_that_is_over_does_not_go_on(tmp_path: Path) -> None:
     run(tmp_path / "run", "privacy.user.correlation.bandwidth=3")
     more, call = asked_settings(["resume=true", f"output_dir={tmp_path / 'run'}", "rounds=9"])
     user = replace(more.privacy.user, max_epsilon=99.0)
-    with pytest.raises(LedgerError, match="A finished run cannot be resumed"):
+    with pytest.raises(LedgerError, match="finished run cannot be resumed"):
         simulate(replace(more, privacy=replace(more.privacy, user=user)), call)
 
 

@@ -85,5 +85,5 @@ def test_numbers_without_a_mechanism_and_values_that_no_folder_keeps_are_refused
     with pytest.raises(ConfigError, match=r"omitted without privacy\.user\.mechanism"):
         simulate("privacy.user.mechanism_numbers={width: 1}")
     odd = Box(noise_multiplier=2.0, width=torch.ones(3))  # type: ignore[arg-type]
-    with pytest.raises(ConfigError, match=r"mechanism\.width must be a number"):
+    with pytest.raises(ConfigError, match=r"mechanism\.width must be"):
         run(tmp_path / "run", mechanism=odd, delta=1e-3)

@@ -177,9 +177,7 @@ def test_a_client_refuses_to_train_on_other_frozen_values_than_the_servers() -> 
     for name, value in frozen(who.model).items():
         before = value.clone()
         value.add_(1)
-        with pytest.raises(
-            MalformedMessage, match="the frozen values of the model mlp are not the server's"
-        ):
+        with pytest.raises(MalformedMessage, match="frozen values of the model mlp"):
             who.answer(work_of(asked), params)
         assert frozen_digest(who.model) != frozen_digest(built(statistics)), name
         value.copy_(before)
@@ -249,8 +247,6 @@ def drawn(input_shape: tuple[int, ...], num_classes: int) -> nn.Module:
 def test_frozen_values_that_server_and_clients_would_not_share_are_refused(
     words: list[str], tmp_path: Path
 ) -> None:
-    with pytest.raises(
-        ConfigError, match=r"gives the frozen 0\.bias other values each time.*torch\.Gen"
-    ):
+    with pytest.raises(ConfigError, match=r"frozen 0\.bias .*torch\.Gen"):
         simulate(*load_asked([*words, "model.name=tests.models.test_frozen:drawn"]))
     assert not (tmp_path / "run").exists()

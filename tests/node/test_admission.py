@@ -92,7 +92,7 @@ def test_in_a_shared_step_a_client_may_have_16_batches_of_examples_and_no_more(
 ) -> None:
     found = enter(tmp_path, {"0": 128, "1": 129}, *SHARED)
     assert isinstance(found["0"], Admitted)
-    assert "this client has more examples than 16 * training.batch_size = 128" in str(found["1"])
+    assert "more examples than 16 * training.batch_size = 128" in str(found["1"])
 
 
 def test_a_client_that_one_of_two_budgets_refuses_is_charged_for_neither(tmp_path: Path) -> None:
@@ -176,9 +176,7 @@ def test_a_charge_that_would_pass_the_budget_is_refused_and_leaves_no_trace(tmp_
     mine, budget = account_at(tmp_path / "ledger.db"), Budget(oracle((STEP, 10)), DELTA, EXAMPLE)
     charge(mine, STEP, 8, budget)
     head = mine.ledger.position().head
-    with pytest.raises(
-        Refused, match=r"the example-level budget is spent: this round would reach epsilon .* of "
-    ):
+    with pytest.raises(Refused, match=r"example-level budget is spent: .*epsilon .* of "):
         charge(mine, STEP, 4, budget)
     assert mine.ledger.position().head == head
     assert charge(mine, STEP, 1, budget) <= budget.epsilon

@@ -46,7 +46,7 @@ def test_no_stage_is_answered_on_other_terms_than_those_of_the_keys(
     server, lie = server_of(tmp_path, Told.of()), Told.of(*words)
     found: Exchange | Opened = server.until(Stage.SHARES)
     while isinstance(found, Exchange):
-        with pytest.raises(NotGiven, match="signed its keys for this attempt with other terms"):
+        with pytest.raises(NotGiven, match=r"signed its keys .*other terms"):
             server.ask(ME, found.requests[ME], lie)
         found = server.go_on(found)
 
@@ -67,7 +67,7 @@ def test_no_stage_is_answered_with_another_list_of_peers_than_that_of_the_keys(
     found: Exchange | Opened = server.until(Stage.SHARES)
     while isinstance(found, Exchange):
         server.configs[ME]["peers"] = changed
-        with pytest.raises(NotGiven, match="or another list of peers"):
+        with pytest.raises(NotGiven, match="another list of peers"):
             server.ask(ME, found.requests[ME])
         server.configs[ME]["peers"] = true
         found = server.go_on(found)

@@ -105,7 +105,7 @@ def test_a_charge_that_fails_lets_nothing_leave(
 def test_a_client_without_a_ledger_refuses_what_it_would_have_to_account(
     words: tuple[str, ...],
 ) -> None:
-    with pytest.raises(Refused, match="this client has no ledger"):
+    with pytest.raises(Refused, match="client has no ledger"):
         work(client(examples(9)), config(*words))
 
 
@@ -127,7 +127,7 @@ def test_a_delta_of_one_in_n_examples_is_refused(words: tuple[str, ...], tmp_pat
         work(client(examples(10), tmp_path / "ledger.db", delta=0.1), run)
     loose = ClientPolicy(max_epsilon=20.0, max_delta=0.1)
     work(client(examples(9), tmp_path / "other.db", policy=loose), config(*words))
-    with pytest.raises(Refused, match=r"max-delta of this client's policy must be below 1 / n"):
+    with pytest.raises(Refused, match=r"max-delta .*below 1 / n"):
         work(client(examples(10), tmp_path / "other.db", policy=loose), config(*words))
 
 
@@ -145,23 +145,19 @@ def test_with_a_declared_number_the_charge_is_what_ran_whatever_the_client_has(
 
 def test_a_refusal_of_the_policy_charges_nothing(tmp_path: Path) -> None:
     who = client(examples(9), tmp_path / "ledger.db", policy=ClientPolicy(min_noise_multiplier=2.0))
-    with pytest.raises(
-        Refused, match=r"requires a noise multiplier of 2; the example-level one is 1\.5"
-    ):
+    with pytest.raises(Refused, match=r"noise multiplier of 2; .*example-level one is 1\.5"):
         work(who, config(*EXAMPLE))
     assert DurableLedger(tmp_path / "ledger.db").releases() == []
 
 
 def test_a_request_beyond_the_planned_rounds_is_refused() -> None:
-    with pytest.raises(Refused, match="the train request is for round 5, but the run has rounds=4"):
+    with pytest.raises(Refused, match=r"train request .*round 5, .*rounds=4"):
         work(client(examples(9)), config(*OFF), 5)
 
 
 def test_parameters_of_another_model_are_refused_before_anything_is_charged(tmp_path: Path) -> None:
     who = client(examples(9), tmp_path / "ledger.db")
-    with pytest.raises(
-        MalformedMessage, match="has 18 trainable parameters, but the train request has 17"
-    ):
+    with pytest.raises(MalformedMessage, match=r"18 trainable parameters, .*has 17"):
         who.answer(work_of(request(config(*EXAMPLE))), torch.zeros(17))
     assert DurableLedger(tmp_path / "ledger.db").releases() == []
 
@@ -341,7 +337,7 @@ def test_what_an_owner_allows_is_not_spent_once_for_each_guarantee(
     )[::order]
     assert not send(asked(first), node=owner).has_error()
     reason = refused(send(asked(second), node=owner))
-    assert "budget of max-epsilon, for all guarantees together, is spent" in reason
+    assert "budget of max-epsilon, " in reason
     assert len(ledger.releases()) == 1
 
 

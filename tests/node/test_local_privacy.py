@@ -137,7 +137,7 @@ def test_a_schedule_spreads_the_total_over_the_rounds(
         [2 * s for s in shares]
     )
 
-    with pytest.raises(ValueError, match="so none is left for round 5"):
+    with pytest.raises(ValueError, match="left for round 5"):
         round_privacy(client_settings(run), round_number=5)
 
 

@@ -101,9 +101,7 @@ def test_a_policy_counts_what_is_asked_of_the_data() -> None:
     assert (
         client_of(work_of(strong), owner).answer(work_of(strong), torch.zeros(0)).answer is not None
     )
-    with pytest.raises(
-        Refused, match=r"requires a noise multiplier of 1; the user-level one is 0\.5"
-    ):
+    with pytest.raises(Refused, match=r"noise multiplier of 1; .*user-level one is 0\.5"):
         client_of(work_of(weak), owner).answer(work_of(weak), torch.zeros(0))
 
 
@@ -117,9 +115,9 @@ def test_a_ticket_can_be_read_by_its_user_alone_and_is_never_the_same(tmp_path: 
     "node", [{}, {"partition-id": 1}, {"partition-id": "1", "num-partitions": 4}]
 )
 def test_a_node_that_says_nothing_of_its_data_refuses(node: dict[str, object]) -> None:
-    with pytest.raises(Refused, match="this node has no data"):
+    with pytest.raises(Refused, match="node has no data"):
         node_client(work_of(request(run_of(*OFF))), node)
-    with pytest.raises(Refused, match=r"one of 5 clients, the run has data\.num_clients=4"):
+    with pytest.raises(Refused, match=r"one of 5 clients, .*data\.num_clients=4"):
         node_client(work_of(request(run_of(*OFF))), {"partition-id": 1, "num-partitions": 5})
 
 

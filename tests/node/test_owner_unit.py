@@ -77,7 +77,7 @@ def test_a_step_reads_at_most_so_many_rows_of_an_owner_drawn_anew() -> None:
 
 
 def test_without_owners_in_its_data_a_client_refuses(tmp_path: Path) -> None:
-    with pytest.raises(Refused, match="do not give the owner of each row"):
+    with pytest.raises(Refused, match="owner of each row"):
         reply(tmp_path / "ledger.db", *OWNER, data=held(owners=None))
     assert ledger_at(tmp_path / "ledger.db").releases() == []
 
@@ -100,7 +100,7 @@ def test_a_ledger_that_was_charged_for_the_other_unit_is_refused(
 def test_a_policy_can_require_that_owners_are_the_unit(tmp_path: Path) -> None:
     policy = policy_from({"require": "owner"})
     assert reply(tmp_path / "owners.db", *OWNER, policy=policy).epsilon_example > 0
-    with pytest.raises(Refused, match="requires the owner-level guarantee, which is off"):
+    with pytest.raises(Refused, match="requires the owner-level guarantee"):
         reply(tmp_path / "rows.db", *EXAMPLE, policy=policy)
 
 

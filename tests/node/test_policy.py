@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from pathlib import Path
 
 import pytest
@@ -68,7 +69,7 @@ def test_a_policy_is_written_in_toml_as_a_guards_or_in_json(tmp_path: Path) -> N
         found.append(policy_from({"policy": str(tmp_path / name)}))
     assert found == [ClientPolicy(max_epsilon=2.0, max_delta=1e-5, require=("example",))] * 2
     (tmp_path / "a.toml").write_text("max-epsilon = ")
-    with pytest.raises(Refused, match="the policy file is not TOML"):
+    with pytest.raises(Refused, match="policy file is not TOML"):
         policy_from({"policy": str(tmp_path / "a.toml")})
 
 
@@ -122,7 +123,7 @@ FILES = {
 
 def test_a_policy_that_is_not_understood_is_never_taken_for_none(tmp_path: Path) -> None:
     path = tmp_path / "policy.json"
-    with pytest.raises(Refused, match="the policy file can't be read: No such file") as missing:
+    with pytest.raises(Refused, match=r"policy file .*No such file") as missing:
         policy_from({"policy": str(path)})
     assert str(tmp_path) not in str(missing.value)
     for message, node in (
@@ -212,8 +213,8 @@ def test_the_planned_user_level_epsilon_is_at_the_owners_delta() -> None:
     for delta in ("1e-5", "1e-9"):  # a smaller one would make its own noise look weaker than it is
         run, (less, enough) = config(*USER_ON, f"privacy.delta={delta}"), (1.51, 1.52)
         assert refusal(ClientPolicy(max_epsilon=enough, max_delta=1e-5), run, user=1.1) == ""
-        said = "allows epsilon up to 1.51; the run plans a user-level 1.515 at delta 1e-05"
-        assert said in refusal(ClientPolicy(max_epsilon=less, max_delta=1e-5), run, user=1.1)
+        said = refusal(ClientPolicy(max_epsilon=less, max_delta=1e-5), run, user=1.1)
+        assert re.search(r"epsilon up to 1\.51; .*user-level 1\.515 at delta 1e-05", said)
 
 
 def test_a_declared_budget_counts_only_as_far_as_a_round_fits_into_it() -> None:
@@ -260,7 +261,7 @@ def test_a_policy_counts_the_ratings_of_a_run(cohort: str) -> None:
     most = planned_user_epsilon(work_in(plain), noise_multiplier=1.5, delta=1e-5) + 0.01
     owner = ClientPolicy(max_epsilon=most, max_delta=1e-5)
     check_policy(owner, work_in(plain), noise_multipliers={USER: 1.5})
-    with pytest.raises(Refused, match="the run plans a user-level"):
+    with pytest.raises(Refused, match="run plans a user-level"):
         check_policy(owner, work_in(rated), noise_multipliers={USER: 1.5})
     assert least_noise(work_in(rated), 1.5) == pytest.approx({"own": 1.5, "same": 1.2}[cohort])
 
@@ -314,7 +315,7 @@ def test_what_one_release_composes_counts_together(event: DpEvent, noise: float)
 
 
 def test_an_event_without_a_noise_multiplier_is_an_error() -> None:
-    with pytest.raises(ValueError, match="UnsupportedDpEvent has no noise multiplier"):
+    with pytest.raises(ValueError, match=r"UnsupportedDpEvent .*noise multiplier"):
         noise_in(UnsupportedDpEvent())
 
 

@@ -77,7 +77,7 @@ Behind = Callable[..., Dishonest]
 )
 def test_an_app_with_the_mod_answers_no_message_in_the_clear_whatever_its_type(kind: str) -> None:
     app = App()
-    with pytest.raises(NotGiven, match="asks for an answer in the clear"):
+    with pytest.raises(NotGiven, match="answer in the clear"):
         answer_of(app, RecordDict({"arrays": ARRAYS, "config": ConfigRecord()}), {}, kind)
     assert app.calls == 0
 
@@ -107,16 +107,14 @@ def test_each_door_asks_the_owners_policy(
 @both_doors
 def test_a_masked_vector_is_not_given_in_a_run_in_the_clear(behind: Behind, tmp_path: Path) -> None:
     server = behind(tmp_path, *PLAIN)
-    with pytest.raises(
-        NotGiven, match="a masked vector is requested, but the train request has aggregation=plain"
-    ):
+    with pytest.raises(NotGiven, match=r"masked vector .*aggregation=plain"):
         server.until(Stage.CONFIRM)
     assert {part.stage for _, part, _ in server.given} == {Stage.KEYS, Stage.SHARES}
 
 
 def test_the_mod_gives_no_update_of_a_whole_client_as_a_sum_over_examples(tmp_path: Path) -> None:
     server = behind_mod(tmp_path, *SHARED_STEP)
-    with pytest.raises(NotGiven, match="this app adds up updates of whole clients"):
+    with pytest.raises(NotGiven, match="updates of whole clients"):
         server.until(Stage.CONFIRM)
     assert isinstance(server.door, App)
     assert server.door.calls == 0
@@ -127,7 +125,7 @@ def test_a_policy_of_the_noise_that_is_declared_is_held_to_the_noise_that_there_
 ) -> None:
     # One example moves a step by what truncation adds, too: the noise is just below 2.
     server = behind_app(tmp_path, *SHARED_STEP, policy={"min-noise-multiplier": "2"})
-    with pytest.raises(NotGiven, match="by this client's own count"):
+    with pytest.raises(NotGiven, match="this client's own count"):
         server.until(Stage.CONFIRM)
     met = behind_app(tmp_path / "met", policy={"min-noise-multiplier": "1"})
     assert met.until(Stage.CONFIRM).stage is Stage.CONFIRM
@@ -138,7 +136,7 @@ def test_a_client_gives_no_exact_values_of_a_masked_run(
     words: tuple[str, ...], tmp_path: Path
 ) -> None:
     who, asked = client(examples(9), tmp_path / "ledger.db"), Told.of(*words).request
-    with pytest.raises(Refused, match="asks for an unmasked update"):
+    with pytest.raises(Refused, match="an unmasked update"):
         who.answer(work_of(asked), params_of(linear()))
 
 
@@ -195,7 +193,7 @@ def test_a_node_with_another_key_in_its_list_is_missing_and_the_server_sees_no_p
     other.write_text(json.dumps({**keys, "node-3": keys["node-2"], "node-2": keys["node-3"]}))
     federated(words_of(tmp_path / "run", rounds=1), only(grid, 4, peers=str(other)))
     (reason,) = set(grid.refusals())
-    assert "key or its list of peers" in reason
+    assert "its list of peers" in reason
     assert "its log says why" in reason
     assert str(tmp_path) not in reason
     assert replies(tmp_path / "run") == [3]

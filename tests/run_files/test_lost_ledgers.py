@@ -152,7 +152,7 @@ def test_a_run_folder_that_was_copied_is_not_resumed_twice(runs: Path, tmp_path:
     train(tmp_path / "run", 1, resume=False)
     copy = copied(tmp_path / "run", tmp_path / "copy")
     train(copy, 2, resume=True)
-    with pytest.raises(LedgerError, match="another copy of it was charged"):
+    with pytest.raises(LedgerError, match="another copy of it"):
         train(tmp_path / "run", 2, resume=True)
     train(copy, 3, resume=True)
     assert (round_of(tmp_path / "run"), round_of(copy)) == (1, 3)
@@ -165,13 +165,13 @@ def test_on_another_machine_the_checkpoint_tells(
 ) -> None:
     folder = copied(runs / "run", tmp_path / "run")
     monkeypatch.setenv(STATE_VARIABLE, str(tmp_path / "another machine"))
-    with pytest.raises(LedgerError, match="never charged on this machine"):
+    with pytest.raises(LedgerError, match="never charged"):
         check_ledgers(RunFolder(folder), planned(small()), simulated=True)
     WAYS[way](folder / file, runs)
     assert ledger_command(["adopt", str(folder)]) == 0
     with pytest.raises(
         LedgerError,
-        match=f"{file} is older than the checkpoint beside it, or belongs to another run",
+        match=f"{file} is older than the checkpoint",
     ):
         check_ledgers(RunFolder(folder), planned(small()), simulated=True)
 
@@ -206,7 +206,7 @@ def test_a_checkpoint_knows_the_charged_ledger_not_one_put_in_its_place(
         train(turned_back, 2, resume=True)
     monkeypatch.setenv(STATE_VARIABLE, str(turned_back.parent / "another machine"))
     assert ledger_command(["adopt", str(turned_back)]) == 0
-    with pytest.raises(LedgerError, match="is older than the checkpoint beside it"):
+    with pytest.raises(LedgerError, match="is older than the checkpoint"):
         check_ledgers(RunFolder(turned_back), planned(small()), simulated=True)
 
 
@@ -222,9 +222,7 @@ def test_a_ledger_that_was_moved_goes_on_where_its_owner_says_so(node: Path) -> 
     other = node.parent.parent / "other" / "ledger.db"
     node.unlink()
     other.rename(node)
-    with pytest.raises(
-        LedgerError, match="is not the ledger that this machine charged there before"
-    ):
+    with pytest.raises(LedgerError, match=r"not the ledger .*charged there before"):
         charges_of(node)
     assert ledger_command(["adopt", str(node)]) == 0
     assert charges_of(node) == 1
@@ -243,7 +241,7 @@ def test_two_copies_that_are_charged_at_the_same_moment_do_not_both_go_on(
         return note(guard, position, path, since=since)
 
     monkeypatch.setattr(RollbackGuard, "note", late)
-    with pytest.raises(LedgerError, match="another copy of it was charged"):
+    with pytest.raises(LedgerError, match="another copy of it"):
         one_more(copy)
     assert charges_of(node) == 3
 

@@ -97,7 +97,7 @@ def test_the_second_run_is_ended_by_what_the_first_one_spent(path: Path) -> None
     folder = run(path, "second", "rounds=3", "privacy.user.max_epsilon=1")
     facts = json.loads((folder / "privacy.json").read_text())
     assert facts["rounds"] == FIT[1.0] - 3
-    assert "over all runs on people, beyond privacy.user.max_epsilon=1" in facts["stopped"]
+    assert "on people, beyond privacy.user.max_epsilon=1" in facts["stopped"]
     assert (folder / "model.safetensors").exists()
 
 
@@ -191,7 +191,7 @@ def test_another_population_is_refused_by_the_setting_that_differs(word: str, pa
 
 def test_what_can_not_be_an_account_is_refused(path: Path, tmp_path: Path) -> None:
     folder = run(path, "first", "rounds=1")
-    with pytest.raises(ConfigError, match="is the ledger of a run or of a node"):
+    with pytest.raises(ConfigError, match="ledger of a run"):
         run(folder / "ledger.db", "second", "rounds=1")
     for name, size, delta in (
         ("", 20, 1e-3),
@@ -201,7 +201,7 @@ def test_what_can_not_be_an_account_is_refused(path: Path, tmp_path: Path) -> No
     ):
         with pytest.raises(ConfigError, match="population"):
             Population(name, size, ADJACENCIES[0], delta)
-    with pytest.raises(ConfigError, match="max_epsilon of an account must be above 0"):
+    with pytest.raises(ConfigError, match=r"max_epsilon .*above 0"):
         create_account(tmp_path / "other.db", PEOPLE, max_epsilon=0.0)
 
 
@@ -271,7 +271,7 @@ def test_on_another_machine_the_checkpoint_tells_that_an_account_is_older(
     mine.charge(one_more())  # as many of this run as its ledger has, but not what came between
     config = RunFolder(folder).read_config()
     user = replace(config.privacy.user, account=str(turned_back))
-    with pytest.raises(LedgerError, match=r"lacks the spending of the run in "):
+    with pytest.raises(LedgerError, match=r"lacks the spending of"):
         go_on(folder, replace(config, privacy=replace(config.privacy, user=user)), 3)
 
 
@@ -279,5 +279,5 @@ def test_a_run_that_has_no_checkpoint_keeps_its_account_too(path: Path) -> None:
     folder, other = run(path, "first", "rounds=1"), path.with_name("other.db")
     shutil.rmtree(folder / "checkpoint")  # as after kill -9 in the first round
     create_account(other, PEOPLE)
-    with pytest.raises(LedgerError, match=r"lacks the spending of the run in "):
+    with pytest.raises(LedgerError, match=r"lacks the spending of"):
         run(other, "first", "rounds=1", "resume=true")

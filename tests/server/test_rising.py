@@ -201,7 +201,7 @@ def test_another_model_than_a_linear_one_is_refused(
     words: list[str], project_of_table: Path, tmp_path: Path
 ) -> None:
     given = [*words, f"data.path={project_of_table}", "data.num_clients=60", "seed=40127"]
-    with pytest.raises(ConfigError, match="can rise or fall only in a linear model"):
+    with pytest.raises(ConfigError, match="can rise or fall only"):
         simulate(
             *load_asked([*given, "privacy.user.clip.norm=1", f"output_dir={tmp_path / 'run'}"])
         )

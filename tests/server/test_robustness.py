@@ -254,7 +254,7 @@ def test_infinite_epsilons_are_counted_and_the_largest_other_one_is_published(
     # Where nobody has a finite one, there is nothing to publish but infinity.
     assert example["epsilon"]["pld"] == ("inf" if liars == CLIENTS else 0.5 * ROUNDS)
     assert example["clients_without_epsilon"] == liars
-    assert f"{liars} of them reported infinity and are not included" in example["epsilon_is"]
+    assert f"{liars} of them reported infinity" in example["epsilon_is"]
     status = read_status(ready.folder)
     assert status.failures == {"unaccounted": liars * ROUNDS}
     assert RunFolder(tmp_path / "run").read_metrics()[-1]["replies"] == CLIENTS
@@ -272,8 +272,6 @@ def test_a_model_that_can_not_be_clipped_is_refused_before_anything_starts(
         "own",
         lambda _, classes: nn.Sequential(nn.Flatten(), nn.BatchNorm1d(64), nn.Linear(64, classes)),
     )
-    with pytest.raises(
-        ConfigError, match="1 is a BatchNorm1d, which mixes the examples of a batch"
-    ):
+    with pytest.raises(ConfigError, match="1 is a BatchNorm1d"):
         session(tmp_path / "run", "model.name=own")
     assert not (tmp_path / "run").exists()

@@ -38,7 +38,10 @@ def pooled_auc(table: Path) -> float:
     )
 
 
-@pytest.mark.parametrize(("epsilon", "lost"), [(8.0, 0.03), (2.0, 0.07), (0.5, 0.2)])
+BETWEEN = pytest.param(2.0, 0.07, marks=pytest.mark.slow)  # the same path as the ends
+
+
+@pytest.mark.parametrize(("epsilon", "lost"), [(8.0, 0.03), BETWEEN, (0.5, 0.2)])
 def test_auc_is_near_that_of_pooled_regression_and_the_loss_below_a_constants(
     epsilon: float, lost: float, table: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

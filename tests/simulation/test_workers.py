@@ -57,7 +57,7 @@ def test_replies_come_in_the_order_of_the_work(each: LocalWorkers) -> None:
 
 def test_what_fails_is_raised_and_the_next_round_starts_anew(each: LocalWorkers) -> None:
     for _ in range(4):  # more failures than there is room for results
-        with pytest.raises(ValueError, match="scale must not be negative"):
+        with pytest.raises(ValueError, match="scale must not"):
             list(each.replies(START, [(1, 1.0), (1, -1.0), (1, 2.0), (1, 3.0)]))
     replies = each.replies(START, [(1, 7.0), (1, 8.0)])
     assert [reply.epsilon_example for reply in replies] == [7.0, 8.0]

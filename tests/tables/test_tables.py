@@ -223,7 +223,7 @@ def test_a_description_that_is_there_counts_and_cells_outside_its_ranges_are_cou
     old = sum(int(row["age"]) > 60 for row in rows)
     assert data(["check", str(train), "--owner", "sex", "--write"]) == 0
     said = capsys.readouterr().out
-    assert "data.toml is there already and counts, not --owner" in said
+    assert "counts, not --owner" in said
     assert f"age: {old} cells are outside low..high" in said
     assert "visit_date: " not in said
 
