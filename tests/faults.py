@@ -21,8 +21,8 @@ import torch
 
 from discreet.accounting.events import noise_in
 from discreet.accounting.privacy_ledger import epsilon_of
-from discreet.devices.chacha import ChaCha
 from discreet.per_example.per_example import clipped_gradient_sum
+from discreet.privacy.chacha import ChaCha
 from discreet.protocol.messages import TrainReply
 from discreet.training.failing_units import RAISES
 from tests.planting import CAUGHT, Fault, always, verdict
@@ -605,12 +605,12 @@ BY_TEST |= {
     ),
     "privacy/test_chacha.py::test_no_word_is_given_twice_by_calls_of_any_size": Fault(
         "an accelerator's stream begins anew at each call",
-        "devices.chacha:ChaCha.words",
+        "privacy.chacha:ChaCha.words",
         lambda real: lambda self, *given: real(ChaCha(self._key, self._nonce), *given),
     ),
     "privacy/test_chacha.py::test_a_kernel_that_fails_or_gives_other_words_is_not_used": Fault(
         "a kernel is used whatever it gives",
-        "devices.chacha:has_kernel",
+        "privacy.chacha:has_kernel",
         lambda _: cache(lambda device: True),
     ),
     "privacy/test_rounded_sums.py::test_what_a_step_releases_lies_on_a_public_grid": Fault(

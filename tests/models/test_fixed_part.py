@@ -381,7 +381,8 @@ def bert() -> nn.Module:
     sizes["classifier_dropout"] = (
         0.0  # a branch on the mask splits the batch of the whole: masks fall to others
     )
-    config = BertConfig(vocab_size=20, hidden_size=16, intermediate_size=32, num_labels=3, **sizes)
+    config = BertConfig(vocab_size=20, hidden_size=16, intermediate_size=32, **sizes)
+    config.num_labels = 3
     return Reader(BertForSequenceClassification(config), 0, at_each_step=False)
 
 
@@ -389,8 +390,9 @@ def gpt2() -> nn.Module:
     from transformers import GPT2Config, GPT2ForSequenceClassification
 
     config = GPT2Config(
-        vocab_size=20, n_positions=16, n_embd=16, n_layer=1, n_head=2, num_labels=3, pad_token_id=0
+        vocab_size=20, n_positions=16, n_embd=16, n_layer=1, n_head=2, pad_token_id=0
     )
+    config.num_labels = 3
     return Reader(GPT2ForSequenceClassification(config), 0, at_each_step=False).eval()
 
 
