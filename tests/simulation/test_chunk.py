@@ -86,7 +86,13 @@ def secure() -> RandomSource:
 @pytest.mark.parametrize(("model", "way"), BOTH)
 def test_a_chunk_of_clients_is_each_of_them_alone(model: str, way: str) -> None:
     clients = Clients(model, MODELS[model], SIZES)
-    assert apart(clients.together(WAYS[way]), clients.alone(WAYS[way])) < 2e-5
+    together, alone = clients.together(WAYS[way]), clients.alone(WAYS[way])
+    # A noised sum is rounded to a grid: few values lie so near a boundary that the last bits of a
+    # sum decide on which side they fall.
+    far = (together - alone).abs() > 2e-5 * alone.norm(dim=1, keepdim=True)
+    assert far.sum() <= (0 if WAYS[way].example is None else 3)
+    assert apart(together.masked_fill(far, 0), alone.masked_fill(far, 0)) < 2e-5
+    assert apart(together, alone) < 1e-3
 
 
 def test_the_comparison_finds_another_learning_rate() -> None:
