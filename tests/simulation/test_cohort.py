@@ -175,21 +175,6 @@ RUNS = {
     "sequences, rated": (*TAGGING, *RATED, "evaluation.metrics=[accuracy,loss]"),
 }
 
-# The others send workers, and get from them, what one of these does.
-WITH_WORKERS = {
-    "user level",
-    "a mechanism from outside",
-    "unequal clients",
-    "example level, declared",
-    "example budget",
-    "local laplace",
-    "rated",
-    "rated by the same cohort",
-    "secure, rated by the same cohort",
-    "shared step",
-    "sequences, by DP-SGD",
-}
-
 
 def run(folder: Path, engine: str, *words: str) -> RunFolder:
     simulate(*load_asked([*SMALL, *words, f"engine={engine}", f"output_dir={folder / engine}"]))
@@ -212,10 +197,8 @@ def charges(folder: RunFolder) -> list[tuple[object, ...]]:
 
 @pytest.mark.parametrize("name", RUNS)
 def test_both_engines_give_one_run(
-    name: str, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+    name: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    if name not in WITH_WORKERS:
-        monkeypatch.setattr("discreet.simulation.cohort._workers_here", lambda engine: None)
     words, refusals = RUNS[name], []
     if TAGGING[0] in words:
         words = (*words, f"data.path={sequence_folder(tmp_path / 'data')}")
