@@ -28,7 +28,6 @@ from discreet.data.columns import (
     iso_day,
 )
 from discreet.data.empty_cells import is_empty
-from discreet.privacy.private import Private
 
 Array = np.ndarray[Any, Any]
 
@@ -89,7 +88,7 @@ def encoded_columns(
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class Reading(Private):
+class Reading:
     """The cells of a column as they were read.
 
     Attributes:
