@@ -87,7 +87,7 @@ def encoded_columns(
     return np.concatenate([*parts.values(), *crossed], axis=1)
 
 
-@dataclass(frozen=True, eq=False, repr=False)
+@dataclass(frozen=True, eq=False, repr=False)  # so that its text has no cell
 class Reading:
     """The cells of a column as they were read.
 
