@@ -154,6 +154,31 @@ def test_functions_are_short_and_have_few_parameters() -> None:
     assert (found, long) == ({}, {})
 
 
+def test_settings_end_at_the_door() -> None:
+    """A plan's settings are read where they are decided and where they are written to a file."""
+    doors = {
+        "server/table_rule.py": {"with_step"},
+        "server/run_context.py": {"open_run"},
+        "server/session.py": {"normalised"},
+        "flower/serving.py": {"ask_and_end"},
+    }
+    found = {
+        (str(path.relative_to(ROOT / "discreet")), function.name)
+        for path in (ROOT / "discreet").rglob("*.py")
+        for function in ast.walk(ast.parse(path.read_text()))
+        if isinstance(function, ast.FunctionDef)
+        for read in ast.walk(function)
+        if isinstance(read, ast.Attribute) and read.attr == "settings" and _is_plan(read.value)
+    }
+    assert found == {(file, name) for file, names in doors.items() for name in names}
+
+
+def _is_plan(read: ast.expr) -> bool:
+    """True for a variable or an attribute whose name ends with plan."""
+    name: str = getattr(read, "attr", getattr(read, "id", ""))
+    return name.endswith("plan")
+
+
 def test_files_are_short() -> None:
     long = {
         module_of(path): text.count("\n")

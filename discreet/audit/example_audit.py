@@ -74,7 +74,7 @@ def audit_examples(
     if rounds is None:
         rounds = plan.run.rounds
     settings = local_settings(plan.run, count)
-    source = source_of(plan.settings.seed).child("audit")
+    source = source_of(plan.seed).child("audit")
     assert settings.example is not None
     noise = settings.example.noise_multiplier
     size = sum(parameter.numel() for parameter in trainable(model))
@@ -97,7 +97,7 @@ def audit_examples(
         "steps": total,
         "batch_size": settings.batch_size,
         "noise_multiplier": noise,
-        "secure": plan.settings.seed is None,
+        "secure": plan.seed is None,
     }
     rounds_seen = observed([(once, scores) for scores in seen], claim)
     return Experiment("example level", rounds_seen, facts, releases)
@@ -109,7 +109,7 @@ def model_and_examples(plan: Plan, task: Task) -> tuple[nn.Module, Examples]:
     examples = task.train.subset(
         torch.from_numpy(client_examples_of(task, plan.run.data).examples(0))
     )
-    return behind_fixed(model_for(plan.settings.model, task.shape, seed=0), examples)
+    return behind_fixed(model_for(plan.model, task.shape, seed=0), examples)
 
 
 def _scores_of(client: OneClient, canaries: Canaries, noise_multiplier: float) -> Scores:

@@ -109,7 +109,7 @@ class Repeated:
         *claims, claim = (Claim.of(plan, self.guarantee, each) for each in spent)
         releases = Releases(1, self.sampling.probability, _noise_of(events), claim, repeated=True)
         logger.info("%s", outlook(releases, count, rounds=len(events) if len(events) > 1 else 0))
-        source = source_of(plan.settings.seed).child("audit")
+        source = source_of(plan.seed).child("audit")
         scores = list[Scores]()
         for number, (_, score) in enumerate(self.rounds, 1):
             scores.append(self._scores(score, count, source.child("round", number)))
@@ -119,7 +119,7 @@ class Repeated:
             "sampling": f"{self.sampling.kind}, {self.sampling.probability:g}",
             "releases": count,
             "rounds": len(events),
-            "secure": plan.settings.seed is None,
+            "secure": plan.seed is None,
         }
         seen = observed(list(zip(claims, scores, strict=True)), claim)
         return Experiment(
@@ -180,7 +180,7 @@ def audit_round(plan: Plan, *, releases: int, of_answers: bool = False) -> Exper
     rates = rated is not None and (of_answers or not own)
     trains = not (of_answers and own)
     start = _start_of(plan, rates_too=rates and trains)
-    directions = source_of(plan.settings.seed).child("audit").child("direction")
+    directions = source_of(plan.seed).child("audit").child("direction")
     drawn = draw_canaries(1, plan.num_params, directions)
     if rated and rates:
         length = rated.answers.length
@@ -384,7 +384,7 @@ def step_parts(plan: Plan, task: Task) -> tuple[TrainRequest, Tensor, ExactReply
     )
     work = work_of(request)
     nodes = (
-        Client(model, share, None, ClientPolicy(), source_of(plan.settings.seed))
+        Client(model, share, None, ClientPolicy(), source_of(plan.seed))
         for share in (examples, more)
     )
     try:

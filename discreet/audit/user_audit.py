@@ -111,11 +111,8 @@ def audit_users(plan: Plan, task: Task, asked: AuditRequest) -> Experiment:
             f"beside {canaries} canaries there is room for 0 .. {most} clients (got {honest})"
         )
     releases = power_of(plan, canaries * runs)
-    seeds = [
-        None if plan.settings.seed is None else plan.settings.seed + number
-        for number in range(runs)
-    ]
-    plans = [replace(plan, settings=replace(plan.settings, seed=seed)) for seed in seeds]
+    seeds = [None if plan.seed is None else plan.seed + number for number in range(runs)]
+    plans = [plan.changed(seed=seed) for seed in seeds]
     seen = [_one_run(each, task, canaries, honest, asked.device) for each in plans]
     facts: Facts = {"canaries": canaries, "runs": runs, "honest clients": honest}
     return together("user level", plan, releases, seen, facts)
@@ -168,7 +165,7 @@ def together(
         "rounds": len(rounds),
         "noise_multiplier": noise_of(plan.run),
         "clip": plan.clip.kind,
-        "secure": plan.settings.seed is None,
+        "secure": plan.seed is None,
     }
     found = observed(rounds, run_claim)
     if user.participation.turns is not None:

@@ -95,7 +95,7 @@ def _sweep(sweep: Sweep, at_a_time: int) -> int:
     if at_a_time > 1:
         check_parallel([job.plan for job in jobs], [job.device for job in jobs])
     sweep.save()
-    log_to(sys.stdout, log_format=jobs[0].plan.settings.operations.log_format)
+    log_to(sys.stdout, log_format=jobs[0].plan.log_format)
     again = [
         "discreet",
         "simulate",

@@ -74,7 +74,7 @@ class Sweep:
                 plan = check(config, call)
             except ConfigError as error:
                 raise ConfigError(f"{name}: {error}") from error
-            decided = plan.settings.privacy
+            decided = plan.privacy
             work = partial(go_on, folder, name, config, device=call.device, decided=decided)
             found.append(Job(name, folder, plan, work, call.device))
         return found

@@ -139,16 +139,15 @@ def _transport(grid: Grid, session: Session, held: ExitStack) -> GridTransport:
     virtual = list[VirtualClient]()
     if isinstance(grid, InMemoryGrid):
         ticket = set_up_simulation(folder, held, members=members_of(plan))
-        settings = plan.settings
-        where = str(folder), ticket, settings.seed, settings.data.path
-        virtual = [VirtualClient(number, *where) for number in range(settings.data.num_clients)]
+        where = str(folder), ticket, plan.seed, plan.data.path
+        virtual = [VirtualClient(number, *where) for number in range(plan.data.num_clients)]
     return GridTransport(
         grid,
         _messages(session),
-        timeout=plan.settings.server.round_timeout,
+        timeout=plan.round_timeout,
         population_size=plan.run.user.population_size,
         virtual=virtual,
-        min_nodes=plan.settings.sampling.min_nodes,
+        min_nodes=plan.min_nodes,
     )
 
 
@@ -171,9 +170,8 @@ def ask_and_end(session: Session, transport: Transport) -> None:
     )
     for line in text.splitlines():
         logger.info("%s", line)
-    statistics = replace(plan.settings.statistics, only=False)
-    asked = replace(plan.settings, statistics=statistics)
-    folder.write_config(asked, device=session.context.device)
+    plan = plan.changed(statistics=replace(plan.run.statistics, only=False))
+    folder.write_config(plan.settings, device=session.context.device)
     done = state_of(folder) == "finished"
     change_state(
         folder,

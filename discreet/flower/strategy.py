@@ -301,9 +301,9 @@ class DPFedAvg(Strategy):
         transport = GridTransport(
             grid,
             FlowerMessages(layout, train_config, self.keys, self.metric, masked),
-            timeout=plan.settings.server.round_timeout,
+            timeout=plan.round_timeout,
             population_size=plan.run.user.population_size,
-            min_nodes=plan.settings.sampling.min_nodes,
+            min_nodes=plan.min_nodes,
             in_every_round=True,
             names=ARGUMENTS,
         )

@@ -207,7 +207,7 @@ def check_noise(plan: Plan, of_rounds: Callable[[int], Plan]) -> None:
     """Raises ConfigError, with settings that would work, if a run will not learn, unless its
     settings ask for a warning only. `of_rounds`: the plan of the same settings for a number of
     rounds; the noise for a target epsilon is computed anew."""
-    if plan.settings.privacy.user.too_noisy == "warn":
+    if plan.only_warns:
         return
     outlook = noise_outlook(plan)
     if outlook.refused:

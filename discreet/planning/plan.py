@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from discreet.accounting.calibration import noise_multiplier_for_epsilon
 from discreet.accounting.privacy_ledger import PrivacyLedger
@@ -16,9 +16,11 @@ from discreet.planning.server_optimizer import ServerOptimizer, server_optimizer
 from discreet.settings.adjacency import USER
 from discreet.settings.client_settings import ClientSettings
 from discreet.settings.clip_choice import ClipConfig
-from discreet.settings.privacy import PLANNED, Sizes
+from discreet.settings.data import DataConfig
+from discreet.settings.privacy import PLANNED, PrivacyConfig, Sizes
 from discreet.settings.rules import ConfigError
-from discreet.settings.settings import Settings, client_settings, flat
+from discreet.settings.settings import RayConfig, Settings, client_settings, flat
+from discreet.settings.training import ModelConfig
 from discreet.settings.wording import Key, Wording
 
 if TYPE_CHECKING:
@@ -79,18 +81,84 @@ class Plan:
         """The settings that clients receive."""
         return client_settings(self.settings)
 
+    @property
+    def as_asked(self) -> Settings:
+        """The settings as the user wrote them."""
+        return self.asked or self.settings
+
+    @property
+    def seed(self) -> int | None:
+        """The number that all draws follow from; None: they are secure."""
+        return self.settings.seed
+
+    @property
+    def data(self) -> DataConfig:
+        """The data, with the server's own folder of them."""
+        return self.settings.data
+
+    @property
+    def model(self) -> ModelConfig:
+        return self.settings.model
+
+    @property
+    def privacy(self) -> PrivacyConfig:
+        """The guarantees with their noise, which a resumed run must have again."""
+        return self.settings.privacy
+
     @cached_property
     def optimizer(self) -> ServerOptimizer:
         return server_optimizer(self.settings.server)
 
-    @cached_property
+    @property
     def clip(self) -> ClipConfig:
-        return self.settings.privacy.user.clip
+        return self.privacy.user.clip
 
     @property
     def account(self) -> str | None:
         """The account file that the run charges before its own ledger."""
-        return self.settings.privacy.user.account
+        return self.privacy.user.account
+
+    @property
+    def population_name(self) -> str:
+        """The population that the account belongs to."""
+        return str(self.settings.sampling.population_name)
+
+    @property
+    def only_warns(self) -> bool:
+        """True if a run starts even if noise would keep it from learning."""
+        return self.privacy.user.too_noisy == "warn"
+
+    @property
+    def keeps_best(self) -> bool:
+        """True if the run's model is that of its best round."""
+        return self.settings.evaluation.keep == "best"
+
+    @property
+    def engine(self) -> str:
+        return self.settings.engine
+
+    @property
+    def ray(self) -> RayConfig:
+        return self.settings.ray
+
+    @property
+    def round_timeout(self) -> float:
+        """The seconds that the server waits for a round's replies."""
+        return self.settings.server.round_timeout
+
+    @property
+    def min_nodes(self) -> int:
+        """The number of connected nodes that the first round waits for."""
+        return self.settings.sampling.min_nodes
+
+    @property
+    def log_format(self) -> str:
+        return self.settings.operations.log_format
+
+    @property
+    def predictions(self) -> bool:
+        """True if the run ends with predictions for the public test set."""
+        return self.settings.operations.predictions
 
     @property
     def sizes(self) -> Sizes:
@@ -154,7 +222,11 @@ class Plan:
     def by_rule(self) -> bool:
         """True if the rule for tables chooses the clip norm; a linear model then starts from
         zeros."""
-        return (self.asked or self.settings).privacy.user.clip.norm is None
+        return self.as_asked.privacy.user.clip.norm is None
+
+    def changed(self, **settings: Any) -> Plan:
+        """The plan with other values of some decided settings."""
+        return replace(self, settings=replace(self.settings, **settings))
 
     def budget(self, guarantee: str = USER) -> ServerBudget:
         """The budget of a guarantee that the server accounts."""

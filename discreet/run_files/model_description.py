@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import asdict
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import discreet
 from discreet.data.description import DataDescription, description_of
@@ -17,7 +17,9 @@ from discreet.data.encoding import column_names
 from discreet.data.examples import TaskShape
 from discreet.settings.foreign_files import one_line
 from discreet.settings.rules import ConfigError
-from discreet.settings.settings import Settings
+
+if TYPE_CHECKING:
+    from discreet.planning.plan import Plan
 
 FILE = "model.json"
 # The keys of a description that say where data are, and do not affect the model's inputs.
@@ -25,7 +27,7 @@ OF_PLACES = ("file", "test", "test_target", "unconfirmed", "public", "separator"
 
 
 def model_facts(
-    settings: Settings,
+    plan: Plan,
     shape: TaskShape,
     parameters: Mapping[str, Any],
     described: DataDescription | None,
@@ -38,15 +40,15 @@ def model_facts(
             "python": platform.python_version(),
             **{name: version(name) for name in ("torch", "numpy")},
         },
-        "model": asdict(settings.model),
+        "model": asdict(plan.model),
         "parameters": {name: list(tensor.shape) for name, tensor in parameters.items()},
-        "data": settings.data.name,
+        "data": plan.run.data.name,
         "input_shape": list(shape.input_shape),
         "inputs": input_names(described),
         "num_classes": shape.num_classes,
         "num_tokens": shape.num_tokens,
         "target": asdict(shape.target),
-        "normaliser": asdict(settings.normaliser),
+        "normaliser": asdict(plan.run.normaliser),
         "description": None if described is None else described.facts(),
     }
 

@@ -20,7 +20,7 @@ def ledger_to_read(folder: RunFolder, plan: Plan) -> DurableLedger:
     or contradicts config.yaml. ConfigError: config.yaml has a target instead of the noise."""
     for name in (USER, EXAMPLE):
         charged = name in plan.mechanisms and SERVER in plan.mechanisms[name].charged_at
-        if charged and getattr(plan.settings.privacy, name).target_epsilon is not None:
+        if charged and getattr(plan.privacy, name).target_epsilon is not None:
             raise ConfigError(
                 f"{folder.path / CONFIG} is damaged: the run's noise multiplier is missing"
             )

@@ -103,7 +103,7 @@ def written_statistics(run: RunContext, task: Task, answers: Replies) -> str:
     user = run.plan.guarantees[0]
     path = run.folder.path / "statistics.json"
     epsilon = run.ledger.spent(USER).epsilon(told.delta, told.accountant)
-    seeded = run.plan.settings.seed is not None
+    seeded = run.plan.seed is not None
     spent = {
         "noise_multiplier": told.statistics.noise_multiplier,
         "unit": user.unit,

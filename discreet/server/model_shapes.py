@@ -25,7 +25,7 @@ def shapes_of_run(task: Task, plan: Plan, model: nn.Module, rounds: int) -> dict
     table with described columns."""
     described = task.description
     known = (*LINEAR, LEAST_SQUARES)
-    if plan.settings.model.name not in known or described is None or not described.columns:
+    if plan.model.name not in known or described is None or not described.columns:
         return None
     size = task.shape.input_shape[0]
     outputs = outputs_of(model, torch.cat([torch.zeros(1, size), torch.eye(size)])).double().numpy()
@@ -47,7 +47,7 @@ def _noise(plan: Plan, rounds: int) -> float | None:
     optimizer = plan.optimizer
     user = plan.run.user
     independent = user.mechanism is None and user.mechanism_kind != CORRELATED
-    sums = plan.settings.model.name == LEAST_SQUARES
+    sums = plan.model.name == LEAST_SQUARES
     known = USER in plan.mechanisms and plan.clip.kind == "fixed" and independent and not sums
     if not known or not isinstance(optimizer, ServerSGD) or optimizer.shrink_with_noise:
         return None

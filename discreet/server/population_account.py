@@ -56,7 +56,7 @@ class Population:
         """The population of a run that names one."""
         kind = ADJACENCIES[plan.run.user.sampling == "fixed"]
         return cls(
-            str(plan.settings.sampling.population_name),
+            plan.population_name,
             plan.run.user.population_size,
             kind,
             plan.run.delta,

@@ -108,7 +108,7 @@ def _check_partition(data: DataConfig, task: Task) -> None:
 
 def _check_examples(plan: Plan, task: Task) -> None:
     """Raises ConfigError if there are too few examples to train on, or none to test on."""
-    data = plan.settings.data
+    data = plan.data
     examples = len(task.train)
     dealt = {"num_clients": 0 if data.partition == SAMPLED else data.num_clients}
     for name, wanted in (dealt | {"examples_per_client": data.examples_per_client or 0}).items():
@@ -117,7 +117,7 @@ def _check_examples(plan: Plan, task: Task) -> None:
         )
     for name, needed in (
         ("evaluation.kind=public", plan.run.evaluation.kind == "public"),
-        ("operations.predictions=true", plan.settings.operations.predictions),
+        ("operations.predictions=true", plan.predictions),
     ):
         if needed and not len(task.test):
             raise ConfigError(f"{name} needs a test set, but these data have none")

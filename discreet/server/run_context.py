@@ -99,10 +99,10 @@ def open_run(
         )
         logger.info("resumed after round %d", state.round)
     if not call.resume:
-        folder.write_config(plan.asked or plan.settings, device=call.device, name=ASKED)
+        folder.write_config(plan.as_asked, device=call.device, name=ASKED)
     folder.write_config(plan.settings, device=call.device)  # from here on there is a run
     state = replace(state, carried=RunSecrets(folder.path))
-    return RunContext(plan, folder, ledger, state, source_of(plan.settings.seed), call.device)
+    return RunContext(plan, folder, ledger, state, source_of(plan.seed), call.device)
 
 
 def _guarantee_line(run: ClientSettings, name: str) -> str:
@@ -135,13 +135,13 @@ def announce(context: RunContext, units: int | None = None) -> None:
     """Logs the price of a run before its first round, and where its folder is. `units`: as
     `price_lines` has it."""
     plan = context.plan
-    if plan.settings.seed is not None:
+    if plan.seed is not None:
         logger.warning(
             (
                 "seed=%d makes this run reproducible: its noise can be drawn again, so it "
                 "protects nobody"
             ),
-            plan.settings.seed,
+            plan.seed,
         )
     for name in plan.mechanisms:
         logger.info("%s", _guarantee_line(plan.run, name))
@@ -237,8 +237,8 @@ def privacy_facts(plan: Plan, ledger: DurableLedger, outcome: Outcome) -> dict[s
         "model_round": outcome.model.round,
         "delta": plan.run.delta,
         "accountant": plan.run.accountant,
-        "seed": plan.settings.seed,
-        "protects_nobody": plan.settings.seed is not None,
+        "seed": plan.seed,
+        "protects_nobody": plan.seed is not None,
         "ledger_head": ledger.position().head,
         "account": None if ledger.account is None else ledger.account.facts(),
         "guarantees": [

@@ -116,11 +116,11 @@ def open_session(
     plan: Plan, task: Task, call: Call, *, simulated: bool, held: ExitStack
 ) -> Session:
     """The session of a plan, with the arguments of `prepare`."""
-    if plan.settings.seed is not None:
-        seed = plan.settings.seed
+    if plan.seed is not None:
+        seed = plan.seed
     else:
         seed = secrets.randbits(31)
-    model = model_for(plan.settings.model, task.shape, seed=seed)
+    model = model_for(plan.model, task.shape, seed=seed)
     if simulated and (said := warning_of_rows(plan.run, task.train)):
         logger.warning("%s", said)
     params = flatten_parameters(model)
@@ -145,7 +145,7 @@ def normalised(session: Session, answers: Callable[[], Replies]) -> Session:
     if not plan.run.needs_normaliser:
         return session
     found = found_normaliser(run, task, answers())
-    plan = replace(plan, settings=replace(plan.settings, normaliser=found))
+    plan = plan.changed(normaliser=found)
     run.folder.write_config(plan.settings, device=run.device)
     return replace(session, context=replace(run, plan=plan), task=normalised_task(task, found))
 
@@ -157,8 +157,8 @@ def finish(session: Session, outcome: Outcome) -> None:
     shape = session.task.shape
     metadata = {
         "discreet": discreet.__version__,
-        "model": plan.settings.model.name,
-        "model_settings": settings_json(plan.settings.model),
+        "model": plan.model.name,
+        "model_settings": settings_json(plan.model),
         "data": plan.run.data.name,
         "input_shape": json.dumps(shape.input_shape),
         "num_classes": str(shape.num_classes),
@@ -173,14 +173,14 @@ def finish(session: Session, outcome: Outcome) -> None:
         write_facts(folder / TEST_SET, results)
     if intervals := final_intervals(session.model, session.task):
         write_facts(folder / INTERVALS, intervals)
-    if plan.settings.model.lora.kind != "none":
+    if plan.model.lora.kind != "none":
         save_adapter(session.model, folder)
     tensors = named_parameters_of(session.model, flatten_parameters(session.model).cpu())
     if shapes is not None:
         write_facts(folder / SHAPES, shapes)
-    facts = model_facts(plan.settings, shape, tensors, session.task.description)
+    facts = model_facts(plan, shape, tensors, session.task.description)
     write_facts(folder / MODEL_DESCRIPTION, facts)
     close_run(session.context, outcome, tensors, metadata)
-    if plan.settings.operations.predictions:
+    if plan.predictions:
         write_predictions(folder)
     say_how_it_ended(session.context, outcome)

@@ -115,8 +115,8 @@ def with_step(plan: Plan) -> Plan:
             f"{plan.run.user.population_size} clients"
         )
     reasons += [f"server.learning_rate={rate:.3g}: {why}", *_once(plan, model)]
-    settings = replace(plan.settings, server=replace(server, learning_rate=rate))
-    return replace(plan, settings=settings, reasons=tuple(reasons))
+    plan = plan.changed(server=replace(server, learning_rate=rate))
+    return replace(plan, reasons=tuple(reasons))
 
 
 def _of_clip_norm(plan: Plan, model: LinearModel) -> Iterator[str]:

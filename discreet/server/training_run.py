@@ -98,7 +98,7 @@ class TrainingRun:
         self.released = _released_before(context.state)
         self.abandoned = 0  # attempts in a row of the next round
         self.rows: list[Mapping[str, Any]] = [*self.folder.read_metrics()]
-        self.keeps_best = self.plan.settings.evaluation.keep == "best"
+        self.keeps_best = self.plan.keeps_best
         self.best = max(map(self._rank, self.rows), default=UNRANKED)
         rounds = self.plan.run.rounds
         before = read_status(self.folder) or RunStatus("running", rounds)

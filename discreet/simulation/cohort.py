@@ -348,7 +348,7 @@ def engine_of(
     on every core, or one at a time on a GPU."""
     run = plan.run
     device = torch.device(device_name)
-    model = model_for(plan.settings.model, task.shape, seed=0).to(device)
+    model = model_for(plan.model, task.shape, seed=0).to(device)
     learned, examples_read = behind_fixed(model, task.train)
     data = shared_examples(examples_read, device)
     local = settings_without_noise(run.training, run.task)
@@ -374,7 +374,7 @@ def engine_of(
         if not layers.together:
             device = torch.device("cpu")
     return Engine(
-        seed=plan.settings.seed,
+        seed=plan.seed,
         mechanism=plan.mechanism,
         data=data,
         client_examples=client_examples,
@@ -389,7 +389,7 @@ def engine_of(
 
 def _kind_of(plan: Plan, device: torch.device) -> str:
     """The kind of device that trains chunks: the tasks of a Ray cluster may have GPUs."""
-    if plan.settings.engine == "ray" and plan.settings.ray.num_gpus:
+    if plan.engine == "ray" and plan.ray.num_gpus:
         return "cuda"
     return device.type
 

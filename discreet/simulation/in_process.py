@@ -60,9 +60,8 @@ class InProcessTransport:
     def ask(self, asked: TrainRequest, params: Tensor, cohort: Sequence[int]) -> Iterator[Reply]:
         """Trains the clients one after the other."""
         for client_id in cohort:
-            settings = self.plan.settings
             virtual = VirtualClient(
-                client_id, self.state_folder, seed=settings.seed, data_path=settings.data.path
+                client_id, self.state_folder, seed=self.plan.seed, data_path=self.plan.data.path
             )
             request = replace(asked, virtual=virtual)
             try:
@@ -163,9 +162,9 @@ def virtual_clients(session: Session, held: ExitStack) -> Transport:
         )
     session.model.to(session.context.device)
     vector = masked_vector(plan)
-    uncovered = _not_batched(run, plan.settings.engine)
+    uncovered = _not_batched(run, plan.engine)
     transport: Transport
-    if plan.settings.engine == "sequential" or uncovered:
+    if plan.engine == "sequential" or uncovered:
         logger.info(
             "clients are trained sequentially%s",
             f": {uncovered} is not batched" if uncovered else "",
@@ -233,14 +232,12 @@ def _batched(session: Session, held: ExitStack) -> BatchedTransport:
             DurableLedger(session.folder.clients_ledger_path), plan.run.delta, plan.run.accountant
         )
     engine = engine_of(plan, session.task, session.context.device)
-    if plan.settings.engine == "ray":
+    if plan.engine == "ray":
         # Importing Ray takes seconds.
         from discreet.simulation.ray_cluster import RayWorkers, connected
 
-        cluster = held.enter_context(
-            connected(plan.settings.ray.address, models=[plan.settings.model.name])
-        )
-        workers = partial(RayWorkers, cluster=cluster, num_gpus=plan.settings.ray.num_gpus)
+        cluster = held.enter_context(connected(plan.ray.address, models=[plan.model.name]))
+        workers = partial(RayWorkers, cluster=cluster, num_gpus=plan.ray.num_gpus)
         logger.info("clients are trained on a Ray cluster with %d CPUs", cluster.has("CPU"))
     else:
         alone = isinstance(engine.model, MappedModel) and not engine.model.together

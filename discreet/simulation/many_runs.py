@@ -181,10 +181,10 @@ def run_all(jobs: Sequence[Job], *, at_a_time: int, shared: Path) -> dict[str, s
 def check_parallel(plans: Sequence[Plan], devices: Sequence[str]) -> None:
     """Raises ConfigError if these runs, on their devices, can't be tasks of one Ray cluster."""
     require_extra("ray", why="--jobs")
-    if len({plan.settings.ray.address for plan in plans}) > 1:
+    if len({plan.ray.address for plan in plans}) > 1:
         raise ConfigError("ray.address must be the same for all runs with --jobs")
     on = zip(plans, devices, strict=True)
-    if any(device != "cpu" and not plan.settings.ray.num_gpus for plan, device in on):
+    if any(device != "cpu" and not plan.ray.num_gpus for plan, device in on):
         raise ConfigError(
             "device=cuda with --jobs needs ray.num_gpus: a run asks for that share of a GPU"
         )
@@ -198,13 +198,13 @@ def _run_on_ray(
 
     from discreet.simulation.ray_cluster import connected
 
-    address = jobs[0].plan.settings.ray.address
-    models = [job.plan.settings.model.name for job in jobs]
+    address = jobs[0].plan.ray.address
+    models = [job.plan.model.name for job in jobs]
     with (
         _token(shared, address) as token,
         connected(address, models=models, token=token) as cluster,
     ):
-        cluster.check_gpus(max(job.plan.settings.ray.num_gpus for job in jobs))
+        cluster.check_gpus(max(job.plan.ray.num_gpus for job in jobs))
         logger.info(
             "%d runs at a time on a Ray cluster with %d CPUs", at_a_time, cluster.has("CPU")
         )
@@ -247,10 +247,10 @@ def _started(job: Job, cluster: RayCluster) -> Any:
     """The task of a run. A run that charges an account, an SQLite file in WAL mode, runs on this
     machine, as several machines can't share it."""
     known = job.is_known()
-    if job.plan.settings.engine == "ray":
+    if job.plan.engine == "ray":
         num_gpus = 0.0
     else:
-        num_gpus = job.plan.settings.ray.num_gpus
+        num_gpus = job.plan.ray.num_gpus
     # A copy of the plan holds no custom mechanism, which another machine could import only in the
     # run's folder.
     sent = replace(job, plan=replace(job.plan))
@@ -292,7 +292,7 @@ def _as_a_task(job: Job) -> Iterator[None]:
     process = multiprocessing.current_process()
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("a") as stream:
-        log_to(stream, log_format=job.plan.settings.operations.log_format)
+        log_to(stream, log_format=job.plan.log_format)
         process.daemon = True
         try:
             yield

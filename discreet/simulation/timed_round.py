@@ -32,13 +32,10 @@ def timed_round(plan: Plan, task: Task, call: Call) -> RoundCost:
             Path(held.enter_context(tempfile.TemporaryDirectory(ignore_cleanup_errors=True)))
             / "run"
         )
-        user = replace(plan.settings.privacy.user, account=None, max_epsilon=None)
-        privacy = replace(plan.settings.privacy, user=user)
-        settings = replace(plan.settings, rounds=ROUNDS, privacy=privacy)
+        user = replace(plan.privacy.user, account=None, max_epsilon=None)
+        short = plan.changed(rounds=ROUNDS, privacy=replace(plan.privacy, user=user))
         call = replace(call, output_dir=str(folder), resume=False)
-        session = open_session(
-            replace(plan, settings=settings), made, call, simulated=True, held=held
-        )
+        session = open_session(short, made, call, simulated=True, held=held)
         transport = virtual_clients(session, held)
         training_run(session, transport, on_round=rows.append).run()
         return RoundCost(float(str(rows[-1]["seconds"])), peak_memory())

@@ -164,7 +164,7 @@ def trial_jobs(
         files = RunFolder(folder / trial.folder)
         plan = plans[trial.candidate]
         name = f"trial {number} of {len(tune.trials)}"
-        asked = replace(plan.asked or plan.settings, seed=trial.seed)
+        asked = replace(plan.as_asked, seed=trial.seed)
         device = devices[trial.candidate]
         work = partial(go_on, files, name, asked, device=device)
         jobs.append(Job(name, files, plan, work, device))
