@@ -159,9 +159,3 @@ def epsilon_schedule(
         shares = [float(share) for share in kind]
     whole = math.fsum(shares)
     return tuple(total_epsilon * (1 - _ROUNDING) * (share / whole) for share in shares)
-
-
-def check_whole(name: str, value: int) -> None:
-    """Raises ValueError unless a setting is a whole number of at least 1."""
-    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-        raise ValueError(f"{name} must be a whole number of at least 1, not {value!r}")

@@ -11,7 +11,6 @@ from torch.nn.parameter import UninitializedParameter
 from torch.optim import LBFGS, Optimizer, SparseAdam
 
 from discreet.dpsgd.loop_plan import LoopPlan, LoopPrivacy, check_number
-from discreet.per_example.criteria import per_example_loss
 from discreet.per_example.objective import PADDING, Loss, trainable
 
 
@@ -34,6 +33,8 @@ def one_value_an_example(loss: Loss) -> tuple[Loss, bool]:
     is_plain = (
         type(loss) is nn.CrossEntropyLoss and loss.weight is None and loss.label_smoothing == 0
     )
+    from discreet.per_example.criteria import per_example_loss  # a function needs it not
+
     return per_example_loss(loss), bool(is_plain and loss.ignore_index == PADDING)
 
 

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING
 
 from torch import Tensor
 
-from discreet.accounting.calibration import check_whole, noise_multiplier_for_epsilon
 from discreet.accounting.events import ACCOUNTANTS, PLD, check_noise_multiplier, poisson_round_event
 from discreet.privacy.clipping import check_clip
 from discreet.privacy.mechanisms import Gaussian
@@ -31,6 +30,12 @@ Schedule = float | Sequence[float] | Callable[[int], float]
 # Largest noise on the share of norms within the clip norm. The share for a clip norm that is much
 # too small is 0.5 from that for a right one.
 LARGEST_DOUBT = 0.2
+
+
+def check_whole(name: str, value: int) -> None:
+    """Raises ValueError unless a setting is a whole number of at least 1."""
+    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        raise ValueError(f"{name} must be a whole number of at least 1, not {value!r}")
 
 
 def check_search(clip: ClipConfig, count_stddev: float, cohort: float, *, advice: str = "") -> None:
@@ -195,6 +200,8 @@ class LoopPlan:
     ) -> LoopPlan:
         """The plan with the least noise with which all steps and the earlier spending `spent` cost
         at most epsilon."""
+        from discreet.accounting.calibration import noise_multiplier_for_epsilon
+
         scale = noise_multiplier_for_epsilon(
             epsilon,
             releases=lambda scale: (*spent, *replace(self, scale=scale).events()),

@@ -25,7 +25,6 @@ from torch.utils.data import (
     default_collate,
 )
 
-from discreet.dpsgd.item_watch import ItemWatch
 from discreet.dpsgd.loop_plan import LoopPrivacy
 from discreet.dpsgd.one_index import check_one_index
 from discreet.ledger.budget import BudgetSpent
@@ -77,6 +76,13 @@ class Piece(Private):
     as_drawn: Batch
 
 
+def _watched(dataset: MapDataset, owners: Sequence[object] | None = None) -> Any:
+    """A data set that reads its items by itself, watched at each of them."""
+    from discreet.dpsgd.item_watch import ItemWatch  # rows of tensors need none
+
+    return ItemWatch(dataset, owners)
+
+
 @dataclass(frozen=True, eq=False)
 class ExampleReader:
     """Reads a data set by lists of positions. The results are tensors with the examples in their
@@ -86,7 +92,7 @@ class ExampleReader:
 
     dataset: MapDataset
     collate: Collate | None
-    _items: ItemWatch = field(init=False)
+    _items: Any = field(init=False)
 
     def __post_init__(self) -> None:
         data = self.dataset
@@ -100,7 +106,7 @@ class ExampleReader:
             raise ValueError("dataset must be map-style, with len(dataset) and dataset[index]")
         if len(data) < 1:
             raise ValueError("dataset must have at least one example")
-        object.__setattr__(self, "_items", ItemWatch(data))
+        object.__setattr__(self, "_items", data if self._is_table else _watched(data))
         if self.collate is not None:
             count = len(self.dataset)
             places = range(0, count, max(1, count // _TRIED))[:_TRIED]
@@ -110,10 +116,16 @@ class ExampleReader:
         """Raises ValueError if an example stands at several indices, of different owners, given by
         their keys. From now on items of one owner may share rows."""
         check_one_index(self.dataset, owners)
-        self._items.owners = owners
+        if not self._is_table:
+            object.__setattr__(self, "_items", _watched(self.dataset, owners))
+
+    @property
+    def _is_table(self) -> bool:
+        """True if items are rows of tensors. A class of the user's own may make them anew."""
+        return type(self.dataset) is TensorDataset and self.collate is None
 
     def __getitem__(self, positions: Sequence[int]) -> Batch:
-        if isinstance(self.dataset, TensorDataset) and self.collate is None:
+        if isinstance(self.dataset, TensorDataset) and self._is_table:
             parts = [
                 part[torch.tensor(positions, dtype=torch.int64, device=part.device)]
                 for part in self.dataset.tensors

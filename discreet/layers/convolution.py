@@ -315,7 +315,7 @@ def _geometry(given: dict[str, Any], weight: Tensor) -> Geometry:
     return Geometry(tuple(kernel), stride, dilation, sides, given["groups"], last)
 
 
-CONVOLUTION_RULES: dict[str, Rule] = {
+RULES: dict[str, Rule] = {
     **{f"conv{dims}d": _convolution(dims) for dims in (1, 2, 3)},
     **{f"conv_transpose{dims}d": _convolution(dims, turned=True) for dims in (1, 2, 3)},
 }

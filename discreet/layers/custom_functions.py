@@ -69,4 +69,4 @@ def _stacked(values: Any) -> Tensor:
     return torch.stack(tuple(values))
 
 
-CUSTOM_RULES: dict[str, Rule] = {"applied": _one_by_one}
+RULES: dict[str, Rule] = {"applied": _one_by_one}

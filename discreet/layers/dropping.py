@@ -5,11 +5,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from discreet.layers.alone import Alone, Rule
 from discreet.layers.draws import Draws
 
 _SHARES = 2**16  # a probability is rounded to a multiple of 1 / _SHARES, whatever draws by it
@@ -83,3 +85,19 @@ def attended(
 def _dropped_rows(weights: Tensor, p: float, draws: Draws) -> Tensor:
     grouped = weights.reshape(len(draws.identities), -1, *weights.shape[1:])
     return dropped("dropout", grouped, p, draws).reshape(weights.shape)
+
+
+def _dropout(name: str, alone: Alone, input: Tensor, p: float, training: bool) -> Any:
+    """The rule of a dropout function, by name."""
+    if not 0 <= p <= 1:
+        return NotImplemented
+    rows = alone.rows(input)
+    if training:
+        return dropped(name, rows, p, alone.draws)
+    return rows
+
+
+RULES: dict[str, Rule] = {
+    name: partial(_dropout, name)
+    for name in ("dropout", "alpha_dropout", "feature_dropout", "feature_alpha_dropout")
+}

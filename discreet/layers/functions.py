@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from types import FunctionType
@@ -80,6 +80,12 @@ _PLAIN = words(
 def by_name(names: Iterable[str], args: Iterable[Any], named: dict[str, Any]) -> dict[str, Any]:
     """Arguments by name, of which some were given by position."""
     return {**dict(zip(names, args, strict=False)), **named}
+
+
+def affine(args: Sequence[Any], named: dict[str, Any]) -> Iterable[Any]:
+    """The weight, bias and eps of a norm."""
+    default = {"weight": None, "bias": None, "eps": 1e-5}
+    return (default | by_name(default, args, named)).values()
 
 
 def with_rate(args: tuple[Any, ...], rate: Callable[[float], float]) -> tuple[Any, ...]:

@@ -6,21 +6,20 @@ PyTorch's backward pass is 3 to 10 times slower in channels last, in which image
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from discreet.layers.alone import Alone
-from discreet.layers.functions import by_name
+from discreet.layers.alone import Alone, Rule
+from discreet.layers.functions import affine
 from discreet.layers.lanes import is_lane, shaped
 from discreet.layers.terms import is_processor
 
 _MOST_GROUPS = 2**16 - 1  # of all images, as one dimension of a GPU's grid
 
 
-def group_norm(alone: Alone, input: Tensor, groups: int, *args: Any, **named: Any) -> Any:
+def _group_norm(alone: Alone, input: Tensor, groups: int, *args: Any, **named: Any) -> Any:
     """The rule of `torch.group_norm`."""
     weight, bias, eps = affine(args, named)
     rows = alone.rows(input)
@@ -46,12 +45,6 @@ def group_norm(alone: Alone, input: Tensor, groups: int, *args: Any, **named: An
 def _of_images(copies: Tensor, rows: Tensor) -> Tensor:
     """Examples' copies, (n, channels), for each of their images, (n * k, channels)."""
     return copies.unsqueeze(1).expand(-1, rows.shape[1], -1).flatten(0, 1)
-
-
-def affine(args: Sequence[Any], named: dict[str, Any]) -> Iterable[Any]:
-    """The weight, bias and eps of a norm."""
-    default = {"weight": None, "bias": None, "eps": 1e-5}
-    return (default | by_name(default, args, named)).values()
 
 
 def _normed(images: Tensor, weight: Any, bias: Any, groups: int, eps: float) -> Any:
@@ -95,3 +88,6 @@ class _ChannelsLast(torch.autograd.Function):
         of_weights = ((products - sums * mean) * scale).view(shape[:2])
         parts = zip(ctx.needs_input_grad[1:3], (of_weights, sums.view(shape[:2])), strict=True)
         return (found, *(part if needed else None for needed, part in parts), None, None)
+
+
+RULES: dict[str, Rule] = {"group_norm": _group_norm}

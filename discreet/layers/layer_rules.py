@@ -10,20 +10,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
+from importlib import import_module
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
-from discreet.layers.alone import Alone, Rule, Shared
-from discreet.layers.convolution import CONVOLUTION_RULES
-from discreet.layers.custom_functions import CUSTOM_RULES
-from discreet.layers.dropping import attended, dropped
-from discreet.layers.functions import OF_ATTENTION, by_name
-from discreet.layers.group_normalisation import affine, group_norm
+from discreet.layers.alone import Alone, Rule
+from discreet.layers.functions import OF_ATTENTION, affine, by_name
 from discreet.layers.lanes import is_lane, parted, shaped
-from discreet.layers.recurrent import RECURRENT_RULES
 from discreet.layers.terms import Lookup, Rows, Slot, Term, product_terms
 
 
@@ -255,6 +251,8 @@ def _attention(alone: Alone, *args: Any, **named: Any) -> Any:
     if not named.get("dropout_p"):
         found = functional.scaled_dot_product_attention(rows[0], rows[1], rows[2], mask, **named)
     else:
+        from discreet.layers.dropping import attended
+
         found = attended(rows, mask, alone.draws, named)
     if wide == 4:
         return parted(found, alone.count)
@@ -273,77 +271,10 @@ def _mask(masks: Tensor, query: Tensor) -> Tensor:
     return wide
 
 
-def _dropout(name: str, alone: Alone, input: Tensor, p: float, training: bool) -> Any:
-    if not 0 <= p <= 1:
-        return NotImplemented
-    rows = alone.rows(input)
-    if training:
-        return dropped(name, rows, p, alone.draws)
-    return rows
-
-
 def _rrelu(alone: Alone, input: Tensor, lower: float, upper: float, training: bool) -> Any:
     if training:
         return NotImplemented
     return functional.leaky_relu(alone.rows(input), (lower + upper) / 2)
-
-
-def _pack(alone: Alone, inputs: Tensor, lengths: Tensor, batch_first: bool) -> Any:
-    """Packs sequences, whose lengths must be equal; examples of equal lengths run together."""
-    if not is_lane(lengths) or lengths.shape != (1,):
-        return NotImplemented
-    sizes = alone.rows(lengths)[:, 0]
-    alone.split_by(sizes, "pack_padded_sequence")
-    rows = alone.rows(inputs).squeeze(1 if batch_first else 2)
-    return rows[:, : int(sizes[0])], Shared(torch.ones(int(sizes[0]), dtype=torch.int64))
-
-
-def _pad(alone: Alone, data: Tensor, sizes: Tensor, batch_first: bool, *args: Any) -> Any:
-    """Pads packed sequences of equal lengths."""
-    if not is_lane(data) or is_lane(sizes):
-        return NotImplemented
-    padding, total = args
-    rows = alone.rows(data)
-    more = max(total, 0) - rows.shape[1]
-    if more > 0:
-        rows = functional.pad(rows, (*[0, 0] * (rows.dim() - 2), 0, more), value=padding)
-    return rows.unsqueeze(1 if batch_first else 2), torch.full((alone.count, 1), len(sizes))
-
-
-def _pad_sequence(
-    alone: Alone,
-    sequences: Sequence[Tensor],
-    batch_first: bool = False,
-    padding_value: float = 0.0,
-    padding_side: str = "right",
-) -> Any:
-    """Pads sequences (T, ...) of different T to one tensor."""
-    if any(alone.slot(value) is not None for value in sequences):
-        return NotImplemented
-    rows = [alone.rows(value) for value in sequences]
-    longest = max(value.shape[1] for value in rows)
-    padded = []
-    for value in rows:
-        missing = longest - value.shape[1]
-        around = (0, missing) if padding_side == "right" else (missing, 0)
-        wide = (*[0, 0] * (value.dim() - 2), *around)
-        padded.append(functional.pad(value, wide, value=padding_value))
-    return torch.stack(padded, 1 if batch_first else 2)
-
-
-def _ctc(alone: Alone, probabilities: Tensor, targets: Tensor, *args: Any, **named: Any) -> Any:
-    """The CTC loss for log probabilities (T, k, classes), targets (k, S), and the lengths of
-    both, (k,)."""
-    names = ("input_lengths", "target_lengths", "blank", "reduction", "zero_infinity")
-    given = by_name(names, args, named)
-    lengths = [given.pop(name) for name in ("input_lengths", "target_lengths")]
-    tensors = (probabilities, targets, *lengths)
-    if not all(map(is_lane, tensors)) or targets.dim() != 2 or given.get("reduction", 1) != 0:
-        return NotImplemented
-    rows = alone.rows(probabilities).transpose(1, 2).flatten(0, 1).transpose(0, 1)
-    run: Any = torch.ctc_loss
-    found = run(rows, *(alone.rows(part).flatten(0, 1) for part in tensors[1:]), **given)
-    return parted(found, alone.count)
 
 
 def _cross_entropy(
@@ -379,6 +310,29 @@ def _cross_entropy(
     return found
 
 
+_CELLS = ("lstm", "gru", "rnn_tanh", "rnn_relu")
+# The functions whose rules are in another file of this folder, by file.
+OTHER_FILES = {
+    "convolution": [f"conv{way}{dims}d" for way in ("", "_transpose") for dims in (1, 2, 3)],
+    "custom_functions": ["applied"],
+    "dropping": ["dropout", "alpha_dropout", "feature_dropout", "feature_alpha_dropout"],
+    "group_normalisation": ["group_norm"],
+    "recurrent": ["lstm_layer", *_CELLS, *(f"{kind}_cell" for kind in _CELLS)],
+    "sequences": ["pack_padded_sequence", "pad_packed_sequence", "pad_sequence", "ctc_loss"],
+}
+
+
+def _of_file(file: str, name: str) -> Rule:
+    """The rule of a function in another file, which is loaded when a model first calls that
+    function."""
+
+    def rule(alone: Alone, *args: Any, **named: Any) -> Any:
+        rules = import_module(f"discreet.layers.{file}").RULES
+        return rules[name](alone, *args, **named)
+
+    return rule
+
+
 RULES: dict[str, Rule] = {
     "linear": _linear,
     "addmm": _addmm,
@@ -388,21 +342,10 @@ RULES: dict[str, Rule] = {
     "embedding_bag": _embedding_bag,
     "layer_norm": _layer_norm,
     "rms_norm": _rms_norm,
-    "group_norm": group_norm,
     "batch_norm": lambda alone, *args: _channel_norm(alone, "batch_norm", *args),
     "instance_norm": lambda alone, *args: _channel_norm(alone, "instance_norm", *args),
     "scaled_dot_product_attention": _attention,
     "rrelu": _rrelu,
-    "pack_padded_sequence": _pack,
-    "pad_packed_sequence": _pad,
-    "pad_sequence": _pad_sequence,
-    "ctc_loss": _ctc,
     "cross_entropy_loss": _cross_entropy,
-    **{
-        name: partial(_dropout, name)
-        for name in ("dropout", "alpha_dropout", "feature_dropout", "feature_alpha_dropout")
-    },
-    **CONVOLUTION_RULES,
-    **RECURRENT_RULES,
-    **CUSTOM_RULES,
+    **{name: _of_file(file, name) for file, names in OTHER_FILES.items() for name in names},
 }

@@ -316,7 +316,7 @@ def _own(alone: Alone, inputs: Tensor, *parameters: Any) -> Any:
     )
 
 
-RECURRENT_RULES: dict[str, Rule] = {
+RULES: dict[str, Rule] = {
     "lstm_layer": _own,
     **{kind: partial(_layers, kind) for kind in _STEPS},
     **{f"{kind}_cell": partial(_single, kind) for kind in _STEPS},

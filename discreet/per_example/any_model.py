@@ -18,7 +18,6 @@ from torch.overrides import TorchFunctionMode
 from discreet.layers.alone import Alone
 from discreet.layers.branches import AnswersDiffer
 from discreet.layers.draws import Draws, own_draws
-from discreet.layers.dropping import attended, dropped, rounded
 from discreet.layers.functions import (
     ATTENTION,
     DROPPING,
@@ -79,6 +78,8 @@ def _own_draw(draws: Draws, func: Any, args: tuple[Any, ...], named: dict[str, A
     """The result of a function that may draw, for one example with draws of its own: what it gets
     side by side with others."""
     function = function_of(func)
+    from discreet.layers.dropping import attended, dropped, rounded  # a draw may need it
+
     if function.name in RECURRENT:
         return func(*with_rate(args, rounded), **named)
     if function.name == ATTENTION:

@@ -25,7 +25,6 @@ from torch.utils._pytree import tree_flatten, tree_unflatten
 from discreet.layers.alone import Alone
 from discreet.layers.branches import AnswersDiffer, Questions
 from discreet.layers.computed import Computed, TakenBack
-from discreet.layers.convolution import Convolved
 from discreet.layers.custom_functions import seen
 from discreet.layers.draws import Draws
 from discreet.layers.layer_rules import RULES
@@ -300,7 +299,7 @@ def combined_terms(terms: list[Term], order: int) -> list[Term]:
     while terms:
         last = terms.pop()
         if all(uses[slot.index] == 1 for slot in slots_of(last)):
-            found.append(last.cheapest(order) if isinstance(last, Outer | Convolved) else last)
+            found.append(_cheapest(last, order))
         else:
             for part in _apart(last):
                 shared[part.slot.index].append(part)
@@ -343,18 +342,30 @@ def _joined(parts: list[Any]) -> Any:
     )
 
 
+def _is_convolved(term: object) -> bool:
+    """True for a term of a convolution, whose file only its models load."""
+    return hasattr(term, "geometry")
+
+
+def _cheapest(term: Any, order: int) -> Term:
+    """A term, or its built gradients if they are cheaper for norms of this order."""
+    if type(term) is Outer or _is_convolved(term):
+        return term.cheapest(order)  # type: ignore[no-any-return]
+    return term  # type: ignore[no-any-return]
+
+
 def _one(parts: list[Any], order: int) -> Term:
     """The sum of several terms of one parameter."""
-    if all(type(part) is Convolved for part in parts) and len({part.call for part in parts}) == 1:
-        return _joined(parts).cheapest(order)  # type: ignore[no-any-return]
-    parts = [part.outer() if type(part) is Convolved else part for part in parts]
+    if all(map(_is_convolved, parts)) and len({part.call for part in parts}) == 1:
+        return _cheapest(_joined(parts), order)
+    parts = [part.outer() if _is_convolved(part) else part for part in parts]
     kinds = ([part for part in parts if type(part) is kind] for kind in (Outer, Lookup))
     joined = [_joined(some) for some in kinds if some]
     rest = [part for part in parts if type(part) is Rows]
     if not rest and len(joined) == 2 and order == 2:
         return Tied(lookup=joined[1], outer=joined[0])
     if not rest and len(joined) == 1:
-        return joined[0].cheapest(order) if type(joined[0]) is Outer else joined[0]
+        return _cheapest(joined[0], order)
     rest += [part.built() for part in joined]
     slot = parts[0].slot
     if len({part.slot for part in rest}) > 1:

@@ -24,7 +24,7 @@ from torch import Tensor, nn
 
 from discreet.layers.branches import Questions
 from discreet.layers.draws import Draws, own_draws
-from discreet.layers.refusals import Unserved
+from discreet.layers.refusals import CONFUSED, Unserved
 from discreet.layers.terms import Term, floats_at_once, total_mass, without
 from discreet.per_example.agreement import tried
 from discreet.per_example.any_model import built_terms
@@ -49,7 +49,6 @@ from discreet.per_example.passes import FEWEST, GradientsOfSome, passes
 from discreet.per_example.perceptron import by_hand
 from discreet.per_example.seeding import check_seeds
 from discreet.per_example.trial import check_layers, exact_products, try_out, unmoved
-from discreet.per_example.wrong_inputs import explained
 from discreet.privacy.clipping import check_clip, clip_factors
 
 _UNSCALE = torch.tensor(1 / LOSS_SCALE)
@@ -311,13 +310,18 @@ def _explained(objective: Objective, inputs: Tree, targets: Tree) -> Iterator[No
     ended = False
     try:
         with (
-            explained(objective, inputs, targets),
             torch.set_grad_enabled(False),
             exact_products(objective.parameters[0].device),
             objective.casting(on=False),
         ):
             yield
         ended = True
+    except CONFUSED as error:
+        from discreet.per_example.wrong_inputs import words_for  # for an error alone
+
+        if words := words_for(objective, inputs, targets, error):
+            raise ValueError(words) from error
+        raise
     finally:
         if not ended:
             _trials.pop(objective.model, None)

@@ -109,7 +109,7 @@ class Plan:
     def optimizer(self) -> ServerOptimizer:
         return server_optimizer(self.settings.server)
 
-    @property
+    @cached_property
     def clip(self) -> ClipConfig:
         return self.privacy.user.clip
 

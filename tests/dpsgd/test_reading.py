@@ -50,6 +50,21 @@ class Pairs(Dataset[Any]):
         return PAIRS[place]
 
 
+class Doubled(TensorDataset):
+    """Rows of tensors whose items are made anew, as for augmentation."""
+
+    def __getitem__(self, place: int) -> tuple[Tensor, ...]:
+        inputs, target = super().__getitem__(place)
+        return 2 * inputs, target
+
+
+def test_the_items_of_a_class_of_ones_own_are_read_and_not_its_tensors() -> None:
+    inputs, targets = next(iter(private(linear(), dataset=Doubled(*TENSORS.tensors))))
+    rows, _ = next(iter(private(linear(), dataset=TENSORS)))
+    assert torch.equal(inputs, 2 * rows)
+    assert len(targets)
+
+
 @pytest.mark.parametrize("most", [None, 3])
 @pytest.mark.parametrize("workers", [0, 1])
 def test_a_dataloader_draws_as_its_data_set_alone(

@@ -4,12 +4,13 @@ torch.nn."""
 from __future__ import annotations
 
 import re
+from importlib import import_module
 
 import pytest
 import torch
 from torch import nn
 
-from discreet.layers.layer_rules import RULES
+from discreet.layers.layer_rules import OTHER_FILES, RULES
 from tests.per_example.layers_cases import BASES, GROUPS, LOSSES
 from tests.per_example.layers_table import MARK, PAGE, losses, section, tried
 
@@ -35,6 +36,11 @@ def test_the_table_names_every_class_of_torch_nn() -> None:
     }
     tried_ones = {type(case.layer()).__name__ for cases in GROUPS.values() for case in cases}
     assert kinds == tried_ones | {type(loss).__name__ for loss in LOSSES} | {*BASES, "DataParallel"}
+
+
+def test_the_rules_of_other_files_are_those_that_these_files_have() -> None:
+    for file, names in OTHER_FILES.items():
+        assert {*names} == import_module(f"discreet.layers.{file}").RULES.keys()
 
 
 class Mixing(nn.Module):
