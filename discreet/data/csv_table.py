@@ -34,6 +34,17 @@ MARKS = (
 )
 
 
+def _misreads(encoding: str, content: bytes) -> bool:
+    """True if bytes are UTF-8 with letters beyond ASCII, which no text in another encoding is by
+    chance, and `encoding` is another one."""
+    try:
+        is_utf8 = codecs.lookup(encoding).name in ("utf-8", "utf-8-sig")
+        content.decode("utf-8")
+    except (LookupError, UnicodeDecodeError):
+        return False
+    return not is_utf8 and not content.isascii()
+
+
 @dataclass(frozen=True)
 class CsvTable:
     """A CSV file.
@@ -62,6 +73,11 @@ class CsvTable:
             raise FolderError(f"{self.path} is an Excel file: save it as CSV (UTF-8)")
         marked = next((name for mark, name in MARKS if content.startswith(mark)), None)
         encoding = marked or self.encoding or "utf-8"
+        if encoding == self.encoding and _misreads(encoding, content):
+            raise FolderError(
+                f"{self.path} is UTF-8, and not {encoding}: leave the encoding out (what `discreet "
+                "data split` writes is UTF-8)"
+            )
         other = "cp1252"
         try:
             text = content.decode(encoding)

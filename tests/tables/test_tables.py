@@ -191,6 +191,18 @@ def test_a_file_that_is_no_table_is_told_in_one_line_with_what_to_do(
     assert said in line
 
 
+@pytest.mark.parametrize("encoding", ["cp1252", "latin-1"])
+def test_utf_8_is_not_read_as_another_encoding(
+    encoding: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rows = PLAIN.replace("dose", "d\xf6se") + "\n".join(MESSY)
+    assert checked(tmp_path, rows, "--encoding", encoding) == 2
+    assert f"UTF-8, and not {encoding}" in capsys.readouterr().err
+    (tmp_path / "a.csv").write_bytes(rows.encode(encoding))
+    assert data(["check", str(tmp_path / "a.csv"), "--encoding", encoding]) == 0
+    assert data(["check", str(tmp_path / "a.csv"), "--encoding", "utf-8"]) == 2
+
+
 @pytest.mark.parametrize(
     ("old", "new", "said"),
     [
