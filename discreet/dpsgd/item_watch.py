@@ -68,6 +68,7 @@ class ItemWatch:
     def _begin(self) -> None:
         self._rows = dict[object, set[int]]()  # the rows read for the current item, by their holder
         self._holders = dict[object, Holder]()
+        self._lengths = {len(self.dataset)}  # of the data set and of those in it, as of a subset
         # the replacement of each watched object, and the object
         self._stand_ins = dict[object, tuple[Any, Any]]()
         self._reads = 0
@@ -114,7 +115,7 @@ class ItemWatch:
     def _note(self, key: object, index: Any, count: int) -> None:
         self._rows.setdefault(key, set()).update(rows_at(index, count))
         if key not in self._holders:
-            is_data = count == len(self.dataset) or (isinstance(key, tuple) and key[0] == "data")
+            is_data = count in self._lengths or (isinstance(key, tuple) and key[0] == "data")
             first = np.full(count, -1) if is_data else None
             self._holders[key] = Holder(count, is_data, first)
 
@@ -196,6 +197,7 @@ class ItemWatch:
     def _stand_in(self, dataset: Any) -> Any:
         kind: Any = type(dataset)
         count = len(dataset)
+        self._lengths.add(count)
         key = ("data", identity(dataset))
 
         def get_item(stand_in: Any, index: Any) -> Any:

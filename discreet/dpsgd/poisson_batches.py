@@ -122,7 +122,11 @@ class ExampleReader:
     @property
     def _is_table(self) -> bool:
         """True if items are rows of tensors. A class of the user's own may make them anew."""
-        return type(self.dataset) is TensorDataset and self.collate is None
+        kind = type(self.dataset)
+        is_plain = (
+            kind.__getitem__ is TensorDataset.__getitem__ and kind.__len__ is TensorDataset.__len__
+        )
+        return is_plain and self.collate is None
 
     def __getitem__(self, positions: Sequence[int]) -> Batch:
         if isinstance(self.dataset, TensorDataset) and self._is_table:
@@ -370,7 +374,8 @@ def _checked(batch: Any, count: int) -> Batch:
     if targets is not None:
         targets = as_tree(targets)
     parts = batches_in((inputs, () if targets is None else targets))
-    if inputs is None or not all(isinstance(part, Tensor | Graphs) for part in parts):
+    is_empty = inputs is None or not batches_in(inputs)
+    if is_empty or not all(isinstance(part, Tensor | Graphs) for part in parts):
         raise ValueError(
             "dataset: an example must be a pair, an input and a target, or tensors by name"
         )

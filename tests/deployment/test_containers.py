@@ -122,6 +122,12 @@ class Deployment:
                 command, cwd=self.folder, env=flower_environment(home), stdout=log, stderr=log
             )
 
+    def run_inside(self, overrides: str, *, output: str) -> None:
+        """A run that is started in the server's container, which needs no published port."""
+        written = f"overrides={json.dumps(f'{SETTINGS} {overrides} output_dir={output}')}"
+        command = ("flwr", "run", "/opt/discreet", "deployment", "--stream")
+        self.in_service("superlink", *command, "--run-config", written)
+
     def write_connection(self) -> Path:
         """A FLWR_HOME that knows this deployment."""
         home = self.folder.parent / "flwr"
@@ -206,15 +212,10 @@ class AloneNode:
     def start(self, server: str) -> None:
         """Makes its key known to the server, as a person would, and starts it."""
         self.server = server
-        home = self.deployment.write_connection()
-        command = [
-            "flwr",
-            "supernode",
-            "register",
-            str(self.secrets / "public" / "hospital-a.pub"),
-            CONNECTION,
-        ]
-        subprocess.run([*command, "--name", "hospital-a"], env=flower_environment(home), check=True)
+        public = self.secrets / "public" / "hospital-a.pub"
+        shutil.copy(public, self.deployment.folder / "secrets" / "public")
+        known = ("/run/keys/hospital-a.pub", "deployment", "--name", "hospital-a")
+        self.deployment.in_service("superlink", "flwr", "supernode", "register", *known)
         self.compose("run", "--rm", "node", *CREATE_LEDGER)
         self.compose("up", "--wait", "--wait-timeout", str(int(UP_SECONDS)))
 
@@ -371,8 +372,12 @@ def test_a_node_on_its_own_host_serves_its_data_and_runs_approved_code(
     try:
         apart.start(f"{deployment.gateway}:{proxy_port}")
         alone = "data.num_clients=1 sampling.min_nodes=1 rounds=1"
-        assert deployment.run(alone, output="/runs/alone").wait(RUN_SECONDS) == 0
+        deployment.run_inside(alone, output="/runs/alone")
         assert [row["replies"] for row in deployment.rows("/runs/alone")] == ["1"]
+        copied = ("/runs/alone/ledger.db", "/runs/alone-copy.db")
+        assert "/runs/alone-copy.db" in deployment.in_service(
+            "superlink", "discreet", "ledger", "backup", *copied
+        )
 
         other = deployment.folder / "client_app" / "other.py"
         other.write_text('"""Code that is installed nowhere."""\n')

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor
-from torch.utils.data import ConcatDataset, DataLoader, Dataset, Subset
+from torch.utils.data import ConcatDataset, DataLoader, Dataset, Subset, TensorDataset
 
 from discreet.dpsgd.item_watch import ItemWatch
 from tests.dpsgd.loops import BATCH, COUNTED, PAIRS, SIZE, private, run
@@ -73,6 +73,11 @@ class OfComputed(OfColumns):
         return (0.5 * self.columns)[place] + (self.columns / 2)[other], PAIRS[place][1]
 
 
+class OfRows(TensorDataset):
+    def __getitem__(self, place: int) -> Any:
+        return mixed(super().__getitem__(place), super().__getitem__(random.randrange(SIZE)))
+
+
 def mixed(one: Any, other: Any) -> tuple[Tensor, Tensor]:
     return 0.5 * one[0] + 0.5 * other[0], one[1]
 
@@ -89,6 +94,12 @@ MIXED = {
     "a tensor": OfColumns(INPUTS),
     "an array": OfColumns(INPUTS.numpy()),
     "a list": OfColumns(list(INPUTS)),
+    "a part of what has a tensor": Subset(OfColumns(INPUTS), range(20)),
+    "a part of what has an array": Subset(OfColumns(INPUTS.numpy()), range(20)),
+    "a part of what has a list": Subset(OfColumns(list(INPUTS)), range(20)),
+    "parts that have tensors": ConcatDataset([OfColumns(INPUTS), OfColumns(INPUTS.clone())]),
+    "rows of tensors": OfRows(INPUTS, COUNTED.targets),
+    "a part of rows of tensors": Subset(OfRows(INPUTS, COUNTED.targets), range(20)),
     "what is computed of a tensor": OfComputed(INPUTS),
     "what is computed of an array": OfComputed(INPUTS.numpy()),
 }
