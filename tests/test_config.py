@@ -81,6 +81,7 @@ WRONG = {
     "output_dir=out/lr=0.1": "output_dir=out/lr=0.1 can't be read as NAME=VALUE: quote a "
     "value with special",
     "model.freeze=layer": "model.freeze must be a list (got layer)",
+    "server.numbers=3": "server.numbers must be numbers by name (got 3)",
     "experiment=default": "there is no experiment=default: omit experiment for the default run",
     "server.beta_1=0.5": "server.beta_1 must be omitted with server.optimizer=sgd (got 0.5)",
     "rounds=100001": "rounds must be within [1, 100000] (got 100001)",

@@ -302,6 +302,7 @@ TYPES = {
     "bool_type": "true or false",
     "string_type": "a text",
     "list_type": "a list",
+    "dict_type": "numbers by name",
     "dataclass_type": "a group of settings",
 }
 
