@@ -75,10 +75,12 @@ def _commas(full: Sequence[str], marks: Marks) -> Iterator[_Found]:
 
 def _other_marks(full: Sequence[str], marks: Marks) -> Iterator[_Found]:
     """Numbers by other marks than those of the table."""
-    if marks.decimal == "." and written_numbers(full, Marks(",", marks.thousands)):
+    has_commas = any("," in cell for cell in full)
+    has_points = any(map(POINT.match, full))
+    if has_commas and marks.decimal == "." and written_numbers(full, Marks(",", marks.thousands)):
         one = 'write decimal = "," if no column has points, or write points in the table'
         yield (lambda cell: "," in cell), f"has decimal commas: {one}"
-    if marks.decimal == "," and written_numbers(full, Marks(".", "")):
+    if has_points and marks.decimal == "," and written_numbers(full, Marks(".", "")):
         one = "write one mark in the whole table"
         yield POINT.match, f"has decimal points, and the table has commas: {one}"
     spaced = {found[1] for cell in full if (found := SPACE_GROUPS.fullmatch(cell))}

@@ -175,6 +175,12 @@ def _target_line(cells: Sequence[str], name: str, marks: Marks, both_marks: bool
         doubt = doubt_in(known, marks)
     if doubt is not None:
         raise FolderError(f"the column {name} {doubt.why}")
+    if numbers is None and len(known) > MOST_CLASSES and written_numbers(known, marks):
+        odd = next(cell for cell in known if _numbers([cell], marks) is None)
+        raise FolderError(
+            f"the column {name} has {odd!r} among its numbers: a target is read without units, "
+            "limits and words, so write plain numbers, or leave such rows out"
+        )
     if numbers is not None and len(known) > MOST_CLASSES:
         low, high = _round_range(numbers)
         return f"target_low = {low:g}\ntarget_high = {high:g}"

@@ -191,6 +191,16 @@ def test_a_file_that_is_no_table_is_told_in_one_line_with_what_to_do(
     assert said in line
 
 
+@pytest.mark.parametrize("odd", ["<5", "-", "7 mg"])
+def test_a_target_of_numbers_with_another_cell_is_told_and_is_no_list_of_classes(
+    odd: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rows = [f"P{row};01.02.2022;{20 + row};1.5;{odd if row == 7 else row}" for row in range(1, 30)]
+    assert checked(tmp_path, PLAIN + "\n".join(rows)) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "column out has" in line
+
+
 @pytest.mark.parametrize("encoding", ["cp1252", "latin-1"])
 def test_utf_8_is_not_read_as_another_encoding(
     encoding: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
