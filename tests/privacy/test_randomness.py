@@ -24,8 +24,11 @@ from discreet.privacy.randomness import (
     RandomSource,
     fast_pairs,
     laplace_values,
+    radii,
+    scratch,
     secure_source,
     seeded_source,
+    write_pairs,
 )
 from discreet.privacy.rounded_sums import rounded_laplace
 
@@ -188,7 +191,16 @@ def fast(words: torch.Tensor) -> torch.Tensor:
     return out.double()
 
 
-@pytest.mark.parametrize("pairs_of", [lambda words: first_normal(words)[0], fast])
+def fast_on_cpu(words: torch.Tensor) -> torch.Tensor:
+    """The same values by NumPy."""
+    count = len(words) // 2
+    scratch.reserve(count)
+    drawn, out = words.clone().numpy(), np.empty(2 * count, np.float32)
+    write_pairs(radii(drawn[:count], 1.0), drawn[count:], out)
+    return torch.from_numpy(out).double()
+
+
+@pytest.mark.parametrize("pairs_of", [lambda words: first_normal(words)[0], fast, fast_on_cpu])
 def test_the_tail_is_right_beyond_eight_sigma(
     pairs_of: Callable[[torch.Tensor], torch.Tensor],
 ) -> None:
