@@ -49,7 +49,7 @@ from discreet.per_example.passes import FEWEST, GradientsOfSome, passes
 from discreet.per_example.perceptron import by_hand
 from discreet.per_example.seeding import check_seeds
 from discreet.per_example.trial import check_layers, exact_products, try_out, unmoved
-from discreet.per_example.wrong_inputs import explained
+from discreet.per_example.wrong_inputs import explain
 from discreet.privacy.clipping import check_clip, clip_factors
 
 _UNSCALE = torch.tensor(1 / LOSS_SCALE)
@@ -276,7 +276,7 @@ def check_finite(count: int, finite: int) -> None:
 def _trees(inputs: Any, targets: Any) -> tuple[Tree, Tree]:
     tree = as_tree(inputs)
     wanted = tree if targets is None else as_tree(targets)
-    check_tensors((tree, wanted))
+    check_tensors(tree, wanted)
     return tree, wanted
 
 
@@ -308,19 +308,17 @@ def _clipped_sum(
 def _explained(objective: Objective, inputs: Tree, targets: Tree) -> Iterator[None]:
     """The context of a pass. After a failed pass the model is tried again at the next one, as the
     findings of its trial may come from inputs of a wrong type."""
-    ended = False
     try:
         with (
-            explained(objective, inputs, targets),
             torch.set_grad_enabled(False),
             exact_products(objective.parameters[0].device),
             objective.casting(on=False),
         ):
             yield
-        ended = True
-    finally:
-        if not ended:
-            _trials.pop(objective.model, None)
+    except BaseException as error:
+        _trials.pop(objective.model, None)
+        explain(error, objective, inputs, targets)
+        raise
 
 
 def _tried(objective: Objective, inputs: Tree, targets: Tree) -> tuple[str, Questions]:
@@ -390,14 +388,15 @@ def _summed(
         else:
             held = len(part.places)
         weights = clip_factors(found, clip * LOSS_SCALE).mul_(_UNSCALE)
-        if held < part.rows:
-            weights[held:] = 0  # padding does not count
+        if held < part.rows:  # padding does not count
+            weights[held:] = 0
+            found = found[:held]
         total = total or objective.parts()  # can reuse the memory of the backward pass
         # The last layer comes first: each frees its activations before the next, larger ones are
         # scaled.
         while terms:
             terms.pop().add_to(total, weights)
-        found = found[:held] * _UNSCALE
+        found = found * _UNSCALE
         if part.places is None:
             norms = found
         else:

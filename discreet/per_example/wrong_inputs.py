@@ -4,8 +4,7 @@ inside a pass names neither."""
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 
 import torch
 from torch import Tensor, nn
@@ -28,26 +27,23 @@ _CLASS = re.compile(r"(?:Target|index) (-?\d+) is out of bounds(?:.* with size (
 _TO = {torch.float32: "float()", torch.float64: "double()", torch.int64: "long()"}
 
 
-@contextmanager
-def explained(objective: Objective, inputs: Tree, targets: Tree) -> Iterator[None]:
-    """A context in which an error caused by wrong types or values of inputs or targets becomes a
-    ValueError that names them, the range, and what to do."""
-    try:
-        yield
-    except CONFUSED as error:
-        said = str(error)
-        words = ""
-        if _TYPES.search(said):
-            words = _of_types(objective, inputs, targets, said)
-        elif found := _CLASS.search(said):
-            words = _of_classes(objective, (inputs, targets), int(found[1]), found[2])
-        elif objective.loss is cross_entropy and _SHAPES.search(said):
-            words = _of_shapes(objective, inputs, targets)
-        elif "index out of range in self" in said:
-            words = _of_tables(objective, inputs)
-        if words:
-            raise ValueError(words) from error
-        raise
+def explain(error: BaseException, objective: Objective, inputs: Tree, targets: Tree) -> None:
+    """Raises a ValueError that names the inputs or targets, the range, and what to do, if their
+    wrong types or values caused the error."""
+    if not isinstance(error, CONFUSED):
+        return
+    said = str(error)
+    words = ""
+    if _TYPES.search(said):
+        words = _of_types(objective, inputs, targets, said)
+    elif found := _CLASS.search(said):
+        words = _of_classes(objective, (inputs, targets), int(found[1]), found[2])
+    elif objective.loss is cross_entropy and _SHAPES.search(said):
+        words = _of_shapes(objective, inputs, targets)
+    elif "index out of range in self" in said:
+        words = _of_tables(objective, inputs)
+    if words:
+        raise ValueError(words) from error
 
 
 def _of_types(objective: Objective, inputs: Tree, targets: Tree, said: str) -> str:
