@@ -14,7 +14,7 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
-from torch.nn.parameter import UninitializedParameter
+from torch.nn.parameter import is_lazy
 from torch.utils._pytree import tree_leaves, tree_map
 
 from discreet.layers.terms import Parts, Slot
@@ -303,7 +303,7 @@ def objective_of(model: nn.Module, loss: Loss, *, order: int = 2) -> Objective:
     """
     modules = modules_of(model)
     parameters = parameters_of(*modules)
-    if any(isinstance(value, UninitializedParameter) for value in parameters):
+    if any(map(is_lazy, parameters)):
         raise ValueError(
             "a lazy layer has no parameters before its first pass: call the model once on an "
             "example"

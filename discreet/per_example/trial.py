@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import is_dataclass
 from types import FunctionType
 from typing import Any
@@ -138,21 +138,22 @@ FLOAT32 = "ieee"  # its value for 24 bits
 PARTS = {kind: _parts(kind) for kind in ("cpu", "cuda")}
 
 
-@contextmanager
-def exact_products(device: torch.device) -> Iterator[None]:
+def exact_products(device: torch.device) -> AbstractContextManager[None]:
     """A context in which float32 is multiplied in float32. TF32, on a GPU the default of
     convolutions, has 11 bits, and bfloat16 (`torch.set_float32_matmul_precision("medium")`) has 8.
     A norm would be too small by more than its margin, a sum off by more than its bound, and a
     forward that mixes examples hidden."""
     parts = PARTS["cpu" if device.type == "cpu" else "cuda"]
     if not parts:
-        with _in_older_pytorch():
-            yield
-        return
+        return _in_older_pytorch()
     before = [getattr(each, PRECISION) for each in parts]
     if {*before} <= {FLOAT32, "none"}:
-        yield
-        return
+        return nullcontext()
+    return _set_exact(parts, before)
+
+
+@contextmanager
+def _set_exact(parts: list[Any], before: list[str]) -> Iterator[None]:
     for each in parts:
         setattr(each, PRECISION, FLOAT32)
     try:
