@@ -159,21 +159,26 @@ class RandomSource:
     def _fast_normal(self, count: int, stddev: float, device: torch.device) -> Tensor:
         """`fast_pairs` of the stream, computed on `device`: on the CPU by NumPy, whose functions
         take half of PyTorch's time."""
-        values = torch.empty(count + count % 2, device=device)
+        values = torch.empty(count, device=device)
         at_once = PAIRS if device.type == "cpu" else GPU_PAIRS
         for part in torch.split(values, 2 * at_once):
-            pairs = len(part) // 2
+            pairs = (len(part) + 1) // 2
             needed = pairs + (pairs + 1) // 2
+            # A value that is left over must not stay in the memory behind the others: with the
+            # other of its pair it would tell the radius.
+            whole = part if len(part) == 2 * pairs else part.new_empty(2 * pairs)
             if device.type == "cpu":
                 scratch.reserve(pairs)
                 words = scratch.words.numpy()[:needed]
                 self.fill(words)
                 radius = radii(words[:pairs], stddev)
-                write_pairs(radius, words[pairs:], part.numpy())
+                write_pairs(radius, words[pairs:], whole.numpy())
             else:
                 buffers = torch.empty(2, pairs, device=device)
-                fast_pairs(self.words_on(device, needed), part, stddev, *buffers)
-        return values[:count]
+                fast_pairs(self.words_on(device, needed), whole, stddev, *buffers)
+            if whole is not part:
+                part.copy_(whole[: len(part)])
+        return values
 
     def permutation(self, count: int) -> Tensor:
         """A uniformly random order of 0 .. count - 1, int64, shape (count,).
