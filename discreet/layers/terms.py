@@ -101,26 +101,19 @@ class Parts:
 
     def __init__(self, shapes: Sequence[torch.Size], like: Tensor, dtype: torch.dtype) -> None:
         sizes = [shape.numel() for shape in shapes]
-        self._shapes = shapes
         self._total = like.new_empty(sum(sizes), dtype=dtype)
-        self._pieces = torch.split_with_sizes(self._total, sizes)
+        pairs = zip(torch.split_with_sizes(self._total, sizes), shapes, strict=True)
+        self._values = [piece if len(shape) == 1 else piece.view(shape) for piece, shape in pairs]
         self._unwritten = set(range(len(sizes)))
         self._waiting = dict[int, Tensor]()
 
     def __getitem__(self, index: int) -> Tensor:
-        """A piece in its shape, with what was added so far."""
-        piece = self._shaped(index)
         if index in self._waiting:
-            piece.copy_(self._waiting.pop(index))
+            self._values[index].copy_(self._waiting.pop(index))
         elif index in self._unwritten:
-            piece.zero_()
+            self._values[index].zero_()
         self._unwritten.discard(index)
-        return piece
-
-    def _shaped(self, index: int) -> Tensor:
-        piece = self._pieces[index]
-        shape = self._shapes[index]
-        return piece if len(shape) == 1 else piece.view(shape)
+        return self._values[index]
 
     def add(self, index: int, values: Tensor) -> None:
         """Adds values, of the piece's shape, to a piece."""
@@ -129,25 +122,25 @@ class Parts:
             return
         self._unwritten.discard(index)
         if values.numel() > _SHORT:
-            self._shaped(index).copy_(values)
+            self._values[index].copy_(values)
         else:
             self._waiting[index] = values
 
     def add_product(self, index: int, left: Tensor, right: Tensor) -> None:
         """Adds left @ right to a piece as a matrix."""
         keep = int(index not in self._unwritten)
-        piece = self[index] if keep else self._pieces[index]
+        piece = self[index] if keep else self._values[index]
         self._unwritten.discard(index)
         piece.view(len(left), -1).addmm_(left, right, beta=keep)
 
     def total(self) -> Tensor:
         """The flat vector, (num_params,), zero if nothing was added."""
         if self._waiting:
-            pieces = [self._shaped(index) for index in self._waiting]
+            pieces = [self._values[index] for index in self._waiting]
             torch._foreach_copy_(pieces, list(self._waiting.values()))
             self._waiting.clear()
         while self._unwritten:
-            self._pieces[self._unwritten.pop()].zero_()
+            self._values[self._unwritten.pop()].zero_()
         return self._total
 
 

@@ -131,25 +131,21 @@ def _released(
     does this, since its functions take half of PyTorch's time."""
     values = total.detach().numpy().reshape(-1)
     released = np.empty_like(values)
+    scratch.reserve((min(at_once, len(values)) + 1) // 2)
+    is_short = values.dtype == np.float32
+    wholes = scratch.whole.numpy() if is_short else np.empty_like(values[:at_once])
     for start in range(0, len(values), at_once):
         part = released[start : start + at_once]
         # a power of two, so this is exact
         np.divide(values[start : start + at_once], step, out=part)
-        check_finite(torch.from_numpy(part))
-        whole = _whole(part)
+        if not np.isfinite(part).all():
+            check_finite(torch.from_numpy(part))
+        whole = np.rint(part, out=wholes[: len(part)])
         part -= whole
         # The exact sum is rounded to the type of the total once: what leaves follows from it alone.
         np.add(whole, noised(part), out=part)
         part *= step
     return torch.from_numpy(released).reshape(total.shape)
-
-
-def _whole(steps: Floats) -> Floats:
-    """The nearest whole steps (n,), which the next call overwrites."""
-    if steps.dtype != np.float32:
-        return np.rint(steps)
-    scratch.reserve((len(steps) + 1) // 2)
-    return np.rint(steps, out=scratch.whole.numpy()[: len(steps)])
 
 
 def _released_on_device(total: Tensor, step: float, scale: float, source: RandomSource) -> Tensor:
