@@ -33,6 +33,9 @@ from discreet.layers.terms import (
 )
 
 _FLOATS = 2**22  # built at once: 16 MB
+# A weight of this many floats is taken back for one example at a time: where a function has no rule
+# for batches, autograd runs it so anyway, and copies each result.
+_LARGE = 2**18
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -44,17 +47,29 @@ class Computed:
     slot: Slot
     of: Mapping[int, tuple[Slot, Tensor]]  # by index
 
+    @property
+    def at_once(self) -> int:
+        """The number of examples whose gradients are taken back at once."""
+        size = self.value.numel()
+        if size >= _LARGE:
+            return 1
+        return max(1, floats_at_once(_FLOATS, self.value.device) // size)
+
     def taken_back(self, grads: Tensor) -> Sequence[Tensor]:
-        """Gradients of the weight, (k, *shape), as those of its parameters, (k, ...) each."""
-        return torch.autograd.grad(
+        """Gradients of the weight, (k, *shape) for k up to `at_once`, as those of its parameters,
+        (k, ...) each."""
+        is_batch = self.at_once > 1
+        given = grads.to(self.value.dtype)
+        found = torch.autograd.grad(
             self.value,
             [parameter for _, parameter in self.of.values()],
-            grads.to(self.value.dtype),
+            given if is_batch else given[0],
             retain_graph=True,
-            is_grads_batched=True,
+            is_grads_batched=is_batch,
             allow_unused=True,
             materialize_grads=True,
         )
+        return found if is_batch else [each.unsqueeze(0) for each in found]
 
 
 class ComputedWeights:
@@ -130,10 +145,8 @@ class TakenBack:
 
     def _built(self) -> Iterator[tuple[slice, list[Tensor]]]:
         """Some examples, and their gradients of each parameter."""
-        count = count_in(self.term)
-        size = self.weight.value.numel()
-        step = max(1, floats_at_once(_FLOATS, self.weight.value.device) // size)
-        for start in range(0, count, step):
+        step = self.weight.at_once
+        for start in range(0, count_in(self.term), step):
             some = slice(start, start + step)
             rows = some_of(self.term, some).built()
             grads = self.weight.taken_back(rows.slot.plain(rows.values))

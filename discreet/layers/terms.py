@@ -92,16 +92,16 @@ def _lost_squares(count: int, dtype: torch.dtype, device: torch.device) -> Tenso
 
 
 class Parts:
-    """A flat vector in pieces of the parameters' shapes, of the type of `like`, in uninitialised
-    memory.
+    """A flat vector in pieces of the parameters' shapes, of a type and on the device of `like`, in
+    uninitialised memory.
 
     What comes first to a piece overwrites it: short values at the end, all in one call, others at
     once. Zeroing all pieces would take as long as one of a small model's products.
     """
 
-    def __init__(self, shapes: Sequence[torch.Size], like: Tensor) -> None:
+    def __init__(self, shapes: Sequence[torch.Size], like: Tensor, dtype: torch.dtype) -> None:
         sizes = [shape.numel() for shape in shapes]
-        self._total = like.new_empty(sum(sizes))
+        self._total = like.new_empty(sum(sizes), dtype=dtype)
         pairs = zip(torch.split_with_sizes(self._total, sizes), shapes, strict=True)
         self._values = [piece if len(shape) == 1 else piece.view(shape) for piece, shape in pairs]
         self._unwritten = set(range(len(sizes)))

@@ -3,6 +3,7 @@ example."""
 
 from __future__ import annotations
 
+import itertools
 import sys
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
@@ -13,7 +14,7 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
-from torch.nn.parameter import UninitializedParameter
+from torch.nn.parameter import is_lazy
 from torch.utils._pytree import tree_leaves, tree_map
 
 from discreet.layers.terms import Parts, Slot
@@ -145,7 +146,8 @@ class Objective:
 
     def parts(self) -> Parts:
         """An empty sum of gradients."""
-        return Parts([slot.shape for slot in self.slots.values()], self.zeros(0))
+        shapes = [slot.shape for slot in self.slots.values()]
+        return Parts(shapes, self.parameters[0], self.dtype)
 
     def zeros(self, count: int) -> Tensor:
         """Zeros, (count,), of the norms' type."""
@@ -205,10 +207,10 @@ def as_tree(values: Any) -> Tree:
     return graphs_in(tree) or tree
 
 
-def check_tensors(tree: Tree) -> None:
-    """Raises ValueError unless everything in a tree is None or a tensor, or graphs: of another
-    value it is not known which part is an example's."""
-    for value in batches_in(tree):
+def check_tensors(*trees: Tree) -> None:
+    """Raises ValueError unless everything in trees is None or a tensor, or graphs: of another value
+    it is not known which part is an example's."""
+    for value in itertools.chain.from_iterable(map(batches_in, trees)):
         if isinstance(value, Tensor) and (value.is_nested or value.layout != torch.strided):
             kind = "nested" if value.is_nested else "sparse"
             raise ValueError(f"inputs and targets must be dense tensors, and one is {kind}")
@@ -254,6 +256,8 @@ def detached(tree: Tree) -> Tree:
 
 def batches_in(tree: Tree) -> list[Any]:
     """The tensors and batches of graphs of a tree; not what is None."""
+    if isinstance(tree, Tensor):
+        return [tree]
     return [value for value in tree_leaves(tree, is_leaf=_is_leaf) if value is not None]
 
 
@@ -299,7 +303,7 @@ def objective_of(model: nn.Module, loss: Loss, *, order: int = 2) -> Objective:
     """
     modules = modules_of(model)
     parameters = parameters_of(*modules)
-    if any(isinstance(value, UninitializedParameter) for value in parameters):
+    if any(map(is_lazy, parameters)):
         raise ValueError(
             "a lazy layer has no parameters before its first pass: call the model once on an "
             "example"
@@ -375,7 +379,7 @@ def logit_gradients(logits: Tensor, targets: Tensor) -> Tensor:
             f"the model must give one row of logits an example, {targets.shape[0]}, not "
             f"{logits.shape[0]}"
         )
-    wide = logits.to(torch.promote_types(logits.dtype, torch.float32))
+    wide = logits.float() if logits.itemsize < 4 else logits
     if int(targets.min()) != PADDING:
         return softmax_minus_one_hot(wide, targets).mul_(_LOSS_SCALE).to(logits.dtype)
     counted = targets != PADDING

@@ -293,7 +293,10 @@ def _output_gradients(
 def combined_terms(terms: list[Term], order: int) -> list[Term]:
     """Terms merged to one for each parameter: a parameter that is used several times has one
     gradient. The list is emptied, so that memory of merged terms is freed."""
-    uses = Counter(slot.index for term in terms for slot in slots_of(term))
+    uses = defaultdict[int, int](int)
+    for term in terms:
+        for slot in slots_of(term):
+            uses[slot.index] += 1
     found: list[Term] = []
     shared = defaultdict[int, list[Any]](list)
     while terms:

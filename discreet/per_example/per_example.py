@@ -24,7 +24,7 @@ from torch import Tensor, nn
 
 from discreet.layers.branches import Questions
 from discreet.layers.draws import Draws, own_draws
-from discreet.layers.refusals import CONFUSED, Unserved
+from discreet.layers.refusals import Unserved
 from discreet.layers.terms import Term, floats_at_once, total_mass, without
 from discreet.per_example.agreement import tried
 from discreet.per_example.any_model import built_terms
@@ -275,7 +275,7 @@ def check_finite(count: int, finite: int) -> None:
 def _trees(inputs: Any, targets: Any) -> tuple[Tree, Tree]:
     tree = as_tree(inputs)
     wanted = tree if targets is None else as_tree(targets)
-    check_tensors((tree, wanted))
+    check_tensors(tree, wanted)
     return tree, wanted
 
 
@@ -307,7 +307,6 @@ def _clipped_sum(
 def _explained(objective: Objective, inputs: Tree, targets: Tree) -> Iterator[None]:
     """The context of a pass. After a failed pass the model is tried again at the next one, as the
     findings of its trial may come from inputs of a wrong type."""
-    ended = False
     try:
         with (
             torch.set_grad_enabled(False),
@@ -315,16 +314,12 @@ def _explained(objective: Objective, inputs: Tree, targets: Tree) -> Iterator[No
             objective.casting(on=False),
         ):
             yield
-        ended = True
-    except CONFUSED as error:
-        from discreet.per_example.wrong_inputs import words_for  # for an error alone
+    except BaseException as error:
+        from discreet.per_example.wrong_inputs import explain  # for an error alone
 
-        if words := words_for(objective, inputs, targets, error):
-            raise ValueError(words) from error
+        _trials.pop(objective.model, None)
+        explain(error, objective, inputs, targets)
         raise
-    finally:
-        if not ended:
-            _trials.pop(objective.model, None)
 
 
 def _tried(objective: Objective, inputs: Tree, targets: Tree) -> tuple[str, Questions]:
@@ -394,14 +389,15 @@ def _summed(
         else:
             held = len(part.places)
         weights = clip_factors(found, clip * LOSS_SCALE).mul_(_UNSCALE)
-        if held < part.rows:
-            weights[held:] = 0  # padding does not count
+        if held < part.rows:  # padding does not count
+            weights[held:] = 0
+            found = found[:held]
         total = total or objective.parts()  # can reuse the memory of the backward pass
         # The last layer comes first: each frees its activations before the next, larger ones are
         # scaled.
         while terms:
             terms.pop().add_to(total, weights)
-        found = found[:held] * _UNSCALE
+        found = found * _UNSCALE
         if part.places is None:
             norms = found
         else:

@@ -42,10 +42,10 @@ def by_hand(objective: Objective, inputs: Tree, targets: Tree) -> GradientsOfSom
     if not (is_flat or inputs.dim() == 2) or not all(type(layer) in _BACKWARD for layer in inner):
         return None
     rows = max(len(inputs), FEWEST)
-    values = [filled(inputs, rows)]
-    for layer in layers:
-        values.append(layer(values[-1]))
-    found = _back(objective, inner, values[is_flat:], filled(targets, rows))
+    values = [filled(inputs, rows).flatten(1)]
+    for layer in inner:
+        values.append(layer.forward(values[-1]))  # it has no hooks
+    found = _back(objective, inner, values, filled(targets, rows))
     return GradientsOfSome(None, rows, combined_terms(found, objective.order))
 
 
@@ -65,7 +65,8 @@ def _back(
     for index in range(len(layers) - 1, -1, -1):
         layer = layers[index]
         if type(layer) is nn.Linear:
-            weight, bias = (objective.slots.get(id(value)) for value in (layer.weight, layer.bias))
+            weight = objective.slots.get(id(layer.weight))
+            bias = objective.slots.get(id(layer.bias))
             if weight or bias:
                 terms.append(Pair(weight, bias, values[index], grads))
         if index:
@@ -87,5 +88,5 @@ def unchanged(layer: nn.Module) -> bool:
 
 
 def _has_global_hooks() -> bool:
-    names = ("_global_forward_hooks", "_global_forward_pre_hooks")
-    return any(getattr(nn.modules.module, name) for name in names)
+    everywhere = nn.modules.module
+    return bool(everywhere._global_forward_hooks or everywhere._global_forward_pre_hooks)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import is_dataclass
 from types import FunctionType
 from typing import Any
@@ -138,21 +138,24 @@ FLOAT32 = "ieee"  # its value for 24 bits
 PARTS = {kind: _parts(kind) for kind in ("cpu", "cuda")}
 
 
-@contextmanager
-def exact_products(device: torch.device) -> Iterator[None]:
+def exact_products(device: torch.device) -> AbstractContextManager[None]:
     """A context in which float32 is multiplied in float32. TF32, on a GPU the default of
     convolutions, has 11 bits, and bfloat16 (`torch.set_float32_matmul_precision("medium")`) has 8.
     A norm would be too small by more than its margin, a sum off by more than its bound, and a
     forward that mixes examples hidden."""
     parts = PARTS["cpu" if device.type == "cpu" else "cuda"]
     if not parts:
-        with _in_older_pytorch():
-            yield
-        return
+        from discreet.per_example.older_pytorch import exact_products as of_older
+
+        return of_older()
     before = [getattr(each, PRECISION) for each in parts]
     if {*before} <= {FLOAT32, "none"}:
-        yield
-        return
+        return nullcontext()
+    return _set_exact(parts, before)
+
+
+@contextmanager
+def _set_exact(parts: list[Any], before: list[str]) -> Iterator[None]:
     for each in parts:
         setattr(each, PRECISION, FLOAT32)
     try:
@@ -160,19 +163,6 @@ def exact_products(device: torch.device) -> Iterator[None]:
     finally:
         for each, was in zip(parts, before, strict=True):
             setattr(each, PRECISION, was)
-
-
-@contextmanager
-def _in_older_pytorch() -> Iterator[None]:
-    matrices = torch.get_float32_matmul_precision()
-    convolutions = torch.backends.cudnn.allow_tf32
-    torch.set_float32_matmul_precision("highest")
-    torch.backends.cudnn.allow_tf32 = False
-    try:
-        yield
-    finally:
-        torch.set_float32_matmul_precision(matrices)
-        torch.backends.cudnn.allow_tf32 = convolutions
 
 
 def made_up(model: nn.Module, inputs: Tree, count: int, seed: int = 0, *, kind: int = 0) -> Tree:

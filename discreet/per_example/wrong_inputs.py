@@ -27,19 +27,23 @@ _CLASS = re.compile(r"(?:Target|index) (-?\d+) is out of bounds(?:.* with size (
 _TO = {torch.float32: "float()", torch.float64: "double()", torch.int64: "long()"}
 
 
-def words_for(objective: Objective, inputs: Tree, targets: Tree, error: Exception) -> str:
-    """The message for an error of a pass that is caused by wrong types or values of inputs or
-    targets. It names them, the range, and what to do; it is empty for another error."""
+def explain(error: BaseException, objective: Objective, inputs: Tree, targets: Tree) -> None:
+    """Raises a ValueError that names the inputs or targets, the range, and what to do, if their
+    wrong types or values caused the error."""
+    if not isinstance(error, CONFUSED):
+        return
     said = str(error)
+    words = ""
     if _TYPES.search(said):
-        return _of_types(objective, inputs, targets, said)
-    if found := _CLASS.search(said):
-        return _of_classes(objective, (inputs, targets), int(found[1]), found[2])
-    if objective.loss is cross_entropy and _SHAPES.search(said):
-        return _of_shapes(objective, inputs, targets)
-    if "index out of range in self" in said:
-        return _of_tables(objective, inputs)
-    return ""
+        words = _of_types(objective, inputs, targets, said)
+    elif found := _CLASS.search(said):
+        words = _of_classes(objective, (inputs, targets), int(found[1]), found[2])
+    elif objective.loss is cross_entropy and _SHAPES.search(said):
+        words = _of_shapes(objective, inputs, targets)
+    elif "index out of range in self" in said:
+        words = _of_tables(objective, inputs)
+    if words:
+        raise ValueError(words) from error
 
 
 def _of_types(objective: Objective, inputs: Tree, targets: Tree, said: str) -> str:

@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 
 CPU = torch.device("cpu")
 Words = npt.NDArray[np.uint64]
+Bits = npt.NDArray[np.int64]  # the same, as PyTorch has them
+Floats = npt.NDArray[Any]
 
 CHUNK = 1 << 16  # words processed at a time: they stay in a core's cache
 # pairs of normal values processed at a time: PyTorch splits this many over at most two threads
@@ -43,8 +45,8 @@ class Scratch(threading.local):
             self.pairs = pairs
             self.words = torch.empty(2 * pairs + 4, dtype=torch.int64)
             self.cosine = torch.empty(pairs, dtype=torch.float64)
-            self.radius, self.angle = torch.empty(2, pairs)
-            self.values, self.nearest = torch.empty(2, 2 * pairs)
+            self.radius = torch.empty(pairs)
+            self.values, self.whole, self.nearest = torch.empty(3, 2 * pairs)
 
 
 scratch = Scratch()
@@ -155,20 +157,27 @@ class RandomSource:
         return values.to(device)
 
     def _fast_normal(self, count: int, stddev: float, device: torch.device) -> Tensor:
-        """`fast_pairs` of the stream, computed on `device`."""
+        """`fast_pairs` of the stream, computed on `device`: on the CPU by NumPy, whose functions
+        take half of PyTorch's time."""
         values = torch.empty(count, device=device)
         at_once = PAIRS if device.type == "cpu" else GPU_PAIRS
         for part in torch.split(values, 2 * at_once):
             pairs = (len(part) + 1) // 2
             needed = pairs + (pairs + 1) // 2
+            # A value that is left over must not stay in the memory behind the others: with the
+            # other of its pair it would tell the radius.
+            whole = part if len(part) == 2 * pairs else part.new_empty(2 * pairs)
             if device.type == "cpu":
                 scratch.reserve(pairs)
-                words = scratch.words[:needed]
-                self.fill(words.numpy())
-                fast_pairs(words, part, stddev, scratch.radius[:pairs], scratch.angle[:pairs])
+                words = scratch.words.numpy()[:needed]
+                self.fill(words)
+                radius = radii(words[:pairs], stddev)
+                write_pairs(radius, words[pairs:], whole.numpy())
             else:
                 buffers = torch.empty(2, pairs, device=device)
-                fast_pairs(self.words_on(device, needed), part, stddev, *buffers)
+                fast_pairs(self.words_on(device, needed), whole, stddev, *buffers)
+            if whole is not part:
+                part.copy_(whole[: len(part)])
         return values
 
     def permutation(self, count: int) -> Tensor:
@@ -269,8 +278,8 @@ def box_muller(radius: Tensor, angle: Tensor, cosine: Tensor, stddev: float = 1.
 
 
 def fast_pairs(words: Tensor, out: Tensor, stddev: float, radius: Tensor, angle: Tensor) -> None:
-    """Writes normal values into `out`, float32 (2m,) or (2m - 1,), by Box and Muller's method
-    (1958), mostly in float32.
+    """Writes normal values into `out`, float32 (2m,), by Box and Muller's method (1958), mostly in
+    float32.
 
     The low 63 bits of words 0 .. m-1, int64, give the radii, with a logarithm in float64: in
     float32 the distribution would lack its tail or its centre. The 32-bit halves of the following
@@ -285,8 +294,37 @@ def fast_pairs(words: Tensor, out: Tensor, stddev: float, radius: Tensor, angle:
     radius.copy_(uniform.log_()).mul_(-2.0).sqrt_().mul_(stddev)
     angle.copy_(words[pairs:].view(torch.int32)[:pairs]).mul_(math.pi * 2.0**-31)
     torch.cos(angle, out=out[:pairs]).mul_(radius)
-    rest = len(out) - pairs
-    torch.sin(angle[:rest], out=out[pairs:]).mul_(radius[:rest])
+    torch.sin(angle, out=out[pairs:]).mul_(radius)
+
+
+def radii(words: Bits, stddev: float) -> Floats:
+    """`stddev` times the radii of `fast_pairs`, float32 (m,), which the next call overwrites, from
+    the low 63 bits of words int64 (m,), which are overwritten."""
+    uniform = scratch.cosine.numpy()[: len(words)]
+    radius: Floats = scratch.radius.numpy()[: len(words)]
+    np.bitwise_and(words, LOW_63_BITS, out=words)
+    np.add(words, 0.5, out=uniform)
+    uniform *= 2.0**-63
+    np.copyto(radius, np.log(uniform, out=uniform), casting="same_kind")
+    radius *= np.float32(-2.0)
+    np.sqrt(radius, out=radius)
+    # stddev^2 inside the root could vanish or overflow
+    radius *= np.float32(stddev)
+    return radius
+
+
+def write_pairs(radius: Floats, words: Bits, out: Floats) -> None:
+    """Writes the values of `fast_pairs` into `out`, float32 (2m,), for radii (m,) and the words of
+    their angles."""
+    pairs = len(radius)
+    cosine = out[:pairs]
+    angle = out[pairs:]
+    np.copyto(angle, words.view(np.int32)[:pairs], casting="same_kind")
+    angle *= np.float32(math.pi * 2.0**-31)
+    np.cos(angle, out=cosine)
+    cosine *= radius
+    np.sin(angle, out=angle)
+    angle *= radius
 
 
 def laplace_values(words: Tensor) -> Tensor:

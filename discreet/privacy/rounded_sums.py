@@ -19,7 +19,7 @@ import math
 from collections.abc import Callable
 from decimal import Decimal, localcontext
 from hashlib import shake_256
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -39,14 +39,15 @@ from discreet.privacy.randomness import (
     GPU_PAIRS,
     LOW_63_BITS,
     PAIRS,
+    Bits,
+    Floats,
     RandomSource,
     fast_pairs,
     scratch,
     signed,
+    write_pairs,
 )
 
-Floats = npt.NDArray[Any]
-Words = npt.NDArray[np.int64]
 Places = npt.NDArray[np.intp]
 FINENESS = 16  # least noise, in steps: rounding adds at most 0.04 % to its variance
 LARGEST_SCALE = 2.0 * FINENESS
@@ -79,7 +80,7 @@ class Unsure(NamedTuple):
 
     pair: Places
     is_sine: npt.NDArray[np.bool_]
-    words: Words
+    words: Bits
     halves: npt.NDArray[np.int32]
     rest: Floats
 
@@ -128,17 +129,23 @@ def _released(
 ) -> Tensor:
     """The total in multiples of `step`, of which `noised` rounds the rests with their noise. NumPy
     does this, since its functions take half of PyTorch's time."""
-    steps = total.detach().numpy().reshape(-1) / step  # a power of two, so this is exact
-    if not math.isfinite(steps.sum()):
-        check_finite(torch.from_numpy(steps))
-    for start in range(0, len(steps), at_once):
-        part = steps[start : start + at_once]
-        whole = np.rint(part)
+    values = total.detach().numpy().reshape(-1)
+    released = np.empty_like(values)
+    scratch.reserve((min(at_once, len(values)) + 1) // 2)
+    is_short = values.dtype == np.float32
+    wholes = scratch.whole.numpy() if is_short else np.empty_like(values[:at_once])
+    for start in range(0, len(values), at_once):
+        part = released[start : start + at_once]
+        # a power of two, so this is exact
+        np.divide(values[start : start + at_once], step, out=part)
+        if not np.isfinite(part).all():
+            check_finite(torch.from_numpy(part))
+        whole = np.rint(part, out=wholes[: len(part)])
         part -= whole
         # The exact sum is rounded to the type of the total once: what leaves follows from it alone.
         np.add(whole, noised(part), out=part)
-    steps *= step
-    return torch.from_numpy(steps).reshape(total.shape)
+        part *= step
+    return torch.from_numpy(released).reshape(total.shape)
 
 
 def _released_on_device(total: Tensor, step: float, scale: float, source: RandomSource) -> Tensor:
@@ -152,10 +159,10 @@ def _released_on_device(total: Tensor, step: float, scale: float, source: Random
         words = source.words_on(total.device, pairs + (pairs + 1) // 2)
         whole = part.round()
         rest = part.sub_(whole)
-        values = torch.empty(len(part), device=total.device)
+        drawn = torch.empty(2 * pairs, device=total.device)
         radius, angle = torch.empty(2, pairs, device=total.device)
-        fast_pairs(words.clone(), values, scale, radius, angle)
-        values.add_(rest)
+        fast_pairs(words.clone(), drawn, scale, radius, angle)
+        values = drawn[: len(part)].add_(rest)
         nearest = values.round()
         outside = (radius < NEAR * scale).logical_or_(radius >= FAR * scale).repeat(2)[: len(part)]
         far = values.sub_(nearest).abs_() >= 0.5 - REST_ERROR - scale * FAST_ERROR
@@ -193,19 +200,21 @@ def _gaussian_steps(rest: Floats, scale: float, source: RandomSource) -> Floats:
     drawn = scratch.words.numpy()[: KEY_WORDS + pairs + (pairs + 1) // 2]
     source.fill(drawn)
     words = drawn[KEY_WORDS:]
-    radius = scratch.radius.numpy()[:pairs]
+    radius = _radii(words[:pairs], scale)
+    outside = radius < NEAR * scale
+    if radius.max() >= FAR * scale:
+        outside |= radius >= FAR * scale
     values = scratch.values.numpy()[: 2 * pairs]
-    _fast_values(words, scale, radius, values)
+    write_pairs(radius, words[pairs:], values)
     distance = values[:count]
     distance += rest
     nearest: Floats = np.rint(distance, out=scratch.nearest.numpy()[:count])
     distance -= nearest
     np.abs(distance, out=distance)
-    unsure = np.flatnonzero(distance >= np.float32(0.5 - REST_ERROR - scale * FAST_ERROR))
-    if radius.min() < NEAR * scale or radius.max() >= FAR * scale:
-        outside = np.flatnonzero((radius < NEAR * scale) | (radius >= FAR * scale))
-        both = np.concatenate([outside, outside + pairs])
-        unsure = np.union1d(unsure, both[both < count])
+    is_unsure = distance >= np.float32(0.5 - REST_ERROR - scale * FAST_ERROR)
+    is_unsure[:pairs] |= outside
+    is_unsure[pairs:] |= outside[: count - pairs]
+    unsure = np.flatnonzero(is_unsure)
     if len(unsure):
         pair = unsure % pairs
         halves = words[pairs:].view(np.int32)
@@ -214,23 +223,16 @@ def _gaussian_steps(rest: Floats, scale: float, source: RandomSource) -> Floats:
     return nearest
 
 
-def _fast_values(words: Words, scale: float, radius: Floats, values: Floats) -> None:
-    """Writes Gaussians of `scale` into `values`, (2m,), and their radii into `radius`, (m,): those
-    of `fast_pairs` for the same words, all in float32."""
-    pairs = len(radius)
-    bits = np.bitwise_and(words[:pairs], LOW_63_BITS, out=words[:pairs])
-    np.multiply(bits, 2.0**-63, out=radius, dtype=np.float32, casting="unsafe")
+def _radii(words: Bits, scale: float) -> Floats:
+    """`randomness.radii`, all in float32."""
+    radius: Floats = scratch.radius.numpy()[: len(words)]
+    np.bitwise_and(words, LOW_63_BITS, out=words)
+    np.copyto(radius, words, casting="same_kind")
+    radius *= np.float32(2.0**-63)
     radius += np.float32(2.0**-64)
     np.log(radius, out=radius)
     radius *= np.float32(-2 * scale * scale)
-    np.sqrt(radius, out=radius)
-    angle = values[pairs:]
-    halves = words[pairs:].view(np.int32)[:pairs]
-    np.multiply(halves, math.pi * 2.0**-31, out=angle, dtype=np.float32, casting="unsafe")
-    np.cos(angle, out=values[:pairs])
-    np.sin(angle, out=angle)
-    values[:pairs] *= radius
-    values[pairs:] *= radius
+    return np.sqrt(radius, out=radius)
 
 
 def _looked_at_again(unsure: Unsure, scale: float, key: bytes) -> Floats:

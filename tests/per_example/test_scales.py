@@ -241,3 +241,18 @@ def test_a_processor_on_which_they_are_so_anyway_changes_nothing() -> None:
     before = found_for("cpu")
     with exact_products(torch.device("cpu")):
         assert found_for("cpu") == before
+
+
+def test_older_versions_of_pytorch_have_two_settings_which_are_put_back(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setitem(PARTS, "cpu", [])
+    torch.set_float32_matmul_precision("medium")
+    try:
+        with exact_products(torch.device("cpu")):
+            inside = torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32
+        after = torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32
+    finally:
+        torch.set_float32_matmul_precision("highest")
+    assert inside == ("highest", False)
+    assert after == ("medium", True)

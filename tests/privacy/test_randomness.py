@@ -24,8 +24,11 @@ from discreet.privacy.randomness import (
     RandomSource,
     fast_pairs,
     laplace_values,
+    radii,
+    scratch,
     secure_source,
     seeded_source,
+    write_pairs,
 )
 from discreet.privacy.rounded_sums import rounded_laplace
 
@@ -188,7 +191,16 @@ def fast(words: torch.Tensor) -> torch.Tensor:
     return out.double()
 
 
-@pytest.mark.parametrize("pairs_of", [lambda words: first_normal(words)[0], fast])
+def fast_on_cpu(words: torch.Tensor) -> torch.Tensor:
+    """The same values by NumPy."""
+    count = len(words) // 2
+    scratch.reserve(count)
+    drawn, out = words.clone().numpy(), np.empty(2 * count, np.float32)
+    write_pairs(radii(drawn[:count], 1.0), drawn[count:], out)
+    return torch.from_numpy(out).double()
+
+
+@pytest.mark.parametrize("pairs_of", [lambda words: first_normal(words)[0], fast, fast_on_cpu])
 def test_the_tail_is_right_beyond_eight_sigma(
     pairs_of: Callable[[torch.Tensor], torch.Tensor],
 ) -> None:
@@ -254,3 +266,19 @@ def test_normal_values_are_those_of_each_piece_of_words(count: int, threads: int
         words = torch.from_numpy(source.words(size + size % 2).view(np.int64))
         expected.append(first_normal(words)[0][:size])
     torch.testing.assert_close(drawn, torch.cat(expected), rtol=1e-14, atol=1e-15)
+
+
+@pytest.mark.parametrize("count", [0, 7, PIECE + 1])
+def test_values_of_float32_are_those_of_each_piece_of_words_and_leave_none_over(count: int) -> None:
+    """The other value of the last one's pair would tell its radius to those who get the memory."""
+    drawn = seeded_source(50923).normal(count)
+    source, expected = seeded_source(50923), [torch.zeros(0)]
+    for start in range(0, count, PIECE):
+        size = min(PIECE, count - start)
+        pairs = (size + 1) // 2
+        words = torch.from_numpy(source.words(pairs + (pairs + 1) // 2).view(np.int64))
+        out = torch.empty(2 * pairs)
+        fast_pairs(words, out, 1.0, *torch.empty(2, pairs))
+        expected.append(out[:size])
+    torch.testing.assert_close(drawn, torch.cat(expected), rtol=1e-5, atol=1e-6)
+    assert drawn.untyped_storage().nbytes() == 4 * count

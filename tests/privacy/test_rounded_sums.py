@@ -23,9 +23,11 @@ from discreet.privacy.mechanisms import Gaussian
 from discreet.privacy.randomness import (
     RandomSource,
     fast_pairs,
+    scratch,
     secure_source,
     seeded_source,
     signed,
+    write_pairs,
 )
 from discreet.privacy.rounded_sums import (
     FAR,
@@ -43,8 +45,10 @@ HALF = Decimal("0.5")
 
 
 def by_numpy(words: Tensor, pairs: int) -> tuple[Tensor, Tensor]:
-    radius, values = np.empty(pairs, np.float32), np.empty(2 * pairs, np.float32)
-    rounded_sums._fast_values(words.clone().numpy(), 1.0, radius, values)
+    scratch.reserve(pairs)
+    drawn, values = words.clone().numpy(), np.empty(2 * pairs, np.float32)
+    radius = rounded_sums._radii(drawn[:pairs], 1.0)
+    write_pairs(radius, drawn[pairs:], values)
     return torch.from_numpy(values), torch.from_numpy(radius)
 
 
