@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import numpy as np
 import numpy.typing as npt
 import torch
-from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
+from cryptography.hazmat.primitives.ciphers import Cipher, CipherContext, algorithms, modes
 from torch import Tensor
 
 if TYPE_CHECKING:
@@ -67,9 +67,7 @@ class RandomSource:
         self._key = key
         self._process = os.getpid()
         self._on_devices: ChaCha | None = None
-        self._cipher = Cipher(
-            algorithms.AES(_derive(key, "stream")), modes.CTR(bytes(16))
-        ).encryptor()
+        self._cipher: CipherContext | None = None  # made at the first draw
 
     def __repr__(self) -> str:
         kind = "secure" if self.is_secure else "seeded: reproducible, protects nobody"
@@ -200,6 +198,9 @@ class RandomSource:
     def fill(self, words: npt.NDArray[Any]) -> None:
         """Overwrites an array (count,) of 64-bit words; otherwise as `words`."""
         self._check_process()
+        if self._cipher is None:
+            key = _derive(self._key, "stream")
+            self._cipher = Cipher(algorithms.AES(key), modes.CTR(bytes(16))).encryptor()
         stream = words.view(np.uint8)
         for start in range(0, len(stream), len(_ZEROS)):
             part = stream[start : start + len(_ZEROS)]
