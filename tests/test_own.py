@@ -77,14 +77,15 @@ def owns(tmp_path: Path, change: Callable[[str], str] = str) -> Path:
 @pytest.mark.parametrize(
     ("row", "said"),
     [
-        ("Ann Lee,5,0.1,70,32,rest,HIV", "line 8: 7 columns, "),
+        ("Ann Lee,5,0.1,70,32,rest,HIV", "line 8: 7 columns, but the header has 6"),
         (
             "Ann Lee,HIV,0.1,70,32,rest",
-            "line 8: steps is not a number",
+            "line 8: steps is not a number: make it one, or describe it under [columns] in "
+            "data.toml",
         ),
         (
             "Ann Lee,5,0.1,70,32,HIV",
-            "line 8: activity is not one of classes",
+            "line 8: activity is not one of classes: add the class in data.toml, or correct it",
         ),
     ],
 )
