@@ -94,6 +94,27 @@ def _files_of_conf_read_once() -> Iterator[None]:
         yield
 
 
+@pytest.fixture(scope="session", autouse=True)
+def written_by_omegaconf() -> Iterator[Callable[[Any], str]]:
+    """Settings as a text, as users have it. OmegaConf writes it in pure Python, which takes longer
+    than a round of a small run: in tests the text of each group is kept, for most are alike."""
+    to_yaml = OmegaConf.to_yaml
+    kept: dict[str, str] = {}
+
+    def once(settings: Any, **options: bool) -> str:
+        if type(settings) is not dict or options:
+            return to_yaml(settings, **options)
+        groups = [{name: values} for name, values in settings.items()]
+        for group in groups:
+            if repr(group) not in kept:
+                kept[repr(group)] = to_yaml(group)
+        return "".join(kept[repr(group)] for group in groups)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(OmegaConf, "to_yaml", once)
+        yield to_yaml
+
+
 def put_into(settings: DictConfig, words: Sequence[str]) -> None:
     """Puts the values of words NAME=VALUE into composed settings, as Hydra does last."""
     given = OverridesParser.create().parse_overrides([*map(compose.quoted, words)])

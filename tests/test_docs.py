@@ -155,6 +155,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.mark.processes
 def test_no_page_fetches_anything_from_another_host(site: Path) -> None:
     for path in site.rglob("*.html"):
         tags = re.findall(r"<(?:script|img|iframe|source|link)\b[^>]*>", path.read_text())

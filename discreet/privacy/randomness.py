@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import numpy as np
 import numpy.typing as npt
 import torch
-from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
+from cryptography.hazmat.primitives.ciphers import Cipher, CipherContext, algorithms, modes
 from torch import Tensor
 
 if TYPE_CHECKING:
@@ -69,9 +69,7 @@ class RandomSource:
         self._key = key
         self._process = os.getpid()
         self._on_devices: ChaCha | None = None
-        self._cipher = Cipher(
-            algorithms.AES(_derive(key, "stream")), modes.CTR(bytes(16))
-        ).encryptor()
+        self._begun: dict[str, CipherContext] = {}  # empty before the first draw
 
     def __repr__(self) -> str:
         kind = "secure" if self.is_secure else "seeded: reproducible, protects nobody"
@@ -209,10 +207,16 @@ class RandomSource:
     def fill(self, words: npt.NDArray[Any]) -> None:
         """Overwrites an array (count,) of 64-bit words; otherwise as `words`."""
         self._check_process()
+        cipher = self._begun.get("stream")
+        if cipher is None:
+            key = _derive(self._key, "stream")
+            made = Cipher(algorithms.AES(key), modes.CTR(bytes(16))).encryptor()
+            # In one step: a second thread must not begin the stream again.
+            cipher = self._begun.setdefault("stream", made)
         stream = words.view(np.uint8)
         for start in range(0, len(stream), len(_ZEROS)):
             part = stream[start : start + len(_ZEROS)]
-            self._cipher.update_into(_ZEROS[: len(part)], part.data)
+            cipher.update_into(_ZEROS[: len(part)], part.data)
 
     def words_on(self, device: torch.device, count: int) -> Tensor:
         """`count` words as int64 (count,) on `device`, of a second stream, ChaCha20, which is the

@@ -153,7 +153,14 @@ GAUSSIAN = {"weights_that_add_up_to_one", "bits_that_are_not_centred"}
 WEAKENS_NOTHING = {planted.noise_of_its_own.__name__}
 
 
-@pytest.mark.parametrize("name", FOUND)
+# The default tier keeps the first: each fault is also found by the replay of a round there.
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=[pytest.mark.processes] if place else [])
+        for place, name in enumerate(FOUND)
+    ],
+)
 def test_a_planted_fault_is_found_from_outside(name: str) -> None:
     run, extra, score, runs = FOUND[name]
     assert refuted(scores_of(run, score, extra, runs), ONE_GAUSSIAN, gaussian=name in GAUSSIAN)

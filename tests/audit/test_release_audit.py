@@ -75,7 +75,10 @@ def not_refuted_and_near(run: Judgement, epsilon: float) -> bool:
     return run.refuted_by == () and estimate == near and run.claimed > epsilon
 
 
-CLIPS = pytest.mark.parametrize("clip", ["adaptive", "fixed"])
+# The default tier keeps one release of each kind, and one planted fault of each audit: the others
+# repeat the same audit and run in the tier `processes`.
+LATER = pytest.mark.processes
+CLIPS = pytest.mark.parametrize("clip", ["adaptive", pytest.param("fixed", marks=LATER)])
 
 
 @CLIPS
@@ -151,11 +154,11 @@ def without_a_clip(
 @pytest.mark.parametrize(
     ("fault", "words", "of_answers"),
     [
-        (for_all_nodes, SPARE, False),
+        pytest.param(for_all_nodes, SPARE, False, marks=LATER),
         (for_another_clip, (), False),
-        (without_a_clip, (), False),
-        (one_adds_none, (), False),
-        (answers_twice, JOINED, False),
+        pytest.param(without_a_clip, (), False, marks=LATER),
+        pytest.param(one_adds_none, (), False, marks=LATER),
+        pytest.param(answers_twice, JOINED, False, marks=LATER),
         (for_another_clip, RATED, True),
     ],
 )
@@ -183,9 +186,9 @@ def data_owner_adds_none(
 @pytest.mark.parametrize(
     ("fault", "words"),
     [
-        (for_all_nodes, SPARE),
+        pytest.param(for_all_nodes, SPARE, marks=LATER),
         (for_another_clip, ()),
-        (data_owner_adds_none, ("training.batch_size=400",)),
+        pytest.param(data_owner_adds_none, ("training.batch_size=400",), marks=LATER),
     ],
 )
 def test_noise_that_is_missing_from_a_shared_step_is_found_from_outside(
@@ -231,12 +234,15 @@ def statistics(releases: int, *words: str) -> Experiment:
 
 
 SAME_COHORT = ("evaluation.cohort=same",)
-OWN_OR_SAME_COHORT = pytest.mark.parametrize("words", [(), SAME_COHORT], ids=["own", "joined"])
+OWN_OR_SAME_COHORT = pytest.mark.parametrize(
+    "words", [(), pytest.param(SAME_COHORT, marks=LATER)], ids=["own", "joined"]
+)
 
 
 # Two Gaussians of multiplier 1 about one client are one of 1 / sqrt(2).
 @pytest.mark.parametrize(
-    ("words", "noise_multiplier"), [(("privacy.noise=grid",), 1.0), (SAME_COHORT, 2**-0.5)]
+    ("words", "noise_multiplier"),
+    [(("privacy.noise=grid",), 1.0), pytest.param(SAME_COHORT, 2**-0.5, marks=LATER)],
 )
 def test_a_rating_is_not_refuted_and_shows_most_of_what_it_costs(
     words: tuple[str, ...], noise_multiplier: float
@@ -258,7 +264,10 @@ def test_half_the_noise_of_ratings_is_found_from_outside(
     assert judge(ratings(SOME, *words)).refuted
 
 
-@pytest.mark.parametrize(("noise", "of"), [("float", "moments"), ("grid", "quantiles,examples")])
+@pytest.mark.parametrize(
+    ("noise", "of"),
+    [("float", "moments"), pytest.param("grid", "quantiles,examples", marks=LATER)],
+)
 def test_statistics_are_not_refuted_and_show_most_of_what_they_cost(noise: str, of: str) -> None:
     asked = (f"statistics.of=[{of}]", "statistics.noise_multiplier=1", f"privacy.noise={noise}")
     (run,) = judge(statistics(MANY, *asked)).observations
@@ -293,7 +302,10 @@ def test_ratings_of_a_run_that_would_not_begin_are_not_audited(cohort: str, tmp_
         ratings(2, f"evaluation.cohort={cohort}", *account)
 
 
-KINDS = pytest.mark.parametrize("kind", ["gaussian", "laplace", "laplace_step"])
+KINDS = pytest.mark.parametrize(
+    "kind",
+    ["gaussian", *(pytest.param(kind, marks=LATER) for kind in ("laplace", "laplace_step"))],
+)
 
 
 def local(kind: str, *words: str) -> Plan:
@@ -309,7 +321,12 @@ def local(kind: str, *words: str) -> Plan:
 
 
 @pytest.mark.parametrize(
-    ("kind", "noise"), [("gaussian", "grid"), ("laplace", "grid"), ("laplace_step", "float")]
+    ("kind", "noise"),
+    [
+        ("gaussian", "grid"),
+        pytest.param("laplace", "grid", marks=LATER),
+        pytest.param("laplace_step", "float", marks=LATER),
+    ],
 )
 def test_a_local_release_is_not_refuted_and_shows_most_of_what_it_costs(
     kind: str, noise: str

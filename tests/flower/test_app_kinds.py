@@ -80,7 +80,18 @@ def private(app: App, folder: Path, **settings: Any) -> DPFedAvg:
     return DPFedAvg(**given, seed=70061, output_dir=str(folder), **settings)
 
 
-@pytest.mark.parametrize("kind", [*KINDS, app_kinds.numpy_client], ids=lambda kind: kind.__name__)
+# A federation of the first kind: the others run in the tier `processes`, and in the tests below.
+@pytest.mark.parametrize(
+    "kind",
+    [
+        KINDS[0],
+        *(
+            pytest.param(kind, marks=pytest.mark.processes)
+            for kind in [*KINDS[1:], app_kinds.numpy_client]
+        ),
+    ],
+    ids=lambda kind: kind.__name__,
+)
 def test_it_learns_at_epsilon_8_and_says_how_well_in_each_round(
     kind: Callable[[], App], tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import subprocess
 import sys
 
+import pytest
+
 MOST_LINES = 13_000
 PROGRAM = """
 import inspect, sys
@@ -15,6 +17,7 @@ print(*{name.split(".")[1] for name in loaded if "." in name})
 """
 
 
+@pytest.mark.processes  # as test_loaded_by_a_node.py, and flwr loads for seconds
 def test_a_guards_process_loads_at_most_13_000_lines_and_no_server() -> None:
     lines, rooms = subprocess.run(
         [sys.executable, "-c", PROGRAM], capture_output=True, text=True, check=True

@@ -88,7 +88,7 @@ def test_lists_that_are_not_of_those_who_shared_or_leave_this_node_out_are_refus
     request, others = mine(ours, Stage.CONFIRM), [name for name in NAMES if name != ME]
     refuses(ours, altered(request, lists(others, [ME])), "lacks this node")
     for alive in ((*NAMES, "node-99"), NAMES[:4]):
-        refuses(ours, altered(request, lists(alive)), "together must be the nodes whose shares")
+        refuses(ours, altered(request, lists(alive)), "together must be the nodes")
 
 
 def test_the_other_list_can_not_be_had_after_the_first_was_signed(ours: Federation) -> None:
@@ -97,7 +97,7 @@ def test_the_other_list_can_not_be_had_after_the_first_was_signed(ours: Federati
     refuses(
         ours,
         altered(exchange.requests[ME], LAST_GONE),
-        "CONFIRM of this attempt was answered already",
+        "CONFIRM .*answered already",
     )
 
 
@@ -113,7 +113,7 @@ def test_nodes_that_were_told_different_lists_open_nothing(ours: Federation) -> 
         refuses(
             ours,
             asked,
-            "did not sign the lists that this node signed|which is not in the sum",
+            "did not sign the lists|not in the sum",
             name,
         )
 
@@ -122,9 +122,9 @@ def test_fewer_signatures_than_the_threshold_open_nothing(ours: Federation) -> N
     request = ours.until(Stage.UNMASK, WITHOUT_LAST).requests[ME]
     signatures = split_named(body_of(request))
     few = dict(list(signatures.items())[: ours.terms.threshold - 1])
-    refuses(ours, altered(request, join_named(few)), "2 nodes signed the lists, but 3 are needed")
+    refuses(ours, altered(request, join_named(few)), "2 nodes .*but 3 are needed")
     stranger = join_named(few | {NAMES[4]: b"signed"})
-    refuses(ours, altered(request, stranger), "'node-04', which is not in the sum")
+    refuses(ours, altered(request, stranger), "'node-04', .*not in the sum")
 
 
 def test_nodes_that_were_told_different_keys_can_not_open_each_others_shares(
@@ -137,7 +137,7 @@ def test_nodes_that_were_told_different_keys_can_not_open_each_others_shares(
     ours.answer(ME, altered(exchange.requests[ME], join_named(fewer)))
     sealed = {name: split_named(body_of(replies[name]))[ME] for name in (NAMES[0], *NAMES[2:4])}
     request = another_stage(ours, exchange.requests[ME], Stage.MASKED, join_named(sealed))
-    refuses(ours, request, "from 'node-00': shares that can't be opened")
+    refuses(ours, request, "'node-00': .*can't be opened")
 
 
 # Replays.
@@ -166,19 +166,19 @@ def test_an_earlier_attempt_is_over_once_a_new_one_has_begun(ours: Federation) -
     ours.answer(ME, first)
     old = mine(ours, Stage.CONFIRM)
     mine(ours, Stage.SHARES)
-    refuses(ours, old, "no part in this attempt at round 1: it ended, or never began")
-    refuses(ours, first, "this attempt at round 1 has begun already")
+    refuses(ours, old, "attempt at round 1: .*never began")
+    refuses(ours, first, "attempt at round 1 has begun")
 
 
 def test_no_round_before_the_last_masked_vector_is_answered(ours: Federation) -> None:
     old = mine(ours, Stage.CONFIRM, round=3)
     mine(ours, Stage.CONFIRM, round=4)
-    refuses(ours, old, "round 3 is over for this node")
+    refuses(ours, old, "round 3 is over")
 
 
 def test_a_round_that_was_opened_can_not_be_tried_again(ours: Federation) -> None:
     ours.sum(1)
-    refuses(ours, ours.server.begin(1).requests[ME], "round 1 is over for this node")
+    refuses(ours, ours.server.begin(1).requests[ME], "round 1 is over")
 
 
 def test_keys_and_signatures_of_an_earlier_attempt_are_none_of_this_one(ours: Federation) -> None:
@@ -194,7 +194,7 @@ def test_keys_and_signatures_of_an_earlier_attempt_are_none_of_this_one(ours: Fe
     refuses(
         ours,
         altered(mine(ours, Stage.UNMASK), signatures),
-        "did not sign the lists that this node signed",
+        "did not sign the lists",
     )
 
 
@@ -213,7 +213,7 @@ def test_a_key_that_was_swapped_under_a_true_signature_is_found_out(ours: Federa
     for which in ("sealing", "masking", "check"):
         swapped = join(*true._replace(**{which: getattr(other, which)}))
         asked = altered(request, join_named(keys | {NAMES[3]: swapped}))
-        refuses(ours, asked, "keys of 'node-03' are not signed with its registered key")
+        refuses(ours, asked, "keys of 'node-03' are not signed .*key")
 
 
 def test_a_key_that_the_server_made_and_signed_itself_is_found_out(ours: Federation) -> None:
@@ -227,7 +227,7 @@ def test_a_key_that_the_server_made_and_signed_itself_is_found_out(ours: Federat
     refuses(
         ours,
         altered(request, join_named(keys)),
-        "keys of 'node-03' are not signed with its registered key",
+        "keys of 'node-03' are not signed .*key",
     )
 
 
@@ -235,8 +235,8 @@ def test_a_node_knows_its_own_keys_and_who_is_in_its_list(ours: Federation) -> N
     request = mine(ours, Stage.SHARES)
     keys = split_named(body_of(request))
     own, stranger = keys | {ME: keys[NAMES[0]]}, keys | {"node-99": keys[ME]}
-    refuses(ours, altered(request, join_named(own)), "not the keys that it made for this attempt")
-    refuses(ours, altered(request, join_named(stranger)), "'node-99' is not in this node's list")
+    refuses(ours, altered(request, join_named(own)), "not the keys that it made")
+    refuses(ours, altered(request, join_named(stranger)), "'node-99' is not in .*list")
 
 
 def test_shares_under_another_name_or_of_a_stranger_are_refused_before_masking(
@@ -245,9 +245,7 @@ def test_shares_under_another_name_or_of_a_stranger_are_refused_before_masking(
     request = ours.until(Stage.MASKED, {Stage.KEYS: frozenset({NAMES[4]})}).requests[ME]
     sealed = split_named(body_of(request))
     exchanged = sealed | {NAMES[0]: sealed[NAMES[2]], NAMES[2]: sealed[NAMES[0]]}
-    refuses(
-        ours, altered(request, join_named(exchanged)), "from 'node-00': shares that can't be opened"
-    )
+    refuses(ours, altered(request, join_named(exchanged)), "'node-00': .*can't be opened")
     refuses(
         ours,
         altered(request, join_named(sealed | {NAMES[4]: sealed[NAMES[0]]})),
@@ -291,7 +289,7 @@ def test_a_stage_can_not_be_skipped(ours: Federation) -> None:
 def test_attempts_without_end_are_refused(ours: Federation) -> None:
     for _ in range(100):
         ours.answer(ME, mine(ours, Stage.KEYS))
-    refuses(ours, mine(ours, Stage.KEYS), "100 attempts have begun since the last sum")
+    refuses(ours, mine(ours, Stage.KEYS), "100 attempts have begun")
 
 
 # Less noise, or a smaller price, than a node counts on.
@@ -314,9 +312,7 @@ def test_a_node_that_was_told_of_another_noise_signs_keys_that_the_others_refuse
     )
     keys = join_named(others | {NAMES[3]: body_of(forged)})
     request = another_stage(ours, exchange.requests[ME], Stage.SHARES, keys)
-    refuses(
-        ours, request, "keys of 'node-03' are not signed with its registered key for this attempt"
-    )
+    refuses(ours, request, "keys of 'node-03' are not signed .*for this attempt")
 
 
 def test_another_attempt_at_another_price_is_paid_anew(ours: Federation) -> None:

@@ -79,8 +79,8 @@ def test_patterns_that_freeze_nothing_or_everything_are_refused(
     words: list[str], tmp_path: Path
 ) -> None:
     for pattern, said in {
-        "nobody.*": "matches no parameter; there are",
-        "*": "leaves no parameter to train, of",
+        "nobody.*": "matches no parameter; .*",
+        "*": "leaves no parameter .*",
     }.items():
         with pytest.raises(ConfigError, match=rf"model\.freeze: .*\* {said} features\.body"):
             learned([*words, f"model.freeze=[{pattern}]"], tmp_path / "run")
@@ -485,22 +485,22 @@ def test_nothing_frozen_moves_and_dropout_in_a_frozen_layer_is_off() -> None:
 
 # A model whose frozen part is computed at each step, what of it learns, its inputs, and the reason.
 WHOLE: dict[str, tuple[Callable[[], nn.Module], tuple[str, ...], Tensor, str]] = {
-    "other": (Scaled, ("head",), SMALL_IMAGES, "head(features(x)) has other values than the model"),
-    "positive": (Positive, ("head",), SMALL_IMAGES - 0.5, "has other values than the model"),
-    "cut": (Cut, ("head",), SMALL_IMAGES, "has other values than the model"),
-    "leaving": (Leaving, ("head",), SMALL_IMAGES, "has other values than the model"),
-    "mixing": (Mixing, ("head",), SMALL_IMAGES, "its features of an example depend on others"),
-    "hooked": (hooked, ("head",), SMALL_IMAGES, "draws masks or has a hook"),
-    "outside": (Outside, ("head", "last"), SMALL_IMAGES, "trained parameters outside its head"),
-    "reading": (Reading, ("head",), SMALL_IMAGES, "its features depend on a trained parameter"),
+    "other": (Scaled, ("head",), SMALL_IMAGES, "head(features(x)) has other values"),
+    "positive": (Positive, ("head",), SMALL_IMAGES - 0.5, "has other values"),
+    "cut": (Cut, ("head",), SMALL_IMAGES, "has other values"),
+    "leaving": (Leaving, ("head",), SMALL_IMAGES, "has other values"),
+    "mixing": (Mixing, ("head",), SMALL_IMAGES, "depend on others"),
+    "hooked": (hooked, ("head",), SMALL_IMAGES, "has a hook"),
+    "outside": (Outside, ("head", "last"), SMALL_IMAGES, "parameters outside its head"),
+    "reading": (Reading, ("head",), SMALL_IMAGES, "depend on a trained parameter"),
     "last block": (
         bert,
         ("body.bert.encoder.layer.2", "body.bert.pooler", "body.classifier"),
         TOKENS,
-        "a layer of its features is trained",
+        "its features is trained",
     ),
-    "first layer": (sequence, ("1",), SMALL_IMAGES, "no frozen layer that multiplies"),
-    "no parts": (Block, ("norm",), torch.rand(COUNT, 4, 8, 8), "has no layers `features` and"),
+    "first layer": (sequence, ("1",), SMALL_IMAGES, "no frozen layer"),
+    "no parts": (Block, ("norm",), torch.rand(COUNT, 4, 8, 8), "no layers `features`"),
 }
 
 

@@ -91,33 +91,27 @@ def test_every_key_is_read_from_the_node_and_wins_over_the_policy_file(tmp_path:
 
 
 BAD: dict[str, dict[str, object]] = {
-    "min-noise-multiplier must be a finite number of at least 0 (got much)": {
-        "min-noise-multiplier": "much"
-    },
-    "min-noise-multiplier must be a finite number of at least 0 (got inf)": {
-        "min-noise-multiplier": "inf"
-    },
-    "public-num-examples must be a whole number, within [1, 1e+09] (got 2.5)": {
+    r"min-noise-multiplier must be .*at least 0 \(got much\)": {"min-noise-multiplier": "much"},
+    r"min-noise-multiplier must be .*at least 0 \(got inf\)": {"min-noise-multiplier": "inf"},
+    r"public-num-examples must be .*whole.*\[1, 1e\+09\] \(got 2\.5\)": {
         "public-num-examples": 2.5
     },
-    "public-num-examples must be within [1, 1e+09] (got 0)": {"public-num-examples": 0},
-    "min-colluding must be at least 0": {"min-colluding": -1},
-    "max-epsilon must be above 0 (got nan)": {"max-epsilon": "nan"},
-    "max-epsilon must be above 0 (got True)": {"max-epsilon": True},
-    "max-delta must be given with max-epsilon, below 1 /": {
+    r"public-num-examples must be .*\[1, 1e\+09\] \(got 0\)": {"public-num-examples": 0},
+    r"min-colluding must be .*0\b": {"min-colluding": -1},
+    r"max-epsilon .*above 0 \(got nan\)": {"max-epsilon": "nan"},
+    r"max-epsilon .*above 0 \(got True\)": {"max-epsilon": True},
+    r"max-delta .*with max-epsilon, below 1 /": {
         "max-epsilon": 4.0,
         "min-noise-multiplier": 1.0,
     },
-    "max-delta must be within (0, 1]": {"max-delta": 2},
-    "require must be of user, example, local, owner, secure (got ('everything',))": {
-        "require": "everything"
-    },
+    r"max-delta must be .*\(0, 1\]": {"max-delta": 2},
+    r"require must be of user, .*\(got \('everything',\)\)": {"require": "everything"},
 }
 FILES = {
     "{": "is not JSON",
-    "[1]": "must hold one JSON object",
+    "[1]": "one JSON object",
     "[" * 5000: "is not JSON",
-    '{"max-epsilom": 4}': "unknown setting max-epsilom; did you mean max-epsilon?",
+    '{"max-epsilom": 4}': r"max-epsilom; did you mean max-epsilon\?",
 }
 
 
@@ -130,9 +124,8 @@ def test_a_policy_that_is_not_understood_is_never_taken_for_none(tmp_path: Path)
         BAD | {message: {"policy": text} for text, message in FILES.items()}
     ).items():
         path.write_text(str(node.get("policy")))
-        with pytest.raises(Refused) as error:
+        with pytest.raises(Refused, match=message):
             policy_from(node | ({"policy": str(path)} if "policy" in node else {}))
-        assert message in str(error.value)
 
 
 MISSPELT = {

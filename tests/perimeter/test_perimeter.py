@@ -132,7 +132,13 @@ MESSAGES: dict[str, Seen] = {
     "an example-level message": partial(of_a_node, EXAMPLE),
 }
 KINDS |= MESSAGES
-QUICK = {"user", "user, secure", "example", "DPSGD", *MESSAGES}
+QUICK = {"user", "example", "DPSGD", *MESSAGES}
+
+
+def tier_of(kind: str) -> list[pytest.MarkDecorator]:
+    if kind in QUICK:
+        return []
+    return [pytest.mark.processes if kind == "user, secure" else pytest.mark.slow]
 
 
 def listed(kind: str) -> tuple[set[Place], set[tuple[str, Place]]]:
@@ -145,10 +151,7 @@ def listed(kind: str) -> tuple[set[Place], set[tuple[str, Place]]]:
     return held, left
 
 
-@pytest.mark.parametrize(
-    "kind",
-    [each if each in QUICK else pytest.param(each, marks=pytest.mark.slow) for each in KINDS],
-)
+@pytest.mark.parametrize("kind", [pytest.param(each, marks=tier_of(each)) for each in KINDS])
 def test_a_private_value_is_held_only_by_the_functions_that_are_listed(
     kind: str, tmp_path: Path
 ) -> None:

@@ -6,6 +6,8 @@ from __future__ import annotations
 import subprocess
 import sys
 import tomllib
+from collections.abc import Mapping
+from functools import cache
 from importlib.metadata import PackageNotFoundError, packages_distributions, requires
 from pathlib import Path
 
@@ -57,6 +59,12 @@ sys.meta_path[sys.meta_path.index(PathFinder)] = Installed
 """
 
 
+@cache
+def homes() -> Mapping[str, list[str]]:
+    """The distributions that brought each module here: a third of a second to find out."""
+    return packages_distributions()
+
+
 def brought_by(wanted: list[str]) -> set[str]:
     """The distributions that an installation of some requirements brings."""
     found: set[str] = set()
@@ -81,10 +89,9 @@ def _applies(needed: Requirement) -> bool:
 def modules_beside(distributions: set[str]) -> set[str]:
     """The modules that are installed here, and would not be with these distributions alone."""
     ours = {*distributions, "discreet"}
-    brought = packages_distributions()
     return {
         module
-        for module, names in brought.items()
+        for module, names in homes().items()
         if not ours & {canonicalize_name(name) for name in names}
     }
 
@@ -98,6 +105,7 @@ def run_with(dependencies: list[str], program: str) -> subprocess.CompletedProce
     )  # fmt: skip
 
 
+@pytest.mark.processes
 def test_a_loop_of_ones_own_needs_no_extra() -> None:
     done = run_with(PROJECT["dependencies"], LOOP)
     assert done.returncode == 0, done.stderr
@@ -112,6 +120,7 @@ def test_what_needs_an_extra_names_it_in_one_line() -> None:
     assert done.stderr.splitlines() == [f"discreet: discreet simulate {lacks}"]
 
 
+@pytest.mark.processes
 def test_a_run_that_lacks_a_further_extra_names_that_one() -> None:
     done = run_with([*PROJECT["dependencies"], *OFFERED["federation"]], OTHERS)
     assert done.returncode == 0, done.stderr
@@ -123,5 +132,7 @@ def test_a_run_that_lacks_a_further_extra_names_that_one() -> None:
 def test_an_extra_brings_the_modules_for_which_it_is_named(module: str) -> None:
     extra = EXTRAS[module]
     direct = {canonicalize_name(Requirement(each).name) for each in OFFERED[extra]}
-    homes = {canonicalize_name(name) for name in packages_distributions().get(module, ())}
-    assert homes & brought_by([each for each in OFFERED[extra] if "discreet[" not in each]), direct
+    bringing = {canonicalize_name(name) for name in homes().get(module, ())}
+    assert bringing & brought_by([each for each in OFFERED[extra] if "discreet[" not in each]), (
+        direct
+    )

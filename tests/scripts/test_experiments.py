@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from omegaconf import OmegaConf
 
 from discreet.reporting.records import find_runs
+from discreet.run_files.compose import load_config
 from discreet.run_files.run_folder import RunFolder
 from discreet.settings.places import conf_folder
+from discreet.settings.settings import described
 from tests.command import simulate as main
 from tests.data.test_images import write_cifar, write_femnist, write_mnist
 from tests.data.test_tokens import write_play
@@ -103,6 +107,14 @@ def test_an_experiment_runs_by_one_command(name: str, tmp_path: Path) -> None:
     small, guarantees = ALONE[name]
     run(f"experiment={name}", "rounds=1", f"output_dir={tmp_path / 'run'}", *small)
     check(tmp_path / "run", guarantees)
+
+
+@pytest.mark.parametrize("name", ["default", *ALONE])
+def test_a_configuration_is_written_for_users_as_in_tests(
+    name: str, written_by_omegaconf: Callable[[object], str]
+) -> None:
+    settings = described(load_config([] if name == "default" else [f"experiment={name}"]))
+    assert OmegaConf.to_yaml(settings) == written_by_omegaconf(settings)
 
 
 @pytest.mark.slow

@@ -39,9 +39,10 @@ def pooled_auc(table: Path) -> float:
 
 
 BETWEEN = pytest.param(2.0, 0.07, marks=pytest.mark.slow)  # the same path as the ends
+SMALL = pytest.param(0.5, 0.2, marks=pytest.mark.processes)
 
 
-@pytest.mark.parametrize(("epsilon", "lost"), [(8.0, 0.03), BETWEEN, (0.5, 0.2)])
+@pytest.mark.parametrize(("epsilon", "lost"), [(8.0, 0.03), BETWEEN, SMALL])
 def test_auc_is_near_that_of_pooled_regression_and_the_loss_below_a_constants(
     epsilon: float, lost: float, table: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -88,7 +89,7 @@ KINDS = {
 }
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", ["days", pytest.param("grade", marks=pytest.mark.processes)])
 def test_a_number_and_three_classes_are_learned_with_the_same_words(
     kind: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -103,6 +104,7 @@ def test_a_number_and_three_classes_are_learned_with_the_same_words(
     assert not any("same answer" in line or "constant guess" in line for line in caplog.messages)
 
 
+@pytest.mark.processes  # a whole federation, as those above
 def test_three_hospitals_protect_each_patient_and_learn_at_epsilon_2(
     table: Path, tmp_path: Path
 ) -> None:

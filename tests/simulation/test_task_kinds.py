@@ -220,6 +220,7 @@ def test_tags_are_learned_and_predicted_at_each_position(
     assert (shown == tags)[tags >= 0].mean() == pytest.approx(last["accuracy"])
 
 
+@pytest.mark.processes  # a whole federation; those of other kinds of tasks stay
 def test_the_example_of_the_guide_is_as_the_page_shows_it_and_learns(tmp_path: Path) -> None:
     page, tags = (ROOT / "docs" / "guide" / "models.md").read_text(), ROOT / "examples" / "tags"
     (shown,) = (
