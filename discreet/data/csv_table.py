@@ -40,7 +40,7 @@ def _misreads(encoding: str, content: bytes) -> bool:
     try:
         is_utf8 = codecs.lookup(encoding).name in ("utf-8", "utf-8-sig")
         content.decode("utf-8")
-    except (LookupError, UnicodeDecodeError):
+    except (LookupError, ValueError):  # no name of an encoding, or no UTF-8
         return False
     return not is_utf8 and not content.isascii()
 

@@ -109,41 +109,6 @@ def _lookup(slot: Slot, ids: Tensor, grads: Tensor, padding: int) -> Term:
     )
 
 
-def _embedding_bag(
-    alone: Alone, input: Tensor, weight: Tensor, offsets: Any = None, **named: Any
-) -> Any:
-    mode = named.get("mode", "mean")
-    padding = named.get("padding_idx")
-    if padding is not None and padding < 0:
-        padding += len(weight)
-    if (
-        offsets is not None
-        or named.get("per_sample_weights") is not None
-        or named.get("scale_grad_by_freq")
-        or input.dim() != 2
-        or is_lane(weight)
-    ):
-        return NotImplemented
-    slot = alone.slot(weight)
-    ids = alone.rows(input)
-    if slot is None or mode not in ("sum", "mean"):
-        return NotImplemented
-    bags = ids.flatten(0, 1)
-    outputs = functional.embedding_bag(bags, weight, mode=mode, padding_idx=padding)
-
-    def terms(grads: Tensor) -> list[Term]:
-        if padding is None:
-            shares = torch.ones_like(bags, dtype=grads.dtype)
-        else:
-            shares = (bags != padding).to(grads)
-        if mode == "mean":
-            shares = shares / shares.sum(1, keepdim=True).clamp(min=1)
-        rows = parted(shares.unsqueeze(2) * grads.unsqueeze(1), alone.count).flatten(1, 2)
-        return [Lookup(slot, ids.long().flatten(1), rows)]
-
-    return parted(alone.note(outputs, terms), alone.count)
-
-
 Gather = Callable[[Tensor], Tensor]
 
 
@@ -316,6 +281,7 @@ OTHER_FILES = {
     "convolution": [f"conv{way}{dims}d" for way in ("", "_transpose") for dims in (1, 2, 3)],
     "custom_functions": ["applied"],
     "dropping": ["dropout", "alpha_dropout", "feature_dropout", "feature_alpha_dropout"],
+    "embedding_bag": ["embedding_bag"],
     "group_normalisation": ["group_norm"],
     "recurrent": ["lstm_layer", *_CELLS, *(f"{kind}_cell" for kind in _CELLS)],
     "sequences": ["pack_padded_sequence", "pad_packed_sequence", "pad_sequence", "ctc_loss"],
@@ -339,7 +305,6 @@ RULES: dict[str, Rule] = {
     "matmul": _matmul,
     "mm": _matmul,
     "embedding": _embedding,
-    "embedding_bag": _embedding_bag,
     "layer_norm": _layer_norm,
     "rms_norm": _rms_norm,
     "batch_norm": lambda alone, *args: _channel_norm(alone, "batch_norm", *args),
