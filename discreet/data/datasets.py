@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import lru_cache
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -145,13 +146,27 @@ DATASETS: dict[str, Callable[[str | None], Task]] = {
 }
 
 
-@lru_cache(maxsize=4)
 def load_task(name: str, *, path: str | None = None) -> Task:
-    """The data set `name`, from `path` if it reads local files. It is loaded once per process.
+    """The data set `name`, from `path` if it reads local files. It is loaded once per process, and
+    anew if a file in that folder has changed.
 
     Raises ValueError: an unknown name, or a path that the data set does not take.
     FileNotFoundError: the named files are missing.
     """
+    return loaded(name, path, _stamps(path))
+
+
+def _stamps(path: str | None) -> tuple[tuple[str, int, int], ...]:
+    """The name, the time of the last change and the size of each file in a folder."""
+    if path is None or not Path(path).expanduser().is_dir():
+        return ()
+    files = [(each.name, each.stat()) for each in Path(path).expanduser().iterdir()]
+    return tuple(sorted((name, about.st_mtime_ns, about.st_size) for name, about in files))
+
+
+@lru_cache(maxsize=4)
+def loaded(name: str, path: str | None, _: object) -> Task:
+    """See `load_task`."""
     if name not in DATASETS:
         raise ValueError(
             f"data.name: there is no data set {name!r}; known are {', '.join(sorted(DATASETS))}"

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 import torch
 
-from discreet.data.datasets import load_task
+from discreet.data.datasets import load_task, loaded
 from discreet.data.examples import Examples
 from discreet.data.heart import HOSPITALS, patients, read_hospital, train_and_test
 from discreet.data.partition import client_examples_of
@@ -134,7 +134,7 @@ def hub(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
 
     monkeypatch.setattr(datasets, "load_dataset", load_dataset)
     monkeypatch.setattr(federated_dataset, "event", lambda *_: None)
-    load_task.cache_clear()
+    loaded.cache_clear()
     return splits
 
 

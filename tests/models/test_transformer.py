@@ -274,7 +274,6 @@ def test_missing_weights_and_those_of_other_data_are_an_error_that_names_the_set
     ):
         simulate(*load_asked([*words, f"model.name=hf:{weights['pooled']}"]))
     write_texts(tmp_path / "data", tmp_path / "gone")
-    load_task.cache_clear()
     with pytest.raises(
         ConfigError, match=r"model in data\.toml: hf:.*gone: .*config\.json is missing"
     ):

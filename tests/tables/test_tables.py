@@ -50,6 +50,16 @@ def test_a_proposal_is_a_description_that_reads_the_table_once_it_is_confirmed(t
     )
 
 
+def test_a_table_that_has_changed_is_read_anew_in_the_same_process(table: Path) -> None:
+    proposal = propose(CsvTable(table), target="readmitted", owner=None)
+    (table.parent / "data.toml").write_text(re.sub("(?m)^unconfirmed.*$", "", proposal))
+    before = load_task("folder", path=str(table.parent))
+    assert load_task("folder", path=str(table.parent)) is before
+    lines = table.read_text(encoding="utf-8-sig").splitlines()
+    table.write_text("\n".join(lines[:-1]) + "\n", encoding="utf-8-sig")
+    assert len(load_task("folder", path=str(table.parent)).train) == len(before.train) - 1
+
+
 def test_a_proposal_says_first_what_is_not_private_and_names_every_column_to_replace(
     table: Path,
 ) -> None:
