@@ -10,6 +10,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.nn.parameter import UninitializedParameter
 from torch.optim import LBFGS, Optimizer, SparseAdam
 
+from discreet.dpsgd.loop_optimizers import STEPS
 from discreet.dpsgd.loop_plan import LoopPlan, LoopPrivacy, check_number
 from discreet.per_example.objective import PADDING, Loss, trainable
 
@@ -114,7 +115,10 @@ def _without_accelerate(optimizer: Optimizer) -> Optimizer:
 def check_fresh(optimizers: Sequence[Optimizer]) -> None:
     """Raises ValueError if an optimizer has taken steps before the first step of a loop without a
     ledger."""
-    if any(optimizer.state for optimizer in optimizers):
+    if any(
+        optimizer.state or any(STEPS in group for group in optimizer.param_groups)
+        for optimizer in optimizers
+    ):
         raise ValueError(
             "optimizer: it has taken steps that this DPSGD does not know, and epsilon() would "
             "leave them out. To resume a loop, load its DPSGD.state_dict(); to add loops up "

@@ -13,6 +13,7 @@ _TWICE = (
     "optimizer.step: private.step has run the optimizer already: take this call out of the loop. "
     "Before a step on other data call optimizer.zero_grad()"
 )
+STEPS = "private_steps"  # of an optimizer without other state, such as plain SGD
 _NO_LOSS = "private.step returns no loss, which is private: measure it on other data"
 
 
@@ -38,6 +39,8 @@ class LoopOptimizers:
 
         for optimizer in self.all:
             optimizer.step()
+            for group in optimizer.param_groups:  # an optimizer's state_dict has these
+                group[STEPS] = group.get(STEPS, 0) + 1
         self._left = [value.grad for value in trained if value.grad is not None]
 
     def _check(self, optimizer: Optimizer, *_: Any) -> None:

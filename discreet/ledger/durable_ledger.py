@@ -213,6 +213,11 @@ class DurableLedger:
             # row.
             connection.execute("begin immediate")
             with connection:
+                if since is not None and not _holds(connection, since):
+                    raise LedgerError(
+                        f"{self.path} is not the ledger that was read before, or an older copy: "
+                        "put that file back"
+                    )
                 if since is not None and _charged_since(connection, since) & {
                     charge.data_owner for charge in charges
                 }:
@@ -300,11 +305,7 @@ class DurableLedger:
     def contains(self, position: LedgerPosition) -> bool:
         """True if the position is one of this ledger, and the ledger holds all rows up to it."""
         with self.reading() as connection:
-            own = position_of(connection)
-            return (
-                own.identity == position.identity
-                and head_at(connection, position.rows) == position.head
-            )
+            return _holds(connection, position)
 
     def facts(self) -> dict[str, Any]:
         """The settings with which the ledger was made."""
@@ -404,6 +405,11 @@ def position_in(path: Path) -> LedgerPosition:
     """The current position of the ledger in a file that this process may write to."""
     with connected(path) as connection:
         return position_of(connection)
+
+
+def _holds(connection: sqlite3.Connection, position: LedgerPosition) -> bool:
+    is_same = position_of(connection).identity == position.identity
+    return is_same and head_at(connection, position.rows) == position.head
 
 
 def _charged_since(connection: sqlite3.Connection, position: LedgerPosition) -> set[str]:

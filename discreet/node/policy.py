@@ -183,7 +183,7 @@ def _policy_file(path: Path) -> dict[str, object]:
         parse: Callable[[str], Any] = tomllib.loads
         form = "TOML"
     else:
-        parse = json.loads
+        parse = _parsed_json
         form = "JSON"
     name = "the policy file"  # its path is the node's own
     with one_line(name, ConfigError):
@@ -192,7 +192,27 @@ def _policy_file(path: Path) -> dict[str, object]:
         read = parse(text)
     if not isinstance(read, dict):
         raise ValueError("the policy file must hold one JSON object")
+    if not read:
+        raise ValueError("the policy file names no setting: it may be cut short")
     return read
+
+
+def _parsed_json(text: str) -> Any:
+    """JSON in which no name stands twice and each number is finite: of the two, or of 1e999, it is
+    not known what the owner meant."""
+
+    def once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        found = dict(pairs)
+        if len(found) < len(pairs):
+            raise ValueError("a name stands twice")
+        return found
+
+    def finite(written: str) -> float:
+        if not math.isfinite(float(written)):
+            raise ValueError(f"{brief(written)} is no finite number")
+        return float(written)
+
+    return json.loads(text, object_pairs_hook=once, parse_float=finite, parse_constant=finite)
 
 
 def _value(key: str, value: object) -> Any:

@@ -96,17 +96,20 @@ def test_without_a_ledger_the_steps_of_a_state_stay_spent_and_count_for_the_budg
     assert loop.steps_taken == 5
 
 
-def test_a_loop_that_resumes_without_its_state_is_refused(
-    ledger: Path,
-) -> None:
-    def momentum(values: Any) -> SGD:
-        return SGD(values, lr=0.1, momentum=0.9)
+@pytest.mark.parametrize("momentum", [0.9, 0.0])
+def test_a_loop_that_resumes_without_its_state_is_refused(momentum: float, ledger: Path) -> None:
+    def made(values: Any) -> SGD:
+        return SGD(values, lr=0.1, momentum=momentum)
 
     model = linear()
-    first = stepped(private(model, momentum, seed=None), 3)
+    first = stepped(private(model, made, seed=None), 3)
     optimizer, state = first._optimizers.all[0], first.state_dict()
     with pytest.raises(ValueError, match="optimizer: it has taken steps"):
         run(private(model, lambda _: optimizer, seed=None))
+    loaded = made(model.parameters())
+    loaded.load_state_dict(optimizer.state_dict())
+    with pytest.raises(ValueError, match="optimizer: it has taken steps"):
+        run(private(model, lambda _: loaded, seed=None))
     again = private(model, lambda _: optimizer, seed=None)
     again.load_state_dict(state)
     assert stepped(again, 1).epsilon() > first.epsilon()
@@ -162,6 +165,21 @@ def test_with_a_target_a_state_brings_its_noise_and_the_ledger_what_is_left(ledg
     _, late = resumed(state, **settings)
     with pytest.raises(BudgetSpent):
         run(late)
+
+
+def test_another_ledger_in_place_of_that_of_a_running_loop_ends_it(
+    ledger: Path, tmp_path: Path
+) -> None:
+    loop = stepped(private(linear(), ledger=ledger), 2)
+    spent = loop.epsilon()
+    kept = ledger.rename(tmp_path / "kept.db")
+    DurableLedger.create(ledger)
+    with pytest.raises(LedgerError, match="is not the ledger that was read before"):
+        loop.epsilon()
+    with pytest.raises(LedgerError, match="is not the ledger that was read before"):
+        stepped(loop, 1)
+    kept.rename(ledger)
+    assert loop.epsilon() == spent
 
 
 def test_a_state_of_another_ledger_of_a_newer_copy_or_of_none_is_refused(

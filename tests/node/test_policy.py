@@ -71,6 +71,10 @@ def test_a_policy_is_written_in_toml_as_a_guards_or_in_json(tmp_path: Path) -> N
     (tmp_path / "a.toml").write_text("max-epsilon = ")
     with pytest.raises(Refused, match="policy file is not TOML"):
         policy_from({"policy": str(tmp_path / "a.toml")})
+    for cut_short in ("", "# max-epsilon = 2.0\n"):
+        (tmp_path / "a.toml").write_text(cut_short)
+        with pytest.raises(Refused, match="policy file names no setting"):
+            policy_from({"policy": str(tmp_path / "a.toml")})
 
 
 def test_every_key_is_read_from_the_node_and_wins_over_the_policy_file(tmp_path: Path) -> None:
@@ -111,6 +115,10 @@ FILES = {
     "{": "is not JSON",
     "[1]": "one JSON object",
     "[" * 5000: "is not JSON",
+    "{}": "names no setting",
+    '{"max-epsilon": 4, "max-delta": 1e-5, "max-epsilon": 1e9}': "stands twice",
+    '{"max-epsilon": 1e999}': "1e999 is no finite number",
+    '{"max-epsilon": Infinity}': "Infinity is no finite number",
     '{"max-epsilom": 4}': r"max-epsilom; did you mean max-epsilon\?",
 }
 
