@@ -12,7 +12,7 @@ import pandas as pd
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.utils.data import ConcatDataset, Dataset, Subset, TensorDataset
+from torch.utils.data import ConcatDataset, Dataset, StackDataset, Subset, TensorDataset
 
 from discreet.dpsgd.dpsgd import DPSGD
 from discreet.dpsgd.item_watch import ItemWatch
@@ -74,7 +74,49 @@ AGAIN = {
     "the same tensors twice": ConcatDataset([PAIRS, TensorDataset(X, Y)]),
     "parts that share a row": ConcatDataset([Subset(PAIRS, range(9)), Subset(PAIRS, range(8, 20))]),
     "a list of equal views": [(X[place % 8], int(Y[place % 8])) for place in range(16)],
+    "a list of equal inputs": [(X[place % 8], torch.tensor(0)) for place in range(16)],
+    "a tuple of equal views": tuple((X[place % 8], 0) for place in range(16)),
 }
+WINDOWS = SERIES.unfold(0, 6, 1)
+OVERLAPPING = {
+    "rows of unfold": TensorDataset(WINDOWS, Y),
+    "rows of several dimensions": TensorDataset(
+        torch.as_strided(SERIES, (COUNT, 2, 3), (1, 3, 1)), Y
+    ),
+    "a part of them": Subset(TensorDataset(WINDOWS, Y), [0, 30, 35]),
+    "them beside others": ConcatDataset([PAIRS, TensorDataset(WINDOWS, Y)]),
+    "one row as many": TensorDataset(X[:1].expand(COUNT, 6), Y),
+    "a list of windows": [(SERIES[at : at + 6], int(Y[at])) for at in range(COUNT)],
+    "a list of an array's windows": [
+        (SERIES.numpy()[at : at + 6], int(Y[at])) for at in range(COUNT)
+    ],
+    "pairs of windows": list(zip(WINDOWS, Y, strict=True)),
+    "a stack of windows": StackDataset(WINDOWS, Y),
+}
+
+
+@pytest.mark.parametrize("dataset", OVERLAPPING.values(), ids=OVERLAPPING)
+def test_windows_that_share_memory_are_refused_with_two_of_them(dataset: Any) -> None:
+    with pytest.raises(ValueError, match=r"items \d+ and \d+ share values"):
+        loop(dataset)
+
+
+def test_windows_side_by_side_and_those_of_one_owner_are_accepted() -> None:
+    constant = torch.zeros(1, dtype=torch.int64).expand(COUNT)
+    for dataset in (
+        Subset(TensorDataset(WINDOWS, Y), range(0, COUNT, 6)),
+        TensorDataset(SERIES[:60].unfold(0, 6, 6), Y[:10]),
+        TensorDataset(X, constant),
+        TensorDataset(X.t().contiguous().t(), Y),
+        [(SERIES[at : at + 6], constant[:1]) for at in range(0, COUNT, 6)],
+    ):
+        check_one_index(dataset, None)
+    owners = [at // 20 for at in range(COUNT)]
+    check_one_index(
+        Subset(TensorDataset(WINDOWS, Y), [*range(9), *range(20, 29)]), [0] * 9 + [1] * 9
+    )
+    with pytest.raises(ValueError, match="items 19 and 20 share values"):
+        check_one_index(TensorDataset(WINDOWS, Y), owners)
 
 
 @pytest.mark.parametrize("dataset", AGAIN.values(), ids=AGAIN)
