@@ -157,10 +157,10 @@ def load_task(name: str, *, path: str | None = None) -> Task:
 
 
 def _stamps(path: str | None) -> tuple[tuple[str, int, int], ...]:
-    """The name, the time of the last change and the size of each file in a folder."""
-    if path is None or not Path(path).expanduser().is_dir():
+    """The path, the time of the last change and the size of each file in a folder."""
+    if path is None or not (folder := Path(path).expanduser().resolve()).is_dir():
         return ()
-    files = [(each.name, each.stat()) for each in Path(path).expanduser().iterdir()]
+    files = [(str(each), each.stat()) for each in folder.iterdir()]
     return tuple(sorted((name, about.st_mtime_ns, about.st_size) for name, about in files))
 
 
