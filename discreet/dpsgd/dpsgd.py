@@ -431,9 +431,9 @@ class DPSGD:
                 "load_state_dict: this loop has begun: load into a new DPSGD, before its first "
                 "batch"
             )
-        if not isinstance(state, dict) or "settings" not in state:
+        if not isinstance(state, dict) or not state.keys() >= self.state_dict().keys():
             raise ValueError("load_state_dict: give what DPSGD.state_dict() returned")
-        was = state["settings"]
+        was = state["settings"] or {}
         now = self._settings()
         differing = [
             f"{name} was {was.get(name)}, is {now[name]}"
@@ -449,6 +449,11 @@ class DPSGD:
         else:
             ledger = state["ledger"]
         is_seeded = self._privacy.seed is not None
+        if not 0 <= state["steps_taken"] <= len(self):
+            raise ValueError(
+                f"load_state_dict: steps_taken must be within [0, {len(self)}], not "
+                f"{state['steps_taken']}"
+            )
         self._account.resume(state["steps_taken"], ledger, is_seeded=is_seeded)
         self._plan = replace(self._plan, scale=state["scale"])
         self._clip_norm = state["clip_norm"]

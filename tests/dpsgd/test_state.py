@@ -343,3 +343,15 @@ def test_a_ledger_that_cannot_be_charged_lets_nothing_out(ledger: Path) -> None:
         loop.step(inputs, targets)
     assert (params_of(model) == before).all()
     assert all(value.grad is None for value in model.parameters())
+
+
+def test_what_is_no_state_is_refused() -> None:
+    state = stepped(private(linear()), 2).state_dict()
+    for wrong in (None, {}, {"settings": state["settings"]}, [state]):
+        with pytest.raises(ValueError, match=r"DPSGD\.state_dict"):
+            private(linear()).load_state_dict(wrong)
+    for steps in (-1, 10_000):
+        with pytest.raises(ValueError, match=rf"steps_taken must be .*not {steps}"):
+            private(linear()).load_state_dict(state | {"steps_taken": steps})
+    with pytest.raises(ValueError, match="other settings"):
+        private(linear()).load_state_dict(state | {"settings": None})
