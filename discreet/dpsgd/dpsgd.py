@@ -62,6 +62,7 @@ from discreet.settings.clip_choice import AdaptiveClipping
 
 _log = logging.getLogger("discreet")
 DEFAULT = LoopPrivacy()
+_STATE = {"settings", "steps_taken", "scale", "clip_norm", "ledger"}  # of a state_dict
 
 
 class BatchError(RuntimeError):
@@ -431,7 +432,7 @@ class DPSGD:
                 "load_state_dict: this loop has begun: load into a new DPSGD, before its first "
                 "batch"
             )
-        if not isinstance(state, dict) or not state.keys() >= self.state_dict().keys():
+        if not isinstance(state, dict) or not state.keys() >= _STATE:
             raise ValueError("load_state_dict: give what DPSGD.state_dict() returned")
         was = state["settings"] or {}
         now = self._settings()

@@ -26,7 +26,7 @@ def check_one_index(dataset: Any, owners: Sequence[object] | None) -> None:
     same = (np.diff(holders[order]) == 0) & (np.diff(rows[order]) == 0)
     for at in same.nonzero()[0].tolist():
         one, other = sorted((int(order[at]), int(order[at + 1])))
-        if owners is None or bool(owners[one] != owners[other]):
+        if _are_apart(owners, one, other):
             raise ValueError(
                 f"dataset: items {one} and {other} are the same example, which would count several "
                 "times in a sum: give each example one index, or name who owns each item (owners=)"
@@ -36,12 +36,17 @@ def check_one_index(dataset: Any, owners: Sequence[object] | None) -> None:
     from discreet.dpsgd.overlaps import overlaps
 
     for one, other in overlaps(dataset, np.arange(len(dataset))):
-        if owners is None or bool(owners[one] != owners[other]):
+        if _are_apart(owners, one, other):
             raise ValueError(
                 f"dataset: items {one} and {other} share values, which would count several times "
                 "in a sum (windows of a series that overlap): cut them side by side, or name who "
                 "owns each item (owners=)"
             )
+
+
+def _are_apart(owners: Sequence[object] | None, one: int, other: int) -> bool:
+    """True unless two items have one owner."""
+    return owners is None or bool(owners[one] != owners[other])
 
 
 def _places(dataset: Any, leaves: dict[object, int]) -> tuple[Numbers, Numbers]:

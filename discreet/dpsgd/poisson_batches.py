@@ -76,11 +76,11 @@ class Piece(Private):
     as_drawn: Batch
 
 
-def _watched(dataset: MapDataset, owners: Sequence[object] | None = None) -> Any:
+def _watched(dataset: MapDataset) -> Any:
     """A data set that reads its items by itself, watched at each of them."""
     from discreet.dpsgd.item_watch import ItemWatch  # rows of tensors need none
 
-    return ItemWatch(dataset, owners)
+    return ItemWatch(dataset)
 
 
 @dataclass(frozen=True, eq=False)
@@ -117,7 +117,7 @@ class ExampleReader:
         their keys. From now on items of one owner may share rows."""
         check_one_index(self.dataset, owners)
         if not self._is_table:
-            object.__setattr__(self, "_items", _watched(self.dataset, owners))
+            self._items.owners = owners
 
     @property
     def _is_table(self) -> bool:

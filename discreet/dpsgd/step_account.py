@@ -69,11 +69,8 @@ class StepAccount:
         """Reads the file again if another process has changed it."""
         if self.ledger is None or self._read_at == (position := self.ledger.position()):
             return
-        if self._read_at is not None and not self.ledger.contains(self._read_at):
-            raise LedgerError(
-                f"{self.ledger.path} is not the ledger that was read before, or an older copy: put "
-                "that file back"
-            )
+        if self._read_at is not None:
+            self.ledger.check_contains(self._read_at)
         self._before = spent_in(self.ledger, self.data_owner)
         self._read_at = position
         self._first = self.taken

@@ -214,10 +214,7 @@ class DurableLedger:
             connection.execute("begin immediate")
             with connection:
                 if since is not None and not _holds(connection, since):
-                    raise LedgerError(
-                        f"{self.path} is not the ledger that was read before, or an older copy: "
-                        "put that file back"
-                    )
+                    raise self._another()
                 if since is not None and _charged_since(connection, since) & {
                     charge.data_owner for charge in charges
                 }:
@@ -306,6 +303,17 @@ class DurableLedger:
         """True if the position is one of this ledger, and the ledger holds all rows up to it."""
         with self.reading() as connection:
             return _holds(connection, position)
+
+    def check_contains(self, position: LedgerPosition) -> None:
+        """Raises LedgerError unless the ledger contains a position that was read before."""
+        if not self.contains(position):
+            raise self._another()
+
+    def _another(self) -> LedgerError:
+        return LedgerError(
+            f"{self.path} is not the ledger that was read before, or an older copy: put that file "
+            "back"
+        )
 
     def facts(self) -> dict[str, Any]:
         """The settings with which the ledger was made."""
