@@ -3,7 +3,7 @@ read the same row."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from types import SimpleNamespace, new_class
@@ -13,7 +13,7 @@ import numpy as np
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from discreet.dpsgd.one_index import identity
+from discreet.dpsgd.one_index import identity, is_of_datasets, selected_rows
 from discreet.dpsgd.row_reads import TensorReads, held_by, table_reads
 from discreet.dpsgd.row_stand_ins import ROWS, rows_at, stripped
 
@@ -55,7 +55,7 @@ class ItemWatch:
     series, would count several times in a sum. It sees reads of the data set by itself, of data
     sets in its attributes, of pandas' tables and PyTorch's tensors that its methods can reach, and
     of lists, dictionaries and arrays in its attributes, also one level down. It does not see rows
-    that are read from files.
+    that are read from files, nor what an item leaves for later ones (`own_example.py`).
 
     `owners`: the owner of each item; items of one owner may share rows.
     """
@@ -82,6 +82,9 @@ class ItemWatch:
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
         self._begin()
+
+    def __len__(self) -> int:
+        return len(self.dataset)
 
     def __getitem__(self, position: int) -> Any:
         """An item. Raises ValueError: it was made from several rows, or from one of another
@@ -196,13 +199,16 @@ class ItemWatch:
 
     def _stand_in(self, dataset: Any) -> Any:
         kind: Any = type(dataset)
-        count = len(dataset)
-        self._lengths.add(count)
-        key = ("data", identity(dataset))
+        self._lengths.add(len(dataset))
+        note = self._noting(dataset)
 
         def get_item(stand_in: Any, index: Any) -> Any:
-            self._note(key, index, count)
+            note(index)
             return kind.__getitem__(stand_in, index)
+
+        def iterate(stand_in: Any) -> Any:
+            note(slice(None))
+            return kind.__iter__(stand_in)
 
         def get_attribute(stand_in: Any, name: str) -> Any:
             value = kind.__getattribute__(stand_in, name)
@@ -217,6 +223,8 @@ class ItemWatch:
             "__qualname__": kind.__qualname__,
             "__del__": lambda _: None,  # the data set itself is still there
         }
+        if hasattr(kind, "__iter__"):
+            names["__iter__"] = iterate
         try:
             made: Any = object.__new__(
                 new_class(kind.__name__, (kind,), {}, lambda body: body.update(names))
@@ -227,8 +235,21 @@ class ItemWatch:
             return dataset
         return made
 
+    def _noting(self, dataset: Any) -> Callable[[Any], None]:
+        """A function that notes the rows at an index of a data set."""
+        count = len(dataset)
+        selected = selected_rows(dataset)
+        if selected is None:
+            key = "data", identity(dataset)
+            return lambda index: self._note(key, index, count)
+        rows = selected
+        held = dataset._data
+        return lambda index: self._note(
+            ("data", id(held)), rows[sorted(rows_at(index, count))], len(held)
+        )
+
     def _attribute(self, value: Any, place: tuple[object, object]) -> Any:
-        if isinstance(value, Dataset):
+        if isinstance(value, Dataset) or is_of_datasets(value):
             return self._watched(value)
         if type(value) is SimpleNamespace:
             held = vars(value).items()

@@ -58,6 +58,10 @@ def _places(dataset: Any, leaves: dict[object, int]) -> tuple[Numbers, Numbers]:
     if type(dataset) is ConcatDataset:
         parts = [_places(part, leaves) for part in dataset.datasets]
         return np.concatenate([one for one, _ in parts]), np.concatenate([two for _, two in parts])
+    selected = selected_rows(dataset)
+    if selected is not None:
+        number = leaves.setdefault(id(dataset._data), len(leaves))
+        return np.full(len(selected), number), selected
     count = len(dataset)
     number = leaves.setdefault(identity(dataset), len(leaves))
     rows = np.arange(count, dtype=np.int64)
@@ -67,6 +71,18 @@ def _places(dataset: Any, leaves: dict[object, int]) -> tuple[Numbers, Numbers]:
             [known.setdefault(_memory(item, at), at) for at, item in enumerate(dataset)], np.int64
         )
     return np.full(count, number, dtype=np.int64), rows
+
+
+def is_of_datasets(value: Any) -> bool:
+    """True for a data set of Hugging Face's datasets."""
+    return type(value).__module__ == "datasets.arrow_dataset"
+
+
+def selected_rows(dataset: Any) -> Numbers | None:
+    """The rows of a data set of Hugging Face's `datasets` after `select` or `shuffle`."""
+    if not is_of_datasets(dataset) or dataset._indices is None:
+        return None
+    return np.asarray(dataset._indices.column(0), dtype=np.int64)
 
 
 def identity(dataset: Any) -> object:

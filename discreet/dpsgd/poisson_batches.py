@@ -6,13 +6,11 @@ from __future__ import annotations
 
 import logging
 import os
-import random
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeVar, cast
 
-import numpy as np
 import torch
 from torch import Tensor, distributed, nn
 from torch.utils._pytree import tree_leaves, tree_map
@@ -30,16 +28,12 @@ from discreet.dpsgd.one_index import check_one_index
 from discreet.ledger.budget import BudgetSpent
 from discreet.ledger.charges import LedgerError
 from discreet.per_example.graphs import Graphs
-from discreet.per_example.objective import Tree, as_tree, batches_in, count_of, rows_of
-from discreet.per_example.trial import differ, is_same
+from discreet.per_example.objective import Tree, as_tree, batches_in, rows_of
 from discreet.privacy.owner_rows import OwnerRows, owner_rows
 from discreet.privacy.private import Private
 from discreet.privacy.randomness import RandomSource
 from discreet.privacy.step_draws import step_batch
 
-# examples and draws by which a collate_fn is tried
-_TRIED = 5
-_SEEDS = 16
 _WORKERS = (
     "num_workers",
     "prefetch_factor",
@@ -108,16 +102,19 @@ class ExampleReader:
             raise ValueError("dataset must have at least one example")
         object.__setattr__(self, "_items", data if self._is_table else _watched(data))
         if self.collate is not None:
-            count = len(self.dataset)
-            places = range(0, count, max(1, count // _TRIED))[:_TRIED]
-            _check_collate(self.collate, [self._items[place] for place in places])
+            from discreet.dpsgd.own_example import check_collate  # default_collate mixes nothing
+
+            check_collate(self._joined, self._items)
 
     def check_items(self, owners: Sequence[object] | None) -> None:
         """Raises ValueError if an example stands at several indices, of different owners, given by
         their keys. From now on items of one owner may share rows."""
         check_one_index(self.dataset, owners)
         if not self._is_table:
+            from discreet.dpsgd.own_example import check_nothing_left
+
             self._items.owners = owners
+            check_nothing_left(self.dataset, owners, self._joined)
 
     @property
     def _is_table(self) -> bool:
@@ -139,8 +136,11 @@ class ExampleReader:
             )
         # An empty batch has the shapes and types of a batch of one.
         examples = [self._items[position] for position in positions or [0]]
-        inputs, targets = _checked((self.collate or default_collate)(examples), len(examples))
+        inputs, targets = self._joined(examples)
         return rows_of(inputs, slice(0, len(positions))), rows_of(targets, slice(0, len(positions)))
+
+    def _joined(self, examples: list[Any]) -> Batch:
+        return _checked((self.collate or default_collate)(examples), len(examples))
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -279,90 +279,6 @@ def loaded(
 
 def _as_it_is(batch: Batch) -> Batch:
     return batch
-
-
-def _check_collate(collate: Collate, examples: list[Any]) -> None:
-    """Raises ValueError if a row of collate's batch depends on several examples. Rows may change
-    their order, and padding to the longest example is allowed: only batches of the same shape are
-    compared."""
-    drawn = [_seeded(collate, examples, seed=seed) for seed in range(_SEEDS)]
-    if _strangers(drawn[0], _seeded(collate, examples, seed=0)):
-        raise ValueError(
-            "collate_fn: it draws random numbers that the seeds of torch, random and numpy do "
-            "not repeat"
-        )
-    draws = any(_strangers(drawn[0], other) for other in drawn)
-    mixes = False
-    for place in range(len(examples) if len(examples) > 1 else 0):
-        before = examples[:place]
-        after = examples[place + 1 :]
-        if draws:  # for fewer examples it would draw other numbers
-            changed = [*before, tree_map(_changed, examples[place]), *after]
-            found = (
-                _strangers(_seeded(collate, changed, seed=seed), drawn[seed])
-                for seed in range(_SEEDS)
-            )
-            mixes = mixes or max(found) > 1
-        else:
-            mixes = mixes or _strangers(_seeded(collate, before + after, seed=0), drawn[0]) > 0
-    if mixes:
-        raise ValueError(
-            "collate_fn: a row of the batch depends on several examples: make each row from its "
-            "own example"
-        )
-
-
-def _seeded(collate: Collate, examples: list[Any], *, seed: int) -> Batch:
-    """A batch made with seeded generators, which are restored afterwards."""
-    states = random.getstate(), np.random.get_state()
-    with torch.random.fork_rng(devices=[]):
-        torch.default_generator.manual_seed(seed)
-        random.seed(seed)
-        np.random.seed(seed)
-        try:
-            return _checked(collate(list(examples)), len(examples))
-        finally:
-            random.setstate(states[0])
-            np.random.set_state(states[1])
-
-
-def _strangers(some: Batch, among: Batch) -> int:
-    """The number of rows of a batch that are not in another one; 0 for batches of different
-    shapes."""
-    shapes = [
-        [each.shape[1:] for each in batches_in(batch) if isinstance(each, Tensor)]
-        for batch in (some, among)
-    ]
-    if shapes[0] != shapes[1]:
-        return 0
-
-    def rows(batch: Batch) -> list[list[Tensor]]:
-        return [tree_leaves(rows_of(batch, [place])) for place in range(count_of(batch))]
-
-    def alike(one: Tensor, other: Tensor) -> bool:
-        if one.is_floating_point():
-            return not differ(one, other)
-        return is_same(one, other)
-
-    wanted = rows(among)
-    return sum(not any(all(map(alike, row, each)) for each in wanted) for row in rows(some))
-
-
-def _changed(value: Any) -> Any:
-    """Other values of the same kind and shape. Single whole numbers, and values that are not
-    numbers, are not changed."""
-    if isinstance(value, float):
-        return 0.5 * value + 0.125
-    if not isinstance(value, Tensor | np.ndarray):
-        return value
-    changed = torch.as_tensor(value)
-    if changed.is_floating_point():
-        changed = 0.5 * changed + 0.125
-    elif changed.dim():
-        changed = changed.flip(0)
-    if isinstance(value, Tensor):
-        return changed
-    return changed.numpy()
 
 
 def _checked(batch: Any, count: int) -> Batch:

@@ -17,10 +17,11 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves
 
+from discreet.dpsgd.row_stand_ins import array_noting
 from discreet.layers.functions import called_inside, function_of, words
 from discreet.layers.refusals import CONFUSED
 
-Noted = Callable[[object, Any, int], None]  # the holder's key, an index of its rows, and its length
+Noted = Callable[..., None]  # the holder's key, an index of its rows, and its length
 # Functions whose results are some of the rows, and those that read nothing or keep all rows apart.
 _SELECTING = words(
     "getitem index_select take take_along_dim gather masked_select narrow narrow_copy select "
@@ -149,37 +150,31 @@ class TensorReads(TorchFunctionMode):
 
 @contextmanager
 def table_reads(tables: list[Any], note: Noted) -> Iterator[None]:
-    """A context in which reads of rows of pandas' tables are noted; the columns of a table have its
-    rows, by its index."""
+    """A context in which reads of rows of pandas' tables are noted, also of their columns, and of
+    what is computed of them and has their rows."""
     if not tables:
         yield
         return
     pandas: Any = sys.modules["pandas"]
-    indices = {id(table.index) for table in tables}
-    frame: Any = pandas.DataFrame()
-    kinds = {type(getattr(frame, name)): name for name in ("iloc", "iat", "loc", "at")}
     replaced = list[tuple[Any, str, Any]]()
 
-    def replace(kind: Any, name: str, rows: Callable[[Any, Any], Any]) -> None:
-        real = getattr(kind, name)
-
-        def noted(self: Any, *args: Any, **named: Any) -> Any:
-            table = getattr(self, "obj", self)
-            if id(table.index) in indices:
-                note(id(table.index), rows(table, args[0] if args else None), len(table))
-            return real(self, *args, **named)
-
+    def replace(kind: Any, name: str, made: Callable[[Any], Any]) -> None:
         replaced.append((kind, name, vars(kind).get(name)))
-        setattr(kind, name, noted)
+        setattr(kind, name, made(getattr(kind, name)))
 
-    for kind, name in kinds.items():
-        replace(kind, "__getitem__", _placed if name.startswith("i") else _labelled)
-    replace(pandas.Series, "__getitem__", _labelled)
+    reads = _Reads([table.index for table in tables], note)
+    frame = pandas.DataFrame()
+    for name in ("iloc", "iat", "loc", "at"):
+        rows = _placed if name.startswith("i") else _labelled
+        replace(type(getattr(frame, name)), "__getitem__", partial(reads.by_index, rows))
+    replace(pandas.Series, "__getitem__", partial(reads.by_index, _labelled))
     for kind in (pandas.DataFrame, pandas.Series):
-        replace(kind, "take", _placed)
+        replace(kind, "take", partial(reads.by_index, _placed))
+        replace(kind, "to_numpy", reads.as_array)
+        replace(kind, "values", lambda real: property(reads.as_array(real.fget)))
         for name in _SUMMARIES:
             if hasattr(kind, name):
-                replace(kind, name, lambda table, _: slice(None))
+                replace(kind, name, partial(reads.by_index, lambda table, _: slice(None)))
     try:
         yield
     finally:
@@ -188,6 +183,45 @@ def table_reads(tables: list[Any], note: Noted) -> Iterator[None]:
                 delattr(kind, name)
             else:
                 setattr(kind, name, before)
+
+
+class _Reads:
+    """Methods of pandas' tables that note what they read of the rows with some `indices`."""
+
+    def __init__(self, indices: list[Any], note: Noted) -> None:
+        self.indices = indices
+        self.note = note
+
+    def key(self, table: Any) -> object:
+        """What names the rows of a table; None for other rows. Columns have views of its index."""
+        index = getattr(table, "index", None)
+        return next((id(each) for each in self.indices if each.is_(index)), None)
+
+    def by_index(self, rows: Callable[[Any, Any], Any], real: Any) -> Any:
+        """A method that notes the rows of its first argument, if it leaves rows out."""
+
+        def noted(self: Any, *args: Any, **named: Any) -> Any:
+            result = real(self, *args, **named)
+            table = getattr(self, "obj", self)
+            key = reads.key(table)
+            if key is not None and reads.key(result) != key:
+                reads.note(key, rows(table, args[0] if args else None), len(table))
+            return result
+
+        reads = self
+        return noted
+
+    def as_array(self, real: Any) -> Any:
+        """A method whose result is an array that notes its reads."""
+
+        def noted(table: Any, *args: Any, **named: Any) -> Any:
+            result = real(table, *args, **named)
+            key = self.key(table)
+            if key is None or not isinstance(result, np.ndarray):
+                return result
+            return array_noting(result, partial(self.note, key, count=len(table)))
+
+        return noted
 
 
 def _placed(table: Any, key: Any) -> Any:

@@ -125,6 +125,13 @@ class _Array(np.ndarray[Any, Any]):
         return result
 
 
+def array_noting(value: Any, noted: Noted) -> Any:
+    """An array that notes what is read of its rows."""
+    made = value.view(_Array)
+    made.noted = noted
+    return made
+
+
 def _plain(value: Any) -> Any:
     return value.view(np.ndarray) if isinstance(value, _Array) else value
 

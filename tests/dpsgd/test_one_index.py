@@ -7,6 +7,7 @@ import types
 from collections.abc import Callable
 from typing import Any
 
+import datasets
 import numpy as np
 import pandas as pd
 import pytest
@@ -27,6 +28,7 @@ COUNT = 60
 X = torch.randn(COUNT, 6, generator=DRAWS)
 Y = torch.randint(0, 3, (COUNT,), generator=DRAWS)
 FRAME = pd.DataFrame(X.numpy()).assign(y=Y.numpy())
+HUGGING_FACE = datasets.Dataset.from_dict({"x": X.tolist(), "y": Y.tolist()})
 SERIES = torch.randn(COUNT + 5, generator=DRAWS)
 
 
@@ -150,6 +152,10 @@ SHARED = {
     "base[i % n], a table": Of(
         lambda self, i: (self.df.iloc[i % 20].to_numpy(), 0), df=FRAME[:20].copy()
     ),
+    "base[i % n], a column": Of(lambda self, i: (X[i], self.y.iloc[i % 20]), y=FRAME["y"][:20]),
+    "rows that are selected twice": Of(
+        lambda self, i: (self.hf[i]["x"], 0), hf=HUGGING_FACE.select([*range(40), *range(20)])
+    ),
     "base[i % n], a list": Of(lambda self, i: self.rows[i % 20], rows=list(PAIRS)[:20]),
     "an index list with repeats": Of(
         lambda self, i: (X[self.order[i]], 0), order=[*range(50), *range(10)]
@@ -221,6 +227,13 @@ HONEST = {
     "a table by labels": Of(
         lambda self, i: (self.df.loc[f"p{i}"].to_numpy()[:6], self.df.at[f"p{i}", "y"]),
         df=FRAME.set_index(pd.Index([f"p{place}" for place in range(COUNT)])),
+    ),
+    "values of a table": Of(lambda self, i: (FRAME.values[i, :6], FRAME["y"].to_numpy()[i])),
+    "a table's columns": Of(
+        lambda self, i: (FRAME.iloc[:, :6].iloc[i].to_numpy(), FRAME.loc[:, "y"].iloc[i])
+    ),
+    "Hugging Face's rows": Of(
+        lambda self, i: (self.hf[i]["x"], self.hf[i]["y"]), hf=HUGGING_FACE.shuffle(seed=4)
     ),
     "a dictionary of columns": Of(
         lambda self, i: (self.d["x"][i], self.d["y"][i]), d={"x": X.numpy(), "y": Y}
@@ -314,6 +327,20 @@ MIXED: dict[str, Any] = {
     "a mean": Of(lambda self, i: X[i] - X.mean(0)),
     "a mean of an array": Of(lambda self, i: self.x[i] - self.x.mean(0), x=X.numpy()),
     "a mean of a table": Of(lambda self, i: FRAME.iloc[i] - FRAME.mean()),
+    "a column of a table": Of(
+        lambda self, i: self.df["y"].iloc[i] + self.df["y"].iloc[partner(i)], df=FRAME
+    ),
+    "a mean of a column": Of(lambda self, i: X[i] - FRAME[0].mean()),
+    "columns of a table": Of(lambda self, i: (2 * FRAME[[0, 1]]).loc[partner(i), 0] + FRAME[0][i]),
+    "values": Of(lambda self, i: self.df.values[i] + self.df.values[partner(i)], df=FRAME),
+    "to_numpy": Of(lambda self, i: FRAME[0].to_numpy()[[i, partner(i)]]),
+    "a mean of values": Of(lambda self, i: FRAME.values[i] - FRAME.to_numpy().mean(0)),
+    "Hugging Face's rows": Of(
+        lambda self, i: self.hf[i]["y"] + self.hf[partner(i)]["y"], hf=HUGGING_FACE
+    ),
+    "Hugging Face's columns": Of(
+        lambda self, i: self.hf[i]["y"] - sum(self.hf["y"]), hf=HUGGING_FACE
+    ),
 }
 
 

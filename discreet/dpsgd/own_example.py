@@ -1,0 +1,257 @@
+"""Checks that a row of a batch follows from its own example alone: from none that are joined with
+it, and from none that were read before it, as with a running mean."""
+
+from __future__ import annotations
+
+import random
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from copy import copy, deepcopy
+from types import MethodType
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils._pytree import tree_leaves, tree_map
+
+from discreet.per_example.objective import Tree, batches_in, count_of, rows_of
+from discreet.per_example.trial import differ, is_same
+
+Batch = tuple[Tree, Tree]
+Triple = tuple[int, int, int]  # two items, and one that is read after either
+Join = Callable[[list[Any]], Batch]  # a batch of examples
+# examples and draws by which a collate_fn is tried
+_TRIED = 5
+_SEEDS = 16
+_PAIRS = 8  # of items, one read before another one
+# A coin thrown for each item looks like a dependence in a quarter of the repetitions.
+_REPETITIONS = 15
+_MOST_ENTRIES = 1024  # of a container that is copied
+_MOST_NUMBERS = 2**18  # of a tensor or an array that is copied: larger ones are rows
+_DEPTH = 6
+_CONTAINERS = (list, tuple, dict, set, deque)
+_GENERATORS = (random.Random, np.random.Generator, np.random.RandomState, torch.Generator)
+
+
+def check_collate(join: Join, items: Any) -> None:
+    """Raises ValueError if a row of a batch depends on several of its examples. Rows may change
+    their order, and padding to the longest example is allowed: only batches of the same shape are
+    compared."""
+    count = len(items)
+    examples = [items[place] for place in range(0, count, max(1, count // _TRIED))[:_TRIED]]
+    drawn = [_joined(join, examples, seed=seed) for seed in range(_SEEDS)]
+    if _strangers(drawn[0], _joined(join, examples, seed=0)):
+        raise ValueError(
+            "collate_fn: it draws random numbers that the seeds of torch, random and numpy do "
+            "not repeat"
+        )
+    draws = any(_strangers(drawn[0], other) for other in drawn)
+    mixes = False
+    for place in range(len(examples) if len(examples) > 1 else 0):
+        before = examples[:place]
+        after = examples[place + 1 :]
+        if draws:  # for fewer examples it would draw other numbers
+            changed = [*before, tree_map(_changed, examples[place]), *after]
+            found = (
+                _strangers(_joined(join, changed, seed=seed), drawn[seed]) for seed in range(_SEEDS)
+            )
+            mixes = mixes or max(found) > 1
+        else:
+            mixes = mixes or _strangers(_joined(join, before + after, seed=0), drawn[0]) > 0
+    if mixes:
+        raise ValueError(
+            "collate_fn: a row of the batch depends on several examples: make each row from its "
+            "own example"
+        )
+
+
+@contextmanager
+def _seeded(seed: int) -> Iterator[None]:
+    """A context in which the generators are seeded; they are as before afterwards."""
+    states = random.getstate(), np.random.get_state()
+    with torch.random.fork_rng(devices=[]):
+        torch.default_generator.manual_seed(seed)
+        random.seed(seed)
+        np.random.seed(seed)
+        try:
+            yield
+        finally:
+            random.setstate(states[0])
+            np.random.set_state(states[1])
+
+
+def _joined(join: Join, examples: list[Any], *, seed: int) -> Batch:
+    with _seeded(seed):
+        return join(list(examples))
+
+
+def _strangers(some: Batch, among: Batch) -> int:
+    """The number of rows of a batch that are not in another one; 0 for batches of different
+    shapes."""
+    shapes = [
+        [each.shape[1:] for each in batches_in(batch) if isinstance(each, Tensor)]
+        for batch in (some, among)
+    ]
+    if shapes[0] != shapes[1]:
+        return 0
+
+    def rows(batch: Batch) -> list[list[Tensor]]:
+        return [tree_leaves(rows_of(batch, [place])) for place in range(count_of(batch))]
+
+    def alike(one: Tensor, other: Tensor) -> bool:
+        if one.is_floating_point():
+            return not differ(one, other)
+        return is_same(one, other)
+
+    wanted = rows(among)
+    return sum(not any(all(map(alike, row, each)) for each in wanted) for row in rows(some))
+
+
+def _changed(value: Any) -> Any:
+    """Other values of the same kind and shape. Single whole numbers, and values that are not
+    numbers, are not changed."""
+    if isinstance(value, float):
+        return 0.5 * value + 0.125
+    if not isinstance(value, Tensor | np.ndarray):
+        return value
+    changed = torch.as_tensor(value)
+    if changed.is_floating_point():
+        changed = 0.5 * changed + 0.125
+    elif changed.dim():
+        changed = changed.flip(0)
+    if isinstance(value, Tensor):
+        return changed
+    return changed.numpy()
+
+
+def check_nothing_left(dataset: Any, owners: Sequence[object] | None, join: Join) -> None:
+    """Raises ValueError if an item depends on those read before it, of other `owners`.
+
+    It is looked for in copies of the data set. What is kept in large tensors, or outside of the
+    data set's attributes, is not seen; nor is a data set whose copies can't be read.
+    """
+    is_found = False
+    with suppress(Exception):
+        is_found = _is_found(dataset, _triples(len(dataset), owners), join)
+    if is_found:
+        raise ValueError(
+            "dataset: an item depends on those read before it (a running mean, mixup with the last "
+            "item), and would carry them into batches that did not draw them: make an item of its "
+            "own index alone"
+        )
+
+
+def _is_found(dataset: Any, triples: list[Triple], join: Join) -> bool:
+    """True if items depend on those read before, each time: where random numbers are drawn in a way
+    that can't be repeated, items differ by chance."""
+    if not _depends(dataset, triples, join):
+        return False
+    same = [(one, one, place) for one, _, place in triples]
+    return all(
+        _depends(dataset, triples, join) and not _depends(dataset, same, join)
+        for _ in range(_REPETITIONS)
+    )
+
+
+def _triples(items: int, owners: Sequence[object] | None) -> list[Triple]:
+    """Different items in all places: an item that is read again may come from a cache."""
+    pairs = min(_PAIRS, items // 3)
+    drawn = iter(random.Random(20613).sample(range(items), 3 * pairs))
+    return [
+        (one, other, place)
+        for one, other, place in zip(drawn, drawn, drawn, strict=True)
+        if owners is None or owners[place] not in (owners[one], owners[other])
+    ]
+
+
+def _depends(dataset: Any, triples: list[Triple], join: Join) -> bool:
+    """True if an item differs between two copies of a data set, one of which read the first item of
+    each triple before it, and the other one the second."""
+    copies = _Copy(dataset), _Copy(dataset)
+    for seed, (*before, place) in enumerate(triples):
+        for copied, first in zip(copies, before, strict=True):
+            copied.read(first, join, seed)
+        copies[0].give_numbers(copies[1])
+        items = [copied.read(place, join, seed) for copied in copies]
+        if not all(map(_is_alike, *map(tree_leaves, items))):
+            return True
+    return False
+
+
+def _is_alike(one: Any, other: Any) -> bool:
+    return one is other is None or is_same(one, other)
+
+
+class _Copy:
+    """A copy of a data set, and of what it may change while it is read. Its rows are shared."""
+
+    def __init__(self, dataset: Any) -> None:
+        self._made = dict[int, Any]()  # by the identity of the original
+        self._numbers = list[Any]()  # its generators
+        self._dataset = self._copied(dataset, 0)
+
+    def read(self, place: int, join: Join, seed: int) -> Batch:
+        """The batch of one item."""
+        with _seeded(seed):
+            return join([self._dataset[place]])
+
+    def give_numbers(self, other: _Copy) -> None:
+        """Lets another copy draw the numbers that this one draws next."""
+        for mine, theirs in zip(self._numbers, other._numbers, strict=True):
+            if isinstance(mine, np.random.Generator):
+                theirs.bit_generator.state = mine.bit_generator.state
+            elif isinstance(mine, random.Random):
+                theirs.setstate(mine.getstate())
+            else:
+                theirs.set_state(mine.get_state())
+
+    def _copied(self, value: Any, depth: int) -> Any:
+        if id(value) not in self._made:
+            # The original is held, so that its identity stays its own.
+            self._made[id(value)] = self._new(value, depth), value
+        return self._made[id(value)][0]
+
+    def _new(self, value: Any, depth: int) -> Any:
+        kind = type(value)
+        if kind in _GENERATORS:
+            self._numbers.append(deepcopy(value))
+            return self._numbers[-1]
+        if isinstance(value, Tensor):
+            return value.detach().clone() if value.numel() <= _MOST_NUMBERS else value
+        if isinstance(value, np.ndarray):
+            return value.copy() if value.size <= _MOST_NUMBERS else value
+        if depth == _DEPTH:
+            return value
+        if kind is MethodType:
+            return MethodType(value.__func__, self._copied(value.__self__, depth + 1))
+        if kind in _CONTAINERS:
+            return self._entries(value, depth) if len(value) <= _MOST_ENTRIES else value
+        if not hasattr(value, "__dict__") or hasattr(kind, "__copy__"):
+            return value
+        return self._object(value, depth)
+
+    def _entries(self, value: Any, depth: int) -> Any:
+        """A copy of a container and of what it holds."""
+        made = copy(value)
+        if isinstance(value, dict):
+            made.update({key: self._copied(held, depth + 1) for key, held in value.items()})
+        elif isinstance(value, tuple):
+            made = tuple(self._copied(held, depth + 1) for held in value)
+        elif not isinstance(value, set):
+            made.clear()
+            made.extend(self._copied(held, depth + 1) for held in value)
+        return made
+
+    def _object(self, value: Any, depth: int) -> Any:
+        """A copy of an object that has attributes; itself if it can't be copied, as a lock."""
+        try:
+            made = copy(value)
+        except Exception:  # noqa: BLE001, whatever it is
+            return value
+        if made is not value:  # functions, classes and modules are their own copies
+            self._made[id(value)] = made, value
+            held = {name: self._copied(each, depth + 1) for name, each in vars(made).items()}
+            vars(made).update(held)
+        return made
