@@ -33,6 +33,7 @@ from discreet.data.csv_table import CsvTable
 from discreet.data.description import DESCRIPTION, read_description
 from discreet.data.targets import FolderError
 from discreet.run_files.whole_files import replace_file
+from discreet.settings.foreign_files import read_text
 from discreet.tables.owner_split import split_by_owner
 from discreet.tables.proposal import propose
 from discreet.tables.shared_description import Writing, adopted_text, read_shared, shared_text
@@ -204,7 +205,7 @@ def _say_cells(file: Path, write: bool) -> None:
         return
     table = csv_table(folder / description.file, description)
     cells = {name: column.to_pylist() for name, column in opened(table.path, description).items()}
-    text, names = completed(path.read_text(), table, cells, description.marks)
+    text, names = completed(read_text(path, FolderError), table, cells, description.marks)
     if names and write:
         replace_file(path, text.encode())
         print(f"{path} now describes {', '.join(names)}, which are unconfirmed")

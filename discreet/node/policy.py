@@ -187,7 +187,7 @@ def _policy_file(path: Path) -> dict[str, object]:
         form = "JSON"
     name = "the policy file"  # its path is the node's own
     with one_line(name, ConfigError):
-        text = path.read_text(encoding="utf-8")
+        text = path.read_text(encoding="utf-8-sig")  # Windows begins it with a mark
     with one_line(name, ConfigError, f"is not {form}"):
         read = parse(text)
     if not isinstance(read, dict):

@@ -43,9 +43,9 @@ def _reason(error: Exception) -> str:
 
 
 def read_text(path: Path, kind: type[ValueError], what: str = "can't be read") -> str:
-    """The text of a file in UTF-8. Raises `kind`."""
+    """The text of a file in UTF-8, without the mark that Windows begins one with. Raises `kind`."""
     with one_line(path, kind, what):
-        return path.read_text(encoding="utf-8")
+        return path.read_text(encoding="utf-8-sig")
 
 
 def read_toml(path: Path, kind: type[ValueError], what: str = "is not TOML") -> dict[str, Any]:

@@ -109,6 +109,13 @@ def test_a_byte_order_mark_is_found(encoding: str, tmp_path: Path) -> None:
     assert torch.equal(plain.train.inputs, marked.train.inputs)
 
 
+def test_a_description_that_windows_has_saved_is_read(tmp_path: Path) -> None:
+    plain = load_folder(str(write(tmp_path, ROWS)))
+    description = tmp_path / "data.toml"
+    description.write_bytes(TOML.replace("\n", "\r\n").encode("utf-8-sig"))
+    assert torch.equal(plain.train.inputs, load_folder(str(tmp_path)).train.inputs)
+
+
 @pytest.mark.parametrize(
     ("row", "said"),
     [

@@ -65,9 +65,10 @@ def test_a_policy_is_written_in_toml_as_a_guards_or_in_json(tmp_path: Path) -> N
     }
     found = []
     for name, text in written.items():
-        (tmp_path / name).write_text(text)
-        found.append(policy_from({"policy": str(tmp_path / name)}))
-    assert found == [ClientPolicy(max_epsilon=2.0, max_delta=1e-5, require=("example",))] * 2
+        for encoding in ("utf-8", "utf-8-sig"):  # the second is Windows' own
+            (tmp_path / name).write_text(text, encoding=encoding)
+            found.append(policy_from({"policy": str(tmp_path / name)}))
+    assert found == [ClientPolicy(max_epsilon=2.0, max_delta=1e-5, require=("example",))] * 4
     (tmp_path / "a.toml").write_text("max-epsilon = ")
     with pytest.raises(Refused, match="policy file is not TOML"):
         policy_from({"policy": str(tmp_path / "a.toml")})
