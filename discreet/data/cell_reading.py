@@ -82,6 +82,8 @@ def _hint(written: str, marks: Marks, unit: str) -> str:
         return ': write decimal = "," in data.toml, or thousands = "," if 1,234 is 1234'
     if THOUSANDS.fullmatch(written):
         return ": write it without thousands separators, or thousands in data.toml"
+    if marks.decimal == "," and re.fullmatch(r"[+-]?\d*\.\d+", written):
+        return ': numbers have a decimal comma here (decimal = ",")'
     if written and not written.isascii() and any(map(str.isdecimal, written)):
         return ": write it with the digits 0 to 9"
     if ABOVE.fullmatch(written):

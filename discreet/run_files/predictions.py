@@ -165,7 +165,8 @@ def read_inputs(
         description = description_for(path, saved, encoding)
         inputs, targets, ids = read_file(path, description, saved.shape, id_column=id_column)
     except FolderError as error:
-        if DESCRIPTION not in str(error) or saved.description is None:
+        is_for_predict = "`discreet predict`" in str(error)
+        if DESCRIPTION not in str(error) or is_for_predict or saved.description is None:
             raise
         raise FolderError(
             f"{error}. That is for the next model: this one reads by its model.json, so correct "

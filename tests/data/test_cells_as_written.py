@@ -88,6 +88,12 @@ def test_a_number_is_read_by_its_marks_alone_or_refused(
         assert encoded([cell], NUMBER, **marks) == [[round(number / 1000 - 1, 6)]]
 
 
+def test_a_decimal_point_beside_decimal_commas_is_told_as_that() -> None:
+    assert "have a decimal comma" in refusal(["8.5"], NUMBER, decimal=",")
+    assert "thousands" in refusal(["8.500"], NUMBER, decimal=",")
+    assert "kind = category" in refusal(["eight"], NUMBER, decimal=",")
+
+
 def test_several_formats_of_dates_are_declared_and_a_day_that_is_two_is_refused() -> None:
     facts = DATE | {"format": ["%d.%m.%Y", "%Y-%m-%d"]}
     same = encoded(["31.12.2021", "2021-12-31"], facts)
