@@ -59,7 +59,26 @@ STATEFUL = (
 
 
 @dataclass(frozen=True)
-class CentralGaussian:
+class UserNoise:
+    """The settings of a mechanism at user level; `CentralGaussian` says what they mean."""
+
+    run: ClientSettings = UNBOUND
+    clip: ClipConfig = CLIP
+    sizes: Sizes = PLANNED
+    _: KW_ONLY
+    noise_multiplier: float | None = None
+    target_epsilon: float | None = None
+    max_epsilon: float | None = None
+    delta: float = 1e-5
+    clipping: AdaptiveClipping | FixedClipping = field(default_factory=AdaptiveClipping)
+    accountant: str = PLD
+    noise: str = "grid"
+    too_noisy: str = "refuse"
+    guarantee: ClassVar[str] = USER
+
+
+@dataclass(frozen=True)
+class CentralGaussian(UserNoise):
     """Hides all data of one client from observers of the released models; the server is trusted.
 
     Guarantee: for neighbouring cohorts that differ in one client, the sum before noise differs by
@@ -88,19 +107,6 @@ class CentralGaussian:
       too_noisy: "refuse" or "warn": the reaction to settings with which noise drives the model.
     """
 
-    run: ClientSettings = UNBOUND
-    clip: ClipConfig = CLIP
-    sizes: Sizes = PLANNED
-    _: KW_ONLY
-    noise_multiplier: float | None = None
-    target_epsilon: float | None = None
-    max_epsilon: float | None = None
-    delta: float = 1e-5
-    clipping: AdaptiveClipping | FixedClipping = field(default_factory=AdaptiveClipping)
-    accountant: str = PLD
-    noise: str = "grid"
-    too_noisy: str = "refuse"
-    guarantee: ClassVar[str] = USER
     charged_at: ClassVar[frozenset[str]] = frozenset((SERVER,))
 
     def _cohorts(self) -> tuple[str, str]:

@@ -10,17 +10,18 @@ McKenna, Upadhyay and Lampert 2025 (arXiv 2505.12128).
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import KW_ONLY, dataclass, field, replace
+from dataclasses import KW_ONLY, dataclass, replace
 from functools import lru_cache
 from typing import TYPE_CHECKING, ClassVar
 
 from discreet.accounting.correlation import Turns, best_bandwidth
-from discreet.accounting.events import ACCOUNTANTS, BSR, NONE, PLD, SQRT, poisson_round_event
+from discreet.accounting.events import ACCOUNTANTS, BSR, NONE, SQRT, poisson_round_event
 from discreet.ledger.charges import LedgerError
 from discreet.mechanisms.central_gaussian import (
     ASKED_BEFORE,
     OF_ANOTHER_APP,
     REPORTED,
+    UserNoise,
     noise_of,
     protected,
     user_price_settings,
@@ -33,10 +34,6 @@ from discreet.mechanisms.mechanism import (
     Statement,
 )
 from discreet.mechanisms.round_state import Released
-from discreet.settings.adjacency import USER
-from discreet.settings.client_settings import UNBOUND, ClientSettings
-from discreet.settings.clip_choice import CLIP, AdaptiveClipping, ClipConfig, FixedClipping
-from discreet.settings.privacy import PLANNED, Sizes
 from discreet.settings.training import FLOWER_APP
 
 if TYPE_CHECKING:
@@ -55,7 +52,7 @@ SPREAD = 4.0
 
 
 @dataclass(frozen=True)
-class CorrelatedNoise:
+class CorrelatedNoise(UserNoise):
     """Hides all data of one client from observers of the released models, even if they see which
     clients are asked; the server is trusted.
 
@@ -79,22 +76,10 @@ class CorrelatedNoise:
       bandwidth: of bsr and bisr; None for that of the least noise on the running sum.
     """
 
-    run: ClientSettings = UNBOUND
-    clip: ClipConfig = CLIP
-    sizes: Sizes = PLANNED
     _: KW_ONLY
-    noise_multiplier: float | None = None
-    target_epsilon: float | None = None
-    max_epsilon: float | None = None
-    delta: float = 1e-5
-    clipping: AdaptiveClipping | FixedClipping = field(default_factory=AdaptiveClipping)
-    accountant: str = PLD
-    noise: str = "grid"
-    too_noisy: str = "refuse"
     groups: int | None = None
     correlation: str = BSR
     bandwidth: int | None = None
-    guarantee: ClassVar[str] = USER
     charged_at: ClassVar[frozenset[str]] = frozenset((SERVER,))
 
     def statement(self) -> Statement:

@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import KW_ONLY, dataclass, field, replace
+from dataclasses import KW_ONLY, dataclass, replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from discreet.accounting.events import RDP
 from discreet.mechanisms.central_gaussian import (
+    UserNoise,
     count_stddev,
     noise_of,
     protected,
@@ -34,9 +35,9 @@ from discreet.mechanisms.mechanism import (
     Unreachable,
 )
 from discreet.mechanisms.round_state import Released
-from discreet.settings.adjacency import ADD_OR_REMOVE, EXAMPLE, OF_OWNERS, USER
-from discreet.settings.client_settings import UNBOUND, ClientSettings
-from discreet.settings.clip_choice import CLIP, AdaptiveClipping, ClipConfig, FixedClipping
+from discreet.settings.adjacency import ADD_OR_REMOVE, EXAMPLE, OF_OWNERS
+from discreet.settings.client_settings import ClientSettings
+from discreet.settings.clip_choice import CLIP, ClipConfig
 from discreet.settings.privacy import PLANNED, Sizes
 from discreet.settings.rules import ConfigError
 
@@ -115,7 +116,7 @@ def configured_noise(vector: SecureSum) -> float:
 
 
 @dataclass(frozen=True)
-class MaskedGaussian:
+class MaskedGaussian(UserNoise):
     """Hides all data of one client from everybody. The server is not trusted; at least n - c
     clients are.
 
@@ -137,22 +138,11 @@ class MaskedGaussian:
       threshold: the number of nodes whose shares open a sum; None for the smallest safe number.
     """
 
-    run: ClientSettings = UNBOUND
-    clip: ClipConfig = CLIP
-    sizes: Sizes = PLANNED
     _: KW_ONLY
-    noise_multiplier: float | None = None
-    target_epsilon: float | None = None
-    max_epsilon: float | None = None
-    delta: float = 1e-5
-    clipping: AdaptiveClipping | FixedClipping = field(default_factory=AdaptiveClipping)
     accountant: str = RDP
-    noise: str = "grid"
-    too_noisy: str = "refuse"
     dropouts: int = 1
     colluding: int = 1
     threshold: int | None = None
-    guarantee: ClassVar[str] = USER
     charged_at: ClassVar[frozenset[str]] = frozenset((SERVER, CLIENTS))
 
     def statement(self) -> Statement:
