@@ -188,7 +188,7 @@ def _say_cells(file: Path, write: bool) -> None:
     from discreet.data.folder import csv_table, opened
     from discreet.tables.cell_counts import cell_counts, readings_of
     from discreet.tables.completion import completed
-    from discreet.tables.hints import hints
+    from discreet.tables.hints import copies_hint, hints
 
     folder = file.parent
     path = folder / DESCRIPTION
@@ -219,3 +219,6 @@ def _say_cells(file: Path, write: bool) -> None:
     if not any(each.wrong for each in counts):
         for hint in hints(description, cells, readings):
             print(hint)
+        copies = copies_hint(description, cells, table.place_of)
+        if copies:
+            print(copies)

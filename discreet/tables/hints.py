@@ -1,10 +1,10 @@
-"""Hints about columns that may not be worth an input: constant, different in every row, or too good
-to be true. They are read from the data, and are not private."""
+"""Hints about rows that may be copies, and about columns that may not be worth an input: constant,
+different in every row, or too good to be true. They are read from the data, and are not private."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -16,6 +16,7 @@ from discreet.data.encoding import Reading
 
 MANY_ROWS = 20  # with fewer a hint is likely chance
 SEPARATED = 0.995  # the share of rows whose class one column alone tells
+COPIES = 10  # times as many pairs of equal rows as among independent columns, at least
 
 
 def hints(
@@ -42,6 +43,38 @@ def hints(
             )
 
 
+def copies_hint(
+    description: DataDescription,
+    table: Mapping[str, Sequence[Any]],
+    place_of: Callable[[int], str],
+) -> str:
+    """A sentence on equal rows of a table without owners, if they are more than chance explains;
+    else nothing. `place_of`: the words for a row."""
+    if description.owner is not None:
+        return ""
+    names = [*(column.in_file for column in description.columns), str(description.target)]
+    cells = np.stack([_numbered(table[name]) for name in names if name in table], axis=1)
+    rows = len(cells)
+    _, first, numbers, counts = np.unique(
+        cells, axis=0, return_index=True, return_inverse=True, return_counts=True
+    )
+    pairs = (counts * (counts - 1)).sum() / 2
+    equal = [((np.bincount(column) / rows) ** 2).sum() for column in cells.T]
+    if rows - len(counts) < 2 or pairs < COPIES * np.prod(equal) * rows * (rows - 1) / 2:
+        return ""
+    earlier = first[numbers.ravel()].tolist()
+    at = next(row for row in range(rows) if earlier[row] != row)
+    return (
+        f"{place_of(earlier[at])} and {place_of(at)} are equal, and {rows - len(counts)} rows in "
+        "all repeat an earlier one. If they are copies (an export that was appended twice, "
+        "oversampling), a person counts several times: take them out, or name the owner"
+    )
+
+
+def _numbered(cells: Sequence[Any]) -> np.ndarray[Any, Any]:
+    return np.unique([str(cell).strip() for cell in cells], return_inverse=True)[1]
+
+
 def _classes(
     description: DataDescription, table: Mapping[str, Sequence[Any]]
 ) -> np.ndarray[Any, Any] | None:
@@ -49,7 +82,7 @@ def _classes(
     cells = table.get(str(description.target), ())
     if len(cells) < MANY_ROWS or description.target_low is not None:
         return None
-    return np.unique([str(cell).strip() for cell in cells], return_inverse=True)[1]
+    return _numbered(cells)
 
 
 def _separates(values: np.ndarray[Any, Any], classes: np.ndarray[Any, Any]) -> bool:

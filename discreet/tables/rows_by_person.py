@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import io
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -37,8 +37,9 @@ def rows_by_person(
     rows at given positions as such a file.
 
     `table`: the file, with the separator and the encoding that hold if it is CSV. `id_column`: None
-    if each row is a person of its own. `ids`: EXACT or FOLDED, what two spellings of an id mean.
-    `encoding`: of what is written, if it is CSV.
+    if each row is a person of its own; equal rows are copies, and one person's.
+    `ids`: EXACT or FOLDED, what two spellings of an id mean. `encoding`: of what is written, if it
+    is CSV.
 
     Raises FolderError: the file can't be read, a row has no id, or two spellings may be one
     person's.
@@ -87,24 +88,33 @@ _Rows = tuple[Sequence[object], Content]
 def _csv(table: CsvTable, id_column: str | None, encoding: str) -> _Rows:
     names_in(table)  # refuses a file of one column, which may have another separator
     rows = [row for _, row in table.rows()]
-    cells: Sequence[object] = range(len(rows))
-    if id_column is not None:
+    if id_column is None:
+        cells = _first_places(map(tuple, rows))
+    else:
         where = column_place(id_column, table)
         cells = [row[where] for row in rows]
     return cells, lambda places: table.with_rows(rows[each] for each in places).encode(encoding)
 
 
+def _first_places(rows: Iterable[object]) -> list[object]:
+    """The first row that is equal to each one: copies of a row are one person's."""
+    first = dict[object, int]()
+    return [first.setdefault(row, at) for at, row in enumerate(rows)]
+
+
 def _jsonl(path: Path, id_column: str | None) -> _Rows:
-    text = read_text(path, FolderError).removeprefix("\ufeff")
+    text = read_text(path, FolderError)
     lines = [line for line in text.split("\n") if line.strip()]
-    cells = []
+    cells = list[object]()
     for row, line in enumerate(lines):
         found = None
         with suppress(ValueError, RecursionError):
             found = json.loads(line)
         if not isinstance(found, dict):
             raise FolderError(f"{path}, row {row + 1} is not a JSON object")
-        cells.append(row if id_column is None else found.get(id_column))
+        cells.append(None if id_column is None else found.get(id_column))
+    if id_column is None:
+        cells = _first_places(lines)
     return cells, lambda places: "".join(f"{lines[place]}\n" for place in places).encode()
 
 
@@ -127,7 +137,8 @@ def _parquet(path: Path, id_column: str | None) -> _Rows:
         return sink.getvalue()
 
     if id_column is None:
-        return range(len(table)), content_of
+        lines = zip(*[map(str, column.to_pylist()) for column in table.columns], strict=True)
+        return _first_places(lines), content_of
     if id_column not in columns:
         raise FolderError(f"{path} has no column {id_column}")
     return table.column(id_column).to_pylist(), content_of
@@ -153,7 +164,8 @@ def _npz(path: Path, id_column: str | None) -> _Rows:
         return sink.getvalue()
 
     if id_column is None:
-        return range(rows), content_of
+        bytes_of = [[row.tobytes() for row in values] for values in arrays.values()]
+        return _first_places(zip(*bytes_of, strict=True)), content_of
     if arrays[id_column].ndim != 1:
         raise FolderError(f"{path}: {id_column} must have one id per row")
     return arrays[id_column].tolist(), content_of

@@ -3,6 +3,7 @@ and a table that is corrected step by step."""
 
 from __future__ import annotations
 
+import random
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -241,6 +242,26 @@ def test_hints_name_columns_that_are_not_worth_an_input(
     out = capsys.readouterr().out
     assert said in out
     assert ("x " in out) == bool(said)
+
+
+def test_rows_that_are_copies_are_told_where_no_owner_is_named(
+    tmp_path: Path, capsys: Capture
+) -> None:
+    numbers = random.Random(30477)
+    rows = [f"{numbers.randrange(900)},{numbers.randrange(50)},{at % 2}" for at in range(60)]
+    appended = ["x,z,y", *rows, *rows[7:20]]
+    columns = "[columns]\nx = [0, 900]\nz = [0, 50]\n"
+    assert checked(tmp_path, appended, toml=columns) == 0
+    said = capsys.readouterr().out
+    assert "line 9 and line 62 are equal, and 13 rows in all repeat an earlier one" in said
+    assert "name the owner" in said
+    # few values each, so that people are equal by chance
+    coarse = [f"{numbers.randrange(3)},{numbers.randrange(4)},{at % 2}" for at in range(60)]
+    assert checked(tmp_path, ["x,z,y", *coarse], toml=columns) == 0
+    assert "equal" not in capsys.readouterr().out
+    owned = [f"{line},P{at % 60}" for at, line in enumerate(appended[1:])]
+    assert checked(tmp_path, ["x,z,y,who", *owned], toml=f'owner = "who"\n{columns}') == 0
+    assert "equal" not in capsys.readouterr().out
 
 
 def test_predict_reads_an_encoding_and_counts_what_the_model_reads_as_something_else(

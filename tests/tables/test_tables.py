@@ -144,6 +144,10 @@ def test_a_table_of_another_form_is_split_like_the_csv_file(
     counted = [[(part.rows, part.owners) for part in parts] for parts in made]
     assert counted[0] == counted[1]
     assert [part.path.name for part in made[1]] == [f"train.{form}", f"test.{form}"]
+    train, test = (
+        {*(tmp_path / name).read_text().split()[1:]} for name in ("train.csv", "test.csv")
+    )
+    assert not train & test  # copies of a row are in one part
 
 
 @pytest.mark.parametrize(
