@@ -108,9 +108,13 @@ class ExampleReader:
 
     def check_items(self, owners: Sequence[object] | None) -> None:
         """Raises ValueError if an example stands at several indices, of different owners, given by
-        their keys. From now on items of one owner may share rows."""
+        their keys. Copies of rows are logged. From now on items of one owner may share rows."""
         check_one_index(self.dataset, owners)
-        if not self._is_table:
+        if isinstance(self.dataset, TensorDataset) and self._is_table and owners is None:
+            from discreet.dpsgd.row_copies import say_copies
+
+            say_copies(self.dataset.tensors)
+        elif not self._is_table:
             from discreet.dpsgd.own_example import check_nothing_left
 
             self._items.owners = owners

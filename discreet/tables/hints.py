@@ -13,10 +13,10 @@ from discreet.data.columns import CATEGORY, TEXT
 from discreet.data.description import DataDescription
 from discreet.data.empty_cells import is_empty
 from discreet.data.encoding import Reading
+from discreet.privacy.repeated_rows import repeated_rows
 
 MANY_ROWS = 20  # with fewer a hint is likely chance
 SEPARATED = 0.995  # the share of rows whose class one column alone tells
-COPIES = 10  # times as many pairs of equal rows as among independent columns, at least
 
 
 def hints(
@@ -48,31 +48,22 @@ def copies_hint(
     table: Mapping[str, Sequence[Any]],
     place_of: Callable[[int], str],
 ) -> str:
-    """A sentence on equal rows of a table without owners, if they are more than chance explains;
-    else nothing. `place_of`: the words for a row."""
+    """A sentence on rows of a table without owners that may be copies; else nothing. `place_of`:
+    the words for a row."""
     if description.owner is not None:
         return ""
     names = [*(column.in_file for column in description.columns), str(description.target)]
-    cells = np.stack([_numbered(table[name]) for name in names if name in table], axis=1)
-    rows = len(cells)
-    _, first, numbers, counts = np.unique(
-        cells, axis=0, return_index=True, return_inverse=True, return_counts=True
-    )
-    pairs = (counts * (counts - 1)).sum() / 2
-    equal = [((np.bincount(column) / rows) ** 2).sum() for column in cells.T]
-    if rows - len(counts) < 2 or pairs < COPIES * np.prod(equal) * rows * (rows - 1) / 2:
+    columns = [[str(cell).strip() for cell in table[name]] for name in names if name in table]
+    rows = list(zip(*columns, strict=True))
+    found = repeated_rows([row[::2] for row in rows], [row[1::2] for row in rows])
+    if found is None:
         return ""
-    earlier = first[numbers.ravel()].tolist()
-    at = next(row for row in range(rows) if earlier[row] != row)
+    earlier, later, copies = found
     return (
-        f"{place_of(earlier[at])} and {place_of(at)} are equal, and {rows - len(counts)} rows in "
-        "all repeat an earlier one. If they are copies (an export that was appended twice, "
-        "oversampling), a person counts several times: take them out, or name the owner"
+        f"{place_of(earlier)} and {place_of(later)} are equal, and {copies} rows in all repeat an "
+        "earlier one. If they are copies (an export that was appended twice, oversampling), a "
+        "person counts several times: take them out, or name the owner"
     )
-
-
-def _numbered(cells: Sequence[Any]) -> np.ndarray[Any, Any]:
-    return np.unique([str(cell).strip() for cell in cells], return_inverse=True)[1]
 
 
 def _classes(
@@ -82,7 +73,7 @@ def _classes(
     cells = table.get(str(description.target), ())
     if len(cells) < MANY_ROWS or description.target_low is not None:
         return None
-    return _numbered(cells)
+    return np.unique([str(cell).strip() for cell in cells], return_inverse=True)[1]
 
 
 def _separates(values: np.ndarray[Any, Any], classes: np.ndarray[Any, Any]) -> bool:

@@ -190,6 +190,24 @@ def test_values_of_overlapping_windows_move_a_sum_by_a_clip_norm_each() -> None:
     assert float((sums[0] - sums[1]).norm()) > 2 * 0.01
 
 
+@pytest.mark.parametrize("kind", [torch.float32, torch.bfloat16])
+def test_rows_that_may_be_copies_are_told(
+    kind: torch.dtype, caplog: pytest.LogCaptureFixture
+) -> None:
+    once = X.to(kind)
+    more = torch.cat([once, once[10:25]]), torch.cat([Y, Y[10:25]])
+    said = "examples 10 and 60 are equal, and 15 in all repeat an earlier one"
+    loop(TensorDataset(once, Y))
+    assert "repeat" not in caplog.text
+    loop(TensorDataset(*more))
+    assert said in caplog.text
+    caplog.clear()
+    loop(TensorDataset(*more), owners=[*range(60), *range(10, 25)])
+    loop(TensorDataset(torch.cat([once, once[10:25]]), torch.cat([Y, (Y[10:25] + 1) % 3])))
+    loop(TensorDataset((X > 0).to(kind), Y))  # equal by chance
+    assert "repeat" not in caplog.text
+
+
 MEANS, WORDS = torch.randn(6, generator=DRAWS), [f"word {place}" for place in range(500)]
 VECTORS = torch.randn(500, 6, generator=DRAWS)
 TEXTS = [torch.randint(0, 500, (5,), generator=DRAWS) for _ in range(COUNT)]

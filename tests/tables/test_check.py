@@ -248,19 +248,23 @@ def test_rows_that_are_copies_are_told_where_no_owner_is_named(
     tmp_path: Path, capsys: Capture
 ) -> None:
     numbers = random.Random(30477)
-    rows = [f"{numbers.randrange(900)},{numbers.randrange(50)},{at % 2}" for at in range(60)]
-    appended = ["x,z,y", *rows, *rows[7:20]]
-    columns = "[columns]\nx = [0, 900]\nz = [0, 50]\n"
-    assert checked(tmp_path, appended, toml=columns) == 0
+
+    def rows(most: int) -> list[str]:
+        return [
+            ",".join(str(numbers.randrange(most)) for _ in "xzw") + f",{at % 2}" for at in range(60)
+        ]
+
+    columns = "[columns]\n" + "".join(f"{name} = [0, 900]\n" for name in "xzw")
+    once = rows(900)
+    appended = [*once, *once[7:20]]
+    assert checked(tmp_path, ["x,z,w,y", *appended], toml=columns) == 0
     said = capsys.readouterr().out
     assert "line 9 and line 62 are equal, and 13 rows in all repeat an earlier one" in said
-    assert "name the owner" in said
-    # few values each, so that people are equal by chance
-    coarse = [f"{numbers.randrange(3)},{numbers.randrange(4)},{at % 2}" for at in range(60)]
-    assert checked(tmp_path, ["x,z,y", *coarse], toml=columns) == 0
+    # few values in each column: people are equal by chance
+    assert checked(tmp_path, ["x,z,w,y", *rows(4)], toml=columns) == 0
     assert "equal" not in capsys.readouterr().out
-    owned = [f"{line},P{at % 60}" for at, line in enumerate(appended[1:])]
-    assert checked(tmp_path, ["x,z,y,who", *owned], toml=f'owner = "who"\n{columns}') == 0
+    owned = [f"{line},P{at % 60}" for at, line in enumerate(appended)]
+    assert checked(tmp_path, ["x,z,w,y,who", *owned], toml=f'owner = "who"\n{columns}') == 0
     assert "equal" not in capsys.readouterr().out
 
 
